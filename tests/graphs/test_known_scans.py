@@ -48,7 +48,7 @@ def test_a_simulated_scan_is_that_of_its_truth(tmp_path: Path, field: Any) -> No
         ({"position_error": -1.0}, "at least 0"),
         ({"phase": -1.0}, "in radians"),
         ({"fotons": 3}, "did you mean photons"),
-        ({"quality": 3}, "Write some of field, raster"),
+        ({"quality": 3}, "write one of field, raster"),
         ({"photons": "many"}, 'photons: "many" is not a number'),
     ],
 )

@@ -136,6 +136,8 @@ class JobKind:
     # parts that are stored anew then
     essentials: Callable[[dict[str, Any]], dict[str, Any]] = dict
     changes: Callable[[Mapping[str, Any]], Any] = lambda _: None
+    # refuses places of outputs under the kind's own keys, before any is looked at
+    check_places: Callable[[Any], None] = lambda _: None
     steps: Steps | None = None  # its steps, where it iterates
     revision: Revision | None = None  # part that may change while a run is not finished
 

@@ -54,6 +54,7 @@ def make_plan(
             "Leave it out, or start over with --fresh."
         )
     request = PlanRequest(fresh, same_input, probe, makes_folder, report)
+    kind.check_places(job)
     begun = begin(job, request)
     plan = _finish(kind.make_plan(job, begun, request), begun, request)
     _check_apart(plan)

@@ -90,7 +90,7 @@ class Computing(Generic[J]):
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What a kind of job decides of its plan; :func:`~halotile.graphs.plans.make.make_plan` adds what all plans have."""
+    """Decisions of a kind of job on its plan; :func:`~halotile.graphs.plans.make.make_plan` adds what all plans have."""
 
     # job with its number of workers decided, and the cluster: that of the job, or a better one where the job leaves
     # that open

@@ -95,7 +95,9 @@ def _choose(h5py: Any, file: Any, dataset: str | None) -> tuple[str, Any]:
 def _axis_name(dimension: Any) -> str:
     """The label of an axis, or else the name of its dimension scale, which is that of the dimension in netCDF-4."""
     name = dimension.label
-    with suppress(RuntimeError, KeyError, ValueError):  # the scale was deleted, or is in the file that this was copied from
+    with suppress(
+        RuntimeError, KeyError, ValueError
+    ):  # the scale was deleted, or is in the file that this was copied from
         name = name or (dimension[0].name if len(dimension) else None)
     return os.fsdecode(name or "").rpartition("/")[2]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.reconstruct.rules import CHECKS, OPERATOR_RULES
-from halotile.graphs.jobs.simulate.job import Simulation
+from halotile.graphs.jobs.simulate.job import Simulation, check_places
 from halotile.graphs.kinds.base import Figures, JobKind, Row
 from halotile.graphs.plans.rows import cost_rows, output_rows
 from halotile.graphs.rules.values import AtLeast, filled
@@ -47,6 +47,7 @@ KIND = JobKind(
     | {("output", key): AtLeast(1) for key in ("shard", "chunk")},
     rules=OPERATOR_RULES,
     how=("exact",),
+    check_places=check_places,
     makes_data=True,
     to_replace="output.overwrite: true (--overwrite of `recon-cli simulate`)",
 )

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import ClassVar, Literal, Self, get_args
 
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.kinds.sections import Job, Size
 from halotile.graphs.words import nearest
+from halotile.storage.disk.place import check_dots, check_parents
 from halotile.tasks.noise.simulated import Noise
 from halotile.tasks.options import Auto, ReadPath
+
+OTHER_FORMATS = (".npy", ".tif", ".tiff", ".h5", ".hdf5", ".png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +100,24 @@ class Simulation(Job):
         )
         moved = zip(self.operators, paths, strict=True)
         return replace(self, operators=tuple(replace(operator, data=path) for operator, path in moved))
+
+
+def check_places(job: Simulation) -> None:
+    """Refuse paths where a measurement cannot be written."""
+    used_by: dict[str, str] = {os.path.realpath(job.reference): "the reference"}
+    for number, choice in enumerate(job.operators):
+        key = f"operators[{number}].data"
+        if "://" in choice.data or Path(choice.data).suffix.lower() in OTHER_FORMATS:
+            better = Path(choice.data).with_suffix(".zarr").name
+            raise ConfigError(
+                f"{key} is {choice.data}: measurements are written as Zarr on a disk of this machine. Write {better}, say."
+            )
+        path = os.path.realpath(choice.data)
+        if path in used_by:
+            raise ConfigError(f"{key} is {choice.data}, and so is {used_by[path]}. Write another path.")
+        check_dots(choice.data, key)
+        check_parents(os.path.abspath(choice.data), key)
+        used_by[path] = key
 
 
 def simulation_of(job: Reconstruction, noise: NoiseChoice, *, overwrite: bool = False) -> Simulation:

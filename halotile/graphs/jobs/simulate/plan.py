@@ -39,7 +39,6 @@ from halotile.graphs.plans.resources.sizes import (
 )
 from halotile.graphs.plans.stages import Begun, compute_on
 from halotile.storage.arrays import Source, open_source, planes_last
-from halotile.storage.disk.place import check_dots, check_parents
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout, ShardWriter
 from halotile.storage.views import checked
@@ -83,7 +82,6 @@ class SimulateWork(Work):
 
 WINDOWS_AT_ONCE = 10
 """Images of a block's window that an operator and its noise hold at once: an estimate."""
-OTHER_FORMATS = (".npy", ".tif", ".tiff", ".h5", ".hdf5", ".png")
 SMALLER = "a smaller output.shard"
 
 
@@ -109,7 +107,6 @@ class _Measurement:
 
 def plan_simulation(job: Simulation, begun: Begun, request: PlanRequest) -> Planned:
     """Decide every size of the measurements."""
-    _check_places(job)
     computing = compute_on(job, None)
     job = computing.job
     reference = planes_last(open_source(job.reference))
@@ -147,24 +144,6 @@ def plan_simulation(job: Simulation, begun: Begun, request: PlanRequest) -> Plan
         ),
         discards_others=job.output.overwrite,
     )
-
-
-def _check_places(job: Simulation) -> None:
-    """Refuse paths where a measurement cannot be written."""
-    used_by: dict[str, str] = {os.path.realpath(job.reference): "the reference"}
-    for number, choice in enumerate(job.operators):
-        key = f"operators[{number}].data"
-        if "://" in choice.data or Path(choice.data).suffix.lower() in OTHER_FORMATS:
-            better = Path(choice.data).with_suffix(".zarr").name
-            raise ConfigError(
-                f"{key} is {choice.data}: measurements are written as Zarr on a disk of this machine. Write {better}, say."
-            )
-        path = os.path.realpath(choice.data)
-        if path in used_by:
-            raise ConfigError(f"{key} is {choice.data}, and so is {used_by[path]}. Write another path.")
-        check_dots(choice.data, key)
-        check_parents(os.path.abspath(choice.data), key)
-        used_by[path] = key
 
 
 def _measurement(
