@@ -30,7 +30,7 @@ COMMANDS = {
     },
     "Results": {
         "preview": "draw an image as a small PNG",
-        "export": "write an image as OME-TIFF, GeoTIFF or PNG",
+        "export": "write an image as OME-TIFF or GeoTIFF, draw a scan as PNG",
         "verify": "check every stored block, and repair damaged ones",
         "levels": "add resolution levels to an OME-Zarr",
     },

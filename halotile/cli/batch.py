@@ -75,9 +75,8 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
             f"cluster.kind is {system}, and submit is for Slurm, PBS, SGE and LSF. Write kind: slurm, pbs, sge or lsf, or start it "
             "with `recon-cli run`."
         )
-    of_system.requests(
-        job.cluster, 0, Path()
-    )  # refuses what the jobs of its workers could not be submitted with
+    # Refuses what the jobs of its workers could not be submitted with.
+    of_system.requests(job.cluster, 0, Path())
     check_walltime(job.cluster, of_system)
     run = RunDirectory.beside(full_path(job.place))
     if "\\" in str(run.path) and system == SLURM:

@@ -117,7 +117,7 @@ def load_job(
     overrides: Iterable[str] = (),  # as for `read_config`
     flags: Flags = NO_FLAGS,  # options of the command
     *,
-    makes_data: bool = False,  # measurements will be written by the job: they need not exist
+    makes_data: bool = False,  # the measurements will be written by the job: they need not exist
 ) -> Job:
     """Read and check a configuration file."""
     document = flags.over(read_config(path, overrides))

@@ -28,7 +28,7 @@ class BatchJob:
     submitted: float
     began: float
     state: str | None  # state according to its batch system; None once the job is over
-    known: bool  # batch system has answered
+    known: bool  # the batch system has answered
     failure: str | None  # reason for the failure, where the run is marked as failed
 
     @property

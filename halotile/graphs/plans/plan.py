@@ -289,7 +289,7 @@ class Plan(Planned):
 class Earlier:
     """Relation of a plan to the run whose directory exists beside its output."""
 
-    resumes: bool = False  # plan resumes that run
+    resumes: bool = False  # the plan resumes that run
     differs: tuple[str, ...] = ()  # differences between the identities, one line each
     # other descriptions that were accepted for the input of that run
     same_inputs: tuple[dict[str, Any], ...] = ()

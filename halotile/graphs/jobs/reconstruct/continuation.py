@@ -51,7 +51,7 @@ class Reached:
 
     rows: IterationRows  # figures of each iteration
     written: int  # iteration whose image the output holds, or is about to hold; 0 before the first is written
-    has_state: bool  # solver's images exist, so that more iterations can follow
+    has_state: bool  # the solver's images exist, so that more iterations can follow
 
     @classmethod
     def of(cls, directory: RunDirectory) -> Reached:
