@@ -155,7 +155,7 @@ class PlanRequest:
     fresh: bool = False  # ignore what an earlier run left
     same_input: bool = False  # accept the input as the same image as that of the run to resume
     probe: bool = False  # try the device also where nothing has to be decided, in every precision
-    makes_folder: bool = False  # the folder of the output is made by the command where only that one is missing
+    makes_folder: bool = False  # the command makes the folder of the output where only that is missing
     report: Report = no_report  # called with a line about each slow operation
 
 

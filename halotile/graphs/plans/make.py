@@ -34,7 +34,7 @@ def make_plan(
     # agree. The run remembers this
     same_input: bool = False,
     probe: bool = False,  # try the device also where nothing has to be decided, in every precision
-    makes_folder: bool = False,  # the caller makes the folder of the output where only that one is missing
+    makes_folder: bool = False,  # the caller makes the folder of the output where only that is missing
     report: Report = no_report,  # called with a line about each slow operation
 ) -> Plan:
     """Decide every size of a job and check that it fits.

@@ -158,7 +158,7 @@ def footprint(
     sides: int,  # number of per-pixel side inputs
     bytes_per_pixel: float,  # denoiser's working memory for each pixel of a window
     weights_bytes: int,  # size of the model
-    overlap: bool,  # the next read and the last write run at the same time as the computation
+    overlap: bool,  # the next read and the last write run during the computation
     io_threads: int = 1,  # threads that read and write in parallel, each with parts of its own
     coarser: float = 0.0,  # pixels of the next levels for each pixel of the core
     # memory that a GPU's own libraries keep in the worker, where one computes: tiles are then on the GPU, and pixels

@@ -46,7 +46,7 @@ def footprint_of_step(
     solver: Solver,  # solver whose vectors are read and written
     layout: Layout,  # layout of the vectors
     *,
-    overlap: bool,  # the next read and the last write run at the same time as the computation
+    overlap: bool,  # the next read and the last write run during the computation
     io_threads: int = 1,  # threads that read and write in parallel, each with a part of its own
     # resident memory of a process that has opened a GPU, where a trial measured it
     measured: int | None = None,
