@@ -8,17 +8,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from distributed import LocalCluster
+from distributed import Client, LocalCluster
 
 from halotile.cli.status import read_status, status_rows
-from halotile.errors import ConfigError, OutputRefused
+from halotile.errors import ClusterFailed, ConfigError, OutputRefused
 from halotile.graphs.clusters import base, local, scheduler
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.kinds import sections
+from halotile.graphs.runs.passes import block_pass
 from halotile.graphs.runs.passes.block_pass import BlockPass
 from halotile.graphs.runs.passes.stream import Grouping, Stream, workers_of
 from halotile.storage.run_directory.worker_lock import WorkerLock
@@ -103,6 +105,55 @@ def test_a_job_that_no_worker_can_load_fails_with_the_error(scene: Scene, cluste
     with pytest.raises(ConfigError, match=r"ImportError: no libfoo\.so"):
         scene.run(cluster)
     assert scene.journalled() == set()
+
+
+@pytest.mark.thorough
+def test_a_block_that_kills_the_only_worker_that_can_load_the_job_is_the_one_that_fails(scene: Scene) -> None:
+    scene.make_trouble("die", 9)
+    with local.start(order()) as cluster:
+        scene.make_sick(processes(cluster)[0], "load")
+        outcome = scene.run(cluster, retries=0, on_bad_block="quarantine")
+    assert [bad.number for bad in outcome.quarantined] == [9]
+    assert scene.journalled() == set(range(BLOCKS)) - {9}
+
+
+@dataclass
+class Growing:
+    """A cluster whose second worker comes later, or not at all."""
+
+    running: LocalCluster
+    client: Client
+    comes: bool
+    workers: int = 2
+    dashboard: None = None
+
+    def missing(self, wanted: int = 1) -> str | None:
+        if len(workers_of(self.client)) >= wanted:
+            return None
+        if self.comes:
+            self.running.scale(2)
+        return "1 PENDING"
+
+    def check(self, wanted: int = 1) -> None:
+        if not self.comes:
+            raise ClusterFailed("1 worker ended before it did anything.")
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_sick_worker_that_comes_first_ends_a_run_only_where_no_other_comes(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    monkeypatch.setattr(block_pass, "RESTART_SECONDS", 1.0)
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as running,
+        Client(running, set_as_default=False) as client,
+    ):
+        cluster = Growing(running, client, comes)
+        (sick,) = processes(cluster)
+        scene.make_sick(sick, "load")
+        with nullcontext() if comes else pytest.raises(ConfigError, match=r"ImportError: no libfoo\.so"):
+            scene.run(cluster)
+    assert len(scene.journalled()) == (BLOCKS if comes else 0)
 
 
 def test_blocks_that_fail_everywhere_retire_no_worker(scene: Scene, cluster: RunningCluster) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 
 from distributed import KilledWorker
 
-from halotile.errors import ConfigError, InputUnreadable, JobNotLoaded, Stopped, WeightsError
+from halotile.errors import ClusterFailed, ConfigError, InputUnreadable, JobNotLoaded, Stopped, WeightsError
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common.security import host_of
@@ -31,6 +31,9 @@ TASK_SECONDS = 1.0
 SYNC_SECONDS = 5.0
 MOST_BLAME = 3
 """Blocks that a worker may fail in a row while others can do them."""
+LOOK_SECONDS = 0.5
+RESTART_SECONDS = 60.0
+"""Time in which a lost worker of this machine is back."""
 SILENCE_SECONDS = 10.0
 """Time without an answer after which the pass checks that there are still workers."""
 
@@ -116,7 +119,7 @@ class BlockPass:
         plugin = BlockPlugin(token, self.task, self.directory.path, self.context.plan.job.import_folder)
         with ExitStack() as stack:
             with self.status.ticking(partial(self.progress, preparing)):
-                setup = prepared(cluster.client, plugin, self.stop_if_asked)
+                setup = prepared(cluster.client, plugin, self.stop_if_asked, workers=cluster.workers)
                 for error in stack.enter_context(setup):
                     self._exclude(error)
             self.stop_if_asked()
@@ -171,6 +174,7 @@ class BlockPass:
         )
         self.status.work_begins()
         self.status.watch.in_flight = stream.in_flight
+        self._cluster = cluster
         self._find_fit(stream)
         present = workers_of(cluster.client)
         began = time.perf_counter()
@@ -243,14 +247,31 @@ class BlockPass:
         retired = self.status.retired
         present = workers_of(stream.client)
         stream.look_after_tied(present)
-        if present and present <= self.unready.keys():
-            raise self.unready[present.pop()]
+        while present and present <= self.unready.keys():
+            self._await_another(present, stream)
+            present = workers_of(stream.client)
         if present <= retired.keys():
             for worker in present - self.unready.keys():
                 del retired[worker]
         fit = present - retired.keys()
         stream.fit = fit if fit != present else None
         return fit
+
+    def _await_another(self, present: set[str], stream: Stream) -> None:
+        """Wait for a worker besides those that cannot load the job; raise the error of one of them where none will come."""
+        wanted = len(present) + 1
+        last = time.monotonic() + RESTART_SECONDS
+        with self.status.ticking(partial(self.progress, self.phase)):
+            while workers_of(stream.client) == present:
+                self.stop_if_asked()
+                missing = self._cluster.missing(wanted)
+                with suppress(ClusterFailed):
+                    self._cluster.check(wanted)
+                    if wanted <= self._cluster.workers and (missing or time.monotonic() < last):
+                        time.sleep(LOOK_SECONDS)
+                        continue
+                raise self.unready[present.pop()]
+        stream.be_patient()
 
     def _elsewhere(self, number: int, stream: Stream) -> set[str]:
         """Return workers for a block that failed: of other hosts if possible, else others."""

@@ -357,10 +357,18 @@ class Stream:
             return []
         by_key = {future.key: future for future in futures}
         gathered: dict[str, Any] = {}
+        tied = [self._tied[future] for future in futures if future in self._tied]
+
+        def check_holders() -> None:
+            self.between()
+            present = workers_of(self.client)
+            if any(present.isdisjoint(workers) for workers in tied):
+                raise Unanswered("the workers of a result are gone, and Dask waits for them.")
+
         # A worker that hangs in its next block keeps its results: they are as lost, and the stream stalls unless it goes on.
         with suppress(Unanswered):
             limit = min(RPC_SECONDS, self.stall_seconds)
-            gathered = fetch(self.client, by_key, errors="skip", seconds=limit, between=self.between)
+            gathered = fetch(self.client, by_key, errors="skip", seconds=limit, between=check_holders)
         return [gathered.get(future.key) for future in futures]
 
     def _error_of(self, future: Future) -> BaseException:

@@ -114,12 +114,12 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
 
 @contextmanager
 def prepared(
-    client: Client, plugin: BlockPlugin, between: Callable[[], None] = lambda: None
+    client: Client, plugin: BlockPlugin, between: Callable[[], None] = lambda: None, *, workers: int = 1
 ) -> Iterator[list[BaseException]]:
     """Make the job known to every worker for the duration of the context, also to one that joins later.
 
     ``between`` is called while the workers load it; an exception from it ends the wait. Yields the errors of the workers that
-    could not load it.
+    could not load it; raises one of them where there are as many as the ``workers`` that the cluster should have.
     """
     adds = {"op": "plugin-add", "plugin": dumps(plugin), "name": plugin.name}
     try:
@@ -129,7 +129,7 @@ def prepared(
             for answer in responses.values()
             if answer["status"] == "error"
         ]
-        if failures and len(failures) == len(responses):
+        if failures and len(failures) >= max(workers, len(responses)):
             raise failures[0].args[2] if isinstance(failures[0], JobNotLoaded) else failures[0]
         yield failures
     finally:
