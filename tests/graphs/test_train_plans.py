@@ -297,19 +297,16 @@ def photons_of(name: str, folder: Path, clean: Any, seed: int) -> str:
     ("change", "said"),
     [
         (lambda image: image, None),
-        (lambda image: np.roll(image, 40, 0), "is shifted by 40 rows and 0 columns against"),
-        thorough(lambda image: np.roll(image, 5, 1), "is shifted by 0 rows and 5 columns against"),
-        thorough(lambda image: image[::-1], "mirrored top to bottom"),
-        thorough(lambda image: image[:, ::-1], "mirrored left to right"),
-        (lambda image: image[::-1, ::-1], "turned by 180 degrees"),
-        (np.rot90, "turned by 90 degrees"),
-        thorough(lambda image: np.rot90(image, 3), "turned by 90 degrees"),
-        (lambda image: image.T, "mirrored, with its rows as columns"),
-        thorough(lambda image: image[::-1, ::-1].T, "mirrored, with its rows as columns"),
+        (lambda image: np.roll(image, 5, 1), "is shifted by 0 rows and 5 columns against"),
+        (lambda image: np.roll(image, 100, 0), "structure: one may be shifted"),
+        (lambda image: np.roll(image, 40, 0), "structure: one may be shifted"),
+        (lambda image: image[::-1, ::-1], "structure: one may be shifted"),
+        thorough(np.rot90, "structure: one may be shifted"),
+        thorough(lambda image: image.T, "structure: one may be shifted"),
     ],
 )
-def test_a_second_image_lies_as_the_first_does(tmp_path: Path, change: Any, said: str | None) -> None:
-    """Both are lit alike, so that they share their coarse structure wherever they lie."""
+def test_a_second_image_is_placed_as_the_first(tmp_path: Path, change: Any, said: str | None) -> None:
+    """Both are lit alike, so that they share their coarse structure wherever they are."""
     y, x = np.mgrid[-1:1:512j, -1:1:512j]
     light = 5 * np.exp(-2 * (y * y + x * x))
     clean = light + immunohistochemistry()[..., 0] / 50
@@ -319,12 +316,6 @@ def test_a_second_image_lies_as_the_first_does(tmp_path: Path, change: Any, said
         "second": photons_of("second", tmp_path, change(clean), 1),
     }
     job = training(tmp_path, tmp_path, **given)
-    if said is not None and "shifted" not in said:
-        with pytest.raises(
-            InputError, match=f"does not show the same as .*: it would fit if it were {said}. "
-        ):
-            make_plan(job)
-        return
     notes = [note for note in make_plan(job).notes if note.startswith("second: ")]
     assert len(notes) == (said is not None)
     assert said is None or said in notes[0]
@@ -339,7 +330,7 @@ def test_another_image_under_the_same_light_is_noted(tmp_path: Path) -> None:
     ]
     job = training(tmp_path, tmp_path, input=Input(path=paths[0]), method="noise2noise", second=paths[1])
     (note,) = [note for note in make_plan(job).notes if note.startswith("second: ")]
-    assert re.search(r"share \d% of their fine structure: they should show the same", note)
+    assert re.search(r"share \d% of their fine structure: one may be shifted", note)
 
 
 @pytest.mark.thorough

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.ndimage import fourier_gaussian
 
 from halotile.tasks.noise.details import Values
 
@@ -21,6 +22,8 @@ MEASURED = 0.5
 CLEAR, APART = 10.0, 5.0
 """Peak of the phase correlation over its deviation above which it tells a shift, of noise or different images it is 4 to 8; and its height above the
 value without a shift: in noise a broad peak moves by a pixel."""
+NOISY = 1.0
+"""Deviation in pixels of the blur of the phase correlation: finer structure is mostly noise."""
 ROUNDING = 1e-9
 """Correlation of copies, below 1."""
 
@@ -138,7 +141,7 @@ def _shift(first: Values, second: Values) -> tuple[int, int]:
     window = np.hanning(rows)[:, None] * np.hanning(columns)
     spectra = np.conj(np.fft.rfft2(first * window)) * np.fft.rfft2(second * window)
     phases = spectra / np.maximum(np.abs(spectra), np.finfo(float).tiny)
-    correlation = np.fft.irfft2(phases.mean(0), (rows, columns))
+    correlation = np.fft.irfft2(fourier_gaussian(phases.mean(0), NOISY, columns), (rows, columns))
     deviation = correlation.std()
     if correlation.max() < max(CLEAR * deviation, correlation[0, 0] + APART * deviation):
         return 0, 0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import glob
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -18,12 +17,10 @@ from halotile.graphs.jobs.train.job import Training
 from halotile.graphs.kinds.patterns import is_pattern
 from halotile.graphs.plans.inputs import check_whole
 from halotile.storage.arrays import Source, open_source
-from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.views import WithoutValue, measured, readable_parts
 from halotile.tasks.noise.details import Values
 from halotile.tasks.noise.estimate import ImageValues, as_square, image_values
-from halotile.tasks.training.alignment import FineStructure
 from halotile.tasks.training.pairs import Pair
 from halotile.tasks.training.patches import PatchSource, TrainingImage
 
@@ -81,87 +78,6 @@ def _size(image: TrainingImage, channel: int) -> float:
     return float(np.abs(values).mean()) if values.size else 0.0
 
 
-TURNED = 1.5
-"""Correlation with the second image mirrored or turned, relative to that as it is, above which it is so: that of right pairs was up to 1.15."""
-
-
-class _Turn(NamedTuple):
-    """Another way to place an image: its rows and columns may be exchanged first, then be in reverse order."""
-
-    is_transposed: bool
-    reverses_rows: bool
-    reverses_columns: bool
-
-    def region(self, region: Region, image: TrainingImage) -> Region:
-        """Return the region whose pixels come to lie at this one."""
-        start, stop = [*region.start], [*region.stop]
-        spans = [(region.start[axis], region.stop[axis]) for axis in image.spatial]
-        for number, is_reversed in enumerate((self.reverses_rows, self.reverses_columns)):
-            if is_reversed:
-                spans[number] = image.edges[number] - spans[number][1], image.edges[number] - spans[number][0]
-        for axis, span in zip(image.spatial, reversed(spans) if self.is_transposed else spans, strict=True):
-            start[axis], stop[axis] = span
-        return Region(tuple(start), tuple(stop))
-
-    def turned(self, square: Values) -> Values:
-        """Return a square of that region as it comes to lie."""
-        square = square.T if self.is_transposed else square
-        return square[:: -1 if self.reverses_rows else 1, :: -1 if self.reverses_columns else 1]
-
-
-TURNS: Mapping[_Turn, str] = {
-    _Turn(False, True, False): "mirrored top to bottom",
-    _Turn(False, False, True): "mirrored left to right",
-    _Turn(False, True, True): "turned by 180 degrees",
-    _Turn(True, True, False): "turned by 90 degrees",
-    _Turn(True, False, True): "turned by 90 degrees",
-    _Turn(True, False, False): "mirrored, with its rows as columns",
-    _Turn(True, True, True): "mirrored, with its rows as columns",
-}
-
-
-class Placing(NamedTuple):
-    """The place of a second image on the first.
-
-    Parameters
-    ----------
-    turned : str
-        What would make it fit, empty where it fits best as it is.
-    shift : (int, int)
-        Rows and columns by which it is shifted; 0 where that is not clear.
-    """
-
-    turned: str = ""
-    shift: tuple[int, int] = (0, 0)
-
-
-def placing_of(
-    image: TrainingImage, regions: Sequence[Region], squares: tuple[list[Values], list[Values]], is_like: bool
-) -> Placing:
-    """Compare squares of an image with those of its second one, and with that mirrored and turned where they do not clearly fit.
-
-    ``regions``: places of the squares; ``squares``: rows and columns of each, of the first and of the second; ``is_like``: false where their
-    structure tells that they may show different things.
-    """
-    assert image.second is not None
-    first, second = map(FineStructure, squares)
-    fit = first.fit(second)
-    shift = fit.shift if fit.is_shifted else (0, 0)
-    if fit.is_sure and is_like:
-        return Placing("", shift)
-    best, found = TURNED * fit.best, ""
-    for turn, words in TURNS.items():
-        if turn.is_transposed and image.edges[0] != image.edges[1]:
-            continue
-        parts = readable_parts(image.second, [turn.region(region, image) for region in regions])
-        if len(parts) < len(regions):
-            continue
-        turned = first.fit(FineStructure([turn.turned(as_square(part, image.spatial)) for _, part in parts]))
-        if turned.is_clear and turned.best > best:
-            best, found = turned.best, words
-    return Placing(found, shift)
-
-
 PAIRS, CHANNELS, SQUARES = 8, 8, 16
 """Pairs of images that are compared, channels of each, and squares of a channel in all pairs together."""
 STRUCTURE = 0.05
@@ -185,50 +101,41 @@ def notes_of_pairs(
     count = min(len(second), PAIRS)
     notes: list[str] = []
     for number in (n * len(second) // count for n in range(count)):
-        for where, pair, placing in _compared(images[number], max(1, SQUARES // count)):
-            notes += _judged(pair, placing, f"{first[number].path}{where}", second[number].path)
+        for where, pair in _compared(images[number], max(1, SQUARES // count)):
+            notes += _judged(pair, f"{first[number].path}{where}", second[number].path)
     return tuple(notes[:1])
 
 
-def _compared(image: TrainingImage, squares: int) -> Iterator[tuple[str, Pair, Placing]]:
+def _compared(image: TrainingImage, squares: int) -> Iterator[tuple[str, Pair]]:
     """Yield the statistics of each channel, or of some where there are many, after words that name it."""
     assert image.second is not None
     compared = min(image.channels, CHANNELS)
     for channel in (n * image.channels // compared for n in range(compared)):
         parts = readable_parts(image.source, image.sampled(squares, channel))
-        read = [region for region, _ in parts]
-        first = [_square(image, part) for _, part in parts]
-        second = [_square(image, image.second.read(region)) for region in read]
-        pair = Pair.of(zip(first, second, strict=True))
+        second = [image.second.read(region) for region, _ in parts]
+        pairs = zip((part for _, part in parts), second, strict=True)
+        pair = Pair.of((_square(image, one), _square(image, other)) for one, other in pairs)
         if pair is not None:
-            is_like = not pair.shared_finely < LIKELY_SHARED
-            placing = placing_of(image, read, (first, second), is_like)
-            yield (f", channel {channel}," if image.channels > 1 else ""), pair, placing
+            yield (f", channel {channel}," if image.channels > 1 else ""), pair
 
 
 def _square(image: TrainingImage, pixels: Pixels) -> Values:
     return as_square(pixels, image.spatial)
 
 
-def _judged(pair: Pair, placing: Placing, first: str, second: str) -> list[str]:
+def _judged(pair: Pair, first: str, second: str) -> list[str]:
     """Return what differs between two images besides noise, as a note."""
     if pair.is_copy:
         raise InputError(
             f"second: {second} has the same pixels as {first}: its noise is no other. Write the path of another image of the same."
         )
-    if placing.turned:
-        raise InputError(
-            f"second: {second} does not show the same as {first}: it would fit if it were {placing.turned}. Write the path of an image that lies as the "
-            "first does."
-        )
-    shift = pair.shift if pair.structure >= STRUCTURE and any(pair.shift) else placing.shift
-    if any(shift):
-        rows, columns = (counted(n, word) for n, word in zip(shift, ("row", "column"), strict=True))
+    if pair.structure < STRUCTURE:
+        return []
+    if any(pair.shift):
+        rows, columns = (counted(n, word) for n, word in zip(pair.shift, ("row", "column"), strict=True))
         return [
             f"second: {second} is shifted by {rows} and {columns} against {first}: it learns to blur. Align them"
         ]
-    if pair.structure < STRUCTURE:
-        return []
     return _unlike(pair, first, second)
 
 
@@ -242,8 +149,8 @@ def _unlike(pair: Pair, first: str, second: str) -> list[str]:
     for shared, which in ((pair.shared, ""), (pair.shared_finely, "fine ")):
         if shared < LIKELY_SHARED:
             return [
-                f"second: {second} and {first} share {max(0.0, shared):.0%} of their {which}structure: they should show the same, unless neighbouring pixels "
-                "share most of their noise"
+                f"second: {second} and {first} share {max(0.0, shared):.0%} of their {which}structure: one may be shifted, mirrored or turned, or show "
+                "something else, unless neighbouring pixels share most of their noise"
             ]
     ratio = max(pair.contrast, 1 / pair.contrast)
     if ratio > CLEAR_CONTRAST:
