@@ -89,5 +89,7 @@ AllowImport = Annotated[
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")]
 SameInput = Annotated[
     bool,
-    typer.Option("--same-input", help="The input was mended, copied or moved: go on, it is the same image."),
+    typer.Option(
+        "--same-input", help="Continue: the input was repaired, copied or moved, and is the same image."
+    ),
 ]

@@ -319,7 +319,7 @@ def name_failures(failed: Mapping[str, HalotileError]) -> None:
     for path, error in list(failed.items())[:MOST_ROWS]:
         complain(f"failed: {path}: {str(error).removeprefix(f'{path}: ')}")
     if len(failed) > MOST_ROWS:
-        complain(f"failed: {len(failed) - MOST_ROWS:,} more, all of which --json lists")
+        complain(f"failed: {len(failed) - MOST_ROWS:,} more; --json lists all of them")
 
 
 def _name_warnings(ended: ManyOutcomes) -> None:

@@ -93,7 +93,7 @@ def check(request: PreviewRequest) -> None:
     if request.values is not None and not request.values[0] < request.values[1]:
         low, high = request.values
         raise ConfigError(
-            f"{option('range')} {low:g} {high:g}: what is black must be less than what is white."
+            f"{option('range')} {low:g} {high:g}: the black level must be below the white level."
         )
     images = [path for path in (request.path, request.against) if path is not None]
     check_file(request.file, images, None if request.overwrite else request.option("overwrite"))

@@ -289,7 +289,7 @@ def advice(status: RunStatus) -> str:
     if status.state == "stopped":
         return f"stopped: {resume} to go on"
     if status.state == "failed" and not status.progress.failed:
-        return f"failed: when the cause is mended, {resume}"
+        return f"failed: once the cause is fixed, {resume}"
     return _advice_on_blocks(status) if status.over and status.progress.failed else ""
 
 
@@ -304,11 +304,11 @@ def _advice_on_blocks(status: RunStatus) -> str:
         then = f"only {'this one is' if progress.failed == 1 else 'these are'} redone"
     of_input = bool(bad) and all(block.is_of_input for block in bad)
     faulty = faulty_input(block.error for block in bad)
-    cause, option = (faulty, " --same-input") if of_input else ("the cause", "")
+    cause, done, option = (faulty, "repaired", " --same-input") if of_input else ("the cause", "fixed", "")
     command = (
         f"run `recon-cli resume {shlex.quote(str(status.directory))}{option}{imports_flag(status.directory)}`"
     )
-    return f"{which}: when {cause} is mended, {command}; {then}"
+    return f"{which}: once {cause} is {done}, {command}; {then}"
 
 
 def watch(directory: Path, report: ProgressReport, sleep: Callable[[float], None] = time.sleep) -> RunStatus:

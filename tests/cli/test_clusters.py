@@ -108,10 +108,10 @@ def test_copies_end_when_the_first_one_is_refused(tmp_path: Path) -> None:
         ("address: '10.0.0.7:8786'", "is not the address of a scheduler"),
         ("address: 'tcp://10.0.0.7:8786'", "write one that begins with tls://"),
         ("address: 'tcp://127.0.0.1:8786'", "write tls: false"),
-        ("address: 'tls://10.0.0.7:8786', tls: false", "whoever connects could run code as you"),
+        ("address: 'tls://10.0.0.7:8786', tls: false", "anyone who connects can run code as you"),
         ("address: 'tls://10.0.0.7:8786', scheduler_file: s.json", "leave one of them out"),
-        ("kind: slurm, tls: false", "cluster slurm is reached from other machines"),
-        ("kind: slurm-alloc, tls: false", "cluster slurm-alloc is reached from other machines"),
+        ("kind: slurm, tls: false", "cluster slurm is reachable from other machines"),
+        ("kind: slurm-alloc, tls: false", "cluster slurm-alloc is reachable from other machines"),
         ("kind: htcondor, queue: gpu", "htcondor has nothing of the kind"),
         ("walltime: four hours", "is not a time; write hours, minutes and seconds"),
         ("gpus: -1", "-1 is too small; write at least 0"),
@@ -143,7 +143,10 @@ def test_the_environment_cannot_bring_a_job_without_tls_to_other_machines(
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     order = Order(workers=1, memory_bytes=2**30, choice=Cluster(tls=False, interface="lo"), folder=tmp_path)
-    with pytest.raises(ConfigError, match="reached from other machines"), find("clusters", kind).start(order):
+    with (
+        pytest.raises(ConfigError, match="reachable from other machines"),
+        find("clusters", kind).start(order),
+    ):
         pass
 
 

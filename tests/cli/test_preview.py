@@ -115,7 +115,7 @@ def test_what_stands_there_is_replaced_only_when_asked(folder: Path, name: str) 
         (["a.npy", "a.png", "--plane", "z=0"], 2, "the image's axes are yx"),
         (["stack.npy", "a.png", "--plane", "q=0,q=1"], 2, "each axis once"),
         (["stack.npy", "a.png", "--plane", "q=2"], 2, "Write 0 to 1"),
-        (["a.npy", "a.png", "--range", "5", "5"], 2, "--range 5 5: what is black must be less"),
+        (["a.npy", "a.png", "--range", "5", "5"], 2, "--range 5 5: the black level must be below"),
         (
             ["a.npy", "a.png", "--against", "small.npy"],
             2,

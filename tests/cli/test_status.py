@@ -217,27 +217,27 @@ def shown_by_status(directory: RunDirectory, *words: str) -> str:
             "finished",
             1,
             399,
-            "finished, except 1 bad block: when the cause is mended, run `{}`; only this one is",
+            "finished, except 1 bad block: once the cause is fixed, run `{}`; only this one is",
         ),
         (
             "finished",
             2,
             398,
-            "finished, except 2 bad blocks: when the cause is mended, run `{}`; only these are",
+            "finished, except 2 bad blocks: once the cause is fixed, run `{}`; only these are",
         ),
         (
             "failed",
             2,
             398,
-            "failed with 2 bad blocks: when the cause is mended, run `{}`; only these are redone",
+            "failed with 2 bad blocks: once the cause is fixed, run `{}`; only these are redone",
         ),
         (
             "failed",
             2,
             100,
-            "failed with 2 bad blocks: when the cause is mended, run `{}`; what is done stays done",
+            "failed with 2 bad blocks: once the cause is fixed, run `{}`; what is done stays done",
         ),
-        ("failed", 0, 100, "failed: when the cause is mended, run `{}`"),
+        ("failed", 0, 100, "failed: once the cause is fixed, run `{}`"),
     ],
 )
 def test_a_run_with_bad_blocks_names_them_and_what_to_do(
@@ -268,14 +268,14 @@ def test_of_many_bad_blocks_the_first_five_are_named(directory: RunDirectory) ->
 def test_bad_blocks_of_a_damaged_picture_are_redone_as_the_same_input(directory: RunDirectory) -> None:
     give_up(directory, 7, error="DamagedData: noisy.zarr/c/0/0 is cut short")
     record(directory, state="finished", failed=1, done=399)
-    words = f"when the image is mended, run `recon-cli resume {directory.path} --same-input`"
+    words = f"once the image is repaired, run `recon-cli resume {directory.path} --same-input`"
     assert words in shown_by_status(directory)
 
 
 def test_the_side_input_of_bad_blocks_is_what_has_to_be_mended(directory: RunDirectory) -> None:
     give_up(directory, 7, 8, error="InputError: the side input sigma holds NaN or infinity in row 3.")
     record(directory, state="finished", failed=2, done=398)
-    words = f"when input.sides.sigma is mended, run `recon-cli resume {directory.path} --same-input`"
+    words = f"once input.sides.sigma is repaired, run `recon-cli resume {directory.path} --same-input`"
     assert words in shown_by_status(directory)
 
 

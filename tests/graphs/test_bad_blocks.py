@@ -140,7 +140,7 @@ def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(
         scene.run(cluster, on_nan="fail")
     failed.match("1 of 64 blocks failed for its input")
     failed.match(
-        "Run again with run.on_nan: propagate to do only these. Once the image is mended, run with --same-input"
+        "Run again with run.on_nan: propagate to do only these. Once the image is repaired, run with --same-input"
     )
     assert scene.events("retry") == []
     assert scene.journalled() == others(19)
@@ -157,7 +157,7 @@ def test_a_bad_side_input_is_told_once_and_is_what_has_to_be_mended(
         scene.run(cluster, parts=parts)
     assert str(failed.value).count("the side input mask holds NaN or infinity in rows ") == 1
     failed.match(
-        r"\nand 7 more for input\.sides\.mask\n.*Once input\.sides\.mask is mended, run with --same-input"
+        r"\nand 7 more for input\.sides\.mask\n.*Once input\.sides\.mask is repaired, run with --same-input"
     )
     zarr.open_array(mask, mode="r+")[...] = 1
     assert scene.run(cluster, parts=parts, same_input=True).resumed == BLOCKS - 8
@@ -184,11 +184,11 @@ def test_a_damaged_input_names_the_block_and_the_file(
     chunk.write_bytes(content[: len(content) // 2])
     with pytest.raises(BlockInputFailed, match=r"4 of 64 blocks failed after 0 retries") as failed:
         scene.run(cluster, retries=0)
-    failed.match("Once the image is mended, run with --same-input: only these are redone")
+    failed.match("Once the image is repaired, run with --same-input: only these are redone")
     failed.match(r"DamagedData: .*noisy\.zarr.*restore this file from its origin")
     chunk.write_bytes(content)
     with pytest.raises(
-        ResumeRefused, match=r"input\.[\s\S]*same images, mended or copied, run with --same-input"
+        ResumeRefused, match=r"input\.[\s\S]*same images, repaired or copied, run with --same-input"
     ):
         scene.run(cluster)
     done = scene.run(cluster, same_input=True)

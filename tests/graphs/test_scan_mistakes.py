@@ -35,7 +35,7 @@ def planned(folder: Path, away: float) -> str:
 def test_a_position_far_from_all_others_is_named(tmp_path: Path, away: float) -> None:
     said = planned(tmp_path, away)
     assert "pattern 17 overlaps no other" in said
-    assert "Mend its position" in said
+    assert "Correct its position" in said
 
 
 def test_a_position_that_still_overlaps_is_taken(tmp_path: Path) -> None:

@@ -116,11 +116,11 @@ def test_a_state_of_another_job_is_refused(tmp_path: Path) -> None:
         (Path.unlink, r"x\.0/c/1/1: the shard is missing: .* --fresh"),
         (
             lambda shard: shutil.copyfile(shard.with_name("2"), shard),
-            r"x\.0: a shard of another place or time lies in it: .* --fresh",
+            r"x\.0: it contains a shard of another place or time: .* --fresh",
         ),
         (
             lambda shard: shutil.copyfile(str(shard).replace("x.0", "x.2"), shard),
-            r"x\.0: a shard of another place or time lies in it: .* --fresh",
+            r"x\.0: it contains a shard of another place or time: .* --fresh",
         ),
     ],
     ids=["gone", "of another place", "of another time"],

@@ -37,7 +37,7 @@ def submit(
     no_dashboard: NoDashboard = False,
     as_json: Json = False,
 ) -> None:
-    """Run a job as a batch job, which goes on in another one when its time is up."""
+    """Run a job as a batch job; when its time is up, another batch job continues it."""
     from halotile.cli.batch import prepare, show, submitted_words
     from halotile.cli.config.loading import Flags, load_job
     from halotile.graphs.submission.attend import submit as submit_run

@@ -122,7 +122,9 @@ def missing(file: str | os.PathLike[str]) -> str:
     """Return the message that a file does not exist."""
     link = broken_link(file)
     return (
-        f"{file} does not exist: {link}. Mend it, or write another path" if link else f"{file} does not exist"
+        f"{file} does not exist: {link}. Correct it, or write another path"
+        if link
+        else f"{file} does not exist"
     )
 
 

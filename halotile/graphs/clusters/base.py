@@ -129,7 +129,7 @@ class Order:
         """Refuse to go without TLS where other machines connect."""
         if not self.choice.tls:
             raise ConfigError(
-                "cluster.tls is false, and this cluster is reached from other machines: whoever connects could run code as you. "
+                "cluster.tls is false, and this cluster is reachable from other machines: anyone who connects can run code as you. "
                 "Leave it out."
             )
 

@@ -65,7 +65,7 @@ def count_workers(
     """Number of the other copies."""
     if (copy := copy_of(environment)) is None:
         return None
-    return copy.size - 1, f"{copy.size} copies of the command, of which one is the driver"
+    return copy.size - 1, f"{copy.size} copies of the command, one of them the driver"
 
 
 TRAITS = ClusterTraits(of_copies=True, count_workers=count_workers)
@@ -73,7 +73,7 @@ TRAITS = ClusterTraits(of_copies=True, count_workers=count_workers)
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The other copies of the command."""
+    """The other ranks started by mpirun or srun."""
 
     client: Client
     workers: int

@@ -85,7 +85,7 @@ def start(order: Order) -> Iterator[RunningCluster]:
     source, address = address_of(order.choice)
     if order.choice.tls and is_loopback(host_of(address)) and not address.startswith("tls://"):
         raise ConfigError(
-            f"{source} is {address}, which is not encrypted: whoever connects to it could run code as you. If it is yours, write "
+            f"{source} is {address}, which is unencrypted: anyone who connects can run code as you. If it is yours, write "
             "tls: false, or --no-tls."
         )
     with joined(source, address) as client:
@@ -140,7 +140,7 @@ def joined(source: str, address: str) -> Iterator[Client]:
 
     if is_exposed(address):
         raise ConfigError(
-            f"{source} is {address}, which is not encrypted and reached from other machines: whoever connects to it could run "
+            f"{source} is {address}, which is unencrypted and reachable from other machines: anyone who connects can run "
             "code as you. Start it with TLS."
         )
     if address.startswith("tls://"):

@@ -304,7 +304,7 @@ class Iterations:
                 path = self.vectors.path(name, self.state.passes - age)
                 try:
                     if image_digest(path, self.vectors.layout, self.grid).hex() != self.digests[name][age]:
-                        raise DamagedData(f"{path}: a shard of another place or time lies in it")
+                        raise DamagedData(f"{path}: it contains a shard of another place or time")
                 except DamagedData as error:
                     raise DamagedData(
                         f"{error}: without it there is no going on. Run with --fresh to start over."

@@ -33,9 +33,9 @@ def check_apart(path: str, output: OutputPath, key: str = "output.path") -> None
     if read == written:
         raise OutputRefused(f"{key} is {output}: that is the input. Write another path.")
     if read in written.parents:
-        raise OutputRefused(f"{key} is {output}: that lies inside the input {read}. Write it elsewhere.")
+        raise OutputRefused(f"{key} is {output}: that is inside the input {read}. Write it elsewhere.")
     if written in read.parents:
-        raise OutputRefused(f"{key} is {output}: the input {read} lies inside it. Write it elsewhere.")
+        raise OutputRefused(f"{key} is {output}: the input {read} is inside it. Write it elsewhere.")
 
 
 def check_whole(path: str) -> None:

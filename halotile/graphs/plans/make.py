@@ -88,7 +88,7 @@ def _check_apart(plan: Plan) -> None:
         one, other = first.path.resolve(), second.path.resolve()
         if lies_in(one, other) or lies_in(other, one):
             raise OutputRefused(
-                f"{second.key} is {second.path}, and {first.key} is {first.path}: one output would lie in the other. "
+                f"{second.key} is {second.path}, and {first.key} is {first.path}: one output would be inside the other. "
                 "Write another path."
             )
 

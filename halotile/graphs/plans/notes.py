@@ -72,7 +72,7 @@ def notes_of_place(output: OutputPath, directory: RunDirectory) -> tuple[str, ..
     """Return notes on where an output and its run directory lie: in a store, or where other machines do not see locks."""
     if isinstance(output, ObjectPath):
         return (
-            f"the run directory is {directory.path}: start resume, status and verify in the folder that it lies in",
+            f"the run directory is {directory.path}: start resume, status and verify in the folder that contains it",
         )
     why = local_lock_reason(output)
     return (
@@ -91,7 +91,7 @@ def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ..
     axes = "".join(layout.axes[i] for i in roles.looped)
     reasons = []
     if layout.files > planes:
-        reasons.append("larger shards, of which there would be fewer, take more run.memory_per_worker")
+        reasons.append("fewer, larger shards take more run.memory_per_worker")
     if planes > MOST_FILES:
         reasons.append(
             f"each of {counted(planes, 'plane')} along {axes} has files of its own, whatever output.shard is: write output.path on "

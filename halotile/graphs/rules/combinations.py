@@ -149,7 +149,7 @@ def _encryption_of_cluster(cluster: Cluster) -> Faults:
         where = address or f"cluster {cluster.kind}"
         yield (
             ("cluster", "tls"),
-            f"false, and {where} is reached from other machines: whoever connects could run code as you; leave it out",
+            f"false, and {where} is reachable from other machines: anyone who connects can run code as you; leave it out",
         )
     elif cluster.tls and address.startswith("tcp://"):
         instead = "tls: false" if is_loopback(host_of(address)) else "one that begins with tls://"

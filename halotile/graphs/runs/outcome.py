@@ -153,4 +153,4 @@ def _remedy(plan: Plan, bad: tuple[BadBlock, ...]) -> str:
     may_stay = any("run.on_nan: propagate" in b.error for b in bad)
     redo = "Run again with run.on_nan: propagate to do only these. " if may_stay else ""
     faulty = faulty_input(b.error for b in bad)
-    return f"{redo}Once {faulty} is mended, run with --same-input: only these are redone."
+    return f"{redo}Once {faulty} is repaired, run with --same-input: only these are redone."

@@ -186,7 +186,7 @@ def _certificates(choice: Cluster) -> Result:
     try:
         source, address = address_of(choice)
         if not address.startswith("tls://"):
-            return "note", f"{source} is {address}, which is not encrypted"
+            return "note", f"{source} is {address}, which is unencrypted"
         check_certificates(source, address)
         Security().get_connection_args("client")
     except ConfigError as error:

@@ -1,1 +1,1 @@
-"""Runs as batch jobs: a batch job holds the driver, and goes on in another one when its time is up."""
+"""Runs as batch jobs: a batch job runs the driver; when its time is up, another one continues it."""

@@ -43,7 +43,7 @@ def open_jpeg(path: str, *, axes: str | None) -> Reader:
             turned = _TURNED.get(_orientation(image))
     except ImportError as error:
         raise MissingPackage(
-            "a JPEG is read with imagecodecs and Pillow, of which one is not installed. Write: "
+            "a JPEG is read with imagecodecs and Pillow, and one of them is not installed. Write: "
             'pip install "halotile[images]"'
         ) from error
     if mode not in ("L", "RGB"):

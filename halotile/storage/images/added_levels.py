@@ -225,7 +225,7 @@ def add_levels(
         return image.outcome
     if not os.access(group, os.W_OK | os.X_OK):
         raise OutputRefused(
-            f"{group}: you may not write there, where its levels would lie. Ask its owner, or copy it."
+            f"{group}: you may not write there, where its levels would go. Ask its owner, or copy it."
         )
     refuse_unfinished(group)
     if (holder := work.is_running()) is not None:

@@ -363,7 +363,7 @@ def _check_mask(mask: NDArray[np.bool_], source: str) -> None:
 def _check_apart(source: Path, target: Path) -> None:
     if source == target or source in target.parents or target in source.parents:
         raise OutputRefused(
-            f"{target} and {source} are one, or one lies in the other: the recording would be gone. Write another path."
+            f"{target} and {source} are the same, or one is inside the other: the recording would be lost. Write another path."
         )
 
 

@@ -195,7 +195,7 @@ def _basis(file: Any, known: KnownValues) -> NDArray[np.float64]:
         basis = basis.T if basis.shape == (2, 3) else basis
         if basis.shape != (3, 2) or not (np.linalg.norm(basis, axis=0) > 0).all():
             raise InputError(
-                f"{file.filename}: a basis vector of the detector has no length, or not three parts: mend {DETECTOR}/basis_vectors."
+                f"{file.filename}: a basis vector of the detector has no length, or not three parts: correct {DETECTOR}/basis_vectors."
             )
         return basis
     height, width = known.pixel or (

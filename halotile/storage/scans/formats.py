@@ -74,7 +74,7 @@ def _check_extent(scan: Scan, path: str) -> None:
     """Refuse positions in another unit than was said: no stage goes as far."""
     if (extent := float(np.ptp(scan.positions, axis=0).max())) > FARTHEST:
         raise InputError(
-            f"{path}: the positions are {extent:.4g} m apart at most, and those of a scan lie within {FARTHEST:g} m. Write their unit, such as --position-unit um, or mend the one that is wrong."
+            f"{path}: the positions are {extent:.4g} m apart at most, and those of a scan are within {FARTHEST:g} m. Write their unit, such as --position-unit um, or correct the wrong one."
         )
 
 

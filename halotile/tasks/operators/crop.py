@@ -51,7 +51,7 @@ class Crop:
     Parameters
     ----------
     origin : (int, int)
-        First pixel of the window, along y and x. The window must lie inside the image.
+        First pixel of the window, along y and x. The window must be inside the image.
     size : (int, int)
         Rows and columns of the window.
 

@@ -57,7 +57,7 @@ class FarField:
 
 @dataclass(frozen=True)
 class NearField:
-    """The angular spectrum method: each plane wave has the phase of its way.
+    """The angular spectrum method: each plane-wave component acquires the phase of its path.
 
     References
     ----------

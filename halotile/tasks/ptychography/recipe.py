@@ -185,7 +185,7 @@ class ScanRecipe:
     # share of the pixels of each pattern that no gradient has, whose loss decides which epoch of a stage is kept; 0:
     # the last one
     held_out: float = 0.0
-    support: float | None = None  # radius in pixels of the circle outside of which the probe is 0
+    support: float | None = None  # radius in pixels of the circle outside which the probe is 0
     variations: int = 0  # modes that are added to the first one with a share of each pattern's own
     # samples of the far field along each axis of a pixel of the detector: the probe has as many pixels for one of a
     # pattern
@@ -266,7 +266,7 @@ class ScanRecipe:
         return (None, 0, 1) if self.resolution else (None,)
 
     def used(self, epoch: int, half: int | None = None) -> NDArray[np.bool_]:
-        """True for the patterns that an epoch uses, of all or of every second position, whatever the epoch, (positions,)."""
+        """Boolean mask (positions,) of the patterns of this epoch; ``half`` selects even or odd positions."""
         _, stage = self.stage_of(epoch)
         used = np.ones(len(self.scan.positions), bool)
         if stage.subset is not None:

@@ -308,9 +308,7 @@ def _whole_numbers(subset: Sequence[int]) -> tuple[int, ...]:
     try:
         return tuple(map(operator.index, subset))
     except TypeError as error:
-        raise ConfigError(
-            f"subset has what is no whole number: {error}. Write numbers of patterns."
-        ) from None
+        raise ConfigError(f"subset must contain integers (pattern numbers): {error}.") from None
 
 
 def _loss_of(epoch: int, curve: Path, thread: threading.Thread, expected: float) -> float | None:

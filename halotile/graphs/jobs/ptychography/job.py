@@ -53,7 +53,7 @@ class ModelOptions:
     options: Mapping[str, Any] = _NO_OPTIONS
     """Keyword arguments for it."""
     support: float | None = None
-    """Radius in pixels of the circle outside of which the probe is 0; null: it may be anywhere."""
+    """Radius in pixels of the circle outside which the probe is 0; null: it may be anywhere."""
     loss: Literal["amplitude_mse", "intensity_mse", "poisson_nll"] = "amplitude_mse"
     """amplitude_mse: squared differences of roots of counts; intensity_mse: of counts; poisson_nll: the likelihood of photon counts."""
     refine: tuple[Literal["object", "probe", "background", "positions", "intensities"], ...] = (

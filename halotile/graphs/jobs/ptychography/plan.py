@@ -163,10 +163,12 @@ def _check_overlap(recipe: ScanRecipe) -> None:
     if len(pixels) < 2 or recipe.module:
         return
     span, (rows, columns) = np.ptp(pixels, axis=0), recipe.frame
-    remedy = "Are the positions in metres? Convert the scan with --position-unit, or mend them in the file."
+    remedy = (
+        "Are the positions in metres? Convert the scan with --position-unit, or correct them in the file."
+    )
     if span.max() < 1:
         raise ConfigError(
-            f"all positions lie within {span.max():.2g} of a pixel of the object, which is {shown_length(recipe.optics.pixel[0])}. {remedy}"
+            f"all positions are within {span.max():.2g} of a pixel of the object, which is {shown_length(recipe.optics.pixel[0])}. {remedy}"
         )
     in_patterns = np.divide(pixels, (rows, columns), out=pixels)  # one array for both: there may be millions
     some = in_patterns[:: 1 + len(pixels) // SOME_POSITIONS]
@@ -195,7 +197,7 @@ def _check_strays(recipe: ScanRecipe, in_patterns: NDArray[np.float64]) -> None:
         away = recipe.scan.positions[stray] - np.median(recipe.scan.positions, axis=0)
         place = " and ".join(shown_length(abs(length)) for length in away)
         raise ConfigError(
-            f"pattern {recipe.scan.numbers[stray]} overlaps no other: along rows and columns it lies {place} from the middle of the scan. Mend its position in the file, or leave it out there."
+            f"pattern {recipe.scan.numbers[stray]} overlaps no other: along rows and columns it is {place} from the middle of the scan. Correct its position in the file, or remove it there."
         )
 
 

@@ -164,7 +164,7 @@ def _network(job: Training) -> Network:
     network: Network = make_part("network", job.network, job)
     if network.begins_as_identity and job.method == "noise2void2":
         raise ConfigError(
-            f"method: noise2void2 replaces hidden pixels by medians, of which {network.name} learns next to nothing. Write method: noise2void, or network: {{name: unet}}."
+            f"method: noise2void2 replaces hidden pixels by medians, and {network.name} learns next to nothing from them. Write method: noise2void, or network: {{name: unet}}."
         )
     return network
 

@@ -83,7 +83,7 @@ def check_share(
         return
     fit = workers_that_fit(machine, needed)
     raise MemoryRefused(
-        f"run.workers is {workers}; each needs {bytes_text(needed)}, of which {what}. "
+        f"run.workers is {workers}; each needs {bytes_text(needed)}, including {what}. "
         f"{bytes_text(SHARED_BYTES)} of that are one copy for all; this machine has {bytes_text(machine)}."
         f"{beside} " + (f"Write run.workers: {fit}, or {smaller}." if fit else f"Write {smaller}.")
     )
@@ -121,7 +121,7 @@ class Need:
             self.remedy
             or f"Write run.memory_per_worker: {-(-self.total_bytes // MIB)}MiB, or {self.smaller}."
         )
-        return f"{self.what} needs {bytes_text(self.total_bytes)}, of which {self.describe()}.{self.remark} {remedy}"
+        return f"{self.what} needs {bytes_text(self.total_bytes)}, including {self.describe()}.{self.remark} {remedy}"
 
 
 def pinned(size: int) -> int:

@@ -276,7 +276,7 @@ def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
             if any(".path was " in line for line in differs):
                 moved = " --same-input takes your word that these are the same pixels at another place: every block that is done stays."
             else:
-                mended = "If these are the same images, mended or copied, run with --same-input. "
+                mended = "If these are the same images, repaired or copied, run with --same-input. "
         raise ResumeRefused(
             f"{plan.run_directory} belongs to a different job:\n{listed}\n"
             f"{mended}Write what it was, or run with {to_start_over(plan)} to start over.{moved}"

@@ -75,7 +75,7 @@ class HeldOutput:
         except OSError as error:
             raise read_error(f"{path}: it cannot be looked at", error) from error
         raise OutputRefused(
-            f"{path} {change}: not all of what is done lies there. Put it back and run again to go on, or run with --fresh "
+            f"{path} {change}: some finished blocks are missing there. Put it back and run again to go on, or run with --fresh "
             "to start over."
         )
 
