@@ -491,10 +491,6 @@ def _write_patterns(
     rows, columns = framing.windows(*patterns.shape[1:])
     with reading(source):
         recorded = np.asarray(patterns[:1, rows, columns])
-    if recorded.dtype.kind not in "uif":
-        raise InputError(
-            f"the patterns are {recorded.dtype.name}, which are no counts. Name an array of numbers: --patterns"
-        )
     first = framing.binned(recorded)
     dtype = _stored(first.dtype)
     shape = first.shape[1:]
