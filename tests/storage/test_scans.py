@@ -442,6 +442,18 @@ def test_a_scan_that_lost_patterns_is_refused(tmp_path: Path, monkeypatch: pytes
         open_summary(str(paths[0]))
 
 
+def test_the_suggested_result_is_beside_the_zarr_that_has_the_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zarr.open_group(tmp_path / "all.zarr")
+    path = tmp_path / "all.zarr" / "scan.zarr"
+    convert_scan(write_cxi(tmp_path / "scan.cxi"), str(path))
+    monkeypatch.chdir(path)
+    for place, result in ((str(path), "all.zarr.scan.result.cxi"), (".", "all.zarr.scan.zarr.result.cxi")):
+        said = CliRunner().invoke(app, ["info", place]).stdout
+        assert f"output: {{path: {tmp_path}/{result}}}" in said
+
+
 def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
     path, run = tmp_path / "scan.zarr", CliRunner().invoke
 
