@@ -117,7 +117,7 @@ def result_rows(
     if "loss" in last:
         last = {**last, "loss": last.get("loss_of_kept", last["loss"])}
         what = "amplitude_mse" if loss == LIKELIHOOD else "loss"
-        misfit = last.get("mean_loss", noise) if loss == LIKELIHOOD else last["loss"]
+        misfit = last.get("mean_loss", noise or 0.0) if loss == LIKELIHOOD else last["loss"]
         of_noise = noise if what == "loss" else None
         about = (
             f"; for these counts the noise of photons alone gives about {of_noise:.2g}" if of_noise else ""
