@@ -17,6 +17,7 @@ from halotile.graphs.kinds.base import Row
 from halotile.graphs.kinds.patterns import is_pattern, jobs_of
 from halotile.graphs.kinds.sections import STEM, DenoiserChoice, Input, Output
 from halotile.graphs.units import pixel_size_text, shape_text
+from halotile.storage.disk.place import outside_zarr
 
 if TYPE_CHECKING:
     from halotile.storage.arrays import Source
@@ -122,10 +123,10 @@ def _images_of(pattern: str) -> list[str]:
 
 def _output_of(path: str, word: str = "denoised") -> str:
     """Return the path of the output for an image, or those for a pattern."""
-    folder, name = os.path.split(path.rstrip("/"))
     if is_pattern(path):
-        plain = itertools.takewhile(lambda part: not glob.has_magic(part), Path(folder).parts)
-        return os.path.join(*plain, f"{STEM}.{word}.zarr")
+        plain = itertools.takewhile(lambda part: not glob.has_magic(part), Path(path).parts[:-1])
+        return os.path.join(os.path.dirname(outside_zarr(os.path.join(*plain, STEM))), f"{STEM}.{word}.zarr")
+    folder, name = os.path.split(outside_zarr(path.rstrip("/")))
     suffixes = r"(\.ome)?\.(zarr|tiff?|npy|h5|hdf5|png|jpe?g|czi|nd2|lif|vsi)$"
     stem = re.sub(suffixes, "", name, flags=re.IGNORECASE)
     return os.path.join("" if "://" in path else folder, f"{stem}.{word}.zarr")

@@ -127,10 +127,17 @@ def status(job: Job, *, follow: bool, as_json: bool) -> None:
         return
     counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
     rows = [("images", ", ".join(f"{count:,} {state}" for state, count in counts.items()))]
-    for path in [path for path in stand if states[path] != "finished"][:MOST_ROWS]:
+    unfinished = [path for path in stand if states[path] != "finished"]
+    for path in unfinished[:MOST_ROWS]:
         said = ": ".join(filter(None, (_name(path), states[path], reasons.get(path))))
         rows.append((_done(stand[path]), said))
+    rows += _listed(len(unfinished))
     print_rows(f"{counts.get('finished', 0):,} of {counted(len(stand), 'image')} finished", rows)
+
+
+def _listed(count: int) -> list[Row]:
+    """Return a row that says how many of so many images the rows above are of; none where they are of all."""
+    return [("", f"{MOST_ROWS} of {count:,} images, all of which --json lists")] if count > MOST_ROWS else []
 
 
 def _followed(job: Job, *, quiet: bool) -> dict[str, RunStatus | None]:
@@ -286,6 +293,7 @@ def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> lis
     rows = [
         ("images", f"{len(outcomes):,} of {len(outcomes) + len(ended.failed):,}"),
         *(("failed", f"{_name(path)}: {reason.removeprefix(f'{path}: ')}") for path, reason in failed),
+        *_listed(len(ended.failed)),
         (
             "blocks",
             f"{done:,} of {total:,} done{f', {resumed:,} of them by an earlier run' if resumed else ''}",
@@ -305,8 +313,11 @@ def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> lis
         for label, text in one.inspection.rows
     ]
     rows += [(label if n == 0 else "", text) for n, (label, text) in enumerate(found)]
+    if found:
+        rows += _listed(len(outcomes))
     if doubtful:
-        names = ", ".join(map(_name, doubtful[:MOST_ROWS]))
+        more = f" and {len(doubtful) - MOST_ROWS:,} more" if len(doubtful) > MOST_ROWS else ""
+        names = ", ".join(map(_name, doubtful[:MOST_ROWS])) + more
         rows.append(("warnings", f"above, for {counted(len(doubtful), 'image')}: {names}"))
     return rows + [row for one in list(outcomes)[:1] for row in look_rows(one.output)]
 

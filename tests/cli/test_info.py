@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,30 @@ def test_the_suggested_configuration_is_valid(tmp_path: Path, name: str) -> None
     job = load_denoising(config)
     assert job.input.path == str(tmp_path / name)
     assert job.output.path == str(tmp_path / name.replace(".npy", ".denoised.zarr"))
+
+
+@pytest.mark.parametrize(
+    ("inside", "path", "output"),
+    [
+        ("", "plate.zarr/A/1/0", "plate.zarr.A.1.0.denoised.zarr"),
+        ("", "plate.zarr/A/1/*", "{stem}.denoised.zarr"),
+        ("plate.zarr/A/1/0", ".", "plate.zarr.A.1.0.denoised.zarr"),
+        ("plate.zarr/A/1", "0", "plate.zarr.A.1.0.denoised.zarr"),
+        ("plate.zarr/A", "../../alone.zarr/", "alone.denoised.zarr"),
+        ("alone.zarr", ".", "alone.denoised.zarr"),
+    ],
+)
+def test_the_suggested_output_is_beside_the_zarr_that_has_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str, path: str, output: str
+) -> None:
+    for name in ("plate.zarr/A/1/0", "plate.zarr/A/2/0", "alone.zarr"):
+        zarr.create_array(tmp_path / name, data=noisy_image((40, 30), "uint8"))
+        for folder in (tmp_path / name).parents[: name.count("/")]:
+            zarr.open_group(folder)
+    monkeypatch.chdir(tmp_path / inside)
+    given = path if inside else str(tmp_path / path)
+    (written,) = re.findall(r'output: {path: "?(.+?)"?}\n', describe(given)["config"])
+    assert os.path.abspath(written) == str(tmp_path / output)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.JPEG"])

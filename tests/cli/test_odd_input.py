@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import tifffile
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from halotile.cli.exits import BAD_DATA
 from halotile.cli.main import app
+from tests.storage.fuzzing import ODD_HDF5, write_cxi, write_ptyd
 
 RUNNER = CliRunner()
 PIXELS = np.zeros((20, 33), np.float32)
@@ -69,6 +71,26 @@ ODD: dict[str, Callable[[Path], Path]] = {
     "the same in v2": lambda folder: _zarr(folder, 2, fill_value=-1),
     "chunks without pixels": lambda folder: _zarr(folder, 2, chunks=[0, 16]),
 }
+PLACES = {
+    "a.cxi": ("entry_1/data_1/data", "entry_1/data_1/translation", "entry_1/instrument_1/detector_1/mask", "entry_1/instrument_1/detector_1/data_dark"),
+    "a.ptyd": ("chunks/0/data", "chunks/1/positions", "chunks/0/weights", "meta/energy"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ["compound", "bytes", "references"])
+@pytest.mark.parametrize(("file", "name"), [(file, name) for file in PLACES for name in PLACES[file]])
+def test_a_dataset_of_a_scan_that_has_no_numbers_is_named(
+    tmp_path: Path, file: str, name: str, odd: str
+) -> None:
+    path = tmp_path / file
+    (write_cxi if file == "a.cxi" else write_ptyd)(path)
+    with h5py.File(path, "r+") as opened:
+        shape = opened[name].shape
+        del opened[name]
+        ODD_HDF5[odd](opened, name, shape)
+    assert f"{path}: {name} is no array of numbers" in _refused(path)
+
+
 STEPS: list[Any] = [
     "text",
     True,
@@ -91,11 +113,12 @@ def test_a_file_that_is_not_as_its_format_wants_it_is_refused(tmp_path: Path, od
     _refused(ODD[odd](tmp_path))
 
 
-def _refused(path: Path) -> None:
+def _refused(path: Path) -> str:
     result = RUNNER.invoke(app, ["info", str(path)])
     assert (result.exit_code, result.stderr[:7]) == (BAD_DATA, "error: ")
     assert path.name in result.stderr
     assert "unexpected" not in result.stderr
+    return result.stderr
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.simulated import SimulatedScan
+from tests.graphs.scans import job, words
 
 EPOCHS = 150
 LEVELS = (0.05, 0.2, 1.0, 10.0, 100.0)
@@ -102,6 +103,17 @@ def test_what_a_warning_says_makes_no_object_worse(counts: float) -> None:
     before, warns = found(counts, **EARLIER)
     assert warns or counts > 0.2
     assert not warns or found(counts, lr=0.02, held_out=0.05)[0] < 1.05 * before
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("loss", ["amplitude_mse", "poisson_nll"])
+def test_a_run_that_fits_the_noise_is_warned_of(tmp_path: Path, loss: str) -> None:
+    known = SimulatedScan(raster=(3, 3), pattern=32, step=14.0, photons=1000, phase=2.0)
+    write_scan(str(tmp_path / "scan.zarr"), known.scan, known)
+    stages = [{"epochs": 60, "lr": 0.05}]
+    path = job(tmp_path, model={"loss": loss}, held_out=0, stages=stages)
+    said = words(CliRunner().invoke(app, ["run", str(path), "--workers", "1"]))
+    assert "below that of photons alone: the object follows noise. Write held_out: 0.05" in said
 
 
 @pytest.mark.parametrize(("kept", "advises"), [(170, True), (169, False)])

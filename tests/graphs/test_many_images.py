@@ -213,7 +213,9 @@ def test_a_shared_cluster_is_started_once_and_again_after_its_loss() -> None:
 
 
 @pytest.mark.cluster
-def test_every_image_that_was_denoised_too_much_is_named(config: Path, starts: list[Order]) -> None:
+def test_every_image_that_was_denoised_too_much_is_named(
+    config: Path, starts: list[Order], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (config.parent / "scans/none.npy").unlink()
     for name in ("a", "b.c"):
         waves = np.sin(np.arange(300) / 4) + np.zeros((300, 1))
@@ -234,6 +236,12 @@ def test_every_image_that_was_denoised_too_much_is_named(config: Path, starts: l
     code, out, told = command("run", config, *words, "--set", "output.overwrite=true", "--quiet", "--json")
     assert (code, len(json.loads(out)["images"])) == (exits.OK, 2)
     assert told.splitlines() == warnings
+    for name in ("none", "neither"):
+        (config.parent / f"scans/{name}.npy").write_text(name)
+    monkeypatch.setattr("halotile.cli.many.MOST_ROWS", 1)
+    code, out, _ = command("run", config, *words)
+    assert (code, out.count("   1 of 2 images, all of which --json lists\n")) == (exits.QUARANTINED, 2)
+    assert "above, for 2 images: a.npy and 1 more\n" in out
 
 
 def test_status_says_which_image_cannot_be_read(config: Path) -> None:
@@ -268,6 +276,7 @@ def test_status_says_which_images_failed_and_names_twenty(config: Path) -> None:
     code, out, _ = command("status", config)
     assert (code, "4 not begun, 20 failed, 1 cannot be read" in out) == (exits.OK, True)
     assert " more03.npy: failed: too large.\n" in out
+    assert " 20 of 25 images, all of which --json lists\n" in out
     as_json = json.loads(command("status", config, "--json")[1])["images"]
     path = next(path for path in failed if "more03" in path)
     assert as_json[path] == {"state": "failed", "reason": "too large."}

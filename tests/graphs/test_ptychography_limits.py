@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,20 @@ def test_the_obj_of_another_program_is_begun_with_wherever_its_margins_end(folde
         np.testing.assert_array_equal(scan.object[4:-4, 4:-4], obj.astype(np.complex64))
         assert (scan.object[:4] == 1).all()
     np.testing.assert_allclose(scan.probe, 2 * usual.probe, rtol=1e-5, atol=1e-5 * np.abs(scan.probe).max())
+
+
+@pytest.mark.parametrize(("light", "warns"), [(1e-3, True), (0.1, False)])
+def test_a_mode_that_has_next_to_no_light_is_warned_of(folder: Path, light: float, warns: bool) -> None:
+    beam = np.array(halotile.ptychography.open(folder / "scan.zarr").probe[0])
+    with h5py.File(folder / "start.h5", "w") as file:
+        file["probe"] = np.stack([beam, np.sqrt(light) * np.roll(beam, 16, 0)])
+    path = job(folder, model={"modes": 2, "refine": ["object"]}, stages=[{"epochs": 1, "lr": 0.01}])
+    content = json.loads(path.read_text())
+    content["input"]["start"] = str(folder / "start.h5")
+    path.write_text(json.dumps(content))
+    said = words(CliRunner().invoke(app, ["run", str(path), "--workers", "1"]))
+    assert ("Write fewer modes, or give the modes as input.start" in said) is warns
+    assert ("a mode of the probe has" in said) is warns
 
 
 def test_a_recording_is_not_replaced_by_a_result(folder: Path) -> None:

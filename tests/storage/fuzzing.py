@@ -271,7 +271,7 @@ def write_result(path: Path) -> None:
 
 def try_scan(path: Path) -> None:
     """Look at a scan, convert it, and read everything of what is written."""
-    _refused(lambda: ScanFacts.of(str(path)))
+    _refused(lambda: _shown(path))
     with TemporaryDirectory() as folder:
         if _refused(lambda: convert_scan(str(path), f"{folder}/a.zarr")):
             try_scan_zarr(Path(folder, "a.zarr"))
@@ -279,7 +279,13 @@ def try_scan(path: Path) -> None:
 
 def try_scan_zarr(path: Path) -> None:
     """Read everything of a scan."""
-    _refused(lambda: (open_scan(str(path))[1][...], open_summary(str(path)), ScanFacts.of(str(path))))
+    _refused(lambda: (open_scan(str(path))[1][...], open_summary(str(path)), _shown(path)))
+
+
+def _shown(path: Path) -> Any:
+    """Everything that `recon-cli info` shows of a scan."""
+    facts = ScanFacts.of(str(path))
+    return facts and (facts.to_json(), facts.rows(), facts.next_step())
 
 
 def try_result(path: Path) -> None:
@@ -352,7 +358,8 @@ ODD_HDF5: dict[str, Callable[[Any, str, tuple[int, ...]], Any]] = {
     ),
     "a group": lambda file, name, shape: file.create_group(name),
     "null": lambda file, name, shape: file.__setitem__(name, h5py.Empty("f4")),
-    "compound": lambda file, name, shape: file.__setitem__(name, np.zeros(shape, [("r", "f4"), ("i", "f4")])),
+    "compound": lambda file, name, shape: file.__setitem__(name, np.zeros(shape, [("x", "f4"), ("y", "f4")])),
+    "references": lambda file, name, shape: file.create_dataset(name, shape, h5py.ref_dtype),
     "text": lambda file, name, shape: file.__setitem__(name, "none"),
     "bytes": lambda file, name, shape: file.__setitem__(name, np.full(shape, b"x")),
     "complex": lambda file, name, shape: file.__setitem__(name, np.ones(shape, complex)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import shutil
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,6 +110,36 @@ def test_any_copy_that_lacks_a_shard_is_refused_before_a_job_begins(tmp_path: Pa
     place = rf"{copied()}.*c/0/1: it is missing, although .* of {copied()}.*zarr\.json\. Otherwise restore"
     with pytest.raises(DamagedData, match=place):
         check_whole(copied())
+
+
+def test_a_shard_whose_end_was_read_is_not_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "a.zarr", ome=True)
+    monkeypatch.setattr(Path, "exists", lambda path: pytest.fail(f"{path} is looked for"))
+    check_whole(str(tmp_path / "a.zarr"))
+    check_whole(str(tmp_path / "a.zarr/1"))
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("a file", "decompressing data|Bad CRC-32"),
+        ("its header", "Bad magic number"),
+        ("the list", "Bad magic"),
+    ],
+)
+def test_a_damaged_zip_is_refused(tmp_path: Path, where: str, said: str) -> None:
+    written(tmp_path / "a.zarr", ome=True)
+    path = Path(shutil.make_archive(str(tmp_path / "b.zarr"), "zip", tmp_path / "a.zarr"))
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        header = archive.getinfo("1/zarr.json").header_offset
+        place = {"a file": header + 100, "its header": header, "the list": archive.start_dir}[where]
+    content[place : place + 4] = bytes(4)
+    path.write_bytes(content)
+    with pytest.raises(DamagedData, match=rf"^{path}: it cannot be read: .*({said}).* restore this file"):
+        check_whole(str(path))
 
 
 def test_an_object_that_is_lost_is_an_error(tmp_path: Path, object_store: ObjectServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import zarr
 from typer.testing import CliRunner
 
 from halotile.cli.exits import exit_code
@@ -20,7 +22,7 @@ from halotile.storage.scans import convert
 from halotile.storage.scans.convert import along_curve, convert_scan
 from halotile.storage.scans.framing import Framing
 from halotile.storage.scans.known import KnownValues
-from halotile.storage.scans.scan import open_scan, open_summary
+from halotile.storage.scans.scan import ARRAYS, open_scan, open_summary
 
 COUNT, EDGE = 30, 12
 DETECTOR = "entry_1/instrument_1/detector_1"
@@ -438,6 +440,64 @@ def test_a_scan_that_lost_patterns_is_refused(tmp_path: Path, monkeypatch: pytes
         DamagedData, match=rf"{first}: the shard is missing; 1 of the 5 .* or convert the scan again\.$"
     ):
         open_summary(str(paths[0]))
+
+
+def test_the_suggested_result_is_beside_the_zarr_that_has_the_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zarr.open_group(tmp_path / "all.zarr")
+    path = tmp_path / "all.zarr" / "scan.zarr"
+    convert_scan(write_cxi(tmp_path / "scan.cxi"), str(path))
+    monkeypatch.chdir(path)
+    for place, result in ((str(path), "all.zarr.scan.result.cxi"), (".", "all.zarr.scan.zarr.result.cxi")):
+        said = CliRunner().invoke(app, ["info", place]).stdout
+        assert f"output: {{path: {tmp_path}/{result}}}" in said
+
+
+def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
+    path, run = tmp_path / "scan.zarr", CliRunner().invoke
+
+    def change(file: Any) -> None:
+        file[f"{DETECTOR}/data_dark"] = np.ones((EDGE, EDGE))
+        file["entry_1/data_1/intensities"] = np.ones(COUNT)
+        file["probe"] = np.ones((EDGE, EDGE), complex)
+
+    convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(path), known=KnownValues(probe="probe"))
+    (tmp_path / "job.yaml").write_text(
+        f"version: 1\njob: ptychography\ninput: {{path: {path}}}\noutput: {{path: {tmp_path}/a.cxi}}\nmodel: {{field: far}}\n"
+    )
+    assert (
+        run(app, ["info", str(path)]).exit_code
+        == run(app, ["plan", str(tmp_path / "job.yaml")]).exit_code
+        == 0
+    )
+    shutil.copytree(path, tmp_path / "whole")
+    names = {entry.name for entry in path.iterdir() if entry.is_dir()} - {"patterns"}
+    assert names == {*ARRAYS, "mean", "maximum"}
+
+    def zeros(folder: Path) -> None:
+        zarr.open_array(folder)[...] = 0
+
+    for name in sorted(names):
+        for damage in (lambda folder: shutil.rmtree(folder / "c"), zeros, shutil.rmtree):
+            damage(path / name)
+            for command in (
+                ["info", path],
+                ["run", tmp_path / "job.yaml"],
+                ["export", path, tmp_path / "a.png"],
+            ):
+                done = run(app, [str(word) for word in command])
+                assert done.exit_code == exit_code(DamagedData()), done.output
+                assert re.search(
+                    rf"scan\.zarr: {name} is not what the conversion wrote: .* convert the scan again",
+                    done.stderr,
+                )
+            assert not list(tmp_path.glob("a.*"))
+            shutil.rmtree(path)
+            shutil.copytree(tmp_path / "whole", path)
+    del zarr.open_group(path).attrs["arrays"]
+    zeros(path / "mean")
+    assert not open_summary(str(path))[0].any()
 
 
 def test_numbers_in_a_file_that_is_missing_are_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.base import Row
 from halotile.graphs.units import shape_text
+from halotile.storage.disk.place import outside_zarr
 from halotile.storage.scans.formats import knows_scan, opened_scan
 from halotile.storage.scans.hdf5 import reading
 from halotile.storage.scans.lengths import shown_length
@@ -95,7 +96,7 @@ class ScanFacts:
 
     def next_step(self) -> str:
         """Say what to do with it."""
-        stem = os.path.splitext(self.path.rstrip("/"))[0]
+        stem = outside_zarr(os.path.splitext(self.path.rstrip("/"))[0])
         if not is_scan(self.path):
             return f"To reconstruct it, store it as a Zarr: recon-cli convert {self.path} {stem}.zarr"
         job = JOB.format(path=self.path, result=f"{stem}.result.cxi")

@@ -18,7 +18,7 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.object_claim import check_finished
 from halotile.storage.sharded.local_reader import lost_by_name
 from halotile.storage.sharded.ownership import is_marked, stored_digest
-from halotile.storage.stored_array import StoredArray
+from halotile.storage.stored_array import StoredArray, read_error
 
 
 def check_paths(source: Source, output: OutputPath, key: str = "output.path") -> None:
@@ -40,6 +40,7 @@ def check_apart(path: str, output: OutputPath, key: str = "output.path") -> None
 
 def check_whole(path: str) -> None:
     """Refuse an input that a run has begun to write and not finished, or that has lost a shard since: some pixels are missing."""
+    digest = b""
     for output in (path_of(path), path_of(path).parent):  # the input may be a level of an OME-Zarr group
         if isinstance(output, ObjectPath):
             check_finished(output)
@@ -48,7 +49,7 @@ def check_whole(path: str) -> None:
             continue
         if not (directory := RunDirectory.beside(output)).journal_path.is_file():
             if is_marked(output):
-                stored_digest(output)
+                digest += stored_digest(output)
             continue
         with suppress(DamagedData, ResumeRefused):  # damaged or of another version: its state is unknown
             journal = Journal.open_any(directory.journal_path)
@@ -57,8 +58,14 @@ def check_whole(path: str) -> None:
                     f"{output} is the output of a run that has {remaining:,} of {counted(journal.total, 'block')} left to do. "
                     f"`recon-cli resume {shlex.quote(str(output))}` finishes it; move {directory.path} away to read it as it is."
                 )
-        stored_digest(output)
-    if isinstance(place := path_of(path), Path) and (lost := lost_by_name(place)):
+        digest += stored_digest(output)
+    if digest or not isinstance(place := path_of(path), Path):
+        return
+    try:
+        lost = lost_by_name(place)
+    except Exception as error:  # of a damaged zip, among others
+        raise read_error(f"{path}: it cannot be read", error) from error
+    if lost:
         raise DamagedData(f"{lost}. Otherwise restore the file from a copy.")
 
 

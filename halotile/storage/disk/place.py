@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -93,6 +94,22 @@ def _has_global_beegfs_locks(options: frozenset[str]) -> bool:
 ZARR_JSON = "zarr.json"
 ZARR_FILES = (ZARR_JSON, ".zgroup", ".zarray")
 """Metadata files, one of which every Zarr has at its root."""
+
+
+def outside_zarr(path: str) -> str:
+    """Return a path for something that is made of the one given: beside the outermost Zarr that has it, with its names joined by dots.
+
+    Examples
+    --------
+    >>> outside_zarr("scans/a.npy")
+    'scans/a.npy'
+    """
+    whole = Path(os.path.abspath(path))
+    zarrs = [*takewhile(lambda folder: any((folder / name).is_file() for name in ZARR_FILES), whole.parents)]
+    if "://" in path or (not zarrs and whole.name == os.path.basename(path)):
+        return path
+    top = [whole, *zarrs][-1]
+    return str(top.parent / ".".join((top.name, *whole.relative_to(top).parts)))
 
 
 def broken_link(path: str | os.PathLike[str]) -> str:

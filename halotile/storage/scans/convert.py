@@ -22,7 +22,19 @@ from halotile.storage.scans.formats import opened_scan
 from halotile.storage.scans.framing import Framing, ShiftedPatterns, framed, shifted_scan
 from halotile.storage.scans.hdf5 import reading
 from halotile.storage.scans.known import KnownValues
-from halotile.storage.scans.scan import MARK, MAXIMUM, MEAN, OPTIONAL, PATTERNS, SHARDS, VERSION, Scan
+from halotile.storage.scans.scan import (
+    DIGESTS,
+    MARK,
+    MAXIMUM,
+    MEAN,
+    OPTIONAL,
+    PATTERNS,
+    SHARDS,
+    VERSION,
+    Scan,
+    arrays_in,
+    digests_of,
+)
 from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata
 from halotile.storage.sharded.ownership import stored_digest
 
@@ -376,6 +388,8 @@ def _write_group(
     source: str,
     report: Callable[[int, int], None],
 ) -> None:
+    import zarr
+
     if framing.corner:
         scan, patterns = shifted_scan(scan), ShiftedPatterns(patterns)
     kept = framed(scan, framing, patterns.shape)
@@ -400,6 +414,8 @@ def _write_group(
     _write_values(part, kept, source)
     mean = framing.binned(seen.sum) / len(order)
     _write_arrays(part, {MEAN: mean.astype(np.float32), MAXIMUM: maximum})
+    group = zarr.open_group(str(part), mode="r+")
+    group.attrs[DIGESTS] = digests_of(arrays_in(group))
 
 
 def along_curve(positions: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -475,10 +491,6 @@ def _write_patterns(
     rows, columns = framing.windows(*patterns.shape[1:])
     with reading(source):
         recorded = np.asarray(patterns[:1, rows, columns])
-    if recorded.dtype.kind not in "uif":
-        raise InputError(
-            f"the patterns are {recorded.dtype.name}, which are no counts. Name an array of numbers: --patterns"
-        )
     first = framing.binned(recorded)
     dtype = _stored(first.dtype)
     shape = first.shape[1:]

@@ -87,7 +87,7 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
     The columns of ``basis_vectors`` are the steps on the detector from row to row and from column to column. The translations are those
     of the sample: the beam moves the other way over it.
     """
-    patterns = _first(file, f"{ENTRY}/data_1/data", f"{DETECTOR}/data", kinds="")
+    patterns = _first(file, f"{ENTRY}/data_1/data", f"{DETECTOR}/data", kinds="iuf")
     is_module = patterns.ndim == 4 and patterns.shape[1] == 1  # one of a detector
     if is_module:
         patterns = FirstModule(patterns)

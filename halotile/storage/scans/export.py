@@ -120,13 +120,13 @@ def read_result(path: str) -> ScanResult:
 
 
 def worst_patterns(path: str) -> dict[str, Any]:
-    """Read which patterns of a result have the greatest loss, their losses, and the median of all; errors as of :func:`read_result`."""
+    """Read which patterns of a result have the greatest loss, their losses, and median and mean of all; errors as of :func:`read_result`."""
     with opened(path) as file, reading(path):
         losses, numbers = (file[f"{PROCESS}/{name}"][()] for name in ("pattern_loss", "numbers"))
     used = np.flatnonzero(losses)
     worst = used[np.argsort(-losses[used], kind="stable")[:WORST]]
     found = {"worst_patterns": numbers[worst].tolist(), "worst_losses": losses[worst].tolist()}
-    return found | {"median_loss": float(np.median(losses[used]))}
+    return found | {"median_loss": float(np.median(losses[used])), "mean_loss": float(losses[used].mean())}
 
 
 def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bool = False) -> list[str]:

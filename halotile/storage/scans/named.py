@@ -82,6 +82,10 @@ def read_named(container: Any, path: str, known: KnownValues) -> tuple[Scan, Sto
     stored = container
     if not hasattr(container, "shape"):
         stored = _dataset(container, path, known.patterns, "--patterns")
+    if stored.dtype.kind not in "iuf":
+        raise InputError(
+            f"{path}: the patterns are {stored.dtype}, which are no counts. Name an array of numbers: --patterns"
+        )
     if len(stored.shape) not in (3, 4):
         raise InputError(
             f"{path}: the patterns have shape {list(stored.shape)}, and a scan has (positions, rows, columns), or a raster of such."

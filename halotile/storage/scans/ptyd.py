@@ -90,7 +90,8 @@ def center_of(file: Any) -> tuple[int, int] | None:
 
 
 def _of_chunk(file: Any, chunk: str, name: str, ndim: int, tail: tuple[int, ...] = ()) -> Any:
-    if (found := dataset_in(file, f"chunks/{chunk}/{name}", ndim=ndim, tail=tail)) is None:
+    found = dataset_in(file, f"chunks/{chunk}/{name}", kinds="iuf", ndim=ndim, tail=tail)
+    if found is None:
         raise InputError(
             f"{file.filename} has no chunks/{chunk}/{name}, or a file that it links is not there."
         )
@@ -103,7 +104,8 @@ def _meta(file: Any, name: str, count: int = 1) -> list[float]:
     if (found := dataset_in(file, f"meta/{name}")) is None:
         raise InputError(f"{file.filename} has no meta/{name}. Write --{option}.")
     values = np.asarray(found[()], np.float64).ravel()
-    if values.size not in (1, count) or not np.isfinite(values).all():
+    is_odd = values.size not in (1, count) or not np.isfinite(values).all()
+    if is_odd or (name == "energy" and not values.all()):
         raise InputError(f"{file.filename}: meta/{name} is {values.tolist()}. Write --{option}.")
     return [float(value) for value in np.broadcast_to(values, count)]
 

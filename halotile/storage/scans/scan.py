@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ ARRAYS = {
 }  # fmt: skip
 """Arrays besides the patterns: kinds of their types, and numbers of axes."""
 OPTIONAL = tuple(ARRAYS)[2:]
-SHARDS = "shards"
-"""Attribute with the digest of the files of the patterns."""
+SHARDS, DIGESTS = "shards", "arrays"
+"""Attributes with the digest of the files of the patterns, and with those of the other arrays by their names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +119,33 @@ def is_scan(path: str | Path) -> bool:
         return False
 
 
+def arrays_in(group: Any) -> dict[str, NDArray[Any]]:
+    """Read every array of a scan but its patterns."""
+    expected = ARRAYS | dict.fromkeys((MEAN, MAXIMUM), ("f", 2))
+    found = {name: dataset_in(group, name, kinds=kind, ndim=n) for name, (kind, n) in expected.items()}
+    return {name: array[:] for name, array in found.items() if array is not None}
+
+
+def digests_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
+    """Digest of each array: of its type, its shape and its values."""
+    return {
+        name: hashlib.sha256(f"{array.dtype.str} {array.shape}".encode() + array.tobytes()).hexdigest()
+        for name, array in arrays.items()
+    }
+
+
+def _check_digests(arrays: Mapping[str, NDArray[Any]], expected: Any, path: str) -> None:
+    """Refuse arrays other than those that were converted; older versions noted no digests."""
+    if not isinstance(expected, Mapping):
+        return
+    found = digests_of(arrays)
+    if wrong := [name for name in {**expected, **found} if found.get(name) != expected.get(name)]:
+        raise DamagedData(
+            f"{path}: {', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not what the conversion wrote: files are lost, or something "
+            "changed them. Restore them from a copy, or convert the scan again."
+        )
+
+
 def open_summary(path: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Read the mean and the maximum of all patterns, (rows, columns) each; errors as of :func:`open_scan`."""
     import zarr
@@ -147,12 +175,12 @@ def open_scan(path: str) -> tuple[Scan, Source]:
     with reading(path):
         group = zarr.open_group(path, mode="r")
         attributes: dict[str, Any] = dict(group.attrs)
-        found = {name: dataset_in(group, name, kinds=kind, ndim=n) for name, (kind, n) in ARRAYS.items()}
-        arrays = {name: array[:] for name, array in found.items() if array is not None}
+        arrays = arrays_in(group)
     if attributes[MARK] != VERSION:
         raise InputError(
             f"{path} is a scan of version {attributes[MARK]}, and this halotile reads {VERSION}. Convert it again."
         )
+    _check_digests(arrays, attributes.get(DIGESTS), path)
     try:
         height, width = map(float, attributes["pixel"])
         scan = Scan(
@@ -162,7 +190,7 @@ def open_scan(path: str) -> tuple[Scan, Source]:
             angles=bool(attributes.get("angles")),
             full=int(attributes.get("full", 0)),
             remarks=tuple((str(label), str(text)) for label, text in attributes.get("remarks", ())),
-            **arrays,
+            **{name: arrays[name] for name in ARRAYS if name in arrays},
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         raise DamagedData(f"{path}: its attributes are damaged. Convert the scan again.") from None

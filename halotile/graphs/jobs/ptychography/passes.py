@@ -13,7 +13,7 @@ from typing import Any
 from halotile.errors import InputError
 from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
 from halotile.graphs.jobs.ptychography.photon_loss import photon_loss_of
-from halotile.graphs.jobs.ptychography.words import result_rows
+from halotile.graphs.jobs.ptychography.words import LIKELIHOOD, result_rows
 from halotile.graphs.kinds.base import Inspection, RunView
 from halotile.storage.scans.export import worst_patterns
 from halotile.storage.scans.scan import open_scan
@@ -74,7 +74,7 @@ class PtychographyWork(ProgramWork):
         with suppress(InputError, OSError, KeyError):  # the result may be elsewhere by now
             figures |= worst_patterns(str(self.output.path))
         noise, recipe = None, self.recipe
-        if recipe.loss == "amplitude_mse":
+        if recipe.loss in ("amplitude_mse", LIKELIHOOD):
             noise = photon_loss_of(str(Path(recipe.patterns.path).parent))
         counted = math.prod(recipe.patterns.shape)
         free = 2 * (math.prod(self.shape) + recipe.modes * math.prod(recipe.frame)) / counted

@@ -14,6 +14,8 @@ from halotile.graphs.units import shape_text
 from halotile.storage.scans.lengths import shown_length, shown_resolution
 from halotile.tasks.ptychography.recipe import warning_of_halves
 
+LIKELIHOOD = "poisson_nll"
+"""The loss without a zero: the `amplitude_mse` of its result is compared with that of the noise."""
 FAR_ABOVE = 2
 """Loss, relative to that of the noise, of which the user is told what it may come from."""
 HELD_OUT = (
@@ -83,11 +85,11 @@ def _own_model(figures: Figures) -> str:
 
 
 def result_rows(
-    # last row of the curve; beside it `worst_patterns` and `worst_losses`, lists, and `median_loss`
+    # last row of the curve; beside it `worst_patterns` and `worst_losses`, lists, `median_loss` and `mean_loss`
     last: Mapping[str, Any],
     drawing: Path,  # drawing of the object
     loss: str = "",  # name of what was minimised
-    noise: float | None = None,  # about the loss that the noise of photons alone gives
+    noise: float | None = None,  # about the `amplitude_mse` that the noise of photons alone gives
     free: float = 0.0,  # numbers that the fit is free to choose, relative to the counts
 ) -> list[Row]:
     """Return the end of a reconstruction as a table.
@@ -102,6 +104,8 @@ def result_rows(
     'the loss is 2.5 times that of photons alone: unless '
     >>> result_rows({"loss": 0.17}, Path("scan.png"), "amplitude_mse", 0.2, 0.04)[1][1][:70]
     'the loss is 15 % below that of photons alone: the object follows noise'
+    >>> result_rows({"loss": -13.0, "mean_loss": 0.17}, Path("scan.png"), "poisson_nll", 0.2, 0.04)[1][1][:79]
+    'the amplitude_mse is 15 % below that of photons alone: the object follows noise'
     >>> result_rows({"loss": 0.17, "kept": 9, "loss_of_kept": 0.19}, Path("scan.png"), "amplitude_mse", 0.2)[:2]
     [('loss', '0.19; for these counts the noise of photons alone gives about 0.2'), ('kept', 'epoch 9, which had the lowest loss on the held-out pixels')]
     >>> result_rows({"loss": 0.25, "loss_of_halves": 0.8, "resolution": 2e-7}, Path("scan.png"))[1]
@@ -112,11 +116,16 @@ def result_rows(
     rows = []
     if "loss" in last:
         last = {**last, "loss": last.get("loss_of_kept", last["loss"])}
-        about = f"; for these counts the noise of photons alone gives about {noise:.2g}" if noise else ""
+        what = "amplitude_mse" if loss == LIKELIHOOD else "loss"
+        misfit = last.get("mean_loss", noise or 0.0) if loss == LIKELIHOOD else last["loss"]
+        of_noise = noise if what == "loss" else None
+        about = (
+            f"; for these counts the noise of photons alone gives about {of_noise:.2g}" if of_noise else ""
+        )
         rows.append(("loss", f"{last['loss']:.4g}{about}"))
-        if noise and last["loss"] > FAR_ABOVE * noise:
+        if noise and misfit > FAR_ABOVE * noise:
             rows.append(
-                ("warning", f"the loss is {last['loss'] / noise:.2g} times that of photons alone: {CAUSES}")
+                ("warning", f"the {what} is {misfit / noise:.2g} times that of photons alone: {CAUSES}")
             )
         if "kept" in last:
             rows.append(
@@ -124,8 +133,8 @@ def result_rows(
             )
             if last["kept"] == last.get("iteration"):
                 rows.append(("note", MORE_EPOCHS))
-        elif noise and last["loss"] < BELOW * (1 - free) * noise:
-            below = f"the loss is {100 * (1 - last['loss'] / noise):.0f} % below that of photons alone: the object follows noise"
+        elif noise and misfit < BELOW * (1 - free) * noise:
+            below = f"the {what} is {100 * (1 - misfit / noise):.0f} % below that of photons alone: the object follows noise"
             rows.append(("warning", f"{below}. Write held_out: 0.05"))
     if last.get("faintest_mode", 1) < LOST:
         lost = f"a mode of the probe has {last['faintest_mode']:.2g} of the light: the patterns do not tell it from changes of the object, or it is not there"
