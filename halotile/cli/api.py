@@ -106,7 +106,7 @@ def info(path: str | Path, *, level: int = 0, dataset: str | None = None) -> dic
     level : int
         Resolution level; 0 is the finest.
     dataset : str, optional
-        Dataset inside an HDF5 file or a Zarr group, or scene of a microscope's file.
+        Dataset inside an HDF5 file, image or array inside a Zarr, or scene of a microscope's file.
 
     Returns
     -------
@@ -167,7 +167,7 @@ def preview(
     level : int
         Resolution level; 0 is the finest.
     dataset : str, optional
-        Dataset inside an HDF5 file or a Zarr group, or scene of a microscope's file.
+        Dataset inside an HDF5 file, image or array inside a Zarr, or scene of a microscope's file.
     overwrite : bool
         Replace an existing file.
 
@@ -234,7 +234,7 @@ def export(
     level : int
         Resolution level of the image that becomes the finest; 0 is the finest of the image.
     dataset : str, optional
-        Dataset inside an HDF5 file or a Zarr group, or scene of a microscope's file.
+        Dataset inside an HDF5 file, image or array inside a Zarr, or scene of a microscope's file.
     cog : bool
         Write a Cloud Optimized GeoTIFF with planes as bands, not an OME-TIFF.
     overwrite : bool

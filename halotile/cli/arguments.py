@@ -54,7 +54,9 @@ Level = Annotated[
 ]
 Dataset = Annotated[
     str | None,
-    typer.Option(help="Dataset inside an HDF5 file or a Zarr group, or scene of a microscope's file."),
+    typer.Option(
+        help="Dataset inside an HDF5 file, image or array inside a Zarr, or scene of a microscope's file."
+    ),
 ]
 RegionText = Annotated[
     str | None, typer.Option(metavar="Y0:Y1,X0:X1", help="Only these rows and columns, pixel by pixel.")

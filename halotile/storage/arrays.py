@@ -12,7 +12,7 @@ from halotile.errors import DamagedData, HalotileError, InputError, InputUnreada
 from halotile.storage.disk.place import ZARR_FILES, broken_link, is_array
 from halotile.storage.formats.base import Source
 from halotile.storage.rim import Readable
-from halotile.storage.stored_array import read_error
+from halotile.storage.stored_array import StoredArray, read_error
 
 __all__ = ["Source", "open_array", "open_source", "planes_last"]
 
@@ -40,8 +40,8 @@ def open_source(
     level : int
         Resolution level of an OME-Zarr or of a pyramidal TIFF; 0 is the finest.
     dataset : str or int, optional
-        The array of a Zarr group or HDF5 file; the series (a number) of a TIFF; the scene of a microscope's
-        file.
+        The array of a Zarr group or HDF5 file, or the image or level of an OME-Zarr in a Zarr; the series (a number) of a TIFF; the scene of
+        a microscope's file.
     axes : str, optional
         One letter for each axis, such as ``"tcyx"``; overrides the axes named in the file.
     complex_pixels : bool
@@ -79,18 +79,22 @@ def open_source(
     if level < 0:
         raise InputError(f"level is {level}: levels count from 0, the finest. Write 0 or more.")
     try:
-        module, text, inside = _format_of(text, dataset)
+        module, text, options = _format_of(text, dataset)
     except (HalotileError, MemoryError):
         raise
     except Exception as error:
         # Metadata that no library can parse, or a file that the system cannot read.
         raise read_error(f"{text}: its format cannot be determined", error) from error
-    source: Source = module.open(text, level=level, dataset=dataset, axes=axes, **inside)
+    source: Source = module.open(text, level=level, axes=axes, **options)
     if source.dtype.kind == "c" and not complex_pixels:
         raise InputError(
             f"{text}: the pixels are of type {source.dtype}, and an image to compute with is real. Write its real and imaginary "
             "parts, or magnitude and phase, as channels."
         )
+    if source.format == "zarr" and isinstance(source, StoredArray) and is_array(Path(text)):
+        from halotile.storage.images.image_groups import note_of_level
+
+        source.remarks += note_of_level(text)
     return source
 
 
@@ -111,8 +115,8 @@ def planes_last(source: Source) -> Source:
     return source.in_order(sorted(range(len(axes)), key=lambda axis: "yx".find(axes[axis])))
 
 
-def _format_of(text: str, dataset: str | None) -> tuple[Any, str, dict[str, str]]:
-    """The format module for a path or URL, with the path of the only image in a Zarr; where that is in a .zip, as an option."""
+def _format_of(text: str, dataset: str | None) -> tuple[Any, str, dict[str, str | None]]:
+    """The format module for a path or URL, with the path of the image in a Zarr, and options: its dataset, and the path of an image in a .zip."""
     path, is_url = Path(text), "://" in text
     if not is_url and not path.exists():
         raise InputError(_missing_path_message(path))
@@ -120,18 +124,20 @@ def _format_of(text: str, dataset: str | None) -> tuple[Any, str, dict[str, str]
     module = next((module for module in modules if is_url or module.claims(path)), None)
     if module is None:
         raise InputError(f"{path}: {_describe(path)}, which no format here reads. Readable: {_SUPPORTED}.")
-    # By its name, because all formats come from the registry.
-    is_zarr = getattr(module, "__name__", "") == "halotile.storage.formats.zarr"
-    if not is_zarr or dataset is not None or (not is_url and is_array(path)):
-        return module, text, {}
+    # By their names, because all formats come from the registry.
+    name = getattr(module, "__name__", "").removeprefix("halotile.storage.formats.")
+    is_known = name != "zarr" and (name != "ome" or dataset is None)
+    if is_known or (not is_url and is_array(path)):
+        return module, text, {"dataset": dataset}
     from halotile.storage.images.image_groups import image_inside
 
-    inside = image_inside(text)
-    if inside is None:
-        return module, text, {}
+    found = image_inside(text, dataset)
+    if found is None:
+        return registry.find("formats", "zarr"), text, {"dataset": dataset}
+    module, (group, level) = registry.find("formats", "ome"), found
     if path.is_file():
-        return registry.find("formats", "ome"), text, {"inside": inside}
-    return registry.find("formats", "ome"), f"{text.rstrip('/')}/{inside}" if inside else text, {}
+        return module, text, {"dataset": level, "inside": group}
+    return module, f"{text.rstrip('/')}/{group}" if group else text, {"dataset": level}
 
 
 def open_array(path: str | os.PathLike[str]) -> Readable:

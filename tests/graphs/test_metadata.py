@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +17,7 @@ from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
 import halotile
+from halotile.errors import InputError
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source
 from halotile.storage.sharded.output import create_output
@@ -49,6 +52,36 @@ def output_of(job: Any) -> zarr.Group:
 
 def gaussian(source: Path, output: Path, **parts: Any) -> Any:
     return job_of(source, output, "gaussian", {"sigma": 1}, **parts)
+
+
+@pytest.mark.parametrize(
+    ("series", "place", "advice"),
+    [
+        (("0", "1"), "folder", r"Write the path of one, such as (?P<path>.*)\.$"),
+        (("0", "1"), "zip", r"Write dataset: one of (?P<dataset>[^,]*), .*"),
+        (("A/1/0", "B/2/0"), "zip", r"Write dataset: one of (?P<dataset>[^,]*), .*"),
+    ],
+)
+def test_the_advice_for_a_root_of_several_images_keeps_sizes_and_channels(
+    tmp_path: Path, series: tuple[str, ...], place: str, advice: str
+) -> None:
+    root = tmp_path / "root.zarr"
+    zarr.create_group(root, attributes={"ome": {"version": "0.5", "bioformats2raw.layout": 3}})
+    for name in series:
+        zarr.create_group(root, path=name)
+        ome_zarr(root / name, noisy_image((1, 64, 48), "uint16"), "cyx", omero={"channels": [CHANNEL]})
+    source = root if place == "folder" else Path(shutil.make_archive(str(tmp_path / "a"), "zip", root))
+    with pytest.raises(InputError, match="contains several images") as refused:
+        make_plan(gaussian(source, tmp_path / "out.zarr"))
+    found = re.search(advice, str(refused.value))
+    assert found, refused.value
+    given = found.groupdict()
+    chosen = {"dataset": given["dataset"]} if "dataset" in given else {}
+    group = output_of(gaussian(Path(given.get("path", source)), tmp_path / "out.zarr", input=chosen))
+    ome: Any = group.attrs["ome"]
+    assert ome["omero"]["channels"] == [CHANNEL]
+    assert ome["multiscales"][0]["name"] == "cells"
+    assert ome["multiscales"][0]["datasets"][0]["coordinateTransformations"][0]["scale"] == [2, 2, 2]
 
 
 def test_an_ome_tiff_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:

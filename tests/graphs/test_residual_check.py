@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,9 +22,11 @@ from halotile.graphs.jobs.denoise.passes import inspect_residual
 from halotile.graphs.kinds.base import Inspection
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.outputs.claim import kept_of
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
+from halotile.storage.run_directory.directory import RunDirectory
 from tests.cases import all_of, thorough
 from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
 
@@ -215,6 +218,23 @@ def test_a_run_ends_with_its_figures_whatever_becomes_of_the_image(
     )
     monkeypatch.setattr(type(work_of(make_plan(job))), "inspect", lambda _: (tmp_path / "gone").stat())
     assert run(make_plan(job), cluster=cluster).inspection == Inspection()
+
+
+@pytest.mark.parametrize(("nodata", "earlier"), [*itertools.product(["none", "nan"], repeat=2)])
+def test_nan_is_said_where_another_run_has_written_the_output(
+    tmp_path: Path, nodata: str, earlier: str
+) -> None:
+    pixels = np.random.default_rng(0).normal(100, 10, (64, 64)).astype(np.float32)
+    output = tmp_path / "out.zarr"
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    first = make_plan(job_of(source, output, "gaussian", {"sigma": 1.0}, input={"nodata": earlier}))
+    RunDirectory.beside(output).create()
+    RunDirectory.beside(output).write_plan(kept_of(first))
+    pixels[[6, 20], [6, 0]] = np.nan
+    source = write_zarr(tmp_path / "other.zarr", pixels)
+    plan = make_plan(job_of(source, output, "gaussian", {"sigma": 1.0}, input={"nodata": nodata}))
+    said = "are holes (2 of 4,096)" if nodata == "nan" else "(2 of 4,096) are taken for measurements"
+    assert any(said in note for note in plan.notes)
 
 
 @pytest.mark.parametrize("nodata", ["none", "nan"])

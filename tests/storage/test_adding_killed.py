@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,17 @@ class FullDisk(MortalDisk):
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
+class Removals(Disk):
+    """A disk that records the names of the files that are removed."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def _unlink(self, path: Path) -> None:
+        self.names.append(path.name)
+        super()._unlink(path)
+
+
 def interrupted(path: Path, last: int = 40) -> list[Path]:
     """Levels of which some shards are written; returns their files."""
     with pytest.raises(Killed):
@@ -156,6 +168,19 @@ def test_a_damaged_chunk_is_named_and_nothing_is_added(tmp_path: Path) -> None:
     with pytest.raises(DamagedData, match="chunk file c/2/3"):
         add_levels(path)
     assert tree(path) == files
+    assert not (path / WORK).exists()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_the_lock_is_removed_last(tmp_path: Path, damaged: bool) -> None:
+    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
+    if damaged:
+        chunk = path / "0" / "c" / "2" / "3"
+        chunk.write_bytes(chunk.read_bytes()[:50])
+    disk = Removals()
+    with pytest.raises(DamagedData) if damaged else nullcontext():
+        add_levels(path, disk=disk)
+    assert disk.names[-1] == "lock"
     assert not (path / WORK).exists()
 
 

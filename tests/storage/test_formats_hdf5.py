@@ -67,6 +67,19 @@ def test_axes_are_called_as_the_dimensions_of_netcdf(tmp_path: Path, dims: tuple
     assert (source.axes, source.remarks) == (tuple(letters[name] for name in dims), ())
 
 
+def test_coordinates_of_netcdf_have_a_note(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.nc", "w") as file:
+        dataset = file.create_dataset("t", data=np.zeros((8, 9, 10), "f4"))
+        dataset.attrs["coordinates"] = "height lon"
+        no_variable = "This is a netCDF dimension but not a netCDF variable.        10"
+        for axis, (name, title) in enumerate({"time": "time", "lat": no_variable, "lon": "lon"}.items()):
+            scale = file.create_dataset(name, data=np.arange(8.0 + axis))
+            scale.make_scale(title)
+            dataset.dims[axis].attach_scale(scale)
+    (remark,) = open_source(tmp_path / "a.nc").remarks
+    assert remark.startswith("its coordinates time, lon, height are not written to the output")
+
+
 def test_a_user_block_in_front_is_no_obstacle(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=1024) as file:
         file.create_dataset("a", data=PICTURE)

@@ -104,8 +104,75 @@ def test_one_of_several_images_has_to_be_named(tmp_path: Path, version: str, ima
         open_source(root)
     assert open_source(root / images[1]).format == "ome"
     packed = shutil.make_archive(str(tmp_path / "a"), "zip", root)
-    with pytest.raises(InputError, match=f"Unpack it, and write .*{tmp_path}/a/{images[0]}"):
+    with pytest.raises(InputError, match=rf"{named}\. Write dataset: one of {', '.join(images)}\.$"):
         open_source(packed)
+    with pytest.raises(InputError, match=rf"'9', .* Write dataset: one of {', '.join(images)}\.$"):
+        open_source(root, dataset="9")
+
+
+@both
+@pytest.mark.parametrize("images", [["0", "1"], ["A/1/0", "B/2/0"]])
+@pytest.mark.parametrize("place", ["folder", "zip", "url"])
+def test_a_dataset_is_the_image_of_a_root_or_plate_or_a_level_of_one(
+    tmp_path: Path, version: str, images: list[str], place: str
+) -> None:
+    root = _root(tmp_path, version, images)
+    path = {
+        "folder": str(root),
+        "zip": shutil.make_archive(str(tmp_path / "a"), "zip", root),
+        "url": f"file://{root}",
+    }[place]
+    if place == "url":
+        pytest.importorskip("obstore")
+    alone = open_source(root / images[1], level=1)
+    of_image = open_source(path, dataset=images[1], level=1)
+    of_level = open_source(path, dataset=f"{images[1]}/s1")
+    for source in (of_image, of_level, pickle.loads(pickle.dumps(of_level))):
+        assert (source.axes, source.scale, source.units) == (alone.axes, alone.scale, alone.units)
+        assert (source.ome, source.remarks) == (alone.ome, ())
+        assert np.array_equal(source.read(Region.whole(source.shape)), LEVELS[1])
+    if place == "folder":
+        assert of_image.fingerprint() == of_level.fingerprint() == alone.fingerprint()
+    with pytest.raises(InputError, match="level is 2, but dataset s1 is level 1 itself"):
+        open_source(path, dataset=f"{images[1]}/s1", level=2)
+
+
+@both
+def test_each_of_two_multiscales_has_its_own_axes_scale_and_name(tmp_path: Path, version: str) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2 if version == "0.4" else 3)
+    images = []
+    for name, size, pixels in (("a", 0.5, LEVELS[0][0]), ("b", 3, LEVELS[1]), ("deep/0", 4, LEVELS[2])):
+        group.create_array(name, data=pixels)
+        steps = [{"type": "scale", "scale": [size] * pixels.ndim}]
+        entries = [{"path": name, "coordinateTransformations": steps}]
+        images.append({"name": f"image {name}", "axes": AXES[-pixels.ndim :], "datasets": entries})
+    group.create_array("other", data=LEVELS[0])
+    group.attrs.update(
+        {"multiscales": images} if version == "0.4" else {"ome": {"version": "0.5", "multiscales": images}}
+    )
+    first = open_source(tmp_path / "a.zarr")
+    assert first.remarks == (
+        "it has 3 multiscales, and this is the first: for another, write input.dataset: one of b, deep/0",
+    )
+    expected = {"a": ("yx", 0.5, "a"), "b": ("cyx", 3, "b"), "deep/0": ("cyx", 4, "deep/0")}
+    for dataset, (axes, size, name) in (expected | {"deep": expected["deep/0"]}).items():
+        source = open_source(tmp_path / "a.zarr", dataset=dataset)
+        assert ("".join(source.axes), source.scale) == (axes, (size,) * len(axes))
+        assert source.units[-2:] == ("micrometer", "micrometer")
+        assert (source.ome and source.ome.name, source.remarks) == (f"image {name}", ())
+    bare = open_source(tmp_path / "a.zarr", dataset="other", axes="cyx")
+    assert (bare.format, bare.scale) == ("zarr", (1.0, 1.0, 1.0))
+
+
+@both
+def test_the_array_of_a_level_is_bare_with_a_note_of_its_image(tmp_path: Path, version: str) -> None:
+    _write(tmp_path / "a.zarr", version)
+    source = open_source(tmp_path / "a.zarr" / "s1", axes="cyx")
+    assert (source.format, source.scale) == ("zarr", (1.0, 1.0, 1.0))
+    assert source.remarks == (
+        "it is read without the pixel sizes and channels of its OME-Zarr: for these, write "
+        f"input.path: {tmp_path}/a.zarr and input.dataset: s1",
+    )
 
 
 @pytest.mark.parametrize(("fill", "nodata"), [(0, None), (7, 7)])
@@ -268,10 +335,10 @@ def test_axes_that_the_user_names_have_no_remark(tmp_path: Path) -> None:
 
 
 @both
-def test_a_dataset_of_the_group_opens_as_a_plain_array(tmp_path: Path, version: str) -> None:
+def test_a_dataset_of_the_image_opens_as_that_level(tmp_path: Path, version: str) -> None:
     _write(tmp_path / "a.zarr", version)
-    source = open_source(tmp_path / "a.zarr", dataset="s1", axes="cyx")
-    assert (source.format, source.shape, source.scale) == ("zarr", (2, 32, 24), (1.0, 1.0, 1.0))
+    source = open_source(tmp_path / "a.zarr", dataset="s1", axes="zyx")
+    assert (source.format, source.axes, source.scale) == ("ome", ("z", "y", "x"), (1.0, 2.0, 2.0))
 
 
 @both

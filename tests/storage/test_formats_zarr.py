@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import threading
 from functools import partial
@@ -91,6 +92,29 @@ def test_the_fill_value_of_xarray_is_that_of_holes(
     source = open_source(tmp_path / "a.zarr", axes="yx")
     assert source.nodata == nodata
     assert ("-7 is taken as one, -8 as measured" in "".join(source.remarks)) == (nodata == -7)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("place", ["group", "array", "zip"])
+def test_coordinates_of_xarray_have_a_note(tmp_path: Path, zarr_format: Any, place: str) -> None:
+    xarray = pytest.importorskip("xarray")
+    coordinates = {
+        "x": np.linspace(0, 9, 50),
+        "lat": (("y", "x"), np.zeros((40, 50))),
+        "time": np.datetime64("2026-01-01", "ns"),
+    }
+    data = {"t": (("y", "x"), PICTURE), "u": (("y", "x"), PICTURE)}
+    path = tmp_path / "a.zarr"
+    xarray.Dataset(data, coordinates).to_zarr(path, zarr_format=zarr_format, consolidated=False)
+    if place == "array":
+        source = open_source(path / "t")
+    else:
+        packed = path if place == "group" else shutil.make_archive(str(tmp_path / "b"), "zip", path)
+        source = open_source(packed, dataset="t")
+    (remark,) = source.remarks
+    found = re.match(r"its coordinates (.*) are not written to the output", remark)
+    assert found
+    assert sorted(found[1].split(", ")) == ["lat", "time", "x"]
 
 
 def test_numbers_that_are_stored_with_another_sign_are_refused(tmp_path: Path) -> None:

@@ -228,6 +228,28 @@ def test_a_second_driver_in_the_same_process_is_refused(directory: RunDirectory)
     assert directory.is_running() is None
 
 
+def test_a_driver_that_waited_takes_the_next_lock_of_a_directory_that_was_removed(
+    directory: RunDirectory,
+) -> None:
+    taken, is_waiting = threading.Event(), threading.Event()
+
+    def goes_on() -> bool:
+        is_waiting.set()
+        return False
+
+    def wait() -> None:
+        with directory.lock(30, cut_short=goes_on):
+            taken.set()
+
+    waiter = threading.Thread(target=wait)
+    with directory.lock():
+        waiter.start()
+        assert is_waiting.wait(30)
+        directory.remove()
+    waiter.join()
+    assert taken.is_set()
+
+
 def test_checking_does_not_disturb_a_driver_that_starts(directory: RunDirectory) -> None:
     with directory.lock():
         pass

@@ -62,6 +62,23 @@ def test_a_job_reads_it_as_from_a_disk(place: tuple[str, Any], tmp_path: Path) -
     assert read_zarr(tmp_path / "out.zarr").shape == array.shape
 
 
+def test_a_dataset_is_an_image_of_a_root_or_a_level_of_one(place: tuple[str, Any]) -> None:
+    url, array = place
+    for name, size in (("", 0), ("0", 1), ("1", 2)):
+        group = zarr.create_group(array.store, path=name, overwrite=not name)
+        entry = {"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [size, size]}]}
+        image = {"multiscales": [{"axes": ["y", "x"], "datasets": [entry]}]}
+        group.attrs["ome"] = {"version": "0.5", **(image if size else {"bioformats2raw.layout": 3})}
+        if size:
+            group.create_array("0", data=PIXELS, chunks=(64, 64))
+    for dataset in ("1", "1/0"):
+        source = open_source(url, dataset=dataset)
+        assert (source.format, source.axes, source.scale) == ("ome", ("y", "x"), (2, 2))
+        assert np.array_equal(source[:9, :9], PIXELS[:9, :9])
+    with pytest.raises(InputError, match="Write dataset: one of 0, 1"):
+        open_source(url, dataset="2")
+
+
 def test_a_chunk_that_is_written_to_is_noticed(place: tuple[str, Any]) -> None:
     url, array = place
     source = open_source(url)

@@ -48,7 +48,7 @@ class Input:
     level: int = 0
     """Resolution level of an OME-Zarr or pyramidal TIFF; 0 is the finest."""
     dataset: str | int | None = None
-    """Path of the dataset inside an HDF5 file or a Zarr group, number of a TIFF's series, or scene of a microscope's file."""
+    """Path of the dataset inside an HDF5 file, of the array or image inside a Zarr, number of a TIFF's series, or scene of a microscope's file."""
     axes: str | None = None
     """One letter for each axis, such as "zyx" or "tcyx", where the file does not name them."""
     spacing: Mapping[str, float | str] = field(default_factory=dict)

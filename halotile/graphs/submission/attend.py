@@ -89,7 +89,7 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
         except ClusterFailed:
             files.restore(before)
             if is_new:
-                run.disk.remove_tree(run.path)
+                run.remove()
             raise
         submitted = replace(submission_in(run), number=number)  # it may have begun
         submitted.keep(files)

@@ -183,10 +183,12 @@ def make_header(
     image: bool = True,
     attributes: Mapping[str, Any] | None = None,
     fill: Any = None,
+    coordinates: Sequence[str] = (),
 ) -> Header:
     """The validated header of an array.
 
-    The ``attributes`` may be of the CF conventions; ``fill`` is another value of pixels without a measurement.
+    The ``attributes`` may be of the CF conventions; ``fill`` is another value of pixels without a measurement; ``coordinates`` are names of
+    other arrays with the coordinates along its axes.
     With ``image=False`` the array need not be an image: it may have any numeric type and any axes, which have no names.
     """
     pixels = tuple(int(n) for n in shape)
@@ -219,6 +221,7 @@ def make_header(
         remarks=(
             *(() if requested else remarks_on_axes(axes, pixels, named or ())),
             *_remarks_on_holes(holes),
+            *_remarks_on_coordinates(coordinates, attributes),
         ),
     )
 
@@ -258,6 +261,18 @@ def _remarks_on_holes(values: Sequence[float]) -> tuple[str, ...]:
     return (
         f"the file names several values of pixels without a measurement: {values[0]:.10g} is taken as one, {others} as measured. Write "
         "input.sides.mask, an image that is 0 in such pixels, or replace them",
+    )
+
+
+def _remarks_on_coordinates(along_axes: Sequence[str], attributes: Mapping[str, Any]) -> tuple[str, ...]:
+    """A remark on arrays with coordinates of the pixels, along their axes and by the attribute of the CF conventions."""
+    named = attributes.get("coordinates")
+    names = dict.fromkeys([*along_axes, *(named.split() if isinstance(named, str) else ())])
+    if not names:
+        return ()
+    return (
+        f"its coordinates {', '.join(names)} are not written to the output: copy them from the input. Sizes of pixels that they give can "
+        "be written as input.spacing",
     )
 
 

@@ -22,6 +22,7 @@ from halotile.storage.stored_array import StoredArray
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _CHECKSUM_BYTES = 4
+_NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 
 
 def claims(path: Path) -> bool:
@@ -55,6 +56,7 @@ class Hdf5Reader:
             named=[_axis_name(dimension) for dimension in pixels.dims],
             chunks=pixels.chunks,
             attributes=pixels.attrs,
+            coordinates=[*filter(None, map(_coordinate, pixels.dims))],
             identity={
                 # Of a link, this is the name of its target.
                 "dataset": os.fsdecode(pixels.name),
@@ -90,6 +92,14 @@ def _choose(h5py: Any, file: Any, dataset: str | None) -> tuple[str, Any]:
         f"no dataset was chosen, but the file holds {len(images)} datasets with two or more axes. "
         + _list_datasets(h5py, file)
     )
+
+
+def _coordinate(dimension: Any) -> str:
+    """The name of the dimension scale with the coordinates along an axis; empty for the scale of netCDF-4 without any."""
+    with suppress(RuntimeError, KeyError, ValueError):  # as below
+        if len(dimension) and not os.fsencode(dimension[0].attrs.get("NAME", "")).startswith(_NO_VARIABLE):
+            return os.fsdecode(dimension[0].name).rpartition("/")[2]
+    return ""
 
 
 def _axis_name(dimension: Any) -> str:

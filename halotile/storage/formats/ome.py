@@ -37,21 +37,24 @@ def claims(path: Path) -> bool:
 def open(  # noqa: A001 - common to all formats
     path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None, inside: str = ""
 ) -> Source:
-    """Open one level of an OME-Zarr image, ``inside`` another Zarr; with ``dataset``, that array of the group."""
-    if dataset is not None:
-        return plain.open(path, level=level, dataset=dataset, axes=axes)
-    return StoredArray(path, "ome", OmeReader, level=level, axes=axes, inside=inside)
+    """Open one level of the first image of an OME-Zarr group, or of the one that ``dataset`` names; the group is ``inside`` another Zarr."""
+    return StoredArray(path, "ome", OmeReader, level=level, dataset=dataset, axes=axes, inside=inside)
 
 
 class OmeReader(plain.ArrayReader):
     """An open level of an OME-Zarr image."""
 
-    def __init__(self, path: str, *, level: int, axes: str | None, inside: str = "") -> None:
+    def __init__(
+        self, path: str, *, level: int, dataset: str | None, axes: str | None, inside: str = ""
+    ) -> None:
         top = plain.open_node(path)
         group = top[inside] if inside else top
         attributes = plain.ome_attributes(group.attrs)
-        images, omero = attributes.get("multiscales"), attributes.get("omero")
-        image = first_image(images)
+        images: Any = attributes.get("multiscales")
+        omero = attributes.get("omero")
+        image, own_level = named_image(images, dataset) or (first_image(images), None)
+        if own_level is not None:
+            level = _only_level(own_level, level, dataset)
         entry = _level_entry(image, level)
         array = plain.choose_array(group, entry["path"])
         named, units = _axis_names(image.get("axes"), len(array.shape))
@@ -75,8 +78,11 @@ class OmeReader(plain.ArrayReader):
             ome=OmeImage(stated.position, _text(image.get("name")), checked_omero(omero)),
         )
         remarks = list(header.remarks)
-        if isinstance(images, list) and len(images) > 1:
-            remarks.append(f"it has {len(images)} multiscales, and this is the first: see input.dataset")
+        if dataset is None and (others := [paths[0] for paths in map(_paths, images[1:]) if paths]):
+            one = f"{'one of ' if others[1:] else ''}{', '.join(others)}"
+            remarks.append(
+                f"it has {len(images)} multiscales, and this is the first: for another, write input.dataset: {one}"
+            )
         if omero and checked_omero(omero) is None:
             header = replace(header, channels=valid_parts(omero))
             remarks.append("its omero attribute is not valid: only valid names and colours of it are kept")
@@ -90,15 +96,42 @@ class OmeReader(plain.ArrayReader):
 def first_image(multiscales: Any) -> Mapping[str, Any]:
     """The first image of a group, after validation of its levels."""
     image: Any = multiscales[0] if isinstance(multiscales, list) and multiscales else None
-    entries = image.get("datasets") if isinstance(image, dict) else None
-    if isinstance(entries, list) and all(
-        isinstance(entry, dict) and isinstance(entry.get("path"), str) for entry in entries
-    ):
+    if _paths(image) is not None:
         return dict(image)
     raise InputError(
         "its OME-Zarr attributes name no levels: multiscales[0].datasets is not a list with a path in each entry. "
         "Repair the attributes, or write dataset: the path of an array inside."
     )
+
+
+def named_image(multiscales: Any, dataset: str | None) -> tuple[Mapping[str, Any], int | None] | None:
+    """The image of a group with an array as one of its levels, and its number; or the image whose levels are all in a nested group."""
+    for image in multiscales if isinstance(multiscales, list) and dataset else ():
+        paths = _paths(image) or []
+        if dataset in paths:
+            return image, paths.index(dataset)
+        if paths and all(path.startswith(f"{dataset}/") for path in paths):
+            return image, None
+    return None
+
+
+def _paths(image: Any) -> list[str] | None:
+    """The path of each level of an image; None where its attributes are not valid."""
+    entries = image.get("datasets") if isinstance(image, dict) else None
+    if isinstance(entries, list) and all(
+        isinstance(entry, dict) and isinstance(entry.get("path"), str) for entry in entries
+    ):
+        return [entry["path"] for entry in entries]
+    return None
+
+
+def _only_level(own: int, requested: int, dataset: str | None) -> int:
+    """The level that a dataset is, after refusal of another one."""
+    if requested not in (0, own):
+        raise InputError(
+            f"level is {requested}, but dataset {dataset} is level {own} itself. Leave level out, or write another dataset."
+        )
+    return own
 
 
 def _level_entry(image: Mapping[str, Any], level: int) -> Mapping[str, Any]:

@@ -206,7 +206,8 @@ class ZarrReader(ArrayReader):
     """An open Zarr array; with ``image=False`` it need not be an image."""
 
     def __init__(self, path: str, *, dataset: str | None, axes: str | None, image: bool = True) -> None:
-        array = choose_array(open_node(path), dataset)
+        node = open_node(path)
+        array = choose_array(node, dataset)
         super().__init__(path, array)
         header = make_header(
             array.shape,
@@ -221,6 +222,7 @@ class ZarrReader(ArrayReader):
             image=image,
             attributes=(attributes := array.attrs.asdict()),
             fill=fill_of_xarray(array),
+            coordinates=_coordinates(path, node, array) if image else (),
         )
         place = read_georeference(attributes, header.rows_and_columns) if image else None
         self.header: Header = replace(header, georeference=place)
@@ -235,6 +237,29 @@ def _pixel_sizes(array: Any) -> dict[str, Any]:
         return {}
     valid = len(scale) == len(units) == array.ndim and all(0 < size < math.inf for size in scale)
     return {"scale": scale, "units": units} if valid else {}
+
+
+def _coordinates(path: str, node: Any, array: Any) -> list[str]:
+    """Names of the arrays beside an array with the coordinates along its axes, which have their names."""
+    group, folder = node, array.path.rpartition("/")[0]
+    if _is_array(node):
+        try:
+            group = open_node(os.path.dirname(os.path.abspath(path))) if os.path.isdir(path) else None
+        except InputError:  # the folder is no group
+            group = None
+    names = (name for name in _dimension_names(array) or () if isinstance(name, str))
+    return [name for name in names if group is not None and _has_line(group, f"{folder}/{name}".strip("/"))]
+
+
+def _has_line(group: Any, path: str) -> bool:
+    """Return True for an array of one axis at a path inside a group."""
+    try:
+        found = group.get(path)
+    except Exception as error:  # a name that zarr refuses, or a store that denies what it does not have
+        if not isinstance(error, ValueError) and not _is_denied(error):
+            raise
+        return False
+    return _is_array(found) and len(found.shape) == 1
 
 
 def fill_of_xarray(array: Any) -> Any:

@@ -241,9 +241,9 @@ def add_levels(
                 image.make(work, tick)
         except (ConfigError, InputError, OSError) as error:
             if isinstance(error, HalotileError) and not isinstance(error, InputUnreadable | OutputRefused):
-                disk.remove_tree(work.path)  # with this image there is nothing to go on
+                work.remove()  # with this image there is nothing to go on
             raise
-        disk.remove_tree(work.path)
+        work.remove()
     return image.outcome
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -28,27 +28,79 @@ def find_image(path: str) -> Path | None:
         return None
     if is_array(top):
         return next((folder for folder in (top.parent, top.parent.parent) if ome.claims(folder)), None)
-    inside = image_inside(path, ConfigError)
-    return None if inside is None else top / inside
+    inside = image_inside(path, of_several=ConfigError)
+    return None if inside is None else top / inside[0]
 
 
-def image_inside(path: str, of_several: type[HalotileError] = InputError) -> str | None:
-    """The path inside a Zarr, at a path or URL, of its only image; empty for the Zarr itself, None where there is none."""
+def note_of_level(path: str) -> tuple[str, ...]:
+    """A note on the array at a path on a disk that is a level of an image; none for another array."""
+    with suppress(InputError):
+        if group := find_image(path):
+            level = os.path.relpath(os.path.realpath(os.path.expanduser(path)), group)
+            if _holder(open_node(str(group)), level):
+                return (
+                    "it is read without the pixel sizes and channels of its OME-Zarr: for these, write "
+                    f"input.path: {group} and input.dataset: {level}",
+                )
+    return ()
+
+
+def image_inside(
+    path: str, dataset: str | None = None, *, of_several: type[HalotileError] = InputError
+) -> tuple[str, str | None] | None:
+    """Find the image in a Zarr, at a path or URL, that a dataset names or is a level of; without one, the only image.
+
+    Returns
+    -------
+    (str, str or None) or None
+        The path of its group inside the Zarr, empty for the Zarr itself, and that of the dataset inside the group; None where there is no image.
+    """
     try:
         top = open_node(os.path.expanduser(path))
     except InputError as error:
         raise type(error)(f"{path}: {error}") from error
-    found = _images_in(top, DEEPEST) if hasattr(top, "members") else iter(())
+    if not hasattr(top, "members"):
+        return None
+    if dataset and (holder := _holder(top, dataset)):
+        return holder
+    node = top if dataset is None else _node(top, dataset)
+    searched = top if node is None else node
+    found = _images_in(searched, DEEPEST) if hasattr(searched, "members") else iter(())
     names = list(itertools.islice(found, _MOST_LISTED + 1))
-    if len(names) > 1:
-        listed = ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
-        folder, unpack = (
-            (path.removesuffix(".zip"), "Unpack it, and write") if os.path.isfile(path) else (path, "Write")
-        )
+    if node is None and names not in ([], [""]):
         raise of_several(
-            f"{path} contains several images: {listed}. {unpack} the path of one, such as {os.path.join(folder, names[0])}."
+            f"{path}: dataset is {dataset!r}, but no image or array there has this path. Write dataset: one of {_listed(names)}."
         )
-    return names[0] if names else None
+    if len(names) > 1:
+        advice = (
+            f"dataset: one of {_listed(names)}"
+            if os.path.isfile(path)
+            else f"the path of one, such as {os.path.join(path, names[0])}"
+        )
+        raise of_several(f"{path} contains several images: {_listed(names)}. Write {advice}.")
+    return (names[0], None) if names and node is not None else None
+
+
+def _holder(top: Any, dataset: str) -> tuple[str, str | None] | None:
+    """The path of the innermost group whose image a dataset is or belongs to, and the path of the dataset inside it."""
+    parts = dataset.strip("/").split("/")
+    for count in range(len(parts), -1, -1):
+        group, inside = "/".join(parts[:count]), "/".join(parts[count:]) or None
+        images = ome_attributes(getattr(_node(top, group), "attrs", {})).get("multiscales")
+        if images and (inside is None or ome.named_image(images, inside)):
+            return group, inside
+    return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
+
+
+def _node(top: Any, path: str) -> Any:
+    """The array or group at a path inside a group; None where there is none."""
+    with suppress(KeyError, ValueError):  # ValueError: zarr refuses names such as "../other"
+        return top[path] if path else top
+    return None
 
 
 def _images_in(group: Any, depth: int) -> Iterator[str]:

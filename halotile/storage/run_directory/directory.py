@@ -90,6 +90,11 @@ class RunDirectory:
         self.check_place()  # afterwards: what another user puts there now is not followed
         self.path.chmod(_DIRECTORY_MODE)
 
+    def remove(self) -> None:
+        """Remove the directory within :meth:`lock`; another call may take it as soon as its lock file, the last one, is gone."""
+        with suppress(OSError):
+            self.disk.remove_tree(self.path, last=(names.LOCK,))
+
     def check_place(self) -> None:
         """Refuse a path with anything that is not a run directory."""
         check_access(self.path)
@@ -250,10 +255,7 @@ class RunDirectory:
 
         ``patience_seconds``: maximum time to wait for another driver; ``cut_short``: callback that returns True to end the wait early.
         """
-        self.create()
-        with self._lock_file(os.O_RDWR | os.O_CREAT) as fd:
-            if not acquire(fd, patience_seconds, cut_short) or not self._is_lock_file(fd):
-                raise self._in_use(read_holder(fd))
+        with self._locked_file(patience_seconds, cut_short) as fd:
             try:
                 write_holder(fd)
                 remove_partials(self.path, self.disk)
@@ -266,8 +268,19 @@ class RunDirectory:
                 ) from error
             finally:
                 if self.is_scratch and not (self.state_path / names.REPLACED).exists():
-                    with suppress(OSError):  # another call may take the folder as soon as the lock is gone
-                        self.disk.remove_tree(self.path, last=(names.LOCK,))
+                    self.remove()
+
+    @contextmanager
+    def _locked_file(self, patience_seconds: float, cut_short: Callable[[], bool]) -> Iterator[int]:
+        """Open and lock the lock file, or the next one where its holder has removed it."""
+        while True:
+            self.create()
+            with self._lock_file(os.O_RDWR | os.O_CREAT) as fd:
+                if not acquire(fd, patience_seconds, cut_short):
+                    raise self._in_use(read_holder(fd))
+                if self._is_lock_file(fd):
+                    yield fd
+                    return
 
     @contextmanager
     def _lock_file(self, flags: int) -> Iterator[int]:

@@ -61,7 +61,7 @@ def _transformations(holder: Mapping[str, Any], count: int) -> Iterator[tuple[st
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise InputError(
             f"its coordinateTransformations are {steps!r:.200}: OME-Zarr requires a list of scales and translations, each with a "
-            f"number for each of the {count} axes. Repair the attributes, or write dataset: the path of an array inside."
+            f"number for each of the {count} axes. Repair the attributes, or write the path of the level itself, which is read without them."
         ) from None
 
 

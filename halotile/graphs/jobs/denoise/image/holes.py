@@ -64,11 +64,8 @@ def choose_holes(
     value = _value(job, original, dtype)
     has_nan = is_float and job.input.nodata != "none"
     is_plain = value is None and not has_nan and mask is None
-    if is_plain and (previous or not is_float or job.run.on_nan == "fail"):
+    if is_plain and (not is_float or job.run.on_nan == "fail"):
         return Holed(None, ())
-    known = previous["identity"].get("holes") if previous else None
-    if known and (known["value"], known.get("nan", True)) == (value, has_nan):
-        return _noted(Holes(**known), dtype, source.shape)
     counted = _counted(measured(source, value, None, spatial, len(source.shape)), mask, spatial)
     if is_plain:
         there = _number_text(counted.holes, source.shape)
@@ -90,7 +87,9 @@ def choose_holes(
         notes.append(f"masked pixels ({there}) stay as they are, and no other pixel depends on them")
     if is_float:
         notes += note_of_far_value(counted.ends, job, by_samples=math.prod(source.shape) > COUNTED_PIXELS)
-    return Holed(holed.holes, tuple(notes))
+    known: Any = previous["identity"].get("holes") if previous else None
+    is_kept = known and (known["value"], known.get("nan", True)) == (value, has_nan)
+    return Holed(Holes(**known) if is_kept else holed.holes, tuple(notes))
 
 
 def note_of_far_value(ends: Ends, job: Denoising, *, by_samples: bool) -> tuple[str, ...]:
