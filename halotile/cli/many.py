@@ -137,7 +137,7 @@ def status(job: Job, *, follow: bool, as_json: bool) -> None:
 
 def _listed(count: int) -> list[Row]:
     """Return a row that says how many of so many images the rows above are of; none where they are of all."""
-    return [("", f"{MOST_ROWS} of {count:,} images, all of which --json lists")] if count > MOST_ROWS else []
+    return [("", f"{MOST_ROWS} of {count:,} images; --json lists all")] if count > MOST_ROWS else []
 
 
 def _followed(job: Job, *, quiet: bool) -> dict[str, RunStatus | None]:

@@ -240,7 +240,7 @@ def test_every_image_that_was_denoised_too_much_is_named(
         (config.parent / f"scans/{name}.npy").write_text(name)
     monkeypatch.setattr("halotile.cli.many.MOST_ROWS", 1)
     code, out, _ = command("run", config, *words)
-    assert (code, out.count("   1 of 2 images, all of which --json lists\n")) == (exits.QUARANTINED, 2)
+    assert (code, out.count("   1 of 2 images; --json lists all\n")) == (exits.QUARANTINED, 2)
     assert "above, for 2 images: a.npy and 1 more\n" in out
 
 
@@ -276,7 +276,7 @@ def test_status_says_which_images_failed_and_names_twenty(config: Path) -> None:
     code, out, _ = command("status", config)
     assert (code, "4 not begun, 20 failed, 1 cannot be read" in out) == (exits.OK, True)
     assert " more03.npy: failed: too large.\n" in out
-    assert " 20 of 25 images, all of which --json lists\n" in out
+    assert " 20 of 25 images; --json lists all\n" in out
     as_json = json.loads(command("status", config, "--json")[1])["images"]
     path = next(path for path in failed if "more03" in path)
     assert as_json[path] == {"state": "failed", "reason": "too large."}

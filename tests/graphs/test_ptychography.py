@@ -170,6 +170,10 @@ def test_the_resolution_is_that_of_two_halves(folder: Path) -> None:
         done = CliRunner().invoke(app, ["export", str(folder / "both.cxi"), sheet])
     assert "--overwrite" in done.output
     assert CliRunner().invoke(app, ["export", str(folder / "one.cxi"), sheet, "--overwrite"]).exit_code == 0
+    with h5py.File(folder / "both.cxi", "a") as damaged:
+        del damaged["entry_1/process_1/ring_threshold"]
+    without = CliRunner().invoke(app, ["export", str(folder / "both.cxi"), sheet, "--overwrite"])
+    assert without.exit_code == 0, without.output
     assert Path(sheet).read_bytes()[1:4] == b"PNG"
 
 

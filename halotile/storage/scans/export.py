@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -103,9 +103,8 @@ def read_result(path: str) -> ScanResult:
             _values(file, f"entry_1/sample_1/geometry_1/{name}", 2, (3,))[:, 1::-1]
             for name in ("translation_before", "translation")
         )
-        rings = {name: file[f"{PROCESS}/{name}"][()] for name in RINGS if f"{PROCESS}/{name}" in file}
-        places = [f"{PROCESS}/compared/{name}" for name in PatternComparison._fields]
-        compared = [file[place][()] for place in places if place in file]
+        rings = _all_of(file, PROCESS, RINGS)
+        compared = _all_of(file, f"{PROCESS}/compared", PatternComparison._fields)
         return ScanResult(
             image,
             probe,
@@ -114,9 +113,19 @@ def read_result(path: str) -> ScanResult:
             before,
             after,
             (slice(start[0], stop[0]), slice(start[1], stop[1])),
-            rings or None,
-            PatternComparison(*compared) if compared else None,
+            rings,
+            PatternComparison(**compared) if compared else None,
         )
+
+
+def _all_of(file: Any, group: str, names: Iterable[str]) -> dict[str, Any] | None:
+    """Return these numbers of a group; None where one of them is missing."""
+    found = {name: dataset_in(file, f"{group}/{name}", kinds="iufcb") for name in names}
+    return (
+        None
+        if any(each is None for each in found.values())
+        else {name: each[()] for name, each in found.items()}
+    )
 
 
 def worst_patterns(path: str) -> dict[str, Any]:

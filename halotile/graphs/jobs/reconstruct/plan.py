@@ -244,6 +244,7 @@ def _open(job: Reconstruction, begun: Begun, request: PlanRequest) -> _Opened:
     if job.shape == "auto" and all(image.shape != shape for image in images.values()):
         notes += note_of_shape(shape, [source.shape for source in data])
     for source in data[:1]:
+        notes += source.remarks
         notes += note_of_packing(source, "reconstructed", "The image is in them too, and names no packing")
     for key, image in images.items():
         _check_image(image, key, shape)

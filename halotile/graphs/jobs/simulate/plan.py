@@ -139,8 +139,9 @@ def plan_simulation(job: Simulation, begun: Begun, request: PlanRequest) -> Plan
                 for measurement in measurements
             ],
         },
-        notes=tuple(
-            note_of_packing(reference, "simulated", "The measurements are in them too, and name no packing")
+        notes=(
+            *reference.remarks,
+            *note_of_packing(reference, "simulated", "The measurements are in them too, and name no packing"),
         ),
         discards_others=job.output.overwrite,
     )
