@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +12,9 @@ from halotile.errors import ConfigError
 
 def main() -> None:
     """Entry point: processes that import torch for workers or trials are started before anything else is imported."""
+    if sys.getfilesystemencoding() != "utf-8":  # names in job files are text of UTF-8, whatever the locale
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     _begin_early(sys.argv[1:])
     from halotile.cli.main import main as run_command
 

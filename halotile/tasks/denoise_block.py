@@ -173,7 +173,8 @@ class DenoiseStages:
     def check(self) -> None:
         """Refuse a denoiser whose result for a tile depends on the tiles before it."""
         task = self.task
-        check_purity(task.denoiser, len(task.roles.spatial), self.tiles.cpu_model, task.sides)
+        dims, dtype = len(task.roles.spatial), task.tiling.work_dtype
+        check_purity(task.denoiser, dims, self.tiles.cpu_model, task.sides, dtype)
 
     def read(self, block: Block) -> ReadBlock:
         """Read the window of the image and of each side input, and stage them."""

@@ -144,7 +144,8 @@ class ImageStages:
         """Refuse a denoiser whose result for a tile depends on the tiles before it."""
         for part, runner in zip(self.task.denoised, self.runners, strict=True):
             if runner not in _checked:
-                check_purity(part.denoiser, len(part.roles.spatial), runner.cpu_model)
+                dims, dtype = len(part.roles.spatial), part.tiling.work_dtype
+                check_purity(part.denoiser, dims, runner.cpu_model, dtype=dtype)
                 _checked.add(runner)
 
     def read(self, block: Block) -> Scope:

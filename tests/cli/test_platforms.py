@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from halotile.graphs.scripts import doctor
+from tests.cases import thorough
 
 AS_ON_WINDOWS = "import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; "
 
@@ -33,6 +37,45 @@ def test_the_command_names_wsl_on_windows(code: str) -> None:
 def test_a_script_is_told_the_same() -> None:
     done = _run("import halotile; halotile.denoise")
     assert done.stderr.splitlines()[-1].startswith("ImportError: halotile does not run on Windows")
+
+
+JOB = """# größe in µm → Ж
+version: 1
+job: denoise
+input: {path: größe.npy}
+output: {path: Ж→.zarr, shard: 128, chunk: 32}
+denoiser: {name: gaussian, sigma: 1.0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("info größe.npy", "größe.npy"),
+        ("plan jöb→.yaml", "Ж→.zarr"),
+        ("status fehlt→.zarr", "fehlt→.zarr: "),
+        ("resume fehlt→.zarr", "fehlt→.zarr: "),
+        ("verify fehlt→.zarr", "fehlt→.zarr: "),
+        ("levels fehlt→.zarr", "fehlt→.zarr"),
+        ("preview größe.npy bild→.png", "bild→.png"),
+        ("export größe.npy bild→.tif", "bild→.tif"),
+        ("convert fehlt→.h5 scan→.zarr", "fehlt→.h5"),
+        thorough("run jöb→.yaml", "Ж→.zarr"),
+        thorough("try jöb→.yaml blätter→.png --set denoiser.sigma=1,2", "blätter→.png"),
+    ],
+)
+def test_words_and_names_are_utf8_in_any_locale(words: str, said: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "größe.npy", np.random.default_rng(0).random((64, 64), np.float32))
+    (tmp_path / "jöb→.yaml").write_text(JOB, "utf-8")
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "halotile", *words.split()],
+        cwd=tmp_path, env=os.environ | plain, capture_output=True, timeout=120
+    )  # fmt: skip
+    text = (done.stdout + done.stderr).decode()
+    assert said in text
+    assert "Unicode" not in text
+    assert done.returncode in ((0,) if "fehlt" not in words else (2, 4)), text
 
 
 @pytest.mark.parametrize(

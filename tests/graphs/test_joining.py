@@ -6,9 +6,13 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from halotile import torch_group
 from halotile.errors import ConfigError
@@ -146,6 +150,32 @@ def test_a_program_that_has_a_process_group_keeps_it(tmp_path: Path) -> None:
     lines = [process.communicate(timeout=120)[0].splitlines() for process in started]
     both = [[f"{rank} 2 3.0 2 2"] * 2 for rank in range(2)]
     assert lines == [[*both[0], "0 1 1.0 1 1"], [*both[1], "0 1 2.0 1 1"]]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            "mesh",
+            r"process_group is DeviceMesh.* no ProcessGroup of torch\. Write .*mesh\.get_group\('space'\)",
+        ),
+        ("space", r"process_group is 'space', which is no ProcessGroup of torch\. Write "),
+        (dist.GroupMember.NON_GROUP_MEMBER, r"process_group does not hold this rank"),
+        (None, ""),
+    ],
+)
+def test_a_process_group_that_is_none_is_refused(given: Any, expected: str, tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "space"))
+        chosen = mesh if given == "mesh" else given
+        with (
+            pytest.raises(ConfigError, match=expected) if expected else nullcontext(),
+            torch_group.join(device_mode="cpu", process_group=chosen) as group,
+        ):
+            assert group.world_size == 1
+    finally:
+        dist.destroy_process_group()
 
 
 def test_ranks_without_a_place_to_meet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

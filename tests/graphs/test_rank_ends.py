@@ -21,8 +21,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 from distributed import Client
+from torch.utils.data import DataLoader, TensorDataset
 
-from halotile import DistributedContext, torch_group
+from halotile import DistributedContext, collectives, torch_group
 from halotile.errors import DiskRefused, PeerLost, RankFailed, WorkerDied
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.clusters.common.answers import Unanswered, ask, fetch, present_workers
@@ -162,8 +163,50 @@ def test_a_rank_that_fails_in_an_unusual_way_is_reported_in_words(
     assert set(present_workers(four.client)) == before
 
 
-def test_a_rank_may_start_processes(four: DistributedContext) -> None:
-    assert four.run_torch(load_in_processes, ranks=2) == [3.0, 3.0]
+def load_by_workers(_: TorchGroup) -> float:
+    pixels = DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2, num_workers=2)
+    return sum(float(batch.sum()) for (batch,) in pixels)
+
+
+@pytest.mark.parametrize(("function", "result"), [(load_in_processes, 3.0), (load_by_workers, 8.0)])
+def test_a_rank_may_start_processes(
+    four: DistributedContext, function: Callable[[TorchGroup], float], result: float
+) -> None:
+    assert four.run_torch(function, ranks=2) == [result] * 2
+
+
+ABORTED = r"rank 0 of 2 failed: its worker \S+ died(?s:.)* passed a collective another dtype"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x, group: group.all_reduce(x), ABORTED),
+        (lambda x, group: group.broadcast(x, 1), ABORTED),
+        (
+            lambda x, group: group.broadcast(x),
+            r"rank 0 broadcast another number or type of numbers than the 4 of torch\.float64 that rank 1 waits for",
+        ),
+        (
+            lambda x, group: group.sum_slots({group.rank: x}, 2),
+            r"rank 1 sent 16 bytes, and 8 were expected of it",
+        ),
+        (
+            lambda x, group: collectives.all_gather_v(x, group, [4, 4]),
+            r"rank 1 sent 32 bytes, and 16 were expected",
+        ),
+    ],
+    ids=["all_reduce", "broadcast of more", "broadcast of less", "sum_slots", "all_gather_v"],
+)
+def test_another_dtype_on_one_rank_is_reported_in_words(
+    four: DistributedContext, call: Callable[[torch.Tensor, TorchGroup], Any], words: str
+) -> None:
+    def program(group: TorchGroup) -> None:
+        call(torch.ones(4, dtype=torch.float64 if group.rank else torch.float32), group)
+
+    with pytest.raises(RankFailed, match=words):
+        four.run_torch(program, ranks=2)
+    four.client.wait_for_workers(4, timeout=60)
 
 
 @pytest.fixture

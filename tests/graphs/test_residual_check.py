@@ -169,6 +169,29 @@ def test_another_brightness_is_warned_of_in_each_channel_also_of_colours_togethe
     assert warning.startswith("the result is darker than the image in c=1, by 1.")
 
 
+@pytest.mark.parametrize("factor", [1e-100, thorough(1e-40), thorough(1e40), 1e100])
+@pytest.mark.parametrize("name", [*SENSIBLE, "median", "tv of photons"])
+def test_the_unit_of_the_image_changes_no_figure(tmp_path: Path, name: str, factor: float) -> None:
+    """Not even where its squares are beyond single precision, or a double's."""
+    counts = np.random.default_rng(0).poisson(np.tile(np.repeat([10, 60, 110, 160], 64), (128, 1)))
+    photons: Any = {"noise": {"model": "poisson-gaussian"}} if "photons" in name else {}
+    name = name.split()[0]
+    options = SENSIBLE.get(name, {"size": 3})
+
+    def figures_in(unit: float) -> tuple[NDArray[Any], tuple[float, ...]]:
+        source = write_zarr(tmp_path / f"{unit}.zarr", counts * unit)
+        input_of = {"input": {"range": (0.0, 200.0 * unit)}} if photons else {}
+        job = job_of(source, tmp_path / f"{unit}.out.zarr", name, options, **photons, **input_of)
+        pixels, work = run_inline(job) / unit, work_of(make_plan(job))
+        work.task.stages().check()
+        (found,) = residuals(work.inspect())
+        return pixels, (found["ratio"], found["correlation"], found["shift"])
+
+    (pixels, found), (expected, usual) = figures_in(factor), figures_in(1.0)
+    np.testing.assert_allclose(pixels, expected, rtol=1e-9)
+    assert found == pytest.approx(usual, rel=1e-6, abs=1e-9)
+
+
 @dataclass
 class Counting:
     """An image that counts the pixels that are read of it."""

@@ -61,6 +61,12 @@ def test_pixels_are_averaged_over_whole_squares_whatever_is_read_at_once(
     assert block_means(planes_of(tmp_path, pixels), 9)[..., 0] == pytest.approx(means, rel=1e-6)
 
 
+@pytest.mark.parametrize("factor", [1e-100, 1e100])
+def test_the_unit_of_doubles_changes_no_level(tmp_path: Path, factor: float) -> None:
+    pixels = np.random.default_rng(0).random((20, 30))
+    assert np.array_equal(drawn(tmp_path, pixels * factor, edge=10), drawn(tmp_path, pixels, edge=10))
+
+
 def test_non_finite_pixels_are_ignored_and_squares_without_finite_pixels_are_black(
     tmp_path: Path,
 ) -> None:

@@ -103,7 +103,9 @@ def test_the_memory_of_a_gpu_is_measured_anew() -> None:
 
 def test_a_model_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Any] = []
-    monkeypatch.setattr(image_task, "check_purity", lambda denoiser, dims, model: checked.append(denoiser))
+    monkeypatch.setattr(
+        image_task, "check_purity", lambda denoiser, dims, model, dtype: checked.append(denoiser)
+    )
     for sigma in (1.0, 1.0, 2.0):
         solver_step(prior(sigma, "cpu")).stages().check()
     assert [denoiser.sigma for denoiser in checked] == [1.0, 2.0]

@@ -18,7 +18,7 @@ from halotile.storage.disk.durable import DISK
 from halotile.storage.images.planes import Component, Planes
 from halotile.storage.rim import Pixels
 
-Means = NDArray[np.float32]
+Means = NDArray[np.floating[Any]]
 """Shape (rows, columns, samples); NaN where no pixel was finite."""
 Tick = Callable[[float], None]
 """Called with the finished fraction, 0 to 1."""
@@ -117,7 +117,8 @@ def block_means(planes: Planes, step: int, tick: Tick = lambda _: None) -> Means
         counts[target] += count
         tick(part.stop[0] / height)
     with np.errstate(invalid="ignore"):
-        return (sums / counts).astype(np.float32)
+        means: Means = sums / counts
+    return means if planes.source.dtype in (np.float64, np.complex128) else means.astype(np.float32)
 
 
 @dataclass(frozen=True)

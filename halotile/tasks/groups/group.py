@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 _THREADS = 2
+LABEL_BYTES = 40
+"""Length of the words about a tensor that follow it in a broadcast."""
 LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -250,12 +252,28 @@ class TorchGroup:
         check_rank("source", source, self)
         if self.is_alone:
             return x
+        import torch
         import torch.distributed as dist
 
-        copy = x.contiguous().clone()
+        is_labelled = x.device.type == "cpu"  # gloo takes fewer bytes than a rank waits for
+        label = torch.frombuffer(
+            bytearray(f"{x.dtype} {x.numel()}".ljust(LABEL_BYTES).encode()), dtype=torch.uint8
+        )
+        flat = x.detach().contiguous().view(-1)
+        sent = (
+            torch.cat([flat.view(torch.uint8), label * (self.rank == source)])
+            if is_labelled
+            else flat.clone()
+        )
         with talking(f"broadcast of a tensor of shape {list(x.shape)}"):
-            dist.broadcast(copy, group=self.process_group, group_src=source)
-        return copy
+            dist.broadcast(sent, group=self.process_group, group_src=source)
+        if not is_labelled:
+            return sent.view(x.shape)
+        if not torch.equal(sent[-LABEL_BYTES:], label):
+            raise ConfigError(
+                f"rank {source} broadcast another number or type of numbers than the {x.numel()} of {x.dtype} that rank {self.rank} waits for. Pass tensors of one shape and dtype."
+            )
+        return sent[:-LABEL_BYTES].view(x.dtype).view(x.shape)
 
     def barrier(self, timeout_seconds: float | None = None) -> None:
         """Wait until every rank has come here.

@@ -77,8 +77,9 @@ def join(
     PeerLost
         When the others do not come, or end, in time.
     ConfigError
-        Where ranks are numbered, and it is not known how many there are, or where they meet.
+        Where ranks are numbered, and it is not known how many there are, or where they meet; for a `process_group` that is none of this rank.
     """
+    _check_process_group(process_group)
     if dist.is_initialized():
         yield _existing(process_group, device_mode, timeout_seconds)
         return
@@ -97,6 +98,19 @@ def join(
     )
     with opened(chosen) as group:
         yield group
+
+
+def _check_process_group(given: Any) -> None:
+    """Refuse anything but a process group of torch."""
+    if given is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ConfigError(
+            "process_group does not hold this rank: new_group() returned none for it. Call join() on the ranks of the group alone."
+        )
+    if given is not None and not isinstance(given, dist.ProcessGroup):
+        raise ConfigError(
+            f"process_group is {given!r}, which is no ProcessGroup of torch. Write that of one axis of a DeviceMesh, mesh.get_group('space'), "
+            "or what torch.distributed.new_group([0, 1]) returns; or leave it out for all ranks."
+        )
 
 
 def _existing(process_group: Any, device_mode: str | None, timeout_seconds: float) -> TorchGroup:

@@ -166,6 +166,17 @@ def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
     >>> abs(fit.gain - 2.0) < 0.1, fit.is_clear
     (True, True)
     """
+    squares = _without_marks(squares)
+    exponent = math.frexp(np.abs(_measured(squares)).max(initial=0.0))[1]
+    fit = _fit(
+        [np.ldexp(square, -exponent) for square in squares]
+    )  # whose squares neither overflow nor vanish
+    unit = math.ldexp(1.0, exponent)
+    return fit and Fit(fit.gain * unit, fit.variance * unit * unit, fit.is_clear)
+
+
+def _fit(squares: Sequence[Values]) -> Fit | None:
+    """Fit the line to squares of which no value has to be left out."""
     means, variances, all_means = (np.concatenate(part) for part in zip(*_moments(squares), strict=True))
     classes = _classes(means)
     if len(classes) < 2:
@@ -206,7 +217,6 @@ def _classes(means: Values) -> list[NDArray[np.intp]]:
 
 def _moments(squares: Sequence[Values]) -> list[tuple[Values, Values, Values]]:
     """Mean of the blocks of each square that can be compared, their variance by its lower quartile, and the means of all blocks."""
-    squares = _without_marks(squares)
     values = _measured(squares)
     ends = [
         (end, share)

@@ -150,19 +150,23 @@ def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
 
 
 def check_purity(
-    denoiser: Denoiser, dims: int, model: Model | None = None, sides: Collection[str] = ()
+    denoiser: Denoiser,
+    dims: int,
+    model: Model | None = None,
+    sides: Collection[str] = (),
+    dtype: str = "float32",
 ) -> None:
     """Refuse a denoiser with memory: its results for a tile before and after another tile must agree in every bit.
 
     ``denoiser``: declares the shape of the result; ``dims``: number of tiled axes; ``model``: its model, if it is built already; ``sides``: names of
-    the side inputs that it is given.
+    the side inputs that it is given; ``dtype``: that of its tiles.
     """
     import torch
 
     on_trial = sides_as_channels(denoiser, sides)
     if model is not None and on_trial is not denoiser:
         model = model_on_trial(on_trial, model)
-    trial = Trial.of(on_trial, dims, model)
+    trial = Trial.of(on_trial, dims, model, dtype)
     tile, other = trial.noise(trial.smallest(on_trial), 2).split(1)
     original = tile.clone()
     with torch.inference_mode():

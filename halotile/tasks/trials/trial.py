@@ -117,21 +117,23 @@ class Trial:
     channels: tuple[int, int]
     scale: int
     dims: int
+    dtype: str = "float32"  # of the windows
 
     @classmethod
-    def of(cls, denoiser: Denoiser, dims: int, model: Model | None = None) -> Self:
+    def of(cls, denoiser: Denoiser, dims: int, model: Model | None = None, dtype: str = "float32") -> Self:
         """The trial of a denoiser; without a model it is built, with an arbitrary noise level in place of ``auto``."""
         if model is None:
             leveled = denoiser.with_noise_level(0.1) if denoiser.wants_noise_level else denoiser
             model = leveled.build()
-        return cls(model, denoiser.title, denoiser.channels, denoiser.scale, dims)
+        return cls(model, denoiser.title, denoiser.channels, denoiser.scale, dims, dtype)
 
     def noise(self, shape: tuple[int, ...], count: int = 1) -> torch.Tensor:
         """Windows of random pixels, the same every time."""
         import torch
 
         generator = torch.Generator().manual_seed(20_26)
-        return torch.rand((count, self.channels[0], *shape), generator=generator)
+        windows = torch.rand((count, self.channels[0], *shape), generator=generator)
+        return windows.to(getattr(torch, self.dtype))
 
     def shape(self, axis: int, length: int) -> tuple[int, ...]:
         """Shape of a window that is long on one axis."""
