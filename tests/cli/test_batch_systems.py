@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from halotile.cli import batch, exits
 from halotile.cli.main import app
 from halotile.graphs.clusters import sge
-from halotile.graphs.submission.queues import queue_of
 from tests.faults import REPOSITORY
 from tests.gridengine import GridEngine
 from tests.hpc import BLOCKS, HpcJob, pretended_pbs, wait_for
@@ -166,12 +165,12 @@ def test_a_real_grid_engine_says_why_a_job_is_in_error(
 ) -> None:
     for name, value in grid_engine.settings.items():
         monkeypatch.setenv(name, value)
-    script, queue = tmp_path / "batch.sh", queue_of("sge")
+    script, queue = tmp_path / "batch.sh", sge.SYSTEM
     script.write_text("#$ -S /bin/bash\n#$ -o /no/such/folder/log\ntrue\n")
     number = queue.submit(script)
     assert "Eqw" in wait_for(lambda: (state := queue.state_of(number)) != "in the queue" and state)
-    assert "/no/such/folder" in queue.state_of(number)
-    states = sge.SYSTEM.states([number, "999999"])
+    assert "/no/such/folder" in str(queue.state_of(number))
+    states = queue.states([number, "999999"])
     assert {job: state.over for job, state in states.items()} == {number: True, "999999": True}
     queue.cancel(number)
     wait_for(lambda: queue.state_of(number) is None)

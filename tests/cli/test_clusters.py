@@ -17,8 +17,8 @@ from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import slurm
 from halotile.graphs.clusters.base import Order
+from halotile.graphs.clusters.launches.driver_script import check_walltime
 from halotile.graphs.kinds.sections import Cluster
-from halotile.graphs.submission.script import check_walltime
 from halotile.registry import find
 from tests.cli.engine import RUNNER, Engine
 from tests.faults import REPOSITORY

@@ -21,7 +21,8 @@ import pytest
 import halotile
 from halotile.errors import DamagedData, OutputInUse, Stopped
 from halotile.graphs import waiting
-from halotile.graphs.clusters.launches import slurm_jobs
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.launches.driver_script import DRAIN_AT
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import Output
@@ -31,14 +32,13 @@ from halotile.graphs.runs import driver
 from halotile.graphs.runs.outputs import claim
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import status_of
-from halotile.graphs.submission.attend import (
+from halotile.graphs.submission import (
     SILENCE_SECONDS,
     Submission,
     attend,
     check_not_waiting,
     submission_in,
 )
-from halotile.graphs.submission.script import DRAIN_AT
 from halotile.graphs.waiting import patience_seconds
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.batch_files import BatchFiles
@@ -53,8 +53,8 @@ from tests.support import write_zarr
 def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that are requeued."""
     numbers: list[str] = []
-    monkeypatch.setattr(slurm_jobs, "requeue", numbers.append)
-    monkeypatch.setattr("halotile.graphs.submission.attend.ignore_signals", lambda: None)
+    monkeypatch.setattr(BatchSystem, "requeue", lambda _, job: numbers.append(job))
+    monkeypatch.setattr("halotile.graphs.submission.ignore_signals", lambda: None)
     return numbers
 
 

@@ -56,7 +56,7 @@ def gives_gpus(run: sections.Run, environment: Environment) -> bool:
     if NODES not in environment:
         return False  # the cluster refuses to start
     workers = workers_in(environment, "cuda")[0] if run.workers == "auto" else run.count
-    return workers > 0 and all(slot.gpus >= slot.of for slot in slots_in(environment, workers))
+    return workers > 0 and all(slot.gpus >= slot.node_workers for slot in slots_in(environment, workers))
 
 
 def count_workers(
@@ -83,14 +83,14 @@ def check_memory(run: sections.Run, environment: Environment) -> None:
     wanted = sections.parse_bytes(run.memory_per_worker)
     nodes = {slot.node: slot for slot in slots_in(environment, run.count)}.values()
     room = {slot.node: slot.memory_bytes // wanted for slot in nodes if slot.memory_bytes is not None}
-    tight = next((slot for slot in nodes if room.get(slot.node, slot.of) < slot.of), None)
+    tight = next((slot for slot in nodes if room.get(slot.node, slot.node_workers) < slot.node_workers), None)
     if tight is None or tight.memory_bytes is None:
         return
-    fit = sum(min(slot.of, room.get(slot.node, slot.of)) for slot in nodes)
+    fit = sum(min(slot.node_workers, room.get(slot.node, slot.node_workers)) for slot in nodes)
     raise MemoryRefused(
-        f"run.memory_per_worker is {run.memory_per_worker}, and {counted(tight.of, 'worker')} on {tight.node} may take "
-        f"{bytes_text(wanted * tight.of)}; the allocation has {bytes_text(tight.memory_bytes)} there. "
-        f"Write run.memory_per_worker: {tight.memory_bytes // tight.of // 2**20}MiB, "
+        f"run.memory_per_worker is {run.memory_per_worker}, and {counted(tight.node_workers, 'worker')} on {tight.node} may take "
+        f"{bytes_text(wanted * tight.node_workers)}; the allocation has {bytes_text(tight.memory_bytes)} there. "
+        f"Write run.memory_per_worker: {tight.memory_bytes // tight.node_workers // 2**20}MiB, "
         + (f"run.workers: {fit}, " if fit else "")
         + "or ask Slurm for more memory."
     )

@@ -9,16 +9,17 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distributed.core import Status
 from distributed.security import Security
 
-from halotile.errors import ConfigError
+from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import Order, RunningCluster, traits_of
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
@@ -29,14 +30,10 @@ from halotile.graphs.clusters.common.security import (
     private_base,
 )
 from halotile.graphs.clusters.launches.base import Launch, LaunchState, tail_of
-from halotile.graphs.clusters.launches.queue_answers import number_of
+from halotile.graphs.clusters.launches.batch_system import BatchSystem, number_of, system_of
 from halotile.graphs.clusters.launches.remote_cluster import supervised_cluster
 from halotile.graphs.kinds import sections
-from halotile.registry import find
 from halotile.storage.run_directory.names import WORKERS
-
-if TYPE_CHECKING:
-    from halotile.graphs.clusters.launches.batch_system import BatchSystem
 
 WORKER = "halotile.graphs.clusters.workers"
 NAME = "halotile"
@@ -75,7 +72,7 @@ def job_arguments(system: BatchSystem, order: Order, logs: Path) -> dict[str, An
         "job_directives_skip": list(choice.directives_skip),
         "job_extra_directives": directives,
     }
-    usual = {**system.usual, **requests}
+    defaults = {**system.defaults, **requests}
     return {
         "cores": choice.cores,
         "processes": 1,
@@ -87,7 +84,7 @@ def job_arguments(system: BatchSystem, order: Order, logs: Path) -> dict[str, An
         "worker_command": WORKER,
         "worker_extra_args": _joined(system.configured("worker-extra-args"), extra),
         **{key: value for key, value in optional.items() if value},
-        **{key: value for key, value in usual.items() if system.configured(key.replace("_", "-")) is None},
+        **{key: value for key, value in defaults.items() if system.configured(key.replace("_", "-")) is None},
         **gpus,
         **choice.options,
     }
@@ -112,15 +109,21 @@ def start_jobs(system: BatchSystem, order: Order) -> Iterator[RunningCluster]:
                 name=NAME,
             )
 
-    def query(launches: Sequence[Launch]) -> Mapping[Launch, LaunchState]:
-        by_id: dict[str, Any] = {str(getattr(launch, "job_id", None)): launch for launch in launches}
-        return {by_id[job]: state for job, state in system.states(list(by_id)).items() if job in by_id}
-
     with (
         _plain_path(order.folder) as folder,
-        supervised_cluster(replace(order, folder=folder), address, make, query) as cluster,
+        supervised_cluster(
+            replace(order, folder=folder), address, make, partial(launch_states, system)
+        ) as cluster,
     ):
         yield cluster
+
+
+def launch_states(system: BatchSystem, launches: Sequence[Launch]) -> Mapping[Launch, LaunchState]:
+    """States of launches; none where the batch system does not answer."""
+    by_id: dict[str, Any] = {str(getattr(launch, "job_id", None)): launch for launch in launches}
+    with suppress(ClusterFailed):
+        return {by_id[job]: state for job, state in system.states(list(by_id)).items()}
+    return {}
 
 
 @contextmanager
@@ -170,7 +173,7 @@ def worker_script(run: sections.Run, choice: sections.Cluster, directory: Path) 
 
     ``run``: with its number of workers decided; ``directory``: run directory.
     """
-    system: BatchSystem | None = getattr(find("clusters", cluster_kind_of(choice).name), "SYSTEM", None)
+    system = system_of(cluster_kind_of(choice).name)
     if system is None:
         return None
     order = Order(workers=run.count, memory_bytes=sections.parse_bytes(run.memory_per_worker), choice=choice)
