@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from halotile.errors import ClusterFailed
+from halotile.graphs.clusters import slurm_alloc
 from halotile.graphs.clusters.base import ATTENDED
 from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.launches.slurm_allocation import ENDED_PAUSES, requeue_orphan
+from halotile.graphs.clusters.slurm_alloc import ENDED_PAUSES, requeue_orphan
 
 JOB = {"SLURM_JOB_ID": "7", ATTENDED: "1"}
 ALIVE = "JobState=RUNNING Reason=None\n   NodeList=n[1-2]\n   BatchHost=n1\n"
@@ -49,7 +50,7 @@ class FakeSlurm:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the place of Slurm; waiting takes no time."""
         clock = SimpleNamespace(sleep=lambda seconds: self.calls.append(f"sleep {seconds:g}"))
-        monkeypatch.setattr(slurm_allocation, "time", clock)
+        monkeypatch.setattr(slurm_alloc, "time", clock)
         monkeypatch.setattr(slurm_allocation, "answer_of", lambda words: self.answer(words))
         nodes = {"n[1-2]": ("n1", "n2"), "n2": ("n2",)}
         monkeypatch.setattr(slurm_allocation, "nodes_of", nodes.__getitem__)

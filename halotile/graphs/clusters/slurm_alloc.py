@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from halotile.errors import ConfigError, MemoryRefused
+from halotile.errors import ClusterFailed, ConfigError, MemoryRefused
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import (
+    ATTENDED,
     DEFAULT,
     ChosenCluster,
     ClusterTraits,
@@ -20,13 +24,25 @@ from halotile.graphs.clusters.base import (
     RunningCluster,
 )
 from halotile.graphs.clusters.common.security import LOOPBACK, address_of_interface, own_address
-from halotile.graphs.clusters.launches.slurm_allocation import nodes_of, slots_in, workers_in
+from halotile.graphs.clusters.launches.slurm_allocation import (
+    described,
+    nodes_of,
+    remaining_nodes,
+    slots_in,
+    workers_in,
+)
+from halotile.graphs.clusters.slurm import SYSTEM
 from halotile.graphs.kinds import sections
 
 if TYPE_CHECKING:
     from distributed import SpecCluster
     from distributed.security import Security
 
+CONNECT_SECONDS = 5.0
+ENDED_PAUSES = (2.0,) * 5
+"""Seconds between checks where the machine of the driver answers, and the driver does not: it may just have ended."""
+LOST_PAUSES = (10.0,) * 60
+"""Seconds between checks where the machine does not answer: Slurm takes minutes to notice that a node is lost."""
 NODES = "SLURM_JOB_NODELIST"
 """Set in every job step and batch script of an allocation."""
 
@@ -134,3 +150,42 @@ def _address(interface: str | None, nodes: Sequence[str]) -> str:
         return address_of_interface(interface)
     here = os.environ.get("SLURMD_NODENAME")
     return LOOPBACK if [*nodes] == [here] else own_address()
+
+
+def requeue_orphan(scheduler: str, environment: Environment = os.environ) -> None:
+    """Requeue the batch job of this worker where the node of its driver is lost; cancel it where jobs may not be requeued.
+
+    Nobody else is left to end the job, which Slurm keeps on the other nodes.
+
+    ``scheduler``: its address: while it answers, nothing is lost, and Slurm is not asked; ``environment``: variables with the job's number.
+    """
+    job = environment.get("SLURM_JOB_ID", "") if ATTENDED in environment else ""
+    for pause in (0.0, *_pauses(scheduler)) if job else ():
+        time.sleep(pause)
+        if _connection_error(scheduler) is None:
+            return
+        with suppress(ClusterFailed):  # Slurm is slow, or another worker was faster: the next check decides
+            found = described(job)
+            is_running = found.get("JobState") == "RUNNING" and "BatchHost" in found
+            if is_running and found["BatchHost"] not in remaining_nodes(found):
+                # The failure of a requeue does not mean that it is not allowed.
+                (SYSTEM.cancel if found.get("Requeue") == "0" else SYSTEM.requeue)(job)
+                return
+
+
+def _pauses(address: str) -> tuple[float, ...]:
+    """Seconds to wait before each further check."""
+    error = _connection_error(address)
+    if error is None:
+        return ()
+    return ENDED_PAUSES if isinstance(error, ConnectionRefusedError) else LOST_PAUSES
+
+
+def _connection_error(address: str) -> OSError | None:
+    """Connect to an address and return the error, if there is one."""
+    parts = urlsplit(address)
+    try:
+        socket.create_connection((parts.hostname, parts.port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        return error
+    return None

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
 from distributed.security import Security
@@ -22,18 +22,19 @@ from distributed.security import Security
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import Order, RunningCluster, traits_of
-from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.security import (
     Credentials,
     address_of_interface,
     own_address,
     private_base,
 )
-from halotile.graphs.clusters.launches.base import Launch, LaunchState, tail_of
-from halotile.graphs.clusters.launches.batch_system import BatchSystem, number_of, system_of
+from halotile.graphs.clusters.launches.base import Launch, LaunchState, number_of, tail_of
 from halotile.graphs.clusters.launches.remote_cluster import supervised_cluster
 from halotile.graphs.kinds import sections
 from halotile.storage.run_directory.names import WORKERS
+
+if TYPE_CHECKING:
+    from halotile.graphs.clusters.launches.batch_system import BatchSystem
 
 WORKER = "halotile.graphs.clusters.workers"
 NAME = "halotile"
@@ -168,14 +169,11 @@ def job_script(system: BatchSystem, order: Order, *, address: str, logs: Path, s
     return str(job.job_script())
 
 
-def worker_script(run: sections.Run, choice: sections.Cluster, directory: Path) -> str | None:
-    """The script of the first worker of a run that has not begun; None where a worker is no batch job.
+def worker_script(system: BatchSystem, run: sections.Run, choice: sections.Cluster, directory: Path) -> str:
+    """The script of the first worker of a run that has not begun.
 
     ``run``: with its number of workers decided; ``directory``: run directory.
     """
-    system = system_of(cluster_kind_of(choice).name)
-    if system is None:
-        return None
     order = Order(workers=run.count, memory_bytes=sections.parse_bytes(run.memory_per_worker), choice=choice)
     with tempfile.TemporaryDirectory() as folder:  # dask-jobqueue makes the folder of the logs
         security = Credentials(Path(folder) / "tls-RUN").security

@@ -19,7 +19,7 @@ from typing import Any
 from halotile.errors import ClusterFailed, ConfigError, MissingPackage
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.clusters.common.security import address_of_interface
-from halotile.graphs.clusters.launches.base import LaunchState
+from halotile.graphs.clusters.launches.base import LaunchState, number_of
 from halotile.graphs.kinds import sections
 from halotile.registry import find
 from halotile.storage.run_directory.names import WORKERS
@@ -102,18 +102,6 @@ class JobRows:
                 with suppress(ClusterFailed):
                     states |= self([job])
         return states
-
-
-def number_of(job: str) -> str:
-    """The number of a job, without its server.
-
-    Examples
-    --------
-    >>> number_of("1234.pbs-server"), number_of("17")
-    ('1234', '17')
-    """
-    found = re.match(r"\d+", job)
-    return found[0] if found else job
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,15 @@
-"""The nodes of a Slurm allocation and the slots for workers on them, and workers whose driver's node is lost.
-
-Dask is not imported with this module.
-"""
+"""The nodes of a Slurm allocation and the slots for workers on them, without Dask being imported."""
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
-from halotile.errors import ClusterFailed
-from halotile.graphs.clusters.base import ATTENDED
 from halotile.graphs.clusters.launches.batch_system import answer_of
-from halotile.graphs.clusters.slurm import SYSTEM
-
-CONNECT_SECONDS = 5.0
-ENDED_PAUSES = (2.0,) * 5
-"""Seconds between checks where the machine of the driver answers, and the driver does not: it may just have ended."""
-LOST_PAUSES = (10.0,) * 60
-"""Seconds between checks where the machine does not answer: Slurm takes minutes to notice that a node is lost."""
 
 
 @dataclass(frozen=True, order=True)
@@ -151,42 +134,3 @@ def described(job: str) -> dict[str, str]:
 def remaining_nodes(description: Mapping[str, str]) -> tuple[str, ...]:
     """The nodes that a job has now, without those that were lost."""
     return nodes_of(description["NodeList"]) if "NodeList" in description else ()
-
-
-def requeue_orphan(scheduler: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Requeue the batch job of this worker where the node of its driver is lost; cancel it where jobs may not be requeued.
-
-    Nobody else is left to end the job, which Slurm keeps on the other nodes.
-
-    ``scheduler``: its address: while it answers, nothing is lost, and Slurm is not asked; ``environment``: variables with the job's number.
-    """
-    job = environment.get("SLURM_JOB_ID", "") if ATTENDED in environment else ""
-    for pause in (0.0, *_pauses(scheduler)) if job else ():
-        time.sleep(pause)
-        if _connection_error(scheduler) is None:
-            return
-        with suppress(ClusterFailed):  # Slurm is slow, or another worker was faster: the next check decides
-            found = described(job)
-            is_running = found.get("JobState") == "RUNNING" and "BatchHost" in found
-            if is_running and found["BatchHost"] not in remaining_nodes(found):
-                # The failure of a requeue does not mean that it is not allowed.
-                (SYSTEM.cancel if found.get("Requeue") == "0" else SYSTEM.requeue)(job)
-                return
-
-
-def _pauses(address: str) -> tuple[float, ...]:
-    """Seconds to wait before each further check."""
-    error = _connection_error(address)
-    if error is None:
-        return ()
-    return ENDED_PAUSES if isinstance(error, ConnectionRefusedError) else LOST_PAUSES
-
-
-def _connection_error(address: str) -> OSError | None:
-    """Connect to an address and return the error, if there is one."""
-    parts = urlsplit(address)
-    try:
-        socket.create_connection((parts.hostname, parts.port), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        return error
-    return None

@@ -24,7 +24,7 @@ from halotile.graphs.clusters.common.security import (
     address_towards,
     host_of,
 )
-from halotile.graphs.clusters.launches.slurm_allocation import requeue_orphan
+from halotile.graphs.clusters.slurm_alloc import requeue_orphan
 from halotile.graphs.clusters.workers.environment import keep_compiled_code_at_home
 from halotile.graphs.clusters.workers.fork_server import mark_leftovers
 from halotile.graphs.clusters.workers.settings import SETTINGS, private_scratch
