@@ -8,7 +8,6 @@ import shlex
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -66,16 +65,6 @@ def job(tmp_path: Path) -> HpcJob:
     )
 
 
-def status(job: HpcJob) -> dict[str, Any]:
-    """Output of `recon-cli status`."""
-    return job.json_of("status", "out.zarr.run")
-
-
-def number_of(job: HpcJob) -> str:
-    """The number of its batch job."""
-    return str(json.loads((job.run_directory / "batch.json").read_text())["number"])
-
-
 SUBMIT = ("submit", "job.yaml", "--allow-import")
 
 
@@ -103,19 +92,18 @@ def test_a_driver_whose_time_is_up_submits_itself_again(job: HpcJob) -> None:
     assert job.json_of(*SUBMIT)["job"] == "1"
     assert "job 1 of this run is in the queue" in job.call(*SUBMIT, code=2)
     wait_for(lambda: len(job.log()) > 4)
-    os.kill(json.loads((job.run_directory / "status.json").read_text())["pid"], signal.SIGUSR1)
-    wait_for(lambda: number_of(job) != "1")
-    number, begun = number_of(job), len(job.log())
+    os.kill(job.status()["pid"], signal.SIGUSR1)
+    wait_for(lambda: job.record()["number"] != "1")
+    number, begun = job.record()["number"], len(job.log())
     assert 4 < begun < BLOCKS
     assert f"job {number}: in the queue, 1 attempt so far" in job.call("status", "out.zarr.run")
-    job.set_pace(0)
-    wait_for((job.run_directory / "finished").exists)
+    job.wait_finished()
     assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1)), "a block twice"
-    after = json.loads((job.run_directory / "batch.json").read_text())
+    after = job.record()
     assert (after["attempts"], after["number"], after["system"]) == (2, number, "pbs")
     assert "finishing the blocks in flight" in job.call("logs", "out.zarr.run")
-    wait_for(lambda: status(job)["batch"]["state"] is None)
-    assert status(job)["state"] == "finished"
+    wait_for(lambda: job.status()["batch"]["state"] is None)
+    assert job.status()["state"] == "finished"
     job.check_whole()
 
 
@@ -126,7 +114,7 @@ def test_a_driver_can_be_cancelled(job: HpcJob) -> None:
     job.call(*SUBMIT)
     wait_for(lambda: len(job.log()) > 2)
     assert "job 1 is cancelled" in job.call("cancel", "out.zarr.run")
-    assert status(job)["state"] == "stopped"
+    assert job.status()["state"] == "stopped"
 
 
 @pytest.mark.cluster
@@ -149,10 +137,9 @@ def test_a_real_grid_engine_starts_workers_and_a_driver_that_submits_itself_agai
     assert grid_engine.jobs() == [number]
     assert "parallel environment" not in grid_engine.call("qstat", "-j", number)
     wait_for(lambda: len(job.log()) > 4)
-    os.kill(json.loads((job.run_directory / "status.json").read_text())["pid"], signal.SIGUSR1)
-    wait_for(lambda: number_of(job) != number)
-    job.set_pace(0)
-    wait_for((job.run_directory / "finished").exists)
+    os.kill(job.status()["pid"], signal.SIGUSR1)
+    wait_for(lambda: job.record()["number"] != number)
+    job.wait_finished()
     assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1)), "a block twice"
     job.check_whole()
     wait_for(lambda: not grid_engine.jobs())
