@@ -174,10 +174,24 @@ class HpcJob:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
+    def status(self) -> dict[str, Any]:
+        """Output of `recon-cli status`."""
+        return self.json_of("status", "out.zarr.run")
+
+    def record(self) -> dict[str, Any]:
+        """The record of the submission."""
+        found: dict[str, Any] = json.loads((self.run_directory / "batch.json").read_text())
+        return found
+
+    def wait_finished(self) -> None:
+        """Wait for the end of a submitted run, at full pace from now on."""
+        self.set_pace(0)
+        wait_for((self.run_directory / "finished").exists)
+
     def check_whole(self) -> None:
         """Assert that the output is right, and no certificates are left."""
-        given = zarr.open_array(self.folder / "in.zarr", mode="r")[...]
-        np.testing.assert_array_equal(read_zarr(self.folder / "out.zarr"), given * 2)
+        pixels = zarr.open_array(self.folder / "in.zarr", mode="r")[...]
+        np.testing.assert_array_equal(read_zarr(self.folder / "out.zarr"), pixels * 2)
         assert list(self.run_directory.glob("workers/tls-*")) == []
 
 
@@ -193,10 +207,10 @@ def finish(process: subprocess.Popen[str], *, code: int = 0, timeout: float = 12
     return str(output)
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 120) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
     """Wait until a condition is true; a Slurm on a busy machine takes its time."""
     deadline = time.monotonic() + seconds
-    while not (found := what()):
+    while not (found := condition()):
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.1)
     return found

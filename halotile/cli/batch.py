@@ -25,17 +25,15 @@ from halotile.cli.screens.screen import complain, echo, print_rows
 from halotile.errors import ClusterFailed, ConfigError, Stopped
 from halotile.graphs.kinds.patterns import takes_many
 from halotile.graphs.waiting import patience_seconds
-from halotile.registry import find
 from halotile.storage.disk.object_path import full_path
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import LOCK_SECONDS, RunDirectory
 from halotile.storage.run_directory.names import WORKERS
 
 if TYPE_CHECKING:
-    from halotile.graphs.clusters.launches.batch_system import BatchSystem
     from halotile.graphs.kinds.base import Row
     from halotile.graphs.kinds.sections import Job
-    from halotile.graphs.submission.attend import Submission
+    from halotile.graphs.submission import Submission
 
 TRIAL_SECONDS = 5.0
 """Time for trials of the user's code on the machine that submits, which others share: the batch job tries it all."""
@@ -57,34 +55,33 @@ class Prepared:
 
 def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     """Plan a job as it will run inside its batch job; nothing is written."""
-    from halotile.graphs.clusters.launches.batch_system import SLURM
+    from halotile.graphs.clusters.launches.batch_system import SLURM, system_of
+    from halotile.graphs.clusters.launches.driver_script import check_walltime, notice_seconds, script_of
     from halotile.graphs.plans.plan import documents_of
     from halotile.graphs.plans.resources.worker_count import Requested, workers_of
     from halotile.graphs.plans.trials.denoiser_trials import TrialTooLong, trials_within
-    from halotile.graphs.submission.attend import Submission, check_not_waiting
-    from halotile.graphs.submission.script import check_walltime, notice_seconds, script_of
-    from halotile.storage.run_directory.directory import RunDirectory
+    from halotile.graphs.submission import Submission, check_not_waiting
 
     if not job.cluster.tls:
         raise ConfigError("cluster.tls is false, and a batch job may have several machines: leave it out.")
     # Independent of this machine, or an allocation around it.
-    system = SLURM if job.cluster.kind in ("auto", "slurm-alloc") else job.cluster.kind
-    of_system: BatchSystem | None = getattr(find("clusters", system), "SYSTEM", None)
-    if of_system is None or of_system.driver is None:
+    kind = SLURM if job.cluster.kind in ("auto", "slurm-alloc") else job.cluster.kind
+    batch_system = system_of(kind)
+    if batch_system is None or batch_system.driver is None:
         raise ConfigError(
-            f"cluster.kind is {system}, and submit is for Slurm, PBS, SGE and LSF. Write kind: slurm, pbs, sge or lsf, or start it "
+            f"cluster.kind is {kind}, and submit is for Slurm, PBS, SGE and LSF. Write kind: slurm, pbs, sge or lsf, or start it "
             "with `recon-cli run`."
         )
     # Refuses what the jobs of its workers could not be submitted with.
-    of_system.requests(job.cluster, 0, Path())
-    check_walltime(job.cluster, of_system)
+    batch_system.requests(job.cluster, 0, Path())
+    check_walltime(job.cluster, batch_system)
     run = RunDirectory.beside(full_path(job.place))
-    if "\\" in str(run.path) and system == SLURM:
+    if "\\" in str(run.path) and kind == SLURM:
         raise ConfigError(
             f"output.path is {job.place}, and Slurm drops the backslash from the names of its logs. Write a path without."
         )
     check_not_waiting(run)
-    job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=system))
+    job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=kind))
     try:
         with trials_within(TRIAL_SECONDS):
             figures, rows, workers = _planned(job, fresh=fresh, same_input=same_input)
@@ -99,18 +96,18 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     job = dataclasses.replace(job, run=dataclasses.replace(job.run, workers=workers))
     saved = dict(documents_of(job, Requested(workers, "")).asked)
     if (
-        system == SLURM
-    ):  # wherever it is resumed later, it uses the resources there: in the batch job that is the allocation
+        kind == SLURM
+    ):  # wherever it is resumed later, it uses the resources there: in its batch job, the allocation
         saved["cluster"] = {**saved["cluster"], "kind": "auto"}
     submission = Submission(
         job=saved,
-        notice_seconds=notice_seconds(job.cluster, system),
+        notice_seconds=notice_seconds(job.cluster, kind),
         options={"fresh": fresh, "same_input": same_input, "allow_import": job.allow_import},
         submitted_from=_this_machine(),
         submitted=time.time(),
-        system=system,
+        system=kind,
     )
-    return Prepared(figures, rows, submission, script_of(of_system, job, run.path, _umask()), run)
+    return Prepared(figures, rows, submission, script_of(batch_system, job, run.path, _umask()), run)
 
 
 def _planned(job: Job, *, fresh: bool, same_input: bool) -> tuple[Mapping[str, Any], Sequence[Row], int]:
@@ -153,9 +150,8 @@ def attend(path: Path) -> None:
     from halotile.cli import many
     from halotile.cli.config.loading import Flags, check_saved_job
     from halotile.cli.running import go
-    from halotile.graphs.clusters._orphans import ATTENDED
-    from halotile.graphs.clusters.base import ADDRESS, VARIABLE
-    from halotile.graphs.submission.attend import attend as make_attempt
+    from halotile.graphs.clusters.base import ADDRESS, ATTENDED, VARIABLE
+    from halotile.graphs.submission import attend as make_attempt
 
     run = RunDirectory(path)
     for name in (VARIABLE, ADDRESS):  # those of the shell that the job was submitted from
@@ -166,13 +162,13 @@ def attend(path: Path) -> None:
         options = submission.options
         flags = Flags(allow_import=options["allow_import"])
         job = check_saved_job(dict(submission.job), path, "batch.json", flags)
-        how = {"fresh": fresh, "same_input": options["same_input"], "as_json": False, "quiet": False}
+        settings = {"fresh": fresh, "same_input": options["same_input"], "as_json": False, "quiet": False}
         try:
             if takes_many(job):
                 with run.lock(patience_seconds(LOCK_SECONDS)):
-                    many.go(job, **how, directory=run, since=submission.submitted)
+                    many.go(job, **settings, directory=run, since=submission.submitted)
             else:
-                go(job, **how)
+                go(job, **settings)
         except Exit as ended:
             ended.args = ("some images failed; see `recon-cli logs`",)
             raise
@@ -240,17 +236,16 @@ def follow_log(directory: Path, lines: int) -> None:
 
 def cancel(directory: Path) -> str:
     """End a run, and wait until it has ended."""
-    from halotile.graphs.clusters.launches.batch_system import SLURM
-    from halotile.graphs.submission.queues import queue_of
+    from halotile.graphs.clusters.launches.batch_system import system_in
 
     run = RunDirectory(directory)
     files = BatchFiles(run)
     record = files.read() or {}
-    number, queue = record.get("number"), queue_of(record.get("system", SLURM))
-    if number and queue.state_of(number) is not None:
+    number, system = record.get("number"), system_in(record)
+    if number and system.state_of(number) is not None:
         if not files.finished:
-            queue.cancel(number)
-        _await_end(lambda: queue.state_of(number) is None, f"job {number}")
+            system.cancel(number)
+        _await_end(lambda: system.state_of(number) is None, f"job {number}")
         if files.finished:
             raise ConfigError(f"{directory}: the run has finished.")
         files.mark_end(CANCELLED)

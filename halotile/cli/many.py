@@ -211,7 +211,7 @@ def plan_images(
     from halotile.graphs.plans.plan import Plan
     from halotile.graphs.runs.many_images import plan_many
     from halotile.graphs.runs.outputs.replacing import check_outputs
-    from halotile.graphs.submission.attend import has_begun
+    from halotile.graphs.submission import has_begun
     from halotile.graphs.waiting import no_report
     from halotile.tasks.groups.launchers import copy_of
 

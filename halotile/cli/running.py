@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def show(job: Job, *, fresh: bool, same_input: bool, as_json: bool) -> None:
     """Print what a run would do, and the script of a worker in a batch job; nothing is started or written."""
+    from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
     from halotile.graphs.clusters.launches.batch_jobs import worker_script
+    from halotile.graphs.clusters.launches.batch_system import system_of
     from halotile.graphs.clusters.workers.fork_server import expect_no_workers
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.runs.outputs.claim import look
@@ -26,7 +28,8 @@ def show(job: Job, *, fresh: bool, same_input: bool, as_json: bool) -> None:
     expect_no_workers()
     plan = make_plan(job, fresh=fresh, same_input=same_input, report=complain)
     figures = plan.summary() | {"resumed_blocks": look(plan)}
-    script = worker_script(plan.run, plan.cluster, plan.run_directory)
+    system = system_of(cluster_kind_of(plan.cluster).name)
+    script = worker_script(system, plan.run, plan.cluster, plan.run_directory) if system else None
     if as_json:
         print_json({"script": script, "plan": figures})
         return

@@ -8,7 +8,6 @@ import shlex
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,7 +15,6 @@ from typer.testing import CliRunner
 from halotile.cli import batch, exits
 from halotile.cli.main import app
 from halotile.graphs.clusters import sge
-from halotile.graphs.submission.queues import queue_of
 from tests.faults import REPOSITORY
 from tests.gridengine import GridEngine
 from tests.hpc import BLOCKS, HpcJob, pretended_pbs, wait_for
@@ -67,16 +65,6 @@ def job(tmp_path: Path) -> HpcJob:
     )
 
 
-def status(job: HpcJob) -> dict[str, Any]:
-    """Output of `recon-cli status`."""
-    return job.json_of("status", "out.zarr.run")
-
-
-def number_of(job: HpcJob) -> str:
-    """The number of its batch job."""
-    return str(json.loads((job.run_directory / "batch.json").read_text())["number"])
-
-
 SUBMIT = ("submit", "job.yaml", "--allow-import")
 
 
@@ -104,19 +92,18 @@ def test_a_driver_whose_time_is_up_submits_itself_again(job: HpcJob) -> None:
     assert job.json_of(*SUBMIT)["job"] == "1"
     assert "job 1 of this run is in the queue" in job.call(*SUBMIT, code=2)
     wait_for(lambda: len(job.log()) > 4)
-    os.kill(json.loads((job.run_directory / "status.json").read_text())["pid"], signal.SIGUSR1)
-    wait_for(lambda: number_of(job) != "1")
-    number, begun = number_of(job), len(job.log())
+    os.kill(job.status()["pid"], signal.SIGUSR1)
+    wait_for(lambda: job.record()["number"] != "1")
+    number, begun = job.record()["number"], len(job.log())
     assert 4 < begun < BLOCKS
     assert f"job {number}: in the queue, 1 attempt so far" in job.call("status", "out.zarr.run")
-    job.set_pace(0)
-    wait_for((job.run_directory / "finished").exists)
+    job.wait_finished()
     assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1)), "a block twice"
-    after = json.loads((job.run_directory / "batch.json").read_text())
+    after = job.record()
     assert (after["attempts"], after["number"], after["system"]) == (2, number, "pbs")
     assert "finishing the blocks in flight" in job.call("logs", "out.zarr.run")
-    wait_for(lambda: status(job)["batch"]["state"] is None)
-    assert status(job)["state"] == "finished"
+    wait_for(lambda: job.status()["batch"]["state"] is None)
+    assert job.status()["state"] == "finished"
     job.check_whole()
 
 
@@ -127,7 +114,7 @@ def test_a_driver_can_be_cancelled(job: HpcJob) -> None:
     job.call(*SUBMIT)
     wait_for(lambda: len(job.log()) > 2)
     assert "job 1 is cancelled" in job.call("cancel", "out.zarr.run")
-    assert status(job)["state"] == "stopped"
+    assert job.status()["state"] == "stopped"
 
 
 @pytest.mark.cluster
@@ -150,10 +137,9 @@ def test_a_real_grid_engine_starts_workers_and_a_driver_that_submits_itself_agai
     assert grid_engine.jobs() == [number]
     assert "parallel environment" not in grid_engine.call("qstat", "-j", number)
     wait_for(lambda: len(job.log()) > 4)
-    os.kill(json.loads((job.run_directory / "status.json").read_text())["pid"], signal.SIGUSR1)
-    wait_for(lambda: number_of(job) != number)
-    job.set_pace(0)
-    wait_for((job.run_directory / "finished").exists)
+    os.kill(job.status()["pid"], signal.SIGUSR1)
+    wait_for(lambda: job.record()["number"] != number)
+    job.wait_finished()
     assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1)), "a block twice"
     job.check_whole()
     wait_for(lambda: not grid_engine.jobs())
@@ -166,12 +152,12 @@ def test_a_real_grid_engine_says_why_a_job_is_in_error(
 ) -> None:
     for name, value in grid_engine.settings.items():
         monkeypatch.setenv(name, value)
-    script, queue = tmp_path / "batch.sh", queue_of("sge")
+    script, queue = tmp_path / "batch.sh", sge.SYSTEM
     script.write_text("#$ -S /bin/bash\n#$ -o /no/such/folder/log\ntrue\n")
     number = queue.submit(script)
     assert "Eqw" in wait_for(lambda: (state := queue.state_of(number)) != "in the queue" and state)
-    assert "/no/such/folder" in queue.state_of(number)
-    states = sge.SYSTEM.states([number, "999999"])
+    assert "/no/such/folder" in str(queue.state_of(number))
+    states = queue.states([number, "999999"])
     assert {job: state.over for job, state in states.items()} == {number: True, "999999": True}
     queue.cancel(number)
     wait_for(lambda: queue.state_of(number) is None)

@@ -17,8 +17,8 @@ from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import slurm
 from halotile.graphs.clusters.base import Order
+from halotile.graphs.clusters.launches.driver_script import check_walltime
 from halotile.graphs.kinds.sections import Cluster
-from halotile.graphs.submission.script import check_walltime
 from halotile.registry import find
 from tests.cli.engine import RUNNER, Engine
 from tests.faults import REPOSITORY
@@ -72,12 +72,6 @@ def test_a_script_joins_the_cluster_that_is_up_for_it(home: Path) -> None:
     assert not Path(output["key"]).exists()
 
 
-def test_a_script_that_is_not_there_is_told(tmp_path: Path) -> None:
-    done = RUNNER.invoke(app, ["exec", str(tmp_path / "none.py")])
-    assert done.exit_code == 2
-    assert "is no file. Write the path of a Python script" in " ".join(done.output.split())
-
-
 def test_options_replace_what_the_file_says(config: Path) -> None:
     job = load_job(config, flags=Flags(cluster="slurm", dashboard=False))
     assert (job.cluster.kind, job.cluster.dashboard) == ("slurm", False)
@@ -117,6 +111,12 @@ def test_copies_end_when_the_first_one_is_refused(tmp_path: Path) -> None:
         ("gpus: -1", "-1 is too small; write at least 0"),
         ("partition: fast", "unknown key"),
         ("prologue: module load cuda", "is not a list"),
+        (r'queue: "gpu\ntouch here"', "is not a name; write a word of one line"),
+        (r'directives: ["--mem=3\ntouch here"]', "is more than a line; write an entry for each directive"),
+        (
+            'directives: ["#SBATCH --mem=3"]',
+            'has the mark of a directive before it, which is added; write "--mem=3"',
+        ),
     ],
 )
 def test_what_cannot_be_is_told_with_its_line(config: Path, values: str, words: str) -> None:
@@ -201,25 +201,6 @@ def test_copies_that_mpirun_starts_become_workers_of_the_first(host: str, tmp_pa
     jobs[0].check_whole()
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        (r'queue: "gpu\ntouch here"', "is not a name; write a word of one line"),
-        (r'directives: ["--mem=3\ntouch here"]', "is more than a line; write an entry for each directive"),
-        (
-            'directives: ["#SBATCH --mem=3"]',
-            'has the mark of a directive before it, which is added; write "--mem=3"',
-        ),
-    ],
-)
-def test_what_stands_in_a_job_script_is_one_line(config: Path, values: str, words: str) -> None:
-    text = "\n".join(line for line in config.read_text().splitlines() if not line.startswith("cluster"))
-    config.write_text(f"{text}\ncluster: {{{values}}}\n")
-    with pytest.raises(ConfigError) as caught:
-        load_job(config)
-    assert words in str(caught.value)
-
-
 def test_copies_that_nobody_counts_run_each_for_itself_where_the_cluster_is_written(
     config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,16 +273,6 @@ def test_a_dry_run_shows_the_script_of_a_worker_and_writes_nothing(
     assert sorted(config.parent.iterdir()) == before
 
 
-def test_what_is_nearly_an_option_of_exec_is_not_the_scripts(tmp_path: Path) -> None:
-    (tmp_path / "s.py").touch()
-    done = RUNNER.invoke(app, ["exec", str(tmp_path / "s.py"), "--worker", "4"])
-    assert done.exit_code == 2
-    assert (
-        "exec has no --worker; did you mean --workers? What is the script's own comes after --."
-        in done.stderr
-    )
-
-
 def test_a_scheduler_in_the_environment_may_be_asked_for(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,33 +282,6 @@ def test_a_scheduler_in_the_environment_may_be_asked_for(
         load_job(config, (), Flags(cluster="scheduler"))
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://10.9.8.7:9")
     assert load_job(config, (), Flags(cluster="scheduler")).cluster.kind == "scheduler"
-
-
-@pytest.mark.parametrize("signal", ["B:TERM@20", "USR1@20", "B:USR2@60"])
-def test_a_signal_that_drains_nothing_is_refused(signal: str, config: Path) -> None:
-    directives = f'cluster={{directives: ["--signal={signal}"]}}'
-    done = RUNNER.invoke(app, ["submit", str(config), "--dry-run", "--set", directives])
-    assert done.exit_code == 2
-    assert "a run drains when USR1 comes to the batch shell" in done.stderr
-
-
-def test_nobody_works_with_no_worker(tmp_path: Path) -> None:
-    (tmp_path / "s.py").touch()
-    done = RUNNER.invoke(app, ["exec", str(tmp_path / "s.py"), "--workers", "0"])
-    assert done.exit_code == 2
-    assert "Write --workers 1 or more" in done.stderr
-
-
-def test_a_walltime_in_which_nothing_could_be_done_is_refused(config: Path) -> None:
-    done = RUNNER.invoke(app, ["submit", str(config), "--dry-run", "--set", 'cluster={walltime: "3"}'])
-    assert done.exit_code == 2
-    assert (
-        "a run drains 120 s before its end, to which Slurm adds up to 60 s: nothing would be done"
-        in done.stderr
-    )
-    assert (
-        'Write at least 6 minutes, or directives: ["--signal=B:USR1@40"] for a shorter notice' in done.stderr
-    )
 
 
 @pytest.mark.parametrize(
@@ -356,9 +300,42 @@ def test_the_walltime_leaves_time_for_work_after_an_early_signal(
     assert ("USR1" in str(refused.value), str(hint) in str(refused.value)) == (hint is not None,) * 2
 
 
-@pytest.mark.parametrize("walltime", ["3", "0:02:00"])
-def test_so_is_one_of_dasks_settings(walltime: str, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DASK_JOBQUEUE__SLURM__WALLTIME", walltime)
-    done = RUNNER.invoke(app, ["submit", str(config), "--dry-run", "--set", "cluster.kind=slurm"])
+DRAINS = "a run drains when USR1 comes to the batch shell"
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "message"),
+    [
+        (["exec", "none.py"], None, "is no file. Write the path of a Python script"),
+        (
+            ["exec", "s.py", "--worker", "4"],
+            None,
+            "exec has no --worker; did you mean --workers? What is the script's own comes after --.",
+        ),
+        (["exec", "s.py", "--workers", "0"], None, "Write --workers 1 or more"),
+        (["submit", "--set", 'cluster={directives: ["--signal=B:TERM@20"]}'], None, DRAINS),
+        (["submit", "--set", 'cluster={directives: ["--signal=USR1@20"]}'], None, DRAINS),
+        (["submit", "--set", 'cluster={directives: ["--signal=B:USR2@60"]}'], None, DRAINS),
+        (
+            ["submit", "--set", 'cluster={walltime: "3"}'],
+            None,
+            "a run drains 120 s before its end, to which Slurm adds up to 60 s: nothing would be done. "
+            'Write at least 6 minutes, or directives: ["--signal=B:USR1@40"] for a shorter notice',
+        ),
+        (["submit"], "3", "cluster.walltime is 3, and a run drains 120 s before its end"),
+        (["submit"], "0:02:00", "cluster.walltime is 0:02:00, and a run drains 120 s before its end"),
+    ],
+)
+def test_what_a_command_cannot_do_is_refused(
+    words: list[str], variable: str | None, message: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:  # one of Dask's settings
+        monkeypatch.setenv("DASK_JOBQUEUE__SLURM__WALLTIME", variable)
+    if words[0] == "submit":
+        words = ["submit", str(config), "--dry-run", "--set", "cluster.kind=slurm", *words[1:]]
+    else:
+        monkeypatch.chdir(config.parent)
+        Path("s.py").touch()
+    done = RUNNER.invoke(app, words)
     assert done.exit_code == 2
-    assert f"cluster.walltime is {walltime}, and a run drains 120 s before its end" in done.stderr
+    assert message in " ".join(done.stderr.split())

@@ -18,7 +18,7 @@ from halotile.cli.status import advice, read_status, watch
 from halotile.errors import ConfigError
 from halotile.graphs.child_process import run_child
 from halotile.graphs.runs.signals import Signals, drains_within
-from halotile.graphs.submission.attend import Submission
+from halotile.graphs.submission import Submission
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
 
@@ -40,7 +40,7 @@ def submitted(tmp_path: Path) -> RunDirectory:
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of fake Slurm commands: jobs end after two queries."""
     for name, lines in {
-        "squeue": f'[ -e "{tmp_path}/asked" ] && exit; touch "{tmp_path}/asked"; echo "7|COMPLETING|None"',
+        "squeue": f'[ -e "{tmp_path}/asked" ] && exit; touch "{tmp_path}/asked"; echo "7 COMPLETING (None)"',
         "scancel": f'touch "{tmp_path}/cancelled"',
     }.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
@@ -109,7 +109,9 @@ def test_a_run_that_never_began_is_not_to_be_resumed(submitted: RunDirectory, sl
 def test_whoever_watches_sees_what_a_run_waits_for(
     submitted: RunDirectory, slurm: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (slurm / "squeue").write_text(f'#!/bin/sh\n[ -e "{slurm}/asked" ] && exit; echo "7|PENDING|Resources"\n')
+    (slurm / "squeue").write_text(
+        f'#!/bin/sh\n[ -e "{slurm}/asked" ] && exit; echo "7 PENDING (Resources)"\n'
+    )
     waits: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -145,7 +147,7 @@ def test_a_question_that_slurm_leaves_unanswered_does_not_end_a_cancel(
     monkeypatch.setattr(batch, "POLL_SECONDS", 0.01)
     answers = f'n=$(cat "{slurm}/n" || echo 0); echo $((n + 1)) > "{slurm}/n"'
     (slurm / "squeue").write_text(
-        f'#!/bin/sh\n{answers} 2> /dev/null\n[ $n = 0 ] && echo "7|COMPLETING|None"\n[ $n != 1 ]\n'
+        f'#!/bin/sh\n{answers} 2> /dev/null\n[ $n = 0 ] && echo "7 COMPLETING (None)"\n[ $n != 1 ]\n'
     )
     assert "job 7 is cancelled" in batch.cancel(submitted.path)
     assert BatchFiles(submitted).failure() == "cancelled"

@@ -24,10 +24,9 @@ from halotile.cli.main import app
 from halotile.cli.screens.progress_report import Lines
 from halotile.cli.status import SILENCE_SECONDS, read_status, watch
 from halotile.errors import ClusterFailed, ConfigError
-from halotile.graphs.clusters._orphans import ATTENDED
-from halotile.graphs.clusters.base import ADDRESS, VARIABLE
-from halotile.graphs.clusters.launches import slurm_jobs
-from halotile.graphs.submission.attend import Submission
+from halotile.graphs.clusters.base import ADDRESS, ATTENDED, VARIABLE
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.submission import Submission
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
 
@@ -315,12 +314,12 @@ def test_a_submitted_run_is_not_over_between_two_attempts(
     locked: bool,
     shown: str,
 ) -> None:
-    def state_of(_: str) -> str | None:
+    def state_of(*_: object) -> str | None:
         if job == NO_ANSWER:
             raise ClusterFailed("Slurm does not answer")
         return job
 
-    monkeypatch.setattr(slurm_jobs, "state_of", state_of)
+    monkeypatch.setattr(BatchSystem, "state_of", state_of)
     BatchFiles(directory).write(
         {"number": "7", "attempts": 2, "submitted": time.time() - 100, "began": time.time() - 50,
          "job": {}, "options": {}, "submitted_from": "login"}

@@ -7,7 +7,6 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -29,14 +28,22 @@ def job(slurm: Slurm, tmp_path: Path) -> HpcJob:
     return HpcJob.create(tmp_path, slurm.environment, interface="lo", walltime="10")
 
 
-def status(job: HpcJob) -> dict[str, Any]:
-    """Output of `recon-cli status`."""
-    return job.json_of("status", "out.zarr.run")
-
-
 def end_time(slurm: Slurm, number: str) -> None:
     """Send the signal that Slurm sends before the time of a job is up."""
     slurm.call("scancel", "--signal=USR1", "--batch", number)
+
+
+def drain(job: HpcJob, slurm: Slurm, number: str) -> None:
+    """End the time of an attempt, and wait until the run is queued again."""
+    end_time(slurm, number)
+    wait_for(lambda: job.status()["state"] == "queued")
+
+
+def go_on(job: HpcJob, slurm: Slurm, number: str) -> None:
+    """Begin the next attempt, and wait for the end of the run."""
+    job.set_pace(0)
+    begin_now(slurm, number)
+    job.wait_finished()
 
 
 def begin_now(slurm: Slurm, number: str) -> None:
@@ -71,16 +78,13 @@ def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: S
     wait_for(lambda: len(job.log()) > 4)
     assert f"job {number}: RUNNING, 1 attempt so far" in job.call("status", "out.zarr.run")
     assert "ssh -N -L" in job.call("dashboard", "out.zarr.run")
-    end_time(slurm, number)
-    wait_for(lambda: status(job)["state"] == "queued")
+    drain(job, slurm, number)
     first = [block for block, *_ in job.log()]
     assert 4 < len(first) < BLOCKS
-    assert len(first) == status(job)["done"]
-    job.set_pace(0)
-    begin_now(slurm, number)
-    wait_for((job.run_directory / "finished").exists)
+    assert len(first) == job.status()["done"]
+    go_on(job, slurm, number)
     assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1)), "a block twice"
-    assert status(job)["state"] == "finished"
+    assert job.status()["state"] == "finished"
     assert "SIGUSR1: finishing the blocks in flight" in job.call("logs", "out.zarr.run")
     job.check_whole()
 
@@ -111,7 +115,7 @@ def test_a_node_that_dies_takes_its_own_workers_and_no_others(job: HpcJob, slurm
         wait_for(lambda: "going on with 2 of 4" in (job.run_directory / "batch.log").read_text(), 90)
         job.set_pace(0)
         wait_for((job.run_directory / "finished").exists)
-    assert status(job)["batch"] == {"job": number, "state": None, "attempts": 1, "failure": None}
+    assert job.status()["batch"] == {"job": number, "state": None, "attempts": 1, "failure": None}
     job.check_whole()
 
 
@@ -120,15 +124,13 @@ def test_a_driver_whose_node_dies_is_asked_for_again(job: HpcJob, slurm: Slurm) 
     job.set_pace(0.5)
     number = submitted(job, "--workers", "4")
     wait_for(lambda: at_work(job) == {"n1", "n2"} and len(job.log()) > 6)
-    done = status(job)["done"]
+    done = job.status()["done"]
     with slurm.lost("n1"):
         wait_for(
             lambda: "BeginTime" in slurm.call("squeue", "--noheader", f"--jobs={number}", "--format=%r"), 150
         )
-    job.set_pace(0)
-    begin_now(slurm, number)
-    wait_for((job.run_directory / "finished").exists, 120)
-    assert status(job)["batch"]["attempts"] == 2
+    go_on(job, slurm, number)
+    assert job.status()["batch"]["attempts"] == 2
     assert len(job.log()) - BLOCKS < BLOCKS - done
     job.check_whole()
 
@@ -166,7 +168,7 @@ def make_reconstruction(job: HpcJob, iterations: int) -> None:
 
 def iteration(job: HpcJob) -> int:
     """Number of iterations that are done."""
-    return int((status(job).get("figures") or {}).get("iteration", 0))
+    return int((job.status().get("figures") or {}).get("iteration", 0))
 
 
 @pytest.mark.thorough
@@ -176,13 +178,10 @@ def test_iterations_go_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.1)
     number = submitted(job)
     wait_for(lambda: iteration(job) >= 2)
-    end_time(slurm, number)
-    wait_for(lambda: status(job)["state"] == "queued")
+    drain(job, slurm, number)
     assert 2 <= iteration(job) < 8
-    job.set_pace(0)
-    begin_now(slurm, number)
-    wait_for((job.run_directory / "finished").exists)
-    assert json.loads((job.run_directory / "batch.json").read_text())["attempts"] == 2
+    go_on(job, slurm, number)
+    assert job.record()["attempts"] == 2
     assert "stopped on SIGUSR1 in iteration" in (job.run_directory / "batch.log").read_text()
     whole, both = (read_zarr(job.folder / name) for name in ("here.zarr", "out.zarr"))
     np.testing.assert_array_equal(both, whole)
@@ -198,13 +197,10 @@ def test_blocks_for_which_no_time_is_left_are_given_up_and_done_in_another_attem
     job.set_pace(300)
     begun = len(job.log())
     wait_for(lambda: len(job.log()) == begun + 2)
-    end_time(slurm, number)
-    wait_for(lambda: status(job)["state"] == "queued")
+    drain(job, slurm, number)
     assert "no time is left for the blocks in flight" in (job.run_directory / "batch.log").read_text()
-    job.set_pace(0)
-    begin_now(slurm, number)
-    wait_for((job.run_directory / "finished").exists)
-    assert json.loads((job.run_directory / "batch.json").read_text())["attempts"] == 2
+    go_on(job, slurm, number)
+    assert job.record()["attempts"] == 2
     job.check_whole()
 
 
@@ -213,7 +209,7 @@ def test_a_driver_that_is_killed_leaves_a_mark(job: HpcJob, slurm: Slurm) -> Non
     job.set_pace(0.3)
     submitted(job)
     wait_for(lambda: len(job.log()) > 2)
-    psutil.Process(status(job)["pid"]).kill()
+    psutil.Process(job.status()["pid"]).kill()
     wait_for((job.run_directory / "failed").exists)
     assert "its driver was killed (SIGKILL)" in job.call("status", "out.zarr.run")
     wait_for(lambda: not slurm.jobs())
@@ -232,7 +228,7 @@ def test_a_run_that_may_not_be_put_back_is_submitted_again(job: HpcJob, slurm: S
     job.set_pace(0)
     end_time(slurm, number)
     wait_for((job.run_directory / "finished").exists)
-    record = json.loads((job.run_directory / "batch.json").read_text())
+    record = job.record()
     assert (record["attempts"], record["number"] == number) == (2, False)
     job.check_whole()
 
@@ -246,7 +242,7 @@ def test_an_attempt_that_did_nothing_is_the_last(job: HpcJob, slurm: Slurm) -> N
     reason = wait_for((job.run_directory / "failed").exists) and (job.run_directory / "failed").read_text()
     assert "its time was up before anything was done, so no other job is requested" in reason
     wait_for(lambda: not slurm.jobs())
-    assert status(job)["state"] == "failed"
+    assert job.status()["state"] == "failed"
     assert "its time was up before anything was done" in job.call("status", "out.zarr.run")
 
 
@@ -261,11 +257,11 @@ def test_a_cancelled_run_leaves_no_process_and_can_be_gone_on_with(job: HpcJob, 
         p.pid for p in psutil.process_iter(["cmdline"]) if here in " ".join(p.info["cmdline"] or ())
     ] == []
     assert not slurm.jobs()
-    done = status(job)["done"]
-    assert status(job)["state"] == "stopped"
+    done = job.status()["done"]
+    assert job.status()["state"] == "stopped"
     job.set_pace(0)
     job.call("resume", "out.zarr.run", "--allow-import")
-    assert status(job)["state"] == "finished"
+    assert job.status()["state"] == "finished"
     assert not (job.run_directory / "failed").exists()
     assert len(job.log()) >= BLOCKS
     assert done < BLOCKS
@@ -287,18 +283,18 @@ def test_what_slurm_refuses_is_told_and_leaves_everything_as_it_was(job: HpcJob)
     assert not job.run_directory.exists()
     submitted(job)
     wait_for((job.run_directory / "finished").exists)
-    wait_for(lambda: status(job)["batch"]["state"] is None)
+    wait_for(lambda: job.status()["batch"]["state"] is None)
     kept = ("finished", "batch.sh", "batch.json", "batch.log")
     before = [(job.run_directory / name).read_bytes() for name in kept]
     assert "invalid partition specified: fast" in job.call(*refused, code=1)
     assert [(job.run_directory / name).read_bytes() for name in kept] == before
-    assert status(job)["state"] == "finished"
+    assert job.status()["state"] == "finished"
 
 
 def test_a_job_that_ends_before_the_run_begins_is_told(job: HpcJob, slurm: Slurm) -> None:
     submitted(job, "--set", 'cluster.prologue=["echo no module called cuda >&2", "exit 7"]')
     wait_for(lambda: not slurm.jobs())
-    assert status(job)["state"] == "failed"
+    assert job.status()["state"] == "failed"
     assert "its batch job ended before the run began" in job.call("status", "out.zarr.run")
     assert "no module called cuda" in job.call("logs", "out.zarr.run")
 
@@ -309,12 +305,10 @@ def test_fresh_begins_once_and_counts_what_it_does_itself(job: HpcJob, slurm: Sl
     (job.folder / "log").write_text("")
     job.set_pace(0.3)
     number = submitted(job, "--fresh")
-    assert status(job)["state"] == "queued", "what stands there is of the run before"
+    assert job.status()["state"] == "queued", "what stands there is of the run before"
     wait_for(lambda: len(job.log()) > 4)
     end_time(slurm, number)
-    job.set_pace(0)
-    begin_now(slurm, number)
-    wait_for((job.run_directory / "finished").exists)
+    go_on(job, slurm, number)
     assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1))
     job.check_whole()
 

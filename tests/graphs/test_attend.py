@@ -21,7 +21,8 @@ import pytest
 import halotile
 from halotile.errors import DamagedData, OutputInUse, Stopped
 from halotile.graphs import waiting
-from halotile.graphs.clusters.launches import slurm_jobs
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.launches.driver_script import DRAIN_AT
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import Output
@@ -31,30 +32,32 @@ from halotile.graphs.runs import driver
 from halotile.graphs.runs.outputs import claim
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import status_of
-from halotile.graphs.submission.attend import (
+from halotile.graphs.submission import (
     SILENCE_SECONDS,
     Submission,
     attend,
     check_not_waiting,
     submission_in,
 )
-from halotile.graphs.submission.script import DRAIN_AT
 from halotile.graphs.waiting import patience_seconds
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import WRITTEN
 from halotile.storage.run_directory.worker_lock import WorkerLock
+from tests.cases import thorough
 from tests.faults import Scene
 from tests.support import write_zarr
+
+NOTHING = Progress("start", 0, 0, 3, 0, 0, 0.0)
 
 
 @pytest.fixture
 def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that are requeued."""
     numbers: list[str] = []
-    monkeypatch.setattr(slurm_jobs, "requeue", numbers.append)
-    monkeypatch.setattr("halotile.graphs.submission.attend.ignore_signals", lambda: None)
+    monkeypatch.setattr(BatchSystem, "requeue", lambda _, job: numbers.append(job))
+    monkeypatch.setattr("halotile.graphs.submission.ignore_signals", lambda: None)
     return numbers
 
 
@@ -65,56 +68,15 @@ def run(tmp_path: Path) -> Callable[[float], RunDirectory]:
     def make(seconds: float) -> RunDirectory:
         made = RunDirectory(tmp_path / "out.zarr.run")
         made.create()
-        given = {"fresh": False, "same_input": False, "allow_import": False}
+        options = {"fresh": False, "same_input": False, "allow_import": False}
         when = time.time() - seconds
         submitted = Submission(
-            job={}, options=given, submitted_from="here", submitted=when, number="7", notice_seconds=20
+            job={}, options=options, submitted_from="here", submitted=when, number="7", notice_seconds=20
         )
         BatchFiles(made).write(dataclasses.asdict(submitted))
         return made
 
     return make
-
-
-def test_an_output_that_a_lost_machine_holds_is_asked_for_again(
-    run: Callable[[float], RunDirectory], requested: list[str]
-) -> None:
-    made = run(60)
-
-    def held(*_: object) -> None:
-        raise OutputInUse("in use.")
-
-    with pytest.raises(Stopped, match=r"in use\. Its holder has been silent, so this job is requested again"):
-        attend(made, held)
-    assert requested == ["7"]
-    assert BatchFiles(made).failure() is None
-
-
-def test_not_for_ever(run: Callable[[float], RunDirectory], requested: list[str]) -> None:
-    made = run(SILENCE_SECONDS + 60)
-
-    def held(*_: object) -> None:
-        raise OutputInUse("in use.")
-
-    with pytest.raises(OutputInUse):
-        attend(made, held)
-    assert not requested
-    assert "in use" in str(BatchFiles(made).failure())
-
-
-def test_another_driver_at_work_has_the_run_to_itself(
-    run: Callable[[float], RunDirectory], requested: list[str]
-) -> None:
-    made = run(60)
-
-    def held(*_: object) -> None:
-        made.write_status({"state": "running", "updated": time.time() + 1})
-        raise OutputInUse("in use.")
-
-    with pytest.raises(OutputInUse):
-        attend(made, held)
-    assert not requested
-    assert BatchFiles(made).failure() is None
 
 
 def test_a_driver_sends_itself_the_signal_that_its_batch_system_does_not(
@@ -135,20 +97,42 @@ def test_a_driver_sends_itself_the_signal_that_its_batch_system_does_not(
     assert requested == ["7"]
 
 
-@pytest.mark.parametrize("done", [3, 2])
-def test_one_image_that_is_held_is_asked_for_again_where_others_were_done(
-    done: int, run: Callable[[float], RunDirectory], requested: list[str]
+def image_status(done: int) -> dict[str, Any]:
+    """The status of this driver, which found two blocks done."""
+    return status_of(replace(NOTHING, done=done, resumed=2), "failed", "", output="out")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status", "is_requested", "failure"),
+    [
+        (60, None, True, None),  # a lost machine holds it
+        (SILENCE_SECONDS + 60, None, False, "in use."),  # for ever
+        (60, {"state": "running"}, False, None),  # another driver is at work
+        (SILENCE_SECONDS + 60, image_status(3), True, None),  # of several images, others were done
+        (SILENCE_SECONDS + 60, image_status(2), False, "in use."),
+    ],
+)
+def test_an_output_that_is_held_is_asked_for_again_for_a_while(
+    seconds: float,
+    status: dict[str, Any] | None,
+    is_requested: bool,
+    failure: str | None,
+    run: Callable[[float], RunDirectory],
+    requested: list[str],
 ) -> None:
-    made = run(SILENCE_SECONDS + 60)
+    made = run(seconds)
 
     def held(*_: object) -> None:
-        progress = replace(NOTHING, done=done, resumed=2)
-        made.write_status(status_of(progress, "failed", "", output="out") | {"updated": time.time() + 1})
+        if status is not None:
+            made.write_status(status | {"updated": time.time() + 1})
         raise OutputInUse("in use.")
 
-    with pytest.raises(Stopped if done > 2 else OutputInUse):
+    message = r"in use\. Its holder has been silent, so this job is requested again"
+    with pytest.raises(Stopped, match=message) if is_requested else pytest.raises(OutputInUse):
         attend(made, held)
-    assert (requested, bool(BatchFiles(made).failure())) == ((["7"], False) if done > 2 else ([], True))
+    assert requested == (["7"] if is_requested else [])
+    assert failure is None or failure in str(BatchFiles(made).failure())
+    assert failure is not None or BatchFiles(made).failure() is None
 
 
 @pytest.mark.parametrize("name", [*waiting.BATCH_JOB, "HOME"])
@@ -156,7 +140,7 @@ def test_locks_are_waited_for_in_batch_jobs_alone(name: str) -> None:
     assert patience_seconds(0.5, {name: "7"}) == (0.5 if name == "HOME" else waiting.LEASE_SECONDS)
 
 
-def test_what_is_waited_for_is_told_in_the_log(
+def test_the_log_says_what_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("WARNING")  # a cluster that was started silences every handler, and for good
@@ -168,9 +152,6 @@ def test_what_is_waited_for_is_told_in_the_log(
     assert f"waiting for whoever holds {scene.directory.path}" in caplog.text
 
 
-NOTHING = Progress("start", 0, 0, 3, 0, 0, 0.0)
-
-
 class Torn(BaseException):
     """The error of the command when a signal comes outside of a run."""
 
@@ -180,7 +161,7 @@ def _tear(number: int, _: FrameType | None) -> NoReturn:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[signal.Signals]]:
+def signals_while_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[signal.Signals]]:
     """The signal that comes while the command waits for a lock, as long as a batch job does."""
     requested: list[signal.Signals] = []
     monkeypatch.setattr(waiting, "SECONDS", 0.05)
@@ -192,19 +173,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[signal.Signals]]:
         signal.signal(number, handler)
 
 
-def running(scene: Scene) -> Callable[[Submission, bool], None]:
-    """An attempt at this job."""
-
-    def go(*_: object) -> None:
-        scene.run()
-
-    return go
-
-
 @contextmanager
-def held_by(what: str, directory: RunDirectory) -> Iterator[None]:
+def held_by(holder: str, directory: RunDirectory) -> Iterator[None]:
     """A run whose output is held by another driver, or by a worker of one."""
-    if what == "driver":
+    if holder == "driver":
         with directory.lock():
             yield
         return
@@ -216,38 +188,31 @@ def held_by(what: str, directory: RunDirectory) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("holder", ["driver", "worker"])
-def test_a_wait_that_lasts_until_time_is_up_is_gone_on_with_in_another_attempt(
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (signal.SIGUSR1, "Its holder has been silent, so this job is requested again"),
+        thorough(signal.SIGTERM, "stopped on SIGTERM while it waited"),
+    ],
+)
+def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
     holder: str,
+    number: signal.Signals,
+    message: str,
     tmp_path: Path,
-    told: list[signal.Signals],
+    signals_while_waiting: list[signal.Signals],
     run: Callable[[float], RunDirectory],
     requested: list[str],
 ) -> None:
     made, scene = run(60), Scene.create(tmp_path)
-    told.append(signal.SIGUSR1)
-    with (
-        held_by(holder, scene.directory),
-        pytest.raises(Stopped, match=r"Its holder has been silent, so this job is requested again"),
-    ):
-        attend(made, running(scene))
-    assert requested == ["7"]
-    assert BatchFiles(made).failure() is None
+    signals_while_waiting.append(number)
 
+    def go(*_: object) -> None:
+        scene.run()
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("holder", ["driver", "worker"])
-def test_a_job_that_is_ended_while_it_waits_is_not_asked_for_again(
-    holder: str,
-    tmp_path: Path,
-    told: list[signal.Signals],
-    run: Callable[[float], RunDirectory],
-    requested: list[str],
-) -> None:
-    made, scene = run(60), Scene.create(tmp_path)
-    told.append(signal.SIGTERM)
-    with held_by(holder, scene.directory), pytest.raises(Stopped, match="stopped on SIGTERM while it waited"):
-        attend(made, running(scene))
-    assert not requested
+    with held_by(holder, scene.directory), pytest.raises(Stopped, match=message):
+        attend(made, go)
+    assert requested == (["7"] if number == signal.SIGUSR1 else [])
     assert BatchFiles(made).failure() is None
 
 
@@ -280,11 +245,11 @@ def test_every_kind_of_run_hears_signals_while_it_waits(
     make: Callable[[Path], Plan],
     number: signal.Signals,
     tmp_path: Path,
-    told: list[signal.Signals],
+    signals_while_waiting: list[signal.Signals],
 ) -> None:
     plan = make(tmp_path)
     before = files(Path(str(plan.output)))
-    told.append(number)
+    signals_while_waiting.append(number)
     with RunDirectory(plan.run_directory).lock(), pytest.raises(Stopped, match="in use") as stopped:
         driver.run(plan)
     assert stopped.value.requested_by == number.name

@@ -249,7 +249,7 @@ def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
     environment = ALLOCATED | {"SLURM_TASKS_PER_NODE": tasks}
     assert device_of(Run(workers=workers), IN_IT, environment) == device
     shares = Counter(
-        (slot.node, share_of(",".join(map(str, range(slot.gpus))), f"{slot.number}/{slot.of}"))
+        (slot.node, share_of(",".join(map(str, range(slot.gpus))), f"{slot.number}/{slot.node_workers}"))
         for slot in slurm_allocation.slots_in(environment, workers)
     )
     assert (device == "cuda") == all(gpus and count == 1 for (_, gpus), count in shares.items())
@@ -390,7 +390,7 @@ def test_a_worker_step_inherits_no_gpus_per_task(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for name, value in {"GPUS_PER_TASK": "1", "TRES_PER_TASK": "gres/gpu=1", "JOB_ID": "7"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    slots = NodeSlots([NodeSlot(number=1, node="n1", of=2, cores=4, gpus=2, memory_bytes=None)])
+    slots = NodeSlots([NodeSlot(number=1, node="n1", node_workers=2, cores=4, gpus=2, memory_bytes=None)])
     step = WorkerStep("tls://10.0.0.7:8786", "w", slots=slots, logs=tmp_path, arguments=())
 
     async def run_step() -> None:

@@ -26,13 +26,13 @@ def job(slurm: Slurm, tmp_path: Path) -> HpcJob:
     return HpcJob.create(tmp_path, slurm.environment, kind="slurm", interface="lo")
 
 
-def listening(of: str) -> set[str]:
+def listening(marker: str) -> set[str]:
     """The addresses on which Python listens, in processes with a marker in their environment or command line."""
     found = set()
     for process in psutil.process_iter():
         try:
             known = [*process.cmdline(), *process.environ().values()]
-            ours = "python" in process.name() and any(of in word for word in known)
+            ours = "python" in process.name() and any(marker in word for word in known)
             connections = process.net_connections(kind="inet") if ours else []
         except psutil.Error:
             continue
@@ -40,7 +40,7 @@ def listening(of: str) -> set[str]:
     return found
 
 
-def secrets_told(job: HpcJob) -> list[str]:
+def exposed_secrets(job: HpcJob) -> list[str]:
     """Places where a key can be seen: the arguments of processes, scripts and logs."""
     key = next(job.run_directory.glob("workers/tls-*/key.pem")).read_text().splitlines()[1]
     seen = [
@@ -62,7 +62,7 @@ def test_each_worker_is_a_job_and_nothing_is_left_of_them(job: HpcJob, slurm: Sl
     assert {path.stat().st_mode & 0o777 for path in certificates} == {0o600}
     assert {path.parent.stat().st_mode & 0o777 for path in certificates} == {0o700}
     assert listening(str(job.folder)) == {"127.0.0.1"}
-    assert secrets_told(job) == []
+    assert exposed_secrets(job) == []
     finish(running)
     assert len({process for _, process, *_ in job.log()}) == 2
     job.check_whole()

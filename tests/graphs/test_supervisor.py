@@ -204,7 +204,7 @@ def test_a_launch_that_is_not_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_supervisor_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halotile.graphs.clusters.launches.remote_cluster.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("halotile.graphs.clusters.launches.remote_cluster.POLL_SECONDS", 0.01)
     cluster, reports = FakeCluster(), []  # type: tuple[FakeCluster, list[str]]
     scale, failures = cluster.scale, iter([True] * 5)
 

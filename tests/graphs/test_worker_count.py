@@ -102,7 +102,7 @@ def test_an_allocation_is_taken_as_a_whole(
     assert found.workers == workers
     assert found.why.endswith("of the allocation")
     slots = slurm_allocation.slots_in(environment, workers)
-    assert {slot.of for slot in slots} == {workers // 2}
+    assert {slot.node_workers for slot in slots} == {workers // 2}
 
 
 @pytest.mark.parametrize(

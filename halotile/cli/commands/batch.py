@@ -40,7 +40,7 @@ def submit(
     """Run a job as a batch job; when its time is up, another batch job continues it."""
     from halotile.cli.batch import prepare, show, submitted_words
     from halotile.cli.config.loading import Flags, load_job
-    from halotile.graphs.submission.attend import submit as submit_run
+    from halotile.graphs.submission import submit as submit_run
 
     flags = Flags(workers=workers, dashboard=not no_dashboard, allow_import=allow_import)
     prepared = prepare(load_job(config, overrides or (), flags), fresh=fresh, same_input=same_input)

@@ -71,8 +71,7 @@ class BatchJob:
 
 def batch_job(directory: Path) -> BatchJob | None:
     """Return the batch job of a run; None for a run that was not submitted."""
-    from halotile.graphs.clusters.launches.batch_system import SLURM
-    from halotile.graphs.submission.queues import queue_of
+    from halotile.graphs.clusters.launches.batch_system import system_in
 
     files = BatchFiles(RunDirectory(directory))
     try:
@@ -83,7 +82,7 @@ def batch_job(directory: Path) -> BatchJob | None:
         return None
     number, state, has_answer = record["number"], None, True
     try:
-        state = queue_of(record.get("system", SLURM)).state_of(number) if number else None
+        state = system_in(record).state_of(number) if number else None
     except ClusterFailed:
         has_answer = False
     return BatchJob(

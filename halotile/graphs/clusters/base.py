@@ -36,6 +36,8 @@ DEFAULT = "local"
 VARIABLE = "HALOTILE_CLUSTER"
 ADDRESS = "DASK_SCHEDULER_ADDRESS"
 """The variable in which Dask itself looks for a running scheduler."""
+ATTENDED = "HALOTILE_ATTENDED"
+"""Set for the workers of a submitted run: only its job may be requeued by one of them."""
 
 LEAST_SILENCE_SECONDS = 60.0
 """A worker is not given up before it was silent this long: it is while it loads a model, and where a user's function holds

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from halotile.graphs.clusters.base import ClusterTraits
-from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.launches.queue_answers import JobRows
+from halotile.graphs.clusters.launches.batch_system import BatchSystem, JobRows
 
 TRAITS = ClusterTraits(ignored=("queue", "account", "walltime"))
 
@@ -15,13 +14,14 @@ SYSTEM = BatchSystem(
     module="htcondor",
     cluster="HTCondorCluster",
     submits="condor_submit",
+    cancels="condor_rm",
     # One on hold waits for a person.
     states=JobRows("condor_q {} -af:j JobStatus HoldReason", r"^{}(?:\.\d+)?\s+", "5 (.*)", "held ({})"),
     gpus=lambda choice, _: {"directives": [f"request_gpus = {choice.gpus}"]},
     lists="`condor_status` lists its machines",
     directives=lambda lines: dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines),
     prologue=lambda line: line.replace("$(", "$(DOLLAR)("),  # HTCondor would expand it as a macro of its own
-    usual={"disk": "2GiB"},
+    defaults={"disk": "2GiB"},
 )
 check = SYSTEM.check
 start = SYSTEM.start

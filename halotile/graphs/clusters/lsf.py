@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.launches.queue_answers import JobRows
-from halotile.graphs.clusters.launches.walltime import seconds_of
+from halotile.graphs.clusters.launches.batch_system import BatchSystem, JobRows, seconds_of
 from halotile.graphs.kinds import sections
 
 
@@ -24,6 +22,7 @@ SYSTEM = BatchSystem(
     module="lsf",
     cluster="LSFCluster",
     submits="bsub",
+    cancels="bkill",
     states=JobRows("bjobs -noheader -o 'jobid stat' {}", r"^{}\s+", "(DONE|EXIT|ZOMBI)"),
     gpus=lambda choice, _: {"directives": [f'-gpu "num={choice.gpus}"']},
     lists="`bqueues` lists its queues",

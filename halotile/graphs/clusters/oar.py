@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.launches.queue_answers import JobRows
-from halotile.graphs.clusters.launches.walltime import clock
+from halotile.graphs.clusters.launches.batch_system import BatchSystem, JobRows, clock
 from halotile.graphs.kinds import sections
 
 
@@ -27,6 +25,7 @@ SYSTEM = BatchSystem(
     module="oar",
     cluster="OARCluster",
     submits="oarsub",
+    cancels="oardel",
     states=JobRows("oarstat --state --job {}", r"^\s*{}\s*:\s*", "(Terminated|Error)", between=" --job "),
     gpus=gpus,
     lists="`oarnodes` lists its nodes",

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.launches.queue_answers import JobRows
-from halotile.graphs.clusters.launches.walltime import clock
+from halotile.graphs.clusters.launches.batch_system import BatchSystem, JobRows, clock
 from halotile.graphs.kinds import sections
 
 
@@ -22,6 +20,7 @@ SYSTEM = BatchSystem(
     module="pbs",
     cluster="PBSCluster",
     submits="qsub",
+    cancels="qdel",
     # Torque keeps the rows of jobs that are over for a while.
     states=JobRows("qstat {}", r"^{}\b", r".*\s([CFX])\s+\S+\s*$", "over ({})"),
     gpus=gpus,

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.launches.queue_answers import JobRows
-from halotile.graphs.clusters.launches.walltime import clock
+from halotile.graphs.clusters.launches.batch_system import BatchSystem, JobRows, clock
 from halotile.graphs.kinds import sections
 
 _SHELL = re.compile(r"^\s*-S\s")
@@ -38,6 +36,7 @@ SYSTEM = BatchSystem(
     module="sge",
     cluster="SGECluster",
     submits="qsub",
+    cancels="qdel",
     # One in error stays in the queue until a person clears it.
     states=JobRows(
         "qstat -j {}", r"^job_number:\s+{}$", r"[\s\S]*?^error reason\s+\d+:\s*(.*)$", "Eqw ({})", ","
@@ -48,7 +47,8 @@ SYSTEM = BatchSystem(
     driver=(),
     account="project",
     requests=requests,
-    of_workers=_PARALLEL.pattern,
+    stays=("Eqw",),
+    worker_options=_PARALLEL.pattern,
 )
 check = SYSTEM.check
 start = SYSTEM.start

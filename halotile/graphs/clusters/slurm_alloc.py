@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from halotile.errors import ConfigError, MemoryRefused
+from halotile.errors import ClusterFailed, ConfigError, MemoryRefused
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import (
+    ATTENDED,
     DEFAULT,
     ChosenCluster,
     ClusterTraits,
@@ -20,13 +24,25 @@ from halotile.graphs.clusters.base import (
     RunningCluster,
 )
 from halotile.graphs.clusters.common.security import LOOPBACK, address_of_interface, own_address
-from halotile.graphs.clusters.launches.slurm_allocation import nodes_of, slots_in, workers_in
+from halotile.graphs.clusters.launches.slurm_allocation import (
+    described,
+    nodes_of,
+    remaining_nodes,
+    slots_in,
+    workers_in,
+)
+from halotile.graphs.clusters.slurm import SYSTEM
 from halotile.graphs.kinds import sections
 
 if TYPE_CHECKING:
     from distributed import SpecCluster
     from distributed.security import Security
 
+CONNECT_SECONDS = 5.0
+ENDED_PAUSES = (2.0,) * 5
+"""Seconds between checks where the machine of the driver answers, and the driver does not: it may just have ended."""
+LOST_PAUSES = (10.0,) * 60
+"""Seconds between checks where the machine does not answer: Slurm takes minutes to notice that a node is lost."""
 NODES = "SLURM_JOB_NODELIST"
 """Set in every job step and batch script of an allocation."""
 
@@ -56,7 +72,7 @@ def gives_gpus(run: sections.Run, environment: Environment) -> bool:
     if NODES not in environment:
         return False  # the cluster refuses to start
     workers = workers_in(environment, "cuda")[0] if run.workers == "auto" else run.count
-    return workers > 0 and all(slot.gpus >= slot.of for slot in slots_in(environment, workers))
+    return workers > 0 and all(slot.gpus >= slot.node_workers for slot in slots_in(environment, workers))
 
 
 def count_workers(
@@ -83,14 +99,14 @@ def check_memory(run: sections.Run, environment: Environment) -> None:
     wanted = sections.parse_bytes(run.memory_per_worker)
     nodes = {slot.node: slot for slot in slots_in(environment, run.count)}.values()
     room = {slot.node: slot.memory_bytes // wanted for slot in nodes if slot.memory_bytes is not None}
-    tight = next((slot for slot in nodes if room.get(slot.node, slot.of) < slot.of), None)
+    tight = next((slot for slot in nodes if room.get(slot.node, slot.node_workers) < slot.node_workers), None)
     if tight is None or tight.memory_bytes is None:
         return
-    fit = sum(min(slot.of, room.get(slot.node, slot.of)) for slot in nodes)
+    fit = sum(min(slot.node_workers, room.get(slot.node, slot.node_workers)) for slot in nodes)
     raise MemoryRefused(
-        f"run.memory_per_worker is {run.memory_per_worker}, and {counted(tight.of, 'worker')} on {tight.node} may take "
-        f"{bytes_text(wanted * tight.of)}; the allocation has {bytes_text(tight.memory_bytes)} there. "
-        f"Write run.memory_per_worker: {tight.memory_bytes // tight.of // 2**20}MiB, "
+        f"run.memory_per_worker is {run.memory_per_worker}, and {counted(tight.node_workers, 'worker')} on {tight.node} may take "
+        f"{bytes_text(wanted * tight.node_workers)}; the allocation has {bytes_text(tight.memory_bytes)} there. "
+        f"Write run.memory_per_worker: {tight.memory_bytes // tight.node_workers // 2**20}MiB, "
         + (f"run.workers: {fit}, " if fit else "")
         + "or ask Slurm for more memory."
     )
@@ -134,3 +150,42 @@ def _address(interface: str | None, nodes: Sequence[str]) -> str:
         return address_of_interface(interface)
     here = os.environ.get("SLURMD_NODENAME")
     return LOOPBACK if [*nodes] == [here] else own_address()
+
+
+def requeue_orphan(scheduler: str, environment: Environment = os.environ) -> None:
+    """Requeue the batch job of this worker where the node of its driver is lost; cancel it where jobs may not be requeued.
+
+    Nobody else is left to end the job, which Slurm keeps on the other nodes.
+
+    ``scheduler``: its address: while it answers, nothing is lost, and Slurm is not asked; ``environment``: variables with the job's number.
+    """
+    job = environment.get("SLURM_JOB_ID", "") if ATTENDED in environment else ""
+    for pause in (0.0, *_pauses(scheduler)) if job else ():
+        time.sleep(pause)
+        if _connection_error(scheduler) is None:
+            return
+        with suppress(ClusterFailed):  # Slurm is slow, or another worker was faster: the next check decides
+            found = described(job)
+            is_running = found.get("JobState") == "RUNNING" and "BatchHost" in found
+            if is_running and found["BatchHost"] not in remaining_nodes(found):
+                # The failure of a requeue does not mean that it is not allowed.
+                (SYSTEM.cancel if found.get("Requeue") == "0" else SYSTEM.requeue)(job)
+                return
+
+
+def _pauses(address: str) -> tuple[float, ...]:
+    """Seconds to wait before each further check."""
+    error = _connection_error(address)
+    if error is None:
+        return ()
+    return ENDED_PAUSES if isinstance(error, ConnectionRefusedError) else LOST_PAUSES
+
+
+def _connection_error(address: str) -> OSError | None:
+    """Connect to an address and return the error, if there is one."""
+    parts = urlsplit(address)
+    try:
+        socket.create_connection((parts.hostname, parts.port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        return error
+    return None

@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Any
 
 from halotile import registry
-from halotile.graphs.clusters.launches.walltime import is_walltime
+from halotile.graphs.clusters.launches.batch_system import is_walltime
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.sections import Cluster, Input, Output, Run, Tile, parse_bytes
 from halotile.graphs.words import nearest, shown

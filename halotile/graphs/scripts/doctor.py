@@ -23,7 +23,7 @@ from halotile.graphs.clusters.base import DEFAULT, ChosenCluster, Order, Start
 from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.machine import INSTALL, cores_here, gpus_here, has_dask_cuda
-from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.launches.batch_system import system_of
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.plans.identity import package_version
 from halotile.graphs.plans.plan import existing_parent
@@ -152,10 +152,10 @@ def _batch_system(kind: str) -> Result:
     commands = [name for name in _SLURM if shutil.which(name)]
     text = f"Slurm commands {', '.join(commands)}" if commands else "no Slurm commands"
     try:
-        system = getattr(find("clusters", kind), "SYSTEM", None)
+        system = system_of(kind)
     except ConfigError as error:  # a plug-in that cannot be loaded
         return "missing", str(error)
-    submits = system.submits if isinstance(system, BatchSystem) else None
+    submits = system.submits if system else None
     if submits and not shutil.which(submits):
         return "missing", f"there is no {submits} here: cluster {kind} submits its jobs with it"
     if not importlib.util.find_spec("dask_jobqueue"):

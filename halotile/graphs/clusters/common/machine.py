@@ -118,18 +118,18 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
     requested = cluster.gpus
     if requested in (0, "all"):
         return here.names
-    places = (
+    indices = (
         tuple(range(requested))
         if isinstance(requested, int)
         else tuple(index for index in requested if isinstance(index, int))
     )
-    if not places or max(places) >= len(here.names):
+    if not indices or max(indices) >= len(here.names):
         count = counted(len(here.names), "GPU")
         raise ConfigError(
             f"cluster.gpus is {shown(requested)}, and there {'is' if len(here.names) == 1 else 'are'} {count} here. Write gpus: all, "
             "or how many, or which of them as a list, counted from 0."
         )
-    return tuple(dict.fromkeys(here.names[index] for index in places))
+    return tuple(dict.fromkeys(here.names[index] for index in indices))
 
 
 def requested_by(run: Run, cluster: Cluster) -> str:

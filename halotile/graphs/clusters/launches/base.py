@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -24,15 +25,16 @@ class LaunchState(NamedTuple):
     text: str
 
 
-def with_reason(name: str, reason: str) -> str:
-    """The text of a state, with its reason where there is one.
+def number_of(job: str) -> str:
+    """The number of a job, without its server.
 
     Examples
     --------
-    >>> with_reason("PENDING", "Resources"), with_reason("RUNNING", "None")
-    ('PENDING (Resources)', 'RUNNING')
+    >>> number_of("1234.pbs-server"), number_of("17")
+    ('1234', '17')
     """
-    return name if reason in ("", "None", "(null)", "undefined") else f"{name} ({reason})"
+    found = re.match(r"\d+", job)
+    return found[0] if found else job
 
 
 class Launch(Protocol):

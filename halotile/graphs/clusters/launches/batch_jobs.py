@@ -9,8 +9,9 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -18,21 +19,18 @@ from typing import TYPE_CHECKING, Any
 from distributed.core import Status
 from distributed.security import Security
 
-from halotile.errors import ConfigError
+from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import Order, RunningCluster, traits_of
-from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.security import (
     Credentials,
     address_of_interface,
     own_address,
     private_base,
 )
-from halotile.graphs.clusters.launches.base import Launch, LaunchState, tail_of
-from halotile.graphs.clusters.launches.queue_answers import number_of
+from halotile.graphs.clusters.launches.base import Launch, LaunchState, number_of, tail_of
 from halotile.graphs.clusters.launches.remote_cluster import supervised_cluster
 from halotile.graphs.kinds import sections
-from halotile.registry import find
 from halotile.storage.run_directory.names import WORKERS
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ def job_arguments(system: BatchSystem, order: Order, logs: Path) -> dict[str, An
         "job_directives_skip": list(choice.directives_skip),
         "job_extra_directives": directives,
     }
-    usual = {**system.usual, **requests}
+    defaults = {**system.defaults, **requests}
     return {
         "cores": choice.cores,
         "processes": 1,
@@ -87,7 +85,7 @@ def job_arguments(system: BatchSystem, order: Order, logs: Path) -> dict[str, An
         "worker_command": WORKER,
         "worker_extra_args": _joined(system.configured("worker-extra-args"), extra),
         **{key: value for key, value in optional.items() if value},
-        **{key: value for key, value in usual.items() if system.configured(key.replace("_", "-")) is None},
+        **{key: value for key, value in defaults.items() if system.configured(key.replace("_", "-")) is None},
         **gpus,
         **choice.options,
     }
@@ -112,15 +110,21 @@ def start_jobs(system: BatchSystem, order: Order) -> Iterator[RunningCluster]:
                 name=NAME,
             )
 
-    def query(launches: Sequence[Launch]) -> Mapping[Launch, LaunchState]:
-        by_id: dict[str, Any] = {str(getattr(launch, "job_id", None)): launch for launch in launches}
-        return {by_id[job]: state for job, state in system.states(list(by_id)).items() if job in by_id}
-
     with (
         _plain_path(order.folder) as folder,
-        supervised_cluster(replace(order, folder=folder), address, make, query) as cluster,
+        supervised_cluster(
+            replace(order, folder=folder), address, make, partial(launch_states, system)
+        ) as cluster,
     ):
         yield cluster
+
+
+def launch_states(system: BatchSystem, launches: Sequence[Launch]) -> Mapping[Launch, LaunchState]:
+    """States of launches; none where the batch system does not answer."""
+    by_id: dict[str, Any] = {str(getattr(launch, "job_id", None)): launch for launch in launches}
+    with suppress(ClusterFailed):
+        return {by_id[job]: state for job, state in system.states(list(by_id)).items()}
+    return {}
 
 
 @contextmanager
@@ -165,14 +169,11 @@ def job_script(system: BatchSystem, order: Order, *, address: str, logs: Path, s
     return str(job.job_script())
 
 
-def worker_script(run: sections.Run, choice: sections.Cluster, directory: Path) -> str | None:
-    """The script of the first worker of a run that has not begun; None where a worker is no batch job.
+def worker_script(system: BatchSystem, run: sections.Run, choice: sections.Cluster, directory: Path) -> str:
+    """The script of the first worker of a run that has not begun.
 
     ``run``: with its number of workers decided; ``directory``: run directory.
     """
-    system: BatchSystem | None = getattr(find("clusters", cluster_kind_of(choice).name), "SYSTEM", None)
-    if system is None:
-        return None
     order = Order(workers=run.count, memory_bytes=sections.parse_bytes(run.memory_per_worker), choice=choice)
     with tempfile.TemporaryDirectory() as folder:  # dask-jobqueue makes the folder of the logs
         security = Credentials(Path(folder) / "tls-RUN").security

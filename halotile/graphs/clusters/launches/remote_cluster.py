@@ -30,7 +30,7 @@ from halotile.graphs.clusters.workers.environment import own_environment
 from halotile.graphs.clusters.workers.settings import SETTINGS, SILENT, keep_off_path, private_scratch
 from halotile.storage.run_directory.names import WORKERS
 
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 SLOW_SECONDS = 10.0
 CALM_SECONDS = 30.0
 """After so long without a change, states are queried less often: batch systems have others to answer."""
@@ -46,13 +46,15 @@ CALL_SECONDS = 60.0
 
 @dataclass(eq=False)
 class Supervisor:
-    """Watches the launches of a cluster from a thread."""
+    """A running cluster whose launches are watched from a thread."""
 
     cluster: Any  # holds the launches
     workers: int  # number of workers asked for
     query: QueryStates  # states of launches that have no worker
     report: Callable[[str], None]  # takes a line for the user
     capacity: Callable[[], int] | None = None  # number of launches that there is room for by now
+    client: Any = None  # a client connected to it
+    dashboard: str | None = None  # address of the dashboard's page, if there is one
 
     def __post_init__(self) -> None:
         self._since: dict[Any, float] = {}
@@ -96,7 +98,7 @@ class Supervisor:
                 if text != last_error and self.cluster.status.name == "running":
                     self.report(f"supervising the workers failed, and is tried again: {first_line(text)}")
                 last_error = text
-            self._stop.wait(LOOK_SECONDS if time.monotonic() - self._changed < CALM_SECONDS else SLOW_SECONDS)
+            self._stop.wait(POLL_SECONDS if time.monotonic() - self._changed < CALM_SECONDS else SLOW_SECONDS)
 
     def _update(self) -> None:
         now = time.monotonic()
@@ -187,24 +189,6 @@ REMOTE_SETTINGS = SETTINGS | {
 }
 
 
-@dataclass(frozen=True)
-class RemoteWorkers:
-    """A running cluster with a supervisor."""
-
-    client: Client
-    workers: int
-    dashboard: str | None
-    supervisor: Supervisor
-
-    def missing(self, wanted: int = 1) -> str | None:
-        """Return the reason why there are fewer workers."""
-        return self.supervisor.missing(wanted)
-
-    def check(self, wanted: int = 1) -> None:
-        """Raise when there will not be as many."""
-        self.supervisor.check(wanted)
-
-
 MakeCluster = Callable[[Security, Path, dict[str, Any]], Any]
 """``make(security, logs, scheduler_options)``: a SpecCluster with its scheduler, and no launch yet."""
 
@@ -231,9 +215,11 @@ def supervised_cluster(
         try:
             with (
                 connected(cluster, order) as (client, dashboard),
-                Supervisor(cluster, order.workers, query, order.report, capacity) as supervisor,
+                Supervisor(
+                    cluster, order.workers, query, order.report, capacity, client, dashboard
+                ) as supervisor,
             ):
-                yield RemoteWorkers(client, order.workers, dashboard, supervisor)
+                yield supervisor
         finally:
             with suppress(TimeoutError, OSError):
                 cluster.close(timeout=30)

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from halotile.graphs.clusters.launches.queue_answers import answer_of
+from halotile.graphs.clusters.launches.batch_system import answer_of
 
 
 @dataclass(frozen=True, order=True)
 class NodeSlot:
-    """A place for one worker."""
+    """Room for one worker."""
 
     number: int  # number among the slots of its node
     node: str  # node's name
-    of: int  # number of workers on the node, which is less than its tasks where they are not all wanted
+    node_workers: int  # number of workers on the node, fewer than its tasks where not all are wanted
     cores: int  # cores that the job has on the node
     gpus: int = 0  # GPUs that the job has there
     memory_bytes: int | None = None  # memory that it has there; unknown where Slurm does not account for it
@@ -61,9 +61,9 @@ def slots_of(
 
     Examples
     --------
-    >>> [(slot.node, slot.number, slot.of) for slot in slots_of(["a", "b"], {"SLURM_TASKS_PER_NODE": "2,1"}, 3)]
+    >>> [(slot.node, slot.number, slot.node_workers) for slot in slots_of(["a", "b"], {"SLURM_TASKS_PER_NODE": "2,1"}, 3)]
     [('a', 0, 2), ('b', 0, 1), ('a', 1, 2)]
-    >>> [(slot.node, slot.number, slot.of) for slot in slots_of(["a", "b"], {"SLURM_TASKS_PER_NODE": "1(x2)"}, 3)]
+    >>> [(slot.node, slot.number, slot.node_workers) for slot in slots_of(["a", "b"], {"SLURM_TASKS_PER_NODE": "1(x2)"}, 3)]
     [('a', 0, 2), ('b', 0, 1), ('a', 1, 2)]
     >>> [slot.node for slot in slots_of(["a", "b"], {"SLURM_JOB_CPUS_PER_NODE": "1,3"}, 4)]
     ['a', 'b', 'b', 'b']
@@ -74,8 +74,8 @@ def slots_of(
     counts = next(
         count for count in (tasks, [each.gpus for each in share], cores, equal) if sum(count) >= workers
     )
-    places = [(number, node) for node, count in enumerate(counts) for number in range(count)]
-    taken = sorted(places)[:workers]
+    slots = [(number, node) for node, count in enumerate(counts) for number in range(count)]
+    taken = sorted(slots)[:workers]
     used = Counter(node for _, node in taken)
     return [NodeSlot(number, nodes[node], used[node], cores[node], *share[node]) for number, node in taken]
 
@@ -126,7 +126,11 @@ def shares_in(text: str) -> dict[str, Share]:
     return shares
 
 
-def remaining_nodes(job: str) -> tuple[str, ...]:
+def described(job: str) -> dict[str, str]:
+    """The first entry of each line of Slurm's description of a job."""
+    return dict(re.findall(r"^ *(\w+)=(\S+)", answer_of(["scontrol", "show", "job", job]), re.MULTILINE))
+
+
+def remaining_nodes(description: Mapping[str, str]) -> tuple[str, ...]:
     """The nodes that a job has now, without those that were lost."""
-    found = re.search(r"^ *NodeList=(\S+)", answer_of(["scontrol", "show", "job", job]), re.MULTILINE)
-    return nodes_of(found[1]) if found else ()
+    return nodes_of(description["NodeList"]) if "NodeList" in description else ()

@@ -19,7 +19,7 @@ from distributed.deploy.spec import ProcessInterface
 
 from halotile.errors import ClusterFailed
 from halotile.graphs.clusters.launches.base import Launch, LaunchState, tail_of
-from halotile.graphs.clusters.launches.slurm_allocation import NodeSlot, remaining_nodes
+from halotile.graphs.clusters.launches.slurm_allocation import NodeSlot, described, remaining_nodes
 
 END_SECONDS = 10.0
 _OF_JOB = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND")
@@ -108,7 +108,7 @@ class WorkerStep(ProcessInterface):  # type: ignore[misc]
         if slot.gpus:
             step.append(f"--gres=gpu:{slot.gpus}")  # all of them too: the worker takes its share
         worker = [sys.executable, "-P", "-m", "halotile.graphs.clusters.workers", self.scheduler]
-        worker += ["--name", str(self.name), "--share", f"{slot.number}/{slot.of}"]
+        worker += ["--name", str(self.name), "--share", f"{slot.number}/{slot.node_workers}"]
         return ["srun", *step, *worker, *self.arguments]
 
     async def start(self) -> None:
@@ -162,7 +162,7 @@ def states_of(steps: Sequence[Launch]) -> dict[Launch, LaunchState]:
     over = [step for step, state in states.items() if state.over]
     if over:
         with suppress(ClusterFailed):  # then they are tried again
-            remaining = remaining_nodes(os.environ["SLURM_JOB_ID"])
+            remaining = remaining_nodes(described(os.environ["SLURM_JOB_ID"]))
             for step in over:
                 step.lost = step.node not in remaining
     return {

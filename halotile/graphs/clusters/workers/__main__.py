@@ -17,7 +17,6 @@ from contextlib import contextmanager
 import dask
 from distributed.cli.dask_worker import main as dask_worker
 
-from halotile.graphs.clusters._orphans import requeue_orphan
 from halotile.graphs.clusters.common.machine import gpus_here
 from halotile.graphs.clusters.common.security import (
     LOOPBACK,
@@ -25,6 +24,7 @@ from halotile.graphs.clusters.common.security import (
     address_towards,
     host_of,
 )
+from halotile.graphs.clusters.slurm_alloc import requeue_orphan
 from halotile.graphs.clusters.workers.environment import keep_compiled_code_at_home
 from halotile.graphs.clusters.workers.fork_server import mark_leftovers
 from halotile.graphs.clusters.workers.settings import SETTINGS, private_scratch

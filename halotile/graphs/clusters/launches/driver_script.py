@@ -16,8 +16,7 @@ import dask
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.launches.batch_jobs import NAME, NANNY_BYTES, job_arguments, refusals_described
-from halotile.graphs.clusters.launches.batch_system import SLURM, BatchSystem
-from halotile.graphs.clusters.launches.walltime import is_walltime, seconds_of
+from halotile.graphs.clusters.launches.batch_system import SLURM, BatchSystem, is_walltime, seconds_of
 from halotile.graphs.kinds.sections import Cluster, Job, parse_bytes
 from halotile.storage.disk.object_path import path_of
 from halotile.storage.run_directory.names import LOG
@@ -65,7 +64,7 @@ def driver_script(system: BatchSystem, job: Job, run: Path, umask: int) -> str:
         arguments = job_arguments(system, order, run) | {"log_directory": None}
         header = system.cluster_class().job_cls("", name=NAME, **arguments).job_header
     # And without the lines that held nothing else.
-    header = re.sub(r"(?m)^#\S+[ \t]*$\n?", "", re.sub(system.of_workers, "", header)).rstrip()
+    header = re.sub(r"(?m)^#\S+[ \t]*$\n?", "", re.sub(system.worker_options, "", header)).rstrip()
     seconds = walltime_seconds(system, choice)
     drain_at = f"$(( $(date +%s) + {seconds - NOTICE_SECONDS} ))" if seconds else ""
     head = [

@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
 from halotile.errors import ClusterFailed, ConfigError, DamagedData, OutputInUse, Stopped
-from halotile.graphs.clusters.launches.batch_system import SLURM
+from halotile.graphs.clusters.launches.batch_system import SLURM, system_in
+from halotile.graphs.clusters.launches.driver_script import DRAIN_AT, NOTICE_SECONDS
 from halotile.graphs.runs.outcome import ended_by
 from halotile.graphs.runs.signals import drains_within, ignore_signals
-from halotile.graphs.submission.queues import queue_of
-from halotile.graphs.submission.script import DRAIN_AT, NOTICE_SECONDS
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.run_directory.batch_files import TIME_IS_UP, BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
@@ -66,7 +65,7 @@ def check_not_waiting(run: RunDirectory) -> None:
     before = BatchFiles(run).read()
     if not before or not before.get("number"):
         return
-    if (state := queue_of(before.get("system", SLURM)).state_of(before["number"])) is not None:
+    if (state := system_in(before).state_of(before["number"])) is not None:
         raise ConfigError(
             f"job {before['number']} of this run is {state}. Wait for it, or end it with `recon-cli cancel {shlex.quote(str(run.path))}`."
         )
@@ -85,7 +84,7 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
         files.log_path.touch(mode=0o600)
         submission.keep(files)
         try:
-            number = queue_of(submission.system).submit(files.script_path)
+            number = system_in(vars(submission)).submit(files.script_path)
         except ClusterFailed:
             files.restore(before)
             if is_new:
@@ -181,12 +180,12 @@ def _done_since(run: RunDirectory, began: float) -> int:
 
 def _request_again(submission: Submission, files: BatchFiles) -> None:
     """Requeue the same job; where jobs may not be requeued, submit another one."""
-    queue = queue_of(submission.system)
+    system = system_in(vars(submission))
     try:
-        queue.requeue(submission.number)
+        system.requeue(submission.number)
     except ClusterFailed as refused:
         try:
-            number = queue.submit(files.script_path)
+            number = system.submit(files.script_path)
             replace(submission_in(files.run), number=number).keep(files)
         except ClusterFailed as error:
             reason = f"it has to go on in another job, and can be neither requeued ({refused}) nor submitted again ({error})"
