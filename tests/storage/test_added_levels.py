@@ -49,21 +49,11 @@ def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         pytest.param(with_holes("float32"), "yx", None, {}, id="holes"),
         pytest.param(
-            with_holes("uint16"),
-            "yx",
-            None,
-            {"_FillValue": 7},
-            id="nodata",
-            marks=pytest.mark.thorough,
+            with_holes("uint16"), "yx", None, {"_FillValue": 7}, id="nodata", marks=pytest.mark.thorough
         ),
         pytest.param(noisy_image((2, 2, 1, 75, 90), "uint8"), "tczyx", (2, 1, 3, 0.5, 0.5), {}, id="tczyx"),
         pytest.param(
-            noisy_image((25, 33, 71), "uint16"),
-            "zyx",
-            None,
-            {},
-            id="cubes",
-            marks=pytest.mark.thorough,
+            noisy_image((25, 33, 71), "uint16"), "zyx", None, {}, id="cubes", marks=pytest.mark.thorough
         ),
         pytest.param(noisy_image((1, 150), "int16"), "yx", None, {}, id="line", marks=pytest.mark.thorough),
     ],

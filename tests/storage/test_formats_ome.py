@@ -135,10 +135,7 @@ def test_the_position_of_the_first_pixel_follows_the_transformations_of_the_imag
 ) -> None:
     _write(tmp_path / "a.zarr", version)
     assert place_of(tmp_path / "a.zarr") == (0.0, 5.0, 5.0)
-    whole = [
-        {"type": "scale", "scale": [1, 0.5, 2]},
-        {"type": "translation", "translation": [0, 100, 0]},
-    ]
+    whole = [{"type": "scale", "scale": [1, 0.5, 2]}, {"type": "translation", "translation": [0, 100, 0]}]
     _write(tmp_path / "b.zarr", version, coordinateTransformations=whole)
     assert place_of(tmp_path / "b.zarr") == (0.0, 102.5, 10.0)
 

@@ -13,15 +13,7 @@ import zarr
 from halotile import registry
 from halotile.errors import InputError, MissingPackage
 from halotile.storage.arrays import open_source
-from tests.storage.saving import (
-    Save,
-    every_format,
-    make_image,
-    save_hdf5,
-    save_npy,
-    save_tiff,
-    save_zarr,
-)
+from tests.storage.saving import Save, every_format, make_image, save_hdf5, save_npy, save_tiff, save_zarr
 
 
 @every_format

@@ -61,9 +61,7 @@ def test_pixels_are_averaged_over_whole_squares_whatever_is_read_at_once(
     assert block_means(planes_of(tmp_path, pixels), 9)[..., 0] == pytest.approx(means, rel=1e-6)
 
 
-def test_non_finite_pixels_are_ignored_and_squares_without_finite_pixels_are_black(
-    tmp_path: Path,
-) -> None:
+def test_non_finite_pixels_are_ignored_and_squares_without_finite_pixels_are_black(tmp_path: Path) -> None:
     pixels = np.full((4, 8), 3.0, np.float32)
     pixels[:2, :2], pixels[0, 2], pixels[0, 4], pixels[2, 6] = np.nan, np.nan, np.inf, 5.0
     assert drawn(tmp_path, pixels, edge=4, values=(1, 3)).tolist() == [[0, 255, 255, 255], [255] * 4]

@@ -23,16 +23,7 @@ from halotile.tasks.denoisers.nlm import NonLocalMeans
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.denoisers.tv import Proximal, TotalVariation
 from halotile.tasks.trials.probe import check_purity, probe
-from tests.tasks.denoising import (
-    NETWORK_DEPTH,
-    NETWORK_WIDTH,
-    TILES,
-    apply,
-    image,
-    sharpen,
-    tiles,
-    whole,
-)
+from tests.tasks.denoising import NETWORK_DEPTH, NETWORK_WIDTH, TILES, apply, image, sharpen, tiles, whole
 
 pytestmark = pytest.mark.usefixtures("lab")
 

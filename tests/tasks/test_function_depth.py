@@ -73,8 +73,7 @@ def test_a_function_with_the_right_depth_is_accepted(name: str, dims: int) -> No
 
 def test_a_depth_that_exceeds_the_memory_is_refused() -> None:
     with pytest.raises(
-        ConfigError,
-        match=r"depth of 4000000: an image to check that on.*needs more memory than a worker has",
+        ConfigError, match=r"depth of 4000000: an image to check that on.*needs more memory than a worker has"
     ):
         tried(lambda image: image, 4_000_000, 2)
 

@@ -345,13 +345,7 @@ def test_every_denoiser_stays_on_its_device(
     }
     noise: dict[str, Any] = {"model": "poisson-gaussian", "gain": 9.0} if "photons" in sides else {}
     job = job_of(
-        source,
-        tmp_path / "out.zarr",
-        name,
-        options,
-        tile={"block": 128},
-        input={"sides": paths},
-        noise=noise,
+        source, tmp_path / "out.zarr", name, options, tile={"block": 128}, input={"sides": paths}, noise=noise
     )
     stages = DenoiseStages(work_of(make_plan(job)).task, Elsewhere())
     stages.check()

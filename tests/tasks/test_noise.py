@@ -121,10 +121,7 @@ def test_a_image_too_small_to_have_details_is_refused(shape: tuple[int, ...]) ->
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    shape=st.lists(st.integers(1, 3000), min_size=2, max_size=4).map(tuple),
-    samples=st.integers(1, 64),
-)
+@given(shape=st.lists(st.integers(1, 3000), min_size=2, max_size=4).map(tuple), samples=st.integers(1, 64))
 def test_samples_lie_inside_the_image_and_none_twice(shape: tuple[int, ...], samples: int) -> None:
     regions = sample_regions(shape, samples, (len(shape) - 2, len(shape) - 1))
     assert 1 <= len(regions) <= samples

@@ -15,13 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from halotile.tasks.user_code import (
-    imported_digest,
-    loaded_code,
-    qualified_name,
-    source_files,
-    value_digest,
-)
+from halotile.tasks.user_code import imported_digest, loaded_code, qualified_name, source_files, value_digest
 
 FACTOR: Any = 1.0
 

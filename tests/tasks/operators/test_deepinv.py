@@ -84,12 +84,7 @@ GENERIC: dict[str, tuple[DeepInv, OperatorKind, int, tuple[int, ...]]] = {
     "wrapping": (DeepInv(physics=made(wrapping, wrapping), reach_="auto"), "whole", 0, IMAGE),
     "different everywhere": (DeepInv(physics=made(ramp, ramp), reach_="auto"), "whole", 0, IMAGE),
     "colours to grey": (named("Decolorize"), "whole", 0, (3, 40, 33)),
-    "MRI": (
-        named("MRI", mask=MASK, img_size=[2, 40, 33]),
-        "whole",
-        0,
-        IMAGE,
-    ),
+    "MRI": (named("MRI", mask=MASK, img_size=[2, 40, 33]), "whole", 0, IMAGE),
     "MRI with several coils": (named("MultiCoilMRI", mask=MASK, coil_maps=COILS), "whole", 0, IMAGE),
     "tomography": (named("Tomography", angles=6, img_width=16, normalize=False), "whole", 0, (16, 16)),
     "compressed sensing": (named("CompressedSensing", m=50, img_size=[1, 12, 12]), "whole", 0, (12, 12)),
