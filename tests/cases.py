@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -20,3 +21,13 @@ def all_of(values: Iterable[Any], *, thorough: Collection[Any]) -> list[Any]:
 def thorough(*values: Any) -> Any:
     """Return one case of several values, for ``parametrize``, that bears the mark ``thorough``."""
     return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+@contextmanager
+def row(*names: object) -> Iterator[None]:
+    """Name the row of a table in the failure of what is checked of it."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in the row {', '.join(map(str, names))}")
+        raise

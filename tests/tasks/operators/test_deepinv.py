@@ -20,7 +20,8 @@ from halotile.tasks.operators.base import InMemory, OperatorKind, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.deepinv import DeepInv
 from halotile.tasks.operators.mask import Mask
-from tests.tasks.operators.test_operators import TOLERANCE, kernel, numbers
+from tests.cases import row
+from tests.tasks.operators.test_operators import TOLERANCE, check_adjoint, kernel, numbers, some_regions
 
 physics = pytest.importorskip("deepinv.physics")
 
@@ -108,67 +109,46 @@ def whole(source: Readable) -> NDArray[Any]:
     return np.asarray(read_all(source))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", CASES)
-def test_the_adjoint_is_the_adjoint(name: str, dtype: str) -> None:
-    x, y, forward, adjoint = pair(name, dtype)
-    ax, aty = whole(forward), whole(adjoint)
-    assert (ax.shape, aty.shape) == (y.shape, x.shape) == (forward.shape, adjoint.shape)
-    assert ax.dtype == aty.dtype == forward.dtype == adjoint.dtype == np.dtype(dtype)
-    gap = abs(np.sum(ax.astype(float) * y.astype(float)) - np.sum(x.astype(float) * aty.astype(float)))
-    tolerance = TOLERANCE["float32" if name in SINGLE_ONLY else dtype]
-    assert gap <= tolerance * np.linalg.norm(ax) * np.linalg.norm(y)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_any_region_is_that_of_the_whole(name: str) -> None:
-    _, _, forward, adjoint = pair(name, "float32")
-    rng = np.random.default_rng(2)
+def test_an_operator_has_its_adjoint_the_whole_in_any_region_and_travels(name: str) -> None:
+    for dtype, tolerance in TOLERANCE.items():
+        x, y, forward, adjoint = pair(name, dtype)
+        wholes = whole(forward), whole(adjoint)
+        assert (forward.shape, adjoint.shape) == (y.shape, x.shape)
+        assert forward.dtype == adjoint.dtype == np.dtype(dtype)
+        check_adjoint((x, y, *wholes), dtype, TOLERANCE["float32"] if name in SINGLE_ONLY else tolerance)
+    x, y, forward, adjoint = pair(name, "float32")
     windows = name in GENERIC and CASES[name][0].kind == "local"
     for source in (forward, adjoint):
         everything = whole(source)
-        for _ in range(4):
-            start = [int(rng.integers(0, n)) for n in everything.shape]
-            stop = [int(rng.integers(a + 1, n + 1)) for a, n in zip(start, everything.shape, strict=True)]
-            region = Region(tuple(start), tuple(stop))
+        for region in some_regions(everything.shape, 4):
             gap = np.abs(np.asarray(source.read(region)) - everything[region.slices]).max()
             assert gap <= (1e-6 * np.abs(everything).max() if windows else 0), region
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_an_operator_travels(name: str) -> None:
-    x, y, forward, adjoint = pair(name, "float32")
     operator = loads(dumps(CASES[name][0]))
     assert np.array_equal(whole(operator.forward(InMemory(x))), whole(forward))
     again = loads(dumps(operator.adjoint(InMemory(y), x.shape)))
     assert np.array_equal(whole(again), whole(adjoint))
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_what_is_ours_becomes_ours(name: str) -> None:
-    operator, kind = OURS[name]
-    assert type(operator.replacement) is kind
-    assert operator.kind == "local"
+def test_what_is_ours_becomes_ours_and_measures_what_deepinv_does() -> None:
+    for name, (operator, kind) in OURS.items():
+        assert type(operator.replacement) is kind, name
+        assert operator.kind == "local", name
+        x, _, forward, _ = pair(name, "float32")
+        there = operator.calls.forward(x)
+        assert np.abs(whole(forward) - there).max() <= 5e-6 * np.abs(there).max(), name
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_ours_measures_what_deepinv_does(name: str) -> None:
-    x, _, forward, _ = pair(name, "float32")
-    there = OURS[name][0].calls.forward(x)
-    assert np.abs(whole(forward) - there).max() <= 5e-6 * np.abs(there).max()
+def test_what_it_sees_is_found_out() -> None:
+    for name, (operator, kind, reach, _) in GENERIC.items():
+        assert (operator.replacement, operator.kind, operator.reach) == (None, kind, reach), name
 
 
-@pytest.mark.parametrize("name", GENERIC)
-def test_what_it_sees_is_found_out(name: str) -> None:
-    operator, kind, reach, _ = GENERIC[name]
-    assert (operator.replacement, operator.kind, operator.reach) == (None, kind, reach)
-
-
-@pytest.mark.parametrize("name", ["differences", "MRI", "MRI with several coils"])
-def test_it_measures_what_deepinv_does(name: str) -> None:
-    x, _, forward, _ = pair(name, "float32")
-    there = CASES[name][0].calls.module.A(torch.from_numpy(x)[None])[0].numpy()
-    assert np.array_equal(whole(forward), there)
+def test_it_measures_what_deepinv_does() -> None:
+    for name in ("differences", "MRI", "MRI with several coils"):
+        x, _, forward, _ = pair(name, "float32")
+        there = CASES[name][0].calls.module.A(torch.from_numpy(x)[None])[0].numpy()
+        assert np.array_equal(whole(forward), there), name
 
 
 def test_an_image_of_one_channel_has_two_axes() -> None:
@@ -264,8 +244,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused(name: str) -> None:
-    attempt, words = REFUSED[name]
-    with pytest.raises(ConfigError, match=words):
-        attempt()
+def test_what_cannot_be_is_refused() -> None:
+    for name, (attempt, words) in REFUSED.items():
+        with row(name), pytest.raises(ConfigError, match=words):
+            attempt()
