@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -52,26 +53,20 @@ def image(dtype: str, shape: tuple[int, ...] = (2, 1, 100, 120)) -> np.ndarray[A
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_pixels_of_every_type_get_there_and_back(dtype: str) -> None:
+def test_pixels_of_every_type_get_there_and_back_and_a_block_has_the_same_bits(dtype: str) -> None:
     device, pixels = gpu_device(), image(dtype)
     sent = [device.stage(pixels), device.stage(pixels[..., ::-1]), device.stage(np.asfortranarray(pixels))]
     back = [device.fetch(device.take(each)).pixels() for each in sent]
     for got, want in zip(back, (pixels, pixels[..., ::-1], pixels), strict=True):
         np.testing.assert_array_equal(got, want)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("batch", [1, 5, 64])
-@pytest.mark.parametrize("records", [False, True])
-def test_a_block_has_the_same_bits_as_without(dtype: str, batch: int, records: bool) -> None:
-    pixels, whole = image(dtype), Region.whole((100, 120))
-    core = Region((20, 30), (90, 80))
-    form = tiling(batch=batch, range=(0.0, 100.0))
-    plain, there = (
-        TileRunner(blur, device, form, "blur")(pixels, whole, core, 1, {})
-        for device in (Device(), gpu_device(records=records))
-    )
-    np.testing.assert_array_equal(there, plain)
+    whole, core = Region.whole((100, 120)), Region((20, 30), (90, 80))
+    for batch, records in itertools.product((1, 5, 64), (False, True)):
+        form = tiling(batch=batch, range=(0.0, 100.0))
+        plain, there = (
+            TileRunner(blur, device, form, "blur")(pixels, whole, core, 1, {})
+            for device in (Device(), gpu_device(records=records))
+        )
+        np.testing.assert_array_equal(there, plain)
 
 
 def test_every_batch_has_the_same_shape() -> None:
