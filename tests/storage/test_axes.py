@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
 
 from halotile.storage.axes import choose_axes, letters, remarks_on_axes
 
-
-@pytest.mark.parametrize(
-    ("shape", "axes"),
-    [
-        ((9, 9), "yx"),
-        ((9, 9, 9), "qyx"),
-        ((30, 30, 3), "yxc"),
-        ((64, 64, 16), "yxc"),
-        ((64, 64, 17), "qyx"),
-        ((100, 40, 16), "qyx"),
-        ((9, 3), "yx"),
-        ((2, 9, 9, 9), "pqyx"),
-        ((2, 30, 30, 3), "qyxc"),
-        ((5, 2, 9, 9, 9), "opqyx"),
-    ],
-)
-def test_defaults(shape: tuple[int, ...], axes: str) -> None:
-    assert "".join(choose_axes(None, None, shape)) == axes
+DEFAULTS = [
+    ((9, 9), "yx"),
+    ((9, 9, 9), "qyx"),
+    ((30, 30, 3), "yxc"),
+    ((64, 64, 16), "yxc"),
+    ((64, 64, 17), "qyx"),
+    ((100, 40, 16), "qyx"),
+    ((9, 3), "yx"),
+    ((2, 9, 9, 9), "pqyx"),
+    ((2, 30, 30, 3), "qyxc"),
+    ((5, 2, 9, 9, 9), "opqyx"),
+]
 
 
-@pytest.mark.parametrize(
-    ("axes", "shape", "named", "words"),
-    [
+def test_defaults() -> None:
+    assert [(shape, "".join(choose_axes(None, None, shape))) for shape, _ in DEFAULTS] == DEFAULTS
+
+
+ASSUMED: list[tuple[str, tuple[int, ...], Sequence[str | None], list[str]]] = [
         ("qyx", (8, 9, 9), (), ["what axis q is: each of 8 planes is by itself. If they are a volume, write input.axes: zyx"]),
         ("qzyx", (8, 9, 9, 9), "qzyx", ["each of 8 planes is by itself. If they are a volume, write input.axes: one letter for each"]),
         ("pqyx", (2, 8, 9, 9), (), ["what axes pq are: each of 16 planes is by itself. If they are a volume, write input.axes: pzyx"]),
@@ -41,35 +37,32 @@ def test_defaults(shape: tuple[int, ...], axes: str) -> None:
         ("yxc", (90, 90, 3), "yxc", []),
         ("yx", (90, 90), (None, ""), []),
         ("tczyx", (1, 2, 3, 4, 5), "tczyx", []),
-    ],
-)  # fmt: skip
-def test_what_is_assumed_is_said(
-    axes: str, shape: tuple[int, ...], named: tuple[str | None, ...], words: list[str]
-) -> None:
-    assert choose_axes(None, named, shape) == tuple(axes)
-    remarks = remarks_on_axes(axes, shape, named)
-    assert [word in remark for word, remark in zip(words, remarks, strict=True)] == [True] * len(words)
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("named", "axes"),
-    [
-        (["t", "C", "y", "x"], "tcyx"),
-        (["time", "channel", "Y", "X"], "tcyx"),
-        (["q", "q", "y", "x"], "qayx"),
-        ([None, "y", "x"], "qyx"),
-        (["sample id", "a", "y", "x"], "qayx"),
-        (["c", "channel", "y", "x"], "cqyx"),
-        (["Time", "LAT", "lon"], "tyx"),
-        (["longitude", "latitude"], "xy"),
-        (["lat", "y", "x"], "qyx"),
-    ],
-)
-def test_names_become_distinct_letters(named: list[str | None], axes: str) -> None:
-    assert letters(named) == tuple(axes)
+def test_what_is_assumed_is_said() -> None:
+    for axes, shape, named, words in ASSUMED:
+        assert choose_axes(None, named, shape) == tuple(axes)
+        remarks = remarks_on_axes(axes, shape, named)
+        assert all(word in remark for word, remark in zip(words, remarks, strict=True)), (axes, named)
 
 
-@pytest.mark.parametrize("named", [["row", "column"], ["lat", "x"], ["y", "y"], [None, None], ["z", "x"]])
-def test_names_without_y_and_x_are_left_to_the_defaults(named: list[str | None]) -> None:
-    assert letters(named) is None
-    assert choose_axes(None, named, (4, 4)) == ("y", "x")
+NAMED: list[tuple[list[str | None], str]] = [
+    (["t", "C", "y", "x"], "tcyx"),
+    (["time", "channel", "Y", "X"], "tcyx"),
+    (["q", "q", "y", "x"], "qayx"),
+    ([None, "y", "x"], "qyx"),
+    (["sample id", "a", "y", "x"], "qayx"),
+    (["c", "channel", "y", "x"], "cqyx"),
+    (["Time", "LAT", "lon"], "tyx"),
+    (["longitude", "latitude"], "xy"),
+    (["lat", "y", "x"], "qyx"),
+]
+
+
+def test_names_become_distinct_letters_or_are_left_to_the_defaults_without_y_and_x() -> None:
+    for named, axes in NAMED:
+        assert letters(named) == tuple(axes), named
+    for named in (["row", "column"], ["lat", "x"], ["y", "y"], [None, None], ["z", "x"]):
+        assert letters(named) is None
+        assert choose_axes(None, named, (4, 4)) == ("y", "x")

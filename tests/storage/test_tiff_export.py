@@ -43,7 +43,9 @@ def exported(folder: Path, pixels: Pixels, axes: str, **options: Any) -> Path:
     return folder / "a.tif"
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "uint32", "float32", "float64"])
+DTYPES = ["uint8", "int16", "uint16", "int32", "uint32", "float32", "float64"]
+
+
 @pytest.mark.parametrize(
     ("axes", "shape"),
     [
@@ -60,29 +62,27 @@ def exported(folder: Path, pixels: Pixels, axes: str, **options: Any) -> Path:
         ("zyxc", (2, 20, 30, 4)),
     ],
 )
-def test_values_and_axes_come_back(tmp_path: Path, axes: str, shape: tuple[int, ...], dtype: str) -> None:
-    pixels = image(shape, dtype)
-    path = exported(tmp_path, pixels, axes)
-    assert np.array_equal(tifffile.imread(path), pixels)
-    back = open_source(path, axes=axes)
-    assert (back.shape, "".join(back.axes), back.dtype.name) == (shape, axes, dtype)
-    assert np.array_equal(back.read(Region.whole(shape)), pixels)
-    # Without requested axes, an OME-TIFF is read in the axis order of OME-Zarr.
-    ordered = open_source(path)
-    places = order(tuple(axes))
-    assert "".join(ordered.axes) == "".join(axes[place] for place in places)
-    assert np.array_equal(ordered[...], pixels.transpose(places))
+def test_values_and_axes_come_back(tmp_path: Path, axes: str, shape: tuple[int, ...]) -> None:
+    for dtype in DTYPES if shape in ((300, 270), (2, 40, 30)) else ("uint16", "float32"):
+        pixels = image(shape, dtype)
+        path = exported(tmp_path, pixels, axes)
+        assert np.array_equal(tifffile.imread(path), pixels)
+        back = open_source(path, axes=axes)
+        assert (back.shape, "".join(back.axes), back.dtype.name) == (shape, axes, dtype)
+        assert np.array_equal(back.read(Region.whole(shape)), pixels)
+        # Without requested axes, an OME-TIFF is read in the axis order of OME-Zarr.
+        ordered = open_source(path)
+        places = order(tuple(axes))
+        assert "".join(ordered.axes) == "".join(axes[place] for place in places)
+        assert np.array_equal(ordered[...], pixels.transpose(places))
 
 
-@pytest.mark.parametrize(("dtype", "stored"), [("float16", "float32"), ("bool", "uint8")])
-def test_types_that_viewers_do_not_support_are_converted(tmp_path: Path, dtype: str, stored: str) -> None:
-    pixels = image((40, 30)) % 2 if dtype == "bool" else image((40, 30))
-    back = tifffile.imread(exported(tmp_path, pixels.astype(dtype), "yx"))
-    assert back.dtype == stored
-    assert np.array_equal(back, pixels * (255 if dtype == "bool" else 1))
-
-
-def test_nan_is_preserved(tmp_path: Path) -> None:
+def test_types_that_viewers_do_not_support_are_converted_and_nan_is_preserved(tmp_path: Path) -> None:
+    for dtype, stored in {"float16": "float32", "bool": "uint8"}.items():
+        pixels = image((40, 30)) % 2 if dtype == "bool" else image((40, 30))
+        back = tifffile.imread(exported(tmp_path, pixels.astype(dtype), "yx"))
+        assert back.dtype == stored
+        assert np.array_equal(back, pixels * (255 if dtype == "bool" else 1))
     pixels = image((40, 30), "float32")
     pixels[3, 4] = np.nan
     assert np.array_equal(tifffile.imread(exported(tmp_path, pixels, "yx")), pixels, equal_nan=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import shutil
 from pathlib import Path
@@ -87,17 +88,12 @@ def same(ours: Any, theirs: Any) -> None:
 
 
 @layouts
-def test_a_source_has_the_bits_of_zarr_before_and_after_pickling(tmp_path: Path, layout: str) -> None:
+def test_a_source_has_the_bits_of_zarr_and_a_truncated_chunk_is_damage(tmp_path: Path, layout: str) -> None:
     array = written(tmp_path, layout, dtype="int16", fill_value=1)
     opened = open_source(tmp_path)
     for source in (opened, pickle.loads(pickle.dumps(opened))):
         for region in (WHOLE, Region((7, 5), (33, 17)), Region((39, 29), (40, 30)), Region((5, 5), (5, 9))):
             same(source.read(region), np.asarray(array[region.slices]))
-
-
-@layouts
-def test_a_truncated_chunk_is_damage(tmp_path: Path, layout: str) -> None:
-    written(tmp_path, layout)
     chunk = tmp_path / ("0.0" if layout.startswith("v2") else "c/0/0")
     whole = chunk.read_bytes()
     for keep_bytes in (0, 1, 4, 16, 20, len(whole) // 2, len(whole) - 1):
@@ -122,13 +118,12 @@ def test_every_flipped_bit_under_a_checksum_is_damage_or_harmless(tmp_path: Path
     assert found > len(whole) // 7 * 0.9
 
 
-@pytest.mark.parametrize("place", range(16))
-def test_a_wrong_blosc_header_does_no_harm(tmp_path: Path, place: int) -> None:
+def test_a_wrong_blosc_header_does_no_harm(tmp_path: Path) -> None:
     array = written(tmp_path, "transposed, lz4")
     true = np.asarray(array[:16, :16])
     chunk = tmp_path / "c/0/0"
     whole = bytearray(chunk.read_bytes())
-    for bit in range(8):
+    for place, bit in itertools.product(range(16), range(8)):
         chunk.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :])
         try:
             assert open_source(tmp_path).read(Region((0, 0), (16, 16))).shape == true.shape
@@ -144,10 +139,10 @@ def test_an_array_that_vanished_is_not_fill_value(tmp_path: Path) -> None:
         source.read(Region((0, 0), (4, 4)))
 
 
-@pytest.mark.parametrize("fill", [None, 0, 7, np.nan])
-def test_fill_values_of_zarr_v2(tmp_path: Path, fill: Any) -> None:
-    array = written(tmp_path, "v2, F order", dtype=">f4", fill_value=fill)
-    same(open_source(tmp_path).read(WHOLE), np.asarray(array[...]))
+def test_fill_values_of_zarr_v2(tmp_path: Path) -> None:
+    for fill in (None, 0, 7, np.nan):
+        array = written(tmp_path / str(fill), "v2, F order", dtype=">f4", fill_value=fill)
+        same(open_source(tmp_path / str(fill)).read(WHOLE), np.asarray(array[...]))
 
 
 @pytest.mark.parametrize(
