@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 
 def all_of(values: Iterable[Any], *, thorough: Collection[Any]) -> list[Any]:
@@ -23,11 +25,8 @@ def thorough(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.thorough)
 
 
-@contextmanager
-def row(*names: object) -> Iterator[None]:
-    """Name the row of a table in the failure of what is checked of it."""
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(f"in the row {', '.join(map(str, names))}")
-        raise
+def in_folders(parent: Path, rows: Iterable[T]) -> Iterator[tuple[Path, T]]:
+    """Yield each row of a table with a new folder of its own."""
+    for number, row in enumerate(rows):
+        (parent / str(number)).mkdir()
+        yield parent / str(number), row

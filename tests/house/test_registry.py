@@ -94,15 +94,44 @@ def test_a_broken_plug_in_is_named(monkeypatch: pytest.MonkeyPatch, value: str) 
         registry.find("formats", "mine")
 
 
+HEAVY = "numpy zarr torch dask distributed halotile.storage"
+FORMATS = "zarr tifffile h5py numcodecs obstore"
+DENOISERS = "gaussian, median, tv, nlm, dncnn, torch as own, function"
+TRAINING = """
+import torch
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.fit import fit
+from halotile.tasks.training.trainer import AdamOptimizer
+layer, image = torch.nn.Conv2d(1, 1, 3), torch.ones(1, 1, 5, 5)
+adam = AdamOptimizer(layer.parameters(), lambda step: 0.1)
+fit(TorchGroup(), layer, lambda step, slot: image, lambda f, x: f(x).square().mean(), adam, steps=2)
+from halotile.tasks.convolution.activations import SteadyNetwork
+SteadyNetwork(torch.nn.Sigmoid())(image)
+"""
+DECLARED = f"""
+import halotile.tasks.noise.estimate, halotile.tasks.denoisers.common.weights, halotile.tasks.trials.probe
+from halotile.tasks.denoisers import {DENOISERS}
+assert median.DENOISER(size=3).receptive_field() == 1
+from halotile.tasks.operators.deepinv import DeepInv
+DeepInv(physics="Blur", reach_=4).kind
+"""
+
+
 @pytest.mark.parametrize(
-    "code",
-    ["import halotile", "from halotile import registry as r; r.names('formats'); r.names('denoisers')"],
+    ("code", "packages"),
+    [
+        ("import halotile", HEAVY),
+        ("from halotile import registry as r; r.names('formats'); r.names('denoisers')", HEAVY),
+        ("import halotile.storage.arrays", FORMATS),
+        (DECLARED, "torch deepinv"),
+        (TRAINING, "torch._dynamo"),  # the compiler would take a second and 150 MB in each worker
+    ],
+    ids=["package", "names", "formats", "declarations", "networks"],
 )
-def test_nothing_heavy_is_imported_before_it_is_used(code: str) -> None:
-    heavy = "'numpy', 'zarr', 'torch', 'dask', 'distributed', 'halotile.storage'"
-    code = f"import sys; {code}; print([m for m in ({heavy}) if m in sys.modules])"
+def test_nothing_heavy_is_imported_before_it_is_used(code: str, packages: str) -> None:
+    code += f"\nimport sys; print([name for name in {packages.split()} if name in sys.modules])"
     shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert shown.stdout.strip() == "[]"
 

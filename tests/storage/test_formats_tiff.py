@@ -1,4 +1,4 @@
-"""TIFF, BigTIFF and OME-TIFF: read in parts, refused when truncated."""
+"""TIFF, BigTIFF and OME-TIFF: read in parts, refused when truncated; tags about the size of pixels, and about how viewers show them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.storage.arrays import open_source
 from halotile.storage.formats.tiff import MappedPages, TiffReader
 from halotile.storage.grid import Region
-from tests.cases import row
+from halotile.storage.spacing import in_known_unit
 
 STACK: NDArray[np.generic] = np.random.default_rng(5).integers(0, 60000, (4, 70, 90), "u2")
 
@@ -62,7 +62,7 @@ def test_a_region_reads_and_a_truncated_file_is_damage(tmp_path: Path, options: 
         assert np.array_equal(source.read(region), STACK[region.slices])
     for keep in (0.0, 0.01, 0.3, 0.6, 0.95):
         path.write_bytes(whole[: max(int(len(whole) * keep), 8)])
-        with row(keep), pytest.raises(DamagedData, match=r"a\.tif: .*cut short"):
+        with pytest.raises(DamagedData, match=r"a\.tif: .*cut short"):
             open_source(path)
     refused = 0
     for lost_bytes in (1, 2, 4, 8, 16, 40, 100, 200, 400, 800):  # some writers pad the end
@@ -94,22 +94,20 @@ def test_separate_pages_with_several_leading_axes(tmp_path: Path) -> None:
     assert np.array_equal(source.read(Region((1, 1, 2, 3), (2, 3, 7, 9))), image[1:2, 1:3, 2:7, 3:9])
 
 
-@pytest.mark.parametrize(
-    ("shape", "options", "axes"),
-    [
+def test_axes(tmp_path: Path) -> None:
+    rows: list[tuple[tuple[int, ...], dict[str, Any], str]] = [
         ((20, 30, 3), {"photometric": "rgb"}, "yxc"),
         ((3, 20, 30), {"photometric": "rgb", "planarconfig": "separate"}, "cyx"),
         ((4, 20, 30), {}, "qyx"),
         ((2, 3, 20, 30), {}, "qayx"),
         ((2, 20, 30), {"metadata": {"axes": "TYX"}}, "tyx"),
         ((5, 20, 30, 3), {"photometric": "rgb", "metadata": {"axes": "ZYXS"}}, "zyxc"),
-    ],
-)
-def test_axes(tmp_path: Path, shape: tuple[int, ...], options: dict[str, Any], axes: str) -> None:
-    image = np.random.default_rng(2).integers(0, 255, shape, "u1")
-    source = open_source(_write(tmp_path / "a.tif", image, **options))
-    assert "".join(source.axes) == axes
-    assert np.array_equal(source.read(Region.whole(shape)), image)
+    ]
+    for shape, options, axes in rows:
+        image = np.random.default_rng(2).integers(0, 255, shape, "u1")
+        source = open_source(_write(tmp_path / "a.tif", image, **options))
+        assert "".join(source.axes) == axes
+        assert np.array_equal(source.read(Region.whole(shape)), image)
 
 
 def _pyramid(path: Path, **options: Any) -> None:
@@ -183,9 +181,8 @@ def test_the_series_is_chosen_by_number(tmp_path: Path) -> None:
     assert np.array_equal(source.read(Region.whole(source.shape)), STACK[1, :20])
 
 
-@pytest.mark.parametrize(
-    ("options", "scale", "units"),
-    [
+def test_physical_sizes(tmp_path: Path) -> None:
+    rows: list[tuple[dict[str, Any], tuple[float, ...], tuple[str | None, ...]]] = [
         (
             {"ome": True, "metadata": {"axes": "ZYX", "PhysicalSizeX": 3.0, "PhysicalSizeXUnit": "nm"}},
             (1.0, 1.0, 3.0),
@@ -206,15 +203,11 @@ def test_the_series_is_chosen_by_number(tmp_path: Path) -> None:
             (1.0,) * 3,
             (None,) * 3,
         ),
-    ],
-    ids=["ome", "imagej", "centimeter", "inch"],
-)
-def test_physical_sizes(
-    tmp_path: Path, options: dict[str, Any], scale: tuple[float, ...], units: tuple[str | None, ...]
-) -> None:
-    source = open_source(_write(tmp_path / "a.tif", **options))
-    assert source.scale == pytest.approx(scale)
-    assert source.units == units
+    ]
+    for options, scale, units in rows:
+        source = open_source(_write(tmp_path / "a.tif", **options))
+        assert source.scale == pytest.approx(scale)
+        assert source.units == units
 
 
 def test_a_flipped_byte_in_a_compressed_tile_is_damage(tmp_path: Path) -> None:
@@ -296,23 +289,30 @@ def test_a_cycle_of_directories_ends(tmp_path: Path) -> None:
     assert np.array_equal(source.read(Region.whole((70, 90))), STACK[0])
 
 
-@pytest.mark.parametrize(
-    "layout", [{"tile": (64, 64)}, {"rowsperstrip": 16}, {"tile": (64, 64), "compression": "zlib"}]
-)
-def test_pixels_whose_place_is_not_named_are_no_zeros(tmp_path: Path, layout: dict[str, Any]) -> None:
-    pixels = np.random.default_rng(1).integers(1, 60000, (150, 170)).astype("u2")
-    path = tmp_path / "t.tif"
-    tifffile.imwrite(path, pixels, **layout)
-    with tifffile.TiffFile(path) as file:
-        offsets, lengths = (
-            file.pages[0].tags[code] for code in ((324, 325) if "tile" in layout else (273, 279))
-        )
-    whole = path.read_bytes()
-    length_bytes = 2 if lengths.dtype == 3 else 4
-    for start, size in ((offsets.offset, 2), (offsets.valueoffset, 4), (lengths.valueoffset, length_bytes)):
-        path.write_bytes(whole[:start] + bytes(size) + whole[start + size :])
-        with row(start, size), pytest.raises(DamagedData, match="the TIFF is damaged"):
-            open_source(path)
+def test_pixels_whose_place_is_not_named_are_no_zeros(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"tile": (64, 64)},
+        {"rowsperstrip": 16},
+        {"tile": (64, 64), "compression": "zlib"},
+    ]
+    for layout in rows:
+        pixels = np.random.default_rng(1).integers(1, 60000, (150, 170)).astype("u2")
+        path = tmp_path / "t.tif"
+        tifffile.imwrite(path, pixels, **layout)
+        with tifffile.TiffFile(path) as file:
+            offsets, lengths = (
+                file.pages[0].tags[code] for code in ((324, 325) if "tile" in layout else (273, 279))
+            )
+        whole = path.read_bytes()
+        length_bytes = 2 if lengths.dtype == 3 else 4
+        for start, size in (
+            (offsets.offset, 2),
+            (offsets.valueoffset, 4),
+            (lengths.valueoffset, length_bytes),
+        ):
+            path.write_bytes(whole[:start] + bytes(size) + whole[start + size :])
+            with pytest.raises(DamagedData, match="the TIFF is damaged"):
+                open_source(path)
 
 
 def test_tiles_that_a_sparse_image_leaves_out_are_zeros(tmp_path: Path) -> None:
@@ -340,26 +340,22 @@ POSITIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
+def test_positions_that_all_planes_share_are_kept(tmp_path: Path) -> None:
+    rows: list[tuple[dict[str, Any], tuple[float, ...]]] = [
         ({}, (0.0, 7.0, -2000.0, 1500.0)),
         ({"PositionX": [1500.0] * 5 + [1501.0]}, (0.0, 7.0, -2000.0, 0.0)),
         ({"PositionZ": [7.0, 7.5, 8.0, 8.0, 9.0, 9.0]}, (0.0, 0.0, -2000.0, 1500.0)),
         ({"PositionYUnit": ["reference frame"] * 6}, (0.0, 7.0, 0.0, 1500.0)),
         ({f"Position{axis}Unit": ["reference frame"] * 6 for axis in "XYZ"}, ()),
-    ],
-)
-def test_positions_that_all_planes_share_are_kept(
-    tmp_path: Path, change: dict[str, Any], expected: tuple[float, ...]
-) -> None:
-    sizes = {f"PhysicalSize{axis}": 0.5 for axis in "XYZ"}
-    words: Any = {"axes": "ZCYX", **sizes, "Plane": POSITIONS | change}
-    pixels = np.zeros((3, 2, 40, 30), "u1")
-    tifffile.imwrite(tmp_path / "a.ome.tif", pixels, photometric="minisblack", ome=True, metadata=words)
-    ome = open_source(tmp_path / "a.ome.tif").ome
-    assert ome is not None
-    assert ome.translation == expected
+    ]
+    for change, expected in rows:
+        sizes = {f"PhysicalSize{axis}": 0.5 for axis in "XYZ"}
+        words: Any = {"axes": "ZCYX", **sizes, "Plane": POSITIONS | change}
+        pixels = np.zeros((3, 2, 40, 30), "u1")
+        tifffile.imwrite(tmp_path / "a.ome.tif", pixels, photometric="minisblack", ome=True, metadata=words)
+        ome = open_source(tmp_path / "a.ome.tif").ome
+        assert ome is not None
+        assert ome.translation == expected
 
 
 def test_the_position_of_a_level_is_that_of_its_first_pixel(tmp_path: Path) -> None:
@@ -371,3 +367,83 @@ def test_the_position_of_a_level_is_that_of_its_first_pixel(tmp_path: Path) -> N
     ome = open_source(tmp_path / "a.ome.tif", level=1).ome
     assert ome is not None
     assert ome.translation == (0.25, 10.25)
+
+
+PAGES = np.zeros((2, 3, 4, 5), "uint8")
+
+
+def test_units_of_imagej_that_differ_from_that_along_x_are_read(tmp_path: Path) -> None:
+    tags = {
+        "axes": "TZYX",
+        "unit": "micron",
+        "zunit": "nm",
+        "spacing": 300.0,
+        "tunit": "ms",
+        "finterval": 250.0,
+    }
+    tifffile.imwrite(tmp_path / "a.tif", PAGES, imagej=True, resolution=(10, 10), metadata=tags)
+    source = open_source(tmp_path / "a.tif")
+    assert source.units == ("millisecond", "nanometer", "micrometer", "micrometer")
+    assert source.scale == pytest.approx((250, 300, 0.1, 0.1))
+
+
+UNITS: list[tuple[str, float, str]] = [
+    ("thou", 25.4, "micrometer"),
+    ("li", 25.4 / 12, "millimeter"),
+    ("pt", 25.4 / 72, "millimeter"),
+    ("dam", 10, "meter"),
+    ("ua", 1.495978707e8, "kilometer"),
+    ("ly", 9.4607304725808e12, "kilometer"),
+    ("km", 1, "kilometer"),
+    ("Mm", 1, "megameter"),
+    ("mm", 1, "millimeter"),
+    ("feet", 1, "foot"),
+    ("inches", 1, "inch"),
+    ("Microns", 1, "micrometer"),
+    ("micrometres", 1, "micrometer"),
+    ("\\u00B5m", 1, "micrometer"),
+    ("\u03bcm", 1, "micrometer"),
+    ("\u00b5s", 1, "microsecond"),
+    ("das", 10, "second"),
+    ("hours", 1, "hour"),
+    ("h", 1, "hour"),
+]
+
+
+def test_a_unit_in_the_words_of_any_program_is_one_of_ome_zarr() -> None:
+    for word, factor, unit in UNITS:
+        assert in_known_unit(3.0, word) == (pytest.approx(3 * factor), unit), word
+
+
+def test_a_word_that_is_no_unit_is_left_out_with_a_remark(tmp_path: Path) -> None:
+    for word in ("pixel", "AU", "grid", "reference frame", "M"):
+        sizes = {"PhysicalSizeX": 0.2, "PhysicalSizeXUnit": word}
+        ours: dict[str, Any] = {"metadata": {"axes": "ZYX", **sizes}}
+        for options in (ours, {"imagej": True, "resolution": (5, 5), "metadata": {"unit": word}}):
+            tifffile.imwrite(tmp_path / "a.ome.tif", PAGES[0], **options)
+            source = open_source(tmp_path / "a.ome.tif")
+            assert source.units[-1] is None
+            said = any("no unit of space" in remark and word in remark for remark in source.remarks)
+            assert said is (word != "pixel"), word
+
+
+def test_each_series_has_its_own_size_of_pixels(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        for edge, per_centimeter in ((5, 10000), (9, 500)):
+            resolution = (per_centimeter, per_centimeter)
+            file.write(np.zeros((edge, edge), "uint8"), resolution=resolution, resolutionunit="CENTIMETER")
+    assert open_source(tmp_path / "a.tif", dataset=0).scale == pytest.approx((1, 1))
+    assert open_source(tmp_path / "a.tif", dataset=1).scale == pytest.approx((20, 20))
+
+
+def test_tags_that_only_change_what_viewers_show_are_remarked_on(tmp_path: Path) -> None:
+    rows: dict[str, dict[str, Any]] = {
+        "0 as white": {"photometric": "miniswhite"},
+        "turns it": {"extratags": [(274, "H", 1, 6, True)]},
+        "": {"extratags": [(274, "H", 1, 1, True)]},
+    }
+    for word, options in rows.items():
+        tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 5), "uint8"), **options)
+        source = open_source(tmp_path / "a.tif")
+        assert len(source.remarks) == bool(word)
+        assert word in "".join(source.remarks)

@@ -119,25 +119,21 @@ def test_the_code_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     assert called == ["smooth", "median_3", "median_of", "total_variation", "nonlocal_means"]
 
 
-@pytest.mark.parametrize(
-    ("denoiser", "image"),
-    [
+def test_what_they_do_not_take_is_done_on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "library", FailingLibrary)
+    derived = torch.ones(1, 1, 8, 8, requires_grad=True)
+    rows: list[tuple[Denoiser, torch.Tensor]] = [
         (Gaussian(sigma=1), torch.ones(1, 1, 8, 8, dtype=torch.float64)),
         (Gaussian(sigma=1), torch.ones(1, 1, 4, 8, 8)),
-        (Median(size=3), torch.ones(1, 1, 8, 8, requires_grad=True)),
+        (Median(size=3), derived),
         (Median(size=17), torch.ones(1, 1, 3, 20, 20)),
         (TotalVariation(strength=1, spacing=(1.0, 2.0)), torch.ones(1, 1, 8, 8)),
-        (NonLocalMeans(strength=1), torch.ones(1, 1, 8, 8, requires_grad=True)),
-    ],
-    ids=str,
-)
-def test_what_they_do_not_take_is_done_on_tensors(
-    denoiser: Denoiser, image: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled, "library", FailingLibrary)
-    result = denoiser.build()(image)
-    assert result.requires_grad == image.requires_grad
-    assert torch.allclose(result, image)
+        (NonLocalMeans(strength=1), derived),
+    ]
+    for denoiser, image in rows:
+        result = denoiser.build()(image)
+        assert result.requires_grad == image.requires_grad
+        assert torch.allclose(result, image)
 
 
 def test_planes_with_too_many_pixels_for_ranks_are_done_on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

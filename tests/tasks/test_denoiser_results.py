@@ -21,7 +21,6 @@ from halotile.tasks.denoisers.median import Median
 from halotile.tasks.denoisers.nlm import NonLocalMeans
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.denoisers.tv import TotalVariation
-from tests.cases import row
 from tests.tasks.denoising import (
     NETWORK_DEPTH,
     NETWORK_WIDTH,
@@ -147,7 +146,7 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
 def test_weights_that_do_not_fit_dncnn_are_refused(dncnn_file: Path) -> None:
     fitting = DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(dncnn_file))
     for options, message in MISFITS:
-        with row(options), pytest.raises(WeightsError, match=message):
+        with pytest.raises(WeightsError, match=message):
             dataclasses.replace(fitting, **options).build()
 
 
@@ -182,7 +181,7 @@ def test_a_denoiser_that_cannot_be_built_is_refused_with_the_reason() -> None:
         ("lab:network", {"scal": 2}, "with options .* failed: TypeError"),
     ]
     for reference, options, message in rows:
-        with row(reference), pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message):
             UserNetwork(import_=reference, options=options).build()
     calls: list[Any] = [lambda image: image[1:], lambda image: 3.0]
     for call in calls:
