@@ -149,7 +149,12 @@ def test_the_name_and_valid_channels_are_read(tmp_path: Path, version: str) -> N
     _write(tmp_path / "a.zarr", version, name="cells")
     group = zarr.open_group(tmp_path / "a.zarr", mode="r+")
     two, named = {"channels": [CHANNEL, CHANNEL]}, {"channels": [CHANNEL], "rdefs": {"model": "color"}}
-    odd = ({}, CHANNEL | {"color": "green"}, CHANNEL | {"window": {"start": 0}}, {"color": "00FF00"})
+    odd: list[Any] = [
+        {},
+        CHANNEL | {"color": "green"},
+        CHANNEL | {"window": {"start": 0}},
+        {"color": "00FF00"},
+    ]
     rows: list[tuple[Any, Any]] = [(two | {"version": "0.4"}, two), (named, named), ("text", None)]
     rows += [({"channels": []}, None), *(({"channels": [channel]}, None) for channel in odd)]
     for omero, kept in rows:

@@ -207,6 +207,6 @@ NAMED: list[tuple[list[str | None], str]] = [
 def test_names_become_distinct_letters_or_are_left_to_the_defaults_without_y_and_x() -> None:
     for named, axes in NAMED:
         assert letters(named) == tuple(axes), named
-    for named in (["row", "column"], ["lat", "x"], ["y", "y"], [None, None], ["z", "x"]):
-        assert letters(named) is None
-        assert choose_axes(None, named, (4, 4)) == ("y", "x")
+    for others in (["row", "column"], ["lat", "x"], ["y", "y"], [None, None], ["z", "x"]):
+        assert letters(others) is None
+        assert choose_axes(None, others, (4, 4)) == ("y", "x")

@@ -327,7 +327,7 @@ def test_damage_is_reported_for_its_block_only(tmp_path: Path) -> None:
 
 
 def test_integers_round_half_to_even_and_all_clip() -> None:
-    rows: list[tuple[NDArray[Any], str, list[float]]] = [
+    rows: list[tuple[NDArray[Any], str, list[Any]]] = [
         (np.array([0.5, 1.5, 2.5, -0.5]), "uint8", [0, 2, 2, 0]),
         (np.array([-1e9, 1e9, np.inf, -np.inf]), "uint8", [0, 255, 255, 0]),
         (np.array([3.5 - 1e-12], "float64"), "uint8", [3]),

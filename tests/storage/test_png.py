@@ -74,10 +74,8 @@ def test_non_finite_pixels_are_ignored_and_squares_without_finite_pixels_are_bla
 
 
 def test_an_image_without_contrast_is_drawn(tmp_path: Path) -> None:
-    for folder, pixels in in_folders(
-        tmp_path, (np.full((4, 4), np.nan, np.float32), np.zeros((4, 4), np.uint8))
-    ):
-        assert len(np.unique(drawn(folder, pixels))) == 1
+    for value, dtype in ((np.nan, np.float32), (0, np.uint8)):
+        assert len(np.unique(drawn(tmp_path, np.full((4, 4), value, dtype)))) == 1
 
 
 def test_the_contrast_ignores_a_few_outliers(tmp_path: Path) -> None:
