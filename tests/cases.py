@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 
 def all_of(values: Iterable[Any], *, thorough: Collection[Any]) -> list[Any]:
@@ -20,3 +23,10 @@ def all_of(values: Iterable[Any], *, thorough: Collection[Any]) -> list[Any]:
 def thorough(*values: Any) -> Any:
     """Return one case of several values, for ``parametrize``, that bears the mark ``thorough``."""
     return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+def in_folders(parent: Path, rows: Iterable[T]) -> Iterator[tuple[Path, T]]:
+    """Yield each row of a table with a new folder of its own."""
+    for number, row in enumerate(rows):
+        (parent / str(number)).mkdir()
+        yield parent / str(number), row

@@ -36,6 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Show the row at which a test of a table failed: it is among the local variables."""
+    config.option.showlocals = True
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     """Say it here as well: where several processes run the tests, the last line does not count what is left out."""
     return f"tests marked thorough: {'run' if config.getoption('--thorough') else 'left out, see --thorough'}"

@@ -59,58 +59,48 @@ def test_the_examples_have_every_part(examples: dict[str, dict[str, Any]]) -> No
         assert set(examples[job]) == set(part["properties"]) - left_out
 
 
-def check_values(written: dict[str, Any], keys: Keys) -> None:
+def check_values(where: str, written: dict[str, Any], keys: Keys) -> None:
     """Assert that every key is there with its default."""
-    assert set(written) == set(keys)
+    assert set(written) == set(keys), where
     for key, kind in keys.items():
         if not kind.is_required:
             usual = {} if kind.field.default is dataclasses.MISSING else kind.field.default
-            assert written[key] == (list(usual) if isinstance(usual, tuple) else usual), key
+            assert written[key] == (list(usual) if isinstance(usual, tuple) else usual), (where, key)
 
 
-@pytest.mark.parametrize(("job", "section"), SECTIONS)
-def test_the_examples_have_every_key_with_its_default(
-    examples: dict[str, dict[str, Any]], job: str, section: str
-) -> None:
-    written, schema = dict(examples[job][section]), keys_of_job(job).sections[section]
-    for key, value in ADVISED.get((job, section), {}).items():
-        assert written[key] == value
-        written[key] = None
-    keys = keys_of(schema)
-    if issubclass(schema, NamedChoice):
-        keys = written_keys(schema.declared(written.pop("name")), schema)
-    check_values(written, keys)
+def test_the_examples_have_every_key_with_its_default(examples: dict[str, dict[str, Any]]) -> None:
+    for job, section in SECTIONS:
+        written, schema = dict(examples[job][section]), keys_of_job(job).sections[section]
+        for key, value in ADVISED.get((job, section), {}).items():
+            assert written[key] == value
+            written[key] = None
+        keys = keys_of(schema)
+        if issubclass(schema, NamedChoice):
+            keys = written_keys(schema.declared(written.pop("name")), schema)
+        check_values(f"{job}: {section}", written, keys)
 
 
-@pytest.mark.parametrize("job", ["ptychography", "reconstruct", "simulate", "train"])
-def test_the_examples_have_every_key_outside_of_sections(
-    examples: dict[str, dict[str, Any]], job: str
-) -> None:
-    tree, keys = examples[job], keys_of_job(job).values
-    assert keys
-    check_values({key: tree[key] for key in keys}, keys)
+def test_the_examples_have_every_key_outside_of_sections(examples: dict[str, dict[str, Any]]) -> None:
+    for job in ("ptychography", "reconstruct", "simulate", "train"):
+        keys = keys_of_job(job).values
+        assert keys
+        check_values(job, {key: examples[job][key] for key in keys}, keys)
 
 
-@pytest.mark.parametrize("job", ["reconstruct", "simulate"])
-def test_the_examples_have_every_key_of_an_operator(examples: dict[str, dict[str, Any]], job: str) -> None:
-    operator = dict(examples[job]["operators"][0])
-    keys = written_keys(OperatorChoice.declared(operator.pop("name")), OperatorChoice)
-    check_values(operator, keys)
+def test_the_examples_have_every_key_of_an_operator(examples: dict[str, dict[str, Any]]) -> None:
+    for job in ("reconstruct", "simulate"):
+        operator = dict(examples[job]["operators"][0])
+        keys = written_keys(OperatorChoice.declared(operator.pop("name")), OperatorChoice)
+        check_values(job, operator, keys)
 
 
-@pytest.mark.parametrize("name", registry.names("denoisers"))
-def test_the_table_has_every_option_and_marks_those_that_must_be_written(name: str) -> None:
-    check_row("denoisers.md", name, registry.find("denoisers", name).DENOISER)
-
-
-@pytest.mark.parametrize("name", registry.names("networks"))
-def test_the_table_has_every_network(name: str) -> None:
-    check_row("training.md", name, registry.find("networks", name).NETWORK)
-
-
-@pytest.mark.parametrize("name", OperatorChoice.accepted())
-def test_the_table_has_every_operator(name: str) -> None:
-    check_row("operators.md", name, OperatorChoice.declared(name))
+def test_tables_have_every_name_with_its_options_and_mark_those_that_must_be_written() -> None:
+    for name in registry.names("denoisers"):
+        check_row("denoisers.md", name, registry.find("denoisers", name).DENOISER)
+    for name in registry.names("networks"):
+        check_row("training.md", name, registry.find("networks", name).NETWORK)
+    for name in OperatorChoice.accepted():
+        check_row("operators.md", name, OperatorChoice.declared(name))
 
 
 def check_row(page: str, name: str, schema: type) -> None:
@@ -118,7 +108,6 @@ def check_row(page: str, name: str, schema: type) -> None:
     found = re.search(rf"^\| `{name}` \| (.*?) \|", (DOCS / page).read_text(), re.MULTILINE)
     assert found, f"the table of {page} has no {name}"
     row = found[1]
-    assert set(re.findall(r"`(\w+)`", row)) == set(keys_of(schema))
-    assert set(re.findall(r"\*\*`(\w+)`\*\*", row)) == {
-        key for key, kind in keys_of(schema).items() if kind.is_required
-    }
+    assert set(re.findall(r"`(\w+)`", row)) == set(keys_of(schema)), name
+    required = {key for key, kind in keys_of(schema).items() if kind.is_required}
+    assert set(re.findall(r"\*\*`(\w+)`\*\*", row)) == required, name

@@ -1,4 +1,4 @@
-"""Names become modules or plug-ins, and nothing is imported before it is asked for."""
+"""Names become modules or plug-ins; nothing is imported before it is used, but what workers are certain to need is begun at once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from halotile import errors, registry
+from halotile.__main__ import _has_workers_here
 from halotile.errors import ConfigError, UnknownName
 
 
-@pytest.mark.parametrize("name", ["bioio", "hdf5", "jpeg", "npy", "ome", "png", "tiff", "zarr"])
-def test_a_file_is_found_by_its_name(name: str) -> None:
-    assert name in registry.names("formats")
-    assert registry.find("formats", name).__name__ == f"halotile.storage.formats.{name}"
+def test_a_file_is_found_by_its_name() -> None:
+    for name in ("bioio", "hdf5", "jpeg", "npy", "ome", "png", "tiff", "zarr"):
+        assert name in registry.names("formats")
+        assert registry.find("formats", name).__name__ == f"halotile.storage.formats.{name}"
 
 
 def test_names_are_the_files_but_base_and_private_ones(
@@ -51,10 +52,10 @@ def test_no_error_has_credentials_in_it() -> None:
         assert "sesame" not in repr(error)
 
 
-@pytest.mark.parametrize("name", ["base", "_private", "__init__", "../arrays", "", "os.path"])
-def test_what_is_no_plug_in_is_not_found(name: str) -> None:
-    with pytest.raises(UnknownName):
-        registry.find("formats", name)
+def test_what_is_no_plug_in_is_not_found() -> None:
+    for name in ("base", "_private", "__init__", "../arrays", "", "os.path"):
+        with pytest.raises(UnknownName):
+            registry.find("formats", name)
 
 
 def test_an_unknown_kind_is_answered_with_the_kinds() -> None:
@@ -93,12 +94,65 @@ def test_a_broken_plug_in_is_named(monkeypatch: pytest.MonkeyPatch, value: str) 
         registry.find("formats", "mine")
 
 
-def test_listing_names_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from halotile import registry; registry.names('formats'); registry.names('denoisers');"
-        "print([m for m in ('numpy', 'zarr', 'torch', 'dask', 'halotile.storage') if m in sys.modules])"
-    )
+HEAVY = "numpy zarr torch dask distributed halotile.storage"
+FORMATS = "zarr tifffile h5py numcodecs obstore"
+DENOISERS = "gaussian, median, tv, nlm, dncnn, torch as own, function"
+TRAINING = """
+import torch
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.fit import fit
+from halotile.tasks.training.trainer import AdamOptimizer
+layer, image = torch.nn.Conv2d(1, 1, 3), torch.ones(1, 1, 5, 5)
+adam = AdamOptimizer(layer.parameters(), lambda step: 0.1)
+fit(TorchGroup(), layer, lambda step, slot: image, lambda f, x: f(x).square().mean(), adam, steps=2)
+from halotile.tasks.convolution.activations import SteadyNetwork
+SteadyNetwork(torch.nn.Sigmoid())(image)
+"""
+DECLARED = f"""
+import halotile.tasks.noise.estimate, halotile.tasks.denoisers.common.weights, halotile.tasks.trials.probe
+from halotile.tasks.denoisers import {DENOISERS}
+assert median.DENOISER(size=3).receptive_field() == 1
+from halotile.tasks.operators.deepinv import DeepInv
+DeepInv(physics="Blur", reach_=4).kind
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "packages"),
+    [
+        ("import halotile", HEAVY),
+        ("from halotile import registry as r; r.names('formats'); r.names('denoisers')", HEAVY),
+        ("import halotile.storage.arrays", FORMATS),
+        (DECLARED, "torch deepinv"),
+        (TRAINING, "torch._dynamo"),  # the compiler would take a second and 150 MB in each worker
+    ],
+    ids=["package", "names", "formats", "declarations", "networks"],
+)
+def test_nothing_heavy_is_imported_before_it_is_used(code: str, packages: str) -> None:
+    code += f"\nimport sys; print([name for name in {packages.split()} if name in sys.modules])"
     shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "scheduler", "expected"),
+    [
+        ("job.yaml --workers 4", "job: denoise", "", True),
+        ("job.yaml --workers 4", "cluster: {kind: slurm}", "", False),
+        ("job.yaml --cluster slurm", "job: denoise", "", False),
+        ("job.yaml --set cluster.kind=slurm", "job: denoise", "", False),
+        ("job.yaml --dry-run", "job: denoise", "", False),
+        ("other.yaml", "job: denoise", "", False),
+        ("job.yaml", "job: denoise", "tls://10.0.0.7:8786", False),
+    ],
+)
+def test_workers_of_this_machine_are_certain_only_where_nothing_mentions_a_cluster(
+    words: str, text: str, scheduler: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HALOTILE_CLUSTER", "auto")
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", scheduler)
+    Path("job.yaml").write_text(text)
+    assert _has_workers_here(words.split()) == expected

@@ -1,4 +1,4 @@
-"""The house keeps its shape: rooms, sizes, docstrings, the public face."""
+"""The house keeps its shape: rooms, sizes, circles, docstrings, words, the public face."""
 
 from __future__ import annotations
 
@@ -7,15 +7,39 @@ import inspect
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import halotile
+from tests.house.imports import ROOT, circles, file_graph, folder_graph, modules
 
-ROOT = Path(__file__).parents[2]
-MODULES = sorted((ROOT / "halotile").rglob("*.py"))
+MODULES = [*modules().values()]
 LONGEST = 600
+LONGEST_FUNCTION = 60
+MOST_FILES = 14
+RIDDLES = {"What", "Whether", "How", "Where", "Who", "Why", "Which", "That"}
+INSTEAD = {
+    "picture": "image",
+    "processor": "cpu (or, of tiles, the function that processes them)",
+    "card": "gpu",
+    "sweep": "pass",
+    "told": "reported, recorded or given",
+    "tell": "report, warn or notify",
+    "telling": "reporting",
+    "hands": "io threads",
+    "lanes": "io threads",
+    "sight": "receptive field, or view",
+    "chance": "attempt",
+    "slack": "margin",
+    "doubts": "warnings",
+    "wish": "choice",
+    "keeper": "supervisor",
+}
+OF_TILES = "halotile/tasks/distributed/"
+"""Where deepinv's word for a function on tiles, processor, is meant."""
 
 
 def identify(path: Path) -> str:
@@ -48,16 +72,17 @@ def test_no_two_types_share_a_name() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=identify)
-def test_a_module_opens_with_one_sentence(path: Path) -> None:
-    opening = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
-    assert re.search(r"\w.*[.:]+$", opening, re.DOTALL), f"{identify(path)} opens with {opening!r}"
+def test_a_module_opens_with_one_sentence() -> None:
+    openings = {
+        identify(path): (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
+        for path in MODULES
+    }
+    assert {n: o for n, o in openings.items() if not re.search(r"\w.*[.:]+$", o, re.DOTALL)} == {}
 
 
-@pytest.mark.parametrize("name", halotile.__all__)
-def test_a_public_name_says_what_it_does_and_shows_it(name: str) -> None:
-    documented = inspect.getdoc(getattr(halotile, name)) or ""
-    assert "Examples\n--------\n>>>" in documented
+def test_a_public_name_says_what_it_does_and_shows_it() -> None:
+    documented = {name: inspect.getdoc(getattr(halotile, name)) or "" for name in halotile.__all__}
+    assert [n for n, text in documented.items() if "Examples\n--------\n>>>" not in text] == []
 
 
 def test_only_public_names_are_listed() -> None:
@@ -152,3 +177,78 @@ def test_text_files_are_read_in_any_locale() -> None:
 )
 def test_a_wait_without_a_limit_is_found(line: str) -> None:
     assert unlimited_waits(line)
+
+
+def lines_of_code(function: ast.FunctionDef | ast.AsyncFunctionDef, text: list[str]) -> int:
+    """Lines of a function that are neither blank, comment nor docstring."""
+    body = text[function.lineno - 1 : function.end_lineno]
+    first = function.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        del body[first.lineno - function.lineno : (first.end_lineno or 0) - function.lineno + 1]
+    return sum(1 for line in body if line.strip() and not line.strip().startswith("#"))
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = {
+        f"{identify(path)}: {node.name}": count
+        for path in MODULES
+        for text in (path.read_text(),)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (count := lines_of_code(node, text.splitlines())) > LONGEST_FUNCTION
+    }
+    assert long == {}
+
+
+def test_no_folder_has_more_files_than_fit_in_mind() -> None:
+    counts = Counter(
+        identify(path.parent) for path in MODULES if path.name not in ("__init__.py", "__main__.py")
+    )
+    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_no_files_import_one_another_in_a_circle() -> None:
+    assert circles(file_graph()) == []
+
+
+def test_no_folders_import_one_another_in_a_circle() -> None:
+    assert circles(folder_graph()) == []
+
+
+def docstrings(tree: ast.Module) -> Iterator[str]:
+    """Yield the docstrings of classes and functions, and of attributes."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        for part in body[isinstance(node, ast.Module) :]:
+            if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
+                text = part.value.value
+                if isinstance(text, str) and text.strip():
+                    yield text
+
+
+def defined(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that a module gives to functions, classes, parameters and values."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def test_docstrings_and_names_can_be_read_by_strangers() -> None:
+    riddles, banned = [], []
+    for path in MODULES:
+        tree, here = ast.parse(path.read_text()), identify(path)
+        riddles += [f"{here}: {text}" for text in docstrings(tree) if text.split()[0] in RIDDLES]
+        words = {(n, word.lower()) for n in defined(tree) for word in re.findall(r"[a-z]+|[A-Z][a-z]*", n)}
+        banned += [
+            f"{here}: {name}, write {INSTEAD[word]}"
+            for name, word in words
+            if word in INSTEAD and not (here.startswith(OF_TILES) and word == "processor")
+        ]
+    assert riddles == []
+    assert banned == []

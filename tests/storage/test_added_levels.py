@@ -1,13 +1,16 @@
-"""Levels that are added to an image: the bits of a job's, whatever happens meanwhile, and the image complete at every moment."""
+"""Levels that are added to an image: the bits of a job's, and the image complete at every moment, whatever happens meanwhile."""
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +19,143 @@ import pytest
 import zarr
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError, OutputRefused
+from halotile.errors import ConfigError, DamagedData, DiskRefused, InputError, OutputInUse, OutputRefused
 from halotile.storage.arrays import open_source
+from halotile.storage.disk.durable import DISK, Buffers, Disk
+from halotile.storage.images import added_levels
 from halotile.storage.images.added_levels import WORK, add_levels
 from halotile.storage.images.image_groups import find_image
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded import levels
 from halotile.storage.sharded.output import open_output
-from tests.cases import all_of
-from tests.storage.adding import (
-    FORMATS,
-    SHAPE,
-    check_equal,
-    image_of,
-    save_image,
-    small_images,
-    stored_levels,
-    tree,
-    with_holes,
-)
+from halotile.storage.sharded.ownership import remove_added_levels
+from tests.cases import all_of, in_folders
 from tests.storage.outputs import OME, written
 from tests.support import job_of, noisy_image, run_inline
 
+SHAPE = (150, 213)
+FORMATS: dict[str, Mapping[str, Any]] = {
+    "v2": {"zarr_format": 2, "chunks": 32},
+    "v3": {"zarr_format": 3, "chunks": 32},
+    "shards": {"zarr_format": 3, "chunks": 16, "shards": 64},
+}
+TYPES = {"t": "time", "c": "channel"}
+
+
+def save_image(
+    path: Path,
+    pixels: NDArray[Any],
+    form: str = "v3",
+    *,
+    axes: str = "yx",
+    scale: Sequence[float] | None = None,
+    name: str = "0",
+    attributes: Mapping[str, Any] | None = None,
+) -> Path:
+    """An OME-Zarr image with its finest level, as other programs write it."""
+    options = dict(FORMATS[form])
+    group = zarr.open_group(path, mode="w", zarr_format=options.pop("zarr_format"))
+    edges = {key: tuple(edge if axis in "yx" else 1 for axis in axes) for key, edge in options.items()}
+    array = group.create_array(
+        name, shape=pixels.shape, dtype=pixels.dtype, attributes=dict(attributes or {}), **edges
+    )
+    array[...] = pixels
+    steps = [{"type": "scale", "scale": list(scale or [0.5] * len(axes))}]
+    image: dict[str, Any] = {
+        "axes": [
+            {"name": a, "type": TYPES.get(a, "space"), **({} if a in TYPES else {"unit": "micrometer"})}
+            for a in axes
+        ],
+        "datasets": [{"path": name, "coordinateTransformations": steps}],
+        "name": "cells",
+        "metadata": {"method": "mine"},
+    }
+    if form == "v2":
+        group.attrs.update({"multiscales": [{"version": "0.4", **image}], "mine": [1, 2.5]})
+    else:
+        group.attrs.update({"ome": {"version": "0.5", "multiscales": [image]}, "mine": [1, 2.5]})
+    return path
+
+
+def image_of(path: Path) -> dict[str, Any]:
+    """The multiscale attributes."""
+    attributes: dict[str, Any] = zarr.open_group(path, mode="r").attrs.asdict()
+    image: dict[str, Any] = attributes.get("ome", attributes)["multiscales"][0]
+    return image
+
+
+def stored_levels(path: Path) -> list[NDArray[Any]]:
+    group = zarr.open_group(path, mode="r")
+    return [group[entry["path"]][...] for entry in image_of(path)["datasets"]]
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    """Every file, with its contents."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def check_equal(path: Path, expected: Sequence[NDArray[Any]]) -> None:
+    found = stored_levels(path)
+    assert len(found) == len(expected)
+    for level, wanted in zip(found, expected, strict=True):
+        assert level.dtype == wanted.dtype
+        np.testing.assert_array_equal(level, wanted)
+
+
+def with_holes(dtype: str) -> NDArray[Any]:
+    pixels = noisy_image(SHAPE, dtype)
+    hole = np.nan if pixels.dtype.kind == "f" else 7
+    pixels[20:61, 30:77] = hole
+    pixels[100, ::3] = hole
+    return pixels
+
 
 @pytest.fixture(autouse=True)
-def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_images(monkeypatch)
+def small_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Levels, shards and parts of small images."""
+    monkeypatch.setattr(levels, "LARGEST_TOP", 20)
+    monkeypatch.setattr(levels, "SMALLEST_SHARD", 4)
+    monkeypatch.setattr(added_levels, "PART_BYTES", 4096)
+    monkeypatch.setattr(added_levels, "SHARD_BYTES", 4096)
+
+
+class Killed(Exception):
+    """End of the program."""
+
+
+class MortalDisk(Disk):
+    """A disk on which the program is killed before a write operation, or in the middle of a write."""
+
+    def __init__(self, last: int) -> None:
+        self.left = last
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+    def _write(self, fd: int, buffers: Buffers) -> int:
+        if self.left == 0:
+            super()._write(fd, [memoryview(buffers[0])[:3]])
+        self._count()
+        return super()._write(fd, buffers)
+
+    def _replace(self, old: Path, new: Path) -> None:
+        self._count()
+        super()._replace(old, new)
+
+    def _mkdir(self, path: Path, mode: int) -> None:
+        self._count()
+        super()._mkdir(path, mode)
+
+    def _unlink(self, path: Path) -> None:
+        if self.left > 0 or (WORK in path.parts and not path.name.endswith(".partial")):
+            self._count()
+            super()._unlink(path)  # a killed program removes nothing
+
+    def _rmdir(self, path: Path) -> None:
+        self._count()
+        super()._rmdir(path)
 
 
 @pytest.mark.parametrize("form", all_of(FORMATS, thorough=["v2"]))
@@ -49,21 +164,11 @@ def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         pytest.param(with_holes("float32"), "yx", None, {}, id="holes"),
         pytest.param(
-            with_holes("uint16"),
-            "yx",
-            None,
-            {"_FillValue": 7},
-            id="nodata",
-            marks=pytest.mark.thorough,
+            with_holes("uint16"), "yx", None, {"_FillValue": 7}, id="nodata", marks=pytest.mark.thorough
         ),
         pytest.param(noisy_image((2, 2, 1, 75, 90), "uint8"), "tczyx", (2, 1, 3, 0.5, 0.5), {}, id="tczyx"),
         pytest.param(
-            noisy_image((25, 33, 71), "uint16"),
-            "zyx",
-            None,
-            {},
-            id="cubes",
-            marks=pytest.mark.thorough,
+            noisy_image((25, 33, 71), "uint16"), "zyx", None, {}, id="cubes", marks=pytest.mark.thorough
         ),
         pytest.param(noisy_image((1, 150), "int16"), "yx", None, {}, id="line", marks=pytest.mark.thorough),
     ],
@@ -128,14 +233,13 @@ def test_every_other_key_stays_also_in_consolidated_metadata(tmp_path: Path) -> 
         assert after.attrs.asdict() == before == zarr.open_group(path, use_consolidated=False).attrs.asdict()
 
 
-@pytest.mark.parametrize(
-    ("name", "following"), [("s0", "s1"), ("scale0/image", "1"), ("0", "1"), ("full", "1")]
-)
-def test_levels_continue_the_names(tmp_path: Path, name: str, following: str) -> None:
-    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE), name=name)
-    add_levels(path)
-    assert [entry["path"] for entry in image_of(path)["datasets"]][:2] == [name, following]
-    assert open_source(path, level=3).shape == (19, 27)
+def test_levels_continue_the_names(tmp_path: Path) -> None:
+    rows: list[tuple[str, str]] = [("s0", "s1"), ("scale0/image", "1"), ("0", "1"), ("full", "1")]
+    for folder, (name, following) in in_folders(tmp_path, rows):
+        path = save_image(folder / "a.zarr", noisy_image(SHAPE), name=name)
+        add_levels(path)
+        assert [entry["path"] for entry in image_of(path)["datasets"]][:2] == [name, following]
+        assert open_source(path, level=3).shape == (19, 27)
 
 
 def test_what_has_a_name_already_keeps_it(tmp_path: Path) -> None:
@@ -211,24 +315,27 @@ def test_labels_and_unknown_versions_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Combining")
-@pytest.mark.parametrize(
-    ("inner", "filters"),
-    [
+def test_codecs_that_do_not_fit_smaller_levels_are_named(tmp_path: Path) -> None:
+    rows: list[tuple[Any, Any]] = [
         ([zarr.codecs.ShardingCodec(chunk_shape=(16, 16))], None),
         (None, [zarr.codecs.TransposeCodec(order=(1, 0))]),
-    ],
-)
-def test_codecs_that_do_not_fit_smaller_levels_are_named(tmp_path: Path, inner: Any, filters: Any) -> None:
-    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
-    group = zarr.open_group(path)
-    del group["0"]
-    shards = zarr.codecs.ShardingCodec(chunk_shape=(32, 32), **({"codecs": inner} if inner else {}))
-    group.create_array(
-        "0", data=noisy_image(SHAPE), chunks=(64, 64), serializer=shards, compressors=None, filters=filters
-    )
-    with pytest.raises(ConfigError, match="has shards within shards, or other codecs before them"):
-        add_levels(path)
-    assert sorted(os.listdir(path)) == ["0", "zarr.json"]
+    ]
+    for folder, (inner, filters) in in_folders(tmp_path, rows):
+        path = save_image(folder / "a.zarr", noisy_image(SHAPE))
+        group = zarr.open_group(path)
+        del group["0"]
+        shards = zarr.codecs.ShardingCodec(chunk_shape=(32, 32), **({"codecs": inner} if inner else {}))
+        group.create_array(
+            "0",
+            data=noisy_image(SHAPE),
+            chunks=(64, 64),
+            serializer=shards,
+            compressors=None,
+            filters=filters,
+        )
+        with pytest.raises(ConfigError, match="has shards within shards, or other codecs before them"):
+            add_levels(path)
+        assert sorted(os.listdir(path)) == ["0", "zarr.json"]
 
 
 def test_the_layout_of_an_output_is_known_with_levels_that_were_added(
@@ -291,3 +398,208 @@ print((peak() - before) / 1024)
         [sys.executable, "-c", script, str(tmp_path / "a.zarr")], capture_output=True, text=True, check=True
     )
     assert float(done.stdout) < 100
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata", "ignore:Object at")
+@pytest.mark.parametrize("form", all_of(FORMATS, thorough=["v2"]))
+def test_killed_at_any_moment_it_goes_on_to_the_same_bits(tmp_path: Path, form: str) -> None:
+    whole = save_image(tmp_path / "whole.zarr", noisy_image((70, 50), "uint8"), form)
+    if form != "shards":
+        zarr.consolidate_metadata(whole)
+    shutil.copytree(whole, tmp_path / "first.zarr")
+    before = stored_levels(whole)
+    add_levels(whole)
+    expected, files = stored_levels(whole), tree(whole)
+    for last in itertools.count():
+        path = tmp_path / f"{last}.zarr"
+        shutil.copytree(tmp_path / "first.zarr", path)
+        try:
+            add_levels(path, disk=MortalDisk(last))
+        except Killed:
+            check_equal(path, expected if len(stored_levels(path)) > 1 else before)
+            check_equal(
+                path,
+                [
+                    level[...]
+                    for level in map(_read_level, itertools.repeat(path), range(len(stored_levels(path))))
+                ],
+            )
+            add_levels(path)
+            check_equal(path, expected)
+            assert tree(path) == files
+            shutil.rmtree(path)
+        else:
+            break
+    assert last > 20
+
+
+def _read_level(path: Path, level: int) -> Any:
+    return open_source(path, level=level)
+
+
+class BeforeMetadata(Disk):
+    """A disk on which the program is killed before the metadata of the group are replaced."""
+
+    def _replace(self, old: Path, new: Path) -> None:
+        if old.parent.name == "state" and old.suffix == ".json":
+            raise Killed
+        super()._replace(old, new)
+
+
+class FullDisk(MortalDisk):
+    """A disk that has no more room after some operations."""
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Removals(Disk):
+    """A disk that records the names of the files that are removed."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def _unlink(self, path: Path) -> None:
+        self.names.append(path.name)
+        super()._unlink(path)
+
+
+def interrupted(path: Path, last: int = 40) -> list[Path]:
+    """Levels of which some shards are written; returns their files."""
+    with pytest.raises(Killed):
+        add_levels(path, disk=MortalDisk(last))
+    shards = sorted(
+        file
+        for file in (path / WORK / "state" / "1" / "c").rglob("*")
+        if file.is_file() and not file.name.endswith(".partial")
+    )
+    assert len(shards) > 2
+    return shards
+
+
+def test_shards_that_are_done_are_kept_and_damaged_ones_are_not(tmp_path: Path) -> None:
+    path, whole = (save_image(tmp_path / name, noisy_image(SHAPE)) for name in ("a.zarr", "b.zarr"))
+    add_levels(whole)
+    kept, damaged, *_ = interrupted(path)
+    moment = kept.stat().st_mtime_ns
+    damaged.write_bytes(damaged.read_bytes()[:20])
+    add_levels(path)
+    assert (path / "1" / kept.relative_to(path / WORK / "state" / "1")).stat().st_mtime_ns == moment
+    check_equal(path, stored_levels(whole))
+
+
+def test_levels_of_an_image_that_has_changed_since_are_made_anew(tmp_path: Path) -> None:
+    for last in (40, 10_000):
+        path, whole = tmp_path / f"a{last}.zarr", tmp_path / f"b{last}.zarr"
+        save_image(path, noisy_image(SHAPE))
+        save_image(whole, noisy_image(SHAPE, seed=1))
+        add_levels(whole)
+        if last == 40:
+            interrupted(path)
+        else:  # moved, and not yet named
+            with pytest.raises(Killed):
+                add_levels(path, disk=BeforeMetadata())
+            assert (path / "4").exists()
+            assert len(stored_levels(path)) == 1
+        zarr.open_group(path)["0"][...] = noisy_image(SHAPE, seed=1)
+        add_levels(path)
+        check_equal(path, stored_levels(whole))
+        assert sorted(os.listdir(path)) == ["0", "1", "2", "3", "4", "zarr.json"]
+
+
+def test_an_image_that_changes_meanwhile_is_left_as_it_is(tmp_path: Path) -> None:
+    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
+
+    def change(done: float) -> None:
+        if done > 0.9:
+            zarr.open_group(path)["0"][:5] = 0
+
+    with pytest.raises(InputError, match="was written to while its levels were made"):
+        add_levels(path, change)
+    assert sorted(os.listdir(path)) == ["0", "zarr.json"]
+    assert len(stored_levels(path)) == 1
+
+
+def test_a_damaged_chunk_is_named_and_nothing_is_added(tmp_path: Path) -> None:
+    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
+    chunk = path / "0" / "c" / "2" / "3"
+    chunk.write_bytes(chunk.read_bytes()[:50])
+    files = tree(path)
+    with pytest.raises(DamagedData, match="chunk file c/2/3"):
+        add_levels(path)
+    assert tree(path) == files
+    assert not (path / WORK).exists()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_the_lock_is_removed_last(tmp_path: Path, damaged: bool) -> None:
+    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
+    if damaged:
+        chunk = path / "0" / "c" / "2" / "3"
+        chunk.write_bytes(chunk.read_bytes()[:50])
+    disk = Removals()
+    with pytest.raises(DamagedData) if damaged else nullcontext():
+        add_levels(path, disk=disk)
+    assert disk.names[-1] == "lock"
+    assert not (path / WORK).exists()
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
+    with (
+        RunDirectory(path / WORK).lock(),
+        pytest.raises(OutputInUse, match=r"a\.zarr: process \d+ on .* adds its levels\. Wait"),
+    ):
+        add_levels(path)
+
+
+def test_without_room_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
+    needed = 4 * (75 * 107 + 38 * 54 + 19 * 27 + 10 * 14)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
+    with pytest.raises(
+        DiskRefused, match=rf"levels take up to {needed:,} bytes, and {needed - 1:,} are free"
+    ):
+        add_levels(path)
+    assert len(stored_levels(path)) == 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed))
+    assert add_levels(path)[0] == 5
+
+
+def test_a_disk_that_fills_up_is_named_and_the_rest_follows(tmp_path: Path) -> None:
+    path, whole = (save_image(tmp_path / name, noisy_image(SHAPE)) for name in ("a.zarr", "b.zarr"))
+    add_levels(whole)
+    with pytest.raises(DiskRefused, match=r"the disk ran full: .*\. Free some space and run again"):
+        add_levels(path, disk=FullDisk(40))
+    assert len(stored_levels(path)) == 1
+    add_levels(path)
+    check_equal(path, stored_levels(whole))
+
+
+def test_names_that_lead_elsewhere_remove_nothing_there(tmp_path: Path) -> None:
+    for folder, name in in_folders(tmp_path, ("..", ".", "0", "../beside", "link", "/", "")):
+        output, beside = folder / "a.zarr", folder / "beside"
+        written(output, OME)
+        beside.mkdir()
+        (beside / "kept.txt").write_text("kept")
+        (output / "link").symlink_to(beside)
+        before = {path: path.read_bytes() for path in (output / "0").rglob("*") if path.is_file()}
+        document = json.loads((output / "zarr.json").read_text())
+        document["attributes"]["ome"]["multiscales"][0]["datasets"].append({"path": name})
+        (output / "zarr.json").write_text(json.dumps(document))
+        assert remove_added_levels(output, OME) == 1
+        assert (beside / "kept.txt").read_text() == "kept"
+        assert {path: path.read_bytes() for path in before} == before
+        assert f'"path": "{name}"' not in (output / "zarr.json").read_text() or name == "0"
+
+
+def test_a_link_is_removed_and_not_what_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "a.txt").write_text("kept")
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    DISK.remove_tree(tmp_path / "link")
+    assert (tmp_path / "kept" / "a.txt").exists()
+    assert not (tmp_path / "link").is_symlink()

@@ -21,6 +21,7 @@ from halotile.errors import InputError, InputUnreadable
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.formats.base import DTYPES
 from halotile.storage.grid import Region
+from tests.cases import in_folders
 from tests.storage.saving import (
     SAVERS,
     Save,
@@ -35,35 +36,35 @@ from tests.storage.saving import (
 
 
 @every_format
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_region_reads_as_numpy_would_slice_it(tmp_path: Path, save: Save, dtype: str) -> None:
-    image = make_image((37, 45), dtype)
-    source = open_source(save(tmp_path, image))
-    region = Region((5, 11), (30, 45))
-    pixels = source.read(region)
-    assert (source.shape, source.dtype, source.axes) == (image.shape, image.dtype, ("y", "x"))
-    assert pixels.dtype == image.dtype
-    assert pixels.flags.c_contiguous
-    assert pixels.flags.writeable
-    assert np.array_equal(pixels, image[5:30, 11:45])
-    assert np.array_equal(source.read(Region.whole(source.shape)), image)
+def test_a_region_reads_as_numpy_would_slice_it(tmp_path: Path, save: Save) -> None:
+    for dtype in DTYPES:
+        (tmp_path / dtype).mkdir()
+        image = make_image((37, 45), dtype)
+        source = open_source(save(tmp_path / dtype, image))
+        pixels = source.read(Region((5, 11), (30, 45)))
+        assert (source.shape, source.dtype, source.axes) == (image.shape, image.dtype, ("y", "x"))
+        assert pixels.dtype == image.dtype
+        assert pixels.flags.c_contiguous
+        assert pixels.flags.writeable
+        assert np.array_equal(pixels, image[5:30, 11:45])
+        assert np.array_equal(source.read(Region.whole(source.shape)), image)
+    for start_stop in (((-1, 0), (4, 4)), ((0, 0), (38, 4)), ((3, 3), (2, 4))):
+        with pytest.raises(InputError, match="reaches outside"):
+            source.read(Region(*start_stop))
 
 
 @every_format
-@pytest.mark.parametrize("shape", [(3, 20, 33), (2, 3, 20, 33), (2, 2, 3, 20, 33)])
-def test_leading_axes_are_read_too(tmp_path: Path, save: Save, shape: tuple[int, ...]) -> None:
-    image = make_image(shape, "uint16")
-    source = open_source(save(tmp_path, image))
-    start, stop = (*(1 for _ in shape[:-2]), 3, 4), (*shape[:-2], 19, 30)
-    assert source.axes[-2:] == ("y", "x")
-    assert len(set(source.axes)) == len(shape)
-    assert np.array_equal(source.read(Region(start, stop)), image[Region(start, stop).slices])
-
-
-@every_format
-def test_requested_axes_override_those_of_the_file(tmp_path: Path, save: Save) -> None:
-    path = save(tmp_path, make_image((3, 20, 33), "float32"))
-    assert open_source(path, axes="TYX").axes == ("t", "y", "x")
+def test_leading_axes_are_read_too_and_called_as_requested(tmp_path: Path, save: Save) -> None:
+    for shape, axes in {(3, 20, 33): "tyx", (2, 3, 20, 33): "tcyx", (2, 2, 3, 20, 33): "tczyx"}.items():
+        (tmp_path / axes).mkdir()
+        image = make_image(shape, "uint16")
+        path = save(tmp_path / axes, image)
+        source = open_source(path)
+        region = Region((*(1 for _ in shape[:-2]), 3, 4), (*shape[:-2], 19, 30))
+        assert source.axes[-2:] == ("y", "x")
+        assert len(set(source.axes)) == len(shape)
+        assert np.array_equal(source.read(region), image[region.slices])
+        assert open_source(path, axes=axes.upper()).axes == tuple(axes)
 
 
 @every_format
@@ -78,16 +79,6 @@ def test_big_endian_pixels_come_out_native(tmp_path: Path, save: Save) -> None:
     assert source.dtype.isnative
     assert source.read(Region((1, 1), (5, 5))).dtype.isnative
     assert np.array_equal(source.read(Region.whole(source.shape)), image)
-
-
-@every_format
-@pytest.mark.parametrize("start_stop", [((-1, 0), (4, 4)), ((0, 0), (21, 4)), ((3, 3), (2, 4))])
-def test_a_region_outside_the_array_is_refused(
-    tmp_path: Path, save: Save, start_stop: tuple[tuple[int, ...], tuple[int, ...]]
-) -> None:
-    source = open_source(save(tmp_path, make_image((20, 33), "uint8")))
-    with pytest.raises(InputError, match="reaches outside"):
-        source.read(Region(*start_stop))
 
 
 @every_format
@@ -117,53 +108,47 @@ def test_copies_in_one_process_share_one_open_file(tmp_path: Path) -> None:
     assert first.reader() is second.reader()
 
 
-def test_a_source_reads_in_another_process(tmp_path: Path) -> None:
+def test_sources_read_in_another_process(tmp_path: Path) -> None:
     image = make_image((40, 40), "uint16")
-    for save in SAVERS.values():
-        (tmp_path / "sent").write_bytes(pickle.dumps(open_source(save(tmp_path, image))))
-        code = (
-            "import pickle, sys; from halotile.storage.grid import Region;"
-            "s = pickle.load(sys.stdin.buffer); print(int(s.read(Region((3, 4), (30, 31))).sum()))"
-        )
-        with (tmp_path / "sent").open("rb") as sent:
-            shown = subprocess.run(
-                [sys.executable, "-W", "error", "-c", code],
-                stdin=sent,
-                capture_output=True,
-                timeout=60,
-                check=True,
-            )
-        assert int(shown.stdout) == image[3:30, 4:31].sum()
-        assert shown.stderr == b""
-
-
-@pytest.mark.parametrize("save", [save_npy, save_zarr, save_ome])
-def test_an_input_that_changed_since_it_was_opened_is_refused(tmp_path: Path, save: Save) -> None:
-    for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-    path = save(tmp_path / "old", make_image((40, 40), "uint16"))
-    sent = pickle.dumps(open_source(path))
-    os.replace(path, tmp_path / "away")
-    os.replace(save(tmp_path / "new", make_image((40, 41), "uint16")), path)
-    with pytest.raises(InputError, match=r"was uint16 of shape \(40, 40\).*now uint16 of shape \(40, 41\)"):
-        pickle.loads(sent).read(Region((0, 0), (2, 2)))
-
-
-@pytest.mark.parametrize(("save", "document"), [(save_zarr, "zarr.json"), (save_ome, "0/zarr.json")])
-def test_a_local_zarr_is_read_elsewhere_without_its_library(
-    tmp_path: Path, save: Save, document: str
-) -> None:
-    image = make_image((40, 40), "uint16")
-    path = save(tmp_path, image)
-    sent = pickle.dumps(open_source(path))
+    sent = pickle.dumps([open_source(save(tmp_path, image)) for save in SAVERS.values()])
     code = (
         "import pickle, sys; from halotile.storage.grid import Region;"
-        "s = pickle.load(sys.stdin.buffer); print(int(s.read(Region((3, 4), (30, 31))).sum()), 'zarr' in sys.modules)"
+        "print(*(int(s.read(Region((3, 4), (30, 31))).sum()) for s in pickle.load(sys.stdin.buffer)))"
     )
-    for loaded in (False, True):
-        shown = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
-        assert shown.stdout.split() == [b"%d" % image[3:30, 4:31].sum(), str(loaded).encode()]
-        (path / document).touch()  # opened anew, then
+    command = [sys.executable, "-W", "error", "-c", code]
+    shown = subprocess.run(command, input=sent, capture_output=True, timeout=60, check=True)
+    assert [*map(int, shown.stdout.split())] == [image[3:30, 4:31].sum()] * len(SAVERS)
+    assert shown.stderr == b""
+
+
+def test_an_input_that_changed_since_it_was_opened_is_refused(tmp_path: Path) -> None:
+    for folder, save in in_folders(tmp_path, (save_npy, save_zarr, save_ome)):
+        for name in ("old", "new"):
+            (folder / name).mkdir()
+        path = save(folder / "old", make_image((40, 40), "uint16"))
+        sent = pickle.dumps(open_source(path))
+        os.replace(path, folder / "away")
+        os.replace(save(folder / "new", make_image((40, 41), "uint16")), path)
+        with pytest.raises(
+            InputError, match=r"was uint16 of shape \(40, 40\).*now uint16 of shape \(40, 41\)"
+        ):
+            pickle.loads(sent).read(Region((0, 0), (2, 2)))
+
+
+def test_a_local_zarr_is_read_elsewhere_without_its_library(tmp_path: Path) -> None:
+    rows: list[tuple[Save, str]] = [(save_zarr, "zarr.json"), (save_ome, "0/zarr.json")]
+    for folder, (save, document) in in_folders(tmp_path, rows):
+        image = make_image((40, 40), "uint16")
+        path = save(folder, image)
+        sent = pickle.dumps(open_source(path))
+        code = (
+            "import pickle, sys; from halotile.storage.grid import Region;"
+            "s = pickle.load(sys.stdin.buffer); print(int(s.read(Region((3, 4), (30, 31))).sum()), 'zarr' in sys.modules)"
+        )
+        for loaded in (False, True):
+            shown = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
+            assert shown.stdout.split() == [b"%d" % image[3:30, 4:31].sum(), str(loaded).encode()]
+            (path / document).touch()  # opened anew, then
 
 
 @every_format
@@ -202,44 +187,23 @@ def test_the_fingerprint_is_json_and_detects_a_rewritten_file(tmp_path: Path, sa
     assert source.change() == "was written to"
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        0,
-        -1,
-        np.int64(2),
-        slice(1, 3),
-        (slice(None, 10), slice(2, None)),
-        (..., 0),
-        (1, ...),
-        (slice(-3, -1), -2),
-        (slice(3, 1), 0),
-        (),
-        ...,
-    ],
-)
-def test_a_source_is_indexed_as_in_numpy(tmp_path: Path, index: Any) -> None:
+def test_a_source_is_indexed_as_in_numpy(tmp_path: Path) -> None:
     pixels = make_image((6, 7), "uint16")
-    read = open_source(save_npy(tmp_path, pixels))[index]
-    assert np.shape(read) == np.shape(pixels[index])
-    assert np.array_equal(read, pixels[index])
-
-
-@pytest.mark.parametrize(
-    ("index", "words"),
-    [
+    source = open_source(save_npy(tmp_path, pixels))
+    numbers: list[Any] = [0, -1, np.int64(2), slice(1, 3), (), ..., (..., 0), (1, ...)]
+    pairs = [(slice(None, 10), slice(2, None)), (slice(-3, -1), -2), (slice(3, 1), 0)]
+    for index in numbers + pairs:
+        assert np.shape(source[index]) == np.shape(pixels[index]), index
+        assert np.array_equal(source[index], pixels[index]), index
+    refused: list[tuple[Any, str]] = [
         (6, "index 6 is outside an axis of 6 pixels"),
         ((0, -8), "index -8 is outside an axis of 7 pixels"),
         ((0, 0, 0), "has 3 entries, but the array's shape is"),
-        (slice(None, None, 2), "write integers and slices of step 1"),
-        ([0, 1], "write integers and slices of step 1"),
-        (None, "write integers and slices of step 1"),
-    ],
-)
-def test_an_invalid_index_is_refused(tmp_path: Path, index: Any, words: str) -> None:
-    source = open_source(save_npy(tmp_path, make_image((6, 7), "uint16")))
-    with pytest.raises(IndexError, match=words):
-        source[index]
+        *((each, "write integers and slices of step 1") for each in (slice(None, None, 2), [0, 1], None)),
+    ]
+    for index, words in refused:
+        with pytest.raises(IndexError, match=words):
+            source[index]
 
 
 def test_a_system_error_is_not_called_damage(tmp_path: Path) -> None:
@@ -296,14 +260,3 @@ def test_running_out_of_memory_is_not_an_input_error(tmp_path: Path, monkeypatch
     monkeypatch.setattr("halotile.storage.formats.npy.NpyReader.read", fail)
     with pytest.raises(MemoryError):
         source.read(Region((0, 0), (2, 2)))
-
-
-def test_importing_the_module_loads_no_format_package() -> None:
-    code = (
-        "import sys, halotile.storage.arrays;"
-        "print([m for m in ('zarr', 'tifffile', 'h5py', 'numcodecs', 'obstore') if m in sys.modules])"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert shown.stdout.strip() == "[]"

@@ -30,22 +30,20 @@ def test_a_value_is_cached_under_its_key_only(folder: Path) -> None:
     assert (folder / KEY).stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
+def test_a_damaged_entry_counts_as_absent_and_is_replaced(folder: Path) -> None:
+    rows: list[Any] = [
         lambda content: content[:-3],
         lambda content: content.replace(b"1", b"7"),
         lambda content: b"",
         lambda content: os.urandom(200),
         lambda content: b"0" * 2**17,
-    ],
-)
-def test_a_damaged_entry_counts_as_absent_and_is_replaced(folder: Path, damage: Any) -> None:
-    write_cached(KEY, [1])
-    (folder / KEY).write_bytes(damage((folder / KEY).read_bytes()))
-    assert read_cached(KEY) is None
-    write_cached(KEY, [2])
-    assert read_cached(KEY) == [2]
+    ]
+    for damage in rows:
+        write_cached(KEY, [1])
+        (folder / KEY).write_bytes(damage((folder / KEY).read_bytes()))
+        assert read_cached(KEY) is None
+        write_cached(KEY, [2])
+        assert read_cached(KEY) == [2]
 
 
 def test_an_entry_that_is_too_long_to_be_read_is_not_written(folder: Path) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
+from tests.cases import in_folders
 
 plugins = pytest.importorskip("bioio.plugins", reason='needs pip install "halotile[bioio]"')
 da = pytest.importorskip("dask.array")
@@ -100,26 +101,24 @@ def test_a_plane_is_decoded_when_it_is_read_and_once(tmp_path: Path, fake: type[
     assert len(fake.decoded) == 13
 
 
-@pytest.mark.parametrize("dataset", [None, "left", "right", "1"])
-def test_a_scene_is_chosen_by_name_or_number(
-    tmp_path: Path, dataset: str | None, fake: type[FakeReader]
-) -> None:
-    source = open_source(write(tmp_path / "a.lif"), dataset=dataset)
-    number = int(dataset in ("right", "1"))
-    np.testing.assert_array_equal(source[0, 0], PIXELS[number][0, 0])
-    assert source.remarks == (
-        f"the file has 2 scenes, left, right: this is {('left', 'right')[number]}. For another, write input.dataset: "
-        f"{('right', 'left')[number]}",
-    )
-    copy = pickle.loads(pickle.dumps(source))
-    np.testing.assert_array_equal(copy[0, 0], source[0, 0])
-    assert source.fingerprint()["scene"] == ("left", "right")[number]
+def test_a_scene_is_chosen_by_name_or_number(tmp_path: Path, fake: type[FakeReader]) -> None:
+    for folder, dataset in in_folders(tmp_path, (None, "left", "right", "1")):
+        source = open_source(write(folder / "a.lif"), dataset=dataset)
+        number = int(dataset in ("right", "1"))
+        np.testing.assert_array_equal(source[0, 0], PIXELS[number][0, 0])
+        assert source.remarks == (
+            f"the file has 2 scenes, left, right: this is {('left', 'right')[number]}. For another, write input.dataset: "
+            f"{('right', 'left')[number]}",
+        )
+        copy = pickle.loads(pickle.dumps(source))
+        np.testing.assert_array_equal(copy[0, 0], source[0, 0])
+        assert source.fingerprint()["scene"] == ("left", "right")[number]
 
 
-@pytest.mark.parametrize("dataset", ["2", "-1", "middle"])
-def test_a_scene_that_is_not_there_is_refused(tmp_path: Path, dataset: str, fake: type[FakeReader]) -> None:
-    with pytest.raises(InputError, match=r"has no such scene. Write one of left, right"):
-        open_source(write(tmp_path / "a.lif"), dataset=dataset)
+def test_a_scene_that_is_not_there_is_refused(tmp_path: Path, fake: type[FakeReader]) -> None:
+    for folder, dataset in in_folders(tmp_path, ("2", "-1", "middle")):
+        with pytest.raises(InputError, match=r"has no such scene. Write one of left, right"):
+            open_source(write(folder / "a.lif"), dataset=dataset)
 
 
 def test_sizes_time_and_names_are_taken_over(tmp_path: Path, fake: type[FakeReader]) -> None:

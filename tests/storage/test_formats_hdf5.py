@@ -1,9 +1,12 @@
-"""HDF5 datasets: the named one, or the only image in the file."""
+"""HDF5 datasets: the named one, or the only image in the file; changes are detected in every file that one is read from."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -13,6 +16,7 @@ import pytest
 from halotile.errors import DamagedData, InputError
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
+from tests.cases import in_folders
 
 PICTURE = np.arange(30 * 40, dtype="uint16").reshape(30, 40)
 
@@ -31,12 +35,12 @@ def test_the_only_image_is_found_among_tables(tmp_path: Path) -> None:
     assert np.array_equal(source.read(Region((2, 3), (9, 9))), PICTURE[2:9, 3:9])
 
 
-@pytest.mark.parametrize("dataset", [None, "entry/nothing", "entry", "../a", ""])
-def test_datasets_are_listed_when_none_was_chosen(tmp_path: Path, dataset: str | None) -> None:
-    path = _write(tmp_path / "a.h5", entry__data=PICTURE, entry__dark=PICTURE)
-    with pytest.raises(InputError, match=r"entry/dark uint16 \(30, 40\); entry/data uint16"):
-        open_source(path, dataset=dataset)
-    assert open_source(path, dataset="/entry/dark").shape == (30, 40)
+def test_datasets_are_listed_when_none_was_chosen(tmp_path: Path) -> None:
+    for dataset in (None, "entry/nothing", "entry", "../a", ""):
+        path = _write(tmp_path / "a.h5", entry__data=PICTURE, entry__dark=PICTURE)
+        with pytest.raises(InputError, match=r"entry/dark uint16 \(30, 40\); entry/data uint16"):
+            open_source(path, dataset=dataset)
+        assert open_source(path, dataset="/entry/dark").shape == (30, 40)
 
 
 def test_a_file_without_datasets_is_refused(tmp_path: Path) -> None:
@@ -53,18 +57,18 @@ def test_chunks_and_dimension_labels_are_taken_over(tmp_path: Path) -> None:
     assert (source.chunks, source.axes) == ((1, 10, 20), ("t", "y", "x"))
 
 
-@pytest.mark.parametrize("dims", list(itertools.permutations(("lat", "lon", "time"))))
-def test_axes_are_called_as_the_dimensions_of_netcdf(tmp_path: Path, dims: tuple[str, ...]) -> None:
-    with h5py.File(tmp_path / "a.nc", "w") as file:
-        dataset = file.create_dataset("group/a", data=np.zeros((8, 9, 10), "f4"))
-        for axis, name in enumerate(dims):
-            scale = file.create_dataset(name, data=np.arange(8.0 + axis))
-            # netCDF-4 writes this name for dimensions without a variable.
-            scale.make_scale("This is a netCDF dimension but not a netCDF variable.")
-            dataset.dims[axis].attach_scale(scale)
-    letters = {"lat": "y", "lon": "x", "time": "t"}
-    source = open_source(tmp_path / "a.nc")
-    assert (source.axes, source.remarks) == (tuple(letters[name] for name in dims), ())
+def test_axes_are_called_as_the_dimensions_of_netcdf(tmp_path: Path) -> None:
+    for folder, dims in in_folders(tmp_path, list(itertools.permutations(("lat", "lon", "time")))):
+        with h5py.File(folder / "a.nc", "w") as file:
+            dataset = file.create_dataset("group/a", data=np.zeros((8, 9, 10), "f4"))
+            for axis, name in enumerate(dims):
+                scale = file.create_dataset(name, data=np.arange(8.0 + axis))
+                # netCDF-4 writes this name for dimensions without a variable.
+                scale.make_scale("This is a netCDF dimension but not a netCDF variable.")
+                dataset.dims[axis].attach_scale(scale)
+        letters = {"lat": "y", "lon": "x", "time": "t"}
+        source = open_source(folder / "a.nc")
+        assert (source.axes, source.remarks) == (tuple(letters[name] for name in dims), ())
 
 
 def test_coordinates_of_netcdf_have_a_note(tmp_path: Path) -> None:
@@ -106,25 +110,6 @@ def test_a_chunk_that_fails_its_checksum_is_damage(tmp_path: Path) -> None:
     assert np.array_equal(source.read(Region((10, 10), (30, 40))), PICTURE[10:, 10:])
 
 
-@pytest.mark.parametrize("kind", ["virtual", "external"])
-def test_a_change_of_another_file_with_pixels_is_detected(tmp_path: Path, kind: str) -> None:
-    parts = _write(tmp_path / "part.h5", data=PICTURE)
-    raw = tmp_path / "part.raw"
-    PICTURE.tofile(raw)
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        if kind == "virtual":
-            layout = h5py.VirtualLayout(PICTURE.shape, PICTURE.dtype)
-            layout[...] = h5py.VirtualSource("part.h5", "data", PICTURE.shape)
-            file.create_virtual_dataset("data", layout)
-        else:
-            file.create_dataset("data", PICTURE.shape, PICTURE.dtype, external=[(raw, 0, PICTURE.nbytes)])
-    source = open_source(tmp_path / "a.h5")
-    assert np.array_equal(source.read(Region.whole(source.shape)), PICTURE)
-    assert source.change() == ""
-    os.utime(parts if kind == "virtual" else raw)
-    assert source.change() == "was written to"
-
-
 def test_a_scale_that_was_deleted_names_no_axis(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         pixels = file.create_dataset("image", data=np.arange(20.0).reshape(4, 5))
@@ -134,3 +119,267 @@ def test_a_scale_that_was_deleted_names_no_axis(tmp_path: Path) -> None:
     source = open_source(str(tmp_path / "a.h5"))
     assert source.axes == ("y", "x")
     assert source.read(Region.whole((4, 5))).max() == 19
+
+
+FRAME = np.arange(6 * 8, dtype="uint16").reshape(6, 8)
+
+
+def _plain(path: Path, name: str = "data") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with h5py.File(path, "w") as file:
+        file[name] = FRAME
+    return path
+
+
+def _virtual(path: Path, source: str, name: str = "data") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with h5py.File(path, "w") as file:
+        layout = h5py.VirtualLayout(FRAME.shape, FRAME.dtype)
+        layout[...] = h5py.VirtualSource(source, name, FRAME.shape)
+        file.create_virtual_dataset("data", layout)
+    return path
+
+
+def _external(path: Path, raw: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("data", FRAME.shape, FRAME.dtype, external=[(raw, 0, FRAME.nbytes)])
+    return path
+
+
+def _linked(path: Path, file: str, name: str = "data") -> Path:
+    with h5py.File(path, "w") as made:
+        made["data"] = h5py.ExternalLink(file, name)
+    return path
+
+
+def _raw(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    FRAME.tofile(path)
+    return path
+
+
+def _numbered(path: Path, source: str, count: int, name: str = "data") -> Path:
+    """A virtual dataset of unlimited length with one source for each plane."""
+    plane = h5py.h5s.create_simple(FRAME.shape)
+    space = h5py.h5s.create_simple((count, *FRAME.shape), (h5py.h5s.UNLIMITED, *FRAME.shape))
+    space.select_hyperslab((0, 0, 0), (h5py.h5s.UNLIMITED, 1, 1), (1, 1, 1), (1, *FRAME.shape))
+    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    creation.set_virtual(space, source.encode(), name.encode(), plane)
+    with h5py.File(path, "w") as file:
+        whole = h5py.h5s.create_simple((count, *FRAME.shape), (h5py.h5s.UNLIMITED, *FRAME.shape))
+        h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_UINT16, whole, creation)
+    return path
+
+
+def _through_a_link_in_another_folder(folder: Path) -> tuple[Path, Path]:
+    part = _plain(folder / "real" / "part.h5")
+    (folder / "a.h5").symlink_to(_virtual(folder / "real" / "whole.h5", "part.h5"))
+    return folder / "a.h5", part
+
+
+def _nested(folder: Path) -> tuple[Path, Path]:
+    part = _plain(folder / "deep" / "part.h5")
+    _virtual(folder / "deep" / "middle.h5", "part.h5")
+    return _virtual(folder / "a.h5", "deep/middle.h5"), part
+
+
+def _of_a_link(folder: Path) -> tuple[Path, Path]:
+    part = _plain(folder / "part.h5", "there")
+    _linked(folder / "middle.h5", "part.h5", "there")
+    return _virtual(folder / "a.h5", "middle.h5"), part
+
+
+def _by_way_of_a_link(folder: Path) -> tuple[Path, Path]:
+    _plain(folder / "part.h5")
+    return _linked(folder / "a.h5", "middle.h5"), _linked(folder / "middle.h5", "part.h5")
+
+
+def _of_a_group_behind_links(folder: Path) -> tuple[Path, Path]:
+    part = _plain(folder / "part.h5", "group/there")
+    with h5py.File(folder / "a.h5", "w") as file:
+        file["far"] = h5py.ExternalLink("part.h5", "/group")
+        file["data"] = h5py.SoftLink("far/there")
+    return folder / "a.h5", part
+
+
+def _nested_raw(folder: Path) -> tuple[Path, Path]:
+    raw = _raw(folder / "part.raw")
+    _external(folder / "middle.h5", "part.raw")
+    return _virtual(folder / "a.h5", "middle.h5"), raw
+
+
+def _raw_elsewhere(folder: Path) -> tuple[Path, Path]:
+    return _external(folder / "there" / "a.h5", "part.raw"), _raw(folder / "part.raw")
+
+
+def _moved(folder: Path) -> tuple[Path, Path]:
+    """Move the source from its absolute path to the folder of the file."""
+    return _virtual(folder / "a.h5", "/nowhere/part.h5"), _plain(folder / "part.h5")
+
+
+def _of_many(folder: Path) -> tuple[Path, Path]:
+    parts = [_plain(folder / f"q[1]-{number}-100%.h5", f"at {number}") for number in range(11)]
+    return _numbered(folder / "a.h5", "q[1]-%b-100%%.h5", 11, "at %b"), parts[-1]
+
+
+def _nested_of_many(folder: Path) -> tuple[Path, Path]:
+    part = _plain(folder / "part.h5")
+    _plain(folder / "q0.h5")
+    _virtual(folder / "q1.h5", "part.h5")
+    return _numbered(folder / "a.h5", "q%b.h5", 2), part
+
+
+def _numbered_inside(folder: Path) -> tuple[Path, Path]:
+    part = _plain(folder / "part.h5")
+    with h5py.File(folder / "q.h5", "w") as file:
+        file["at 0"] = FRAME
+        file["at 1"] = h5py.ExternalLink("part.h5", "data")
+    return _numbered(folder / "a.h5", "q.h5", 2, "at %b"), part
+
+
+KINDS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
+    "of a file opened through a link in another folder": _through_a_link_in_another_folder,
+    "of a source that is virtual": _nested,
+    "of a source that is a link": _of_a_link,
+    "by way of a link": _by_way_of_a_link,
+    "of a group behind links": _of_a_group_behind_links,
+    "raw, of a source": _nested_raw,
+    "that was moved": _moved,
+    "of many, by number": _of_many,
+    "of one of many that is virtual": _nested_of_many,
+    "of many datasets in one file": _numbered_inside,
+    "raw, in the folder that the process works in": _raw_elsewhere,
+}
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_a_change_of_a_file_is_detected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], tuple[Path, Path]]
+) -> None:
+    path, part = make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    source = open_source(path, dataset="data")
+    read = source[...]
+    assert np.array_equal(read, np.broadcast_to(FRAME, read.shape)), "HDF5 reads it from there"
+    assert source.change() == ""
+    os.utime(part, ns=(0, 12345))
+    assert source.change() == "was written to"
+
+
+def test_raw_files_are_found_through_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[str] = ["", "${ORIGIN}/raw", "elsewhere"]
+    for folder, prefix in in_folders(tmp_path, rows):
+        raw = {
+            "": _raw(folder / "part.raw"),
+            "${ORIGIN}/raw": _raw(folder / "there" / "raw" / "part.raw"),
+            "elsewhere": _raw(folder / "elsewhere" / "part.raw"),
+        }
+        path = _external(folder / "there" / "a.h5", "part.raw")
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("HDF5_EXTFILE_PREFIX", prefix)
+        assert list(open_source(path).fingerprint()["files"]) == [str(raw[prefix])]
+
+
+@pytest.mark.parametrize("variable", ["HDF5_VDS_PREFIX", "HDF5_EXT_PREFIX"])
+def test_the_environment_takes_precedence_over_the_folder_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    _plain(tmp_path / "part.h5")
+    before = _plain(tmp_path / "before" / "part.h5")
+    make = _virtual if variable == "HDF5_VDS_PREFIX" else _linked
+    path = make(tmp_path / "a.h5", "part.h5")
+    monkeypatch.setenv(variable, f"/nowhere:{before.parent}")
+    assert list(open_source(path, dataset="data").fingerprint()["files"]) == [str(before)]
+
+
+def test_cyclic_sources_are_handled(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        layout = h5py.VirtualLayout(FRAME.shape, FRAME.dtype)
+        layout[:3] = h5py.VirtualSource("b.h5", "data", FRAME.shape)[:3]
+        layout[3:] = h5py.VirtualSource(".", "own", FRAME.shape)[3:]
+        file.create_virtual_dataset("data", layout)
+        file["own"] = FRAME
+    _virtual(tmp_path / "b.h5", "a.h5")
+    with h5py.File(tmp_path / "b.h5", "a") as file:
+        file["loop"] = h5py.SoftLink("loop/on")
+    files = open_source(tmp_path / "a.h5", dataset="data").fingerprint()["files"]
+    assert list(files) == [str(tmp_path / "b.h5")]
+    path = _virtual(tmp_path / "c.h5", "b.h5", "loop")
+    with pytest.raises(InputError, match=r"b\.h5, dataset loop, which cannot be read"):
+        open_source(path)
+
+
+def test_a_source_that_hdf5_would_replace_by_its_fill_value_is_refused(tmp_path: Path) -> None:
+    for path in (
+        _virtual(tmp_path / "a.h5", "part.h5"),
+        _linked(tmp_path / "link.h5", "a.h5"),
+        _virtual(tmp_path / "nested.h5", "a.h5"),
+    ):
+        message = rf"{path}: .* in another file, part\.h5, which is not in .* \({tmp_path}\)\. Put it there, .* HDF5_VDS_PREFIX"
+        with pytest.raises(InputError, match=message):
+            open_source(path, dataset="data")
+    path = _virtual(tmp_path / "a.h5", "part.h5")
+    (tmp_path / "part.h5").write_bytes(b"no HDF5")
+    with pytest.raises(InputError, match=rf"{tmp_path}/part\.h5, dataset data, which cannot be read"):
+        open_source(path)
+    _plain(tmp_path / "part.h5", "another")
+    with pytest.raises(InputError, match=rf"{tmp_path}/part\.h5, dataset data, which cannot be read"):
+        open_source(path)
+    _plain(tmp_path / "part.h5")
+    source = open_source(path)
+    (tmp_path / "part.h5").unlink()
+    assert source.change() == "was moved, removed or damaged"
+
+
+def test_datasets_of_a_file_of_links_are_chosen_by_link_name(tmp_path: Path) -> None:
+    _plain(tmp_path / "part.h5")
+    path = _linked(tmp_path / "a.h5", "part.h5")
+    assert np.array_equal(open_source(path)[...], FRAME)
+    assert list(open_source(path).fingerprint()["files"]) == [str(tmp_path / "part.h5")]
+    with h5py.File(path, "a") as file:
+        file["entry/image"] = h5py.SoftLink("/data")
+        file["entry/gone"] = h5py.ExternalLink("nowhere.h5", "data")
+    message = r"holds 2 datasets.*Write dataset: one of data uint16 \(6, 8\); entry/image uint16 \(6, 8\)\.$"
+    with pytest.raises(InputError, match=message):
+        open_source(path)
+    with h5py.File(path, "a") as file:
+        file["own"] = FRAME + 1
+    assert np.array_equal(open_source(path)[...], FRAME + 1), "its own goes before links"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_raw_files_that_hdf5_does_not_find_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    path = _external(tmp_path / "a.h5", "part.raw")
+    if there:
+        _raw(tmp_path / "part.raw")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.delenv("HDF5_EXTFILE_PREFIX", raising=False)
+    remedy = r"Set HDF5_EXTFILE_PREFIX='\$\{ORIGIN\}'" if there else "Put it there"
+    with pytest.raises(InputError, match=rf"part\.raw, which is not in .*/work\)\. {remedy}"):
+        open_source(path)
+    _raw(tmp_path / "part.raw")
+    code = "import sys; from halotile.storage.arrays import open_source; print(open_source(sys.argv[1])[...].sum())"
+    environment = os.environ | {"HDF5_EXTFILE_PREFIX": "${ORIGIN}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) == FRAME.sum()
+
+
+def test_a_process_ends_cleanly_while_a_thread_has_a_virtual_dataset(tmp_path: Path) -> None:
+    _plain(tmp_path / "part.h5")
+    path = _virtual(tmp_path / "a.h5", "part.h5")
+    code = (
+        "import sys, threading, time; from halotile.storage.arrays import open_source\n"
+        "def hold():\n"
+        "    source = open_source(sys.argv[1]); source[...]; held.set(); time.sleep(60)\n"
+        "held = threading.Event(); threading.Thread(target=hold, daemon=True).start(); held.wait(30)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ import zarr
 from halotile.errors import InputError
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
+from tests.cases import in_folders
 
 AXES = [
     {"name": "c", "type": "channel"},
@@ -45,15 +46,22 @@ both = pytest.mark.parametrize("version", ["0.4", "0.5"])
 
 
 @both
-@pytest.mark.parametrize("level", [0, 1, 2])
-def test_a_level_reads_with_its_scale(tmp_path: Path, version: str, level: int) -> None:
+def test_a_level_reads_with_its_scale_and_a_missing_one_is_refused(tmp_path: Path, version: str) -> None:
     _write(tmp_path / "a.zarr", version)
-    source = open_source(tmp_path / "a.zarr", level=level)
-    assert (source.format, source.axes, source.chunks) == ("ome", ("c", "y", "x"), (1, 16, 16))
-    assert source.scale == (1.0, 2.0**level, 2.0**level)
-    assert source.units == (None, "micrometer", "micrometer")
-    assert np.array_equal(source.read(Region.whole(source.shape)), LEVELS[level])
-    assert np.array_equal(pickle.loads(pickle.dumps(source)).read(Region.whole(source.shape)), LEVELS[level])
+    for level, pixels in enumerate(LEVELS):
+        source = open_source(tmp_path / "a.zarr", level=level)
+        assert (source.format, source.axes, source.chunks) == ("ome", ("c", "y", "x"), (1, 16, 16))
+        assert source.scale == (1.0, 2.0**level, 2.0**level)
+        assert source.units == (None, "micrometer", "micrometer")
+        assert np.array_equal(source[...], pixels)
+        assert np.array_equal(pickle.loads(pickle.dumps(source))[...], pixels)
+    with pytest.raises(InputError, match=r"level is 3.*0 \('s0'\), 1 \('s1'\), 2 \('s2'\)"):
+        open_source(tmp_path / "a.zarr", level=3)
+    plain = open_source(tmp_path / "a.zarr", dataset="s1", axes="cyx")
+    assert (plain.format, plain.shape, plain.scale) == ("zarr", (2, 32, 24), (1.0, 1.0, 1.0))
+    shutil.rmtree(tmp_path / "a.zarr" / "s1")
+    with pytest.raises(InputError, match="'s1'"):
+        open_source(tmp_path / "a.zarr", level=1)
 
 
 def _root(folder: Path, version: str, images: list[str]) -> Path:
@@ -78,21 +86,15 @@ def _root(folder: Path, version: str, images: list[str]) -> Path:
 
 @both
 @pytest.mark.parametrize("image", ["0", "A/1/0"])
-@pytest.mark.parametrize("place", ["folder", "zip", "url"])
-def test_the_only_image_of_a_root_or_plate_is_opened(
-    tmp_path: Path, version: str, image: str, place: str
-) -> None:
+def test_the_only_image_of_a_root_or_plate_is_opened(tmp_path: Path, version: str, image: str) -> None:
+    pytest.importorskip("obstore")
     root = _root(tmp_path, version, [image])
-    paths = {"folder": str(root), "url": f"file://{root}"}
-    if place == "zip":
-        paths["zip"] = shutil.make_archive(str(tmp_path / "a"), "zip", root)
-    elif place == "url":
-        pytest.importorskip("obstore")
-    source = pickle.loads(pickle.dumps(open_source(paths[place], level=1)))
     alone = open_source(root / image, level=1)
-    assert (source.format, source.axes, source.scale) == ("ome", ("c", "y", "x"), (1.0, 2.0, 2.0))
-    assert (source.units, source.ome) == (alone.units, alone.ome)
-    assert np.array_equal(source.read(Region.whole(source.shape)), LEVELS[1])
+    for path in (root, shutil.make_archive(str(tmp_path / "a"), "zip", root), f"file://{root}"):
+        source = pickle.loads(pickle.dumps(open_source(path, level=1)))
+        assert (source.format, source.axes, source.scale) == ("ome", ("c", "y", "x"), (1.0, 2.0, 2.0))
+        assert (source.units, source.ome) == (alone.units, alone.ome)
+        assert np.array_equal(source[...], LEVELS[1])
 
 
 @both
@@ -175,25 +177,17 @@ def test_the_array_of_a_level_is_bare_with_a_note_of_its_image(tmp_path: Path, v
     )
 
 
-@pytest.mark.parametrize(("fill", "nodata"), [(0, None), (7, 7)])
-def test_the_default_fill_value_says_nothing_of_the_pixels(
-    tmp_path: Path, fill: int, nodata: float | None
-) -> None:
-    _write(tmp_path / "a.zarr", "0.4")
-    level = zarr.create_array(
-        tmp_path / "a.zarr" / "s0", data=LEVELS[0], fill_value=fill, zarr_format=2, overwrite=True
-    )
-    level.attrs["_ARRAY_DIMENSIONS"] = ["c", "y", "x"]
-    source = open_source(tmp_path / "a.zarr")
-    assert source.nodata == nodata
-    assert ("input.nodata: 0" in "".join(source.remarks)) == (fill == 0)
-
-
-@both
-def test_the_scale_of_the_image_multiplies_that_of_the_level(tmp_path: Path, version: str) -> None:
-    whole = [{"type": "scale", "scale": [1, 0.25, 0.5]}]
-    _write(tmp_path / "a.zarr", version, coordinateTransformations=whole)
-    assert open_source(tmp_path / "a.zarr", level=1).scale == (1.0, 0.5, 1.0)
+def test_the_default_fill_value_says_nothing_of_the_pixels(tmp_path: Path) -> None:
+    rows: list[tuple[int, float | None]] = [(0, None), (7, 7)]
+    for folder, (fill, nodata) in in_folders(tmp_path, rows):
+        _write(folder / "a.zarr", "0.4")
+        level = zarr.create_array(
+            folder / "a.zarr" / "s0", data=LEVELS[0], fill_value=fill, zarr_format=2, overwrite=True
+        )
+        level.attrs["_ARRAY_DIMENSIONS"] = ["c", "y", "x"]
+        source = open_source(folder / "a.zarr")
+        assert source.nodata == nodata
+        assert ("input.nodata: 0" in "".join(source.remarks)) == (fill == 0)
 
 
 @both
@@ -202,12 +196,10 @@ def test_the_position_of_the_first_pixel_follows_the_transformations_of_the_imag
 ) -> None:
     _write(tmp_path / "a.zarr", version)
     assert place_of(tmp_path / "a.zarr") == (0.0, 5.0, 5.0)
-    whole = [
-        {"type": "scale", "scale": [1, 0.5, 2]},
-        {"type": "translation", "translation": [0, 100, 0]},
-    ]
+    whole = [{"type": "scale", "scale": [1, 0.5, 2]}, {"type": "translation", "translation": [0, 100, 0]}]
     _write(tmp_path / "b.zarr", version, coordinateTransformations=whole)
     assert place_of(tmp_path / "b.zarr") == (0.0, 102.5, 10.0)
+    assert open_source(tmp_path / "b.zarr", level=1).scale == (1.0, 1.0, 4.0)
 
 
 def place_of(path: Path) -> tuple[float, ...]:
@@ -220,38 +212,26 @@ CHANNEL = {"color": "00FF00", "label": "GFP", "window": {"start": 0, "end": 90, 
 
 
 @both
-@pytest.mark.parametrize(
-    ("omero", "kept"),
-    [
-        ({"channels": [CHANNEL, CHANNEL], "version": "0.4"}, {"channels": [CHANNEL, CHANNEL]}),
-        (
-            {"channels": [CHANNEL], "rdefs": {"model": "color"}},
-            {"channels": [CHANNEL], "rdefs": {"model": "color"}},
-        ),
-        ({"channels": [{"color": "00FF00"}]}, None),
-        ({"channels": [CHANNEL | {"color": "green"}]}, None),
-        ({"channels": [CHANNEL | {"window": {"start": 0}}]}, None),
-        ({"channels": []}, None),
-        ("text", None),
-    ],
-)
-def test_the_name_and_valid_channels_are_read(tmp_path: Path, version: str, omero: Any, kept: Any) -> None:
+def test_the_name_and_valid_channels_are_read(tmp_path: Path, version: str) -> None:
     _write(tmp_path / "a.zarr", version, name="cells")
     group = zarr.open_group(tmp_path / "a.zarr", mode="r+")
-    if version == "0.4":
-        group.attrs["omero"] = omero
-    else:
-        group.attrs["ome"] = {**dict(group.attrs)["ome"], "omero": omero}
-    ome = open_source(tmp_path / "a.zarr").ome
-    assert ome is not None
-    assert (ome.name, ome.omero) == ("cells", kept)
-
-
-@both
-def test_a_missing_level_is_refused_with_the_existing_ones(tmp_path: Path, version: str) -> None:
-    _write(tmp_path / "a.zarr", version)
-    with pytest.raises(InputError, match=r"level is 3.*0 \('s0'\), 1 \('s1'\), 2 \('s2'\)"):
-        open_source(tmp_path / "a.zarr", level=3)
+    two, named = {"channels": [CHANNEL, CHANNEL]}, {"channels": [CHANNEL], "rdefs": {"model": "color"}}
+    odd: list[Any] = [
+        {},
+        CHANNEL | {"color": "green"},
+        CHANNEL | {"window": {"start": 0}},
+        {"color": "00FF00"},
+    ]
+    rows: list[tuple[Any, Any]] = [(two | {"version": "0.4"}, two), (named, named), ("text", None)]
+    rows += [({"channels": []}, None), *(({"channels": [channel]}, None) for channel in odd)]
+    for omero, kept in rows:
+        if version == "0.4":
+            group.attrs["omero"] = omero
+        else:
+            group.attrs["ome"] = {**dict(group.attrs)["ome"], "omero": omero}
+        ome = open_source(tmp_path / "a.zarr").ome
+        assert ome is not None
+        assert (ome.name, ome.omero) == ("cells", kept)
 
 
 @both
@@ -271,19 +251,17 @@ def test_a_url_reads(tmp_path: Path) -> None:
     assert np.array_equal(source.read(Region((0, 3, 4), (2, 30, 20))), LEVELS[1][:, 3:30, 4:20])
 
 
-@pytest.mark.parametrize(
-    ("axes", "letters"),
-    [
+def test_axes_of_older_or_unusual_images(tmp_path: Path) -> None:
+    rows: list[tuple[list[Any], str]] = [
         (["z", "y", "x"], "zyx"),
         ([{"name": "lambda", "type": "channel"}, {"name": "y"}, {"name": "x"}], "cyx"),
         ([{"name": "angle"}, {"name": "y"}, {"name": "x"}], "qyx"),
         ([{"name": "y"}], "qyx"),
         ([], "qyx"),
-    ],
-)
-def test_axes_of_older_or_unusual_images(tmp_path: Path, axes: list[Any], letters: str) -> None:
-    _write(tmp_path / "a.zarr", "0.4", axes=axes)
-    assert "".join(open_source(tmp_path / "a.zarr").axes) == letters
+    ]
+    for folder, (axes, letters) in in_folders(tmp_path, rows):
+        _write(folder / "a.zarr", "0.4", axes=axes)
+        assert "".join(open_source(folder / "a.zarr").axes) == letters
 
 
 SPACE = [{"name": axis, "type": "space", "unit": "micrometer"} for axis in "zyx"]
@@ -341,27 +319,19 @@ def test_a_dataset_of_the_image_opens_as_that_level(tmp_path: Path, version: str
     assert (source.format, source.axes, source.scale) == ("ome", ("z", "y", "x"), (1.0, 2.0, 2.0))
 
 
-@both
-def test_a_level_whose_array_is_missing_is_refused(tmp_path: Path, version: str) -> None:
-    _write(tmp_path / "a.zarr", version)
-    shutil.rmtree(tmp_path / "a.zarr" / "s1")
-    with pytest.raises(InputError, match="'s1'"):
-        open_source(tmp_path / "a.zarr", level=1)
+def test_attributes_that_describe_no_image_leave_a_plain_group(tmp_path: Path) -> None:
+    rows: list[Any] = ["hello", {"multiscales": []}, {"plate": {}}, None]
+    for folder, ome in in_folders(tmp_path, rows):
+        group = zarr.open_group(folder / "a.zarr", mode="w")
+        group.attrs["ome"] = ome
+        group.create_array("only", data=LEVELS[0])
+        assert open_source(folder / "a.zarr").format == "zarr"
 
 
-@pytest.mark.parametrize("ome", ["hello", {"multiscales": []}, {"plate": {}}, None])
-def test_attributes_that_describe_no_image_leave_a_plain_group(tmp_path: Path, ome: Any) -> None:
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    group.attrs["ome"] = ome
-    group.create_array("only", data=LEVELS[0])
-    assert open_source(tmp_path / "a.zarr").format == "zarr"
-
-
-@pytest.mark.parametrize(
-    "broken", [["text"], [{"datasets": "s0"}], [{"datasets": [{"name": "s0"}]}], {"a": 1}]
-)
-def test_broken_attributes_are_an_input_error(tmp_path: Path, broken: Any) -> None:
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    group.attrs["ome"] = {"version": "0.5", "multiscales": broken}
-    with pytest.raises(InputError, match=r"a\.zarr"):
-        open_source(tmp_path / "a.zarr")
+def test_broken_attributes_are_an_input_error(tmp_path: Path) -> None:
+    rows: list[Any] = [["text"], [{"datasets": "s0"}], [{"datasets": [{"name": "s0"}]}], {"a": 1}]
+    for folder, broken in in_folders(tmp_path, rows):
+        group = zarr.open_group(folder / "a.zarr", mode="w")
+        group.attrs["ome"] = {"version": "0.5", "multiscales": broken}
+        with pytest.raises(InputError, match=r"a\.zarr"):
+            open_source(folder / "a.zarr")

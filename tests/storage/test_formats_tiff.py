@@ -1,4 +1,4 @@
-"""TIFF, BigTIFF and OME-TIFF: read in parts, refused when truncated."""
+"""TIFF, BigTIFF and OME-TIFF: read in parts, refused when truncated; tags about the size of pixels, and about how viewers show them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.storage.arrays import open_source
 from halotile.storage.formats.tiff import MappedPages, TiffReader
 from halotile.storage.grid import Region
+from halotile.storage.spacing import in_known_unit
 
 STACK: NDArray[np.generic] = np.random.default_rng(5).integers(0, 60000, (4, 70, 90), "u2")
 
@@ -48,12 +49,10 @@ def _reader(path: Path, **options: Any) -> TiffReader:
     return TiffReader(str(path), **{"level": 0, "series": 0, "axes": None, **options})
 
 
-every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-
-
-@every_kind
-def test_a_region_reads(tmp_path: Path, options: dict[str, Any]) -> None:
-    source = open_source(_write(tmp_path / "a.tif", **options))
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_a_region_reads_and_a_truncated_file_is_damage(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = _write(tmp_path / "a.tif", **options)
+    whole, source = path.read_bytes(), open_source(path)
     assert (source.shape, source.dtype.name) == ((4, 70, 90), "uint16")
     for region in (
         Region((1, 3, 5), (3, 60, 80)),
@@ -61,22 +60,10 @@ def test_a_region_reads(tmp_path: Path, options: dict[str, Any]) -> None:
         Region((2, 69, 0), (3, 70, 1)),
     ):
         assert np.array_equal(source.read(region), STACK[region.slices])
-
-
-@every_kind
-@pytest.mark.parametrize("keep", [0.0, 0.01, 0.3, 0.6, 0.95])
-def test_a_truncated_file_is_damage(tmp_path: Path, options: dict[str, Any], keep: float) -> None:
-    path = _write(tmp_path / "a.tif", **options)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: max(int(len(whole) * keep), 8)])
-    with pytest.raises(DamagedData, match=r"a\.tif: .*cut short"):
-        open_source(path)
-
-
-@every_kind
-def test_a_file_that_lost_its_tail_is_damage_or_reads_right(tmp_path: Path, options: dict[str, Any]) -> None:
-    path = _write(tmp_path / "a.tif", **options)
-    whole = path.read_bytes()
+    for keep in (0.0, 0.01, 0.3, 0.6, 0.95):
+        path.write_bytes(whole[: max(int(len(whole) * keep), 8)])
+        with pytest.raises(DamagedData, match=r"a\.tif: .*cut short"):
+            open_source(path)
     refused = 0
     for lost_bytes in (1, 2, 4, 8, 16, 40, 100, 200, 400, 800):  # some writers pad the end
         path.write_bytes(whole[:-lost_bytes])
@@ -89,20 +76,13 @@ def test_a_file_that_lost_its_tail_is_damage_or_reads_right(tmp_path: Path, opti
     assert refused >= 3
 
 
-@pytest.mark.parametrize("kind", ["plain", "big-endian", "ome", "imagej", "separate pages", "strips"])
-def test_uncompressed_pages_are_mapped(tmp_path: Path, kind: str) -> None:
-    reader = _reader(_write(tmp_path / "a.tif", **KINDS[kind]))
-    assert isinstance(reader.pixels, MappedPages)
-    assert reader.header.chunks == (1, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "chunks"), [("zlib strips", (1, 9, 90)), ("zlib tiles, predictor", (1, 32, 32))]
-)
-def test_compressed_pages_are_decoded_in_parts(tmp_path: Path, kind: str, chunks: tuple[int, ...]) -> None:
-    reader = _reader(_write(tmp_path / "a.tif", **KINDS[kind]))
-    assert isinstance(reader.pixels, zarr.Array)
-    assert reader.header.chunks == chunks
+def test_uncompressed_pages_are_mapped_and_compressed_ones_decoded_in_parts(tmp_path: Path) -> None:
+    mapped = ("plain", "big-endian", "ome", "imagej", "separate pages", "strips")
+    decoded = {"zlib strips": (1, 9, 90), "zlib tiles, predictor": (1, 32, 32)}
+    for kind, chunks in {**dict.fromkeys(mapped, (1, 1, 1)), **decoded}.items():
+        reader = _reader(_write(tmp_path / f"{kind}.tif", **KINDS[kind]))
+        assert isinstance(reader.pixels, zarr.Array if kind in decoded else MappedPages), kind
+        assert reader.header.chunks == chunks, kind
 
 
 def test_separate_pages_with_several_leading_axes(tmp_path: Path) -> None:
@@ -114,22 +94,20 @@ def test_separate_pages_with_several_leading_axes(tmp_path: Path) -> None:
     assert np.array_equal(source.read(Region((1, 1, 2, 3), (2, 3, 7, 9))), image[1:2, 1:3, 2:7, 3:9])
 
 
-@pytest.mark.parametrize(
-    ("shape", "options", "axes"),
-    [
+def test_axes(tmp_path: Path) -> None:
+    rows: list[tuple[tuple[int, ...], dict[str, Any], str]] = [
         ((20, 30, 3), {"photometric": "rgb"}, "yxc"),
         ((3, 20, 30), {"photometric": "rgb", "planarconfig": "separate"}, "cyx"),
         ((4, 20, 30), {}, "qyx"),
         ((2, 3, 20, 30), {}, "qayx"),
         ((2, 20, 30), {"metadata": {"axes": "TYX"}}, "tyx"),
         ((5, 20, 30, 3), {"photometric": "rgb", "metadata": {"axes": "ZYXS"}}, "zyxc"),
-    ],
-)
-def test_axes(tmp_path: Path, shape: tuple[int, ...], options: dict[str, Any], axes: str) -> None:
-    image = np.random.default_rng(2).integers(0, 255, shape, "u1")
-    source = open_source(_write(tmp_path / "a.tif", image, **options))
-    assert "".join(source.axes) == axes
-    assert np.array_equal(source.read(Region.whole(shape)), image)
+    ]
+    for shape, options, axes in rows:
+        image = np.random.default_rng(2).integers(0, 255, shape, "u1")
+        source = open_source(_write(tmp_path / "a.tif", image, **options))
+        assert "".join(source.axes) == axes
+        assert np.array_equal(source.read(Region.whole(shape)), image)
 
 
 def _pyramid(path: Path, **options: Any) -> None:
@@ -141,15 +119,17 @@ def _pyramid(path: Path, **options: Any) -> None:
             )
 
 
-@pytest.mark.parametrize("level", [0, 1, 2])
-def test_levels_of_a_pyramid(tmp_path: Path, level: int) -> None:
+def test_levels_of_a_pyramid(tmp_path: Path) -> None:
     _pyramid(tmp_path / "a.ome.tif", metadata={"axes": "YX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 2.0})
-    source = open_source(tmp_path / "a.ome.tif", level=level)
-    expected = STACK[0, :: 2**level, :: 2**level]
-    assert np.array_equal(source.read(Region.whole(source.shape)), expected)
-    # Not 70 / 18 and 90 / 23: these lengths were rounded after division by a whole factor.
-    assert source.scale == (2.0 * 2**level, 0.5 * 2**level)
-    assert source.units == ("micrometer", "micrometer")
+    for level in range(3):
+        source = open_source(tmp_path / "a.ome.tif", level=level)
+        expected = STACK[0, :: 2**level, :: 2**level]
+        assert np.array_equal(source.read(Region.whole(source.shape)), expected)
+        # Not 70 / 18 and 90 / 23: these lengths were rounded after division by a whole factor.
+        assert source.scale == (2.0 * 2**level, 0.5 * 2**level)
+        assert source.units == ("micrometer", "micrometer")
+    with pytest.raises(InputError, match=r"level is 3.*0 \(70, 90\); 1 \(35, 45\); 2 \(18, 23\)"):
+        open_source(tmp_path / "a.ome.tif", level=3)
 
 
 def test_a_level_that_is_no_whole_factor_coarser_has_the_ratio_of_the_shapes(tmp_path: Path) -> None:
@@ -165,36 +145,22 @@ def _palette(path: Path, colours: NDArray[Any]) -> Path:
     return path
 
 
-def test_palette_indices_are_refused(tmp_path: Path) -> None:
-    colours = np.random.default_rng(0).integers(0, 65535, (3, 256))
-    with pytest.raises(InputError, match="Convert to RGB first"):
-        open_source(_palette(tmp_path / "a.tif", colours))
-
-
-def test_a_palette_of_increasing_greys_is_an_image_but_an_inverted_one_is_not(tmp_path: Path) -> None:
+def test_a_palette_of_increasing_greys_is_an_image_and_others_are_refused(tmp_path: Path) -> None:
     greys = np.broadcast_to(np.arange(256) * 257, (3, 256))
     assert open_source(_palette(tmp_path / "a.tif", greys)).shape == (4, 5)
-    with pytest.raises(InputError, match="Convert to RGB first"):
-        open_source(_palette(tmp_path / "b.tif", greys[:, ::-1]))
+    for colours in (greys[:, ::-1], np.random.default_rng(0).integers(0, 65535, (3, 256))):
+        with pytest.raises(InputError, match="Convert to RGB first"):
+            open_source(_palette(tmp_path / "b.tif", colours))
 
 
-@pytest.mark.parametrize("size", ["0", "-1", "inf", "nan"])
-def test_an_invalid_pixel_size_is_unknown(tmp_path: Path, size: str) -> None:
-    words: Any = {"axes": "YX", "PhysicalSizeX": size, "PhysicalSizeY": 0.5}
-    tifffile.imwrite(tmp_path / "a.ome.tif", np.zeros((4, 5), "u1"), metadata=words)
-    assert open_source(tmp_path / "a.ome.tif").scale == (0.5, 1.0)
-
-
-@pytest.mark.parametrize(("name", "ome"), [("a.ome.tif", True), ("a.tif", False)])
-def test_ome_metadata_of_a_tiff_are_detected(tmp_path: Path, name: str, ome: bool) -> None:
-    tifffile.imwrite(tmp_path / name, np.zeros((4, 5), "u1"))
-    assert (open_source(tmp_path / name).ome is not None) == ome
-
-
-def test_a_missing_level_is_refused_with_the_existing_ones(tmp_path: Path) -> None:
-    _pyramid(tmp_path / "a.tif")
-    with pytest.raises(InputError, match=r"level is 3.*0 \(70, 90\); 1 \(35, 45\); 2 \(18, 23\)"):
-        open_source(tmp_path / "a.tif", level=3)
+def test_ome_metadata_are_detected_and_an_invalid_pixel_size_is_unknown(tmp_path: Path) -> None:
+    for size in ("0", "-1", "inf", "nan"):
+        words: Any = {"axes": "YX", "PhysicalSizeX": size, "PhysicalSizeY": 0.5}
+        tifffile.imwrite(tmp_path / "a.ome.tif", np.zeros((4, 5), "u1"), metadata=words)
+        source = open_source(tmp_path / "a.ome.tif")
+        assert (source.scale, source.ome is not None) == ((0.5, 1.0), True)
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 5), "u1"))
+    assert open_source(tmp_path / "a.tif").ome is None
 
 
 def test_a_pyramid_cut_in_a_coarser_level_is_damage(tmp_path: Path) -> None:
@@ -215,9 +181,8 @@ def test_the_series_is_chosen_by_number(tmp_path: Path) -> None:
     assert np.array_equal(source.read(Region.whole(source.shape)), STACK[1, :20])
 
 
-@pytest.mark.parametrize(
-    ("options", "scale", "units"),
-    [
+def test_physical_sizes(tmp_path: Path) -> None:
+    rows: list[tuple[dict[str, Any], tuple[float, ...], tuple[str | None, ...]]] = [
         (
             {"ome": True, "metadata": {"axes": "ZYX", "PhysicalSizeX": 3.0, "PhysicalSizeXUnit": "nm"}},
             (1.0, 1.0, 3.0),
@@ -238,15 +203,11 @@ def test_the_series_is_chosen_by_number(tmp_path: Path) -> None:
             (1.0,) * 3,
             (None,) * 3,
         ),
-    ],
-    ids=["ome", "imagej", "centimeter", "inch"],
-)
-def test_physical_sizes(
-    tmp_path: Path, options: dict[str, Any], scale: tuple[float, ...], units: tuple[str | None, ...]
-) -> None:
-    source = open_source(_write(tmp_path / "a.tif", **options))
-    assert source.scale == pytest.approx(scale)
-    assert source.units == units
+    ]
+    for options, scale, units in rows:
+        source = open_source(_write(tmp_path / "a.tif", **options))
+        assert source.scale == pytest.approx(scale)
+        assert source.units == units
 
 
 def test_a_flipped_byte_in_a_compressed_tile_is_damage(tmp_path: Path) -> None:
@@ -302,18 +263,18 @@ def test_a_compression_that_needs_a_package_names_it(tmp_path: Path, monkeypatch
         open_source(path)
 
 
-@pytest.mark.parametrize("compression", ["lzw", "jpeg"])
-def test_the_extra_tiff_brings_other_compressions(tmp_path: Path, compression: str) -> None:
-    path = _write(tmp_path / "a.tif", (STACK[0] >> 8).astype("u1"), compression=compression)
-    source = open_source(path)
-    assert np.array_equal(source.read(Region((3, 5), (60, 80))), tifffile.imread(path)[3:60, 5:80])
+def test_the_extra_tiff_brings_other_compressions(tmp_path: Path) -> None:
+    for compression in ("lzw", "jpeg"):
+        path = _write(tmp_path / f"{compression}.tif", (STACK[0] >> 8).astype("u1"), compression=compression)
+        source = open_source(path)
+        assert np.array_equal(source.read(Region((3, 5), (60, 80))), tifffile.imread(path)[3:60, 5:80])
 
 
-@pytest.mark.parametrize("content", [b"II*\0", b"II*\0\x08\0\0\0", b"MM\0*\0\0\0\x08\xff\xff" + b"\xff" * 40])
-def test_a_header_without_directories_is_damage(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.tif").write_bytes(content)
-    with pytest.raises(DamagedData, match="cut short"):
-        open_source(tmp_path / "a.tif")
+def test_a_header_without_directories_is_damage(tmp_path: Path) -> None:
+    for content in (b"II*\0", b"II*\0\x08\0\0\0", b"MM\0*\0\0\0\x08\xff\xff" + b"\xff" * 40):
+        (tmp_path / "a.tif").write_bytes(content)
+        with pytest.raises(DamagedData, match="cut short"):
+            open_source(tmp_path / "a.tif")
 
 
 def test_a_cycle_of_directories_ends(tmp_path: Path) -> None:
@@ -328,30 +289,30 @@ def test_a_cycle_of_directories_ends(tmp_path: Path) -> None:
     assert np.array_equal(source.read(Region.whole((70, 90))), STACK[0])
 
 
-@pytest.mark.parametrize(
-    "layout", [{"tile": (64, 64)}, {"rowsperstrip": 16}, {"tile": (64, 64), "compression": "zlib"}]
-)
-@pytest.mark.parametrize("damage", ["tag", "offset", "length"])
-def test_pixels_whose_place_is_not_named_are_no_zeros(
-    tmp_path: Path, layout: dict[str, Any], damage: str
-) -> None:
-    pixels = np.random.default_rng(1).integers(1, 60000, (150, 170)).astype("u2")
-    path = tmp_path / "t.tif"
-    tifffile.imwrite(path, pixels, **layout)
-    with tifffile.TiffFile(path) as file:
-        offsets, lengths = (
-            file.pages[0].tags[code] for code in ((324, 325) if "tile" in layout else (273, 279))
-        )
-    content = bytearray(path.read_bytes())
-    start, size = {
-        "tag": (offsets.offset, 2),
-        "offset": (offsets.valueoffset, 4),
-        "length": (lengths.valueoffset, 2 if lengths.dtype == 3 else 4),
-    }[damage]
-    content[start : start + size] = bytes(size)
-    path.write_bytes(content)
-    with pytest.raises(DamagedData, match="the TIFF is damaged"):
-        open_source(path)
+def test_pixels_whose_place_is_not_named_are_no_zeros(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"tile": (64, 64)},
+        {"rowsperstrip": 16},
+        {"tile": (64, 64), "compression": "zlib"},
+    ]
+    for layout in rows:
+        pixels = np.random.default_rng(1).integers(1, 60000, (150, 170)).astype("u2")
+        path = tmp_path / "t.tif"
+        tifffile.imwrite(path, pixels, **layout)
+        with tifffile.TiffFile(path) as file:
+            offsets, lengths = (
+                file.pages[0].tags[code] for code in ((324, 325) if "tile" in layout else (273, 279))
+            )
+        whole = path.read_bytes()
+        length_bytes = 2 if lengths.dtype == 3 else 4
+        for start, size in (
+            (offsets.offset, 2),
+            (offsets.valueoffset, 4),
+            (lengths.valueoffset, length_bytes),
+        ):
+            path.write_bytes(whole[:start] + bytes(size) + whole[start + size :])
+            with pytest.raises(DamagedData, match="the TIFF is damaged"):
+                open_source(path)
 
 
 def test_tiles_that_a_sparse_image_leaves_out_are_zeros(tmp_path: Path) -> None:
@@ -379,26 +340,22 @@ POSITIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
+def test_positions_that_all_planes_share_are_kept(tmp_path: Path) -> None:
+    rows: list[tuple[dict[str, Any], tuple[float, ...]]] = [
         ({}, (0.0, 7.0, -2000.0, 1500.0)),
         ({"PositionX": [1500.0] * 5 + [1501.0]}, (0.0, 7.0, -2000.0, 0.0)),
         ({"PositionZ": [7.0, 7.5, 8.0, 8.0, 9.0, 9.0]}, (0.0, 0.0, -2000.0, 1500.0)),
         ({"PositionYUnit": ["reference frame"] * 6}, (0.0, 7.0, 0.0, 1500.0)),
         ({f"Position{axis}Unit": ["reference frame"] * 6 for axis in "XYZ"}, ()),
-    ],
-)
-def test_positions_that_all_planes_share_are_kept(
-    tmp_path: Path, change: dict[str, Any], expected: tuple[float, ...]
-) -> None:
-    sizes = {f"PhysicalSize{axis}": 0.5 for axis in "XYZ"}
-    words: Any = {"axes": "ZCYX", **sizes, "Plane": POSITIONS | change}
-    pixels = np.zeros((3, 2, 40, 30), "u1")
-    tifffile.imwrite(tmp_path / "a.ome.tif", pixels, photometric="minisblack", ome=True, metadata=words)
-    ome = open_source(tmp_path / "a.ome.tif").ome
-    assert ome is not None
-    assert ome.translation == expected
+    ]
+    for change, expected in rows:
+        sizes = {f"PhysicalSize{axis}": 0.5 for axis in "XYZ"}
+        words: Any = {"axes": "ZCYX", **sizes, "Plane": POSITIONS | change}
+        pixels = np.zeros((3, 2, 40, 30), "u1")
+        tifffile.imwrite(tmp_path / "a.ome.tif", pixels, photometric="minisblack", ome=True, metadata=words)
+        ome = open_source(tmp_path / "a.ome.tif").ome
+        assert ome is not None
+        assert ome.translation == expected
 
 
 def test_the_position_of_a_level_is_that_of_its_first_pixel(tmp_path: Path) -> None:
@@ -410,3 +367,84 @@ def test_the_position_of_a_level_is_that_of_its_first_pixel(tmp_path: Path) -> N
     ome = open_source(tmp_path / "a.ome.tif", level=1).ome
     assert ome is not None
     assert ome.translation == (0.25, 10.25)
+
+
+PAGES = np.zeros((2, 3, 4, 5), "uint8")
+
+
+def test_units_of_imagej_that_differ_from_that_along_x_are_read(tmp_path: Path) -> None:
+    tags = {
+        "axes": "TZYX",
+        "unit": "micron",
+        "zunit": "nm",
+        "spacing": 300.0,
+        "tunit": "ms",
+        "finterval": 250.0,
+    }
+    tifffile.imwrite(tmp_path / "a.tif", PAGES, imagej=True, resolution=(10, 10), metadata=tags)
+    source = open_source(tmp_path / "a.tif")
+    assert source.units == ("millisecond", "nanometer", "micrometer", "micrometer")
+    assert source.scale == pytest.approx((250, 300, 0.1, 0.1))
+
+
+UNITS: list[tuple[str, float, str]] = [
+    ("thou", 25.4, "micrometer"),
+    ("li", 25.4 / 12, "millimeter"),
+    ("pt", 25.4 / 72, "millimeter"),
+    ("dam", 10, "meter"),
+    ("ua", 1.495978707e8, "kilometer"),
+    ("ly", 9.4607304725808e12, "kilometer"),
+    ("km", 1, "kilometer"),
+    ("Mm", 1, "megameter"),
+    ("mm", 1, "millimeter"),
+    ("feet", 1, "foot"),
+    ("inches", 1, "inch"),
+    ("Microns", 1, "micrometer"),
+    ("micrometres", 1, "micrometer"),
+    ("\\u00B5m", 1, "micrometer"),
+    ("\u03bcm", 1, "micrometer"),
+    ("\u00b5s", 1, "microsecond"),
+    ("das", 10, "second"),
+    ("hours", 1, "hour"),
+    ("h", 1, "hour"),
+]
+
+
+def test_a_unit_in_the_words_of_any_program_is_one_of_ome_zarr() -> None:
+    for word, factor, unit in UNITS:
+        size, name = in_known_unit(3.0, word)
+        assert (size, name) == (pytest.approx(3 * factor), unit), word
+
+
+def test_a_word_that_is_no_unit_is_left_out_with_a_remark(tmp_path: Path) -> None:
+    for word in ("pixel", "AU", "grid", "reference frame", "M"):
+        sizes = {"PhysicalSizeX": 0.2, "PhysicalSizeXUnit": word}
+        ours: dict[str, Any] = {"metadata": {"axes": "ZYX", **sizes}}
+        for options in (ours, {"imagej": True, "resolution": (5, 5), "metadata": {"unit": word}}):
+            tifffile.imwrite(tmp_path / "a.ome.tif", PAGES[0], **options)
+            source = open_source(tmp_path / "a.ome.tif")
+            assert source.units[-1] is None
+            said = any("no unit of space" in remark and word in remark for remark in source.remarks)
+            assert said is (word != "pixel"), word
+
+
+def test_each_series_has_its_own_size_of_pixels(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        for edge, per_centimeter in ((5, 10000), (9, 500)):
+            resolution = (per_centimeter, per_centimeter)
+            file.write(np.zeros((edge, edge), "uint8"), resolution=resolution, resolutionunit="CENTIMETER")
+    assert open_source(tmp_path / "a.tif", dataset=0).scale == pytest.approx((1, 1))
+    assert open_source(tmp_path / "a.tif", dataset=1).scale == pytest.approx((20, 20))
+
+
+def test_tags_that_only_change_what_viewers_show_are_remarked_on(tmp_path: Path) -> None:
+    rows: dict[str, dict[str, Any]] = {
+        "0 as white": {"photometric": "miniswhite"},
+        "turns it": {"extratags": [(274, "H", 1, 6, True)]},
+        "": {"extratags": [(274, "H", 1, 1, True)]},
+    }
+    for word, options in rows.items():
+        tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 5), "uint8"), **options)
+        source = open_source(tmp_path / "a.tif")
+        assert len(source.remarks) == bool(word)
+        assert word in "".join(source.remarks)

@@ -22,6 +22,7 @@ from halotile.storage.grid import Region
 from halotile.storage.images.planes import choose_planes
 from halotile.storage.images.tiff_export import write_tiff
 from halotile.storage.sharded.output import Layout, create_output, open_output
+from tests.cases import in_folders
 from tests.support import job_of, noisy_image, run_inline
 
 rasterio = pytest.importorskip("rasterio")
@@ -80,7 +81,7 @@ def said_by_rasterio(path: Path) -> tuple[Any, ...]:
 
 
 @CASES
-def test_a_geotiff_is_read_and_written_as_rasterio_does(
+def test_a_geotiff_is_read_and_written_as_rasterio_does_and_an_output_keeps_its_place(
     tmp_path: Path, crs: str | None, transform: Any, options: dict[str, str]
 ) -> None:
     path = geotiff(tmp_path / "a.tif", crs, transform, nodata=0, **options)
@@ -97,25 +98,38 @@ def test_a_geotiff_is_read_and_written_as_rasterio_does(
         a, b, c, d, e, f = transform
         corner = (a * 30 + b * 20 + c, d * 30 + e * 20 + f)
         assert (file.transform.c, file.transform.f) == pytest.approx(corner, rel=1e-12)
+    path = geotiff(tmp_path / "c.tif", crs, transform, **options)
+    for folder, ome in in_folders(tmp_path, (True, False)):
+        check_output(folder, path, place_of(open_source(path)), ome=ome)
 
 
-@pytest.mark.parametrize(
-    ("crs", "transform", "size", "unit"),
-    [
+def check_output(folder: Path, path: Path, place: Georeference, *, ome: bool) -> None:
+    """Assert that an output keeps the place of a file at every level."""
+    layout = georeferenced(place, ome=ome)
+    create_output(folder / "a.zarr", layout)
+    assert open_output(folder / "a.zarr").georeference == place
+    assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+    for level in range(3 if ome else 1):
+        source = open_source(folder / "a.zarr", level=level)
+        assert place_of(source) == place.resampled(2**level, 2**level)
+    write_tiff(folder / "b.tif", choose_planes(open_source(folder / "a.zarr"), {}, None), cog=True)
+    (crs_before, *before), (crs_after, *after) = map(said_by_rasterio, (path, folder / "b.tif"))
+    assert (crs_after, after) == (crs_before, before)
+
+
+def test_pixels_have_the_size_and_the_unit_of_the_coordinates(tmp_path: Path) -> None:
+    rows: list[tuple[str | None, Any, tuple[float, float], str | None]] = [
         ("EPSG:32632", UTM, (10, 10), "meter"),
         ("EPSG:2056", ROTATED, (10, 10), "meter"),
         ("EPSG:4326", DEGREES, (0.002, 0.001), "degree"),
         ("EPSG:2263", UTM, (10, 10), "foot"),
         (None, UTM, (1, 1), None),
-    ],
-)
-def test_pixels_have_the_size_and_the_unit_of_the_coordinates(
-    tmp_path: Path, crs: str | None, transform: Any, size: tuple[float, float], unit: str | None
-) -> None:
-    source = open_source(geotiff(tmp_path / "a.tif", crs, transform, np.zeros((2, 60, 90), "uint8")))
-    at = [source.axes.index("y"), source.axes.index("x")]
-    assert [source.scale[axis] for axis in at] == pytest.approx(size)
-    assert [source.units[axis] for axis in at] == [unit, unit]
+    ]
+    for crs, transform, size, unit in rows:
+        source = open_source(geotiff(tmp_path / "a.tif", crs, transform, np.zeros((2, 60, 90), "uint8")))
+        at = [source.axes.index("y"), source.axes.index("x")]
+        assert [source.scale[axis] for axis in at] == pytest.approx(size)
+        assert [source.units[axis] for axis in at] == [unit, unit]
 
 
 def test_a_level_has_larger_pixels_at_the_same_corner(tmp_path: Path) -> None:
@@ -148,39 +162,23 @@ def georeferenced(place: Georeference, *, ome: bool) -> Layout:
     return replace(layout, levels=3, factor=(2, 2), block=(64, 64)) if ome else layout
 
 
-@pytest.mark.parametrize("ome", [True, False], ids=["ome-zarr", "zarr"])
-@CASES
-def test_an_output_keeps_it_at_every_level(
-    tmp_path: Path, crs: str | None, transform: Any, options: dict[str, str], ome: bool
-) -> None:
-    path = geotiff(tmp_path / "a.tif", crs, transform, **options)
-    place = place_of(open_source(path))
-    layout = georeferenced(place, ome=ome)
-    create_output(tmp_path / "a.zarr", layout)
-    assert open_output(tmp_path / "a.zarr").georeference == place
-    assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
-    for level in range(3 if ome else 1):
-        source = open_source(tmp_path / "a.zarr", level=level)
-        assert place_of(source) == place.resampled(2**level, 2**level)
-    write_tiff(tmp_path / "b.tif", choose_planes(open_source(tmp_path / "a.zarr"), {}, None), cog=True)
-    (crs_before, *before), (crs_after, *after) = map(said_by_rasterio, (path, tmp_path / "b.tif"))
-    assert (crs_after, after) == (crs_before, before)
-
-
-@pytest.mark.parametrize(
-    ("crs", "transform"), [("EPSG:32632", UTM), ("EPSG:4326", DEGREES), ("EPSG:7844", DEGREES)]
-)
-def test_a_geozarr_of_another_program_becomes_a_geotiff(tmp_path: Path, crs: str, transform: Any) -> None:
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    group.create_array("b", data=noisy_image((3, 60, 90)), dimension_names=("band", "y", "x"))
-    place = Georeference(tuple(map(float, transform)), {"proj:code": crs})
-    group["b"].attrs.update(place.attributes((60, 90)))
-    source = open_source(tmp_path / "a.zarr", axes="cyx")
-    write_tiff(tmp_path / "b.tif", choose_planes(source, {}, None), cog=True)
-    with rasterio.open(tmp_path / "b.tif") as file:
-        assert (file.crs.to_string(), file.count, file.transform[:6]) == (crs, 3, pytest.approx(transform))
-        assert np.isnan(file.nodata)
-        assert np.array_equal(file.read(), source[...])
+def test_a_geozarr_of_another_program_becomes_a_geotiff(tmp_path: Path) -> None:
+    rows: list[tuple[str, Any]] = [("EPSG:32632", UTM), ("EPSG:4326", DEGREES), ("EPSG:7844", DEGREES)]
+    for folder, (crs, transform) in in_folders(tmp_path, rows):
+        group = zarr.open_group(folder / "a.zarr", mode="w")
+        group.create_array("b", data=noisy_image((3, 60, 90)), dimension_names=("band", "y", "x"))
+        place = Georeference(tuple(map(float, transform)), {"proj:code": crs})
+        group["b"].attrs.update(place.attributes((60, 90)))
+        source = open_source(folder / "a.zarr", axes="cyx")
+        write_tiff(folder / "b.tif", choose_planes(source, {}, None), cog=True)
+        with rasterio.open(folder / "b.tif") as file:
+            assert (file.crs.to_string(), file.count, file.transform[:6]) == (
+                crs,
+                3,
+                pytest.approx(transform),
+            )
+            assert np.isnan(file.nodata)
+            assert np.array_equal(file.read(), source[...])
 
 
 def test_coordinates_of_pixel_centres_are_moved_to_the_corner() -> None:
@@ -190,9 +188,8 @@ def test_coordinates_of_pixel_centres_are_moved_to_the_corner() -> None:
     assert place.transform == (2, 0, 9, 0, -2, 51)
 
 
-@pytest.mark.parametrize(
-    "attributes",
-    [
+def test_attributes_that_say_nothing_are_left_alone() -> None:
+    rows: list[dict[str, Any]] = [
         {},
         {"spatial:transform": None},
         {"spatial:transform": [1, 0, 0, 0, "a", 0]},
@@ -203,21 +200,21 @@ def test_coordinates_of_pixel_centres_are_moved_to_the_corner() -> None:
         {"spatial:transform": UTM, "spatial:shape": [0, 9]},
         {"spatial:transform": UTM, "spatial:shape": [9]},
         {"spatial:transform": UTM, "halotile": {"geokeys": 3}},
-    ],
-)
-def test_attributes_that_say_nothing_are_left_alone(attributes: dict[str, Any]) -> None:
-    assert read_georeference(attributes, (9, 9)) is None
+    ]
+    for attributes in rows:
+        assert read_georeference(attributes, (9, 9)) is None
 
 
-@pytest.mark.parametrize("crs", [{"proj:code": "IAU_2015:30100"}, {"proj:wkt2": "PROJCRS[]"}])
-def test_a_crs_without_an_epsg_code_is_not_written_to_a_geotiff(tmp_path: Path, crs: dict[str, str]) -> None:
-    array = zarr.create_array(tmp_path / "a.zarr", data=noisy_image((60, 90)))
-    array.attrs.update(Georeference(tuple(map(float, UTM)), crs).attributes((60, 90)))
-    with pytest.raises(ConfigError, match="a GeoTIFF names it by an EPSG code"):
-        write_tiff(tmp_path / "b.tif", choose_planes(open_source(tmp_path / "a.zarr"), {}, None), cog=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
-    write_tiff(tmp_path / "b.tif", choose_planes(open_source(tmp_path / "a.zarr"), {}, None))
-    assert open_source(tmp_path / "b.tif").georeference is None
+def test_a_crs_without_an_epsg_code_is_not_written_to_a_geotiff(tmp_path: Path) -> None:
+    rows: list[dict[str, str]] = [{"proj:code": "IAU_2015:30100"}, {"proj:wkt2": "PROJCRS[]"}]
+    for folder, crs in in_folders(tmp_path, rows):
+        array = zarr.create_array(folder / "a.zarr", data=noisy_image((60, 90)))
+        array.attrs.update(Georeference(tuple(map(float, UTM)), crs).attributes((60, 90)))
+        with pytest.raises(ConfigError, match="a GeoTIFF names it by an EPSG code"):
+            write_tiff(folder / "b.tif", choose_planes(open_source(folder / "a.zarr"), {}, None), cog=True)
+        assert [path.name for path in folder.iterdir()] == ["a.zarr"]
+        write_tiff(folder / "b.tif", choose_planes(open_source(folder / "a.zarr"), {}, None))
+        assert open_source(folder / "b.tif").georeference is None
 
 
 @pytest.mark.parametrize(
@@ -277,28 +274,24 @@ def test_a_fourth_band_is_no_opacity(tmp_path: Path) -> None:
             assert (file.dataset_mask() == 255).all()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "samples", "creation"),
-    [
+def test_a_photograph_of_the_ground_stays_one(tmp_path: Path) -> None:
+    rows: list[tuple[str, int, dict[str, str]]] = [
         ("uint8", 3, {"photometric": "rgb"}),
         ("uint8", 3, {"photometric": "ycbcr", "compress": "jpeg", "interleave": "pixel"}),
         ("uint8", 4, {"photometric": "rgb", "alpha": "yes"}),
         ("uint16", 4, {"photometric": "rgb", "alpha": "premultiplied"}),
-    ],
-)
-def test_a_photograph_of_the_ground_stays_one(
-    tmp_path: Path, dtype: str, samples: int, creation: dict[str, str]
-) -> None:
-    pixels = noisy_image((samples, 60, 90), dtype)
-    path = geotiff(tmp_path / "a.tif", "EPSG:32632", UTM, pixels, creation=creation)
-    names = [channel["label"] for channel in open_source(path).channels]
-    assert names == ["red", "green", "blue", "opacity"][:samples]
-    run_inline(job_of(path, tmp_path / "b.zarr", "gaussian", {"sigma": 1.0}))
-    write_tiff(tmp_path / "c.tif", choose_planes(open_source(tmp_path / "b.zarr"), {}, None), cog=True)
-    with rasterio.open(tmp_path / "c.tif") as file:
-        assert [band.name for band in file.colorinterp] == ["red", "green", "blue", "alpha"][:samples]
-        assert file.dtypes[0] == dtype
-    assert any("transparent" in remark for remark in open_source(path).remarks) == (samples == 4)
+    ]
+    for folder, (dtype, samples, creation) in in_folders(tmp_path, rows):
+        pixels = noisy_image((samples, 60, 90), dtype)
+        path = geotiff(folder / "a.tif", "EPSG:32632", UTM, pixels, creation=creation)
+        names = [channel["label"] for channel in open_source(path).channels]
+        assert names == ["red", "green", "blue", "opacity"][:samples]
+        run_inline(job_of(path, folder / "b.zarr", "gaussian", {"sigma": 1.0}))
+        write_tiff(folder / "c.tif", choose_planes(open_source(folder / "b.zarr"), {}, None), cog=True)
+        with rasterio.open(folder / "c.tif") as file:
+            assert [band.name for band in file.colorinterp] == ["red", "green", "blue", "alpha"][:samples]
+            assert file.dtypes[0] == dtype
+        assert any("transparent" in remark for remark in open_source(path).remarks) == (samples == 4)
 
 
 GHOST_BYTES = 300
@@ -364,38 +357,38 @@ def test_geokeys_may_be_stored_in_another_type(tmp_path: Path) -> None:
             assert found.crs.to_epsg() == 32632
 
 
-@pytest.mark.parametrize("text", [b"Syst\xe8me 5\xb0|", "Système 5°|".encode(), b"bad\x81\x8d|"])
-def test_texts_of_any_bytes_are_carried(tmp_path: Path, text: bytes) -> None:
-    geokeys = (1, 1, 0, 3, 1024, 0, 1, 1, 1026, 34737, len(text), 0, 3072, 0, 1, 32632)
-    tags = [
-        (33550, "d", 3, (10.0, 10.0, 0.0), True),
-        (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 5e6, 0.0), True),
-        (34735, "H", len(geokeys), geokeys, True),
-        (34737, 2, len(text) + 1, text + b"\0", True),
-    ]
-    tifffile.imwrite(tmp_path / "a.tif", noisy_image((60, 90), "uint16"), extratags=tags)
-    source = open_source(tmp_path / "a.tif")
-    assert json.loads(json.dumps(place_of(source).geokeys)) == place_of(source).geokeys
-    for cog in (False, True):
-        write_tiff(tmp_path / "b.tif", choose_planes(source, {}, None), cog=cog)
-        with rasterio.open(tmp_path / "b.tif") as found:
-            assert found.crs.to_epsg() == 32632
+def test_texts_of_any_bytes_are_carried(tmp_path: Path) -> None:
+    for text in (b"Syst\xe8me 5\xb0|", "Système 5°|".encode(), b"bad\x81\x8d|"):
+        geokeys = (1, 1, 0, 3, 1024, 0, 1, 1, 1026, 34737, len(text), 0, 3072, 0, 1, 32632)
+        tags = [
+            (33550, "d", 3, (10.0, 10.0, 0.0), True),
+            (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 5e6, 0.0), True),
+            (34735, "H", len(geokeys), geokeys, True),
+            (34737, 2, len(text) + 1, text + b"\0", True),
+        ]
+        tifffile.imwrite(tmp_path / "a.tif", noisy_image((60, 90), "uint16"), extratags=tags)
+        source = open_source(tmp_path / "a.tif")
+        assert json.loads(json.dumps(place_of(source).geokeys)) == place_of(source).geokeys
+        for cog in (False, True):
+            write_tiff(tmp_path / "b.tif", choose_planes(source, {}, None), cog=cog)
+            with rasterio.open(tmp_path / "b.tif") as found:
+                assert found.crs.to_epsg() == 32632
 
 
-@pytest.mark.parametrize("photometric", ["rgb", "minisblack"])
-def test_jpeg_that_is_stored_band_by_band_reads(tmp_path: Path, photometric: str) -> None:
-    pixels = np.add.outer([0, 40, 80], np.add.outer(np.arange(70), np.arange(61))).astype("uint8")
-    layout = {"compress": "jpeg", "interleave": "band", "photometric": photometric}
-    path = geotiff(tmp_path / "a.tif", None, UTM, pixels, creation=layout)
-    read = open_source(path)[:, 5:60, 7:50]
-    assert np.abs(read.astype(int) - pixels[:, 5:60, 7:50]).max() < 4
+def test_jpeg_that_is_stored_band_by_band_reads(tmp_path: Path) -> None:
+    for photometric in ("rgb", "minisblack"):
+        pixels = np.add.outer([0, 40, 80], np.add.outer(np.arange(70), np.arange(61))).astype("uint8")
+        layout = {"compress": "jpeg", "interleave": "band", "photometric": photometric}
+        path = geotiff(tmp_path / "a.tif", None, UTM, pixels, creation=layout)
+        read = open_source(path)[:, 5:60, 7:50]
+        assert np.abs(read.astype(int) - pixels[:, 5:60, 7:50]).max() < 4
 
 
-@pytest.mark.parametrize("name", ["R&D", "<x>", '5" band', "it's", "B8 > B4", "&amp; plain", "Ñ é"])
-def test_names_of_bands_are_those_that_gdal_shows(tmp_path: Path, name: str) -> None:
-    path = geotiff(tmp_path / "a.tif", None, UTM, np.ones((2, 20, 30), "uint8"))
-    with rasterio.open(path, "r+") as file:
-        file.set_band_description(1, name)
-    with rasterio.open(path) as file:
-        assert file.descriptions[0] == name
-    assert open_source(path).channels[0]["label"] == name
+def test_names_of_bands_are_those_that_gdal_shows(tmp_path: Path) -> None:
+    for name in ("R&D", "<x>", '5" band', "it's", "B8 > B4", "&amp; plain", "Ñ é"):
+        path = geotiff(tmp_path / "a.tif", None, UTM, np.ones((2, 20, 30), "uint8"))
+        with rasterio.open(path, "r+") as file:
+            file.set_band_description(1, name)
+        with rasterio.open(path) as file:
+            assert file.descriptions[0] == name
+        assert open_source(path).channels[0]["label"] == name

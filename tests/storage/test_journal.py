@@ -1,23 +1,24 @@
-"""The journal compared with a plain set, through crashes and damage."""
+"""The journal and its set of numbers compared with a plain set, through crashes and damage."""
 
 from __future__ import annotations
 
 import errno
 import io
+import itertools
 import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from halotile.errors import ConfigError, DamagedData, ResumeRefused
 from halotile.storage.disk.durable import Buffers, Disk
 from halotile.storage.run_directory.journal import MOST_DIGESTS, VERSION, Journal
+from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.validation import with_checksum
 
 TOTAL = 40
@@ -171,31 +172,23 @@ def test_a_damaged_line_before_everything_leaves_nothing_done(tmp_path: Path) ->
     assert path.read_bytes() == lines[0]
 
 
-@pytest.mark.parametrize(("fingerprint", "total"), [("other", TOTAL), ("print", TOTAL + 1)])
-def test_the_journal_of_another_plan_is_refused(tmp_path: Path, fingerprint: str, total: int) -> None:
+def test_the_journal_of_another_plan_is_refused(tmp_path: Path) -> None:
     journal_lines(tmp_path / "journal", ("mark", [1]))
     before = (tmp_path / "journal").read_bytes()
-    with pytest.raises(ResumeRefused, match="belongs to another job"):
-        Journal.open(tmp_path / "journal", fingerprint, total)
-    assert (tmp_path / "journal").read_bytes() == before
+    for fingerprint, total in (("other", TOTAL), ("print", TOTAL + 1)):
+        with pytest.raises(ResumeRefused, match="belongs to another job"):
+            Journal.open(tmp_path / "journal", fingerprint, total)
+        assert (tmp_path / "journal").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\n", b"not a journal\n", b"00000000 {}\n"]
-    + [
-        with_checksum(text)
-        for text in (b"{}", b"[]", b"3", b"{", b'{"journal": 2, "fingerprint": 1, "total": -1}')
-    ]
-    + [with_checksum(b"[" * 100_000), *(first_line(total, images) for total, images in ODD_SIZES)],
-)
-@pytest.mark.parametrize("look", [opened, Journal.open_any])
-def test_a_file_without_a_valid_first_line_is_damaged(
-    tmp_path: Path, look: Callable[[Path], Journal], content: bytes
-) -> None:
-    (tmp_path / "journal").write_bytes(content)
-    with pytest.raises(DamagedData, match="--fresh"):
-        look(tmp_path / "journal")
+def test_a_file_without_a_valid_first_line_is_damaged(tmp_path: Path) -> None:
+    texts = (b"{}", b"[]", b"3", b"{", b'{"journal": 2, "fingerprint": 1, "total": -1}', b"[" * 100_000)
+    lines = [*map(with_checksum, texts), *(first_line(total, images) for total, images in ODD_SIZES)]
+    for content in (b"", b"\n", b"not a journal\n", b"00000000 {}\n", *lines):
+        (tmp_path / "journal").write_bytes(content)
+        for look in (opened, Journal.open_any):
+            with pytest.raises(DamagedData, match="--fresh"):
+                look(tmp_path / "journal")
 
 
 def test_a_plan_of_more_blocks_than_a_journal_can_have_is_refused(tmp_path: Path) -> None:
@@ -204,18 +197,25 @@ def test_a_plan_of_more_blocks_than_a_journal_can_have_is_refused(tmp_path: Path
     assert not (tmp_path / "journal").exists()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"+1", b"+1 AAAA", b"+1 MDA", b"+40 MDAwMQ==", b"+3-1 MDAwMQ==", b"+x MDAwMQ==", b"+0-9 \xff", b"*1"]
-    + [sign + b"0-" + b"9" * digits for sign in (b"+", b"-") for digits in (12, 23, 5000)],
-)
-def test_a_line_without_meaning_is_damaged(tmp_path: Path, content: bytes) -> None:
-    lines = journal_lines(tmp_path / "journal", ("mark", [1]), ("mark", [2]), ("mark", [3]))
-    lines[2] = with_checksum(content)
-    (tmp_path / "journal").write_bytes(b"".join(lines))
-    journal = opened(tmp_path / "journal")
-    assert list(journal.done) == [1]
-    assert "line 3 is damaged" in journal.warning
+def test_a_line_without_meaning_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    lines = journal_lines(path, ("mark", [1]), ("mark", [2]), ("mark", [3]))
+    odd = [
+        b"+1",
+        b"+1 AAAA",
+        b"+1 MDA",
+        b"+40 MDAwMQ==",
+        b"+3-1 MDAwMQ==",
+        b"+x MDAwMQ==",
+        b"+0-9 \xff",
+        b"*1",
+    ]
+    odd += [sign + b"0-" + b"9" * digits for sign in (b"+", b"-") for digits in (12, 23, 5000)]
+    for content in odd:
+        path.write_bytes(b"".join([*lines[:2], with_checksum(content), *lines[3:]]))
+        journal = opened(path)
+        assert list(journal.done) == [1]
+        assert "line 3 is damaged" in journal.warning
 
 
 def test_a_journal_without_digests_is_refused_by_its_version(tmp_path: Path) -> None:
@@ -291,13 +291,7 @@ def test_marks_wait_for_a_sync_but_removals_do_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "dirty"),
-    [
-        ("overwritten", False),
-        ("overwritten", True),
-        ("replaced", False),
-        ("replaced", True),
-        ("removed", False),
-    ],
+    [*itertools.product(("overwritten", "replaced"), (False, True)), ("removed", False)],
 )
 def test_a_file_that_another_process_changed_is_rewritten(tmp_path: Path, change: str, dirty: bool) -> None:
     path = tmp_path / "journal"
@@ -343,3 +337,56 @@ def test_the_journal_of_any_plan_can_be_opened_for_reading(tmp_path: Path) -> No
         journal.mark(marked(3, 4))
     found = Journal.open_any(path)
     assert (found.fingerprint, found.total, list(found.done)) == ("a1b2", 9, [3, 4])
+
+
+MEMBERS = st.lists(st.integers(0, 60))
+STEPS = st.lists(st.tuples(st.booleans(), MEMBERS | st.builds(range, st.integers(0, 60), st.integers(0, 60))))
+
+
+def applied(steps: list[tuple[bool, list[int] | range]]) -> tuple[RangeSet, set[int]]:
+    runs, model = RangeSet(), set[int]()
+    for adds, numbers in steps:
+        if adds:
+            runs.add(numbers)
+            model |= set(numbers)
+        else:
+            runs.discard(numbers)
+            model -= set(numbers)
+    return runs, model
+
+
+@settings(deadline=None, max_examples=300)
+@given(STEPS, st.integers(0, 80))
+def test_numbers_are_those_of_a_set_in_ranges_apart_and_come_back_from_text(
+    steps: list[tuple[bool, list[int] | range]], total: int
+) -> None:
+    runs, model = applied(steps)
+    assert list(runs) == sorted(model)
+    assert len(runs) == len(model)
+    assert [n in runs for n in range(-1, 63)] == [n in model for n in range(-1, 63)]
+    ranges = list(runs.ranges())
+    assert all(len(run) for run in ranges)
+    assert all(a.stop < b.start for a, b in itertools.pairwise(ranges))
+    assert list(runs.complement(total)) == [n for n in range(total) if n not in model]
+    assert RangeSet.from_text(runs.to_text()) == runs
+
+
+def test_what_is_no_number_is_refused_and_a_copy_is_independent() -> None:
+    for text in ("1-", "-3", "a", "1,,2", "1-2-3", " 1", "1,", "+1"):
+        with pytest.raises(ValueError, match="neither a number nor first-last"):
+            RangeSet.from_text(text)
+    with pytest.raises(ValueError, match="-1 is below 0"):
+        RangeSet([-1])
+    runs = RangeSet([1, 2])
+    twin = runs.copy()
+    twin.add([9])
+    assert list(runs) == [1, 2]
+    assert runs != twin
+
+
+def test_a_million_members_in_batches_form_few_ranges() -> None:
+    runs = RangeSet()
+    for start in range(0, 1_000_000, 256):
+        runs.add(range(start, min(start + 256, 1_000_000)))
+    assert runs.to_text() == "0-999999"
+    assert len(runs.complement(1_000_001)) == 1

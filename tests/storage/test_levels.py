@@ -25,7 +25,7 @@ from halotile.storage.sharded.output import (
     open_output,
 )
 from halotile.storage.sharded.ownership import find_foreign_entry, metadata_problems
-from tests.cases import thorough
+from tests.cases import in_folders, thorough
 from tests.support import noisy_image
 
 SHAPE = (150, 213)
@@ -70,19 +70,19 @@ def slow_halves(pixels: NDArray[Any]) -> NDArray[Any]:
     return result
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "float16", "float32", "float64"])
-def test_a_level_holds_the_means_of_the_one_before(tmp_path: Path, dtype: str) -> None:
-    pixels = noisy_image(SHAPE, dtype)
-    write_in_blocks(tmp_path / "a.zarr", layout_of(dtype), pixels, (64, 64))
-    stored = stored_levels(tmp_path / "a.zarr")
-    assert [level.shape for level in stored] == [(150, 213), (75, 107), (38, 54), (19, 27), (10, 14)]
-    np.testing.assert_array_equal(stored[0], pixels)
-    for finer, level in itertools.pairwise(stored):
-        means = slow_halves(finer)
-        wanted = np.rint(means) if pixels.dtype.kind in "iu" else means
-        tolerance = {"float16": 1e-3, "float32": 1e-6}.get(dtype, 1e-12)
-        np.testing.assert_allclose(level, wanted, rtol=tolerance)
-        assert level.dtype == pixels.dtype
+def test_a_level_holds_the_means_of_the_one_before(tmp_path: Path) -> None:
+    for folder, dtype in in_folders(tmp_path, ("uint8", "int16", "uint32", "float16", "float32", "float64")):
+        pixels = noisy_image(SHAPE, dtype)
+        write_in_blocks(folder / "a.zarr", layout_of(dtype), pixels, (64, 64))
+        stored = stored_levels(folder / "a.zarr")
+        assert [level.shape for level in stored] == [(150, 213), (75, 107), (38, 54), (19, 27), (10, 14)]
+        np.testing.assert_array_equal(stored[0], pixels)
+        for finer, level in itertools.pairwise(stored):
+            means = slow_halves(finer)
+            wanted = np.rint(means) if pixels.dtype.kind in "iu" else means
+            tolerance = {"float16": 1e-3, "float32": 1e-6}.get(dtype, 1e-12)
+            np.testing.assert_allclose(level, wanted, rtol=tolerance)
+            assert level.dtype == pixels.dtype
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])

@@ -1,10 +1,12 @@
-"""Direct reads of chunk files agree with zarr-python bit for bit, or report the damage."""
+"""Direct reads of chunk files agree with zarr-python bit for bit in any layout, or report the damage."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import pickle
 import shutil
 import tempfile
 from pathlib import Path
@@ -22,12 +24,15 @@ from zarr.codecs import (
     Crc32cCodec,
     GzipCodec,
     ShardingCodec,
+    TransposeCodec,
     ZstdCodec,
 )
 
 from halotile.errors import DamagedData
+from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
 from halotile.storage.sharded.local_reader import LocalArray, open_local
+from tests.cases import in_folders
 
 COMPRESSORS: dict[str, list[Any]] = {
     "raw": [],
@@ -141,15 +146,15 @@ def _assert_same(ours: Any, theirs: Any) -> None:
     assert ours.tobytes() == theirs.astype(ours.dtype).tobytes()
 
 
-@pytest.mark.parametrize("fill", [math.nan, math.inf, -0.0])
-def test_unusual_fill_values(tmp_path: Path, fill: float) -> None:
-    array = zarr.create_array(tmp_path, shape=(8, 8), chunks=(4, 4), dtype="f4", fill_value=fill)
-    _assert_same(_local(tmp_path).read(Region((1, 1), (6, 6))), np.asarray(array[1:6, 1:6]))
+def test_unusual_fill_values(tmp_path: Path) -> None:
+    for fill in (math.nan, math.inf, -0.0):
+        path = tmp_path / f"{fill}"
+        array = zarr.create_array(path, shape=(8, 8), chunks=(4, 4), dtype="f4", fill_value=fill)
+        _assert_same(_local(path).read(Region((1, 1), (6, 6))), np.asarray(array[1:6, 1:6]))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_other_layouts_are_left_to_zarr(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
         {"compressors": [Crc32cCodec(), ZstdCodec()]},
         {"compressors": [ZstdCodec(), GzipCodec()]},
         {
@@ -164,25 +169,27 @@ def test_unusual_fill_values(tmp_path: Path, fill: float) -> None:
         },
         {"zarr_format": 2, "compressors": numcodecs.Base64()},
         {"zarr_format": 2, "filters": [numcodecs.Delta(dtype="<f4")]},
-    ],
-)
-def test_other_layouts_are_left_to_zarr(tmp_path: Path, options: dict[str, Any]) -> None:
-    array = zarr.create_array(tmp_path, **({"shape": (16, 16), "chunks": (16, 16), "dtype": "f4"} | options))
-    assert open_local(tmp_path, array.dtype, array.fill_value) is None
+    ]
+    for folder, options in in_folders(tmp_path, rows):
+        array = zarr.create_array(
+            folder, **({"shape": (16, 16), "chunks": (16, 16), "dtype": "f4"} | options)
+        )
+        assert open_local(folder, array.dtype, array.fill_value) is None
 
 
-@pytest.mark.parametrize("odd", [True, None, 3, "ab", [None, 16]])
-def test_odd_metadata_are_left_to_zarr(tmp_path: Path, odd: Any) -> None:
+def test_odd_or_missing_metadata_are_left_to_zarr(tmp_path: Path) -> None:
+    assert open_local(tmp_path, np.dtype("f4"), 0) is None
     array = zarr.create_array(tmp_path, shape=(16, 16), chunks=(16, 16), dtype="f4")
     document = tmp_path / "zarr.json"
-    metadata = json.loads(document.read_text())
-    metadata["chunk_grid"]["configuration"]["chunk_shape"] = odd
-    document.write_text(json.dumps(metadata))
+    whole = document.read_text()
+    odd: list[Any] = [True, None, 3, "ab", [None, 16]]
+    for shape in odd:
+        metadata = json.loads(whole)
+        metadata["chunk_grid"]["configuration"]["chunk_shape"] = shape
+        document.write_text(json.dumps(metadata))
+        assert open_local(tmp_path, array.dtype, array.fill_value) is None, shape
+    document.write_text(json.dumps(json.loads(whole) | {"chunk_key_encoding": {"name": "fanout"}}))
     assert open_local(tmp_path, array.dtype, array.fill_value) is None
-
-
-def test_missing_metadata_are_left_to_zarr(tmp_path: Path) -> None:
-    assert open_local(tmp_path, np.dtype("f4"), 0) is None
 
 
 def _sharded(folder: Path, codec: str) -> Any:
@@ -221,23 +228,9 @@ def test_raw_chunks_are_mapped_and_not_read(tmp_path: Path, monkeypatch: pytest.
     assert (_local(tmp_path).read(Region((30, 30), (34, 34))) == 5).all()
 
 
-@pytest.mark.parametrize("codec", [name for name in COMPRESSORS if "crc32c" in name])
-@pytest.mark.parametrize("sharded", [False, True])
-def test_every_flipped_bit_under_a_checksum_is_detected(tmp_path: Path, codec: str, sharded: bool) -> None:
-    layout: dict[str, Any] = {"chunks": (8, 8), "shards": (16, 16)} if sharded else {"chunks": (16, 16)}
-    array = zarr.create_array(tmp_path, shape=(16, 16), dtype="u2", compressors=COMPRESSORS[codec], **layout)
-    array[...] = np.random.default_rng(0).integers(0, 99, (16, 16))
-    chunk = tmp_path / "c" / "0" / "0"
-    whole = chunk.read_bytes()
-    for place in range(0, len(whole), 3):
-        chunk.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
-        with pytest.raises(DamagedData, match="chunk file c/0/0"):
-            _local(tmp_path).read(Region((0, 0), (16, 16)))
-
-
 @pytest.mark.parametrize("codec", COMPRESSORS)
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_truncated_chunk_is_detected_even_without_a_checksum(
+def test_a_truncated_chunk_and_every_flipped_bit_under_a_checksum_are_detected(
     tmp_path: Path, codec: str, sharded: bool
 ) -> None:
     layout: dict[str, Any] = {"chunks": (8, 8), "shards": (16, 16)} if sharded else {"chunks": (16, 16)}
@@ -251,20 +244,23 @@ def test_a_truncated_chunk_is_detected_even_without_a_checksum(
         chunk.write_bytes(whole[:keep_bytes])
         with pytest.raises(DamagedData):
             _local(tmp_path).read(Region((0, 0), (16, 16)))
+    for place in range(0, len(whole), 3) if "crc32c" in codec else ():
+        chunk.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        with pytest.raises(DamagedData, match="chunk file c/0/0"):
+            _local(tmp_path).read(Region((0, 0), (16, 16)))
 
 
-@pytest.mark.parametrize("place", [4, 5, 6, 7, 12, 13, 14, 15])
-def test_wrong_lengths_in_a_blosc_header_are_detected(tmp_path: Path, place: int) -> None:
+def test_wrong_lengths_in_a_blosc_header_are_detected(tmp_path: Path) -> None:
     array = zarr.create_array(
         tmp_path, shape=(16, 16), chunks=(16, 16), dtype="u2", compressors=COMPRESSORS["lz4"]
     )
     array[...] = 3
     chunk = tmp_path / "c" / "0" / "0"
-    whole = bytearray(chunk.read_bytes())
-    whole[place] ^= 0x40
-    chunk.write_bytes(whole)
-    with pytest.raises(DamagedData, match="its header names"):
-        _local(tmp_path).read(Region((0, 0), (16, 16)))
+    whole = chunk.read_bytes()
+    for place in (4, 5, 6, 7, 12, 13, 14, 15):
+        chunk.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
+        with pytest.raises(DamagedData, match="its header names"):
+            _local(tmp_path).read(Region((0, 0), (16, 16)))
 
 
 def test_an_index_that_points_outside_the_shard_is_detected(tmp_path: Path) -> None:
@@ -291,9 +287,136 @@ def test_an_array_that_vanished_is_not_fill_value(tmp_path: Path) -> None:
         local.read(Region((0, 0), (4, 4)))
 
 
-def test_an_unknown_key_encoding_is_left_to_zarr(tmp_path: Path) -> None:
-    array = _sharded(tmp_path, "raw")
-    document = json.loads((tmp_path / "zarr.json").read_text())
-    document["chunk_key_encoding"] = {"name": "fanout"}
-    (tmp_path / "zarr.json").write_text(json.dumps(document))
-    assert open_local(tmp_path, array.dtype, array.fill_value) is None
+TURN = TransposeCodec(order=(1, 0))
+SHARD = (8, 8)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "transposed": {"filters": [TURN], "compressors": None},
+    "transposed, zstd, crc32c": {"filters": [TURN], "compressors": [ZstdCodec(), Crc32cCodec()]},
+    "transposed, lz4": {"filters": [TURN], "compressors": [BloscCodec(cname="lz4", shuffle="bitshuffle")]},
+    "transposed, gzip, big-endian": {
+        "filters": [TURN],
+        "serializer": BytesCodec(endian="big"),
+        "compressors": [GzipCodec(level=1)],
+    },
+    "zstd, gzip": {"compressors": [ZstdCodec(), GzipCodec(level=1)]},
+    "crc32c, zstd": {"compressors": [Crc32cCodec(), ZstdCodec()]},
+    "shards of transposed chunks": {
+        "serializer": ShardingCodec(chunk_shape=SHARD, codecs=[TURN, BytesCodec(), ZstdCodec()]),
+        "compressors": None,
+    },
+    "shards in shards": {
+        "serializer": ShardingCodec(chunk_shape=SHARD, codecs=[ShardingCodec(chunk_shape=(4, 4))]),
+        "compressors": None,
+    },
+    "a big-endian index": {
+        "serializer": ShardingCodec(
+            chunk_shape=SHARD,
+            codecs=[BytesCodec(), GzipCodec(level=1)],
+            index_codecs=[BytesCodec(endian="big"), Crc32cCodec()],
+            index_location="start",
+        ),
+        "compressors": None,
+    },
+}
+V2: dict[str, Any] = {"zarr_format": 2, "order": "F", "filters": None}
+LAYOUTS |= {
+    "v2, F order": V2 | {"compressors": None},
+    "v2, F order, zstd": V2 | {"compressors": numcodecs.Zstd(level=1)},
+    "v2, F order, lz4": V2 | {"compressors": numcodecs.Blosc(cname="lz4", shuffle=1)},
+}
+CHECKED = ["transposed, zstd, crc32c", "transposed, gzip, big-endian", "zstd, gzip", "a big-endian index"]
+
+WHOLE = Region((0, 0), (40, 30))
+
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def create(folder: Path, layout: str, **options: Any) -> Any:
+    usual = {"shape": (40, 30), "chunks": (16, 16), "dtype": "f4"}
+    return zarr.create_array(folder, **usual | LAYOUTS[layout] | options)
+
+
+def written(folder: Path, layout: str, **options: Any) -> Any:
+    array = create(folder, layout, **options)
+    pixels = np.random.default_rng(0).random(array.shape) * 99
+    array[3:36, :14] = pixels.astype(array.dtype)[3:36, :14]
+    return array
+
+
+def same(ours: Any, theirs: Any) -> None:
+    assert (ours.dtype, ours.shape) == (theirs.dtype.newbyteorder("="), theirs.shape)
+    assert ours.tobytes() == np.ascontiguousarray(theirs, ours.dtype).tobytes()
+
+
+@layouts
+def test_a_source_has_the_bits_of_zarr_and_a_truncated_chunk_is_damage(tmp_path: Path, layout: str) -> None:
+    array = written(tmp_path, layout, dtype="int16", fill_value=1)
+    opened = open_source(tmp_path)
+    for source in (opened, pickle.loads(pickle.dumps(opened))):
+        for region in (WHOLE, Region((7, 5), (33, 17)), Region((39, 29), (40, 30)), Region((5, 5), (5, 9))):
+            same(source.read(region), np.asarray(array[region.slices]))
+    chunk = tmp_path / ("0.0" if layout.startswith("v2") else "c/0/0")
+    whole = chunk.read_bytes()
+    for keep_bytes in (0, 1, 4, 16, 20, len(whole) // 2, len(whole) - 1):
+        chunk.write_bytes(whole[:keep_bytes])
+        with pytest.raises(DamagedData, match=f"{tmp_path.name}.* cannot be read"):
+            open_source(tmp_path).read(Region((0, 0), (16, 16)))
+
+
+@pytest.mark.parametrize("layout", CHECKED)
+def test_every_flipped_bit_under_a_checksum_is_damage_or_harmless(tmp_path: Path, layout: str) -> None:
+    array = written(tmp_path, layout)
+    true = np.asarray(array[:16, :16])
+    chunk = tmp_path / "c/0/0"
+    whole = chunk.read_bytes()
+    found = 0
+    for place in range(0, len(whole), 7):
+        chunk.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        try:
+            same(open_source(tmp_path).read(Region((0, 0), (16, 16))), true)
+        except DamagedData:
+            found += 1
+    assert found > len(whole) // 7 * 0.9
+
+
+def test_a_wrong_blosc_header_does_no_harm(tmp_path: Path) -> None:
+    array = written(tmp_path, "transposed, lz4")
+    true = np.asarray(array[:16, :16])
+    chunk = tmp_path / "c/0/0"
+    whole = bytearray(chunk.read_bytes())
+    for place, bit in itertools.product(range(16), range(8)):
+        chunk.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :])
+        try:
+            assert open_source(tmp_path).read(Region((0, 0), (16, 16))).shape == true.shape
+        except DamagedData:
+            continue
+
+
+def test_an_array_of_another_layout_that_vanished_is_not_fill_value(tmp_path: Path) -> None:
+    written(tmp_path / "a.zarr", "transposed")
+    source = open_source(tmp_path / "a.zarr")
+    shutil.rmtree(tmp_path / "a.zarr")
+    with pytest.raises(DamagedData, match="is gone"):
+        source.read(Region((0, 0), (4, 4)))
+
+
+def test_fill_values_of_zarr_v2(tmp_path: Path) -> None:
+    for fill in (None, 0, 7, np.nan):
+        array = written(tmp_path / str(fill), "v2, F order", dtype=">f4", fill_value=fill)
+        same(open_source(tmp_path / str(fill)).read(WHOLE), np.asarray(array[...]))
+
+
+def test_other_filters_and_codecs(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"filters": [numcodecs.Delta(dtype="<f4")]},
+        {"compressors": numcodecs.LZMA(), "order": "F"},
+        {"compressors": numcodecs.BZ2(level=1), "order": "F"},
+        {"compressors": numcodecs.Zlib(level=1), "order": "F"},
+        {"compressors": numcodecs.GZip(level=1), "order": "F"},
+    ]
+    for folder, options in in_folders(tmp_path, rows):
+        array = zarr.create_array(
+            folder, **{"shape": (40, 30), "chunks": (16, 16), "dtype": "f4", "zarr_format": 2} | options
+        )
+        array[...] = np.arange(1200.0).reshape(40, 30)
+        assert np.array_equal(open_source(folder).read(WHOLE), array[...])

@@ -20,6 +20,7 @@ from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_output
 from halotile.storage.sharded.ownership import find_foreign_entry, is_marked, mark_complete, metadata_problems
+from tests.cases import in_folders
 from tests.stores import BUCKET, ObjectServer, delete
 from tests.support import noisy_image
 
@@ -40,18 +41,16 @@ def written(place: str | OutputPath, *, ome: bool = False, complete: bool = True
     return layout
 
 
-@pytest.mark.parametrize("level", [0, 1])
-def test_a_shard_that_is_lost_while_the_image_is_open_is_an_error_in_every_level(
-    tmp_path: Path, level: int
-) -> None:
-    layout = written(tmp_path / "a.zarr", ome=True)
-    assert len(layout.arrays) == 2
-    source = pickle.loads(pickle.dumps(open_source(tmp_path / "a.zarr", level=level)))
-    whole = source[:, :]
-    (tmp_path / f"a.zarr/{level}/c/0/1").unlink()
-    with pytest.raises(DamagedData, match=rf"a\.zarr: .*{WORDS}.*a\.zarr/{level}/zarr\.json"):
-        source[:, :]
-    np.testing.assert_array_equal(source[:16, :16], whole[:16, :16])
+def test_a_shard_that_is_lost_while_the_image_is_open_is_an_error_in_every_level(tmp_path: Path) -> None:
+    for folder, level in in_folders(tmp_path, (0, 1)):
+        layout = written(folder / "a.zarr", ome=True)
+        assert len(layout.arrays) == 2
+        source = pickle.loads(pickle.dumps(open_source(folder / "a.zarr", level=level)))
+        whole = source[:, :]
+        (folder / f"a.zarr/{level}/c/0/1").unlink()
+        with pytest.raises(DamagedData, match=rf"a\.zarr: .*{WORDS}.*a\.zarr/{level}/zarr\.json"):
+            source[:, :]
+        np.testing.assert_array_equal(source[:16, :16], whole[:16, :16])
 
 
 def test_an_image_that_is_not_finished_reads_as_the_fill_value_where_nothing_is_written(
@@ -182,13 +181,13 @@ def test_what_another_program_appends_or_leaves_out_can_be_read(tmp_path: Path) 
     assert not open_source(tmp_path / "a.zarr")[64:, :].any()
 
 
-@pytest.mark.parametrize("ome", [False, True])
-def test_the_mark_is_the_runs_own(tmp_path: Path, ome: bool) -> None:
-    layout = written(tmp_path / "a.zarr", ome=ome)
-    assert is_marked(tmp_path / "a.zarr")
-    before = (tmp_path / "a.zarr/zarr.json").stat().st_mtime_ns
-    mark_complete(tmp_path / "a.zarr", layout)
-    assert (tmp_path / "a.zarr/zarr.json").stat().st_mtime_ns == before
-    assert metadata_problems(tmp_path / "a.zarr", layout) == []
-    assert find_foreign_entry(tmp_path / "a.zarr", layout) == ""
-    assert re.search("complete", (tmp_path / ("a.zarr/1" if ome else "a.zarr") / "zarr.json").read_text())
+def test_the_mark_is_the_runs_own(tmp_path: Path) -> None:
+    for folder, ome in in_folders(tmp_path, (False, True)):
+        layout = written(folder / "a.zarr", ome=ome)
+        assert is_marked(folder / "a.zarr")
+        before = (folder / "a.zarr/zarr.json").stat().st_mtime_ns
+        mark_complete(folder / "a.zarr", layout)
+        assert (folder / "a.zarr/zarr.json").stat().st_mtime_ns == before
+        assert metadata_problems(folder / "a.zarr", layout) == []
+        assert find_foreign_entry(folder / "a.zarr", layout) == ""
+        assert re.search("complete", (folder / ("a.zarr/1" if ome else "a.zarr") / "zarr.json").read_text())

@@ -19,25 +19,28 @@ from halotile.storage.arrays import open_source
 from halotile.storage.images.planes import choose_planes
 from halotile.storage.images.tiff_export import write_tiff
 from halotile.storage.sharded.ome_metadata import OmeImage
-from halotile.storage.sharded.output import Layout, open_output
+from halotile.storage.sharded.output import open_output
 from halotile.storage.sharded.ownership import metadata_problems, restore_metadata
+from tests.cases import in_folders
 from tests.storage.outputs import OME, PLAIN, written
 
 
-@pytest.mark.parametrize("layout", [PLAIN, OME], ids=["plain", "OME"])
-def test_a_directory_in_place_of_metadata_is_damage(tmp_path: Path, layout: Layout) -> None:
-    path = tmp_path / "a.zarr"
-    written(path, layout)
-    (path / "zarr.json").unlink()
-    (path / "zarr.json").mkdir()
-    with pytest.raises(
-        DamagedData, match=r"zarr\.json: it cannot be read: .*Is a directory.* restore this file"
-    ):
-        open_output(path)
-    with pytest.raises(DamagedData, match=r"a\.zarr: .*Is a directory.* restore this file"):
-        open_source(path)
-    with pytest.raises(OutputRefused, match=r"zarr\.json is a directory, where the run wrote a file\. Move"):
-        restore_metadata(path, layout)
+def test_a_directory_in_place_of_metadata_is_damage(tmp_path: Path) -> None:
+    for folder, layout in in_folders(tmp_path, (PLAIN, OME)):
+        path = folder / "a.zarr"
+        written(path, layout)
+        (path / "zarr.json").unlink()
+        (path / "zarr.json").mkdir()
+        with pytest.raises(
+            DamagedData, match=r"zarr\.json: it cannot be read: .*Is a directory.* restore this file"
+        ):
+            open_output(path)
+        with pytest.raises(DamagedData, match=r"a\.zarr: .*Is a directory.* restore this file"):
+            open_source(path)
+        with pytest.raises(
+            OutputRefused, match=r"zarr\.json is a directory, where the run wrote a file\. Move"
+        ):
+            restore_metadata(path, layout)
 
 
 def test_metadata_that_the_system_cannot_read_are_reported_as_unreadable(
@@ -62,32 +65,32 @@ def test_a_file_in_place_of_the_folder_of_an_array_is_no_zarr(tmp_path: Path) ->
         open_output(tmp_path / "a.zarr")
 
 
-@pytest.mark.parametrize("shape", [(2**40, 2**40), (2**62, 2**62)])
-def test_more_pixels_than_any_disk_holds_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    zarr.create_array(tmp_path / "a.zarr", shape=shape, chunks=(2**20, 2**20), dtype="f4")
-    with pytest.raises(InputError, match="no disk holds so many pixels"):
-        open_source(tmp_path / "a.zarr")
+def test_more_pixels_than_any_disk_holds_are_refused(tmp_path: Path) -> None:
+    for folder, shape in in_folders(tmp_path, ((2**40, 2**40), (2**62, 2**62))):
+        zarr.create_array(folder / "a.zarr", shape=shape, chunks=(2**20, 2**20), dtype="f4")
+        with pytest.raises(InputError, match="no disk holds so many pixels"):
+            open_source(folder / "a.zarr")
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "0,5", ""])
-def test_a_size_in_ome_xml_that_is_none_has_a_remark(tmp_path: Path, value: str) -> None:
-    sizes = {"PhysicalSizeX": 0.7, "PhysicalSizeY": 0.5}
-    tifffile.imwrite(tmp_path / "a.ome.tif", np.zeros((3, 4), "u1"), metadata={"axes": "YX", **sizes})
-    _edit(tmp_path / "a.ome.tif", 'PhysicalSizeX="0.7"', f'PhysicalSizeX="{value}"')
-    source = open_source(tmp_path / "a.ome.tif")
-    assert source.units == ("micrometer", None)
-    assert any(f"{value!r} as the size along x" in remark for remark in source.remarks)
+def test_a_size_in_ome_xml_that_is_none_has_a_remark(tmp_path: Path) -> None:
+    for value in ("0", "-1", "nan", "inf", "0,5", ""):
+        sizes = {"PhysicalSizeX": 0.7, "PhysicalSizeY": 0.5}
+        tifffile.imwrite(tmp_path / "a.ome.tif", np.zeros((3, 4), "u1"), metadata={"axes": "YX", **sizes})
+        _edit(tmp_path / "a.ome.tif", 'PhysicalSizeX="0.7"', f'PhysicalSizeX="{value}"')
+        source = open_source(tmp_path / "a.ome.tif")
+        assert source.units == ("micrometer", None)
+        assert any(f"{value!r} as the size along x" in remark for remark in source.remarks)
 
 
-@pytest.mark.parametrize("damage", ["<Pixels", "</OME>"])
-def test_damaged_ome_xml_has_a_remark(tmp_path: Path, damage: str) -> None:
-    tifffile.imwrite(
-        tmp_path / "a.ome.tif", np.zeros((3, 4), "u1"), metadata={"axes": "YX", "PhysicalSizeX": 0.7}
-    )
-    _edit(tmp_path / "a.ome.tif", damage, damage.replace("<", "{"))
-    source = open_source(tmp_path / "a.ome.tif")
-    assert source.shape[-2:] == (3, 4)
-    assert any("OME-XML is damaged" in remark for remark in source.remarks)
+def test_damaged_ome_xml_has_a_remark(tmp_path: Path) -> None:
+    for damage in ("<Pixels", "</OME>"):
+        tifffile.imwrite(
+            tmp_path / "a.ome.tif", np.zeros((3, 4), "u1"), metadata={"axes": "YX", "PhysicalSizeX": 0.7}
+        )
+        _edit(tmp_path / "a.ome.tif", damage, damage.replace("<", "{"))
+        source = open_source(tmp_path / "a.ome.tif")
+        assert source.shape[-2:] == (3, 4)
+        assert any("OME-XML is damaged" in remark for remark in source.remarks)
 
 
 def _edit(path: Path, old: str, new: str) -> None:
@@ -98,16 +101,16 @@ def _edit(path: Path, old: str, new: str) -> None:
     tifffile.tiffcomment(path, text.replace(old, new).encode())
 
 
-@pytest.mark.parametrize("name", ["a\0b", "a\x07b", "\ud800", "\ufffe", "R&D <x>", "α\U0001f52c"])
-def test_a_name_of_any_characters_leaves_ome_xml_sound(tmp_path: Path, name: str) -> None:
-    np.save(tmp_path / "a.npy", np.zeros((2, 3, 4), "u1"))
-    source: Any = open_source(tmp_path / "a.npy", axes="cyx")
-    source.ome, source.channels = OmeImage(name=name), ({"label": name}, {"label": "two"})
-    write_tiff(tmp_path / "a.tif", choose_planes(source, {}, None))
-    back = open_source(tmp_path / "a.tif")
-    shown = re.sub("[\0\x07\ud800\ufffe]", "\ufffd", name)
-    assert [channel["label"] for channel in back.channels] == [shown, "two"]
-    assert back.remarks == ()
+def test_a_name_of_any_characters_leaves_ome_xml_sound(tmp_path: Path) -> None:
+    for name in ("a\0b", "a\x07b", "\ud800", "\ufffe", "R&D <x>", "α\U0001f52c"):
+        np.save(tmp_path / "a.npy", np.zeros((2, 3, 4), "u1"))
+        source: Any = open_source(tmp_path / "a.npy", axes="cyx")
+        source.ome, source.channels = OmeImage(name=name), ({"label": name}, {"label": "two"})
+        write_tiff(tmp_path / "a.tif", choose_planes(source, {}, None))
+        back = open_source(tmp_path / "a.tif")
+        shown = re.sub("[\0\x07\ud800\ufffe]", "\ufffd", name)
+        assert [channel["label"] for channel in back.channels] == [shown, "two"]
+        assert back.remarks == ()
 
 
 def test_an_invalid_channel_costs_no_other_its_name(tmp_path: Path) -> None:

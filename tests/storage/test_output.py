@@ -1,7 +1,9 @@
-"""Outputs: readable by other programs, written in whole shards with checksums."""
+"""Outputs: readable by other programs, written in whole shards with checksums; and outputs that are one file."""
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import os
 import pickle
@@ -19,19 +21,31 @@ from numpy.typing import NDArray
 from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
-from halotile.errors import ConfigError, DamagedData, InputError
+from halotile.errors import ConfigError, DamagedData, InputError, OutputRefused
 from halotile.storage.grid import Region
 from halotile.storage.sharded.layout import DTYPES
 from halotile.storage.sharded.output import (
+    FOREIGN_FILE,
+    UNREADABLE,
+    FileLayout,
     Layout,
     ShardWriter,
     check_block,
     create_output,
     inspect_block,
+    layout_from_json,
     open_output,
     to_dtype,
 )
-from halotile.storage.sharded.ownership import metadata_problems, restore_metadata
+from halotile.storage.sharded.ownership import (
+    added_levels,
+    find_foreign_entry,
+    foreign_pixels_reason,
+    metadata_problems,
+    remove_added_levels,
+    restore_metadata,
+)
+from tests.cases import in_folders
 from tests.storage.outputs import OME, PLAIN, noise, written
 
 CHANNEL = {"color": "FF0000", "label": "DAPI", "window": {"start": 0, "end": 900, "min": 0, "max": 65535}}
@@ -44,23 +58,25 @@ def tensorstore_read(path: Path) -> NDArray[Any]:
     return pixels
 
 
-@pytest.mark.parametrize("codec", ["lz4", "zstd", "none"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_zarr_and_tensorstore_read_what_was_written(tmp_path: Path, dtype: str, codec: str) -> None:
-    layout = replace(PLAIN, dtype=dtype, codec=codec)
-    pixels = written(tmp_path / "a.zarr", layout)
-    array = zarr.open_array(tmp_path / "a.zarr", mode="r")
-    assert (array.shards, array.chunks, array.dtype) == ((8, 8), (4, 4), np.dtype(dtype))
-    np.testing.assert_array_equal(array[:], pixels)
-    np.testing.assert_array_equal(tensorstore_read(tmp_path / "a.zarr"), pixels)
+def test_zarr_and_tensorstore_read_what_was_written(tmp_path: Path) -> None:
+    for folder, (dtype, codec) in in_folders(tmp_path, itertools.product(DTYPES, ("lz4", "zstd", "none"))):
+        layout = replace(PLAIN, dtype=dtype, codec=codec)
+        pixels = written(folder / "a.zarr", layout)
+        array = zarr.open_array(folder / "a.zarr", mode="r")
+        assert (array.shards, array.chunks, array.dtype) == ((8, 8), (4, 4), np.dtype(dtype))
+        np.testing.assert_array_equal(array[:], pixels)
+        np.testing.assert_array_equal(tensorstore_read(folder / "a.zarr"), pixels)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_unwritten_pixels_read_as_nan_or_zero(tmp_path: Path, dtype: str) -> None:
-    create_output(tmp_path / "a.zarr", replace(PLAIN, dtype=dtype))
-    expected = {"f": np.nan, "c": complex(np.nan, np.nan)}.get(np.dtype(dtype).kind, 0)
-    for pixels in (zarr.open_array(tmp_path / "a.zarr", mode="r")[:], tensorstore_read(tmp_path / "a.zarr")):
-        np.testing.assert_array_equal(pixels, np.full(PLAIN.shape, expected, dtype))
+def test_unwritten_pixels_read_as_nan_or_zero(tmp_path: Path) -> None:
+    for folder, dtype in in_folders(tmp_path, DTYPES):
+        create_output(folder / "a.zarr", replace(PLAIN, dtype=dtype))
+        expected = {"f": np.nan, "c": complex(np.nan, np.nan)}.get(np.dtype(dtype).kind, 0)
+        for pixels in (
+            zarr.open_array(folder / "a.zarr", mode="r")[:],
+            tensorstore_read(folder / "a.zarr"),
+        ):
+            np.testing.assert_array_equal(pixels, np.full(PLAIN.shape, expected, dtype))
 
 
 def test_zarr_can_write_into_the_same_array(tmp_path: Path) -> None:
@@ -105,27 +121,25 @@ def test_ome_metadata_is_valid_and_holds_axes_scale_and_units(tmp_path: Path) ->
     np.testing.assert_array_equal(array[:], pixels)
 
 
-@pytest.mark.parametrize("axes", ["x", "xyt", "ctyx", "yxc", "tt", "tcmyx", "zyxc"])
-def test_axes_that_ome_does_not_permit_are_refused(axes: str) -> None:
-    n = len(axes)
-    with pytest.raises(ConfigError, match="write a plain Zarr"):
-        Layout((4,) * n, "uint8", (4,) * n, (4,) * n, "lz4", tuple(axes), (1.0,) * n, (None,) * n, True)
+def test_axes_that_ome_does_not_permit_are_refused() -> None:
+    for axes in ("x", "xyt", "ctyx", "yxc", "tt", "tcmyx", "zyxc"):
+        n = len(axes)
+        with pytest.raises(ConfigError, match="write a plain Zarr"):
+            Layout((4,) * n, "uint8", (4,) * n, (4,) * n, "lz4", tuple(axes), (1.0,) * n, (None,) * n, True)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
+def test_the_layout_is_read_back(tmp_path: Path) -> None:
+    rows: list[Layout] = [
         *(PLAIN, OME, WORDY, replace(PLAIN, codec="none", scale=(0.5, 2.0), units=("m", None))),
         *(
             replace(layout, attributes={"units": "K", "valid_range": [0, 9]}, nodata=3)
             for layout in (PLAIN, OME)
         ),
-    ],
-)
-def test_the_layout_is_read_back(tmp_path: Path, layout: Layout) -> None:
-    create_output(tmp_path / "a.zarr", layout)
-    assert open_output(tmp_path / "a.zarr") == layout
-    assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+    ]
+    for folder, layout in in_folders(tmp_path, rows):
+        create_output(folder / "a.zarr", layout)
+        assert open_output(folder / "a.zarr") == layout
+        assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
 
 
 def test_a_layout_without_the_newer_fields_is_read(tmp_path: Path) -> None:
@@ -173,38 +187,32 @@ def test_damaged_metadata_is_detected_and_can_be_rewritten(tmp_path: Path) -> No
     np.testing.assert_array_equal(zarr.open_array(path / "0", mode="r")[:], pixels)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_layouts_that_do_not_fit_are_refused() -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"shape": (0, 13)}, "axis without pixels"),
         ({"dtype": "complex256"}, "output.dtype is 'complex256'"),
         ({"dtype": "int64"}, "output.dtype is 'int64'"),
         ({"chunk": (3, 4)}, "multiple of the chunk"),
         ({"scale": (1.0,)}, "different numbers of axes"),
-    ],
-)
-def test_layouts_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        replace(PLAIN, **change)
+    ]
+    for change, message in rows:
+        with pytest.raises(ConfigError, match=message):
+            replace(PLAIN, **change)
 
 
-@pytest.mark.parametrize(
-    ("start", "stop", "message"),
-    [
+def test_a_block_that_is_not_whole_shards_is_refused(tmp_path: Path) -> None:
+    rows: list[tuple[tuple[int, ...], tuple[int, ...], str]] = [
         ((0, 0), (8, 9), "it covers 0 to 9 of axis x, and output.shard is 8 there"),
         ((4, 0), (8, 8), "it covers 4 to 8 of axis y"),
         ((16, 8), (24, 13), "not inside the output's shape"),
         ((8, 8), (8, 8), "is empty"),
-    ],
-)
-def test_a_block_that_is_not_whole_shards_is_refused(
-    tmp_path: Path, start: tuple[int, ...], stop: tuple[int, ...], message: str
-) -> None:
-    create_output(tmp_path / "a.zarr", PLAIN)
-    region = Region(start, stop)
-    with pytest.raises(ConfigError, match=message):
-        ShardWriter(tmp_path / "a.zarr", PLAIN).write(region, np.zeros(region.shape, "float32"))
-    assert os.listdir(tmp_path / "a.zarr") == ["zarr.json"]
+    ]
+    for folder, (start, stop, message) in in_folders(tmp_path, rows):
+        create_output(folder / "a.zarr", PLAIN)
+        region = Region(start, stop)
+        with pytest.raises(ConfigError, match=message):
+            ShardWriter(folder / "a.zarr", PLAIN).write(region, np.zeros(region.shape, "float32"))
+        assert os.listdir(folder / "a.zarr") == ["zarr.json"]
 
 
 def test_pixels_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -237,25 +245,23 @@ def test_a_writer_survives_the_recreation_of_its_output(tmp_path: Path) -> None:
     assert (zarr.open_array(path, mode="r")[region.slices] == 2).all()
 
 
-@pytest.mark.parametrize("layout", [PLAIN, OME], ids=["plain", "ome"])
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_writer_does_not_recreate_a_removed_output(tmp_path: Path, layout: Layout, begun: bool) -> None:
-    path, region = tmp_path / "a.zarr", layout.grid.block_at(0).core
-    writer = ShardWriter(path, layout)
-    create_output(path, layout)
-    if begun:
-        writer.write(region, np.ones(region.shape))
-    path.rename(tmp_path / "elsewhere.zarr")
-    with pytest.raises(FileNotFoundError):
-        writer.write(region, np.ones(region.shape))
-    assert not path.exists()
+def test_a_writer_does_not_recreate_a_removed_output(tmp_path: Path) -> None:
+    for folder, (begun, layout) in in_folders(tmp_path, itertools.product((False, True), (PLAIN, OME))):
+        path, region = folder / "a.zarr", layout.grid.block_at(0).core
+        writer = ShardWriter(path, layout)
+        create_output(path, layout)
+        if begun:
+            writer.write(region, np.ones(region.shape))
+        path.rename(folder / "elsewhere.zarr")
+        with pytest.raises(FileNotFoundError):
+            writer.write(region, np.ones(region.shape))
+        assert not path.exists()
 
 
-@pytest.mark.parametrize("thorough", [False, True])
 @pytest.mark.parametrize("codec", ["lz4", "none"])
 @pytest.mark.parametrize("region", [Region((0, 0), (8, 8)), Region((0, 0), (16, 13))], ids=["shard", "block"])
 def test_intact_shards_of_another_place_or_time_are_detected(
-    tmp_path: Path, region: Region, codec: str, thorough: bool
+    tmp_path: Path, region: Region, codec: str
 ) -> None:
     path, layout = tmp_path / "a.zarr", replace(PLAIN, codec=codec)
     create_output(path, layout)
@@ -265,7 +271,9 @@ def test_intact_shards_of_another_place_or_time_are_detected(
     digest = writer.write(region, pixels).digest
 
     def problems() -> list[str]:
-        return check_block(path, layout, region, digest, thorough=thorough)
+        by_index, thorough = (check_block(path, layout, region, digest, thorough=t) for t in (False, True))
+        assert thorough == by_index
+        return thorough
 
     assert problems() == []
     (path / "c" / "0" / "0").write_bytes(old)
@@ -279,7 +287,8 @@ def test_intact_shards_of_another_place_or_time_are_detected(
         one.write_bytes(swapped[1])
         other.write_bytes(swapped[0])
         assert problems() == [problem]
-    assert check_block(path, layout, region, thorough=thorough) == [], "only the digest reveals it"
+    for thorough in (False, True):
+        assert check_block(path, layout, region, thorough=thorough) == [], "only the digest reveals it"
 
 
 def damage(path: Path, kind: str) -> None:
@@ -297,31 +306,28 @@ def damage(path: Path, kind: str) -> None:
         path.mkdir()
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
+def test_damage_is_reported_for_its_block_only(tmp_path: Path) -> None:
+    rows: list[tuple[str, str]] = [
         ("gone", "the shard is missing"),
         ("short", "the checksum of the index does not match"),
         ("flipped", "chunk (0, 0): its crc32c checksum does not match"),
         ("empty", "it was cut short"),
         ("directory", "there is a directory in place of the shard"),
-    ],
-)
-def test_damage_is_reported_for_its_block_only(tmp_path: Path, kind: str, message: str) -> None:
-    path = tmp_path / "a.zarr"
-    written(path, PLAIN)
-    damage(path / "c" / "1" / "0", kind)
-    problems = check_block(path, PLAIN, Region((8, 0), (16, 8)))
-    assert len(problems) == 1
-    assert problems[0].startswith(f"{path}/c/1/0: ")
-    assert message in problems[0]
-    assert check_block(path, PLAIN, Region.whole(PLAIN.shape)) == problems
-    assert check_block(path, PLAIN, Region((0, 0), (8, 13))) == []
+    ]
+    for folder, (kind, message) in in_folders(tmp_path, rows):
+        path = folder / "a.zarr"
+        written(path, PLAIN)
+        damage(path / "c" / "1" / "0", kind)
+        problems = check_block(path, PLAIN, Region((8, 0), (16, 8)))
+        assert len(problems) == 1
+        assert problems[0].startswith(f"{path}/c/1/0: ")
+        assert message in problems[0]
+        assert check_block(path, PLAIN, Region.whole(PLAIN.shape)) == problems
+        assert check_block(path, PLAIN, Region((0, 0), (8, 13))) == []
 
 
-@pytest.mark.parametrize(
-    ("pixels", "dtype", "expected"),
-    [
+def test_integers_round_half_to_even_and_all_clip() -> None:
+    rows: list[tuple[NDArray[Any], str, list[Any]]] = [
         (np.array([0.5, 1.5, 2.5, -0.5]), "uint8", [0, 2, 2, 0]),
         (np.array([-1e9, 1e9, np.inf, -np.inf]), "uint8", [0, 255, 255, 0]),
         (np.array([3.5 - 1e-12], "float64"), "uint8", [3]),
@@ -338,14 +344,11 @@ def test_damage_is_reported_for_its_block_only(tmp_path: Path, kind: str, messag
         (np.array([np.inf, -np.inf, 7], "float32"), "float16", [np.inf, -np.inf, 7]),
         (np.array([65535, 3], "uint16"), "float16", [65504, 3]),
         (np.array([1e300, -np.inf], "float64"), "float32", [np.finfo("float32").max, -np.inf]),
-    ],
-)
-def test_integers_round_half_to_even_and_all_clip(
-    pixels: NDArray[Any], dtype: str, expected: list[float]
-) -> None:
-    converted = to_dtype(pixels, dtype)
-    assert converted.dtype == np.dtype(dtype)
-    assert converted.tolist() == np.array(expected, dtype).tolist()
+    ]
+    for pixels, dtype, expected in rows:
+        converted = to_dtype(pixels, dtype)
+        assert converted.dtype == np.dtype(dtype)
+        assert converted.tolist() == np.array(expected, dtype).tolist()
 
 
 @settings(deadline=None, max_examples=200)
@@ -393,3 +396,72 @@ def test_complex_numbers_are_not_stored_as_real_ones() -> None:
     with pytest.raises(ConfigError, match="complex, and the output is float32"):
         to_dtype(np.array([1 + 2j]), "float32")
     assert to_dtype(np.array([1.5], np.float32), "complex64").tolist() == [1.5 + 0j]
+
+
+LAYOUT, ALL = FileLayout(1000), Region((0,), (1,))
+
+
+def test_it_is_empty_until_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    create_output(path, LAYOUT)
+    assert path.read_bytes() == b""
+    assert check_block(path, LAYOUT, ALL) == [f"{path}: the file is empty"]
+    size, digest = LAYOUT.write(path, b"weights")
+    assert (size, path.read_bytes()) == (7, b"weights")
+    assert check_block(path, LAYOUT, ALL, digest) == []
+
+
+def test_other_content_is_not_what_the_run_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    _, digest = LAYOUT.write(path, b"weights")
+    path.write_bytes(b"WEIGHTS")
+    problems = check_block(path, LAYOUT, ALL, digest)
+    assert problems == [f"{path}: {FOREIGN_FILE}"]
+    assert foreign_pixels_reason({0: problems}, 1) == "the file has other contents"
+
+
+def test_a_missing_file_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    problems = check_block(path, LAYOUT, ALL, b"1234")
+    assert problems == [f"{path}: the file is missing"]
+    assert foreign_pixels_reason({0: problems}, 1) == ""
+    path.mkdir()
+    assert check_block(path, LAYOUT, ALL) == [f"{path}: there is a directory in place of the file"]
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    path = tmp_path / "net.safetensors"
+    assert check_block(path, LAYOUT, ALL) == [f"{path}: the file {UNREADABLE}: Input/output error"]
+
+
+def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    path.write_bytes(b"of another program")
+    with pytest.raises(OutputRefused, match="something stands there"):
+        create_output(path, LAYOUT)
+    create_output(path, LAYOUT, overwrite=True)
+    assert path.read_bytes() == b""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(OutputRefused, match="it is a folder, and the output is a file"):
+        create_output(folder, LAYOUT, overwrite=True)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(OutputRefused, match="a symlink to"):
+        create_output(link, LAYOUT, overwrite=True)
+
+
+def test_it_has_neither_metadata_nor_levels(tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    LAYOUT.write(path, b"weights")
+    assert metadata_problems(path, LAYOUT) == []
+    restore_metadata(path, LAYOUT)
+    assert (added_levels(path, LAYOUT), remove_added_levels(path, LAYOUT)) == (0, 0)
+    assert find_foreign_entry(path, LAYOUT) == ""
+    assert layout_from_json(LAYOUT.to_json()) == LAYOUT

@@ -1,60 +1,67 @@
-"""Output paths: existing data are preserved, unless they are a Zarr that may be overwritten."""
+"""Output paths: existing data are preserved, unless they are a Zarr that may be overwritten; mounts whose locks hold on one machine only are reported."""
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import pytest
 import zarr
 
 from halotile.errors import OutputRefused
+from halotile.storage.disk import place
 from halotile.storage.disk.durable import Disk
-from halotile.storage.disk.place import check_place
+from halotile.storage.disk.place import check_place, local_lock_reason, mount_of
 from halotile.storage.grid import Region
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import Layout, ShardWriter, check_block, create_output, open_output
+from tests.cases import in_folders
 from tests.storage.outputs import OME, PLAIN, noise, written
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("kind", ["file", "documents", "dangling link", "link to a zarr"])
-def test_anything_that_is_not_a_zarr_stays(tmp_path: Path, kind: str, overwrite: bool) -> None:
-    path, theirs = tmp_path / "a.zarr", tmp_path / "theirs"
-    if kind == "file":
-        path.write_bytes(b"mine")
-    elif kind == "documents":
-        path.mkdir()
-        (path / "letter.txt").write_bytes(b"mine")
-    elif kind == "dangling link":
-        path.symlink_to(theirs)
-    else:
-        written(theirs, PLAIN)
-        path.symlink_to(theirs)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(OutputRefused):
-        create_output(path, PLAIN, overwrite=overwrite)
-    assert sorted(tmp_path.rglob("*")) == before
+def test_anything_that_is_not_a_zarr_stays(tmp_path: Path) -> None:
+    for folder, (kind, overwrite) in in_folders(
+        tmp_path, itertools.product(("file", "documents", "dangling link", "link to a zarr"), (False, True))
+    ):
+        path, theirs = folder / "a.zarr", folder / "theirs"
+        if kind == "file":
+            path.write_bytes(b"mine")
+        elif kind == "documents":
+            path.mkdir()
+            (path / "letter.txt").write_bytes(b"mine")
+        elif kind == "dangling link":
+            path.symlink_to(theirs)
+        else:
+            written(theirs, PLAIN)
+            path.symlink_to(theirs)
+        before = sorted(folder.rglob("*"))
+        with pytest.raises(OutputRefused):
+            create_output(path, PLAIN, overwrite=overwrite)
+        assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize("kind", ["file", "documents", "device"])
-def test_overwriting_is_offered_only_where_it_would_be_done(tmp_path: Path, kind: str) -> None:
-    path = Path("/dev/null") if kind == "device" else tmp_path / "a.zarr"
-    if kind == "file":
-        path.write_bytes(b"mine")
-    elif kind == "documents":
-        path.mkdir()
-        (path / "letter.txt").write_bytes(b"mine")
-    said = []
-    for overwrite in (False, True):
-        with pytest.raises(OutputRefused) as refusal:
-            check_place(path, overwrite=overwrite)
-        said.append(str(refusal.value))
-    assert said[0] == said[1]
-    assert said[0].endswith("Write another path.")
+def test_overwriting_is_offered_only_where_it_would_be_done(tmp_path: Path) -> None:
+    for folder, kind in in_folders(tmp_path, ("file", "documents", "device")):
+        path = Path("/dev/null") if kind == "device" else folder / "a.zarr"
+        if kind == "file":
+            path.write_bytes(b"mine")
+        elif kind == "documents":
+            path.mkdir()
+            (path / "letter.txt").write_bytes(b"mine")
+        said = []
+        for overwrite in (False, True):
+            with pytest.raises(OutputRefused) as refusal:
+                check_place(path, overwrite=overwrite)
+            said.append(str(refusal.value))
+        assert said[0] == said[1]
+        assert said[0].endswith("Write another path.")
 
 
 def test_a_zarr_stays_unless_it_is_to_be_overwritten(tmp_path: Path) -> None:
@@ -107,14 +114,16 @@ def test_the_home_and_working_directories_stay(
     assert (path / "inside").exists()
 
 
-@pytest.mark.parametrize("name", ["a.txt/x.zarr", "a.txt/deep/x.zarr", "loop/x.zarr", "nowhere/x.zarr"])
-def test_a_path_whose_parent_is_no_folder_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "a.txt").write_text("mine")
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "nowhere").symlink_to("gone")
-    with pytest.raises(OutputRefused, match="so nothing can be made in it"):
-        create_output(tmp_path / name, PLAIN, overwrite=True)
-    assert (tmp_path / "a.txt").read_text() == "mine"
+def test_a_path_whose_parent_is_no_folder_is_refused(tmp_path: Path) -> None:
+    for folder, name in in_folders(
+        tmp_path, ("a.txt/x.zarr", "a.txt/deep/x.zarr", "loop/x.zarr", "nowhere/x.zarr")
+    ):
+        (folder / "a.txt").write_text("mine")
+        (folder / "loop").symlink_to("loop")
+        (folder / "nowhere").symlink_to("gone")
+        with pytest.raises(OutputRefused, match="so nothing can be made in it"):
+            create_output(folder / name, PLAIN, overwrite=True)
+        assert (folder / "a.txt").read_text() == "mine"
 
 
 def test_a_symlink_that_leads_to_itself_is_refused(tmp_path: Path) -> None:
@@ -213,3 +222,62 @@ def test_a_folder_that_this_user_may_not_write_in_is_refused() -> None:
         done.stdout
         == f"output.path is {path}: you may not write in {folder}. Write a path in a folder of your own."
     )
+
+
+ROOT = "21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"
+MOUNTED = {
+    "lustre 1 rw,flock": None,
+    "lustre 1 rw,localflock": "localflock: mount it with flock",
+    "nfs 1 rw,vers=3,nolock,proto=tcp": "mounted with nolock",
+    "nfs 1 rw,vers=3,local_lock=all": "local_lock=all",
+    "nfs 1 rw,vers=3,local_lock=flock": "local_lock=flock",
+    "nfs 1 rw,vers=3,local_lock=posix": None,
+    "nfs4 1 rw,vers=4.2,local_lock=none": None,
+    "gpfs 1 rw": None,
+    "beegfs 1 rw,cfgFile={folder}/default.conf": "tuneUseGlobalFileLocks = true",
+    "beegfs 1 rw,cfgFile={folder}/global.conf": None,
+    "beegfs 1 rw": "tuneUseGlobalFileLocks = true",
+}
+
+
+def test_locks_that_other_machines_do_not_see_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, mounted in in_folders(tmp_path, MOUNTED):
+        (folder / "default.conf").write_text(
+            "# tuneUseGlobalFileLocks = true\ntuneUseGlobalFileLocks = false\n"
+        )
+        (folder / "global.conf").write_text("tuneUseGlobalFileLocks    = true\n")
+        table = folder / "mountinfo"
+        line = f"36 21 0:50 / {folder}/data rw shared:2 - {mounted.format(folder=folder)}"
+        table.write_text(f"{ROOT}\n{line}\nrubbish\n")
+        monkeypatch.setattr(place, "MOUNTS", table)
+        why, wanted = local_lock_reason(folder / "data" / "out.zarr"), MOUNTED[mounted]
+        assert (why is None) if wanted is None else (wanted in str(why))
+        assert local_lock_reason(folder) is None
+
+
+def test_the_last_mount_at_a_mount_point_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(f"{ROOT}\n36 21 0:50 / / rw shared:2 - nfs 1 rw,nolock\n")
+    monkeypatch.setattr(place, "MOUNTS", table)
+    assert "nolock" in str(local_lock_reason(tmp_path))
+
+
+def test_this_machine_has_a_mount(tmp_path: Path) -> None:
+    found = mount_of(tmp_path)
+    assert found is not None
+    assert tmp_path.is_relative_to(found.point)
+
+
+def test_a_file_system_without_locks_is_refused_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, code in in_folders(tmp_path, (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)):
+        refuse = Mock(side_effect=OSError(code, os.strerror(code)))
+        monkeypatch.setattr("fcntl.flock", refuse)
+        with (
+            pytest.raises(OutputRefused, match=r"x\.run/lock cannot be locked .*Lustre: -o flock"),
+            RunDirectory(folder / "x.run").lock(),
+        ):
+            pass

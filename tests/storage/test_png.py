@@ -1,12 +1,15 @@
-"""PNG previews of planes of any size."""
+"""PNG previews of planes of any size, and planes of rows and columns of images with any axes, in parts of a bounded size."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -15,9 +18,11 @@ from PIL import Image
 from halotile.errors import ConfigError
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Grid, Region
+from halotile.storage.images import planes as module
 from halotile.storage.images import planes as planes_module
 from halotile.storage.images.planes import Planes, choose_planes
 from halotile.storage.images.png import block_means, encode_png, write_png
+from tests.cases import in_folders
 
 Pixels = NDArray[Any]
 
@@ -49,16 +54,17 @@ def test_the_file_holds_the_pixels(
         assert np.array_equal(np.asarray(image).reshape(shape), pixels)
 
 
-@pytest.mark.parametrize("shape", [(5, 7), (130, 40), (64, 64), (1, 300)])
-@pytest.mark.parametrize("window_bytes", [1, 300, 10**6])
 def test_pixels_are_averaged_over_whole_squares_whatever_is_read_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], window_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planes_module, "WINDOW_BYTES", window_bytes)
-    pixels = np.random.default_rng(0).integers(0, 60000, shape, "u2")
-    squares = Grid(shape, (9, 9), ((0, 0), (0, 0)))
-    means = np.reshape([pixels[block.core.slices].mean() for block in squares], squares.counts)
-    assert block_means(planes_of(tmp_path, pixels), 9)[..., 0] == pytest.approx(means, rel=1e-6)
+    for folder, (window_bytes, shape) in in_folders(
+        tmp_path, itertools.product((1, 300, 10**6), ((5, 7), (130, 40), (64, 64), (1, 300)))
+    ):
+        monkeypatch.setattr(planes_module, "WINDOW_BYTES", window_bytes)
+        pixels = np.random.default_rng(0).integers(0, 60000, shape, "u2")
+        squares = Grid(shape, (9, 9), ((0, 0), (0, 0)))
+        means = np.reshape([pixels[block.core.slices].mean() for block in squares], squares.counts)
+        assert block_means(planes_of(folder, pixels), 9)[..., 0] == pytest.approx(means, rel=1e-6)
 
 
 @pytest.mark.parametrize("factor", [1e-100, 1e100])
@@ -67,17 +73,15 @@ def test_the_unit_of_doubles_changes_no_level(tmp_path: Path, factor: float) -> 
     assert np.array_equal(drawn(tmp_path, pixels * factor, edge=10), drawn(tmp_path, pixels, edge=10))
 
 
-def test_non_finite_pixels_are_ignored_and_squares_without_finite_pixels_are_black(
-    tmp_path: Path,
-) -> None:
+def test_non_finite_pixels_are_ignored_and_squares_without_finite_pixels_are_black(tmp_path: Path) -> None:
     pixels = np.full((4, 8), 3.0, np.float32)
     pixels[:2, :2], pixels[0, 2], pixels[0, 4], pixels[2, 6] = np.nan, np.nan, np.inf, 5.0
     assert drawn(tmp_path, pixels, edge=4, values=(1, 3)).tolist() == [[0, 255, 255, 255], [255] * 4]
 
 
-@pytest.mark.parametrize("pixels", [np.full((4, 4), np.nan, np.float32), np.zeros((4, 4), np.uint8)])
-def test_an_image_without_contrast_is_drawn(tmp_path: Path, pixels: Pixels) -> None:
-    assert len(np.unique(drawn(tmp_path, pixels))) == 1
+def test_an_image_without_contrast_is_drawn(tmp_path: Path) -> None:
+    for value, dtype in ((np.nan, np.float32), (0, np.uint8)):
+        assert len(np.unique(drawn(tmp_path, np.full((4, 4), value, dtype)))) == 1
 
 
 def test_the_contrast_ignores_a_few_outliers(tmp_path: Path) -> None:
@@ -133,3 +137,133 @@ def test_progress_increases_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert progress == sorted(progress)
     assert len(progress) == 8
     assert progress[-1] == 1
+
+
+def saved(folder: Path, shape: tuple[int, ...], axes: str, dtype: str = "uint16", **options: Any) -> Planes:
+    pixels = (np.arange(np.prod(shape)) % 251).reshape(shape).astype(dtype)
+    np.save(folder / "a.npy", pixels)
+    return choose_planes(
+        open_source(folder / "a.npy", axes=axes), options.get("at", {}), options.get("region")
+    )
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "dtype", "at", "loops", "samples"),
+    [
+        ("yx", (5, 6), "uint16", {}, (), 1),
+        ("xy", (6, 5), "uint16", {}, (), 1),
+        ("zyx", (4, 5, 6), "uint16", {}, ("z",), 1),
+        ("tczyx", (2, 3, 4, 5, 6), "uint16", {"t": 1}, ("c", "z"), 1),
+        ("yxc", (5, 6, 3), "uint16", {}, (), 3),
+        ("yxc", (5, 6, 4), "float32", {}, (), 4),
+        ("yxc", (5, 6, 5), "uint8", {}, ("c",), 1),
+        ("cyx", (3, 5, 6), "uint8", {}, (), 3),
+        ("cyx", (3, 5, 6), "uint16", {}, ("c",), 1),
+        ("yxc", (5, 6, 3), "uint8", {"c": 2}, (), 1),
+    ],
+)
+def test_planes_are_rows_and_columns_whatever_the_order_of_the_axes(
+    tmp_path: Path, axes: str, shape: tuple[int, ...], dtype: str, at: dict[str, int], loops: tuple[str, ...],
+    samples: int,
+) -> None:  # fmt: skip
+    planes = saved(tmp_path, shape, axes, dtype, at=at)
+    assert (planes.loops, planes.samples) == (loops, samples)
+    index = tuple(n - 1 for n in planes.counts)
+    places = at | dict(zip(loops, index, strict=True))
+    pixels = np.load(tmp_path / "a.npy")[tuple(places.get(axis, slice(None)) for axis in axes)]
+    left = [axis for axis in axes if axis not in places]
+    wanted = pixels.transpose([left.index(axis) for axis in "yxc" if axis in left])
+    height, width = planes.shape
+    assert np.array_equal(planes.read(index, Region((1, 2), (height, width))), wanted[1:, 2:])
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject) -> None:
+    chunk = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    shape = data.draw(st.tuples(st.integers(1, 40), st.integers(1, 40)))
+    start = tuple(data.draw(st.integers(0, n - 1)) for n in shape)
+    stop = tuple(data.draw(st.integers(a + 1, n)) for a, n in zip(start, shape, strict=True))
+    array = zarr.create_array(
+        zarr.storage.MemoryStore(), shape=shape, chunks=tuple(map(min, chunk, shape)), dtype="u1"
+    )
+
+    class Source:
+        axes, chunks, dtype, path, format = ("y", "x"), array.chunks, np.dtype("u1"), "", ""
+        scale, units, mapped, ome, shards = (1.0, 1.0), (None, None), False, None, None
+        remarks, nodata, channels, order, keeps_chunk = (), None, (), (0, 1), False
+        georeference = mask = None
+        attributes: Mapping[str, Any] = {}
+
+        def __init__(self) -> None:
+            self.shape = shape
+
+        def read(self, region: Region) -> Any:
+            raise AssertionError
+
+        __getitem__ = read
+
+        def fingerprint(self) -> dict[str, Any]:
+            return {}
+
+        def change(self) -> str:
+            return ""
+
+        def one_of_many(self) -> Any:
+            raise AssertionError
+
+        def with_sizes(self, sizes: object) -> Any:
+            raise AssertionError
+
+        in_order = with_sizes
+
+    planes = choose_planes(Source(), {}, Region(start, stop))
+    limit = data.draw(st.integers(1, 500))
+    seen = np.zeros(planes.shape, int)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "WINDOW_BYTES", limit)
+        for part in planes.parts():
+            seen[part.slices] += 1
+            assert part.size <= max(limit, array.chunks[0] * array.chunks[1])
+            for first, a, c in zip(start, part.start, array.chunks, strict=True):
+                assert a == 0 or (first + a) % c == 0
+    assert (seen == 1).all()
+
+
+def test_a_missing_part_is_refused(tmp_path: Path) -> None:
+    rows: list[tuple[dict[str, int], Region | None, str]] = [
+        ({"t": 0}, None, "the image's axes are zyx. Write axes of z"),
+        ({"y": 0}, None, "Write axes of z"),
+        ({"z": 4}, None, "plane z=4: the image has 4 along z. Write 0 to 3"),
+        ({}, Region((0, 0), (6, 6)), "region 0:6,0:6: the image has 5 rows and 6 columns"),
+        ({}, Region((2, 2), (2, 5)), "region 2:2,2:5"),
+    ]
+    for folder, (at, region, words) in in_folders(tmp_path, rows):
+        with pytest.raises(ConfigError, match=words):
+            saved(folder, (4, 5, 6), "zyx", at=at, region=region)
+
+
+def test_channels_with_colours_of_their_own_are_planes(tmp_path: Path) -> None:
+    rows: list[tuple[list[str], bool]] = [
+        (["0000FF", "00FF00", "FF0000"], False),
+        (["FF0000", "00FF00", "0000FF"], True),
+        (["0000FF", "00FF00", "FF0000", "FFFFFF"], False),
+        (["FF0000", "00FF00", "0000FF", "FFFFFF"], False),
+    ]
+    for folder, (colours, is_colour) in in_folders(tmp_path, rows):
+        group = zarr.create_group(folder / "a.zarr")
+        group.create_array("0", data=np.zeros((len(colours), 4, 4), "uint8"))
+        axes = [
+            {"name": "c", "type": "channel"},
+            {"name": "y", "type": "space"},
+            {"name": "x", "type": "space"},
+        ]
+        scale = [{"type": "scale", "scale": [1.0, 1.0, 1.0]}]
+        window = {"min": 0, "max": 255, "start": 0, "end": 255}
+        group.attrs["ome"] = {
+            "version": "0.5",
+            "multiscales": [{"axes": axes, "datasets": [{"path": "0", "coordinateTransformations": scale}]}],
+            "omero": {"channels": [{"label": name, "color": name, "window": window} for name in colours]},
+        }
+        planes = choose_planes(open_source(folder / "a.zarr"), {}, None)
+        assert (planes.colour, planes.loops) == (is_colour, () if is_colour else ("c",))

@@ -20,6 +20,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.replacement import replacing
 from halotile.storage.scans.convert import convert_scan
 from halotile.storage.scans.scan import open_scan
+from tests.cases import in_folders
 from tests.storage.test_scans import COUNT, write_cxi
 
 
@@ -27,21 +28,21 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("is_folder", [False, True])
-def test_a_file_or_a_folder_is_replaced_as_a_whole(tmp_path: Path, is_folder: bool) -> None:
-    place = tmp_path / "out"
-    for content in ("old", "new"):
-        with replacing(place) as made:
-            assert made.parents[1].stat().st_mode & 0o777 == 0o700
-            (made.parent / "scratch").write_text("a")
-            if is_folder:
-                made.mkdir()
-            (made / content if is_folder else made).write_text(content)
-    assert names(tmp_path) == ["out"]
-    assert (names(place) == ["new"]) if is_folder else (place.read_text() == "new")
-    mode = place.stat().st_mode
-    (tmp_path / "usual").mkdir() if is_folder else (tmp_path / "usual").touch()
-    assert mode == (tmp_path / "usual").stat().st_mode
+def test_a_file_or_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    for folder, is_folder in in_folders(tmp_path, (False, True)):
+        place = folder / "out"
+        for content in ("old", "new"):
+            with replacing(place) as made:
+                assert made.parents[1].stat().st_mode & 0o777 == 0o700
+                (made.parent / "scratch").write_text("a")
+                if is_folder:
+                    made.mkdir()
+                (made / content if is_folder else made).write_text(content)
+        assert names(folder) == ["out"]
+        assert (names(place) == ["new"]) if is_folder else (place.read_text() == "new")
+        mode = place.stat().st_mode
+        (folder / "usual").mkdir() if is_folder else (folder / "usual").touch()
+        assert mode == (folder / "usual").stat().st_mode
 
 
 def write(path: Path, *, error: Exception | None = None, check: Callable[[], None] = lambda: None) -> None:
@@ -97,21 +98,21 @@ def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path: Path) -> N
     assert names(tmp_path) == ["a", "a.tif"]
 
 
-@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to, Path.mkdir])
-def test_what_is_in_the_way_is_refused(tmp_path: Path, plant: object) -> None:
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "kept").touch()
-    hidden = tmp_path / ".out.partial"
-    if plant is Path.symlink_to:
-        hidden.symlink_to("theirs")
-    elif plant is Path.mkdir:
-        shutil.copytree(tmp_path / "theirs", hidden)
-    else:
-        hidden.hardlink_to(tmp_path / "theirs" / "kept")
-    with pytest.raises(OutputRefused, match=r"\.out\.partial .*Move it away, or write another path"):
-        write(tmp_path / "out")
-    assert names(tmp_path) == [".out.partial", "theirs"]
-    assert names(tmp_path / "theirs") == ["kept"]
+def test_what_is_in_the_way_is_refused(tmp_path: Path) -> None:
+    for folder, plant in in_folders(tmp_path, (Path.symlink_to, Path.hardlink_to, Path.mkdir)):
+        (folder / "theirs").mkdir()
+        (folder / "theirs" / "kept").touch()
+        hidden = folder / ".out.partial"
+        if plant is Path.symlink_to:
+            hidden.symlink_to("theirs")
+        elif plant is Path.mkdir:
+            shutil.copytree(folder / "theirs", hidden)
+        else:
+            hidden.hardlink_to(folder / "theirs" / "kept")
+        with pytest.raises(OutputRefused, match=r"\.out\.partial .*Move it away, or write another path"):
+            write(folder / "out")
+        assert names(folder) == [".out.partial", "theirs"]
+        assert names(folder / "theirs") == ["kept"]
 
 
 def test_a_file_in_place_of_the_directory_of_a_run_is_no_obstacle(tmp_path: Path) -> None:

@@ -62,11 +62,11 @@ def test_pixels_come_back_bit_for_bit(data: st.DataObject, codec: str, dtype: st
     np.testing.assert_array_equal(decoded[outside], form.fill)
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_pixels_in_any_memory_order_are_encoded_alike(codec: str) -> None:
-    form = ShardFormat((8, 8), (4, 4), "float32", codec)
-    pixels = noise((16, 16), "float32")[::2, ::-2].T
-    assert file_of(pixels, form) == file_of(np.ascontiguousarray(pixels), form)
+def test_pixels_in_any_memory_order_are_encoded_alike() -> None:
+    for codec in CODECS:
+        form = ShardFormat((8, 8), (4, 4), "float32", codec)
+        pixels = noise((16, 16), "float32")[::2, ::-2].T
+        assert file_of(pixels, form) == file_of(np.ascontiguousarray(pixels), form)
 
 
 def test_chunks_equal_to_the_fill_value_are_written_and_chunks_outside_are_not() -> None:
@@ -82,17 +82,17 @@ def test_a_file_is_no_longer_than_its_parts() -> None:
     assert len(file_of(noise((8, 8), "uint8"), form)) == 4 * (16 + 4) + 4 * 16 + 4
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_every_flipped_bit_is_detected(codec: str) -> None:
-    form = ShardFormat((4, 4), (2, 4), "uint16", codec)
-    good = file_of(noise((4, 4), "uint16"), form)
-    assert list(find_problems(good, form, (4, 4))) == []
-    for bit in range(8 * len(good)):
-        bad = bytearray(good)
-        bad[bit // 8] ^= 1 << bit % 8
-        assert list(find_problems(bytes(bad), form, (4, 4))), f"bit {bit}"
-        with pytest.raises(DamagedData):
-            decode_shard(bytes(bad), form)
+def test_every_flipped_bit_is_detected() -> None:
+    for codec in CODECS:
+        form = ShardFormat((4, 4), (2, 4), "uint16", codec)
+        good = file_of(noise((4, 4), "uint16"), form)
+        assert list(find_problems(good, form, (4, 4))) == []
+        for bit in range(8 * len(good)):
+            bad = bytearray(good)
+            bad[bit // 8] ^= 1 << bit % 8
+            assert list(find_problems(bytes(bad), form, (4, 4))), f"bit {bit}"
+            with pytest.raises(DamagedData):
+                decode_shard(bytes(bad), form)
 
 
 def test_every_truncation_is_detected() -> None:
@@ -128,20 +128,16 @@ def test_a_chunk_of_another_size_is_detected_despite_a_correct_checksum() -> Non
         decode_shard(file, FORM)
 
 
-@pytest.mark.parametrize(
-    ("shard", "chunk", "codec", "message"),
-    [
+def test_formats_that_do_not_fit_are_refused() -> None:
+    rows: list[tuple[tuple[int, ...], tuple[int, ...], str, str]] = [
         ((8, 8), (3, 4), "lz4", "multiple of the chunk"),
         ((8,), (4, 4), "lz4", "multiple of the chunk"),
         ((0, 8), (4, 4), "lz4", "multiple of the chunk"),
         ((8, 8), (4, 4), "gzip", "write one of lz4, zstd, none"),
-    ],
-)
-def test_formats_that_do_not_fit_are_refused(
-    shard: tuple[int, ...], chunk: tuple[int, ...], codec: str, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ShardFormat(shard, chunk, "uint8", codec)
+    ]
+    for shard, chunk, codec, message in rows:
+        with pytest.raises(ConfigError, match=message):
+            ShardFormat(shard, chunk, "uint8", codec)
 
 
 def test_threads_encode_the_same_bytes() -> None:

@@ -124,8 +124,12 @@ def test_a_store_that_only_lets_read_is_read_and_one_that_fails_is_no_damage(
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/a.zarr"
         if words is None:
-            np.testing.assert_array_equal(open_source(url)[:9, :9], PIXELS[:9, :9])
+            source = open_source(url)
+            np.testing.assert_array_equal(source[:9, :9], PIXELS[:9, :9])
         else:
             with pytest.raises(InputUnreadable, match=words):
                 open_source(url)
         server.shutdown()
+    if words is None:
+        with pytest.raises(InputUnreadable, match="the store cannot be read"):
+            source.change()

@@ -35,41 +35,38 @@ from tests.tasks.denoising import (
 pytestmark = pytest.mark.usefixtures("lab")
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-@pytest.mark.parametrize(("sigma", "truncate"), [(0.6, 4.0), (2.0, 4.0), (3.3, 2.5)])
-def test_gaussian_is_the_filter_of_scipy(dims: int, sigma: float, truncate: float) -> None:
-    pixels = image(dims)
-    expected = scipy.ndimage.gaussian_filter(pixels.astype(float), sigma, mode="reflect", truncate=truncate)
-    np.testing.assert_allclose(whole(Gaussian(sigma=sigma, truncate=truncate), pixels), expected, atol=5e-7)
+def test_gaussian_and_median_are_the_filters_of_scipy() -> None:
+    for dims, (sigma, truncate) in itertools.product((2, 3), ((0.6, 4.0), (2.0, 4.0), (3.3, 2.5))):
+        pixels = image(dims)
+        result = whole(Gaussian(sigma=sigma, truncate=truncate), pixels)
+        expected = scipy.ndimage.gaussian_filter(
+            pixels.astype(float), sigma, mode="reflect", truncate=truncate
+        )
+        np.testing.assert_allclose(result, expected, atol=5e-7)
+    for dims, size in ((2, 3), (2, 5), (2, 7), (2, 9), (3, 3), (3, 5)):
+        pixels = np.round(image(dims), 2)  # with ties
+        expected = scipy.ndimage.median_filter(pixels, size, mode="reflect")
+        assert np.array_equal(whole(Median(size=size), pixels), expected), (dims, size)
 
 
-@pytest.mark.parametrize(("dims", "size"), [(2, 3), (2, 5), (2, 7), (2, 9), (3, 3), (3, 5)])
-def test_median_is_the_filter_of_scipy(dims: int, size: int) -> None:
-    pixels = np.round(image(dims), 2)  # with ties
-    expected = scipy.ndimage.median_filter(pixels, size, mode="reflect")
-    assert np.array_equal(whole(Median(size=size), pixels), expected)
-
-
-@pytest.mark.parametrize("size", [3, 9])
-def test_median_passes_a_missing_pixel_on_to_its_windows(size: int) -> None:
+def test_median_passes_a_missing_pixel_on_to_its_windows() -> None:
     pixels = image(2)
     pixels[60, 70] = np.nan
-    reach = size // 2
-    expected = np.zeros(pixels.shape, bool)
-    expected[60 - reach : 61 + reach, 70 - reach : 71 + reach] = True
-    assert np.array_equal(np.isnan(whole(Median(size=size), pixels)), expected)
+    for size in (3, 9):
+        reach = size // 2
+        expected = np.zeros(pixels.shape, bool)
+        expected[60 - reach : 61 + reach, 70 - reach : 71 + reach] = True
+        assert np.array_equal(np.isnan(whole(Median(size=size), pixels)), expected)
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-@pytest.mark.parametrize("iterations", [1, 20, 100])
-def test_tv_takes_the_steps_of_chambolle(dims: int, iterations: int) -> None:
+def test_tv_takes_the_steps_of_chambolle() -> None:
     from skimage.restoration import denoise_tv_chambolle
 
-    pixels = image(dims)
-    expected = denoise_tv_chambolle(pixels, weight=0.1, eps=0, max_num_iter=iterations + 1)
-    np.testing.assert_allclose(
-        whole(TotalVariation(strength=0.1, iterations=iterations), pixels), expected, atol=2e-6
-    )
+    for dims, steps in itertools.product((2, 3), (1, 20, 100)):
+        pixels = image(dims)
+        expected = denoise_tv_chambolle(pixels, weight=0.1, eps=0, max_num_iter=steps + 1)
+        found = whole(TotalVariation(strength=0.1, iterations=steps), pixels)
+        np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 def weighed_by_hand(pixels: Image, at: tuple[int, int], h: float, sigma: float) -> float:
@@ -86,12 +83,12 @@ def weighed_by_hand(pixels: Image, at: tuple[int, int], h: float, sigma: float) 
 
 
 @pytest.mark.parametrize(("strength", "sigma"), [(0.3, None), (0.8, 0.2)])
-@pytest.mark.parametrize("at", [(0, 0), (60, 70), (136, 3), (7, 170)])
-def test_nlm_is_its_formula(strength: float, sigma: float | None, at: tuple[int, int]) -> None:
+def test_nlm_is_its_formula(strength: float, sigma: float | None) -> None:
     pixels = image(2)
-    result = whole(NonLocalMeans(strength=strength, patch=5, distance=6, sigma=sigma), pixels)[at]
-    expected = weighed_by_hand(pixels, at, strength * (sigma or 1.0), sigma or 0.0)
-    assert result == pytest.approx(expected, abs=2e-6)
+    result = whole(NonLocalMeans(strength=strength, patch=5, distance=6, sigma=sigma), pixels)
+    for at in ((0, 0), (60, 70), (136, 3), (7, 170)):
+        expected = weighed_by_hand(pixels, at, strength * (sigma or 1.0), sigma or 0.0)
+        assert result[at] == pytest.approx(expected, abs=2e-6), at
 
 
 def test_nlm_denoises_about_as_well_as_scikit_image() -> None:
@@ -136,23 +133,21 @@ def test_dncnn_reads_the_usual_layouts_in_order(
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"depth": 6}, "5 convolutions instead of 6"),
-        ({"width": 8}, r"model\.0\.weight is \(16, 1, 3, 3\) instead of \(8, 1, 3, 3\)"),
-        ({"bias": False}, r"unexpected model\.0\.bias"),
-        ({"channels": (3, 3)}, r"instead of \(16, 3, 3, 3\)"),
-        ({"sha256": "0" * 64}, "it is another file"),
-        ({"weights": "nowhere.pth"}, "cannot be opened"),
-    ],
-)
-def test_weights_that_do_not_fit_dncnn_are_refused(
-    dncnn_file: Path, options: dict[str, Any], message: str
-) -> None:
+MISFITS: list[tuple[dict[str, Any], str]] = [
+    ({"depth": 6}, "5 convolutions instead of 6"),
+    ({"width": 8}, r"model\.0\.weight is \(16, 1, 3, 3\) instead of \(8, 1, 3, 3\)"),
+    ({"bias": False}, r"unexpected model\.0\.bias"),
+    ({"channels": (3, 3)}, r"instead of \(16, 3, 3, 3\)"),
+    ({"sha256": "0" * 64}, "it is another file"),
+    ({"weights": "nowhere.pth"}, "cannot be opened"),
+]
+
+
+def test_weights_that_do_not_fit_dncnn_are_refused(dncnn_file: Path) -> None:
     fitting = DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(dncnn_file))
-    with pytest.raises(WeightsError, match=message):
-        dataclasses.replace(fitting, **options).build()
+    for options, message in MISFITS:
+        with pytest.raises(WeightsError, match=message):
+            dataclasses.replace(fitting, **options).build()
 
 
 def test_a_layer_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -177,27 +172,21 @@ def test_a_user_network_gets_its_own_weights(tmp_path: Path) -> None:
         denoiser.build()
 
 
-@pytest.mark.parametrize(
-    ("reference", "options", "message"),
-    [
+def test_a_denoiser_that_cannot_be_built_is_refused_with_the_reason() -> None:
+    rows: list[tuple[str, dict[str, Any], str]] = [
         ("lab:not_a_network", {}, "returned a str"),
         ("lab:number", {}, "Write the name of a function"),
         ("lab:nothing", {}, "Write a name that the module defines"),
         ("no_such_lab:build", {}, "no module 'no_such_lab'"),
         ("lab:network", {"scal": 2}, "with options .* failed: TypeError"),
-    ],
-)
-def test_a_denoiser_that_cannot_be_built_is_refused_with_the_reason(
-    reference: str, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        UserNetwork(import_=reference, options=options).build()
-
-
-@pytest.mark.parametrize("call", [lambda image: image[1:], lambda image: 3.0])
-def test_a_function_that_makes_another_shape_is_refused(call: Any) -> None:
-    with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
-        apply(GivenFunction(call=call, depth=1), image(2))
+    ]
+    for reference, options, message in rows:
+        with pytest.raises(ConfigError, match=message):
+            UserNetwork(import_=reference, options=options).build()
+    calls: list[Any] = [lambda image: image[1:], lambda image: 3.0]
+    for call in calls:
+        with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
+            apply(GivenFunction(call=call, depth=1), image(2))
 
 
 def test_a_function_may_work_in_place() -> None:
@@ -212,15 +201,12 @@ def test_a_function_may_work_in_place() -> None:
 
 
 @pytest.mark.parametrize("given", ["number", "map", "strength alone"])
-@pytest.mark.parametrize("name", ["tv", "nlm"])
-@pytest.mark.parametrize("exponent", [-90, -60, 60, 90, -500, -330, 330, 500])
-def test_the_unit_of_the_pixels_changes_no_bit(name: str, given: str, exponent: int) -> None:
+@pytest.mark.parametrize("kind", [TotalVariation, NonLocalMeans])
+def test_the_unit_of_the_pixels_changes_no_bit(kind: Any, given: str) -> None:
     """As of fluxes in erg / s / cm², which are about 1e-17."""
-    pixels = torch.rand((1, 1, 40, 50), generator=torch.Generator().manual_seed(0)) + 0.5
-    pixels = pixels.double() if abs(exponent) > 100 else pixels
-    kind = {"tv": TotalVariation, "nlm": NonLocalMeans}[name]
+    single = torch.rand((1, 1, 40, 50), generator=torch.Generator().manual_seed(0)) + 0.5
 
-    def filtered(unit: float) -> torch.Tensor:
+    def filtered(pixels: torch.Tensor, unit: float) -> torch.Tensor:
         sigma = 0.1 * unit if given == "number" else None
         strength = 0.1 * unit if given == "strength alone" else 1.0
         model: Any = kind(strength=strength, sigma=sigma).build()
@@ -228,16 +214,18 @@ def test_the_unit_of_the_pixels_changes_no_bit(name: str, given: str, exponent: 
         result: torch.Tensor = model(pixels * unit, **sides) / unit
         return result
 
-    assert torch.equal(filtered(2.0**exponent), filtered(1.0))
+    for pixels, exponents in ((single, (-90, -60, 60, 90)), (single.double(), (-500, -330, 330, 500))):
+        expected = filtered(pixels, 1.0)
+        for exponent in exponents:
+            assert torch.equal(filtered(pixels, 2.0**exponent), expected), exponent
 
 
-@pytest.mark.parametrize("name", ["tv", "nlm"])
-def test_a_huge_level_at_one_pixel_changes_no_other(name: str) -> None:
+@pytest.mark.parametrize("kind", [TotalVariation, NonLocalMeans])
+def test_a_huge_level_at_one_pixel_changes_no_other(kind: Any) -> None:
     """Bad pixels are marked so; the unit of a tile must not follow them."""
     pixels = torch.rand((1, 1, 60, 60), generator=torch.Generator().manual_seed(0))
     levels = torch.full_like(pixels, 0.3)
     levels[0, 0, 5, 5] = 1e15
-    kind = {"tv": TotalVariation, "nlm": NonLocalMeans}[name]
     model: Any = kind(strength=1.0).build()
     whole, part = model(pixels, sigma=levels), model(pixels[..., 20:], sigma=levels[..., 20:])
     assert torch.equal(whole[..., 45:], part[..., 25:])

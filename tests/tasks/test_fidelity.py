@@ -1,4 +1,4 @@
-"""The gradient of a stack: any region as the whole, the slope of the misfit that it notes, the image read once."""
+"""The gradient of a stack: any region as the whole, the slope of the misfit that it notes, the image read once for a block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.normal import Normal
 from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.terms import MISFIT, FoldedGradient, Gradient, Term, share_of
-from tests.tasks.operators.test_operators import IMAGE, OPERATORS, numbers
+from tests.tasks.operators.test_operators import IMAGE, OPERATORS, numbers, some_regions
 
 STACKS = {
     "blurs": [f"blur {boundary} (5, 5)" for boundary in ("circular", "reflect", "zero")],
@@ -71,38 +71,21 @@ def misfit_of(image: Any, terms: tuple[Term, ...]) -> float:
     return total
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("fidelity", FIDELITIES)
 @pytest.mark.parametrize("stack", STACKS)
-def test_any_region_has_the_bits_of_the_whole(stack: str, fidelity: str, dtype: str) -> None:
-    x = InMemory(numbers(*IMAGE, seed=9).astype(dtype))
-    gradient = Gradient(x, terms_of(STACKS[stack], dtype, FIDELITIES[fidelity]))
-    whole, rng = read_all(gradient), np.random.default_rng(4)
-    assert whole.dtype == np.dtype(dtype)
-    for _ in range(8):
-        start = [int(rng.integers(0, n)) for n in whole.shape]
-        stop = [int(rng.integers(a + 1, n + 1)) for a, n in zip(start, whole.shape, strict=True)]
-        region = Region(tuple(start), tuple(stop))
-        assert np.array_equal(gradient.read(region), whole[region.slices]), region
-
-
-@pytest.mark.parametrize("fidelity", FIDELITIES)
-@pytest.mark.parametrize("stack", STACKS)
-def test_it_is_the_slope_of_the_misfit(stack: str, fidelity: str) -> None:
-    """Against differences along random directions."""
-    terms = terms_of(STACKS[stack], "float64", FIDELITIES[fidelity])
+def test_a_gradient_is_the_slope_of_the_misfit_that_it_notes_in_any_region(stack: str, fidelity: str) -> None:
+    """Against differences along random directions; each cell notes a share of every measurement, whatever its shape."""
     x, direction = numbers(*IMAGE, seed=9), numbers(*IMAGE, seed=10) - 0.5
+    for dtype in ("float32", "float64"):
+        terms = terms_of(STACKS[stack], dtype, FIDELITIES[fidelity])
+        gradient = Gradient(InMemory(x.astype(dtype)), terms)
+        whole = read_all(gradient)
+        assert whole.dtype == np.dtype(dtype)
+        for region in some_regions(whole.shape, 8):
+            assert np.array_equal(gradient.read(region), whole[region.slices]), region
     slope = (misfit_of(x + 1e-4 * direction, terms) - misfit_of(x - 1e-4 * direction, terms)) / 2e-4
-    assert np.isclose(np.sum(read_all(Gradient(InMemory(x), terms)) * direction), slope, rtol=1e-6)
-
-
-@pytest.mark.parametrize("fidelity", FIDELITIES)
-@pytest.mark.parametrize("stack", STACKS)
-def test_blocks_note_the_misfit_of_the_whole(stack: str, fidelity: str) -> None:
-    """Each cell answers for a share of every measurement, whatever its shape."""
-    terms = terms_of(STACKS[stack], "float64", FIDELITIES[fidelity])
-    x = numbers(*IMAGE, seed=9)
-    gradient, noted = Gradient(InMemory(x), terms), []
+    assert np.isclose(np.sum(whole * direction), slope, rtol=1e-6)
+    noted = []
     for block in cells_of(Region.whole(IMAGE), (2, 16, 24)):
         with Scope(list(cells_of(block, (2, 8, 12)))) as scope:
             gradient.read(block)
@@ -160,3 +143,43 @@ def test_a_stack_reads_the_image_once() -> None:
 def test_a_gradient_travels() -> None:
     gradient = Gradient(InMemory(numbers(*IMAGE)), terms_of(STACKS["blurs"], "float64"))
     assert np.array_equal(read_all(pickle.loads(pickle.dumps(gradient))), read_all(gradient))
+
+
+def test_it_is_read_again_only_where_what_was_read_does_not_reach() -> None:
+    image = Counted(numbers(30, 40))
+    shared = Shared(image, margin=3)
+    with Scope() as scope:
+        for region in (Region((10, 10), (20, 20)), Region((8, 7), (23, 22)), Region((0, 38), (9, 40))):
+            assert np.array_equal(shared.read(region), image.pixels[region.slices])
+    assert image.regions == [Region((7, 7), (23, 23)), Region((0, 35), (12, 40))]
+    assert scope.read_bytes == (16 * 16 + 12 * 5) * 8
+    assert (shared.shape, shared.dtype) == ((30, 40), np.dtype("float64"))
+
+
+def test_each_block_reads_anew() -> None:
+    image = Counted(numbers(30, 40))
+    shared, region = Shared(image), Region((0, 0), (4, 4))
+    for _ in range(2):
+        with Scope():
+            shared.read(region)
+            shared.read(region)
+    assert image.regions == [region] * 2
+    shared.read(region)
+    assert image.regions == [region] * 3, "outside a scope nothing is kept"
+
+
+def test_a_scope_goes_on_where_it_was_left() -> None:
+    image = Counted(numbers(30, 40))
+    shared, region = Shared(image), Region((0, 0), (4, 4))
+    with Scope() as scope:
+        shared.read(region)
+    with scope:
+        shared.read(region)
+    assert image.regions == [region]
+
+
+def test_parts_of_a_sum_are_added_in_their_order() -> None:
+    scope = Scope([Region((0,), (1,)), Region((1,), (2,))])
+    for cell, part, value in [(1, 0, 5.0), (0, 1, 1e16), (0, 0, 1.0), (0, 2, -1e16), (1, 0, 5.0)]:
+        scope.note("a", cell, part, value)
+    assert scope.sums() == {"a": [(1.0 + 1e16) - 1e16, 5.0]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +36,17 @@ def with_one(value: float, at: tuple[int, ...], shape: tuple[int, ...] = (70, 90
     return InMemory(pixels)
 
 
-@pytest.mark.parametrize("rule", ["reflect", "nearest", "periodic", "constant", "cut"])
-@pytest.mark.parametrize("at", [(0, 3), (69, 89), (31, 40)])
-def test_the_first_bad_pixel_is_named_by_its_place_in_the_image(rule: str, at: tuple[int, int]) -> None:
-    source, rim, window = with_one(np.inf, at), Rim.everywhere(rule, 2), Region((-20, -20), (90, 110))
-    pixels = read_window(source, window, rim)
-    message = rf"rows 0–69, columns 0–89; the first is at row {at[0]}, column {at[1]}\. .*on_nan: propagate"
-    with pytest.raises(InputError, match=message):
-        check_image(pixels, source, window, rim, ("y", "x"))
+def test_the_first_bad_pixel_is_named_by_its_place_in_the_image() -> None:
+    for at, rule in itertools.product(
+        ((0, 3), (69, 89), (31, 40)), ("reflect", "nearest", "periodic", "constant", "cut")
+    ):
+        source, rim, window = with_one(np.inf, at), Rim.everywhere(rule, 2), Region((-20, -20), (90, 110))
+        pixels = read_window(source, window, rim)
+        message = (
+            rf"rows 0–69, columns 0–89; the first is at row {at[0]}, column {at[1]}\. .*on_nan: propagate"
+        )
+        with pytest.raises(InputError, match=message):
+            check_image(pixels, source, window, rim, ("y", "x"))
 
 
 def test_other_axes_are_named_by_their_letters() -> None:
@@ -54,27 +58,19 @@ def test_other_axes_are_named_by_their_letters() -> None:
         check_image(read_window(source, window, rim), source, window, rim, ("z", "y", "x"))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        (
-            "sigma",
-            np.nan,
-            "the side input sigma holds NaN, infinity or negative values in .* row 7, column 8",
-        ),
-        ("sigma", -0.5, "the side input sigma holds NaN, infinity or negative values in .* row 7, column 8"),
-        ("mask", np.inf, "the side input mask holds NaN or infinity in .* row 7, column 8"),
-        ("mask", -1.0, None),
-    ],
-)
-def test_a_side_input_with_invalid_pixels_is_refused(name: str, value: float, words: str | None) -> None:
-    source, rim, window = with_one(value, (7, 8)), Rim.everywhere("reflect", 2), Region((-9, -9), (50, 50))
-    pixels = read_window(source, window, rim)
-    if words is None:
-        check_side(name, pixels, source, window, rim, ("y", "x"))
-        return
-    with pytest.raises(InputError, match=words):
-        check_side(name, pixels, source, window, rim, ("y", "x"))
+def test_a_side_input_with_invalid_pixels_is_refused() -> None:
+    rows: list[tuple[str, float, str]] = [
+        ("sigma", np.nan, "sigma holds NaN, infinity or negative values"),
+        ("sigma", -0.5, "sigma holds NaN, infinity or negative values"),
+        ("mask", np.inf, "mask holds NaN or infinity"),
+    ]
+    rim, window, axes = Rim.everywhere("reflect", 2), Region((-9, -9), (50, 50)), ("y", "x")
+    for name, value, words in rows:
+        source = with_one(value, (7, 8))
+        with pytest.raises(InputError, match=f"the side input {words} in .* row 7, column 8"):
+            check_side(name, read_window(source, window, rim), source, window, rim, axes)
+    source = with_one(-1.0, (7, 8))
+    check_side("mask", read_window(source, window, rim), source, window, rim, axes)
 
 
 def run_with_sigma(tmp_path: Path, sigma: Image) -> Receipt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -52,26 +53,20 @@ def image(dtype: str, shape: tuple[int, ...] = (2, 1, 100, 120)) -> np.ndarray[A
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_pixels_of_every_type_get_there_and_back(dtype: str) -> None:
+def test_pixels_of_every_type_get_there_and_back_and_a_block_has_the_same_bits(dtype: str) -> None:
     device, pixels = gpu_device(), image(dtype)
     sent = [device.stage(pixels), device.stage(pixels[..., ::-1]), device.stage(np.asfortranarray(pixels))]
     back = [device.fetch(device.take(each)).pixels() for each in sent]
     for got, want in zip(back, (pixels, pixels[..., ::-1], pixels), strict=True):
         np.testing.assert_array_equal(got, want)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("batch", [1, 5, 64])
-@pytest.mark.parametrize("records", [False, True])
-def test_a_block_has_the_same_bits_as_without(dtype: str, batch: int, records: bool) -> None:
-    pixels, whole = image(dtype), Region.whole((100, 120))
-    core = Region((20, 30), (90, 80))
-    form = tiling(batch=batch, range=(0.0, 100.0))
-    plain, there = (
-        TileRunner(blur, device, form, "blur")(pixels, whole, core, 1, {})
-        for device in (Device(), gpu_device(records=records))
-    )
-    np.testing.assert_array_equal(there, plain)
+    whole, core = Region.whole((100, 120)), Region((20, 30), (90, 80))
+    for batch, records in itertools.product((1, 5, 64), (False, True)):
+        form = tiling(batch=batch, range=(0.0, 100.0))
+        plain, there = (
+            TileRunner(blur, device, form, "blur")(pixels, whole, core, 1, {})
+            for device in (Device(), gpu_device(records=records))
+        )
+        np.testing.assert_array_equal(there, plain)
 
 
 def test_every_batch_has_the_same_shape() -> None:
@@ -182,14 +177,14 @@ class Full(Gpu):
         return super().run(model, batch, sides)
 
 
-@pytest.mark.parametrize("place", ["model", "download", "sums"])
-def test_wherever_memory_runs_out_the_batch_is_halved_and_nothing_is_lost(place: str) -> None:
-    pixels, whole = image("float32"), Region.whole((100, 120))
-    want = TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
-    runner = TileRunner(blur, Full(place, 3), tiling(batch=16), "blur")
-    np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
-    assert runner.batch == 2
-    np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
+def test_wherever_memory_runs_out_the_batch_is_halved_and_nothing_is_lost() -> None:
+    for place in ("model", "download", "sums"):
+        pixels, whole = image("float32"), Region.whole((100, 120))
+        want = TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
+        runner = TileRunner(blur, Full(place, 3), tiling(batch=16), "blur")
+        np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
+        assert runner.batch == 2
+        np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
 
 
 def test_a_block_that_has_no_room_on_the_gpu_is_tried_again_with_a_smaller_batch() -> None:
@@ -213,16 +208,16 @@ def test_a_region_that_is_waited_for_makes_room_before_it_goes_over() -> None:
     assert runner.batch == 4
 
 
-@pytest.mark.parametrize("place", ["download", "sums"])
-def test_pinned_memory_comes_back_whatever_fails(place: str) -> None:
+def test_pinned_memory_comes_back_whatever_fails() -> None:
     """Else the computing thread would wait for a buffer for ever."""
-    pixels, whole = image("float32"), Region.whole((100, 120))
-    device = Full(place, 5)
-    runner = TileRunner(blur, device, tiling(batch=1), "blur")
-    for _ in range(5):
-        with pytest.raises(RuntimeError, match="out of memory"):
-            runner(pixels, whole, whole, 1, {})
-    assert runner(pixels, whole, whole, 1, {}).shape == pixels.shape
+    for place in ("download", "sums"):
+        pixels, whole = image("float32"), Region.whole((100, 120))
+        device = Full(place, 5)
+        runner = TileRunner(blur, device, tiling(batch=1), "blur")
+        for _ in range(5):
+            with pytest.raises(RuntimeError, match="out of memory"):
+                runner(pixels, whole, whole, 1, {})
+        assert runner(pixels, whole, whole, 1, {}).shape == pixels.shape
 
 
 def test_a_process_whose_gpu_is_lost_ends() -> None:
@@ -242,25 +237,35 @@ def test_a_process_whose_gpu_is_lost_ends() -> None:
     assert (ended.returncode, ended.stdout) == (LOST, "goes on\n")
 
 
-@pytest.mark.parametrize(
-    ("precision", "tf32", "by_stopwatch"),
-    [("float32", False, False), ("tf32", True, True), ("float16", False, True), ("bfloat16", False, True)],
-)
-def test_the_precision_is_set_where_it_is_computed(precision: str, tf32: bool, by_stopwatch: bool) -> None:
+def test_the_precision_is_set_where_it_is_computed() -> None:
     """Two GPUs in one process each keep their own precision."""
-    backends = torch.backends
-    before = backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic
-    device, other = gpu_device(precision=precision), gpu_device(precision="float32" if tf32 else "tf32")
-    with other.computing():
-        pass
-    with device.computing():
-        settings = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark
-        deterministic = backends.cudnn.deterministic
-    assert settings == (tf32, tf32, by_stopwatch)
-    assert deterministic == (not by_stopwatch)
-    with gpu_device().computing():  # as for the others
-        pass
-    backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic = before
+    rows: list[tuple[str, bool, bool]] = [
+        ("float32", False, False),
+        ("tf32", True, True),
+        ("float16", False, True),
+        ("bfloat16", False, True),
+    ]
+    for precision, tf32, by_stopwatch in rows:
+        backends = torch.backends
+        before = backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic
+        device, other = (
+            gpu_device(precision=precision),
+            gpu_device(precision="float32" if tf32 else "tf32"),
+        )
+        with other.computing():
+            pass
+        with device.computing():
+            settings = (
+                backends.cuda.matmul.allow_tf32,
+                backends.cudnn.allow_tf32,
+                backends.cudnn.benchmark,
+            )
+            deterministic = backends.cudnn.deterministic
+        assert settings == (tf32, tf32, by_stopwatch)
+        assert deterministic == (not by_stopwatch)
+        with gpu_device().computing():  # as for the others
+            pass
+        backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic = before
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
@@ -345,13 +350,7 @@ def test_every_denoiser_stays_on_its_device(
     }
     noise: dict[str, Any] = {"model": "poisson-gaussian", "gain": 9.0} if "photons" in sides else {}
     job = job_of(
-        source,
-        tmp_path / "out.zarr",
-        name,
-        options,
-        tile={"block": 128},
-        input={"sides": paths},
-        noise=noise,
+        source, tmp_path / "out.zarr", name, options, tile={"block": 128}, input={"sides": paths}, noise=noise
     )
     stages = DenoiseStages(work_of(make_plan(job)).task, Elsewhere())
     stages.check()

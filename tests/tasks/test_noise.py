@@ -1,13 +1,15 @@
-"""The noise level of each plane of an image, estimated from samples."""
+"""The noise level and the photon noise of each plane of an image, estimated from samples; the inverse of the transform of photon noise."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -16,8 +18,13 @@ from skimage.data import binary_blobs, camera, retina
 from halotile.errors import InputError
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Region
+from halotile.tasks.denoisers.common.anscombe import SHARES, exact_inverse
+from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS
 from halotile.tasks.noise import estimate
 from halotile.tasks.noise.estimate import estimate_noise_levels, measure_plane, plane_level, sample_regions
+from halotile.tasks.noise.photon_noise import estimate_photon_noise, fit_photon_noise
+from halotile.tasks.noise.survey import survey_planes
+from tests.cases import in_folders, thorough
 
 
 @dataclass
@@ -50,23 +57,23 @@ def level_of(image: Stored | Source) -> float:
     return float(estimate_noise_levels(image, tuple(range(len(image.shape)))))
 
 
-@pytest.mark.parametrize("shape", [(900, 700), (3, 400, 500), (2, 9, 130, 170), (31, 33)])
-@pytest.mark.parametrize("sigma", [0.02, 0.3])
-def test_white_noise_is_measured(shape: tuple[int, ...], sigma: float) -> None:
-    assert level_of(Stored(noisy(shape, sigma))) == pytest.approx(sigma, rel=0.15)
+def test_white_noise_is_measured() -> None:
+    for sigma, shape in itertools.product(
+        (0.02, 0.3), ((900, 700), (3, 400, 500), (2, 9, 130, 170), (31, 33))
+    ):
+        assert level_of(Stored(noisy(shape, sigma))) == pytest.approx(sigma, rel=0.15)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32"])
-def test_every_type_of_pixel_is_measured_in_its_own_units(dtype: str) -> None:
-    pixels = (100 + 20 * noisy((400, 400), 0.3)).astype(dtype)
-    assert level_of(Stored(pixels)) == pytest.approx(6.0, rel=0.1)
+def test_every_type_of_pixel_is_measured_in_its_own_units() -> None:
+    for dtype in ("uint8", "uint16", "float16", "float32"):
+        pixels = (100 + 20 * noisy((400, 400), 0.3)).astype(dtype)
+        assert level_of(Stored(pixels)) == pytest.approx(6.0, rel=0.1)
 
 
-@pytest.mark.parametrize("counts", [0.5, 1, 1.5, 2, 3, 5])
-@pytest.mark.parametrize("unit", [1, 0.25])
-def test_the_level_of_few_counts_is_not_one_of_their_steps(counts: float, unit: float) -> None:
-    pixels = np.random.default_rng(1).poisson(counts, (500, 500)) * unit
-    assert level_of(Stored(pixels)) == pytest.approx(unit * counts**0.5, rel=0.03)
+def test_the_level_of_few_counts_is_not_one_of_their_steps() -> None:
+    for unit, counts in itertools.product((1, 0.25), (0.5, 1, 1.5, 2, 3, 5)):
+        pixels = np.random.default_rng(1).poisson(counts, (500, 500)) * unit
+        assert level_of(Stored(pixels)) == pytest.approx(unit * counts**0.5, rel=0.03)
 
 
 def test_rounding_of_pixels_counts_as_noise() -> None:
@@ -87,21 +94,23 @@ def test_missing_pixels_are_left_out() -> None:
     assert level_of(Stored(pixels)) == pytest.approx(0.1, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("value", "why"), [(3.0, "its pixels are equal"), (np.nan, "no 2 x 2 pixels are finite")]
-)
-def test_a_image_whose_noise_cannot_be_estimated_is_refused(value: float, why: str) -> None:
-    with pytest.raises(InputError, match=f"no noise could be estimated .* {why} .* Write sigma as a number"):
-        level_of(Stored(np.full((300, 300), value)))
+def test_a_image_whose_noise_cannot_be_estimated_is_refused() -> None:
+    rows: list[tuple[float, str]] = [(3.0, "its pixels are equal"), (np.nan, "no 2 x 2 pixels are finite")]
+    for value, why in rows:
+        with pytest.raises(
+            InputError, match=f"no noise could be estimated .* {why} .* Write sigma as a number"
+        ):
+            level_of(Stored(np.full((300, 300), value)))
 
 
-@pytest.mark.parametrize(("dtype", "named"), [("uint8", True), ("bool", True), ("float32", False)])
-def test_labels_without_noise_are_not_to_be_denoised(dtype: str, named: bool) -> None:
-    labels = np.zeros((300, 300), dtype)
-    labels[100:200] = 1
-    with pytest.raises(InputError, match="Write sigma as a number") as error:
-        level_of(Stored(labels))
-    assert ("gaussian and median would mix classes" in str(error.value)) == named
+def test_labels_without_noise_are_not_to_be_denoised() -> None:
+    rows: list[tuple[str, bool]] = [("uint8", True), ("bool", True), ("float32", False)]
+    for dtype, named in rows:
+        labels = np.zeros((300, 300), dtype)
+        labels[100:200] = 1
+        with pytest.raises(InputError, match="Write sigma as a number") as error:
+            level_of(Stored(labels))
+        assert ("gaussian and median would mix classes" in str(error.value)) == named
 
 
 def test_the_same_places_are_read_every_time_and_little_of_a_large_image() -> None:
@@ -114,17 +123,14 @@ def test_the_same_places_are_read_every_time_and_little_of_a_large_image() -> No
     assert sum(region.size for region in first) == 64 * 256**2
 
 
-@pytest.mark.parametrize("shape", [(5,), (1, 300), (3, 1, 40)])
-def test_a_image_too_small_to_have_details_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match="Write sigma as a number"):
-        level_of(Stored(np.zeros(shape)))
+def test_a_image_too_small_to_have_details_is_refused() -> None:
+    for shape in ((5,), (1, 300), (3, 1, 40)):
+        with pytest.raises(InputError, match="Write sigma as a number"):
+            level_of(Stored(np.zeros(shape)))
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    shape=st.lists(st.integers(1, 3000), min_size=2, max_size=4).map(tuple),
-    samples=st.integers(1, 64),
-)
+@given(shape=st.lists(st.integers(1, 3000), min_size=2, max_size=4).map(tuple), samples=st.integers(1, 64))
 def test_samples_lie_inside_the_image_and_none_twice(shape: tuple[int, ...], samples: int) -> None:
     regions = sample_regions(shape, samples, (len(shape) - 2, len(shape) - 1))
     assert 1 <= len(regions) <= samples
@@ -143,14 +149,14 @@ def test_samples_are_spread_over_every_axis() -> None:
 LEVELS = [0.02, 0.2, 0.0, 0.7]
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
-def test_each_plane_is_measured_by_itself_wherever_its_axis_lies(order: tuple[int, int, int]) -> None:
-    planes = np.stack([noisy((300, 280), level) for level in LEVELS])
-    planes[2] = 0.5
-    looped = order.index(0)
-    spatial = [axis for axis in range(3) if axis != looped]
-    found = estimate_noise_levels(Stored(planes.transpose(order)), spatial, [looped])
-    assert found == pytest.approx(LEVELS, rel=0.1)
+def test_each_plane_is_measured_by_itself_wherever_its_axis_lies() -> None:
+    for order in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
+        planes = np.stack([noisy((300, 280), level) for level in LEVELS])
+        planes[2] = 0.5
+        looped = order.index(0)
+        spatial = [axis for axis in range(3) if axis != looped]
+        found = estimate_noise_levels(Stored(planes.transpose(order)), spatial, [looped])
+        assert found == pytest.approx(LEVELS, rel=0.1)
 
 
 @pytest.mark.thorough
@@ -180,10 +186,10 @@ def test_planes_of_one_chunk_are_read_together(monkeypatch: pytest.MonkeyPatch) 
     assert max(region.size for region in bounded.reads) <= 5 * 64**2
 
 
-@pytest.mark.parametrize("ends", [(0.0, 1.0), (-9.0, 0.6), (0.3, 9.0)])
-def test_saturated_pixels_do_not_count(ends: tuple[float, float]) -> None:
-    pixels = 0.5 + 0.5 * noisy((600, 600), 0.2)
-    assert level_of(Stored(np.clip(pixels, *ends))) == pytest.approx(0.1, rel=0.15)
+def test_saturated_pixels_do_not_count() -> None:
+    for ends in ((0.0, 1.0), (-9.0, 0.6), (0.3, 9.0)):
+        pixels = 0.5 + 0.5 * noisy((600, 600), 0.2)
+        assert level_of(Stored(np.clip(pixels, *ends))) == pytest.approx(0.1, rel=0.15)
 
 
 def test_an_image_of_two_values_has_the_level_of_all_its_pixels() -> None:
@@ -203,47 +209,45 @@ def cut_off(pixels: NDArray[np.float64], share: float, side: str) -> NDArray[np.
     return np.clip(pixels, np.quantile(pixels, low), np.quantile(pixels, 1 + low - share))
 
 
-@pytest.mark.parametrize("share", [0.1, 0.2, 0.4, 0.54, 0.7])
-@pytest.mark.parametrize("side", ["low", "high", "both"])
-@pytest.mark.parametrize("dtype", ["float32", "uint8", "uint16"])
-def test_noise_that_was_cut_off_counts_as_before(share: float, side: str, dtype: str) -> None:
-    pixels = cut_off(np.random.default_rng(0).normal(10, 0.1, (512, 512)), share, side)
-    steps = 0.9 * 255 / np.ptp(pixels) if dtype == "uint8" else 50_000
-    pixels = np.rint((pixels - pixels.min()) * steps).astype(dtype)
-    tolerance = 0.12 if dtype == "uint8" else 0.1
-    assert level_of(Stored(pixels)) == pytest.approx(0.1 * steps, rel=tolerance)
+def test_noise_that_was_cut_off_counts_as_before() -> None:
+    for dtype, side, share in itertools.product(
+        ("float32", "uint8", "uint16"), ("low", "high", "both"), (0.1, 0.2, 0.4, 0.54, 0.7)
+    ):
+        pixels = cut_off(np.random.default_rng(0).normal(10, 0.1, (512, 512)), share, side)
+        steps = 0.9 * 255 / np.ptp(pixels) if dtype == "uint8" else 50_000
+        pixels = np.rint((pixels - pixels.min()) * steps).astype(dtype)
+        tolerance = 0.12 if dtype == "uint8" else 0.1
+        assert level_of(Stored(pixels)) == pytest.approx(0.1 * steps, rel=tolerance)
 
 
-@pytest.mark.parametrize("name", ["retina", "camera"])
-@pytest.mark.parametrize("sigma", [0.05, 0.2])
-@pytest.mark.parametrize("share", [0.2, 0.54, 0.7])
-@pytest.mark.parametrize("side", ["low", "both"])
-def test_noise_that_was_cut_off_in_a_photograph_counts_as_before(
-    name: str, sigma: float, share: float, side: str
-) -> None:
-    image = (retina()[300:900, 100:700, 1] if name == "retina" else camera()) / 255
-    pixels = image + sigma * np.random.default_rng(7).standard_normal(image.shape)
-    whole = level_of(Stored(pixels))
-    assert level_of(Stored(np.clip(pixels, 0, 1))) == pytest.approx(whole, rel=0.04)
-    assert level_of(Stored(cut_off(pixels, share, side))) == pytest.approx(
-        whole, rel=0.17 if share > 0.6 else 0.08
-    )
+def test_noise_that_was_cut_off_in_a_photograph_counts_as_before() -> None:
+    for side, share, sigma, name in itertools.product(
+        ("low", "both"), (0.2, 0.54, 0.7), (0.05, 0.2), ("retina", "camera")
+    ):
+        image = (retina()[300:900, 100:700, 1] if name == "retina" else camera()) / 255
+        pixels = image + sigma * np.random.default_rng(7).standard_normal(image.shape)
+        whole = level_of(Stored(pixels))
+        assert level_of(Stored(np.clip(pixels, 0, 1))) == pytest.approx(whole, rel=0.04)
+        assert level_of(Stored(cut_off(pixels, share, side))) == pytest.approx(
+            whole, rel=0.17 if share > 0.6 else 0.08
+        )
 
 
-@pytest.mark.parametrize("white", [False, True])
-@pytest.mark.parametrize("kind", ["blobs", "fine blobs", "grid", "dead pixels", "most"])
-def test_black_and_white_places_are_no_noise_that_was_cut_off(kind: str, white: bool) -> None:
-    random = np.random.default_rng(3)
-    places = {
-        "blobs": binary_blobs(512, 0.2, rng=random),
-        "fine blobs": binary_blobs(512, 0.01, volume_fraction=0.4, rng=random),
-        "grid": np.add.outer(np.arange(512) % 8 == 0, np.arange(512) % 8 == 0),
-        "dead pixels": random.random((512, 512)) < 0.2,
-        "most": ~binary_blobs(512, 0.1, volume_fraction=0.1, rng=random),
-    }[kind]
-    pixels = 0.1 * random.standard_normal((512, 512))
-    pixels[places] = 0.6 if white else -0.6
-    assert level_of(Stored(pixels)) == pytest.approx(0.1, rel=0.04)
+def test_black_and_white_places_are_no_noise_that_was_cut_off() -> None:
+    for kind, white in itertools.product(
+        ("blobs", "fine blobs", "grid", "dead pixels", "most"), (False, True)
+    ):
+        random = np.random.default_rng(3)
+        places = {
+            "blobs": binary_blobs(512, 0.2, rng=random),
+            "fine blobs": binary_blobs(512, 0.01, volume_fraction=0.4, rng=random),
+            "grid": np.add.outer(np.arange(512) % 8 == 0, np.arange(512) % 8 == 0),
+            "dead pixels": random.random((512, 512)) < 0.2,
+            "most": ~binary_blobs(512, 0.1, volume_fraction=0.1, rng=random),
+        }[kind]
+        pixels = 0.1 * random.standard_normal((512, 512))
+        pixels[places] = 0.6 if white else -0.6
+        assert level_of(Stored(pixels)) == pytest.approx(0.1, rel=0.04)
 
 
 def test_black_beside_white_is_not_cut_off_at_both_ends() -> None:
@@ -275,8 +279,127 @@ def test_no_squares_have_no_level() -> None:
     assert np.isnan(plane_level([]))
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (64, 1)])
-def test_a_refusal_names_the_file(tmp_path: Path, shape: tuple[int, int]) -> None:
-    np.save(tmp_path / "blank.npy", np.full(shape, 100, "uint8"))
-    with pytest.raises(InputError, match=r"sigma is auto, but .*/blank\.npy.* Write sigma as a number"):
-        level_of(open_source(tmp_path / "blank.npy"))
+def test_a_refusal_names_the_file(tmp_path: Path) -> None:
+    for folder, shape in in_folders(tmp_path, ((64, 64), (64, 1))):
+        np.save(folder / "blank.npy", np.full(shape, 100, "uint8"))
+        with pytest.raises(InputError, match=r"sigma is auto, but .*/blank\.npy.* Write sigma as a number"):
+            level_of(open_source(folder / "blank.npy"))
+
+
+Image = NDArray[np.float64]
+
+
+def clean() -> Image:
+    green: Image = retina()[400:900, :500, 1] / 236.0
+    return green
+
+
+def counted(peak: float, gain: float = 1.0, offset: float = 0.0, read_sigma: float = 0.0) -> Image:
+    rng = np.random.default_rng(0)
+    counts = rng.poisson(clean() * peak)
+    return gain * counts + offset + read_sigma * rng.standard_normal(counts.shape)
+
+
+def test_the_gain_is_found() -> None:
+    rows: list[tuple[float, float]] = [(1.0, 0.0), (3.7, 100.0), (0.001, 0.0)]
+    for (gain, offset), peak in itertools.product(rows, (5, 20, 100)):
+        found = estimate_photon_noise(Stored(counted(peak, gain, offset)), (0, 1))
+        assert found is not None
+        assert found.gain == pytest.approx(gain, rel=0.1)
+        assert found.offset == pytest.approx(offset, abs=0.05 * peak * gain)
+        assert found.read_sigma < 0.5 * gain * np.sqrt(peak)
+
+
+def test_read_noise_is_found() -> None:
+    """With as much noise of the readout as of photons, a gain from an image of this size varies by a fifth."""
+    found = estimate_photon_noise(Stored(counted(20, read_sigma=4.0)), (0, 1))
+    assert found is not None
+    assert found.gain == pytest.approx(1, rel=0.3)
+    assert found.read_sigma == pytest.approx(4, rel=0.1)
+
+
+def test_holes_and_saturated_pixels_do_not_count() -> None:
+    pixels = counted(100)
+    pixels = np.minimum(pixels, np.quantile(pixels, 0.9))
+    pixels[100:180, 100:300] = np.nan
+    pixels[::50, ::50] = np.inf
+    found = estimate_photon_noise(Stored(pixels), (0, 1))
+    assert found is not None
+    assert found.gain == pytest.approx(1, rel=0.15)
+
+
+@pytest.mark.parametrize("peak", [thorough(5), 20, thorough(100)])
+def test_scattered_holes_do_not_change_the_estimate(peak: float) -> None:
+    rng = np.random.default_rng(1)
+    whole = rng.poisson(retina()[..., 1] / 236.0 * peak) + 500.0
+    before, columns = estimate_photon_noise(Stored(whole.copy()), (0, 1)), whole.copy()
+    columns[:, 3::16] = np.nan
+    rows = ((0.01, np.nan), (0.1, np.nan), (0.01, 65535.0), (0.03, 0.0))
+    for pixels in (
+        columns,
+        *(np.where(rng.random(whole.shape) < share, hole, whole) for share, hole in rows),
+    ):
+        after = estimate_photon_noise(Stored(pixels), (0, 1), clearly=True)
+        assert before is not None
+        assert after is not None
+        assert after.gain == pytest.approx(before.gain, rel=0.05)
+        assert after.offset == pytest.approx(before.offset, abs=0.05 * peak)
+
+
+def test_planes_are_estimated_by_themselves_and_an_even_one_like_the_others_where_that_suits_it() -> None:
+    rng = np.random.default_rng(1)
+    lit, empty = 2 * rng.poisson(20.0, (500, 500)), 30 + 1.5 * rng.standard_normal((500, 500))
+    planes = np.stack([counted(50), 3 * counted(50), lit, empty, np.full((500, 500), 7.0)])
+    found = estimate_photon_noise(Stored(planes), (1, 2), (0,))
+    assert found is not None
+    alone = [estimate_photon_noise(Stored(plane), (0, 1)) for plane in planes[:2]]
+    assert [part.gain for part in alone if part] == list(found.gain[:2])
+    assert found.gain[2] == np.median(found.gain[:2])
+    assert list(found.gain[3:]) == [0, 0]
+    assert list(found.read_sigma[3:]) == pytest.approx([1.5, 0], abs=0.03)
+    assert estimate_photon_noise(Stored(planes), (1, 2), (0,), clearly=True) is None
+    assert [plane.grows for plane in survey_planes(Stored(planes), (1, 2), (0,))] == [True, True] + 3 * [
+        False
+    ]
+
+
+def test_no_channel_gets_the_noise_of_another() -> None:
+    lit = 2 * np.random.default_rng(1).poisson(20.0, (500, 500)).astype(float)
+    stack = np.stack([[2 * counted(50), lit], [lit, lit], [counted(50), lit]])
+    found = estimate_photon_noise(Stored(stack), (2, 3), (0, 1), apart=(1,))
+    assert found is not None
+    assert found.gain[1, 0] == np.median(found.gain[[0, 2], 0])
+    assert list(found.gain[:, 1]) == [0, 0, 0]
+    assert found.read_sigma[:, 1] == pytest.approx(2 * np.sqrt(20), rel=0.02)
+
+
+def test_noise_of_one_level_is_not_taken_for_that_of_photons() -> None:
+    for sigma in (0.005, 0.02, 0.1, 0.2):
+        pixels = clean() + sigma * np.random.default_rng(0).standard_normal(clean().shape)
+        for stored in (pixels, np.rint(255 * pixels)):
+            assert not survey_planes(Stored(stored), (0, 1))[0].grows
+
+
+def test_an_image_without_noise_shows_none() -> None:
+    rows: list[Image] = [
+        np.zeros((300, 300)),
+        np.full((300, 300), np.nan),
+        np.ones((10, 9)),
+        np.tile(np.arange(300.0), (300, 1)),
+        np.tile(np.arange(300.0) > 150, (300, 1)).astype(float),
+    ]
+    for pixels in rows:
+        assert fit_photon_noise([pixels]) is None
+
+
+def test_the_inverse_is_unbiased() -> None:
+    for mean, read_sigma in itertools.product((0.5, 1.0, 2.0, 5.0, 20.0, 200.0), (0.0, 1.0, 4.0)):
+        rng = np.random.default_rng(0)
+        counts = rng.poisson(mean, 10**6) + read_sigma * rng.standard_normal(10**6)
+        transformed = 2 * np.sqrt(np.maximum(counts + 0.375 + read_sigma**2, 0))
+        found = float(exact_inverse(torch.tensor(transformed.mean()))) - read_sigma**2
+        assert found == pytest.approx(mean, rel=2e-3, abs=0.05)
+
+
+def test_the_rounds_are_as_many_as_the_halo_is_for() -> None:
+    assert len(SHARES) == ROUNDS

@@ -30,28 +30,28 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScanRecipe:
     return ScanRecipe(scan, patterns, optics, "amplitude_mse", 1, ("object",), stages, SLOTS, 5, 2)
 
 
-@pytest.mark.parametrize("window", [0, 4, 8])
-def test_each_pattern_is_used_once_an_epoch_in_another_order(recipe: ScanRecipe, window: int) -> None:
-    recipe = replace(recipe, window=window)
-    orders = []
-    for epoch in (0, 1, 0):
-        steps = steps_of(recipe, epoch)
-        assert all(len(parts) == SLOTS and sum(map(len, parts)) <= 7 for parts in steps)
-        orders.append(np.concatenate([part for parts in steps for part in parts]).tolist())
-        assert sorted(orders[-1]) == list(range(53))
-        last = [part.tolist() for part in list(steps)[-1]]
-        assert [part.tolist() for part in steps[-1]] == last
-    assert orders[0] == orders[2] != orders[1]
-    other = steps_of(replace(recipe, seed=6), 0)
-    assert orders[0] != np.concatenate([part for parts in other for part in parts]).tolist()
+def test_each_pattern_is_used_once_an_epoch_in_another_order(recipe: ScanRecipe) -> None:
+    for window in (0, 4, 8):
+        recipe = replace(recipe, window=window)
+        orders = []
+        for epoch in (0, 1, 0):
+            steps = steps_of(recipe, epoch)
+            assert all(len(parts) == SLOTS and sum(map(len, parts)) <= 7 for parts in steps)
+            orders.append(np.concatenate([part for parts in steps for part in parts]).tolist())
+            assert sorted(orders[-1]) == list(range(53))
+            last = [part.tolist() for part in list(steps)[-1]]
+            assert [part.tolist() for part in steps[-1]] == last
+        assert orders[0] == orders[2] != orders[1]
+        other = steps_of(replace(recipe, seed=6), 0)
+        assert orders[0] != np.concatenate([part for parts in other for part in parts]).tolist()
 
 
-@pytest.mark.parametrize("batch", [53, 100])
-def test_a_batch_of_all_patterns_is_one_step(recipe: ScanRecipe, batch: int) -> None:
-    stages = (replace(recipe.stages[0], batch=batch),)
-    for window in (0, 4):
-        (parts,) = steps_of(replace(recipe, window=window, stages=stages), 0)
-        assert sorted(np.concatenate(parts).tolist()) == list(range(53))
+def test_a_batch_of_all_patterns_is_one_step(recipe: ScanRecipe) -> None:
+    for batch in (53, 100):
+        stages = (replace(recipe.stages[0], batch=batch),)
+        for window in (0, 4):
+            (parts,) = steps_of(replace(recipe, window=window, stages=stages), 0)
+            assert sorted(np.concatenate(parts).tolist()) == list(range(53))
 
 
 def test_no_step_of_windows_is_left_with_a_few_patterns(recipe: ScanRecipe) -> None:
@@ -59,30 +59,32 @@ def test_no_step_of_windows_is_left_with_a_few_patterns(recipe: ScanRecipe) -> N
     assert max(sizes) - min(sizes) <= SLOTS
 
 
-@pytest.mark.parametrize("window", [0, 4])
-def test_the_halves_share_the_patterns_of_a_stage(recipe: ScanRecipe, window: int) -> None:
-    chosen = tuple(range(3, 40))
-    stages = (replace(recipe.stages[0], subset=chosen),)
-    recipe = replace(recipe, window=window, stages=stages)
-    halves = []
-    for half in (0, 1):
-        steps = steps_of(recipe, 1, half)
-        numbers = np.concatenate([part for parts in steps for part in parts])
-        halves.append(recipe.scan.numbers[numbers].tolist())
-        assert not np.any(np.diff(np.sort(numbers)) == 1)
-    assert abs(len(halves[0]) - len(halves[1])) == 1
-    assert sorted(halves[0] + halves[1]) == list(chosen)
+def test_the_halves_share_the_patterns_of_a_stage(recipe: ScanRecipe) -> None:
+    for window in (0, 4):
+        chosen = tuple(range(3, 40))
+        stages = (replace(recipe.stages[0], subset=chosen),)
+        recipe = replace(recipe, window=window, stages=stages)
+        halves = []
+        for half in (0, 1):
+            steps = steps_of(recipe, 1, half)
+            numbers = np.concatenate([part for parts in steps for part in parts])
+            halves.append(recipe.scan.numbers[numbers].tolist())
+            assert not np.any(np.diff(np.sort(numbers)) == 1)
+        assert abs(len(halves[0]) - len(halves[1])) == 1
+        assert sorted(halves[0] + halves[1]) == list(chosen)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_rank_holds_the_windows_of_its_slots_alone(recipe: ScanRecipe, ranks: int) -> None:
-    recipe = replace(recipe, window=4)
-    slots = range(SLOTS) if ranks == 1 else range(1)
-    patterns, whole = Patterns(recipe, len(slots)), recipe.patterns[:]
-    for parts in steps_of(recipe, 0):
-        for slot in slots:
-            if len(parts[slot]):
-                read = patterns.read(parts[slot], "cpu").numpy()
-                assert np.array_equal(np.fft.fftshift(read, (-2, -1)), whole[parts[slot]].astype(np.float32))
-        assert len(patterns.chunks) <= 3 * len(slots)
-    assert recipe.chunks == 14
+def test_a_rank_holds_the_windows_of_its_slots_alone(recipe: ScanRecipe) -> None:
+    for ranks in (1, 3):
+        recipe = replace(recipe, window=4)
+        slots = range(SLOTS) if ranks == 1 else range(1)
+        patterns, whole = Patterns(recipe, len(slots)), recipe.patterns[:]
+        for parts in steps_of(recipe, 0):
+            for slot in slots:
+                if len(parts[slot]):
+                    read = patterns.read(parts[slot], "cpu").numpy()
+                    assert np.array_equal(
+                        np.fft.fftshift(read, (-2, -1)), whole[parts[slot]].astype(np.float32)
+                    )
+            assert len(patterns.chunks) <= 3 * len(slots)
+        assert recipe.chunks == 14

@@ -70,21 +70,17 @@ def test_a_last_epoch_that_is_refused_loses_no_other(recipe: ScanRecipe, tmp_pat
     assert len(state_in(read_content(newest))["losses"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "kind", "is_spoilt"),
-    [
+def test_a_step_that_spoils_a_tenth_of_the_amplitude_is_no_result() -> None:
+    rows: list[tuple[float, float, str, bool]] = [
         (0.25, 2.0, "amplitude_mse", False),
         (0.25, 150.0, "amplitude_mse", True),
         (50.0, 400.0, "amplitude_mse", False),
         (float("nan"), 1.0, "amplitude_mse", True),
         (-36e3, -35e3, "poisson_nll", False),
         (-36e3, -20e3, "poisson_nll", True),
-    ],
-)
-def test_a_step_that_spoils_a_tenth_of_the_amplitude_is_no_result(
-    before: float, after: float, kind: str, is_spoilt: bool
-) -> None:
-    assert ReconstructionState({}, 1.0, scale=1e4).is_spoilt(before, after, kind) == is_spoilt
+    ]
+    for before, after, kind, is_spoilt in rows:
+        assert ReconstructionState({}, 1.0, scale=1e4).is_spoilt(before, after, kind) == is_spoilt
 
 
 def test_modes_still_follow_the_first_one_in_the_next_stage() -> None:

@@ -136,29 +136,27 @@ def test_adam_counts_the_steps_that_were_its_own() -> None:
     assert (before - state.parameters["object"]).tolist() == pytest.approx([0.1, 0.1], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("solver", "options"),
-    [
+def test_options_of_solvers_are_those_of_torch() -> None:
+    rows: list[tuple[str, dict[str, Any]]] = [
         ("adam", {"betas": (0.5, 0.9)}),
         ("adam", {"amsgrad": True}),
         ("sgd", {"momentum": 0.9}),
         ("sgd", {"momentum": 0.0}),
-    ],
-)
-def test_options_of_solvers_are_those_of_torch(solver: str, options: dict[str, Any]) -> None:
-    theirs = torch.tensor([1.0, -2.0, 0.5], requires_grad=True)
-    optimizer = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[solver]([theirs], lr=0.1, **options)
-    state = ReconstructionState({"background": theirs.detach().clone()}, 1.0)
-    batch = PatternBatch([], 0.5, 0.1, replace(STAGE, **options))
-    for _ in range(8):
-        optimizer.zero_grad()
-        (0.5 * theirs.square().sum()).backward()
-        optimizer.step()
-        gradients = {"background": 2 * state.parameters["background"]}  # of the sum
-        SOLVERS[solver](state, gradients, {"background": 0.1}, batch)
-        torch.testing.assert_close(state.parameters["background"], theirs.detach())
-    begin_epoch(state, STAGE, 0)
-    assert "directions" not in state.moments
+    ]
+    for solver, options in rows:
+        theirs = torch.tensor([1.0, -2.0, 0.5], requires_grad=True)
+        optimizer = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[solver]([theirs], lr=0.1, **options)
+        state = ReconstructionState({"background": theirs.detach().clone()}, 1.0)
+        batch = PatternBatch([], 0.5, 0.1, replace(STAGE, **options))
+        for _ in range(8):
+            optimizer.zero_grad()
+            (0.5 * theirs.square().sum()).backward()
+            optimizer.step()
+            gradients = {"background": 2 * state.parameters["background"]}  # of the sum
+            SOLVERS[solver](state, gradients, {"background": 0.1}, batch)
+            torch.testing.assert_close(state.parameters["background"], theirs.detach())
+        begin_epoch(state, STAGE, 0)
+        assert "directions" not in state.moments
 
 
 def test_adam_forgets_what_it_kept_with_other_betas() -> None:

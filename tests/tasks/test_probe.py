@@ -1,4 +1,4 @@
-"""Receptive field, alignment and purity of networks, found by trying them."""
+"""Receptive field, alignment and purity of networks and functions, found by trying them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from scipy import ndimage
 from torch import nn
 from torch.nn import functional
 
 from halotile.errors import ConfigError
+from halotile.graphs.kinds.sections import Tile
+from halotile.graphs.plans.trials.receptive_field import Halo, rehearsed
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.probe import check_purity, probe
+from tests.cases import thorough
 
 
 def conv(into: int, out: int, size: int = 3, **options: Any) -> nn.Module:
@@ -135,23 +140,15 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Use:
 
 
 # A pooled or strided cell begins up to (stride - 1) pixels before the pixel it is asked about.
-@pytest.mark.parametrize(
-    ("build", "dims", "expected"),
-    [
-        pytest.param(nn.Identity, 2, (0, 1), id="identity"),
-        pytest.param(conv_stack, 2, (4, 1), id="conv stack"),
-        pytest.param(dilated, 2, (12, 1), id="dilated"),
-        pytest.param(lopsided, 2, (4, 1), id="lopsided"),
-        pytest.param(deaf_to_nan, 2, (4, 1), id="swallows NaN"),
-        pytest.param(max_pooled, 2, (4, 2), id="max pool"),
-        pytest.param(UNet, 2, (9, 4), id="unet"),
-        pytest.param(volume, 3, (2, 1), id="3-D"),
-    ],
-)
-def test_a_network_is_found_to_look_exactly_as_far_as_it_does(
-    network: Use, build: Callable[[], nn.Module], dims: int, expected: tuple[int, int]
-) -> None:
-    assert probe(network(build), dims) == expected
+def test_a_network_is_found_to_look_exactly_as_far_as_it_does(network: Use) -> None:
+    rows: dict[Callable[[], nn.Module], tuple[int, int]] = {
+        nn.Identity: (0, 1),
+        conv_stack: (4, 1),
+        dilated: (12, 1),
+    }
+    rows |= {lopsided: (4, 1), deaf_to_nan: (4, 1), max_pooled: (4, 2), UNet: (9, 4), volume: (2, 1)}
+    for build, expected in rows.items():
+        assert probe(network(build), 3 if build is volume else 2) == expected, build
 
 
 def test_what_is_written_down_stays_when_the_rest_is_probed(network: Use) -> None:
@@ -172,22 +169,15 @@ def test_a_network_with_several_channels_is_probed_over_all_of_them(network: Use
     assert probe(network(lambda: conv(3, 2), channels=(3, 2)), 2) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        pytest.param(lambda: nn.Sequential(conv(1, 2), nn.InstanceNorm2d(2), conv(2, 1)), id="instance norm"),
-        pytest.param(Attention, id="attention"),
-        pytest.param(Fourier, id="fourier"),
-    ],
-)
-def test_a_network_over_the_whole_image_is_refused(network: Use, build: Callable[[], nn.Module]) -> None:
-    with pytest.raises(ConfigError, match="lab:build looks at the whole image"):
-        probe(network(build), 2)
+def test_a_network_over_the_whole_image_is_refused(network: Use) -> None:
+    rows: list[Callable[[], nn.Module]] = [Attention, Fourier]
+    for build in (*rows, lambda: nn.Sequential(conv(1, 2), nn.InstanceNorm2d(2), conv(2, 1))):
+        with pytest.raises(ConfigError, match="lab:build looks at the whole image"):
+            probe(network(build), 2)
 
 
-@pytest.mark.parametrize(
-    ("build", "options", "message"),
-    [
+def test_a_network_that_cannot_be_tiled_is_refused_with_the_reason(network: Use) -> None:
+    rows: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
         (Positions, {}, "depends on the position of the tile"),
         (lambda: nn.Conv2d(1, 1, 3), {}, "loses pixels at its edges has to pad"),
         (lambda: nn.Upsample(scale_factor=2), {}, r"Write scale: 2\."),
@@ -202,13 +192,10 @@ def test_a_network_over_the_whole_image_is_refused(network: Use, build: Callable
         (lambda: conv(3, 3), {}, r"lab:build failed .* It takes 3 channels: write channels: \[3, 3\]\."),
         (nn.Flatten, {}, r"Return a tensor of shape \(tiles, channels, \*spatial\)"),
         (lambda: nn.Threshold(2.0, float("inf")), {}, "returns NaN or infinity"),
-    ],
-)
-def test_a_network_that_cannot_be_tiled_is_refused_with_the_reason(
-    network: Use, build: Callable[[], nn.Module], options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        probe(network(build, **options), 2)
+    ]
+    for build, options, message in rows:
+        with pytest.raises(ConfigError, match=message):
+            probe(network(build, **options), 2)
 
 
 def test_a_numpy_function_is_probed_without_gradients() -> None:
@@ -220,17 +207,15 @@ def test_a_numpy_function_is_probed_without_gradients() -> None:
     assert probe(GivenFunction(call=shifted, depth=5), 2) == (5, 1)
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
+def test_an_impure_network_is_refused(network: Use) -> None:
+    rows: list[tuple[Callable[[], nn.Module], str]] = [
         (Warm, "lab:build returned two results for one tile"),
         (lambda: nn.Sequential(conv(1, 1), RandomAlways()), "lab:build returned two results for one tile"),
         (InPlace, "lab:build changes its input"),
-    ],
-)
-def test_an_impure_network_is_refused(network: Use, build: Callable[[], nn.Module], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_purity(network(build), 2)
+    ]
+    for build, message in rows:
+        with pytest.raises(ConfigError, match=message):
+            check_purity(network(build), 2)
 
 
 def test_a_pointwise_function_may_give_infinity() -> None:
@@ -279,3 +264,82 @@ class Ahead(nn.Module):  # type: ignore[misc]
 
 def test_a_look_of_half_the_longest_window_is_found_on_both_axes(network: Use) -> None:
     assert probe(network(Ahead), 2) == (511, 8)
+
+
+Image = NDArray[Any]
+
+
+def above_noise(image: Image, times: float = 2.0) -> Image:
+    level = np.median(np.abs(image - np.median(image)))
+    return np.where(image > times * level, image, 0)
+
+
+def logarithm(image: Image) -> Any:
+    with np.errstate(invalid="ignore"):
+        return np.log(image - 0.1)
+
+
+def by_twos(image: Image) -> Image:
+    for axis, length in enumerate(image.shape):
+        every_other = image.take(range(0, length, 2), axis)
+        image = every_other.repeat(2, axis).take(range(length), axis)
+    return image
+
+
+def stretched(image: Image) -> Any:
+    return (image - image.min()) / (image.max() - image.min())
+
+
+SOUND: dict[str, tuple[Callable[[Image], Image], int]] = {
+    "running sums": (lambda image: ndimage.uniform_filter(image, 9), 4),
+    "median": (lambda image: ndimage.median_filter(image, 5), 2),
+    "gaussian": (lambda image: ndimage.gaussian_filter(image, 2, truncate=4), 8),
+    "threshold": (lambda image: np.where(image > 0.25, image, 0), 0),
+    "logarithm": (logarithm, 0),
+    "zero": (lambda image: image * 0, 0),
+}
+WRONG: dict[str, tuple[Callable[[Image], Image], int]] = {
+    "farther": (lambda image: ndimage.uniform_filter(image, 9), 3),
+    "mean": (lambda image: image - image.mean(), 4),
+    "least and most": (stretched, 8),
+    "noise level": (above_noise, 8),
+    "three deviations": (lambda image: above_noise(image, 3 * 1.4826), 8),
+    "bright": (lambda image: np.where(image > image.mean(), image, np.nan), 4),
+    "by twos": (by_twos, 2),
+    "large depth": (lambda image: image - image.mean(), 70),
+}
+
+
+def tried(call: Callable[[Image], Image], depth: int, dims: int, tile: Tile | None = None) -> Halo:
+    halo = Halo(((depth, depth),) * dims, 1, "given")
+    return rehearsed(tile or Tile(), GivenFunction(call=call, depth=depth), halo, (500,) * dims)
+
+
+@pytest.mark.parametrize("dims", [2, thorough(3)])
+def test_a_function_with_the_right_depth_is_accepted(dims: int) -> None:
+    for call, depth in SOUND.values():
+        tried(call, depth, dims)
+
+
+def test_a_depth_that_exceeds_the_memory_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"depth of 4000000: an image to check that on.*needs more memory than a worker has"
+    ):
+        tried(lambda image: image, 4_000_000, 2)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_one_that_looks_farther_is_refused(dims: int) -> None:
+    for call, depth in WRONG.values():
+        words = rf"looks farther than its depth of {depth}, or at the whole.*seams: allow"
+        with pytest.raises(ConfigError, match=words):
+            tried(call, depth, dims)
+
+
+def test_one_whose_seams_are_allowed_is_taken() -> None:
+    tried(*WRONG["mean"], 2, Tile(seams="allow"))
+
+
+def test_complex_numbers_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"returned complex numbers \(complex64\).*modulus"):
+        tried(lambda image: image + 1j, 0, 2)

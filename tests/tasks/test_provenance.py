@@ -12,7 +12,7 @@ from halotile.tasks.denoisers.function import Function
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.options import import_reference
 from halotile.tasks.trials import provenance
-from halotile.tasks.trials.provenance import build_sealed, seals_of
+from halotile.tasks.trials.provenance import build_sealed, opened_files, seals_of
 from halotile.tasks.user_code import imported_digest
 
 
@@ -134,3 +134,20 @@ def test_compiled_filters_belong_to_halotile(
         place.write_bytes(content)
         digests.add(provenance._halotile())
     assert len(digests) == 3
+
+
+def test_a_watch_goes_on_when_one_inside_it_ends(tmp_path: Path) -> None:
+    file = tmp_path / "depth.txt"
+    file.write_text("2")
+    with opened_files() as outer:
+        with opened_files() as inner:
+            pass
+        file.read_text()
+    file.read_text()
+    assert (outer, inner) == ({str(file)}, set())
+
+
+def test_files_that_are_only_written_do_not_count(tmp_path: Path) -> None:
+    with opened_files() as seen:
+        (tmp_path / "log.txt").write_text("tried")
+    assert not seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -78,51 +79,55 @@ def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.T
     return loss
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize(
-    ("propagator", "oversampling"),
-    [(FarField(), 1), (FarField(), 3), (NEAR, 1)],
-    ids=["far", "oversampled", "near"],
-)
-def test_gradients_are_those_of_automatic_differentiation(
-    propagator: Propagator, oversampling: int, loss: str, masked: bool
-) -> None:
-    generator = torch.Generator().manual_seed(1)
-    detector = [n // oversampling for n in SHAPE]
-    mask = torch.rand(detector, generator=generator) > 0.2 if masked else None
-    patterns = torch.poisson(5 * torch.ones(5, *detector, dtype=torch.float64), generator)
-    exact = leaves(torch.float32, of=torch.float64, detector=detector)
-    differentiated(PatternModel(propagator, loss, mask, oversampling), exact, patterns)
-    errors = {}
-    for kind in (torch.float64, torch.float32):
-        model = PatternModel(
-            _of(propagator, kind), loss, None if mask is None else mask.to(kind), oversampling
-        )
-        x = leaves(torch.float32, of=kind, detector=detector)
-        expected = differentiated(model, x, patterns.to(kind))
+def test_gradients_are_those_of_automatic_differentiation() -> None:
+    rows: list[tuple[Propagator, int]] = [(FarField(), 1), (FarField(), 3), (NEAR, 1)]
+    for (propagator, oversampling), loss, masked in itertools.product(rows, LOSSES, (False, True)):
+        generator = torch.Generator().manual_seed(1)
+        detector = [n // oversampling for n in SHAPE]
+        mask = torch.rand(detector, generator=generator) > 0.2 if masked else None
+        patterns = torch.poisson(5 * torch.ones(5, *detector, dtype=torch.float64), generator)
+        exact = leaves(torch.float32, of=torch.float64, detector=detector)
+        differentiated(PatternModel(propagator, loss, mask, oversampling), exact, patterns)
+        errors = {}
+        for kind in (torch.float64, torch.float32):
+            model = PatternModel(
+                _of(propagator, kind), loss, None if mask is None else mask.to(kind), oversampling
+            )
+            x = leaves(torch.float32, of=kind, detector=detector)
+            expected = differentiated(model, x, patterns.to(kind))
+            with torch.no_grad():
+                places = Positions.at(x["place"], x["weight"], x["shares"])
+                arguments = (
+                    x["object"],
+                    x["probe"],
+                    x["background"],
+                    places,
+                    patterns.to(kind),
+                    [slice(0, 5)],
+                )
+                (found,) = model.gradients(*arguments, variations=x["variations"])
+            assert abs(found.loss - expected) / abs(expected) < (1e-12 if kind == torch.float64 else 1e-6)
+            for name, leaf in exact.items():
+                assert leaf.grad is not None
+                for way, gradient in (("ours", gradient_of(found, name, leaf)), ("torch", x[name].grad)):
+                    assert gradient is not None
+                    difference = (gradient.to(leaf.dtype) - leaf.grad).abs().max() / leaf.grad.abs().max()
+                    errors[kind, name, way] = float(difference)
         with torch.no_grad():
-            places = Positions.at(x["place"], x["weight"], x["shares"])
-            arguments = (x["object"], x["probe"], x["background"], places, patterns.to(kind), [slice(0, 5)])
-            (found,) = model.gradients(*arguments, variations=x["variations"])
-        assert abs(found.loss - expected) / abs(expected) < (1e-12 if kind == torch.float64 else 1e-6)
-        for name, leaf in exact.items():
-            assert leaf.grad is not None
-            for way, gradient in (("ours", gradient_of(found, name, leaf)), ("torch", x[name].grad)):
-                assert gradient is not None
-                difference = (gradient.to(leaf.dtype) - leaf.grad).abs().max() / leaf.grad.abs().max()
-                errors[kind, name, way] = float(difference)
-    with torch.no_grad():
-        (few,) = model.gradients(*arguments, ("object", "shares"), x["variations"])
-    assert list(few.parts) == ["object", "shares", "pattern_loss"]
-    with torch.no_grad():
-        (ranked,) = replace(model, loss="amplitude_mse").gradients(*arguments, ("object",), x["variations"])
-    assert float(few.parts["pattern_loss"].double().sum()) == pytest.approx(float(ranked.loss), rel=1e-5)
-    assert all(torch.equal(part, found.parts[name]) for name, part in few.parts.items())
-    for name in exact:
-        assert errors[torch.float64, name, "ours"] < 1e-12, name
-        # A sum of many terms rounds in single precision, whoever computes it.
-        assert errors[torch.float32, name, "ours"] < max(1e-6, 2 * errors[torch.float32, name, "torch"]), name
+            (few,) = model.gradients(*arguments, ("object", "shares"), x["variations"])
+        assert list(few.parts) == ["object", "shares", "pattern_loss"]
+        with torch.no_grad():
+            (ranked,) = replace(model, loss="amplitude_mse").gradients(
+                *arguments, ("object",), x["variations"]
+            )
+        assert float(few.parts["pattern_loss"].double().sum()) == pytest.approx(float(ranked.loss), rel=1e-5)
+        assert all(torch.equal(part, found.parts[name]) for name, part in few.parts.items())
+        for name in exact:
+            assert errors[torch.float64, name, "ours"] < 1e-12, name
+            # A sum of many terms rounds in single precision, whoever computes it.
+            assert errors[torch.float32, name, "ours"] < max(
+                1e-6, 2 * errors[torch.float32, name, "torch"]
+            ), name
 
 
 def differentiated(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,11 @@
-"""Networks and steps of trainings, on one rank."""
+"""Networks and steps of trainings, on one rank, killed and resumed too."""
 
 from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -26,7 +25,7 @@ from halotile.tasks.block import BlockRunner
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.unet import UNet
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.training.curve import read_curve
+from halotile.tasks.groups.training.curve import CurveRow, read_curve
 from halotile.tasks.groups.training.fit import fit
 from halotile.tasks.groups.training.one_file import WriteFile
 from halotile.tasks.groups.training.saved import read_content, state_in
@@ -34,6 +33,7 @@ from halotile.tasks.networks.base import Network
 from halotile.tasks.networks.dncnn import DnCNNNetwork
 from halotile.tasks.networks.unet import UNetNetwork
 from halotile.tasks.training import trainer
+from halotile.tasks.training.methods import PatchBatch
 from halotile.tasks.training.recipe import Recipe
 from halotile.tasks.training.trainer import GAP_PIXELS, AdamOptimizer, Trainer, draw_examples
 from halotile.tasks.training.writing import encoded_weights
@@ -126,24 +126,28 @@ def test_to_draw_and_to_validate_changes_no_bit_of_a_training(
     assert torch.equal(torch.get_rng_state(), random_numbers)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 5])
-def test_patches_are_drawn_above_the_same_ones_denoised(channels: int) -> None:
-    noisy = np.random.default_rng(0).normal(size=(5, channels, 80, 80)).astype(np.float32)
-    scales = np.array([1.0, 10.0, 100.0, 1000.0, 1.0], np.float32).reshape(5, 1, 1, 1)
-    scales = scales * np.array([1.0, 300.0, 20.0, 1.0, 1.0], np.float32)[:channels].reshape(-1, 1, 1)
-    png = b"".join(draw_examples(scales * noisy, scales * np.clip(noisy, -1, 1)))
-    drawn = np.asarray(PIL.Image.open(BytesIO(png)))
-    assert drawn.shape == (2 * 64 + GAP_PIXELS, 4 * 64 + 3 * GAP_PIXELS, *([3] if channels == 5 else []))
-    for number in range(4):
-        part = slice(number * (64 + GAP_PIXELS), number * (64 + GAP_PIXELS) + 64)
-        above, below = (drawn[rows, part].astype(int) for rows in (slice(0, 64), slice(-64, None)))
-        for one, other in zip(np.atleast_3d(above).T, np.atleast_3d(below).T, strict=True):
-            assert (one.min(), one.max()) == (0, 255), (
-                "black and white are those of a channel of the noisy patch"
-            )
-            assert 60 < other.min() < other.max() < 200
-            inside = (one > other.min()) & (one < other.max())
-            np.testing.assert_array_equal(other[inside], one[inside])
+def test_patches_are_drawn_above_the_same_ones_denoised() -> None:
+    for channels in (1, 2, 5):
+        noisy = np.random.default_rng(0).normal(size=(5, channels, 80, 80)).astype(np.float32)
+        scales = np.array([1.0, 10.0, 100.0, 1000.0, 1.0], np.float32).reshape(5, 1, 1, 1)
+        scales = scales * np.array([1.0, 300.0, 20.0, 1.0, 1.0], np.float32)[:channels].reshape(-1, 1, 1)
+        png = b"".join(draw_examples(scales * noisy, scales * np.clip(noisy, -1, 1)))
+        drawn = np.asarray(PIL.Image.open(BytesIO(png)))
+        assert drawn.shape == (
+            2 * 64 + GAP_PIXELS,
+            4 * 64 + 3 * GAP_PIXELS,
+            *([3] if channels == 5 else []),
+        )
+        for number in range(4):
+            part = slice(number * (64 + GAP_PIXELS), number * (64 + GAP_PIXELS) + 64)
+            above, below = (drawn[rows, part].astype(int) for rows in (slice(0, 64), slice(-64, None)))
+            for one, other in zip(np.atleast_3d(above).T, np.atleast_3d(below).T, strict=True):
+                assert (one.min(), one.max()) == (0, 255), (
+                    "black and white are those of a channel of the noisy patch"
+                )
+                assert 60 < other.min() < other.max() < 200
+                inside = (one > other.min()) & (one < other.max())
+                np.testing.assert_array_equal(other[inside], one[inside])
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
@@ -176,30 +180,30 @@ def test_one_rank_alone_adds_the_slots_in_their_order() -> None:
     assert torch.equal(weight.detach(), -mean)
 
 
-@pytest.mark.parametrize("name", registry.names("networks"))
-def test_the_size_of_the_weights_is_bounded(name: str, tmp_path: Path) -> None:
-    network = registry.find("networks", name).NETWORK()
-    for channels in (1, 3):
-        module = network.build(channels, torch.zeros(channels), torch.ones(channels))
-        save_file(dict(network.weights(module)), tmp_path / "weights")
-        assert (tmp_path / "weights").stat().st_size <= network.weight_bytes(channels)
+def test_the_size_of_the_weights_is_bounded(tmp_path: Path) -> None:
+    for name in registry.names("networks"):
+        network = registry.find("networks", name).NETWORK()
+        for channels in (1, 3):
+            module = network.build(channels, torch.zeros(channels), torch.ones(channels))
+            save_file(dict(network.weights(module)), tmp_path / "weights")
+            assert (tmp_path / "weights").stat().st_size <= network.weight_bytes(channels)
 
 
-@pytest.mark.parametrize("name", registry.names("networks"))
-def test_weights_give_what_the_trained_network_gives(name: str, tmp_path: Path) -> None:
+def test_weights_give_what_the_trained_network_gives(tmp_path: Path) -> None:
     """Normalisation is in the weights, and the values outside 0 to 1."""
-    network = registry.find("networks", name).NETWORK()
-    torch.manual_seed(0)
-    module = network.build(1, torch.tensor([500.0]), torch.tensor([80.0]))
-    image = 500 + 80 * torch.randn(1, 1, 40, 48)
-    path = tmp_path / "weights.safetensors"
-    save_file(dict(network.weights(module)), path)
-    assert load_file(path)
-    model = DENOISERS[name](
-        **{k: v for k, v in network.denoiser(1).items() if k != "name"}, weights=str(path)
-    ).build()
-    with torch.no_grad():
-        assert torch.allclose(model(image), module(image), rtol=1e-4, atol=1e-2)
+    for name in registry.names("networks"):
+        network = registry.find("networks", name).NETWORK()
+        torch.manual_seed(0)
+        module = network.build(1, torch.tensor([500.0]), torch.tensor([80.0]))
+        image = 500 + 80 * torch.randn(1, 1, 40, 48)
+        path = tmp_path / "weights.safetensors"
+        save_file(dict(network.weights(module)), path)
+        assert load_file(path)
+        model = DENOISERS[name](
+            **{k: v for k, v in network.denoiser(1).items() if k != "name"}, weights=str(path)
+        ).build()
+        with torch.no_grad():
+            assert torch.allclose(model(image), module(image), rtol=1e-4, atol=1e-2)
 
 
 def test_steps_are_those_of_the_adam_of_torch() -> None:
@@ -230,15 +234,78 @@ def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
     assert (used.tolist(), unused.tolist()) == ([pytest.approx(0.9)] * 2, [1.0, 1.0])
 
 
-def test_a_training_imports_no_compiler() -> None:
-    """It would take a second and 150 MB in each worker."""
-    program = """
-import sys, torch
-from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.training.fit import fit
-from halotile.tasks.training.trainer import AdamOptimizer
-layer = torch.nn.Conv2d(1, 1, 3)
-fit(TorchGroup(), layer, lambda step, slot: torch.ones(1, 1, 5, 5), lambda f, x: f(x).square().mean(), AdamOptimizer(layer.parameters(), lambda step: 0.1), steps=2)
-assert "torch._dynamo" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
+STEPS, EVERY = 24, 4
+
+
+class Killed(BaseException):
+    """Ends a training as a signal does."""
+
+
+def train(folder: Path, killed: int | None = None) -> Recipe:
+    """Train from the checkpoint on, up to the end or a step in which it is killed."""
+    folder.mkdir(exist_ok=True)
+    network = UNetNetwork(width=2, levels=1)
+    recipe = recipe_of(folder, network, noisy_waves()[1], steps=STEPS, every=EVERY)
+
+    class Killing(Trainer):
+        def draw(self, step: int, slot: int) -> PatchBatch:
+            if step == killed:
+                raise Killed
+            return super().draw(step, slot)
+
+    with suppress(Killed):
+        Killing(recipe, "cpu").train(TorchGroup())
+    return recipe
+
+
+def rows_of(recipe: Recipe) -> list[CurveRow]:
+    """The curve without its times."""
+    return [{name: n for name, n in row.items() if name != "seconds"} for row in read_curve(recipe.curve)[1]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, list[CurveRow]]:
+    """A training that nothing interrupts."""
+    recipe = train(tmp_path_factory.mktemp("whole"))
+    rows = rows_of(recipe)
+    assert [row["iteration"] for row in rows] == list(range(EVERY, STEPS + 1, EVERY))
+    return recipe, rows
+
+
+@pytest.fixture(params=[0.0, math.inf], ids=["always", "seldom"])
+def written(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint after every step; the curve written after every step, or only where it has to be."""
+    monkeypatch.setattr(trainer, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(trainer, "WRITE_SECONDS", request.param)
+
+
+@pytest.mark.usefixtures("written")
+@pytest.mark.parametrize("kills", [(3,), (4,), (13, 14), (23,)], ids=str)
+def test_the_curve_is_that_of_a_training_that_nothing_interrupts(
+    whole: tuple[Recipe, list[CurveRow]], kills: tuple[int, ...], tmp_path: Path
+) -> None:
+    for step in kills:
+        train(tmp_path, step)
+    recipe = train(tmp_path)
+    assert rows_of(recipe) == whole[1]
+    expected, found = (state_in(read_content(each.checkpoint))["module"] for each in (whole[0], recipe))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_rows_of_a_curve_that_is_lost_come_from_the_checkpoint(
+    whole: tuple[Recipe, list[CurveRow]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "CHECKPOINT_SECONDS", 0.0)
+    train(tmp_path, 13).curve.unlink()
+    rows = rows_of(train(tmp_path))
+    lost = [{name: n for name, n in row.items() if name != "validation"} for row in whole[1][:3]]
+    assert rows == [*lost, *whole[1][3:]]
+
+
+def test_rows_after_the_checkpoint_are_recorded_again(tmp_path: Path) -> None:
+    """In the mode fast, with other workers, they may have other bits."""
+    recipe = train(tmp_path, 13)
+    assert not recipe.checkpoint.exists()
+    assert [row["iteration"] for row in read_curve(recipe.curve)[1]] == [4, 8, 12]
+    train(tmp_path, 1)
+    assert read_curve(recipe.curve) == (1, [])

@@ -26,22 +26,22 @@ def saved(path: Path, channels: int = 1, width: int = 4, levels: int = 2) -> Pat
     return path
 
 
-@pytest.mark.parametrize("levels", [1, 2, 3])
-def test_it_looks_as_far_as_it_declares(tmp_path: Path, levels: int) -> None:
-    denoiser = UNet(weights=str(saved(tmp_path / "w.safetensors", levels=levels)))
-    network: Any = denoiser.reference()
-    for parameter in network.parameters():
-        parameter.data.abs_()  # nothing cancels
-    size = 4 * 2**levels * 8
-    seen = 0
-    for place in range(size // 2, size // 2 + denoiser.alignment):
-        image = torch.ones(1, 1, size, 8, requires_grad=True)
-        network(image)[0, 0, place].sum().backward()
-        assert image.grad is not None
-        rows = image.grad[0, 0].abs().sum(1).nonzero()
-        seen = max(seen, place - int(rows.min()), int(rows.max()) - place)
-    assert denoiser.receptive_field() == seen
-    assert denoiser.alignment == 2**levels
+def test_it_looks_as_far_as_it_declares(tmp_path: Path) -> None:
+    for levels in (1, 2, 3):
+        denoiser = UNet(weights=str(saved(tmp_path / "w.safetensors", levels=levels)))
+        network: Any = denoiser.reference()
+        for parameter in network.parameters():
+            parameter.data.abs_()  # nothing cancels
+        size = 4 * 2**levels * 8
+        seen = 0
+        for place in range(size // 2, size // 2 + denoiser.alignment):
+            image = torch.ones(1, 1, size, 8, requires_grad=True)
+            network(image)[0, 0, place].sum().backward()
+            assert image.grad is not None
+            rows = image.grad[0, 0].abs().sum(1).nonzero()
+            seen = max(seen, place - int(rows.min()), int(rows.max()) - place)
+        assert denoiser.receptive_field() == seen
+        assert denoiser.alignment == 2**levels
 
 
 def test_an_image_that_is_the_same_everywhere_gets_no_frame(tmp_path: Path) -> None:
@@ -79,18 +79,18 @@ def test_tiles_have_the_bits_of_the_whole_image(
         assert np.array_equal(results[0], expected)
 
 
-@pytest.mark.parametrize("levels", [1, 2, 3])
-def test_training_has_the_numbers_of_its_use(levels: int) -> None:
-    network = BlindUNet(2, 4, levels).double()
-    image, weights = torch.randn(2, 3, 2, 21, 18, dtype=torch.float64)
-    results = []
-    for training in (True, False):
-        network.train(training)
-        part = image.clone().requires_grad_()
-        result = network(part)
-        results.append([result, *torch.autograd.grad(result, [part, *network.parameters()], weights)])
-    for trained, used in zip(*results, strict=True):
-        assert torch.allclose(trained, used, rtol=0, atol=1e-12 * float(used.detach().abs().max()))
+def test_training_has_the_numbers_of_its_use() -> None:
+    for levels in (1, 2, 3):
+        network = BlindUNet(2, 4, levels).double()
+        image, weights = torch.randn(2, 3, 2, 21, 18, dtype=torch.float64)
+        results = []
+        for training in (True, False):
+            network.train(training)
+            part = image.clone().requires_grad_()
+            result = network(part)
+            results.append([result, *torch.autograd.grad(result, [part, *network.parameters()], weights)])
+        for trained, used in zip(*results, strict=True):
+            assert torch.allclose(trained, used, rtol=0, atol=1e-12 * float(used.detach().abs().max()))
 
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from halotile.errors import WeightsError
 from halotile.tasks.denoisers.common.weights import file_sha256, load_weights
+from tests.cases import in_folders
 
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
 
@@ -26,28 +27,28 @@ def save(path: Path, content: Any = None) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt"])
-def test_tensors_come_back_as_they_were_saved(tmp_path: Path, suffix: str) -> None:
-    loaded = load_weights(save(tmp_path / f"net{suffix}"))
-    assert loaded.keys() == TENSORS.keys()
-    assert all(torch.equal(loaded[key], tensor) for key, tensor in TENSORS.items())
+def test_tensors_come_back_as_they_were_saved(tmp_path: Path) -> None:
+    for suffix in (".safetensors", ".pth", ".pt"):
+        loaded = load_weights(save(tmp_path / f"net{suffix}"))
+        assert loaded.keys() == TENSORS.keys()
+        assert all(torch.equal(loaded[key], tensor) for key, tensor in TENSORS.items())
 
 
-@pytest.mark.parametrize("wrapper", ["state_dict", "params"])
-def test_a_state_dictionary_inside_a_checkpoint_is_found(tmp_path: Path, wrapper: str) -> None:
-    path = save(tmp_path / "net.pth", {wrapper: TENSORS, "epoch": 7})
-    assert load_weights(path).keys() == TENSORS.keys()
+def test_a_state_dictionary_inside_a_checkpoint_is_found(tmp_path: Path) -> None:
+    for wrapper in ("state_dict", "params"):
+        path = save(tmp_path / "net.pth", {wrapper: TENSORS, "epoch": 7})
+        assert load_weights(path).keys() == TENSORS.keys()
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_the_checksum_is_compared(tmp_path: Path, suffix: str) -> None:
-    path = save(tmp_path / f"net{suffix}")
-    right = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert file_sha256(path) == right
-    assert load_weights(path, right.upper()).keys() == TENSORS.keys()
-    wrong = "0" * 64
-    with pytest.raises(WeightsError, match=rf"(?s){wrong}.*{right}"):
-        load_weights(path, wrong)
+def test_the_checksum_is_compared(tmp_path: Path) -> None:
+    for suffix in (".safetensors", ".pth"):
+        path = save(tmp_path / f"net{suffix}")
+        right = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert file_sha256(path) == right
+        assert load_weights(path, right.upper()).keys() == TENSORS.keys()
+        wrong = "0" * 64
+        with pytest.raises(WeightsError, match=rf"(?s){wrong}.*{right}"):
+            load_weights(path, wrong)
 
 
 class Malicious:
@@ -58,16 +59,17 @@ class Malicious:
         return (Path.touch, (self.target,))
 
 
-@pytest.mark.parametrize("write", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
-def test_pickled_code_is_refused_and_not_run(tmp_path: Path, write: Any) -> None:
-    path, mark = tmp_path / "net.pth", tmp_path / "mark"
-    write({"a.weight": Malicious(mark)}, path)
-    with pytest.raises(
-        WeightsError, match=r"holds pickled code, which is not run\. Save only the tensors"
-    ) as failed:
-        load_weights(path)
-    assert "weights_only" not in str(failed.value)
-    assert not mark.exists()
+def test_pickled_code_is_refused_and_not_run(tmp_path: Path) -> None:
+    rows: list[Any] = [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))]
+    for write in rows:
+        path, mark = tmp_path / "net.pth", tmp_path / "mark"
+        write({"a.weight": Malicious(mark)}, path)
+        with pytest.raises(
+            WeightsError, match=r"holds pickled code, which is not run\. Save only the tensors"
+        ) as failed:
+            load_weights(path)
+        assert "weights_only" not in str(failed.value)
+        assert not mark.exists()
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
@@ -123,29 +125,26 @@ def other_suffix(folder: Path) -> Path:
     return folder / "net.npz"
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        pytest.param(missing, "cannot be opened .*No such file", id="missing"),
-        pytest.param(directory, "is a directory", id="directory"),
-        pytest.param(loop, "cannot be opened .*symbolic links", id="symlink loop"),
-        pytest.param(truncated(".pth"), "damaged", id="truncated pickle"),
-        pytest.param(truncated(".safetensors"), "not a complete safetensors", id="truncated safetensors"),
-        pytest.param(
-            unfinished, r"in .*/net.safetensors.run has not written it yet", id="unfinished training"
-        ),
-        pytest.param(holding([1, 2]), "no state dictionary", id="list"),
-        pytest.param(holding({}), "no state dictionary", id="empty"),
-        pytest.param(holding({"lr": 0.1}), "not tensors: lr", id="number"),
-        pytest.param(other_suffix, "ends with one of .safetensors", id="suffix"),
-    ],
-)
-def test_what_is_not_a_weights_file_is_refused(tmp_path: Path, make: Any, message: str) -> None:
-    with pytest.raises(WeightsError, match=message):
-        load_weights(make(tmp_path))
+def test_what_is_not_a_weights_file_is_refused(tmp_path: Path) -> None:
+    rows = [
+        (missing, "cannot be opened .*No such file"),
+        (directory, "is a directory"),
+        (loop, "cannot be opened .*symbolic links"),
+        (truncated(".pth"), "damaged"),
+        (truncated(".safetensors"), "not a complete safetensors"),
+        (unfinished, r"in .*/net.safetensors.run has not written it yet"),
+        (holding([1, 2]), "no state dictionary"),
+        (holding({}), "no state dictionary"),
+        (holding({"lr": 0.1}), "not tensors: lr"),
+        (other_suffix, "ends with one of .safetensors"),
+    ]
+    for folder, (make, message) in in_folders(tmp_path, rows):
+        with pytest.raises(WeightsError, match=message):
+            load_weights(make(folder))
 
 
-@pytest.mark.parametrize("make", [missing, directory, loop])
-def test_the_checksum_of_what_is_not_a_file_is_refused(tmp_path: Path, make: Any) -> None:
-    with pytest.raises(WeightsError, match="Write the path"):
-        file_sha256(make(tmp_path))
+def test_the_checksum_of_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
+    rows: list[Any] = [missing, directory, loop]
+    for make in rows:
+        with pytest.raises(WeightsError, match="Write the path"):
+            file_sha256(make(tmp_path))

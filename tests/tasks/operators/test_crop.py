@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from halotile.storage.grid import Region
 from halotile.tasks.operators.base import InMemory, Operator, OperatorKind, read_all, window_of
@@ -49,21 +48,15 @@ KINDS: dict[str, tuple[Operator, OperatorKind, Region]] = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_an_operator_declares_its_window(name: str) -> None:
-    operator, kind, window = KINDS[name]
-    assert (operator.kind, window_of(operator, IMAGE)) == (kind, window)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_nothing_outside_the_window_is_seen_or_changed(name: str) -> None:
-    operator, _, window = KINDS[name]
-    hidden = numbers(*IMAGE)
-    hidden[window.slices] = 0
-    assert not np.any(read_all(operator.forward(InMemory(hidden))))
-    adjoint = np.array(read_all(operator.adjoint(InMemory(numbers(*operator.measured(IMAGE))), IMAGE)))
-    adjoint[window.slices] = 0
-    assert not np.any(adjoint)
+def test_an_operator_declares_its_window_and_nothing_outside_it_is_seen_or_changed() -> None:
+    for name, (operator, kind, window) in KINDS.items():
+        assert (operator.kind, window_of(operator, IMAGE)) == (kind, window), name
+        hidden = numbers(*IMAGE)
+        hidden[window.slices] = 0
+        assert not np.any(read_all(operator.forward(InMemory(hidden)))), name
+        adjoint = np.array(read_all(operator.adjoint(InMemory(numbers(*operator.measured(IMAGE))), IMAGE)))
+        adjoint[window.slices] = 0
+        assert not np.any(adjoint), name
 
 
 def test_outside_the_window_nothing_is_read() -> None:

@@ -1,0 +1,273 @@
+"""Parts of distributed calls: tiles that fill the image once, linear systems, and objects that every call finds as they were loaded."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halotile.errors import ConfigError, InputError
+from halotile.tasks.distributed.stacks.krylov import conjugate_gradients, largest_eigenvalue
+from halotile.tasks.distributed.tiling.processor_call import ProcessorCall
+from halotile.tasks.distributed.tiling.tiles import BLENDINGS, Tiles, blend_axis, cut_axis, make_tiles
+from halotile.tasks.distributed.transport.calls import Derivative
+from halotile.tasks.distributed.transport.objects import Packer
+from halotile.tasks.distributed.transport.random_state import Draw
+from tests.cases import in_folders
+
+lengths, patches, overlaps = st.integers(1, 60), st.integers(1, 20), st.integers(0, 12)
+
+
+@given(length=lengths, patch=patches, overlap=overlaps)
+def test_cores_fill_an_axis_once_and_windows_are_equally_long(length: int, patch: int, overlap: int) -> None:
+    cuts = cut_axis(length, patch, overlap)
+    covered = [at for cut in cuts for at in range(*cut.core)]
+    assert covered == list(range(length))
+    assert len({cut.window[1] - cut.window[0] for cut in cuts}) == 1
+    assert all(cut.inner[0] <= cut.core[0] < cut.core[1] <= cut.inner[1] for cut in cuts)
+
+
+@pytest.mark.parametrize("kind", BLENDINGS)
+@given(length=lengths, patch=patches, overlap=overlaps, scale=st.integers(1, 3))
+def test_weights_add_up_to_1_everywhere(kind: str, length: int, patch: int, overlap: int, scale: int) -> None:
+    cuts = cut_axis(length, patch, overlap)
+    total = np.zeros(length * scale)
+    for cut, weights in zip(cuts, blend_axis(cuts, length, overlap, kind, scale), strict=True):
+        start, stop = max(0, cut.window[0]) * scale, min(length, cut.window[1]) * scale
+        assert len(weights) == stop - start
+        assert weights.min() >= 0
+        total[start:stop] += weights
+    np.testing.assert_allclose(total, 1, rtol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(1, 9)),
+    patch=st.integers(1, 9),
+    overlap=st.integers(0, 12),
+    blending=st.sampled_from([None, *BLENDINGS]),
+)
+def test_joining_undoes_cutting(
+    shape: tuple[int, ...], patch: int, overlap: int, blending: str | None
+) -> None:
+    tiles = make_tiles((2, *shape), patch, overlap, (1, 2), blending)
+    image = torch.rand(2, *shape, dtype=torch.float64)
+    made = [tiles.trim(tiles.window(image, number)) for number in range(len(tiles))]
+    torch.testing.assert_close(tiles.join(made), image)
+
+
+def test_windows_are_mirrored_as_torch_pads() -> None:
+    image = torch.rand(1, 1, 12, 10)
+    tiles = Tiles((1, 1, 12, 10), (2, 3), (6, 5), (3, 3))
+    padded = torch.nn.functional.pad(image, (3, 3, 3, 3), mode="reflect")
+    assert torch.equal(tiles.window(image, 0), padded[..., :12, :11])
+    assert torch.equal(tiles.window(image, len(tiles) - 1), padded[..., -12:, -11:])
+
+
+def test_invalid_tiles_are_refused() -> None:
+    rows: list[tuple[tuple[object, ...], str]] = [
+        ((8, 2, (2, 7), None), "tiling_dims is"),
+        (((8, 8, 8), 2, (2, 3), None), "patch_size is"),
+        ((0, 2, None, None), "patch_size is"),
+        ((8, 2, None, "cubic"), "blending is 'cubic'"),
+    ]
+    for options, message in rows:
+        with pytest.raises(ConfigError, match=message):
+            make_tiles((1, 1, 16, 16), *options)  # type: ignore[arg-type]
+
+
+def test_a_processor_that_changes_the_size_by_a_fraction_is_refused() -> None:
+    tiles = make_tiles((1, 1, 16, 16), 8, 2, None, None)
+    with pytest.raises(ConfigError, match="do not fit together"):
+        tiles.trim(torch.zeros(1, 1, 9, 12))
+
+
+BROKEN = float("nan")
+
+
+def test_a_right_hand_side_that_is_not_finite_is_reported() -> None:
+    with pytest.raises(InputError, match="NaN or infinities in the right-hand side: check the measurements"):
+        conjugate_gradients(lambda x: x, torch.tensor([[1.0, BROKEN]]), 1e-3, 9)
+
+
+def test_operators_that_return_nan_are_reported() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        return x * BROKEN
+
+    with pytest.raises(InputError, match="the result of the operators for a finite image"):
+        conjugate_gradients(broken, torch.ones(1, 3), 1e-3, 9)
+    with pytest.raises(InputError, match="the result of the operators for a finite image"):
+        largest_eigenvalue(broken, torch.ones(1, 3), 1e-3, 9)
+
+
+def test_an_adjoint_of_the_wrong_sign_is_reported() -> None:
+    with pytest.raises(ConfigError, match="A_adjoint is not the adjoint of A"):
+        conjugate_gradients(lambda x: -x, torch.ones(1, 3), 1e-3, 9)
+
+
+def test_a_singular_system_is_solved_where_it_can_be() -> None:
+    seen = torch.tensor([[1.0, 0.0, 2.0]])
+    x, residual = conjugate_gradients(lambda x: seen * x, torch.tensor([[1.0, 0.0, 4.0]]), 1e-6, 9)
+    assert residual <= 1e-6
+    torch.testing.assert_close(x, torch.tensor([[1.0, 0.0, 2.0]]))
+
+
+X = torch.ones(1, 1, 6, 6)
+
+
+def processed(thing: Any, folder: Path, draw: Draw | None = None) -> ProcessorCall:
+    return ProcessorCall(Packer(thing, folder).pack(), None, draw=draw)
+
+
+class Counting(torch.nn.Module):  # type: ignore[misc]
+    """A network that adds the number of its calls, which it stores in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.seen: list[int] = []
+        self.count = 0
+        self.lately: torch.Tensor
+        self.register_buffer("lately", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.count + len(self.seen) + float(self.lately)
+        if self.how == "attribute":
+            self.count += 1
+        if self.how == "list":
+            self.seen.append(1)
+        if self.how == "new buffer":
+            self.lately = self.lately + 1
+        if self.how == "buffer":
+            self.lately += 1
+        if self.how == "attribute that was not there":
+            before += getattr(self, "later", 0)
+            self.later = 1
+        return x + before
+
+
+def counter() -> Callable[[torch.Tensor], torch.Tensor]:
+    count = 0
+
+    def add(x: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        return x + count - 1
+
+    return add
+
+
+def inside(x: torch.Tensor, net: Any) -> torch.Tensor:
+    result: torch.Tensor = net(x)
+    return result
+
+
+STORAGE = ("attribute", "list", "new buffer", "buffer", "attribute that was not there")
+STATEFUL: dict[str, Callable[[], Any]] = {
+    **{how: functools.partial(Counting, how) for how in STORAGE},
+    "closure": counter,
+    "network in a closure": lambda: (lambda net: lambda x: net(x))(Counting("attribute")),
+    "network in a partial": lambda: functools.partial(inside, net=Counting("attribute")),
+    "method": lambda: Counting("list").forward,
+    "generator": lambda: functools.partial(
+        lambda x, rng: x + torch.rand(1, generator=rng), rng=torch.Generator().manual_seed(3)
+    ),
+}
+
+
+def test_a_call_finds_an_object_as_it_was_loaded(tmp_path: Path) -> None:
+    for folder, name in in_folders(tmp_path, STATEFUL):
+        call = processed(STATEFUL[name](), folder)
+        (first,), (second,) = call(X), call(X)
+        assert first is not None
+        assert torch.equal(first, second)
+
+
+def test_an_error_leaves_an_object_as_it_was_loaded(tmp_path: Path) -> None:
+    call = processed(Counting("attribute"), tmp_path)
+    with pytest.raises(TypeError):
+        call("text")
+    assert torch.equal(call(X)[0], X)
+
+
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand(x.shape)
+
+
+def noisy_by(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return lambda x: x * torch.rand(x.shape, generator=rng)
+
+
+def test_random_numbers_belong_to_the_call(tmp_path: Path) -> None:
+    rows: list[Any] = [noisy, noisy_by(3)]
+    for folder, thing in in_folders(tmp_path, rows):
+        draws = [Draw(1, 0, 0, 0), Draw(1, 0, 0, 1), Draw(1, 0, 1, 0), Draw(1, 1, 0, 0)]
+        state = torch.get_rng_state()
+        found = [processed(thing, folder, draw)(X)[0] for draw in draws + draws[::-1]]
+        assert torch.equal(torch.get_rng_state(), state)
+        assert all(torch.equal(a, b) for a, b in zip(found[:4], found[:3:-1], strict=True))
+        assert len({float(each.sum()) for each in found if each is not None}) == 4
+
+
+def test_a_generator_depends_on_its_own_seed_and_not_on_the_context(tmp_path: Path) -> None:
+    cases = [(3, 1), (3, 2), (4, 1)]
+    one, same, other = (
+        processed(noisy_by(own), tmp_path, Draw(of_context, 0, 0))(X)[0] for own, of_context in cases
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["it keeps", "it draws"])
+def test_threads_do_not_affect_each_other(keeps: bool, tmp_path: Path) -> None:
+    def slow(x: torch.Tensor, kept: dict[str, Any]) -> torch.Tensor:
+        kept["x"] = x
+        first = torch.rand(1)
+        time.sleep(0.02)
+        result: torch.Tensor = kept["x"] if keeps else first + torch.rand(1)
+        return result
+
+    packed = Packer(functools.partial(slow, kept={}), tmp_path).pack()
+    calls = [ProcessorCall(packed, None, draw=Draw(1, 0, number)) for number in range(4)]
+    inputs = [X * number for number in range(4)]
+    alone = [call(x)[0] for call, x in zip(calls, inputs, strict=True)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda call, x: call(x)[0], calls, inputs))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+MEETING = threading.Barrier(2)
+
+
+def meet(x: torch.Tensor) -> torch.Tensor:
+    """Return the image once two bright images are here at the same time."""
+    if x.any():
+        MEETING.wait(timeout=10)
+    return x
+
+
+def test_pure_functions_run_in_several_threads(tmp_path: Path) -> None:
+    call = processed(meet, tmp_path, Draw(1, 0, 0))
+    call(0 * X)
+    with ThreadPoolExecutor(2) as pool:
+        assert all(torch.equal(value, X) for (value,) in pool.map(call, [X, X]))
+
+
+def test_a_derivative_has_the_random_numbers_of_its_function(tmp_path: Path) -> None:
+    call = processed(lambda x: torch.nn.functional.dropout(x, 0.5, training=True), tmp_path, Draw(1, 0, 0))
+    (value,) = call(X)
+    (slope,) = Derivative(call, (True,), (True,))(X, X)
+    assert value is not None
+    assert 0 < int((value == 0).sum()) < X.numel()
+    assert torch.equal(value, slope)
