@@ -57,8 +57,6 @@ def test_a_level_reads_with_its_scale_and_a_missing_one_is_refused(tmp_path: Pat
         assert np.array_equal(pickle.loads(pickle.dumps(source))[...], pixels)
     with pytest.raises(InputError, match=r"level is 3.*0 \('s0'\), 1 \('s1'\), 2 \('s2'\)"):
         open_source(tmp_path / "a.zarr", level=3)
-    plain = open_source(tmp_path / "a.zarr", dataset="s1", axes="cyx")
-    assert (plain.format, plain.shape, plain.scale) == ("zarr", (2, 32, 24), (1.0, 1.0, 1.0))
     shutil.rmtree(tmp_path / "a.zarr" / "s1")
     with pytest.raises(InputError, match="'s1'"):
         open_source(tmp_path / "a.zarr", level=1)
