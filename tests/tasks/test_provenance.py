@@ -21,8 +21,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module of two functions, and another one that shares code with it."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    for name in ("_loaded", "_files"):
-        monkeypatch.setattr(provenance, name, {})
+    provenance._digest_at_first.cache_clear()
     for name in ("shared_code", "first_code", "second_code"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "shared_code.py").write_text("FACTOR = 1\n")

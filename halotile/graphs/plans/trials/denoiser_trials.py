@@ -219,17 +219,16 @@ def _kept(denoiser: Denoiser, question: Sequence[Any], measure: Callable[[], T])
     That of foreign code is not stored where code is imported meanwhile, or a file is opened that the denoiser is not built from: neither
     is in the key.
     """
-    with opened_files() as built_from:
-        origin = build_digest(denoiser, *question)
+    opened = opened_files()
+    origin = build_digest(denoiser, *question)
     if origin is not None and not is_own(denoiser):
-        around = surroundings(denoiser, built_from)
+        around = surroundings(denoiser, frozenset(opened))
         origin = around and hashlib.sha256(f"{origin} {around}".encode()).hexdigest()
     if origin is not None and (stored := read_cached(origin)) is not None:
         return cast(T, stored)
-    loaded = loaded_code()
-    with opened_files() as opened:
-        answer = measure()
-    all_in_key = is_own(denoiser) or (loaded_code() == loaded and opened <= built_from)
+    loaded, read = loaded_code(), frozenset(opened)
+    answer = measure()
+    all_in_key = is_own(denoiser) or (loaded_code() == loaded and opened == read)
     if origin is not None and all_in_key:
         write_cached(origin, answer)
     return answer
