@@ -35,7 +35,6 @@ from halotile.tasks.denoisers.base import ROUNDING, Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory, torch_threads
 from halotile.tasks.noise.simulated import RandomImage
-from halotile.tasks.trials import functions
 from halotile.tasks.trials.functions import Sample
 from halotile.tasks.trials.probe import check_user_code
 from halotile.tasks.trials.provenance import build_digest, is_own, opened_files, surroundings
@@ -196,13 +195,8 @@ def _measure_samples(denoiser: Denoiser, depth: Depth, samples: Sequence[Sample]
     pixels = hashlib.sha256(b"".join(sample.tobytes() for sample in samples)).hexdigest()
     question = ("samples", depth, is_cut, pixels, [sample.shape for sample in samples])
 
-    def measure() -> float:
-        if isinstance(denoiser, ArrayDenoiser):
-            return functions.sample_difference(denoiser, depth, samples, is_cut=is_cut)
-        return sample_difference(denoiser, depth, samples, is_cut=is_cut)
-
     try:
-        return _kept(denoiser, question, measure)
+        return _kept(denoiser, question, lambda: sample_difference(denoiser, depth, samples, is_cut=is_cut))
     except ConfigError as error:
         raise _SampleFailed(str(error)) from None
 
