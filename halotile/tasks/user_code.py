@@ -1,99 +1,79 @@
 """Digests of a user's own code that are the same in every process and change with the code.
 
 Code that is imported by name is identified by its source files: those of its module, and of every module of the user's own
-that these import. An object from a script is identified by its byte code, and by
-everything that it uses: constants, defaults, closures, globals, the state of objects.
+that these import. An object from a script is identified by a pickle that has byte code in place of names, and
+everything that the code uses: constants, defaults, closures, globals, the state of objects.
 """
 
 from __future__ import annotations
 
 import ast
-import copyreg
 import functools
 import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import pickle
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import cloudpickle
 
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of installed packages."""
-SUFFIXES = ("py", *(suffix.lstrip(".") for suffix in importlib.machinery.EXTENSION_SUFFIXES))
+SUFFIXES = (".py", *importlib.machinery.EXTENSION_SUFFIXES)
 GENERATED = ("__firstlineno__", "__static_attributes__", "__slotnames__", "__doc__", "_abc_impl")
 """Attributes that Python adds to a class."""
 DIGITS = 16
 
 
-def imported_digest(reference: str, value: Any) -> str:
-    """Digest of the code behind ``package.module:name``, which was imported as ``value``.
+def file_digest(file: Path) -> str:
+    """SHA-256 of a source file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def imported_digest(reference: str, value: Any, digest_of: Callable[[Path], str] = file_digest) -> str:
+    """Digest of the code behind ``package.module:name``, which was imported as ``value``; ``digest_of``: that of a file.
 
     Examples
     --------
     >>> len(imported_digest("json:dumps", None))
     16
     """
-    files = _sources(reference.partition(":")[0])
-    if not files:  # such as a module of a notebook
-        return value_digest(value)
-    digest = hashlib.sha256()
-    for file, folder in sorted(files.items()):
-        content = file.read_bytes()
-        # Relative to the folder: moving a project does not change the digest.
-        digest.update(f"{file.relative_to(folder)} {len(content)}\n".encode() + content)
-    return digest.hexdigest()[:DIGITS]
+    files = source_files(reference.partition(":")[0])
+    # A module of a notebook has none. By names below the folder: moving a project does not change the digest.
+    return value_digest([(str(name), digest_of(files[name])) for name in sorted(files)] or value)
 
 
-def source_files(name: str) -> list[Path]:
-    """The user's files that run when a module is imported, sorted by name.
+def source_files(name: str) -> dict[Path, Path]:
+    """The user's files that run when a module is imported, by their paths below the folder of its topmost package.
 
     For an installed package these are all its sources; for the standard library none.
     """
-    return sorted(_sources(name))
-
-
-def _sources(name: str) -> dict[Path, Path]:
-    """Each of these files, and the folder in which its topmost package lies."""
     root, top = _root(name), name.partition(".")[0]
-    if root is None or top in sys.stdlib_module_names:
-        return {}
-    if _is_installed(root):
-        return dict.fromkeys(sorted((root / top).rglob("*.py")) or _files_of(root, top), root)
+    if root and _is_installed(root) and top not in sys.stdlib_module_names:
+        return {file.relative_to(root): file for file in (root / top).rglob("*.py")} or _files_of(top, root)
     known: dict[Path, Path] = {}
-    pending = [(name, root)]
-    asked = {name}
+    asked, pending = {name}, [name]
     while pending:
-        module, folder = pending.pop()
-        files = list(_files_of(folder, module))
-        if not files and (elsewhere := _own_root(module)):
-            folder, files = elsewhere, list(_files_of(elsewhere, module))
-        for file in files:
-            if file not in known:
-                known[file] = folder
-                wanted = set(_imports(file, folder)) - asked
+        module = pending.pop()
+        folder = None if _is_foreign(module) else _root(module)
+        for place, file in (_files_of(module, folder) if folder else {}).items():
+            if place not in known:
+                known[place] = file
+                wanted = set(_imports(file, place.parent.parts)) - asked
                 asked |= wanted
-                pending += [(imported, folder) for imported in wanted]
+                pending += wanted
     return known
-
-
-def _own_root(name: str) -> Path | None:
-    """The folder of a module of the user's own; None for one of Python, or of an installed package."""
-    if name.partition(".")[0] in sys.stdlib_module_names:
-        return None
-    root = _root(name)
-    return None if root is None or _is_installed(root) else root
 
 
 def _root(name: str) -> Path | None:
     """The folder of the topmost package of a module; None for one without a file."""
-    top = name.partition(".")[0]
     try:
-        spec = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(name.partition(".")[0])
     except (ImportError, ValueError):
         return None
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
@@ -106,50 +86,49 @@ def _is_installed(folder: Path) -> bool:
     return any(part in INSTALLED for part in folder.parts)
 
 
-def _files_of(root: Path, name: str) -> Iterator[Path]:
-    """Yield the file of a module below a folder, and those of the packages that contain it."""
+def _files_of(name: str, root: Path) -> dict[Path, Path]:
+    """The file of a module below a folder, and those of the packages that contain it, by their paths below the folder."""
     parts = name.split(".")
-    for count in range(1, len(parts) + 1):
-        place = root.joinpath(*parts[:count])
-        for candidate in (place / "__init__", place):
-            yield from filter(Path.is_file, (Path(f"{candidate}.{suffix}") for suffix in SUFFIXES))
+    places = (Path(*parts[:count]) for count in range(1, len(parts) + 1))
+    candidates = (
+        Path(f"{stem}{suffix}") for p in places for stem in (p / "__init__", p) for suffix in SUFFIXES
+    )
+    return {place: root / place for place in candidates if (root / place).is_file()}
 
 
-def _imports(file: Path, root: Path) -> Iterator[str]:
-    """Yield names of the modules that a source file may import, also inside functions."""
-    if file.suffix != ".py":
-        return
+def _imports(file: Path, package: tuple[str, ...]) -> Iterator[str]:
+    """Yield names of the modules that a source file of a package may import, also inside functions."""
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(file.read_bytes() if file.suffix == ".py" else b"")
     except (SyntaxError, ValueError):  # imported conditionally, or not at all
         return
-    package = file.relative_to(root).parent.parts
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if _is_own(alias.name))
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
-            origin = ".".join([*above, *filter(None, [node.module])])
-            if _is_own(origin):
-                yield from (f"{origin}.{alias.name}".lstrip(".") for alias in node.names)
+            origin = [*above, *filter(None, [node.module])]
+            yield from (".".join([*origin, alias.name]) for alias in node.names)
 
 
-def _is_own(name: str) -> bool:
-    """Return whether a name does not belong to halotile, which is identified by its version."""
-    return name.partition(".")[0] != "halotile"
+@functools.lru_cache(maxsize=1024)
+def _is_foreign(module: str | None) -> bool:
+    """Return whether a module belongs to Python, an installed package, or halotile, which is identified by its version."""
+    top = (module or "__main__").partition(".")[0]
+    root = _root(top)
+    is_foreign = top in sys.stdlib_module_names or top == "halotile"
+    return is_foreign or (root is not None and _is_installed(root))
 
 
 def value_digest(value: Any) -> str:
-    """Digest of a function or an object, and everything that it uses.
+    """Digest of a value and the code that it uses; parts that cannot be inspected are left out.
 
     Examples
     --------
-    >>> def times(factor):
-    ...     return lambda image: image * factor
-    >>> value_digest(times(2)) == value_digest(times(2)), value_digest(times(2)) == value_digest(times(3))
-    (True, False)
+    >>> value_digest(lambda image: image + 1) == value_digest(lambda image: image + 2)
+    False
     """
-    return _Walk(value).digest.hexdigest()[:DIGITS]
+    return _Inspected(value).digest.hexdigest()[:DIGITS]
 
 
 def whole_digest(value: Any, *, with_code: bool = True) -> str | None:
@@ -163,8 +142,8 @@ def whole_digest(value: Any, *, with_code: bool = True) -> str | None:
     >>> len(whole_digest([1, 2])), whole_digest([threading.Lock()]) is None
     (64, True)
     """
-    walk = _Walk(value, with_code)
-    return walk.digest.hexdigest() if walk.is_whole else None
+    inspected = _Inspected(value, with_code)
+    return inspected.digest.hexdigest() if inspected.is_whole else None
 
 
 def loaded_code() -> dict[str, str] | None:
@@ -177,7 +156,7 @@ def loaded_code() -> dict[str, str] | None:
         for name, module in sorted(sys.modules.items()):
             file = getattr(module, "__file__", None)
             if isinstance(file, str) and not _is_foreign(name.partition(".")[0]):
-                digests[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+                digests[name] = file_digest(Path(file))
     except OSError:
         return None
     return digests
@@ -211,143 +190,88 @@ def qualified_name(value: Any) -> str:
     return f"{getattr(named, '__module__', '')}:{named.__qualname__}"
 
 
-class _Walk:
-    """Traverse a value once and feed its parts to a digest."""
+class _Inspected(pickle._Pickler):
+    """A pickle of a value that is the same in every process, and only for its digest: it cannot be loaded.
+
+    Plain and cloudpickle's would have line numbers and file names of code, random names of classes, sets in the order of the process, and
+    references to strings that are one object in one process and two in another.
+    """
+
+    dispatch_table = cloudpickle.Pickler.dispatch_table
 
     def __init__(self, value: Any, with_code: bool = True) -> None:
         self.digest = hashlib.sha256()
         self.with_code = with_code
         self.is_whole = True
-        self.seen: dict[int, tuple[int, Any]] = {}
-        """By address: the number of the object, and the object itself, so that its address is not reused."""
-        self.take(value)
+        super().__init__(types.SimpleNamespace(write=self.digest.update), 4)
+        self.pending = [value]
+        """The value, and parts of functions and classes, which refer to each other in chains and circles."""
+        for each in self.pending:
+            self.dump(each)
 
-    def update(self, *words: object) -> None:
-        for word in words:
-            text = str(word).encode()
-            self.digest.update(b"%d:" % len(text) + text)
+    def memoize(self, obj: Any) -> None:
+        if not isinstance(obj, str | bytes):
+            super().memoize(obj)  # type: ignore[misc]
 
-    def take(self, value: Any) -> None:
-        kind = type(value)
-        if value is None or value is Ellipsis or kind in (bool, int, float, complex, str, bytes):
-            self.update(kind.__name__, repr(value))
-            return
-        if id(value) in self.seen:
-            self.update("again", self.seen[id(value)][0])
-            return
-        self.seen[id(value)] = len(self.seen), value
-        self._take_compound(value)
+    def save_global(self, obj: Any, name: str | None = None) -> None:
+        text = f"{getattr(obj, '__module__', '')}:{name or obj.__qualname__}\n"
+        self.write(text.encode())  # type: ignore[attr-defined]
+        self.memoize(obj)
 
-    def _take_compound(self, value: Any) -> None:
-        if isinstance(value, tuple | list):
-            self._take_all(type(value).__name__, value)
-        elif isinstance(value, set | frozenset):  # in the same order in all processes
-            self._take_all("set", sorted(map(value_digest, value)))
-        elif type(value) is dict:  # their order may matter, such as that of the layers of a network
-            self._take_mapping(value)
-        elif isinstance(value, types.MappingProxyType):
-            self._take_mapping(_sorted(value))
-        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            self.update("array", value.dtype, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
-        elif "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
-            self._take_tensor(value)
-        elif isinstance(value, types.CodeType):
-            self._take_code(value)
-        elif isinstance(value, types.FunctionType):
-            self._take_function(value)
-        elif isinstance(value, functools.partial):
-            self._take_all("partial", (value.func, value.args, dict(sorted(value.keywords.items()))))
-        elif isinstance(value, types.MethodType):
-            self._take_all("method", (value.__func__, value.__self__))
-        elif isinstance(value, type):
-            self._take_class(value)
-        elif isinstance(value, types.ModuleType):
-            self._take_module(value)
-        elif isinstance(value, staticmethod | classmethod | functools._lru_cache_wrapper):
-            self._take_all(type(value).__name__, (value.__wrapped__,))
-        elif isinstance(value, property):
-            self._take_all("property", (value.fget, value.fset))
-        else:
-            self._take_object(value)
+    def reducer_override(self, value: Any) -> Any:
+        kind: Any = type(value)
+        if isinstance(value, set | frozenset):
+            return kind, (sorted(map(value_digest, value)),)
+        if isinstance(value, types.CodeType):
+            names = value.co_names, value.co_varnames, value.co_freevars, value.co_argcount
+            return kind, (value.co_code, *names, value.co_consts)
+        if isinstance(value, types.FunctionType):
+            self.pending.append(self._function_parts(value))
+            return value.__qualname__
+        if isinstance(value, type):
+            if self.with_code and not _is_foreign(value.__module__):
+                attributes = {name: v for name, v in sorted(vars(value).items()) if name not in GENERATED}
+                self.pending.append([value.__bases__, attributes])
+            return value.__qualname__
+        if isinstance(value, types.ModuleType):
+            files = {} if _is_foreign(value.__name__) else source_files(value.__name__)
+            return kind, (value.__name__, sorted(map(file_digest, files.values())))
+        if isinstance(value, functools._lru_cache_wrapper):
+            return kind, (value.__wrapped__,)
+        if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
+            return kind, _tensor_parts(value)
+        return NotImplemented if kind in self.dispatch else self._object_parts(value)
 
-    def _take_all(self, what: str, values: Any) -> None:
-        values = list(values)
-        self.update(what, len(values))
-        for value in values:
-            self.take(value)
+    def _function_parts(self, function: types.FunctionType) -> list[Any]:
+        parts = [function.__defaults__, function.__kwdefaults__, function.__dict__, function.__closure__]
+        if not self.with_code:
+            return parts
+        code, known = function.__code__, function.__globals__
+        if _is_foreign(function.__module__):  # its closure may hold the user's code, its globals do not
+            return [*parts, code]
+        return [*parts, code, {name: known[name] for name in sorted({*_names(code)} & known.keys())}]
 
-    def _take_mapping(self, mapping: Mapping[Any, Any]) -> None:
-        self.update("mapping", len(mapping))
-        for key, value in mapping.items():
-            self.take(key)
-            self.take(value)
-
-    def _take_tensor(self, tensor: Any) -> None:
-        import torch
-
-        numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        self.update(
-            "tensor", tensor.dtype, tuple(tensor.shape), hashlib.sha256(numbers.tobytes()).hexdigest()
-        )
-
-    def _take_code(self, code: types.CodeType) -> None:
-        self.update("code", code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
-        self._take_all("constants", code.co_consts)
-
-    def _take_function(self, function: types.FunctionType) -> None:
-        self.update("function", function.__module__, function.__qualname__)
-        if self.with_code:
-            self.take(function.__code__)
-        self._take_all("defaults", (function.__defaults__, function.__kwdefaults__, function.__dict__))
-        for cell in function.__closure__ or ():
-            try:
-                self.take(cell.cell_contents)
-            except ValueError:  # the cell is still empty
-                self.update("empty")
-        if not self.with_code or _is_foreign(
-            function.__module__
-        ):  # its closure may hold the user's code, its globals do not
-            return
-        named = sorted(set(_names(function.__code__)) & function.__globals__.keys())
-        self._take_mapping({name: function.__globals__[name] for name in named})
-
-    def _take_class(self, kind: type) -> None:
-        self.update("class", kind.__module__, kind.__qualname__)
-        if not self.with_code or _is_foreign(kind.__module__):
-            return
-        self._take_all("bases", kind.__bases__)
-        # Slots are included with the objects that fill them.
-        slots = types.MemberDescriptorType | types.GetSetDescriptorType
-        items = vars(kind).items()
-        self._take_mapping(
-            _sorted({k: v for k, v in items if k not in GENERATED and not isinstance(v, slots)})
-        )
-
-    def _take_module(self, module: types.ModuleType) -> None:
-        self.update("module", module.__name__)
-        if not _is_foreign(module.__name__):
-            self.update(*(file.read_bytes() for file in source_files(module.__name__)))
-
-    def _take_object(self, value: Any) -> None:
-        """Take any other object by the parts that pickle would store."""
-        self.take(type(value))
+    def _object_parts(self, value: Any) -> Any:
+        """The parts of any other object that pickle would store."""
+        kind: Any = type(value)
         try:
-            registered = copyreg.dispatch_table.get(type(value))
-            parts = registered(value) if registered else value.__reduce_ex__(4)
+            reduce = self.dispatch_table.get(kind)
+            parts = reduce(value) if reduce else value.__reduce_ex__(4)
         except Exception:  # such as an open file or a lock
             self.is_whole = False
-            return
+            return kind, ()
         if isinstance(parts, str):
-            self.update(getattr(value, "__module__", ""), parts)
-            return
-        make, arguments, *state = parts
-        self.update(getattr(make, "__qualname__", ""))
-        self._take_all("object", [arguments, *(list(s) if isinstance(s, Iterator) else s for s in state)])
+            return parts
+        make, *rest = parts
+        state = [list(part) if isinstance(part, Iterator) else part for part in rest]
+        return kind, (getattr(make, "__qualname__", ""),), state
 
 
-def _sorted(mapping: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """A mapping in the order of its keys, if they have one."""
-    return dict(sorted(mapping.items())) if all(isinstance(key, str) for key in mapping) else mapping
+def _tensor_parts(tensor: Any) -> tuple[str, tuple[int, ...], str]:
+    import torch
+
+    numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return str(tensor.dtype), tuple(tensor.shape), hashlib.sha256(numbers).hexdigest()
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -356,13 +280,3 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_foreign(module: str | None) -> bool:
-    """Return whether a module belongs to Python, an installed package, or halotile."""
-    top = (module or "__main__").partition(".")[0]
-    if top in sys.stdlib_module_names or not _is_own(top):
-        return True
-    root = _root(top)
-    return root is not None and _is_installed(root)

@@ -13,8 +13,7 @@ from halotile.graphs.kinds.sections import Cluster as Choice
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.tasks.devices.gpu import Gpu
-from halotile.tasks.trials.gpu_findings import TrialRequest
-from halotile.tasks.trials.gpu_trial import PRECISIONS, tune
+from halotile.tasks.trials.gpu_trial import PRECISIONS, TrialRequest, tune
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
 pytestmark = pytest.mark.gpu

@@ -26,7 +26,7 @@ from halotile.graphs.plans.trials.gpu_trials import NotTried, tuned_for
 from halotile.graphs.runs.driver import run
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction
-from halotile.tasks.trials.gpu_findings import Tuned
+from halotile.tasks.trials.gpu_trial import Tuned
 from tests.cases import thorough
 from tests.graphs.trials import FOUND, answering, finding, out_of_memory_once
 from tests.support import dncnn_weights, footprint_of, job_of, noisy_image, work_of, write_zarr
@@ -348,9 +348,9 @@ def test_a_trial_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "limit", "said"),
     [
-        thorough(lambda image: os._exit(7), 60.0, "a trial broke: exit code 7"),
+        thorough(lambda image: os._exit(7), 60.0, "a trial ended its process with exit code 7"),
         thorough(lambda image: 1 / 0, 60.0, "a trial broke: ZeroDivisionError: division by zero"),
-        (lambda image: time.sleep(60), 5.0, "a trial did not end within 5 s"),
+        (lambda image: time.sleep(60), 5.0, "a trial took longer than 5 s"),
     ],
 )
 def test_a_trial_that_breaks_says_how(

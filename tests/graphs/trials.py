@@ -16,7 +16,7 @@ from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Output, Run,
 from halotile.graphs.plans.resources import devices
 from halotile.graphs.plans.trials import gpu_trials
 from halotile.tasks.denoisers.function import GivenFunction
-from halotile.tasks.trials.gpu_findings import TileTrial, Tuned
+from halotile.tasks.trials.gpu_trial import TileTrial, Tuned
 from tests.graphs.solving import kernel
 from tests.support import noisy_image, write_zarr
 
@@ -43,7 +43,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, here: Gpus = Gpus(("0",))) -> Non
     """Trials find the first tile that they are asked for, as a trial of a GPU that likes large ones would."""
     finding(monkeypatch, FOUND, here)
 
-    def answer(_: Any, task: Any, request: Any, __: Any) -> Tuned:
+    def answer(task: Any, request: Any, _: Any) -> Tuned:
         batch = FOUND.batch if request.batch is None else request.batch
         return replace(FOUND, tile=request.tiles[0], batch=batch, channels_last=task.channels_last)
 
@@ -54,7 +54,7 @@ def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",
     """Trials end so; returns what was asked for."""
     requested = []
 
-    def instead(_: Any, task: Any, request: Any, __: Any) -> Any:
+    def instead(task: Any, request: Any, _: Any) -> Any:
         requested.append(request)
         if isinstance(found, BaseException):
             raise found

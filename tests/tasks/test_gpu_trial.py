@@ -16,8 +16,7 @@ from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.devices.device import Device
 from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.trials import gpu_trial
-from halotile.tasks.trials.gpu_findings import TileTrial, TrialRequest, Tuned
-from halotile.tasks.trials.gpu_trial import tune
+from halotile.tasks.trials.gpu_trial import TileTrial, TrialRequest, Tuned, tune
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import os
 import re
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -147,6 +149,45 @@ def test_what_goes_round_in_a_circle_ends() -> None:
     assert value_digest(make(1)) == value_digest(make(1)) != value_digest(make(2))
 
 
+def test_a_chain_of_many_functions_ends() -> None:
+    names = {f"f{i}": f"def f{i}(x):\n    return f{i + 1}(x)\n" for i in range(2000)}
+    scope: dict[str, Any] = {"__name__": "chain", "f2000": abs}
+    exec("".join(names.values()), scope)
+    before = value_digest(scope["f0"])
+    assert value_digest(scope["f0"]) == before
+    scope["f2000"] = round
+    assert value_digest(scope["f0"]) != before
+
+
+SCRIPT = """
+import dataclasses, functools, re
+from halotile.tasks.user_code import value_digest
+NAMES = {"alpha", "beta", "gamma", "delta"}
+TAG = "".join(["al", "pha"])
+@dataclasses.dataclass
+class Times:
+    factor: int = 2
+    @functools.lru_cache
+    def cached(self): return "alpha", TAG
+    @property
+    def size(self): return {"one", "two", "three"}
+    def __call__(self, image): return image * self.factor if TAG in NAMES else again(image)
+def again(image): return (lambda i: Times()(i) if i in {"a", "b", "c"} else re.compile("a"))(image)
+print(value_digest(again), value_digest([Times(), "alpha", TAG]))
+"""
+
+
+def test_a_script_gets_the_same_digest_in_every_process_and_place(tmp_path: Path) -> None:
+    found = set()
+    for seed, above in [("1", ""), ("2", ""), ("3", "# one line more\n")]:
+        script = tmp_path / seed / "script.py"
+        script.parent.mkdir()
+        script.write_text(above + SCRIPT)
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        found.add(subprocess.check_output([sys.executable, script], env=environment))
+    assert len(found) == 1
+
+
 def test_an_object_without_state_does_no_harm() -> None:
     import threading
 
@@ -206,7 +247,7 @@ def test_code_in_another_folder_of_the_path_belongs_to_it(
     with (lab / "late.py").open("a") as opened:
         opened.write("\nfrom constants_elsewhere import FACTOR\n")
     before = imported_digest("entry:f", None)
-    assert other in source_files("entry")
+    assert other in source_files("entry").values()
     other.write_text("FACTOR = 5")
     assert imported_digest("entry:f", None) != before
 
@@ -217,17 +258,17 @@ def test_the_order_of_a_mapping_counts() -> None:
 
 def test_a_file_that_cannot_be_read_as_python_ends_the_search_there(lab: Path) -> None:
     (lab / "late.py").write_text("print 'two'")
-    assert lab / "late.py" in source_files("entry")
+    assert lab / "late.py" in source_files("entry").values()
 
 
 def test_an_installed_package_is_identified_by_its_own_files_alone() -> None:
-    files = source_files("safetensors.torch")
+    files = source_files("safetensors.torch").values()
     assert {"torch.py", "__init__.py"} <= {file.name for file in files}
     assert all("safetensors" in file.parts for file in files)
 
 
 def test_a_module_without_a_file_is_identified_by_the_imported_value() -> None:
-    assert source_files("math") == []
+    assert source_files("math") == {}
     assert imported_digest("nowhere:f", by_closure(1)) != imported_digest("nowhere:f", by_closure(2))
 
 

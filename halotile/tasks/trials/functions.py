@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +16,7 @@ from halotile.errors import ConfigError
 from halotile.storage.grid import Depth, Region, valid_part
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.views import readable_parts
-from halotile.tasks.denoisers.base import NARROW, ROUNDING
+from halotile.tasks.denoisers.base import NARROW, ROUNDING, Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser, Image, checked_result
 from halotile.tasks.noise.estimate import sample_regions
 from halotile.tasks.roles import Roles
@@ -27,6 +30,65 @@ EDGE = {1: 4096, 2: 128, 3: 32}
 
 Sample = NDArray[np.float32]
 """Pixels of shape (channels, *spatial), in the units that the denoiser computes in."""
+
+
+@dataclass(frozen=True)
+class TrialImage:
+    """An image that is computed as a whole and in parts, which must have the same pixels; by a function of NumPy."""
+
+    denoiser: Denoiser
+    depth: Depth
+    pixels: NDArray[Any]  # its last axes are tiled
+    is_cut: bool  # whether the image ends where windows are cut; else pixels near its ends are not compared
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.pixels.shape[-len(self.depth) :]
+
+    @cached_property
+    def whole(self) -> NDArray[Any]:
+        """The image computed as a whole."""
+        return self.denoised(Region.whole(self.lengths))
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest pixel of the whole."""
+        return float(np.abs(self.whole[np.isfinite(self.whole)]).max(initial=0)) or 1.0
+
+    @property
+    def compared(self) -> Region:
+        """The part of the image whose pixels are the same in tiles."""
+        known = Region.whole(self.lengths)
+        if self.is_cut:
+            return known
+        befores, afters = zip(*self.depth, strict=True)
+        return known.clip(Region(befores, tuple(np.subtract(self.lengths, afters).tolist())))
+
+    def denoised(self, window: Region, core: Region | None = None, alignment: int = 1) -> NDArray[Any]:
+        """Compute a part of the image as if it were the whole: one tile of it, or all at once."""
+        assert isinstance(self.denoiser, ArrayDenoiser)
+        reach = window if core is None else core.grow(self.depth).clip(window)
+        result = _call(self.denoiser, self.pixels[reach.slices].copy())
+        return result if core is None else result[core.relative_to(reach).slices]
+
+    def tile_difference(self, core: Region, alignment: int) -> float:
+        """The largest difference of a tile, whose origin is a multiple of the alignment."""
+        return self.difference_in(core, Region.whole(self.lengths), core, alignment)
+
+    def difference_in(self, part: Region, window: Region, *tile: Any) -> float:
+        """The largest difference between a window, or a tile of it, and the whole, relative to the largest pixel of the whole."""
+        whole = self.whole  # first: code with state computes its parts in another way then
+        alone, extent = self.denoised(window, *tile), tile[0] if tile else window
+        part = part.clip(self.compared)
+        if not part.size:
+            return 0.0
+        factor = (self.denoiser.scale,) * len(self.lengths)
+        inside: tuple[Any, ...] = (..., *part.relative_to(extent).scale(factor).slices)
+        place: tuple[Any, ...] = (..., *part.scale(factor).slices)
+        mine, there = alone[inside].astype(float), whole[place].astype(float)
+        differ = (mine != there) & ~(np.isnan(mine) & np.isnan(there))
+        with np.errstate(invalid="ignore"):  # of infinities
+            return float(np.abs(mine[differ] - there[differ]).max(initial=0)) / self.largest
 
 
 def choose_samples(
@@ -165,29 +227,6 @@ def check_depth(
             )
 
 
-def sample_difference(
-    denoiser: ArrayDenoiser, depth: Depth, samples: Sequence[Image], *, is_cut: bool = True
-) -> float:
-    """The largest difference between the quarters of samples of the image and the whole samples, relative to the largest pixel.
-
-    ``depth``: halo on each tiled axis; ``samples``: of shape (channels, *spatial); each channel is an image; ``is_cut``: whether the image ends where
-    windows are cut.
-    """
-    found = [0.0]
-    for image in itertools.chain.from_iterable(samples):
-        whole = _call(denoiser, image.copy())
-        known = Region.whole(image.shape)
-        if not is_cut:
-            known = Region(
-                tuple(before for before, _ in depth),
-                tuple(n - after for n, (_, after) in zip(image.shape, depth, strict=True)),
-            )
-        for core in quarters(image.shape, 1):
-            window = core.grow(depth).clip(Region.whole(image.shape))
-            found.append(_difference(denoiser, image, whole, window, core.clip(known)))
-    return max(found)
-
-
 def _check_windows(
     denoiser: ArrayDenoiser,
     sides: tuple[int, ...],
@@ -202,11 +241,11 @@ def _check_windows(
     last = tuple(n + frame for n in middle)
     for is_bright in (False, True):
         image = _trial_image(denoiser, sides, middle, frame, is_bright=is_bright)
-        whole = _call(denoiser, image.copy())
+        trial = TrialImage(denoiser, depth, image, is_cut)
         if tile is not None:
-            _compare(denoiser, image, whole, Region.whole(tile).shift(middle), depth)
+            _compare(trial, Region.whole(tile).shift(middle))
         for start in (middle, (0,) * len(sides), last) if is_cut else (middle,):
-            _compare(denoiser, image, whole, Region.whole(sides).shift(start), depth)
+            _compare(trial, Region.whole(sides).shift(start))
 
 
 def _trial_image(
@@ -228,22 +267,14 @@ def _trial_image(
     return image
 
 
-def _difference(denoiser: ArrayDenoiser, image: Image, whole: Image, window: Region, part: Region) -> float:
-    """The largest difference between a window by itself and the image, in a part, relative to its largest pixel."""
-    expected = whole[part.slices].astype(float)
-    alone = _call(denoiser, image[window.slices].copy())[part.relative_to(window).slices].astype(float)
-    differ = (alone != expected) & ~(np.isnan(alone) & np.isnan(expected))
-    with np.errstate(invalid="ignore"):  # of infinities
-        difference = float(np.abs(alone[differ] - expected[differ]).max(initial=0))
-    return difference / (float(np.abs(expected[np.isfinite(expected)]).max(initial=0)) or 1.0)
-
-
-def _compare(denoiser: ArrayDenoiser, image: Image, whole: Image, window: Region, depth: Depth) -> None:
+def _compare(trial: TrialImage, window: Region) -> None:
     """Refuse a function whose result for a window by itself is another than that for the image."""
-    difference = _difference(denoiser, image, whole, window, valid_part(window, depth, image.shape))
+    difference = trial.difference_in(valid_part(window, trial.depth, trial.lengths), window)
+    denoiser = trial.denoiser
+    assert isinstance(denoiser, ArrayDenoiser)
     if difference <= ROUNDING:
         return
-    if window.start != (0,) * len(depth) and window.stop != image.shape:
+    if any(window.start) and window.stop != trial.lengths:
         raise ConfigError(
             f"{denoiser.title} looks farther than its depth of {denoiser.depth}, or at the whole image: tiles differed from the whole by "
             f"{difference:.2g} in a trial. Write a larger depth, or a function that needs only the pixels near each pixel; or, if "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +18,40 @@ from halotile.tasks.denoisers.function import Function
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.devices.cpu_kind import cpu_kind
 from halotile.tasks.options import import_reference
-from halotile.tasks.user_code import imported_digest, loaded_code, source_files, whole_digest
+from halotile.tasks.user_code import file_digest, imported_digest, loaded_code, whole_digest
 
 _INSTALLED = tuple(
     {*(f"{Path(each).resolve()}/" for each in (sys.prefix, sys.base_prefix)), "/proc/", "/sys/", "/dev/"}
 )
 """Places whose files belong to the installed packages or to the machine, which a key has by itself."""
-_watching: list[set[str]] = []
-_is_heard = False
 
 
-@contextmanager
-def opened_files() -> Iterator[set[str]]:
-    """Collect the paths that Python code opens to read in a ``with`` block, in any thread of this process.
+@functools.cache
+def opened_files() -> set[str]:
+    """Return the paths that Python code opens to read from the first call on, in any thread of this process: a set that grows.
 
     Examples
     --------
     >>> import tempfile
-    >>> with tempfile.NamedTemporaryFile() as file, opened_files() as seen:
+    >>> seen = opened_files()
+    >>> with tempfile.NamedTemporaryFile() as file:
     ...     _ = Path(file.name).read_text("utf-8")
-    >>> len(seen)
-    1
+    ...     os.path.realpath(file.name) in seen
+    True
     """
-    global _is_heard
-    if not _is_heard:
-        sys.addaudithook(_hear)  # for ever: Python removes none
-        _is_heard = True
     seen: set[str] = set()
-    _watching.append(seen)
-    try:
-        yield seen
-    finally:
-        _watching[:] = [each for each in _watching if each is not seen]  # another may be equal
 
-
-def _hear(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "open" or not _watching or not isinstance(arguments[0], str | bytes | os.PathLike):
-        return
-    if arguments[2] & os.O_ACCMODE == os.O_WRONLY:  # no result follows from that
-        return
-    path = os.path.realpath(os.fsdecode(arguments[0]))
-    if not path.startswith(_INSTALLED):
-        for seen in _watching:
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or not isinstance(arguments[0], str | bytes | os.PathLike):
+            return
+        if arguments[2] & os.O_ACCMODE == os.O_WRONLY:  # no result follows from that
+            return
+        path = os.path.realpath(os.fsdecode(arguments[0]))
+        if not path.startswith(_INSTALLED):
             seen.add(path)
+
+    sys.addaudithook(hear)  # for ever: Python removes none
+    return seen
 
 
 OF_SESSIONS = re.compile(
@@ -69,10 +60,8 @@ OF_SESSIONS = re.compile(
 """Environment variables that change from command to command, terminal to terminal, or job to job of a batch system."""
 _PACKAGE = Path(__file__).resolve().parents[2]
 """The folder of halotile, whose files :func:`_halotile` knows."""
-_loaded: dict[str, str] = {}
-"""Digests of imported code by name, as of its import in this process, for which it does not change any more."""
-_files: dict[Path, str] = {}
-"""Digests of the files of that code, which several names may share."""
+_digest_at_first = functools.cache(file_digest)
+"""Digest of a file of imported code when this process was first asked for it: the code that it imported does not change any more."""
 _CHANGED = (
     "was changed while the job ran, so a new worker would compute with the new version. Restore the old version and "
     "run again to continue, or run with --fresh to start over."
@@ -146,31 +135,17 @@ def build_sealed(denoiser: Denoiser, seals: Mapping[str, str]) -> Model:
             if denoiser.weights_digest() != digest:
                 raise WeightsError(f"what {denoiser.title} reads its weights from {_CHANGED}")
         elif name == _imported(denoiser):
-            if _loaded_digest(name) != digest:
-                if imported_digest(name, import_reference(name)) == digest:
-                    raise _outdated(name)
-                raise ConfigError(f"the code of {name} {_CHANGED}")
+            code = import_reference(name)
+            if imported_digest(name, code, _digest_at_first) != digest:
+                if imported_digest(name, code) != digest:
+                    raise ConfigError(f"the code of {name} {_CHANGED}")
+                raise ConfigError(
+                    f"the code of {name} was changed since this worker imported it for an earlier job, so it would compute with the old version. "
+                    "Restart the workers."
+                )
         elif file_sha256(name) != digest:
             raise WeightsError(f"{name} {_CHANGED}")
     return model
-
-
-def _loaded_digest(name: str) -> str:
-    """Digest of the code that this process imported under a name."""
-    if name not in _loaded:
-        for file in source_files(name.partition(":")[0]):
-            digest = file_sha256(file)
-            if _files.setdefault(file, digest) != digest:
-                raise _outdated(name)
-        _loaded[name] = imported_digest(name, import_reference(name))
-    return _loaded[name]
-
-
-def _outdated(name: str) -> ConfigError:
-    return ConfigError(
-        f"the code of {name} was changed since this worker imported it for an earlier job, so it would compute with the old version. "
-        "Restart the workers."
-    )
 
 
 def _imported(denoiser: Denoiser) -> str | None:

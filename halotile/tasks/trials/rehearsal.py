@@ -12,7 +12,7 @@ import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +23,11 @@ from halotile.storage.grid import Block, Depth, Region, align_outward, valid_par
 from halotile.tasks.convolution.stable import FEW
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import NARROW, ROUNDING, CoreModel, Denoiser, Model
+from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import Device, torch_threads
 from halotile.tasks.inner_tiles import TileRunner, Tiling, Window, cut_evenly, windows_of
 from halotile.tasks.noise.simulated import RandomImage
-from halotile.tasks.trials.functions import Sample, quarters
+from halotile.tasks.trials.functions import Sample, TrialImage, quarters
 from halotile.tasks.trials.trial import Trial, failing_as
 
 if TYPE_CHECKING:
@@ -278,18 +279,18 @@ def sample_difference(
     ``denoiser``: with its known alignment. Channels that a sample lacks are random: its side inputs; ``depth``: halo on each tiled axis; ``samples``:
     of shape (channels, *spatial); ``is_cut``: whether the image ends where windows are cut.
     """
-    model = Trial.of(denoiser, len(depth)).model
-    differences = [0.0]
-    with torch_threads():
+    images: list[TrialImage] = []
+    if isinstance(denoiser, ArrayDenoiser):  # each channel is an image
+        images += (TrialImage(denoiser, depth, image, is_cut) for sample in samples for image in sample)
+    else:
+        model = Trial.of(denoiser, len(depth)).model
         for sample in samples:
             missing = denoiser.channels[0] - len(sample)
             random = Trial.of(denoiser, len(depth), model).noise(sample.shape[1:]).numpy()[0, :missing]
-            stage = _Stage(denoiser, model, depth, 0, is_cut, np.concatenate([sample, random]))
-            everything, largest = Region.whole(stage.lengths), float(np.abs(stage.whole).max()) or 1.0
-            for core in quarters(stage.lengths, denoiser.alignment):
-                alone = stage.denoised(everything, core, denoiser.alignment)
-                differences.append(stage.difference_in(alone, core, core) / largest)
-    return max(differences)
+            images.append(_Stage(denoiser, depth, np.concatenate([sample, random]), is_cut, model))
+    with torch_threads():
+        cores = ((image, core) for image in images for core in quarters(image.lengths, denoiser.alignment))
+        return max((image.tile_difference(core, denoiser.alignment) for image, core in cores), default=0.0)
 
 
 def sample_error(title: str, difference: float, depth: Depth) -> ConfigError:
@@ -315,15 +316,11 @@ def tiling_error(denoiser: Denoiser, found: Rehearsal, image: tuple[int, ...]) -
 
 
 @dataclass(frozen=True)
-class _Stage:
-    """The random image of one axis, and the model."""
+class _Stage(TrialImage):
+    """The same for a network; in a rehearsal, the random image of one axis."""
 
-    denoiser: Denoiser
     model: Model
-    depth: Depth
-    axis: int
-    is_cut: bool
-    pixels: NDArray[np.float32]
+    axis: int = 0
 
     @classmethod
     def of(
@@ -344,27 +341,7 @@ class _Stage:
         pixels = trial.noise(tuple(lengths)).numpy()[0]
         # Tiles differ in brightness, for code that goes by that of its whole input.
         pixels *= np.linspace(DARKEST, 1, lengths[axis], dtype=np.float32)[:, *[None] * (dims - 1 - axis)]
-        return cls(denoiser, model, depth, axis, is_cut, pixels)
-
-    @property
-    def compared(self) -> Region:
-        """The part of the image whose pixels are the same in tiles."""
-        whole = Region.whole(self.lengths)
-        if self.is_cut:
-            return whole
-        start = tuple(before for before, _ in self.depth)
-        return whole.clip(
-            Region(start, tuple(n - after for n, (_, after) in zip(self.lengths, self.depth, strict=True)))
-        )
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.pixels.shape[1:]
-
-    @cached_property
-    def whole(self) -> NDArray[np.float32]:
-        """The image denoised as a whole."""
-        return self.denoised(Region.whole(self.lengths))
+        return cls(denoiser, depth, pixels, is_cut, model, axis)
 
     def repeats(self) -> bool:
         """Return whether the image has the same result once more."""
@@ -372,14 +349,10 @@ class _Stage:
 
     def difference(self, alignment: int) -> float:
         """The largest difference of tiles and of windows at the far end, relative to the largest pixel of the whole."""
-        everything, largest = Region.whole(self.lengths), float(np.abs(self.whole).max()) or 1.0
-        differences = [
-            self.difference_in(self.denoised(everything, core, alignment), core, core)
-            for core in self.tiles(alignment)
-        ]
+        differences = [self.tile_difference(core, alignment) for core in self.tiles(alignment)]
         for window, core in self.far_ends(alignment):
-            differences.append(self.difference_in(self.denoised(window), window, core))
-        return max(differences) / largest
+            differences.append(self.difference_in(core, window))
+        return max(differences)
 
     def tiles(self, alignment: int) -> list[Region]:
         """The first tile along the axis, one in the middle and the last; there are several seams."""
@@ -407,17 +380,7 @@ class _Stage:
         first[self.axis], last[self.axis] = start, stop
         return Region(tuple(first), tuple(last))
 
-    def difference_in(self, alone: NDArray[np.float32], window: Region, core: Region) -> float:
-        """The largest difference between a window by itself and the whole, over the core."""
-        core = core.clip(self.compared)
-        if not core.size:
-            return 0.0
-        factor = (self.denoiser.scale,) * len(self.lengths)
-        mine: tuple[Any, ...] = (slice(None), *core.relative_to(window).scale(factor).slices)
-        there: tuple[Any, ...] = (slice(None), *core.scale(factor).slices)
-        return float(np.abs(alone[mine] - self.whole[there]).max())
-
-    def denoised(self, window: Region, core: Region | None = None, alignment: int = 1) -> NDArray[np.float32]:
+    def denoised(self, window: Region, core: Region | None = None, alignment: int = 1) -> NDArray[Any]:
         """Denoise a part of the image as if it were the whole: one tile of it, or all at once."""
         lengths = window.shape
         everything = Region.whole(lengths)

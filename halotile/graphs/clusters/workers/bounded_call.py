@@ -21,7 +21,7 @@ from halotile.graphs.clusters.workers.fork_server import (
     environment_now,
     script_not_imported,
 )
-from halotile.tasks.devices.memory_limits import limit_memory
+from halotile.tasks.devices.memory_limits import allow_memory, limit_memory
 
 T = TypeVar("T")
 
@@ -35,11 +35,11 @@ class NoAnswer(Exception):
         """Exit code; for a signal the negative number."""
 
 
-def call_bounded(call: Callable[[], T], limit_bytes: int, seconds: float | None = None) -> T:
+def call_bounded(call: Callable[[], T], limit_bytes: int | None, seconds: float | None = None) -> T:
     """Run a call in another process, which is gone on return, and return its result.
 
     ``call``: pickled by value where a script defines it; ``limit_bytes``: memory that it may allocate. On Linux the kernel enforces it, and
-    allocations beyond it fail; elsewhere nothing does; ``seconds``: time that it may take.
+    allocations beyond it fail; elsewhere nothing does; None: as much as there is; ``seconds``: time that it may take.
     """
     ensure_forks()
     method: Any = multiprocessing.get_context(METHOD)
@@ -79,11 +79,16 @@ def _ending(code: int) -> str:
     return f"ended its process with exit code {code}"
 
 
-def _answer(replies: Connection, requested: bytes, limit_bytes: int, environment: Mapping[str, str]) -> None:
+def _answer(
+    replies: Connection, requested: bytes, limit_bytes: int | None, environment: Mapping[str, str]
+) -> None:
     """Run the call and send its result or error: the target of the process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(environment)
-    limit_memory(limit_bytes)
+    if limit_bytes is None:
+        allow_memory(None)
+    else:
+        limit_memory(limit_bytes)
     answer: tuple[bool, Any]
     try:
         answer = True, pickle.loads(requested)()

@@ -47,7 +47,7 @@ from halotile.storage.views import PlaneValues
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.roles import Roles
-from halotile.tasks.trials.gpu_findings import Tuned
+from halotile.tasks.trials.gpu_trial import Tuned
 
 HOLED_BYTES = 24.0
 """Further working memory of a filter that leaves out holes, for each pixel of a tile."""

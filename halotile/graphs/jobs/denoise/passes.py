@@ -22,7 +22,7 @@ from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
 from halotile.tasks.noise.known import has_photons, measured_at, noise_at
 from halotile.tasks.noise.residual import Residual, local_mean
 from halotile.tasks.roles import Roles
-from halotile.tasks.trials.gpu_findings import Tuned
+from halotile.tasks.trials.gpu_trial import Tuned
 
 PLANES, PLACES, CHANNELS = 4, 16, 64
 """Planes that are looked at, squares of all of them together, and channels: more planes and squares only where there are more channels."""

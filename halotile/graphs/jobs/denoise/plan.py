@@ -71,7 +71,7 @@ from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.functions import choose_samples
-from halotile.tasks.trials.gpu_findings import Tuned
+from halotile.tasks.trials.gpu_trial import Tuned
 from halotile.tasks.trials.provenance import seals_of
 
 

@@ -88,7 +88,7 @@ from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.operators.base import Operator, working_dtype
 from halotile.tasks.priors.base import Prior, denoised_of
 from halotile.tasks.roles import Roles
-from halotile.tasks.trials.gpu_findings import Tuned
+from halotile.tasks.trials.gpu_trial import Tuned
 from halotile.tasks.trials.provenance import seals_of
 
 

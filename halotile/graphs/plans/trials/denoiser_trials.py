@@ -35,7 +35,6 @@ from halotile.tasks.denoisers.base import ROUNDING, Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory, torch_threads
 from halotile.tasks.noise.simulated import RandomImage
-from halotile.tasks.trials import functions
 from halotile.tasks.trials.functions import Sample
 from halotile.tasks.trials.probe import check_user_code
 from halotile.tasks.trials.provenance import build_digest, is_own, opened_files, surroundings
@@ -196,13 +195,8 @@ def _measure_samples(denoiser: Denoiser, depth: Depth, samples: Sequence[Sample]
     pixels = hashlib.sha256(b"".join(sample.tobytes() for sample in samples)).hexdigest()
     question = ("samples", depth, is_cut, pixels, [sample.shape for sample in samples])
 
-    def measure() -> float:
-        if isinstance(denoiser, ArrayDenoiser):
-            return functions.sample_difference(denoiser, depth, samples, is_cut=is_cut)
-        return sample_difference(denoiser, depth, samples, is_cut=is_cut)
-
     try:
-        return _kept(denoiser, question, measure)
+        return _kept(denoiser, question, lambda: sample_difference(denoiser, depth, samples, is_cut=is_cut))
     except ConfigError as error:
         raise _SampleFailed(str(error)) from None
 
@@ -219,17 +213,16 @@ def _kept(denoiser: Denoiser, question: Sequence[Any], measure: Callable[[], T])
     That of foreign code is not stored where code is imported meanwhile, or a file is opened that the denoiser is not built from: neither
     is in the key.
     """
-    with opened_files() as built_from:
-        origin = build_digest(denoiser, *question)
+    opened = opened_files()
+    origin = build_digest(denoiser, *question)
     if origin is not None and not is_own(denoiser):
-        around = surroundings(denoiser, built_from)
+        around = surroundings(denoiser, frozenset(opened))
         origin = around and hashlib.sha256(f"{origin} {around}".encode()).hexdigest()
     if origin is not None and (stored := read_cached(origin)) is not None:
         return cast(T, stored)
-    loaded = loaded_code()
-    with opened_files() as opened:
-        answer = measure()
-    all_in_key = is_own(denoiser) or (loaded_code() == loaded and opened <= built_from)
+    loaded, read = loaded_code(), frozenset(opened)
+    answer = measure()
+    all_in_key = is_own(denoiser) or (loaded_code() == loaded and opened == read)
     if origin is not None and all_in_key:
         write_cached(origin, answer)
     return answer

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import os
-import pickle
-import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 
-import cloudpickle
-
-from halotile.errors import HalotileError
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.machine import chosen, gpus_here
+from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.kinds.sections import Tile, TiledJob
 from halotile.graphs.plans.resources.sizes import Geometry, candidate_tiles, fit_tile
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoised_image import Denoised
-from halotile.tasks.devices.memory_limits import allow_memory
-from halotile.tasks.trials.gpu_findings import TrialRequest, Tuned
+from halotile.tasks.trials.gpu_trial import TrialRequest, Tuned, tune
 
 T = TypeVar("T", DenoiseTask, Denoised)
 C = TypeVar("C")
@@ -32,10 +24,8 @@ LIMIT_SECONDS = 300.0
 """A trial that takes longer hangs."""
 APART_BYTES = 64 * 2**20
 """Largest difference between two trials in the measured memory of a process."""
-REQUEST, REPLY = "request", "reply"
 BATCH = "batch"
 """Key under which a run directory keeps the number of tiles at once that a run was reduced to."""
-_CHILD = "import sys; from halotile.graphs.plans.trials.gpu_trials import answer; answer(sys.argv[1])"
 
 
 class NotTried(Exception):
@@ -202,16 +192,14 @@ def tuned_for(job: TiledJob, task: DenoiseTask, geometry: Geometry, *, compare: 
     ``job``: job; values that it sets are not changed; ``task``: task with a tile that fits; ``geometry``: constraints on the tiles; ``compare``: try
     all precisions.
     """
-    # The trial may import what this process can.
-    ordered = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as in workers
-    environment = ordered | os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {"CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}  # as in workers
     if task.device != "cpu":
         gpus = gpus_here()
         if not gpus.names:
             raise NotTried(f"there is no GPU here to try them on ({gpus.why_none})")
         if cluster_kind_of(job.cluster).traits.has_worker_per_gpu:
             environment["CUDA_VISIBLE_DEVICES"] = chosen(job.cluster, gpus)[0]
-    return _in_a_process_of_its_own(job, task, _request(job, task, geometry, compare), environment)
+    return _in_a_process_of_its_own(task, _request(job, task, geometry, compare), environment)
 
 
 def _request(job: TiledJob, task: DenoiseTask, geometry: Geometry, compare: bool) -> TrialRequest:
@@ -229,62 +217,22 @@ def _request(job: TiledJob, task: DenoiseTask, geometry: Geometry, compare: bool
 
 
 def _in_a_process_of_its_own(
-    job: TiledJob, task: DenoiseTask, request: TrialRequest, environment: Mapping[str, str]
+    task: DenoiseTask, request: TrialRequest, environment: Mapping[str, str]
 ) -> Tuned:
-    with tempfile.TemporaryDirectory(prefix="halotile-tuning-") as temporary:
-        folder = Path(temporary)
-        # A model that a script defines is in no module: it is sent by value.
-        requested = cloudpickle.dumps((task, request))
-        (folder / REQUEST).write_bytes(pickle.dumps((sys.path, job.import_folder, requested)))
-        try:
-            ended = subprocess.run(
-                [sys.executable, "-c", _CHILD, temporary],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise NotTried(f"a trial did not end within {LIMIT_SECONDS:.0f} s") from None
-        if ended.returncode or not (folder / REPLY).exists():
-            last = _error_in(ended.stderr) or f"exit code {ended.returncode}"
-            raise NotTried(f"a trial broke: {last}")
-        reply = pickle.loads((folder / REPLY).read_bytes())
-    if isinstance(reply, HalotileError):
-        raise reply
-    assert isinstance(reply, Tuned)
-    return reply
+    try:
+        # The memory that a GPU driver needs is unknown: no limit.
+        return call_bounded(partial(_tune, task, request, environment), None, LIMIT_SECONDS)
+    except NoAnswer as error:
+        raise NotTried(f"a trial {error}") from None
+    except RuntimeError as error:  # the text that CUDA adds in further lines is of no help
+        raise NotTried(f"a trial broke: {error}".partition("\n")[0]) from None
 
 
-def _error_in(output: str) -> str:
-    r"""Return the line of a traceback that names its error: the text that CUDA adds after it is of no help.
-
-    Examples
-    --------
-    >>> _error_in("Traceback ...\nRuntimeError: CUDA error: misaligned address\nCompile with `TORCH_USE_CUDA_DSA` ...\n")
-    'RuntimeError: CUDA error: misaligned address'
-    """
-    named = re.findall(r"^[\w.]+(?:Error|Exception|Interrupt|Exit)\b.*", output, re.MULTILINE)
-    lines = output.strip().splitlines()
-    return str(named[-1]) if named else lines[-1] if lines else ""
-
-
-def answer(folder: str) -> None:
-    """Run the separate process: read a request from a folder, and write the result beside it."""
-    search_path, import_folder, requested = pickle.loads((Path(folder) / REQUEST).read_bytes())
-    sys.path[:] = search_path
-    allow_memory(None)  # the memory that a GPU driver needs is unknown
+def _tune(task: DenoiseTask, request: TrialRequest, environment: Mapping[str, str]) -> Tuned:
+    """Try tiles in the separate process."""
+    os.environ.update(environment)
     import halotile.graphs.runs.passes.worker_setup  # noqa: F401 - a worker's memory is measured, with all that it imports
     from halotile.tasks.devices.device import prepare_process
-    from halotile.tasks.options import import_from
-    from halotile.tasks.trials.gpu_trial import tune
 
-    import_from(import_folder)
     prepare_process(threads=1)
-    reply: Tuned | HalotileError
-    try:
-        reply = tune(*pickle.loads(requested))
-    except HalotileError as error:
-        reply = error
-    (Path(folder) / REPLY).write_bytes(pickle.dumps(reply))
+    return tune(task, request)

@@ -29,7 +29,7 @@ from halotile.storage.sharded.vectors import Vectors
 from halotile.storage.views import checked
 from halotile.tasks.operators.base import working_dtype
 from halotile.tasks.priors.base import Prior, denoised_of
-from halotile.tasks.trials.gpu_findings import Tuned
+from halotile.tasks.trials.gpu_trial import Tuned
 
 NORM_ITERATIONS = 15
 """Passes that compute the step size."""
