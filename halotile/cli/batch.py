@@ -27,9 +27,7 @@ from halotile.graphs.kinds.patterns import takes_many
 from halotile.graphs.waiting import patience_seconds
 from halotile.registry import find
 from halotile.storage.disk.object_path import full_path
-from halotile.storage.run_directory.batch_files import BatchFiles
-from halotile.storage.run_directory.directory import LOCK_SECONDS, RunDirectory
-from halotile.storage.run_directory.names import WORKERS
+from halotile.storage.run_directory.directory import LOCK_SECONDS, WORKERS, BatchFiles, RunDirectory
 
 if TYPE_CHECKING:
     from halotile.graphs.clusters.launches.batch_system import BatchSystem

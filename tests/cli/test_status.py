@@ -28,8 +28,7 @@ from halotile.graphs.clusters._orphans import ATTENDED
 from halotile.graphs.clusters.base import ADDRESS, VARIABLE
 from halotile.graphs.clusters.launches import slurm_jobs
 from halotile.graphs.submission.attend import Submission
-from halotile.storage.run_directory.batch_files import BatchFiles
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
 
 RUNNER = CliRunner()
 

@@ -41,10 +41,8 @@ from halotile.graphs.submission.attend import (
 from halotile.graphs.submission.script import DRAIN_AT
 from halotile.graphs.waiting import patience_seconds
 from halotile.graphs.watching.progress import Progress
-from halotile.storage.run_directory.batch_files import BatchFiles
-from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.names import WRITTEN
-from halotile.storage.run_directory.worker_lock import WorkerLock
+from halotile.storage.run_directory.directory import WRITTEN, BatchFiles, RunDirectory
+from halotile.storage.run_directory.locks import WorkerLock
 from tests.faults import Scene
 from tests.support import write_zarr
 
@@ -209,7 +207,7 @@ def held_by(what: str, directory: RunDirectory) -> Iterator[None]:
             yield
         return
     directory.create()
-    lock = WorkerLock(directory)
+    lock = WorkerLock(directory.path)
     lock.hold()
     yield
     lock.release()

@@ -27,8 +27,7 @@ from halotile.graphs.runs.outputs.replacing import check_outputs
 from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, files_below, store_at
-from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.names import CLAIM
+from halotile.storage.run_directory.directory import CLAIM, RunDirectory
 from halotile.storage.sharded.ownership import is_marked
 from tests.cases import thorough
 from tests.faults import BLOCKS, members, until

@@ -28,7 +28,7 @@ from halotile.graphs.runs.status import Status
 from halotile.graphs.runs.verify import verify
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.worker_lock import WorkerLock
+from halotile.storage.run_directory.locks import WorkerLock
 from halotile.storage.sharded.output import ShardWriter
 from halotile.tasks.block import BadBlock
 from tests.cases import thorough
@@ -116,7 +116,7 @@ def test_an_unfinished_run_keeps_its_empty_outputs(folder: Path) -> None:
 
 def hold(run_directory: Path, held: Any, ends: Any) -> None:
     """Be a worker of a run."""
-    WorkerLock(RunDirectory(run_directory)).hold()
+    WorkerLock(run_directory).hold()
     held.set()
     ends.wait(60)
 

@@ -41,8 +41,7 @@ from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.images.png import contrast
 from halotile.storage.images.sheet import grey
-from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.names import EXAMPLES, PAGE
+from halotile.storage.run_directory.directory import EXAMPLES, PAGE, RunDirectory
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.training import trainer
 from tests.cases import thorough

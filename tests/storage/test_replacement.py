@@ -16,8 +16,7 @@ import pytest
 
 from halotile.errors import DiskRefused, OutputInUse, OutputRefused
 from halotile.storage.disk.durable import Disk
-from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.replacement import replacing
+from halotile.storage.run_directory.directory import RunDirectory, replacing
 from halotile.storage.scans.convert import convert_scan
 from halotile.storage.scans.scan import open_scan
 from tests.storage.test_scans import COUNT, write_cxi
@@ -84,7 +83,7 @@ def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
     code = (
-        "import os, signal; from pathlib import Path; from halotile.storage.run_directory.replacement import replacing\n"
+        "import os, signal; from pathlib import Path; from halotile.storage.run_directory.directory import replacing\n"
         "with replacing(Path('a')) as made, replacing(Path('a.tif')) as other:\n"
         "    made.write_text('half'); other.mkdir(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -160,7 +159,7 @@ def killed_between_moves(folder: Path) -> None:
     (folder / "out/old").touch()
     code = (
         "import os, signal; from pathlib import Path; from halotile.storage.disk.durable import Disk\n"
-        "from halotile.storage.run_directory.replacement import replacing\n"
+        "from halotile.storage.run_directory.directory import replacing\n"
         "move = Disk.move\n"
         "def killed(disk, source, target):\n"
         "    if source.name == 'made': os.kill(os.getpid(), signal.SIGKILL)\n"

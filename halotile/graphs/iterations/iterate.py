@@ -38,7 +38,7 @@ from halotile.storage.arrays import open_source
 from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
-from halotile.storage.run_directory.checkpoints import Checkpoint
+from halotile.storage.run_directory.json_files import Checkpoint
 from halotile.storage.sharded.output import ShardWriter, create_metadata
 from halotile.storage.sharded.vectors import Vectors
 from halotile.tasks.contributions import Adding, Contributions

@@ -22,7 +22,6 @@ from halotile.storage.disk.place import check_reachable, refusing_silence
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.names import output_path
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.object_claim import ObjectClaim, elsewhere
 from halotile.storage.sharded.output import ABSENT, AnyLayout, FileLayout, create_output, open_output
@@ -77,7 +76,6 @@ def verify(
     directory = RunDirectory.beside(path).of_run()
     if not path.name or (path.exists() and not path.is_dir() and not directory.path.is_dir()):
         raise OutputRefused(f"{path} is no output that a run wrote. Give the output.path of a job.")
-    directory.check_files()
     stored = _plan_of(directory)
     if stored is not None and path not in _paths_of(directory, stored):  # it belonged to a run that is gone
         stored = None
@@ -130,7 +128,7 @@ def verify(
 
 def _paths_of(directory: RunDirectory, stored: dict[str, Any]) -> list[OutputPath]:
     """Return the paths of all outputs of a run: where they were moved together, the present ones."""
-    first = output_path(directory.path)
+    first = directory.output
     before, *others = (output["path"] for output in stored.get("outputs", [{"path": first}]))
     folder = os.path.dirname(before)
 

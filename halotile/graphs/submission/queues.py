@@ -12,7 +12,7 @@ from halotile.graphs.clusters.launches import slurm_jobs
 from halotile.graphs.clusters.launches.batch_system import SLURM, BatchSystem
 from halotile.graphs.clusters.launches.queue_answers import answer_of
 from halotile.registry import find
-from halotile.storage.run_directory.names import WORKERS
+from halotile.storage.run_directory.directory import WORKERS
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from typing import Any
 from halotile.errors import DamagedData, HalotileError, InputError, OutputInUse, OutputRefused
 from halotile.storage.disk.object_path import SCHEMES, ObjectPath, OutputPath, store_errors
 from halotile.storage.disk.place import ZARR_JSON
-from halotile.storage.run_directory.directory import FILE_MODE, RunDirectory
-from halotile.storage.run_directory.names import CLAIM, FINISHED
-from halotile.storage.run_directory.validation import is_text, read_object
+from halotile.storage.run_directory.directory import CLAIM, FINISHED, RunDirectory
+from halotile.storage.run_directory.json_files import FILE_MODE, is_text, read_object
 
 _TEXTS = dict.fromkeys(("token", "directory", "host"), is_text)
 

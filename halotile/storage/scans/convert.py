@@ -17,7 +17,7 @@ from scipy.ndimage import binary_dilation, label, minimum_filter
 from halotile.errors import InputError, OutputRefused
 from halotile.storage.disk.place import check_place
 from halotile.storage.grid import Region
-from halotile.storage.run_directory.replacement import replacing
+from halotile.storage.run_directory.directory import replacing
 from halotile.storage.scans.formats import opened_scan
 from halotile.storage.scans.framing import Framing, ShiftedPatterns, framed, shifted_scan
 from halotile.storage.scans.hdf5 import reading

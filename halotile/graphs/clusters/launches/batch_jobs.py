@@ -33,7 +33,7 @@ from halotile.graphs.clusters.launches.queue_answers import number_of
 from halotile.graphs.clusters.launches.remote_cluster import supervised_cluster
 from halotile.graphs.kinds import sections
 from halotile.registry import find
-from halotile.storage.run_directory.names import WORKERS
+from halotile.storage.run_directory.directory import WORKERS
 
 if TYPE_CHECKING:
     from halotile.graphs.clusters.launches.batch_system import BatchSystem

@@ -36,11 +36,10 @@ from halotile.graphs.runs.signals import Signals
 from halotile.graphs.waiting import log_line, patience_seconds, report_if_slow
 from halotile.storage.disk.durable import refusing_full, remove_partials
 from halotile.storage.disk.place import refusing_silence
-from halotile.storage.run_directory.batch_files import BatchFiles
-from halotile.storage.run_directory.directory import LOCK_SECONDS, RunDirectory
+from halotile.storage.run_directory.directory import LOCK_SECONDS, BatchFiles, RunDirectory
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.locks import WorkerLock
 from halotile.storage.run_directory.object_claim import ObjectClaim
-from halotile.storage.run_directory.worker_lock import WorkerLock
 from halotile.storage.sharded.output import create_output
 from halotile.storage.sharded.ownership import (
     metadata_problems,
@@ -74,7 +73,7 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
             for directory in _with_workers(slots):
                 operation = f"waiting for the workers of an earlier run in {directory.path}"
                 with _wait_for(operation, signals) as cut_short:
-                    WorkerLock(directory).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)
+                    WorkerLock(directory.path).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)
             for slot in slots:
                 if slot.claim:
                     slot.claim.take(may_replace=slot.may_replace_claim)

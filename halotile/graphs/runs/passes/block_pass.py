@@ -22,8 +22,8 @@ from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, workers
 from halotile.graphs.runs.passes.worker_setup import BlockPlugin, prepared, run_blocks
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import is_full
-from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.json_files import Ledger
 from halotile.tasks.block import BadBlock, Receipt
 
 TASK_SECONDS = 1.0

@@ -14,8 +14,8 @@ from halotile.errors import DamagedData, ResumeRefused
 from halotile.graphs.kinds.base import Records, Sums
 from halotile.graphs.runs.outputs.damage import damaged_among
 from halotile.storage.grid import Grid
-from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.json_files import Ledger
 from halotile.tasks.exact_sums import add_exactly
 
 
