@@ -115,7 +115,7 @@ def _planned(job: Job, *, fresh: bool, same_input: bool) -> tuple[Mapping[str, A
     """Plan a job, or that of each image: figures, rows, and the number of workers."""
     from halotile.cli import many
     from halotile.graphs.plans.make import make_plan
-    from halotile.graphs.runs.outputs.claim import look
+    from halotile.graphs.runs.claim import look
 
     if takes_many(job):
         images = many.plan_images(job, fresh=fresh, same_input=same_input, quiet=False)

@@ -15,9 +15,10 @@ from halotile.cli import batch
 from halotile.cli.exits import BAD_DATA, OK, USAGE
 from halotile.cli.main import app
 from halotile.errors import DamagedData, OutputInUse
-from halotile.storage.run_directory.directory import BATCH, FAILED, LOCK, BatchFiles, RunDirectory
+from halotile.storage.run_directory.directory import BATCH, FAILED, BatchFiles, RunDirectory
 from halotile.storage.run_directory.journal import VERSION
 from halotile.storage.run_directory.json_files import with_checksum
+from halotile.storage.run_directory.locks import LOCK
 from tests.storage.outputs import PLAIN, written
 
 RUNNER = CliRunner()

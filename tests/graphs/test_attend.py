@@ -27,8 +27,7 @@ from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import Output
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs import driver
-from halotile.graphs.runs.outputs import claim
+from halotile.graphs.runs import claim, driver
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import status_of
 from halotile.graphs.submission.attend import (

@@ -21,9 +21,8 @@ from halotile.errors import BlockFailed, ConfigError, InputError, MissingPackage
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.claim import check_outputs, claim
 from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.outputs.claim import claim
-from halotile.graphs.runs.outputs.replacing import check_outputs
 from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, files_below, store_at

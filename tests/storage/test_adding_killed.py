@@ -163,7 +163,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
     with (
         RunDirectory(path / WORK).lock(),
-        pytest.raises(OutputInUse, match=r"a\.zarr: process \d+ on .* adds its levels\. Wait"),
+        pytest.raises(OutputInUse, match=r"a\.zarr/\.levels is in use: process \d+ on .*\. Wait"),
     ):
         add_levels(path)
 

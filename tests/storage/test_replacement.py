@@ -188,7 +188,7 @@ def test_it_comes_back_although_the_next_call_fails_at_once(
         raise OSError(errno.ENOSPC, "no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("halotile.storage.run_directory.directory.write_holder", full)
+        patch.setattr("halotile.storage.run_directory.locks.write_holder", full)
         with pytest.raises(DiskRefused), replacing(tmp_path / "out"):
             pass
     assert names(tmp_path) == [".out.partial"]

@@ -70,7 +70,7 @@ def test_only_the_owner_may_enter(directory: RunDirectory) -> None:
 
 
 def test_records_can_be_read_back(directory: RunDirectory) -> None:
-    assert not directory.exists()
+    assert not directory.path.exists()
     assert directory.read_job() is directory.read_plan() is directory.read_status() is None
     assert list(directory.read_events()) == []
     with directory.lock():
@@ -79,7 +79,7 @@ def test_records_can_be_read_back(directory: RunDirectory) -> None:
             directory.write_plan({"plan": number})
             directory.write_status({"status": number})
             directory.append_event({"event": number})
-    assert directory.exists()
+    assert directory.path.exists()
     assert directory.read_job() == {"job": 2}
     assert directory.read_plan() == {"plan": 2}
     assert directory.read_status() == {"status": 2}

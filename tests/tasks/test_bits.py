@@ -12,7 +12,7 @@ import torch
 from halotile.errors import MemoryRefused
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.trials import denoiser_trials
-from halotile.graphs.runs.outputs.claim import claim
+from halotile.graphs.runs.claim import claim
 from halotile.tasks.trials import rehearsal
 from halotile.tasks.trials.rehearsal import tile_difference
 from tests import networks

@@ -14,7 +14,7 @@ import numpy as np
 from halotile.errors import DamagedData, Diverged, InputError, ResumeRefused
 from halotile.graphs.iterations.divergence import OBJECTIVE, FigureRow, divergence, growth, mend
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
-from halotile.graphs.runs.outputs.damage import image_digest
+from halotile.graphs.runs.damage import image_digest
 from halotile.graphs.runs.passes.records import remove_records
 from halotile.graphs.solvers.base import (
     CHANGE,

@@ -16,36 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefused
-from halotile.storage.disk.durable import (
-    DISK,
-    GONE,
-    PARTIAL,
-    Disk,
-    is_full,
-    refusing_full,
-    remove_partials,
-)
+from halotile.storage.disk.durable import DISK, GONE, PARTIAL, Disk, is_full, refusing_full, remove_partials
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 from halotile.storage.disk.place import check_access, check_owner, check_parents
-from halotile.storage.run_directory.json_files import (
-    BATCH_VALUES,
-    FILE_MODE,
-    STATUS_VALUES,
-    digest,
-    read_object,
-)
-from halotile.storage.run_directory.locks import (
-    LOCK,
-    WORKERS_LOCK,
-    acquire,
-    describe,
-    flock,
-    last_holder,
-    never,
-    opened,
-    read_holder,
-    write_holder,
-)
+from halotile.storage.run_directory import json_files, locks
+from halotile.storage.run_directory.json_files import FILE_MODE, digest, read_object
 
 JOB = "job.json"  # the job as requested; the first file to be written, it claims the output
 CONFIG = "config.json"  # the same job as a configuration with all sizes resolved
@@ -67,7 +42,7 @@ CLAIM = "claim.json"  # the claim on an output in an object store, as it lies be
 REPLACED = "replaced"  # in the state of a scratch folder: what was there before
 STOP = "stop"  # exists while a run ends early: workers start no further block
 NAMES = {
-    JOB, CONFIG, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP, STATE,
+    JOB, CONFIG, PLAN, JOURNAL, STATUS, EVENTS, locks.LOCK, locks.WORKERS_LOCK, STOP, STATE,
     ITERATIONS, EXAMPLES, WRITTEN, WORKERS, BATCH, SCRIPT, LOG, FINISHED, FAILED, PAGE, PRIMARY, CLAIM,
 }  # fmt: skip
 TIME_IS_UP = "SIGUSR1"
@@ -122,10 +97,6 @@ class RunDirectory:
     def state_path(self) -> Path:
         """Path of the folder of a solver's state between two iterations."""
         return self.path / STATE
-
-    def exists(self) -> bool:
-        """Return True when a run was started here."""
-        return (self.path / LOCK).is_file()
 
     def claims_output(self) -> bool:
         """Return True when a run of halotile wrote, or was about to write, the output beside the directory."""
@@ -184,6 +155,12 @@ class RunDirectory:
     def read_job(self) -> dict[str, Any] | None:
         """The job, or None when there is none. Raises DamagedData when it cannot be read."""
         return self._read(self.job_path)
+
+    def read_valid_job(self) -> dict[str, Any] | None:
+        """The job, or None when there is no readable one."""
+        with suppress(DamagedData):
+            return self.read_job()
+        return None
 
     def read_primary(self) -> str | None:
         """The directory that keeps the run, where this one lies beside a further output of it."""
@@ -254,7 +231,7 @@ class RunDirectory:
         """The status, or None when there is no valid one: a power cut may have damaged it."""
         check_access(self.path)
         with suppress(DamagedData):
-            return read_object(self.status_path, _ADVICE, STATUS_VALUES)
+            return read_object(self.status_path, _ADVICE, json_files.STATUS_VALUES)
         return None
 
     def append_event(self, event: dict[str, Any]) -> None:
@@ -274,11 +251,9 @@ class RunDirectory:
     def read_output_iterations(self) -> list[dict[str, Any]]:
         """The iterations that led to the image in the output; empty before it was started."""
         with suppress(DamagedData):
-            rows = (self._read(self.path / WRITTEN) or {}).get("iterations")
-            if isinstance(rows, list) and all(
-                isinstance(row, dict) and isinstance(row.get("iteration"), int) for row in rows
-            ):
-                return rows
+            file = read_object(self.path / WRITTEN, _ADVICE, {"iterations": json_files.is_iterations})
+            rows: list[dict[str, Any]] = (file or {}).get("iterations", [])
+            return rows
         return []
 
     def write_page(self, html: str) -> None:
@@ -297,18 +272,18 @@ class RunDirectory:
 
     @contextmanager
     def lock(
-        self, patience_seconds: float = LOCK_SECONDS, cut_short: Callable[[], bool] = never
+        self, patience_seconds: float = LOCK_SECONDS, cut_short: Callable[[], bool] = lambda: False
     ) -> Iterator[None]:
         """Be the only driver of this run inside the context.
 
         ``patience_seconds``: maximum time to wait for another driver; ``cut_short``: callback that returns True to end the wait early.
         """
         self.create()
-        with opened(self.path / LOCK, os.O_RDWR | os.O_CREAT) as fd:
-            if not acquire(fd, patience_seconds, cut_short) or not self._is_lock_file(fd):
-                raise self._in_use(read_holder(fd))
+        with locks.opened(self.path / locks.LOCK, os.O_RDWR | os.O_CREAT) as fd:
+            if not locks.acquire(fd, patience_seconds, cut_short) or not self._is_lock_file(fd):
+                raise self._in_use(locks.read_holder(fd))
             try:
-                write_holder(fd)
+                locks.write_holder(fd)
                 remove_partials(self.path, self.disk)
                 yield
             except OSError as error:
@@ -320,12 +295,12 @@ class RunDirectory:
             finally:
                 if self.is_scratch and not (self.state_path / REPLACED).exists():
                     with suppress(OSError):  # another call may take the folder as soon as the lock is gone
-                        self.disk.remove_tree(self.path, last=(LOCK,))
+                        self.disk.remove_tree(self.path, last=(locks.LOCK,))
 
     def _is_lock_file(self, fd: int) -> bool:
         """Return True when the open file is the lock file in the directory."""
         with suppress(OSError):
-            return os.path.samestat(os.fstat(fd), os.stat(self.path / LOCK))
+            return os.path.samestat(os.fstat(fd), os.stat(self.path / locks.LOCK))
         return False
 
     def check_free(self) -> None:
@@ -335,16 +310,16 @@ class RunDirectory:
 
     def _in_use(self, holder: dict[str, Any]) -> OutputInUse:
         return OutputInUse(
-            f"{self.path} is in use: {describe(holder)} is writing this output. Wait until it ends, or write another path."
+            f"{self.path} is in use: {locks.describe(holder)} is writing this output. Wait until it ends, or write another path."
         )
 
     def is_running(self) -> dict[str, Any] | None:
         """The driver that runs here now, as ``pid``, ``host`` and ``started`` (Unix time); None if there is none."""
-        with suppress(*GONE), opened(self.path / LOCK, os.O_RDONLY) as fd:
+        with suppress(*GONE), locks.opened(self.path / locks.LOCK, os.O_RDONLY) as fd:
             try:
-                flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                locks.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return read_holder(fd)
+                return locks.read_holder(fd)
         return None
 
     def request_stop(self) -> None:
@@ -362,12 +337,12 @@ class RunDirectory:
 
     def driver(self) -> dict[str, Any]:
         """The last driver that took the lock, as ``pid``, ``host`` and ``started``; empty when there was none."""
-        return last_holder(self.path / LOCK)
+        return locks.last_holder(self.path / locks.LOCK)
 
     def _is_run_directory(self) -> bool:
         if not self.path.is_dir():
             return False
-        if self.exists():
+        if (self.path / locks.LOCK).is_file():
             return True
         # The lock file is not fsynced: after a power cut the other files may exist without it, the job first.
         files = {name for name in os.listdir(self.path) if not name.endswith(PARTIAL)}
@@ -412,7 +387,7 @@ class BatchFiles:
     def read(self) -> dict[str, Any] | None:
         """The record of the submission; None when there is none."""
         advice = "Remove it, and submit the configuration again."
-        return read_object(self.run.path / BATCH, advice, BATCH_VALUES)
+        return read_object(self.run.path / BATCH, advice, json_files.BATCH_VALUES)
 
     def state(self) -> Mapping[str, bytes | None]:
         """Contents of the files, except the log, for :meth:`restore`."""

@@ -92,6 +92,13 @@ def is_figures(value: Any) -> bool:
     return numbers and (not value or {"iteration", "iterations"} <= value.keys())
 
 
+def is_iterations(value: Any) -> bool:
+    """Return True for the rows of a solver's iterations."""
+    return isinstance(value, list) and all(
+        isinstance(row, dict) and isinstance(row.get("iteration"), int) for row in value
+    )
+
+
 def fits(values: Mapping[str, Any], kinds: Mapping[str, ValueCheck]) -> bool:
     """Return True when each value with a listed name is of its kind; other values are not checked."""
     return all(is_kind(values[name]) for name, is_kind in kinds.items() if name in values)

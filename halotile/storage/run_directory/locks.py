@@ -28,11 +28,6 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """Errors of a file system without locks, or whose server has run out of them."""
 
 
-def never() -> bool:
-    """Default ``cut_short`` callback, which never ends a wait early."""
-    return False
-
-
 def flock(fd: int, operation: int) -> None:
     """Lock an open file."""
     try:
@@ -49,7 +44,7 @@ def flock(fd: int, operation: int) -> None:
         ) from error
 
 
-def acquire(fd: int, timeout_seconds: float, cut_short: Callable[[], bool] = never) -> bool:
+def acquire(fd: int, timeout_seconds: float, cut_short: Callable[[], bool] = lambda: False) -> bool:
     """Poll for an exclusive lock until the timeout, or until ``cut_short`` returns True; the polling interval grows with time."""
     began = time.monotonic()
     while True:
@@ -150,7 +145,7 @@ class WorkerLock:
             if (fd := _descriptors.pop(self.path, None)) is not None:
                 os.close(fd)
 
-    def wait_for_all(self, timeout_seconds: float, cut_short: Callable[[], bool] = never) -> None:
+    def wait_for_all(self, timeout_seconds: float, cut_short: Callable[[], bool] = lambda: False) -> None:
         """Wait until no worker of an earlier driver can write any more.
 
         ``timeout_seconds``: maximum waiting time; ``cut_short``: callback that returns True to end the wait early.

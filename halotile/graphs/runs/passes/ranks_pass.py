@@ -16,9 +16,9 @@ from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.kinds.base import Gather, RankProgram
-from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.futures import results
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group, is_final
+from halotile.graphs.runs.status import RunContext
 from halotile.graphs.tree_sum import plan_calls
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import is_full, refusing_full
