@@ -249,10 +249,15 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
             for wanted in sorted(outputs, key=lambda wanted: wanted.directory.path):
                 with _wait_for(f"waiting for whoever holds {wanted.directory.path}", signals) as cut_short:
                     stack.enter_context(wanted.directory.lock(patience_seconds(LOCK_SECONDS), cut_short))
-            for directory in _with_workers(outputs):
-                operation = f"waiting for the workers of an earlier run in {directory.path}"
+            directories = {
+                path for wanted in outputs for path in (wanted.directory.path, wanted.directory.of_run().path)
+            }
+            for path in sorted(
+                filter(Path.is_dir, directories)
+            ):  # those whose workers may still write an output
+                operation = f"waiting for the workers of an earlier run in {path}"
                 with _wait_for(operation, signals) as cut_short:
-                    WorkerLock(directory.path).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)
+                    WorkerLock(path).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)
             for wanted in outputs:
                 if wanted.claim:
                     wanted.claim.take(may_replace=wanted.may_replace_claim)
@@ -264,14 +269,6 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
                 if wanted.claim and len(journal.done) < journal.total:
                     wanted.claim.mark(is_finished=False)
         yield HeldOutputs(plan, tuple(opened))
-
-
-def _with_workers(outputs: tuple[WantedOutput, ...]) -> list[RunDirectory]:
-    """Return the directories of runs whose workers may still write one of these outputs."""
-    directories = {wanted.directory.path for wanted in outputs} | {
-        wanted.directory.of_run().path for wanted in outputs
-    }
-    return [RunDirectory(path) for path in sorted(directories) if path.is_dir()]
 
 
 @contextmanager

@@ -171,7 +171,6 @@ class HeldOutputs:
         for held in self.held:
             removed += remove_added_levels(held.path, held.layout)
             self._unmark(held, list(held.journal.done))
-            held.journal.sync()
         return removed
 
     def unmark_damaged(
@@ -200,24 +199,21 @@ class HeldOutputs:
             self._certain.discard(numbers)
 
     def _damaged(
-        self, held: HeldOutput, numbers: Iterable[int], signals: Signals, *, thorough: bool
+        self, held: HeldOutput, numbers: RangeSet, signals: Signals, *, thorough: bool
     ) -> dict[int, list[str]]:
         """Return the problems of damaged blocks; refuse an output that holds another result."""
-        looked_at = 0
 
         def until_asked() -> Iterator[int]:
-            nonlocal looked_at
             for number in numbers:
                 if signals.requested if thorough else signals.hurried:
                     raise Stopped(
                         f"stopped on {signals.name} while the blocks that are done were checked. Run again to go on.",
                         signals.name,
                     )
-                looked_at += 1
                 yield number
 
         problems = held.damaged(until_asked(), thorough=thorough)
-        if difference := foreign_pixels_reason(problems, looked_at):
+        if difference := foreign_pixels_reason(problems, len(numbers)):
             raise OutputRefused(
                 f"{held.path} is not what this run wrote there: {difference}. {REPLACE} "
                 f"{repair_command(self.plan)} does these blocks again in its place."

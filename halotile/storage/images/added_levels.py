@@ -278,7 +278,7 @@ class _Image:
             consolidated["metadata"] |= {_ZATTRS: document, **documents}
             # First, because zarr takes the names of levels from the attributes and looks for them here.
             files = {_ZMETADATA: consolidated, **files}
-        return {name: encode(content) for name, content in files.items()}
+        return {name: json.dumps(content, indent=2).encode() for name, content in files.items()}
 
     def _entry(self, name: str, covered: Sequence[int]) -> dict[str, Any]:
         """The entry of a level, whose pixels cover so many of the coarsest one that is there."""
@@ -305,7 +305,7 @@ class _Image:
         """Write the levels, each from the one before."""
         for name, document in documents.items():
             self.disk.make_directory((folder / name).parent)
-            self.disk.write_file(folder / name, [encode(document)])
+            self.disk.write_file(folder / name, [json.dumps(document, indent=2).encode()])
         finer: Readable = self.base
         total, done = sum(math.prod(array.shape) for array in arrays), 0
         for array in arrays:
@@ -383,11 +383,6 @@ def _is_readable(present: Readable, region: Region) -> bool:
         return bool(present.read(region).size)
     except DamagedData:
         return False
-
-
-def encode(document: Mapping[str, Any]) -> bytes:
-    """The bytes of a metadata file."""
-    return json.dumps(document, indent=2).encode()
 
 
 def _read(file: Path) -> dict[str, Any]:
