@@ -249,12 +249,9 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
             for wanted in sorted(outputs, key=lambda wanted: wanted.directory.path):
                 with _wait_for(f"waiting for whoever holds {wanted.directory.path}", signals) as cut_short:
                     stack.enter_context(wanted.directory.lock(patience_seconds(LOCK_SECONDS), cut_short))
-            directories = {
-                path for wanted in outputs for path in (wanted.directory.path, wanted.directory.of_run().path)
-            }
-            for path in sorted(
-                filter(Path.is_dir, directories)
-            ):  # those whose workers may still write an output
+            # Workers of these runs may still write one of the outputs.
+            runs = {run.path for wanted in outputs for run in (wanted.directory, wanted.directory.of_run())}
+            for path in sorted(filter(Path.is_dir, runs)):
                 operation = f"waiting for the workers of an earlier run in {path}"
                 with _wait_for(operation, signals) as cut_short:
                     WorkerLock(path).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)

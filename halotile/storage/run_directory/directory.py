@@ -469,6 +469,6 @@ def replacing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[
             if place.is_dir() and not place.is_symlink():
                 DISK.move(place, replaced)
             DISK.move(made, place)
-            work.forget_state()
+            work.forget_state()  # until then the scratch folder stays: it may hold the only copy
         finally:
             bring_back()
