@@ -26,9 +26,7 @@ from halotile.errors import ClusterFailed, ConfigError, Stopped
 from halotile.graphs.kinds.patterns import takes_many
 from halotile.graphs.waiting import patience_seconds
 from halotile.storage.disk.object_path import full_path
-from halotile.storage.run_directory.batch_files import BatchFiles
-from halotile.storage.run_directory.directory import LOCK_SECONDS, RunDirectory
-from halotile.storage.run_directory.names import WORKERS
+from halotile.storage.run_directory.directory import LOCK_SECONDS, WORKERS, BatchFiles, RunDirectory
 
 if TYPE_CHECKING:
     from halotile.graphs.kinds.base import Row
@@ -114,7 +112,7 @@ def _planned(job: Job, *, fresh: bool, same_input: bool) -> tuple[Mapping[str, A
     """Plan a job, or that of each image: figures, rows, and the number of workers."""
     from halotile.cli import many
     from halotile.graphs.plans.make import make_plan
-    from halotile.graphs.runs.outputs.claim import look
+    from halotile.graphs.runs.claim import look
 
     if takes_many(job):
         images = many.plan_images(job, fresh=fresh, same_input=same_input, quiet=False)

@@ -209,8 +209,8 @@ def plan_images(
     """Plan each image; ``fresh`` is for those that were not begun ``since``."""
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.plans.plan import Plan
+    from halotile.graphs.runs.claim import check_outputs
     from halotile.graphs.runs.many_images import plan_many
-    from halotile.graphs.runs.outputs.replacing import check_outputs
     from halotile.graphs.submission import has_begun
     from halotile.graphs.waiting import no_report
     from halotile.tasks.groups.launchers import copy_of

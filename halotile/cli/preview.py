@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.units import size_text
+from halotile.storage.disk.object_path import lies_in
+from halotile.storage.disk.place import check_place
 from halotile.storage.grid import Region
 
 if TYPE_CHECKING:
@@ -101,21 +102,10 @@ def check(request: PreviewRequest) -> None:
 
 def check_file(file: Path, images: Iterable[str], to_replace: str | None) -> None:
     """Refuse a path that a file must not be written to; ``to_replace`` is the option with which one there is replaced."""
-    folder = file.parent
-    if not folder.is_dir():
-        raise OutputRefused(f"{file}: there is no directory {folder}. Make it first.")
     for image in images:
-        if "://" not in image and _is_within(file, Path(image)):
+        if "://" not in image and lies_in(file.resolve(), Path(image).resolve()):
             raise OutputRefused(f"{file}: it is the image {image}, or inside it. Write a name elsewhere.")
-    if file.is_dir():
-        raise OutputRefused(f"{file}: a directory stands there. Write another name.")
-    if os.path.lexists(file) and to_replace:
-        raise OutputRefused(f"{file}: something stands there. Write another name, or {to_replace}.")
-
-
-def _is_within(path: Path, image: Path) -> bool:
-    resolved = path.resolve()
-    return image.resolve() in (resolved, *resolved.parents)
+    check_place(file, overwrite=to_replace is None, key="the path", remedy=to_replace or "", is_file=True)
 
 
 def parse_region(text: str | None, option: str = "--region") -> Region | None:

@@ -23,7 +23,7 @@ def show(job: Job, *, fresh: bool, same_input: bool, as_json: bool) -> None:
     from halotile.graphs.clusters.launches.batch_system import system_of
     from halotile.graphs.clusters.workers.fork_server import expect_no_workers
     from halotile.graphs.plans.make import make_plan
-    from halotile.graphs.runs.outputs.claim import look
+    from halotile.graphs.runs.claim import look
 
     expect_no_workers()
     plan = make_plan(job, fresh=fresh, same_input=same_input, report=complain)
@@ -46,8 +46,8 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
     from halotile.graphs.amounts import first_line
     from halotile.graphs.clusters.common.cluster_kind import is_other_copy
     from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.runs.claim import check_outputs
     from halotile.graphs.runs.driver import run
-    from halotile.graphs.runs.outputs.replacing import check_outputs
     from halotile.graphs.waiting import no_report
 
     if is_other_copy(job.cluster):

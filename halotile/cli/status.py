@@ -26,8 +26,7 @@ from halotile.graphs.units import percent, rate_text, seconds_text
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, path_of
 from halotile.storage.disk.place import check_access
-from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.names import BATCH, output_path
+from halotile.storage.run_directory.directory import BATCH, RunDirectory
 from halotile.storage.run_directory.object_claim import elsewhere
 
 ACTIVE = ("planned", "running", "draining", QUEUED)
@@ -145,7 +144,8 @@ def output_of(place: str | OutputPath) -> OutputPath:
     path = path_of(place)
     if isinstance(path, ObjectPath):
         return path
-    output, run = output_path(path), RunDirectory(path)
+    run = RunDirectory(path)
+    output = run.output
     if output == path or not (run.job_path.is_file() or run.read_primary() is not None):
         return path
     if isinstance(output, ObjectPath):
@@ -240,7 +240,7 @@ def status_rows(status: RunStatus) -> list[Row]:
     """Return the status as rows for people."""
     progress, recorded = status.progress, status.recorded
     rows = [
-        ("output", str(recorded.get("output", output_path(status.directory)))),
+        ("output", str(recorded.get("output", RunDirectory(status.directory).output))),
         *([("batch", status.batch.words)] if status.batch else []),
     ]
     if not status.over and progress.phase == "start":

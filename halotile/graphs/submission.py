@@ -18,8 +18,7 @@ from halotile.graphs.clusters.launches.driver_script import DRAIN_AT, NOTICE_SEC
 from halotile.graphs.runs.outcome import ended_by
 from halotile.graphs.runs.signals import drains_within, ignore_signals
 from halotile.graphs.waiting import report_if_slow
-from halotile.storage.run_directory.batch_files import TIME_IS_UP, BatchFiles
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.directory import TIME_IS_UP, BatchFiles, RunDirectory
 
 END_SECONDS = 40
 NUMBER_SECONDS = 60.0

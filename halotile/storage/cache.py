@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.storage.run_directory.validation import with_checksum, without_checksum
+from halotile.storage.run_directory.json_files import with_checksum, without_checksum
 
 MOST_ENTRIES = 1000
 """Limit beyond which the older half of the entries is removed."""

@@ -20,7 +20,7 @@ from tests.benchmarks.measuring import Result, fresh, main, seconds_spent, timed
 
 def share(folder: Path, edge: int) -> Result:
     """Per cent of the job's time: the driver's seconds, and those of the workers side by side."""
-    from halotile.graphs.runs.outputs.held_output import HeldOutputs
+    from halotile.graphs.runs.held_output import HeldOutputs
     from halotile.tasks.denoisers.function import GivenFunction
 
     HeldOutputs._is_checked = timed("checks", HeldOutputs._is_checked)  # type: ignore[method-assign]

@@ -269,7 +269,7 @@ def test_a_signal_ends_it_and_its_folder_is_removed(folder: Path, number: signal
         (["job.yaml", "--set", "output.path=nowhere/b.zarr"], "there is no folder"),
         (["job.yaml", "--set", "tile.block=auto", "--set", "output.shard=512"], "the job is one block of"),
         (["job.yaml", "--set", "cluster.address=tls://127.0.0.1:9"], "Write --cluster local"),
-        (["job.yaml", "--html", "no/p.html"], "no directory no"),
+        (["job.yaml", "--html", "no/p.html"], "no folder no"),
         (["job.yaml", "--html", "a.npy"], "--overwrite"),
     ],
 )

@@ -18,7 +18,7 @@ from halotile.cli.main import app
 from halotile.cli.screens.scan_sheet import draw_result
 from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.runs.outputs.claim import claim
+from halotile.graphs.runs.claim import claim
 from halotile.storage.scans.export import PatternComparison, ScanResult
 from halotile.storage.scans.lengths import AT_BEST, AT_WORST, MEASURED
 
@@ -59,9 +59,9 @@ def test_a_part_of_some_planes_is_written(folder: Path) -> None:
     ("words", "said"),
     [
         (["a.zarr", "a.png"], "a.png: what is written is a TIFF. Write a name that ends in .tif or .tiff."),
-        (["a.zarr", "no/a.tif"], "there is no directory no"),
+        (["a.zarr", "no/a.tif"], "there is no folder no"),
         (["a.zarr", "a.zarr/a.tif"], "it is the image a.zarr, or inside it"),
-        (["a.zarr", "there.tif"], "something stands there. Write another name, or --overwrite."),
+        (["a.zarr", "there.tif"], "something stands there. Write another path, or --overwrite."),
         (["a.zarr", "a.tif", "--plane", "z=1"], "the image's axes are tcyx"),
         (["a.zarr", "a.tif", "--region", "0:601,0:5"], "the image has 600 rows and 90 columns"),
         (["wave.npy", "a.tif"], "a.tif: the pixels of wave.npy are complex"),

@@ -19,8 +19,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.child_process import run_child
 from halotile.graphs.runs.signals import Signals, drains_within
 from halotile.graphs.submission import Submission
-from halotile.storage.run_directory.batch_files import BatchFiles
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
 
 
 @pytest.fixture

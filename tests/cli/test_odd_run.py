@@ -15,11 +15,10 @@ from halotile.cli import batch
 from halotile.cli.exits import BAD_DATA, OK, USAGE
 from halotile.cli.main import app
 from halotile.errors import DamagedData, OutputInUse
-from halotile.storage.run_directory.batch_files import BatchFiles
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.directory import BATCH, FAILED, BatchFiles, RunDirectory
 from halotile.storage.run_directory.journal import VERSION
-from halotile.storage.run_directory.names import BATCH, FAILED, LOCK
-from halotile.storage.run_directory.validation import with_checksum
+from halotile.storage.run_directory.json_files import with_checksum
+from halotile.storage.run_directory.locks import LOCK
 from tests.storage.outputs import PLAIN, written
 
 RUNNER = CliRunner()

@@ -94,7 +94,10 @@ def test_what_stands_there_is_replaced_only_when_asked(folder: Path, name: str) 
     (folder / name).write_text("mine")
     result = invoke("a.npy", name)
     assert result.exit_code == 2
-    assert result.stderr == f"error: {name}: something stands there. Write another name, or --overwrite.\n"
+    assert (
+        result.stderr
+        == f"error: the path is {name}: something stands there. Write another path, or --overwrite.\n"
+    )
     assert (folder / name).read_text() == "mine"
     assert invoke("a.npy", name, "--overwrite").exit_code == 0
     assert (folder / name).stat().st_size > 100
@@ -106,7 +109,7 @@ def test_what_stands_there_is_replaced_only_when_asked(folder: Path, name: str) 
         (["a.npy", "a.jpg"], 2, "a.jpg: a preview is a PNG. Write a name that ends in .png."),
         (["a.npy", "a"], 2, "a: a preview is a PNG"),
         (["a.npy", "a.TIFF"], 2, "For a TIFF of every pixel write: recon-cli export a.npy a.TIFF"),
-        (["a.npy", "no/a.png"], 2, "there is no directory no"),
+        (["a.npy", "no/a.png"], 2, "there is no folder no"),
         (["a.npy", "a.png", "--region", "1:2"], 2, "--region 1:2: not rows and columns"),
         (["a.npy", "a.png", "--region", "0:71,0:9"], 2, "the image has 70 rows and 90 columns"),
         (["a.npy", "a.png", "--region", "0:7,0:9", "--size", "5"], 2, "Leave one of them out"),
@@ -146,7 +149,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("file", "arguments", "said"),
     [
-        ("there.png", {}, r"something stands there\. Write another name, or overwrite=True\.$"),
+        ("there.png", {}, r"something stands there\. Write another path, or overwrite=True\.$"),
         ("a.png", {"size": 0}, "^size 0: an image"),
         ("a.png", {"size": 1, "region": "0:1,0:1"}, "^size and region: "),
         ("a.png", {"region": "1:2"}, "^region 1:2: not rows"),

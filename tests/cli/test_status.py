@@ -27,8 +27,7 @@ from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.clusters.base import ADDRESS, ATTENDED, VARIABLE
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.submission import Submission
-from halotile.storage.run_directory.batch_files import BatchFiles
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
 
 RUNNER = CliRunner()
 

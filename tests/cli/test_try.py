@@ -112,7 +112,7 @@ def test_figures_for_programs(folder: Path) -> None:
         (["--plane", "t=3"], "the image's axes are yx"),
         (["sheet.jpg"], "a name that ends in .png"),
         (["a.npy.png", "--set", "input.path=nothing.npy"], "nothing.npy"),
-        (["nowhere/sheet.png"], "no directory nowhere"),
+        (["nowhere/sheet.png"], "no folder nowhere"),
     ],
 )
 def test_mistakes_are_named(folder: Path, words: list[str], message: str) -> None:

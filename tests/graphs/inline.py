@@ -12,8 +12,8 @@ from halotile.graphs.iterations.judged import JudgedIterations
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
 from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.solvers.base import State
-from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.json_files import Ledger
 from halotile.tasks.block import BlockRunner
 from halotile.tasks.groups.training.one_file import ONE_BLOCK
 from halotile.tasks.image_task import ImageTask

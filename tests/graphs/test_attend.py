@@ -28,8 +28,7 @@ from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import Output
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs import driver
-from halotile.graphs.runs.outputs import claim
+from halotile.graphs.runs import claim, driver
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import status_of
 from halotile.graphs.submission import (
@@ -41,10 +40,8 @@ from halotile.graphs.submission import (
 )
 from halotile.graphs.waiting import patience_seconds
 from halotile.graphs.watching.progress import Progress
-from halotile.storage.run_directory.batch_files import BatchFiles
-from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.names import WRITTEN
-from halotile.storage.run_directory.worker_lock import WorkerLock
+from halotile.storage.run_directory.directory import WRITTEN, BatchFiles, RunDirectory
+from halotile.storage.run_directory.locks import WorkerLock
 from tests.cases import thorough
 from tests.faults import Scene
 from tests.support import write_zarr
@@ -181,7 +178,7 @@ def held_by(holder: str, directory: RunDirectory) -> Iterator[None]:
             yield
         return
     directory.create()
-    lock = WorkerLock(directory)
+    lock = WorkerLock(directory.path)
     lock.hold()
     yield
     lock.release()

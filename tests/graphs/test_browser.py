@@ -17,8 +17,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.page import ADDRESS, TOPIC, JobPage
 from halotile.graphs.watching.progress import Progress
-from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.names import PAGE
+from halotile.storage.run_directory.directory import PAGE, RunDirectory
 from tests.faults import Scene, until
 from tests.graphs.trainings import training
 from tests.support import write_zarr

@@ -19,9 +19,8 @@ import zarr
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable, OutputRefused, Stopped
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.runs import signals
-from halotile.graphs.runs.outputs import held_output
-from halotile.graphs.runs.outputs.claim import claim
+from halotile.graphs.runs import held_output, signals
+from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import PARTIAL

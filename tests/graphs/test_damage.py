@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from halotile.graphs.runs.outputs import damage
-from halotile.graphs.runs.outputs.damage import damaged_blocks, image_digest
+from halotile.graphs.runs import damage
+from halotile.graphs.runs.damage import damaged_blocks, image_digest
 from halotile.storage.grid import Grid
 from tests.storage.outputs import PLAIN, written
 

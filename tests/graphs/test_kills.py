@@ -24,11 +24,11 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.kinds import sections
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.runs.outputs import claim
+from halotile.graphs.runs import claim
 from halotile.graphs.runs.passes import worker_setup
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.worker_lock import WorkerLock
+from halotile.storage.run_directory.locks import WorkerLock
 from tests.cases import thorough
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
 from tests.support import work_of
@@ -107,8 +107,8 @@ def test_a_driver_waits_for_workers_of_an_earlier_one_and_gives_up_with_a_text(
     scene.directory.create()
     scene.directory.job_path.write_text("{}")
     code = (
-        "import pathlib, sys, time; from halotile.storage.run_directory.directory import RunDirectory; from halotile.storage.run_directory.worker_lock import WorkerLock\n"
-        "WorkerLock(RunDirectory(pathlib.Path(sys.argv[1]))).hold(); print('held', flush=True); time.sleep(600)"
+        "import pathlib, sys, time; from halotile.storage.run_directory.locks import WorkerLock\n"
+        "WorkerLock(pathlib.Path(sys.argv[1])).hold(); print('held', flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, str(scene.directory.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY) as orphan:
@@ -130,8 +130,8 @@ def test_a_worker_that_starts_for_a_driver_that_is_gone_may_not_write(scene: Sce
     with scene.directory.lock():
         gone = scene.directory.driver()
     with scene.directory.lock(), pytest.raises(OutputRefused, match="this worker belongs to process"):
-        WorkerLock(scene.directory).hold(gone)
-    WorkerLock(scene.directory).wait_for_all(0)
+        WorkerLock(scene.directory.path).hold(gone)
+    WorkerLock(scene.directory.path).wait_for_all(0)
 
 
 def test_a_task_that_begins_after_its_job_was_forgotten_holds_no_worker_up(
@@ -187,7 +187,7 @@ def test_a_run_that_breaks_off_is_waited_out_where_the_cluster_lives_on(
         scene.run(cluster, observer=break_off)
     with pytest.raises(OutputRefused, match="still hold"):
         # The tasks that were handed out end with the block at hand; until then the output is not free.
-        WorkerLock(scene.directory).wait_for_all(0)
+        WorkerLock(scene.directory.path).wait_for_all(0)
     assert scene.status()["state"] == "failed"
     check_resumes()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zarr
 
-from halotile.errors import OutputInUse, OutputRefused
+from halotile.errors import InputError, OutputInUse
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.make import make_plan
@@ -68,8 +68,8 @@ def test_an_output_that_is_not_finished_is_refused(tmp_path: Path, cluster: Runn
     with pytest.raises(KeyboardInterrupt):
         run(make_plan(job), observer=cut_off, cluster=cluster)
     with pytest.raises(
-        OutputRefused,
-        match=r"12 of the 12 blocks of its run are not done\. `recon-cli resume .*clean\.zarr\.run` does",
+        InputError,
+        match=r"has 12 of 12 blocks left to do\. `recon-cli resume .*clean\.zarr` finishes it",
     ):
         add_levels(output)
     run(make_plan(job), cluster=cluster)

@@ -15,7 +15,7 @@ from halotile.errors import DiskRefused
 from halotile.graphs.kinds.sections import Cluster, Output, Run, parse_bytes
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs.outputs.claim import kept_of
+from halotile.graphs.runs.claim import kept_of
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.levels import MOST_FILES

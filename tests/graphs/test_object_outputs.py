@@ -21,14 +21,12 @@ from halotile.errors import BlockFailed, ConfigError, InputError, MissingPackage
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.claim import check_outputs, claim
 from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.outputs.claim import claim
-from halotile.graphs.runs.outputs.replacing import check_outputs
 from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, files_below, store_at
-from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.names import CLAIM
+from halotile.storage.run_directory.directory import CLAIM, RunDirectory
 from halotile.storage.sharded.ownership import is_marked
 from tests.cases import thorough
 from tests.faults import BLOCKS, members, until

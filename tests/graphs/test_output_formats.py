@@ -15,8 +15,8 @@ from halotile.errors import BlockFailed, ConfigError
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.image import rounding
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.claim import kept_of
 from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.outputs.claim import kept_of
 from halotile.graphs.runs.verify import verify
 from halotile.storage.arrays import open_source
 from halotile.storage.run_directory.directory import RunDirectory

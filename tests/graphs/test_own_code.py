@@ -22,8 +22,8 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.kinds.sections import Input, Output
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.watching.progress import Progress
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.priors.base import denoised_of

@@ -24,7 +24,7 @@ from halotile.graphs.plans import make, stages
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.plans.resources.memory import DECODED, READ
-from halotile.graphs.runs.outputs.claim import claim
+from halotile.graphs.runs.claim import claim
 from halotile.storage.stored_array import StoredArray
 from tests.support import (
     dncnn_weights,

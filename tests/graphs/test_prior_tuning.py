@@ -21,8 +21,8 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.plans.resources.memory import MIB, PROCESS, TILES
 from halotile.graphs.plans.trials.gpu_trials import NotTried
+from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run as reconstruct
-from halotile.graphs.runs.outputs.claim import claim
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import Constant

@@ -22,13 +22,13 @@ from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage
 from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.kinds.sections import Cluster, Job, Run
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.runs.outputs import claim as claiming
-from halotile.graphs.runs.outputs.claim import claim
+from halotile.graphs.runs import claim as claiming
+from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.status import Status
 from halotile.graphs.runs.verify import verify
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.worker_lock import WorkerLock
+from halotile.storage.run_directory.locks import WorkerLock
 from halotile.storage.sharded.output import ShardWriter
 from halotile.tasks.block import BadBlock
 from tests.cases import thorough
@@ -70,14 +70,14 @@ def simulation(folder: Path, *names: str, **options: Any) -> Simulation:
 def fill(job: Job, blocks: int = 100, *, fresh: bool = False) -> None:
     """Write so many blocks, as a run does."""
     with claim(make_plan(job, fresh=fresh)) as outputs:
-        for held in outputs.held:
-            assert isinstance(held.output, OutputArray)
-            writer = ShardWriter(held.output.path, held.output.layout)
-            for block in held.output.grid:
+        for output in outputs.plan.outputs:
+            assert isinstance(output, OutputArray)
+            writer = ShardWriter(output.path, output.layout)
+            for block in output.grid:
                 if (blocks := blocks - 1) < 0:
                     return
-                pixels = np.full(block.core.shape, block.number, held.output.layout.dtype)
-                held.journal.mark({block.number: writer.write(block.core, pixels).digest})
+                pixels = np.full(block.core.shape, block.number, output.layout.dtype)
+                outputs.journal_of(output).mark({block.number: writer.write(block.core, pixels).digest})
 
 
 def claimed(job: Job, *, fresh: bool = False) -> int:
@@ -116,7 +116,7 @@ def test_an_unfinished_run_keeps_its_empty_outputs(folder: Path) -> None:
 
 def hold(run_directory: Path, held: Any, ends: Any) -> None:
     """Be a worker of a run."""
-    WorkerLock(RunDirectory(run_directory)).hold()
+    WorkerLock(run_directory).hold()
     held.set()
     ends.wait(60)
 

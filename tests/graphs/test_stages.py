@@ -27,8 +27,8 @@ from halotile.graphs.solvers.sgd import SubsetDescent
 from halotile.graphs.solvers.svrg import ReducedVariance
 from halotile.storage.arrays import open_source
 from halotile.storage.rim import Readable
-from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.json_files import Ledger
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.image_task import ImageTask, View
 from halotile.tasks.operators.base import InMemory, OperatorKind, Shape, read_all

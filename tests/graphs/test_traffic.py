@@ -15,7 +15,7 @@ from halotile.graphs.jobs.reconstruct.problem.traffic import computed_twice, pix
 from halotile.graphs.kinds.sections import DenoiserChoice, Output
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs.outputs.claim import kept_of
+from halotile.graphs.runs.claim import kept_of
 from halotile.storage.grid import Grid, Region
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner

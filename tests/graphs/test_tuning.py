@@ -123,7 +123,7 @@ def test_what_does_not_fit_on_the_card_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def begun(plan: Any) -> RunDirectory:
     """A run of the plan that is just begun."""
-    from halotile.graphs.runs.outputs.claim import claim
+    from halotile.graphs.runs.claim import claim
 
     directory = RunDirectory(plan.run_directory)
     with claim(plan) as claimed:

@@ -23,7 +23,7 @@ from halotile.graphs.kinds import sections
 from halotile.graphs.runs.passes import block_pass
 from halotile.graphs.runs.passes.block_pass import BlockPass
 from halotile.graphs.runs.passes.stream import Grouping, Stream, workers_of
-from halotile.storage.run_directory.worker_lock import WorkerLock
+from halotile.storage.run_directory.locks import WorkerLock
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
 
 pytestmark = pytest.mark.cluster
@@ -290,9 +290,9 @@ def test_a_worker_that_wakes_when_the_run_is_over_spoils_nothing(
         check_whole()
         (asleep,) = {process for process in scene.workers() if 9 in scene.blocks_of(process)[-3:]}
         with pytest.raises(OutputRefused, match=f"still hold .*{asleep} on"):
-            WorkerLock(scene.directory).wait_for_all(0)
+            WorkerLock(scene.directory.path).wait_for_all(0)
         os.kill(asleep, signal.SIGCONT)
-        WorkerLock(scene.directory).wait_for_all(20)
+        WorkerLock(scene.directory.path).wait_for_all(20)
         check_whole()
 
 

@@ -14,7 +14,7 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
-from halotile.storage.run_directory.validation import with_checksum
+from halotile.storage.run_directory.json_files import with_checksum
 from tests.cases import all_of, thorough
 from tests.faults import BLOCKS, Scene, flip_bit, until
 from tests.support import job_of, noisy_image, work_of, write_zarr

@@ -11,7 +11,7 @@ import pytest
 
 from halotile.storage import cache
 from halotile.storage.cache import read_cached, write_cached
-from halotile.storage.run_directory.validation import with_checksum
+from halotile.storage.run_directory.json_files import with_checksum
 
 KEY, OTHER = "a" * 64, "b" * 64
 

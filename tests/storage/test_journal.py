@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from halotile.errors import ConfigError, DamagedData, ResumeRefused
 from halotile.storage.disk.durable import Buffers, Disk
 from halotile.storage.run_directory.journal import MOST_DIGESTS, VERSION, Journal
+from halotile.storage.run_directory.json_files import with_checksum
 from halotile.storage.run_directory.number_ranges import RangeSet
-from halotile.storage.run_directory.validation import with_checksum
 
 TOTAL = 40
 NUMBERS = st.lists(st.integers(0, TOTAL - 1), max_size=12)

@@ -15,7 +15,6 @@ from halotile.storage.arrays import open_source
 from halotile.storage.disk.object_path import ObjectPath, files_below, store_errors
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.names import output_path
 from halotile.storage.sharded.output import (
     UNREADABLE,
     Layout,
@@ -192,5 +191,5 @@ def test_the_run_directory_of_a_place_names_it(tmp_path: Path, monkeypatch: pyte
     for place in (ObjectPath("s3://scans/day 1/clean.zarr"), ObjectPath("gs://b/c"), tmp_path / "clean.zarr"):
         run = RunDirectory.beside(place)
         assert run.path.parent == tmp_path
-        assert output_path(run.path) == place
-    assert output_path(Path("s3+scans+clean.zarr")) == Path("s3+scans+clean.zarr")
+        assert run.output == place
+    assert RunDirectory(Path("s3+scans+clean.zarr")).output == Path("s3+scans+clean.zarr")

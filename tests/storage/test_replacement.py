@@ -16,8 +16,7 @@ import pytest
 
 from halotile.errors import DiskRefused, OutputInUse, OutputRefused
 from halotile.storage.disk.durable import Disk
-from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.replacement import replacing
+from halotile.storage.run_directory.directory import RunDirectory, replacing
 from halotile.storage.scans.convert import convert_scan
 from halotile.storage.scans.scan import open_scan
 from tests.cases import in_folders
@@ -85,7 +84,7 @@ def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
     code = (
-        "import os, signal; from pathlib import Path; from halotile.storage.run_directory.replacement import replacing\n"
+        "import os, signal; from pathlib import Path; from halotile.storage.run_directory.directory import replacing\n"
         "with replacing(Path('a')) as made, replacing(Path('a.tif')) as other:\n"
         "    made.write_text('half'); other.mkdir(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -161,7 +160,7 @@ def killed_between_moves(folder: Path) -> None:
     (folder / "out/old").touch()
     code = (
         "import os, signal; from pathlib import Path; from halotile.storage.disk.durable import Disk\n"
-        "from halotile.storage.run_directory.replacement import replacing\n"
+        "from halotile.storage.run_directory.directory import replacing\n"
         "move = Disk.move\n"
         "def killed(disk, source, target):\n"
         "    if source.name == 'made': os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -190,7 +189,7 @@ def test_it_comes_back_although_the_next_call_fails_at_once(
         raise OSError(errno.ENOSPC, "no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("halotile.storage.run_directory.directory.write_holder", full)
+        patch.setattr("halotile.storage.run_directory.locks.write_holder", full)
         with pytest.raises(DiskRefused), replacing(tmp_path / "out"):
             pass
     assert names(tmp_path) == [".out.partial"]

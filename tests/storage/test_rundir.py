@@ -20,7 +20,7 @@ import pytest
 from halotile.errors import DamagedData, OutputRefused
 from halotile.storage.disk.durable import Disk
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.worker_lock import WorkerLock
+from halotile.storage.run_directory.locks import WorkerLock
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 def other_process(directory: RunDirectory, body: str) -> Iterator[subprocess.Popen[str]]:
     """Another process that runs ``body`` and then waits."""
     code = (
-        "import sys, pathlib; from halotile.storage.run_directory.directory import RunDirectory; from halotile.storage.run_directory.worker_lock import WorkerLock\n"
+        "import sys, pathlib; from halotile.storage.run_directory.directory import RunDirectory; from halotile.storage.run_directory.locks import WorkerLock\n"
         f"directory = RunDirectory(pathlib.Path(sys.argv[1]))\n{body}\nprint('ready', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(
@@ -51,7 +51,7 @@ def other_process(directory: RunDirectory, body: str) -> Iterator[subprocess.Pop
 
 
 LOCKS = "lock = directory.lock(); lock.__enter__()"
-HOLDS = "WorkerLock(directory).hold()"
+HOLDS = "WorkerLock(directory.path).hold()"
 
 
 def test_only_the_owner_may_enter(directory: RunDirectory) -> None:
@@ -60,8 +60,8 @@ def test_only_the_owner_may_enter(directory: RunDirectory) -> None:
         directory.write_plan({"b": 2})
         directory.write_status({"c": 3})
         directory.append_event({"d": 4})
-        WorkerLock(directory).hold()
-    WorkerLock(directory).release()
+        WorkerLock(directory.path).hold()
+    WorkerLock(directory.path).release()
     modes = {entry.name: entry.stat().st_mode & 0o777 for entry in directory.path.iterdir()}
     assert modes == dict.fromkeys(
         ("job.json", "plan.json", "status.json", "events.jsonl", "lock", "workers.lock"), 0o600
@@ -70,7 +70,7 @@ def test_only_the_owner_may_enter(directory: RunDirectory) -> None:
 
 
 def test_records_can_be_read_back(directory: RunDirectory) -> None:
-    assert not directory.exists()
+    assert not directory.path.exists()
     assert directory.read_job() is directory.read_plan() is directory.read_status() is None
     assert list(directory.read_events()) == []
     with directory.lock():
@@ -79,7 +79,7 @@ def test_records_can_be_read_back(directory: RunDirectory) -> None:
             directory.write_plan({"plan": number})
             directory.write_status({"status": number})
             directory.append_event({"event": number})
-    assert directory.exists()
+    assert directory.path.exists()
     assert directory.read_job() == {"job": 2}
     assert directory.read_plan() == {"plan": 2}
     assert directory.read_status() == {"status": 2}
@@ -112,21 +112,24 @@ def test_a_damaged_or_changed_plan_is_an_error_and_a_damaged_status_is_none(dire
         assert directory.read_status() is None
 
 
-@pytest.mark.parametrize(
-    ("name", "stands"),
-    [(name, "directory") for name in ("plan.json", "journal", "lock", "stop")] + [("state", "file")],
-)
-def test_a_directory_in_place_of_a_file_or_the_reverse_is_refused(
-    directory: RunDirectory, name: str, stands: str
+@pytest.mark.parametrize("name", ["plan.json", "journal", "lock", "stop", "state"])
+def test_a_directory_in_place_of_a_file_or_the_reverse_is_an_error_and_stays(
+    directory: RunDirectory, name: str
 ) -> None:
     directory.create()
     directory.write_job({})
-    if stands == "directory":
-        (directory.path / name).mkdir()
-    else:
-        (directory.path / name).touch()
-    with pytest.raises(OutputRefused, match=rf"{name} is a {stands}.*Move it away"), directory.lock():
-        pass
+    stands = directory.path / name
+    stands.touch() if name == "state" else stands.mkdir()
+
+    def work() -> None:
+        with directory.lock():
+            directory.clear_stop()
+            directory.forget()
+            directory.state_path.mkdir()
+
+    with pytest.raises(OSError, match=r"s a directory|Not a directory|File exists"):
+        work()
+    assert stands.exists()
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["removed", "replaced by another"])
@@ -295,25 +298,25 @@ def test_a_driver_waits_for_the_workers_of_a_killed_one(directory: RunDirectory)
     directory.create()
     with other_process(directory, HOLDS) as worker, other_process(directory, HOLDS + "\n" + HOLDS) as other:
         with pytest.raises(OutputRefused, match=r"still hold .* after 0.1 s.*processes") as refused:
-            WorkerLock(directory).wait_for_all(0.1)
+            WorkerLock(directory.path).wait_for_all(0.1)
         assert f"{worker.pid} on" in str(refused.value)
         assert f"{other.pid} on" in str(refused.value)
         worker.kill()
         threading.Timer(0.2, other.kill).start()
-        WorkerLock(directory).wait_for_all(60)
+        WorkerLock(directory.path).wait_for_all(60)
         other.wait()
     assert (directory.path / "workers.lock").read_bytes() == b""
 
 
 def test_a_worker_that_released_its_lock_is_not_waited_for(directory: RunDirectory) -> None:
     directory.create()
-    WorkerLock(directory).hold()
-    WorkerLock(directory).hold()
+    WorkerLock(directory.path).hold()
+    WorkerLock(directory.path).hold()
     with pytest.raises(OutputRefused):
-        WorkerLock(directory).wait_for_all(0)
-    WorkerLock(directory).release()
-    WorkerLock(directory).release()
-    WorkerLock(directory).wait_for_all(0)
+        WorkerLock(directory.path).wait_for_all(0)
+    WorkerLock(directory.path).release()
+    WorkerLock(directory.path).release()
+    WorkerLock(directory.path).wait_for_all(0)
 
 
 @pytest.mark.parametrize("kind", ["file", "documents", "journal", "link"])
@@ -356,7 +359,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 directory = RunDirectory(pathlib.Path(sys.argv[1]))
 output = directory.path.with_suffix("")
 os.setuid(65534)
-asked = (directory.claims_output, directory.check_place, directory.check_files, directory.read_valid_plan, directory.read_status)
+asked = (directory.claims_output, directory.check_place, directory.read_valid_plan, directory.read_status)
 for ask in (*asked, lambda: find_run(directory.path), lambda: find_run(output), lambda: verify.__wrapped__(output)):
     try:
         ask()
@@ -379,7 +382,7 @@ def test_a_directory_that_is_closed_to_this_user_is_refused_with_its_owner() -> 
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == 8 * (
+    assert done.stdout == 7 * (
         f"{directory.path} is closed to user 65534: user 0 made it. Ask that user, or write another output.path.\n"
     )
 

@@ -17,7 +17,7 @@ from halotile.graphs.kinds.sections import Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.trials import denoiser_trials
 from halotile.graphs.plans.trials.receptive_field import Halo, rehearsed, resolve_halo
-from halotile.graphs.runs.outputs.claim import claim
+from halotile.graphs.runs.claim import claim
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials import rehearsal
 from halotile.tasks.trials.rehearsal import rehearse, tile_difference

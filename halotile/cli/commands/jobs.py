@@ -112,7 +112,7 @@ def plan(
     from halotile.graphs.clusters.workers.fork_server import expect_no_workers
     from halotile.graphs.kinds.patterns import takes_many
     from halotile.graphs.plans.make import make_plan
-    from halotile.graphs.runs.outputs.claim import look
+    from halotile.graphs.runs.claim import look
 
     expect_no_workers()
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))

@@ -9,8 +9,7 @@ from typing import Any
 
 from halotile.errors import ClusterFailed, DamagedData
 from halotile.graphs.amounts import counted
-from halotile.storage.run_directory.batch_files import TIME_IS_UP, BatchFiles
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.directory import TIME_IS_UP, BatchFiles, RunDirectory
 
 QUEUED = "queued"
 CANCELLED = "cancelled"

@@ -19,8 +19,7 @@ from halotile.graphs.kinds.finder import find_kind
 from halotile.graphs.units import rate_text, seconds_text
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.disk.object_path import OutputPath
-from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.names import EXAMPLES, run_path
+from halotile.storage.run_directory.directory import EXAMPLES, RunDirectory
 from halotile.storage.sharded.output import ABSENT
 
 if TYPE_CHECKING:
@@ -205,7 +204,7 @@ def verdict_lines(output: OutputPath, verdict: Verdict) -> list[str]:
     if not verdict.repairable:
         absent = "" if verdict.unmark else "; where a chunk is missing, its pixels have the fill value"
         lines.append(
-            f"no run directory {run_path(output)}: checked against its checksums only, not whether each shard is in its place{absent}"
+            f"no run directory {RunDirectory.beside(output).path}: checked against its checksums only, not whether each shard is in its place{absent}"
         )
     return lines
 
@@ -220,7 +219,7 @@ def remedy(output: OutputPath, verdict: Verdict, *, at_work: bool, imports: str 
     if not verdict.sound and not verdict.repairable:
         edited = unmark and f" If another program wrote pixels of the fill value, {unmark}."
         return (
-            f"damaged, and has no run directory {run_path(output)} to repair it from. Copy that there, or run "
+            f"damaged, and has no run directory {RunDirectory.beside(output).path} to repair it from. Copy that there, or run "
             f"its configuration again with output.overwrite: true.{edited}"
         )
     if not verdict.sound:
@@ -228,7 +227,7 @@ def remedy(output: OutputPath, verdict: Verdict, *, at_work: bool, imports: str 
         repair = f"{wait}`recon-cli verify {_quoted(output)} --repair{imports}` {_repairs(verdict)}"
         if all(problem.startswith("metadata: ") for problem in verdict.problems):
             return f"damaged. {repair}."
-        keep = f"move {run_path(output)} away{unmark and f', and {unmark}'}"
+        keep = f"move {RunDirectory.beside(output).path} away{unmark and f', and {unmark}'}"
         return f"damaged, or was edited after the run. {repair}, and discards edits. To keep edits, {keep}."
     if not verdict.undone:
         return ""

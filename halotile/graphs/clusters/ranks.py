@@ -35,7 +35,7 @@ from halotile.graphs.clusters.common.security import (
 )
 from halotile.graphs.kinds import sections
 from halotile.graphs.waiting import log_line, report_if_slow
-from halotile.storage.run_directory.names import WORKERS
+from halotile.storage.run_directory.directory import WORKERS
 from halotile.tasks.groups.launchers import Copy, copy_of
 
 if TYPE_CHECKING:

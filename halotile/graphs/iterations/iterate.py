@@ -14,7 +14,7 @@ import numpy as np
 from halotile.errors import DamagedData, Diverged, InputError, ResumeRefused
 from halotile.graphs.iterations.divergence import OBJECTIVE, FigureRow, divergence, growth, mend
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
-from halotile.graphs.runs.outputs.damage import image_digest
+from halotile.graphs.runs.damage import image_digest
 from halotile.graphs.runs.passes.records import remove_records
 from halotile.graphs.solvers.base import (
     CHANGE,
@@ -38,7 +38,7 @@ from halotile.storage.arrays import open_source
 from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
-from halotile.storage.run_directory.checkpoints import Checkpoint
+from halotile.storage.run_directory.json_files import Checkpoint
 from halotile.storage.sharded.output import ShardWriter, create_metadata
 from halotile.storage.sharded.vectors import Vectors
 from halotile.tasks.contributions import Adding, Contributions

@@ -21,15 +21,14 @@ from halotile.graphs.kinds.base import (
     Sums,
 )
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs.context import RunContext
+from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of, spread_warning
-from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.runs.passes.block_pass import BlockPass
 from halotile.graphs.runs.passes.ranks_pass import GatherPass, RanksPass
 from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.runs.session import ClusterPass, Session, SharedCluster
 from halotile.graphs.runs.signals import Signals
-from halotile.graphs.runs.status import Status
+from halotile.graphs.runs.status import RunContext, Status
 from halotile.graphs.watching.progress import Observer, Progress
 from halotile.storage.disk.durable import remove_partials
 from halotile.storage.run_directory.directory import RunDirectory

@@ -23,7 +23,6 @@ from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import STATUS_SECONDS, status_of
 from halotile.graphs.watching.progress import Observer, Progress
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.names import output_path
 from halotile.storage.stored_array import closing_files
 
 MOST_NAMED = 20
@@ -167,7 +166,7 @@ class _Together:
             return
         self.written = time.monotonic()
         theirs = (self.of_image and self.of_image.read_status()) or {}
-        status = status_of(self.now, state, reason, output=str(output_path(self.directory.path)))
+        status = status_of(self.now, state, reason, output=str(self.directory.output))
         with suppress(OSError):  # the journals count
             self.directory.write_status(
                 status

@@ -18,7 +18,7 @@ from halotile.graphs.kinds.sections import Run, parse_bytes
 from halotile.graphs.runs.status import Status
 from halotile.graphs.watching.progress import Progress
 from halotile.registry import find
-from halotile.storage.run_directory.names import WORKERS
+from halotile.storage.run_directory.directory import WORKERS
 from halotile.tasks.devices.memory_limits import release_memory
 
 RESTARTS = 3

@@ -21,6 +21,8 @@ from halotile.tasks.block import BadBlock, Receipt
 
 if TYPE_CHECKING:
     from halotile.graphs.plans.plan import Plan
+    from halotile.graphs.runs.held_output import HeldOutputs
+    from halotile.graphs.runs.signals import Signals
 
 
 KEY = "processors"
@@ -329,3 +331,18 @@ class Status:
         with suppress(OSError):  # as for events
             self.directory.write_status(status)
         self.watch.show(self.plan, status, self._rows)
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """A run as its passes see it."""
+
+    plan: Plan
+    outputs: HeldOutputs
+    """The outputs, which are checked during the run."""
+    directory: RunDirectory
+    """The run directory, in which workers look for a request to stop."""
+    signals: Signals
+    """Requests to the driver."""
+    status: Status
+    """Progress, reported and written to disk."""

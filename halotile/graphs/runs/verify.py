@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,26 +12,18 @@ from typing import Any
 from halotile.errors import DamagedData, OutputRefused
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.claim import check_same_job, journal_fingerprint
+from halotile.graphs.runs.damage import RecordedImage, damaged_blocks, written_of
 from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.outputs.claim import check_same_job
-from halotile.graphs.runs.outputs.damage import damaged_blocks, written_of
-from halotile.graphs.runs.outputs.replacing import journal_fingerprint
 from halotile.graphs.watching.progress import Observer
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, path_of
 from halotile.storage.disk.place import check_reachable, refusing_silence
-from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.names import output_path
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.object_claim import ObjectClaim, elsewhere
-from halotile.storage.sharded.output import ABSENT, AnyLayout, FileLayout, create_output, open_output
-from halotile.storage.sharded.ownership import (
-    added_levels,
-    metadata_problems,
-    restore_metadata,
-    unmark_advice,
-)
+from halotile.storage.sharded.output import ABSENT, FileLayout, create_output, open_output
+from halotile.storage.sharded.ownership import added_levels, restore_metadata, unmark_advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +69,6 @@ def verify(
     directory = RunDirectory.beside(path).of_run()
     if not path.name or (path.exists() and not path.is_dir() and not directory.path.is_dir()):
         raise OutputRefused(f"{path} is no output that a run wrote. Give the output.path of a job.")
-    directory.check_files()
     stored = _plan_of(directory)
     if stored is not None and path not in _paths_of(directory, stored):  # it belonged to a run that is gone
         stored = None
@@ -106,14 +97,14 @@ def verify(
     if isinstance(path, ObjectPath):
         ObjectClaim(path, directory).check(may_replace=False)
     written = _outputs(directory, stored)
-    problems = tuple(problem for state in written for problem in (*state.metadata(), *state.lines()))
+    problems = tuple(problem for state in written for problem in (*state.metadata_problems(), *state.lines))
     undone = _undone(written)
     # Blocks that are not done may be those that an earlier repair removed from the journal before it was killed.
     if not repair or not (problems or undone):
         iterates = bool(stored.get("scratch")) and not directory.state_path.is_dir()
         return Verdict(
             _total(written),
-            sum(len(state.done) for state in written),
+            sum(len(state.journal.done) for state in written),
             problems,
             0,
             undone,
@@ -122,15 +113,15 @@ def verify(
             unmark=" and ".join(filter(None, (unmark_advice(state.path, state.layout) for state in written))),
         )
     _repair(path, stored, written, job, observer)
-    after = _outputs(directory, stored, look_at=[state.damaged for state in written])
-    remaining = sum(len(state.lines()) for state in after)
-    done = sum(len(state.done) for state in after)
+    after = _outputs(directory, stored, look_at=[state.problems for state in written])
+    remaining = sum(len(state.lines) for state in after)
+    done = sum(len(state.journal.done) for state in after)
     return Verdict(_total(after), done, problems, len(problems) - remaining, _undone(after))
 
 
 def _paths_of(directory: RunDirectory, stored: dict[str, Any]) -> list[OutputPath]:
     """Return the paths of all outputs of a run: where they were moved together, the present ones."""
-    first = output_path(directory.path)
+    first = directory.output
     before, *others = (output["path"] for output in stored.get("outputs", [{"path": first}]))
     folder = os.path.dirname(before)
 
@@ -143,28 +134,13 @@ def _paths_of(directory: RunDirectory, stored: dict[str, Any]) -> list[OutputPat
 
 
 @dataclass(frozen=True)
-class _Written:
+class _Written(RecordedImage):
     """One output of a run in its current state."""
 
-    path: OutputPath
-    layout: AnyLayout
-    grid: Grid
     directory: RunDirectory
-    owner: str
-    """Fingerprint of its journal."""
-    done: RangeSet
-    damaged: dict[int, list[str]]
-    prefix: str = ""
-
-    def metadata(self) -> tuple[str, ...]:
-        """Return the problems of its metadata."""
-        return tuple(
-            metadata_problems(self.path, self.layout, lambda: 2 * len(self.damaged) < len(self.done))
-        )
-
-    def lines(self) -> tuple[str, ...]:
-        """Return the problems of its blocks."""
-        return _lines(f"{self.prefix}block", self.damaged)
+    problems: dict[int, list[str]]
+    lines: tuple[str, ...]
+    """The problems of its blocks as text."""
 
 
 def _outputs(
@@ -181,10 +157,10 @@ def _outputs(
             )
         owner = journal_fingerprint(stored["fingerprint"], number)
         journal = Journal.open(beside.journal_path, owner, len(grid), read_only=True)
-        numbers = journal.done if look_at is None else look_at[number]
-        damaged = dict(damaged_blocks(path, layout, map(grid.block_at, numbers), journal.digest))
-        prefix = f"{path.name} " if number else ""
-        outputs.append(_Written(path, layout, grid, beside, owner, journal.done, damaged, prefix))
+        image = RecordedImage(path, layout, grid, journal)
+        problems = image.damaged(None if look_at is None else look_at[number], thorough=True)
+        lines = _lines(f"{path.name} block" if number else "block", problems)
+        outputs.append(_Written(path, layout, grid, journal, beside, problems, lines))
     return outputs
 
 
@@ -196,7 +172,7 @@ def _undone(written: Iterable[_Written]) -> RangeSet:
     """Return the blocks that are not done; the numbers of further outputs continue those of the first."""
     undone, before = RangeSet(), 0
     for output in written:
-        undone.add(before + number for number in output.done.complement(len(output.grid)))
+        undone.add(before + number for number in output.journal.done.complement(len(output.grid)))
         before += len(output.grid)
     return undone
 
@@ -222,18 +198,16 @@ def _repair(
         raise OutputRefused(f"{path} cannot be repaired without its job. Give the job that wrote it.")
     plan = make_plan(job)
     check_same_job(plan, stored)
-    with ExitStack() as stack:
-        for output in sorted(written, key=lambda output: output.directory.path):
-            stack.enter_context(output.directory.lock())
-        journals = [
-            stack.enter_context(Journal.open(output.directory.journal_path, output.owner, len(output.grid)))
-            for output in written
-        ]
-        for output, journal in zip(written, journals, strict=True):
+    for output in written:
+        journal = output.journal
+        with (
+            output.directory.lock(),
+            Journal.open(journal.path, journal.fingerprint, journal.total) as writable,
+        ):
             restore_metadata(output.path, output.layout)
-            if isinstance(output.layout, FileLayout) and (output.damaged or not output.path.exists()):
+            if isinstance(output.layout, FileLayout) and (output.problems or not output.path.exists()):
                 create_output(output.path, output.layout, overwrite=True)
-            journal.unmark(output.damaged)
+            writable.unmark(output.problems)
     run(plan, observer=observer)
 
 

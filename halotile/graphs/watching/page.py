@@ -29,7 +29,7 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.kinds.base import IterationRows
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.storage.grid import Grid
-from halotile.storage.run_directory.names import EXAMPLES
+from halotile.storage.run_directory.directory import EXAMPLES
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.tasks.block import Receipt
 

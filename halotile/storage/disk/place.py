@@ -193,6 +193,17 @@ def check_parents(path: str | OutputPath, key: str = "output.path", *, may_make:
         )
 
 
+def check_apart(source: OutputPath, output: OutputPath, key: str = "output.path") -> None:
+    """Refuse an output that is the input, lies in it, or contains it."""
+    read, written = source.resolve(), output.resolve()
+    if read == written:
+        raise OutputRefused(f"{key} is {output}: that is the input. Write another path.")
+    if read in written.parents:
+        raise OutputRefused(f"{key} is {output}: that is inside the input {read}. Write it elsewhere.")
+    if written in read.parents:
+        raise OutputRefused(f"{key} is {output}: the input {read} is inside it. Write it elsewhere.")
+
+
 def check_reachable(place: OutputPath, key: str = "output.path") -> None:
     """Refuse a place in a store that does not answer, has no such bucket, or does not let this user look."""
     try:
@@ -278,7 +289,7 @@ def check_place(
 def _check_removable(root: OutputPath, key: str, may_lack_metadata: bool) -> None:
     """Refuse to remove anything but a Zarr without foreign files."""
     if isinstance(root, Path):
-        _check_apart(root, key)
+        _check_not_home(root, key)
     if not root.is_dir():
         raise OutputRefused(f"{key} is {root}: it is a file, not a Zarr. Write another path.")
     is_known = may_lack_metadata or any((root / name).is_file() for name in ZARR_FILES)
@@ -295,7 +306,7 @@ def _check_removable(root: OutputPath, key: str, may_lack_metadata: bool) -> Non
         )
 
 
-def _check_apart(root: Path, key: str) -> None:
+def _check_not_home(root: Path, key: str) -> None:
     """Refuse to remove a folder that holds the home or the working directory."""
     here = root.resolve()
     for name, path in (("home directory", Path(os.path.expanduser("~"))), ("working directory", Path.cwd())):

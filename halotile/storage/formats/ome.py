@@ -12,7 +12,7 @@ from halotile.storage.formats import zarr as plain
 from halotile.storage.formats.base import Header, Source, make_header
 from halotile.storage.formats.parts.ome_scale import coordinates, known_sizes
 from halotile.storage.georeference import read_georeference
-from halotile.storage.run_directory.validation import digest
+from halotile.storage.run_directory.json_files import digest
 from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero, own_axes, valid_parts
 from halotile.storage.stored_array import StoredArray
 

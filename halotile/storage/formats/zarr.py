@@ -25,7 +25,7 @@ from halotile.storage.formats.base import Header, Source, file_identity, make_he
 from halotile.storage.georeference import read_georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.storage.run_directory.validation import digest
+from halotile.storage.run_directory.json_files import digest
 from halotile.storage.sharded.local_reader import (
     LocalArray,
     is_complete,

@@ -31,12 +31,11 @@ from halotile.errors import (
     HalotileError,
     InputError,
     InputUnreadable,
-    OutputInUse,
     OutputRefused,
 )
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.durable import DISK, Disk, refusing_full
-from halotile.storage.disk.place import ZARR_JSON
+from halotile.storage.disk.place import ZARR_JSON, check_parents
 from halotile.storage.formats.ome import first_image
 from halotile.storage.formats.parts.ome_scale import coordinates
 from halotile.storage.formats.zarr import ome_attributes, open_array, open_node
@@ -44,158 +43,16 @@ from halotile.storage.grid import Grid, Region
 from halotile.storage.images.png import Tick
 from halotile.storage.rim import Array, Readable
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.locks import describe
+from halotile.storage.run_directory.json_files import read_object
+from halotile.storage.run_directory.object_claim import check_finished
 from halotile.storage.sharded.levels import LevelArray, level_arrays, level_factor, possible_levels
 from halotile.storage.sharded.ome_metadata import transformations
 from halotile.storage.sharded.output import halved
-from halotile.storage.sharded.ownership import stored_digest
 from halotile.storage.sharded.shards import ShardFormat
 
 VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5")
 _SHARDING = "sharding_indexed"
 _ZATTRS, _ZARRAY, _ZMETADATA = ".zattrs", ".zarray", ".zmetadata"
-
-
-def open_metadata(group: Path) -> LevelMetadata:
-    """The metadata of the image in a group."""
-    attributes = ome_attributes(open_node(str(group)).attrs)
-    image = first_image(attributes.get("multiscales"))
-    if "image-label" in attributes:
-        raise ConfigError(
-            f"{group} is a label image: means of labels are none. Make its levels with another program."
-        )
-    version = attributes.get("version", image.get("version", VERSIONS[-1]))
-    if version not in VERSIONS or not image["datasets"]:
-        raise ConfigError(
-            f"{group} is an OME-Zarr {version} with {len(image['datasets'])} levels, to which none can be added. "
-            f"Write an image of version {VERSIONS[-2]} or {VERSIONS[-1]} with its finest level."
-        )
-    return LevelMetadata(group, tuple(image["datasets"]))
-
-
-@dataclass(frozen=True)
-class LevelMetadata:
-    """The metadata of an image."""
-
-    group: Path
-    datasets: tuple[Mapping[str, Any], ...]
-    """The entry of each level, as in the attributes."""
-
-    @property
-    def zarr_format(self) -> int:
-        """Version of Zarr: 2 or 3."""
-        return 3 if (self.group / ZARR_JSON).is_file() else 2
-
-    @property
-    def names(self) -> list[str]:
-        """Paths of the levels in the group."""
-        return [entry["path"] for entry in self.datasets]
-
-    def free_names(self) -> Iterator[str]:
-        """Names of further levels, such as s1 after s0, that nothing in the group has."""
-        found = re.fullmatch(r"([^/]*?)\d+", self.names[-1])
-        for number in itertools.count(len(self.names)):
-            name = f"{found[1] if found else ''}{number}"
-            if not os.path.lexists(self.group / name):
-                yield name
-
-    def documents(self, array: LevelArray, base: Source, covered: Sequence[int]) -> dict[str, dict[str, Any]]:
-        """The metadata files of a level, by name: those of the coarsest level that is there, with another shape.
-
-        ``base``: coarsest level that is there; ``covered``: number of its pixels along each axis that one of the new level covers.
-        """
-        folder, shape = self.group / self.names[-1], list(array.shape)
-        files = (ZARR_JSON,) if self.zarr_format == 3 else (_ZARRAY, _ZATTRS)
-        documents = {name: _read(folder / name) for name in files if (folder / name).is_file()}
-        if self.zarr_format == 3:
-            document = documents[ZARR_JSON]
-            attributes = document.get("attributes", {})
-            document["shape"] = shape
-            document["chunk_grid"]["configuration"]["chunk_shape"] = list(array.form.shard)
-            codecs = document["codecs"]
-            if is_sharded := codecs[0]["name"] == _SHARDING:
-                codecs[0]["configuration"]["chunk_shape"] = list(array.form.chunk)
-            if json.dumps(codecs).count(f'"{_SHARDING}"') > is_sharded:
-                raise ConfigError(
-                    f"{folder} has shards within shards, or other codecs before them, which fit no smaller level. "
-                    "Write it anew without."
-                )
-        else:
-            attributes = documents.get(_ZATTRS, {})
-            documents[_ZARRAY] |= {"shape": shape, "chunks": list(array.form.shard)}
-        if base.georeference and "spatial:transform" in attributes:
-            rows, columns = (base.axes.index(axis) for axis in "yx")
-            place = base.georeference.resampled(covered[rows], covered[columns])
-            attributes |= place.attributes([shape[rows], shape[columns]])
-        return documents
-
-    def add(
-        self, documents: Mapping[str, Mapping[str, Any]], factor: Sequence[int], scratch: Path, disk: Disk
-    ) -> None:
-        """Name levels whose metadata files these are in the metadata of the group; durable on return.
-
-        The files are written to a folder ``scratch`` of the file system and replaced one after the other, each atomically.
-        """
-
-        def replace(name: str, document: Mapping[str, Any]) -> None:
-            disk.write_file(scratch / name, [encode(document)])
-            disk.move(scratch / name, self.group / name)
-
-        names = dict.fromkeys(path.rpartition("/")[0] for path in documents)
-        entries = [self._entry(name, [f**number for f in factor]) for number, name in enumerate(names, 1)]
-        if self.zarr_format == 3:
-            document = _read(self.group / ZARR_JSON)
-            _append(document["attributes"], entries)
-            if inline := document.get("consolidated_metadata"):
-                inline["metadata"] |= {path.rpartition("/")[0]: added for path, added in documents.items()}
-            replace(ZARR_JSON, document)
-            return
-        attributes = _read(self.group / _ZATTRS)
-        _append(attributes, entries)
-        # First, because zarr takes the names of levels from the attributes and looks for them here.
-        if (file := self.group / _ZMETADATA).is_file():
-            consolidated = _read(file)
-            consolidated["metadata"] |= {_ZATTRS: attributes, **documents}
-            replace(_ZMETADATA, consolidated)
-        replace(_ZATTRS, attributes)
-
-    def _entry(self, name: str, covered: Sequence[int]) -> dict[str, Any]:
-        """The entry of a level, whose pixels cover so many of the coarsest one that is there."""
-        first, last, count = self.datasets[0], self.datasets[-1], len(covered)
-        if "coordinateTransformations" not in last:
-            return {"path": name}
-        finest, base = coordinates({}, first, count), coordinates({}, last, count)
-        # Many programs leave out that the first pixel of a coarse level begins where that of the finest one does.
-        start = base.position or tuple(
-            at + (coarse - fine) / 2
-            for at, coarse, fine in zip(
-                finest.position or (0.0,) * count, base.scale, finest.scale, strict=True
-            )
-        )
-        return {"path": name, "coordinateTransformations": transformations(base.scale, start, covered)}
-
-
-def encode(document: Mapping[str, Any]) -> bytes:
-    """The bytes of a metadata file."""
-    return json.dumps(document, indent=2).encode()
-
-
-def _append(attributes: dict[str, Any], entries: Sequence[Mapping[str, Any]]) -> None:
-    """Append entries to the levels in the attributes of a group."""
-    image = ome_attributes(attributes)["multiscales"][0]
-    count = len(image["datasets"])
-    image["datasets"] += entries
-    own = attributes.get("halotile")
-    if isinstance(own, dict) and "block" in own:
-        own.setdefault("levels", count)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    document = json.loads(file.read_bytes())
-    if not isinstance(document, dict):
-        raise InputError(f"{file} holds no JSON object. Restore it from its origin.")
-    return document
 
 
 WORK = ".levels"
@@ -223,13 +80,8 @@ def add_levels(
     work = RunDirectory(group / WORK, disk)
     if not (image := _Image.read(group, disk)).missing and not work.path.exists():
         return image.outcome
-    if not os.access(group, os.W_OK | os.X_OK):
-        raise OutputRefused(
-            f"{group}: you may not write there, where its levels would go. Ask its owner, or copy it."
-        )
-    refuse_unfinished(group)
-    if (holder := work.is_running()) is not None:
-        raise OutputInUse(f"{group}: {describe(holder)} adds its levels. Wait until it ends.")
+    check_parents(work.path, "the folder of its levels")
+    _check_unused(group)
     full = (
         f"the levels of {group} cannot be written",
         "Free some space and run again: the levels so far are kept, hidden in the image.",
@@ -239,27 +91,19 @@ def add_levels(
         try:
             if image.missing:
                 image.make(work, tick)
-        except (ConfigError, InputError, OSError) as error:
-            if isinstance(error, HalotileError) and not isinstance(error, InputUnreadable | OutputRefused):
-                work.remove()  # with this image there is nothing to go on
+        except (InputUnreadable, OutputRefused):
+            raise
+        except HalotileError:
+            work.remove()  # with this image there is nothing to go on
             raise
         work.remove()
     return image.outcome
 
 
-def refuse_unfinished(group: Path) -> None:
-    """Refuse the output of a run that is writing it, that will go on, or that has lost a shard."""
-    beside = RunDirectory.beside(group)
-    if not beside.claims_output():
-        return
-    beside.of_run().check_free()
-    if beside.journal_path.exists():
-        if left := (journal := Journal.open_any(beside.journal_path)).total - len(journal.done):
-            raise OutputRefused(
-                f"{group}: {left:,} of the {journal.total:,} blocks of its run are not done. "
-                f"`recon-cli resume {beside.path}` does them; then add levels."
-            )
-        stored_digest(group)
+def _check_unused(group: Path) -> None:
+    """Refuse the output of a run that is writing it, or that :func:`check_finished` refuses."""
+    RunDirectory.beside(group).of_run().check_free()
+    check_finished(group)
 
 
 class _DurableStore(LocalStore):  # type: ignore[misc]
@@ -284,13 +128,34 @@ class _Image:
 
     group: Path
     disk: Disk
-    metadata: LevelMetadata
-    base: Source
+    datasets: Sequence[Mapping[str, Any]]  # entry of each level in the attributes
+    base: Source  # coarsest level that is there
 
     @classmethod
     def read(cls, group: Path, disk: Disk) -> _Image:
-        metadata = open_metadata(group)
-        return cls(group, disk, metadata, open_source(group, level=len(metadata.datasets) - 1))
+        attributes = ome_attributes(open_node(str(group)).attrs)
+        image = first_image(attributes.get("multiscales"))
+        if "image-label" in attributes:
+            raise ConfigError(
+                f"{group} is a label image: means of labels are none. Make its levels with another program."
+            )
+        version, count = attributes.get("version", image.get("version", VERSIONS[-1])), len(image["datasets"])
+        if version not in VERSIONS or not count:
+            raise ConfigError(
+                f"{group} is an OME-Zarr {version} with {count} levels, to which none can be added. "
+                f"Write an image of version {VERSIONS[-2]} or {VERSIONS[-1]} with its finest level."
+            )
+        return cls(group, disk, image["datasets"], open_source(group, level=count - 1))
+
+    @property
+    def zarr_format(self) -> int:
+        """Version of Zarr: 2 or 3."""
+        return 3 if (self.group / ZARR_JSON).is_file() else 2
+
+    @property
+    def names(self) -> list[str]:
+        """Paths of the levels in the group."""
+        return [entry["path"] for entry in self.datasets]
 
     @cached_property
     def factor(self) -> tuple[int, ...]:
@@ -309,10 +174,8 @@ class _Image:
     @property
     def outcome(self) -> tuple[int, list[tuple[int, ...]]]:
         """Number of levels with those that were missing, and shapes from the coarsest that there was."""
-        return len(self.metadata.datasets) + len(self.missing), [
-            self.base.shape,
-            *(array.shape for array in self.missing),
-        ]
+        shapes = [self.base.shape, *(array.shape for array in self.missing)]
+        return len(self.datasets) + len(self.missing), shapes
 
     def make(self, work: RunDirectory, tick: Tick) -> None:
         """Write the levels, move them into the group, and name them in its metadata."""
@@ -320,19 +183,27 @@ class _Image:
         arrays = [
             replace(array, name=name) for array, name in zip(self.missing, record["names"], strict=True)
         ]
+        documents = {
+            f"{array.name}/{file}": document
+            for number, array in enumerate(arrays, 1)
+            for file, document in self._documents(array, number).items()
+        }
         if not record["complete"]:
             self._check_room(work)
-            self._write(work.state_path, arrays, tick)
+            self._write(work.state_path, arrays, documents, tick)
             work.write_job(record | {"complete": True})
         if change := self.base.change():
             raise InputError(
                 f"{self.base.path} {change} while its levels were made, which are left out. Run again."
             )
-        refuse_unfinished(self.group)
+        _check_unused(self.group)
         for array in arrays:
             if (made := work.state_path / array.name).exists():
                 self.disk.move(made, self.group / array.name)
-        self.metadata.add(self._documents(arrays), self.factor, work.state_path, self.disk)
+        for name, content in self._naming(record["names"], documents).items():
+            # By way of the scratch folder: what a killed call leaves there is removed with it.
+            self.disk.write_file(work.state_path / name, [content])
+            self.disk.move(work.state_path / name, self.group / name)
 
     def _begin(self, work: RunDirectory) -> dict[str, Any]:
         """The record of the levels that are made; those of an image that has changed since are removed."""
@@ -342,10 +213,12 @@ class _Image:
             return record
         work.forget_state()
         for name in record.get("names", ()):
-            if name not in self.metadata.names and (self.group / name).is_dir():
+            if name not in self.names and (self.group / name).is_dir():
                 self.disk.remove_tree(self.group / name)
-        names = list(itertools.islice(self.metadata.free_names(), len(self.missing)))
-        record = {"image": image, "names": names, "complete": False}
+        found = re.fullmatch(r"([^/]*?)\d+", self.names[-1])  # s1 follows s0
+        free = (f"{found[1] if found else ''}{number}" for number in itertools.count(len(self.names)))
+        free = (name for name in free if not os.path.lexists(self.group / name))
+        record = {"image": image, "names": [*itertools.islice(free, len(self.missing))], "complete": False}
         work.write_job(record)
         return record
 
@@ -359,21 +232,80 @@ class _Image:
                 f"{self.group}: its levels take up to {needed - there:,} bytes, and {free:,} are free. Free some space, or move the image."
             )
 
-    def _documents(self, arrays: Sequence[LevelArray]) -> dict[str, dict[str, Any]]:
-        """The metadata files of the levels, by their path in the group."""
-        return {
-            f"{array.name}/{file}": document
-            for number, array in enumerate(arrays, 1)
-            for file, document in self.metadata.documents(
-                array, self.base, [f**number for f in self.factor]
-            ).items()
-        }
+    def _documents(self, array: LevelArray, number: int) -> dict[str, dict[str, Any]]:
+        """The metadata files of a further level, by name: those of the coarsest level that is there, with another shape."""
+        folder, shape, base = self.group / self.names[-1], list(array.shape), self.base
+        files = (ZARR_JSON,) if self.zarr_format == 3 else (_ZARRAY, _ZATTRS)
+        documents = {name: _read(folder / name) for name in files if (folder / name).is_file()}
+        if self.zarr_format == 3:
+            document = documents[ZARR_JSON]
+            attributes = document.get("attributes", {})
+            document["shape"] = shape
+            document["chunk_grid"]["configuration"]["chunk_shape"] = list(array.form.shard)
+            codecs = document["codecs"]
+            if is_sharded := codecs[0]["name"] == _SHARDING:
+                codecs[0]["configuration"]["chunk_shape"] = list(array.form.chunk)
+            if json.dumps(codecs).count(f'"{_SHARDING}"') > is_sharded:
+                raise ConfigError(
+                    f"{folder} has shards within shards, or other codecs before them, which fit no smaller level. "
+                    "Write it anew without."
+                )
+        else:
+            attributes = documents.get(_ZATTRS, {})
+            documents[_ZARRAY] |= {"shape": shape, "chunks": list(array.form.shard)}
+        if base.georeference and "spatial:transform" in attributes:
+            rows, columns = (base.axes.index(axis) for axis in "yx")
+            place = base.georeference.resampled(self.factor[rows] ** number, self.factor[columns] ** number)
+            attributes |= place.attributes([shape[rows], shape[columns]])
+        return documents
 
-    def _write(self, folder: Path, arrays: Sequence[LevelArray], tick: Tick) -> None:
+    def _naming(self, names: Sequence[str], documents: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
+        """The metadata files of the group that name further levels, whose metadata files these are, in the order of writing."""
+        file = ZARR_JSON if self.zarr_format == 3 else _ZATTRS
+        document = _read(self.group / file)
+        attributes = document["attributes"] if self.zarr_format == 3 else document
+        own, levels = attributes.get("halotile"), ome_attributes(attributes)["multiscales"][0]["datasets"]
+        if isinstance(own, dict) and "block" in own:
+            own.setdefault("levels", len(levels))
+        levels += [
+            self._entry(name, [f**number for f in self.factor]) for number, name in enumerate(names, 1)
+        ]
+        files = {file: document}
+        if self.zarr_format == 3 and (inline := document.get("consolidated_metadata")):
+            inline["metadata"] |= {path.rpartition("/")[0]: added for path, added in documents.items()}
+        if self.zarr_format == 2 and (self.group / _ZMETADATA).is_file():
+            consolidated = _read(self.group / _ZMETADATA)
+            consolidated["metadata"] |= {_ZATTRS: document, **documents}
+            # First, because zarr takes the names of levels from the attributes and looks for them here.
+            files = {_ZMETADATA: consolidated, **files}
+        return {name: json.dumps(content, indent=2).encode() for name, content in files.items()}
+
+    def _entry(self, name: str, covered: Sequence[int]) -> dict[str, Any]:
+        """The entry of a level, whose pixels cover so many of the coarsest one that is there."""
+        first, last, count = self.datasets[0], self.datasets[-1], len(covered)
+        if "coordinateTransformations" not in last:
+            return {"path": name}
+        finest, base = coordinates({}, first, count), coordinates({}, last, count)
+        # Many programs leave out that the first pixel of a coarse level begins where that of the finest one does.
+        start = base.position or tuple(
+            at + (coarse - fine) / 2
+            for at, coarse, fine in zip(
+                finest.position or (0.0,) * count, base.scale, finest.scale, strict=True
+            )
+        )
+        return {"path": name, "coordinateTransformations": transformations(base.scale, start, covered)}
+
+    def _write(
+        self,
+        folder: Path,
+        arrays: Sequence[LevelArray],
+        documents: Mapping[str, Mapping[str, Any]],
+        tick: Tick,
+    ) -> None:
         """Write the levels, each from the one before."""
-        for name, document in self._documents(arrays).items():
+        for name, document in documents.items():
             self.disk.make_directory((folder / name).parent)
-            self.disk.write_file(folder / name, [encode(document)])
+            self.disk.write_file(folder / name, [json.dumps(document, indent=2).encode()])
         finer: Readable = self.base
         total, done = sum(math.prod(array.shape) for array in arrays), 0
         for array in arrays:
@@ -389,7 +321,7 @@ class _Image:
         path = folder / array.name
         store = _DurableStore(path)
         store.disk = self.disk
-        target: Any = zarr.open_array(store, mode="r+", zarr_format=self.metadata.zarr_format)
+        target: Any = zarr.open_array(store, mode="r+", zarr_format=self.zarr_format)
         present = open_array(str(path))
         edges = _grown(array.form.shard, array.shape, SHARD_BYTES // self.base.dtype.itemsize)
         for block in Grid(array.shape, edges, ((0, 0),) * len(edges)):
@@ -451,3 +383,7 @@ def _is_readable(present: Readable, region: Region) -> bool:
         return bool(present.read(region).size)
     except DamagedData:
         return False
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return read_object(file, "Restore it from its origin.") or {}

@@ -28,7 +28,7 @@ from halotile.storage.grid import Region
 from halotile.storage.images.planes import WINDOW_BYTES, Planes, choose_planes, known_channels
 from halotile.storage.images.png import Tick
 from halotile.storage.rim import Pixels
-from halotile.storage.run_directory.replacement import replacing
+from halotile.storage.run_directory.directory import replacing
 from halotile.storage.sharded.layout import read_layout
 from halotile.storage.sharded.levels import coarser
 from halotile.storage.sharded.ome_metadata import Channels, are_colours

@@ -1,4 +1,4 @@
-"""The directory of a run: its job, plan, progress and locks.
+"""The directory of a run: its job, plan, progress and locks; and the files of its batch job.
 
 It is private to its owner, because it names paths, and whoever can write it can control a resumed run. The locks
 are ``flock`` locks, which the system releases when a process dies for any reason.
@@ -16,20 +16,44 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefused
-from halotile.storage.disk.durable import DISK, GONE, PARTIAL, Disk, is_full, remove_partials
-from halotile.storage.disk.object_path import OutputPath, path_of
-from halotile.storage.disk.place import check_access, check_owner
-from halotile.storage.run_directory import names, validation
-from halotile.storage.run_directory.locks import acquire, describe, flock, never, read_holder, write_holder
-from halotile.storage.run_directory.validation import digest
+from halotile.storage.disk.durable import DISK, GONE, PARTIAL, Disk, is_full, refusing_full, remove_partials
+from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
+from halotile.storage.disk.place import check_access, check_owner, check_parents
+from halotile.storage.run_directory import json_files, locks
+from halotile.storage.run_directory.json_files import FILE_MODE, digest, read_object
 
-_SEAL = "digest"
-_DIRECTORY_MODE = 0o700
-FILE_MODE = 0o600
+JOB = "job.json"  # the job as requested; the first file to be written, it claims the output
+CONFIG = "config.json"  # the same job as a configuration with all sizes resolved
+PLAN = "plan.json"  # the plan and its fingerprint; the last file to be written, without it nothing resumes
+JOURNAL = "journal"  # the finished blocks
+STATUS = "status.json"  # the progress of the run, replaced about once a second
+EVENTS = "events.jsonl"  # events, one JSON object per line
+ITERATIONS = "iterations.jsonl"  # results of each iteration of a solver
+EXAMPLES = "examples.png"  # patches of a training, denoised; the object of a ptychographic reconstruction
+PAGE = "page.html"  # the page of the run as it was at the end, if its dashboard was on
+WRITTEN = "written.json"  # the iterations up to the one whose image is in the output
+STATE = "state"  # a solver's images and numbers between two iterations
+WORKERS = "workers"  # output of workers on other machines, and their certificates while they live
+BATCH = "batch.json"  # the batch job: its number and its request
+SCRIPT, LOG = "batch.sh", "batch.log"  # the batch script and its output
+FINISHED, FAILED = "finished", "failed"  # the end of the run, for other programs; the second has the reason
+PRIMARY = "primary.json"  # beside a further output: path of the run directory, which lies beside the first
+CLAIM = "claim.json"  # the claim on an output in an object store, as it lies beside that
+REPLACED = "replaced"  # in the state of a scratch folder: what was there before
+STOP = "stop"  # exists while a run ends early: workers start no further block
+NAMES = {
+    JOB, CONFIG, PLAN, JOURNAL, STATUS, EVENTS, locks.LOCK, locks.WORKERS_LOCK, STOP, STATE,
+    ITERATIONS, EXAMPLES, WRITTEN, WORKERS, BATCH, SCRIPT, LOG, FINISHED, FAILED, PAGE, PRIMARY, CLAIM,
+}  # fmt: skip
+TIME_IS_UP = "SIGUSR1"
+"""Signal of the batch system before it ends a job."""
 LOCK_SECONDS = 0.5
 """Default waiting time for the lock, longer than :meth:`RunDirectory.is_running` holds it to check whether it is free."""
-_PROGRESS = (names.PLAN, names.JOURNAL, names.STATUS, names.EVENTS)
-_SHOWN = (names.ITERATIONS, names.EXAMPLES, names.WRITTEN, names.PAGE)
+_SEAL = "digest"
+_DIRECTORY_MODE = 0o700
+_PROGRESS = (PLAN, JOURNAL, STATUS, EVENTS)
+_SHOWN = (ITERATIONS, EXAMPLES, WRITTEN, PAGE)
+_SUBMITTED = (BATCH, SCRIPT, FINISHED, FAILED)
 _ADVICE = "Run with --fresh to start over."
 
 
@@ -39,49 +63,45 @@ class RunDirectory:
 
     path: Path  # directory
     disk: Disk = DISK  # disk to write with
-    is_scratch: bool = False  # true: its lock removes it at the end
+    is_scratch: bool = False  # true: its lock removes it at the end, unless it holds what was replaced
 
     @property
     def job_path(self) -> Path:
         """Path of the job as requested."""
-        return self.path / names.JOB
+        return self.path / JOB
 
     @property
     def plan_path(self) -> Path:
-        return self.path / names.PLAN
+        return self.path / PLAN
 
     @property
     def journal_path(self) -> Path:
         """Path of the journal of blocks."""
-        return self.path / names.JOURNAL
+        return self.path / JOURNAL
 
     @property
     def status_path(self) -> Path:
         """Path of the progress of the run."""
-        return self.path / names.STATUS
+        return self.path / STATUS
 
     @property
     def events_path(self) -> Path:
-        return self.path / names.EVENTS
+        return self.path / EVENTS
 
     @property
     def iterations_path(self) -> Path:
         """Path of the results of a solver's iterations, one JSON object per line."""
-        return self.path / names.ITERATIONS
+        return self.path / ITERATIONS
 
     @property
     def state_path(self) -> Path:
         """Path of the folder of a solver's state between two iterations."""
-        return self.path / names.STATE
-
-    def exists(self) -> bool:
-        """Return True when a run was started here."""
-        return (self.path / names.LOCK).is_file()
+        return self.path / STATE
 
     def claims_output(self) -> bool:
         """Return True when a run of halotile wrote, or was about to write, the output beside the directory."""
         check_access(self.path)
-        claims = (names.JOB, names.PLAN, names.JOURNAL, names.PRIMARY)
+        claims = (JOB, PLAN, JOURNAL, PRIMARY)
         return any((self.path / name).is_file() for name in claims)
 
     def create(self) -> None:
@@ -93,7 +113,7 @@ class RunDirectory:
     def remove(self) -> None:
         """Remove the directory within :meth:`lock`; another call may take it as soon as its lock file, the last one, is gone."""
         with suppress(OSError):
-            self.disk.remove_tree(self.path, last=(names.LOCK,))
+            self.disk.remove_tree(self.path, last=(locks.LOCK,))
 
     def check_place(self) -> None:
         """Refuse a path with anything that is not a run directory."""
@@ -103,18 +123,6 @@ class RunDirectory:
                 f"{self.path} is where this run would keep its journal, but something that no run made is there already. Move it away, or write another path."
             )
         check_owner(self.path)
-        self.check_files()
-
-    def check_files(self) -> None:
-        """Refuse a run directory with a directory in place of a file, or the reverse."""
-        check_access(self.path)
-        for name in sorted(names.NAMES):
-            path, folder = self.path / name, name in (names.STATE, names.WORKERS)
-            if path.exists() and path.is_dir() != folder:
-                actual, expected = ("a file", "a directory") if folder else ("a directory", "a file")
-                raise OutputRefused(
-                    f"{path} is {actual}, and a run keeps {expected} there. Move it away, and run again."
-                )
 
     def forget(self) -> None:
         """Remove the records of the run, beginning with the plan; the job stays, because it claims the output."""
@@ -123,14 +131,14 @@ class RunDirectory:
 
     def keep_run(self) -> None:
         """Keep a run of its own from here on, where the directory belonged to a further output."""
-        self._remove(names.PRIMARY)
+        self._remove(PRIMARY)
 
     def belong_to(self, primary: Path) -> None:
         """Belong to a further output of the run that is kept in ``primary``, and forget every other run."""
         relative = os.path.relpath(primary, self.path.parent)
-        self._write(self.path / names.PRIMARY, {"run": relative})  # first: it claims the output
+        self._write(self.path / PRIMARY, {"run": relative})  # first: it claims the output
         self.forget()
-        self._remove(names.JOB, names.CONFIG, names.BATCH, names.SCRIPT, names.FINISHED, names.FAILED)
+        self._remove(JOB, CONFIG, BATCH, SCRIPT, FINISHED, FAILED)
 
     def _remove(self, *files: str) -> None:
         for name in files:
@@ -147,23 +155,45 @@ class RunDirectory:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write the configuration with all sizes resolved; durable on return."""
-        self._write(self.path / names.CONFIG, config)
+        self._write(self.path / CONFIG, config)
 
     def read_job(self) -> dict[str, Any] | None:
         """The job, or None when there is none. Raises DamagedData when it cannot be read."""
         return self._read(self.job_path)
 
+    def read_valid_job(self) -> dict[str, Any] | None:
+        """The job, or None when there is no readable one."""
+        with suppress(DamagedData):
+            return self.read_job()
+        return None
+
     def read_primary(self) -> str | None:
         """The directory that keeps the run, where this one lies beside a further output of it."""
         with suppress(DamagedData):
-            run = (self._read(self.path / names.PRIMARY) or {}).get("run")
+            run = (self._read(self.path / PRIMARY) or {}).get("run")
             return os.path.normpath(self.path.parent / run) if isinstance(run, str) else None
         return None
 
     @classmethod
     def beside(cls, output: str | OutputPath) -> RunDirectory:
-        """Return the run directory of an output: ``clean.zarr.run`` beside ``clean.zarr``; see :func:`names.run_path`."""
-        return cls(names.run_path(path_of(output)))
+        """The run directory of an output: beside it, or in the working directory for an output in a store.
+
+        Examples
+        --------
+        >>> RunDirectory.beside("scans/clean.zarr").path.as_posix(), RunDirectory.beside("s3://day/clean.zarr").path.name
+        ('scans/clean.zarr.run', 's3+day+clean.zarr.run')
+        """
+        place = path_of(output)
+        if isinstance(place, ObjectPath):
+            return cls(Path.cwd() / f"{place.as_name}.run")
+        return cls(place.parent / f"{place.name}.run")
+
+    @property
+    def output(self) -> OutputPath:
+        """Place of the output that the directory belongs to, the inverse of :meth:`beside`; without ``.run``, the path itself."""
+        name = self.path.name.removesuffix(".run")
+        place = ObjectPath.from_name(name) if name != self.path.name else None
+        return place or self.path.with_name(name)
 
     def of_run(self) -> RunDirectory:
         """Return the directory that keeps the run: this one, or that of the first output of its run."""
@@ -196,7 +226,7 @@ class RunDirectory:
         """Replace the status atomically. It is not fsynced, because the journal is authoritative."""
         data = json.dumps(status).encode()
         try:
-            self._write_text(names.STATUS, data)
+            self._write_text(STATUS, data)
         except OSError as error:
             if not is_full(error):
                 raise
@@ -206,36 +236,34 @@ class RunDirectory:
         """The status, or None when there is no valid one: a power cut may have damaged it."""
         check_access(self.path)
         with suppress(DamagedData):
-            return validation.read_object(self.status_path, _ADVICE, validation.STATUS)
+            return read_object(self.status_path, _ADVICE, json_files.STATUS_VALUES)
         return None
 
     def append_event(self, event: dict[str, Any]) -> None:
         """Append a line to the events; not fsynced."""
         if not self.events_path.exists():
-            self._write_text(names.EVENTS, b"")
+            self._write_text(EVENTS, b"")
         self.disk.append(self.events_path, _json_lines([event]))
 
     def write_iterations(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replace the results of a solver's iterations; not fsynced."""
-        self._write_text(names.ITERATIONS, _json_lines(rows))
+        self._write_text(ITERATIONS, _json_lines(rows))
 
     def write_output_iterations(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record the iterations that led to the image about to be written; durable on return."""
-        self._write(self.path / names.WRITTEN, {"iterations": list(rows)})
+        self._write(self.path / WRITTEN, {"iterations": list(rows)})
 
     def read_output_iterations(self) -> list[dict[str, Any]]:
         """The iterations that led to the image in the output; empty before it was started."""
         with suppress(DamagedData):
-            rows = (self._read(self.path / names.WRITTEN) or {}).get("iterations")
-            if isinstance(rows, list) and all(
-                isinstance(row, dict) and isinstance(row.get("iteration"), int) for row in rows
-            ):
-                return rows
+            file = read_object(self.path / WRITTEN, _ADVICE, {"iterations": json_files.is_iterations})
+            rows: list[dict[str, Any]] = (file or {}).get("iterations", [])
+            return rows
         return []
 
     def write_page(self, html: str) -> None:
         """Replace the page of the run; not fsynced."""
-        self._write_text(names.PAGE, html.encode())
+        self._write_text(PAGE, html.encode())
 
     def read_events(self) -> Iterator[dict[str, Any]]:
         """The events in order, without unreadable lines and values that are not objects."""
@@ -249,7 +277,7 @@ class RunDirectory:
 
     @contextmanager
     def lock(
-        self, patience_seconds: float = LOCK_SECONDS, cut_short: Callable[[], bool] = never
+        self, patience_seconds: float = LOCK_SECONDS, cut_short: Callable[[], bool] = lambda: False
     ) -> Iterator[None]:
         """Be the only driver of this run inside the context.
 
@@ -257,7 +285,7 @@ class RunDirectory:
         """
         with self._locked_file(patience_seconds, cut_short) as fd:
             try:
-                write_holder(fd)
+                locks.write_holder(fd)
                 remove_partials(self.path, self.disk)
                 yield
             except OSError as error:
@@ -267,7 +295,7 @@ class RunDirectory:
                     f"{self.path} was moved or removed during its run ({error}), and with it the journal. Put it back and run again to continue, or run with output.overwrite: true to start over."
                 ) from error
             finally:
-                if self.is_scratch and not (self.state_path / names.REPLACED).exists():
+                if self.is_scratch and not (self.state_path / REPLACED).exists():
                     self.remove()
 
     @contextmanager
@@ -275,26 +303,17 @@ class RunDirectory:
         """Open and lock the lock file, or the next one where its holder has removed it."""
         while True:
             self.create()
-            with self._lock_file(os.O_RDWR | os.O_CREAT) as fd:
-                if not acquire(fd, patience_seconds, cut_short):
-                    raise self._in_use(read_holder(fd))
+            with locks.opened(self.path / locks.LOCK, os.O_RDWR | os.O_CREAT) as fd:
+                if not locks.acquire(fd, patience_seconds, cut_short):
+                    raise self._in_use(locks.read_holder(fd))
                 if self._is_lock_file(fd):
                     yield fd
                     return
 
-    @contextmanager
-    def _lock_file(self, flags: int) -> Iterator[int]:
-        """Open the lock file."""
-        fd = os.open(self.path / names.LOCK, flags | os.O_NOFOLLOW, FILE_MODE)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-
     def _is_lock_file(self, fd: int) -> bool:
         """Return True when the open file is the lock file in the directory."""
         with suppress(OSError):
-            return os.path.samestat(os.fstat(fd), os.stat(self.path / names.LOCK))
+            return os.path.samestat(os.fstat(fd), os.stat(self.path / locks.LOCK))
         return False
 
     def check_free(self) -> None:
@@ -304,47 +323,43 @@ class RunDirectory:
 
     def _in_use(self, holder: dict[str, Any]) -> OutputInUse:
         return OutputInUse(
-            f"{self.path} is in use: {describe(holder)} is writing this output. Wait until it ends, or write another path."
+            f"{self.path} is in use: {locks.describe(holder)} is writing this output. Wait until it ends, or write another path."
         )
 
     def is_running(self) -> dict[str, Any] | None:
         """The driver that runs here now, as ``pid``, ``host`` and ``started`` (Unix time); None if there is none."""
-        with suppress(*GONE), self._lock_file(os.O_RDONLY) as fd:
+        with suppress(*GONE), locks.opened(self.path / locks.LOCK, os.O_RDONLY) as fd:
             try:
-                flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                locks.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return read_holder(fd)
+                return locks.read_holder(fd)
         return None
 
     def request_stop(self) -> None:
         """Ask all workers, including future ones, to start no further block. A full disk may prevent it."""
         with suppress(OSError):
-            self._write_text(names.STOP, b"")
+            self._write_text(STOP, b"")
 
     def is_stopping(self) -> bool:
         """Return True when workers are to start no further block."""
-        return (self.path / names.STOP).exists()
+        return (self.path / STOP).exists()
 
     def clear_stop(self) -> None:
         """Allow workers to start blocks."""
-        self.disk.remove(self.path / names.STOP)
+        self.disk.remove(self.path / STOP)
 
     def driver(self) -> dict[str, Any]:
         """The last driver that took the lock, as ``pid``, ``host`` and ``started``; empty when there was none."""
-        with suppress(FileNotFoundError), self._lock_file(os.O_RDONLY) as fd:
-            return read_holder(fd)
-        return {}
+        return locks.last_holder(self.path / locks.LOCK)
 
     def _is_run_directory(self) -> bool:
         if not self.path.is_dir():
             return False
-        if self.exists():
+        if (self.path / locks.LOCK).is_file():
             return True
         # The lock file is not fsynced: after a power cut the other files may exist without it, the job first.
         files = {name for name in os.listdir(self.path) if not name.endswith(PARTIAL)}
-        return files <= names.NAMES and (
-            bool({names.JOB, names.PRIMARY} & files) or files.isdisjoint(_PROGRESS)
-        )
+        return files <= NAMES and (bool({JOB, PRIMARY} & files) or files.isdisjoint(_PROGRESS))
 
     def _write(self, path: Path, value: dict[str, Any]) -> None:
         self.disk.write_file(path, [json.dumps(value, indent=2).encode()], mode=FILE_MODE)
@@ -355,8 +370,118 @@ class RunDirectory:
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         check_access(self.path)
-        return validation.read_object(path, _ADVICE)
+        return read_object(path, _ADVICE)
 
 
 def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+
+
+@dataclass(frozen=True)
+class BatchFiles:
+    """The files of one submitted run."""
+
+    run: RunDirectory  # directory of the files
+
+    @property
+    def log_path(self) -> Path:
+        """Path of the output of the batch job."""
+        return self.run.path / LOG
+
+    @property
+    def script_path(self) -> Path:
+        """Path of the submitted script."""
+        return self.run.path / SCRIPT
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write the record of the submission; durable on return."""
+        self._write(BATCH, json.dumps(record, indent=2).encode())
+
+    def read(self) -> dict[str, Any] | None:
+        """The record of the submission; None when there is none."""
+        advice = "Remove it, and submit the configuration again."
+        return read_object(self.run.path / BATCH, advice, json_files.BATCH_VALUES)
+
+    def state(self) -> Mapping[str, bytes | None]:
+        """Contents of the files, except the log, for :meth:`restore`."""
+        paths = {name: self.run.path / name for name in _SUBMITTED}
+        return {name: path.read_bytes() if path.is_file() else None for name, path in paths.items()}
+
+    def restore(self, state: Mapping[str, bytes | None]) -> None:
+        """Restore the contents from before a submission that was rejected."""
+        for name, text in state.items():
+            if text is None:
+                self.run.disk.remove(self.run.path / name)
+            else:
+                self._write(name, text)
+        if self.log_path.is_file() and not self.log_path.stat().st_size:
+            self.run.disk.remove(self.log_path)
+
+    def write_script(self, text: str) -> None:
+        """Write the script; durable on return."""
+        self._write(SCRIPT, text.encode())
+
+    def mark_end(self, reason: str | None) -> None:
+        """Mark the run as finished, or as failed for a reason; other programs look for these files."""
+        self.clear_end()
+        self._write(*((FINISHED, b"") if reason is None else (FAILED, f"{reason}\n".encode())))
+
+    def clear_end(self) -> None:
+        """Remove the marks, because the run continues."""
+        for name in (FINISHED, FAILED):
+            self.run.disk.remove(self.run.path / name)
+
+    def failure(self) -> str | None:
+        """The reason of the failure; None when the run is not marked as failed."""
+        path = self.run.path / FAILED
+        return path.read_text(errors="replace").strip() if path.is_file() else None
+
+    @property
+    def finished(self) -> bool:
+        """True when the run is marked as finished."""
+        return (self.run.path / FINISHED).is_file()
+
+    def _write(self, name: str, text: bytes) -> None:
+        self.run.disk.write_file(self.run.path / name, [text], mode=FILE_MODE)
+
+
+@contextmanager
+def replacing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """Yield a new path to write to. On success it replaces ``path``, durably; on failure ``path`` is unchanged.
+
+    The new path is in a folder beside ``path`` that is private to this user, and locked. Scratch files may be put beside it. The folder
+    is removed at the end, or by the next call for ``path`` if the process is killed. It stays while it holds what was at ``path``.
+
+    ``path``: path of a file or a folder; ``check``: called at the beginning and again before the replacement; it raises an error where `path` must
+    not be replaced.
+    """
+    check()
+    place = path.absolute()
+    check_parents(place, "the path")
+    run = RunDirectory.beside(place)
+    work = RunDirectory(place.with_name(f".{place.name}{PARTIAL}"), is_scratch=True)
+    made, replaced = work.state_path / "made", work.state_path / REPLACED
+
+    def bring_back() -> None:
+        """Undo the first move of a call that ended before its second one."""
+        if replaced.exists() and not os.path.lexists(place):
+            DISK.move(replaced, place)
+
+    with refusing_full(f"{path} cannot be written"), work.lock():
+        try:
+            bring_back()
+            check()  # it saw a free place before
+            work.forget_state()
+            work.state_path.mkdir()
+            run.of_run().check_free()
+            yield made
+            for entry in (made, *made.rglob("*")):
+                (DISK.sync_directory if entry.is_dir() else DISK.sync)(entry)
+            check()
+            run.of_run().check_free()
+            if place.is_dir() and not place.is_symlink():
+                DISK.move(place, replaced)
+            DISK.move(made, place)
+            work.forget_state()  # until then the scratch folder stays: it may hold the only copy
+        finally:
+            bring_back()

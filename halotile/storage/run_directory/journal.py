@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, DamagedData, ResumeRefused
 from halotile.storage.disk.durable import DISK, Disk
+from halotile.storage.run_directory.json_files import with_checksum, without_checksum
 from halotile.storage.run_directory.number_ranges import RangeSet
-from halotile.storage.run_directory.validation import with_checksum, without_checksum
 from halotile.storage.sharded.shards import DIGEST_BYTES, digest_of
 
 VERSION = 2

@@ -1,4 +1,4 @@
-"""File locks that the system releases when a process dies, and records of their holders."""
+"""Locks of a run directory, which the system releases when a process dies, and records of their holders."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import fcntl
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from halotile.errors import OutputRefused
-from halotile.storage.run_directory.validation import HOLDER, fits
+from halotile.errors import OutputInUse, OutputRefused
+from halotile.storage.run_directory.json_files import FILE_MODE, HOLDER_VALUES, fits
 
+LOCK = "lock"
+"""Lock file that the driver holds while it runs."""
+WORKERS_LOCK = "workers.lock"
+"""Lock file that every worker holds while it may write: a new driver waits until all have released it."""
 _POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 2.0
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """Errors of a file system without locks, or whose server has run out of them."""
-
-
-def never() -> bool:
-    """Default ``cut_short`` callback, which never ends a wait early."""
-    return False
 
 
 def flock(fd: int, operation: int) -> None:
@@ -42,7 +44,7 @@ def flock(fd: int, operation: int) -> None:
         ) from error
 
 
-def acquire(fd: int, timeout_seconds: float, cut_short: Callable[[], bool] = never) -> bool:
+def acquire(fd: int, timeout_seconds: float, cut_short: Callable[[], bool] = lambda: False) -> bool:
     """Poll for an exclusive lock until the timeout, or until ``cut_short`` returns True; the polling interval grows with time."""
     began = time.monotonic()
     while True:
@@ -57,6 +59,16 @@ def acquire(fd: int, timeout_seconds: float, cut_short: Callable[[], bool] = nev
             return True
 
 
+@contextlib.contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    """Open a lock file."""
+    fd = os.open(path, flags | os.O_NOFOLLOW, FILE_MODE)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def write_holder(fd: int) -> None:
     """Record this process as the holder of a lock."""
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
@@ -68,8 +80,15 @@ def read_holder(fd: int) -> dict[str, Any]:
     """The recorded holder of a lock; empty when it has not been written yet."""
     with contextlib.suppress(ValueError, RecursionError):
         holder = json.loads(os.pread(fd, 4096, 0))
-        if isinstance(holder, dict) and holder.keys() >= HOLDER.keys() and fits(holder, HOLDER):
+        if isinstance(holder, dict) and holder.keys() >= HOLDER_VALUES.keys() and fits(holder, HOLDER_VALUES):
             return holder
+    return {}
+
+
+def last_holder(path: Path) -> dict[str, Any]:
+    """The last holder of a lock file; empty when there was none."""
+    with contextlib.suppress(FileNotFoundError), opened(path, os.O_RDONLY) as fd:
+        return read_holder(fd)
     return {}
 
 
@@ -79,3 +98,65 @@ def describe(holder: dict[str, Any]) -> str:
         return "another run"
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.get("started", 0)))
     return f"process {holder.get('pid')} on {holder.get('host')}, started {started},"
+
+
+_descriptors: dict[Path, int] = {}
+"""File descriptors of the locks that this process holds."""
+_mutex = threading.Lock()
+
+
+@dataclass(frozen=True)
+class WorkerLock:
+    """The workers' lock of one run."""
+
+    run: Path  # run directory
+
+    @property
+    def path(self) -> Path:
+        """Absolute path of the lock file."""
+        return Path(os.path.abspath(self.run / WORKERS_LOCK))
+
+    def hold(self, driver: dict[str, Any] | None = None) -> None:
+        """Take the lock, which shows that this process may write to the output, until it ends or releases it. May be repeated.
+
+        ``driver``: the `driver` that the process works for.
+        """
+        with _mutex:
+            if self.path in _descriptors:
+                return
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
+            try:
+                flock(fd, fcntl.LOCK_SH)
+                current = last_holder(self.run / LOCK)
+                if driver is not None and current != driver:
+                    raise OutputRefused(
+                        f"{self.run}: this worker belongs to {describe(driver)}, and {describe(current)} has the run now. "
+                        "No action is needed; the worker ends."
+                    )
+                os.write(fd, f"{os.getpid()} on {socket.gethostname()}\n".encode())
+            except BaseException:
+                os.close(fd)
+                raise
+            _descriptors[self.path] = fd
+
+    def release(self) -> None:
+        """Release the lock: this process will not write to the output any more."""
+        with _mutex:
+            if (fd := _descriptors.pop(self.path, None)) is not None:
+                os.close(fd)
+
+    def wait_for_all(self, timeout_seconds: float, cut_short: Callable[[], bool] = lambda: False) -> None:
+        """Wait until no worker of an earlier driver can write any more.
+
+        ``timeout_seconds``: maximum waiting time; ``cut_short``: callback that returns True to end the wait early.
+        """
+        began = time.monotonic()
+        with opened(self.path, os.O_RDWR | os.O_CREAT) as fd:
+            if not acquire(fd, timeout_seconds, cut_short):
+                seen = ", ".join(os.pread(fd, 4096, 0).decode(errors="replace").split("\n")[:-1])
+                waited = min(timeout_seconds, time.monotonic() - began)
+                raise OutputInUse(
+                    f"workers of an earlier run still hold {self.run} after {waited:.3g} s; "
+                    f"processes seen there: {seen}. End them, then run again."
+                )
+            os.ftruncate(fd, 0)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from halotile.errors import DamagedData, HalotileError, InputError, OutputInUse, OutputRefused
+from halotile.errors import DamagedData, HalotileError, InputError, OutputInUse, OutputRefused, ResumeRefused
 from halotile.storage.disk.object_path import SCHEMES, ObjectPath, OutputPath, store_errors
 from halotile.storage.disk.place import ZARR_JSON
-from halotile.storage.run_directory.directory import FILE_MODE, RunDirectory
-from halotile.storage.run_directory.names import CLAIM, FINISHED
-from halotile.storage.run_directory.validation import is_text, read_object
+from halotile.storage.run_directory.directory import CLAIM, FINISHED, RunDirectory
+from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.json_files import FILE_MODE, is_text, read_object
+from halotile.storage.sharded.ownership import is_marked, stored_digest
 
 _TEXTS = dict.fromkeys(("token", "directory", "host"), is_text)
 
@@ -149,14 +151,27 @@ def elsewhere(output: OutputPath) -> str:
     return f" Of an output in a store that is {run.path.name} in the working directory.{owner}"
 
 
-def check_finished(output: ObjectPath) -> None:
-    """Refuse an output in a store of which a run has blocks left to do."""
-    if not output.key or output.url.partition("://")[0] not in SCHEMES:
-        return
-    claim = ObjectClaim(output, RunDirectory.beside(output))
-    with suppress(OSError):  # said where it is opened
-        if (holder := claim.holder()) and not claim.place.with_name(FINISHED).exists():
+def check_finished(output: OutputPath) -> bytes:
+    """Refuse an output that a run has not finished, or that has lost a shard since; return the digest of its shards, if it has one."""
+    directory = RunDirectory.beside(output)
+    if isinstance(output, ObjectPath):
+        if not output.key or output.scheme not in SCHEMES:
+            return b""
+        claim = ObjectClaim(output, directory)
+        with suppress(OSError):  # said where it is opened
+            if (holder := claim.holder()) and not claim.place.with_name(FINISHED).exists():
+                raise InputError(
+                    f"{output} is the output of {words_of(holder)}, which has not finished it. Run there to go on; or remove "
+                    f"{claim.place} to read it as it is."
+                )
+        return b""
+    if not (has_journal := directory.journal_path.is_file()) and not is_marked(output):
+        return b""
+    with suppress(DamagedData, ResumeRefused, FileNotFoundError):  # of another version: its state is unknown
+        journal = Journal.open_any(directory.journal_path) if has_journal else None
+        if journal and (left := journal.total - len(journal.done)):
             raise InputError(
-                f"{output} is the output of {words_of(holder)}, which has not finished it. Run there to go on; or remove "
-                f"{claim.place} to read it as it is."
+                f"{output} is the output of a run that has {left:,} of {journal.total:,} block{'s' * (journal.total > 1)} left to do. "
+                f"`recon-cli resume {shlex.quote(str(output))}` finishes it; move {directory.path} away to read it as it is."
             )
+    return stored_digest(output)

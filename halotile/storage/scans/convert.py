@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import binary_dilation, label, minimum_filter
 
-from halotile.errors import InputError, OutputRefused
-from halotile.storage.disk.place import check_place
+from halotile.errors import InputError
+from halotile.storage.disk.place import check_apart, check_place
 from halotile.storage.grid import Region
-from halotile.storage.run_directory.replacement import replacing
+from halotile.storage.run_directory.directory import replacing
 from halotile.storage.scans.formats import opened_scan
 from halotile.storage.scans.framing import Framing, ShiftedPatterns, framed, shifted_scan
 from halotile.storage.scans.hdf5 import reading
@@ -359,7 +359,7 @@ def write_scan(
     check = partial(check_place, path, overwrite=overwrite, key="the path", remedy=remedy)
     root = Path(path).absolute()
     if source:
-        _check_apart(Path(source).resolve(), root.resolve())
+        check_apart(Path(source), root, "the path")
     with replacing(root, check) as made:
         _write_group(made, scan, patterns, framing, leaves_negative_out, source or path, report)
 
@@ -369,13 +369,6 @@ def _check_mask(mask: NDArray[np.bool_], source: str) -> None:
     if (left_out := 1 - mask.mean()) > MOST_LEFT_OUT:
         raise InputError(
             f"{source}: its mask leaves out {left_out:.0%} of the pixels, as an inverted one does. Name the mask: as --good-pixels where the pixels count in which it is not 0, else as --bad-pixels."
-        )
-
-
-def _check_apart(source: Path, target: Path) -> None:
-    if source == target or source in target.parents or target in source.parents:
-        raise OutputRefused(
-            f"{target} and {source} are the same, or one is inside the other: the recording would be lost. Write another path."
         )
 
 

@@ -17,7 +17,7 @@ from halotile.errors import ConfigError, InputError, MissingPackage, OutputRefus
 from halotile.storage.disk.durable import DISK
 from halotile.storage.disk.place import check_place
 from halotile.storage.grid import Region
-from halotile.storage.run_directory.replacement import replacing
+from halotile.storage.run_directory.directory import replacing
 from halotile.storage.scans.hdf5 import SUFFIXES, dataset_in, fault_of_name, opened, reading
 from halotile.storage.scans.start import PROCESS, StartValues
 from halotile.storage.sharded.output import Layout, ShardWriter, create_output

@@ -11,7 +11,7 @@ from typing import Any
 
 from halotile.errors import HalotileError, InputError, MissingPackage
 from halotile.storage.formats.parts.hdf5_files import other_files
-from halotile.storage.run_directory.names import run_path
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.stored_array import read_error
 
 SUFFIXES = (".cxi", ".h5", ".hdf5")
@@ -40,7 +40,7 @@ def check_there(path: str) -> None:
     """Refuse a path where nothing is, or nothing yet."""
     if not os.path.exists(path):
         raise InputError(f"there is no file {path}. Write the path of one that is there.")
-    run = run_path(Path(path).absolute())
+    run = RunDirectory.beside(Path(path).absolute()).path
     if run.is_dir() and os.path.isfile(path) and not os.path.getsize(path):
         raise InputError(
             f"{path} is empty: the run in {run} has not written it yet. Wait for it, or go on with `recon-cli resume {shlex.quote(str(run))}`."

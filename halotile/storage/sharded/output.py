@@ -45,6 +45,8 @@ class FileLayout:
     file_bytes: int  # size of the file, at most
     shape: ClassVar[tuple[int, ...]] = (1,)
     ome: ClassVar[bool] = False
+    arrays: ClassVar[tuple[LevelArray, ...]] = ()
+    levels: ClassVar[int] = 1
     files: ClassVar[int] = 1
     inodes: ClassVar[int] = 1
 

@@ -22,7 +22,7 @@ from halotile.storage.grid import Region
 from halotile.storage.sharded.layout import read_layout
 from halotile.storage.sharded.local_reader import COMPLETE, is_complete
 from halotile.storage.sharded.ome_metadata import FINEST
-from halotile.storage.sharded.output import FOREIGN_FILE, FOREIGN_PIXELS, AnyLayout, FileLayout, inspect_block
+from halotile.storage.sharded.output import FOREIGN_FILE, FOREIGN_PIXELS, AnyLayout, inspect_block
 from halotile.storage.sharded.output_disk import OutputDisk, disk_of
 from halotile.storage.stored_array import read_error
 
@@ -67,7 +67,7 @@ def restore_metadata(root: str | OutputPath, layout: AnyLayout, disk: OutputDisk
 def mark_complete(root: str | OutputPath, layout: AnyLayout) -> None:
     """Note in the arrays of an output that every shard was written: readers take a missing one for lost, not for fill values."""
     root = path_of(root)
-    for array in () if isinstance(layout, FileLayout) else layout.arrays:
+    for array in layout.arrays:
         file = array.path(root) / ZARR_JSON
         document = _read_document(file)
         if document is None or is_complete(document.get("attributes"), array.shape):
@@ -79,8 +79,7 @@ def mark_complete(root: str | OutputPath, layout: AnyLayout) -> None:
 
 def unmark_advice(root: str | OutputPath, layout: AnyLayout) -> str:
     """Say how to make missing chunks pixels of the fill value, as words; empty where :func:`mark_complete` marked no array."""
-    arrays = () if isinstance(layout, FileLayout) else layout.arrays
-    files = {array.path(path_of(root)) / ZARR_JSON: array.shape for array in arrays}
+    files = {array.path(path_of(root)) / ZARR_JSON: array.shape for array in layout.arrays}
     read = {file: (_read_document(file) or {}).get("attributes") for file in files}
     marked = " and ".join(str(file) for file in files if is_complete(read[file], files[file]))
     return marked and f'remove "{COMPLETE}" from "halotile" in the attributes of {marked}'
@@ -94,8 +93,6 @@ def is_marked(root: str | OutputPath) -> bool:
 
 def added_levels(place: str | OutputPath, layout: AnyLayout) -> int:
     """Number of the levels that were added to an output, which no journal knows."""
-    if isinstance(layout, FileLayout):
-        return 0
     document = _read_document(path_of(place) / ZARR_JSON) if layout.ome else None
     try:
         datasets = (document or {})["attributes"]["ome"]["multiscales"][0]["datasets"]
@@ -107,8 +104,6 @@ def added_levels(place: str | OutputPath, layout: AnyLayout) -> int:
 def remove_added_levels(place: str | OutputPath, layout: AnyLayout, disk: OutputDisk | None = None) -> int:
     """Remove the levels that were added to an output whose pixels are about to change, and return their number."""
     root = path_of(place)
-    if isinstance(layout, FileLayout):
-        return 0
     disk, file = disk or disk_of(root), root / ZARR_JSON
     document = _read_document(file)
     if document is None or not added_levels(root, layout):
@@ -151,8 +146,6 @@ def stored_digest(path: str | OutputPath, remedy: str = "") -> bytes:
 
 def find_foreign_entry(root: str | OutputPath, layout: AnyLayout) -> str:
     """Describe something at an output's path that no run wrote, other than pixels; empty when there is nothing."""
-    if isinstance(layout, FileLayout):
-        return ""
     for file, written, present in _documents(root, layout):
         if reason := _foreign_reason(file, written, present):
             return reason
@@ -189,8 +182,6 @@ def foreign_pixels_reason(problems: Mapping[int, list[str]], done: int) -> str:
 
 def _has_further_shards(root: str | OutputPath, layout: AnyLayout) -> bool:
     """Return True where shards lie outside the array that the run wrote: a user appended them."""
-    if isinstance(layout, FileLayout):
-        return False
     for array in layout.arrays:
         counts = array.grid.counts
         for name in files_below(array.path(root) / "c"):

@@ -31,7 +31,7 @@ from halotile.graphs.clusters.common.security import (
 from halotile.graphs.clusters.launches.base import Launch, LaunchState, number_of, tail_of
 from halotile.graphs.clusters.launches.remote_cluster import supervised_cluster
 from halotile.graphs.kinds import sections
-from halotile.storage.run_directory.names import WORKERS
+from halotile.storage.run_directory.directory import WORKERS
 
 if TYPE_CHECKING:
     from halotile.graphs.clusters.launches.batch_system import BatchSystem

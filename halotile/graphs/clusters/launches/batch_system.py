@@ -22,7 +22,7 @@ from halotile.graphs.clusters.common.security import address_of_interface
 from halotile.graphs.clusters.launches.base import LaunchState, number_of
 from halotile.graphs.kinds import sections
 from halotile.registry import find
-from halotile.storage.run_directory.names import WORKERS
+from halotile.storage.run_directory.directory import WORKERS
 
 SLURM = "slurm"
 CALL_SECONDS = 30.0

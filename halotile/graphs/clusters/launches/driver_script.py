@@ -19,7 +19,7 @@ from halotile.graphs.clusters.launches.batch_jobs import NAME, NANNY_BYTES, job_
 from halotile.graphs.clusters.launches.batch_system import SLURM, BatchSystem, is_walltime, seconds_of
 from halotile.graphs.kinds.sections import Cluster, Job, parse_bytes
 from halotile.storage.disk.object_path import path_of
-from halotile.storage.run_directory.names import LOG
+from halotile.storage.run_directory.directory import LOG
 
 DRAIN_AT = "HALOTILE_DRAIN_AT"
 """Time at which a run drains (Unix time), in jobs of batch systems that do not signal."""

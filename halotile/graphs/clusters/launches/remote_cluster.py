@@ -28,7 +28,7 @@ from halotile.graphs.clusters.common.security import (
 from halotile.graphs.clusters.launches.base import Launch, LaunchState, QueryStates
 from halotile.graphs.clusters.workers.environment import own_environment
 from halotile.graphs.clusters.workers.settings import SETTINGS, SILENT, keep_off_path, private_scratch
-from halotile.storage.run_directory.names import WORKERS
+from halotile.storage.run_directory.directory import WORKERS
 
 POLL_SECONDS = 2.0
 SLOW_SECONDS = 10.0

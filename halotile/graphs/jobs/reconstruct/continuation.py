@@ -10,8 +10,8 @@ from halotile.errors import ResumeRefused
 from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.reconstruct.job import SolverChoice
 from halotile.graphs.kinds.base import IterationRows
-from halotile.storage.run_directory.checkpoints import Checkpoint
 from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.json_files import Checkpoint
 
 if TYPE_CHECKING:
     from halotile.graphs.solvers.base import Solver

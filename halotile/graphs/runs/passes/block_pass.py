@@ -17,13 +17,13 @@ from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common.security import host_of
 from halotile.graphs.kinds.base import JobOutput, Pass
-from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, workers_of
 from halotile.graphs.runs.passes.worker_setup import BlockPlugin, prepared, run_blocks
+from halotile.graphs.runs.status import RunContext
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import is_full
-from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.json_files import Ledger
 from halotile.tasks.block import BadBlock, Receipt
 
 TASK_SECONDS = 1.0

@@ -16,16 +16,16 @@ from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.kinds.base import Gather, RankProgram
-from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.futures import results
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group, is_final
+from halotile.graphs.runs.status import RunContext
 from halotile.graphs.tree_sum import plan_calls
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import is_full, refusing_full
-from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.worker_lock import WorkerLock
+from halotile.storage.run_directory.json_files import Ledger
+from halotile.storage.run_directory.locks import WorkerLock
 from halotile.storage.sharded.shards import digest_of
 from halotile.tasks.block import peak_memory_bytes
 from halotile.tasks.contributions import Part
@@ -246,7 +246,7 @@ def _peak_of(
     group: Any, program: Callable[[Any], None], directory: RunDirectory, driver: Mapping[str, Any]
 ) -> int:
     """Run the program as a rank of a group; return the peak memory of this worker."""
-    lock = WorkerLock(directory)
+    lock = WorkerLock(directory.path)
     lock.hold(dict(driver))
     try:
         program(group)

@@ -12,10 +12,10 @@ import numpy as np
 
 from halotile.errors import DamagedData, ResumeRefused
 from halotile.graphs.kinds.base import Records, Sums
-from halotile.graphs.runs.outputs.damage import damaged_among
+from halotile.graphs.runs.damage import RecordedImage, output_grid
 from halotile.storage.grid import Grid
-from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.json_files import Ledger
 from halotile.tasks.exact_sums import add_exactly
 
 
@@ -71,9 +71,8 @@ def _strike(records: Records, journal: Journal, ledger: Ledger, grid: Grid) -> N
     lost = {number for number in journal.done if number not in ledger.sums}
     for image, path in enumerate(records.arrays):
         assert records.layout is not None
-        lost.update(
-            damaged_among(journal.done, journal, path, records.layout, grid, image=image, thorough=False)
-        )
+        blocks = output_grid(records.layout, grid.shape, grid.block)
+        lost.update(RecordedImage(path, records.layout, blocks, journal, image=image).damaged())
     journal.unmark(sorted(lost))
 
 

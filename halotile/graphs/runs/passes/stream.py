@@ -18,13 +18,7 @@ from typing import Any
 from distributed import Client, Future, KilledWorker
 
 from halotile.errors import Stalled
-from halotile.graphs.clusters.common.answers import (
-    RPC_SECONDS,
-    Unanswered,
-    ask,
-    fetch,
-    present_workers,
-)
+from halotile.graphs.clusters.common.answers import RPC_SECONDS, Unanswered, ask, fetch, present_workers
 
 TASKS_PER_WORKER = 3
 """Tasks in flight for each worker: one that runs, one that waits there, one on its way."""

@@ -20,7 +20,7 @@ from halotile.errors import JobNotLoaded
 from halotile.graphs.clusters.common.answers import ask
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.worker_lock import WorkerLock
+from halotile.storage.run_directory.locks import WorkerLock
 from halotile.tasks.block import BlockRunner, BlockTask, Receipt
 from halotile.tasks.devices.device import give_memory_back, prepare_process
 from halotile.tasks.options import import_from
@@ -86,7 +86,7 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
             self._publish(_runners, runner)
 
     def _load(self) -> BlockRunner:
-        WorkerLock(self.directory).hold(self.driver)
+        WorkerLock(self.directory.path).hold(self.driver)
         _holders[self.token] = self.directory
         import_from(self.import_folder)
         prepare_process(threads=1)
@@ -221,4 +221,4 @@ def _release_lock(token: str) -> None:
         return
     directory = _holders.pop(token, None)
     if directory is not None and directory not in _holders.values():
-        WorkerLock(directory).release()
+        WorkerLock(directory.path).release()

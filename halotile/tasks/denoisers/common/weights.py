@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from halotile.errors import WeightsError
-from halotile.storage.run_directory.names import run_path
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.devices.device import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _read_safetensors(path: Path, file: BufferedReader, map_location: str) -> An
 
 
 def _damaged(path: Path, error: Exception) -> WeightsError:
-    run = run_path(path.absolute())
+    run = RunDirectory.beside(path.absolute()).path
     if run.is_dir() and not path.stat().st_size:
         return WeightsError(
             f"{str(path)!r} is empty: the training in {run} has not written it yet. Wait for it, or go on with `recon-cli resume {shlex.quote(str(run))}`."

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from halotile.storage.sharded.output import (
     layout_from_json,
 )
 from halotile.storage.sharded.output_disk import READS_AT_ONCE
+from halotile.storage.sharded.ownership import metadata_problems
 from halotile.storage.sharded.shards import digest_of
 
 T = TypeVar("T")
@@ -77,26 +79,29 @@ def damaged_blocks(
     return ((number, problems) for number, problems in checked if problems)
 
 
-def damaged_among(
-    numbers: Iterable[int],
-    journal: Journal,
-    path: OutputPath,
-    layout: AnyLayout,
-    grid: Grid,
-    *,
-    image: int = 0,
-    thorough: bool = True,
-) -> list[int]:
-    """Return the blocks that differ from the journal's record of an image; ``grid`` is that of the run."""
-    blocks = map(output_grid(layout, grid.shape, grid.block).block_at, numbers)
-    digest = partial(journal.digest, image=image)
-    return [number for number, _ in damaged_blocks(path, layout, blocks, digest, thorough=thorough)]
+@dataclass(frozen=True)
+class RecordedImage:
+    """An image that a run wrote, with the record of its blocks."""
 
+    path: OutputPath
+    layout: AnyLayout
+    grid: Grid  # that of `output_grid`
+    journal: Journal
+    image: int = field(default=0, kw_only=True)  # number of the image among those of the journal
 
-def holds_own_pixels(journal: Journal, path: OutputPath, layout: AnyLayout, grid: Grid) -> bool:
-    """Return True where more than half of the blocks that are done are stored as written; ``grid`` is that of the run."""
-    damaged = damaged_among(journal.done, journal, path, layout, grid, thorough=False)
-    return 2 * len(damaged) < len(journal.done)
+    def damaged(
+        self, numbers: Iterable[int] | None = None, *, thorough: bool = False
+    ) -> dict[int, list[str]]:
+        """Return the problems of each block that is not stored as it was written; by default of those that are done."""
+        blocks = map(self.grid.block_at, self.journal.done if numbers is None else numbers)
+        digest = partial(self.journal.digest, image=self.image)
+        return dict(damaged_blocks(self.path, self.layout, blocks, digest, thorough=thorough))
+
+    def metadata_problems(self) -> list[str]:
+        """Describe damaged metadata; refuse those of another array, unless most of the pixels are the run's own."""
+        return metadata_problems(
+            self.path, self.layout, lambda: 2 * len(self.damaged()) < len(self.journal.done)
+        )
 
 
 def image_digest(path: OutputPath, layout: AnyLayout, grid: Grid) -> bytes:

@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefu
 from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.base import JobOutput
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs.outputs.damage import damaged_blocks, holds_own_pixels, output_grid
+from halotile.graphs.runs.damage import RecordedImage
 from halotile.graphs.runs.signals import Signals
 from halotile.storage.disk.durable import GONE
 from halotile.storage.run_directory.journal import Journal
@@ -26,7 +26,6 @@ from halotile.storage.sharded.ownership import (
     REPLACE,
     foreign_pixels_reason,
     mark_complete,
-    metadata_problems,
     remove_added_levels,
 )
 from halotile.storage.stored_array import read_error, unreadable_error
@@ -49,6 +48,16 @@ class HeldFolder:
     path: Path  # folder
     descriptor: int  # its file descriptor
 
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path) -> Iterator[HeldFolder]:
+        """Hold a folder."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield cls(path, descriptor)
+        finally:
+            os.close(descriptor)
+
     def change(self) -> str:
         """Describe another folder in its place; empty where it is there. Raises OSError where none is."""
         same = os.path.samestat(os.stat(self.path), os.fstat(self.descriptor))
@@ -56,16 +65,13 @@ class HeldFolder:
 
 
 @dataclass(frozen=True)
-class HeldOutput:
+class HeldOutput(RecordedImage):
     """One output while its run holds it."""
 
-    output: JobOutput  # array that is written
-    journal: Journal  # record of its blocks that are done
     hold: HeldFolder | ObjectClaim  # its folder, or its claim in a store
 
     def check_place(self) -> None:
         """Raise where the directory that was claimed is no longer in its place."""
-        path = self.output.path
         try:
             change = self.hold.change()
             if not change:
@@ -73,23 +79,10 @@ class HeldOutput:
         except GONE as error:
             change = f"was moved or removed ({error.strerror})"
         except OSError as error:
-            raise read_error(f"{path}: it cannot be looked at", error) from error
+            raise read_error(f"{self.path}: it cannot be looked at", error) from error
         raise OutputRefused(
-            f"{path} {change}: some finished blocks are missing there. Put it back and run again to go on, or run with --fresh "
+            f"{self.path} {change}: some finished blocks are missing there. Put it back and run again to go on, or run with --fresh "
             "to start over."
-        )
-
-    def holds_own_pixels(self) -> bool:
-        """Return True where more than half of the blocks that are done are stored as they were written."""
-        output = self.output
-        return holds_own_pixels(self.journal, output.path, output.layout, output.grid)
-
-    def damaged(self, numbers: Iterable[int], *, thorough: bool) -> dict[int, list[str]]:
-        """Return the problems of each of these blocks that is not stored as it was written."""
-        output = self.output
-        blocks = map(output_grid(output.layout, output.grid.shape, output.grid.block).block_at, numbers)
-        return dict(
-            damaged_blocks(output.path, output.layout, blocks, self.journal.digest, thorough=thorough)
         )
 
 
@@ -114,7 +107,7 @@ class HeldOutputs:
         """Blocks of the current pass that were done when the input was last seen unchanged."""
 
     def journal_of(self, output: JobOutput) -> Journal:
-        return next(held.journal for held in self.held if held.output.path == output.path)
+        return next(held.journal for held in self.held if held.path == output.path)
 
     @property
     def done(self) -> int:
@@ -176,9 +169,8 @@ class HeldOutputs:
         """Remove every block from the journals, and the levels that were added to them; return the number of these."""
         removed = 0
         for held in self.held:
-            removed += remove_added_levels(held.output.path, held.output.layout)
+            removed += remove_added_levels(held.path, held.layout)
             self._unmark(held, list(held.journal.done))
-            held.journal.sync()
         return removed
 
     def unmark_damaged(
@@ -207,26 +199,23 @@ class HeldOutputs:
             self._certain.discard(numbers)
 
     def _damaged(
-        self, held: HeldOutput, numbers: Iterable[int], signals: Signals, *, thorough: bool
+        self, held: HeldOutput, numbers: RangeSet, signals: Signals, *, thorough: bool
     ) -> dict[int, list[str]]:
         """Return the problems of damaged blocks; refuse an output that holds another result."""
-        looked_at = 0
 
         def until_asked() -> Iterator[int]:
-            nonlocal looked_at
             for number in numbers:
                 if signals.requested if thorough else signals.hurried:
                     raise Stopped(
                         f"stopped on {signals.name} while the blocks that are done were checked. Run again to go on.",
                         signals.name,
                     )
-                looked_at += 1
                 yield number
 
         problems = held.damaged(until_asked(), thorough=thorough)
-        if difference := foreign_pixels_reason(problems, looked_at):
+        if difference := foreign_pixels_reason(problems, len(numbers)):
             raise OutputRefused(
-                f"{held.output.path} is not what this run wrote there: {difference}. {REPLACE} "
+                f"{held.path} is not what this run wrote there: {difference}. {REPLACE} "
                 f"{repair_command(self.plan)} does these blocks again in its place."
             )
         return problems
@@ -238,14 +227,14 @@ class HeldOutputs:
             held.journal.ensure_durable()
             if len(held.journal.done) == held.journal.total:
                 with suppress(OSError):  # a full disk costs the mark, and nothing else
-                    mark_complete(held.output.path, held.output.layout)
+                    mark_complete(held.path, held.layout)
                 if isinstance(held.hold, ObjectClaim):
                     held.hold.mark(is_finished=True)
 
     def _check_output(self, held: HeldOutput, signals: Signals) -> None:
         held.check_place()
-        output = held.output.path
-        if metadata_problems(output, held.output.layout, held.holds_own_pixels):
+        output = held.path
+        if held.metadata_problems():
             raise OutputRefused(
                 f"the metadata of {output} were changed or removed while the run wrote it. "
                 f"{repair_command(self.plan)} restores them."
@@ -253,7 +242,7 @@ class HeldOutputs:
         problems = self._damaged(held, held.journal.done, signals, thorough=False)
         if damaged := [number for number, lines in problems.items() if UNREADABLE not in "".join(lines)]:
             held.journal.unmark(damaged)
-            if isinstance(held.output.layout, FileLayout):
+            if isinstance(held.layout, FileLayout):
                 raise DamagedData(
                     f"after the run had written {output}, it was emptied or removed. {repair_command(self.plan)} writes it again."
                 )

@@ -1,1 +1,0 @@
-"""Outputs of a run: claimed, held, checked."""

@@ -1,0 +1,236 @@
+"""Small JSON files of a run directory, which other programs may have changed: validated, or with checksums."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from halotile.errors import DamagedData
+from halotile.storage.disk.durable import DISK, GONE, Disk
+
+FILE_MODE = 0o600
+"""Mode of the files of a run directory."""
+
+
+def digest(document: Any) -> str:
+    """A short checksum of a JSON value."""
+    text = json.dumps(document, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def with_checksum(content: bytes) -> bytes:
+    """A line with a checksum of the content, which contains no line break.
+
+    Examples
+    --------
+    >>> with_checksum(b"+0-31")
+    b'b9645eac +0-31\\n'
+    >>> without_checksum(with_checksum(b"+0-31")), without_checksum(with_checksum(b"+0-31")[:-3])
+    (b'+0-31', None)
+    """
+    return b"%08x %s\n" % (google_crc32c.value(content), content)
+
+
+def without_checksum(line: bytes) -> bytes | None:
+    """The content of a line; None when its checksum does not match."""
+    content = line[9:-1]
+    return content if line == with_checksum(content) else None
+
+
+ValueCheck = Callable[[Any], bool]
+
+_BOUND = 2**63
+"""Exclusive limit far above any real count, below which a float can represent every magnitude."""
+_LATEST = 2**40
+"""Unix time of the year 36812, which calendar functions can still convert."""
+
+
+def is_text(value: Any) -> bool:
+    """Return True for a string."""
+    return isinstance(value, str)
+
+
+def is_text_or_none(value: Any) -> bool:
+    """Return True for a string or None."""
+    return value is None or is_text(value)
+
+
+def is_amount(value: Any) -> bool:
+    """Return True for a non-negative finite number.
+
+    Examples
+    --------
+    >>> [is_amount(value) for value in (3, 0.5, -1, True, float("nan"), 10**400, "3", None)]
+    [True, True, False, False, False, False, False, False]
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _BOUND
+
+
+def is_count(value: Any) -> bool:
+    """Return True for a non-negative integer."""
+    return isinstance(value, int) and is_amount(value)
+
+
+def is_time(value: Any) -> bool:
+    """Return True for a Unix time."""
+    return is_amount(value) and bool(value < _LATEST)
+
+
+def is_figures(value: Any) -> bool:
+    """Return True for the named results of an iteration; the numbers may be infinite or NaN."""
+    if not isinstance(value, dict):
+        return False
+    numbers = all(isinstance(n, float) or (isinstance(n, int) and abs(n) < _BOUND) for n in value.values())
+    return numbers and (not value or {"iteration", "iterations"} <= value.keys())
+
+
+def is_iterations(value: Any) -> bool:
+    """Return True for the rows of a solver's iterations."""
+    return isinstance(value, list) and all(
+        isinstance(row, dict) and isinstance(row.get("iteration"), int) for row in value
+    )
+
+
+def fits(values: Mapping[str, Any], kinds: Mapping[str, ValueCheck]) -> bool:
+    """Return True when each value with a listed name is of its kind; other values are not checked."""
+    return all(is_kind(values[name]) for name, is_kind in kinds.items() if name in values)
+
+
+def read_object(
+    path: Path, advice: str, kinds: Mapping[str, ValueCheck] | None = None
+) -> dict[str, Any] | None:
+    """Read a file with a JSON object whose values are of these kinds; None when there is no such file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except GONE:
+        return None
+    except (ValueError, RecursionError, IsADirectoryError):
+        value = None
+    if not isinstance(value, dict) or not fits(value, kinds or {}):
+        raise DamagedData(f"{path} is damaged. {advice}")
+    return value
+
+
+_COUNTS = (
+    "done", "resumed", "total", "pixels_done", "pixels_total", "read_bytes", "written_bytes", "workers", "peak_memory_bytes",
+    "device_peak_bytes", "retried", "failed", "pid",
+)  # fmt: skip
+STATUS_VALUES: Mapping[str, ValueCheck] = {
+    **dict.fromkeys(_COUNTS, is_count),
+    **dict.fromkeys(("seconds", "start_seconds", "compute_seconds"), is_amount),
+    **dict.fromkeys(("state", "phase", "message", "host", "output"), is_text),
+    **dict.fromkeys(("reason", "dashboard"), is_text_or_none),
+    "updated": is_time,
+    "figures": is_figures,
+}
+"""Values of status.json."""
+HOLDER_VALUES: Mapping[str, ValueCheck] = {"pid": is_count, "host": is_text, "started": is_time}
+"""Values in a lock file."""
+BATCH_VALUES: Mapping[str, ValueCheck] = {
+    "number": is_text, "submitted_from": is_text, "attempts": is_count, "submitted": is_time, "began": is_time
+}  # fmt: skip
+"""Values of batch.json."""
+
+BlockSums = Mapping[str, list[float]]
+"""The sums over one block: for each name, one value for each of its shards."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The file with the state of a solver, replaced atomically.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> checkpoint = Checkpoint(Path(tempfile.mkdtemp(), "checkpoint.json"))
+    >>> checkpoint.read() is None
+    True
+    >>> checkpoint.write({"iteration": 3, "step": 0.1})
+    >>> checkpoint.read()
+    {'iteration': 3, 'step': 0.1}
+    """
+
+    path: Path  # path of the file; its directory exists
+    disk: Disk = DISK  # disk to write with
+
+    def write(self, state: Mapping[str, Any]) -> None:
+        """Replace the state; durable on return."""
+        self.disk.write_file(self.path, [with_checksum(json.dumps(state).encode())], mode=FILE_MODE)
+
+    def read(self) -> dict[str, Any] | None:
+        """The state, or None when there is none."""
+        try:
+            content = without_checksum(self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+        if content is None:
+            raise DamagedData(f"{self.path} is damaged. Run with --fresh to start over.")
+        state: dict[str, Any] = json.loads(content)
+        return state
+
+
+class Ledger:
+    """The sums over the blocks of one pass, in an append-only file with one line for each block.
+
+    A damaged line is ignored: a block that is marked as done and has no line here is repeated.
+    Entries are durable after :meth:`sync`, but a new file only after its directory is synced; without it all blocks are repeated.
+
+    Parameters
+    ----------
+    path : Path
+        The file, which is created if it does not exist.
+    disk : Disk
+        Disk to write with.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "sums")
+    >>> ledger = Ledger(path)
+    >>> ledger.enter({4: {"misfit": [0.5, 2.0]}, 1: {"misfit": [0.25]}})
+    >>> Ledger(path).sums
+    {4: {'misfit': [0.5, 2.0]}, 1: {'misfit': [0.25]}}
+    """
+
+    def __init__(self, path: Path, disk: Disk = DISK) -> None:
+        self.path = path
+        self.disk = disk
+        self.sums: dict[int, BlockSums] = {}
+        self._dirty = False
+        self._torn = False
+        self._replay()
+
+    def enter(self, sums: Mapping[int, BlockSums]) -> None:
+        """Add the sums of some blocks."""
+        lines = [with_checksum(json.dumps([n, dict(values)]).encode()) for n, values in sums.items()]
+        if not lines:
+            return
+        # A line break separates the next line from one that a full disk took in part.
+        start, self._torn, self._dirty = b"\n" if self._torn else b"", True, True
+        self.disk.append(self.path, start + b"".join(lines))
+        self._torn = False
+        self.sums.update(sums)
+
+    def sync(self) -> None:
+        """Make every line durable."""
+        if self._dirty:
+            self.disk.sync(self.path)
+            self._dirty = False
+
+    def _replay(self) -> None:
+        data = b""
+        with contextlib.suppress(FileNotFoundError):
+            data = self.path.read_bytes()
+        lines = io.BytesIO(data).readlines()
+        valid = [line for line in lines if without_checksum(line) is not None]
+        self.sums.update(json.loads(without_checksum(line) or b"") for line in valid)
+        if len(valid) < len(lines) or not self.path.exists():
+            self.disk.write_file(self.path, valid, mode=FILE_MODE, sync=False)
