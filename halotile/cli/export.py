@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halotile.cli.preview import check_file, opened_planes, option_text, parse_plane, parse_region, progress
@@ -47,8 +47,12 @@ def draw_sheet(path: str, file: Path, *, overwrite: bool) -> None:
 
 def export(request: ExportRequest, *, quiet: bool = False) -> str:
     """Write the file; return a description of it in one line."""
+    from halotile.cli.screens.screen import complain
     from halotile.graphs.plans.inputs import check_whole
+    from halotile.storage.formats.base import PACKING
+    from halotile.storage.images.planes import known_channels
     from halotile.storage.images.tiff_export import level_shapes, write_tiff
+    from halotile.storage.sharded.ome_metadata import is_photo
 
     if request.file.suffix.lower() not in (".tif", ".tiff"):
         raise ConfigError(
@@ -60,6 +64,11 @@ def export(request: ExportRequest, *, quiet: bool = False) -> str:
     check_whole(request.path)
     planes = opened_planes(request.path, at, region, request.level, request.dataset)
     source = planes.source
+    channels = known_channels(source)
+    if not request.cog and any(channel.get("label") for channel in channels) and not is_photo(channels):
+        planes = replace(
+            planes, colour=False
+        )  # pixels of red, green and blue samples have no names in a TIFF
     if source.dtype.kind == "c":
         raise ConfigError(
             f"{request.file}: the pixels of {request.path} are complex, which few programs read from a TIFF. "
@@ -74,6 +83,12 @@ def export(request: ExportRequest, *, quiet: bool = False) -> str:
         raise ConfigError(
             f"{request.option('cog')}: {request.path} has planes along {', '.join(planes.loops)}, and a GeoTIFF has one row of bands. "
             f"Write {request.option('plane')} {planes.loops[0]}=0, or another of them."
+        )
+    if packing := " and ".join(
+        f"{name} {source.attributes[name]}" for name in PACKING if name in source.attributes
+    ):
+        complain(
+            f"note: {request.path}: values are packed with {packing}; the TIFF has the stored numbers without it."
         )
     with progress(request.file.name, quiet) as tick:
         nbytes = write_tiff(request.file, planes, cog=request.cog, tick=tick)

@@ -141,6 +141,8 @@ def whole_digest(value: Any, *, with_code: bool = True) -> str | None:
     >>> import threading
     >>> len(whole_digest([1, 2])), whole_digest([threading.Lock()]) is None
     (64, True)
+    >>> whole_digest({threading.Lock()}) is None
+    True
     """
     inspected = _Inspected(value, with_code)
     return inspected.digest.hexdigest() if inspected.is_whole else None
@@ -206,8 +208,11 @@ class _Inspected(pickle._Pickler):
         super().__init__(types.SimpleNamespace(write=self.digest.update), 4)
         self.pending = [value]
         """The value, and parts of functions and classes, which refer to each other in chains and circles."""
-        for each in self.pending:
-            self.dump(each)
+        try:
+            for each in self.pending:
+                self.dump(each)
+        except RecursionError:  # of objects in long chains
+            self.is_whole = False
 
     def memoize(self, obj: Any) -> None:
         if not isinstance(obj, str | bytes):
@@ -221,7 +226,9 @@ class _Inspected(pickle._Pickler):
     def reducer_override(self, value: Any) -> Any:
         kind: Any = type(value)
         if isinstance(value, set | frozenset):
-            return kind, (sorted(map(value_digest, value)),)
+            members = [_Inspected(each, self.with_code) for each in value]
+            self.is_whole &= all(each.is_whole for each in members)
+            return kind, (sorted(each.digest.hexdigest() for each in members),)
         if isinstance(value, types.CodeType):
             names = value.co_names, value.co_varnames, value.co_freevars, value.co_argcount
             return kind, (value.co_code, *names, value.co_consts)

@@ -136,3 +136,36 @@ def test_no_text_of_a_drawn_result_is_cut_off(
     monkeypatch.setattr(Figure, "savefig", look)
     draw_result(tmp_path / "sheet.png", result)
     assert outside == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "axes"), [(("dapi", "gfp", "rfp"), "CYX"), (("Red", "Green", "Blue"), "YXS")]
+)
+def test_channels_with_names_of_their_own_keep_them_in_any_colours(
+    folder: Path, labels: tuple[str, ...], axes: str
+) -> None:
+    group = zarr.open_group(folder / "named.zarr", mode="w")
+    group.create_array("0", data=PIXELS[0])
+    window = {"min": 0, "max": 4000, "start": 0, "end": 4000}
+    named = zip(labels, ("FF0000", "00FF00", "0000FF"), strict=True)
+    channels = [{"label": label, "color": color, "active": True, "window": window} for label, color in named]
+    steps = [{"type": "scale", "scale": [1, 1, 1]}]
+    image = {
+        "axes": [{"name": "c", "type": "channel"}, *({"name": axis, "type": "space"} for axis in "yx")],
+        "datasets": [{"path": "0", "coordinateTransformations": steps}],
+    }
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [image], "omero": {"channels": channels}}
+    done = invoke("named.zarr", "named.tif")
+    assert done.exit_code == 0, done.stderr
+    with tifffile.TiffFile("named.tif") as file:
+        assert file.series[0].axes == axes
+        assert all(f'Name="{label}"' in str(file.ome_metadata) for label in labels) == (axes == "CYX")
+
+
+def test_the_packing_of_values_that_a_tiff_does_not_have_is_noted(folder: Path) -> None:
+    zarr.create_array(
+        folder / "packed.zarr", data=PIXELS[0, 0], attributes={"scale_factor": 0.01, "add_offset": 273}
+    )
+    done = invoke("packed.zarr", "packed.tif")
+    assert done.exit_code == 0
+    assert "note: packed.zarr: values are packed with scale_factor 0.01 and add_offset 273" in done.stderr

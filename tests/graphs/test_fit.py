@@ -78,7 +78,8 @@ def exchanged(group: TorchGroup, mode: Any) -> tuple[int, int]:
         return real(self, parts, sizes)
 
     def watched_broadcast(x: torch.Tensor, *others: Any, group_src: int, **options: Any) -> Any:
-        if group_src not in (0, group.rank):  # rank 0 sends the first network
+        # Rank 0 sends the first network; a label goes before each tensor.
+        if group_src not in (0, group.rank) and x.dtype != torch.uint8:
             messages[0] += x.nbytes
         return real_broadcast(x, *others, group_src=group_src, **options)
 

@@ -182,10 +182,10 @@ ABORTED = r"rank 0 of 2 failed: its worker \S+ died(?s:.)* passed a collective a
     ("call", "words"),
     [
         (lambda x, group: group.all_reduce(x), ABORTED),
-        (lambda x, group: group.broadcast(x, 1), ABORTED),
+        (lambda x, group: group.broadcast(x, 1), r"rank 1 broadcast a tensor of another size or dtype"),
         (
             lambda x, group: group.broadcast(x),
-            r"rank 0 broadcast another number or type of numbers than the 4 of torch\.float64 that rank 1 waits for",
+            r"rank 0 broadcast a tensor of another size or dtype: rank 1 expects 4 values of torch\.float64",
         ),
         (
             lambda x, group: group.sum_slots({group.rank: x}, 2),

@@ -195,6 +195,15 @@ def test_a_cluster_goes_on_with_the_workers_that_are_left(monkeypatch: pytest.Mo
         watch.supervisor.check()
 
 
+def test_workers_that_there_is_no_room_for_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, 2)
+    watch.supervisor.capacity = lambda: 1  # an allocation that has lost a node
+    watch.cluster.here.add("w1")
+    watch.supervisor.check()
+    with pytest.raises(ClusterFailed, match="room for 1 of 2 workers"):
+        watch.supervisor.check(2)
+
+
 def test_a_launch_that_is_not_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, 1)
     watch.cluster.refusal = "sbatch: error: invalid partition."

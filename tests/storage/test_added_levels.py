@@ -565,6 +565,7 @@ def test_without_room_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         add_levels(path)
     assert len(stored_levels(path)) == 1
+    assert (path / WORK).exists()  # what an interrupted call has written is kept
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed))
     assert add_levels(path)[0] == 5
 

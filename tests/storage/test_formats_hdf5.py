@@ -348,6 +348,25 @@ def test_datasets_of_a_file_of_links_are_chosen_by_link_name(tmp_path: Path) -> 
     assert np.array_equal(open_source(path)[...], FRAME + 1), "its own goes before links"
 
 
+def test_a_raw_file_that_is_cut_short_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    raw, path = _raw(tmp_path / "part.raw"), _external(tmp_path / "a.h5", "part.raw")
+    assert np.array_equal(open_source(path)[...], FRAME)
+    raw.write_bytes(raw.read_bytes()[:-1])
+    with pytest.raises(
+        InputError, match=rf"part\.raw has {FRAME.nbytes - 1:,} bytes, and .* reads {FRAME.nbytes:,}"
+    ):
+        open_source(path)
+
+
+def test_numbers_that_netcdf_stores_with_another_sign_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.nc", "w") as file:
+        file["data"] = FRAME.astype("int8")
+        file["data"].attrs["_Unsigned"] = np.bytes_(b"true")  # as netCDF-C writes text
+    with pytest.raises(InputError, match="int8 are unsigned"):
+        open_source(tmp_path / "a.nc")
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_raw_files_that_hdf5_does_not_find_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool

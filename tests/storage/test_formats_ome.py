@@ -160,6 +160,13 @@ def test_each_of_two_multiscales_has_its_own_axes_scale_and_name(tmp_path: Path,
         assert ("".join(source.axes), source.scale) == (axes, (size,) * len(axes))
         assert source.units[-2:] == ("micrometer", "micrometer")
         assert (source.ome and source.ome.name, source.remarks) == (f"image {name}", ())
+    images[1]["datasets"].insert(
+        0, {**images[1]["datasets"][0], "path": "a"}
+    )  # the finest array of two images
+    group.attrs.update(
+        {"multiscales": images} if version == "0.4" else {"ome": {"version": "0.5", "multiscales": images}}
+    )
+    assert "one of b, deep/0" in open_source(tmp_path / "a.zarr").remarks[0]
     bare = open_source(tmp_path / "a.zarr", dataset="other", axes="cyx")
     assert (bare.format, bare.scale) == ("zarr", (1.0, 1.0, 1.0))
 

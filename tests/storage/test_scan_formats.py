@@ -146,7 +146,7 @@ def test_chunks_of_other_types_keep_their_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [np.complex64, np.bool_])
 def test_what_is_no_count_is_refused(tmp_path: Path, kind: Any) -> None:
     source = write_named(tmp_path / "scan.h5", frames=PATTERNS.astype(kind), places=PLACES)
-    convert(source, *NAMED, *GEOMETRY, wrong=f"the patterns are {np.dtype(kind).name}, which are no counts")
+    convert(source, *NAMED, *GEOMETRY, wrong=f"the patterns are {np.dtype(kind).name}, which are not counts")
 
 
 def test_a_recording_is_not_replaced_by_its_scan(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.storage.arrays import Source
 from halotile.storage.disk.object_path import ObjectPath, OutputPath
 from halotile.storage.disk.place import local_lock_reason
+from halotile.storage.formats.base import PACKING
 from halotile.storage.grid import Grid, Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.levels import MOST_FILES
@@ -24,8 +25,6 @@ from halotile.tasks.roles import Roles
 
 MOST_LISTED = 8
 """Noise levels that are listed one by one."""
-PACKING = ("scale_factor", "add_offset")
-"""Attributes of the CF conventions: a value is the stored number times the first, plus the second."""
 DECODED_AT_MOST = 4
 """Ratio of pixels decoded to pixels needed above which a plan has a note."""
 

@@ -157,7 +157,7 @@ def check_replaceable(wanted: WantedOutput) -> None:
     keeps_run = wanted.first.plan_path.exists() or wanted.directory.plan_path.exists()
     if not is_own and (keeps_run or wanted.path.exists()):
         raise OutputRefused(
-            f"{output.key} is {wanted.path}: it is another job's, by {wanted.directory.path}. --fresh discards only what a run of "
+            f"{output.key} is {wanted.path}: it belongs to another job (run directory {wanted.directory.path}). --fresh discards only what a run of "
             "the same job did (the same input, denoiser or operators, and output). Write another path, or "
             f"{wanted.plan.kind.to_replace} to replace it."
         )

@@ -210,7 +210,7 @@ class Status:
         """Report a worker that is given no more blocks."""
         if worker not in self.retired:
             self.retired[worker] = f"{worker} on {host}: {first_line(reason)}"
-            self.report(f"{reason}. No more blocks go to worker {worker} on {host}; the others do them.")
+            self.report(f"{reason}. No more blocks go to worker {worker} on {host}.")
 
     def batch_fell(self, batch: int, before: int) -> None:
         """Report fewer tiles at once on a worker for lack of memory; a resumed run begins with that number."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -198,16 +198,16 @@ def _repair(
         raise OutputRefused(f"{path} cannot be repaired without its job. Give the job that wrote it.")
     plan = make_plan(job)
     check_same_job(plan, stored)
-    for output in written:
-        journal = output.journal
-        with (
-            output.directory.lock(),
-            Journal.open(journal.path, journal.fingerprint, journal.total) as writable,
-        ):
+    with ExitStack() as locks:
+        for output in sorted(written, key=lambda output: output.directory.path):
+            locks.enter_context(output.directory.lock())
+        for output in written:
+            journal = output.journal
             restore_metadata(output.path, output.layout)
             if isinstance(output.layout, FileLayout) and (output.problems or not output.path.exists()):
                 create_output(output.path, output.layout, overwrite=True)
-            writable.unmark(output.problems)
+            with Journal.open(journal.path, journal.fingerprint, journal.total) as writable:
+                writable.unmark(output.problems)
     run(plan, observer=observer)
 
 

@@ -199,7 +199,7 @@ def make_header(
     elif native.kind not in _NUMERIC_KINDS:
         raise InputError(f"its type is {native}, which is not numeric. Convert it first.")
     axes = choose_axes(requested, named, pixels) if image else ()
-    attributes = attributes or {}
+    attributes = {name: _as_text(value) for name, value in (attributes or {}).items()}
     holes = nodata_of(attributes, native, fill)
     if image and native.kind == "i" and str(attributes.get("_Unsigned")).lower() == "true":
         raise InputError(
@@ -224,6 +224,15 @@ def make_header(
             *_remarks_on_coordinates(coordinates, attributes),
         ),
     )
+
+
+PACKING = ("scale_factor", "add_offset")
+"""Attributes of the CF conventions: a value is the stored number times the first, plus the second."""
+
+
+def _as_text(value: Any) -> Any:
+    """The text of an attribute of bytes, as netCDF-C writes them; anything else as it is."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def number_of_type(value: Any, dtype: np.dtype[np.generic]) -> float | None:
@@ -271,8 +280,8 @@ def _remarks_on_coordinates(along_axes: Sequence[str], attributes: Mapping[str, 
     if not names:
         return ()
     return (
-        f"its coordinates {', '.join(names)} are not written to the output: copy them from the input. Sizes of pixels that they give can "
-        "be written as input.spacing",
+        f"its coordinates {', '.join(names)} are not written to the output: copy them from the input. To keep the pixel sizes "
+        "that they define, write them as input.spacing",
     )
 
 
@@ -290,10 +299,8 @@ def kept_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if isinstance(value, np.ndarray | np.generic):
             value = value.item() if value.size == 1 else value.tolist()
-        if isinstance(value, bytes):
-            value = value.decode(errors="replace")
         with suppress(TypeError, ValueError):  # references in HDF5, and numbers that are not finite
-            kept[name] = json.loads(json.dumps(value, allow_nan=False))
+            kept[name] = json.loads(json.dumps(_as_text(value), allow_nan=False))
     return kept
 
 

@@ -78,7 +78,7 @@ class OmeReader(plain.ArrayReader):
             ome=OmeImage(stated.position, _text(image.get("name")), checked_omero(omero)),
         )
         remarks = list(header.remarks)
-        if dataset is None and (others := [paths[0] for paths in map(_paths, images[1:]) if paths]):
+        if dataset is None and (others := _other_images(images)):
             one = f"{'one of ' if others[1:] else ''}{', '.join(others)}"
             remarks.append(
                 f"it has {len(images)} multiscales, and this is the first: for another, write input.dataset: {one}"
@@ -102,6 +102,15 @@ def first_image(multiscales: Any) -> Mapping[str, Any]:
         "its OME-Zarr attributes name no levels: multiscales[0].datasets is not a list with a path in each entry. "
         "Repair the attributes, or write dataset: the path of an array inside."
     )
+
+
+def _other_images(images: Sequence[Any]) -> list[str]:
+    """A path that names each image after the first: of an array that no image before it has."""
+    seen, others = set(_paths(images[0]) or ()), []
+    for paths in map(_paths, images[1:]):
+        others += [path for path in paths or () if path not in seen][:1]
+        seen |= {*(paths or ())}
+    return others
 
 
 def named_image(multiscales: Any, dataset: str | None) -> tuple[Mapping[str, Any], int | None] | None:

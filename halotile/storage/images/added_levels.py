@@ -91,7 +91,7 @@ def add_levels(
         try:
             if image.missing:
                 image.make(work, tick)
-        except (InputUnreadable, OutputRefused):
+        except (InputUnreadable, OutputRefused, DiskRefused):
             raise
         except HalotileError:
             work.remove()  # with this image there is nothing to go on
@@ -137,7 +137,7 @@ class _Image:
         image = first_image(attributes.get("multiscales"))
         if "image-label" in attributes:
             raise ConfigError(
-                f"{group} is a label image: means of labels are none. Make its levels with another program."
+                f"{group} is a label image: labels cannot be averaged. Make its levels with another program."
             )
         version, count = attributes.get("version", image.get("version", VERSIONS[-1])), len(image["datasets"])
         if version not in VERSIONS or not count:
@@ -247,8 +247,8 @@ class _Image:
                 codecs[0]["configuration"]["chunk_shape"] = list(array.form.chunk)
             if json.dumps(codecs).count(f'"{_SHARDING}"') > is_sharded:
                 raise ConfigError(
-                    f"{folder} has shards within shards, or other codecs before them, which fit no smaller level. "
-                    "Write it anew without."
+                    f"{folder} has shards within shards, or other codecs before them, which do not fit a smaller level. "
+                    "Rewrite the image without them."
                 )
         else:
             attributes = documents.get(_ZATTRS, {})

@@ -84,7 +84,7 @@ def read_named(container: Any, path: str, known: KnownValues) -> tuple[Scan, Sto
         stored = _dataset(container, path, known.patterns, "--patterns")
     if stored.dtype.kind not in "iuf":
         raise InputError(
-            f"{path}: the patterns are {stored.dtype}, which are no counts. Name an array of numbers: --patterns"
+            f"{path}: the patterns are {stored.dtype}, which are not counts. Name an array of numbers: --patterns"
         )
     if len(stored.shape) not in (3, 4):
         raise InputError(

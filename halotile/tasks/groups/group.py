@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _THREADS = 2
 LABEL_BYTES = 40
-"""Length of the words about a tensor that follow it in a broadcast."""
+"""Length of the words about a tensor that go before it in a broadcast."""
 LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -255,25 +255,20 @@ class TorchGroup:
         import torch
         import torch.distributed as dist
 
-        is_labelled = x.device.type == "cpu"  # gloo takes fewer bytes than a rank waits for
-        label = torch.frombuffer(
-            bytearray(f"{x.dtype} {x.numel()}".ljust(LABEL_BYTES).encode()), dtype=torch.uint8
-        )
-        flat = x.detach().contiguous().view(-1)
-        sent = (
-            torch.cat([flat.view(torch.uint8), label * (self.rank == source)])
-            if is_labelled
-            else flat.clone()
-        )
+        copy = x.contiguous().clone()
         with talking(f"broadcast of a tensor of shape {list(x.shape)}"):
-            dist.broadcast(sent, group=self.process_group, group_src=source)
-        if not is_labelled:
-            return sent.view(x.shape)
-        if not torch.equal(sent[-LABEL_BYTES:], label):
-            raise ConfigError(
-                f"rank {source} broadcast another number or type of numbers than the {x.numel()} of {x.dtype} that rank {self.rank} waits for. Pass tensors of one shape and dtype."
-            )
-        return sent[:-LABEL_BYTES].view(x.dtype).view(x.shape)
+            if x.device.type == "cpu":  # gloo takes fewer bytes than a rank waits for, and dies of more
+                label = bytearray(f"{x.dtype} {x.numel()}".ljust(LABEL_BYTES).encode())
+                own = torch.frombuffer(label, dtype=torch.uint8)
+                seen = own.clone()
+                dist.broadcast(seen, group=self.process_group, group_src=source)
+                if not torch.equal(own, seen):
+                    raise ConfigError(
+                        f"rank {source} broadcast a tensor of another size or dtype: rank {self.rank} expects {x.numel()} values of {x.dtype}. "
+                        "Pass tensors of the same shape and dtype on every rank."
+                    )
+            dist.broadcast(copy, group=self.process_group, group_src=source)
+        return copy
 
     def barrier(self, timeout_seconds: float | None = None) -> None:
         """Wait until every rank has come here.

@@ -104,11 +104,11 @@ def _check_process_group(given: Any) -> None:
     """Refuse anything but a process group of torch."""
     if given is dist.GroupMember.NON_GROUP_MEMBER:
         raise ConfigError(
-            "process_group does not hold this rank: new_group() returned none for it. Call join() on the ranks of the group alone."
+            "this rank is not a member of process_group. Call join() only on the ranks of the group."
         )
     if given is not None and not isinstance(given, dist.ProcessGroup):
         raise ConfigError(
-            f"process_group is {given!r}, which is no ProcessGroup of torch. Write that of one axis of a DeviceMesh, mesh.get_group('space'), "
+            f"process_group is {given!r}, which is not a torch ProcessGroup. Write that of one axis of a DeviceMesh, mesh.get_group('space'), "
             "or what torch.distributed.new_group([0, 1]) returns; or leave it out for all ranks."
         )
 

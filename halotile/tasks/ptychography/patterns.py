@@ -114,6 +114,6 @@ class Patterns:
         )
         if not 0 <= pixels.min() <= pixels.max() < np.inf:  # nor NaN
             raise InputError(
-                f"{self.recipe.patterns.path} has negative values or NaN, which are no counts. Convert the scan again."
+                f"{self.recipe.patterns.path} has negative values or NaN, which are not counts. Convert the scan again."
             )
         return pixels

@@ -48,7 +48,7 @@ def _run(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[st
         )
     except FileNotFoundError as error:
         raise ClusterFailed(
-            f"{words[0]} is not installed here: this machine is not part of the cluster. Write the command on one that is."
+            f"{words[0]} is not installed here: this machine is not part of the cluster. Run the command on one that is."
         ) from error
     except OSError as error:
         raise ClusterFailed(f"{words[0]} does not start ({error}).") from error
@@ -176,14 +176,15 @@ class BatchSystem:
                 options["input"] = script.read_text("utf-8")
                 del words[1:]
         answer = answer_of(words, **options)
-        if found := re.search(r"\d+", answer):
-            return found[0]
+        # Sites wrap sbatch in scripts that print numbers of their own.
+        if found := re.search(r"Submitted batch job (\d+)", answer) or re.search(r"(\d+)", answer):
+            return found[1]
         raise ClusterFailed(f"{self.submits} printed no job number: {answer.strip() or 'nothing'}.")
 
     def requeue(self, job: str) -> None:
         """Put a running job back into the queue: it begins anew later, with the same number."""
         if not self.requeues:
-            raise ClusterFailed(f"job {job} of {self.title} is not requeued")
+            raise ClusterFailed(f"jobs of {self.title} cannot be requeued")
         answer_of([*self.requeues.split(), job])
 
     def cancel(self, job: str) -> None:

@@ -85,8 +85,10 @@ class Supervisor:
 
     def check(self, wanted: int = 1) -> None:
         """Raise when there are fewer workers than ``wanted``, and there will be no more."""
-        if self._failure is not None and self.missing(wanted):
-            raise ClusterFailed(self._failure)
+        if self._failure is None and wanted <= (room := self._target()):
+            return
+        if self.missing(wanted):
+            raise ClusterFailed(self._failure or f"there is room for {room} of {self.workers} workers.")
 
     def _run(self) -> None:
         last_error = ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from halotile.errors import HalotileError
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.machine import chosen, gpus_here
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
@@ -224,6 +225,8 @@ def _in_a_process_of_its_own(
         return call_bounded(partial(_tune, task, request, environment), None, LIMIT_SECONDS)
     except NoAnswer as error:
         raise NotTried(f"a trial {error}") from None
+    except HalotileError:
+        raise
     except RuntimeError as error:  # the text that CUDA adds in further lines is of no help
         raise NotTried(f"a trial broke: {error}".partition("\n")[0]) from None
 

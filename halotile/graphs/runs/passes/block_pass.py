@@ -199,7 +199,7 @@ class BlockPass:
             cluster.check()
             stream.be_patient()
             if missing != self._missing:
-                self.status.report(f"no worker is there: {missing}")
+                self.status.report(f"there are no workers: {missing}")
         self._missing = missing
 
     def _remaining(self) -> Iterator[int]:
@@ -264,7 +264,13 @@ class BlockPass:
         with self.status.ticking(partial(self.progress, self.phase)):
             while workers_of(stream.client) == present:
                 self.stop_if_asked()
+                self.outputs.look()
                 missing = self._cluster.missing(wanted)
+                if missing and missing != self._missing:
+                    self.status.report(
+                        f"waiting for another worker, since no present one can load the job: {missing}"
+                    )
+                self._missing = missing
                 with suppress(ClusterFailed):
                     self._cluster.check(wanted)
                     if wanted <= self._cluster.workers and (missing or time.monotonic() < last):

@@ -34,6 +34,8 @@ class _Reference(NamedTuple):
     """Name of the dataset in it, with the same escapes; None: raw data."""
     variable: str
     """Environment variable with the folders that HDF5 tries first."""
+    size: int = 0
+    """Length in bytes that it has to have."""
 
 
 def other_files(file: Any, path: str, dataset: str) -> list[str]:
@@ -52,6 +54,10 @@ def other_files(file: Any, path: str, dataset: str) -> list[str]:
             if not found and not _is_numbered(reference.file):
                 raise _missing(reference, place)
             for other, inside in found:
+                if (length := os.path.getsize(other)) < reference.size:
+                    raise InputError(
+                        f"{other} has {length:,} bytes, and {place} reads {reference.size:,} of it. Restore the file from a copy."
+                    )
                 others.add(os.path.realpath(other))
                 if inside is not None and (other, inside) not in seen and len(seen) < _MOST_OPENED:
                     seen.add((other, inside))
@@ -136,8 +142,10 @@ def _sources(dataset: Any) -> Iterator[_Reference]:
     """The files of a virtual dataset, or of raw data."""
     for source in dataset.virtual_sources() if dataset.is_virtual else ():
         yield _Reference(os.fsdecode(source.file_name), os.fsdecode(source.dset_name), "HDF5_VDS_PREFIX")
-    for name, _, _ in dataset.external or ():
-        yield _Reference(_escape(os.fsdecode(name)), None, "HDF5_EXTFILE_PREFIX")
+    left = dataset.size * dataset.dtype.itemsize
+    for name, offset, size in dataset.external or ():
+        left, size = max(0, left - size), min(left, size)
+        yield _Reference(_escape(os.fsdecode(name)), None, "HDF5_EXTFILE_PREFIX", offset + size)
 
 
 def _resolve(reference: _Reference, place: str) -> Iterator[tuple[str, str | None]]:
