@@ -8,8 +8,7 @@ from pathlib import Path
 
 from halotile.cli.preview import check_file, opened_planes, option_text, parse_plane, parse_region, progress
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.units import shape_text, size_text
+from halotile.graphs.amounts import bytes_text, counted, shape_text, size_text
 
 
 @dataclass(frozen=True)

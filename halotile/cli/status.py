@@ -8,21 +8,27 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.screens.bad_blocks import GivenUp, blocks_given_up, rows_of
 from halotile.cli.screens.batch_state import QUEUED, BatchJob, batch_job
 from halotile.cli.screens.outcome_rows import curve_rows, iteration_text
 from halotile.cli.screens.progress_report import Lines, ProgressReport, Silence, counts
 from halotile.cli.screens.screen import complain
 from halotile.errors import ConfigError, DamagedData
-from halotile.graphs.amounts import bytes_text, counted, faulty_input
+from halotile.graphs.amounts import (
+    bytes_text,
+    counted,
+    faulty_input,
+    first_line,
+    percent,
+    rate_text,
+    seconds_text,
+)
 from halotile.graphs.kinds.base import Row
-from halotile.graphs.units import percent, rate_text, seconds_text
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, path_of
 from halotile.storage.disk.place import check_access
@@ -331,3 +337,64 @@ def watch(directory: Path, report: ProgressReport, sleep: Callable[[float], None
                 report(status.progress)
         if status.over:
             return status
+
+
+NAMED = 5
+"""Number of blocks that are shown to people; `--json` has all."""
+_OF_INPUT = ("InputError:", "DamagedData:")
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """A block that could not be computed, with the reason."""
+
+    number: int
+    index: tuple[int, ...]
+    error: str
+    output: str | None = None
+    """Path of its output, where the run has several."""
+
+    @property
+    def is_of_input(self) -> bool:
+        """True where the image is the cause, not the denoiser or the machine."""
+        return self.error.startswith(_OF_INPUT)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the block for programs, with the keys of `recon-cli run --json`."""
+        block = {"number": self.number, "index": list(self.index), "error": self.error}
+        return block if self.output is None else block | {"output": self.output}
+
+    @property
+    def name(self) -> str:
+        """The block in words."""
+        return f"block {self.number}" + (f" of {Path(self.output).name}" if self.output else "")
+
+
+def blocks_given_up(run: RunDirectory) -> tuple[GivenUp, ...]:
+    """Return the blocks that the last run has given up, by output and number; it tried those of earlier runs again."""
+    blocks: dict[tuple[str, int], GivenUp] = {}
+    for event in run.read_events():
+        # A full disk or a power cut may have left an incomplete line.
+        kind = event.get("event")
+        number = event.get("block") if kind == "bad block" else None
+        if kind == "begin":
+            blocks.clear()
+        elif isinstance(number, int):
+            index, output = event.get("index"), event.get("output")
+            blocks[str(output), number] = GivenUp(
+                number,
+                tuple(index) if isinstance(index, list) else (),
+                str(event.get("error", "?")),
+                output if isinstance(output, str) else None,
+            )
+    return tuple(blocks[key] for key in sorted(blocks))
+
+
+def rows_of(bad: Sequence[GivenUp]) -> list[Row]:
+    """Return the first few as rows, each with its reason, for people."""
+    lines = [f"{b.name} (index {b.index}): {first_line(b.error)}" for b in bad[:NAMED]]
+    if len(bad) > NAMED:
+        lines.append(f"and {len(bad) - NAMED:,} more, in events.jsonl with their tracebacks")
+    elif bad:
+        lines.append("tracebacks are in events.jsonl")
+    return [("" if number else "bad blocks", line) for number, line in enumerate(lines)]

@@ -17,7 +17,7 @@ from typing import Any
 from distributed import Worker
 
 from halotile.errors import BlockFailed, ConfigError, Stopped
-from halotile.graphs.amounts import counted
+from halotile.graphs.amounts import counted, precise_seconds_text
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common.answers import ask
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
@@ -41,7 +41,6 @@ from halotile.graphs.runs.driver import next_of, run
 from halotile.graphs.runs.passes.stream import workers_of
 from halotile.graphs.runs.session import SharedCluster
 from halotile.graphs.runs.signals import Signals
-from halotile.graphs.units import precise_seconds_text
 from halotile.graphs.waiting import Report, no_report
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, full_path

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from halotile.graphs.iterations.divergence import FigureRow
 from halotile.graphs.iterations.iterate import PassWords
-from halotile.graphs.iterations.judged import JudgedIterations
+from halotile.graphs.jobs.reconstruct.passes import JudgedIterations
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
 from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.solvers.base import State

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.units import precise_seconds_text
+from halotile.graphs.amounts import bytes_text, counted, precise_seconds_text
 
 if TYPE_CHECKING:
     from halotile.graphs.scaling import Scaling

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from halotile.graphs.amounts import counted
+from halotile.graphs.amounts import counted, shape_text
 from halotile.graphs.kinds.base import Row
-from halotile.graphs.units import shape_text
 from halotile.storage.disk.place import outside_zarr
 from halotile.storage.scans.formats import knows_scan, opened_scan
 from halotile.storage.scans.hdf5 import reading

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from halotile.graphs.jobs.denoise.words import residual_row, residual_warning, shift_warning
+from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shift_warning
 from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, RunView, Sums, Work
 from halotile.graphs.plans.notes import place_text
 from halotile.storage.arrays import open_array

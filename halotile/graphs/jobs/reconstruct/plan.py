@@ -13,7 +13,7 @@ import numpy as np
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.iterate import Target
 from halotile.graphs.jobs.reconstruct.continuation import identity_of, note_of
-from halotile.graphs.jobs.reconstruct.job import Reconstruction
+from halotile.graphs.jobs.reconstruct.job import Reconstruction, with_whole_paths
 from halotile.graphs.jobs.reconstruct.measurements.checks import (
     check_kernels,
     check_masks,
@@ -35,7 +35,6 @@ from halotile.graphs.jobs.reconstruct.measurements.operators import (
     written,
 )
 from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
-from halotile.graphs.jobs.reconstruct.paths import with_whole_paths
 from halotile.graphs.jobs.reconstruct.problem.forms import Form, check_per_pass, choose_form
 from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
 from halotile.graphs.jobs.reconstruct.problem.prior import (

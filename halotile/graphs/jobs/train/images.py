@@ -11,8 +11,7 @@ import numpy as np
 
 from halotile.errors import InputError
 from halotile.graphs.amounts import counted
-from halotile.graphs.jobs.denoise.image.holes import nodata_value
-from halotile.graphs.jobs.denoise.image.opening import value_range
+from halotile.graphs.jobs.denoise.image import nodata_value, value_range
 from halotile.graphs.jobs.train.job import Training
 from halotile.graphs.kinds.patterns import is_pattern
 from halotile.graphs.plans.inputs import check_whole

@@ -21,9 +21,7 @@ from halotile.graphs.jobs.train.images import (
     smallest_edge,
     steps_of_epochs,
 )
-from halotile.graphs.jobs.train.job import Training
-from halotile.graphs.jobs.train.rules import LEAST_PATCH
-from halotile.graphs.jobs.train.words import result_rows
+from halotile.graphs.jobs.train.job import LEAST_PATCH, Training, result_rows
 from halotile.graphs.kinds.base import Inspection, OutputFile, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import describe_options, make_part

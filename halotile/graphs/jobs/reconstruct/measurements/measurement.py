@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.reconstruct.job import OperatorChoice
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, whole_choice
 from halotile.graphs.jobs.reconstruct.measurements.operators import make_operator
-from halotile.graphs.jobs.reconstruct.paths import whole_choice
 from halotile.graphs.rules.arguments import whole_path
 from halotile.graphs.words import shown
 from halotile.tasks.operators.base import Operator
