@@ -33,7 +33,7 @@ class ExportRequest:
 
 def draw_sheet(path: str, file: Path, *, overwrite: bool) -> None:
     """Draw a ptychographic scan, or its result, as a PNG."""
-    from halotile.cli.screens.scan_sheet import draw_result, draw_scan
+    from halotile.cli.screens.scan_views import draw_result, draw_scan
     from halotile.storage.scans.export import read_result
     from halotile.storage.scans.scan import is_scan, open_scan, open_summary
 

@@ -32,8 +32,8 @@ from halotile.graphs.kinds.base import (
     Steps,
     Sums,
     Work,
+    kind_of,
 )
-from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
@@ -46,7 +46,7 @@ from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, full_path
 from halotile.storage.disk.place import check_dots, check_parents
 from halotile.tasks.block import peak_memory_bytes
-from halotile.tasks.groups.training.traffic import received_bytes
+from halotile.tasks.groups.training.curve import received_bytes
 
 
 @dataclass(frozen=True)

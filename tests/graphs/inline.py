@@ -14,8 +14,7 @@ from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.solvers.base import State
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.json_files import Ledger
-from halotile.tasks.block import BlockRunner
-from halotile.tasks.groups.training.one_file import ONE_BLOCK
+from halotile.tasks.block import ONE_BLOCK, BlockRunner
 from halotile.tasks.image_task import ImageTask
 
 Result = TypeVar("Result")

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from halotile.errors import Diverged
 from halotile.tasks.devices.device import prepare_program
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.curve import count_received
+from halotile.tasks.groups.training.fit import shared_state
 from halotile.tasks.groups.training.requests import StepRequests
-from halotile.tasks.groups.training.saved import shared_state
-from halotile.tasks.groups.training.traffic import count_received
 from halotile.tasks.ptychography.model import (
     OWN_PARTS,
     PatternGradients,

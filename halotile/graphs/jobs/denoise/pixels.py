@@ -15,8 +15,8 @@ from halotile.graphs.jobs.denoise.image import Levels, note_of_far_value, plane_
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel, noise_of_camera, noise_of_denoiser
 from halotile.graphs.kinds.patterns import stem
 from halotile.graphs.kinds.sections import Tile
+from halotile.graphs.plans.make import Begun
 from halotile.graphs.plans.notes import place_text, plane_word, planes_text, values_text
-from halotile.graphs.plans.stages import Begun
 from halotile.graphs.plans.trials.receptive_field import Halo, resolve_halo
 from halotile.graphs.rules.combinations import apply_rules
 from halotile.graphs.words import dotted
@@ -29,8 +29,7 @@ from halotile.storage.views import PlaneValues, readable_parts
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS, for_photon_noise
 from halotile.tasks.noise.estimate import NO_ENDS, Ends, sample_regions
-from halotile.tasks.noise.photon_noise import PhotonNoise, estimate_photon_noise
-from halotile.tasks.noise.survey import PlaneSurvey, survey_planes
+from halotile.tasks.noise.photon_noise import PhotonNoise, PlaneSurvey, estimate_photon_noise, survey_planes
 from halotile.tasks.roles import Roles
 
 MODEL: Literal["poisson-gaussian"] = "poisson-gaussian"

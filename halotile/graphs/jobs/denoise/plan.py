@@ -50,13 +50,12 @@ from halotile.graphs.plans.choices import describe_denoiser, make_chosen
 from halotile.graphs.plans.cutting import allowed_bytes, grid_of, overlap_pays, rim_of, tiling_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths
+from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.notes import note_of_files, notes_of, notes_of_place
 from halotile.graphs.plans.plan import Computing, Planned
-from halotile.graphs.plans.resources.devices import io_threads_for
 from halotile.graphs.plans.resources.memory import Footprint
 from halotile.graphs.plans.resources.sizes import Geometry, block_unit
-from halotile.graphs.plans.resources.worker_count import Requested, no_more_than
-from halotile.graphs.plans.stages import Begun, compute_on
+from halotile.graphs.plans.resources.worker_choice import Requested, io_threads_for, no_more_than
 from halotile.graphs.plans.trials.denoiser_trials import compared, compared_on_image, expect_trial, tried
 from halotile.graphs.plans.trials.gpu_trials import (
     ChosenTiles,

@@ -18,21 +18,20 @@ from halotile.graphs.jobs.ptychography.job import Ptychography, StageOptions
 from halotile.graphs.jobs.ptychography.passes import PtychographyWork, SentRecipe
 from halotile.graphs.jobs.ptychography.photon_loss import mean_count
 from halotile.graphs.jobs.ptychography.stages import note_of_stages
-from halotile.graphs.kinds.base import OutputFile, PlanRequest
-from halotile.graphs.kinds.finder import kind_of
+from halotile.graphs.kinds.base import OutputFile, PlanRequest, kind_of
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports
 from halotile.graphs.plans.identity import as_stored, code_versions, fingerprint
 from halotile.graphs.plans.inputs import check_apart, check_decoding, check_paths
+from halotile.graphs.plans.make import Begun, compute_ranks_on
 from halotile.graphs.plans.plan import Planned
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB, PROCESS, Need
-from halotile.graphs.plans.stages import Begun, compute_ranks_on
 from halotile.storage.scans.lengths import shown_length
 from halotile.storage.scans.scan import open_scan
 from halotile.storage.scans.start import StartValues
 from halotile.storage.sharded.output import FileLayout
 from halotile.storage.spacing import signed_metres
-from halotile.tasks.groups.training.one_file import ONE_BLOCK
+from halotile.tasks.block import ONE_BLOCK
 from halotile.tasks.ptychography.recipe import (
     PROGRAM,
     SOLVER_TRAITS,

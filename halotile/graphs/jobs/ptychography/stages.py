@@ -10,7 +10,7 @@ from typing import Any
 from halotile.errors import DamagedData
 from halotile.graphs.amounts import counted
 from halotile.graphs.iterations.rank_programs import ProgramFiles
-from halotile.graphs.plans.stages import Begun
+from halotile.graphs.plans.make import Begun
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.ptychography.recipe import checkpoints_of, stages_begun

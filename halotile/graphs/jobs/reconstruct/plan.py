@@ -57,13 +57,12 @@ from halotile.graphs.plans.choices import describe_denoiser, describe_options, m
 from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
+from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.notes import note_of_files, note_of_packing, notes_of_place
 from halotile.graphs.plans.plan import Computing, Planned
-from halotile.graphs.plans.resources.devices import io_threads_for
 from halotile.graphs.plans.resources.memory import DECODED, Need
 from halotile.graphs.plans.resources.sizes import Geometry, axes_like, block_unit, check_block, layout_like
-from halotile.graphs.plans.resources.worker_count import Requested, no_more_than
-from halotile.graphs.plans.stages import Begun, compute_on
+from halotile.graphs.plans.resources.worker_choice import Requested, io_threads_for, no_more_than
 from halotile.graphs.plans.trials.denoiser_trials import compared, expect_trial
 from halotile.graphs.plans.trials.gpu_trials import (
     ChosenTiles,

@@ -28,6 +28,7 @@ from halotile.graphs.kinds.sections import Output, parse_bytes
 from halotile.graphs.plans.cutting import blocks_for, overlap_pays
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_whole, kept_bytes
+from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.notes import note_of_packing
 from halotile.graphs.plans.plan import Planned
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, PROCESS, Need
@@ -37,7 +38,6 @@ from halotile.graphs.plans.resources.sizes import (
     block_unit,
     layout_like,
 )
-from halotile.graphs.plans.stages import Begun, compute_on
 from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout, ShardWriter

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halotile.storage.disk.durable import DISK
 from halotile.tasks.groups.training.curve import CurveRow, write_curve
-from halotile.tasks.groups.training.saved import write_state
+from halotile.tasks.groups.training.fit import write_state
 from halotile.tasks.ptychography.recipe import ScanRecipe
 from halotile.tasks.ptychography.results.drawing import draw_object
 from halotile.tasks.ptychography.results.result import correlated_halves, shown_probe

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import DamagedData
 from halotile.storage.scans.cxi import encode_cxi
-from halotile.tasks.groups.training.saved import read_content, state_in
+from halotile.tasks.groups.training.fit import read_content, state_in
 from halotile.tasks.ptychography.patterns import on_detector
 from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import ScanRecipe
