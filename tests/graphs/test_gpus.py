@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from halotile.errors import ConfigError, MissingPackage
+from halotile.graphs import doctor
 from halotile.graphs.clusters import local_cuda
 from halotile.graphs.clusters.base import ChosenCluster, Order
 from halotile.graphs.clusters.common import machine as gpu_detection
@@ -28,7 +29,6 @@ from halotile.graphs.plans.identity import differences
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.resources import worker_choice
 from halotile.graphs.plans.resources.worker_choice import device_of
-from halotile.graphs.scripts import doctor
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.cases import thorough
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr

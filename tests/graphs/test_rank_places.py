@@ -21,7 +21,7 @@ from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.plans.resources import worker_choice
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram
-from halotile.graphs.scripts.torch_script import run_rank_of_script
+from halotile.graphs.torch_script import run_rank_of_script
 from halotile.tasks.groups import opening
 from halotile.tasks.groups.launchers import Copy
 from halotile.tasks.groups.opening import Rendezvous

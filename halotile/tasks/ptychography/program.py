@@ -28,11 +28,9 @@ from halotile.tasks.ptychography.model import (
     added_gradients,
     zero_gradients,
 )
-from halotile.tasks.ptychography.order import PatternNumbers, steps_of
-from halotile.tasks.ptychography.patterns import Patterns
+from halotile.tasks.ptychography.patterns import PatternNumbers, Patterns, steps_of
 from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
-from halotile.tasks.ptychography.results.drawing import SHOWN, illumination
-from halotile.tasks.ptychography.results.record import Record, words_of_kept
+from halotile.tasks.ptychography.results.record import SHOWN, Record, illumination, words_of_kept
 from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, add_smoothness, begin_epoch, rate_of
 from halotile.tasks.ptychography.state import (
     LOSS_NUMBERS,

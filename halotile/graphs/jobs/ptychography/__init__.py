@@ -10,7 +10,7 @@ from halotile.graphs.kinds.base import JobKind, Revision, Steps
 
 
 def _kept_stages(*args: Any) -> int:
-    from halotile.graphs.jobs.ptychography.stages import kept_stages  # late: it loads what plans need
+    from halotile.graphs.jobs.ptychography.plan import kept_stages  # late: it loads what plans need
 
     return kept_stages(*args)
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from halotile.graphs.jobs.reconstruct.continuation import changes, essentials
-from halotile.graphs.jobs.reconstruct.job import Reconstruction, headline, plan_rows, shortened, title
+from halotile.graphs.jobs.reconstruct.job import (
+    Reconstruction,
+    changes,
+    essentials,
+    headline,
+    plan_rows,
+    shortened,
+    title,
+)
 from halotile.graphs.jobs.reconstruct.rules import CHECKS, RULES
 from halotile.graphs.kinds.base import JobKind, Steps
 

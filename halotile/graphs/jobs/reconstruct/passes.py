@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from halotile.graphs.amounts import counted
 from halotile.graphs.iterations.divergence import GROWS, LEAP, OBJECTIVE, FigureRow, objective_of
 from halotile.graphs.iterations.iterate import RESOLUTION, Iterations, PassWords
-from halotile.graphs.jobs.reconstruct.continuation import ITERATE, is_behind, is_gone, last_of
+from halotile.graphs.jobs.reconstruct.job import ITERATE, is_behind, is_gone, last_of
 from halotile.graphs.jobs.reconstruct.problem.forms import Backprojection
 from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
 from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, RunView, Sums, Work

@@ -12,26 +12,23 @@ import numpy as np
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.iterate import Target
-from halotile.graphs.jobs.reconstruct.continuation import identity_of, note_of
-from halotile.graphs.jobs.reconstruct.job import Reconstruction, with_whole_paths
-from halotile.graphs.jobs.reconstruct.measurements.checks import (
+from halotile.graphs.jobs.reconstruct.job import Reconstruction, identity_of, note_of, with_whole_paths
+from halotile.graphs.jobs.reconstruct.measurements import (
     check_kernels,
+    check_made,
     check_masks,
     check_signs,
-    note_of_passes,
-    note_of_shape,
-    notes_of,
-    try_adjoints,
-)
-from halotile.graphs.jobs.reconstruct.measurements.operators import (
-    check_made,
     describe_operator,
     files_of,
     image_shape,
     make_operators,
     make_terms,
+    note_of_passes,
+    note_of_shape,
+    notes_of,
     open_measurements,
     sources_in,
+    try_adjoints,
     written,
 )
 from halotile.graphs.jobs.reconstruct.passes import ReconstructWork

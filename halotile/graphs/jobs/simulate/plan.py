@@ -13,8 +13,8 @@ import numpy as np
 
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
-from halotile.graphs.jobs.reconstruct.measurements.checks import check_kernels
-from halotile.graphs.jobs.reconstruct.measurements.operators import (
+from halotile.graphs.jobs.reconstruct.measurements import (
+    check_kernels,
     describe_operator,
     files_of,
     make_operators,
