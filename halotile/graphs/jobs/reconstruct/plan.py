@@ -32,6 +32,12 @@ from halotile.graphs.jobs.reconstruct.measurements import (
     written,
 )
 from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
+from halotile.graphs.jobs.reconstruct.problem.costs import (
+    comes_apart,
+    computed_twice,
+    pixels_read,
+    traffic_of,
+)
 from halotile.graphs.jobs.reconstruct.problem.forms import Form, check_per_pass, choose_form
 from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
 from halotile.graphs.jobs.reconstruct.problem.prior import (
@@ -41,12 +47,6 @@ from halotile.graphs.jobs.reconstruct.problem.prior import (
     describe_denoised,
     describe_prior,
     tried_prior,
-)
-from halotile.graphs.jobs.reconstruct.problem.traffic import (
-    comes_apart,
-    computed_twice,
-    pixels_read,
-    traffic_of,
 )
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import NamedChoice, parse_bytes

@@ -21,7 +21,7 @@ from halotile.graphs.jobs.reconstruct.measurements import (
     sources_in,
     written,
 )
-from halotile.graphs.jobs.reconstruct.problem.memory import bytes_of_operator
+from halotile.graphs.jobs.reconstruct.problem.costs import bytes_of_operator
 from halotile.graphs.jobs.simulate.job import Simulation
 from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, PlanRequest, RunView, Sums, Work
 from halotile.graphs.kinds.sections import Output, parse_bytes
