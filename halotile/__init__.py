@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from halotile.graphs.distributed.distribute import distribute
     from halotile.graphs.jobs.denoise.call import denoise
     from halotile.graphs.jobs.ptychography import call as ptychography
-    from halotile.graphs.jobs.reconstruct.call import reconstruct
-    from halotile.graphs.jobs.reconstruct.measurements.measurement import measurement
+    from halotile.graphs.jobs.reconstruct.call import measurement, reconstruct
     from halotile.graphs.jobs.simulate.call import simulate
     from halotile.graphs.jobs.train.call import train
     from halotile.graphs.map_overlap import map_overlap
@@ -76,7 +75,7 @@ _PUBLIC = {
     "distribute": "halotile.graphs.distributed.distribute",
     "denoise": "halotile.graphs.jobs.denoise.call",
     "map_overlap": "halotile.graphs.map_overlap",
-    "measurement": "halotile.graphs.jobs.reconstruct.measurements.measurement",
+    "measurement": "halotile.graphs.jobs.reconstruct.call",
     "open_source": "halotile.storage.arrays",
     "ordered_subset": "halotile.graphs.subsets",
     "reconstruct": "halotile.graphs.jobs.reconstruct.call",

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 from typer import Exit
 
 from halotile.cli.exits import StoppedEarly
-from halotile.cli.screens.batch_state import CANCELLED
 from halotile.cli.screens.screen import complain, echo, print_rows
+from halotile.cli.status import CANCELLED
 from halotile.errors import ClusterFailed, ConfigError, Stopped
 from halotile.graphs.kinds.patterns import takes_many
 from halotile.graphs.waiting import patience_seconds
@@ -56,7 +56,7 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     from halotile.graphs.clusters.launches.batch_system import SLURM, system_of
     from halotile.graphs.clusters.launches.driver_script import check_walltime, notice_seconds, script_of
     from halotile.graphs.plans.plan import documents_of
-    from halotile.graphs.plans.resources.worker_count import Requested, workers_of
+    from halotile.graphs.plans.resources.worker_choice import Requested, workers_of
     from halotile.graphs.plans.trials.denoiser_trials import TrialTooLong, trials_within
     from halotile.graphs.submission import Submission, check_not_waiting
 
@@ -181,7 +181,7 @@ def look_after(path: Path) -> int:
 
     A process that is killed, mostly for memory, has no time to report it itself.
     """
-    from halotile.graphs.child_process import PASSED_ON, run_child
+    from halotile.graphs.runs.signals import PASSED_ON, run_child
 
     code = run_child([sys.executable, "-P", "-m", "halotile", "attend", str(path), "--driver"])
     if code >= 0:

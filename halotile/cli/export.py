@@ -8,8 +8,7 @@ from pathlib import Path
 
 from halotile.cli.preview import check_file, opened_planes, option_text, parse_plane, parse_region, progress
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.units import shape_text, size_text
+from halotile.graphs.amounts import bytes_text, counted, shape_text, size_text
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class ExportRequest:
 
 def draw_sheet(path: str, file: Path, *, overwrite: bool) -> None:
     """Draw a ptychographic scan, or its result, as a PNG."""
-    from halotile.cli.screens.scan_sheet import draw_result, draw_scan
+    from halotile.cli.screens.scan_views import draw_result, draw_scan
     from halotile.storage.scans.export import read_result
     from halotile.storage.scans.scan import is_scan, open_scan, open_summary
 

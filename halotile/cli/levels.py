@@ -7,8 +7,7 @@ from pathlib import Path
 
 from halotile.cli.preview import progress
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import counted
-from halotile.graphs.units import shape_text
+from halotile.graphs.amounts import counted, shape_text
 
 MOST_THREADS = 8
 """Threads that read and average; each holds a part of the image."""

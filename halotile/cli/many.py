@@ -15,9 +15,8 @@ from halotile.cli import exits
 from halotile.cli.running import import_for_workers
 from halotile.cli.screens.screen import complain, print_json, print_rows
 from halotile.errors import ConfigError, HalotileError, OutputInUse
-from halotile.graphs.amounts import bytes_text, counted, first_line
+from halotile.graphs.amounts import bytes_text, counted, first_line, percent, rate_text, seconds_text
 from halotile.graphs.kinds.patterns import jobs_of
-from halotile.graphs.units import percent, rate_text, seconds_text
 from halotile.storage.disk.object_path import full_path
 from halotile.storage.run_directory.directory import RunDirectory
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError, OutputRefused
-from halotile.graphs.units import size_text
+from halotile.graphs.amounts import size_text
 from halotile.storage.disk.object_path import lies_in
 from halotile.storage.disk.place import check_place
 from halotile.storage.grid import Region

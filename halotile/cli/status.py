@@ -1,4 +1,4 @@
-"""Status of a run, read from its directory alone: no scheduler is asked."""
+"""Status of a run, read from its directory alone: no scheduler is asked, but a batch system about a submitted run."""
 
 from __future__ import annotations
 
@@ -8,27 +8,34 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.screens.bad_blocks import GivenUp, blocks_given_up, rows_of
-from halotile.cli.screens.batch_state import QUEUED, BatchJob, batch_job
 from halotile.cli.screens.outcome_rows import curve_rows, iteration_text
 from halotile.cli.screens.progress_report import Lines, ProgressReport, Silence, counts
 from halotile.cli.screens.screen import complain
-from halotile.errors import ConfigError, DamagedData
-from halotile.graphs.amounts import bytes_text, counted, faulty_input
+from halotile.errors import ClusterFailed, ConfigError, DamagedData
+from halotile.graphs.amounts import (
+    bytes_text,
+    counted,
+    faulty_input,
+    first_line,
+    percent,
+    rate_text,
+    seconds_text,
+)
 from halotile.graphs.kinds.base import Row
-from halotile.graphs.units import percent, rate_text, seconds_text
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, path_of
 from halotile.storage.disk.place import check_access
-from halotile.storage.run_directory.directory import BATCH, RunDirectory
+from halotile.storage.run_directory.directory import BATCH, TIME_IS_UP, BatchFiles, RunDirectory
 from halotile.storage.run_directory.object_claim import elsewhere
 
+QUEUED = "queued"
+CANCELLED = "cancelled"
 ACTIVE = ("planned", "running", "draining", QUEUED)
 """States of a run whose driver should be alive."""
 SILENCE_SECONDS = 120.0
@@ -331,3 +338,140 @@ def watch(directory: Path, report: ProgressReport, sleep: Callable[[float], None
                 report(status.progress)
         if status.over:
             return status
+
+
+NAMED = 5
+"""Number of blocks that are shown to people; `--json` has all."""
+_OF_INPUT = ("InputError:", "DamagedData:")
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """A block that could not be computed, with the reason."""
+
+    number: int
+    index: tuple[int, ...]
+    error: str
+    output: str | None = None
+    """Path of its output, where the run has several."""
+
+    @property
+    def is_of_input(self) -> bool:
+        """True where the image is the cause, not the denoiser or the machine."""
+        return self.error.startswith(_OF_INPUT)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the block for programs, with the keys of `recon-cli run --json`."""
+        block = {"number": self.number, "index": list(self.index), "error": self.error}
+        return block if self.output is None else block | {"output": self.output}
+
+    @property
+    def name(self) -> str:
+        """The block in words."""
+        return f"block {self.number}" + (f" of {Path(self.output).name}" if self.output else "")
+
+
+def blocks_given_up(run: RunDirectory) -> tuple[GivenUp, ...]:
+    """Return the blocks that the last run has given up, by output and number; it tried those of earlier runs again."""
+    blocks: dict[tuple[str, int], GivenUp] = {}
+    for event in run.read_events():
+        # A full disk or a power cut may have left an incomplete line.
+        kind = event.get("event")
+        number = event.get("block") if kind == "bad block" else None
+        if kind == "begin":
+            blocks.clear()
+        elif isinstance(number, int):
+            index, output = event.get("index"), event.get("output")
+            blocks[str(output), number] = GivenUp(
+                number,
+                tuple(index) if isinstance(index, list) else (),
+                str(event.get("error", "?")),
+                output if isinstance(output, str) else None,
+            )
+    return tuple(blocks[key] for key in sorted(blocks))
+
+
+def rows_of(bad: Sequence[GivenUp]) -> list[Row]:
+    """Return the first few as rows, each with its reason, for people."""
+    lines = [f"{b.name} (index {b.index}): {first_line(b.error)}" for b in bad[:NAMED]]
+    if len(bad) > NAMED:
+        lines.append(f"and {len(bad) - NAMED:,} more, in events.jsonl with their tracebacks")
+    elif bad:
+        lines.append("tracebacks are in events.jsonl")
+    return [("" if number else "bad blocks", line) for number, line in enumerate(lines)]
+
+
+_AT_WORK = ("RUNNING", "COMPLETING", "in")
+"""First words of states. PBS and SGE are only asked for jobs that are *in the queue*, running or not."""
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """The batch job of a run."""
+
+    number: str  # its number; empty where it has not been accepted
+    attempts: int  # number of attempts that have begun
+    # submitted, began: times of the submission and of the beginning of the last attempt (Unix time)
+    submitted: float
+    began: float
+    state: str | None  # state according to its batch system; None once the job is over
+    known: bool  # the batch system has answered
+    failure: str | None  # reason for the failure, where the run is marked as failed
+
+    @property
+    def words(self) -> str:
+        """Describe the batch job in a few words."""
+        state = self.state or (
+            "over" if self.known else "unknown: the batch system does not answer from this machine"
+        )
+        return f"job {self.number or '?'}: {state}, {counted(self.attempts, 'attempt')} so far"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the batch job for programs."""
+        return {"job": self.number, "state": self.state, "attempts": self.attempts, "failure": self.failure}
+
+    def corrected(self, recorded: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Return state and reason where the run's own record is older than its batch job, else None."""
+        updated = float(recorded.get("updated", 0.0))
+        is_current = updated >= max(self.submitted, self.began)
+        drained = recorded.get("state") == "stopped" and self.failure is None
+        if self.state is not None:
+            at_work = self.state.split()[0] in _AT_WORK
+            # A driver that has drained requests another attempt before its job ends.
+            if not (at_work and is_current) or drained:
+                return QUEUED, ""
+            if self.failure is None:  # otherwise its job is about to end
+                return None
+        if drained and not self.known and TIME_IS_UP in str(recorded.get("reason")):
+            return QUEUED, ""
+        if self.failure == CANCELLED:
+            return "stopped", CANCELLED
+        if self.failure is not None and recorded.get("state") != "finished":
+            return "failed", self.failure
+        if not is_current and self.known:
+            return (
+                "failed",
+                "its batch job ended before the run began: `recon-cli logs` shows what it printed",
+            )
+        return None
+
+
+def batch_job(directory: Path) -> BatchJob | None:
+    """Return the batch job of a run; None for a run that was not submitted."""
+    from halotile.graphs.clusters.launches.batch_system import system_in
+
+    files = BatchFiles(RunDirectory(directory))
+    try:
+        record = files.read()
+    except DamagedData:
+        record = None
+    if record is None or not {"number", "attempts", "submitted", "began"} <= record.keys():
+        return None
+    number, state, has_answer = record["number"], None, True
+    try:
+        state = system_in(record).state_of(number) if number else None
+    except ClusterFailed:
+        has_answer = False
+    return BatchJob(
+        number, record["attempts"], record["submitted"], record["began"], state, has_answer, files.failure()
+    )

@@ -17,7 +17,7 @@ from typing import Any
 from distributed import Worker
 
 from halotile.errors import BlockFailed, ConfigError, Stopped
-from halotile.graphs.amounts import counted
+from halotile.graphs.amounts import counted, precise_seconds_text
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common.answers import ask
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
@@ -32,8 +32,8 @@ from halotile.graphs.kinds.base import (
     Steps,
     Sums,
     Work,
+    kind_of,
 )
-from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
@@ -41,13 +41,12 @@ from halotile.graphs.runs.driver import next_of, run
 from halotile.graphs.runs.passes.stream import workers_of
 from halotile.graphs.runs.session import SharedCluster
 from halotile.graphs.runs.signals import Signals
-from halotile.graphs.units import precise_seconds_text
 from halotile.graphs.waiting import Report, no_report
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, full_path
 from halotile.storage.disk.place import check_dots, check_parents
 from halotile.tasks.block import peak_memory_bytes
-from halotile.tasks.groups.training.traffic import received_bytes
+from halotile.tasks.groups.training.curve import received_bytes
 
 
 @dataclass(frozen=True)

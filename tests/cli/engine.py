@@ -11,8 +11,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.kinds.base import Inspection, JobKind
-from halotile.graphs.kinds.finder import kind_of
+from halotile.graphs.kinds.base import Inspection, JobKind, kind_of
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Region

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from halotile import ptychography
 from halotile.cli.config.loading import load_job
 from halotile.cli.main import app
-from halotile.cli.screens.scaling_page import write_page
+from halotile.cli.screens.scaling_views import write_page
 from halotile.graphs import scaling
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice

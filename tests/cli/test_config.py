@@ -14,7 +14,7 @@ from halotile.cli.config.loading import Flags, load_job, load_saved_job, read_co
 from halotile.cli.config.sections import check_config
 from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError
-from halotile.graphs.kinds.finder import kind_names
+from halotile.graphs.kinds.base import kind_names
 from tests.support import load_denoising
 
 RUNNER = CliRunner()

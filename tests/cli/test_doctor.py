@@ -14,8 +14,8 @@ import pytest
 import halotile
 from halotile.cli.main import app
 from halotile.errors import ConfigError
+from halotile.graphs import doctor
 from halotile.graphs.plans import identity
-from halotile.graphs.scripts import doctor
 from tests.cli.engine import RUNNER
 
 
@@ -60,7 +60,7 @@ def test_the_doctor_tells_of_a_file_system_that_cannot(
     def refuse(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("halotile.graphs.scripts.doctor.fcntl.flock", refuse)
+    monkeypatch.setattr("halotile.graphs.doctor.fcntl.flock", refuse)
     done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", "local"])
     assert done.exit_code == 1
     assert "MISSING:" in done.stdout
@@ -140,7 +140,7 @@ def test_the_doctor_tells_all_it_knows_where_a_package_cannot_be_loaded(
     def broken(*_: str) -> None:
         raise ConfigError("cluster 'mine' is the plug-in 'mine', which cannot be loaded")
 
-    monkeypatch.setattr("halotile.graphs.scripts.doctor.find", broken)
+    monkeypatch.setattr("halotile.graphs.doctor.find", broken)
     done = RUNNER.invoke(app, ["doctor", "--cluster", "local", "--output", str(tmp_path)])
     assert done.exit_code == 1
     assert "MISSING: cluster 'mine' is the plug-in 'mine', which cannot be loaded" in done.stdout

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import halotile
 from halotile.cli.config.loading import load_job
 from halotile.cli.main import app
-from halotile.cli.screens.scan_sheet import draw_result
+from halotile.cli.screens.scan_views import draw_result
 from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.claim import claim

@@ -16,8 +16,7 @@ from halotile.cli import batch
 from halotile.cli.screens.progress_report import Lines
 from halotile.cli.status import advice, read_status, watch
 from halotile.errors import ConfigError
-from halotile.graphs.child_process import run_child
-from halotile.graphs.runs.signals import Signals, drains_within
+from halotile.graphs.runs.signals import Signals, drains_within, run_child
 from halotile.graphs.submission import Submission
 from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
 
@@ -65,7 +64,7 @@ def test_one_that_has_not_is_marked(submitted: RunDirectory, slurm: Path) -> Non
 def test_a_driver_that_is_killed_is_told_by_who_looks_after_it(
     submitted: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halotile.graphs.child_process.run_child", lambda *_: -signal.SIGKILL)
+    monkeypatch.setattr("halotile.graphs.runs.signals.run_child", lambda *_: -signal.SIGKILL)
     assert batch.look_after(submitted.path) == 128 + signal.SIGKILL
     assert "its driver was killed (SIGKILL), for memory perhaps" in str(BatchFiles(submitted).failure())
 
@@ -92,7 +91,7 @@ def test_a_signal_that_comes_while_a_program_begins_is_passed_on(
 def test_only_what_kills_without_being_asked_is_told(
     number: signal.Signals, words: str, submitted: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halotile.graphs.child_process.run_child", lambda *_: -number)
+    monkeypatch.setattr("halotile.graphs.runs.signals.run_child", lambda *_: -number)
     assert batch.look_after(submitted.path) == 128 + number
     assert words in str(BatchFiles(submitted).failure())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halotile.graphs.scripts import doctor
+from halotile.graphs import doctor
 from tests.cases import thorough
 
 AS_ON_WINDOWS = "import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; "

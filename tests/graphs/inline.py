@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 
 from halotile.graphs.iterations.divergence import FigureRow
 from halotile.graphs.iterations.iterate import PassWords
-from halotile.graphs.iterations.judged import JudgedIterations
+from halotile.graphs.jobs.reconstruct.passes import JudgedIterations
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
 from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.solvers.base import State
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.json_files import Ledger
-from halotile.tasks.block import BlockRunner
-from halotile.tasks.groups.training.one_file import ONE_BLOCK
+from halotile.tasks.block import ONE_BLOCK, BlockRunner
 from halotile.tasks.image_task import ImageTask
 
 Result = TypeVar("Result")

@@ -14,7 +14,7 @@ import zarr
 
 from halotile.errors import BlockFailed, BlockInputFailed, ConfigError, ResumeRefused
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.jobs.denoise.image import holes
+from halotile.graphs.jobs.denoise import image as job_image
 from halotile.storage.grid import Region
 from halotile.storage.sharded.ownership import is_marked
 from tests.cases import thorough
@@ -170,7 +170,7 @@ def test_a_nan_does_not_become_an_integer(
     parts = {"output": {"dtype": "uint16"}}
     with pytest.raises(ConfigError, match=r"output\.dtype is uint16, which cannot hold the NaN"):
         scene.run(cluster, parts=parts)
-    monkeypatch.setattr(holes, "_squares", lambda *_: [Region((0, 0), (BLOCK, BLOCK))])
+    monkeypatch.setattr(job_image, "_squares", lambda *_: [Region((0, 0), (BLOCK, BLOCK))])
     with pytest.raises(BlockFailed, match=r"block 19 .*a pixel is NaN, and the output is uint16"):
         scene.run(cluster, parts=parts)
     assert scene.journalled() == others(19)

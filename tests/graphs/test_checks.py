@@ -26,7 +26,7 @@ from halotile.graphs.jobs.ptychography.job import (
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice
 from halotile.graphs.jobs.train.job import Training, WeightsFile
-from halotile.graphs.kinds.finder import kinds
+from halotile.graphs.kinds.base import kinds
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.identity import fingerprint
 from halotile.graphs.rules.check import check_job, credentials_in

@@ -23,10 +23,10 @@ from halotile.graphs.jobs.ptychography.job import (
     ResultFile,
     ScanInput,
     StageOptions,
+    result_rows,
 )
 from halotile.graphs.jobs.ptychography.photon_loss import photon_loss_of
 from halotile.graphs.jobs.ptychography.plan import recipe_of
-from halotile.graphs.jobs.ptychography.words import result_rows
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.ptychography.program import Refinement

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler as schedulers
 from halotile import DistributedContext, torch_group
 from halotile.errors import ConfigError, DamagedData, Diverged
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.training.traffic import received_bytes
+from halotile.tasks.groups.training.curve import received_bytes
 from tests.cases import thorough
 from tests.graphs import fitting
 

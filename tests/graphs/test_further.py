@@ -14,8 +14,7 @@ import halotile
 from halotile.cli.config.loading import load_saved_job
 from halotile.errors import OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.jobs.reconstruct.continuation import Reached
-from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reconstruction, SolverChoice
+from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reached, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run

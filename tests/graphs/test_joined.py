@@ -20,8 +20,8 @@ from halotile import DistributedContext
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import scheduler
 from halotile.graphs.clusters.base import Order
+from halotile.graphs.clusters.common.answers import differing_versions
 from halotile.graphs.clusters.common.security import Credentials, credentials
-from halotile.graphs.clusters.common.versions import differing_versions
 from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
 from halotile.graphs.kinds import sections
 from halotile.graphs.plans.make import make_plan

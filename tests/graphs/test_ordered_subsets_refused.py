@@ -17,7 +17,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.solvers._subsets import PASSES_EACH
 from halotile.tasks.operators.base import InMemory, read_all
-from halotile.tasks.operators.common.multiplied import Multiplied
+from halotile.tasks.operators.sum import Multiplied
 from tests.cases import thorough
 from tests.graphs.test_ordered_subsets import measured, reconstruction
 from tests.support import read_zarr, write_zarr

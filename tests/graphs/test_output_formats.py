@@ -13,7 +13,7 @@ import zarr
 
 from halotile.errors import BlockFailed, ConfigError
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.jobs.denoise.image import rounding
+from halotile.graphs.jobs.denoise import pixels as pixel_choices
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.claim import kept_of
 from halotile.graphs.runs.driver import run
@@ -134,7 +134,7 @@ def test_a_run_that_goes_on_keeps_the_contrast_of_its_channels(
     run = RunDirectory(first.run_directory)
     run.create()
     run.write_plan(kept_of(first))
-    monkeypatch.setattr(rounding, "TAILS", (10, 90))
+    monkeypatch.setattr(pixel_choices, "TAILS", (10, 90))
     again = make_plan(job)
     assert again.resumes
     assert again.layout == first.layout

@@ -12,8 +12,8 @@ import pytest
 
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.reconstruct import measurements
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.reconstruct.measurements import checks
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.make import make_plan
@@ -180,7 +180,7 @@ def test_a_wrong_part_of_a_composition_is_refused(tmp_path: Path, module: str) -
 def test_what_is_too_large_to_be_tried_is_noted(
     tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "TRIED", 100)
+    monkeypatch.setattr(measurements, "TRIED", 100)
     plan = make_plan(job_with(tmp_path, own(module, "Turned")))
     assert any("too large to hold its adjoint" in note for note in plan.notes)
 

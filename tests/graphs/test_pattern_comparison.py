@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import halotile
 from halotile.cli.main import app
-from halotile.cli.screens import scan_sheet
+from halotile.cli.screens import scan_views
 from halotile.errors import ConfigError
 from halotile.storage.scans.convert import write_scan
 from halotile.storage.scans.export import read_result
@@ -103,7 +103,7 @@ def test_a_result_has_the_patterns_that_tell_most(folder: Path, monkeypatch: pyt
         again.simulated, result.compared.simulated, rtol=1e-3, atol=1e-3 * again.simulated.max()
     )
     drawn: list[Any] = []
-    monkeypatch.setattr(scan_sheet, "_comparison", lambda axes, result, n: drawn.append(axes.get_title()))
+    monkeypatch.setattr(scan_views, "_comparison", lambda axes, result, n: drawn.append(axes.get_title()))
     sheet = CliRunner().invoke(app, ["export", str(folder / "result.cxi"), str(folder / "sheet.png")])
     assert sheet.exit_code == 0, sheet.output
     assert drawn[2].startswith("pattern 27, largest amplitude_mse: ")
@@ -114,7 +114,7 @@ def test_compared_patterns_stand_apart_with_their_names_and_scales(folder: Path)
     done = CliRunner().invoke(app, ["run", path, "--workers", "1"])
     assert done.exit_code == 0, done.output
     axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
-    scan_sheet._comparison(axes, read_result(str(folder / "result.cxi")), 0)
+    scan_views._comparison(axes, read_result(str(folder / "result.cxi")), 0)
     edges = [image.get_extent()[:2] for image in axes.images]
     assert all(right < left for (_, right), (left, _) in itertools.pairwise(edges))
     names = {label.get_text(): label.get_position()[0] for label in axes.get_xticklabels()}

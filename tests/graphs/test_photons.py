@@ -13,8 +13,8 @@ from skimage.data import retina
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.jobs.denoise.image.photons import Photons, choose_photon_noise
 from halotile.graphs.jobs.denoise.job import NoiseModel
+from halotile.graphs.jobs.denoise.pixels import Photons, choose_photon_noise
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.arrays import open_source

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from skimage.data import retina
 
-from halotile.graphs.jobs.denoise.image.opening import choose_noise_level
+from halotile.graphs.jobs.denoise.image import choose_noise_level
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source
 from halotile.tasks.denoisers.tv import TotalVariation

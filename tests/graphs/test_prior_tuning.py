@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
-from halotile.graphs.jobs.reconstruct.problem.memory import footprint_of_operator
+from halotile.graphs.jobs.reconstruct.problem.costs import footprint_of_operator
 from halotile.graphs.jobs.reconstruct.problem.prior import CutImage, denoising_of
 from halotile.graphs.kinds.sections import Cluster, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan

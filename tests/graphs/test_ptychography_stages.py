@@ -19,9 +19,9 @@ from halotile.graphs.kinds.base import RankProgram
 from halotile.graphs.runs.passes.ranks_pass import ENDED
 from halotile.graphs.runs.passes.records import OpenRecords, open_records
 from halotile.storage.run_directory.directory import RunDirectory
+from halotile.tasks.block import ONE_BLOCK
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import read_curve
-from halotile.tasks.groups.training.one_file import ONE_BLOCK
 from tests.faults import until
 from tests.graphs.scans import job, run, words, write_small_scan
 

@@ -30,7 +30,7 @@ from halotile.graphs.clusters.common.answers import Unanswered, ask, fetch, pres
 from halotile.graphs.runs.passes import torch_ranks
 from halotile.graphs.runs.passes.ranks_pass import _peak_of
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, run_rank
-from halotile.graphs.scripts.torch_script import execute_torch, run_rank_of_script
+from halotile.graphs.torch_script import execute_torch, run_rank_of_script
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.groups import opening, script
 from halotile.tasks.groups.group import TorchGroup, talking

@@ -12,8 +12,8 @@ import tifffile
 from numpy.typing import NDArray
 from skimage.data import camera, retina
 
-from halotile.graphs.jobs.denoise.image.rounding import ResultType, choose_type
 from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.pixels import ResultType, choose_type
 from halotile.graphs.kinds.sections import Input
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source

@@ -14,8 +14,7 @@ import pytest
 import zarr
 
 from halotile.cli.config.saved_job import saved_job
-from halotile.cli.screens.bad_blocks import blocks_given_up
-from halotile.cli.status import find_run, output_of
+from halotile.cli.status import blocks_given_up, find_run, output_of
 from halotile.errors import ConfigError, OutputInUse, OutputRefused, ResumeRefused
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage

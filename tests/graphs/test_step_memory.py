@@ -18,7 +18,7 @@ from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.resources import devices
+from halotile.graphs.plans.resources import worker_choice
 from halotile.graphs.plans.resources.memory import PROCESS, TILES, Footprint, gpu_bytes
 from tests.cases import all_of
 from tests.graphs.solving import kernel
@@ -143,7 +143,7 @@ def test_a_worker_stays_within_what_the_plan_projects(name: str, folder: Path, t
 def test_a_prior_on_a_card_takes_what_its_libraries_keep_and_no_tiles_here(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for module in (devices, gpu_detection):
+    for module in (worker_choice, gpu_detection):
         monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0",)))
     for path in folder.iterdir():
         (tmp_path / path.name).symlink_to(path)

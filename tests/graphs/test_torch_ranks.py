@@ -24,13 +24,13 @@ from typer.testing import CliRunner
 from halotile import DistributedContext
 from halotile.cli.main import app
 from halotile.errors import ConfigError, RankFailed
+from halotile.graphs import torch_script
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.common import answers as arrival
 from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.runs.passes import torch_ranks
 from halotile.graphs.runs.passes.torch_ranks import RankEnd, TorchProgram
-from halotile.graphs.scripts import torch_script
-from halotile.graphs.scripts.torch_script import run_rank_of_script
+from halotile.graphs.torch_script import run_rank_of_script
 from halotile.tasks.groups import opening, script
 from halotile.tasks.groups.group import TorchGroup
 from tests.cases import thorough

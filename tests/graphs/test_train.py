@@ -31,7 +31,7 @@ from halotile.errors import (
 )
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.jobs.train.words import FAST, plan_rows
+from halotile.graphs.jobs.train.job import FAST, plan_rows
 from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs import held_output

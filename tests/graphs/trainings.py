@@ -16,7 +16,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.tasks.training.recipe import Recipe
+from halotile.tasks.training.patches import Recipe
 from tests.support import work_of, write_zarr
 
 NETWORK = NetworkChoice(name="unet", options={"width": 4, "levels": 1})

@@ -14,7 +14,7 @@ from halotile.cli.config.kinds import keys_of_job
 from halotile.cli.config.schema import config_schema
 from halotile.cli.config.yaml_source import read_text
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
-from halotile.graphs.kinds.finder import kind_names
+from halotile.graphs.kinds.base import kind_names
 from halotile.graphs.kinds.sections import NamedChoice
 from halotile.graphs.rules.keys import Keys, keys_of, written_keys
 

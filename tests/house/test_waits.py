@@ -16,7 +16,7 @@ LIMITS = {"callback_timeout", "seconds", "timeout"}
 OWN_THREADS = ("halotile/storage/", "halotile/tasks/")
 """Folders without Dask, whose futures are those of threads of the same process."""
 ALLOWED = {
-    "halotile/graphs/child_process.py": "the program of `recon-cli exec` takes as long as it takes",
+    "halotile/graphs/runs/signals.py": "the program of `recon-cli exec` takes as long as it takes",
     "halotile/graphs/clusters/workers/bounded_call.py": "poll() comes before, and kill() or the end of the pipe; a child waits for its parent",
     "halotile/graphs/jobs/ptychography/call.py": "a thread that heeds what is raised for the ranks",
     "halotile/graphs/runs/outputs/damage.py": "a thread that reads a file",

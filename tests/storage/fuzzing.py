@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 import halotile
-from halotile.cli.screens.scan_rows import ScanFacts
+from halotile.cli.screens.scan_views import ScanFacts
 from halotile.errors import ConfigError, HalotileError, InputError, MissingPackage
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region

@@ -22,8 +22,7 @@ from halotile.tasks.denoisers.common.anscombe import SHARES, exact_inverse
 from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS
 from halotile.tasks.noise import estimate
 from halotile.tasks.noise.estimate import estimate_noise_levels, measure_plane, plane_level, sample_regions
-from halotile.tasks.noise.photon_noise import estimate_photon_noise, fit_photon_noise
-from halotile.tasks.noise.survey import survey_planes
+from halotile.tasks.noise.photon_noise import estimate_photon_noise, fit_photon_noise, survey_planes
 from tests.cases import in_folders, thorough
 
 

@@ -16,8 +16,7 @@ from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography import recipe as recipes
 from halotile.tasks.ptychography.model import PatternModel, Positions
-from halotile.tasks.ptychography.order import held_out, steps_of
-from halotile.tasks.ptychography.patterns import Patterns
+from halotile.tasks.ptychography.patterns import Patterns, held_out, steps_of
 from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.propagators import FarField
 from halotile.tasks.ptychography.recipe import PARTS, VARYING, Optics, ScanRecipe, SolverStage

@@ -21,22 +21,19 @@ from safetensors.torch import load_file, save_file
 
 from halotile import registry
 from halotile.storage.sharded.output import FileLayout
-from halotile.tasks.block import BlockRunner
+from halotile.tasks.block import BlockRunner, WriteFile
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.unet import UNet
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import CurveRow, read_curve
-from halotile.tasks.groups.training.fit import fit
-from halotile.tasks.groups.training.one_file import WriteFile
-from halotile.tasks.groups.training.saved import read_content, state_in
+from halotile.tasks.groups.training.fit import fit, read_content, state_in
 from halotile.tasks.networks.base import Network
 from halotile.tasks.networks.dncnn import DnCNNNetwork
 from halotile.tasks.networks.unet import UNetNetwork
 from halotile.tasks.training import trainer
 from halotile.tasks.training.methods import PatchBatch
-from halotile.tasks.training.recipe import Recipe
-from halotile.tasks.training.trainer import GAP_PIXELS, AdamOptimizer, Trainer, draw_examples
-from halotile.tasks.training.writing import encoded_weights
+from halotile.tasks.training.patches import Recipe
+from halotile.tasks.training.trainer import GAP_PIXELS, AdamOptimizer, Trainer, draw_examples, encoded_weights
 from tests.cases import thorough
 from tests.tasks.training_images import source_of
 

@@ -27,10 +27,10 @@ from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.cutting import blocks_for
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_paths
+from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.plan import Planned
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, PROCESS, Need
 from halotile.graphs.plans.resources.sizes import Geometry, block_unit, layout_like
-from halotile.graphs.plans.stages import Begun, compute_on
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid

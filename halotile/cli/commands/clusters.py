@@ -19,8 +19,8 @@ from halotile.errors import ConfigError
 
 if TYPE_CHECKING:
     from halotile.graphs.clusters.base import Order
+    from halotile.graphs.doctor import Finding
     from halotile.graphs.kinds.sections import Cluster
-    from halotile.graphs.scripts.doctor import Finding
 
 _BEFORE = "halotile.before"
 Memory = Annotated[
@@ -74,7 +74,7 @@ def execute(
     ] = False,
 ) -> None:
     """Run a script of your own with a cluster up, which Client() and DistributedContext() in it join; after -- all is the script's."""
-    from halotile.graphs.scripts.torch_script import execute as execute_script
+    from halotile.graphs.torch_script import execute as execute_script
 
     if not script.is_file():
         raise ConfigError(f"{script} is no file. Write the path of a Python script.")
@@ -88,7 +88,7 @@ def execute(
     choice = _choice(config, cluster, dashboard=not no_dashboard, tls=not no_tls)
     order = _order(workers, memory, choice)
     if torch:
-        from halotile.graphs.scripts.torch_script import execute_torch
+        from halotile.graphs.torch_script import execute_torch
 
         show = partial(print, flush=True)
         execute_torch(
@@ -118,7 +118,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Tell what a run would find here, and what is missing."""
-    from halotile.graphs.scripts.doctor import compare_workers, examine
+    from halotile.graphs.doctor import compare_workers, examine
 
     choice = _choice(config, cluster, dashboard=False, tls=True)
     findings = list(examine(choice, folder))
@@ -167,8 +167,7 @@ def _order(workers: int | None, memory: str, choice: Cluster) -> Order:
     """Return the request to a cluster from the options of a command."""
     from halotile.graphs.clusters.base import Order
     from halotile.graphs.kinds.sections import Run, parse_bytes
-    from halotile.graphs.plans.resources.devices import device_of
-    from halotile.graphs.plans.resources.worker_count import workers_of
+    from halotile.graphs.plans.resources.worker_choice import device_of, workers_of
 
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers is {workers}: somebody has to work. Write --workers 1 or more.")

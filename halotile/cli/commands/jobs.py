@@ -145,7 +145,7 @@ def validate(config: Config, overrides: Overrides = None, as_json: Json = False)
     from halotile.cli.config.loading import read_config
     from halotile.cli.config.problems import raise_problems
     from halotile.cli.config.sections import check_config
-    from halotile.graphs.kinds.finder import kind_of
+    from halotile.graphs.kinds.base import kind_of
 
     job, problems = check_config(read_config(config, overrides or ()), config.parent)
     if as_json:
@@ -231,7 +231,7 @@ def bench(
     """Run a few blocks or iterations with several numbers of workers, and compare their times; the output is left alone."""
     from halotile.cli.config.loading import load_job
     from halotile.cli.preview import check_file
-    from halotile.cli.screens.scaling_table import scaling_table
+    from halotile.cli.screens.scaling_views import scaling_table
     from halotile.graphs.kinds.patterns import jobs_of, takes_many
     from halotile.graphs.scaling import ScalingRequest, measure
     from halotile.graphs.waiting import no_report
@@ -244,7 +244,7 @@ def bench(
         check_file(page, [job.place], None if overwrite else "--overwrite")
     scaling = measure(job, request, no_report if quiet else complain)
     if page is not None:
-        from halotile.cli.screens.scaling_page import write_page
+        from halotile.cli.screens.scaling_views import write_page
 
         write_page(page, config.name, scaling)
     if as_json:

@@ -127,7 +127,7 @@ def info(
 ) -> None:
     """Show what an image or a ptychographic scan is, and a configuration to begin with."""
     from halotile.cli.info import config_text, describe, info_rows
-    from halotile.cli.screens.scan_rows import ScanFacts
+    from halotile.cli.screens.scan_views import ScanFacts
 
     if scan := None if dataset else ScanFacts.of(path):
         if as_json:

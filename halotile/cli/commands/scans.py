@@ -153,7 +153,7 @@ def convert(
 
 def _show(path: str) -> None:
     """Print what a scan is, and what to do with it."""
-    from halotile.cli.screens.scan_rows import ScanFacts
+    from halotile.cli.screens.scan_views import ScanFacts
 
     if facts := ScanFacts.of(path):
         print_rows(path, facts.rows())

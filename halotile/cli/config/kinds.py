@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin
 
-from halotile.graphs.kinds.finder import find_kind
+from halotile.graphs.kinds.base import find_kind
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.rules.keys import Key, Keys, keys_of
 from halotile.graphs.words import parts

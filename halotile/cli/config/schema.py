@@ -14,8 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from halotile.cli.config.kinds import VERSION, JobKeys, keys_of_job
 from halotile.errors import HalotileError
-from halotile.graphs.kinds.base import Check, JobKind
-from halotile.graphs.kinds.finder import find_kind, kind_names
+from halotile.graphs.kinds.base import Check, JobKind, find_kind, kind_names
 from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
 from halotile.graphs.rules.check import checks_of
 from halotile.graphs.rules.keys import Keys, keys_of, stand_ins, written_keys

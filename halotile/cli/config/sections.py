@@ -18,8 +18,7 @@ from halotile.cli.config.kinds import FLAGS, HEAD, VERSION, JobKeys, keys_of_job
 from halotile.cli.config.problems import ConfigProblem
 from halotile.cli.config.yaml_source import Document
 from halotile.errors import ConfigError, HalotileError, InputError
-from halotile.graphs.kinds.base import Check
-from halotile.graphs.kinds.finder import find_kind, kind_names
+from halotile.graphs.kinds.base import Check, find_kind, kind_names
 from halotile.graphs.kinds.patterns import is_pattern
 from halotile.graphs.kinds.sections import STEM, Cluster, DenoiserChoice, Job, NamedChoice
 from halotile.graphs.rules.check import checks_of, credentials_in, rules_of

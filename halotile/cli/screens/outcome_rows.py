@@ -13,10 +13,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import HalotileError
-from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.kinds.base import Row
-from halotile.graphs.kinds.finder import find_kind
-from halotile.graphs.units import rate_text, seconds_text
+from halotile.graphs.amounts import bytes_text, counted, rate_text, seconds_text
+from halotile.graphs.kinds.base import Row, find_kind
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.run_directory.directory import EXAMPLES, RunDirectory

@@ -13,8 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from halotile.cli.screens.screen import complain, progress_console
-from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.units import percent, rate_text, seconds_text
+from halotile.graphs.amounts import bytes_text, counted, percent, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

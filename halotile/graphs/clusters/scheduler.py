@@ -100,7 +100,7 @@ def workers_given(argument: object) -> RunningCluster | None:
 
 
 def _checked(client: Client, report: Callable[[str], None]) -> JoinedWorkers:
-    from halotile.graphs.clusters.common.versions import differing_versions
+    from halotile.graphs.clusters.common.answers import differing_versions
 
     for line in differing_versions(client):
         if line.startswith("halotile") and "not there" in line:

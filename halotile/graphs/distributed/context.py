@@ -34,14 +34,20 @@ from halotile.graphs.kinds import sections
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB, machine_bytes
 from halotile.graphs.rules.arguments import Words, cluster_of
-from halotile.graphs.runs.passes.futures import await_all, results
+from halotile.graphs.runs.passes.stream import await_all, results
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group
 from halotile.graphs.tree_sum import groups_of, key_of, plan_sums, tree
 from halotile.registry import find
 from halotile.storage.disk.stored import Stored
 from halotile.tasks.devices.device import choose_device, seed_everything
-from halotile.tasks.distributed.transport.calls import Call, working_bytes
-from halotile.tasks.distributed.transport.work import CallWork, PartialSums, add_arrays, run_named_task
+from halotile.tasks.distributed.transport.calls import (
+    Call,
+    CallWork,
+    PartialSums,
+    add_arrays,
+    run_named_task,
+    working_bytes,
+)
 from halotile.tasks.groups.opening import END_SECONDS
 from halotile.tasks.options import check_above_zero, check_whole
 

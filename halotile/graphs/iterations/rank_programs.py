@@ -25,8 +25,8 @@ from halotile.graphs.runs.passes.records import remove_records
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import EXAMPLES, RunDirectory
+from halotile.tasks.block import WriteFile
 from halotile.tasks.groups.training.curve import CurveRow, read_curve, write_curve
-from halotile.tasks.groups.training.one_file import WriteFile
 
 WRITE = "write"
 CHECKPOINT, LAST, CERTAIN = ".checkpoint", ".last", ".certain"

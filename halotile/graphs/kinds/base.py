@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from halotile.errors import ConfigError
+from halotile.graphs.kinds.sections import Job
 from halotile.graphs.waiting import Report, no_report
+from halotile.registry import find, names
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from halotile.graphs.kinds.sections import Job
+    from halotile.graphs.plans.make import Begun
     from halotile.graphs.plans.plan import Planned
-    from halotile.graphs.plans.stages import Begun
     from halotile.storage.disk.object_path import OutputPath
     from halotile.storage.grid import Grid
     from halotile.storage.run_directory.directory import RunDirectory
@@ -331,3 +333,38 @@ class Work(ABC):
     @abstractmethod
     def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
         """Yield passes until every output is written. Finished ones may be yielded again: journals skip them."""
+
+
+def kind_names() -> list[str]:
+    """Return every word that may follow ``job:``.
+
+    Examples
+    --------
+    >>> "denoise" in kind_names()
+    True
+    """
+    return names("jobs")
+
+
+def find_kind(name: str) -> JobKind:
+    """Return the kind of this name.
+
+    Examples
+    --------
+    >>> find_kind("denoise").job.__name__
+    'Denoising'
+    """
+    module = find("jobs", name)
+    kind = getattr(module, "KIND", module)
+    if not isinstance(kind, JobKind):
+        raise ConfigError(f"the plug-in {name} declares no KIND of job. Repair or uninstall it.")
+    return kind
+
+
+def kind_of(job: Job) -> JobKind:
+    return find_kind(job.kind)
+
+
+def kinds() -> Mapping[str, JobKind]:
+    """Return all kinds by name."""
+    return {name: find_kind(name) for name in kind_names()}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.amounts import bytes_text, counted, rate_text, shape_text
 from halotile.graphs.kinds.base import Figures, Row
-from halotile.graphs.units import rate_text, shape_text
 
 Found = Mapping[str, Any]
 """The mapping of ``Tuned.to_json()``."""

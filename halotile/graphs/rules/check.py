@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from halotile.graphs.kinds.base import Check, JobKind, Rule
-from halotile.graphs.kinds.finder import kind_of
+from halotile.graphs.kinds.base import Check, JobKind, Rule, kind_of
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules, no_check_for_nan
 from halotile.graphs.rules.keys import PlacedFaults, faults_in, keys_of, raise_faults

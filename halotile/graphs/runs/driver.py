@@ -33,8 +33,7 @@ from halotile.graphs.watching.progress import Observer, Progress
 from halotile.storage.disk.durable import remove_partials
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
-from halotile.tasks.block import BadBlock
-from halotile.tasks.groups.training.one_file import ONE_BLOCK
+from halotile.tasks.block import ONE_BLOCK, BadBlock
 
 
 def run(

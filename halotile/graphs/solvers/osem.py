@@ -18,7 +18,7 @@ from halotile.graphs.solvers.base import (
     Step,
 )
 from halotile.graphs.subsets import SubsetOrder
-from halotile.tasks.operators.common.multiplied import Multiplied
+from halotile.tasks.operators.sum import Multiplied
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.ptychography.losses import LOSSES
-from halotile.tasks.ptychography.order import PatternNumbers
-from halotile.tasks.ptychography.patterns import turned
+from halotile.tasks.ptychography.patterns import PatternNumbers, turned
 from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.recipe import ScanRecipe
 from halotile.tasks.ptychography.state import (

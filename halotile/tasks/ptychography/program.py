@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from halotile.errors import Diverged
 from halotile.tasks.devices.device import prepare_program
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.curve import count_received
+from halotile.tasks.groups.training.fit import shared_state
 from halotile.tasks.groups.training.requests import StepRequests
-from halotile.tasks.groups.training.saved import shared_state
-from halotile.tasks.groups.training.traffic import count_received
 from halotile.tasks.ptychography.model import (
     OWN_PARTS,
     PatternGradients,
@@ -28,11 +28,9 @@ from halotile.tasks.ptychography.model import (
     added_gradients,
     zero_gradients,
 )
-from halotile.tasks.ptychography.order import PatternNumbers, steps_of
-from halotile.tasks.ptychography.patterns import Patterns
+from halotile.tasks.ptychography.patterns import PatternNumbers, Patterns, steps_of
 from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
-from halotile.tasks.ptychography.results.drawing import SHOWN, illumination
-from halotile.tasks.ptychography.results.record import Record, words_of_kept
+from halotile.tasks.ptychography.results.record import SHOWN, Record, illumination, words_of_kept
 from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, add_smoothness, begin_epoch, rate_of
 from halotile.tasks.ptychography.state import (
     LOSS_NUMBERS,

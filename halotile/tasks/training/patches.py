@@ -1,4 +1,4 @@
-"""Patches of stored images at places that follow from numbers alone; a few cells of the images are in memory at once."""
+"""Recipe of a training, and its patches of stored images at places that follow from numbers alone; a few cells of the images are in memory at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
+from halotile.tasks.networks.base import Network
 from halotile.tasks.noise.estimate import UNKNOWN, ImageValues, sample_regions
 
 HELD_EVERY, HELD_FIRST = 11, 5
@@ -282,3 +284,27 @@ def _trusted(stored: NDArray[Any], ends: Sequence[float]) -> NDArray[np.bool_]:
 def _stacked(patches: Sequence[Patches]) -> Patches:
     pixels, valid, second = zip(*patches, strict=True)
     return Patches(np.stack(pixels), np.stack(valid), np.stack(second))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training."""
+
+    patches: PatchSource  # images
+    network: Network  # architecture
+    method: str  # one of `METHODS`
+    # steps, batch, slots: number of steps, patches of a step, and parts that a batch has for the ranks to share
+    steps: int
+    batch: int
+    slots: int
+    rate: float  # learning rate of Adam in the first step; it ends at 0, along half a cosine
+    every: int  # steps from one row of the curve to the next
+    mode: Literal["exact", "fast"] = "exact"  # order in which gradients are added: see `fit`
+    checkpoint: Path = Path()  # checkpoint, curve, examples: files on a disk that all ranks see
+    curve: Path = Path()
+    examples: Path = Path()
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images."""
+        return self.patches.images[0].channels

@@ -1,8 +1,10 @@
-"""The training of a denoiser on one rank."""
+"""The training of a denoiser on one rank: its steps, the duration of one, and the weights as a file."""
 
 from __future__ import annotations
 
+import json
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,19 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save
 
 from halotile.errors import DamagedData
 from halotile.storage.disk.durable import DISK
 from halotile.storage.images.png import contrast, encode_png, side_by_side
 from halotile.storage.images.sheet import grey
-from halotile.tasks.devices.device import prepare_program
+from halotile.tasks.denoisers.common.weights import METADATA
+from halotile.tasks.devices.device import prepare_program, torch_threads
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import CurveRow, read_curve, write_curve
-from halotile.tasks.groups.training.fit import fit
-from halotile.tasks.groups.training.saved import read_content, state_in
+from halotile.tasks.groups.training.fit import fit, read_content, state_in
+from halotile.tasks.networks.base import Network
 from halotile.tasks.training.methods import LAYOUT, METHODS, PatchBatch, mean_loss
-from halotile.tasks.training.patches import Patches
-from halotile.tasks.training.recipe import Recipe
+from halotile.tasks.training.patches import Patches, Recipe
 
 DECAYS = 0.9, 0.999
 """Of the means of gradients, and of their squares."""
@@ -321,3 +324,38 @@ class _Recorder:
         finally:
             for part in training:
                 part.training = True
+
+
+TIMES = 3
+
+
+def seconds_of_slot(network: Network, method: str, shape: tuple[int, int, int]) -> float:
+    """Return the time that a rank on a CPU takes for its part of a batch: so many patches of that edge.
+
+    ``shape``: channels, patches, and their edge in pixels.
+    """
+    channels, count, edge = shape
+    with torch_threads():
+        module = network.build(channels, torch.zeros(channels), torch.ones(channels))
+        module = module.to(memory_format=LAYOUT)
+        pixels = torch.rand(count, channels, edge, edge)
+        batch = PatchBatch(pixels, torch.ones_like(pixels), pixels)
+        seconds = []
+        for _ in range(TIMES + 1):
+            began = time.perf_counter()
+            mean_loss(module, METHODS[method](batch), torch.ones(channels)).backward()
+            seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
+
+
+def encoded_weights(recipe: Recipe) -> bytes:
+    """Return the weights in the checkpoint as the content of a .safetensors file."""
+    content = {
+        "denoiser": recipe.network.denoiser(recipe.channels),
+        "method": recipe.method,
+        "values": list(recipe.patches.values),
+    }
+    metadata = {METADATA: json.dumps(content)}  # the library writes several in no fixed order
+    weights = {name: tensor.contiguous() for name, tensor in Trainer(recipe, "cpu").trained().items()}
+    encoded: bytes = save(weights, metadata)
+    return encoded

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from halotile.graphs.jobs.denoise import words
-from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.rules import CHECKS, RULES
+from halotile.graphs.jobs.denoise.job import CHECKS, RULES, Denoising, headline, plan_rows, title
 from halotile.graphs.kinds.base import JobKind
 
 KIND = JobKind(
     job=Denoising,
     plan="halotile.graphs.jobs.denoise.plan:plan_denoising",
-    title=words.title,
-    headline=words.headline,
-    rows=words.plan_rows,
+    title=title,
+    headline=headline,
+    rows=plan_rows,
     checks=CHECKS,
     rules=RULES,
     how=("tile",),

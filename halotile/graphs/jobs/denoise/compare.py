@@ -29,11 +29,26 @@ from halotile.storage.views import measured, readable_parts
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.devices.device import torch_threads
-from halotile.tasks.noise.details import Values
-from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_level, plane_regions, sample_regions
-from halotile.tasks.noise.known import has_noise_map, has_photons, measured_at, noise_at, photon_sigma
+from halotile.tasks.noise.estimate import (
+    SAMPLES,
+    Values,
+    as_square,
+    plane_level,
+    plane_regions,
+    sample_regions,
+)
 from halotile.tasks.noise.photon_noise import Fit, fit_photon_noise
-from halotile.tasks.noise.residual import Residual, blind_loss, local_mean, unbiased_risk
+from halotile.tasks.noise.residual import (
+    Residual,
+    blind_loss,
+    has_noise_map,
+    has_photons,
+    local_mean,
+    measured_at,
+    noise_at,
+    photon_sigma,
+    unbiased_risk,
+)
 from halotile.tasks.roles import Roles
 
 Spans = Mapping[str, tuple[int, int]]

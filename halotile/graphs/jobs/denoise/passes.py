@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from halotile.graphs.jobs.denoise.words import residual_row, residual_warning, shift_warning
+from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shift_warning
 from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, RunView, Sums, Work
 from halotile.graphs.plans.notes import place_text
 from halotile.storage.arrays import open_array
@@ -17,10 +17,8 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
-from halotile.tasks.noise.details import Values
-from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
-from halotile.tasks.noise.known import has_photons, measured_at, noise_at
-from halotile.tasks.noise.residual import Residual, local_mean
+from halotile.tasks.noise.estimate import Values, as_square, plane_level, plane_regions
+from halotile.tasks.noise.residual import Residual, has_photons, local_mean, measured_at, noise_at
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from halotile.graphs.amounts import pixel_size_text
 from halotile.graphs.jobs.denoise.cutting import (
     SMALLER,
     choose_block,
@@ -19,36 +20,42 @@ from halotile.graphs.jobs.denoise.cutting import (
     need_of,
     tile_window,
 )
-from halotile.graphs.jobs.denoise.image.holes import Holed, choose_holes
-from halotile.graphs.jobs.denoise.image.opening import (
+from halotile.graphs.jobs.denoise.image import (
+    Holed,
     Levels,
     Tiled,
     assign_axes,
     check_units,
+    choose_holes,
     choose_noise_level,
     level_sides,
     open_input,
     open_sides,
     value_range,
 )
-from halotile.graphs.jobs.denoise.image.photons import Photons, choose_photon_noise, decided_noise
-from halotile.graphs.jobs.denoise.image.rounding import ResultType, choose_type, display_channels
-from halotile.graphs.jobs.denoise.image.trained_pixels import note_of_trained_pixels
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
+from halotile.graphs.jobs.denoise.pixels import (
+    Photons,
+    ResultType,
+    choose_photon_noise,
+    choose_type,
+    decided_noise,
+    display_channels,
+    note_of_trained_pixels,
+)
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
 from halotile.graphs.plans.choices import describe_denoiser, make_chosen
 from halotile.graphs.plans.cutting import allowed_bytes, grid_of, overlap_pays, rim_of, tiling_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths
+from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.notes import note_of_files, notes_of, notes_of_place
 from halotile.graphs.plans.plan import Computing, Planned
-from halotile.graphs.plans.resources.devices import io_threads_for
 from halotile.graphs.plans.resources.memory import Footprint
 from halotile.graphs.plans.resources.sizes import Geometry, block_unit
-from halotile.graphs.plans.resources.worker_count import Requested, no_more_than
-from halotile.graphs.plans.stages import Begun, compute_on
+from halotile.graphs.plans.resources.worker_choice import Requested, io_threads_for, no_more_than
 from halotile.graphs.plans.trials.denoiser_trials import compared, compared_on_image, expect_trial, tried
 from halotile.graphs.plans.trials.gpu_trials import (
     ChosenTiles,
@@ -61,7 +68,6 @@ from halotile.graphs.plans.trials.gpu_trials import (
     written_tiles,
 )
 from halotile.graphs.plans.trials.receptive_field import Halo
-from halotile.graphs.units import pixel_size_text
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region

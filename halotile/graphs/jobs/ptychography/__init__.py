@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from halotile.graphs.jobs.ptychography import words
-from halotile.graphs.jobs.ptychography.job import Ptychography, shortened
+from halotile.graphs.jobs.ptychography.job import Ptychography, headline, plan_rows, shortened, title
 from halotile.graphs.jobs.ptychography.rules import CHECKS, RULES
 from halotile.graphs.kinds.base import JobKind, Revision, Steps
 
 
 def _kept_stages(*args: Any) -> int:
-    from halotile.graphs.jobs.ptychography.stages import kept_stages  # late: it loads what plans need
+    from halotile.graphs.jobs.ptychography.plan import kept_stages  # late: it loads what plans need
 
     return kept_stages(*args)
 
@@ -19,9 +18,9 @@ def _kept_stages(*args: Any) -> int:
 KIND = JobKind(
     job=Ptychography,
     plan="halotile.graphs.jobs.ptychography.plan:plan_ptychography",
-    title=words.title,
-    headline=words.headline,
-    rows=words.plan_rows,
+    title=title,
+    headline=headline,
+    rows=plan_rows,
     checks=CHECKS,
     rules=RULES,
     inputs=("patterns", "scan"),

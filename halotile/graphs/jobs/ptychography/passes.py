@@ -12,8 +12,8 @@ from typing import Any
 
 from halotile.errors import InputError
 from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
+from halotile.graphs.jobs.ptychography.job import LIKELIHOOD, result_rows
 from halotile.graphs.jobs.ptychography.photon_loss import photon_loss_of
-from halotile.graphs.jobs.ptychography.words import LIKELIHOOD, result_rows
 from halotile.graphs.kinds.base import Inspection, RunView
 from halotile.storage.scans.export import worst_patterns
 from halotile.storage.scans.scan import open_scan

@@ -1,9 +1,11 @@
-"""The plan of a ptychographic reconstruction: the scan opened, the object sized, then identified."""
+"""The plan of a ptychographic reconstruction: the scan opened, the object sized, then identified, with the stages of an earlier run."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -12,27 +14,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, DamagedData
 from halotile.graphs.amounts import counted
+from halotile.graphs.iterations.rank_programs import ProgramFiles
 from halotile.graphs.jobs.ptychography.job import Ptychography, StageOptions
 from halotile.graphs.jobs.ptychography.passes import PtychographyWork, SentRecipe
 from halotile.graphs.jobs.ptychography.photon_loss import mean_count
-from halotile.graphs.jobs.ptychography.stages import note_of_stages
-from halotile.graphs.kinds.base import OutputFile, PlanRequest
-from halotile.graphs.kinds.finder import kind_of
+from halotile.graphs.kinds.base import OutputFile, PlanRequest, kind_of
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports
 from halotile.graphs.plans.identity import as_stored, code_versions, fingerprint
 from halotile.graphs.plans.inputs import check_apart, check_decoding, check_paths
+from halotile.graphs.plans.make import Begun, compute_ranks_on
 from halotile.graphs.plans.plan import Planned
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB, PROCESS, Need
-from halotile.graphs.plans.stages import Begun, compute_ranks_on
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.journal import Journal
 from halotile.storage.scans.lengths import shown_length
 from halotile.storage.scans.scan import open_scan
 from halotile.storage.scans.start import StartValues
 from halotile.storage.sharded.output import FileLayout
 from halotile.storage.spacing import signed_metres
-from halotile.tasks.groups.training.one_file import ONE_BLOCK
+from halotile.tasks.block import ONE_BLOCK
 from halotile.tasks.ptychography.recipe import (
     PROGRAM,
     SOLVER_TRAITS,
@@ -40,6 +43,8 @@ from halotile.tasks.ptychography.recipe import (
     Optics,
     ScanRecipe,
     SolverStage,
+    checkpoints_of,
+    stages_begun,
 )
 from halotile.tasks.ptychography.results.resolution import covered
 from halotile.tasks.user_code import imported_digest
@@ -373,3 +378,30 @@ def _identity(job: Ptychography, recipe: ScanRecipe, sent: SentRecipe, device: s
         "program": PROGRAM,
         "code": code_versions(),
     }
+
+
+def kept_stages(directory: RunDirectory, digest: str, identity: Mapping[str, Any]) -> int:
+    """Return the number of stages, the first ones, of whose last one a run without a result has a checkpoint."""
+    checkpoint = ProgramFiles.of(directory, digest).checkpoint
+    kept = stages_begun(checkpoints_of(checkpoint, identity["stages"]))
+    return 0 if kept and _has_result(directory) else kept
+
+
+def _has_result(directory: RunDirectory) -> bool:
+    """Return True where the result was written; whoever was killed then had no time to say so."""
+    with suppress(FileNotFoundError, DamagedData):
+        if Journal.open_any(directory.journal_path).done:
+            return True
+    outputs = (directory.read_valid_plan() or {}).get("outputs", [])
+    paths = (Path(output["path"]) for output in outputs)
+    return any(path.is_file() and path.stat().st_size > 0 for path in paths)
+
+
+def note_of_stages(begun: Begun, digest: str, identity: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a note where an earlier run goes on with other stages."""
+    if begun.previous is None or begun.previous["identity"]["stages"] == identity["stages"]:
+        return ()
+    kept = counted(kept_stages(begun.directory, digest, identity), "stage")
+    return (
+        f"stages are not those of the earlier run: it goes on from what that computed of the first {kept}",
+    )

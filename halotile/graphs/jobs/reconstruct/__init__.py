@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from halotile.graphs.jobs.reconstruct import words
-from halotile.graphs.jobs.reconstruct.continuation import changes, essentials
-from halotile.graphs.jobs.reconstruct.job import Reconstruction, shortened
+from halotile.graphs.jobs.reconstruct.job import (
+    Reconstruction,
+    changes,
+    essentials,
+    headline,
+    plan_rows,
+    shortened,
+    title,
+)
 from halotile.graphs.jobs.reconstruct.rules import CHECKS, RULES
 from halotile.graphs.kinds.base import JobKind, Steps
 
 KIND = JobKind(
     job=Reconstruction,
     plan="halotile.graphs.jobs.reconstruct.plan:plan_reconstruction",
-    title=words.title,
-    headline=words.headline,
-    rows=words.plan_rows,
+    title=title,
+    headline=headline,
+    rows=plan_rows,
     checks=CHECKS,
     rules=RULES,
     how=("tile", "fuse", "exact"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from halotile.graphs.amounts import counted
+from halotile.graphs.amounts import counted, shape_text
 from halotile.graphs.jobs.reconstruct.rules import CHECKS, OPERATOR_RULES
 from halotile.graphs.jobs.simulate.job import Simulation, check_places
 from halotile.graphs.kinds.base import Figures, JobKind, Row
 from halotile.graphs.plans.rows import cost_rows, output_rows
 from halotile.graphs.rules.values import AtLeast, filled
-from halotile.graphs.units import shape_text
 
 
 def title(job: Simulation) -> str:

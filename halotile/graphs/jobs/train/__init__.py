@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from halotile.graphs.jobs.train import words
-from halotile.graphs.jobs.train.job import Training, shortened
-from halotile.graphs.jobs.train.rules import CHECKS, RULES
+from halotile.graphs.jobs.train.job import CHECKS, RULES, Training, headline, plan_rows, shortened, title
 from halotile.graphs.kinds.base import JobKind, Steps
 
 KIND = JobKind(
     job=Training,
     plan="halotile.graphs.jobs.train.plan:plan_training",
-    title=words.title,
-    headline=words.headline,
-    rows=words.plan_rows,
+    title=title,
+    headline=headline,
+    rows=plan_rows,
     checks=CHECKS,
     rules=RULES,
     inputs=("input", "second"),

@@ -11,16 +11,14 @@ import numpy as np
 
 from halotile.errors import InputError
 from halotile.graphs.amounts import counted
-from halotile.graphs.jobs.denoise.image.holes import nodata_value
-from halotile.graphs.jobs.denoise.image.opening import value_range
+from halotile.graphs.jobs.denoise.image import nodata_value, value_range
 from halotile.graphs.jobs.train.job import Training
 from halotile.graphs.kinds.patterns import is_pattern
 from halotile.graphs.plans.inputs import check_whole
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.views import WithoutValue, measured, readable_parts
-from halotile.tasks.noise.details import Values
-from halotile.tasks.noise.estimate import ImageValues, as_square, image_values
+from halotile.tasks.noise.estimate import ImageValues, Values, as_square, image_values
 from halotile.tasks.training.pairs import Pair
 from halotile.tasks.training.patches import PatchSource, TrainingImage
 

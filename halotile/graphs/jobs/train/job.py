@@ -1,12 +1,18 @@
-"""The job ``train`` as plain frozen values."""
+"""The job ``train`` as plain frozen values, its checks and rules, and its plan and result as text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+from halotile.graphs.amounts import counted, seconds_text, shape_text
+from halotile.graphs.kinds.base import Check, Figures, Row
 from halotile.graphs.kinds.sections import Input, Job, NamedChoice
+from halotile.graphs.plans.rows import cost_rows
+from halotile.graphs.rules.combinations import Faults, workers_of_slots
+from halotile.graphs.rules.values import Above, AtLeast, filled, seed
 from halotile.tasks.options import Auto, OwnPath, ReadPath
 
 
@@ -79,3 +85,143 @@ class Training(Job):
 def shortened(job: Training, rows: int) -> Training:
     """Return the same training with so many steps, each a row of its curve."""
     return replace(job, steps=rows, epochs=None, minutes=None)
+
+
+SUFFIX = ".safetensors"
+LEAST_PATCH = 16
+
+
+def _weights_path(path: str) -> str | None:
+    if "://" in path:
+        return f"{path} is in an object store, and weights are written to a disk; write a path"
+    return None if path.endswith(SUFFIX) else f"{path} does not end with {SUFFIX}; write that of weights"
+
+
+CHECKS: Mapping[tuple[str, str], Check] = {
+    ("output", "path"): _weights_path,
+    ("", "second"): filled,
+    ("", "steps"): AtLeast(1),
+    ("", "epochs"): Above(0),
+    ("", "minutes"): Above(0),
+    ("", "patch"): AtLeast(LEAST_PATCH),
+    ("", "batch"): AtLeast(1),
+    ("", "slots"): AtLeast(1),
+    ("", "lr"): Above(0),
+    ("", "seed"): seed,
+}
+
+
+def one_length(steps: int | Auto, epochs: float | None, minutes: float | None) -> Faults:
+    """Yield a second length of the training."""
+    given = {"steps": None if steps == "auto" else steps, "epochs": epochs, "minutes": minutes}
+    names = [name for name, value in given.items() if value is not None]
+    for name in names[1:]:
+        yield (
+            (name,),
+            f"stands beside {names[0]}, which says how long to train as well; leave one of them out",
+        )
+
+
+def pairs(method: str, second: str | None) -> Faults:
+    """Yield a second image that is missing, or that the method has no use for."""
+    if method == "noise2noise" and second is None:
+        yield (
+            ("second",),
+            "is not there, and method: noise2noise learns from pairs; write the path of the second image",
+        )
+    elif method != "noise2noise" and second is not None:
+        yield (
+            ("second",),
+            f"is for method: noise2noise, and method is {method}; leave it out, or write that method",
+        )
+
+
+def parts_of_batch(batch: int, slots: int) -> Faults:
+    """Yield parts that do not divide a batch."""
+    if batch % slots:
+        yield ("slots",), f"is {slots}, which does not divide batch: {batch}; write a divisor"
+
+
+def keys_of_input(input: Input) -> Faults:  # noqa: A002 - the name of the section
+    """Yield keys of the input that a training has no use for."""
+    for key in ("sides", "spacing"):
+        if getattr(input, key):
+            yield ("input", key), "is for job: denoise; leave it out"
+
+
+RULES = (one_length, pairs, parts_of_batch, workers_of_slots, keys_of_input)
+
+
+OTHER = "{name: tv, strength: 1.0, sigma: auto}"
+"""A denoiser that needs no training, to compare with."""
+FAST = "mode fast: added in the order of the backend; the bits of the weights depend on the number of workers"
+
+
+def title(job: Training) -> str:
+    """Describe a job in a few words."""
+    return f"{job.network.name} trained by {job.method} on {job.input.path}"
+
+
+def headline(figures: Figures) -> str:
+    """Describe a plan in one line."""
+    steps, workers = counted(figures["steps"], "step"), counted(figures["workers"], "worker")
+    return f"{figures['network']} trained by {figures['method']} on {_images(figures)}: {steps}, {workers}"
+
+
+def plan_rows(figures: Figures) -> list[Row]:
+    """Return a plan as a table."""
+    second = figures["second"]
+    rows = [("input", str(figures["input"])), ("", _images(figures))]
+    if second:
+        rows.append(("second", str(second)))
+    took = figures["seconds_per_step"]
+    length = f"{counted(figures['steps'], 'step')} of {figures['batch']} patches of {figures['patch']} × {figures['patch']}"
+    return [
+        *rows,
+        ("output", str(figures["output"])),
+        ("network", f"{figures['network']}, {figures['channels_text']}, on {figures['device_text']}"),
+        ("method", str(figures["method"])),
+        *([("gradients", FAST)] if figures["mode"] == "fast" else []),
+        ("", ""),
+        ("length", f"{length}: {figures['epochs']:.3g} epochs"),
+        *([("", f"about {seconds_text(took * figures['steps'])}, by a trial")] if took else []),
+        ("", ""),
+        *cost_rows(figures),
+    ]
+
+
+def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples: Path) -> list[Row]:
+    """Return the end of a training as a table.
+
+    Examples
+    --------
+    >>> rows = result_rows({"loss": 0.25, "validation": 0.3}, {"name": "unet", "weights": "unet.safetensors"}, Path("examples.png"))
+    >>> for row in rows:
+    ...     print(*row)
+    loss 0.25, on held-out patches 0.3
+    examples examples.png
+    denoise with denoiser: {name: unet, weights: unet.safetensors}
+    compare a short training may be worse than tv. With a job file denoise.yaml of that denoiser: recon-cli try denoise.yaml --set "denoiser={name: unet, weights: unet.safetensors},{name: tv, strength: 1.0, sigma: auto}"
+    """
+    held_out = f", on held-out patches {last['validation']:.4g}" if "validation" in last else ""
+    keys = ", ".join(f"{key}: {value}" for key, value in denoiser.items())
+    rows = [("loss", f"{last['loss']:.4g}{held_out}")] if "loss" in last else []
+    compare = f'recon-cli try denoise.yaml --set "denoiser={{{keys}}},{OTHER}"'
+    return [
+        *rows,
+        ("examples", str(examples)),
+        ("denoise with", f"denoiser: {{{keys}}}"),
+        (
+            "compare",
+            f"a short training may be worse than tv. With a job file denoise.yaml of that denoiser: {compare}",
+        ),
+    ]
+
+
+def _images(figures: Figures) -> str:
+    shapes = figures["shapes"]
+    return (
+        shape_text(shapes[0])
+        if len(shapes) == 1
+        else f"{len(shapes)} images, the first {shape_text(shapes[0])}"
+    )

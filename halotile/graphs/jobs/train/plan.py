@@ -21,25 +21,22 @@ from halotile.graphs.jobs.train.images import (
     smallest_edge,
     steps_of_epochs,
 )
-from halotile.graphs.jobs.train.job import Training
-from halotile.graphs.jobs.train.rules import LEAST_PATCH
-from halotile.graphs.jobs.train.words import result_rows
+from halotile.graphs.jobs.train.job import LEAST_PATCH, Training, result_rows
 from halotile.graphs.kinds.base import Inspection, OutputFile, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import describe_options, make_part
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
+from halotile.graphs.plans.make import Begun, compute_ranks_on
 from halotile.graphs.plans.plan import Computing, Planned
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, PROCESS, Need
-from halotile.graphs.plans.stages import Begun, compute_ranks_on
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.sharded.output import FileLayout
 from halotile.storage.stored_array import MOST_SHARED
-from halotile.tasks.groups.training.one_file import ONE_BLOCK
+from halotile.tasks.block import ONE_BLOCK
 from halotile.tasks.networks.base import Network
-from halotile.tasks.training.patches import PatchSource
-from halotile.tasks.training.recipe import Recipe
+from halotile.tasks.training.patches import PatchSource, Recipe
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def _train(recipe: Recipe, group: Any) -> None:
 
 def _encode(recipe: Recipe) -> bytes:
     """Encode the weights; only workers load torch."""
-    from halotile.tasks.training.writing import encoded_weights
+    from halotile.tasks.training.trainer import encoded_weights
 
     return encoded_weights(recipe)
 
@@ -211,7 +208,7 @@ def _length(
 
 def _try_slot(network: Network, method: str, shape: tuple[int, int, int]) -> float:
     """Try a part of a batch; called in another process, which loads torch."""
-    from halotile.tasks.training.trial import seconds_of_slot
+    from halotile.tasks.training.trainer import seconds_of_slot
 
     return seconds_of_slot(network, method, shape)
 

@@ -16,7 +16,7 @@ from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.kinds.base import Gather, RankProgram
-from halotile.graphs.runs.passes.futures import results
+from halotile.graphs.runs.passes.stream import results
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group, is_final
 from halotile.graphs.runs.status import RunContext
 from halotile.graphs.tree_sum import plan_calls
@@ -27,10 +27,9 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.json_files import Ledger
 from halotile.storage.run_directory.locks import WorkerLock
 from halotile.storage.sharded.shards import digest_of
-from halotile.tasks.block import peak_memory_bytes
+from halotile.tasks.block import ONE_BLOCK, peak_memory_bytes
 from halotile.tasks.contributions import Part
 from halotile.tasks.exact_sums import add_exactly
-from halotile.tasks.groups.training.one_file import ONE_BLOCK
 
 Wanted = TypeVar("Wanted", bound=Gather | RankProgram)
 

@@ -13,17 +13,19 @@ import numpy as np
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.tiling.batch_statistics import batch_norms, pool, update_running
 from halotile.tasks.distributed.tiling.processor_call import (
     Argument,
     ImageCall,
     Images,
     ProcessorCall,
     StrideTrial,
+    batch_norms,
     find_tensors,
     has_trial,
+    pool,
     shrink_argument,
     tiling_error,
+    update_running,
 )
 from halotile.tasks.distributed.tiling.tiles import Tiles, make_tiles
 from halotile.tasks.distributed.transport.calls import Call, Engine, call_on_arrays, compute, evaluate

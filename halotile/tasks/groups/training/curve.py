@@ -1,4 +1,4 @@
-"""The curve that a program of ranks records: rows of figures, by step."""
+"""The curve that a program of ranks records: rows of figures, by step; and the bytes received from other ranks."""
 
 from __future__ import annotations
 
@@ -25,3 +25,16 @@ def read_curve(path: Path) -> tuple[int, list[CurveRow]]:
     except (FileNotFoundError, ValueError):  # it is replaced as a whole
         return 0, []
     return int(content["step"]), list(content["rows"])
+
+
+_received = [0]
+
+
+def received_bytes() -> int:
+    """Return the bytes that this process has received from other ranks in the steps of trainings."""
+    return _received[0]
+
+
+def count_received(size_bytes: int) -> None:
+    """Count more received bytes."""
+    _received[0] += size_bytes

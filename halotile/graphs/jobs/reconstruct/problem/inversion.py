@@ -10,11 +10,8 @@ import numpy as np
 from halotile.errors import ConfigError
 from halotile.graphs.iterations.iterate import COPIES_TO_GO_BACK, Target
 from halotile.graphs.jobs.reconstruct.job import Bounds, Reconstruction
+from halotile.graphs.jobs.reconstruct.problem.costs import footprint_of_operator, footprint_of_step
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
-from halotile.graphs.jobs.reconstruct.problem.memory import (
-    footprint_of_operator,
-    footprint_of_step,
-)
 from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.plans.cutting import overlap_pays
 from halotile.graphs.plans.resources.memory import Footprint

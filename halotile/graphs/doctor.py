@@ -88,8 +88,7 @@ def compare_workers(order: Order) -> Iterator[Finding]:
 
 
 def _compare(order: Order) -> Iterator[Finding]:
-    from halotile.graphs.clusters.common.answers import await_workers
-    from halotile.graphs.clusters.common.versions import differing_versions
+    from halotile.graphs.clusters.common.answers import await_workers, differing_versions
 
     start: Start = find("clusters", cluster_kind_of(order.choice).name).start
     with start(order) as cluster:

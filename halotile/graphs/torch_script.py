@@ -16,12 +16,12 @@ from distributed import get_worker
 
 from halotile.errors import RankFailed
 from halotile.graphs.amounts import first_line
-from halotile.graphs.child_process import run_child
 from halotile.graphs.clusters.base import ADDRESS, Order, RunningCluster, Start
 from halotile.graphs.clusters.common.answers import await_workers
 from halotile.graphs.clusters.common.cluster_kind import check_one_script, cluster_kind_of, is_other_copy
 from halotile.graphs.clusters.common.security import credentials, owned_folder, private_base
 from halotile.graphs.runs.passes.torch_ranks import RETURN_SECONDS, TorchProgram, is_final
+from halotile.graphs.runs.signals import run_child
 from halotile.registry import find
 from halotile.tasks.devices.memory_limits import allow_memory
 from halotile.tasks.groups.opening import Rendezvous

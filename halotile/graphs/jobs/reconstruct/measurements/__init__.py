@@ -1,1 +1,0 @@
-"""Operators and their measurements."""
