@@ -140,7 +140,7 @@ def test_the_doctor_tells_all_it_knows_where_a_package_cannot_be_loaded(
     def broken(*_: str) -> None:
         raise ConfigError("cluster 'mine' is the plug-in 'mine', which cannot be loaded")
 
-    monkeypatch.setattr("halotile.graphs.doctor.find", broken)
+    monkeypatch.setattr("halotile.graphs.clusters.launches.batch_system.find", broken)
     done = RUNNER.invoke(app, ["doctor", "--cluster", "local", "--output", str(tmp_path)])
     assert done.exit_code == 1
     assert "MISSING: cluster 'mine' is the plug-in 'mine', which cannot be loaded" in done.stdout

@@ -87,7 +87,7 @@ def test_a_script_is_told_of_arguments_not_of_options(folder: Path) -> None:
     assert halotile.export("a.zarr", "a.tif", plane="t=0", cog=True) == Path("a.tif")
     with rasterio.open("a.tif") as file:
         assert (file.count, file.shape) == (3, (600, 90))
-    with pytest.raises(OutputRefused, match=r"Write another name, or overwrite=True\.$"):
+    with pytest.raises(OutputRefused, match=r"Write another path, or overwrite=True\.$"):
         halotile.export("a.zarr", folder / "a.tif")
     with pytest.raises(ConfigError, match=r"^cog=True: b\.npy says nothing .* Leave cog=True out"):
         halotile.export("b.npy", "b.tif", cog=True)

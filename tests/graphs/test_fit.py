@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler as schedulers
 
 from halotile import DistributedContext, torch_group
 from halotile.errors import ConfigError, DamagedData, Diverged
-from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.group import LABEL_BYTES, TorchGroup
 from halotile.tasks.groups.training.curve import received_bytes
 from tests.cases import thorough
 from tests.graphs import fitting
@@ -79,7 +79,7 @@ def exchanged(group: TorchGroup, mode: Any) -> tuple[int, int]:
 
     def watched_broadcast(x: torch.Tensor, *others: Any, group_src: int, **options: Any) -> Any:
         # Rank 0 sends the first network; a label goes before each tensor.
-        if group_src not in (0, group.rank) and x.dtype != torch.uint8:
+        if group_src not in (0, group.rank) and (x.dtype, x.nbytes) != (torch.uint8, LABEL_BYTES):
             messages[0] += x.nbytes
         return real_broadcast(x, *others, group_src=group_src, **options)
 

@@ -140,7 +140,7 @@ def test_a_dataset_is_the_image_of_a_root_or_plate_or_a_level_of_one(
 @both
 def test_each_of_two_multiscales_has_its_own_axes_scale_and_name(tmp_path: Path, version: str) -> None:
     group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2 if version == "0.4" else 3)
-    images = []
+    images: list[Any] = []
     for name, size, pixels in (("a", 0.5, LEVELS[0][0]), ("b", 3, LEVELS[1]), ("deep/0", 4, LEVELS[2])):
         group.create_array(name, data=pixels)
         steps = [{"type": "scale", "scale": [size] * pixels.ndim}]
@@ -160,9 +160,8 @@ def test_each_of_two_multiscales_has_its_own_axes_scale_and_name(tmp_path: Path,
         assert ("".join(source.axes), source.scale) == (axes, (size,) * len(axes))
         assert source.units[-2:] == ("micrometer", "micrometer")
         assert (source.ome and source.ome.name, source.remarks) == (f"image {name}", ())
-    images[1]["datasets"].insert(
-        0, {**images[1]["datasets"][0], "path": "a"}
-    )  # the finest array of two images
+    # Two images share their finest array.
+    images[1]["datasets"].insert(0, {**images[1]["datasets"][0], "path": "a"})
     group.attrs.update(
         {"multiscales": images} if version == "0.4" else {"ome": {"version": "0.5", "multiscales": images}}
     )
