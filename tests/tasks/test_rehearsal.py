@@ -232,6 +232,13 @@ def test_a_network_whose_bits_do_not_depend_on_the_window_is_not_suspected(
     assert difference(tmp_path, shape, "convolutions", {"size": 64}) == 0.0
 
 
+def test_a_tile_that_sees_past_the_edge_is_not_compared_near_a_window_that_ends_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal, "TRIED_WHOLE", 1)
+    assert difference(tmp_path, (128, 128), "convolutions", {"size": 64, "boundary": "reflect"}) == 0.0
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("network", "shape", "tile"),

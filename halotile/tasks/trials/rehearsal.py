@@ -192,7 +192,9 @@ def _difference(
     tile: Window, computed: torch.Tensor, region: Region, whole: torch.Tensor, tiling: Tiling
 ) -> float:
     """The largest difference between the core of a tile and the part of a region that its ends do not affect."""
-    both = tile.core.clip(valid_part(region, tiling.depth, tiling.image))
+    # A tile may see the continuation of the image past its end, where the region has an end.
+    ends = tuple(map(max, tiling.image, tile.reach.stop))
+    both = tile.core.clip(valid_part(region, tiling.depth, ends))
     if not both.size:
         return 0.0
     scale = (tiling.scale,) * len(tiling.image)
