@@ -219,8 +219,8 @@ def _start_of_fidelity(fidelity: FidelityChoice, start: str | None) -> Faults:
     if _kind_of(fidelity.name).needs_start and start is None:
         yield (
             ("fidelity", "name"),
-            f"{fidelity.name} divides by what the image gives, and zeros give nothing; write start: FILE, an image above 0 such as "
-            "a measurement",
+            f"{fidelity.name} divides by what the image gives, and zeros give nothing; write start: FILE, an image above 0, such as "
+            "one with the mean of the measurements everywhere",
         )
 
 
