@@ -104,7 +104,7 @@ MANY = "the output is 1,000,000 files and 3,000,006 inodes: each of 1,000,000 pl
             50_000,
             4096,
             "1GiB",
-            r"the output is 200,000 files and .*: larger shards.* take more run\.memory_per_worker$",
+            r"the output is 200,000 files and .*: fewer, larger shards take more run\.memory_per_worker$",
         ),
         thorough(
             200_000,

@@ -263,7 +263,7 @@ def test_starting_over_discards_no_other_job(
         other = replace(other, input=Input(path=str(write_zarr(finished.folder / "o.zarr", image()))))
     elif change == "denoiser":
         other = replace(other, denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}))
-    with refused(finished.folder, OutputRefused, r"another job's.*--fresh discards only.*output\.overwrite"):
+    with refused(finished.folder, OutputRefused, r"another job.*--fresh discards only.*output\.overwrite"):
         run(make_plan(other, fresh=True))
     if stands != "run directory":
         with refused(finished.output, ResumeRefused, r"--fresh and output\.overwrite: true"):
