@@ -78,11 +78,11 @@ class OmeReader(plain.ArrayReader):
             ome=OmeImage(stated.position, _text(image.get("name")), checked_omero(omero)),
         )
         remarks = list(header.remarks)
-        if dataset is None and (others := _other_images(images)):
+        if dataset is None and isinstance(images, list) and len(images) > 1:
+            others = _other_images(images)
             one = f"{'one of ' if others[1:] else ''}{', '.join(others)}"
-            remarks.append(
-                f"it has {len(images)} multiscales, and this is the first: for another, write input.dataset: {one}"
-            )
+            other = f": for another, write input.dataset: {one}" if others else ""
+            remarks.append(f"it has {len(images)} multiscales, and this is the first{other}")
         if omero and checked_omero(omero) is None:
             header = replace(header, channels=valid_parts(omero))
             remarks.append("its omero attribute is not valid: only valid names and colours of it are kept")
