@@ -48,7 +48,7 @@ def export(request: ExportRequest, *, quiet: bool = False) -> str:
     """Write the file; return a description of it in one line."""
     from halotile.cli.screens.screen import complain
     from halotile.graphs.plans.inputs import check_whole
-    from halotile.storage.formats.base import PACKING
+    from halotile.storage.formats.base import packing_text
     from halotile.storage.images.planes import known_channels
     from halotile.storage.images.tiff_export import level_shapes, write_tiff
     from halotile.storage.sharded.ome_metadata import is_photo
@@ -65,9 +65,7 @@ def export(request: ExportRequest, *, quiet: bool = False) -> str:
     source = planes.source
     channels = known_channels(source)
     if not request.cog and any(channel.get("label") for channel in channels) and not is_photo(channels):
-        planes = replace(
-            planes, colour=False
-        )  # pixels of red, green and blue samples have no names in a TIFF
+        planes = replace(planes, colour=False)  # samples of red, green and blue have no names in a TIFF
     if source.dtype.kind == "c":
         raise ConfigError(
             f"{request.file}: the pixels of {request.path} are complex, which few programs read from a TIFF. "
@@ -83,11 +81,9 @@ def export(request: ExportRequest, *, quiet: bool = False) -> str:
             f"{request.option('cog')}: {request.path} has planes along {', '.join(planes.loops)}, and a GeoTIFF has one row of bands. "
             f"Write {request.option('plane')} {planes.loops[0]}=0, or another of them."
         )
-    if packing := " and ".join(
-        f"{name} {source.attributes[name]}" for name in PACKING if name in source.attributes
-    ):
+    if packing := packing_text(source.attributes):
         complain(
-            f"note: {request.path}: values are packed with {packing}; the TIFF has the stored numbers without it."
+            f"note: {request.path}: values are packed with {packing}. The TIFF has the stored numbers, and does not name the packing."
         )
     with progress(request.file.name, quiet) as tick:
         nbytes = write_tiff(request.file, planes, cog=request.cog, tick=tick)

@@ -15,7 +15,7 @@ from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.storage.arrays import Source
 from halotile.storage.disk.object_path import ObjectPath, OutputPath
 from halotile.storage.disk.place import local_lock_reason
-from halotile.storage.formats.base import PACKING
+from halotile.storage.formats.base import packing_text
 from halotile.storage.grid import Grid, Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.levels import MOST_FILES
@@ -57,10 +57,8 @@ def note_of_packing(
     source: Source, done: str = "denoised", result: str = "The output keeps the packing"
 ) -> tuple[str, ...]:
     """Return a note on values that the file stores packed, by the CF conventions."""
-    packing = {name: source.attributes[name] for name in PACKING if name in source.attributes}
-    if packing in ({}, {"scale_factor": 1}, {"add_offset": 0}, {"scale_factor": 1, "add_offset": 0}):
+    if not (stated := packing_text(source.attributes)):
         return ()
-    stated = " and ".join(f"{name} {value!s:.30}" for name, value in packing.items())
     return (
         f"values are packed with {stated}, which are not applied: the stored numbers are {done}, and settings such as sigma are in "
         f"their units. {result}",

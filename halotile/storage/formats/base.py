@@ -226,8 +226,21 @@ def make_header(
     )
 
 
-PACKING = ("scale_factor", "add_offset")
-"""Attributes of the CF conventions: a value is the stored number times the first, plus the second."""
+PACKING = {"scale_factor": 1, "add_offset": 0}
+"""Attributes of the CF conventions: a value is the stored number times the first, plus the second. And the numbers that change nothing."""
+
+
+def packing_text(attributes: Mapping[str, Any]) -> str:
+    """How stored numbers become values, by the attributes; empty where they are the values.
+
+    Examples
+    --------
+    >>> packing_text({"scale_factor": 0.5, "add_offset": 0}), packing_text({"scale_factor": 1})
+    ('scale_factor 0.5 and add_offset 0', '')
+    """
+    packing = {name: attributes[name] for name in PACKING if name in attributes}
+    changes = any(value != PACKING[name] for name, value in packing.items())
+    return " and ".join(f"{name} {value!s:.30}" for name, value in packing.items()) if changes else ""
 
 
 def _as_text(value: Any) -> Any:

@@ -105,9 +105,8 @@ def _coordinate(dimension: Any) -> str:
 def _axis_name(dimension: Any) -> str:
     """The label of an axis, or else the name of its dimension scale, which is that of the dimension in netCDF-4."""
     name = dimension.label
-    with suppress(
-        RuntimeError, KeyError, ValueError
-    ):  # the scale was deleted, or is in the file that this was copied from
+    # The scale was deleted, or is in the file that this was copied from.
+    with suppress(RuntimeError, KeyError, ValueError):
         name = name or (dimension[0].name if len(dimension) else None)
     return os.fsdecode(name or "").rpartition("/")[2]
 

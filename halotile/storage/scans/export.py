@@ -121,11 +121,9 @@ def read_result(path: str) -> ScanResult:
 def _all_of(file: Any, group: str, names: Iterable[str]) -> dict[str, Any] | None:
     """Return these numbers of a group; None where one of them is missing."""
     found = {name: dataset_in(file, f"{group}/{name}", kinds="iufcb") for name in names}
-    return (
-        None
-        if any(each is None for each in found.values())
-        else {name: each[()] for name, each in found.items()}
-    )
+    if any(each is None for each in found.values()):
+        return None
+    return {name: each[()] for name, each in found.items()}
 
 
 def worst_patterns(path: str) -> dict[str, Any]:

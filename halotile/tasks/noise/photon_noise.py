@@ -178,9 +178,8 @@ def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
     """
     squares = _without_marks(squares)
     exponent = math.frexp(np.abs(_measured(squares)).max(initial=0.0))[1]
-    fit = _fit(
-        [np.ldexp(square, -exponent) for square in squares]
-    )  # whose squares neither overflow nor vanish
+    # In a unit in which squares neither overflow nor vanish.
+    fit = _fit([np.ldexp(square, -exponent) for square in squares])
     unit = math.ldexp(1.0, exponent)
     return fit and Fit(fit.gain * unit, fit.variance * unit * unit, fit.is_clear)
 
