@@ -157,7 +157,7 @@ def test_a_program_that_has_a_process_group_keeps_it(tmp_path: Path) -> None:
     [
         (
             "mesh",
-            r"process_group is DeviceMesh.* no ProcessGroup of torch\. Write .*mesh\.get_group\('space'\)",
+            r"process_group is DeviceMesh.* not a torch ProcessGroup\. Write .*mesh\.get_group\('space'\)",
         ),
         ("space", r"process_group is 'space', which is not a torch ProcessGroup\. Write "),
         (dist.GroupMember.NON_GROUP_MEMBER, r"this rank is not a member of process_group"),

@@ -60,7 +60,7 @@ def test_a_scan_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any
 
 @pytest.mark.parametrize(
     ("factor", "said"),
-    [(1e-6, "all positions lie within"), (1e3, "they do not overlap")],
+    [(1e-6, "all positions are within"), (1e3, "they do not overlap")],
     ids=["too small", "too large"],
 )
 def test_positions_in_another_unit_are_refused(tmp_path: Path, factor: float, said: str) -> None:

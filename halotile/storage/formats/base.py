@@ -231,7 +231,7 @@ PACKING = {"scale_factor": 1, "add_offset": 0}
 
 
 def packing_text(attributes: Mapping[str, Any]) -> str:
-    """How stored numbers become values, by the attributes; empty where they are the values.
+    """Factor and offset that make values of the stored numbers, from the attributes; empty where the numbers are the values.
 
     Examples
     --------
