@@ -61,7 +61,11 @@ _PBS = {
         done
         exit $code
     """,
-    "qdel": "kill -KILL -$(cat {folder}/${{1%.fake}}.pid)",
+    "qdel": """
+        pid={folder}/${{1%.fake}}.pid
+        until [ -s $pid ]; do sleep 0.1; done
+        kill -KILL -$(cat $pid)
+    """,
 }
 """Commands of a PBS that starts scripts on this machine."""
 

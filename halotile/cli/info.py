@@ -38,6 +38,7 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
     images = _images_of(pattern) if pattern else [path]
     named = pattern or path
     path, source, remarks = _first_readable(images, level, dataset)
+    known = known_channels(source)
     remarks += [
         f"{counted(count, 'further image')} in the folder: write another job for {other}"
         for other, count in list(patterns.items())[1:]
@@ -53,7 +54,11 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         "chunks": list(source.chunks),
         "scale": list(source.scale),
         "units": list(source.units),
-        "channels": [str(channel["label"]) for channel in known_channels(source) if "label" in channel],
+        "channels": [
+            str(c.get("label", f"number {n}"))
+            for n, c in enumerate(known)
+            if any("label" in c for c in known)
+        ],
         "nodata": source.nodata,
         "georeference": _georeference(source),
         "remarks": [*remarks, *source.remarks],

@@ -131,6 +131,8 @@ def status(job: Job, *, follow: bool, as_json: bool) -> None:
         said = ": ".join(filter(None, (_name(path), states[path], reasons.get(path))))
         rows.append((_done(stand[path]), said))
     rows += _listed(len(unfinished))
+    if "not begun" in counts and len(counts) > 1:
+        rows.append(("not begun", "`recon-cli plan` of this job says what keeps an image from it"))
     print_rows(f"{counts.get('finished', 0):,} of {counted(len(stand), 'image')} finished", rows)
 
 

@@ -130,6 +130,10 @@ def find_run(place: str | OutputPath) -> Path:
             return directory
         if first := run.read_primary():  # it belongs to a further output
             return Path(first)
+    if isinstance(path, Path) and path.suffix in (".yaml", ".yml", ".json") and path.is_file():
+        raise ConfigError(
+            f"{path} is a job file: `recon-cli run {shlex.quote(str(path))}` continues its run. Or write the run directory or the output."
+        )
     raise ConfigError(
         f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to.{elsewhere(path)}"
     )

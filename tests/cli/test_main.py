@@ -311,6 +311,12 @@ def test_a_file_that_is_no_output_is_not_verified(config: Path, name: str) -> No
     assert f"{name} is no output that a run wrote" in result.stderr
 
 
+def test_a_job_file_is_resumed_by_run(config: Path) -> None:
+    result = RUNNER.invoke(app, ["resume", str(config)])
+    assert result.exit_code == 2
+    assert f"is a job file: `recon-cli run {config}` continues its run" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [("noisy.npy/x.zarr", "is a file, so nothing can be made in it"), ("no/deep/x.zarr", "mkdir -p ")],

@@ -55,6 +55,13 @@ def test_a_run_that_has_finished_cannot_be_cancelled(submitted: RunDirectory, sl
     assert not (slurm / "cancelled").exists()
 
 
+def test_a_job_that_ends_before_it_is_cancelled_counts_as_cancelled(
+    submitted: RunDirectory, slurm: Path
+) -> None:
+    (slurm / "scancel").write_text("#!/bin/sh\necho 'no such job' >&2; exit 1\n")
+    assert "job 7 is cancelled" in batch.cancel(submitted.path)
+
+
 def test_one_that_has_not_is_marked(submitted: RunDirectory, slurm: Path) -> None:
     assert "job 7 is cancelled" in batch.cancel(submitted.path)
     assert BatchFiles(submitted).failure() == "cancelled"

@@ -134,6 +134,9 @@ def test_z_may_be_the_last_axis(tmp_path: Path) -> None:
     plan = make_plan(of_spacing(tmp_path, {"z": 5, "y": 1, "x": 1}, "yxz", pixels))
     assert plan.summary()["tiled_axes"] == "yx"
     assert any("5 times as far apart" in note for note in plan.notes)
+    one = make_plan(of_spacing(tmp_path, {"z": 5, "y": 1, "x": 1}, "yxz", pixels[..., :1]))
+    assert one.summary()["tiled_axes"] == "yx"
+    assert not any("far apart" in note for note in one.notes)
     network = {"import": "tests.networks:convolutions"}
     job = job_of(tmp_path / "a.npy", tmp_path / "n.zarr", "torch", network, input={"axes": "yxz"})
     assert make_plan(job).summary()["tiled_axes"] == "yx"

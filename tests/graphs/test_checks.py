@@ -83,7 +83,13 @@ WRONG: list[tuple[str, Any, str]] = [
             ("input", "input.path", lambda path: Input(path=path)),
             ("input", "input.sides.mask", lambda path: Input(path="a", sides={"mask": path})),
         )
-        for address in ("s3://a:secret@b/c", "https://b/c?X-Amz-Signature=secret", "s3://a:1secret/2@b/c")
+        for address in (
+            "s3://a:secret@b/c",
+            "https://b/c?X-Amz-Signature=secret",
+            "s3://a:1secret/2@b/c",
+            "https:/a:secret@b/c",
+            "zip::https://a:secret@b/c",
+        )
     ),
     ("output", Output(path="s3://b/c+d.zarr"), "has + in it"),
     ("output", Output(path="s3://b/../c"), "has .. in it"),

@@ -267,6 +267,13 @@ def test_a_change_of_a_file_is_detected(
     assert source.change() == "was written to"
 
 
+def test_a_missing_one_of_many_numbered_files_is_refused(tmp_path: Path) -> None:
+    path, _ = _of_many(tmp_path)
+    (tmp_path / "q[1]-4-100%.h5").unlink()
+    with pytest.raises(InputError, match=r"in another file, q\[1\]-4-100%\.h5, which is missing"):
+        open_source(path, dataset="data")
+
+
 def test_raw_files_are_found_through_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[str] = ["", "${ORIGIN}/raw", "elsewhere"]
     for folder, prefix in in_folders(tmp_path, rows):
@@ -365,6 +372,15 @@ def test_numbers_that_netcdf_stores_with_another_sign_are_refused(tmp_path: Path
         file["data"].attrs["_Unsigned"] = np.bytes_(b"true")  # as netCDF-C writes text
     with pytest.raises(InputError, match="int8 are unsigned"):
         open_source(tmp_path / "a.nc")
+
+
+def test_what_netcdf_never_wrote_is_a_hole_and_valid_values_are_noted(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.nc", "w") as file:
+        stored = file.create_dataset("data", FRAME.shape, "f4", fillvalue=9.969209968386869e36)
+        stored.attrs["valid_range"] = np.array([0, 5.0])
+    source = open_source(tmp_path / "a.nc")
+    assert source.nodata == source[0, 0]
+    assert any("valid_range [0. 5.]): those outside count as measured" in remark for remark in source.remarks)
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -125,3 +125,7 @@ def test_an_invalid_channel_costs_no_other_its_name(tmp_path: Path) -> None:
     assert source.channels == ({"label": "DAPI", "color": "0000FF", "window": (0, 9)}, {"label": "GFP"}, {})
     assert any("omero attribute is not valid" in remark for remark in source.remarks)
     assert any("2 multiscales" in remark for remark in source.remarks)
+    assert not any("describes" in remark for remark in source.remarks)
+    group.attrs["omero"] = {"channels": [whole]}
+    remark = "its omero attribute describes 1 of 3 channels"
+    assert remark in open_source(tmp_path / "a.zarr").remarks

@@ -198,7 +198,7 @@ def credentials_fault(path: str) -> str | None:
     (None, 'holds a name or a password')
     """
     address = "".join(path.split())
-    if not re.match(r"[\w+.-]+://", address) or redacted(address) == address:
+    if not re.match(r"([\w+.-]+::)*[\w+.-]+:/", address) or redacted(address) == address:
         return None
     return (
         "holds a name or a password; leave out what is before the @ or after the ?: credentials are in the environment, such as "

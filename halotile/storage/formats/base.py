@@ -221,6 +221,7 @@ def make_header(
         remarks=(
             *(() if requested else remarks_on_axes(axes, pixels, named or ())),
             *_remarks_on_holes(holes),
+            *_remarks_on_range(attributes),
             *_remarks_on_coordinates(coordinates, attributes),
         ),
     )
@@ -257,6 +258,10 @@ def number_of_type(value: Any, dtype: np.dtype[np.generic]) -> float | None:
         return None
 
 
+FILL_OF_NETCDF = 9.969209968386869e36
+"""The value that netCDF reads where floats were never written and no ``_FillValue`` is given."""
+
+
 def nodata_of(attributes: Mapping[str, Any], dtype: np.dtype[Any], fill: Any = None) -> list[float]:
     """The values of pixels without a measurement, besides NaN, by the attributes of the CF conventions and ``fill``.
 
@@ -283,6 +288,19 @@ def _remarks_on_holes(values: Sequence[float]) -> tuple[str, ...]:
     return (
         f"the file names several values of pixels without a measurement: {values[0]:.10g} is taken as one, {others} as measured. Write "
         "input.sides.mask, an image that is 0 in such pixels, or replace them",
+    )
+
+
+def _remarks_on_range(attributes: Mapping[str, Any]) -> tuple[str, ...]:
+    """A remark on the range of valid values by the CF conventions: values outside it are not measured, and are not left out."""
+    given = {
+        name: attributes[name] for name in ("valid_min", "valid_max", "valid_range") if name in attributes
+    }
+    if not given:
+        return ()
+    return (
+        f"the file says which values are valid ({', '.join(f'{name} {value!s:.30}' for name, value in given.items())}): those outside "
+        "count as measured. Write input.sides.mask, an image that is 0 in such pixels",
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.storage.formats.base import (
+    FILL_OF_NETCDF,
     Source,
     file_identity,
     make_header,
@@ -56,6 +57,7 @@ class Hdf5Reader:
             named=[_axis_name(dimension) for dimension in pixels.dims],
             chunks=pixels.chunks,
             attributes=pixels.attrs,
+            fill=FILL_OF_NETCDF if pixels.fillvalue == FILL_OF_NETCDF else None,
             coordinates=[*filter(None, map(_coordinate, pixels.dims))],
             identity={
                 # Of a link, this is the name of its target.

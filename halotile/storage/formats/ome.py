@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,15 +77,13 @@ class OmeReader(plain.ArrayReader):
             fill=fill or None,
             ome=OmeImage(stated.position, _text(image.get("name")), checked_omero(omero)),
         )
-        remarks = list(header.remarks)
-        if dataset is None and isinstance(images, list) and len(images) > 1:
-            others = _other_images(images)
-            one = f"{'one of ' if others[1:] else ''}{', '.join(others)}"
-            other = f": for another, write input.dataset: {one}" if others else ""
-            remarks.append(f"it has {len(images)} multiscales, and this is the first{other}")
         if omero and checked_omero(omero) is None:
             header = replace(header, channels=valid_parts(omero))
-            remarks.append("its omero attribute is not valid: only valid names and colours of it are kept")
+        remarks = [
+            *header.remarks,
+            *(_on_other_images(images) if dataset is None else ()),
+            *_on_channels(omero, dict(zip(header.axes, array.shape, strict=True)).get("c", 1)),
+        ]
         sizes, known, on_sizes = known_sizes(header.axes, stated, units or (None,) * len(header.axes))
         found = {**group.attrs, **array.attrs, "halotile": group.attrs.get("halotile")}
         place = read_georeference(found, header.rows_and_columns)
@@ -102,6 +100,23 @@ def first_image(multiscales: Any) -> Mapping[str, Any]:
         "its OME-Zarr attributes name no levels: multiscales[0].datasets is not a list with a path in each entry. "
         "Repair the attributes, or write dataset: the path of an array inside."
     )
+
+
+def _on_other_images(images: Any) -> Iterator[str]:
+    """A remark on images of the group besides the first, with names that choose them."""
+    if isinstance(images, list) and len(images) > 1:
+        others = _other_images(images)
+        one = f"{'one of ' if others[1:] else ''}{', '.join(others)}"
+        other = f": for another, write input.dataset: {one}" if others else ""
+        yield f"it has {len(images)} multiscales, and this is the first{other}"
+
+
+def _on_channels(omero: Any, count: int) -> Iterator[str]:
+    """Remarks on display settings that are not valid, or not of this number of channels."""
+    if omero and checked_omero(omero) is None:
+        yield "its omero attribute is not valid: only valid names and colours of it are kept"
+    if (described := len(valid_parts(omero))) not in (0, count):
+        yield f"its omero attribute describes {described} of {count} channels"
 
 
 def _other_images(images: Sequence[Any]) -> list[str]:

@@ -188,8 +188,12 @@ class BatchSystem:
         answer_of([*self.requeues.split(), job])
 
     def cancel(self, job: str) -> None:
-        """End a job in any state."""
-        answer_of([self.cancels, job])
+        """End a job in any state; one that has just ended by itself is no error."""
+        try:
+            answer_of([self.cancels, job])
+        except ClusterFailed:
+            if self.state_of(job) is not None:
+                raise
 
     def state_of(self, job: str) -> str | None:
         """State of a job, such as ``PENDING (BeginTime)``; None when it is over."""

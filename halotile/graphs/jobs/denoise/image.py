@@ -92,7 +92,8 @@ def _tiled_letters(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[
         dims_wanted = next((dims for dims in denoiser.dims if dims <= len(space)), denoiser.dims[-1])
         letters = space[-dims_wanted:]
         if "z" in letters and 2 in denoiser.dims and (why := _flatness(job, source, letters)):
-            letters, notes = letters.replace("z", ""), [why]
+            letters = letters.replace("z", "")
+            notes = [why] * (source.shape[axes.index("z")] > 1)
     if any(letter not in axes for letter in letters):
         raise ConfigError(
             f"tile.axes is {letters!r}, the image's axes are {axes!r}. Write some of these, or input.axes if they are others."

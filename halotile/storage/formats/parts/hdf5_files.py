@@ -154,7 +154,17 @@ def _resolve(reference: _Reference, place: str) -> Iterator[tuple[str, str | Non
         yield place, reference.dataset
         return
     candidates = list(_candidates(reference, place))
-    for number in sorted(_numbers(candidates)) if _is_numbered(reference.file) else [None]:
+    numbers: set[str | None] = {None}
+    if _is_numbered(reference.file):
+        numbers = {*_numbers(candidates)}
+        if first := next((n for n in range(len(numbers)) if str(n) not in numbers), None):
+            # HDF5 ends the image there.
+            name = _fill_number(reference.file, str(first))
+            raise InputError(
+                f"some of the pixels of {place} are in another file, {name}, which is missing, while there are files of higher numbers. "
+                "Put it there, or move the others elsewhere."
+            )
+    for number in sorted(numbers, key=str):
         files = (os.path.join(folder, _fill_number(name, number or "")) for folder, name in candidates)
         existing = next(filter(os.path.isfile, files), None)
         if existing is not None:
