@@ -55,8 +55,8 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     """Plan a job as it will run inside its batch job; nothing is written."""
     from halotile.graphs.clusters.launches.batch_system import SLURM, system_of
     from halotile.graphs.clusters.launches.driver_script import check_walltime, notice_seconds, script_of
+    from halotile.graphs.plans.needs import Requested, workers_of
     from halotile.graphs.plans.plan import documents_of
-    from halotile.graphs.plans.resources.worker_choice import Requested, workers_of
     from halotile.graphs.plans.trials.denoiser_trials import TrialTooLong, trials_within
     from halotile.graphs.submission import Submission, check_not_waiting
 

@@ -26,8 +26,8 @@ from halotile.graphs.clusters.common.machine import INSTALL, cores_here, gpus_he
 from halotile.graphs.clusters.launches.batch_system import system_of
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.plans.identity import package_version
+from halotile.graphs.plans.needs import machine_bytes
 from halotile.graphs.plans.plan import existing_parent
-from halotile.graphs.plans.resources.memory import machine_bytes
 from halotile.registry import find
 from halotile.storage.disk.place import local_lock_reason
 from halotile.tasks.denoisers.compiled.library import library

@@ -6,8 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from halotile.graphs.iterations.divergence import FigureRow
-from halotile.graphs.iterations.iterate import PassWords
+from halotile.graphs.iterations.iterate import FigureRow, PassWords
 from halotile.graphs.jobs.reconstruct.passes import JudgedIterations
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
 from halotile.graphs.runs.passes.records import open_records

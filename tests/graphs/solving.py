@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.graphs.jobs.reconstruct.problem.inversion import NORM_ITERATIONS
+from halotile.graphs.jobs.reconstruct.inversion import NORM_ITERATIONS
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.solvers.base import CHANGE, LENGTH, Problem, Solver, State
 from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue

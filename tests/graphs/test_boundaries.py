@@ -16,8 +16,8 @@ from halotile.graphs.clusters.common import machine as gpu_detection
 from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Output, Run, Tile
+from halotile.graphs.plans import needs
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.resources import worker_choice
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.driver import run as reconstruct
 from tests.graphs.distributing import image, kernel
@@ -139,7 +139,7 @@ def test_none_crosses_in_a_run_on_cards_and_its_bits_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    for module in (worker_choice, gpu_detection):
+    for module in (needs, gpu_detection):
         monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0",)))
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260), "uint16"))
     written = []

@@ -18,7 +18,7 @@ from halotile.errors import ConfigError, MemoryRefused, TaskFailed, WrongKind
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.distributed import context
 from halotile.graphs.distributed.context import task_bytes
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
+from halotile.graphs.plans.needs import IMPORTS_BYTES
 from tests.graphs.distributing import STACKS, image, one_bright_pixel, refuse_bright, tiled
 from tests.support import IN_THREADS
 

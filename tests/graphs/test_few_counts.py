@@ -25,7 +25,7 @@ from halotile.graphs.jobs.ptychography.job import (
     StageOptions,
     result_rows,
 )
-from halotile.graphs.jobs.ptychography.photon_loss import photon_loss_of
+from halotile.graphs.jobs.ptychography.passes import photon_loss_of
 from halotile.graphs.jobs.ptychography.plan import recipe_of
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.group import TorchGroup

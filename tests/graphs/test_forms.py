@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halotile.graphs.jobs.reconstruct.problem.forms import Backprojection, Form, choose_form
+from halotile.graphs.jobs.reconstruct.costs import Backprojection, Form, choose_form
 from halotile.graphs.solvers.base import Problem
 from halotile.graphs.solvers.cg import ConjugateGradients
 from halotile.graphs.solvers.fista import Fista

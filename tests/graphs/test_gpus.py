@@ -25,10 +25,10 @@ from halotile.graphs.clusters.launches.slurm_allocation import NodeSlot
 from halotile.graphs.clusters.launches.slurm_steps import NodeSlots, WorkerStep
 from halotile.graphs.clusters.workers.__main__ import share_of
 from halotile.graphs.kinds.sections import Cluster, Run
+from halotile.graphs.plans import needs
 from halotile.graphs.plans.identity import differences
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.resources import worker_choice
-from halotile.graphs.plans.resources.worker_choice import device_of
+from halotile.graphs.plans.needs import device_of
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.cases import thorough
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
@@ -164,7 +164,7 @@ def test_gpus_that_are_not_there_are_refused(requested: Any) -> None:
 
 
 def test_a_machine_without_one_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (worker_choice, gpu_detection):
+    for module in (needs, gpu_detection):
         monkeypatch.setattr(module, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
     order = Order(workers=1, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
     start = local_cuda.start(order)
@@ -176,7 +176,7 @@ def test_a_machine_without_one_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_extra_is_named_where_dask_cuda_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (worker_choice, gpu_detection):
+    for module in (needs, gpu_detection):
         monkeypatch.setattr(module, "gpus_here", lambda: TWO)
     monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: False)
     start = local_cuda.start(Order(workers=1, memory_bytes=2**30))
@@ -286,7 +286,7 @@ def test_what_is_said_or_is_elsewhere_is_not_asked_of_an_allocation(
 def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for module in (worker_choice, gpu_detection):
+    for module in (needs, gpu_detection):
         monkeypatch.setattr(module, "gpus_here", lambda: TWO)
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
@@ -310,7 +310,7 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
 def test_a_plan_for_a_card_that_is_not_there_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, run: Run, gpus: Any
 ) -> None:
-    for module in (worker_choice, gpu_detection, local_cuda):
+    for module in (needs, gpu_detection, local_cuda):
         monkeypatch.setattr(module, "gpus_here", lambda *_: Gpus(why_none="NVML finds none"))
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
@@ -319,7 +319,7 @@ def test_a_plan_for_a_card_that_is_not_there_is_refused(
 
 
 def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for module in (worker_choice, gpu_detection):
+    for module in (needs, gpu_detection):
         monkeypatch.setattr(module, "gpus_here", lambda: TWO)
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
@@ -375,7 +375,7 @@ def test_the_doctor_tells_what_local_cuda_lacks(
 
 
 def test_a_dask_cuda_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (worker_choice, gpu_detection):
+    for module in (needs, gpu_detection):
         monkeypatch.setattr(module, "gpus_here", lambda: TWO)
     monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: True)
     monkeypatch.setitem(sys.modules, "dask_cuda", None)
@@ -422,7 +422,7 @@ def test_dask_cuda_gives_each_worker_a_card_of_its_own(
     monkeypatch: pytest.MonkeyPatch, here: Gpus, gpus: Any, visible: list[str]
 ) -> None:
     pytest.importorskip("dask_cuda", reason="the extra cuda is not installed")
-    for module in (worker_choice, gpu_detection):
+    for module in (needs, gpu_detection):
         monkeypatch.setattr(module, "gpus_here", lambda: here)
     # There is no GPU to ask for its memory and its cores.
     monkeypatch.setenv("DASK_CUDA_TEST_DISABLE_DEVICE_SPECIFIC", "1")

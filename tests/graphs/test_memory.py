@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 import halotile.graphs.runs.passes.worker_setup, halotile.graphs.runs.driver  # what a worker has imported
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
+from halotile.graphs.plans.needs import IMPORTS_BYTES
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, peak_memory_bytes
 from halotile.tasks.devices.device import prepare_process

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
+from halotile.graphs.jobs.reconstruct.costs import Form
 from halotile.graphs.jobs.reconstruct.job import (
     FidelityChoice,
     OperatorChoice,
@@ -21,7 +22,6 @@ from halotile.graphs.jobs.reconstruct.job import (
     Reconstruction,
     SolverChoice,
 )
-from halotile.graphs.jobs.reconstruct.problem.forms import Form
 from halotile.graphs.kinds.sections import Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.graphs.jobs.reconstruct.problem.forms import choose_form
+from halotile.graphs.jobs.reconstruct.costs import choose_form
 from halotile.graphs.solvers.base import CHANGE, Problem, Solver, State
 from halotile.graphs.solvers.gd import GradientDescent
 from halotile.graphs.solvers.pgd import ProximalGradient

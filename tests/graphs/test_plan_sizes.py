@@ -22,8 +22,8 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, parse_bytes
 from halotile.graphs.plans import make
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.needs import DECODED, READ
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.plans.resources.memory import DECODED, READ
 from halotile.graphs.runs.claim import claim
 from halotile.storage.stored_array import StoredArray
 from tests.support import (

@@ -17,8 +17,7 @@ import halotile
 from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.rank_programs import Curve
-from halotile.graphs.jobs.ptychography.passes import SentRecipe
-from halotile.graphs.jobs.ptychography.photon_loss import photon_loss, photon_loss_of
+from halotile.graphs.jobs.ptychography.passes import SentRecipe, photon_loss, photon_loss_of
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.training.curve import read_curve, write_curve
 from halotile.tasks.ptychography.recipe import SolverStage

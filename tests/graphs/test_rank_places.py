@@ -19,7 +19,7 @@ from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.common import machine as gpus
 from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.kinds.sections import Cluster
-from halotile.graphs.plans.resources import worker_choice
+from halotile.graphs.plans import needs
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram
 from halotile.graphs.torch_script import run_rank_of_script
 from halotile.tasks.groups import opening
@@ -154,7 +154,7 @@ Path(sys.argv[1], os.environ["RANK"]).write_text(gpu)
 @pytest.mark.thorough
 def test_ranks_of_a_script_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("dask_cuda", reason="the extra cuda is not installed")
-    for module in (worker_choice, gpus):
+    for module in (needs, gpus):
         monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("4", "7")))
     # There is no GPU to ask for its memory and its cores.
     monkeypatch.setenv("DASK_CUDA_TEST_DISABLE_DEVICE_SPECIFIC", "1")

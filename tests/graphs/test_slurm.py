@@ -167,7 +167,7 @@ def test_in_an_allocation_workers_are_steps_with_gpus_of_their_own(job: HpcJob, 
 def test_in_an_allocation_gpus_compute_where_each_worker_has_one(
     gpus: int, workers: int, device: str, slurm: Slurm
 ) -> None:
-    code = "from halotile.graphs.plans.resources.worker_choice import device_of; from halotile.graphs.kinds.sections import Cluster, Run"
+    code = "from halotile.graphs.plans.needs import device_of; from halotile.graphs.kinds.sections import Cluster, Run"
     command = [sys.executable, "-c", f"{code}; print(device_of(Run(workers={workers}), Cluster()))"]
     tasks = ["--nodes=2", f"--ntasks-per-node={gpus or 1}", f"--gres=gpu:{gpus}"]
     done = subprocess.run(

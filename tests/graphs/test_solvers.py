@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from halotile.graphs.iterations.iterate import Target
-from halotile.graphs.jobs.reconstruct.problem.forms import Form
+from halotile.graphs.jobs.reconstruct.costs import Form
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import State
 from halotile.graphs.solvers.cg import ConjugateGradients

@@ -12,8 +12,8 @@ import pytest
 
 from halotile.errors import MemoryRefused, TaskFailed, WorkerDied
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.reconstruct.costs import Form
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.reconstruct.problem.forms import Form
 from halotile.graphs.kinds.base import Gather
 from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.make import make_plan

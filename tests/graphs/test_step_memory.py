@@ -17,9 +17,9 @@ from halotile.graphs.clusters.common import machine as gpu_detection
 from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
+from halotile.graphs.plans import needs
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.resources import worker_choice
-from halotile.graphs.plans.resources.memory import PROCESS, TILES, Footprint, gpu_bytes
+from halotile.graphs.plans.needs import PROCESS, TILES, Footprint, gpu_bytes
 from tests.cases import all_of
 from tests.graphs.solving import kernel
 from tests.support import dncnn_weights, noisy_image, work_of, write_zarr
@@ -143,7 +143,7 @@ def test_a_worker_stays_within_what_the_plan_projects(name: str, folder: Path, t
 def test_a_prior_on_a_card_takes_what_its_libraries_keep_and_no_tiles_here(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for module in (worker_choice, gpu_detection):
+    for module in (needs, gpu_detection):
         monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0",)))
     for path in folder.iterdir():
         (tmp_path / path.name).symlink_to(path)

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from halotile.graphs.jobs.reconstruct.costs import choose_form, computed_twice, pixels_read
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.jobs.reconstruct.problem.costs import computed_twice, pixels_read
-from halotile.graphs.jobs.reconstruct.problem.forms import choose_form
 from halotile.graphs.kinds.sections import DenoiserChoice, Output
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan

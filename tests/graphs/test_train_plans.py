@@ -26,8 +26,8 @@ from halotile.graphs.clusters.common import machine as gpu_detection
 from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.train.job import NetworkChoice, WeightsFile
 from halotile.graphs.kinds.sections import Cluster, Input, Run
+from halotile.graphs.plans import needs
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.resources import worker_choice
 from halotile.storage.images.png import encode_png
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.stored_array import MOST_SHARED
@@ -222,7 +222,7 @@ def test_a_precision_is_not_for_a_training(images: Path, tmp_path: Path) -> None
 def test_workers_that_would_share_a_gpu_are_one_or_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (worker_choice, gpu_detection):
+    for module in (needs, gpu_detection):
         monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0", "1")))
     run = Run(device="cuda", memory_per_worker="3GiB")
     local, each = (Cluster(kind=kind) for kind in ("local", "local-cuda"))

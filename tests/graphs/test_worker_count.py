@@ -13,10 +13,9 @@ from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.kinds.sections import Cluster, Run
+from halotile.graphs.plans import needs
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.resources import worker_choice
-from halotile.graphs.plans.resources.memory import machine_bytes
-from halotile.graphs.plans.resources.worker_choice import check_allocation, device_of, workers_of
+from halotile.graphs.plans.needs import check_allocation, device_of, machine_bytes, workers_of
 from tests.support import job_of, noisy_image, write_zarr
 
 GIB = 2**30
@@ -28,8 +27,8 @@ ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine of 8 cores and 64 GiB."""
-    monkeypatch.setattr(worker_choice, "cores_here", lambda _: 8)
-    monkeypatch.setattr(worker_choice, "machine_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(needs, "cores_here", lambda _: 8)
+    monkeypatch.setattr(needs, "machine_bytes", lambda: 64 * GIB)
     return monkeypatch
 
 
@@ -59,7 +58,7 @@ def test_this_machine_works_with_all_its_cores(machine: pytest.MonkeyPatch) -> N
 
 
 def test_no_more_work_than_its_memory_has_room_for(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(worker_choice, "machine_bytes", lambda: 16 * GIB)
+    machine.setattr(needs, "machine_bytes", lambda: 16 * GIB)
     found = workers_of(Run(), HERE, "cpu")
     assert found == (4, "16 GiB have no room for more of 4GiB; 8 cores")
     assert workers_of(Run(memory_per_worker="64GiB"), HERE, "cpu").workers == 1
@@ -275,7 +274,7 @@ def test_a_batch_job_takes_no_more_cores_than_it_has_here(
     groups({})
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr("socket.gethostname", lambda: "n2")
-    monkeypatch.setattr(worker_choice, "machine_bytes", lambda: 1024 * GIB)
+    monkeypatch.setattr(needs, "machine_bytes", lambda: 1024 * GIB)
     (tmp_path / "told").write_text(file)
     environment = {name: word.replace("$", str(tmp_path / "told")) for name, word in told.items()}
     assert workers_of(Run(), HERE, "cpu", environment) == (workers, why)

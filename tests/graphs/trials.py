@@ -13,7 +13,7 @@ from halotile.graphs.clusters.common import machine as gpu_detection
 from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Output, Run, Tile
-from halotile.graphs.plans.resources import worker_choice
+from halotile.graphs.plans import needs
 from halotile.graphs.plans.trials import gpu_trials
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.trials.gpu_trial import TileTrial, Tuned
@@ -60,7 +60,7 @@ def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",
             raise found
         return found
 
-    for module in (worker_choice, gpu_detection, gpu_trials, local_cuda):
+    for module in (needs, gpu_detection, gpu_trials, local_cuda):
         monkeypatch.setattr(module, "gpus_here", lambda *_: here)
     monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: True)
     monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", instead)

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.sections import Tile
-from halotile.graphs.plans.trials.receptive_field import Halo, rehearsed
+from halotile.graphs.plans.cutting import Halo, rehearsed
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.probe import check_purity, probe

@@ -24,13 +24,12 @@ from halotile.graphs.kinds.base import (
     Work,
 )
 from halotile.graphs.kinds.sections import parse_bytes
-from halotile.graphs.plans.cutting import blocks_for
+from halotile.graphs.plans.cutting import Geometry, block_unit, blocks_for, layout_like
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_paths
 from halotile.graphs.plans.make import Begun, compute_on
+from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
 from halotile.graphs.plans.plan import Planned
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, PROCESS, Need
-from halotile.graphs.plans.resources.sizes import Geometry, block_unit, layout_like
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid

@@ -167,7 +167,7 @@ def _order(workers: int | None, memory: str, choice: Cluster) -> Order:
     """Return the request to a cluster from the options of a command."""
     from halotile.graphs.clusters.base import Order
     from halotile.graphs.kinds.sections import Run, parse_bytes
-    from halotile.graphs.plans.resources.worker_choice import device_of, workers_of
+    from halotile.graphs.plans.needs import device_of, workers_of
 
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers is {workers}: somebody has to work. Write --workers 1 or more.")

@@ -32,7 +32,7 @@ from halotile.graphs.clusters.common.security import owned_folder, private_base
 from halotile.graphs.clusters.scheduler import joined
 from halotile.graphs.kinds import sections
 from halotile.graphs.kinds.sections import parse_bytes
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB, machine_bytes
+from halotile.graphs.plans.needs import IMPORTS_BYTES, MIB, machine_bytes
 from halotile.graphs.rules.arguments import Words, cluster_of
 from halotile.graphs.runs.passes.stream import await_all, results
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group

@@ -19,16 +19,16 @@ from halotile.graphs.kinds.patterns import takes_many
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.choices import computed_by
 from halotile.graphs.plans.identity import as_stored, differences_of_runs, may_be_same
-from halotile.graphs.plans.plan import Computing, Earlier, J, Plan, Planned, documents_of, existing_parent
-from halotile.graphs.plans.resources.memory import machine_bytes
-from halotile.graphs.plans.resources.worker_choice import (
+from halotile.graphs.plans.needs import (
     check_device,
     cluster_for,
     device_of,
     is_here,
+    machine_bytes,
     note_of_cluster,
     with_workers,
 )
+from halotile.graphs.plans.plan import Computing, Earlier, J, Plan, Planned, documents_of, existing_parent
 from halotile.graphs.rules.check import check_job
 from halotile.graphs.waiting import Report, no_report
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, lies_in

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.kinds.sections import Output
+from halotile.graphs.plans.cutting import Halo
 from halotile.graphs.plans.inputs import kept_bytes
-from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.storage.arrays import Source
 from halotile.storage.disk.object_path import ObjectPath, OutputPath
 from halotile.storage.disk.place import local_lock_reason

@@ -14,8 +14,7 @@ from halotile.graphs.amounts import bytes_text
 from halotile.graphs.kinds.base import JobKind, JobOutput, Work, kind_of
 from halotile.graphs.kinds.sections import Cluster, Job, NamedChoice, Run, parse_bytes
 from halotile.graphs.plans.identity import fingerprint
-from halotile.graphs.plans.resources.memory import Need, check_share
-from halotile.graphs.plans.resources.worker_choice import Requested, check_allocation
+from halotile.graphs.plans.needs import Need, Requested, check_allocation, check_share
 from halotile.storage.arrays import Source
 from halotile.storage.disk.object_path import OutputPath, full_path
 from halotile.storage.grid import Grid

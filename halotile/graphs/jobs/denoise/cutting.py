@@ -12,9 +12,23 @@ import numpy as np
 
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Size, parse_bytes
-from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
+from halotile.graphs.plans.cutting import (
+    BLOCKS_PER_WORKER,
+    CHUNK,
+    LARGEST_BLOCK,
+    MOST_REDUNDANT,
+    Geometry,
+    Halo,
+    allowed_bytes,
+    blocks_for,
+    candidate_tiles,
+    check_block,
+    choose_chunk,
+    choose_shard,
+    growth_of,
+)
 from halotile.graphs.plans.inputs import kept_bytes
-from halotile.graphs.plans.resources.memory import (
+from halotile.graphs.plans.needs import (
     DECODED,
     MIB,
     MODEL,
@@ -24,19 +38,6 @@ from halotile.graphs.plans.resources.memory import (
     footprint,
     gpu_bytes,
 )
-from halotile.graphs.plans.resources.sizes import (
-    BLOCKS_PER_WORKER,
-    CHUNK,
-    LARGEST_BLOCK,
-    MOST_REDUNDANT,
-    Geometry,
-    candidate_tiles,
-    check_block,
-    choose_chunk,
-    choose_shard,
-    growth_of,
-)
-from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Depth
 from halotile.storage.rim import Readable

@@ -15,9 +15,9 @@ from halotile.graphs.jobs.denoise.image import Levels, note_of_far_value, plane_
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel, noise_of_camera, noise_of_denoiser
 from halotile.graphs.kinds.patterns import stem
 from halotile.graphs.kinds.sections import Tile
+from halotile.graphs.plans.cutting import Halo, resolve_halo
 from halotile.graphs.plans.make import Begun
 from halotile.graphs.plans.notes import place_text, plane_word, planes_text, values_text
-from halotile.graphs.plans.trials.receptive_field import Halo, resolve_halo
 from halotile.graphs.rules.combinations import apply_rules
 from halotile.graphs.words import dotted
 from halotile.storage.arrays import Source

@@ -47,15 +47,22 @@ from halotile.graphs.jobs.denoise.pixels import (
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
 from halotile.graphs.plans.choices import describe_denoiser, make_chosen
-from halotile.graphs.plans.cutting import allowed_bytes, grid_of, overlap_pays, rim_of, tiling_of
+from halotile.graphs.plans.cutting import (
+    Geometry,
+    Halo,
+    allowed_bytes,
+    block_unit,
+    grid_of,
+    overlap_pays,
+    rim_of,
+    tiling_of,
+)
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths
 from halotile.graphs.plans.make import Begun, compute_on
+from halotile.graphs.plans.needs import Footprint, Requested, io_threads_for, no_more_than
 from halotile.graphs.plans.notes import note_of_files, notes_of, notes_of_place
 from halotile.graphs.plans.plan import Computing, Planned
-from halotile.graphs.plans.resources.memory import Footprint
-from halotile.graphs.plans.resources.sizes import Geometry, block_unit
-from halotile.graphs.plans.resources.worker_choice import Requested, io_threads_for, no_more_than
 from halotile.graphs.plans.trials.denoiser_trials import compared, compared_on_image, expect_trial, tried
 from halotile.graphs.plans.trials.gpu_trials import (
     ChosenTiles,
@@ -67,7 +74,6 @@ from halotile.graphs.plans.trials.gpu_trials import (
     trying,
     written_tiles,
 )
-from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region

@@ -18,16 +18,15 @@ from halotile.errors import ConfigError, DamagedData
 from halotile.graphs.amounts import counted
 from halotile.graphs.iterations.rank_programs import ProgramFiles
 from halotile.graphs.jobs.ptychography.job import Ptychography, StageOptions
-from halotile.graphs.jobs.ptychography.passes import PtychographyWork, SentRecipe
-from halotile.graphs.jobs.ptychography.photon_loss import mean_count
+from halotile.graphs.jobs.ptychography.passes import PtychographyWork, SentRecipe, mean_count
 from halotile.graphs.kinds.base import OutputFile, PlanRequest, kind_of
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports
 from halotile.graphs.plans.identity import as_stored, code_versions, fingerprint
 from halotile.graphs.plans.inputs import check_apart, check_decoding, check_paths
 from halotile.graphs.plans.make import Begun, compute_ranks_on
+from halotile.graphs.plans.needs import IMPORTS_BYTES, MIB, PROCESS, Need
 from halotile.graphs.plans.plan import Planned
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB, PROCESS, Need
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.scans.lengths import shown_length

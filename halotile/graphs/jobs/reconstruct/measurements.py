@@ -14,8 +14,8 @@ import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.graphs.amounts import short_number
+from halotile.graphs.jobs.reconstruct.costs import MOST_COMPUTED_TWICE
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
-from halotile.graphs.jobs.reconstruct.problem.costs import MOST_COMPUTED_TWICE
 from halotile.graphs.kinds.sections import Job, Run
 from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.plans.inputs import check_whole

@@ -7,11 +7,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from halotile.graphs.amounts import counted
-from halotile.graphs.iterations.divergence import GROWS, LEAP, OBJECTIVE, FigureRow, objective_of
-from halotile.graphs.iterations.iterate import RESOLUTION, Iterations, PassWords
+from halotile.graphs.iterations.iterate import (
+    GROWS,
+    LEAP,
+    OBJECTIVE,
+    RESOLUTION,
+    FigureRow,
+    Iterations,
+    PassWords,
+    objective_of,
+)
+from halotile.graphs.jobs.reconstruct.costs import Backprojection
+from halotile.graphs.jobs.reconstruct.inversion import Inversion
 from halotile.graphs.jobs.reconstruct.job import ITERATE, is_behind, is_gone, last_of
-from halotile.graphs.jobs.reconstruct.problem.forms import Backprojection
-from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
 from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, RunView, Sums, Work
 from halotile.graphs.runs.passes.records import remove_records
 from halotile.graphs.solvers.base import CHANGE, LENGTH, MOMENTUM, PRIOR, SPENT, Problem, Solver, State

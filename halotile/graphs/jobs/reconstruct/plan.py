@@ -12,6 +12,24 @@ import numpy as np
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.iterate import Target
+from halotile.graphs.jobs.reconstruct.costs import (
+    Form,
+    check_per_pass,
+    choose_form,
+    comes_apart,
+    computed_twice,
+    pixels_read,
+    traffic_of,
+)
+from halotile.graphs.jobs.reconstruct.inversion import (
+    CutImage,
+    Inversion,
+    cut_for_prior,
+    denoising_of,
+    describe_denoised,
+    describe_prior,
+    tried_prior,
+)
 from halotile.graphs.jobs.reconstruct.job import Reconstruction, identity_of, note_of, with_whole_paths
 from halotile.graphs.jobs.reconstruct.measurements import (
     check_kernels,
@@ -32,34 +50,25 @@ from halotile.graphs.jobs.reconstruct.measurements import (
     written,
 )
 from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
-from halotile.graphs.jobs.reconstruct.problem.costs import (
-    comes_apart,
-    computed_twice,
-    pixels_read,
-    traffic_of,
-)
-from halotile.graphs.jobs.reconstruct.problem.forms import Form, check_per_pass, choose_form
-from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
-from halotile.graphs.jobs.reconstruct.problem.prior import (
-    CutImage,
-    cut_for_prior,
-    denoising_of,
-    describe_denoised,
-    describe_prior,
-    tried_prior,
-)
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import NamedChoice, parse_bytes
 from halotile.graphs.plans.choices import describe_denoiser, describe_options, make_part
-from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
+from halotile.graphs.plans.cutting import (
+    Geometry,
+    Halo,
+    allowed_bytes,
+    axes_like,
+    block_unit,
+    blocks_for,
+    check_block,
+    layout_like,
+)
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
 from halotile.graphs.plans.make import Begun, compute_on
+from halotile.graphs.plans.needs import DECODED, Need, Requested, io_threads_for, no_more_than
 from halotile.graphs.plans.notes import note_of_files, note_of_packing, notes_of_place
 from halotile.graphs.plans.plan import Computing, Planned
-from halotile.graphs.plans.resources.memory import DECODED, Need
-from halotile.graphs.plans.resources.sizes import Geometry, axes_like, block_unit, check_block, layout_like
-from halotile.graphs.plans.resources.worker_choice import Requested, io_threads_for, no_more_than
 from halotile.graphs.plans.trials.denoiser_trials import compared, expect_trial
 from halotile.graphs.plans.trials.gpu_trials import (
     ChosenTiles,
@@ -70,7 +79,6 @@ from halotile.graphs.plans.trials.gpu_trials import (
     trying,
     written_tiles,
 )
-from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.graphs.solvers._subsets import SubsetSolver
 from halotile.graphs.solvers.base import Solver
 from halotile.graphs.subsets import ordered_subset

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import ConfigError
+from halotile.graphs.jobs.reconstruct.costs import bytes_of_operator
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.reconstruct.measurements import (
     check_kernels,
@@ -21,23 +22,23 @@ from halotile.graphs.jobs.reconstruct.measurements import (
     sources_in,
     written,
 )
-from halotile.graphs.jobs.reconstruct.problem.costs import bytes_of_operator
 from halotile.graphs.jobs.simulate.job import Simulation
 from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, PlanRequest, RunView, Sums, Work
 from halotile.graphs.kinds.sections import Output, parse_bytes
-from halotile.graphs.plans.cutting import blocks_for, overlap_pays
-from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_decoding, check_whole, kept_bytes
-from halotile.graphs.plans.make import Begun, compute_on
-from halotile.graphs.plans.notes import note_of_packing
-from halotile.graphs.plans.plan import Planned
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, PROCESS, Need
-from halotile.graphs.plans.resources.sizes import (
+from halotile.graphs.plans.cutting import (
     Geometry,
     axes_like,
     block_unit,
+    blocks_for,
     layout_like,
+    overlap_pays,
 )
+from halotile.graphs.plans.identity import code_versions
+from halotile.graphs.plans.inputs import check_decoding, check_whole, kept_bytes
+from halotile.graphs.plans.make import Begun, compute_on
+from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
+from halotile.graphs.plans.notes import note_of_packing
+from halotile.graphs.plans.plan import Planned
 from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout, ShardWriter

@@ -28,8 +28,8 @@ from halotile.graphs.plans.choices import describe_options, make_part
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
 from halotile.graphs.plans.make import Begun, compute_ranks_on
+from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
 from halotile.graphs.plans.plan import Computing, Planned
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, PROCESS, Need
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.sharded.output import FileLayout

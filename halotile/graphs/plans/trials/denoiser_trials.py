@@ -20,7 +20,7 @@ from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.clusters.workers.fork_server import ensure_forks
 from halotile.graphs.kinds.sections import Run, Tile, parse_bytes
-from halotile.graphs.plans.trials.receptive_field import (
+from halotile.graphs.plans.cutting import (
     DIFFER,
     Halo,
     is_cut_at_edge,

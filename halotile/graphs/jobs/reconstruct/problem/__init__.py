@@ -1,1 +1,0 @@
-"""The problem that a reconstruction solves: gradient, prior, blocks, memory."""

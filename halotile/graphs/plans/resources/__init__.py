@@ -1,1 +1,0 @@
-"""Resources that a plan gives a run: memory, workers, devices, sizes of tiles."""
