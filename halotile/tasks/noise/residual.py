@@ -104,7 +104,7 @@ def _mean_of_neighbours(image: Values) -> Values:
 PART = 128
 """Edge of the parts whose correlations are measured one by one, in pixels: structure fills a part of an image."""
 STRUCTURED = 0.12
-"""Correlation above which a residual holds structure: see docs/denoisers.md for what it was measured on."""
+"""Correlation above which a residual holds structure: see docs/choosing.md for what it was measured on."""
 SHIFTED = 0.5
 """Mean above which, relative to the noise, brightness was changed: filters keep it."""
 MEASURED = 0.25
