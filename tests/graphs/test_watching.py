@@ -77,8 +77,7 @@ def test_a_watch_that_was_not_opened_does_nothing() -> None:
         phase="denoise",
         title="",
     )
-    watch.retry(1)
-    watch.give_up(1)
+    watch.mark(1, QUARANTINED)
     watch.show(object(), {}, [])  # type: ignore[arg-type]
     watch.close()
     assert watch.board is None

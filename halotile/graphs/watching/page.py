@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from tornado.web import Application, RequestHandler
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.kinds.base import IterationRows
 from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.watching.progress import RATES, Progress
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import EXAMPLES
 from halotile.storage.run_directory.number_ranges import RangeSet
@@ -403,26 +405,8 @@ ROWS = 400
 """Iterations of the curve, at most."""
 CURVES = ("residual", "objective", "misfit", "loss", "validation", "change", "psnr", "rate")
 STAGES = ("read", "compute", "write")
-PROGRESS = (
-    "state",
-    "phase",
-    "done",
-    "resumed",
-    "total",
-    "seconds",
-    "pixels_done",
-    "pixels_total",
-    "read_bytes",
-    "written_bytes",
-    "peak_memory_bytes",
-    "device_peak_bytes",
-    "compute_seconds",
-    "retried",
-    "failed",
-    "megapixels_per_second",
-    "megabytes_per_second",
-    "eta_seconds",
-)
+_PRIVATE = ("message", "figures")
+PROGRESS = ("state", *RATES, *(field.name for field in fields(Progress) if field.name not in _PRIVATE))
 """Status fields sent to the page. The owner and the paths of a run are not among them."""
 
 
@@ -473,15 +457,10 @@ class Watch:
         for stage in STAGES:
             self.stages[stage] += getattr(receipt, f"{stage}_seconds")
 
-    def retry(self, number: int) -> None:
-        """Mark a block that failed and is tried again."""
+    def mark(self, number: int, state: int) -> None:
+        """Mark a block that failed, and is tried again or given up."""
         if self.board is not None:
-            self.board.mark([number], RETRIED)
-
-    def give_up(self, number: int) -> None:
-        """Mark a block that was given up."""
-        if self.board is not None:
-            self.board.mark([number], QUARANTINED)
+            self.board.mark([number], state)
 
     def show(self, plan: Plan, status: Mapping[str, Any], rows: IterationRows) -> None:
         """Send the current data without waiting, unless the last message is still on its way."""
