@@ -32,8 +32,8 @@ from halotile.graphs.clusters.base import (
     config_errors_described,
     traits_of,
 )
-from halotile.graphs.clusters.workers import fork_server
-from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
+from halotile.graphs.clusters.workers import settings
+from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
 from halotile.graphs.kinds import sections
 from halotile.graphs.plans.make import make_plan
 from tests.faults import REPOSITORY
@@ -144,7 +144,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="workers are forked on Linux only")
+@pytest.mark.skipif(settings.METHOD != "forkserver", reason="workers are forked on Linux only")
 def test_workers_come_back_when_the_process_that_they_are_forked_from_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(KILLED)
@@ -155,7 +155,7 @@ def test_workers_come_back_when_the_process_that_they_are_forked_from_is_killed(
     assert (done.stdout, done.stderr, done.returncode) == ("started\n" * 30, "", 0)
 
 
-@pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="workers are forked on Linux only")
+@pytest.mark.skipif(settings.METHOD != "forkserver", reason="workers are forked on Linux only")
 def test_what_lies_in_the_working_directory_is_not_imported_by_workers(tmp_path: Path) -> None:
     script, elsewhere = tmp_path / "script.py", tmp_path / "elsewhere"
     script.write_text(FORKED)
@@ -307,7 +307,7 @@ def test_memory_that_is_scarce_is_told() -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="workers are forked on Linux only")
+@pytest.mark.skipif(settings.METHOD != "forkserver", reason="workers are forked on Linux only")
 def test_a_start_ends_where_what_forks_the_workers_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(_: int) -> int:
         raise EOFError("unexpected EOF")

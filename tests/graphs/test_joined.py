@@ -22,7 +22,7 @@ from halotile.graphs.clusters import scheduler
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.common.answers import differing_versions
 from halotile.graphs.clusters.common.security import Credentials, credentials
-from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
+from halotile.graphs.clusters.workers.settings import ALLOCATOR_ENVIRONMENT
 from halotile.graphs.kinds import sections
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run

@@ -25,7 +25,7 @@ from halotile.graphs.clusters.common.security import credentials
 from halotile.graphs.clusters.launches.batch_jobs import job_arguments, reporting_class
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.workers import fork_server, settings
-from halotile.graphs.clusters.workers.environment import own_environment
+from halotile.graphs.clusters.workers.settings import own_environment
 from halotile.graphs.kinds import sections
 from tests.faults import REPOSITORY
 
@@ -210,17 +210,17 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
 
 KILLED = """
 import multiprocessing, os
-from halotile.graphs.clusters.workers import fork_server
+from halotile.graphs.clusters.workers import fork_server, settings
 if __name__ == "__main__":
     fork_server.expect_no_workers()
     fork_server.ensure_forks()
-    lock = multiprocessing.get_context(fork_server.METHOD).Lock()
+    lock = multiprocessing.get_context(settings.METHOD).Lock()
     print(*fork_server.SEMAPHORES.glob(f"sem.{os.path.basename(fork_server.get_temp_dir())}-*"), flush=True)
     input()
 """
 
 
-@pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="multiprocessing leaves nothing behind")
+@pytest.mark.skipif(settings.METHOD != "forkserver", reason="multiprocessing leaves nothing behind")
 def test_what_a_process_left_that_was_killed_with_its_children_is_removed_by_the_next(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(KILLED)

@@ -25,7 +25,7 @@ from halotile import DistributedContext
 from halotile.cli.main import app
 from halotile.errors import ConfigError, RankFailed
 from halotile.graphs import torch_script
-from halotile.graphs.clusters.base import Order
+from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.clusters.common import answers as arrival
 from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.runs.passes import torch_ranks
@@ -352,12 +352,11 @@ def test_a_script_has_the_variables_of_torchrun(tmp_path: Path) -> None:
     assert [variables[name] for name in ("GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")] == ["1", "3", "4"]
 
 
-class Queue:
+class Queue(RunningCluster):
     """A cluster whose workers come one by one."""
 
-    client, dashboard, workers = None, None, 3
-
     def __init__(self) -> None:
+        super().__init__(None, 3)
         self.present = 0
         self.checked: list[int] = []
 

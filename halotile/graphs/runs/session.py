@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from halotile.errors import Stalled, Stopped
-from halotile.graphs.clusters.base import AUTO, DEFAULT, Order, RunningCluster, Start
+from halotile.graphs.clusters.base import AUTO, DEFAULT, Order, RunningCluster
 from halotile.graphs.clusters.common.answers import await_workers
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.security import remove_stale
@@ -18,7 +18,6 @@ from halotile.graphs.kinds.sections import Cluster as ClusterChoice
 from halotile.graphs.kinds.sections import Run, parse_bytes
 from halotile.graphs.runs.status import RunContext, Status
 from halotile.graphs.watching.progress import Progress
-from halotile.registry import find
 from halotile.storage.run_directory.directory import WORKERS
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.json_files import Ledger
@@ -236,8 +235,7 @@ class Session:
         if kind.name != DEFAULT or self.choice.kind == AUTO:
             self.status.report(f"cluster: {kind.name}, {kind.why}")
         remove_stale(self.directory.path / WORKERS)  # left there by a driver that was killed
-        start: Start = find("clusters", kind.name).start
-        return start(
+        return kind.start(
             Order(
                 workers=max(self.run.count, workers),
                 memory_bytes=parse_bytes(self.run.memory_per_worker),

@@ -25,27 +25,6 @@ if TYPE_CHECKING:
     from halotile.graphs.runs.signals import Signals
 
 
-KEY = "processors"
-
-
-def record_cpu_kind(cpu_kind: str, directory: RunDirectory) -> str:
-    """Record a kind of CPU with the run; return a warning where another kind has computed blocks, else "".
-
-    ``cpu_kind``: result of `cpu_kind` on the worker.
-    """
-    recorded = (directory.read_valid_plan() or {}).get(KEY, [])
-    if cpu_kind in recorded:
-        return ""
-    with suppress(OSError):  # a full disk is reported where blocks are written
-        directory.update_plan(**{KEY: [*recorded, cpu_kind]})
-    if not recorded:
-        return ""
-    return (
-        f"blocks of this run come from {len(recorded) + 1} kinds of CPUs, and their last bits may differ: "
-        f"{cpu_kind}; before: {'; '.join(recorded)}"
-    )
-
-
 STATUS_SECONDS = 1.0
 NOTIFY_SECONDS = 0.4
 _SUMMED = ("holes", "read_bytes", "written_bytes", "compute_seconds")
@@ -225,10 +204,19 @@ class Status:
 
     def note_cpu_kind(self, cpu_kind: str) -> None:
         """Warn once where workers with several kinds of CPU share a run."""
-        if cpu_kind not in self._cpu_kinds:
-            self._cpu_kinds.add(cpu_kind)
-            if warning := record_cpu_kind(cpu_kind, self.directory):
-                self.report(warning)
+        if cpu_kind in self._cpu_kinds:
+            return
+        self._cpu_kinds.add(cpu_kind)
+        recorded = (self.directory.read_valid_plan() or {}).get("processors", [])
+        if cpu_kind in recorded:
+            return
+        with suppress(OSError):  # a full disk is reported where blocks are written
+            self.directory.update_plan(processors=[*recorded, cpu_kind])
+        if recorded:
+            self.report(
+                f"blocks of this run come from {len(recorded) + 1} kinds of CPUs, and their last bits may differ: "
+                f"{cpu_kind}; before: {'; '.join(recorded)}"
+            )
 
     def report_row(self, rows: Sequence[Mapping[str, float]], total: int) -> None:
         """Show the figures of all iterations so far, out of at most ``total``."""

@@ -70,20 +70,18 @@ class Metrics:
 
     def __init__(self, message: Callable[[], Mapping[str, Any]]) -> None:
         self.message = message
-        self._registry: Any = None
         # It is not installed, has another interface, or serves another job's figures already.
         with suppress(Exception):
             from prometheus_client import REGISTRY
 
             REGISTRY.register(self)
-            self._registry = REGISTRY
 
     def end(self) -> None:
-        """Remove the figures."""
-        registry, self._registry = self._registry, None
+        """Remove the figures, where they are served."""
         with suppress(Exception):
-            if registry is not None:
-                registry.unregister(self)
+            from prometheus_client import REGISTRY
+
+            REGISTRY.unregister(self)
 
     def describe(self) -> Iterator[Any]:
         """Describe nothing in advance: names come with the figures."""
@@ -437,9 +435,7 @@ class Watch:
             return f"{cluster.dashboard.rpartition('/')[0]}/{ADDRESS}"
         return cluster.dashboard
 
-    def begin(
-        self, grid: Grid, *, done: RangeSet, quarantined: Collection[int], phase: str, title: str
-    ) -> None:
+    def begin(self, grid: Grid, done: RangeSet, quarantined: Collection[int], phase: str, title: str) -> None:
         """Begin another pass over all blocks, of which some are done."""
         if self.client is None:
             return

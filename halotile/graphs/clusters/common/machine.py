@@ -176,7 +176,7 @@ SLOT = r"(?m)^()Cpus\s*=\s*(\d+)"
 class BatchVariables:
     """Variables in which a batch system describes the cores of a job."""
 
-    job: tuple[str, ...]  # set in its jobs, one of them at least: the others may be set elsewhere too
+    job: tuple[str, ...]  # set in its jobs, one of them at least; the last is set nowhere else
     word: str = "core"  # its word for a core
     here: tuple[str, ...] = ()  # numbers of cores on this machine
     # lists of the cores on each machine, with their patterns: the name of a machine, and its number

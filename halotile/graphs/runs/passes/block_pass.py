@@ -93,22 +93,12 @@ class BlockPass(ClusterPass[Pass]):
                 for error in stack.enter_context(setup):
                     self._exclude(error)
             self.stop_if_asked()
-            if cluster.dashboard:
-                self._show(cluster)
+            watch, title = self.status.watch, self.wanted.title
+            watch.begin(self.task.grid, self.journal.done, self.bad, self.phase, title)
             self._pass_through(cluster, token)
         self.outputs.check()
         if not self.disk_error:
             self.stop_if_asked()
-
-    def _show(self, cluster: RunningCluster) -> None:
-        """Restart the dashboard's page with this pass."""
-        self.status.watch.begin(
-            self.task.grid,
-            done=self.journal.done,
-            quarantined=self.bad,
-            phase=self.phase,
-            title=self.wanted.title,
-        )
 
     def _pass_through(self, cluster: RunningCluster, token: str) -> None:
         least = 4 if self.task.overlap else 1
@@ -172,7 +162,9 @@ class BlockPass(ClusterPass[Pass]):
         self._mark(receipt, stream)
         self._judge(receipt, stream)
         self.status.count(receipt)
-        self._report_batch(receipt.batch)
+        before = self.status.batch or self.task.batch
+        if 0 < receipt.batch < before:
+            self.status.batch_fell(receipt.batch, before)
         self.status.note_cpu_kind(receipt.cpu_kind)
         for bad in receipt.bad:
             self.faults[receipt.worker] = receipt.host, bad.error
@@ -241,12 +233,6 @@ class BlockPass(ClusterPass[Pass]):
         fit, failed = self._find_fit(stream), self.failed_on[number]
         hosts = {host_of(worker) for worker in failed}
         return {worker for worker in fit if host_of(worker) not in hosts} or fit.difference(failed) or fit
-
-    def _report_batch(self, batch: int) -> None:
-        """Report fewer tiles at once on a worker for lack of memory; a resumed run begins with that number."""
-        before = self.status.batch or self.task.batch
-        if 0 < batch < before:
-            self.status.batch_fell(batch, before)
 
     def _mark(self, receipt: Receipt, stream: Stream) -> None:
         try:

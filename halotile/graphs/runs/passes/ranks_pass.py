@@ -50,9 +50,7 @@ class GatherPass(ClusterPass[Gather]):
         shutil.rmtree(self.wanted.folder, ignore_errors=True)  # left by a run that was killed
         self.wanted.folder.mkdir(parents=True)
         self.status.work_begins()
-        self.status.watch.begin(
-            ONE_BLOCK, done=self.journal.done, quarantined=(), phase=self.phase, title=self.wanted.title
-        )
+        self.status.watch.begin(ONE_BLOCK, self.journal.done, (), self.phase, self.wanted.title)
         try:
             (part,) = self._results(cluster)
             sums = {name: [add_exactly(values.values())] for name, values in part.sums.items()}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import multiprocessing
+import os
 import secrets
 import sys
 import time
@@ -77,14 +77,6 @@ def _with_children() -> Iterator[None]:
             settings["daemon"] = is_daemon
 
 
-class _Nowhere(io.RawIOBase):
-    """A file that keeps nothing."""
-
-    def write(self, data: Any) -> int:
-        """Drop the bytes."""
-        return len(data)
-
-
 class _TrialPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A pickler that leaves out the values of tensors, which torch would copy."""
 
@@ -95,7 +87,8 @@ class _TrialPickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _check_sendable(result: Any) -> None:
     """Refuse a result that cannot be sent to the driver; Dask would print the same traceback again and again."""
     try:
-        _TrialPickler(_Nowhere(), protocol=5, buffer_callback=lambda _: False).dump(result)
+        with open(os.devnull, "wb") as nowhere:
+            _TrialPickler(nowhere, protocol=5, buffer_callback=lambda _: False).dump(result)
     except Exception as error:
         raise TypeError(
             f"the result of the rank, a {type(result).__name__}, cannot be pickled: {error}"
