@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -36,7 +35,7 @@ from halotile.graphs.clusters.workers import settings
 from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
 from halotile.graphs.kinds import sections
 from halotile.graphs.plans.make import make_plan
-from tests.faults import REPOSITORY
+from tests.faults import REPOSITORY, run_python
 from tests.support import job_of, noisy_image, write_zarr
 
 pytestmark = pytest.mark.cluster
@@ -148,14 +147,10 @@ if __name__ == "__main__":
 FORKS = pytest.mark.skipif(settings.METHOD != "forkserver", reason="workers are forked on Linux only")
 
 
-def outcome_of(folder: Path, text: str, **options: Any) -> tuple[str, str, int]:
+def outcome_of(folder: Path, text: str, cwd: Path | None = None) -> tuple[str, str, int]:
     """What a script prints, and its exit code."""
     (folder / "script.py").write_text(text)
-    command = [sys.executable, str(folder / "script.py")]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=200, check=False, **options
-    )
+    done = run_python(str(folder / "script.py"), cwd=cwd)
     return done.stdout, done.stderr, done.returncode
 
 

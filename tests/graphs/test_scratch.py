@@ -27,7 +27,7 @@ from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.workers import fork_server, settings
 from halotile.graphs.clusters.workers.settings import own_environment
 from halotile.graphs.kinds import sections
-from tests.faults import REPOSITORY
+from tests.faults import REPOSITORY, run_python
 
 NOBODY = 65534
 
@@ -77,8 +77,7 @@ if __name__ == "__main__":
 
 def printed(*words: str, environment: dict[str, str]) -> str:
     """What Python prints in an environment."""
-    command, variables = [sys.executable, *words], os.environ | environment
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(*words, environment=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -99,7 +98,6 @@ def test_a_folder_that_another_user_made_first_is_not_used(
     places = {
         "TMPDIR": str(theirs[0].parent),
         "DASK_TEMPORARY_DIRECTORY": str(theirs[1].parent),
-        "PYTHONPATH": str(REPOSITORY),
         "XDG_CACHE_HOME": str(short_path / "cache"),
     }
     script = short_path / "script.py"

@@ -196,15 +196,8 @@ def test_a_retry_whose_workers_are_gone_goes_to_others(cluster: RunningCluster, 
 @contextmanager
 def nodes(address: str, count: int, *options: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Nodes of one worker each: process groups of a nanny and its worker."""
-    command = [
-        sys.executable,
-        "-m",
-        "halotile.graphs.clusters.workers",
-        address,
-        "--death-timeout",
-        "60",
-        *options,
-    ]
+    worker = ("-m", "halotile.graphs.clusters.workers", address, "--death-timeout", "60")
+    command = [sys.executable, *worker, *options]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     started = [
         subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True)
