@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from halotile.errors import Stalled, Stopped
 from halotile.graphs.clusters.base import AUTO, DEFAULT, Order, RunningCluster
@@ -107,7 +107,7 @@ class ClusterPass(ABC, Generic[Wanted]):
         """
 
 
-class SharedCluster:
+class SharedCluster(AbstractContextManager["SharedCluster"]):
     """A cluster for several runs, one after the other; started when the first needs it, and anew where it was lost.
 
     Parameters
@@ -120,9 +120,6 @@ class SharedCluster:
         self.workers = workers
         self._running: RunningCluster | None = None
         self._held = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -144,7 +141,7 @@ class SharedCluster:
         self._held.close()
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """Takes passes through a cluster.
 
     Parameters
@@ -175,9 +172,6 @@ class Session:
         self._last: ClusterPass[Any] | None = None
         """The pass that used the cluster last."""
         self._held = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._end()

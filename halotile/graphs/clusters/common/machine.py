@@ -118,11 +118,7 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
     requested = cluster.gpus
     if requested in (0, "all"):
         return here.names
-    indices = (
-        tuple(range(requested))
-        if isinstance(requested, int)
-        else tuple(index for index in requested if isinstance(index, int))
-    )
+    indices = [*range(requested)] if isinstance(requested, int) else [*map(int, requested)]
     if not indices or max(indices) >= len(here.names):
         count = counted(len(here.names), "GPU")
         raise ConfigError(
