@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from halotile.errors import ClusterFailed
+from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.batch_jobs import launch_states
-from halotile.graphs.clusters.launches.batch_system import LaunchState
 from tests.graphs.batch_systems import SYSTEMS
 
 JOB: Any = type("Job", (), {"job_id": "7"})()

@@ -15,13 +15,14 @@ import pytest
 
 from halotile.errors import ConfigError, MissingPackage
 from halotile.graphs import doctor
-from halotile.graphs.clusters import local_cuda, slurm_alloc
+from halotile.graphs.clusters import local_cuda
 from halotile.graphs.clusters.base import ChosenCluster, Order
 from halotile.graphs.clusters.common import machine as gpu_detection
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.machine import Gpus, chosen, gpus_here
+from halotile.graphs.clusters.launches import slurm_allocation
+from halotile.graphs.clusters.launches.slurm_allocation import NodeSlot
 from halotile.graphs.clusters.launches.slurm_steps import NodeSlots, WorkerStep
-from halotile.graphs.clusters.slurm_alloc import NodeSlot
 from halotile.graphs.clusters.workers.__main__ import share_of
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans.identity import differences
@@ -214,11 +215,11 @@ IN_IT = Cluster(kind="slurm-alloc")
 def allocation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
     """The allocation of the fake Slurm; earlier answers are forgotten."""
     slurm = Allocation()
-    monkeypatch.setattr(slurm_alloc, "answer_of", slurm.answer)
-    for remembers in (slurm_alloc.nodes_of, slurm_alloc.shares_of):
+    monkeypatch.setattr(slurm_allocation, "answer_of", slurm.answer)
+    for remembers in (slurm_allocation.nodes_of, slurm_allocation.shares_of):
         remembers.cache_clear()
     yield slurm
-    for remembers in (slurm_alloc.nodes_of, slurm_alloc.shares_of):
+    for remembers in (slurm_allocation.nodes_of, slurm_allocation.shares_of):
         remembers.cache_clear()
 
 
@@ -243,7 +244,7 @@ def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
     assert device_of(Run(workers=workers), IN_IT, environment) == device
     shares = Counter(
         (slot.node, share_of(",".join(map(str, range(slot.gpus))), f"{slot.number}/{slot.node_workers}"))
-        for slot in slurm_alloc.slots_in(environment, workers)
+        for slot in slurm_allocation.slots_in(environment, workers)
     )
     assert (device == "cuda") == all(gpus and count == 1 for (_, gpus), count in shares.items())
 

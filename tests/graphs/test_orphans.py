@@ -12,6 +12,7 @@ import pytest
 from halotile.errors import ClusterFailed
 from halotile.graphs.clusters import slurm_alloc
 from halotile.graphs.clusters.base import ATTENDED
+from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.slurm_alloc import ENDED_PAUSES, requeue_orphan
 
@@ -50,9 +51,9 @@ class FakeSlurm:
         """Take the place of Slurm; waiting takes no time."""
         clock = SimpleNamespace(sleep=lambda seconds: self.calls.append(f"sleep {seconds:g}"))
         monkeypatch.setattr(slurm_alloc, "time", clock)
-        monkeypatch.setattr(slurm_alloc, "answer_of", lambda words: self.answer(words))
+        monkeypatch.setattr(slurm_allocation, "answer_of", lambda words: self.answer(words))
         nodes = {"n[1-2]": ("n1", "n2"), "n2": ("n2",)}
-        monkeypatch.setattr(slurm_alloc, "nodes_of", nodes.__getitem__)
+        monkeypatch.setattr(slurm_allocation, "nodes_of", nodes.__getitem__)
         monkeypatch.setattr(BatchSystem, "requeue", lambda _, job: self.requeue(job))
         monkeypatch.setattr(BatchSystem, "cancel", lambda _, job: self.calls.append(f"cancel {job}"))
 

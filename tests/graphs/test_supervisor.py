@@ -11,7 +11,7 @@ import pytest
 from distributed.core import Status
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.clusters.launches.batch_system import Launch, LaunchState
+from halotile.graphs.clusters.launches.base import Launch, LaunchState
 from halotile.graphs.clusters.launches.remote_cluster import Supervisor
 
 

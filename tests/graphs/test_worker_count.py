@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from halotile.errors import ConfigError, MemoryRefused
-from halotile.graphs.clusters import slurm_alloc
 from halotile.graphs.clusters.common.machine import cores_here
+from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.resources import worker_choice
@@ -45,10 +45,10 @@ def has(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return "\n".join(f" Nodes=n{i} CPU_IDs=0-1 {each}" for i, each in enumerate(told, 1))
 
     def forget() -> None:
-        slurm_alloc.nodes_of.cache_clear()
-        slurm_alloc.shares_of.cache_clear()
+        slurm_allocation.nodes_of.cache_clear()
+        slurm_allocation.shares_of.cache_clear()
 
-    monkeypatch.setattr(slurm_alloc, "answer_of", answer)
+    monkeypatch.setattr(slurm_allocation, "answer_of", answer)
     forget()
     yield told
     forget()
@@ -101,7 +101,7 @@ def test_an_allocation_is_taken_as_a_whole(
     found = workers_of(Run(), IN_IT, device, environment)
     assert found.workers == workers
     assert found.why.endswith("of the allocation")
-    slots = slurm_alloc.slots_in(environment, workers)
+    slots = slurm_allocation.slots_in(environment, workers)
     assert {slot.node_workers for slot in slots} == {workers // 2}
 
 

@@ -27,7 +27,7 @@ from halotile.graphs.clusters.common.security import (
     listening_address,
     private_base,
 )
-from halotile.graphs.clusters.launches.batch_system import Launch, LaunchState, number_of, tail_of
+from halotile.graphs.clusters.launches.base import Launch, LaunchState, number_of, tail_of
 from halotile.graphs.clusters.launches.remote_cluster import supervised_cluster
 from halotile.graphs.kinds import sections
 from halotile.storage.run_directory.directory import WORKERS

@@ -1,4 +1,4 @@
-"""A batch system as the kinds of clusters declare it: its requests, its commands, and its jobs, which are launches.
+"""A batch system as the kinds of clusters declare it: its requests, its commands, and the states of its jobs.
 
 Dask is not imported with this module.
 """
@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from halotile.errors import ClusterFailed, ConfigError, MissingPackage
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.clusters.common.security import address_of_interface
+from halotile.graphs.clusters.launches.base import LaunchState, number_of
 from halotile.graphs.kinds import sections
 from halotile.registry import find
 from halotile.storage.run_directory.directory import WORKERS
@@ -26,74 +27,10 @@ from halotile.storage.run_directory.directory import WORKERS
 SLURM = "slurm"
 CALL_SECONDS = 30.0
 IN_QUEUE = "in the queue"
-LOG_LINES = 8
 _FORGOTTEN = re.compile(
     r"unknown job|do(es)? not exist|has finished|no such job|invalid job id|job\b.*\bnot found", re.IGNORECASE
 )
 _NO_REASON = re.compile(r" \((None|\(null\))?\)$")
-
-
-class LaunchState(NamedTuple):
-    """State of a launch that has no worker.
-
-    Parameters
-    ----------
-    over : bool
-        True when it has ended, and brings none.
-    text : str
-        The state in the words of the batch system, such as ``PENDING (Resources)``.
-    """
-
-    over: bool
-    text: str
-
-
-def number_of(job: str) -> str:
-    """The number of a job, without its server.
-
-    Examples
-    --------
-    >>> number_of("1234.pbs-server"), number_of("17")
-    ('1234', '17')
-    """
-    found = re.match(r"\d+", job)
-    return found[0] if found else job
-
-
-class Launch(Protocol):
-    """A batch job or a job step that brings one worker."""
-
-    @property
-    def title(self) -> str:
-        """Its name, such as ``job 17``; empty before it has been accepted."""
-
-    @property
-    def refusal(self) -> str | None:
-        """Reason why it was not accepted."""
-
-    def log_tail(self) -> str:
-        """The last lines that it printed."""
-
-
-QueryStates = Callable[[Sequence[Launch]], Mapping[Launch, LaunchState]]
-"""States of launches, queried for all of them at once. One that is left out is not known to be over."""
-
-
-def tail_of(paths: Sequence[Path], lines: int = LOG_LINES) -> str:
-    """The last lines of the newest log that is not empty.
-
-    Examples
-    --------
-    >>> tail_of([Path("no-such.log")])
-    ''
-    """
-    for path in sorted(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime, reverse=True):
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 8192))
-            tail = file.read().decode(errors="replace").strip().splitlines()
-        if tail:
-            return "\n".join(tail[-lines:])
-    return ""
 
 
 def answer_of(words: Sequence[str], **options: Any) -> str:

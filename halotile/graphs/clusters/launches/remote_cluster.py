@@ -24,7 +24,7 @@ from halotile.graphs.clusters.common.security import (
     credentials,
     private_base,
 )
-from halotile.graphs.clusters.launches.batch_system import Launch, LaunchState, QueryStates
+from halotile.graphs.clusters.launches.base import Launch, LaunchState, QueryStates
 from halotile.graphs.clusters.workers.settings import SETTINGS, keep_off_path, own_servers
 from halotile.storage.run_directory.directory import WORKERS
 

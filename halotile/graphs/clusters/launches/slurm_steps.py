@@ -18,8 +18,8 @@ from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.clusters.launches.batch_system import Launch, LaunchState, tail_of
-from halotile.graphs.clusters.slurm_alloc import NodeSlot, described, remaining_nodes
+from halotile.graphs.clusters.launches.base import Launch, LaunchState, tail_of
+from halotile.graphs.clusters.launches.slurm_allocation import NodeSlot, described, remaining_nodes
 
 END_SECONDS = 10.0
 _OF_JOB = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND")
