@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,15 @@ BLOCKS = ACROSS**2
 FIRST = 1000.0
 """Value of the first pixel: what a check of the denoiser tries it on lies below."""
 REPOSITORY = Path(__file__).parents[1]
+
+
+def run_python(
+    *words: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run Python, with the package of this checkout, to its end."""
+    command = [sys.executable, *words]
+    own = os.environ | {"PYTHONPATH": str(REPOSITORY)} | dict(environment or {})
+    return subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, timeout=200, check=False)
 
 
 def image() -> Image:

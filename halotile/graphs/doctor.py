@@ -19,7 +19,7 @@ from typing import Literal
 import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.clusters.base import DEFAULT, ChosenCluster, Order, Start
+from halotile.graphs.clusters.base import DEFAULT, ChosenCluster, Order
 from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.machine import INSTALL, cores_here, gpus_here, has_dask_cuda
@@ -28,7 +28,7 @@ from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.plans.identity import package_version
 from halotile.graphs.plans.needs import machine_bytes
 from halotile.graphs.plans.plan import existing_parent
-from halotile.registry import find
+from halotile.storage.disk.durable import DISK
 from halotile.storage.disk.place import local_lock_reason
 from halotile.tasks.denoisers.compiled.library import library
 
@@ -90,8 +90,7 @@ def compare_workers(order: Order) -> Iterator[Finding]:
 def _compare(order: Order) -> Iterator[Finding]:
     from halotile.graphs.clusters.common.answers import await_workers, differing_versions
 
-    start: Start = find("clusters", cluster_kind_of(order.choice).name).start
-    with start(order) as cluster:
+    with cluster_kind_of(order.choice).start(order) as cluster:
         await_workers(cluster, order.report)
         workers = present_workers(cluster.client).values()
         hosts = sorted({str(worker["host"]) for worker in workers})
@@ -228,24 +227,15 @@ def _file_system(folder: Path, kind: ChosenCluster) -> Result:
 
 
 def _try_writes(folder: Path) -> float:
-    """Write a shard as a run does; return the seconds until it is safe on the disk."""
-    first, second = folder / "a", folder / "b"
-    second.write_bytes(b"old")
-    with first.open("wb") as file:
-        file.write(b"new")
-        file.flush()
-        began = time.perf_counter()
-        os.fsync(file.fileno())
-        seconds = time.perf_counter() - began
+    """Replace a file as a run does; return the seconds until it is safe on the disk."""
+    path, began = folder / "a", time.perf_counter()
+    path.write_bytes(b"old")
+    DISK.write_file(path, [b"new"])
+    seconds = time.perf_counter() - began
+    with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.replace(first, second)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    if second.read_bytes() != b"new" or first.exists():
-        raise OSError("a file that was renamed over another one does not have its contents")
+        if file.read() != b"new":
+            raise OSError("a file that was renamed over another one does not have its contents")
     return seconds
 
 

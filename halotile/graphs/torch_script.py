@@ -16,13 +16,12 @@ from distributed import get_worker
 
 from halotile.errors import RankFailed
 from halotile.graphs.amounts import first_line
-from halotile.graphs.clusters.base import ADDRESS, Order, RunningCluster, Start
+from halotile.graphs.clusters.base import ADDRESS, Order, RunningCluster
 from halotile.graphs.clusters.common.answers import await_workers
 from halotile.graphs.clusters.common.cluster_kind import check_one_script, cluster_kind_of, is_other_copy
 from halotile.graphs.clusters.common.security import credentials, owned_folder, private_base
 from halotile.graphs.runs.passes.torch_ranks import RETURN_SECONDS, TorchProgram, is_final
 from halotile.graphs.runs.signals import run_child
-from halotile.registry import find
 from halotile.tasks.devices.memory_limits import allow_memory
 from halotile.tasks.groups.opening import Rendezvous
 from halotile.tasks.groups.script import run_script
@@ -47,7 +46,6 @@ def execute(
         serve(private_base())
         return 0
     kind = cluster_kind_of(order.choice)
-    start: Start = find("clusters", kind.name).start
     environment = dict(os.environ)
     with ExitStack() as contexts:
         if not kind.traits.joins and order.choice.tls:
@@ -56,7 +54,7 @@ def execute(
             # Logs go with the certificates; copies of the command find the driver in a folder that all of them know.
             folder = private_base() if kind.traits.of_copies else tls.folder
             order = dataclasses.replace(order, credentials=tls, folder=order.folder or folder)
-        cluster = contexts.enter_context(start(order))
+        cluster = contexts.enter_context(kind.start(order))
         await_workers(cluster, order.report)
         started(cluster.dashboard)
         environment[ADDRESS] = str(cluster.client.scheduler.address)
@@ -86,12 +84,11 @@ def execute_torch(
     """Run a script as the ranks of a torch program, one on each worker of a cluster that is started for it."""
     kind = cluster_kind_of(order.choice)
     check_one_script(kind, "exec --torch starts the ranks itself", words=sys.argv[2:])
-    start: Start = find("clusters", kind.name).start
     # Workers on other machines see the home; on one machine a file system without locks is spared.
     base = Path(gettempdir()) if kind.traits.is_here else private_base()
     with (
         owned_folder(base, "halotile-ranks-") as folder,
-        start(dataclasses.replace(order, folder=folder, deaths=DEATHS)) as cluster,
+        kind.start(dataclasses.replace(order, folder=folder, deaths=DEATHS)) as cluster,
     ):
 
         def show(event: tuple[float, dict[str, Any]]) -> None:

@@ -9,12 +9,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from halotile.graphs.clusters.common.machine import SYSTEMS
+
 SECONDS = 2.0
 
 LEASE_SECONDS = 600.0
 """Time that a file system may take to release the locks of a machine that was lost: NFSv4 and GPFS have leases of minutes."""
-BATCH_JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "OAR_JOB_ID", "SGE_TASK_ID", "_CONDOR_JOB_AD")
-"""Set inside a job of a batch system."""
+BATCH_JOB = tuple(system.job[-1] for system in SYSTEMS.values())
 
 Report = Callable[[str], object]
 """Takes a line for the user."""

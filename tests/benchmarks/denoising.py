@@ -304,7 +304,7 @@ def bare_tiles(folder: Path, edge: int, rows: range, threads: int, built: str) -
 def _bare_spawn(folder: Path, edge: int, parts: list[range], built: str) -> float:
     import subprocess
 
-    from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
+    from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
 
     threads = 2 // len(parts)
     environment = os.environ | WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}

@@ -32,7 +32,7 @@ spent: list[tuple[str, float]] = []
 
 def use_allocator_of_workers() -> None:
     """Start the process of this program again with the allocator settings of workers, which it reads when it starts."""
-    from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
+    from halotile.graphs.clusters.workers.settings import ALLOCATOR_ENVIRONMENT
 
     if not os.environ.items() >= ALLOCATOR_ENVIRONMENT.items():
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR_ENVIRONMENT)

@@ -27,17 +27,10 @@ from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import Output
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs import claim, driver
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import status_of
-from halotile.graphs.submission import (
-    SILENCE_SECONDS,
-    Submission,
-    attend,
-    check_not_waiting,
-    submission_in,
-)
+from halotile.graphs.submission import SILENCE_SECONDS, Submission, attend, check_not_waiting, submission_in
 from halotile.graphs.waiting import patience_seconds
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import WRITTEN, BatchFiles, RunDirectory
@@ -46,6 +39,7 @@ from tests.cases import thorough
 from tests.faults import Scene
 from tests.support import write_zarr
 
+MakeRun = Callable[[float], RunDirectory]
 NOTHING = Progress("start", 0, 0, 3, 0, 0, 0.0)
 
 
@@ -59,7 +53,7 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[[float], RunDirectory]:
+def run(tmp_path: Path) -> MakeRun:
     """A run that was submitted as job 7, some seconds ago."""
 
     def make(seconds: float) -> RunDirectory:
@@ -77,7 +71,7 @@ def run(tmp_path: Path) -> Callable[[float], RunDirectory]:
 
 
 def test_a_driver_sends_itself_the_signal_that_its_batch_system_does_not(
-    run: Callable[[float], RunDirectory], requested: list[str], monkeypatch: pytest.MonkeyPatch
+    run: MakeRun, requested: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = run(60)
     monkeypatch.setenv(DRAIN_AT, str(int(time.time()) + 1))
@@ -114,7 +108,7 @@ def test_an_output_that_is_held_is_asked_for_again_for_a_while(
     status: dict[str, Any] | None,
     is_requested: bool,
     failure: str | None,
-    run: Callable[[float], RunDirectory],
+    run: MakeRun,
     requested: list[str],
 ) -> None:
     made = run(seconds)
@@ -198,7 +192,7 @@ def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
     message: str,
     tmp_path: Path,
     signals_while_waiting: list[signal.Signals],
-    run: Callable[[float], RunDirectory],
+    run: MakeRun,
     requested: list[str],
 ) -> None:
     made, scene = run(60), Scene.create(tmp_path)
@@ -213,21 +207,6 @@ def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
     assert BatchFiles(made).failure() is None
 
 
-def denoising(folder: Path) -> Plan:
-    """A plan of a denoising."""
-    return make_plan(Scene.create(folder).job())
-
-
-def reconstruction(folder: Path) -> Plan:
-    """A plan of a reconstruction."""
-    return make_plan(measured(folder))
-
-
-def simulation(folder: Path) -> Plan:
-    """A plan of a simulation, which writes the measurement anew."""
-    return make_plan(simulation_of(measured(folder), NoiseChoice(), overwrite=True))
-
-
 def measured(folder: Path) -> Reconstruction:
     """A small image, whose measurement is there already."""
     pixels = np.ones((40, 40), "float32")
@@ -236,21 +215,26 @@ def measured(folder: Path) -> Reconstruction:
     return Reconstruction(output=Output(path=str(folder / "x.zarr")), operators=(blur,), reference=reference)
 
 
-@pytest.mark.parametrize("make", [denoising, reconstruction, simulation])
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "denoise": lambda folder: Scene.create(folder).job(),
+    "reconstruct": measured,
+    "simulate": lambda folder: simulation_of(measured(folder), NoiseChoice(), overwrite=True),
+}
+"""A job of each kind; that of a simulation writes the measurement anew."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_every_kind_of_run_hears_signals_while_it_waits(
-    make: Callable[[Path], Plan],
-    number: signal.Signals,
-    tmp_path: Path,
-    signals_while_waiting: list[signal.Signals],
+    kind: str, number: signal.Signals, tmp_path: Path, signals_while_waiting: list[signal.Signals]
 ) -> None:
-    plan = make(tmp_path)
+    plan = make_plan(KINDS[kind](tmp_path))
     before = files(Path(str(plan.output)))
     signals_while_waiting.append(number)
     with RunDirectory(plan.run_directory).lock(), pytest.raises(Stopped, match="in use") as stopped:
         driver.run(plan)
     assert stopped.value.requested_by == number.name
-    assert plan.output.exists() == (make is simulation)
+    assert plan.output.exists() == (kind == "simulate")
     assert files(Path(str(plan.output))) == before
 
 
@@ -259,7 +243,7 @@ def files(output: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
 
 
-def test_a_submission_that_cannot_be_understood_is_damaged(run: Callable[[float], RunDirectory]) -> None:
+def test_a_submission_that_cannot_be_understood_is_damaged(run: MakeRun) -> None:
     directory = run(0.0)
     BatchFiles(directory).write({})
     with pytest.raises(DamagedData, match=r"the record of its submission is damaged\. Submit it again"):
@@ -268,7 +252,7 @@ def test_a_submission_that_cannot_be_understood_is_damaged(run: Callable[[float]
 
 
 @pytest.mark.parametrize("rows", [3, [3], [{}], {"iteration": 3}])
-def test_odd_words_of_iterations_are_none(run: Callable[[float], RunDirectory], rows: Any) -> None:
+def test_odd_words_of_iterations_are_none(run: MakeRun, rows: Any) -> None:
     directory = run(0.0)
     directory.write_output_iterations([{"iteration": 3}])
     assert directory.read_output_iterations() == [{"iteration": 3}]
@@ -277,7 +261,7 @@ def test_odd_words_of_iterations_are_none(run: Callable[[float], RunDirectory], 
 
 
 def test_a_job_that_begins_before_its_number_is_stored_keeps_the_number(
-    run: Callable[[float], RunDirectory], monkeypatch: pytest.MonkeyPatch
+    run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     files = BatchFiles(made := run(1))

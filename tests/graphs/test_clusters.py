@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
 import os
 import re
@@ -32,14 +31,16 @@ from halotile.graphs.clusters.base import (
     config_errors_described,
     traits_of,
 )
-from halotile.graphs.clusters.workers import fork_server
-from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
+from halotile.graphs.clusters.workers import settings
+from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
 from halotile.graphs.kinds import sections
 from halotile.graphs.plans.make import make_plan
-from tests.faults import REPOSITORY
+from tests.faults import REPOSITORY, run_python
 from tests.support import job_of, noisy_image, write_zarr
 
 pytestmark = pytest.mark.cluster
+
+ONE = Order(workers=1, memory_bytes=2**31, choice=sections.Cluster(dashboard=False))
 
 
 def test_messages_of_dask_are_silent_until_its_event_loop_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +56,7 @@ def test_messages_of_dask_are_silent_until_its_event_loop_has_ended(monkeypatch:
         stop(self, timeout)
 
     monkeypatch.setattr(LoopRunner, "_real_stop", observed)
-    with local.start(Order(workers=1, memory_bytes=2**31, choice=sections.Cluster(dashboard=False))):
+    with local.start(ONE):
         pass
     assert at_the_end
     assert set(at_the_end) == {logging.CRITICAL}
@@ -143,35 +144,29 @@ if __name__ == "__main__":
 """
 
 
+FORKS = pytest.mark.skipif(settings.METHOD != "forkserver", reason="workers are forked on Linux only")
+
+
+def outcome_of(folder: Path, text: str, cwd: Path | None = None) -> tuple[str, str, int]:
+    """What a script prints, and its exit code."""
+    (folder / "script.py").write_text(text)
+    done = run_python(str(folder / "script.py"), cwd=cwd)
+    return done.stdout, done.stderr, done.returncode
+
+
 @pytest.mark.thorough
-@pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="workers are forked on Linux only")
+@FORKS
 def test_workers_come_back_when_the_process_that_they_are_forked_from_is_killed(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(KILLED)
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=200
-    )
-    assert (done.stdout, done.stderr, done.returncode) == ("started\n" * 30, "", 0)
+    assert outcome_of(tmp_path, KILLED) == ("started\n" * 30, "", 0)
 
 
-@pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="workers are forked on Linux only")
+@FORKS
 def test_what_lies_in_the_working_directory_is_not_imported_by_workers(tmp_path: Path) -> None:
-    script, elsewhere = tmp_path / "script.py", tmp_path / "elsewhere"
-    script.write_text(FORKED)
+    elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for module in ("torch", "numbers"):
         (elsewhere / f"{module}.py").write_text("print('not meant')")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=elsewhere,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.stdout, done.stderr) == (f"(True, True, '{REPOSITORY}')\n", "")
+    assert outcome_of(tmp_path, FORKED, cwd=elsewhere) == (f"(True, True, '{REPOSITORY}')\n", "", 0)
 
 
 async def knock(address: str) -> None:
@@ -202,12 +197,8 @@ def status_of(address: str) -> int:
 def test_other_users_see_no_logs_and_no_source(cluster: RunningCluster) -> None:
     page = (cluster.dashboard or "").removesuffix("/status")
     assert status_of(f"{page}/status") == 200
-    for place in (
-        "info/main/workers.html",
-        "info/logs.html",
-        "info/call-stacks/x.html",
-        "proxy/8787/127.0.0.1/status",
-    ):
+    logs = ("info/main/workers.html", "info/logs.html", "info/call-stacks/x.html")
+    for place in (*logs, "proxy/8787/127.0.0.1/status"):
         assert status_of(f"{page}/{place}") == 404
 
 
@@ -230,9 +221,7 @@ def test_the_driver_gets_its_environment_back_and_no_process_stays(monkeypatch: 
     monkeypatch.setenv("SET_SINCE_THE_LAST_CLUSTER", "yes")
     monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
     before = dict(os.environ)
-    with local.start(
-        Order(workers=1, memory_bytes=2 * 2**30, choice=sections.Cluster(dashboard=False))
-    ) as started:
+    with local.start(ONE) as started:
         assert started.dashboard is None
         scheduler = started.client.cluster.scheduler
         assert scheduler.http_server.port != 8787, "Dask's usual port, which may be taken"
@@ -263,22 +252,17 @@ def test_a_denoiser_with_a_memory_is_refused_before_the_first_block(tmp_path: Pa
 def test_what_fails_in_dasks_configuration_is_not_blamed_on_memory(
     setting: dict[str, object], text: str
 ) -> None:
-    order = Order(workers=1, memory_bytes=2 * 2**30, choice=sections.Cluster(dashboard=False))
-    with pytest.raises(ConfigError) as caught, dask.config.set(setting), local.start(order):
+    with pytest.raises(ConfigError) as caught, dask.config.set(setting), local.start(ONE):
         pass
     assert re.search(rf"^the cluster did not start \(.*{text}", str(caught.value))
     assert "memory" not in str(caught.value).partition(". ")[0]
 
 
-def message_of(cause: Exception) -> str:
-    """The message about a cluster that does not start, with its cause wrapped as Dask does it."""
-    with pytest.raises(ConfigError) as caught, config_errors_described():
-        raise RuntimeError("Cluster failed to start") from cause
-    return str(caught.value)
+SETTINGS = "Correct what fails in Dask's configuration, a preload or a setting"
 
 
 @pytest.mark.parametrize(
-    ("number", "remedy"),
+    ("cause", "remedy"),
     [
         (errno.EAGAIN, "Write fewer workers: "),
         (errno.EMFILE, "Allow more open files (ulimit -n)"),
@@ -286,35 +270,30 @@ def message_of(cause: Exception) -> str:
         (errno.ENOSPC, "Make room: "),
         (errno.EADDRNOTAVAIL, "This machine refused it: `recon-cli doctor`"),
         (errno.EADDRINUSE, "This machine refused it: `recon-cli doctor`"),
+        (MemoryError(), "Write fewer workers: "),
+        (FileNotFoundError(errno.ENOENT, "No such file", "preload.py"), SETTINGS),
+        (TimeoutError(), SETTINGS),
+        (TypeError("many"), SETTINGS),
     ],
 )
-def test_what_the_system_refuses_is_not_blamed_on_dasks_configuration(number: int, remedy: str) -> None:
-    message = message_of(OSError(number, os.strerror(number)))
-    assert f"{os.strerror(number)}). {remedy}" in message
-    assert "configuration" not in message
+def test_a_cluster_that_does_not_start_names_its_cause_and_the_remedy(
+    cause: int | Exception, remedy: str
+) -> None:
+    error = OSError(cause, os.strerror(cause)) if isinstance(cause, int) else cause
+    with pytest.raises(ConfigError) as caught, config_errors_described():
+        raise RuntimeError("Cluster failed to start") from error
+    text = os.strerror(cause) if isinstance(cause, int) else ""
+    assert f"{text}). {remedy}" in str(caught.value)
+    assert ("configuration" in str(caught.value)) == (remedy == SETTINGS)
 
 
-@pytest.mark.parametrize(
-    "cause",
-    [FileNotFoundError(errno.ENOENT, "No such file", "preload.py"), TimeoutError(), TypeError("many")],
-)
-def test_what_a_setting_may_have_caused_is_told_as_one(cause: Exception) -> None:
-    assert "Correct what fails in Dask's configuration, a preload or a setting" in message_of(cause)
-
-
-def test_memory_that_is_scarce_is_told() -> None:
-    assert "Write fewer workers: " in message_of(MemoryError())
-
-
-@pytest.mark.cluster
-@pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="workers are forked on Linux only")
+@FORKS
 def test_a_start_ends_where_what_forks_the_workers_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(_: int) -> int:
         raise EOFError("unexpected EOF")
 
     monkeypatch.setattr("multiprocessing.forkserver.read_signed", killed)
-    order = Order(workers=1, memory_bytes=2 * 2**30, choice=sections.Cluster(dashboard=False))
-    with pytest.raises(ConnectionError, match="forked from was killed"), local.start(order):
+    with pytest.raises(ConnectionError, match="forked from was killed"), local.start(ONE):
         pass
 
 
@@ -335,12 +314,7 @@ if __name__ == "__main__":
 
 
 def test_nobody_complains_of_what_a_killed_worker_left_behind(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(DIES)
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.stdout, done.stderr) == ("KilledWorker\n", "")
+    assert outcome_of(tmp_path, DIES)[:2] == ("KilledWorker\n", "")
 
 
 DECLARED = """
@@ -369,18 +343,10 @@ def test_the_driver_of_a_run_loads_no_torch(tmp_path: Path) -> None:
     """It takes two seconds and 500 MB, which the workers need."""
     (tmp_path / "run.py").write_text(RUN)
     source = write_zarr(tmp_path / "in.zarr", noisy_image((64, 64)))
-    job = {
-        "version": 1,
-        "job": "denoise",
-        "input": {"path": str(source)},
-        "output": {"path": str(tmp_path / "o.zarr")},
-    }
-    job |= {
-        "denoiser": {"name": "gaussian", "sigma": 1.0},
-        "run": {"workers": 1},
-        "cluster": {"dashboard": False},
-    }
-    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    (tmp_path / "job.yaml").write_text(
+        f"{{version: 1, job: denoise, input: {{path: {source}}}, output: {{path: {tmp_path}/o.zarr}}, "
+        "denoiser: {name: gaussian, sigma: 1.0}, run: {workers: 1}, cluster: {dashboard: false}}"
+    )
     command = [sys.executable, str(tmp_path / "run.py"), "run", str(tmp_path / "job.yaml"), "--quiet"]
     assert subprocess.check_output(command, text=True, timeout=120).endswith("False\n")
 

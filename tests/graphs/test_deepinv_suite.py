@@ -21,7 +21,6 @@ from distributed import Client, LocalCluster
 
 from halotile import DistributedContext, distribute
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.clusters.local import LocalWorkers
 from tests.cases import all_of
 from tests.support import IN_THREADS
 
@@ -49,7 +48,7 @@ def clusters(cluster: RunningCluster) -> Iterator[Callable[[int], RunningCluster
             if workers not in known:  # as threads of this process, which has imported deepinv already
                 started = LocalCluster(n_workers=workers, **IN_THREADS)
                 client = held.enter_context(Client(held.enter_context(started), set_as_default=False))
-                known[workers] = LocalWorkers(client, workers, None)
+                known[workers] = RunningCluster(client, workers)
             return known[workers]
 
         yield of

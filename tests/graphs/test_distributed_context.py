@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
@@ -15,6 +14,7 @@ from distributed import Client, LocalCluster, default_client
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, MemoryRefused, TaskFailed, WrongKind
+from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.distributed import context
 from halotile.graphs.distributed.context import task_bytes
@@ -64,27 +64,18 @@ def test_an_unreachable_scheduler_is_reported_with_its_address(monkeypatch: pyte
         pass
 
 
-def test_workers_share_the_memory_that_a_control_group_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_has_the_memory_of_a_control_group_and_the_patience_of_its_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def start(order: Order) -> None:
-        raise ConfigError(f"{order.workers} workers of {order.memory_bytes} bytes")
+        silent = order.scheduler_options["worker_ttl"]
+        raise ConfigError(f"{order.workers} workers of {order.memory_bytes} bytes, silent for {silent:g} s")
 
     monkeypatch.setattr(context, "machine_bytes", lambda: 2**30)
-    monkeypatch.setattr(context, "find", lambda *_: SimpleNamespace(start=start))
+    monkeypatch.setattr(local, "start", start)
     with (
-        pytest.raises(ConfigError, match=f"2 workers of {2**29} bytes"),
-        DistributedContext(workers=2, cluster="local"),
-    ):
-        pass
-
-
-def test_a_cluster_is_as_patient_as_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(order: Order) -> None:
-        raise ConfigError(f"workers may be silent for {order.scheduler_options['worker_ttl']:g} s")
-
-    monkeypatch.setattr(context, "find", lambda *_: SimpleNamespace(start=start))
-    with (
-        pytest.raises(ConfigError, match="silent for 3600 s"),
-        DistributedContext(workers=1, cluster="local", stall_seconds=3600.0),
+        pytest.raises(ConfigError, match=f"2 workers of {2**29} bytes, silent for 3600 s"),
+        DistributedContext(workers=2, cluster="local", stall_seconds=3600.0),
     ):
         pass
 

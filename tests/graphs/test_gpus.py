@@ -34,6 +34,13 @@ from tests.cases import thorough
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
 TWO = Gpus(("0", "1"))
+NONE = Gpus(why_none="NVML finds none")
+
+
+def have(monkeypatch: pytest.MonkeyPatch, here: Gpus) -> None:
+    """Let this machine have these GPUs."""
+    for module in (needs, gpu_detection):
+        monkeypatch.setattr(module, "gpus_here", lambda: here)
 
 
 class Nvml:
@@ -97,7 +104,7 @@ def test_without_nvml_none_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
             "local",
             "2 GPUs here are left alone; for a worker on each: pip install 'halotile[cuda]'",
         ),
-        (Gpus(why_none="NVML finds none"), True, "local", "no GPU: NVML finds none"),
+        (NONE, True, "local", "no GPU: NVML finds none"),
     ],
 )
 def test_auto_takes_the_gpus_that_are_here_or_says_why_not(
@@ -109,44 +116,33 @@ def test_auto_takes_the_gpus_that_are_here_or_says_why_not(
     assert cluster_kind_of(Cluster(), {"SLURM_JOB_ID": "7"}).name != "local-cuda", "an allocation comes first"
 
 
+ON_CPUS = "none (NVML finds none): workers compute on CPUs"
+
+
 @pytest.mark.parametrize(
-    ("here", "visible", "installed", "verdict", "text"),
+    ("kind", "here", "visible", "installed", "verdict", "text"),
     [
-        (TWO, None, True, "ok", "2"),
-        (TWO, "0,1", True, "ok", "2, those that CUDA_VISIBLE_DEVICES shows (0,1)"),
-        (TWO, None, False, "note", "2; for a worker on each: pip install 'halotile[cuda]'"),
-        (
-            Gpus(why_none="NVML finds none"),
-            None,
-            True,
-            "note",
-            "none (NVML finds none): workers compute on CPUs",
-        ),
-        (
-            Gpus(why_none="NVML finds none"),
-            None,
-            False,
-            "note",
-            "none (NVML finds none): workers compute on CPUs; where there are GPUs: pip install 'halotile[cuda]'",
-        ),
+        ("local", TWO, None, True, "ok", "2"),
+        ("local", TWO, "0,1", True, "ok", "2, those that CUDA_VISIBLE_DEVICES shows (0,1)"),
+        ("local", TWO, None, False, "note", "2; for a worker on each: pip install 'halotile[cuda]'"),
+        ("local", NONE, None, True, "note", ON_CPUS),
+        ("local", NONE, None, False, "note", f"{ON_CPUS}; where there are GPUs: pip install 'halotile[cuda]'"),
+        ("local-cuda", NONE, None, True, "missing", "none (NVML finds none); cluster local-cuda has a worker on each"),
+        ("local-cuda", TWO, None, False, "missing", "dask-cuda is not installed: pip install 'halotile[cuda]'; cluster local-cuda has a worker on each"),
+        ("local-cuda", TWO, None, True, "ok", "2"),
     ],
-)
+)  # fmt: skip
 def test_the_doctor_tells_of_gpus_or_why_there_is_none(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    here: Gpus,
-    visible: str | None,
-    installed: bool,
-    verdict: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, here: Gpus, visible: str | None, installed: bool, verdict: str,
     text: str,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setattr(doctor, "gpus_here", lambda: here)
     monkeypatch.setattr(doctor, "has_dask_cuda", lambda: installed)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = {each.name: each for each in doctor.examine(Cluster(kind="local"), tmp_path)}
-    assert (found["GPU"].verdict, found["GPU"].text) == (verdict, text)
+    (found,) = (each for each in doctor.examine(Cluster(kind=kind), tmp_path) if each.name == "GPU")
+    assert (found.verdict, found.text) == (verdict, text)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +160,7 @@ def test_gpus_that_are_not_there_are_refused(requested: Any) -> None:
 
 
 def test_a_machine_without_one_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (needs, gpu_detection):
-        monkeypatch.setattr(module, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
+    have(monkeypatch, NONE)
     order = Order(workers=1, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
     start = local_cuda.start(order)
     with (
@@ -176,8 +171,7 @@ def test_a_machine_without_one_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_extra_is_named_where_dask_cuda_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (needs, gpu_detection):
-        monkeypatch.setattr(module, "gpus_here", lambda: TWO)
+    have(monkeypatch, TWO)
     monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: False)
     start = local_cuda.start(Order(workers=1, memory_bytes=2**30))
     with pytest.raises(MissingPackage, match=r"pip install 'halotile\[cuda\]'"), start:
@@ -286,8 +280,7 @@ def test_what_is_said_or_is_elsewhere_is_not_asked_of_an_allocation(
 def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for module in (needs, gpu_detection):
-        monkeypatch.setattr(module, "gpus_here", lambda: TWO)
+    have(monkeypatch, TWO)
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
     plain, on_cards = (
@@ -310,8 +303,8 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
 def test_a_plan_for_a_card_that_is_not_there_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, run: Run, gpus: Any
 ) -> None:
-    for module in (needs, gpu_detection, local_cuda):
-        monkeypatch.setattr(module, "gpus_here", lambda *_: Gpus(why_none="NVML finds none"))
+    have(monkeypatch, NONE)
+    monkeypatch.setattr(local_cuda, "gpus_here", lambda _: NONE)
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
     with pytest.raises(ConfigError, match=r"no GPU here: NVML finds none|not for cluster local"):
@@ -319,8 +312,7 @@ def test_a_plan_for_a_card_that_is_not_there_is_refused(
 
 
 def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for module in (needs, gpu_detection):
-        monkeypatch.setattr(module, "gpus_here", lambda: TWO)
+    have(monkeypatch, TWO)
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
     given = GivenFunction(call=lambda image: image, depth=1)
@@ -355,28 +347,8 @@ def test_a_network_of_another_precision_is_another_job(tmp_path: Path) -> None:
     assert differences(before, now) == ['run.precision was "float32", is "bfloat16"']
 
 
-@pytest.mark.parametrize(
-    ("here", "installed", "verdict", "said"),
-    [
-        (Gpus(why_none="NVML finds none"), True, "missing", "none (NVML finds none); cluster local-cuda"),
-        (TWO, False, "missing", "dask-cuda is not installed: pip install"),
-        (TWO, True, "ok", "2"),
-    ],
-)
-def test_the_doctor_tells_what_local_cuda_lacks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: Gpus, installed: bool, verdict: str, said: str
-) -> None:
-    monkeypatch.setattr(doctor, "gpus_here", lambda: here)
-    monkeypatch.setattr(doctor, "has_dask_cuda", lambda: installed)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (found,) = (each for each in doctor.examine(Cluster(kind="local-cuda"), tmp_path) if each.name == "GPU")
-    assert found.verdict == verdict
-    assert found.text.startswith(said)
-
-
 def test_a_dask_cuda_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (needs, gpu_detection):
-        monkeypatch.setattr(module, "gpus_here", lambda: TWO)
+    have(monkeypatch, TWO)
     monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: True)
     monkeypatch.setitem(sys.modules, "dask_cuda", None)
     start = local_cuda.start(Order(workers=1, memory_bytes=2**30))
@@ -422,8 +394,7 @@ def test_dask_cuda_gives_each_worker_a_card_of_its_own(
     monkeypatch: pytest.MonkeyPatch, here: Gpus, gpus: Any, visible: list[str]
 ) -> None:
     pytest.importorskip("dask_cuda", reason="the extra cuda is not installed")
-    for module in (needs, gpu_detection):
-        monkeypatch.setattr(module, "gpus_here", lambda: here)
+    have(monkeypatch, here)
     # There is no GPU to ask for its memory and its cores.
     monkeypatch.setenv("DASK_CUDA_TEST_DISABLE_DEVICE_SPECIFIC", "1")
     order = Order(workers=2, memory_bytes=2**30, choice=Cluster(kind="local-cuda", gpus=gpus))

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,11 +20,11 @@ from halotile.graphs.clusters import scheduler
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.common.answers import differing_versions
 from halotile.graphs.clusters.common.security import Credentials, credentials
-from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
+from halotile.graphs.clusters.workers.settings import ALLOCATOR_ENVIRONMENT
 from halotile.graphs.kinds import sections
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
-from tests.faults import REPOSITORY
+from tests.faults import run_python
 from tests.support import job_of, noisy_image, read_zarr, write_zarr
 
 pytestmark = pytest.mark.cluster
@@ -185,14 +183,7 @@ def test_another_user_is_refused(running: LocalCluster, own: Credentials, how: s
             "another authority": (address, other.paths[0], "owner", "CERTIFICATE_VERIFY_FAILED"),
             "the files themselves": (address, own.paths[0], "nobody", "Permission denied"),
         }[how]
-        done = subprocess.run(
-            [sys.executable, "-c", KNOCK, address, own.paths[0], requested, certificate, reader],
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_python("-c", KNOCK, address, own.paths[0], requested, certificate, reader)
     assert done.returncode != 0
     assert done.stdout == ""
     assert "AssertionError" not in done.stderr
@@ -202,7 +193,7 @@ def test_another_user_is_refused(running: LocalCluster, own: Credentials, how: s
 def test_a_worker_with_another_authority_is_refused(running: LocalCluster, tmp_path: Path) -> None:
     with credentials(tmp_path) as other:
         certificate, key = other.paths
-        words = [
+        words = (
             "--tls-ca-file",
             certificate,
             "--tls-cert",
@@ -211,22 +202,9 @@ def test_a_worker_with_another_authority_is_refused(running: LocalCluster, tmp_p
             key,
             "--death-timeout",
             "5",
-        ]
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "halotile.graphs.clusters.workers",
-                running.scheduler_address,
-                *words,
-            ],
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
         )
+        worker = ("-P", "-m", "halotile.graphs.clusters.workers", running.scheduler_address)
+        done = run_python(*worker, *words)
     assert done.returncode == 1
     assert re.search(
         r"^no worker on .*CERTIFICATE_VERIFY_FAILED|^no worker on .*TimeoutError", done.stderr, re.MULTILINE

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,27 @@ with halotile.torch_group.join(device_mode="cpu", timeout_seconds=60) as group:
     print(f"{group.rank} {group.world_size} {total} {','.join(places)}\\n", end="", flush=True)
 """
 
-SLURM = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "1",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2",
-}
+STEP = {"ID": "1", "NUM_TASKS": "2", "TASKS_PER_NODE": "2"}
+SLURM = {"SLURM_JOB_ID": "7"} | {f"SLURM_STEP_{name}": value for name, value in STEP.items()}
 OPENMPI = {"PMIX_NAMESPACE": "prterun-a-7@1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 ELSEWHERE = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"}
 """An address of no machine, where nobody can meet."""
 OVERRIDE = {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+
+
+def printed(
+    folder: Path, text: str, *words: object, environments: Sequence[Mapping[str, str]] = ({}, {})
+) -> list[str]:
+    """What a script prints as each of two ranks, the numbers of which are its last words."""
+    script = folder / "script.py"
+    script.write_text(text)
+    started = [
+        subprocess.Popen(
+            [sys.executable, script, *map(str, words), str(rank)], env=os.environ | dict(own), stdout=subprocess.PIPE, text=True
+        )
+        for rank, own in enumerate(environments)
+    ]  # fmt: skip
+    return [process.communicate(timeout=120)[0] for process in started]
 
 
 @pytest.mark.parametrize(
@@ -54,15 +66,8 @@ def test_a_script_joins_the_ranks_of_its_launcher_and_listens_on_loopback_alone(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         launcher = {"MASTER_PORT": str(free.getsockname()[1])} | launcher
-    script = tmp_path / "join.py"
-    script.write_text(JOIN)
-    started = [
-        subprocess.Popen(
-            [sys.executable, script], env={**os.environ, **launcher, rank: str(number)}, stdout=subprocess.PIPE, text=True
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    lines = [process.communicate(timeout=120)[0].split() for process in started]
+    said = printed(tmp_path, JOIN, environments=[launcher | {rank: str(number)} for number in range(2)])
+    lines = [text.split() for text in said]
     assert lines == [["0", "2", "3.0", "127.0.0.1"], ["1", "2", "3.0", "127.0.0.1"]]
 
 
@@ -94,30 +99,17 @@ except halotile.errors.PeerLost:
 
 def test_a_rank_that_has_ended_does_not_wait_for_one_that_died(tmp_path: Path) -> None:
     """Nobody ends it: not every launcher does when another rank fails."""
-    script = tmp_path / "end.py"
-    script.write_text(END)
-    started = [
-        subprocess.Popen(
-            [sys.executable, script], env={**os.environ, **SLURM, "SLURM_STEP_ID": "2", "SLURM_PROCID": str(number)}, stdout=subprocess.PIPE, text=True
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    waited, _ = (process.communicate(timeout=120)[0] for process in started)
+    step = SLURM | {"SLURM_STEP_ID": "2"}
+    environments = [step | {"SLURM_PROCID": str(number)} for number in range(2)]
+    waited, _ = printed(tmp_path, END, environments=environments)
     assert 0.5 < float(waited) < 20
 
 
 def test_a_script_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "join.py"
     script.write_text(JOIN)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(script),
-    ]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    said = subprocess.run([*torchrun, script], capture_output=True, text=True, timeout=120, check=True).stdout
     assert sorted(said.splitlines()) == ["0 2 3.0 127.0.0.1", "1 2 3.0 127.0.0.1"]  # the store is torchrun's
 
 
@@ -139,15 +131,7 @@ dist.destroy_process_group()
 
 
 def test_a_program_that_has_a_process_group_keeps_it(tmp_path: Path) -> None:
-    script = tmp_path / "own.py"
-    script.write_text(OWN_GROUP)
-    started = [
-        subprocess.Popen(
-            [sys.executable, script, tmp_path / "meet", str(rank)], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    lines = [process.communicate(timeout=120)[0].splitlines() for process in started]
+    lines = [text.splitlines() for text in printed(tmp_path, OWN_GROUP, tmp_path / "meet")]
     both = [[f"{rank} 2 3.0 2 2"] * 2 for rank in range(2)]
     assert lines == [[*both[0], "0 1 1.0 1 1"], [*both[1], "0 1 2.0 1 1"]]
 

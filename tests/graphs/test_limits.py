@@ -112,8 +112,7 @@ def test_a_function_is_tried_with_the_memory_of_a_worker(denoiser: Denoiser) -> 
     run = Run(memory_per_worker="2GiB")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(
-        MemoryRefused,
-        match=r"memory_per_worker is 2 GiB, and .*hungry needs more than that to be tried",
+        MemoryRefused, match=r"memory_per_worker is 2 GiB, and .*hungry needs more than that to be tried"
     ):
         tried(denoiser, Tile(), (500, 500), None, run=run, report=no_report)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB; it would be 3 GiB here

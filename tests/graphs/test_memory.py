@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
+from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
 from halotile.graphs.plans.make import make_plan
 from tests.cases import all_of
 from tests.support import dncnn_weights, job_of, noisy_image, write_zarr

@@ -211,10 +211,7 @@ def test_of_two_runs_that_claim_at_once_one_is_refused(scene: StoreScene, object
     ],
 )
 def test_a_run_ends_where_its_output_is_taken_away(
-    scene: StoreScene,
-    store_cluster: RunningCluster,
-    change: Callable[[StoreScene], object],
-    words: str,
+    scene: StoreScene, store_cluster: RunningCluster, change: Callable[[StoreScene], object], words: str
 ) -> None:
     due = [change]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,12 +195,6 @@ def test_the_block_size_can_be_chosen() -> None:
     same(result, stock)
 
 
-def test_a_store_without_chunks_is_cut_as_dask_cuts(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", noise((300, 200), "float32"))
-    result = map_overlap(neighbours, tmp_path / "a.npy", depth=2, boundary="reflect")
-    assert result.chunks == ((300,), (200,))
-
-
 @pytest.mark.parametrize(
     ("shapes", "chunks"),
     [
@@ -303,21 +298,6 @@ def test_distributed_workers_give_the_same_bits() -> None:
         np.testing.assert_array_equal(client.compute(result).result(timeout=60), compute(result))
 
 
-def test_the_graph_survives_pickling() -> None:
-    store = stored((20,), (8,))
-    result = map_overlap(neighbours, store, depth=3, boundary="reflect")
-    copied = pickle.loads(pickle.dumps(result))
-    np.testing.assert_array_equal(compute(copied), compute(result), strict=True)
-
-
-def test_paths_are_opened(tmp_path: Path) -> None:
-    pixels = noise((300, 200))
-    np.save(tmp_path / "picture.npy", pixels)
-    stock = da.map_overlap(neighbours, da.from_array(pixels, chunks=60), depth=2, boundary="reflect")
-    for path in (tmp_path / "picture.npy", str(tmp_path / "picture.npy")):
-        same(map_overlap(neighbours, path, depth=2, boundary="reflect", block=60), stock)
-
-
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "complex64", "complex128", "bool", "float32"])
 @pytest.mark.parametrize("shape", [(40,), (30, 20)])
 def test_a_path_need_not_be_an_image(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
@@ -325,8 +305,8 @@ def test_a_path_need_not_be_an_image(tmp_path: Path, dtype: str, shape: tuple[in
     np.save(tmp_path / "a.npy", pixels)
     zarr.create_array(tmp_path / "a.zarr", data=pixels, chunks=(12,) * len(shape))
     stock = da.map_overlap(np.cumsum, da.from_array(pixels, chunks=12), depth=2, boundary="reflect", axis=-1)
-    for name in ("a.npy", "a.zarr"):
-        same(map_overlap(np.cumsum, tmp_path / name, depth=2, boundary="reflect", block=12, axis=-1), stock)
+    for path in (tmp_path / "a.npy", str(tmp_path / "a.zarr")):
+        same(map_overlap(np.cumsum, path, depth=2, boundary="reflect", block=12, axis=-1), stock)
 
 
 def test_a_path_without_numbers_is_refused(tmp_path: Path) -> None:
@@ -337,18 +317,29 @@ def test_a_path_without_numbers_is_refused(tmp_path: Path) -> None:
         map_overlap(neighbours, tmp_path / "gone.zarr", depth=1)
 
 
+def write_hdf5(path: Path, pixels: Pixels) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("image", data=pixels)
+
+
+write_tiff = partial(tifffile.imwrite, photometric="minisblack")
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"rowsperstrip": 1}, {"contiguous": False, "rowsperstrip": 1}], ids=str
+    ("name", "write"),
+    [
+        ("a.npy", np.save),
+        ("a.h5", write_hdf5),
+        ("a.tif", write_tiff),
+        ("a.tif", partial(write_tiff, rowsperstrip=1)),
+        ("a.tif", partial(write_tiff, contiguous=False, rowsperstrip=1)),
+    ],
 )
-def test_an_uncompressed_tiff_is_cut_as_dask_cuts(tmp_path: Path, options: dict[str, Any]) -> None:
-    tifffile.imwrite(tmp_path / "a.tif", noise((300, 200)), photometric="minisblack", **options)
-    assert map_overlap(neighbours, tmp_path / "a.tif", depth=2).chunks == ((300,), (200,))
-
-
-def test_a_contiguous_hdf5_dataset_is_cut_as_dask_cuts(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("image", data=noise((300, 200)))
-    assert map_overlap(neighbours, tmp_path / "a.h5", depth=2).chunks == ((300,), (200,))
+def test_a_file_without_chunks_is_cut_as_dask_cuts(
+    tmp_path: Path, name: str, write: Callable[[Path, Pixels], object]
+) -> None:
+    write(tmp_path / name, noise((300, 200)))
+    assert map_overlap(neighbours, tmp_path / name, depth=2).chunks == ((300,), (200,))
 
 
 def test_the_graph_holds_no_pixels(tmp_path: Path) -> None:
@@ -358,8 +349,6 @@ def test_the_graph_holds_no_pixels(tmp_path: Path) -> None:
 
 
 def test_an_open_zarr_array_is_a_store(tmp_path: Path) -> None:
-    import zarr
-
     pixels = noise((30, 20))
     array = zarr.create_array(tmp_path / "picture.zarr", data=pixels, chunks=(12, 12))
     ours = map_overlap(neighbours, array, depth=2, boundary="reflect")

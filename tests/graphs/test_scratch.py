@@ -25,11 +25,18 @@ from halotile.graphs.clusters.common.security import credentials
 from halotile.graphs.clusters.launches.batch_jobs import job_arguments, reporting_class
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.workers import fork_server, settings
-from halotile.graphs.clusters.workers.environment import own_environment
+from halotile.graphs.clusters.workers.settings import own_environment
 from halotile.graphs.kinds import sections
-from tests.faults import REPOSITORY
+from tests.faults import REPOSITORY, run_python
 
 NOBODY = 65534
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that is $TMPDIR."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
 
 
 def taken(place: Path) -> Path:
@@ -68,6 +75,13 @@ if __name__ == "__main__":
 """
 
 
+def printed(*words: str, environment: dict[str, str]) -> str:
+    """What Python prints in an environment."""
+    done = run_python(*words, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """A folder with a short path: paths of sockets have 107 characters at most."""
@@ -84,21 +98,11 @@ def test_a_folder_that_another_user_made_first_is_not_used(
     places = {
         "TMPDIR": str(theirs[0].parent),
         "DASK_TEMPORARY_DIRECTORY": str(theirs[1].parent),
-        "PYTHONPATH": str(REPOSITORY),
         "XDG_CACHE_HOME": str(short_path / "cache"),
     }
     script = short_path / "script.py"
     script.write_text(LOCAL)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env=os.environ | places,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    mode, paths, compiled = json.loads(done.stdout)
+    mode, paths, compiled = json.loads(printed(str(script), environment=places))
     assert mode == 0o700
     assert not [path for path in paths if "scratch" in path]
     assert compiled == str(short_path / "cache" / "halotile" / "torchinductor")
@@ -110,15 +114,8 @@ def test_a_folder_that_another_user_made_first_is_not_used(
 def test_a_temporary_folder_of_a_long_name_is_told_of(tmp_path: Path) -> None:
     place = tmp_path / ("long" * 25)
     place.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", LONG],
-        env=os.environ | {"TMPDIR": str(place)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert f"$TMPDIR is {place}: its name is too long for a socket in it." in done.stdout
+    said = printed("-c", LONG, environment={"TMPDIR": str(place)})
+    assert f"$TMPDIR is {place}: its name is too long for a socket in it." in said
 
 
 LONG = """
@@ -161,19 +158,11 @@ def test_nor_on_other_machines_where_dask_jobqueue_is_told_to(
 ) -> None:
     cluster, words = scheduler
     theirs = taken(tmp_path / "shared")
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "halotile.graphs.clusters.workers",
-        cluster.scheduler_address,
-        *words,
-    ]
+    command = [sys.executable, "-P", "-m", "halotile.graphs.clusters.workers", cluster.scheduler_address]
+    words = [*words, "--local-directory", str(theirs.parent)]
     places = {"TMPDIR": str(theirs.parent), "PYTHONPATH": str(REPOSITORY)}
     with (
-        subprocess.Popen(
-            [*command, "--local-directory", str(theirs.parent)], env=os.environ | places
-        ) as worker,
+        subprocess.Popen([*command, *words], env=os.environ | places) as worker,
         Client(cluster, set_as_default=False) as client,
     ):
         try:
@@ -198,29 +187,26 @@ def test_what_is_no_text_on_the_path_stays_there(monkeypatch: pytest.MonkeyPatch
     assert sys.path == own
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (left(tmp_path, socket.gethostname()) / "worker-1").mkdir(parents=True)
+def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path) -> None:
+    (left(temporary, socket.gethostname()) / "worker-1").mkdir(parents=True)
     with settings.private_scratch() as first, settings.private_scratch() as second:
-        assert {*map(str, tmp_path.iterdir())} == {first, second}
-    assert [*tmp_path.iterdir()] == []
+        assert {*map(str, temporary.iterdir())} == {first, second}
+    assert [*temporary.iterdir()] == []
 
 
 KILLED = """
 import multiprocessing, os
-from halotile.graphs.clusters.workers import fork_server
+from halotile.graphs.clusters.workers import fork_server, settings
 if __name__ == "__main__":
     fork_server.expect_no_workers()
     fork_server.ensure_forks()
-    lock = multiprocessing.get_context(fork_server.METHOD).Lock()
+    lock = multiprocessing.get_context(settings.METHOD).Lock()
     print(*fork_server.SEMAPHORES.glob(f"sem.{os.path.basename(fork_server.get_temp_dir())}-*"), flush=True)
     input()
 """
 
 
-@pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="multiprocessing leaves nothing behind")
+@pytest.mark.skipif(settings.METHOD != "forkserver", reason="multiprocessing leaves nothing behind")
 def test_what_a_process_left_that_was_killed_with_its_children_is_removed_by_the_next(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(KILLED)
@@ -252,61 +238,44 @@ def left(base: Path, host: str) -> Path:
     return base / f"{settings.PREFIX}{host}-tmpleft"
 
 
-def test_what_processes_on_other_machines_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    others = {left(tmp_path, host) for host in ("other", f"{socket.gethostname()}-2")}
+def test_what_processes_on_other_machines_made_stays(temporary: Path) -> None:
+    others = {left(temporary, host) for host in ("other", f"{socket.gethostname()}-2")}
     for folder in others:
         folder.mkdir()
     with settings.private_scratch():
-        assert len([*tmp_path.iterdir()]) == 3
-    assert {*tmp_path.iterdir()} == others
+        assert len([*temporary.iterdir()]) == 3
+    assert {*temporary.iterdir()} == others
 
 
-def test_what_another_user_planted_is_neither_followed_nor_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ours = tmp_path / "ours"
+def test_what_another_user_planted_is_neither_followed_nor_opened(temporary: Path) -> None:
+    ours, planted = temporary / "ours", left(temporary, socket.gethostname())
     ours.mkdir()
-    left(tmp_path, socket.gethostname()).symlink_to(ours)
+    planted.symlink_to(ours)
     with settings.private_scratch():
         assert [*ours.iterdir()] == []
     if os.getuid() == 0:  # else nobody else's can be made
-        theirs = left(tmp_path, socket.gethostname()).with_name(
-            f"{settings.PREFIX}{socket.gethostname()}-tmp2"
-        )
+        theirs = planted.with_name(f"{settings.PREFIX}{socket.gethostname()}-tmp2")
         theirs.mkdir()
         os.chown(theirs, NOBODY, NOBODY)
         with settings.private_scratch():
             assert [*theirs.iterdir()] == []
 
 
-def test_on_a_file_system_without_locks_a_folder_is_made_and_none_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EIO])
+def test_without_locks_a_folder_is_made_none_is_removed_and_after_an_error_nothing_is_left(
+    number: int, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    with settings.private_scratch() as first, settings.private_scratch() as second:
-        assert {*map(str, tmp_path.iterdir())} == {first, second}
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_a_folder_that_cannot_be_had_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
     def fail(*_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", fail)
-    with pytest.raises(OSError, match="Input/output error"), settings.private_scratch():
-        pass
-    assert [*tmp_path.iterdir()] == []
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="Input/output error"), settings.private_scratch():
+            pass
+    else:
+        with settings.private_scratch() as first, settings.private_scratch() as second:
+            assert {*map(str, temporary.iterdir())} == {first, second}
+    assert [*temporary.iterdir()] == []
 
 
 @pytest.mark.parametrize("system", [slurm.SYSTEM, htcondor.SYSTEM], ids=lambda system: system.module)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,9 @@ def simulation(folder: Path, *names: str, **options: Any) -> Simulation:
     workers = options.pop("workers", 1)
     reference = options.pop("reference", "truth.npy")
     seed = options.pop("seed", 0)
+    blur = partial(OperatorChoice, name="blur", noise_sigma=0.01, options={"kernel": str(folder / "k.npy")})
     return Simulation(
-        operators=tuple(
-            OperatorChoice(
-                name="blur",
-                data=str(folder / name),
-                noise_sigma=0.01,
-                options={"kernel": str(folder / "k.npy")},
-            )
-            for name in names
-        ),
+        operators=tuple(blur(data=str(folder / name)) for name in names),
         noise=NoiseChoice(seed=seed),
         output=Storage(shard=128, chunk=64, **options),
         reference=str(folder / reference),

@@ -15,7 +15,7 @@ import pytest
 from halotile.cli.config.loading import load_job
 from halotile.graphs.clusters.common import machine as gpu_detection
 from halotile.graphs.clusters.common.machine import Gpus
-from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
+from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.plans import needs
 from halotile.graphs.plans.make import make_plan

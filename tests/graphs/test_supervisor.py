@@ -70,7 +70,9 @@ class Watch:
         )
         self.cluster = FakeCluster()
         self.reports: list[str] = []
-        self.supervisor = Supervisor(self.cluster, workers, query, self.reports.append)
+        self.supervisor = Supervisor(
+            None, workers, cluster=self.cluster, query=query, report=self.reports.append
+        )
 
     def rounds(self, count: int, seconds: float = 5.0) -> None:
         """Update some times."""
@@ -223,7 +225,7 @@ def test_a_supervisor_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.Monk
         scale(count)
 
     monkeypatch.setattr(cluster, "scale", stumble)
-    with Supervisor(cluster, 2, query, reports.append):
+    with Supervisor(None, 2, cluster=cluster, query=query, report=reports.append):
         deadline = time.monotonic() + 20
         while cluster.made < 2 and time.monotonic() < deadline:
             time.sleep(0.01)

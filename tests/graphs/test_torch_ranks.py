@@ -25,7 +25,7 @@ from halotile import DistributedContext
 from halotile.cli.main import app
 from halotile.errors import ConfigError, RankFailed
 from halotile.graphs import torch_script
-from halotile.graphs.clusters.base import Order
+from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.clusters.common import answers as arrival
 from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.runs.passes import torch_ranks
@@ -294,12 +294,7 @@ def test_a_script_that_fails_says_why_even_where_its_group_would_abort_it(
 
 COPIES = {
     "torchrun": {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"},
-    "srun": {
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": "1",
-        "SLURM_STEP_NUM_TASKS": "3",
-        "SLURM_PROCID": "1",
-    },
+    "srun": {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "1"},
 }
 
 
@@ -352,12 +347,11 @@ def test_a_script_has_the_variables_of_torchrun(tmp_path: Path) -> None:
     assert [variables[name] for name in ("GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")] == ["1", "3", "4"]
 
 
-class Queue:
+class Queue(RunningCluster):
     """A cluster whose workers come one by one."""
 
-    client, dashboard, workers = None, None, 3
-
     def __init__(self) -> None:
+        super().__init__(None, 3)
         self.present = 0
         self.checked: list[int] = []
 
@@ -421,20 +415,15 @@ def test_attempts_are_of_ranks(words: list[str], tmp_path: Path) -> None:
 def test_a_script_that_fails_ends_those_of_all_ranks(four: DistributedContext, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    program = TorchProgram(partial(run_rank_of_script, str(script), ("fail",)), four.folder)
-    with pytest.raises(
-        RankFailed,
-        match=r"rank 1 of 2 failed: .*train\.py ended with exit code 1\. Its last line: no such data",
+    for words, failure in (
+        (("fail",), r"1 of 2 failed: .*train\.py ended with exit code 1\. Its last line: no such data"),
+        (("hang",), r"(1 of 2 did not answer|0 of 2 failed)"),
+        (("die", "alone"), r"1 of 2 failed: .*was ended by SIGKILL, as where memory ran out\."),
+        (("die",), "1 of 2 failed: .*its worker .* died"),
     ):
-        program.run(four.client, 2, 0)
-    with pytest.raises(RankFailed, match=r"rank 1 of 2 did not answer|rank 0 of 2 failed"):
-        TorchProgram(partial(run_rank_of_script, str(script), ("hang",)), four.folder).run(four.client, 2, 0)
-    for words, said in (
-        (("die", "alone"), r"was ended by SIGKILL, as where memory ran out\."),
-        (("die",), "its worker .* died"),
-    ):
-        with pytest.raises(RankFailed, match=f"rank 1 of 2 failed: .*{said}"):
-            TorchProgram(partial(run_rank_of_script, str(script), words), four.folder).run(four.client, 2, 0)
+        program = TorchProgram(partial(run_rank_of_script, str(script), words), four.folder)
+        with pytest.raises(RankFailed, match=f"rank {failure}"):
+            program.run(four.client, 2, 0)
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(script) in (p.info["cmdline"] or ())]
 
 

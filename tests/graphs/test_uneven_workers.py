@@ -117,15 +117,12 @@ def test_a_block_that_kills_the_only_worker_that_can_load_the_job_is_the_one_tha
     assert scene.journalled() == set(range(BLOCKS)) - {9}
 
 
-@dataclass
-class Growing:
+@dataclass(kw_only=True)
+class Growing(RunningCluster):
     """A cluster whose second worker comes later, or not at all."""
 
     running: LocalCluster
-    client: Client
     comes: bool
-    workers: int = 2
-    dashboard: None = None
 
     def missing(self, wanted: int = 1) -> str | None:
         if len(workers_of(self.client)) >= wanted:
@@ -148,7 +145,7 @@ def test_a_sick_worker_that_comes_first_ends_a_run_only_where_no_other_comes(
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as running,
         Client(running, set_as_default=False) as client,
     ):
-        cluster = Growing(running, client, comes)
+        cluster = Growing(client, 2, running=running, comes=comes)
         (sick,) = processes(cluster)
         scene.make_sick(sick, "load")
         with nullcontext() if comes else pytest.raises(ConfigError, match=r"ImportError: no libfoo\.so"):
@@ -199,15 +196,8 @@ def test_a_retry_whose_workers_are_gone_goes_to_others(cluster: RunningCluster, 
 @contextmanager
 def nodes(address: str, count: int, *options: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Nodes of one worker each: process groups of a nanny and its worker."""
-    command = [
-        sys.executable,
-        "-m",
-        "halotile.graphs.clusters.workers",
-        address,
-        "--death-timeout",
-        "60",
-        *options,
-    ]
+    worker = ("-m", "halotile.graphs.clusters.workers", address, "--death-timeout", "60")
+    command = [sys.executable, *worker, *options]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     started = [
         subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True)

@@ -20,7 +20,6 @@ from distributed import Client
 
 from halotile.cli.config.loading import Flags, load_job
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.clusters.local import LocalWorkers
 from halotile.graphs.clusters.scheduler import JoinedWorkers
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.plans.make import make_plan
@@ -77,8 +76,7 @@ def test_a_watch_that_was_not_opened_does_nothing() -> None:
         phase="denoise",
         title="",
     )
-    watch.retry(1)
-    watch.give_up(1)
+    watch.mark(1, QUARANTINED)
     watch.show(object(), {}, [])  # type: ignore[arg-type]
     watch.close()
     assert watch.board is None
@@ -245,7 +243,7 @@ def test_a_dask_that_loses_messages_costs_the_page_and_nothing_else(
 @pytest.mark.cluster
 def test_without_a_dashboard_there_is_no_page(cluster: RunningCluster) -> None:
     watch = Watch()
-    assert watch.open(LocalWorkers(cluster.client, 2, None)) is None
+    assert watch.open(RunningCluster(cluster.client, 2)) is None
     assert watch.client is None
 
 

@@ -19,15 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from halotile import registry
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.kinds import sections
 
 if TYPE_CHECKING:
-    from distributed import Client
-
     from halotile.graphs.clusters.common.security import Credentials
 
 Environment = Mapping[str, str]
@@ -100,6 +98,11 @@ class ChosenCluster:
         """Declaration of the kind."""
         return traits_of(self.name)
 
+    def start(self, order: Order) -> AbstractContextManager[RunningCluster]:
+        """Start a cluster of the kind, which ends with the context."""
+        started: AbstractContextManager[RunningCluster] = registry.find("clusters", self.name).start(order)
+        return started
+
 
 def traits_of(name: str) -> ClusterTraits:
     """Declaration of a kind by its name; the defaults for one that declares nothing or cannot be found."""
@@ -127,14 +130,6 @@ class Order:
     stall_seconds: float = 300.0
     report: Callable[[str], None] = lambda _: None  # takes a line for the user
 
-    def require_tls(self) -> None:
-        """Refuse to go without TLS where other machines connect."""
-        if not self.choice.tls:
-            raise ConfigError(
-                "cluster.tls is false, and this cluster is reachable from other machines: anyone who connects can run code as you. "
-                "Leave it out."
-            )
-
     @property
     def settings(self) -> dict[str, Any]:
         """Dask settings that follow from the order."""
@@ -150,23 +145,17 @@ class Order:
         }
 
 
-class RunningCluster(Protocol):
-    """A running cluster."""
+@dataclass(eq=False)
+class RunningCluster:
+    """A running cluster, whose start waits for its workers; other kinds override the methods."""
 
-    @property
-    def client(self) -> Client:
-        """A client connected to it."""
-
-    @property
-    def dashboard(self) -> str | None:
-        """Address of the dashboard's page, if there is one."""
-
-    @property
-    def workers(self) -> int:
-        """Number of workers asked for."""
+    client: Any  # a client connected to it
+    workers: int  # number of workers asked for
+    dashboard: str | None = None  # address of the dashboard's page, if there is one
 
     def missing(self, wanted: int = 1) -> str | None:
         """Return the reason in a few words why there are fewer workers than ``wanted``; None once there are as many."""
+        return None
 
     def check(self, wanted: int = 1) -> None:
         """Raise :class:`~halotile.errors.ClusterFailed` when there will not be as many any more."""
@@ -196,7 +185,3 @@ def config_errors_described() -> Iterator[None]:
             if isinstance(cause, RuntimeError):  # a worker that died without a reason
                 remedy += " If that is not it, write fewer workers: processes or memory may be scarce."
         raise ConfigError(f"the cluster did not start ({text}). {remedy}") from error
-
-
-Start = Callable[[Order], AbstractContextManager[RunningCluster]]
-"""``start`` of a kind: a running cluster, which ends with the context."""

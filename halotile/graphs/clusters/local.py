@@ -4,34 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.clusters.base import ClusterTraits, Order, RunningCluster, config_errors_described
 from halotile.graphs.clusters.common.security import LOOPBACK
 
 if TYPE_CHECKING:
-    from distributed import Client, LocalCluster
+    from distributed import LocalCluster
 
 TRAITS = ClusterTraits(is_here=True, gpus="shared")
 START_SECONDS = 120
 CLOSING = {"distributed.comm.timeouts.connect": "2s"}
-
-
-@dataclass(frozen=True, slots=True)
-class LocalWorkers:
-    """A cluster of processes on this machine."""
-
-    client: Client
-    workers: int
-    dashboard: str | None
-
-    def missing(self, wanted: int = 1) -> str | None:
-        """Return None: the start waits for them."""
-        return None
-
-    def check(self, wanted: int = 1) -> None:
-        """Do nothing: a nanny restarts each of them."""
 
 
 @contextmanager
@@ -85,20 +68,12 @@ def running(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Ite
     """
     import dask
     from distributed import Client
-    from distributed.utils import silence_logging_cmgr
 
     from halotile.graphs.clusters.common.security import answer_allowed_only
-    from halotile.graphs.clusters.workers.environment import own_environment
     from halotile.graphs.clusters.workers.fork_server import children_spared_from_ctrl_c, ensure_forks
-    from halotile.graphs.clusters.workers.settings import (
-        LOCAL_SETTINGS,
-        SILENT,
-        keep_off_path,
-        private_scratch,
-    )
+    from halotile.graphs.clusters.workers.settings import LOCAL_SETTINGS, keep_off_path, own_servers
 
-    settings = dask.config.set(LOCAL_SETTINGS | order.settings)
-    with own_environment(), settings, private_scratch(), silence_logging_cmgr(SILENT):
+    with own_servers(LOCAL_SETTINGS | order.settings):
         ensure_forks()  # it imports while the scheduler starts
         with config_errors_described(), children_spared_from_ctrl_c():
             cluster = make()
@@ -108,7 +83,7 @@ def running(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Ite
             try:
                 dashboard = cluster.dashboard_link if order.choice.dashboard else None
                 answer_allowed_only(cluster.scheduler, dashboard)
-                yield LocalWorkers(client, workers, dashboard)
+                yield RunningCluster(client, workers, dashboard)
             finally:
                 with suppress(TimeoutError, OSError):  # what hangs is ended with the cluster
                     client.close(timeout=10)

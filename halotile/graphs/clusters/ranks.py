@@ -29,8 +29,7 @@ from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.clusters.common.security import (
     LOOPBACK,
     Credentials,
-    address_of_interface,
-    own_address,
+    listening_address,
     private_base,
 )
 from halotile.graphs.kinds import sections
@@ -71,13 +70,10 @@ def count_workers(
 TRAITS = ClusterTraits(of_copies=True, count_workers=count_workers)
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
+@dataclass(eq=False)
+class Ranks(RunningCluster):
     """The other ranks started by mpirun or srun."""
 
-    client: Client
-    workers: int
-    dashboard: str | None
     began: float = field(default_factory=time.monotonic)
 
     def missing(self, wanted: int = 1) -> str | None:
@@ -138,18 +134,16 @@ def _end_file() -> Path:
 
 def check(_: sections.Cluster) -> None:
     """Refuse to be the only copy."""
-    _size()
+    _own_copy()
 
 
-def _size() -> int:
-    """Number of copies."""
-    copy = copy_of()
-    if copy is None:
+def _own_copy() -> Copy:
+    if (copy := copy_of()) is None:
         raise ConfigError(
             "cluster.kind is ranks, and this is the only copy of the command. Start several, as with `mpirun -n 5 recon-cli run "
             "...`, or leave it out."
         )
-    return copy.size
+    return copy
 
 
 @contextmanager
@@ -159,8 +153,8 @@ def start(order: Order) -> Iterator[RunningCluster]:
 
     from halotile.graphs.clusters.launches.remote_cluster import connected, remote_environment
 
-    count = _size() - 1
-    interface = order.choice.interface
+    copy = _own_copy()
+    is_alone = copy.local_size == copy.size  # all copies are known to be on this machine
     with remote_environment(order) as (base, tls):
         file = address_file(base.parent)
         file.unlink(missing_ok=True)  # left by a launch that was killed
@@ -168,7 +162,7 @@ def start(order: Order) -> Iterator[RunningCluster]:
         with config_errors_described():
             scheduler = LocalCluster(
                 n_workers=0,
-                host=address_of_interface(interface) if interface else _address(),
+                host=listening_address(order.choice.interface, is_alone=is_alone),
                 protocol="tls://",
                 security=tls.security,
                 dashboard_address=f"{LOOPBACK}:0",
@@ -178,11 +172,11 @@ def start(order: Order) -> Iterator[RunningCluster]:
         with scheduler, connected(scheduler, order) as (client, dashboard):
             _announce(file, scheduler.scheduler_address, tls, order)
             try:
-                yield Ranks(client, count, dashboard)
+                yield Ranks(client, copy.size - 1, dashboard)
             finally:
                 with suppress(OSError):
                     file.unlink()
-                _dismiss(client, count)
+                _dismiss(client, copy.size - 1)
 
 
 def _dismiss(client: Client, count: int) -> None:
@@ -277,9 +271,3 @@ def _announce(file: Path, address: str, tls: Credentials, order: Order) -> None:
     ) as opened:
         json.dump(driver, opened)
     partial.replace(file)
-
-
-def _address() -> str:
-    """Loopback where all copies are known to be on this machine."""
-    copy = copy_of()
-    return LOOPBACK if copy is not None and copy.local_size == copy.size else own_address()

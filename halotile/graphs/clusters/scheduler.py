@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from halotile.graphs.clusters.base import (
 )
 from halotile.graphs.clusters.common.answers import ask, present_workers
 from halotile.graphs.clusters.common.security import host_of, is_exposed, is_loopback
-from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
+from halotile.graphs.clusters.workers.settings import ALLOCATOR_ENVIRONMENT
 from halotile.graphs.kinds import sections
 
 if TYPE_CHECKING:
@@ -35,13 +34,6 @@ CONNECT_SECONDS = 15
 _CREDENTIALS = ("ca-file", "client.cert", "client.key")
 
 
-def detect_in_job(choice: sections.Cluster) -> ChosenCluster | None:
-    """This kind where a job gives the address of a scheduler."""
-    if choice.address or choice.scheduler_file:
-        return ChosenCluster("scheduler", "the job gives its address")
-    return None
-
-
 def detect(environment: Environment) -> ChosenCluster | None:
     """This kind where the environment gives the address of a scheduler."""
     if address := environment.get(ADDRESS):
@@ -49,34 +41,20 @@ def detect(environment: Environment) -> ChosenCluster | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedWorkers:
-    """The workers of somebody else's scheduler."""
+class JoinedWorkers(RunningCluster):
+    """The workers of somebody else's scheduler, who looks after them; ``workers`` are those that are there, one at least."""
 
-    client: Client
-
-    @property
-    def workers(self) -> int:
-        """Number of workers now, one at least."""
-        return max(1, self._count())
-
-    @property
-    def dashboard(self) -> str | None:
-        """Address of its dashboard, if it has one."""
-        link: str | None = self.client.dashboard_link
-        return link
+    def __init__(self, client: Client) -> None:
+        super().__init__(client, 1, client.dashboard_link)
+        self.missing()
 
     def missing(self, wanted: int = 1) -> str | None:
-        """Return a message that there are fewer."""
-        if (count := self._count()) >= wanted:
+        """Count them; return a message that there are fewer."""
+        count = len(present_workers(self.client))
+        self.workers = max(1, count)
+        if count >= wanted:
             return None
         return f"the scheduler has {count or 'none'}; start some, as with `dask worker`"
-
-    def check(self, wanted: int = 1) -> None:
-        """Do nothing: the owner of the scheduler looks after its workers."""
-
-    def _count(self) -> int:
-        return len(present_workers(self.client))
 
 
 @contextmanager

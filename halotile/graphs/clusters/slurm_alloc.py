@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from halotile.graphs.clusters.base import (
     Order,
     RunningCluster,
 )
-from halotile.graphs.clusters.common.security import LOOPBACK, address_of_interface, own_address
+from halotile.graphs.clusters.common.security import listening_address
 from halotile.graphs.clusters.launches.slurm_allocation import (
     described,
     nodes_of,
@@ -138,18 +138,9 @@ def start(order: Order) -> Iterator[RunningCluster]:
             silence_logs=50,
         )
 
-    with supervised_cluster(
-        order, _address(interface, nodes), make, states_of, lambda: slots.count
-    ) as cluster:
+    address = listening_address(interface, is_alone=[*nodes] == [os.environ.get("SLURMD_NODENAME")])
+    with supervised_cluster(order, address, make, states_of, lambda: slots.count) as cluster:
         yield cluster
-
-
-def _address(interface: str | None, nodes: Sequence[str]) -> str:
-    """Address that the scheduler listens on: loopback, unless there are other machines."""
-    if interface:
-        return address_of_interface(interface)
-    here = os.environ.get("SLURMD_NODENAME")
-    return LOOPBACK if [*nodes] == [here] else own_address()
 
 
 def requeue_orphan(scheduler: str, environment: Environment = os.environ) -> None:
@@ -160,7 +151,9 @@ def requeue_orphan(scheduler: str, environment: Environment = os.environ) -> Non
     ``scheduler``: its address: while it answers, nothing is lost, and Slurm is not asked; ``environment``: variables with the job's number.
     """
     job = environment.get("SLURM_JOB_ID", "") if ATTENDED in environment else ""
-    for pause in (0.0, *_pauses(scheduler)) if job else ():
+    error = _connection_error(scheduler) if job else None
+    pauses = ENDED_PAUSES if isinstance(error, ConnectionRefusedError) else LOST_PAUSES
+    for pause in (0.0, *pauses) if error else ():
         time.sleep(pause)
         if _connection_error(scheduler) is None:
             return
@@ -171,14 +164,6 @@ def requeue_orphan(scheduler: str, environment: Environment = os.environ) -> Non
                 # The failure of a requeue does not mean that it is not allowed.
                 (SYSTEM.cancel if found.get("Requeue") == "0" else SYSTEM.requeue)(job)
                 return
-
-
-def _pauses(address: str) -> tuple[float, ...]:
-    """Seconds to wait before each further check."""
-    error = _connection_error(address)
-    if error is None:
-        return ()
-    return ENDED_PAUSES if isinstance(error, ConnectionRefusedError) else LOST_PAUSES
 
 
 def _connection_error(address: str) -> OSError | None:

@@ -13,7 +13,6 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from operator import getitem
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
@@ -24,12 +23,12 @@ from distributed import Client, default_client
 
 from halotile.errors import ConfigError, MemoryRefused, OutputRefused
 from halotile.graphs.amounts import bytes_text
-from halotile.graphs.clusters.base import ADDRESS, DEFAULT, ChosenCluster, Order, RunningCluster, Start
+from halotile.graphs.clusters.base import ADDRESS, DEFAULT, ChosenCluster, Order, RunningCluster
 from halotile.graphs.clusters.common.answers import await_workers, present_workers
 from halotile.graphs.clusters.common.cluster_kind import check_one_script, cluster_kind_of
 from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.clusters.common.security import owned_folder, private_base
-from halotile.graphs.clusters.scheduler import joined
+from halotile.graphs.clusters.scheduler import JoinedWorkers, joined
 from halotile.graphs.kinds import sections
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.needs import IMPORTS_BYTES, MIB, machine_bytes
@@ -37,7 +36,6 @@ from halotile.graphs.rules.arguments import Words, cluster_of
 from halotile.graphs.runs.passes.stream import await_all, results
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group
 from halotile.graphs.tree_sum import groups_of, key_of, plan_sums, tree
-from halotile.registry import find
 from halotile.storage.disk.stored import Stored
 from halotile.tasks.devices.device import choose_device, seed_everything
 from halotile.tasks.distributed.transport.calls import (
@@ -247,7 +245,8 @@ class DistributedContext(SingleRank):
     def __enter__(self) -> Self:
         with ExitStack() as resources:
             self._folder = resources.enter_context(self._private_folder())
-            self._client, self.world_size = resources.enter_context(self._connect())
+            running = resources.enter_context(self._connect())
+            self._client, self.world_size = running.client, running.workers
             is_given = self.cluster is not None and self._choice is None
             if is_given or not _is_default_taken():
                 resources.enter_context(self._client.as_current())
@@ -257,9 +256,7 @@ class DistributedContext(SingleRank):
             self._resources = resources.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client = None
         self._folder = None
         self._resources.close()
@@ -276,15 +273,14 @@ class DistributedContext(SingleRank):
             yield Path(tempfile.mkdtemp(prefix="halotile-", dir=base))
 
     @contextmanager
-    def _connect(self) -> Iterator[tuple[Client, int]]:
-        """Start or join the cluster, and yield its client with the number of workers."""
+    def _connect(self) -> Iterator[RunningCluster]:
+        """Start or join the cluster."""
         cluster, choice = self.cluster, self._choice
         if choice is not None:
             count = self.workers or min(MAX_WORKERS, cores_here())
             kind = self._kind(choice)
             share = machine_bytes() // count
             check_one_script(kind)
-            start: Start = find("clusters", kind.name).start
             order = Order(
                 workers=count,
                 memory_bytes=share if self.memory_per_worker is None else parse_bytes(self.memory_per_worker),
@@ -293,16 +289,16 @@ class DistributedContext(SingleRank):
                 deaths=DEATHS,
                 stall_seconds=self.stall_seconds,
             )
-            with start(order) as started:
+            with kind.start(order) as started:
                 await_workers(started, warnings.warn)
-                yield started.client, started.workers
+                yield started
         elif cluster is None:
             with joined(ADDRESS, os.environ[ADDRESS]) as client:
-                yield client, count_workers(client)
+                yield JoinedWorkers(client)
         elif isinstance(cluster, Client):
-            yield cluster, count_workers(cluster)
+            yield JoinedWorkers(cluster)
         elif not isinstance(cluster, sections.Cluster | str | Mapping):
-            yield cluster.client, cluster.workers
+            yield cluster
 
     @property
     def _choice(self) -> sections.Cluster | None:
@@ -478,11 +474,6 @@ def _is_default_taken() -> bool:
     with suppress(ValueError):
         return default_client() not in _CURRENT
     return False
-
-
-def count_workers(client: Client) -> int:
-    """Number of workers that a cluster has now, at least one."""
-    return max(1, len(present_workers(client)))
 
 
 def _whole(array: Any) -> Delayed:

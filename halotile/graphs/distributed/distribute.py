@@ -113,7 +113,8 @@ def distribute(
     from halotile.tasks.distributed.build import build
     from halotile.tasks.distributed.tiling.processing import TilingOptions
 
-    check_keywords(kwargs)
+    if unknown := sorted(set(kwargs) - set(IGNORED_KEYWORDS)):
+        raise WrongKind(f"distribute() has no keyword {unknown[0]!r}. See help(halotile.distribute).")
     if shared is not None and factory_kwargs is not None:
         raise ConfigError("shared and factory_kwargs were both given, and mean the same. Write one of them.")
     tiling = TilingOptions(
@@ -141,16 +142,6 @@ def distribute(
     )
 
 
-IGNORED_KEYWORDS = (
-    "checkpoint_batches",
-    "checkpoint_use_reentrant",
-    "checkpoint_preserve_rng_state",
-    "average",
-)
+_OF_CHECKPOINTS = ("checkpoint_batches", "checkpoint_use_reentrant", "checkpoint_preserve_rng_state")
+IGNORED_KEYWORDS = (*_OF_CHECKPOINTS, "average")
 """Keywords of deepinv for behaviour that is always on here, or that a single driver does not need."""
-
-
-def check_keywords(kwargs: Mapping[str, Any]) -> None:
-    """Refuse keywords that neither deepinv nor halotile knows."""
-    if unknown := sorted(set(kwargs) - set(IGNORED_KEYWORDS)):
-        raise WrongKind(f"distribute() has no keyword {unknown[0]!r}. See help(halotile.distribute).")

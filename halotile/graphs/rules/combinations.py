@@ -39,10 +39,8 @@ def check_pattern(input: Input, output: Output) -> Faults:  # noqa: A002 - the n
     """Yield a pattern of images that would all be written to one place."""
     if is_pattern(input.path) and STEM not in output.path:
         each = path_of(output.path).with_name(f"{STEM}.zarr")
-        yield (
-            ("output", "path"),
-            f"{output.path} is one place, and input.path is a pattern; write {{stem}} for the name of each image, such as {each}",
-        )
+        fault = f"{output.path} is one place, and input.path is a pattern; write {{stem}} for the name of each image, such as {each}"
+        yield ("output", "path"), fault
 
 
 def check_sizes(output: Output, tile: Tile, scale: int) -> Faults:
@@ -60,11 +58,11 @@ def check_depth(tile: Tile, denoiser: Denoiser) -> Faults:
     if tile.depth == "auto" or tile.seams == "allow" or needed is None:
         return
     if min(_numbers(tile.depth)) < needed:
-        yield (
-            ("tile", "depth"),
+        fault = (
             f"{shown(tile.depth)} is less than {denoiser.title}'s receptive field {needed}: seams would show; "
-            f"write {needed}, auto, or seams: allow",
+            f"write {needed}, auto, or seams: allow"
         )
+        yield ("tile", "depth"), fault
 
 
 def _numbers(size: Size) -> tuple[int, ...]:
@@ -93,52 +91,42 @@ def _scheduler_of_cluster(cluster: Cluster) -> Faults:
     joins = traits_of(cluster.kind).joins
     if cluster.kind != AUTO and not joins:
         for key in given:
-            yield (
-                ("cluster", key),
-                f"is for cluster scheduler, and cluster.kind is {cluster.kind}; write kind: scheduler, or leave it out",
-            )
+            fault = f"is for cluster scheduler, and cluster.kind is {cluster.kind}; write kind: scheduler, or leave it out"
+            yield ("cluster", key), fault
     elif len(given) > 1:
         yield ("cluster", "address"), "is there twice, with scheduler_file; leave one of them out"
     elif joins and not given and ADDRESS not in os.environ:
-        yield (
-            ("cluster", "address"),
-            "missing; write that of the running scheduler, such as tls://10.0.0.7:8786, or scheduler_file: FILE",
-        )
+        fault = "missing; write that of the running scheduler, such as tls://10.0.0.7:8786, or scheduler_file: FILE"
+        yield ("cluster", "address"), fault
 
 
 def _keys_of_cluster(cluster: Cluster) -> Faults:
     """Yield keys that have no meaning for a batch system."""
     for key in traits_of(cluster.kind).ignored:
         if (value := getattr(cluster, key)) is not None:
-            yield (
-                ("cluster", key),
-                f"{shown(value)}, and {cluster.kind} has nothing of the kind; leave it out, or say it in cluster.directives",
-            )
+            fault = f"{shown(value)}, and {cluster.kind} has nothing of the kind; leave it out, or say it in cluster.directives"
+            yield ("cluster", key), fault
 
 
 def _gpus_of_cluster(cluster: Cluster) -> Faults:
     """Yield GPUs that are named where a number per worker is needed, or given where workers share one."""
     gpus = traits_of(cluster.kind).gpus
     if gpus == "shared" and cluster.gpus:
-        yield (
-            ("cluster", "gpus"),
+        fault = (
             f"{shown(cluster.gpus)}, which is not for cluster local, whose workers share the first GPU if run.device is cuda; leave it out, or "
-            "write kind: local-cuda",
+            "write kind: local-cuda"
         )
+        yield ("cluster", "gpus"), fault
     elif cluster.kind != AUTO and gpus == "number" and not isinstance(cluster.gpus, int):
-        yield (
-            ("cluster", "gpus"),
-            f"{shown(cluster.gpus)}, which is for cluster local-cuda; cluster {cluster.kind} takes a number for each worker: write 1",
-        )
+        fault = f"{shown(cluster.gpus)}, which is for cluster local-cuda; cluster {cluster.kind} takes a number for each worker: write 1"
+        yield ("cluster", "gpus"), fault
 
 
 def _device_of_run(run: Run) -> Faults:
     """Yield number formats that CPUs do not support."""
     if run.precision == "tf32" and run.device == "cpu":
-        yield (
-            ("run", "precision"),
-            "tf32 is a format of GPUs, and run.device is cpu; write float32 or bfloat16",
-        )
+        fault = "tf32 is a format of GPUs, and run.device is cpu; write float32 or bfloat16"
+        yield ("run", "precision"), fault
 
 
 def _encryption_of_cluster(cluster: Cluster) -> Faults:
@@ -147,10 +135,8 @@ def _encryption_of_cluster(cluster: Cluster) -> Faults:
     address = cluster.address or ""
     if not cluster.tls and (remote or (address and not is_loopback(host_of(address)))):
         where = address or f"cluster {cluster.kind}"
-        yield (
-            ("cluster", "tls"),
-            f"false, and {where} is reachable from other machines: anyone who connects can run code as you; leave it out",
-        )
+        fault = f"false, and {where} is reachable from other machines: anyone who connects can run code as you; leave it out"
+        yield ("cluster", "tls"), fault
     elif cluster.tls and address.startswith("tcp://"):
         instead = "tls: false" if is_loopback(host_of(address)) else "one that begins with tls://"
         yield ("cluster", "address"), f"{address} is not encrypted; write {instead}"
@@ -159,10 +145,8 @@ def _encryption_of_cluster(cluster: Cluster) -> Faults:
 def no_check_for_nan(run: Run) -> Faults:
     """Yield a check of the input that this kind of job does not make."""
     if run.on_nan != "propagate":
-        yield (
-            ("run", "on_nan"),
-            f"{run.on_nan}, and this kind of job does not search what it reads for NaN; leave it out",
-        )
+        fault = f"{run.on_nan}, and this kind of job does not search what it reads for NaN; leave it out"
+        yield ("run", "on_nan"), fault
 
 
 OF_CLUSTERS: tuple[Rule, ...] = (
@@ -178,7 +162,7 @@ OF_CLUSTERS: tuple[Rule, ...] = (
 def workers_of_slots(slots: int, run: Run) -> Faults:
     """Yield more workers than parts of a batch."""
     if isinstance(run.workers, int) and run.workers > slots:
-        yield (
-            ("run", "workers"),
-            f"is {run.workers}, and a batch has {slots} parts; write slots: {run.workers}, or fewer workers",
+        fault = (
+            f"is {run.workers}, and a batch has {slots} parts; write slots: {run.workers}, or fewer workers"
         )
+        yield ("run", "workers"), fault

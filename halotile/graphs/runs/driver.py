@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
@@ -51,22 +52,6 @@ def run(
         return _Driver(context, cluster).run()
 
 
-@dataclass(frozen=True)
-class _View:
-    """The run as the generator of passes sees it."""
-
-    directory: RunDirectory
-    fingerprint: str
-    status: Status
-
-    def report(self, line: str) -> None:
-        self.status.report(line)
-
-    def report_row(self, rows: Sequence[Mapping[str, float]], total: int) -> None:
-        """Report the figures of all iterations so far."""
-        self.status.report_row(rows, total)
-
-
 class _Driver:
     """Takes the passes of one run through a cluster."""
 
@@ -78,7 +63,7 @@ class _Driver:
         """Blocks of each output that have been given up."""
         self.pace: dict[str, float | None] = {}
         """Duration of a block in the last pass of each phase, in seconds."""
-        self.under_way: ClusterPass | None = None
+        self.under_way: ClusterPass[Any] | None = None
 
     def run(self) -> Outcome:
         """Compute the remaining blocks, until every byte of the outputs is as it was written."""
@@ -133,9 +118,8 @@ class _Driver:
         bad = sum(map(len, self.bad.values()))
         if self.outputs.done + bad == self.plan.blocks:
             return
-        view = _View(self.context.directory, self.plan.fingerprint, self.status)
         with (
-            closing(self.plan.work.run(view)) as passes,
+            closing(self.plan.work.run(self.status)) as passes,
             Session(self.plan.run, self.plan.cluster, self.status, self.cluster) as session,
         ):
             sums = None
@@ -153,10 +137,9 @@ class _Driver:
             raise ValueError(f"the task of pass {next_pass.phase} has other blocks than its output")
         journal = self.outputs.journal_of(output)
         given_up = self.bad.setdefault(str(output.path), {})
-        blocks = BlockPass(
-            next_pass, journal, self.context, bad=given_up, seconds_per_block=self.pace.get(next_pass.phase)
-        )
-        self._through(next_pass, blocks, len(journal.done), session)
+        pace = self.pace.get(next_pass.phase)
+        blocks = BlockPass(next_pass, journal, None, self.context, bad=given_up, seconds_per_block=pace)
+        self._through(blocks, session)
         given_up.update(blocks.bad)
         if given_up and self.plan.run.on_bad_block == "fail":
             raise failure_of(self.plan, next_pass.grid, given_up)
@@ -165,34 +148,22 @@ class _Driver:
     def _fill_records(self, next_pass: AnyPass, records: Records, session: Session) -> Sums:
         grid = next_pass.grid if isinstance(next_pass, Pass) else ONE_BLOCK
         with open_records(records, grid, self.plan.fingerprint) as opened:
+            kept = opened.journal, opened.ledger, self.context
+            under_way: ClusterPass[Any]
             if isinstance(next_pass, Gather):
-                gathering = GatherPass(next_pass, opened.journal, opened.ledger, self.context)
-                self._through(next_pass, gathering, 0, session)
-                return opened.sums()
-            if isinstance(next_pass, RankProgram):
-                ranks = RanksPass(next_pass, opened.journal, opened.ledger, self.context)
-                self._through(next_pass, ranks, ranks.done, session)
-                return Sums({})
-            blocks = BlockPass(
-                next_pass,
-                opened.journal,
-                self.context,
-                ledger=opened.ledger,
-                seconds_per_block=self.pace.get(next_pass.phase),
-            )
-            self._through(next_pass, blocks, len(opened.journal.done), session)
-            if blocks.bad:
-                raise failure_of(self.plan, grid, blocks.bad)
-            return replace(opened.sums(), seconds=blocks.seconds)
+                under_way = GatherPass(next_pass, *kept)
+            elif isinstance(next_pass, RankProgram):
+                under_way = RanksPass(next_pass, *kept)
+            else:
+                under_way = BlockPass(next_pass, *kept, seconds_per_block=self.pace.get(next_pass.phase))
+            self._through(under_way, session)
+            if under_way.bad:
+                raise failure_of(self.plan, grid, under_way.bad)
+            return replace(opened.sums(), seconds=under_way.seconds)
 
-    def _through(
-        self,
-        next_pass: AnyPass,
-        under_way: BlockPass | GatherPass | RanksPass,
-        done: int,
-        session: Session,
-    ) -> None:
-        self.status.pass_begins(next_pass.phase, next_pass.number, done)
+    def _through(self, under_way: ClusterPass[Any], session: Session) -> None:
+        next_pass = under_way.wanted
+        self.status.pass_begins(next_pass.phase, next_pass.number, under_way.done)
         self.under_way = under_way
         session.compute(under_way)
         if isinstance(under_way, BlockPass):
@@ -220,7 +191,7 @@ class _Driver:
         progress = self.status.progress("stop", done=self.outputs.done, failed=len(bad))
         self.status.end("finished", progress, "")
         retired = tuple(self.status.retired.values())
-        return replace(Outcome.of(self.plan, progress, bad, inspection), retired=retired)
+        return Outcome.of(self.plan, progress, bad, inspection, retired)
 
     def _inspect(self) -> Inspection:
         """Look at the result; a run that has finished does not fail because of that."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.runs.session import SharedCluster
 from halotile.graphs.runs.signals import Signals
-from halotile.graphs.runs.status import STATUS_SECONDS, status_of
+from halotile.graphs.runs.status import STATUS_SECONDS, Counts, status_of
 from halotile.graphs.watching.progress import Observer, Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.stored_array import closing_files
@@ -139,9 +138,8 @@ class _Together:
         self.directory = self.of_image = directory
         self.written = 0.0
         self.failed: Mapping[str, str] = {}
-        phases = [phase for plan in plans.values() for phase in plan.work.passes]
-        self.total = sum(len(phase.grid) * phase.times for phase in phases)
-        self.pixels = sum(math.prod(phase.grid.shape) * phase.times for phase in phases)
+        counts = Counts([phase for plan in plans.values() for phase in plan.work.passes])
+        self.total, self.pixels = counts.total, counts.pixels
         self.left = len(plans)
         self.before = self.now = Progress("start", 0, 0, self.total, 0, self.pixels, 0.0)
         self.lines: list[str] = []

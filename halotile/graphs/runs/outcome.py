@@ -51,27 +51,21 @@ class Outcome:
         cls,
         plan: Plan,
         progress: Progress,
-        quarantined: tuple[BadBlock, ...] = (),
-        inspection: Inspection | None = None,
+        quarantined: tuple[BadBlock, ...],
+        inspection: Inspection,
+        retired: tuple[str, ...],
     ) -> Outcome:
         """Return the outcome of a plan with this final progress."""
+        shared = {
+            name: getattr(progress, name) for name in cls.__dataclass_fields__ if hasattr(progress, name)
+        }
         return cls(
-            done=progress.done,
-            total=progress.total,
-            resumed=progress.resumed,
             quarantined=quarantined,
-            seconds=progress.seconds,
-            megapixels_per_second=progress.megapixels_per_second,
-            peak_memory_bytes=progress.peak_memory_bytes,
             output=str(plan.output),
             run_directory=str(plan.run_directory),
-            device_peak_bytes=progress.device_peak_bytes,
-            compute_seconds=progress.compute_seconds,
-            start_seconds=progress.start_seconds,
-            holes=progress.holes,
-            counted=progress.counted,
-            figures=progress.figures,
-            inspection=inspection or Inspection(),
+            inspection=inspection,
+            retired=retired,
+            **shared,
         )
 
 

@@ -2,61 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Generic, TypeVar
 
-from halotile.errors import Stalled
-from halotile.graphs.clusters.base import AUTO, DEFAULT, Order, RunningCluster, Start
+from halotile.errors import Stalled, Stopped
+from halotile.graphs.clusters.base import AUTO, DEFAULT, Order, RunningCluster
 from halotile.graphs.clusters.common.answers import await_workers
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.security import remove_stale
+from halotile.graphs.kinds.base import AnyPass
 from halotile.graphs.kinds.sections import Cluster as ClusterChoice
 from halotile.graphs.kinds.sections import Run, parse_bytes
-from halotile.graphs.runs.status import Status
+from halotile.graphs.runs.status import RunContext, Status
 from halotile.graphs.watching.progress import Progress
-from halotile.registry import find
 from halotile.storage.run_directory.directory import WORKERS
+from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.json_files import Ledger
+from halotile.tasks.block import BadBlock
 from halotile.tasks.devices.memory_limits import release_memory
 
 RESTARTS = 3
 """Restarts of a cluster without a finished block in between after which a run gives up."""
 
 
-class ClusterPass(Protocol):
-    """A pass that runs on a cluster, or on several, one after the other."""
+Wanted = TypeVar("Wanted", bound=AnyPass)
 
-    disk_error: str | None
-    untidy: bool
+
+class ClusterPass(ABC, Generic[Wanted]):
+    """A pass of a run, on a cluster or on several, one after the other.
+
+    Parameters
+    ----------
+    wanted : Pass, Gather or RankProgram
+        The work.
+    journal : Journal
+        Record of the blocks that are done.
+    ledger : Ledger, optional
+        Storage of the sums of the blocks.
+    context : RunContext
+        The run.
+    """
+
+    total = 1
+    """Number of blocks that the pass is to do."""
+    seconds = 0.0
+    """Time in which workers were ready and blocks were left."""
+    disk_error: str | None = None
+    """Error of a full disk that ended the pass early."""
+    untidy = False
+    """True once a worker was lost, which may have left part of a file behind."""
+
+    def __init__(self, wanted: Wanted, journal: Journal, ledger: Ledger | None, context: RunContext) -> None:
+        self.wanted = wanted
+        self.journal = journal
+        self.ledger = ledger
+        self.context = context
+        self.outputs, self.status, self.signals = context.outputs, context.status, context.signals
+        self.bad: dict[int, BadBlock] = {}
+        """Blocks that have been given up."""
 
     @property
     def phase(self) -> str:
         """Its phase, as progress shows it."""
+        return self.wanted.phase
 
     @property
     def done(self) -> int:
         """Number of its blocks that are done."""
+        return len(self.journal.done)
+
+    @property
+    @abstractmethod
+    def if_stopped(self) -> str:
+        """End of the message of a stop."""
 
     def left(self) -> int:
-        """Return the number of blocks that are left."""
-        ...
+        """Return the number of blocks that are neither done nor given up."""
+        return self.total - len(self.journal.done) - len(self.bad)
 
     def stop_if_asked(self) -> None:
-        """Raise :class:`Stopped` when a signal asked for it."""
-        ...
+        """Raise :class:`Stopped` when a signal came and blocks are left."""
+        if self.signals.requested and self.left():
+            name = self.signals.name
+            raise Stopped(f"stopped on {name}{self.wanted.title}{self.if_stopped}", name)
 
     def progress(self, phase: str) -> Progress:
         """Return the progress of the run."""
-        ...
+        return self.status.progress(phase, done=self.done, failed=len(self.bad))
 
+    def record(self, sums: Mapping[int, Mapping[str, Any]], digests: Mapping[int, bytes]) -> None:
+        """Record blocks as done."""
+        if self.ledger is not None:
+            self.ledger.enter(sums)
+        self.journal.mark(digests)
+
+    @abstractmethod
     def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
-        """Process the remaining blocks on the cluster."""
-        ...
+        """Process the remaining blocks on the cluster, until none is left or the disk is full.
+
+        ``preparing``: name in reports of the time in which workers load the job.
+        """
 
 
-class SharedCluster:
+class SharedCluster(AbstractContextManager["SharedCluster"]):
     """A cluster for several runs, one after the other; started when the first needs it, and anew where it was lost.
 
     Parameters
@@ -69,9 +120,6 @@ class SharedCluster:
         self.workers = workers
         self._running: RunningCluster | None = None
         self._held = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -93,7 +141,7 @@ class SharedCluster:
         self._held.close()
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """Takes passes through a cluster.
 
     Parameters
@@ -121,20 +169,14 @@ class Session:
         self.given = given
         self.directory = status.directory
         self._used: RunningCluster | None = None
-        """Start of the cluster, in Unix time."""
-        self._last: ClusterPass | None = None
+        self._last: ClusterPass[Any] | None = None
         """The pass that used the cluster last."""
         self._held = ExitStack()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
-    def compute(self, wanted: ClusterPass) -> None:
+    def compute(self, wanted: ClusterPass[Any]) -> None:
         """Process a pass until none of its blocks is left, or its disk is full."""
         restarts = 0
         self._last = wanted
@@ -187,8 +229,7 @@ class Session:
         if kind.name != DEFAULT or self.choice.kind == AUTO:
             self.status.report(f"cluster: {kind.name}, {kind.why}")
         remove_stale(self.directory.path / WORKERS)  # left there by a driver that was killed
-        start: Start = find("clusters", kind.name).start
-        return start(
+        return kind.start(
             Order(
                 workers=max(self.run.count, workers),
                 memory_bytes=parse_bytes(self.run.memory_per_worker),

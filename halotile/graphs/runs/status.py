@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.kinds.base import JobOutput, PassCount
-from halotile.graphs.watching.page import Watch
+from halotile.graphs.watching.page import QUARANTINED, RETRIED, Watch
 from halotile.graphs.watching.progress import Observer, Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.block import BadBlock, Receipt
@@ -25,29 +25,10 @@ if TYPE_CHECKING:
     from halotile.graphs.runs.signals import Signals
 
 
-KEY = "processors"
-
-
-def record_cpu_kind(cpu_kind: str, directory: RunDirectory) -> str:
-    """Record a kind of CPU with the run; return a warning where another kind has computed blocks, else "".
-
-    ``cpu_kind``: result of `cpu_kind` on the worker.
-    """
-    recorded = (directory.read_valid_plan() or {}).get(KEY, [])
-    if cpu_kind in recorded:
-        return ""
-    with suppress(OSError):  # a full disk is reported where blocks are written
-        directory.update_plan(**{KEY: [*recorded, cpu_kind]})
-    if not recorded:
-        return ""
-    return (
-        f"blocks of this run come from {len(recorded) + 1} kinds of CPUs, and their last bits may differ: "
-        f"{cpu_kind}; before: {'; '.join(recorded)}"
-    )
-
-
 STATUS_SECONDS = 1.0
 NOTIFY_SECONDS = 0.4
+_SUMMED = ("holes", "read_bytes", "written_bytes", "compute_seconds")
+"""Fields of a receipt that are added up under the same name."""
 
 
 @dataclass(frozen=True)
@@ -104,22 +85,16 @@ class Status:
         """Number of blocks of the passes before the current one."""
         self.retired: dict[str, str] = {}
         """Workers that are given no more blocks, by address: host and reason."""
-        self._figures: Mapping[str, float] = {}
         self._rows: Sequence[Mapping[str, float]] = ()
         self._cpu_kinds: set[str] = set()
         self._dashboard: str | None = None
-        self._resumed = 0
         self._has_begun = False
         """True once a pass began."""
-        self._retried = 0
-        self._pixels = self._holes = 0
+        total, pixels, workers = self._counts.total, self._counts.pixels, plan.run.count
+        self._sums = Progress("start", 0, 0, total, 0, pixels, 0.0, workers=workers, counted=plan.counted)
+        """Sums of the receipts so far."""
         self.not_finite = self.spoiled = 0
         """As of :class:`~halotile.tasks.block.Receipt`."""
-        self._read_bytes = 0
-        self._written_bytes = 0
-        self._peak_memory_bytes = 0
-        self._device_peak_bytes = 0
-        self._compute_seconds = 0.0
         self._made = time.perf_counter()
         self._began: float | None = None
         self._notified_at = 0.0
@@ -131,6 +106,11 @@ class Status:
         self._finished = False
         """True where an earlier run left nothing to do: its status stays."""
 
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the identity that checkpoints are tied to."""
+        return self.plan.fingerprint
+
     def begin(self, done: int) -> None:
         """Report that the run holds its outputs, with this number of all their blocks done."""
         if done == self.plan.blocks:  # the passes before the output are done as well
@@ -139,7 +119,7 @@ class Status:
         before = self.directory.read_status() or {}
         self._finished = progress.done == progress.total and before.get("state") == "finished"
         self.event("begin", fingerprint=self.plan.fingerprint, resumed=progress.done)
-        self._resumed = progress.done
+        self._sums = replace(self._sums, resumed=progress.done)
         self._write("running", replace(progress, resumed=progress.done))
         unit = steps.counted if (steps := self.plan.kind.steps) else "block"
         if progress.done == progress.total:
@@ -152,14 +132,14 @@ class Status:
     def uncount(self, damaged: int) -> None:
         """Count fewer blocks as done by earlier runs: so many of them are damaged, and done again."""
         self._finished = False
-        self._resumed = max(self._resumed - damaged, 0)
+        self._sums = replace(self._sums, resumed=max(self._sums.resumed - damaged, 0))
 
     def pass_begins(self, phase: str, number: int, done: int) -> None:
         """Count from here on the blocks of another pass, of which some are done."""
         self._before = self._counts.before(phase, number)
         # The blocks of earlier runs do not measure the speed of this one. Those of outputs were counted at the beginning.
         if not self._has_begun and self._counts.total > self.plan.blocks:
-            self._resumed = self._before + done
+            self._sums = replace(self._sums, resumed=self._before + done)
         self._has_begun = True
 
     def all_passes_are_over(self) -> None:
@@ -170,33 +150,36 @@ class Status:
         """Start the clock for rates, unless it runs already: the cluster is up."""
         if self._began is None:
             self._began = time.perf_counter()
+            self._sums = replace(self._sums, start_seconds=self._began - self._made)
 
     def count(self, receipt: Receipt) -> None:
         """Add a receipt to the sums."""
-        self._pixels += receipt.pixels
-        self._holes += receipt.holes
         self.not_finite += receipt.not_finite
         self.spoiled += receipt.spoiled
-        self._read_bytes += receipt.read_bytes
-        self._written_bytes += receipt.written_bytes
-        self._device_peak_bytes = max(self._device_peak_bytes, receipt.device_peak_bytes)
-        self._compute_seconds += receipt.compute_seconds
+        sums = self._sums
+        self._sums = replace(
+            sums,
+            pixels_done=sums.pixels_done + receipt.pixels,
+            device_peak_bytes=max(sums.device_peak_bytes, receipt.device_peak_bytes),
+            **{name: getattr(sums, name) + getattr(receipt, name) for name in _SUMMED},
+        )
         self.count_memory(receipt.peak_memory_bytes)
         self.watch.take(receipt)
 
     def count_memory(self, peak_bytes: int) -> None:
         """Record the memory peak of a worker."""
-        self._peak_memory_bytes = max(self._peak_memory_bytes, peak_bytes)
+        peak = max(self._sums.peak_memory_bytes, peak_bytes)
+        self._sums = replace(self._sums, peak_memory_bytes=peak)
 
     def retry(self, bad: BadBlock) -> None:
         """Record a block that failed and is tried again."""
-        self._retried += 1
-        self.watch.retry(bad.number)
+        self._sums = replace(self._sums, retried=self._sums.retried + 1)
+        self.watch.mark(bad.number, RETRIED)
         self.event("retry", block=bad.number, error=bad.error)
 
     def give_up(self, bad: BadBlock, output: JobOutput | None) -> None:
         """Report a block of an output, or of a scratch array, that failed for good."""
-        self.watch.give_up(bad.number)
+        self.watch.mark(bad.number, QUARANTINED)
         shown = output if len(self.plan.outputs) > 1 else None
         where = {"output": str(shown.path)} if shown else {}
         reasons = {"index": bad.index, "error": bad.error, "traceback": bad.traceback}
@@ -221,16 +204,25 @@ class Status:
 
     def note_cpu_kind(self, cpu_kind: str) -> None:
         """Warn once where workers with several kinds of CPU share a run."""
-        if cpu_kind not in self._cpu_kinds:
-            self._cpu_kinds.add(cpu_kind)
-            if warning := record_cpu_kind(cpu_kind, self.directory):
-                self.report(warning)
+        if cpu_kind in self._cpu_kinds:
+            return
+        self._cpu_kinds.add(cpu_kind)
+        recorded = (self.directory.read_valid_plan() or {}).get("processors", [])
+        if cpu_kind in recorded:
+            return
+        with suppress(OSError):  # a full disk is reported where blocks are written
+            self.directory.update_plan(processors=[*recorded, cpu_kind])
+        if recorded:
+            self.report(
+                f"blocks of this run come from {len(recorded) + 1} kinds of CPUs, and their last bits may differ: "
+                f"{cpu_kind}; before: {'; '.join(recorded)}"
+            )
 
     def report_row(self, rows: Sequence[Mapping[str, float]], total: int) -> None:
         """Show the figures of all iterations so far, out of at most ``total``."""
         self._rows = rows
         if rows:
-            self._figures = dict(rows[-1]) | {"iterations": total}
+            self._sums = replace(self._sums, figures=dict(rows[-1]) | {"iterations": total})
 
     def dashboard_at(self, address: str) -> None:
         """Report the address of the dashboard, on the driver's machine."""
@@ -239,27 +231,10 @@ class Status:
 
     def progress(self, phase: str, *, done: int, failed: int) -> Progress:
         """Return the sums as a value; ``done`` counts blocks of the current pass."""
-        return Progress(
-            phase=phase,
-            done=min(max(self._before + done, self._resumed), self._counts.total),
-            resumed=self._resumed,
-            total=self._counts.total,
-            pixels_done=self._pixels,
-            pixels_total=self._counts.pixels,
-            seconds=time.perf_counter() - self._began if self._began is not None else 0.0,
-            read_bytes=self._read_bytes,
-            written_bytes=self._written_bytes,
-            start_seconds=self._began - self._made if self._began is not None else 0.0,
-            workers=self.plan.run.count,
-            peak_memory_bytes=self._peak_memory_bytes,
-            device_peak_bytes=self._device_peak_bytes,
-            compute_seconds=self._compute_seconds,
-            retried=self._retried,
-            failed=failed,
-            holes=self._holes,
-            counted=self.plan.counted,
-            message=self._message,
-            figures=self._figures,
+        done = min(max(self._before + done, self._sums.resumed), self._sums.total)
+        seconds = time.perf_counter() - self._began if self._began is not None else 0.0
+        return replace(
+            self._sums, phase=phase, done=done, failed=failed, seconds=seconds, message=self._message
         )
 
     def notify(self, progress: Progress) -> None:

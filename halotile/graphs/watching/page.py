@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from tornado.web import Application, RequestHandler
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.kinds.base import IterationRows
 from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.watching.progress import RATES, Progress
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import EXAMPLES
 from halotile.storage.run_directory.number_ranges import RangeSet
@@ -68,20 +70,18 @@ class Metrics:
 
     def __init__(self, message: Callable[[], Mapping[str, Any]]) -> None:
         self.message = message
-        self._registry: Any = None
         # It is not installed, has another interface, or serves another job's figures already.
         with suppress(Exception):
             from prometheus_client import REGISTRY
 
             REGISTRY.register(self)
-            self._registry = REGISTRY
 
     def end(self) -> None:
-        """Remove the figures."""
-        registry, self._registry = self._registry, None
+        """Remove the figures, where they are served."""
         with suppress(Exception):
-            if registry is not None:
-                registry.unregister(self)
+            from prometheus_client import REGISTRY
+
+            REGISTRY.unregister(self)
 
     def describe(self) -> Iterator[Any]:
         """Describe nothing in advance: names come with the figures."""
@@ -403,26 +403,8 @@ ROWS = 400
 """Iterations of the curve, at most."""
 CURVES = ("residual", "objective", "misfit", "loss", "validation", "change", "psnr", "rate")
 STAGES = ("read", "compute", "write")
-PROGRESS = (
-    "state",
-    "phase",
-    "done",
-    "resumed",
-    "total",
-    "seconds",
-    "pixels_done",
-    "pixels_total",
-    "read_bytes",
-    "written_bytes",
-    "peak_memory_bytes",
-    "device_peak_bytes",
-    "compute_seconds",
-    "retried",
-    "failed",
-    "megapixels_per_second",
-    "megabytes_per_second",
-    "eta_seconds",
-)
+_PRIVATE = ("message", "figures")
+PROGRESS = ("state", *RATES, *(field.name for field in fields(Progress) if field.name not in _PRIVATE))
 """Status fields sent to the page. The owner and the paths of a run are not among them."""
 
 
@@ -453,9 +435,7 @@ class Watch:
             return f"{cluster.dashboard.rpartition('/')[0]}/{ADDRESS}"
         return cluster.dashboard
 
-    def begin(
-        self, grid: Grid, *, done: RangeSet, quarantined: Collection[int], phase: str, title: str
-    ) -> None:
+    def begin(self, grid: Grid, done: RangeSet, quarantined: Collection[int], phase: str, title: str) -> None:
         """Begin another pass over all blocks, of which some are done."""
         if self.client is None:
             return
@@ -473,15 +453,10 @@ class Watch:
         for stage in STAGES:
             self.stages[stage] += getattr(receipt, f"{stage}_seconds")
 
-    def retry(self, number: int) -> None:
-        """Mark a block that failed and is tried again."""
+    def mark(self, number: int, state: int) -> None:
+        """Mark a block that failed, and is tried again or given up."""
         if self.board is not None:
-            self.board.mark([number], RETRIED)
-
-    def give_up(self, number: int) -> None:
-        """Mark a block that was given up."""
-        if self.board is not None:
-            self.board.mark([number], QUARANTINED)
+            self.board.mark([number], state)
 
     def show(self, plan: Plan, status: Mapping[str, Any], rows: IterationRows) -> None:
         """Send the current data without waiting, unless the last message is still on its way."""

@@ -104,11 +104,10 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """Return the value and the rates derived from it, for status files."""
-        return asdict(self) | {
-            "megapixels_per_second": self.megapixels_per_second,
-            "megabytes_per_second": self.megabytes_per_second,
-            "eta_seconds": self.eta_seconds,
-        }
+        return asdict(self) | {name: getattr(self, name) for name in RATES}
+
+
+RATES = ("megapixels_per_second", "megabytes_per_second", "eta_seconds")
 
 
 Observer = Callable[[Progress], None]

@@ -40,8 +40,8 @@ def cluster_kind_of(choice: Cluster, environment: Environment = os.environ) -> C
 
     if choice.kind != AUTO:
         return ChosenCluster(choice.kind, "as written")
-    if kind := scheduler.detect_in_job(choice):
-        return kind
+    if choice.address or choice.scheduler_file:
+        return ChosenCluster("scheduler", "the job gives its address")
     if environment.get(VARIABLE, AUTO) != AUTO:
         return ChosenCluster(_known(environment[VARIABLE]), f"{VARIABLE} is set to it")
     for detect in (scheduler.detect, ranks.detect, slurm_alloc.detect):  # in order of precedence

@@ -118,11 +118,7 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
     requested = cluster.gpus
     if requested in (0, "all"):
         return here.names
-    indices = (
-        tuple(range(requested))
-        if isinstance(requested, int)
-        else tuple(index for index in requested if isinstance(index, int))
-    )
+    indices = [*range(requested)] if isinstance(requested, int) else [*map(int, requested)]
     if not indices or max(indices) >= len(here.names):
         count = counted(len(here.names), "GPU")
         raise ConfigError(
@@ -176,7 +172,7 @@ SLOT = r"(?m)^()Cpus\s*=\s*(\d+)"
 class BatchVariables:
     """Variables in which a batch system describes the cores of a job."""
 
-    job: tuple[str, ...]  # set in its jobs, one of them at least: the others may be set elsewhere too
+    job: tuple[str, ...]  # set in its jobs, one of them at least; the last is set nowhere else
     word: str = "core"  # its word for a core
     here: tuple[str, ...] = ()  # numbers of cores on this machine
     # lists of the cores on each machine, with their patterns: the name of a machine, and its number

@@ -272,6 +272,13 @@ def address_of_interface(name: str) -> str:
     return known[name]
 
 
+def listening_address(interface: str | None, *, is_alone: bool = False) -> str:
+    """The address for a scheduler: that of an interface, else loopback where its workers are all here, else that of this machine."""
+    if interface:
+        return address_of_interface(interface)
+    return LOOPBACK if is_alone else own_address()
+
+
 def own_address() -> str:
     """The address of this machine for others: that of its name, else that of its first interface that is up.
 

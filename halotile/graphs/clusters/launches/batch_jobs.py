@@ -24,8 +24,7 @@ from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import Order, RunningCluster, traits_of
 from halotile.graphs.clusters.common.security import (
     Credentials,
-    address_of_interface,
-    own_address,
+    listening_address,
     private_base,
 )
 from halotile.graphs.clusters.launches.base import Launch, LaunchState, number_of, tail_of
@@ -96,8 +95,7 @@ def start_jobs(system: BatchSystem, order: Order) -> Iterator[RunningCluster]:
     """A cluster of one job for each worker, with the scheduler in this process."""
     system.check(order.choice)
     cluster_class = system.cluster_class()
-    interface = system.interface(order.choice)
-    address = address_of_interface(interface) if interface else own_address()
+    address = listening_address(system.interface(order.choice))
 
     def make(security: Security, logs: Path, scheduler: dict[str, Any]) -> Any:
         with refusals_described(system, order.choice):

@@ -124,7 +124,8 @@ def batch_script(job: Job, run: Path, umask: int) -> str:
         # A node that dies takes its own workers, and no others.
         "--no-kill": "",
     }
-    lines = [_line(key, str(value)) for key, value in requested.items() if value is not None]
+    given = {key: value for key, value in requested.items() if value is not None}
+    lines = [f"{key}={shlex.quote(str(value))}" if value != "" else key for key, value in given.items()]
     lines = [line for line in lines if not any(skip in line for skip in cluster.directives_skip)]
     head = ["#!/bin/bash", *(f"#SBATCH {line}" for line in [*lines, *cluster.directives])]
     return _script(head, umask, cluster.prologue, run)
@@ -194,7 +195,3 @@ def _configured() -> Mapping[str, Any]:
     """The settings of ``jobqueue.yaml``, without dask-jobqueue's own defaults, such as half an hour."""
     found: Mapping[str, Any] = dask.config.collect().get("jobqueue", {}).get("slurm", {})
     return found
-
-
-def _line(key: str, value: str) -> str:
-    return f"{key}={shlex.quote(value)}" if value else key

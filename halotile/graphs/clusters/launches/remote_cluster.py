@@ -6,16 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import dask
 from distributed import Client
 from distributed.security import Security
-from distributed.utils import silence_logging_cmgr
 
-from halotile.errors import ClusterFailed
+from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.clusters.base import Order, RunningCluster, config_errors_described
 from halotile.graphs.clusters.common.security import (
@@ -26,8 +25,7 @@ from halotile.graphs.clusters.common.security import (
     private_base,
 )
 from halotile.graphs.clusters.launches.base import Launch, LaunchState, QueryStates
-from halotile.graphs.clusters.workers.environment import own_environment
-from halotile.graphs.clusters.workers.settings import SETTINGS, SILENT, keep_off_path, private_scratch
+from halotile.graphs.clusters.workers.settings import SETTINGS, keep_off_path, own_servers
 from halotile.storage.run_directory.directory import WORKERS
 
 POLL_SECONDS = 2.0
@@ -45,16 +43,14 @@ CALL_SECONDS = 60.0
 
 
 @dataclass(eq=False)
-class Supervisor:
+class Supervisor(RunningCluster):
     """A running cluster whose launches are watched from a thread."""
 
+    _: KW_ONLY
     cluster: Any  # holds the launches
-    workers: int  # number of workers asked for
     query: QueryStates  # states of launches that have no worker
     report: Callable[[str], None]  # takes a line for the user
     capacity: Callable[[], int] | None = None  # number of launches that there is room for by now
-    client: Any = None  # a client connected to it
-    dashboard: str | None = None  # address of the dashboard's page, if there is one
 
     def __post_init__(self) -> None:
         self._since: dict[Any, float] = {}
@@ -214,12 +210,11 @@ def supervised_cluster(
     with remote_environment(order) as (base, tls):
         with config_errors_described():
             cluster = make(tls.security, base, options | {"security": tls.security})
+        watched = partial(Supervisor, cluster=cluster, query=query, report=order.report, capacity=capacity)
         try:
             with (
                 connected(cluster, order) as (client, dashboard),
-                Supervisor(
-                    cluster, order.workers, query, order.report, capacity, client, dashboard
-                ) as supervisor,
+                watched(client, order.workers, dashboard) as supervisor,
             ):
                 yield supervisor
         finally:
@@ -230,17 +225,15 @@ def supervised_cluster(
 @contextmanager
 def remote_environment(order: Order) -> Iterator[tuple[Path, Credentials]]:
     """The settings and scratch folder for a scheduler that other machines reach; yields the folder of its files and its certificates."""
-    order.require_tls()
+    if not order.choice.tls:
+        raise ConfigError(
+            "cluster.tls is false, and this cluster is reachable from other machines: anyone who connects can run code as you. "
+            "Leave it out."
+        )
     base = (order.folder or private_base()) / WORKERS
     base.mkdir(mode=0o700, exist_ok=True)
     certificates = nullcontext(order.credentials) if order.credentials else credentials(base)
-    with (
-        own_environment(),
-        dask.config.set(REMOTE_SETTINGS | order.settings),
-        private_scratch(),
-        silence_logging_cmgr(SILENT),
-        certificates as tls,
-    ):
+    with own_servers(REMOTE_SETTINGS | order.settings), certificates as tls:
         yield base, tls
 
 

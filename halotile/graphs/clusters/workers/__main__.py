@@ -25,9 +25,8 @@ from halotile.graphs.clusters.common.security import (
     host_of,
 )
 from halotile.graphs.clusters.slurm_alloc import requeue_orphan
-from halotile.graphs.clusters.workers.environment import keep_compiled_code_at_home
 from halotile.graphs.clusters.workers.fork_server import mark_leftovers
-from halotile.graphs.clusters.workers.settings import SETTINGS, private_scratch
+from halotile.graphs.clusters.workers.settings import SETTINGS, keep_compiled_code_at_home, private_scratch
 from halotile.graphs.clusters.workers.worker import OwnWorker
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

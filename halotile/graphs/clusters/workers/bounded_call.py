@@ -15,12 +15,12 @@ import cloudpickle
 
 from halotile.errors import HalotileError
 from halotile.graphs.clusters.workers.fork_server import (
-    METHOD,
     children_spared_from_ctrl_c,
     ensure_forks,
     environment_now,
     script_not_imported,
 )
+from halotile.graphs.clusters.workers.settings import METHOD
 from halotile.tasks.devices.memory_limits import allow_memory, limit_memory
 
 T = TypeVar("T")

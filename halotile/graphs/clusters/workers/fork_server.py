@@ -26,18 +26,9 @@ from typing import Any
 
 from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.clusters.common.security import owned, remove_stale
-from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT, own_environment
-
-METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-"""Start method of multiprocessing for workers. Elsewhere there are system libraries that do not survive a fork."""
+from halotile.graphs.clusters.workers.settings import METHOD, WORKER_ENVIRONMENT, own_environment
 
 PRELOADED = ["halotile.graphs.clusters.workers.preloaded"]
-
-FORK_SETTINGS = {
-    "distributed.worker.multiprocessing-method": METHOD,
-    # Variables that a worker would inherit from the process that it is forked from; the user's environment takes precedence.
-    "distributed.nanny.environ": {"PYTHONPATH": "", "PYTHONSAFEPATH": ""},
-}
 
 NOT_IMPORTED = "__main__"
 """A main module of this name is left alone by processes that multiprocessing starts."""

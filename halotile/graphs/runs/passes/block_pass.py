@@ -12,15 +12,15 @@ from functools import partial
 
 from distributed import KilledWorker
 
-from halotile.errors import ClusterFailed, ConfigError, InputUnreadable, JobNotLoaded, Stopped, WeightsError
+from halotile.errors import ClusterFailed, ConfigError, InputUnreadable, JobNotLoaded, WeightsError
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common.security import host_of
 from halotile.graphs.kinds.base import JobOutput, Pass
 from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, workers_of
 from halotile.graphs.runs.passes.worker_setup import BlockPlugin, prepared, run_blocks
+from halotile.graphs.runs.session import ClusterPass
 from halotile.graphs.runs.status import RunContext
-from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import is_full
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.json_files import Ledger
@@ -38,19 +38,11 @@ SILENCE_SECONDS = 10.0
 """Time without an answer after which the pass checks that there are still workers."""
 
 
-class BlockPass:
-    """The state of one pass over blocks, which may need several clusters.
+class BlockPass(ClusterPass[Pass]):
+    """The state of one pass over blocks.
 
     Parameters
     ----------
-    wanted : Pass
-        The task and its blocks.
-    journal : Journal
-        Record of the blocks that are done.
-    context : RunContext
-        The run.
-    ledger : Ledger, optional
-        Storage of the sums of the blocks.
     bad : mapping, optional
         Blocks that have been given up already.
     seconds_per_block : float, optional
@@ -61,29 +53,20 @@ class BlockPass:
         self,
         wanted: Pass,
         journal: Journal,
+        ledger: Ledger | None,
         context: RunContext,
         *,
-        ledger: Ledger | None = None,
         bad: Mapping[int, BadBlock] | None = None,
         seconds_per_block: float | None = None,
     ) -> None:
-        self.wanted = wanted
+        super().__init__(wanted, journal, ledger, context)
         self.task = wanted.task
-        self.phase = wanted.phase
         self.total = len(wanted.grid) if wanted.blocks is None else min(wanted.blocks, len(wanted.grid))
-        """Number of blocks that the pass is to do."""
-        self.seconds = 0.0
-        """Time in which workers were ready and blocks were left."""
-        self.journal = journal
-        self.context = context
-        self.ledger = ledger
         self.options = context.plan.run
-        self.outputs = context.outputs
         self.directory = context.directory
-        self.signals = context.signals
-        self.status = context.status
         self.task_seconds = wanted.task_seconds or TASK_SECONDS
         self.seconds_per_block = seconds_per_block or wanted.seconds_per_block
+        self.bad |= bad or {}
         self.failed_on: dict[int, list[str]] = {}
         """Workers on which a block failed."""
         self.blamed: Counter[str] = Counter()
@@ -92,28 +75,15 @@ class BlockPass:
         """Errors of the workers that cannot load the job."""
         self.faults: dict[str, tuple[str, str]] = {}
         """Host and last error of a worker on which a block failed."""
-        self.bad: dict[int, BadBlock] = dict(bad or {})
-        """Blocks that have been given up."""
-        self.disk_error: str | None = None
-        """Error of a full disk that ended the pass early."""
-        self.untidy = False
-        """True once a worker was lost, which may have left part of a file behind."""
         self.synced = time.monotonic()
         self._missing: str | None = None
 
     @property
-    def done(self) -> int:
-        return len(self.journal.done)
-
-    def left(self) -> int:
-        """Return the number of blocks that are neither done nor given up."""
-        return self.total - len(self.journal.done) - len(self.bad)
+    def if_stopped(self) -> str:
+        return f" with {self.done} of {counted(len(self.task.grid), 'block')} done. Run again to go on."
 
     def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
-        """Process the remaining blocks on a cluster, until none is left or the disk is full.
-
-        ``cluster``: running workers; ``preparing``: name in reports of the time in which workers load the job.
-        """
+        """Process the remaining blocks on a cluster."""
         self.outputs.begin(self.journal, self.wanted.title)
         token = uuid.uuid4().hex[:12]
         plugin = BlockPlugin(token, self.task, self.directory.path, self.context.plan.job.import_folder)
@@ -123,35 +93,12 @@ class BlockPass:
                 for error in stack.enter_context(setup):
                     self._exclude(error)
             self.stop_if_asked()
-            if cluster.dashboard:
-                self._show(cluster)
+            watch, title = self.status.watch, self.wanted.title
+            watch.begin(self.task.grid, self.journal.done, self.bad, self.phase, title)
             self._pass_through(cluster, token)
         self.outputs.check()
         if not self.disk_error:
             self.stop_if_asked()
-
-    def stop_if_asked(self) -> None:
-        """Raise :class:`Stopped` when a signal came and blocks are left."""
-        if self.signals.requested and self.left():
-            raise Stopped(
-                f"stopped on {self.signals.name}{self.wanted.title} with {len(self.journal.done)} of {counted(len(self.task.grid), 'block')} done. "
-                "Run again to go on.",
-                self.signals.name,
-            )
-
-    def progress(self, phase: str) -> Progress:
-        """Return the progress of the run."""
-        return self.status.progress(phase, done=len(self.journal.done), failed=len(self.bad))
-
-    def _show(self, cluster: RunningCluster) -> None:
-        """Restart the dashboard's page with this pass."""
-        self.status.watch.begin(
-            self.task.grid,
-            done=self.journal.done,
-            quarantined=self.bad,
-            phase=self.phase,
-            title=self.wanted.title,
-        )
 
     def _pass_through(self, cluster: RunningCluster, token: str) -> None:
         least = 4 if self.task.overlap else 1
@@ -215,7 +162,9 @@ class BlockPass:
         self._mark(receipt, stream)
         self._judge(receipt, stream)
         self.status.count(receipt)
-        self._report_batch(receipt.batch)
+        before = self.status.batch or self.task.batch
+        if 0 < receipt.batch < before:
+            self.status.batch_fell(receipt.batch, before)
         self.status.note_cpu_kind(receipt.cpu_kind)
         for bad in receipt.bad:
             self.faults[receipt.worker] = receipt.host, bad.error
@@ -285,17 +234,10 @@ class BlockPass:
         hosts = {host_of(worker) for worker in failed}
         return {worker for worker in fit if host_of(worker) not in hosts} or fit.difference(failed) or fit
 
-    def _report_batch(self, batch: int) -> None:
-        """Report fewer tiles at once on a worker for lack of memory; a resumed run begins with that number."""
-        before = self.status.batch or self.task.batch
-        if 0 < batch < before:
-            self.status.batch_fell(batch, before)
-
     def _mark(self, receipt: Receipt, stream: Stream) -> None:
         try:
-            if self.ledger is not None:
-                self.ledger.enter({number: receipt.sums.get(number, {}) for number in receipt.done})
-            self.journal.mark({number: receipt.digests[number] for number in receipt.done})
+            sums = {number: receipt.sums.get(number, {}) for number in receipt.done}
+            self.record(sums, {number: receipt.digests[number] for number in receipt.done})
         except OSError as error:
             if not is_full(error):
                 raise

@@ -7,81 +7,35 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any
 
 from dask import delayed
 
-from halotile.errors import InputError, InputUnreadable, RankFailed, Stalled, Stopped
+from halotile.errors import InputError, InputUnreadable, RankFailed, Stalled
 from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.kinds.base import Gather, RankProgram
 from halotile.graphs.runs.passes.stream import results
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group, is_final
-from halotile.graphs.runs.status import RunContext
+from halotile.graphs.runs.session import ClusterPass
 from halotile.graphs.tree_sum import plan_calls
-from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import is_full, refusing_full
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.json_files import Ledger
 from halotile.storage.run_directory.locks import WorkerLock
 from halotile.storage.sharded.shards import digest_of
 from halotile.tasks.block import ONE_BLOCK, peak_memory_bytes
 from halotile.tasks.contributions import Part
 from halotile.tasks.exact_sums import add_exactly
 
-Wanted = TypeVar("Wanted", bound=Gather | RankProgram)
-
-
-class OneBlockPass(Generic[Wanted]):
-    """A pass that is done as a whole, or not at all; it may need several clusters.
-
-    Parameters
-    ----------
-    wanted : Gather or RankProgram
-        The work.
-    journal, ledger : Journal, Ledger
-        Records of the single block.
-    context : RunContext
-        The run.
-    """
-
-    if_stopped: ClassVar[str]
-    """End of the message of a stop."""
-
-    def __init__(self, wanted: Wanted, journal: Journal, ledger: Ledger, context: RunContext) -> None:
-        self.wanted = wanted
-        self.journal = journal
-        self.ledger = ledger
-        self.context = context
-        self.status = context.status
-        self.disk_error: str | None = None
-        self.untidy = False
-
-    @property
-    def done(self) -> int:
-        """1 once the block is done."""
-        return len(self.journal.done)
-
-    def left(self) -> int:
-        """Return 1 until the block is done."""
-        return 1 - len(self.journal.done)
-
-    def stop_if_asked(self) -> None:
-        """Raise :class:`Stopped` when a signal came and the block is not done."""
-        signals = self.context.signals
-        if signals.requested and self.left():
-            raise Stopped(f"stopped on {signals.name}{self.wanted.title}{self.if_stopped}", signals.name)
-
-
 SPLIT_EVERY = 4
 """Partial sums that one task adds up."""
-"""A sum is stored as a whole, or not at all."""
 
 
-class GatherPass(OneBlockPass[Gather]):
+class GatherPass(ClusterPass[Gather]):
     """The state of one sum."""
+
+    done = 0  # progress leaves it out
 
     if_stopped = ", before all terms were added up. Run again to go on."
 
@@ -90,24 +44,17 @@ class GatherPass(OneBlockPass[Gather]):
         """Prefix of the tasks."""
         return self.wanted.work.phase
 
-    def progress(self, phase: str) -> Progress:
-        """Return the progress of the run."""
-        return self.status.progress(phase, done=0, failed=0)
-
     def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Compute the sum on a cluster."""
-        self.context.outputs.begin(self.journal, self.wanted.title)
+        self.outputs.begin(self.journal, self.wanted.title)
         shutil.rmtree(self.wanted.folder, ignore_errors=True)  # left by a run that was killed
         self.wanted.folder.mkdir(parents=True)
         self.status.work_begins()
-        self.status.watch.begin(
-            ONE_BLOCK, done=self.journal.done, quarantined=(), phase=self.phase, title=self.wanted.title
-        )
+        self.status.watch.begin(ONE_BLOCK, self.journal.done, (), self.phase, self.wanted.title)
         try:
             (part,) = self._results(cluster)
             sums = {name: [add_exactly(values.values())] for name, values in part.sums.items()}
-            self.ledger.enter({0: sums})
-            self.journal.mark({0: part.digest})
+            self.record({0: sums}, {0: part.digest})
         except FileNotFoundError as error:
             raise ConnectionError(f"a partial sum was lost with its worker ({error}).") from error
         except OSError as error:
@@ -117,7 +64,7 @@ class GatherPass(OneBlockPass[Gather]):
             return
         finally:
             shutil.rmtree(self.wanted.folder, ignore_errors=True)
-        self.context.outputs.check()
+        self.outputs.check()
         self.status.count_memory(part.peak_memory_bytes)
 
     def _results(self, cluster: RunningCluster) -> list[Part]:
@@ -131,7 +78,7 @@ class GatherPass(OneBlockPass[Gather]):
     def _between(self) -> None:
         """While tasks run: react to signals, report the progress."""
         self.stop_if_asked()
-        self.context.outputs.look()
+        self.outputs.look()
         self.status.notify(self.progress(self.phase))
 
 
@@ -143,7 +90,7 @@ that wait for it before the driver, which misses a step alone, gives up the clus
 ADVICE = "Where a rank works that long without the others, raise run.stall_seconds: they wait for half of it."
 
 
-class RanksPass(OneBlockPass[RankProgram]):
+class RanksPass(ClusterPass[RankProgram]):
     """The state of one program. Its disk is never full here: a rank raises that."""
 
     if_stopped = ". Run again to go on from the last checkpoint."
@@ -151,31 +98,22 @@ class RanksPass(OneBlockPass[RankProgram]):
     """Number of steps when it was last seen to change, and the time."""
 
     @property
-    def phase(self) -> str:
-        return self.wanted.phase
-
-    @property
     def done(self) -> int:
         """Number of steps that are done."""
         return self.wanted.look()
 
-    def progress(self, phase: str) -> Progress:
-        """Return the progress of the run."""
-        return self.status.progress(phase, done=self.done, failed=0)
-
     def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Run the program on a cluster, again from its checkpoint where a rank failed."""
-        self.context.outputs.begin(self.journal, self.wanted.title)
+        self.outputs.begin(self.journal, self.wanted.title)
         self.status.work_begins()
         self.wanted.records.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._attempts(cluster)
-            self.context.outputs.check()
+            self.outputs.check()
         except BaseException:
             self._take_back_doubtful()
             raise
-        self.ledger.enter({0: {}})
-        self.journal.mark({0: ENDED})
+        self.record({0: {}}, {0: ENDED})
         self.status.notify(self.progress(self.phase))
 
     def _attempts(self, cluster: RunningCluster) -> None:
@@ -218,7 +156,7 @@ class RanksPass(OneBlockPass[RankProgram]):
     def _between(self) -> None:
         """While the ranks work: react to signals, check the input, report the progress."""
         self.stop_if_asked()
-        if self.context.outputs.look():
+        if self.outputs.look():
             self.wanted.keep()
         self.status.notify(self.progress(self.phase))
         steps, since = self.moved

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import multiprocessing
+import os
 import secrets
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,14 +77,6 @@ def _with_children() -> Iterator[None]:
             settings["daemon"] = is_daemon
 
 
-class _Nowhere(io.RawIOBase):
-    """A file that keeps nothing."""
-
-    def write(self, data: Any) -> int:
-        """Drop the bytes."""
-        return len(data)
-
-
 class _TrialPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A pickler that leaves out the values of tensors, which torch would copy."""
 
@@ -95,7 +87,8 @@ class _TrialPickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _check_sendable(result: Any) -> None:
     """Refuse a result that cannot be sent to the driver; Dask would print the same traceback again and again."""
     try:
-        _TrialPickler(_Nowhere(), protocol=5, buffer_callback=lambda _: False).dump(result)
+        with open(os.devnull, "wb") as nowhere:
+            _TrialPickler(nowhere, protocol=5, buffer_callback=lambda _: False).dump(result)
     except Exception as error:
         raise TypeError(
             f"the result of the rank, a {type(result).__name__}, cannot be pickled: {error}"
@@ -209,7 +202,7 @@ class RankWatch:
     def _text(self, at_work: Sequence[str], seconds: float) -> str:
         ranks = [str(self.workers.index(worker)) for worker in at_work]
         are = f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {', '.join(ranks)} are"
-        place = _joined(answers(self.client, place_of_rank, at_work), at_work)
+        place = stacks(self.client, place_of_rank, at_work)
         here = f" The place in the code:\n{place}" if place else ""
         return (
             f"{are} still at work, and the other ranks of {len(self.workers)} returned more than {seconds:.0f} s ago."
@@ -217,13 +210,10 @@ class RankWatch:
         )
 
 
-def where(client: Client, workers: Sequence[str]) -> str:
-    """Tracebacks of the ranks on some workers, as far as these answer; the ranks are about to be ended."""
-    return _joined(answers(client, stack_of_rank, workers), workers)
-
-
-def _joined(stacks: Mapping[str, str], workers: Sequence[str]) -> str:
-    return "".join(stacks.get(worker) or "" for worker in workers)
+def stacks(client: Client, question: Callable[[], str], workers: Sequence[str]) -> str:
+    """Tracebacks of the ranks on some workers, as far as these answer."""
+    found = answers(client, question, workers)
+    return "".join(found.get(worker) or "" for worker in workers)
 
 
 def answers(client: Client, question: Callable[[], Any], workers: Sequence[str]) -> dict[str, Any]:
@@ -316,11 +306,15 @@ class TorchProgram:
         ]  # fmt: skip
         ends: dict[int, RankEnd] = {}
         hanging = ""
+
+        def left() -> list[int]:
+            return [rank for rank in range(len(workers)) if rank not in ends]
+
         try:
             self._await(client, futures, workers, ends, between)
-            hanging = where(client, [worker for rank, worker in enumerate(workers) if rank not in ends])
+            hanging = stacks(client, stack_of_rank, [workers[rank] for rank in left()])
         finally:
-            hung = [worker for rank, worker in enumerate(workers) if rank not in ends]
+            hung = [workers[rank] for rank in left()]
             with suppress(ConnectionError):
                 ask(client, client.cancel, futures, force=True)
             is_restarted = _restart(client, hung)
@@ -328,8 +322,7 @@ class TorchProgram:
         failed = [end for end in ends.values() if end.trace]
         if failed or hung:
             causes = (end.cause for end in failed if end.cause)
-            left = [rank for rank in range(len(workers)) if rank not in ends]
-            raise _failure(failed, left, len(workers), is_restarted, hanging, self.advice) from next(
+            raise _failure(failed, left(), len(workers), is_restarted, hanging, self.advice) from next(
                 causes, None
             )
         return [ends[rank].result for rank in range(len(workers))]
