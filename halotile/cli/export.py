@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
-from halotile.cli.preview import check_file, opened_planes, option_text, parse_plane, parse_region, progress
+from halotile.cli.arguments import ExportRequest
+from halotile.cli.preview import opened_planes, progress
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import bytes_text, counted, shape_text, size_text
 
 
-@dataclass(frozen=True)
-class ExportRequest:
-    """The options of the command line, or the arguments of the call."""
-
-    path: str
-    file: Path
-    region: str | None = None
-    plane: str | None = None
-    level: int = 0
-    dataset: str | None = None
-    cog: bool = False
-    overwrite: bool = False
-    is_call: bool = False
-    """True where a script asks, whose messages name arguments, not options."""
-
-    def option(self, name: str) -> str:
-        """Return an option as whoever asks writes it."""
-        return option_text(name, is_call=self.is_call)
-
-
-def draw_sheet(path: str, file: Path, *, overwrite: bool) -> None:
+def draw_sheet(request: ExportRequest) -> None:
     """Draw a ptychographic scan, or its result, as a PNG."""
     from halotile.cli.screens.scan_views import draw_result, draw_scan
     from halotile.storage.scans.export import read_result
     from halotile.storage.scans.scan import is_scan, open_scan, open_summary
 
-    check_file(file, [path], None if overwrite else "--overwrite")
+    path = request.path
+    request.check_file(request.file, [path])
     if is_scan(path):
-        draw_scan(file, open_scan(path)[0], *open_summary(path))
+        draw_scan(request.file, open_scan(path)[0], *open_summary(path))
     else:
-        draw_result(file, read_result(path))
+        draw_result(request.file, read_result(path))
 
 
 def export(request: ExportRequest, *, quiet: bool = False) -> str:
@@ -57,11 +38,9 @@ def export(request: ExportRequest, *, quiet: bool = False) -> str:
         raise ConfigError(
             f"{request.file}: what is written is a TIFF. Write a name that ends in .tif or .tiff."
         )
-    region = parse_region(request.region, request.option("region"))
-    at = parse_plane(request.plane, request.option("plane"))
-    check_file(request.file, [request.path], None if request.overwrite else request.option("overwrite"))
+    request.check_file(request.file, [request.path])
     check_whole(request.path)
-    planes = opened_planes(request.path, at, region, request.level, request.dataset)
+    planes = opened_planes(request)
     source = planes.source
     channels = known_channels(source)
     if not request.cog and any(channel.get("label") for channel in channels) and not is_photo(channels):
@@ -73,13 +52,13 @@ def export(request: ExportRequest, *, quiet: bool = False) -> str:
         )
     if request.cog and source.georeference is None:
         raise ConfigError(
-            f"{request.option('cog')}: {request.path} says nothing of its place on Earth, which a Cloud Optimized GeoTIFF has. "
-            f"Leave {request.option('cog')} out for a TIFF with levels."
+            f"{request.spelled('cog')}: {request.path} says nothing of its place on Earth, which a Cloud Optimized GeoTIFF has. "
+            f"Leave {request.spelled('cog')} out for a TIFF with levels."
         )
     if request.cog and sum(count > 1 for count in planes.counts) > 1:
         raise ConfigError(
-            f"{request.option('cog')}: {request.path} has planes along {', '.join(planes.loops)}, and a GeoTIFF has one row of bands. "
-            f"Write {request.option('plane')} {planes.loops[0]}=0, or another of them."
+            f"{request.spelled('cog')}: {request.path} has planes along {', '.join(planes.loops)}, and a GeoTIFF has one row of bands. "
+            f"Write {request.spelled('plane')} {planes.loops[0]}=0, or another of them."
         )
     if packing := packing_text(source.attributes):
         complain(

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from halotile.cli.screens.outcome_rows import curve_rows, iteration_text
-from halotile.cli.screens.progress_report import Lines, ProgressReport, Silence, counts
-from halotile.cli.screens.screen import complain
-from halotile.errors import ClusterFailed, ConfigError, DamagedData
+from halotile.cli.screens.progress_report import Lines, ProgressReport, Silence, counts, make_report
+from halotile.cli.screens.screen import complain, print_json, print_rows
+from halotile.errors import ClusterFailed, ConfigError, DamagedData, HalotileError
 from halotile.graphs.amounts import (
     bytes_text,
     counted,
@@ -28,6 +28,8 @@ from halotile.graphs.amounts import (
     seconds_text,
 )
 from halotile.graphs.kinds.base import Row
+from halotile.graphs.kinds.patterns import jobs_of
+from halotile.graphs.kinds.sections import Job
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, path_of
 from halotile.storage.disk.place import check_access
@@ -479,3 +481,93 @@ def batch_job(directory: Path) -> BatchJob | None:
     return BatchJob(
         number, record["attempts"], record["submitted"], record["began"], state, has_answer, files.failure()
     )
+
+
+MOST_ROWS = 20
+"""Images that are listed one by one."""
+IDLE_SECONDS = 30
+"""Time without a run after which no other is expected."""
+
+
+def show_many(job: Job, *, follow: bool, as_json: bool) -> None:
+    """Show how the run of each image stands."""
+    stand = _followed(job, quiet=as_json) if follow else _stand(job)
+    recorded = (RunDirectory.beside(full_path(job.place)).read_status() or {}).get("failed_images", {})
+    faults = {path: recorded.get(path) or fault for path, fault in _faults(job, stand).items()}
+    states = {path: "cannot be read" if fault else "not begun" for path, fault in faults.items()}
+    states |= dict.fromkeys(recorded.keys() & faults, "failed")
+    states |= {path: one.state for path, one in stand.items() if one}
+    reasons = {path: first_line(one.reason) for path, one in stand.items() if one and one.reason} | faults
+    if as_json:
+        unbegun = {path: {"state": states[path], "reason": fault} for path, fault in faults.items()}
+        print_json({"images": {path: one.to_json() if one else unbegun[path] for path, one in stand.items()}})
+        return
+    counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
+    rows = [("images", ", ".join(f"{count:,} {state}" for state, count in counts.items()))]
+    unfinished = [path for path in stand if states[path] != "finished"]
+    for path in unfinished[:MOST_ROWS]:
+        said = ": ".join(filter(None, (PurePath(path).name, states[path], reasons.get(path))))
+        rows.append((_done(stand[path]), said))
+    rows += unlisted_row(len(unfinished))
+    if "not begun" in counts and len(counts) > 1:
+        rows.append(("not begun", "`recon-cli plan` of this job says what keeps an image from it"))
+    print_rows(f"{counts.get('finished', 0):,} of {counted(len(stand), 'image')} finished", rows)
+
+
+def unlisted_row(count: int) -> list[Row]:
+    """Return a row that says how many of so many images the rows above are of; none where they are of all."""
+    return [("", f"{MOST_ROWS} of {count:,} images; --json lists all")] if count > MOST_ROWS else []
+
+
+def _followed(job: Job, *, quiet: bool) -> dict[str, RunStatus | None]:
+    """Show the progress of one image after the other, until none has begun for a while."""
+    idle = 0
+    while idle <= IDLE_SECONDS:
+        stand = _stand(job)
+        if active := next((one for one in stand.values() if one and not one.over), None):
+            watch(active.directory, make_report(quiet=quiet))
+            idle = 0
+        elif all(stand.values()):
+            break
+        else:
+            time.sleep(1)
+            idle += 1
+    return stand
+
+
+def _faults(job: Job, stand: Mapping[str, RunStatus | None]) -> dict[str, str]:
+    """Return the fault of each image without a run; pixels are only read of few, or of those that a run has passed over."""
+    unbegun = [path for path, one in stand.items() if one is None]
+    last = max((path for path, one in stand.items() if one), default="")
+    return {path: _fault(job, path, read=len(unbegun) <= MOST_ROWS or path < last) for path in unbegun}
+
+
+def _fault(job: Any, path: str, *, read: bool) -> str:
+    """Return why an image cannot be opened as the job says, or its first pixel not be read; empty where it can."""
+    from halotile.storage.arrays import open_source
+
+    chosen = job.input
+    if not hasattr(chosen, "level"):  # it is no image
+        return ""
+    try:
+        source = open_source(path, level=chosen.level, dataset=chosen.dataset, axes=chosen.axes)
+        if read:
+            source[(0,) * len(source.shape)]
+    except HalotileError as error:
+        return first_line(str(error)).removeprefix(f"{path}: ")
+    return ""
+
+
+def _stand(job: Job) -> dict[str, RunStatus | None]:
+    """Return the status of the run of each image; None where it has not begun."""
+    stand: dict[str, RunStatus | None] = {}
+    for path, one in jobs_of(job).items():
+        try:
+            stand[path] = read_status(find_run(one.place))
+        except ConfigError:
+            stand[path] = None
+    return stand
+
+
+def _done(one: RunStatus | None) -> str:
+    return f"{percent(one.progress.done, one.progress.total):.0f} %" if one and one.progress.total else ""

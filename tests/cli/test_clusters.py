@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from halotile import denoise
-from halotile.cli.config.loading import Flags, load_cluster, load_job
+from halotile.cli.arguments import Flags
+from halotile.cli.config.loading import load_cluster, load_job
 from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import slurm
@@ -73,7 +74,7 @@ def test_a_script_joins_the_cluster_that_is_up_for_it(home: Path) -> None:
 
 
 def test_options_replace_what_the_file_says(config: Path) -> None:
-    job = load_job(config, flags=Flags(cluster="slurm", dashboard=False))
+    job = load_job(config, flags=Flags(cluster="slurm", no_dashboard=True))
     assert (job.cluster.kind, job.cluster.dashboard) == ("slurm", False)
     assert load_cluster(config, Flags(cluster="pbs")).kind == "pbs"
 
@@ -131,9 +132,9 @@ def test_what_cannot_be_is_told_with_its_line(config: Path, values: str, words: 
 
 
 def test_no_tls_is_for_this_machine_alone(config: Path) -> None:
-    assert not load_job(config, flags=Flags(tls=False, cluster="local")).cluster.tls
+    assert not load_job(config, flags=Flags(no_tls=True, cluster="local")).cluster.tls
     with pytest.raises(ConfigError, match=r"cluster\.tls"):
-        load_job(config, flags=Flags(tls=False, cluster="slurm"))
+        load_job(config, flags=Flags(no_tls=True, cluster="slurm"))
 
 
 @pytest.mark.parametrize("kind", ["slurm", "ranks"])

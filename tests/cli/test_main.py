@@ -136,7 +136,7 @@ def test_a_plan_that_is_stopped_leaves_nothing_to_resume(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("halotile.graphs.plans.make.make_plan", stopped)
+    monkeypatch.setattr("halotile.cli.running.make_plan", stopped)
     result = RUNNER.invoke(app, ["plan", str(config)])
     assert (result.exit_code, result.stderr.strip()) == (130, "stopped")
 
@@ -266,11 +266,10 @@ def test_scratch_is_told_where_there_is_some(
 def test_a_signal_before_a_run_begins_stops_it_resumably(config: Path, number: signal.Signals) -> None:
     """While the plan is made, say."""
     script = (
-        "import os, sys, types\n"
+        "import os, sys\n"
+        "from halotile.cli import running\n"
         "from halotile.cli.main import main\n"
-        "planner = types.ModuleType('planner')\n"
-        f"planner.make_plan = lambda job, **_: os.kill(os.getpid(), {int(number)})\n"
-        "sys.modules['halotile.graphs.plans.make'] = planner\n"
+        f"running.make_plan = lambda job, **_: os.kill(os.getpid(), {int(number)})\n"
         f"sys.argv = ['recon-cli', 'run', {str(config)!r}]\n"
         "main()\n"
     )

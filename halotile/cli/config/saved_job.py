@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.config.loading import NO_FLAGS, Flags, load_saved_job
+from halotile.cli.arguments import Flags
+from halotile.cli.config.loading import load_saved_job
 from halotile.cli.status import check_here, run_of
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.sections import Job
@@ -14,7 +15,7 @@ from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path
 from halotile.storage.run_directory.directory import RunDirectory
 
 
-def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> Job:
+def saved_job(directory: Path, flags: Flags = Flags()) -> Job:
     """Return the job of a run directory, with new paths where that was moved together with its output."""
     run = RunDirectory(directory)
     job = load_saved_job(run.job_path, flags, has_begun=run.read_valid_plan() is not None)

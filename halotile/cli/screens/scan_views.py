@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halotile.cli.screens.screen import echo, print_rows
 from halotile.errors import MissingPackage
 from halotile.graphs.amounts import counted, shape_text
 from halotile.graphs.kinds.base import Row
@@ -291,6 +292,11 @@ class ScanFacts:
             *([("also", ", ".join(has))] if has else []),
             *self.scan.remarks,
         ]
+
+    def show(self) -> None:
+        """Print the facts, and the next step."""
+        print_rows(self.path, self.rows())
+        echo(f"\n{self.next_step()}")
 
     def next_step(self) -> str:
         """Say what to do with it."""
