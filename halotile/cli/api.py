@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from halotile.cli import trying
 from halotile.cli.arguments import ExportRequest, Flags, PreviewRequest, TryRequest
-from halotile.cli.config.loading import load_job, read_config
+from halotile.cli.config.loading import load_job, read_config, saved_job_of
 from halotile.cli.config.problems import ConfigProblem
-from halotile.cli.config.saved_job import saved_job_of
 from halotile.cli.config.sections import check_config
 from halotile.cli.export import export as write
 from halotile.cli.info import describe

@@ -22,8 +22,10 @@ from typer import Exit
 from halotile.cli.arguments import Asked, Flags
 from halotile.cli.exits import StoppedEarly
 from halotile.cli.screens.screen import complain, echo
-from halotile.cli.status import CANCELLED
+from halotile.cli.status import CANCELLED, QUEUE_SECONDS, read_status
 from halotile.errors import ClusterFailed, ConfigError, Stopped
+from halotile.graphs.clusters.base import ADDRESS, ATTENDED, VARIABLE
+from halotile.graphs.clusters.launches.batch_system import SLURM, system_in, system_of
 from halotile.graphs.kinds.patterns import takes_many
 from halotile.graphs.waiting import patience_seconds
 from halotile.storage.disk.object_path import full_path
@@ -54,7 +56,6 @@ class Prepared:
 
 def prepare(job: Job, asked: Asked) -> Prepared:
     """Plan a job as it will run inside its batch job; nothing is written."""
-    from halotile.graphs.clusters.launches.batch_system import SLURM, system_of
     from halotile.graphs.clusters.launches.driver_script import check_walltime, notice_seconds, script_of
     from halotile.graphs.plans.plan import documents_of
     from halotile.graphs.plans.resources.worker_choice import Requested, workers_of
@@ -135,7 +136,6 @@ def attend(path: Path) -> None:
     """Make one attempt at a submitted run, inside its batch job."""
     from halotile.cli.config.loading import check_saved_job
     from halotile.cli.running import go, go_through_images
-    from halotile.graphs.clusters.base import ADDRESS, ATTENDED, VARIABLE
     from halotile.graphs.submission import attend as make_attempt
 
     run = RunDirectory(path)
@@ -201,7 +201,6 @@ def logs_of(directory: Path, lines: int, *, with_workers: bool) -> Iterator[tupl
 
 def follow_log(directory: Path, lines: int) -> None:
     """Print the end of the log of the batch job, and new lines until the run is over."""
-    from halotile.cli.status import QUEUE_SECONDS, read_status
 
     path = BatchFiles(RunDirectory(directory)).log_path
     position = 0
@@ -221,7 +220,6 @@ def follow_log(directory: Path, lines: int) -> None:
 
 def cancel(directory: Path) -> str:
     """End a run, and wait until it has ended."""
-    from halotile.graphs.clusters.launches.batch_system import system_in
 
     run = RunDirectory(directory)
     files = BatchFiles(run)
@@ -249,18 +247,12 @@ def cancel(directory: Path) -> str:
 
 def dashboard_words(directory: Path) -> str:
     """Return the address of the dashboard, with the command that makes it available on another computer."""
-    from halotile.cli.status import read_status
 
     status = read_status(directory)
     address = status.recorded.get("dashboard")
     if status.over or status.queued or not address:
-        why = (
-            "is over"
-            if status.over
-            else "waits in the queue"
-            if status.queued
-            else "has no dashboard, or none yet"
-        )
+        waits = "waits in the queue" if status.queued else "has no dashboard, or none yet"
+        why = "is over" if status.over else waits
         raise ConfigError(f"{directory}: the run {why}.")
     record = BatchFiles(RunDirectory(directory)).read()
     return tunnel_words(

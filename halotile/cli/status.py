@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from halotile.cli.screens.outcome_rows import curve_rows, iteration_text
-from halotile.cli.screens.progress_report import Lines, ProgressReport, Silence, counts, make_report
+from halotile.cli.screens.outcome_rows import curve_rows, iteration_text, peak_rows
+from halotile.cli.screens.progress_report import Lines, Live, ProgressReport, counts, make_report
 from halotile.cli.screens.screen import complain, print_json, print_rows
 from halotile.errors import ClusterFailed, ConfigError, DamagedData, HalotileError
 from halotile.graphs.amounts import (
-    bytes_text,
     counted,
     faulty_input,
     first_line,
@@ -261,13 +260,8 @@ def status_rows(status: RunStatus) -> list[Row]:
     if progress.total:
         rows.append(("done", f"{counts(progress)}, {percent(progress.done, progress.total):.1f} %"))
     if progress.pixels_done and progress.seconds > 0:
-        rate = rate_text(progress.megapixels_per_second)
-        rows.append(
-            (
-                "rate",
-                f"{rate}, {progress.megabytes_per_second:.0f} MB/s over {seconds_text(progress.seconds)}",
-            )
-        )
+        rates = f"{rate_text(progress.megapixels_per_second)}, {progress.megabytes_per_second:.0f} MB/s"
+        rows.append(("rate", f"{rates} over {seconds_text(progress.seconds)}"))
     if progress.figures:
         rows.append(("iteration", iteration_text(progress.figures)))
         rows += curve_rows(RunDirectory(status.directory))
@@ -276,10 +270,7 @@ def status_rows(status: RunStatus) -> list[Row]:
     if not status.over and progress.workers:
         rows.append(("workers", str(progress.workers)))
     rows += [("retired", worker) for worker in recorded.get("retired", ())]
-    if progress.peak_memory_bytes:
-        rows.append(("peak memory", f"{bytes_text(progress.peak_memory_bytes)} in one worker"))
-    if progress.device_peak_bytes:
-        rows.append(("GPU memory", f"{bytes_text(progress.device_peak_bytes)} at the peak in one worker"))
+    rows += peak_rows(progress)
     if recorded:
         rows.append(("last word", f"{seconds_text(status.age_seconds)} ago"))
     if status.reason:
@@ -292,10 +283,8 @@ def advice(status: RunStatus) -> str:
     resume = f"run `recon-cli resume {shlex.quote(str(status.directory))}{imports_flag(status.directory)}`"
     if status.batch is not None and status.over and status.state != "finished":
         submit = "`recon-cli submit` of the same configuration"
-        # A run that never began has nothing to resume.
-        resume = (
-            f"{submit}, or {resume}" if RunDirectory(status.directory).job_path.is_file() else f"run {submit}"
-        )
+        has_begun = RunDirectory(status.directory).job_path.is_file()
+        resume = f"{submit}, or {resume}" if has_begun else f"run {submit}"
     if status.driver_gone:
         driver = f"pid {status.recorded.get('pid')} on {status.recorded.get('host')}"
         return f"interrupted: the driver ({driver}) is gone; {resume}"
@@ -318,10 +307,8 @@ def _advice_on_blocks(status: RunStatus) -> str:
     of_input = bool(bad) and all(block.is_of_input for block in bad)
     faulty = faulty_input(block.error for block in bad)
     cause, done, option = (faulty, "repaired", " --same-input") if of_input else ("the cause", "fixed", "")
-    command = (
-        f"run `recon-cli resume {shlex.quote(str(status.directory))}{option}{imports_flag(status.directory)}`"
-    )
-    return f"{which}: once {cause} is {done}, {command}; {then}"
+    words = f"{shlex.quote(str(status.directory))}{option}{imports_flag(status.directory)}"
+    return f"{which}: once {cause} is {done}, run `recon-cli resume {words}`; {then}"
 
 
 def watch(directory: Path, report: ProgressReport, sleep: Callable[[float], None] = time.sleep) -> RunStatus:
@@ -330,7 +317,7 @@ def watch(directory: Path, report: ProgressReport, sleep: Callable[[float], None
     while True:
         status = read_status(directory)
         if status.queued and status.batch is not None:
-            if status.batch.words != shown and not isinstance(report, Silence):
+            if status.batch.words != shown and isinstance(report, Lines | Live):
                 shown = status.batch.words
                 complain(shown)
             sleep(QUEUE_SECONDS)
@@ -382,18 +369,11 @@ def blocks_given_up(run: RunDirectory) -> tuple[GivenUp, ...]:
     blocks: dict[tuple[str, int], GivenUp] = {}
     for event in run.read_events():
         # A full disk or a power cut may have left an incomplete line.
-        kind = event.get("event")
-        number = event.get("block") if kind == "bad block" else None
-        if kind == "begin":
+        if event.get("event") == "begin":
             blocks.clear()
-        elif isinstance(number, int):
-            index, output = event.get("index"), event.get("output")
-            blocks[str(output), number] = GivenUp(
-                number,
-                tuple(index) if isinstance(index, list) else (),
-                str(event.get("error", "?")),
-                output if isinstance(output, str) else None,
-            )
+        elif event.get("event") == "bad block" and "block" in event:
+            number, index, output = event["block"], tuple(event.get("index", ())), event.get("output")
+            blocks[str(output), number] = GivenUp(number, index, str(event.get("error", "?")), output)
     return tuple(blocks[key] for key in sorted(blocks))
 
 
@@ -427,9 +407,8 @@ class BatchJob:
     @property
     def words(self) -> str:
         """Describe the batch job in a few words."""
-        state = self.state or (
-            "over" if self.known else "unknown: the batch system does not answer from this machine"
-        )
+        unknown = "unknown: the batch system does not answer from this machine"
+        state = self.state or ("over" if self.known else unknown)
         return f"job {self.number or '?'}: {state}, {counted(self.attempts, 'attempt')} so far"
 
     def to_json(self) -> dict[str, Any]:
@@ -467,11 +446,8 @@ def batch_job(directory: Path) -> BatchJob | None:
     from halotile.graphs.clusters.launches.batch_system import system_in
 
     files = BatchFiles(RunDirectory(directory))
-    try:
-        record = files.read()
-    except DamagedData:
-        record = None
-    if record is None or not {"number", "attempts", "submitted", "began"} <= record.keys():
+    record = files.read()
+    if record is None:
         return None
     number, state, has_answer = record["number"], None, True
     try:

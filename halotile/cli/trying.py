@@ -144,6 +144,10 @@ def labels_of(settings: Sequence[Setting]) -> dict[Setting, str]:
     return {setting: label(setting) for setting in settings}
 
 
+def _labels(comparison: Comparison) -> dict[Setting, str]:
+    return labels_of([*(tried.setting for tried in comparison.tried), *comparison.failed])
+
+
 def written(setting: Setting) -> str:
     """Return a setting as options of a command.
 
@@ -157,7 +161,7 @@ def written(setting: Setting) -> str:
 
 def rows_of(comparison: Comparison) -> list[Row]:
     """Return the figures of all settings as a table."""
-    labels = labels_of([*(tried.setting for tried in comparison.tried), *comparison.failed])
+    labels = _labels(comparison)
     rows = [("crop", _place_text(comparison)), ("noise level", f"{comparison.noise:.4g}"), ("", "")]
     for tried in comparison.tried:
         structure = "; the residual holds structure" if tried.statistics.is_structured else ""
@@ -167,7 +171,7 @@ def rows_of(comparison: Comparison) -> list[Row]:
 
 def failures_of(comparison: Comparison) -> Iterator[str]:
     """Yield the settings that cannot be used, by their reasons."""
-    labels = labels_of([*(tried.setting for tried in comparison.tried), *comparison.failed])
+    labels = _labels(comparison)
     settings: dict[str, list[str]] = {}
     for setting, why in comparison.failed.items():
         settings.setdefault(why, []).append(labels[setting])
@@ -207,26 +211,18 @@ def draw(file: Path, comparison: Comparison) -> None:
 
     measured = comparison.noisy[np.isfinite(comparison.noisy)]
     low, high = np.percentile(measured, TAILS) if measured.size else (0.0, 1.0)
-    labels = labels_of([*(tried.setting for tried in comparison.tried), *comparison.failed])
+    labels = _labels(comparison)
     cells = [Cell("noisy", [grey(comparison.noisy, low, high)])]
     has_others = len(comparison.tried) > 1
     for tried in comparison.tried:
         is_best, is_structured = tried is comparison.suggested, tried.statistics.is_structured
-        cells.append(
-            Cell(
-                labels[tried.setting],
-                [
-                    grey(tried.denoised, low, high),
-                    grey(tried.residual, -NOISE_LEVELS, NOISE_LEVELS, GREY),
-                ],
-                _lines(tried, comparison),
-                is_best and has_others,
-                "the residual holds structure" if is_structured else "",
-            )
-        )
-    draw_sheet(
-        file, cells, [*_notes(comparison), *(f"Not shown: {failure}" for failure in failures_of(comparison))]
-    )
+        residual = grey(tried.residual, -NOISE_LEVELS, NOISE_LEVELS, GREY)
+        images = [grey(tried.denoised, low, high), residual]
+        remark = "the residual holds structure" if is_structured else ""
+        lines = _lines(tried, comparison)
+        cells.append(Cell(labels[tried.setting], images, lines, is_best and has_others, remark))
+    failures = [f"Not shown: {failure}" for failure in failures_of(comparison)]
+    draw_sheet(file, cells, [*_notes(comparison), *failures])
 
 
 def _suggestion(comparison: Comparison) -> str:

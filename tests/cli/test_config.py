@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 
 import halotile
 from halotile.cli.arguments import Flags
-from halotile.cli.config.kinds import keys_of_job
 from halotile.cli.config.loading import load_job, load_saved_job, read_config
-from halotile.cli.config.sections import check_config
+from halotile.cli.config.sections import check_config, keys_of_job
 from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.kinds.base import kind_names

@@ -12,7 +12,7 @@ from halotile.cli.screens.progress_report import (
     LINE_SECONDS,
     Lines,
     Live,
-    Silence,
+    ProgressReport,
     figures,
     image,
     line,
@@ -127,5 +127,5 @@ def test_the_terminal_is_left_as_it_was_when_a_run_fails() -> None:
 
 
 def test_quiet_shows_nothing_and_a_pipe_gets_lines() -> None:
-    assert isinstance(make_report(quiet=True), Silence)
+    assert type(make_report(quiet=True)) is ProgressReport
     assert isinstance(make_report(quiet=False), Lines)

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from halotile import registry
-from halotile.cli.config.kinds import keys_of_job
 from halotile.cli.config.schema import config_schema
+from halotile.cli.config.sections import keys_of_job
 from halotile.cli.config.yaml_source import read_text
 from halotile.cli.main import app
 from halotile.graphs.kinds.base import kind_names

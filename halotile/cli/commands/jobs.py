@@ -160,7 +160,7 @@ def resume(
     quiet: arg.Quiet = False,
 ) -> None:
     """Go on with an interrupted run, from what its directory holds."""
-    from halotile.cli.config.saved_job import saved_job
+    from halotile.cli.config.loading import saved_job
     from halotile.cli.running import go
     from halotile.cli.status import find_run
 

@@ -56,7 +56,7 @@ def verify(
     quiet: arg.Quiet = False,
 ) -> None:
     """Check every stored block against its checksums; exits with 3 where blocks are not done yet, 4 where they are damaged."""
-    from halotile.cli.config.saved_job import saved_job_of
+    from halotile.cli.config.loading import saved_job_of
     from halotile.cli.screens.outcome_rows import remedy, verdict_json, verdict_lines
     from halotile.cli.screens.progress_report import make_report
     from halotile.cli.status import imports_flag, is_at_work, output_of, run_of

@@ -272,26 +272,19 @@ class ScanFacts:
         full = (
             f", {facts['full']:,} since they reach the largest number of their type" if facts["full"] else ""
         )
-        return [
+        rows = [
             ("patterns", f"{facts['patterns']:,} of {shape_text(facts['pattern'])}, {self.dtype}"),
             ("scanned", f"{shown_length(height)} × {shown_length(width)}"),
             ("wavelength", f"{facts['wavelength'] * 1e9:.5g} nm"),
-            *(
-                [("pixels", f"{pixel[0] / 1e3:.4g} × {pixel[1] / 1e3:.4g} mrad")]
-                if self.scan.angles
-                else [
-                    ("distance", f"{facts['distance']:.5g} m to the detector"),
-                    ("pixels", f"{pixel[0]:.4g} × {pixel[1]:.4g} µm on the detector"),
-                ]
-            ),
-            *(
-                [("mask", f"{counted(facts['left_out'], 'pixel')} of the detector left out{full}")]
-                if "mask" in facts["has"] or full
-                else []
-            ),
-            *([("also", ", ".join(has))] if has else []),
-            *self.scan.remarks,
         ]
+        if self.scan.angles:
+            rows.append(("pixels", f"{pixel[0] / 1e3:.4g} × {pixel[1] / 1e3:.4g} mrad"))
+        else:
+            rows.append(("distance", f"{facts['distance']:.5g} m to the detector"))
+            rows.append(("pixels", f"{pixel[0]:.4g} × {pixel[1]:.4g} µm on the detector"))
+        if "mask" in facts["has"] or full:
+            rows.append(("mask", f"{counted(facts['left_out'], 'pixel')} of the detector left out{full}"))
+        return [*rows, *([("also", ", ".join(has))] if has else []), *self.scan.remarks]
 
     def show(self) -> None:
         """Print the facts, and the next step."""

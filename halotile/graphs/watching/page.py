@@ -28,6 +28,7 @@ from tornado.web import Application, RequestHandler
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.kinds.base import IterationRows
 from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.watching.progress import RATES, Progress
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import EXAMPLES
 from halotile.storage.run_directory.number_ranges import RangeSet
@@ -403,26 +404,8 @@ ROWS = 400
 """Iterations of the curve, at most."""
 CURVES = ("residual", "objective", "misfit", "loss", "validation", "change", "psnr", "rate")
 STAGES = ("read", "compute", "write")
-PROGRESS = (
-    "state",
-    "phase",
-    "done",
-    "resumed",
-    "total",
-    "seconds",
-    "pixels_done",
-    "pixels_total",
-    "read_bytes",
-    "written_bytes",
-    "peak_memory_bytes",
-    "device_peak_bytes",
-    "compute_seconds",
-    "retried",
-    "failed",
-    "megapixels_per_second",
-    "megabytes_per_second",
-    "eta_seconds",
-)
+UNSEEN = ("message", "figures", "counted", "holes", "workers", "start_seconds")
+PROGRESS = ("state", *(name for name in Progress.__slots__ if name not in UNSEEN), *RATES)
 """Status fields sent to the page. The owner and the paths of a run are not among them."""
 
 
