@@ -322,11 +322,7 @@ def try_settings(
 
 
 def verify(
-    output: str | Path,
-    *,
-    repair: bool = False,
-    allow_import: bool = False,
-    observer: Observer | None = None,
+    output: str | Path, *, repair: bool = False, allow_import: bool = False, observer: Observer | None = None
 ) -> Verdict:
     """Check every stored block of an output against its checksums.
 

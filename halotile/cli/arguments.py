@@ -71,8 +71,7 @@ AllowImport = Annotated[
     bool, flag("--allow-import", "Allow the job to run code of your own. Trust its file first.")
 ]
 ClusterKind = Annotated[
-    str | None,
-    option("KIND", "Kind of cluster, such as local or slurm; replaces cluster.kind.", "--cluster"),
+    str | None, option("KIND", "Kind of cluster, such as local or slurm; replaces cluster.kind.", "--cluster")
 ]
 Config = Annotated[Path, argument("CONFIG", "The job, a YAML file.")]
 Dataset = Annotated[
@@ -219,8 +218,7 @@ class PreviewRequest(ImageRequest):
     size: Annotated[int | None, count("Longest side of a PNG in pixels; 1024 when left out.")] = None
     against: Annotated[str | None, option("OTHER", "A second image, drawn on the right of a PNG.")] = None
     values: Annotated[
-        tuple[float, float] | None,
-        option("LOW HIGH", "Values that are black and white in a PNG.", "--range"),
+        tuple[float, float] | None, option("LOW HIGH", "Values that are black and white in a PNG.", "--range")
     ] = None
 
 

@@ -90,11 +90,7 @@ def test_verify_says_where_a_repair_has_to_iterate_again(
     ],
 )
 def test_verify_says_what_a_repair_would_do(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    problems: tuple[str, ...],
-    undone: int,
-    words: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problems: tuple[str, ...], undone: int, words: str
 ) -> None:
     find(monkeypatch, Verdict(9, 9 - undone, problems, 0, RangeSet(range(undone))))
     result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
