@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+from halotile.cli.main import app
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import Inspection, JobKind, kind_of
 from halotile.graphs.kinds.sections import Cluster, Run
@@ -17,6 +18,25 @@ from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Region
 
 RUNNER = CliRunner()
+
+
+def ask(*words: object) -> Result:
+    """The end of a command."""
+    return RUNNER.invoke(app, [str(word) for word in words])
+
+
+def printed(*words: object) -> str:
+    """The results that a command shows which ends well."""
+    ended = ask(*words)
+    assert ended.exit_code == 0, ended.output
+    return ended.stdout
+
+
+def refused(*words: object, code: int = 2) -> str:
+    """The message of a command that ends with a code."""
+    ended = ask(*words)
+    assert ended.exit_code == code, ended.output
+    return ended.stderr
 
 
 FIGURES = {

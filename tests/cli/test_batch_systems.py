@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from halotile.cli import batch, exits
-from halotile.cli.main import app
 from halotile.graphs.clusters import sge
+from tests.cli.engine import printed
 from tests.faults import REPOSITORY
 from tests.gridengine import GridEngine
 from tests.hpc import BLOCKS, HpcJob, pretended_pbs, wait_for
@@ -22,6 +21,7 @@ from tests.hpc import BLOCKS, HpcJob, pretended_pbs, wait_for
 SLEEPY = '''
 import time
 from pathlib import Path
+from tests.cli.engine import printed
 
 
 def sleepy(pixels, folder):
@@ -44,13 +44,10 @@ def test_a_function_is_tried_for_a_few_seconds_alone_where_it_is_submitted(
     )
     monkeypatch.setattr(batch, "TRIAL_SECONDS", 0.5)
     began = time.monotonic()
-    result = CliRunner().invoke(
-        app, ["submit", str(job.config), "--allow-import", "--dry-run", "--json", "--set", "run.workers=3"]
-    )
-    assert result.exit_code == exits.OK, result.output
+    words = ("--allow-import", "--dry-run", "--json", "--set", "run.workers=3")
+    shown = json.loads(printed("submit", job.config, *words))
     assert time.monotonic() - began < 50
     assert len(job.log()) == 1
-    shown = json.loads(result.stdout)
     assert shown["plan"]["notes"] == [
         "trying noting:noted takes longer than the 0.5 s allowed on this machine; the batch job will plan the run"
     ]

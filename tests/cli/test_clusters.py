@@ -14,14 +14,13 @@ import pytest
 from halotile import denoise
 from halotile.cli.arguments import Flags
 from halotile.cli.config.loading import load_cluster, load_job
-from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.launches.driver_script import check_walltime
 from halotile.graphs.kinds.sections import Cluster
 from halotile.registry import find
-from tests.cli.engine import RUNNER, Engine
+from tests.cli.engine import Engine, printed, refused
 from tests.faults import REPOSITORY
 from tests.hpc import BLOCKS, HpcJob, finish, wait_for
 
@@ -153,11 +152,9 @@ def test_the_environment_cannot_bring_a_job_without_tls_to_other_machines(
 
 def test_a_variable_that_names_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALOTILE_CLUSTER", "slrum")
-    done = RUNNER.invoke(app, ["doctor"])
-    assert done.exit_code == 2
     assert (
         "HALOTILE_CLUSTER is 'slrum', and there is no such kind of cluster. Did you mean slurm?"
-        in done.stderr
+        in refused("doctor")
     )
 
 
@@ -206,11 +203,8 @@ def test_copies_that_nobody_counts_run_each_for_itself_where_the_cluster_is_writ
     config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PALS_RANKID", "1")
-    refused = RUNNER.invoke(app, ["run", str(config), "--cluster", "ranks"])
-    assert (refused.exit_code, "Set HALOTILE_SIZE" in refused.stderr) == (2, True)
-    done = RUNNER.invoke(app, ["run", str(config), "--cluster", "local"])
-    assert done.exit_code == 0, done.stderr
-    assert "finished" in done.stdout
+    assert "Set HALOTILE_SIZE" in refused("run", config, "--cluster", "ranks")
+    assert "finished" in printed("run", config, "--cluster", "local")
 
 
 @pytest.mark.parametrize("size", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
@@ -241,9 +235,7 @@ def test_a_cluster_that_cannot_start_leaves_nothing_behind(
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     before = sorted(config.parent.iterdir())
-    done = RUNNER.invoke(app, ["run", str(config), "--cluster", kind])
-    assert done.exit_code == 2
-    assert words in done.stderr
+    assert words in refused("run", config, "--cluster", kind)
     assert sorted(config.parent.iterdir()) == before
 
 
@@ -266,11 +258,10 @@ def test_a_dry_run_shows_the_script_of_a_worker_and_writes_nothing(
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     before = sorted(config.parent.iterdir())
-    done = RUNNER.invoke(app, ["run", str(config), "--cluster", kind, "--dry-run"])
-    assert done.exit_code == 0, done.output
-    assert f"\n{line}" in f"\n{done.stdout}"
-    assert ("halotile.graphs.clusters.workers tls://DRIVER:PORT" in done.stdout) == (kind != "local")
-    assert "\n  workers " in done.stdout
+    done = printed("run", config, "--cluster", kind, "--dry-run")
+    assert f"\n{line}" in f"\n{done}"
+    assert ("halotile.graphs.clusters.workers tls://DRIVER:PORT" in done) == (kind != "local")
+    assert "\n  workers " in done
     assert sorted(config.parent.iterdir()) == before
 
 
@@ -337,6 +328,4 @@ def test_what_a_command_cannot_do_is_refused(
     else:
         monkeypatch.chdir(config.parent)
         Path("s.py").touch()
-    done = RUNNER.invoke(app, words)
-    assert done.exit_code == 2
-    assert message in " ".join(done.stderr.split())
+    assert message in " ".join(refused(*words).split())

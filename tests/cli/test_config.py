@@ -6,18 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import halotile
 from halotile.cli.arguments import Flags
 from halotile.cli.config.loading import load_job, load_saved_job, read_config
 from halotile.cli.config.sections import check_config, keys_of_job
-from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.kinds.base import kind_names
+from tests.cli.engine import ask, refused
 from tests.support import load_denoising
-
-RUNNER = CliRunner()
 
 
 def test_the_config_of_the_readme_becomes_a_job(config: Path) -> None:
@@ -45,7 +42,7 @@ def test_no_credentials_are_taken_or_shown(tmp_path: Path, kind: str, body: str,
     config = tmp_path / "job.yaml"
     config.write_text(f"version: 1\njob: {kind}\n{body}\noutput: {{path: URL}}\n".replace("URL", f'"{url}"'))
     for arguments in (["validate", str(config)], ["validate", "--json", str(config)], ["run", str(config)]):
-        shown = RUNNER.invoke(app, arguments)
+        shown = ask(*arguments)
         assert shown.exit_code == 2
         assert shown.stderr.count("holds a name or a password") == body.count("URL") + 1
         assert "sesame" not in shown.output
@@ -58,7 +55,7 @@ def test_no_credentials_are_taken_or_shown(tmp_path: Path, kind: str, body: str,
 def test_no_command_shows_credentials(command: str) -> None:
     pytest.importorskip("obstore")
     url = "https://me:sesame@127.0.0.1:9/a.zarr?sig=sesame"
-    shown = RUNNER.invoke(app, [command, url, *(["o.zarr"] if command == "convert" else [])])
+    shown = ask(command, url, *(["o.zarr"] if command == "convert" else []))
     assert shown.exit_code != 0
     assert "127.0.0.1:9/a.zarr" in shown.output
     assert "sesame" not in shown.output + repr(shown.exception)
@@ -162,12 +159,11 @@ def test_a_small_lie_is_told_with_its_line(config: Path, was: str, lie: str, lin
     text = config.read_text()
     assert text.count(was) == 1
     config.write_text(text.replace(was, lie))
-    result = RUNNER.invoke(app, ["validate", str(config)])
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {config}:{line}: ")
-    assert words in result.stderr
-    assert "Traceback" not in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    result = refused("validate", config)
+    assert result.startswith(f"error: {config}:{line}: ")
+    assert words in result
+    assert "Traceback" not in result
+    assert len(result.splitlines()) == 1
 
 
 def test_every_mistake_is_told_at_once_in_the_order_of_the_file(config: Path) -> None:
@@ -200,7 +196,7 @@ def test_every_wrong_option_of_a_denoiser_is_told_at_once(
     config: Path, denoiser: str, keys: set[str]
 ) -> None:
     config.write_text(config.read_text().replace("{name: tv, strength: 0.1}", denoiser))
-    result = RUNNER.invoke(app, ["validate", str(config), "--json"])
+    result = ask("validate", config, "--json")
     told = [problem["key"] for problem in json.loads(result.stdout)["problems"]]
     assert sorted(told) == sorted(f"denoiser.{key}" for key in keys)
 
@@ -287,7 +283,7 @@ def test_a_missing_input_alone_is_bad_data(config: Path) -> None:
     (config.parent / "noisy.npy").unlink()
     with pytest.raises(InputError, match=r"config\.yaml:3: input\.path: .*noisy\.npy does not exist"):
         load_job(config)
-    assert RUNNER.invoke(app, ["validate", str(config)]).exit_code == 4
+    assert ask("validate", config).exit_code == 4
 
 
 @pytest.mark.parametrize("name", ["dncnn", "unet"])
@@ -410,7 +406,7 @@ def test_workers_are_checked_like_the_key_they_replace(config: Path) -> None:
 
 def test_problems_are_given_to_programs(config: Path) -> None:
     config.write_text(config.read_text().replace("size:", "siez:"))
-    result = RUNNER.invoke(app, ["validate", str(config), "--json"])
+    result = ask("validate", config, "--json")
     assert result.exit_code == 2
     problem = {
         "file": str(config),

@@ -12,15 +12,14 @@ import dask
 import pytest
 
 import halotile
-from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs import doctor
 from halotile.graphs.plans import identity
-from tests.cli.engine import RUNNER
+from tests.cli.engine import ask
 
 
 def test_the_doctor_tells_what_a_run_would_find(tmp_path: Path) -> None:
-    done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", "local", "--json"])
+    done = ask("doctor", "--output", tmp_path, "--cluster", "local", "--json")
     found = {each["name"]: each for each in json.loads(done.stdout)}
     assert found["cluster"]["text"] == "local: as written"
     assert found["platform"]["text"].startswith(
@@ -40,16 +39,14 @@ def test_the_doctor_does_without_an_installed_copy(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(identity, "version", version)
     monkeypatch.setattr(doctor, "package_version", identity.package_version.__wrapped__)  # uncached
-    done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", "local"])
+    done = ask("doctor", "--output", tmp_path, "--cluster", "local")
     assert done.exit_code == 0
     assert f"halotile {halotile.__version__}, dask unknown" in " ".join(done.output.split())
 
 
 @pytest.mark.cluster
 def test_the_doctor_compares_the_workers(tmp_path: Path) -> None:
-    done = RUNNER.invoke(
-        app, ["doctor", "--output", str(tmp_path), "--start", "--workers", "1", "--cluster", "local"]
-    )
+    done = ask("doctor", "--output", tmp_path, "--start", "--workers", "1", "--cluster", "local")
     assert "ok 1 worker of 1 on 127.0.0.1" in done.stdout
     assert "ok the same on every worker" in done.stdout
 
@@ -61,7 +58,7 @@ def test_the_doctor_tells_of_a_file_system_that_cannot(
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr("halotile.graphs.doctor.fcntl.flock", refuse)
-    done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", "local"])
+    done = ask("doctor", "--output", tmp_path, "--cluster", "local")
     assert done.exit_code == 1
     assert "MISSING:" in done.stdout
     assert "Operation not supported" in done.stdout
@@ -74,7 +71,7 @@ def test_the_doctor_tells_of_locks_that_other_machines_do_not_see(
     table = tmp_path / "mountinfo"
     table.write_text("36 21 0:50 / / rw shared:2 - lustre 10.0.0.1@tcp:/fs rw,localflock\n")
     monkeypatch.setattr("halotile.storage.disk.place.MOUNTS", table)
-    done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", kind])
+    done = ask("doctor", "--output", tmp_path, "--cluster", kind)
     output = " ".join(done.stdout.split())
     assert f"{verdict}{tmp_path}: flock works, but other machines do not see it" in output
     assert "localflock: mount it with flock" in output
@@ -84,7 +81,7 @@ def test_the_doctor_tells_all_it_knows_where_the_cluster_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    done = RUNNER.invoke(app, ["doctor", "--cluster", "pbs", "--output", str(tmp_path), "--start"])
+    done = ask("doctor", "--cluster", "pbs", "--output", tmp_path, "--start")
     assert done.exit_code == 1
     assert "flock work" in done.stdout
     assert "MISSING: cluster.kind is pbs, and there is no qsub here" in done.stdout
@@ -97,7 +94,7 @@ def test_the_doctor_looks_at_the_certificates_of_a_scheduler_that_is_joined(
     (tmp_path / "bad.pem").write_text("rubbish")
     tls = dict.fromkeys(("ca-file", "client.cert", "client.key"), str(tmp_path / "bad.pem"))
     with dask.config.set({f"distributed.comm.tls.{key}": path for key, path in tls.items()}):
-        done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path)])
+        done = ask("doctor", "--output", tmp_path)
     assert done.exit_code == 1
     assert "MISSING: the certificates of distributed.comm.tls cannot be used" in done.stdout
 
@@ -106,7 +103,7 @@ def test_the_doctor_misses_certificates_that_are_not_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://10.9.8.7:9")
-    done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path)])
+    done = ask("doctor", "--output", tmp_path)
     assert done.exit_code == 1
     assert "set distributed.comm.tls.ca-file" in " ".join(done.stdout.split())
 
@@ -129,7 +126,7 @@ def test_the_doctor_misses_the_command_that_submits(
     monkeypatch.setenv("PATH", str(tmp_path))
     if not installed:
         monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
-    done = RUNNER.invoke(app, ["doctor", "--cluster", kind, "--output", str(tmp_path / "not" / "there")])
+    done = ask("doctor", "--cluster", kind, "--output", tmp_path / "not" / "there")
     assert done.exit_code == 1
     assert f"there is no {command} here: cluster {kind} submits its jobs with it" in done.stdout
 
@@ -141,7 +138,7 @@ def test_the_doctor_tells_all_it_knows_where_a_package_cannot_be_loaded(
         raise ConfigError("cluster 'mine' is the plug-in 'mine', which cannot be loaded")
 
     monkeypatch.setattr("halotile.graphs.clusters.launches.batch_system.find", broken)
-    done = RUNNER.invoke(app, ["doctor", "--cluster", "local", "--output", str(tmp_path)])
+    done = ask("doctor", "--cluster", "local", "--output", tmp_path)
     assert done.exit_code == 1
     assert "MISSING: cluster 'mine' is the plug-in 'mine', which cannot be loaded" in done.stdout
     assert "flock work" in done.stdout

@@ -11,12 +11,11 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from typer.testing import CliRunner
 
 from halotile import errors
 from halotile.cli import exits, info
 from halotile.cli.exits import StoppedEarly, exit_code, message_of
-from halotile.cli.main import app
+from tests.cli.engine import ask
 
 CODES: list[tuple[type[BaseException], int]] = [
     (errors.ConfigError, 2), (errors.UnknownName, 2), (errors.OutputRefused, 2), (errors.OutputInUse, 2),
@@ -41,7 +40,7 @@ def test_an_error_has_its_exit_code(kind: type[BaseException], code: int) -> Non
 def test_a_full_disk_is_a_refusal_whoever_writes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     full = OSError(number, os.strerror(number))
     monkeypatch.setattr(info, "describe", Mock(side_effect=full))
-    result = CliRunner().invoke(app, ["info", "a.tif"])
+    result = ask("info", "a.tif")
     assert result.exit_code == exits.REFUSED
     assert f"error: the disk ran full: nothing more can be written ({full}). Free some space" in result.output
 
@@ -53,7 +52,7 @@ def test_a_working_directory_that_was_removed_is_told(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     for command in ("verify", "status", "levels"):
-        result = CliRunner().invoke(app, [command, "a.zarr"])
+        result = ask(command, "a.zarr")
         assert (result.exit_code, "the working directory was removed" in result.output) == (2, True)
 
 

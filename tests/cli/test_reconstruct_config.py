@@ -8,14 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from halotile.cli.config.loading import load_job, load_saved_job
-from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-
-RUNNER = CliRunner()
+from tests.cli.engine import ask, refused
 
 
 def load(path: Path, *overrides: str) -> Reconstruction:
@@ -142,11 +139,10 @@ def test_a_small_lie_is_told_with_its_line(
     text = reconstruction.read_text()
     assert text.count(was) == 1
     reconstruction.write_text(text.replace(was, lie))
-    result = RUNNER.invoke(app, ["validate", str(reconstruction)])
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {reconstruction}:{line}: ")
-    assert words in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    result = refused("validate", reconstruction)
+    assert result.startswith(f"error: {reconstruction}:{line}: ")
+    assert words in result
+    assert len(result.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -255,7 +251,7 @@ def test_a_file_that_is_missing_alone_is_bad_data(reconstruction: Path, name: st
     (reconstruction.parent / name).unlink()
     with pytest.raises(InputError, match=rf"{name} does not exist"):
         load_job(reconstruction)
-    assert RUNNER.invoke(app, ["validate", str(reconstruction)]).exit_code == 4
+    assert ask("validate", reconstruction).exit_code == 4
 
 
 def test_missing_weights_of_the_prior_are_told(reconstruction: Path) -> None:
@@ -316,6 +312,7 @@ def test_an_error_is_the_last_thing_on_the_screen_where_deepinv_is_loaded(recons
 LIGHT = """
 import sys
 from halotile.cli.main import main
+from tests.cli.engine import ask, refused
 sys.argv = ["recon-cli", *{words!r}]
 try:
     main()

@@ -8,16 +8,15 @@ from typing import Any
 
 import jsonschema
 import pytest
-from typer.testing import CliRunner
 
 from halotile import registry
 from halotile.cli.config.schema import config_schema
 from halotile.cli.config.sections import keys_of_job
 from halotile.cli.config.yaml_source import read_text
-from halotile.cli.main import app
 from halotile.graphs.kinds.base import kind_names
 from halotile.graphs.kinds.sections import NamedChoice
 from halotile.graphs.rules.keys import keys_of
+from tests.cli.engine import ask
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def schema() -> dict[str, Any]:
 
 
 def test_it_is_written_as_json(schema: dict[str, Any]) -> None:
-    assert json.loads(CliRunner().invoke(app, ["schema"]).stdout) == schema
+    assert json.loads(ask("schema").stdout) == schema
 
 
 def of(schema: dict[str, Any], job: str) -> dict[str, Any]:

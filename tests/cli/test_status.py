@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from typer.testing import CliRunner
 
 from halotile.cli import batch, running
 from halotile.cli.config import loading
 from halotile.cli.exits import StoppedEarly
-from halotile.cli.main import app
 from halotile.cli.screens.progress_report import Lines
 from halotile.cli.status import SILENCE_SECONDS, read_status, watch
 from halotile.errors import ClusterFailed, ConfigError
@@ -28,8 +26,7 @@ from halotile.graphs.clusters.base import ADDRESS, ATTENDED, VARIABLE
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.submission import Submission
 from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
-
-RUNNER = CliRunner()
+from tests.cli.engine import ask, printed, refused
 
 
 @pytest.fixture
@@ -51,7 +48,7 @@ def record(directory: RunDirectory, **changed: Any) -> None:
 def test_a_running_run_tells_how_far_it_is(directory: RunDirectory) -> None:
     with directory.lock():
         record(directory)
-        result = RUNNER.invoke(app, ["status", str(directory.path)])
+        result = ask("status", directory.path)
     assert result.exit_code == 0
     head, *rows = result.stdout.splitlines()
     shown = dict(row.split(maxsplit=1) for row in rows)
@@ -63,7 +60,7 @@ def test_a_running_run_tells_how_far_it_is(directory: RunDirectory) -> None:
 
 def test_what_was_held_of_a_card_is_told(directory: RunDirectory) -> None:
     record(directory, peak_memory_bytes=2**30, device_peak_bytes=3 * 2**30)
-    shown = RUNNER.invoke(app, ["status", str(directory.path)]).stdout
+    shown = ask("status", directory.path).stdout
     assert "GPU memory" in shown
     assert "3 GiB at the peak in one worker" in shown
 
@@ -71,7 +68,7 @@ def test_what_was_held_of_a_card_is_told(directory: RunDirectory) -> None:
 @pytest.mark.parametrize("state", ["planned", "running", "draining"])
 def test_a_run_without_its_driver_is_interrupted(directory: RunDirectory, state: str) -> None:
     record(directory, state=state, pid=123)
-    result = RUNNER.invoke(app, ["status", str(directory.path)])
+    result = ask("status", directory.path)
     assert result.stdout.startswith("interrupted\n")
     last = result.stdout.splitlines()[-1]
     driver = f"pid 123 on {socket.gethostname()}"
@@ -124,7 +121,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_looked_at_again(
 ) -> None:
     record(directory, state="finished")
     stale(monkeypatch, 3)
-    assert RUNNER.invoke(app, ["status", str(directory.path), "--watch"]).exit_code == 0
+    assert ask("status", directory.path, "--watch").exit_code == 0
 
 
 def test_files_that_stay_stale_are_told_in_words(
@@ -132,14 +129,12 @@ def test_files_that_stay_stale_are_told_in_words(
 ) -> None:
     record(directory)
     stale(monkeypatch, 1000)
-    result = RUNNER.invoke(app, ["status", str(directory.path)])
-    assert result.exit_code == 2
-    assert "its file system says that the files there are stale" in result.stderr
+    assert "its file system says that the files there are stale" in refused("status", directory.path)
 
 
 def test_the_output_leads_to_the_run_beside_it(directory: RunDirectory) -> None:
     record(directory, state="finished")
-    result = RUNNER.invoke(app, ["status", str(directory.path.with_name("clean.zarr")), "--json"])
+    result = ask("status", directory.path.with_name("clean.zarr"), "--json")
     found = json.loads(result.stdout)
     assert found["run_directory"] == str(directory.path)
     assert (found["state"], found["percent"], found["output"]) == ("finished", 37.5, "/data/clean.zarr")
@@ -167,9 +162,7 @@ def test_a_status_that_cannot_be_read_is_a_message(directory: RunDirectory, cont
 
 
 def test_a_path_without_a_run_is_refused(tmp_path: Path) -> None:
-    result = RUNNER.invoke(app, ["status", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "no run here" in result.stderr
+    assert "no run here" in refused("status", tmp_path)
 
 
 def test_a_run_killed_before_its_first_block_tells_what_was_there_and_no_rate(
@@ -186,7 +179,7 @@ def test_a_run_killed_before_its_first_block_tells_what_was_there_and_no_rate(
 def test_programs_are_given_whole_paths(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     record(directory, state="finished")
     monkeypatch.chdir(directory.path.parent)
-    found = json.loads(RUNNER.invoke(app, ["status", directory.path.name, "--json"]).stdout)
+    found = json.loads(ask("status", directory.path.name, "--json").stdout)
     assert found["run_directory"] == str(directory.path)
 
 
@@ -203,9 +196,7 @@ def give_up(directory: RunDirectory, *numbers: int, error: str = "ValueError: po
 
 
 def shown_by_status(directory: RunDirectory, *words: str) -> str:
-    result = RUNNER.invoke(app, ["status", str(directory.path), *words])
-    assert result.exit_code == 0
-    return result.stdout
+    return printed("status", directory.path, *words)
 
 
 @pytest.mark.parametrize(
