@@ -175,7 +175,7 @@ def levels(
     path: Annotated[str, arg.argument("PATH", "An OME-Zarr image.")], quiet: arg.Quiet = False
 ) -> None:
     """Add the resolution levels that an OME-Zarr image lacks, in place, so that viewers open it quickly."""
-    from halotile.cli.levels import complete
+    from halotile.cli.export import complete
 
     description = complete(path, quiet=quiet)
     if not quiet:

@@ -147,23 +147,16 @@ def _lengths(option: str, text: str) -> list[float]:
 def _wavelength(energy: str | None, electrons: bool) -> float | None:
     from halotile.storage.scans.known import wavelength_of
 
-    if energy is not None:
-        return wavelength_of(_electronvolts(energy), electrons=electrons)
-    if electrons:
+    if energy is None and electrons:
         raise ConfigError(
             "--electrons says what --energy is that of. Write both, such as --energy '300 keV'."
         )
-    return None
-
-
-def _electronvolts(text: str) -> float:
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(eV|keV|MeV)\s*", text)
-    try:
-        value = float(match[1]) * VOLTS[match[2]] if match else 0.0
-    except ValueError:
-        value = 0.0
-    if value <= 0:
+    if energy is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)((?:e[+-]?\d+)?)\s*(eV|keV|MeV)\s*", energy)
+    volts = float(match[1] + match[2]) * VOLTS[match[3]] if match else 0.0
+    if volts <= 0:
         raise ConfigError(
-            f"--energy {text}: no energy. Write a number above 0 with its unit, such as 8.8 keV."
+            f"--energy {energy}: no energy. Write a number above 0 with its unit, such as 8.8 keV."
         )
-    return value
+    return wavelength_of(volts, electrons=electrons)

@@ -153,38 +153,20 @@ def saved_job(directory: Path, flags: Flags = Flags()) -> Job:
     belongs = RunDirectory.beside(place).path
     if os.path.realpath(belongs) == os.path.realpath(directory):
         return job
-    output = _output_beside(directory)
-    if output is None or os.path.lexists(job.place) or os.path.lexists(belongs):
-        raise ConfigError(_refusal(directory, job.place, output))
-    _move_job(RunDirectory(Path(os.path.realpath(directory))), job.place, str(output))
-    return job.moved_to(str(output))
-
-
-def _output_beside(directory: Path) -> Path | None:
-    """Return the output that a run directory lies beside, if there is one."""
     real_path = Path(os.path.realpath(directory))
     output = real_path.with_name(real_path.name.removesuffix(".run"))
-    return output if output != real_path and output.is_dir() else None
-
-
-def _refusal(directory: Path, before: str, output: Path | None) -> str:
-    """Return the reason why a job is not resumed at the present place of its directory."""
-    belongs = f"{directory} belongs to the output {before}: it was moved or copied"
-    if output is None:
-        return f"{belongs}. Move both back, or run the configuration with the new output.path."
-    # Resuming a copy as well would make two runs of one journal.
-    return (
-        f"{belongs}, and something still stands at the old place. Move that away to go on here, "
-        f"or run the configuration with output.path: {output}."
-    )
-
-
-def _move_job(run: RunDirectory, before: str, place: str) -> None:
-    """Record the present place of the output: a later file at the old place may belong to another job."""
-    with run.lock():
-        job = run.read_job()
-        assert job is not None  # it was read just before
-        run.write_job(moved(job, before, place))
+    was_moved = f"{directory} belongs to the output {job.place}: it was moved or copied"
+    if output == real_path or not output.is_dir():
+        raise ConfigError(f"{was_moved}. Move both back, or run the configuration with the new output.path.")
+    if os.path.lexists(job.place) or os.path.lexists(belongs):  # two runs of one journal
+        raise ConfigError(
+            f"{was_moved}, and something still stands at the old place. Move that away to go on here, "
+            f"or run the configuration with output.path: {output}."
+        )
+    run = RunDirectory(real_path)
+    with run.lock():  # a later file at the old place may belong to another job
+        run.write_job(moved(run.read_job(), job.place, str(output)))
+    return job.moved_to(str(output))
 
 
 def moved(part: Any, before: str, place: str) -> Any:

@@ -142,13 +142,9 @@ def iteration_text(figures: Mapping[str, float]) -> str:
 def outcome_json(outcome: Outcome, plan_seconds: float, total_seconds: float) -> dict[str, Any]:
     """Return the outcome of a run, for programs."""
     quarantined = [
-        {
-            "number": bad.number,
-            "index": list(bad.index),
-            "region": [list(bad.region.start), list(bad.region.stop)],
-            "error": bad.error,
-        }
+        {"number": bad.number, "index": list(bad.index), "region": regions, "error": bad.error}
         for bad in outcome.quarantined
+        for regions in [[list(bad.region.start), list(bad.region.stop)]]
     ]
     return {
         **{name: getattr(outcome, name) for name in JSON},
