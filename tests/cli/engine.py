@@ -25,6 +25,11 @@ def ask(*words: object) -> Result:
     return RUNNER.invoke(app, [str(word) for word in words])
 
 
+def sets(*settings: str) -> list[str]:
+    """Words that set values."""
+    return [word for each in settings for word in ("--set", each)]
+
+
 def printed(*words: object) -> str:
     """The results that a command shows which ends well."""
     ended = ask(*words)
