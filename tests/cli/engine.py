@@ -12,8 +12,9 @@ from typer.testing import CliRunner, Result
 
 from halotile.cli.main import app
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.kinds.base import Inspection, JobKind, kind_of
+from halotile.graphs.kinds.base import JobKind, kind_of
 from halotile.graphs.kinds.sections import Cluster, Run
+from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Region
 
@@ -63,25 +64,10 @@ class Bad:
     error: str = "not finite"
 
 
-@dataclass(frozen=True)
-class Ending:
-    done: int = 400
-    total: int = 400
-    resumed: int = 100
-    quarantined: tuple[Bad, ...] = ()
-    seconds: float = 90.0
-    megapixels_per_second: float = 54.4
-    peak_memory_bytes: int = 2**29
-    output: str = "/data/clean.zarr"
-    run_directory: str = "/data/clean.zarr.run"
-    device_peak_bytes: int = 0
-    compute_seconds: float = 80.0
-    start_seconds: float = 5.0
-    holes: int = 0
-    counted: str = "block"
-    figures: dict[str, float] = field(default_factory=dict)
-    inspection: Inspection = field(default_factory=Inspection)
-    retired: tuple[str, ...] = ()
+ENDING = Outcome(
+    phase="stop", done=400, resumed=100, total=400, pixels_done=4_896_000_000, pixels_total=4_900_000_000, seconds=90.0,
+    start_seconds=5.0, compute_seconds=80.0, peak_memory_bytes=2**29, output="/data/clean.zarr", run_directory="/data/clean.zarr.run",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,21 +109,14 @@ class FakePlan:
 class Engine:
     """Stands in for halotile.graphs, which would load Dask: remembers what was asked, ends as told."""
 
-    ends: Ending | BaseException = field(default_factory=Ending)
+    ends: Outcome | BaseException = ENDING
     refuses: BaseException | None = None
     plans: list[FakePlan] = field(default_factory=list)
     stands: int | BaseException = 0
     """Blocks that an earlier run has done, or why a run would be refused."""
 
     def make_plan(
-        self,
-        job: Denoising,
-        *,
-        fresh: bool = False,
-        refuse: bool = True,
-        same_input: bool = False,
-        probe: bool = False,
-        report: Callable[[str], object] = print,
+        self, job: Denoising, *, fresh: bool, same_input: bool, refuse: bool = True, **_: object
     ) -> FakePlan:
         self.plans.append(FakePlan(job, fresh, self.refuses, same_input))
         if refuse:
@@ -152,11 +131,9 @@ class Engine:
     def check_outputs(self, plan: FakePlan) -> None:
         self.look(plan)
 
-    def run(self, plan: FakePlan, *, observer: Callable[[Progress], None]) -> Ending:
+    def run(self, plan: FakePlan, *, observer: Callable[[Progress], None]) -> Outcome:
         observer(
-            Progress(
-                phase="start", done=100, resumed=100, total=400, pixels_done=0, pixels_total=1, seconds=0.0
-            )
+            Progress("start", done=100, resumed=100, total=400, pixels_done=0, pixels_total=1, seconds=0.0)
         )
         if isinstance(self.ends, BaseException):
             raise self.ends

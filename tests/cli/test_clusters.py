@@ -113,12 +113,9 @@ def test_copies_end_when_the_first_one_is_refused(tmp_path: Path) -> None:
         ("prologue: module load cuda", "is not a list"),
         (r'queue: "gpu\ntouch here"', "is not a name; write a word of one line"),
         (r'directives: ["--mem=3\ntouch here"]', "is more than a line; write an entry for each directive"),
-        (
-            'directives: ["#SBATCH --mem=3"]',
-            'has the mark of a directive before it, which is added; write "--mem=3"',
-        ),
+        ('directives: ["#SBATCH --mem=3"]', 'has the mark of a directive before it, which is added; write "--mem=3"'),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_told_with_its_line(config: Path, values: str, words: str) -> None:
     text = config.read_text()
     kept = "\n".join(line for line in text.splitlines() if not line.startswith("cluster"))
@@ -163,16 +160,9 @@ def leave_behind(run_directory: Path, host: str) -> None:
     (run_directory / "workers").mkdir(parents=True)
     certificate = run_directory / "workers/certificate.pem"
     certificate.touch()
-    values = {
-        "address": "tcp://127.0.0.1:9",
-        "arguments": [
-            "--death-timeout",
-            "10",
-        ],  # until then the first has made itself known, on a busy machine too
-        "certificate": str(certificate),
-        "host": host,
-        "pid": 2**22 + 1,
-    }
+    # Within its ten seconds the first has made itself known, on a busy machine too.
+    values = {"address": "tcp://127.0.0.1:9", "arguments": ["--death-timeout", "10"], "host": host}
+    values |= {"certificate": str(certificate), "pid": 2**22 + 1}
     (run_directory / "workers/driver-run_1.json").write_text(json.dumps(values))
 
 
@@ -181,11 +171,8 @@ def leave_behind(run_directory: Path, host: str) -> None:
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
 def test_copies_that_mpirun_starts_become_workers_of_the_first(host: str, tmp_path: Path) -> None:
     """Copies with the variables of Open MPI, of which nothing else is used."""
-    launch = os.environ | {
-        "OMPI_COMM_WORLD_SIZE": "3",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "3",
-        "PMIX_NAMESPACE": "run/1",
-    }
+    sizes = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), "3")
+    launch = os.environ | sizes | {"PMIX_NAMESPACE": "run/1"}
     jobs = [HpcJob(tmp_path, launch | {"OMPI_COMM_WORLD_RANK": str(rank)}) for rank in range(3)]
     HpcJob.create(tmp_path).set_pace(1)
     leave_behind(jobs[0].run_directory, host)
@@ -293,31 +280,26 @@ def test_the_walltime_leaves_time_for_work_after_an_early_signal(
 
 
 DRAINS = "a run drains when USR1 comes to the batch shell"
+SHORT = (
+    "a run drains 120 s before its end, to which Slurm adds up to 60 s: nothing would be done. "
+    'Write at least 6 minutes, or directives: ["--signal=B:USR1@40"] for a shorter notice'
+)
 
 
 @pytest.mark.parametrize(
     ("words", "variable", "message"),
     [
         (["exec", "none.py"], None, "is no file. Write the path of a Python script"),
-        (
-            ["exec", "s.py", "--worker", "4"],
-            None,
-            "exec has no --worker; did you mean --workers? What is the script's own comes after --.",
-        ),
+        (["exec", "s.py", "--worker", "4"], None, "exec has no --worker; did you mean --workers? What is the script's own comes after --."),
         (["exec", "s.py", "--workers", "0"], None, "Write --workers 1 or more"),
         (["submit", "--set", 'cluster={directives: ["--signal=B:TERM@20"]}'], None, DRAINS),
         (["submit", "--set", 'cluster={directives: ["--signal=USR1@20"]}'], None, DRAINS),
         (["submit", "--set", 'cluster={directives: ["--signal=B:USR2@60"]}'], None, DRAINS),
-        (
-            ["submit", "--set", 'cluster={walltime: "3"}'],
-            None,
-            "a run drains 120 s before its end, to which Slurm adds up to 60 s: nothing would be done. "
-            'Write at least 6 minutes, or directives: ["--signal=B:USR1@40"] for a shorter notice',
-        ),
+        (["submit", "--set", 'cluster={walltime: "3"}'], None, SHORT),
         (["submit"], "3", "cluster.walltime is 3, and a run drains 120 s before its end"),
         (["submit"], "0:02:00", "cluster.walltime is 0:02:00, and a run drains 120 s before its end"),
     ],
-)
+)  # fmt: skip
 def test_what_a_command_cannot_do_is_refused(
     words: list[str], variable: str | None, message: str, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from halotile.cli.app import COMMANDS
 from halotile.cli.main import app
 from halotile.graphs.kinds.base import Inspection
 from tests.cases import thorough
-from tests.cli.engine import FIGURES, RUNNER, Bad, Ending, Engine, ask, printed, refused
+from tests.cli.engine import ENDING, FIGURES, RUNNER, Bad, Engine, ask, printed, refused
 
 
 def test_run_hands_the_whole_command_line_to_the_engine(config: Path, engine: Engine) -> None:
@@ -70,14 +70,14 @@ def test_a_warning_about_the_result_is_shown_to_the_quiet_too(
     config: Path, engine: Engine, options: list[str]
 ) -> None:
     found = Inspection({"residual": []}, [], ["the result is darker than the image"])
-    engine.ends = replace(Ending(), inspection=found)
+    engine.ends = replace(ENDING, inspection=found)
     result = ask("run", config, "--quiet", *options)
     assert (result.stderr, result.exit_code) == ("warning: the result is darker than the image\n", 0)
     assert "warning" not in result.stdout
 
 
 def test_quarantined_blocks_are_named_and_exit_3(config: Path, engine: Engine) -> None:
-    engine.ends = replace(Ending(), quarantined=(Bad(),))
+    engine.ends = replace(ENDING, quarantined=(Bad(),))
     result = ask("run", config, "--json")
     assert result.exit_code == 3
     assert "quarantined: block 7 (index (1, 2), region (0, 512)–(512, 1024)): not finite" in result.stderr
@@ -86,7 +86,7 @@ def test_quarantined_blocks_are_named_and_exit_3(config: Path, engine: Engine) -
 
 def test_of_a_long_error_the_first_line_is_shown_and_programs_have_all(config: Path, engine: Engine) -> None:
     bad = replace(Bad(), error="ValueError: poisoned\nby hand")
-    engine.ends = replace(Ending(), quarantined=(bad,))
+    engine.ends = replace(ENDING, quarantined=(bad,))
     result = ask("run", config, "--json")
     assert result.stderr.endswith("region (0, 512)–(512, 1024)): ValueError: poisoned\n")
     assert json.loads(result.stdout)["quarantined"][0]["error"] == bad.error
@@ -139,27 +139,6 @@ def test_a_plan_that_is_stopped_leaves_nothing_to_resume(
     assert (result.exit_code, result.stderr.strip()) == (130, "stopped")
 
 
-def test_plan_prints_its_figures(config: Path, engine: Engine) -> None:
-    text = ask("plan", config).stdout
-    shown = [" ".join(line.split()) for line in text.splitlines()]
-    assert "blocks 400 of 4,096 × 4,096" in shown
-    assert "depth 8 pixels, declared by tv" in shown
-    assert "read 1.01 × the image" in shown
-    assert "memory 768 MiB at the peak in each worker, of 4 GiB allowed" in shown
-    assert "disk up to 9.1 GiB of output, no scratch; 93.1 GiB free" in shown
-    assert "note a note" in shown
-    assert "workers 2" in shown
-
-
-def test_plan_tells_which_cluster_was_chosen_and_why(
-    config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.delenv("HALOTILE_CLUSTER", raising=False)
-    text = ask("plan", config, "--cluster", "auto").stdout
-    assert "2, on cluster local (no GPU: CUDA_VISIBLE_DEVICES shows none)" in text
-
-
 TRIED: dict[str, Any] = {
     "device": "NVIDIA X", "tile": [1024, 1024], "batch": 4, "records": False, "megapixels_per_second": 812.4, "device_bytes": 3 * 2**30,
     "free_bytes": 9 * 2**30, "host_bytes": 2**30, "block_pixels": 4096**2,
@@ -175,36 +154,52 @@ TRIED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_plan_shows_what_was_tried_on_a_card(
-    config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = {"device": "cuda", "device_memory_bytes": TRIED["device_bytes"], "tuned": TRIED}
-    for key, value in (tried | {"tile": [1024, 1024], "batch": 4}).items():
-        monkeypatch.setitem(FIGURES, key, value)
-    text = ask("plan", config, "--probe").stdout
-    shown = [" ".join(line.split()) for line in text.splitlines()]
-    for line in (
+CARD = {
+    "device": "cuda",
+    "device_memory_bytes": TRIED["device_bytes"],
+    "tuned": TRIED,
+    "tile": [1024, 1024],
+    "batch": 4,
+}
+FEWER = {"tile": [1024, 1024], "batch": 2, "seconds": 0.03, "batch_bytes": 2**30}
+SHOWN: list[tuple[dict[str, Any], int, tuple[str, ...]]] = [
+    ({}, 0, (
+        "blocks 400 of 4,096 × 4,096", "depth 8 pixels, declared by tv", "read 1.01 × the image", "note a note", "workers 2",
+        "memory 768 MiB at the peak in each worker, of 4 GiB allowed", "disk up to 9.1 GiB of output, no scratch; 93.1 GiB free",
+    )),
+    ({}, 120, ("blocks 400 of 4,096 × 4,096; 120 are done already",)),
+    ({"scratch_bytes": 2**20}, 0, ("disk up to 9.1 GiB of output and 1 MiB of scratch; 93.1 GiB free",)),
+    (CARD, 0, (
         "tiles 1,024 × 1,024, 4 at once: the fastest of 2 tried on NVIDIA X, 812 Mpix/s there",
         "GPU memory 3 GiB at the peak in each worker, of 9 GiB that are free for it",
         "tiles 512 × 512, 16 at once 419 Mpix/s, 1 GiB for them",
         "1,024 × 1,024, 4 at once 839 Mpix/s, 2 GiB for them (chosen)",
-        "precision float32 839 Mpix/s, error 2.5e-07",
-        "float16 1.7 Gpix/s, NaN in places",
-        "bfloat16 no room",
-    ):
-        assert line in shown, text
+        "precision float32 839 Mpix/s, error 2.5e-07", "float16 1.7 Gpix/s, NaN in places", "bfloat16 no room",
+    )),
+    # A resumed run may have a smaller batch, which was not chosen.
+    (CARD | {"tuned": TRIED | {"tried": [*TRIED["tried"], FEWER]}, "batch": 2}, 0, ("tiles 1,024 × 1,024, 2 at once",)),
+]  # fmt: skip
 
 
-def test_a_batch_that_was_not_chosen_is_not_said_to_be(
+@pytest.mark.parametrize(("figures", "done", "lines"), SHOWN)
+def test_plan_prints_its_figures(
+    config: Path, engine: Engine, figures: dict[str, Any], done: int, lines: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    engine.stands = done
+    for key, value in figures.items():
+        monkeypatch.setitem(FIGURES, key, value)
+    shown = [" ".join(line.split()) for line in printed("plan", config, "--probe").splitlines()]
+    assert [line for line in lines if line not in shown] == []
+
+
+def test_plan_tells_which_cluster_was_chosen_and_why(
     config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A resumed run may have a smaller one."""
-    fewer = {"tile": [1024, 1024], "batch": 2, "seconds": 0.03, "batch_bytes": 2**30}
-    found = TRIED | {"tried": [*TRIED["tried"], fewer]}
-    for key, value in {"device": "cuda", "tuned": found, "tile": [1024, 1024], "batch": 2}.items():
-        monkeypatch.setitem(FIGURES, key, value)
-    text = ask("plan", config).stdout
-    assert "tiles 1,024 × 1,024, 2 at once" in [" ".join(line.split()) for line in text.splitlines()]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("HALOTILE_CLUSTER", raising=False)
+    text = printed("plan", config, "--cluster", "auto")
+    assert "2, on cluster local (no GPU: CUDA_VISIBLE_DEVICES shows none)" in text
 
 
 def test_the_words_of_a_run_do_for_its_plan(config: Path, engine: Engine) -> None:
@@ -231,12 +226,6 @@ def test_a_plan_that_does_not_fit_exits_5(config: Path, engine: Engine) -> None:
     assert as_json.stderr == result.stderr
 
 
-def test_plan_says_what_an_earlier_run_has_done(config: Path, engine: Engine) -> None:
-    engine.stands = 120
-    text = ask("plan", config).stdout
-    assert "400 of 4,096 × 4,096; 120 are done already" in text
-
-
 def test_a_plan_whose_run_would_be_refused_is_shown_and_refused(config: Path, engine: Engine) -> None:
     engine.stands = errors.ResumeRefused("clean.zarr.run belongs to a different job")
     result = ask("plan", config)
@@ -248,14 +237,6 @@ def test_a_plan_whose_run_would_be_refused_is_shown_and_refused(config: Path, en
 def test_plan_begins_anew_where_run_does(config: Path, engine: Engine) -> None:
     assert ask("plan", config, "--fresh", "--same-input").exit_code == 0
     assert (engine.plans[0].fresh, engine.plans[0].same_input) == (True, True)
-
-
-def test_scratch_is_told_where_there_is_some(
-    config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(FIGURES, "scratch_bytes", 2**20)
-    text = ask("plan", config).stdout
-    assert "up to 9.1 GiB of output and 1 MiB of scratch; 93.1 GiB free" in text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, thorough(signal.SIGUSR1)])

@@ -30,11 +30,8 @@ def test_a_configuration_becomes_a_job_with_whole_paths(reconstruction: Path) ->
     assert (mask.name, mask.noise_sigma, mask.options) == ("mask", 1.0, {"mask": str(folder / "m.npy")})
     assert job.prior.options["denoiser"] == {"name": "gaussian", "sigma": 0.5}
     assert (job.solver.name, job.solver.iterations, job.solver.tol) == ("pgd", 4, 1e-4)
-    assert (job.start, job.reference, job.shape, job.exact) == (
-        *[str(folder / "truth.npy")] * 2,
-        "auto",
-        False,
-    )
+    truth = str(folder / "truth.npy")
+    assert (job.start, job.reference, job.shape, job.exact) == (truth, truth, "auto", False)
     assert job.output.path == str(folder / "x.zarr")
 
 
@@ -43,12 +40,8 @@ def test_what_is_left_out_has_its_default(reconstruction: Path) -> None:
     assert tail
     reconstruction.write_text(head)
     job = load(reconstruction)
-    assert (job.prior.name, job.solver.name, job.fidelity.name, job.run.workers) == (
-        "none",
-        "pgd",
-        "l2",
-        "auto",
-    )
+    names = (job.prior.name, job.solver.name, job.fidelity.name)
+    assert (names, job.run.workers) == (("none", "pgd", "l2"), "auto")
     assert (job.start, job.reference, job.shape, job.exact) == (None, None, "auto", False)
 
 
@@ -201,12 +194,8 @@ def test_an_entry_of_a_list_is_set_and_the_others_stay(reconstruction: Path) -> 
 
 
 def test_direct_sums_and_transforms_are_not_both_asked_for(reconstruction: Path) -> None:
-    text = (
-        reconstruction.read_text()
-        .replace("boundary: circular", "engine: fft")
-        .replace("exact: false", "exact: true")
-    )
-    reconstruction.write_text(text)
+    text = reconstruction.read_text().replace("boundary: circular", "engine: fft")
+    reconstruction.write_text(text.replace("exact: false", "exact: true"))
     with pytest.raises(ConfigError, match=r":5: operators\[0\]\.engine: fft with exact: true"):
         load_job(reconstruction)
 
@@ -233,16 +222,10 @@ def test_every_mistake_is_told_at_once_in_the_order_of_the_file(reconstruction: 
         load_job(reconstruction)
     head, *lines = str(caught.value).splitlines()
     told = [line.removeprefix(f"{reconstruction}:").split(": ")[:2] for line in lines]
-    assert told == [
-        ["5", "operators[0].kernle"],
-        ["5", "operators[0].noise_sigma"],
-        ["6", "operators[1].mask"],
-        ["8", "prior.denoiser.iterations"],
-        ["8", "prior.denoiser.strength"],
-        ["9", "solver.name"],
-        ["9", "solver.iterations"],
-        ["14", "reference"],
-    ]
+    assert [" ".join(each) for each in told] == [
+        "5 operators[0].kernle", "5 operators[0].noise_sigma", "6 operators[1].mask", "8 prior.denoiser.iterations",
+        "8 prior.denoiser.strength", "9 solver.name", "9 solver.iterations", "14 reference",
+    ]  # fmt: skip
     assert head == f"8 problems in {reconstruction}; nothing was started"
 
 

@@ -185,14 +185,8 @@ def test_programs_are_given_whole_paths(directory: RunDirectory, monkeypatch: py
 
 def give_up(directory: RunDirectory, *numbers: int, error: str = "ValueError: poisoned\n  by hand") -> None:
     for number in numbers:
-        event = {
-            "event": "bad block",
-            "block": number,
-            "index": [0, number],
-            "error": error,
-            "traceback": "x",
-        }
-        directory.append_event(event)
+        event = {"event": "bad block", "block": number, "index": [0, number], "error": error}
+        directory.append_event(event | {"traceback": "x"})
 
 
 def shown_by_status(directory: RunDirectory, *words: str) -> str:
@@ -202,33 +196,13 @@ def shown_by_status(directory: RunDirectory, *words: str) -> str:
 @pytest.mark.parametrize(
     ("state", "failed", "done", "words"),
     [
-        (
-            "finished",
-            1,
-            399,
-            "finished, except 1 bad block: once the cause is fixed, run `{}`; only this one is",
-        ),
-        (
-            "finished",
-            2,
-            398,
-            "finished, except 2 bad blocks: once the cause is fixed, run `{}`; only these are",
-        ),
-        (
-            "failed",
-            2,
-            398,
-            "failed with 2 bad blocks: once the cause is fixed, run `{}`; only these are redone",
-        ),
-        (
-            "failed",
-            2,
-            100,
-            "failed with 2 bad blocks: once the cause is fixed, run `{}`; what is done stays done",
-        ),
+        ("finished", 1, 399, "finished, except 1 bad block: once the cause is fixed, run `{}`; only this one is"),
+        ("finished", 2, 398, "finished, except 2 bad blocks: once the cause is fixed, run `{}`; only these are"),
+        ("failed", 2, 398, "failed with 2 bad blocks: once the cause is fixed, run `{}`; only these are redone"),
+        ("failed", 2, 100, "failed with 2 bad blocks: once the cause is fixed, run `{}`; what is done stays done"),
         ("failed", 0, 100, "failed: once the cause is fixed, run `{}`"),
     ],
-)
+)  # fmt: skip
 def test_a_run_with_bad_blocks_names_them_and_what_to_do(
     directory: RunDirectory, state: str, failed: int, done: int, words: str
 ) -> None:
@@ -254,17 +228,17 @@ def test_of_many_bad_blocks_the_first_five_are_named(directory: RunDirectory) ->
     assert "and 4 more, in events.jsonl" in text
 
 
-def test_bad_blocks_of_a_damaged_picture_are_redone_as_the_same_input(directory: RunDirectory) -> None:
-    give_up(directory, 7, error="DamagedData: noisy.zarr/c/0/0 is cut short")
-    record(directory, state="finished", failed=1, done=399)
-    words = f"once the image is repaired, run `recon-cli resume {directory.path} --same-input`"
-    assert words in shown_by_status(directory)
-
-
-def test_the_side_input_of_bad_blocks_is_what_has_to_be_mended(directory: RunDirectory) -> None:
-    give_up(directory, 7, 8, error="InputError: the side input sigma holds NaN or infinity in row 3.")
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("DamagedData: noisy.zarr/c/0/0 is cut short", "the image"),
+        ("InputError: the side input sigma holds NaN or infinity in row 3.", "input.sides.sigma"),
+    ],
+)
+def test_what_has_to_be_repaired_is_named(directory: RunDirectory, error: str, cause: str) -> None:
+    give_up(directory, 7, 8, error=error)
     record(directory, state="finished", failed=2, done=398)
-    words = f"once input.sides.sigma is repaired, run `recon-cli resume {directory.path} --same-input`"
+    words = f"once {cause} is repaired, run `recon-cli resume {directory.path} --same-input`"
     assert words in shown_by_status(directory)
 
 
