@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from halotile.cli.main import app
@@ -17,8 +20,10 @@ from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Region
+from halotile.tasks.block import BadBlock
 
 RUNNER = CliRunner()
+MonkeyPatch = pytest.MonkeyPatch
 
 
 def ask(*words: object) -> Result:
@@ -56,14 +61,7 @@ FIGURES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Bad:
-    number: int = 7
-    index: tuple[int, ...] = (1, 2)
-    region: Region = field(default_factory=lambda: Region((0, 512), (512, 1024)))
-    error: str = "not finite"
-
-
+BAD = BadBlock(7, (1, 2), Region((0, 512), (512, 1024)), "not finite", "", "task")
 ENDING = Outcome(
     phase="stop", done=400, resumed=100, total=400, pixels_done=4_896_000_000, pixels_total=4_900_000_000, seconds=90.0,
     start_seconds=5.0, compute_seconds=80.0, peak_memory_bytes=2**29, output="/data/clean.zarr", run_directory="/data/clean.zarr.run",
@@ -147,3 +145,24 @@ def save_job(config: Path, output: Path) -> Path:
     job = {"version": 1, "job": "denoise"} | sections | {"denoiser": {"name": "tv", "strength": 0.2}}
     (directory / "job.json").write_text(json.dumps(job))
     return directory
+
+
+LIGHT = """
+import sys
+from halotile.cli.main import main
+sys.argv = ["recon-cli", *{words!r}]
+try:
+    main()
+except SystemExit as done:
+    assert not done.code, done.code
+loaded = {heavy!r} & set(sys.modules)
+assert not loaded, loaded
+"""
+
+
+def without_loading(heavy: set[str], *words: object) -> str:
+    """The output of a command in a process of its own, which loads none of some packages."""
+    code = LIGHT.format(words=[str(word) for word in words], heavy=heavy)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

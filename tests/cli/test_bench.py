@@ -31,7 +31,7 @@ from halotile.graphs.runs.passes.stream import workers_of
 from halotile.graphs.scaling import Scaling, TimedRun
 from halotile.tasks.denoisers.common.layers import BlindUNet
 from tests.cases import thorough
-from tests.cli.engine import ask, printed, refused
+from tests.cli.engine import MonkeyPatch, ask, printed, refused
 
 JOB = """\
 version: 1
@@ -73,7 +73,7 @@ BLOCK_BYTES = 64 * 64 * 4
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     pixels = np.random.default_rng(0).random((256, 320), np.float32)
     np.save(tmp_path / "a.npy", pixels)
     np.save(tmp_path / "k.npy", np.full((3, 3), 1 / 9, np.float32))
@@ -289,15 +289,13 @@ def test_every_measurement_of_a_simulation_is_moved() -> None:
     assert [operator.data for operator in moved.operators] == ["there/0-y.zarr", "there/1-y.zarr"]
 
 
-def test_an_output_that_its_kind_does_not_move_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_that_its_kind_does_not_move_is_refused(folder: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("halotile.graphs.kinds.sections.Job.moved_into", lambda job, _: job)
     assert "moved_into" in refused("bench", "job.yaml", "--workers", "1")
     assert not Path("o.zarr").exists()
 
 
-def test_more_workers_than_cores_or_blocks_are_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_workers_than_cores_or_blocks_are_noted(folder: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "cores_here", lambda: 1)
     monkeypatch.setattr(
         scaling, "_run", lambda plan, *_: TimedRun(plan.run.count, 1.0, (1.0,), (), 0, 0, 0, 0, 0)

@@ -20,7 +20,7 @@ from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.launches.driver_script import check_walltime
 from halotile.graphs.kinds.sections import Cluster
 from halotile.registry import find
-from tests.cli.engine import Engine, printed, refused
+from tests.cli.engine import Engine, MonkeyPatch, printed, refused
 from tests.faults import REPOSITORY
 from tests.hpc import BLOCKS, HpcJob, finish, wait_for
 
@@ -44,7 +44,7 @@ sys.exit(7)
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """A private cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
@@ -134,8 +134,8 @@ def test_no_tls_is_for_this_machine_alone(config: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["slurm", "ranks"])
-def test_the_environment_cannot_bring_a_job_without_tls_to_other_machines(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_other_machines_need_tls_whatever_the_environment(
+    kind: str, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
@@ -147,7 +147,7 @@ def test_the_environment_cannot_bring_a_job_without_tls_to_other_machines(
         pass
 
 
-def test_a_variable_that_names_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_names_no_cluster_is_told(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("HALOTILE_CLUSTER", "slrum")
     assert (
         "HALOTILE_CLUSTER is 'slrum', and there is no such kind of cluster. Did you mean slurm?"
@@ -161,8 +161,8 @@ def leave_behind(run_directory: Path, host: str) -> None:
     certificate = run_directory / "workers/certificate.pem"
     certificate.touch()
     # Within its ten seconds the first has made itself known, on a busy machine too.
-    values = {"address": "tcp://127.0.0.1:9", "arguments": ["--death-timeout", "10"], "host": host}
-    values |= {"certificate": str(certificate), "pid": 2**22 + 1}
+    worker = {"arguments": ["--death-timeout", "10"], "pid": 2**22 + 1}
+    values = worker | {"address": "tcp://127.0.0.1:9", "certificate": str(certificate), "host": host}
     (run_directory / "workers/driver-run_1.json").write_text(json.dumps(values))
 
 
@@ -187,7 +187,7 @@ def test_copies_that_mpirun_starts_become_workers_of_the_first(host: str, tmp_pa
 
 
 def test_copies_that_nobody_counts_run_each_for_itself_where_the_cluster_is_written(
-    config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    config: Path, engine: Engine, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PALS_RANKID", "1")
     assert "Set HALOTILE_SIZE" in refused("run", config, "--cluster", "ranks")
@@ -195,7 +195,7 @@ def test_copies_that_nobody_counts_run_each_for_itself_where_the_cluster_is_writ
 
 
 @pytest.mark.parametrize("size", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
-def test_copies_of_a_script_are_refused(size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_of_a_script_are_refused(size: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv(size, "3")
     monkeypatch.setenv(size.replace("SIZE", "RANK"), "1")
     with pytest.raises(ConfigError, match=r"a script is its own driver.*`recon-cli exec --workers \d+ \S"):
@@ -203,8 +203,8 @@ def test_copies_of_a_script_are_refused(size: str, tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_machine_without_the_batch_system_is_told_at_once(
-    config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_machine_without_the_batch_system_is_told(
+    config: Path, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     start = find("clusters", "pbs").start(Order(workers=1, memory_bytes=2**30))
@@ -217,7 +217,7 @@ def test_a_machine_without_the_batch_system_is_told_at_once(
     [("sge", "there is no qsub here"), ("slurm-alloc", "is no Slurm allocation"), ("ranks", "the only copy")],
 )
 def test_a_cluster_that_cannot_start_leaves_nothing_behind(
-    kind: str, words: str, config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, words: str, config: Path, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -240,7 +240,7 @@ def test_a_cluster_that_cannot_start_leaves_nothing_behind(
     ],
 )
 def test_a_dry_run_shows_the_script_of_a_worker_and_writes_nothing(
-    kind: str, line: str, config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, line: str, config: Path, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -252,9 +252,7 @@ def test_a_dry_run_shows_the_script_of_a_worker_and_writes_nothing(
     assert sorted(config.parent.iterdir()) == before
 
 
-def test_a_scheduler_in_the_environment_may_be_asked_for(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheduler_in_the_environment_may_be_asked_for(config: Path, monkeypatch: MonkeyPatch) -> None:
     text = "\n".join(line for line in config.read_text().splitlines() if not line.startswith("cluster"))
     config.write_text(text)
     with pytest.raises(ConfigError, match=r"cluster\.address: missing"):
@@ -267,9 +265,7 @@ def test_a_scheduler_in_the_environment_may_be_asked_for(
     ("walltime", "notice", "hint"),
     [("5", 120, "USR1@80"), ("2", 30, "USR1@20"), ("1", 30, None), ("6", 120, ""), ("3", 40, "")],
 )
-def test_the_walltime_leaves_time_for_work_after_an_early_signal(
-    walltime: str, notice: int, hint: str | None
-) -> None:
+def test_the_walltime_leaves_time_for_work(walltime: str, notice: int, hint: str | None) -> None:
     cluster = Cluster(walltime=walltime, directives=(f"--signal=B:USR1@{notice}",))
     if hint == "":
         check_walltime(cluster, slurm.SYSTEM)
@@ -301,7 +297,7 @@ SHORT = (
     ],
 )  # fmt: skip
 def test_what_a_command_cannot_do_is_refused(
-    words: list[str], variable: str | None, message: str, config: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], variable: str | None, message: str, config: Path, monkeypatch: MonkeyPatch
 ) -> None:
     if variable is not None:  # one of Dask's settings
         monkeypatch.setenv("DASK_JOBQUEUE__SLURM__WALLTIME", variable)

@@ -13,7 +13,7 @@ from halotile.cli.config.loading import load_job, load_saved_job, read_config
 from halotile.cli.config.sections import check_config, keys_of_job
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.kinds.base import kind_names
-from tests.cli.engine import ask, refused
+from tests.cli.engine import MonkeyPatch, ask, refused
 from tests.support import load_denoising
 
 
@@ -135,7 +135,7 @@ LIES = [
 @pytest.mark.parametrize(
     ("was", "lie", "line", "words"), LIES, ids=[lie[1].strip() or lie[0].strip() for lie in LIES]
 )
-def test_a_small_lie_is_told_with_its_line(config: Path, was: str, lie: str, line: int, words: str) -> None:
+def test_a_lie_is_told_with_its_line(config: Path, was: str, lie: str, line: int, words: str) -> None:
     text = config.read_text()
     assert text.count(was) == 1
     config.write_text(text.replace(was, lie))
@@ -170,9 +170,7 @@ def test_every_mistake_is_told_at_once_in_the_order_of_the_file(config: Path) ->
         ("{name: torch, sigma: -1, scale: 0, alignment: 0}", {"import", "sigma", "scale", "alignment"}),
     ],
 )
-def test_every_wrong_option_of_a_denoiser_is_told_at_once(
-    config: Path, denoiser: str, keys: set[str]
-) -> None:
+def test_every_wrong_option_of_a_denoiser_is_told(config: Path, denoiser: str, keys: set[str]) -> None:
     config.write_text(config.read_text().replace("{name: tv, strength: 0.1}", denoiser))
     result = ask("validate", config, "--json")
     told = [problem["key"] for problem in json.loads(result.stdout)["problems"]]
@@ -233,9 +231,7 @@ def test_numbers_are_those_of_yaml_1_2_and_an_empty_section_has_its_defaults(con
         ("x" * 300, "a name of 300 bytes; write one of at most 230"),
     ],
 )  # fmt: skip
-def test_an_output_of_another_formats_name_or_too_long_a_one_is_refused(
-    config: Path, path: str, words: str
-) -> None:
+def test_a_name_of_an_output_that_cannot_be_is_refused(config: Path, path: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_denoising(config, [f"output.path={path}"])
 
@@ -267,7 +263,7 @@ def test_missing_weights_are_told_before_anything_starts(config: Path, name: str
         load_job(config)
 
 
-def test_paths_start_from_the_folder_of_the_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_start_from_the_folder_of_the_file(config: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     (config.parent / "net.safetensors").write_bytes(b"")
     text = config.read_text().replace("{name: tv, strength: 0.1}", "{name: dncnn, weights: net.safetensors}")
@@ -350,7 +346,7 @@ def test_every_wrong_override_is_told(config: Path) -> None:
         (["output.shard=512", "tile.block=[1024, 512]"], []),
     ],
 )  # fmt: skip
-def test_sizes_that_do_not_fit_one_another_are_told_with_the_rest(
+def test_sizes_that_do_not_fit_are_told_with_the_rest(
     config: Path, overrides: list[str], messages: list[str]
 ) -> None:
     document = read_config(config, overrides)

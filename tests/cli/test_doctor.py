@@ -16,7 +16,7 @@ import halotile
 from halotile.errors import ConfigError
 from halotile.graphs import doctor
 from halotile.graphs.plans import identity
-from tests.cli.engine import ask
+from tests.cli.engine import MonkeyPatch, ask
 
 
 def test_the_doctor_tells_what_a_run_would_find(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_the_doctor_tells_what_a_run_would_find(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_doctor_does_without_an_installed_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_does_without_an_installed_copy(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """A machine without a package index, with a checkout on the path."""
 
     def version(name: str) -> str:
@@ -53,8 +53,8 @@ def test_the_doctor_compares_the_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("local", "note: "), ("ranks", "MISSING: ")])
-def test_the_doctor_tells_of_locks_that_other_machines_do_not_see(
-    kind: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_locks_that_other_machines_do_not_see_are_told(
+    kind: str, verdict: str, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     table = tmp_path / "mountinfo"
     table.write_text("36 21 0:50 / / rw shared:2 - lustre 10.0.0.1@tcp:/fs rw,localflock\n")
@@ -65,9 +65,7 @@ def test_the_doctor_tells_of_locks_that_other_machines_do_not_see(
     assert "localflock: mount it with flock" in output
 
 
-def test_the_doctor_looks_at_the_certificates_of_a_scheduler_that_is_joined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_doctor_looks_at_certificates_of_a_scheduler(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://10.9.8.7:9")
     (tmp_path / "bad.pem").write_text("rubbish")
     tls = dict.fromkeys(("ca-file", "client.cert", "client.key"), str(tmp_path / "bad.pem"))
@@ -84,19 +82,19 @@ def _raise(error: Exception) -> Callable[..., None]:
     return refuse
 
 
-def without_locks(patch: pytest.MonkeyPatch, folder: Path) -> None:
+def without_locks(patch: MonkeyPatch, folder: Path) -> None:
     patch.setattr("halotile.graphs.doctor.fcntl.flock", _raise(OSError(95, "Operation not supported")))
 
 
-def without_commands(patch: pytest.MonkeyPatch, folder: Path) -> None:
+def without_commands(patch: MonkeyPatch, folder: Path) -> None:
     patch.setenv("PATH", str(folder))
 
 
-def without_certificates(patch: pytest.MonkeyPatch, folder: Path) -> None:
+def without_certificates(patch: MonkeyPatch, folder: Path) -> None:
     patch.setenv("DASK_SCHEDULER_ADDRESS", "tls://10.9.8.7:9")
 
 
-def with_a_broken_plug_in(patch: pytest.MonkeyPatch, folder: Path) -> None:
+def with_a_broken_plug_in(patch: MonkeyPatch, folder: Path) -> None:
     error = ConfigError("cluster 'mine' is the plug-in 'mine', which cannot be loaded")
     patch.setattr("halotile.graphs.clusters.launches.batch_system.find", _raise(error))
 
@@ -111,8 +109,8 @@ def with_a_broken_plug_in(patch: pytest.MonkeyPatch, folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_doctor_tells_all_it_knows_where_something_is_missing(
-    break_it: Callable[[pytest.MonkeyPatch, Path], None], words: tuple[str, ...], said: tuple[str, ...],
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    break_it: Callable[[MonkeyPatch, Path], None], words: tuple[str, ...], said: tuple[str, ...],
+    tmp_path: Path, monkeypatch: MonkeyPatch,
 ) -> None:  # fmt: skip
     break_it(monkeypatch, tmp_path)
     done = ask("doctor", "--output", tmp_path, *words)
@@ -127,7 +125,7 @@ def test_the_doctor_tells_all_it_knows_where_something_is_missing(
      ("htcondor", "condor_submit")],
 )  # fmt: skip
 def test_the_doctor_misses_the_command_that_submits(
-    kind: str, command: str, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, command: str, installed: bool, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     if not installed:

@@ -15,7 +15,7 @@ import pytest
 from halotile import errors
 from halotile.cli import exits, info
 from halotile.cli.exits import StoppedEarly, exit_code, message_of
-from tests.cli.engine import ask
+from tests.cli.engine import MonkeyPatch, ask
 
 CODES: list[tuple[type[BaseException], int]] = [
     (errors.ConfigError, 2), (errors.UnknownName, 2), (errors.OutputRefused, 2), (errors.OutputInUse, 2),
@@ -37,7 +37,7 @@ def test_an_error_has_its_exit_code(kind: type[BaseException], code: int) -> Non
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_a_refusal_whoever_writes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_full_disk_is_a_refusal_whoever_writes(monkeypatch: MonkeyPatch, number: int) -> None:
     full = OSError(number, os.strerror(number))
     monkeypatch.setattr(info, "describe", Mock(side_effect=full))
     result = ask("info", "a.tif")
@@ -45,9 +45,7 @@ def test_a_full_disk_is_a_refusal_whoever_writes(monkeypatch: pytest.MonkeyPatch
     assert f"error: the disk ran full: nothing more can be written ({full}). Free some space" in result.output
 
 
-def test_a_working_directory_that_was_removed_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_working_directory_that_was_removed_is_told(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -95,9 +93,7 @@ def test_an_error_becomes_one_message(error: BaseException, message: str) -> Non
     [("distributed: [1", "ValueError: A dask config file at"), ("distributed: {logging: 3}", "TypeError: ")],
     ids=["no YAML", "of another type"],
 )
-def test_settings_of_dask_that_cannot_be_read_are_a_matter_of_usage(
-    settings: str, wrong: str, tmp_path: Path
-) -> None:
+def test_settings_of_dask_that_cannot_be_read_are_named(settings: str, wrong: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(settings)
     result = subprocess.run(
         [sys.executable, "-m", "halotile", "doctor"],

@@ -19,13 +19,13 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.claim import claim
 from halotile.storage.scans.export import PatternComparison, ScanResult
 from halotile.storage.scans.lengths import AT_BEST, AT_WORST, MEASURED
-from tests.cli.engine import ask, printed, refused
+from tests.cli.engine import MonkeyPatch, ask, printed, refused
 
 PIXELS = np.random.default_rng(0).integers(0, 4000, (2, 3, 600, 90), "u2")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     array = zarr.create_array(tmp_path / "a.zarr", data=PIXELS, dimension_names=("t", "c", "y", "x"))
     array.attrs["spatial:transform"] = [10, 0, 500, 0, -10, 900]
     np.save(tmp_path / "b.npy", PIXELS)
@@ -68,7 +68,7 @@ def test_a_part_of_some_planes_is_written(folder: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_written(folder: Path, words: list[str], said: str) -> None:
+def test_what_cannot_be_is_refused(folder: Path, words: list[str], said: str) -> None:
     (folder / "there.tif").write_text("mine")
     before = sorted(folder.rglob("*"))
     result = refused("export", *words)
@@ -78,7 +78,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(folder: Path, words: l
     assert ask("export", "a.zarr", "there.tif", "--overwrite").exit_code == 0
 
 
-def test_a_script_is_told_of_arguments_not_of_options(folder: Path) -> None:
+def test_a_script_is_told_of_arguments(folder: Path) -> None:
     assert halotile.export("a.zarr", "a.tif", plane="t=0", cog=True) == Path("a.tif")
     with rasterio.open("a.tif") as file:
         assert (file.count, file.shape) == (3, (600, 90))
@@ -100,9 +100,7 @@ def test_an_unfinished_output_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("bound", [MEASURED, AT_WORST, AT_BEST])
-def test_no_text_of_a_drawn_result_is_cut_off(
-    bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_text_of_a_drawn_result_is_cut_off(bound: float, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     Figure = pytest.importorskip("matplotlib.figure").Figure
     outside: list[str] = []
     save = Figure.savefig
@@ -135,9 +133,7 @@ def test_no_text_of_a_drawn_result_is_cut_off(
 @pytest.mark.parametrize(
     ("labels", "axes"), [(("dapi", "gfp", "rfp"), "CYX"), (("Red", "Green", "Blue"), "YXS")]
 )
-def test_channels_with_names_of_their_own_keep_them_in_any_colours(
-    folder: Path, labels: tuple[str, ...], axes: str
-) -> None:
+def test_channels_keep_names_of_their_own(folder: Path, labels: tuple[str, ...], axes: str) -> None:
     group = zarr.open_group(folder / "named.zarr", mode="w")
     group.create_array("0", data=PIXELS[0])
     window = {"min": 0, "max": 4000, "start": 0, "end": 4000}

@@ -20,7 +20,18 @@ from halotile.cli.app import COMMANDS
 from halotile.cli.main import app
 from halotile.graphs.kinds.base import Inspection
 from tests.cases import thorough
-from tests.cli.engine import ENDING, FIGURES, RUNNER, Bad, Engine, ask, printed, refused
+from tests.cli.engine import (
+    BAD,
+    ENDING,
+    FIGURES,
+    RUNNER,
+    Engine,
+    MonkeyPatch,
+    ask,
+    printed,
+    refused,
+    without_loading,
+)
 
 
 def test_run_hands_the_whole_command_line_to_the_engine(config: Path, engine: Engine) -> None:
@@ -66,9 +77,7 @@ def test_quiet_is_silent(config: Path, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_warning_about_the_result_is_shown_to_the_quiet_too(
-    config: Path, engine: Engine, options: list[str]
-) -> None:
+def test_a_warning_is_shown_to_the_quiet_too(config: Path, engine: Engine, options: list[str]) -> None:
     found = Inspection({"residual": []}, [], ["the result is darker than the image"])
     engine.ends = replace(ENDING, inspection=found)
     result = ask("run", config, "--quiet", *options)
@@ -77,7 +86,7 @@ def test_a_warning_about_the_result_is_shown_to_the_quiet_too(
 
 
 def test_quarantined_blocks_are_named_and_exit_3(config: Path, engine: Engine) -> None:
-    engine.ends = replace(ENDING, quarantined=(Bad(),))
+    engine.ends = replace(ENDING, quarantined=(BAD,))
     result = ask("run", config, "--json")
     assert result.exit_code == 3
     assert "quarantined: block 7 (index (1, 2), region (0, 512)–(512, 1024)): not finite" in result.stderr
@@ -85,14 +94,14 @@ def test_quarantined_blocks_are_named_and_exit_3(config: Path, engine: Engine) -
 
 
 def test_of_a_long_error_the_first_line_is_shown_and_programs_have_all(config: Path, engine: Engine) -> None:
-    bad = replace(Bad(), error="ValueError: poisoned\nby hand")
+    bad = replace(BAD, error="ValueError: poisoned\nby hand")
     engine.ends = replace(ENDING, quarantined=(bad,))
     result = ask("run", config, "--json")
     assert result.stderr.endswith("region (0, 512)–(512, 1024)): ValueError: poisoned\n")
     assert json.loads(result.stdout)["quarantined"][0]["error"] == bad.error
 
 
-def test_one_block_is_a_block(config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_block_is_a_block(config: Path, engine: Engine, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setitem(FIGURES, "blocks", 1)
     monkeypatch.setitem(FIGURES, "workers", 1)
     result = ask("run", config)
@@ -128,9 +137,7 @@ def test_a_run_that_is_refused_for_its_output_says_nothing_else(config: Path, en
     assert (result.exit_code, result.stderr) == (2, said)
 
 
-def test_a_plan_that_is_stopped_leaves_nothing_to_resume(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_is_stopped_leaves_nothing_to_resume(config: Path, monkeypatch: MonkeyPatch) -> None:
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -184,7 +191,7 @@ SHOWN: list[tuple[dict[str, Any], int, tuple[str, ...]]] = [
 @pytest.mark.parametrize(("figures", "done", "lines"), SHOWN)
 def test_plan_prints_its_figures(
     config: Path, engine: Engine, figures: dict[str, Any], done: int, lines: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:  # fmt: skip
     engine.stands = done
     for key, value in figures.items():
@@ -193,9 +200,7 @@ def test_plan_prints_its_figures(
     assert [line for line in lines if line not in shown] == []
 
 
-def test_plan_tells_which_cluster_was_chosen_and_why(
-    config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_tells_which_cluster_was_chosen(config: Path, engine: Engine, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("HALOTILE_CLUSTER", raising=False)
     text = printed("plan", config, "--cluster", "auto")
@@ -292,9 +297,7 @@ def test_a_job_file_is_resumed_by_run(config: Path) -> None:
     [("noisy.npy/x.zarr", "is a file, so nothing can be made in it"), ("no/deep/x.zarr", "mkdir -p ")],
 )
 @pytest.mark.parametrize("command", ["plan", "run"])
-def test_an_output_whose_folder_is_none_is_refused_and_nothing_touched(
-    config: Path, command: str, path: str, words: str
-) -> None:
+def test_an_output_without_a_folder_is_refused(config: Path, command: str, path: str, words: str) -> None:
     before = sorted(config.parent.iterdir())
     assert words in refused(command, config, "--set", f"output.path={path}")
     assert sorted(config.parent.iterdir()) == before
@@ -306,17 +309,6 @@ def test_the_version_is_told() -> None:
     assert ask("--version").stdout == f"halotile {__version__}\n"
 
 
-LIGHT = """
-import sys
-from halotile.cli.main import main
-sys.argv = ["recon-cli", *{words!r}]
-try:
-    main()
-except SystemExit as done:
-    assert not done.code, done.code
-loaded = {heavy!r} & set(sys.modules)
-assert not loaded, loaded
-"""
 HEAVY = {"torch", "dask", "distributed", "zarr", "tifffile", "deepinv"}
 
 
@@ -325,10 +317,8 @@ def test_a_light_command_loads_nothing_heavy(config: Path, command: str) -> None
     directory = config.with_name("clean.zarr.run")
     directory.mkdir()
     (directory / "status.json").write_text(json.dumps({"state": "finished", "done": 1, "total": 1}))
-    paths = {"validate": [str(config)], "status": [str(directory)]}
-    code = LIGHT.format(words=[command, *paths.get(command, [])], heavy=HEAVY)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    paths = {"validate": [config], "status": [directory]}
+    without_loading(HEAVY, command, *paths.get(command, []))
 
 
 def test_help_lists_every_command_once_in_its_group() -> None:
@@ -341,10 +331,7 @@ def test_help_lists_every_command_once_in_its_group() -> None:
 
 
 def test_plan_does_not_load_torch_for_a_built_in_denoiser(config: Path) -> None:
-    code = LIGHT.format(words=["plan", str(config)], heavy={"torch", "deepinv"})
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "declared by tv" in done.stdout
+    assert "declared by tv" in without_loading({"torch", "deepinv"}, "plan", config)
 
 
 @pytest.mark.parametrize(
@@ -356,9 +343,7 @@ def test_plan_does_not_load_torch_for_a_built_in_denoiser(config: Path) -> None:
         ("validate {folder}/config.yaml --json --set tile.sise=1", 2),
     ],
 )
-def test_a_reader_that_stops_early_changes_nothing_but_what_is_read(
-    config: Path, command: str, code: int
-) -> None:
+def test_a_reader_that_stops_early_changes_nothing_else(config: Path, command: str, code: int) -> None:
     words = command.format(folder=config.parent)
     line = f"{sys.executable} -m halotile {words} 2>/dev/null | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)

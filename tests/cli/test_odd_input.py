@@ -14,7 +14,7 @@ import tifffile
 import zarr
 
 from halotile.cli.exits import BAD_DATA
-from tests.cli.engine import ask, printed, refused
+from tests.cli.engine import MonkeyPatch, ask, printed, refused
 from tests.storage.fuzzing import ODD_HDF5, write_cxi, write_ptyd
 
 PIXELS = np.zeros((20, 33), np.float32)
@@ -77,9 +77,7 @@ PLACES = {
 
 @pytest.mark.parametrize("odd", ["compound", "bytes", "references"])
 @pytest.mark.parametrize(("file", "name"), [(file, name) for file in PLACES for name in PLACES[file]])
-def test_a_dataset_of_a_scan_that_has_no_numbers_is_named(
-    tmp_path: Path, file: str, name: str, odd: str
-) -> None:
+def test_a_dataset_without_numbers_is_named(tmp_path: Path, file: str, name: str, odd: str) -> None:
     path = tmp_path / file
     (write_cxi if file == "a.cxi" else write_ptyd)(path)
     with h5py.File(path, "r+") as opened:
@@ -128,7 +126,7 @@ def test_a_pixel_size_that_is_not_told_is_unknown(tmp_path: Path, make: Callable
     assert json.loads(printed("info", make(tmp_path), "--json"))["scale"][-1] == 1.0
 
 
-def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     np.save(tmp_path / "a.npy", PIXELS)
     before = Path.open
 

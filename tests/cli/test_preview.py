@@ -15,13 +15,13 @@ from PIL import Image
 
 import halotile
 from halotile.errors import HalotileError
-from tests.cli.engine import ask, printed, refused
+from tests.cli.engine import MonkeyPatch, ask, printed, refused
 
 PIXELS = np.random.default_rng(0).integers(0, 4000, (70, 90), "u2")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     np.save(tmp_path / "a.npy", PIXELS)
     np.save(tmp_path / "stack.npy", np.stack([PIXELS, PIXELS[::-1]]))
     monkeypatch.chdir(tmp_path)
@@ -121,9 +121,7 @@ def test_what_stands_there_is_replaced_only_when_asked(folder: Path, name: str) 
         (["damaged.zarr", "a.png"], 4, "damaged"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_written(
-    folder: Path, words: list[str], code: int, said: str
-) -> None:
+def test_what_cannot_be_is_refused(folder: Path, words: list[str], code: int, said: str) -> None:
     np.save(folder / "small.npy", PIXELS[:8, :9])
     tifffile.imwrite(folder / "scan.tif", PIXELS)
     zarr.create_array(folder / "p.zarr", data=PIXELS)
@@ -152,9 +150,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_a_script_is_told_of_arguments_not_of_options(
-    file: str, arguments: dict[str, Any], said: str
-) -> None:
+def test_a_script_is_told_of_arguments(file: str, arguments: dict[str, Any], said: str) -> None:
     np.save("small.npy", PIXELS[:8, :9])
     Path("there.png").touch()
     with pytest.raises(HalotileError, match=said) as refusal:

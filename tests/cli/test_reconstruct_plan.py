@@ -49,7 +49,7 @@ def test_a_plan_refuses_what_cannot_be_meant(
         ("name: shift, shift: [500, 0]", "operators[0]: shift is (500, 0) and the image is 96 pixels long: only the zeros"),
     ],
 )  # fmt: skip
-def test_a_plan_refuses_an_operator_that_sees_nothing(
+def test_an_operator_that_sees_nothing_is_refused(
     reconstruction: Path, operator: str, words: str, solver: str
 ) -> None:
     np.save(reconstruction.with_name("zeros.npy"), np.zeros((96, 80)))
@@ -70,9 +70,7 @@ def test_a_plan_refuses_an_operator_that_sees_nothing(
     ],
     ids=["bright", "dark", "even"],
 )  # fmt: skip
-def test_a_plan_notes_a_kernel_that_was_probably_not_meant(
-    reconstruction: Path, kernel: Any, note: str
-) -> None:
+def test_a_kernel_that_was_hardly_meant_is_noted(reconstruction: Path, kernel: Any, note: str) -> None:
     np.save(reconstruction.with_name("k0.npy"), kernel)
     result = ask("plan", reconstruction, "--json")
     assert [note in said for said in json.loads(result.stdout)["notes"]] == [True]
@@ -82,9 +80,7 @@ def test_a_plan_notes_a_kernel_that_was_probably_not_meant(
     ("shape", "reference", "noted"),
     [("auto", "null", True), ("[192, 160]", "null", False), ("auto", "big.npy", False)],
 )
-def test_a_plan_tells_an_inferred_shape_that_is_larger_than_the_data(
-    reconstruction: Path, shape: str, reference: str, noted: bool
-) -> None:
+def test_an_inferred_shape_is_told(reconstruction: Path, shape: str, reference: str, noted: bool) -> None:
     np.save(reconstruction.with_name("big.npy"), np.ones((192, 160), np.float32))
     settings = ("operators=[{name: downsample, factor: 2, data: y0.npy}]", "start=null")
     words = sets(*settings, f"shape={shape}", f"reference={reference}")

@@ -30,7 +30,7 @@ def test_a_run_directory_that_was_moved_alone_is_not_resumed(config: Path, engin
 
 
 @pytest.mark.parametrize("relative", [False, True])
-def test_a_run_that_was_moved_with_its_output_goes_on_there(
+def test_a_run_that_was_moved_goes_on(
     config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, relative: bool
 ) -> None:
     directory = save_job(config, config.with_name("clean.zarr")).rename(config.with_name("moved.zarr.run"))

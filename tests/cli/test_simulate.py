@@ -37,7 +37,7 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.mark.cluster
-def test_measurements_are_written_and_then_the_job_is_whole(
+def test_measurements_make_the_job_whole(
     config: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on_the_cluster(*given: Any, **options: Any) -> Any:

@@ -19,12 +19,12 @@ from halotile.graphs.runs.verify import Verdict
 from halotile.graphs.runs.verify import verify as verify_output
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
-from tests.cli.engine import ask, printed, refused, save_job
+from tests.cli.engine import MonkeyPatch, ask, printed, refused, save_job
 from tests.faults import flip_bit
 from tests.storage.test_lost_shards import written
 
 
-def find(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
+def find(monkeypatch: MonkeyPatch, verdict: Verdict) -> None:
     """Have every check find this."""
     module = ModuleType("verify")
     module.verify = lambda output, **_: verdict  # type: ignore[attr-defined]
@@ -43,8 +43,8 @@ def find(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
         (Verdict(4, 3, ("block 0: cut",), 0, RangeSet([2])), 4, "1 block is not done: 2"),
     ],
 )
-def test_verify_tells_what_is_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, code: int, words: str
+def test_damage_is_told(
+    tmp_path: Path, monkeypatch: MonkeyPatch, verdict: Verdict, code: int, words: str
 ) -> None:
     find(monkeypatch, verdict)
     result = ask("verify", tmp_path / "clean.zarr")
@@ -55,9 +55,7 @@ def test_verify_tells_what_is_damaged(
     assert json.loads(as_json.stdout)["ok"] == (code == 0)
 
 
-def test_verify_says_where_a_repair_has_to_iterate_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_says_where_a_repair_has_to_iterate_again(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     find(monkeypatch, Verdict(4, 4, ("block 2: cut",), 0, iterates=True))
     said = ask("verify", tmp_path / "clean.zarr").stderr
     assert (
@@ -89,7 +87,7 @@ def test_verify_says_where_a_repair_has_to_iterate_again(
     ],
 )
 def test_verify_says_what_a_repair_would_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problems: tuple[str, ...], undone: int, words: str
+    tmp_path: Path, monkeypatch: MonkeyPatch, problems: tuple[str, ...], undone: int, words: str
 ) -> None:
     find(monkeypatch, Verdict(9, 9 - undone, problems, 0, RangeSet(range(undone))))
     result = refused("verify", tmp_path / "clean.zarr", code=4)
@@ -126,9 +124,7 @@ def test_an_edited_output_is_kept_by_following_the_advice(tmp_path: Path, ome: b
     assert ask("verify", output).exit_code == 4
 
 
-def test_advice_allows_imports_where_the_job_needs_them(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_advice_allows_imports_where_the_job_needs_them(config: Path, monkeypatch: MonkeyPatch) -> None:
     output = config.with_name("clean.zarr")
     directory = save_job(config, output)
     for allowed in (False, True):
@@ -139,18 +135,14 @@ def test_advice_allows_imports_where_the_job_needs_them(
         assert (f"recon-cli verify {output} --repair --allow-import`" in said) == allowed
 
 
-def test_verify_promises_no_repair_where_nothing_says_what_wrote_the_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_promises_no_repair_without_a_run(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     find(monkeypatch, Verdict(4, 4, ("shard 2: cut",), 0, repairable=False))
     result = refused("verify", tmp_path / "clean.zarr", code=4)
     assert "no run directory" in result
     assert "--repair" not in result
 
 
-def test_verify_without_a_run_directory_says_that_places_are_not_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_without_a_run_says_what_is_not_checked(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     output = tmp_path / "clean.zarr"
     for verdict, said in [
         (Verdict(4, 4, (), 0, repairable=False), f"{output}: checksums are right, 4 of 4 blocks checked"),
@@ -170,9 +162,7 @@ def test_verify_without_a_run_directory_says_that_places_are_not_checked(
 
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
-def test_verify_of_a_run_at_work_says_to_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
-) -> None:
+def test_verify_of_a_run_at_work_says_to_wait(tmp_path: Path, monkeypatch: MonkeyPatch, host: str) -> None:
     output = tmp_path / "clean.zarr"
     directory = RunDirectory(tmp_path / "clean.zarr.run")
     directory.create()
