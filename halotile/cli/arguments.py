@@ -121,7 +121,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class FileRequest:
     """Options of a file with a part of an image, from the command line or a call."""
 
     region: Annotated[str | None, option("Y0:Y1,X0:X1", "Only these rows and columns, pixel by pixel.")] = (
@@ -137,7 +137,7 @@ class Drawing:
 
         Examples
         --------
-        >>> Drawing(is_call=False).spelled("overwrite"), Drawing(is_call=True).spelled("overwrite")
+        >>> FileRequest(is_call=False).spelled("overwrite"), FileRequest(is_call=True).spelled("overwrite")
         ('--overwrite', 'overwrite=True')
         """
         return ARGUMENTS.get(name, name) if self.is_call else f"--{name}"
@@ -148,7 +148,7 @@ class Drawing:
 
         Examples
         --------
-        >>> Drawing(region="0:100,50:250").area
+        >>> FileRequest(region="0:100,50:250").area
         Region(start=(0, 50), stop=(100, 250))
         """
         if self.region is None:
@@ -169,7 +169,7 @@ class Drawing:
 
         Examples
         --------
-        >>> Drawing(plane="t=0, c=1").at
+        >>> FileRequest(plane="t=0, c=1").at
         {'t': 0, 'c': 1}
         """
         positions: dict[str, int] = {}
@@ -201,7 +201,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageRequest(Drawing):
+class ImageRequest(FileRequest):
     """A file that shows an image."""
 
     path: Annotated[str, argument("PATH", "An image.")]
@@ -238,7 +238,7 @@ class ExportRequest(ImageRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TryRequest(Drawing):
+class TryRequest(FileRequest):
     """Settings that are compared on a crop."""
 
     config: Config

@@ -114,7 +114,7 @@ def bench(
     flags = arg.Flags(cluster=cluster, allow_import=allow_import, no_dashboard=True, no_tls=no_tls)
     job = first_job(load_job(config, overrides or (), flags))
     if page is not None:
-        arg.Drawing(overwrite=overwrite).check_file(page, [job.place])
+        arg.FileRequest(overwrite=overwrite).check_file(page, [job.place])
     scaling = measure(job, request, no_report if quiet else complain)
     if page is not None:
         write_page(page, config.name, scaling)
