@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from halotile.cli.api import export, info, plan, preview, status, try_settings, validate, verify
-    from halotile.cli.levels import add_levels
+    from halotile.cli.export import add_levels
     from halotile.graphs.distributed.context import DistributedContext
     from halotile.graphs.distributed.distribute import distribute
     from halotile.graphs.jobs.denoise.call import denoise
@@ -70,7 +70,7 @@ _PUBLIC = {
         ("export", "info", "plan", "preview", "status", "try_settings", "validate", "verify"),
         "halotile.cli.api",
     ),
-    "add_levels": "halotile.cli.levels",
+    "add_levels": "halotile.cli.export",
     "DistributedContext": "halotile.graphs.distributed.context",
     "distribute": "halotile.graphs.distributed.distribute",
     "denoise": "halotile.graphs.jobs.denoise.call",

@@ -7,11 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from halotile.cli import trying
+from halotile.cli.arguments import ExportRequest, Flags, PreviewRequest, TryRequest
+from halotile.cli.config.loading import load_job, read_config, saved_job_of
+from halotile.cli.config.problems import ConfigProblem
+from halotile.cli.config.sections import check_config
+from halotile.cli.export import export as write
+from halotile.cli.info import describe
+from halotile.cli.preview import preview as draw
+from halotile.cli.status import RunStatus, find_run, output_of, read_status
 from halotile.graphs.kinds.sections import Job
 
 if TYPE_CHECKING:
-    from halotile.cli.config.problems import ConfigProblem
-    from halotile.cli.status import RunStatus
     from halotile.graphs.jobs.denoise.compare import Comparison
     from halotile.graphs.plans.plan import Plan
     from halotile.graphs.runs.verify import Verdict
@@ -46,9 +53,6 @@ def validate(path: str | Path, overrides: Iterable[str] = ()) -> tuple[ConfigPro
     >>> halotile.validate(file)[-1].message
     'no job is called "denoyse"; did you mean denoise?'
     """
-    from halotile.cli.config.loading import read_config
-    from halotile.cli.config.sections import check_config
-
     file = Path(path)
     _, problems = check_config(read_config(file, tuple(overrides)), file.parent)
     return tuple(problems)
@@ -88,7 +92,6 @@ def plan(
     >>> halotile.plan("job.yaml").summary()["blocks"]  # doctest: +SKIP
     400
     """
-    from halotile.cli.config.loading import Flags, load_job
     from halotile.graphs.plans.make import make_plan
 
     if not isinstance(job, Job):
@@ -128,8 +131,6 @@ def info(path: str | Path, *, level: int = 0, dataset: str | None = None) -> dic
     >>> facts["shape"], facts["axes"], facts["dtype"]
     ([40, 30], 'yx', 'uint16')
     """
-    from halotile.cli.info import describe
-
     return describe(os.fspath(path), level=level, dataset=dataset)
 
 
@@ -187,25 +188,14 @@ def preview(
     >>> halotile.preview("clean.zarr", "clean.png", against="noisy.zarr")  # doctest: +SKIP
     PosixPath('clean.png')
     """
-    from halotile.cli.preview import PreviewRequest
-    from halotile.cli.preview import preview as draw
-
-    second = os.fspath(against) if against is not None else None
     request = PreviewRequest(
-        os.fspath(path),
-        Path(file),
-        size,
-        region,
-        plane,
-        second,
-        values,
-        level,
-        dataset,
-        overwrite,
-        is_call=True,
+        **_asked(path, file, region=region, plane=plane, level=level, dataset=dataset, overwrite=overwrite),
+        size=size,
+        against=os.fspath(against) if against is not None else None,
+        values=values,
     )
     draw(request, quiet=True)
-    return Path(file)
+    return request.file
 
 
 def export(
@@ -258,14 +248,15 @@ def export(
     >>> halotile.info(halotile.export(folder / "scan.npy", folder / "scan.tif"))["levels"]
     [[1500, 700], [750, 350], [375, 175]]
     """
-    from halotile.cli.export import ExportRequest
-    from halotile.cli.export import export as write
-
-    request = ExportRequest(
-        os.fspath(path), Path(file), region, plane, level, dataset, cog, overwrite, is_call=True
-    )
+    asked = _asked(path, file, region=region, plane=plane, level=level, dataset=dataset, overwrite=overwrite)
+    request = ExportRequest(**asked, cog=cog)
     write(request, quiet=True)
-    return Path(file)
+    return request.file
+
+
+def _asked(path: str | Path, file: str | Path, **options: Any) -> dict[str, Any]:
+    """Return what a call asks for as the fields of a request."""
+    return {"path": os.fspath(path), "file": Path(file), "is_call": True} | options
 
 
 def try_settings(
@@ -316,19 +307,22 @@ def try_settings(
     >>> halotile.try_settings("job.yaml", {"denoiser.strength": [0.5, 1, 2]}, "try.png").best.setting  # doctest: +SKIP
     ('denoiser.strength=1',)
     """
-    from halotile.cli import trying
-
     values = [f"{key}={trying.listed(trying.several(values))}" for key, values in settings.items()]
-    options = (values, Path(file) if file else None, region, plane, overwrite, allow_import)
-    return trying.try_settings(trying.TryRequest(Path(job), *options, is_call=True))
+    request = TryRequest(
+        config=Path(job),
+        overrides=values,
+        file=Path(file) if file else None,
+        region=region,
+        plane=plane,
+        overwrite=overwrite,
+        allow_import=allow_import,
+        is_call=True,
+    )
+    return trying.try_settings(request)
 
 
 def verify(
-    output: str | Path,
-    *,
-    repair: bool = False,
-    allow_import: bool = False,
-    observer: Observer | None = None,
+    output: str | Path, *, repair: bool = False, allow_import: bool = False, observer: Observer | None = None
 ) -> Verdict:
     """Check every stored block of an output against its checksums.
 
@@ -361,8 +355,6 @@ def verify(
     >>> halotile.verify("clean.zarr").sound  # doctest: +SKIP
     True
     """
-    from halotile.cli.config.saved_job import saved_job_of
-    from halotile.cli.status import output_of
     from halotile.graphs.runs.verify import verify as check
 
     place = output_of(output)
@@ -395,6 +387,4 @@ def status(path: str | Path) -> RunStatus:
     >>> halotile.status("clean.zarr").progress.done  # doctest: +SKIP
     400
     """
-    from halotile.cli.status import find_run, read_status
-
     return read_status(find_run(path))

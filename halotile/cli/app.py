@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, NoReturn, ParamSpec
+from typing import Annotated, Any, NoReturn, ParamSpec, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -78,34 +79,55 @@ app = typer.Typer(
 
 
 def command(name: str | None = None, **settings: Any) -> Callable[[Callable[P, None]], Callable[..., None]]:
-    """Register a command; an error of it becomes one message and its exit code. Every command has the option --debug."""
+    """Register a command; an error of it becomes one message and its exit code. Every command has the option --debug.
+
+    A parameter whose type is a dataclass stands for the options that are the fields of that.
+    """
 
     def register(function: Callable[P, None]) -> Callable[..., None]:
+        parameters: dict[str, inspect.Parameter] = {}
+        groups: dict[str, type] = {}
+        for name_, parameter in inspect.signature(function, eval_str=True).parameters.items():
+            is_group = dataclasses.is_dataclass(parameter.annotation)
+            groups |= {name_: parameter.annotation} if is_group else {}
+            parameters |= _options_of(parameter.annotation) if is_group else {name_: parameter}
+        parameters["debug"] = inspect.Parameter(
+            "debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug
+        )
+
         @functools.wraps(function)
-        def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-            debug = bool(kwargs.pop("debug", False))
+        def wrapped(*args: Any, debug: bool = False, **kwargs: Any) -> None:
             try:
+                for group, kind in groups.items():
+                    kwargs[group] = kind(**{option: kwargs.pop(option) for option in _options_of(kind)})
                 with refusing_full("nothing more can be written"):
                     function(*args, **kwargs)
             except typer.Exit:
                 raise
             except (Exception, KeyboardInterrupt, exits.StoppedEarly) as error:
-                if (
-                    isinstance(error, FileNotFoundError) and error.errno and not error.filename
-                ):  # of os.getcwd
+                # os.getcwd
+                if isinstance(error, FileNotFoundError) and error.errno and not error.filename:
                     error = ConfigError("the working directory was removed. Change into one that is there.")
                 _exit_with_message(error, debug=debug, resumable=function.__name__ in RESUMABLE)
 
-        signature = inspect.signature(function, eval_str=True)
-        option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-        given = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-        vars(wrapped)["__signature__"] = signature.replace(
-            parameters=[*signature.parameters.values(), option]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        vars(wrapped)["__signature__"] = inspect.Signature(
+            [parameter.replace(kind=keyword) for parameter in parameters.values()]
         )
-        wrapped.__annotations__ = {**given, "debug": Debug}
+        wrapped.__annotations__ = {name_: one.annotation for name_, one in parameters.items()}
         return app.command(name, **settings)(wrapped)
 
     return register
+
+
+def _options_of(group: type) -> dict[str, inspect.Parameter]:
+    """Return the fields of a dataclass that are declared as options or arguments."""
+    hints = get_type_hints(group, include_extras=True)
+    return {
+        name: parameter.replace(annotation=hints[name])
+        for name, parameter in inspect.signature(group).parameters.items()
+        if get_origin(hints[name]) is Annotated
+    }
 
 
 def _exit_with_message(error: BaseException, *, debug: bool, resumable: bool) -> NoReturn:

@@ -19,10 +19,13 @@ from urllib.parse import urlsplit
 
 from typer import Exit
 
+from halotile.cli.arguments import Asked, Flags
 from halotile.cli.exits import StoppedEarly
-from halotile.cli.screens.screen import complain, echo, print_rows
-from halotile.cli.status import CANCELLED
+from halotile.cli.screens.screen import complain, echo
+from halotile.cli.status import CANCELLED, QUEUE_SECONDS, read_status
 from halotile.errors import ClusterFailed, ConfigError, Stopped
+from halotile.graphs.clusters.base import ADDRESS, ATTENDED, VARIABLE
+from halotile.graphs.clusters.launches.batch_system import SLURM, system_in, system_of
 from halotile.graphs.kinds.patterns import takes_many
 from halotile.graphs.waiting import patience_seconds
 from halotile.storage.disk.object_path import full_path
@@ -51,9 +54,8 @@ class Prepared:
     run: RunDirectory  # directory of the run and its files
 
 
-def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
+def prepare(job: Job, asked: Asked) -> Prepared:
     """Plan a job as it will run inside its batch job; nothing is written."""
-    from halotile.graphs.clusters.launches.batch_system import SLURM, system_of
     from halotile.graphs.clusters.launches.driver_script import check_walltime, notice_seconds, script_of
     from halotile.graphs.plans.needs import Requested, workers_of
     from halotile.graphs.plans.plan import documents_of
@@ -82,25 +84,21 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=kind))
     try:
         with trials_within(TRIAL_SECONDS):
-            figures, rows, workers = _planned(job, fresh=fresh, same_input=same_input)
+            figures, rows, workers = _planned(job, asked)
     except TrialTooLong as late:
         note = f"{late} the {TRIAL_SECONDS:g} s allowed on this machine; the batch job will plan the run"
-        figures, rows, workers = (
-            {"notes": [note]},
-            [("note", note)],
-            workers_of(job.run, job.cluster, "cpu").workers,
-        )
+        workers = workers_of(job.run, job.cluster, "cpu").workers
+        figures, rows = {"notes": [note]}, [("note", note)]
         complain(f"note: {note}")
     job = dataclasses.replace(job, run=dataclasses.replace(job.run, workers=workers))
     saved = dict(documents_of(job, Requested(workers, "")).asked)
-    if (
-        kind == SLURM
-    ):  # wherever it is resumed later, it uses the resources there: in its batch job, the allocation
+    # Wherever it is resumed later, it uses the resources there: in its batch job, the allocation.
+    if kind == SLURM:
         saved["cluster"] = {**saved["cluster"], "kind": "auto"}
     submission = Submission(
         job=saved,
         notice_seconds=notice_seconds(job.cluster, kind),
-        options={"fresh": fresh, "same_input": same_input, "allow_import": job.allow_import},
+        options={"fresh": asked.fresh, "same_input": asked.same_input, "allow_import": job.allow_import},
         submitted_from=_this_machine(),
         submitted=time.time(),
         system=kind,
@@ -108,30 +106,21 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     return Prepared(figures, rows, submission, script_of(batch_system, job, run.path, _umask()), run)
 
 
-def _planned(job: Job, *, fresh: bool, same_input: bool) -> tuple[Mapping[str, Any], Sequence[Row], int]:
+def _planned(job: Job, asked: Asked) -> tuple[Mapping[str, Any], Sequence[Row], int]:
     """Plan a job, or that of each image: figures, rows, and the number of workers."""
-    from halotile.cli import many
+    from halotile.cli import running
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.runs.claim import look
 
     if takes_many(job):
-        images = many.plan_images(job, fresh=fresh, same_input=same_input, quiet=False)
+        images = running.plan_images(job, asked, quiet=False)
         images.check_disk()
-        many.name_failures(images.failed)
-        return (
-            many.figures_of(images),
-            many.plan_rows(images),
-            max(plan.run.count for plan in images.plans.values()),
-        )
-    plan = make_plan(job, fresh=fresh, same_input=same_input)
+        running.name_failures(images.failed)
+        workers = max(plan.run.count for plan in images.plans.values())
+        return running.figures_of(images), running.plan_rows(images), workers
+    plan = make_plan(job, fresh=asked.fresh, same_input=asked.same_input)
     look(plan)
     return plan.summary(), plan.kind.rows(plan.summary() | {"resumed_blocks": 0}), plan.run.count
-
-
-def show(prepared: Prepared) -> None:
-    """Print the script and the plan."""
-    echo(prepared.script)
-    print_rows("plan", prepared.rows)
 
 
 def submitted_words(made: Submission, run: RunDirectory) -> str:
@@ -145,10 +134,8 @@ def submitted_words(made: Submission, run: RunDirectory) -> str:
 
 def attend(path: Path) -> None:
     """Make one attempt at a submitted run, inside its batch job."""
-    from halotile.cli import many
-    from halotile.cli.config.loading import Flags, check_saved_job
-    from halotile.cli.running import go
-    from halotile.graphs.clusters.base import ADDRESS, ATTENDED, VARIABLE
+    from halotile.cli.config.loading import check_saved_job
+    from halotile.cli.running import go, go_through_images
     from halotile.graphs.submission import attend as make_attempt
 
     run = RunDirectory(path)
@@ -160,13 +147,13 @@ def attend(path: Path) -> None:
         options = submission.options
         flags = Flags(allow_import=options["allow_import"])
         job = check_saved_job(dict(submission.job), path, "batch.json", flags)
-        settings = {"fresh": fresh, "same_input": options["same_input"], "as_json": False, "quiet": False}
+        asked = Asked(fresh=fresh, same_input=options["same_input"])
         try:
             if takes_many(job):
                 with run.lock(patience_seconds(LOCK_SECONDS)):
-                    many.go(job, **settings, directory=run, since=submission.submitted)
+                    go_through_images(job, asked, directory=run, since=submission.submitted)
             else:
-                go(job, **settings)
+                go(job, asked)
         except Exit as ended:
             ended.args = ("some images failed; see `recon-cli logs`",)
             raise
@@ -214,7 +201,6 @@ def logs_of(directory: Path, lines: int, *, with_workers: bool) -> Iterator[tupl
 
 def follow_log(directory: Path, lines: int) -> None:
     """Print the end of the log of the batch job, and new lines until the run is over."""
-    from halotile.cli.status import QUEUE_SECONDS, read_status
 
     path = BatchFiles(RunDirectory(directory)).log_path
     position = 0
@@ -234,7 +220,6 @@ def follow_log(directory: Path, lines: int) -> None:
 
 def cancel(directory: Path) -> str:
     """End a run, and wait until it has ended."""
-    from halotile.graphs.clusters.launches.batch_system import system_in
 
     run = RunDirectory(directory)
     files = BatchFiles(run)
@@ -262,18 +247,12 @@ def cancel(directory: Path) -> str:
 
 def dashboard_words(directory: Path) -> str:
     """Return the address of the dashboard, with the command that makes it available on another computer."""
-    from halotile.cli.status import read_status
 
     status = read_status(directory)
     address = status.recorded.get("dashboard")
     if status.over or status.queued or not address:
-        why = (
-            "is over"
-            if status.over
-            else "waits in the queue"
-            if status.queued
-            else "has no dashboard, or none yet"
-        )
+        waits = "waits in the queue" if status.queued else "has no dashboard, or none yet"
+        why = "is over" if status.over else waits
         raise ConfigError(f"{directory}: the run {why}.")
     record = BatchFiles(RunDirectory(directory)).read()
     return tunnel_words(

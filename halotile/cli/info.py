@@ -39,6 +39,7 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
     named = pattern or path
     path, source, remarks = _first_readable(images, level, dataset)
     known = known_channels(source)
+    names = [str(channel.get("label", f"number {n}")) for n, channel in enumerate(known)]
     remarks += [
         f"{counted(count, 'further image')} in the folder: write another job for {other}"
         for other, count in list(patterns.items())[1:]
@@ -54,11 +55,7 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         "chunks": list(source.chunks),
         "scale": list(source.scale),
         "units": list(source.units),
-        "channels": [
-            str(c.get("label", f"number {n}"))
-            for n, c in enumerate(known)
-            if any("label" in c for c in known)
-        ],
+        "channels": names if any("label" in channel for channel in known) else [],
         "nodata": source.nodata,
         "georeference": _georeference(source),
         "remarks": [*remarks, *source.remarks],
@@ -117,12 +114,8 @@ def _patterns_of(path: str) -> dict[str, int]:
 
 def _images_of(pattern: str) -> list[str]:
     """Return the paths that a job with the pattern takes."""
-    choice = DenoiserChoice(name="none")
-    return list(
-        jobs_of(
-            Denoising(input=Input(path=pattern), output=Output(path=_output_of(pattern)), denoiser=choice)
-        )
-    )
+    output, choice = Output(path=_output_of(pattern)), DenoiserChoice(name="none")
+    return list(jobs_of(Denoising(input=Input(path=pattern), output=output, denoiser=choice)))
 
 
 def _output_of(path: str, word: str = "denoised") -> str:
@@ -229,21 +222,15 @@ def _is_number(text: str) -> bool:
 def info_rows(facts: dict[str, Any]) -> list[Row]:
     """Return the metadata as rows for people."""
     rows = []
+    chunks = shape_text(facts["chunks"]) if max(facts["chunks"]) > 1 else "none, any part is read by itself"
     if facts["pattern"]:
-        rows.append(
-            (
-                "images",
-                f"{facts['images']:,} match {facts['pattern']}; what follows is the first, {Path(facts['path']).name}",
-            )
-        )
+        matching = f"{facts['images']:,} match {facts['pattern']}"
+        rows.append(("images", f"{matching}; what follows is the first, {Path(facts['path']).name}"))
     rows += [
         ("format", str(facts["format"])),
         ("shape", f"{shape_text(facts['shape'])}, axes {facts['axes']}"),
         ("pixels", f"{facts['dtype']}, {bytes_text(facts['bytes'])} uncompressed"),
-        (
-            "chunks",
-            shape_text(facts["chunks"]) if max(facts["chunks"]) > 1 else "none, any part is read by itself",
-        ),
+        ("chunks", chunks),
         ("pixel size", pixel_size_text(facts["axes"], facts["scale"], facts["units"])),
     ]
     if facts["channels"]:
@@ -256,12 +243,9 @@ def info_rows(facts: dict[str, Any]) -> list[Row]:
             ("georeference", f"{place.get('proj:code', 'no EPSG code')}, from x {x:.10g}, y {y:.10g}")
         )
     rows += [("note", remark) for remark in facts["remarks"]]
-    if len(facts["series"]) > 1:
-        for number, shape in enumerate(facts["series"]):
-            rows.append(("series" if number == 0 else "", f"{number}: {shape_text(shape)}"))
-    if len(facts["levels"]) > 1:
-        for number, shape in enumerate(facts["levels"]):
-            rows.append(("levels" if number == 0 else "", f"{number}: {shape_text(shape)}"))
+    for label in ("series", "levels"):
+        shapes = facts[label] if len(facts[label]) > 1 else ()
+        rows += [("" if n else label, f"{n}: {shape_text(shape)}") for n, shape in enumerate(shapes)]
     return rows
 
 

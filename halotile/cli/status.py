@@ -11,23 +11,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from halotile.cli.screens.outcome_rows import curve_rows, iteration_text
-from halotile.cli.screens.progress_report import Lines, ProgressReport, Silence, counts
-from halotile.cli.screens.screen import complain
-from halotile.errors import ClusterFailed, ConfigError, DamagedData
-from halotile.graphs.amounts import (
-    bytes_text,
-    counted,
-    faulty_input,
-    first_line,
-    percent,
-    rate_text,
-    seconds_text,
-)
+from halotile.cli.screens.outcome_rows import curve_rows, iteration_text, peak_rows
+from halotile.cli.screens.progress_report import Lines, Live, ProgressReport, counts, make_report
+from halotile.cli.screens.screen import complain, print_json, print_rows
+from halotile.errors import ClusterFailed, ConfigError, DamagedData, HalotileError
+from halotile.graphs.amounts import counted, faulty_input, first_line, percent, rate_text, seconds_text
 from halotile.graphs.kinds.base import Row
+from halotile.graphs.kinds.patterns import jobs_of
+from halotile.graphs.kinds.sections import Job
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, path_of
 from halotile.storage.disk.place import check_access
@@ -259,13 +253,8 @@ def status_rows(status: RunStatus) -> list[Row]:
     if progress.total:
         rows.append(("done", f"{counts(progress)}, {percent(progress.done, progress.total):.1f} %"))
     if progress.pixels_done and progress.seconds > 0:
-        rate = rate_text(progress.megapixels_per_second)
-        rows.append(
-            (
-                "rate",
-                f"{rate}, {progress.megabytes_per_second:.0f} MB/s over {seconds_text(progress.seconds)}",
-            )
-        )
+        rates = f"{rate_text(progress.megapixels_per_second)}, {progress.megabytes_per_second:.0f} MB/s"
+        rows.append(("rate", f"{rates} over {seconds_text(progress.seconds)}"))
     if progress.figures:
         rows.append(("iteration", iteration_text(progress.figures)))
         rows += curve_rows(RunDirectory(status.directory))
@@ -274,10 +263,7 @@ def status_rows(status: RunStatus) -> list[Row]:
     if not status.over and progress.workers:
         rows.append(("workers", str(progress.workers)))
     rows += [("retired", worker) for worker in recorded.get("retired", ())]
-    if progress.peak_memory_bytes:
-        rows.append(("peak memory", f"{bytes_text(progress.peak_memory_bytes)} in one worker"))
-    if progress.device_peak_bytes:
-        rows.append(("GPU memory", f"{bytes_text(progress.device_peak_bytes)} at the peak in one worker"))
+    rows += peak_rows(progress)
     if recorded:
         rows.append(("last word", f"{seconds_text(status.age_seconds)} ago"))
     if status.reason:
@@ -290,10 +276,8 @@ def advice(status: RunStatus) -> str:
     resume = f"run `recon-cli resume {shlex.quote(str(status.directory))}{imports_flag(status.directory)}`"
     if status.batch is not None and status.over and status.state != "finished":
         submit = "`recon-cli submit` of the same configuration"
-        # A run that never began has nothing to resume.
-        resume = (
-            f"{submit}, or {resume}" if RunDirectory(status.directory).job_path.is_file() else f"run {submit}"
-        )
+        has_begun = RunDirectory(status.directory).job_path.is_file()
+        resume = f"{submit}, or {resume}" if has_begun else f"run {submit}"
     if status.driver_gone:
         driver = f"pid {status.recorded.get('pid')} on {status.recorded.get('host')}"
         return f"interrupted: the driver ({driver}) is gone; {resume}"
@@ -316,10 +300,8 @@ def _advice_on_blocks(status: RunStatus) -> str:
     of_input = bool(bad) and all(block.is_of_input for block in bad)
     faulty = faulty_input(block.error for block in bad)
     cause, done, option = (faulty, "repaired", " --same-input") if of_input else ("the cause", "fixed", "")
-    command = (
-        f"run `recon-cli resume {shlex.quote(str(status.directory))}{option}{imports_flag(status.directory)}`"
-    )
-    return f"{which}: once {cause} is {done}, {command}; {then}"
+    words = f"{shlex.quote(str(status.directory))}{option}{imports_flag(status.directory)}"
+    return f"{which}: once {cause} is {done}, run `recon-cli resume {words}`; {then}"
 
 
 def watch(directory: Path, report: ProgressReport, sleep: Callable[[float], None] = time.sleep) -> RunStatus:
@@ -328,7 +310,7 @@ def watch(directory: Path, report: ProgressReport, sleep: Callable[[float], None
     while True:
         status = read_status(directory)
         if status.queued and status.batch is not None:
-            if status.batch.words != shown and not isinstance(report, Silence):
+            if status.batch.words != shown and isinstance(report, Lines | Live):
                 shown = status.batch.words
                 complain(shown)
             sleep(QUEUE_SECONDS)
@@ -380,18 +362,11 @@ def blocks_given_up(run: RunDirectory) -> tuple[GivenUp, ...]:
     blocks: dict[tuple[str, int], GivenUp] = {}
     for event in run.read_events():
         # A full disk or a power cut may have left an incomplete line.
-        kind = event.get("event")
-        number = event.get("block") if kind == "bad block" else None
-        if kind == "begin":
+        if event.get("event") == "begin":
             blocks.clear()
-        elif isinstance(number, int):
-            index, output = event.get("index"), event.get("output")
-            blocks[str(output), number] = GivenUp(
-                number,
-                tuple(index) if isinstance(index, list) else (),
-                str(event.get("error", "?")),
-                output if isinstance(output, str) else None,
-            )
+        elif event.get("event") == "bad block" and "block" in event:
+            number, index, output = event["block"], tuple(event.get("index", ())), event.get("output")
+            blocks[str(output), number] = GivenUp(number, index, str(event.get("error", "?")), output)
     return tuple(blocks[key] for key in sorted(blocks))
 
 
@@ -425,9 +400,8 @@ class BatchJob:
     @property
     def words(self) -> str:
         """Describe the batch job in a few words."""
-        state = self.state or (
-            "over" if self.known else "unknown: the batch system does not answer from this machine"
-        )
+        unknown = "unknown: the batch system does not answer from this machine"
+        state = self.state or ("over" if self.known else unknown)
         return f"job {self.number or '?'}: {state}, {counted(self.attempts, 'attempt')} so far"
 
     def to_json(self) -> dict[str, Any]:
@@ -465,11 +439,8 @@ def batch_job(directory: Path) -> BatchJob | None:
     from halotile.graphs.clusters.launches.batch_system import system_in
 
     files = BatchFiles(RunDirectory(directory))
-    try:
-        record = files.read()
-    except DamagedData:
-        record = None
-    if record is None or not {"number", "attempts", "submitted", "began"} <= record.keys():
+    record = files.read()
+    if record is None:
         return None
     number, state, has_answer = record["number"], None, True
     try:
@@ -479,3 +450,93 @@ def batch_job(directory: Path) -> BatchJob | None:
     return BatchJob(
         number, record["attempts"], record["submitted"], record["began"], state, has_answer, files.failure()
     )
+
+
+MOST_ROWS = 20
+"""Images that are listed one by one."""
+IDLE_SECONDS = 30
+"""Time without a run after which no other is expected."""
+
+
+def show_many(job: Job, *, follow: bool, as_json: bool) -> None:
+    """Show how the run of each image stands."""
+    stand = _followed(job, quiet=as_json) if follow else _stand(job)
+    recorded = (RunDirectory.beside(full_path(job.place)).read_status() or {}).get("failed_images", {})
+    faults = {path: recorded.get(path) or fault for path, fault in _faults(job, stand).items()}
+    states = {path: "cannot be read" if fault else "not begun" for path, fault in faults.items()}
+    states |= dict.fromkeys(recorded.keys() & faults, "failed")
+    states |= {path: one.state for path, one in stand.items() if one}
+    reasons = {path: first_line(one.reason) for path, one in stand.items() if one and one.reason} | faults
+    if as_json:
+        unbegun = {path: {"state": states[path], "reason": fault} for path, fault in faults.items()}
+        print_json({"images": {path: one.to_json() if one else unbegun[path] for path, one in stand.items()}})
+        return
+    counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
+    rows = [("images", ", ".join(f"{count:,} {state}" for state, count in counts.items()))]
+    unfinished = [path for path in stand if states[path] != "finished"]
+    for path in unfinished[:MOST_ROWS]:
+        said = ": ".join(filter(None, (PurePath(path).name, states[path], reasons.get(path))))
+        rows.append((_done(stand[path]), said))
+    rows += unlisted_row(len(unfinished))
+    if "not begun" in counts and len(counts) > 1:
+        rows.append(("not begun", "`recon-cli plan` of this job says what keeps an image from it"))
+    print_rows(f"{counts.get('finished', 0):,} of {counted(len(stand), 'image')} finished", rows)
+
+
+def unlisted_row(count: int) -> list[Row]:
+    """Return a row that says how many of so many images the rows above are of; none where they are of all."""
+    return [("", f"{MOST_ROWS} of {count:,} images; --json lists all")] if count > MOST_ROWS else []
+
+
+def _followed(job: Job, *, quiet: bool) -> dict[str, RunStatus | None]:
+    """Show the progress of one image after the other, until none has begun for a while."""
+    idle = 0
+    while idle <= IDLE_SECONDS:
+        stand = _stand(job)
+        if active := next((one for one in stand.values() if one and not one.over), None):
+            watch(active.directory, make_report(quiet=quiet))
+            idle = 0
+        elif all(stand.values()):
+            break
+        else:
+            time.sleep(1)
+            idle += 1
+    return stand
+
+
+def _faults(job: Job, stand: Mapping[str, RunStatus | None]) -> dict[str, str]:
+    """Return the fault of each image without a run; pixels are only read of few, or of those that a run has passed over."""
+    unbegun = [path for path, one in stand.items() if one is None]
+    last = max((path for path, one in stand.items() if one), default="")
+    return {path: _fault(job, path, read=len(unbegun) <= MOST_ROWS or path < last) for path in unbegun}
+
+
+def _fault(job: Any, path: str, *, read: bool) -> str:
+    """Return why an image cannot be opened as the job says, or its first pixel not be read; empty where it can."""
+    from halotile.storage.arrays import open_source
+
+    chosen = job.input
+    if not hasattr(chosen, "level"):  # it is no image
+        return ""
+    try:
+        source = open_source(path, level=chosen.level, dataset=chosen.dataset, axes=chosen.axes)
+        if read:
+            source[(0,) * len(source.shape)]
+    except HalotileError as error:
+        return first_line(str(error)).removeprefix(f"{path}: ")
+    return ""
+
+
+def _stand(job: Job) -> dict[str, RunStatus | None]:
+    """Return the status of the run of each image; None where it has not begun."""
+    stand: dict[str, RunStatus | None] = {}
+    for path, one in jobs_of(job).items():
+        try:
+            stand[path] = read_status(find_run(one.place))
+        except ConfigError:
+            stand[path] = None
+    return stand
+
+
+def _done(one: RunStatus | None) -> str:
+    return f"{percent(one.progress.done, one.progress.total):.0f} %" if one and one.progress.total else ""

@@ -7,15 +7,14 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halotile.cli.config.loading import Flags, load_job
-from halotile.cli.preview import check_file, option_text, parse_plane, parse_region
+from halotile.cli.arguments import Flags, TryRequest
+from halotile.cli.config.loading import load_job
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.base import Row
-from halotile.graphs.kinds.patterns import jobs_of, takes_many
+from halotile.graphs.kinds.patterns import first_job
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.waiting import Report, no_report
 
@@ -32,34 +31,13 @@ GREY = 128
 """Holes in a residual."""
 
 
-@dataclass(frozen=True)
-class TryRequest:
-    """The options of the command line, or the arguments of the call."""
-
-    config: Path
-    overrides: Sequence[str] = ()
-    file: Path | None = None
-    region: str | None = None
-    plane: str | None = None
-    overwrite: bool = False
-    allow_import: bool = False
-    is_call: bool = False
-    """True where a script asks, whose messages name arguments, not options."""
-
-    def option(self, name: str) -> str:
-        """Return an option as whoever asks writes it."""
-        return option_text(name, is_call=self.is_call)
-
-
 def try_settings(request: TryRequest, report: Report = no_report) -> Comparison:
     """Denoise a crop with every setting, and draw the sheet if there is one."""
     from halotile.graphs.jobs.denoise.compare import compare
     from halotile.storage.images.sheet import check_drawing
 
-    option = request.option
-    region = None if request.region in (None, "auto") else parse_region(request.region, option("region"))
-    at = parse_plane(request.plane, option("plane"))
-    settings = settings_of(request.overrides)
+    region = None if request.region == "auto" else request.area
+    at, settings = request.at, settings_of(request.overrides or ())
     if request.file is not None:
         if request.file.suffix.lower() != ".png":
             raise ConfigError(f"{request.file}: a sheet is written as PNG. Write a name that ends in .png.")
@@ -72,13 +50,11 @@ def try_settings(request: TryRequest, report: Report = no_report) -> Comparison:
 
 def _loader(request: TryRequest) -> Callable[[Setting], Job]:
     def load(setting: Setting) -> Job:
-        job = load_job(request.config, setting, Flags(allow_import=request.allow_import))
-        if takes_many(job):
-            job = next(iter(jobs_of(job).values()))  # of many images the first; a setting may name another
+        # A setting may name another image.
+        job = first_job(load_job(request.config, setting, Flags(allow_import=request.allow_import)))
         if request.file is not None:
             source = getattr(job, "input", None)
-            to_replace = None if request.overwrite else request.option("overwrite")
-            check_file(request.file, [*([source.path] if source else []), job.place], to_replace)
+            request.check_file(request.file, [*([source.path] if source else []), job.place])
         return job
 
     return load
@@ -168,6 +144,10 @@ def labels_of(settings: Sequence[Setting]) -> dict[Setting, str]:
     return {setting: label(setting) for setting in settings}
 
 
+def _labels(comparison: Comparison) -> dict[Setting, str]:
+    return labels_of([*(tried.setting for tried in comparison.tried), *comparison.failed])
+
+
 def written(setting: Setting) -> str:
     """Return a setting as options of a command.
 
@@ -181,7 +161,7 @@ def written(setting: Setting) -> str:
 
 def rows_of(comparison: Comparison) -> list[Row]:
     """Return the figures of all settings as a table."""
-    labels = labels_of([*(tried.setting for tried in comparison.tried), *comparison.failed])
+    labels = _labels(comparison)
     rows = [("crop", _place_text(comparison)), ("noise level", f"{comparison.noise:.4g}"), ("", "")]
     for tried in comparison.tried:
         structure = "; the residual holds structure" if tried.statistics.is_structured else ""
@@ -191,7 +171,7 @@ def rows_of(comparison: Comparison) -> list[Row]:
 
 def failures_of(comparison: Comparison) -> Iterator[str]:
     """Yield the settings that cannot be used, by their reasons."""
-    labels = labels_of([*(tried.setting for tried in comparison.tried), *comparison.failed])
+    labels = _labels(comparison)
     settings: dict[str, list[str]] = {}
     for setting, why in comparison.failed.items():
         settings.setdefault(why, []).append(labels[setting])
@@ -231,26 +211,18 @@ def draw(file: Path, comparison: Comparison) -> None:
 
     measured = comparison.noisy[np.isfinite(comparison.noisy)]
     low, high = np.percentile(measured, TAILS) if measured.size else (0.0, 1.0)
-    labels = labels_of([*(tried.setting for tried in comparison.tried), *comparison.failed])
+    labels = _labels(comparison)
     cells = [Cell("noisy", [grey(comparison.noisy, low, high)])]
     has_others = len(comparison.tried) > 1
     for tried in comparison.tried:
         is_best, is_structured = tried is comparison.suggested, tried.statistics.is_structured
-        cells.append(
-            Cell(
-                labels[tried.setting],
-                [
-                    grey(tried.denoised, low, high),
-                    grey(tried.residual, -NOISE_LEVELS, NOISE_LEVELS, GREY),
-                ],
-                _lines(tried, comparison),
-                is_best and has_others,
-                "the residual holds structure" if is_structured else "",
-            )
-        )
-    draw_sheet(
-        file, cells, [*_notes(comparison), *(f"Not shown: {failure}" for failure in failures_of(comparison))]
-    )
+        residual = grey(tried.residual, -NOISE_LEVELS, NOISE_LEVELS, GREY)
+        images = [grey(tried.denoised, low, high), residual]
+        remark = "the residual holds structure" if is_structured else ""
+        lines = _lines(tried, comparison)
+        cells.append(Cell(labels[tried.setting], images, lines, is_best and has_others, remark))
+    failures = [f"Not shown: {failure}" for failure in failures_of(comparison)]
+    draw_sheet(file, cells, [*_notes(comparison), *failures])
 
 
 def _suggestion(comparison: Comparison) -> str:

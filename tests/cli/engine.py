@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
+import pytest
+from typer.testing import CliRunner, Result
 
+from halotile.cli.main import app
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.kinds.base import Inspection, JobKind, kind_of
+from halotile.graphs.kinds.base import JobKind, kind_of
 from halotile.graphs.kinds.sections import Cluster, Run
+from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Region
+from halotile.tasks.block import BadBlock
 
 RUNNER = CliRunner()
+MonkeyPatch = pytest.MonkeyPatch
+
+
+def ask(*words: object) -> Result:
+    """The end of a command."""
+    return RUNNER.invoke(app, [str(word) for word in words])
+
+
+def sets(*settings: str) -> list[str]:
+    """Words that set values."""
+    return [word for each in settings for word in ("--set", each)]
+
+
+def printed(*words: object) -> str:
+    """The results that a command shows which ends well."""
+    ended = ask(*words)
+    assert ended.exit_code == 0, ended.output
+    return ended.stdout
+
+
+def refused(*words: object, code: int = 2) -> str:
+    """The message of a command that ends with a code."""
+    ended = ask(*words)
+    assert ended.exit_code == code, ended.output
+    return ended.stderr
 
 
 FIGURES = {
@@ -30,33 +61,11 @@ FIGURES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Bad:
-    number: int = 7
-    index: tuple[int, ...] = (1, 2)
-    region: Region = field(default_factory=lambda: Region((0, 512), (512, 1024)))
-    error: str = "not finite"
-
-
-@dataclass(frozen=True)
-class Ending:
-    done: int = 400
-    total: int = 400
-    resumed: int = 100
-    quarantined: tuple[Bad, ...] = ()
-    seconds: float = 90.0
-    megapixels_per_second: float = 54.4
-    peak_memory_bytes: int = 2**29
-    output: str = "/data/clean.zarr"
-    run_directory: str = "/data/clean.zarr.run"
-    device_peak_bytes: int = 0
-    compute_seconds: float = 80.0
-    start_seconds: float = 5.0
-    holes: int = 0
-    counted: str = "block"
-    figures: dict[str, float] = field(default_factory=dict)
-    inspection: Inspection = field(default_factory=Inspection)
-    retired: tuple[str, ...] = ()
+BAD = BadBlock(7, (1, 2), Region((0, 512), (512, 1024)), "not finite", "", "task")
+ENDING = Outcome(
+    phase="stop", done=400, resumed=100, total=400, pixels_done=4_896_000_000, pixels_total=4_900_000_000, seconds=90.0,
+    start_seconds=5.0, compute_seconds=80.0, peak_memory_bytes=2**29, output="/data/clean.zarr", run_directory="/data/clean.zarr.run",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,21 +107,14 @@ class FakePlan:
 class Engine:
     """Stands in for halotile.graphs, which would load Dask: remembers what was asked, ends as told."""
 
-    ends: Ending | BaseException = field(default_factory=Ending)
+    ends: Outcome | BaseException = ENDING
     refuses: BaseException | None = None
     plans: list[FakePlan] = field(default_factory=list)
     stands: int | BaseException = 0
     """Blocks that an earlier run has done, or why a run would be refused."""
 
     def make_plan(
-        self,
-        job: Denoising,
-        *,
-        fresh: bool = False,
-        refuse: bool = True,
-        same_input: bool = False,
-        probe: bool = False,
-        report: Callable[[str], object] = print,
+        self, job: Denoising, *, fresh: bool, same_input: bool, refuse: bool = True, **_: object
     ) -> FakePlan:
         self.plans.append(FakePlan(job, fresh, self.refuses, same_input))
         if refuse:
@@ -127,11 +129,9 @@ class Engine:
     def check_outputs(self, plan: FakePlan) -> None:
         self.look(plan)
 
-    def run(self, plan: FakePlan, *, observer: Callable[[Progress], None]) -> Ending:
+    def run(self, plan: FakePlan, *, observer: Callable[[Progress], None]) -> Outcome:
         observer(
-            Progress(
-                phase="start", done=100, resumed=100, total=400, pixels_done=0, pixels_total=1, seconds=0.0
-            )
+            Progress("start", done=100, resumed=100, total=400, pixels_done=0, pixels_total=1, seconds=0.0)
         )
         if isinstance(self.ends, BaseException):
             raise self.ends
@@ -145,3 +145,24 @@ def save_job(config: Path, output: Path) -> Path:
     job = {"version": 1, "job": "denoise"} | sections | {"denoiser": {"name": "tv", "strength": 0.2}}
     (directory / "job.json").write_text(json.dumps(job))
     return directory
+
+
+LIGHT = """
+import sys
+from halotile.cli.main import main
+sys.argv = ["recon-cli", *{words!r}]
+try:
+    main()
+except SystemExit as done:
+    assert not done.code, done.code
+loaded = {heavy!r} & set(sys.modules)
+assert not loaded, loaded
+"""
+
+
+def without_loading(heavy: set[str], *words: object) -> str:
+    """The output of a command in a process of its own, which loads none of some packages."""
+    code = LIGHT.format(words=[str(word) for word in words], heavy=heavy)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from halotile.cli import batch, exits
-from halotile.cli.main import app
 from halotile.graphs.clusters import sge
+from tests.cli.engine import MonkeyPatch, printed
 from tests.faults import REPOSITORY
 from tests.gridengine import GridEngine
 from tests.hpc import BLOCKS, HpcJob, pretended_pbs, wait_for
@@ -22,6 +21,7 @@ from tests.hpc import BLOCKS, HpcJob, pretended_pbs, wait_for
 SLEEPY = '''
 import time
 from pathlib import Path
+from tests.cli.engine import MonkeyPatch, printed
 
 
 def sleepy(pixels, folder):
@@ -34,8 +34,8 @@ def sleepy(pixels, folder):
 
 
 @pytest.mark.parametrize("pattern", ["in.zarr", "*n.zarr"])
-def test_a_function_is_tried_for_a_few_seconds_alone_where_it_is_submitted(
-    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_function_is_tried_for_seconds_where_it_is_submitted(
+    pattern: str, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     job = HpcJob.create(tmp_path, walltime="60", kind="slurm")
     (tmp_path / "noting.py").write_text(SLEEPY.replace("sleepy", "noted"))
@@ -44,13 +44,10 @@ def test_a_function_is_tried_for_a_few_seconds_alone_where_it_is_submitted(
     )
     monkeypatch.setattr(batch, "TRIAL_SECONDS", 0.5)
     began = time.monotonic()
-    result = CliRunner().invoke(
-        app, ["submit", str(job.config), "--allow-import", "--dry-run", "--json", "--set", "run.workers=3"]
-    )
-    assert result.exit_code == exits.OK, result.output
+    words = ("--allow-import", "--dry-run", "--json", "--set", "run.workers=3")
+    shown = json.loads(printed("submit", job.config, *words))
     assert time.monotonic() - began < 50
     assert len(job.log()) == 1
-    shown = json.loads(result.stdout)
     assert shown["plan"]["notes"] == [
         "trying noting:noted takes longer than the 0.5 s allowed on this machine; the batch job will plan the run"
     ]
@@ -77,9 +74,7 @@ def test_other_kinds_of_clusters_are_refused(kind: str, job: HpcJob) -> None:
 @pytest.mark.parametrize(
     "command", [SUBMIT, (*SUBMIT, "--dry-run"), ("run", *SUBMIT[1:], "--dry-run")], ids=" ".join
 )
-def test_cores_of_sge_without_a_parallel_environment_are_refused(
-    command: tuple[str, ...], job: HpcJob
-) -> None:
+def test_cores_of_sge_need_a_parallel_environment(command: tuple[str, ...], job: HpcJob) -> None:
     cores = ("--set", "cluster.kind=sge", "--set", "cluster.cores=4")
     refused = job.call(*command, *cores, code=exits.USAGE)
     assert "cluster.cores is 4, and SGE gives a job several cores by a parallel environment" in refused
@@ -119,9 +114,7 @@ def test_a_driver_can_be_cancelled(job: HpcJob) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.thorough
-def test_a_real_grid_engine_starts_workers_and_a_driver_that_submits_itself_again(
-    grid_engine: GridEngine, tmp_path: Path
-) -> None:
+def test_a_real_grid_engine_starts_workers_and_drivers(grid_engine: GridEngine, tmp_path: Path) -> None:
     module = [f"export {name}={shlex.quote(value)}" for name, value in grid_engine.settings.items()]
     job = HpcJob.create(
         tmp_path / "job", dict(os.environ) | grid_engine.settings, kind="sge", interface="lo",
@@ -147,8 +140,8 @@ def test_a_real_grid_engine_starts_workers_and_a_driver_that_submits_itself_agai
 
 @pytest.mark.cluster
 @pytest.mark.thorough
-def test_a_real_grid_engine_says_why_a_job_is_in_error(
-    grid_engine: GridEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_real_grid_engine_explains_an_error(
+    grid_engine: GridEngine, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     for name, value in grid_engine.settings.items():
         monkeypatch.setenv(name, value)

@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from typer.testing import CliRunner
 
 from halotile import ptychography
 from halotile.cli.config.loading import load_job
-from halotile.cli.main import app
 from halotile.cli.screens.scaling_views import write_page
 from halotile.graphs import scaling
 from halotile.graphs.clusters.base import RunningCluster
@@ -33,8 +31,8 @@ from halotile.graphs.runs.passes.stream import workers_of
 from halotile.graphs.scaling import Scaling, TimedRun
 from halotile.tasks.denoisers.common.layers import BlindUNet
 from tests.cases import thorough
+from tests.cli.engine import MonkeyPatch, ask, printed, refused
 
-RUNNER = CliRunner()
 JOB = """\
 version: 1
 job: denoise
@@ -75,7 +73,7 @@ BLOCK_BYTES = 64 * 64 * 4
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     pixels = np.random.default_rng(0).random((256, 320), np.float32)
     np.save(tmp_path / "a.npy", pixels)
     np.save(tmp_path / "k.npy", np.full((3, 3), 1 / 9, np.float32))
@@ -83,10 +81,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rec.yaml").write_text(RECONSTRUCTION)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def invoke(*words: str) -> Any:
-    return RUNNER.invoke(app, ["bench", *words])
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -99,17 +93,13 @@ def test_blocks_are_compared_in_turns_and_the_output_is_left_alone(folder: Path)
     Path("o.zarr.run").mkdir()
     Path("o.zarr.run/mine").write_text("mine")
     before = contents(folder)
-    result = invoke("job.yaml", "--workers", "2,1", "--trials", "2", "--blocks", "6", "--json")
+    result = ask("bench", "job.yaml", "--workers", "2,1", "--trials", "2", "--blocks", "6", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     lines = [line.partition(":")[0] for line in result.stderr.splitlines() if line.startswith("trial")]
-    turns = (
-        "trial 1 of 2, 1 worker",
-        "trial 1 of 2, 2 workers",
-        "trial 2 of 2, 1 worker",
-        "trial 2 of 2, 2 workers",
-    )
-    assert tuple(lines) == turns
+    assert lines == [
+        f"trial {trial} of 2, {workers}" for trial in (1, 2) for workers in ("1 worker", "2 workers")
+    ]
     assert (found["unit"], found["blocks"], found["of_blocks"]) == ("block", 6, BLOCKS)
     one, two = found["workers"]
     assert (one["workers"], two["workers"]) == (1, 2)
@@ -129,36 +119,25 @@ def test_blocks_are_compared_in_turns_and_the_output_is_left_alone(folder: Path)
 
 @pytest.mark.cluster
 def test_iterations_have_losses_of_the_same_bits_and_a_page(folder: Path) -> None:
-    result = invoke("rec.yaml", "--workers", "1,2", "--trials", "1", "--steps", "3", "--html", "p.html")
-    assert result.exit_code == 0, result.output
-    assert "largest relative difference of a loss: 0: the same bits" in result.stdout
-    assert "time per iteration" in result.stdout
+    result = printed(
+        "bench", "rec.yaml", "--workers", "1,2", "--trials", "1", "--steps", "3", "--html", "p.html"
+    )
+    assert "largest relative difference of a loss: 0: the same bits" in result
+    assert "time per iteration" in result
     page = Path("p.html").read_text()
     assert page.count("<svg") == 2
     assert page.count("<tr>") == 3
     assert "Scaling of rec.yaml" in page
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "a.npy",
-        "job.yaml",
-        "k.npy",
-        "p.html",
-        "rec.yaml",
-    ]
-    again = invoke("rec.yaml", "--workers", "1", "--html", "p.html")
-    assert (again.exit_code, "--overwrite" in again.stderr) == (2, True)
+    names = ["a.npy", "job.yaml", "k.npy", "p.html", "rec.yaml"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert "--overwrite" in refused("bench", "rec.yaml", "--workers", "1", "--html", "p.html")
 
 
 @pytest.mark.cluster
 def test_several_iterations_of_one_pass_are_counted_one_by_one(folder: Path) -> None:
-    words = (
-        "--set",
-        "solver.checkpoint_every=2",
-        "--set",
-        "solver.iterations=10",
-        "--set",
-        "prior={name: none}",
-    )
-    result = invoke("rec.yaml", "--workers", "1", "--trials", "1", "--steps", "3", "--json", *words)
+    words = ["--set", "prior={name: none}"]
+    words += ["--set", "solver.checkpoint_every=2", "--set", "solver.iterations=10"]
+    result = ask("bench", "rec.yaml", "--workers", "1", "--trials", "1", "--steps", "3", "--json", *words)
     (row,) = json.loads(result.stdout)["workers"]
     assert [step for step, _ in row["losses"]] == [2, 4, 6]
     assert len(row["all_seconds"]) == 2
@@ -170,15 +149,12 @@ def test_several_iterations_of_one_pass_are_counted_one_by_one(folder: Path) -> 
 def test_training_is_measured_by_its_steps(folder: Path, length: str) -> None:
     (folder / "train.yaml").write_text(TRAINING + length)
     before = contents(folder)
-    result = invoke("train.yaml", "--workers", "1,2", "--trials", "1", "--steps", "3")
-    assert result.exit_code == 0, result.output
-    assert "job train, 1 trial of 2 iterations after the first" in result.stdout
-    assert "0: the same bits" in result.stdout
+    result = printed("bench", "train.yaml", "--workers", "1,2", "--trials", "1", "--steps", "3")
+    assert "job train, 1 trial of 2 iterations after the first" in result
+    assert "0: the same bits" in result
     times = r"\S+ s \(\S+ s( to \S+ s)?\)"
-    assert re.search(
-        rf"an epoch is 20 iterations: {times} with 1 worker, {times} with 2 workers", result.stdout
-    )
-    one, two = (re.split(r" {2,}", line.strip()) for line in result.stdout.splitlines()[3:5])
+    assert re.search(rf"an epoch is 20 iterations: {times} with 1 worker, {times} with 2 workers", result)
+    one, two = (re.split(r" {2,}", line.strip()) for line in result.splitlines()[3:5])
     assert one[6:9] == ["-", "-", "0 B"]
     assert two[6:8] == ["-", "-"]
     gradients = 4 * sum(parameter.numel() for parameter in BlindUNet(1, 4, 2).parameters())
@@ -190,7 +166,7 @@ def test_training_is_measured_by_its_steps(folder: Path, length: str) -> None:
 @pytest.mark.cluster
 def test_what_is_not_counted_is_null_in_json(folder: Path) -> None:
     (folder / "train.yaml").write_text(TRAINING)
-    result = invoke("train.yaml", "--workers", "1", "--trials", "1", "--steps", "3", "--json")
+    result = ask("bench", "train.yaml", "--workers", "1", "--trials", "1", "--steps", "3", "--json")
     (row,) = json.loads(result.stdout)["workers"]
     assert (row["read_bytes"], row["written_bytes"], row["exchanged_bytes"]) == (None, None, 0)
 
@@ -210,11 +186,10 @@ def test_ptychography_is_measured_by_its_epochs(folder: Path) -> None:
     ptychography.simulate("scan.zarr", raster=(6, 6), pattern=24, step=3.0)
     (folder / "scan.yaml").write_text(PTYCHOGRAPHY)
     before = contents(folder)
-    result = invoke("scan.yaml", "--workers", "1,2", "--trials", "1", "--steps", "3")
-    assert result.exit_code == 0, result.output
-    assert "job ptychography, 1 trial of 2 iterations after the first" in result.stdout
-    assert "0: the same bits" in result.stdout
-    one, two = (re.split(r" {2,}", line.strip()) for line in result.stdout.splitlines()[3:5])
+    result = printed("bench", "scan.yaml", "--workers", "1,2", "--trials", "1", "--steps", "3")
+    assert "job ptychography, 1 trial of 2 iterations after the first" in result
+    assert "0: the same bits" in result
+    one, two = (re.split(r" {2,}", line.strip()) for line in result.splitlines()[3:5])
     assert one[6:9] == ["-", "-", "0 B"]
     assert two[8].endswith("KiB")
     assert contents(folder) == before
@@ -224,9 +199,8 @@ def test_ptychography_is_measured_by_its_epochs(folder: Path) -> None:
 @pytest.mark.cluster
 def test_the_first_of_many_images_is_measured_up_to_the_workers_of_the_job(folder: Path) -> None:
     (folder / "many.yaml").write_text(JOB.replace("a.npy", '"[a]*.npy"').replace("o.zarr", '"{stem}.zarr"'))
-    result = invoke("many.yaml", "--trials", "1", "--blocks", "2", "--set", "run.workers=3", "--json")
-    assert result.exit_code == 0, result.output
-    assert [row["workers"] for row in json.loads(result.stdout)["workers"]] == [1, 2, 3]
+    words = ["many.yaml", "--trials", "1", "--blocks", "2", "--set", "run.workers=3", "--json"]
+    assert [row["workers"] for row in json.loads(printed("bench", *words))["workers"]] == [1, 2, 3]
 
 
 @pytest.mark.thorough
@@ -275,7 +249,7 @@ def test_a_signal_ends_it_and_its_folder_is_removed(folder: Path, number: signal
 )
 def test_mistakes_are_named_and_nothing_is_left(folder: Path, words: list[str], message: str) -> None:
     before = contents(folder)
-    result = invoke(*words)
+    result = ask("bench", *words)
     assert (result.exit_code, "Traceback" in result.stderr) == (2, False), result.output
     assert message in result.stderr
     assert contents(folder) == before
@@ -284,8 +258,9 @@ def test_mistakes_are_named_and_nothing_is_left(folder: Path, words: list[str], 
 
 @pytest.mark.cluster
 def test_one_iteration_leaves_nothing_to_measure(folder: Path) -> None:
-    result = invoke("rec.yaml", "--workers", "1", "--set", "solver.iterations=1")
-    assert (result.exit_code, "over after its first iteration" in result.stderr) == (2, True), result.output
+    assert "over after its first iteration" in refused(
+        "bench", "rec.yaml", "--workers", "1", "--set", "solver.iterations=1"
+    )
 
 
 @pytest.mark.cluster
@@ -293,10 +268,9 @@ def test_a_failing_block_names_its_fault(folder: Path) -> None:
     pixels = np.load("a.npy")
     pixels[0, 0] = np.inf
     np.save("a.npy", pixels)
-    result = invoke("job.yaml", "--workers", "1", "--set", "run.on_nan=fail")
-    assert result.exit_code == 4, result.output
-    assert "block 0" in result.stderr
-    assert "events.jsonl" not in result.stderr
+    result = refused("bench", "job.yaml", "--workers", "1", "--set", "run.on_nan=fail", code=4)
+    assert "block 0" in result
+    assert "events.jsonl" not in result
 
 
 @pytest.mark.cluster
@@ -315,34 +289,21 @@ def test_every_measurement_of_a_simulation_is_moved() -> None:
     assert [operator.data for operator in moved.operators] == ["there/0-y.zarr", "there/1-y.zarr"]
 
 
-def test_an_output_that_its_kind_does_not_move_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_that_its_kind_does_not_move_is_refused(folder: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("halotile.graphs.kinds.sections.Job.moved_into", lambda job, _: job)
-    result = invoke("job.yaml", "--workers", "1")
-    assert (result.exit_code, "moved_into" in result.stderr) == (2, True), result.output
+    assert "moved_into" in refused("bench", "job.yaml", "--workers", "1")
     assert not Path("o.zarr").exists()
 
 
-def test_more_workers_than_cores_or_blocks_are_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_workers_than_cores_or_blocks_are_noted(folder: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "cores_here", lambda: 1)
     monkeypatch.setattr(
         scaling, "_run", lambda plan, *_: TimedRun(plan.run.count, 1.0, (1.0,), (), 0, 0, 0, 0, 0)
     )
-    result = invoke(
-        "job.yaml",
-        "--workers",
-        "1,12",
-        "--trials",
-        "1",
-        "--blocks",
-        "5",
-        "--set",
-        "run.memory_per_worker=800MiB",
-    )
-    assert result.exit_code == 0, result.output
-    assert "12 workers share 1 core here" in result.stdout
-    assert "12 workers share 5 blocks" in result.stdout
+    words = "job.yaml --workers 1,12 --trials 1 --blocks 5 --set run.memory_per_worker=800MiB"
+    result = printed("bench", *words.split())
+    assert "12 workers share 1 core here" in result
+    assert "12 workers share 5 blocks" in result
 
 
 @pytest.mark.parametrize(("gpus", "fewer"), [((2, 3), (2,)), ("all", 1), (4, 1)])

@@ -11,12 +11,11 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from typer.testing import CliRunner
 
 from halotile import errors
 from halotile.cli import exits, info
 from halotile.cli.exits import StoppedEarly, exit_code, message_of
-from halotile.cli.main import app
+from tests.cli.engine import MonkeyPatch, ask
 
 CODES: list[tuple[type[BaseException], int]] = [
     (errors.ConfigError, 2), (errors.UnknownName, 2), (errors.OutputRefused, 2), (errors.OutputInUse, 2),
@@ -38,22 +37,20 @@ def test_an_error_has_its_exit_code(kind: type[BaseException], code: int) -> Non
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_a_refusal_whoever_writes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_full_disk_is_a_refusal_whoever_writes(monkeypatch: MonkeyPatch, number: int) -> None:
     full = OSError(number, os.strerror(number))
     monkeypatch.setattr(info, "describe", Mock(side_effect=full))
-    result = CliRunner().invoke(app, ["info", "a.tif"])
+    result = ask("info", "a.tif")
     assert result.exit_code == exits.REFUSED
     assert f"error: the disk ran full: nothing more can be written ({full}). Free some space" in result.output
 
 
-def test_a_working_directory_that_was_removed_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_working_directory_that_was_removed_is_told(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     for command in ("verify", "status", "levels"):
-        result = CliRunner().invoke(app, [command, "a.zarr"])
+        result = ask(command, "a.zarr")
         assert (result.exit_code, "the working directory was removed" in result.output) == (2, True)
 
 
@@ -96,9 +93,7 @@ def test_an_error_becomes_one_message(error: BaseException, message: str) -> Non
     [("distributed: [1", "ValueError: A dask config file at"), ("distributed: {logging: 3}", "TypeError: ")],
     ids=["no YAML", "of another type"],
 )
-def test_settings_of_dask_that_cannot_be_read_are_a_matter_of_usage(
-    settings: str, wrong: str, tmp_path: Path
-) -> None:
+def test_settings_of_dask_that_cannot_be_read_are_named(settings: str, wrong: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(settings)
     result = subprocess.run(
         [sys.executable, "-m", "halotile", "doctor"],

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from halotile.cli.config.loading import Flags, load_job, load_saved_job
+from halotile.cli.arguments import Flags
+from halotile.cli.config.loading import load_job, load_saved_job
 from halotile.errors import ConfigError
 from tests.support import load_denoising
 

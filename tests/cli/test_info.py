@@ -13,14 +13,11 @@ import pytest
 import tifffile
 import zarr
 from PIL import Image
-from typer.testing import CliRunner
 
 from halotile.cli.info import describe, info_rows
-from halotile.cli.main import app
 from halotile.graphs.plans.make import make_plan
+from tests.cli.engine import MonkeyPatch, ask, printed, refused
 from tests.support import load_denoising, noisy_image
-
-RUNNER = CliRunner()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +45,7 @@ def test_the_suggested_configuration_is_valid(tmp_path: Path, name: str) -> None
     ],
 )
 def test_the_suggested_output_is_beside_the_zarr_that_has_the_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str, path: str, output: str
+    tmp_path: Path, monkeypatch: MonkeyPatch, inside: str, path: str, output: str
 ) -> None:
     for name in ("plate.zarr/A/1/0", "plate.zarr/A/2/0", "alone.zarr"):
         zarr.create_array(tmp_path / name, data=noisy_image((40, 30), "uint8"))
@@ -73,17 +70,18 @@ def test_the_configuration_for_an_image_from_a_camera_can_be_planned(tmp_path: P
 
 def test_the_facts_are_given_to_people_and_programs(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((4000, 300), np.uint16))
-    facts = json.loads(RUNNER.invoke(app, ["info", str(tmp_path / "a.npy"), "--json"]).stdout)
-    assert (facts["shape"], facts["axes"], facts["dtype"], facts["bytes"]) == (
-        [4000, 300],
-        "yx",
-        "uint16",
-        2_400_000,
-    )
-    text = RUNNER.invoke(app, ["info", str(tmp_path / "a.npy")]).stdout
-    assert "4,000 × 300, axes yx" in text
-    assert "uint16, 2.3 MiB uncompressed" in text
-    assert "version: 1\njob: denoise\n" in text
+    facts = json.loads(printed("info", tmp_path / "a.npy", "--json"))
+    found = {key: facts[key] for key in ("shape", "axes", "dtype", "bytes")}
+    assert found == {"shape": [4000, 300], "axes": "yx", "dtype": "uint16", "bytes": 2_400_000}
+    text = printed("info", tmp_path / "a.npy")
+    tried = "`recon-cli try config.yaml sheet.png --set denoiser.strength=0.5,1,2`"
+    for words in (
+        "4,000 × 300, axes yx",
+        "uint16, 2.3 MiB uncompressed",
+        "version: 1\njob: denoise\n",
+        tried,
+    ):
+        assert words in text
 
 
 def test_sizes_of_channels_are_not_shown_as_sizes_of_pixels(tmp_path: Path) -> None:
@@ -110,14 +108,14 @@ def save_channels(path: Path, scale: list[float], unit: str | None = "micrometer
 def test_the_value_of_holes_is_shown(tmp_path: Path) -> None:
     tag = (42113, "s", 0, "-9999", True)
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((20, 30), np.float32), extratags=[tag])
-    assert "pixels of -9999, by the file" in RUNNER.invoke(app, ["info", str(tmp_path / "a.tif")]).stdout
-    facts = json.loads(RUNNER.invoke(app, ["info", str(tmp_path / "a.tif"), "--json"]).stdout)
+    assert "pixels of -9999, by the file" in ask("info", tmp_path / "a.tif").stdout
+    facts = json.loads(ask("info", tmp_path / "a.tif", "--json").stdout)
     assert facts["nodata"] == -9999
 
 
 def test_pages_without_a_meaning_are_told_with_what_makes_them_a_volume(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "stack.tif", np.zeros((5, 20, 30), np.uint16))
-    text = RUNNER.invoke(app, ["info", str(tmp_path / "stack.tif")]).stdout
+    text = ask("info", tmp_path / "stack.tif").stdout
     assert "each of 5 planes is by itself. If they are a volume, write input.axes: zyx" in text
 
 
@@ -133,7 +131,7 @@ def test_the_configuration_of_a_mask_can_be_planned(tmp_path: Path, shape: tuple
     config = tmp_path / "config.yaml"
     config.write_text(describe(str(tmp_path / "mask.npy"))["config"])
     assert "strength" not in config.read_text()
-    result = RUNNER.invoke(app, ["plan", str(config), "--json"])
+    result = ask("plan", config, "--json")
     assert (result.exit_code, json.loads(result.stdout)["output_dtype"]) == (0, "float32")
 
 
@@ -151,35 +149,26 @@ def test_the_suggested_strength_suits_any_unit(tmp_path: Path, dtype: str, large
 
 
 def test_a_picture_that_is_not_there_is_bad_data(tmp_path: Path) -> None:
-    result = RUNNER.invoke(app, ["info", str(tmp_path / "gone.tif")])
-    assert result.exit_code == 4
-    assert result.stderr.startswith("error: ")
+    assert refused("info", tmp_path / "gone.tif", code=4).startswith("error: ")
 
 
 def test_the_series_of_a_tiff_are_listed(tmp_path: Path) -> None:
     with tifffile.TiffWriter(tmp_path / "a.tif") as file:
         file.write(np.zeros((20, 30), np.uint8), photometric="minisblack", metadata=None)
         file.write(np.zeros((40, 50), np.uint16), photometric="minisblack", metadata=None)
-    text = RUNNER.invoke(app, ["info", str(tmp_path / "a.tif")]).stdout
+    text = ask("info", tmp_path / "a.tif").stdout
     assert (
         "2 series, 0 of 20 × 30, 1 of 40 × 50: this is series 0. For another, write input.dataset: 1" in text
     )
     assert "1: 40 × 50" in text
-    text = RUNNER.invoke(app, ["info", str(tmp_path / "a.tif"), "--dataset", "1"]).stdout
+    text = ask("info", tmp_path / "a.tif", "--dataset", "1").stdout
     assert "this is series 1. For another, write input.dataset: 0" in text
-    facts = json.loads(RUNNER.invoke(app, ["info", str(tmp_path / "a.tif"), "--json"]).stdout)
+    facts = json.loads(ask("info", tmp_path / "a.tif", "--json").stdout)
     assert facts["series"] == [[20, 30], [40, 50]]
 
 
-def test_a_tiff_of_one_series_lists_none(tmp_path: Path) -> None:
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((20, 30), np.uint8))
-    assert "choose with dataset" not in RUNNER.invoke(app, ["info", str(tmp_path / "a.tif")]).stdout
-
-
 @pytest.mark.parametrize("asked", ["scans/slice_*.npy", "scans", "scans/"])
-def test_several_images_are_shown_by_the_first_with_a_job_for_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
-) -> None:
+def test_several_images_are_shown_by_the_first(tmp_path: Path, monkeypatch: MonkeyPatch, asked: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scans").mkdir()
     for number in (1, 2, 3):
@@ -187,17 +176,15 @@ def test_several_images_are_shown_by_the_first_with_a_job_for_all(
         (tmp_path / f"scans/slice_{number}.txt").write_text("none")
         zarr.create_array(tmp_path / f"scans/slice_{number}.denoised.zarr", data=noisy_image((40, 30)))
         (tmp_path / f"scans/slice_{number}.denoised.zarr.run").mkdir()
-    text = RUNNER.invoke(app, ["info", asked]).stdout
+    text = ask("info", asked).stdout
     pattern = asked if "*" in asked else "scans/*.npy"
     assert f"3 match {pattern}; what follows is the first, slice_1.npy" in text
     assert "40 × 31, axes yx" in text
     config = tmp_path / "config.yaml"
-    config.write_text(json.loads(RUNNER.invoke(app, ["info", asked, "--json"]).stdout)["config"])
+    config.write_text(json.loads(ask("info", asked, "--json").stdout)["config"])
     job = load_denoising(config)
-    assert (job.input.path, job.output.path) == (
-        f"{tmp_path}/{pattern}",
-        f"{tmp_path}/scans/{{stem}}.denoised.zarr",
-    )
+    assert job.input.path == f"{tmp_path}/{pattern}"
+    assert job.output.path == f"{tmp_path}/scans/{{stem}}.denoised.zarr"
 
 
 @pytest.mark.parametrize("damaged", [("a.tif",), ("a.tif", "b.tif"), ("a.tif", "b.tif", "c.tif")])
@@ -206,7 +193,7 @@ def test_damaged_images_of_a_folder_are_named(tmp_path: Path, damaged: tuple[str
         tifffile.imwrite(tmp_path / name, noisy_image((200, 300)))
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(whole[: len(whole) // 2] if name in damaged else whole)
-    result = RUNNER.invoke(app, ["info", str(tmp_path)])
+    result = ask("info", tmp_path)
     assert "a.tif: the TIFF is cut short" in result.output
     assert result.exit_code == (4 if len(damaged) == 3 else 0)
     assert ("1 image after it" in result.stdout) == (len(damaged) == 2)
@@ -227,19 +214,12 @@ def test_images_of_another_kind_are_told(tmp_path: Path) -> None:
     assert others == [f"1 further image in the folder: write another job for {tmp_path}/*.png"]
 
 
-def test_the_configuration_comes_with_the_command_that_compares_strengths(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", noisy_image((40, 30)))
-    text = RUNNER.invoke(app, ["info", str(tmp_path / "a.npy")]).stdout
-    assert "`recon-cli try config.yaml sheet.png --set denoiser.strength=0.5,1,2`" in text
-
-
 def test_a_folder_without_images_is_named_as_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("none")
-    result = RUNNER.invoke(app, ["info", str(tmp_path)])
-    assert (result.exit_code, "a directory of 1 entry without" in result.stderr) == (4, True)
+    assert "a directory of 1 entry without" in refused("info", tmp_path, code=4)
 
 
-def test_no_complaint_of_a_library_about_a_value_that_is_read(
+def test_no_library_complains_about_a_value_that_is_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tag = (42113, "s", 0, "-3.4028234663852886e+38", True)
@@ -257,13 +237,11 @@ def test_axes_of_a_climate_model_are_time_and_space(tmp_path: Path) -> None:
 
 def test_a_pixel_size_is_known_or_not_in_the_plan_as_well(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", noisy_image((40, 30)))
-    sized = {
-        "a.npy": "float32, pixel size not known",
-        "c.zarr": "uint16, pixel size y 0.1 micrometer, x 0.2 micrometer",
-    }
     save_channels(tmp_path / "c.zarr", [0.5, 0.1, 0.2])
-    for name, words in sized.items():
-        config = tmp_path / "config.yaml"
+    config = tmp_path / "config.yaml"
+    for name, words in (
+        ("a.npy", "float32, pixel size not known"),
+        ("c.zarr", "uint16, pixel size y 0.1 micrometer, x 0.2 micrometer"),
+    ):
         config.write_text(describe(str(tmp_path / name))["config"])
-        plan = RUNNER.invoke(app, ["plan", str(config), "--set", "denoiser={name: none}"]).stdout
-        assert words in plan
+        assert words in printed("plan", config, "--set", "denoiser={name: none}")

@@ -17,10 +17,9 @@ import tifffile
 import zarr
 
 import halotile
-from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.storage.io_threads import IO_THREADS
-from tests.cli.engine import RUNNER
+from tests.cli.engine import ask, refused
 from tests.support import load_denoising, run_inline
 
 PIXELS = np.random.default_rng(0).integers(0, 4000, (2100, 1500), "u2")
@@ -43,15 +42,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_levels_are_added_once(folder: Path) -> None:
-    result = RUNNER.invoke(app, ["levels", "cells.zarr"])
+    result = ask("levels", "cells.zarr")
     assert (result.exit_code, result.stdout) == (0, "cells.zarr: 2 levels added, down to 525 × 375\n")
-    result = RUNNER.invoke(app, ["levels", "cells.zarr"])
+    result = ask("levels", "cells.zarr")
     assert (result.exit_code, result.stdout) == (
         0,
         "cells.zarr has 3 levels down to 525 × 375: nothing to do\n",
     )
     assert halotile.info("cells.zarr")["levels"] == [[2100, 1500], [1050, 750], [525, 375]]
-    assert RUNNER.invoke(app, ["levels", "cells.zarr", "--quiet"]).output == ""
+    assert ask("levels", "cells.zarr", "--quiet").output == ""
     assert IO_THREADS.count == 1
 
 
@@ -62,9 +61,7 @@ def test_a_script_gets_the_shapes(folder: Path) -> None:
 
 def test_axes_that_nothing_names_are_to_be_written(folder: Path) -> None:
     zarr.create_array(folder / "stack.zarr", data=PIXELS[:40].reshape(3, 20, 1000))
-    result = RUNNER.invoke(app, ["levels", "stack.zarr"])
-    assert result.exit_code == 2
-    words, _, job = result.stderr.partition("\n\n")
+    words, _, job = refused("levels", "stack.zarr").partition("\n\n")
     assert words.endswith(
         "write this, with the right axes, to levels.yaml and type `recon-cli run levels.yaml`:"
     )
@@ -75,9 +72,7 @@ def test_axes_that_nothing_names_are_to_be_written(folder: Path) -> None:
 
 @pytest.mark.parametrize("path", ["bare.zarr", "scan.tif"])
 def test_another_image_gets_the_job_that_writes_it_with_levels(folder: Path, path: str) -> None:
-    result = RUNNER.invoke(app, ["levels", path])
-    assert result.exit_code == 2
-    words, _, job = result.stderr.partition("\n\n")
+    words, _, job = refused("levels", path).partition("\n\n")
     assert re.match(
         rf"error: {path} is .*: levels cannot be added to it\. To write it as an image with levels, ", words
     )
@@ -110,8 +105,7 @@ def test_what_is_no_image_is_named(folder: Path, path: str, code: int, said: str
         zarr.open_group(folder / "wells.zarr" / name, mode="w")
     for name in ("A", "B"):
         save_image(folder / "wells.zarr" / name / "1")
-    result = RUNNER.invoke(app, ["levels", path])
-    assert (result.exit_code, said in result.stderr) == (code, True), result.stderr
+    assert said in refused("levels", path, code=code)
 
 
 def test_a_url_is_refused_with_a_job_that_reads_it(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -19,6 +19,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.runs.signals import Signals, drains_within, run_child
 from halotile.graphs.submission import Submission
 from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
+from tests.cli.engine import MonkeyPatch
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def submitted(tmp_path: Path) -> RunDirectory:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def slurm(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """A folder of fake Slurm commands: jobs end after two queries."""
     for name, lines in {
         "squeue": f'[ -e "{tmp_path}/asked" ] && exit; touch "{tmp_path}/asked"; echo "7 COMPLETING (None)"',
@@ -55,9 +56,7 @@ def test_a_run_that_has_finished_cannot_be_cancelled(submitted: RunDirectory, sl
     assert not (slurm / "cancelled").exists()
 
 
-def test_a_job_that_ends_before_it_is_cancelled_counts_as_cancelled(
-    submitted: RunDirectory, slurm: Path
-) -> None:
+def test_a_job_that_ends_before_its_cancel_is_cancelled(submitted: RunDirectory, slurm: Path) -> None:
     (slurm / "scancel").write_text("#!/bin/sh\necho 'no such job' >&2; exit 1\n")
     assert "job 7 is cancelled" in batch.cancel(submitted.path)
 
@@ -68,18 +67,14 @@ def test_one_that_has_not_is_marked(submitted: RunDirectory, slurm: Path) -> Non
     assert (slurm / "cancelled").exists()
 
 
-def test_a_driver_that_is_killed_is_told_by_who_looks_after_it(
-    submitted: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_is_killed_is_told(submitted: RunDirectory, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("halotile.graphs.runs.signals.run_child", lambda *_: -signal.SIGKILL)
     assert batch.look_after(submitted.path) == 128 + signal.SIGKILL
     assert "its driver was killed (SIGKILL), for memory perhaps" in str(BatchFiles(submitted).failure())
 
 
 @pytest.mark.parametrize("begins_first", [False, True])
-def test_a_signal_that_comes_while_a_program_begins_is_passed_on(
-    monkeypatch: pytest.MonkeyPatch, begins_first: bool
-) -> None:
+def test_a_signal_at_the_beginning_is_passed_on(monkeypatch: MonkeyPatch, begins_first: bool) -> None:
     class Beginning(subprocess.Popen[bytes]):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             if begins_first:
@@ -96,7 +91,7 @@ def test_a_signal_that_comes_while_a_program_begins_is_passed_on(
     ("number", "words"), [(signal.SIGSEGV, "(SIGSEGV): `recon-cli"), (signal.SIGTERM, "None")]
 )
 def test_only_what_kills_without_being_asked_is_told(
-    number: signal.Signals, words: str, submitted: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, words: str, submitted: RunDirectory, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("halotile.graphs.runs.signals.run_child", lambda *_: -number)
     assert batch.look_after(submitted.path) == 128 + number
@@ -111,7 +106,7 @@ def test_a_run_that_never_began_is_not_to_be_resumed(submitted: RunDirectory, sl
     assert "resume" not in text
 
 
-def test_whoever_watches_sees_what_a_run_waits_for(
+def test_watching_shows_what_a_run_waits_for(
     submitted: RunDirectory, slurm: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (slurm / "squeue").write_text(
@@ -147,7 +142,7 @@ def test_a_drain_that_takes_too_long_hurries() -> None:
 
 
 def test_a_question_that_slurm_leaves_unanswered_does_not_end_a_cancel(
-    submitted: RunDirectory, slurm: Path, monkeypatch: pytest.MonkeyPatch
+    submitted: RunDirectory, slurm: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "POLL_SECONDS", 0.01)
     answers = f'n=$(cat "{slurm}/n" || echo 0); echo $((n + 1)) > "{slurm}/n"'

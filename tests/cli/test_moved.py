@@ -6,12 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from halotile.cli.main import app
 from halotile.graphs.runs.verify import verify
-
-RUNNER = CliRunner()
+from tests.cli.engine import printed
 
 CONFIG = """\
 version: 1
@@ -25,8 +22,7 @@ run: {workers: 1}
 
 
 def go(*words: str) -> None:
-    result = RUNNER.invoke(app, [*words])
-    assert result.exit_code == 0, result.output
+    printed(*words)
 
 
 def move(folder: Path, before: str, after: str) -> Path:

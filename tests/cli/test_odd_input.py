@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 import tifffile
 import zarr
-from typer.testing import CliRunner
 
 from halotile.cli.exits import BAD_DATA
-from halotile.cli.main import app
+from tests.cli.engine import MonkeyPatch, ask, printed, refused
 from tests.storage.fuzzing import ODD_HDF5, write_cxi, write_ptyd
 
-RUNNER = CliRunner()
 PIXELS = np.zeros((20, 33), np.float32)
 
 
@@ -79,9 +77,7 @@ PLACES = {
 
 @pytest.mark.parametrize("odd", ["compound", "bytes", "references"])
 @pytest.mark.parametrize(("file", "name"), [(file, name) for file in PLACES for name in PLACES[file]])
-def test_a_dataset_of_a_scan_that_has_no_numbers_is_named(
-    tmp_path: Path, file: str, name: str, odd: str
-) -> None:
+def test_a_dataset_without_numbers_is_named(tmp_path: Path, file: str, name: str, odd: str) -> None:
     path = tmp_path / file
     (write_cxi if file == "a.cxi" else write_ptyd)(path)
     with h5py.File(path, "r+") as opened:
@@ -114,7 +110,7 @@ def test_a_file_that_is_not_as_its_format_wants_it_is_refused(tmp_path: Path, od
 
 
 def _refused(path: Path) -> str:
-    result = RUNNER.invoke(app, ["info", str(path)])
+    result = ask("info", path)
     assert (result.exit_code, result.stderr[:7]) == (BAD_DATA, "error: ")
     assert path.name in result.stderr
     assert "unexpected" not in result.stderr
@@ -127,12 +123,10 @@ def _refused(path: Path) -> str:
     ids=["a resolution without numbers", "no transformations", "an empty list of them"],
 )
 def test_a_pixel_size_that_is_not_told_is_unknown(tmp_path: Path, make: Callable[[Path], Path]) -> None:
-    result = RUNNER.invoke(app, ["info", str(make(tmp_path)), "--json"])
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["scale"][-1] == 1.0
+    assert json.loads(printed("info", make(tmp_path), "--json"))["scale"][-1] == 1.0
 
 
-def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     np.save(tmp_path / "a.npy", PIXELS)
     before = Path.open
 
@@ -142,18 +136,15 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pyt
         return before(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", forbidden)
-    result = RUNNER.invoke(app, ["info", str(tmp_path / "a.npy")])
-    assert result.exit_code == BAD_DATA
-    assert "a.npy: its format cannot be determined: [Errno 13] Permission denied" in result.stderr
+    assert "a.npy: its format cannot be determined: [Errno 13] Permission denied" in refused(
+        "info", tmp_path / "a.npy", code=BAD_DATA
+    )
 
 
 def test_a_link_to_nothing_in_a_job_is_told_as_that(config: Path) -> None:
     image = config.with_name("noisy.npy")
     image.unlink()
     image.symlink_to("moved.npy")
-    result = RUNNER.invoke(app, ["validate", str(config)])
-    assert result.exit_code == BAD_DATA
-    assert (
-        f"input.path: {image} does not exist: {image} is a link to moved.npy, where nothing is"
-        in result.stderr
+    assert f"input.path: {image} does not exist: {image} is a link to moved.npy, where nothing is" in refused(
+        "validate", config, code=BAD_DATA
     )

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from halotile.cli import batch
 from halotile.cli.exits import BAD_DATA, OK, USAGE
-from halotile.cli.main import app
 from halotile.errors import DamagedData, OutputInUse
-from halotile.storage.run_directory.directory import BATCH, FAILED, BatchFiles, RunDirectory
+from halotile.storage.run_directory.directory import BATCH, BatchFiles, RunDirectory
 from halotile.storage.run_directory.journal import VERSION
 from halotile.storage.run_directory.json_files import with_checksum
 from halotile.storage.run_directory.locks import LOCK
+from tests.cli.engine import ask
 from tests.storage.outputs import PLAIN, written
 
-RUNNER = CliRunner()
 DEEP = "[" * 100_000
 SUBMITTED = {"number": "", "attempts": 1, "submitted": 1.0, "began": 2.0, "submitted_from": "here"}
 CONFIG = """\
@@ -48,7 +44,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def said(*words: str, code: int) -> str:
     """What a command says that ends with this code."""
-    result = RUNNER.invoke(app, [*words])
+    result = ask(*words)
     assert result.exit_code == code, result.output
     assert "unexpected" not in result.output
     return result.output
@@ -80,23 +76,10 @@ def test_a_status_that_is_no_object_is_none(run: RunDirectory, text: str) -> Non
     said("verify", str(run.path), "-q", code=OK)
 
 
-EVENTS = [
-    [],
-    3,
-    {"event": []},
-    {"event": "bad block", "block": []},
-    {"event": "bad block", "block": 3, "index": 5, "error": None},
-]
-
-
-def test_odd_events_are_left_out(run: RunDirectory) -> None:
+def test_events_that_are_none_are_left_out(run: RunDirectory) -> None:
     run.write_status({"state": "finished", "done": 3, "total": 4, "failed": 1})
-    lines = [
-        DEEP,
-        *map(json.dumps, EVENTS),
-        '{"event": "bad block", "block": 7, "index": [0, 1], "error": "E"}',
-    ]
-    run.events_path.write_text("\n".join(lines))
+    bad = {"event": "bad block", "block": 7, "index": [0, 1], "error": "E"}
+    run.events_path.write_text("\n".join([DEEP, *map(json.dumps, ([], 3, {"event": []}, bad))]))
     assert "block 7 (index (0, 1)): E" in said("status", str(run.path), code=OK)
 
 
@@ -114,24 +97,13 @@ def test_a_lock_that_does_not_say_whose_it_is_is_another_runs(run: RunDirectory,
 @pytest.mark.parametrize(
     "odd", [{"number": []}, {"attempts": "x"}, {"submitted": None}, {"began": "x"}, {"submitted_from": 3}]
 )
-def test_an_odd_batch_job_is_none(run: RunDirectory, odd: dict[str, Any]) -> None:
+def test_an_odd_batch_job_is_damaged(run: RunDirectory, odd: dict[str, Any]) -> None:
     run.write_status({"state": "finished"})
     (run.path / BATCH).write_text(json.dumps(SUBMITTED | odd))
-    assert said("status", str(run.path), code=OK).startswith("finished")
+    assert "Remove it, and submit" in said("status", str(run.path), code=BAD_DATA)
     assert "Remove it, and submit" in said("cancel", str(run.path), code=BAD_DATA)
     with pytest.raises(DamagedData):
         BatchFiles(run).read()
-
-
-@pytest.mark.parametrize("lost", SUBMITTED)
-def test_a_batch_job_of_which_something_is_lost_is_none(run: RunDirectory, lost: str) -> None:
-    run.write_status({"state": "running", "host": os.uname().nodename, "dashboard": "http://127.0.0.1:1/"})
-    (run.path / BATCH).write_text(json.dumps({key: SUBMITTED[key] for key in SUBMITTED if key != lost}))
-    (run.path / FAILED).write_bytes(b"\xff")
-    said("status", str(run.path), code=OK)
-    said("cancel", str(run.path), code=USAGE)
-    with run.lock():
-        assert "http://127.0.0.1:1/" in batch.dashboard_words(run.path)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_words_and_names_are_utf8_in_any_locale(words: str, said: str, tmp_path:
     ("system", "machine", "verdict"),
     [("Linux", "x86_64", "ok"), ("Linux", "aarch64", "note"), ("Darwin", "arm64", "note")],
 )
-def test_the_doctor_tells_where_nobody_has_tested(
+def test_an_untested_platform_is_told(
     monkeypatch: pytest.MonkeyPatch, system: str, machine: str, verdict: str
 ) -> None:
     monkeypatch.setattr(platform, "system", lambda: system)

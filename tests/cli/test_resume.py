@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from halotile.cli.main import app
 from halotile.storage.run_directory.directory import RunDirectory
-from tests.cli.engine import RUNNER, Engine, save_job
+from tests.cli.engine import Engine, ask, refused, save_job
 
 
 @pytest.mark.parametrize("named_by", ["directory", "output"])
@@ -17,7 +16,7 @@ def test_resume_goes_on_from_the_run_directory(config: Path, engine: Engine, nam
     output = config.with_name("clean.zarr")
     directory = save_job(config, output)
     words = ["resume", str(directory if named_by == "directory" else output), "--workers", "3"]
-    assert RUNNER.invoke(app, words).exit_code == 0
+    assert ask(*words).exit_code == 0
     (plan,) = engine.plans
     assert (plan.fresh, plan.job.run.workers, plan.job.denoiser.options) == (False, 3, {"strength": 0.2})
 
@@ -26,14 +25,12 @@ def test_a_run_directory_that_was_moved_alone_is_not_resumed(config: Path, engin
     directory = save_job(config, config.with_name("clean.zarr"))
     for name in ("copy.run", "copy"):
         directory = directory.rename(directory.with_name(name))
-        result = RUNNER.invoke(app, ["resume", str(directory)])
-        assert result.exit_code == 2
-        assert "it was moved or copied. Move both back" in result.stderr
+        assert "it was moved or copied. Move both back" in refused("resume", directory)
     assert not engine.plans
 
 
 @pytest.mark.parametrize("relative", [False, True])
-def test_a_run_that_was_moved_with_its_output_goes_on_there(
+def test_a_run_that_was_moved_goes_on(
     config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, relative: bool
 ) -> None:
     directory = save_job(config, config.with_name("clean.zarr")).rename(config.with_name("moved.zarr.run"))
@@ -41,7 +38,7 @@ def test_a_run_that_was_moved_with_its_output_goes_on_there(
     moved.mkdir()
     monkeypatch.chdir(config.parent)
     for _ in range(2):
-        assert RUNNER.invoke(app, ["resume", directory.name if relative else str(directory)]).exit_code == 0
+        assert ask("resume", directory.name if relative else str(directory)).exit_code == 0
     assert [plan.job.output.path for plan in engine.plans] == [str(moved)] * 2
     saved = json.loads((directory / "job.json").read_text())
     assert (saved["output"]["path"], saved["denoiser"]["strength"]) == (str(moved), 0.2)
@@ -53,9 +50,9 @@ def test_a_run_that_may_be_a_copy_is_not_resumed(config: Path, engine: Engine, l
     before = (directory / "job.json").read_text()
     for name in ("moved.zarr", left):
         config.with_name(name).mkdir()
-    result = RUNNER.invoke(app, ["resume", str(directory)])
-    assert result.exit_code == 2
-    assert "it was moved or copied, and something still stands at the old place" in result.stderr
+    assert "it was moved or copied, and something still stands at the old place" in refused(
+        "resume", directory
+    )
     assert (directory / "job.json").read_text() == before
     assert not engine.plans
 
@@ -65,6 +62,6 @@ def test_a_run_that_was_moved_while_it_works_is_left_alone(config: Path, engine:
     config.with_name("moved.zarr").mkdir()
     before = (directory / "job.json").read_text()
     with RunDirectory(directory).lock():
-        result = RUNNER.invoke(app, ["resume", str(directory)])
+        result = ask("resume", directory)
     assert (result.exit_code, "in use" in result.stderr) == (2, True)
     assert (directory / "job.json").read_text() == before

@@ -8,16 +8,15 @@ from typing import Any
 
 import jsonschema
 import pytest
-from typer.testing import CliRunner
 
 from halotile import registry
-from halotile.cli.config.kinds import keys_of_job
 from halotile.cli.config.schema import config_schema
+from halotile.cli.config.sections import keys_of_job
 from halotile.cli.config.yaml_source import read_text
-from halotile.cli.main import app
 from halotile.graphs.kinds.base import kind_names
 from halotile.graphs.kinds.sections import NamedChoice
 from halotile.graphs.rules.keys import keys_of
+from tests.cli.engine import ask
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def schema() -> dict[str, Any]:
 
 
 def test_it_is_written_as_json(schema: dict[str, Any]) -> None:
-    assert json.loads(CliRunner().invoke(app, ["schema"]).stdout) == schema
+    assert json.loads(ask("schema").stdout) == schema
 
 
 def of(schema: dict[str, Any], job: str) -> dict[str, Any]:
@@ -44,9 +43,7 @@ SECTIONS = [
 
 
 @pytest.mark.parametrize(("job", "section"), SECTIONS)
-def test_every_key_is_there_with_a_description_and_no_other_is_allowed(
-    schema: dict[str, Any], job: str, section: str
-) -> None:
+def test_every_key_is_described_and_no_other_allowed(schema: dict[str, Any], job: str, section: str) -> None:
     part = of(schema, job)["properties"][section]
     assert set(part["properties"]) == set(keys_of(keys_of_job(job).sections[section]))
     assert all(entry["description"] for entry in part["properties"].values())
@@ -101,17 +98,13 @@ def test_what_must_be_written_is_required(schema: dict[str, Any]) -> None:
         {"run": {"stall_seconds": 0}},
     ],
 )
-def test_numbers_that_are_too_small_do_not_fit(
-    schema: dict[str, Any], config: Any, wrong: dict[str, Any]
-) -> None:
+def test_too_small_numbers_do_not_fit(schema: dict[str, Any], config: Any, wrong: dict[str, Any]) -> None:
     tree = read_text(config.read_text(), "config.yaml").tree
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(tree | wrong, schema)
 
 
-def test_the_config_of_the_readme_fits_and_a_misspelt_one_does_not(
-    schema: dict[str, Any], config: Any
-) -> None:
+def test_the_config_of_the_readme_fits_and_a_wrong_one_does_not(schema: dict[str, Any], config: Any) -> None:
     tree = read_text(config.read_text(), "config.yaml").tree
     jsonschema.validate(tree, schema)
     with pytest.raises(jsonschema.ValidationError):
@@ -120,9 +113,7 @@ def test_the_config_of_the_readme_fits_and_a_misspelt_one_does_not(
         jsonschema.validate(tree | {"denoiser": {"name": "tv", "strenght": 1}}, schema)
 
 
-def test_a_reconstruction_fits_and_a_misspelt_one_does_not(
-    schema: dict[str, Any], reconstruction: Path
-) -> None:
+def test_a_reconstruction_fits_and_a_wrong_one_does_not(schema: dict[str, Any], reconstruction: Path) -> None:
     tree = read_text(reconstruction.read_text(), "reconstruct.yaml").tree
     jsonschema.validate(tree, schema)
     blur = tree["operators"][0]

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from typer.testing import CliRunner
 
-from halotile.cli.main import app
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.runs import driver
+from tests.cli.engine import ask, printed, refused
 
-RUNNER = CliRunner()
 JOB = """\
 version: 1
 job: reconstruct
@@ -39,7 +37,7 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.mark.cluster
-def test_measurements_are_written_and_then_the_job_is_whole(
+def test_measurements_make_the_job_whole(
     config: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on_the_cluster(*given: Any, **options: Any) -> Any:
@@ -47,22 +45,19 @@ def test_measurements_are_written_and_then_the_job_is_whole(
 
     run = driver.run
     monkeypatch.setattr(driver, "run", on_the_cluster)
-    assert RUNNER.invoke(app, ["validate", str(config)]).exit_code == 4
-    done = RUNNER.invoke(app, ["simulate", str(config), "--noise", "poisson", "--gain", "0.01", "--json"])
-    assert done.exit_code == 0, done.stderr
-    told = json.loads(done.stdout)
+    assert ask("validate", config).exit_code == 4
+    told = json.loads(printed("simulate", config, "--noise", "poisson", "--gain", "0.01", "--json"))
     assert (told["output"], told["done"]) == (str(config.parent / "y0.zarr"), told["total"])
     arrays = [zarr.open_array(config.parent / f"y{number}.zarr", mode="r") for number in range(2)]
     assert [array.shape for array in arrays] == [(64, 48), (20, 30)]
     noise = json.loads((config.parent / "y0.zarr.run" / "job.json").read_text())["noise"]
     assert (noise["name"], noise["gain"]) == ("poisson", 0.01)
-    assert RUNNER.invoke(app, ["validate", str(config)]).exit_code == 0
-    refused = RUNNER.invoke(app, ["simulate", str(config)])
-    assert refused.exit_code == 2
-    assert "y0.zarr.run belongs to a different job:" in refused.stderr
-    assert 'noise.name was "poisson", is "gaussian"' in refused.stderr
-    assert "--overwrite" in refused.stderr
-    again = RUNNER.invoke(app, ["simulate", str(config), "--overwrite", "--quiet"])
+    assert ask("validate", config).exit_code == 0
+    message = refused("simulate", config)
+    assert "y0.zarr.run belongs to a different job:" in message
+    assert 'noise.name was "poisson", is "gaussian"' in message
+    assert "--overwrite" in message
+    again = ask("simulate", config, "--overwrite", "--quiet")
     assert (again.exit_code, again.stdout, again.stderr) == (0, "", "")
 
 
@@ -87,9 +82,7 @@ def test_measurements_are_written_and_then_the_job_is_whole(
 )  # fmt: skip
 def test_what_cannot_be_simulated_is_refused(config: Path, words: list[str], code: int, said: str) -> None:
     before = sorted(config.parent.iterdir())
-    result = RUNNER.invoke(app, ["simulate", str(config), *words])
-    assert result.exit_code == code, result.stderr
-    assert said in result.stderr
+    assert said in refused("simulate", config, *words, code=code)
     assert sorted(config.parent.iterdir()) == before
 
 
@@ -100,6 +93,4 @@ def test_a_job_without_operators_is_none_to_simulate(tmp_path: Path) -> None:
         "version: 1\njob: denoise\ninput: {path: noisy.npy}\noutput: {path: x.zarr}\n"
         "denoiser: {name: median, size: 3}\n"
     )
-    result = RUNNER.invoke(app, ["simulate", str(path)])
-    assert result.exit_code == 2
-    assert "job is denoise: measurements are simulated of a reconstruction" in result.stderr
+    assert "job is denoise: measurements are simulated of a reconstruction" in refused("simulate", path)

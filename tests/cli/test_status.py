@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -15,12 +13,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from typer.testing import CliRunner
 
 from halotile.cli import batch, running
 from halotile.cli.config import loading
 from halotile.cli.exits import StoppedEarly
-from halotile.cli.main import app
 from halotile.cli.screens.progress_report import Lines
 from halotile.cli.status import SILENCE_SECONDS, read_status, watch
 from halotile.errors import ClusterFailed, ConfigError
@@ -28,8 +24,7 @@ from halotile.graphs.clusters.base import ADDRESS, ATTENDED, VARIABLE
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.submission import Submission
 from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
-
-RUNNER = CliRunner()
+from tests.cli.engine import MonkeyPatch, ask, printed, refused
 
 
 @pytest.fixture
@@ -51,7 +46,7 @@ def record(directory: RunDirectory, **changed: Any) -> None:
 def test_a_running_run_tells_how_far_it_is(directory: RunDirectory) -> None:
     with directory.lock():
         record(directory)
-        result = RUNNER.invoke(app, ["status", str(directory.path)])
+        result = ask("status", directory.path)
     assert result.exit_code == 0
     head, *rows = result.stdout.splitlines()
     shown = dict(row.split(maxsplit=1) for row in rows)
@@ -63,7 +58,7 @@ def test_a_running_run_tells_how_far_it_is(directory: RunDirectory) -> None:
 
 def test_what_was_held_of_a_card_is_told(directory: RunDirectory) -> None:
     record(directory, peak_memory_bytes=2**30, device_peak_bytes=3 * 2**30)
-    shown = RUNNER.invoke(app, ["status", str(directory.path)]).stdout
+    shown = ask("status", directory.path).stdout
     assert "GPU memory" in shown
     assert "3 GiB at the peak in one worker" in shown
 
@@ -71,7 +66,7 @@ def test_what_was_held_of_a_card_is_told(directory: RunDirectory) -> None:
 @pytest.mark.parametrize("state", ["planned", "running", "draining"])
 def test_a_run_without_its_driver_is_interrupted(directory: RunDirectory, state: str) -> None:
     record(directory, state=state, pid=123)
-    result = RUNNER.invoke(app, ["status", str(directory.path)])
+    result = ask("status", directory.path)
     assert result.stdout.startswith("interrupted\n")
     last = result.stdout.splitlines()[-1]
     driver = f"pid 123 on {socket.gethostname()}"
@@ -79,9 +74,7 @@ def test_a_run_without_its_driver_is_interrupted(directory: RunDirectory, state:
 
 
 @pytest.mark.parametrize(("silent_seconds", "state"), [(3, "running"), (SILENCE_SECONDS + 5, "interrupted")])
-def test_a_driver_on_another_host_is_given_time(
-    directory: RunDirectory, silent_seconds: float, state: str
-) -> None:
+def test_a_driver_elsewhere_is_given_time(directory: RunDirectory, silent_seconds: float, state: str) -> None:
     record(directory, host="elsewhere", updated=time.time() - silent_seconds)
     assert read_status(directory.path).state == state
 
@@ -93,8 +86,8 @@ def test_a_run_that_is_over_is_not_called_interrupted(directory: RunDirectory, s
     assert (status.state, status.over, status.driver_gone) == (state, True, False)
 
 
-def test_a_run_that_ends_between_two_looks_is_not_called_interrupted(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_ends_between_two_looks_has_finished(
+    directory: RunDirectory, monkeypatch: MonkeyPatch
 ) -> None:
     record(directory)
 
@@ -105,7 +98,7 @@ def test_a_run_that_ends_between_two_looks_is_not_called_interrupted(
     assert read_status(directory.path).state == "finished"
 
 
-def stale(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+def stale(monkeypatch: MonkeyPatch, times: int) -> None:
     """Files of the run that another machine replaces while they are read, so many times."""
     read = Path.read_bytes
     left = iter(range(times))
@@ -119,42 +112,26 @@ def stale(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     monkeypatch.setattr("halotile.cli.status.STALE_SECONDS", 0.0)
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_looked_at_again(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_is_replaced_is_looked_at_again(
+    directory: RunDirectory, monkeypatch: MonkeyPatch
 ) -> None:
     record(directory, state="finished")
     stale(monkeypatch, 3)
-    assert RUNNER.invoke(app, ["status", str(directory.path), "--watch"]).exit_code == 0
+    assert ask("status", directory.path, "--watch").exit_code == 0
 
 
-def test_files_that_stay_stale_are_told_in_words(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_stay_stale_are_told_in_words(directory: RunDirectory, monkeypatch: MonkeyPatch) -> None:
     record(directory)
     stale(monkeypatch, 1000)
-    result = RUNNER.invoke(app, ["status", str(directory.path)])
-    assert result.exit_code == 2
-    assert "its file system says that the files there are stale" in result.stderr
+    assert "its file system says that the files there are stale" in refused("status", directory.path)
 
 
 def test_the_output_leads_to_the_run_beside_it(directory: RunDirectory) -> None:
     record(directory, state="finished")
-    result = RUNNER.invoke(app, ["status", str(directory.path.with_name("clean.zarr")), "--json"])
+    result = ask("status", directory.path.with_name("clean.zarr"), "--json")
     found = json.loads(result.stdout)
     assert found["run_directory"] == str(directory.path)
     assert (found["state"], found["percent"], found["output"]) == ("finished", 37.5, "/data/clean.zarr")
-
-
-def test_a_status_loads_nothing_heavy(directory: RunDirectory) -> None:
-    record(directory)
-    code = (
-        "import sys; from halotile.cli.main import app\n"
-        f"app(['status', {str(directory.path)!r}], standalone_mode=False)\n"
-        "assert not {'torch', 'deepinv', 'dask', 'distributed', 'zarr'} & {*sys.modules}, sorted(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "150 of 400 blocks" in done.stdout
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[1]"])
@@ -167,14 +144,10 @@ def test_a_status_that_cannot_be_read_is_a_message(directory: RunDirectory, cont
 
 
 def test_a_path_without_a_run_is_refused(tmp_path: Path) -> None:
-    result = RUNNER.invoke(app, ["status", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "no run here" in result.stderr
+    assert "no run here" in refused("status", tmp_path)
 
 
-def test_a_run_killed_before_its_first_block_tells_what_was_there_and_no_rate(
-    directory: RunDirectory,
-) -> None:
+def test_a_run_killed_before_its_first_block_has_no_rate(directory: RunDirectory) -> None:
     record(directory, done=100, seconds=0.0, pixels_done=0, pid=123)
     text = shown_by_status(directory)
     assert "100 of 400 blocks (100 resumed), 25.0 %" in text
@@ -183,62 +156,34 @@ def test_a_run_killed_before_its_first_block_tells_what_was_there_and_no_rate(
     assert "rate" not in shown_by_status(directory), "no time has passed"
 
 
-def test_programs_are_given_whole_paths(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_are_given_whole_paths(directory: RunDirectory, monkeypatch: MonkeyPatch) -> None:
     record(directory, state="finished")
     monkeypatch.chdir(directory.path.parent)
-    found = json.loads(RUNNER.invoke(app, ["status", directory.path.name, "--json"]).stdout)
+    found = json.loads(ask("status", directory.path.name, "--json").stdout)
     assert found["run_directory"] == str(directory.path)
 
 
 def give_up(directory: RunDirectory, *numbers: int, error: str = "ValueError: poisoned\n  by hand") -> None:
     for number in numbers:
-        event = {
-            "event": "bad block",
-            "block": number,
-            "index": [0, number],
-            "error": error,
-            "traceback": "x",
-        }
-        directory.append_event(event)
+        event = {"event": "bad block", "block": number, "index": [0, number], "error": error}
+        directory.append_event(event | {"traceback": "x"})
 
 
 def shown_by_status(directory: RunDirectory, *words: str) -> str:
-    result = RUNNER.invoke(app, ["status", str(directory.path), *words])
-    assert result.exit_code == 0
-    return result.stdout
+    return printed("status", directory.path, *words)
 
 
 @pytest.mark.parametrize(
     ("state", "failed", "done", "words"),
     [
-        (
-            "finished",
-            1,
-            399,
-            "finished, except 1 bad block: once the cause is fixed, run `{}`; only this one is",
-        ),
-        (
-            "finished",
-            2,
-            398,
-            "finished, except 2 bad blocks: once the cause is fixed, run `{}`; only these are",
-        ),
-        (
-            "failed",
-            2,
-            398,
-            "failed with 2 bad blocks: once the cause is fixed, run `{}`; only these are redone",
-        ),
-        (
-            "failed",
-            2,
-            100,
-            "failed with 2 bad blocks: once the cause is fixed, run `{}`; what is done stays done",
-        ),
+        ("finished", 1, 399, "finished, except 1 bad block: once the cause is fixed, run `{}`; only this one is"),
+        ("finished", 2, 398, "finished, except 2 bad blocks: once the cause is fixed, run `{}`; only these are"),
+        ("failed", 2, 398, "failed with 2 bad blocks: once the cause is fixed, run `{}`; only these are redone"),
+        ("failed", 2, 100, "failed with 2 bad blocks: once the cause is fixed, run `{}`; what is done stays done"),
         ("failed", 0, 100, "failed: once the cause is fixed, run `{}`"),
     ],
-)
-def test_a_run_with_bad_blocks_names_them_and_what_to_do(
+)  # fmt: skip
+def test_bad_blocks_are_named(
     directory: RunDirectory, state: str, failed: int, done: int, words: str
 ) -> None:
     give_up(directory, 300)
@@ -263,17 +208,17 @@ def test_of_many_bad_blocks_the_first_five_are_named(directory: RunDirectory) ->
     assert "and 4 more, in events.jsonl" in text
 
 
-def test_bad_blocks_of_a_damaged_picture_are_redone_as_the_same_input(directory: RunDirectory) -> None:
-    give_up(directory, 7, error="DamagedData: noisy.zarr/c/0/0 is cut short")
-    record(directory, state="finished", failed=1, done=399)
-    words = f"once the image is repaired, run `recon-cli resume {directory.path} --same-input`"
-    assert words in shown_by_status(directory)
-
-
-def test_the_side_input_of_bad_blocks_is_what_has_to_be_mended(directory: RunDirectory) -> None:
-    give_up(directory, 7, 8, error="InputError: the side input sigma holds NaN or infinity in row 3.")
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("DamagedData: noisy.zarr/c/0/0 is cut short", "the image"),
+        ("InputError: the side input sigma holds NaN or infinity in row 3.", "input.sides.sigma"),
+    ],
+)
+def test_what_has_to_be_repaired_is_named(directory: RunDirectory, error: str, cause: str) -> None:
+    give_up(directory, 7, 8, error=error)
     record(directory, state="finished", failed=2, done=398)
-    words = f"once input.sides.sigma is repaired, run `recon-cli resume {directory.path} --same-input`"
+    words = f"once {cause} is repaired, run `recon-cli resume {directory.path} --same-input`"
     assert words in shown_by_status(directory)
 
 
@@ -307,7 +252,7 @@ NO_ANSWER = "no answer"
 )
 def test_a_submitted_run_is_not_over_between_two_attempts(
     directory: RunDirectory,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
     recorded: dict[str, Any] | None,
     job: str | None,
     locked: bool,
@@ -330,9 +275,7 @@ def test_a_submitted_run_is_not_over_between_two_attempts(
     assert (now.state, now.over) == (shown, shown in ("stopped", "failed", "finished"))
 
 
-def test_a_job_whose_time_is_up_while_it_plans_is_told_its_walltime_is_too_short(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_walltime_too_short_to_plan_is_told(directory: RunDirectory, monkeypatch: MonkeyPatch) -> None:
     def stopped(*_: object, **__: object) -> NoReturn:
         raise StoppedEarly("stopped on SIGUSR1")
 

@@ -188,9 +188,7 @@ def test_iterations_go_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
 
 
 @pytest.mark.thorough
-def test_blocks_for_which_no_time_is_left_are_given_up_and_done_in_another_attempt(
-    job: HpcJob, slurm: Slurm
-) -> None:
+def test_blocks_for_which_no_time_is_left_are_done_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.3)
     number = submitted(job, "--set", 'cluster.directives=["--signal=B:USR1@8"]')
     wait_for(lambda: len(job.log()) > 4)
@@ -340,9 +338,7 @@ def test_files_of_a_submitted_run_are_for_their_owner(job: HpcJob) -> None:
     assert all("PRIVATE KEY" not in path.read_text(errors="replace") for path in own)
 
 
-def test_many_images_go_on_in_another_attempt_and_a_finished_one_is_not_run_again(
-    job: HpcJob, slurm: Slurm
-) -> None:
+def test_many_images_go_on_in_another_attempt_without_finished_ones(job: HpcJob, slurm: Slurm) -> None:
     names = ("a", "b", "c")
     for name in names:
         shutil.copytree(job.folder / "in.zarr", job.folder / f"scans/{name}.zarr")

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from skimage.data import camera
-from typer.testing import CliRunner
 
 import halotile
-from halotile.cli.main import app
 from halotile.errors import ConfigError, OutputRefused
+from tests.cli.engine import ask, printed, refused
 
-RUNNER = CliRunner()
 JOB = """\
 version: 1
 job: denoise
@@ -36,17 +34,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def invoke(*words: str) -> Any:
-    return RUNNER.invoke(app, ["try", *words])
-
-
 def test_every_combination_is_drawn_and_the_best_is_named(folder: Path) -> None:
     lists = ("--set", "denoiser.name=tv,nlm", "--set", "denoiser.strength=0.2,0.8,8")
-    result = invoke("job.yaml", "sheet.png", *lists)
-    assert result.exit_code == 0, result.output
-    assert result.stdout.count("(SURE)") == 6
-    assert result.stdout.count("strength=8") == result.stdout.count("; the residual holds structure") == 2
-    suggested = result.stdout.partition("suggested")[2]
+    result = printed("try", "job.yaml", "sheet.png", *lists)
+    assert result.count("(SURE)") == 6
+    assert result.count("strength=8") == result.count("; the residual holds structure") == 2
+    suggested = result.partition("suggested")[2]
     assert "--set denoiser.strength=0.8" in suggested
     sheet = np.asarray(Image.open(folder / "sheet.png")).astype(int)
     assert (sheet.shape > np.array([2 * 200, 4 * 160, 0])).all()
@@ -69,9 +62,11 @@ def test_the_suggestion_names_its_plane(folder: Path) -> None:
     plane = np.load("a.npy")
     np.save("a.npy", np.stack([plane, plane]))
     lists = ("--set", "denoiser.strength=0.5,1", "--set", "input.axes=cyx")
-    result = invoke("job.yaml", *lists, "--plane", "c=1", "--region", "0:64,0:64")
-    assert result.exit_code == 0, result.output
-    suggested = " ".join(result.stdout.partition("suggested")[2].split())
+    suggested = " ".join(
+        printed("try", "job.yaml", *lists, "--plane", "c=1", "--region", "0:64,0:64")
+        .partition("suggested")[2]
+        .split()
+    )
     assert suggested.endswith("(for plane c=1; others may need another: --plane)")
 
 
@@ -81,16 +76,16 @@ def test_no_setting_is_suggested_where_none_beats_the_noisy_crop(folder: Path) -
     np.save("a.npy", hot)
     (folder / "job.yaml").write_text(JOB.replace("tv, strength: 1.0, sigma: auto", "gaussian, sigma: 1.0"))
     lists = ("--set", "denoiser.sigma=1,2", "--region", "0:64,0:64")
-    result = invoke("job.yaml", "sheet.png", *lists)
+    result = ask("try", "job.yaml", "sheet.png", *lists)
     assert "no setting is better than the image as it is" in " ".join(result.stdout.split())
     assert "--set" not in result.stdout
-    found = json.loads(invoke("job.yaml", *lists, "--json").stdout)
+    found = json.loads(ask("try", "job.yaml", *lists, "--json").stdout)
     assert min(entry["error"] for entry in found["settings"]) >= 1
     assert found["suggested"] is None
 
 
 def test_figures_for_programs(folder: Path) -> None:
-    result = invoke("job.yaml", "--json", "--set", "denoiser.strength=1,-1", "--region", "0:64,0:64")
+    result = ask("try", "job.yaml", "--json", "--set", "denoiser.strength=1,-1", "--region", "0:64,0:64")
     found = json.loads(result.stdout)
     assert found["place"] == {"y": [0, 64], "x": [0, 64]}
     assert [entry["set"] for entry in found["settings"]] == [["denoiser.strength=1"]] == [found["suggested"]]
@@ -116,27 +111,27 @@ def test_figures_for_programs(folder: Path) -> None:
     ],
 )
 def test_mistakes_are_named(folder: Path, words: list[str], message: str) -> None:
-    result = invoke("job.yaml", *words)
+    result = ask("try", "job.yaml", *words)
     assert result.exit_code in (2, 4)
     assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_other_jobs_are_refused(reconstruction: Path) -> None:
-    result = invoke(str(reconstruction))
-    assert (result.exit_code, "only the settings of job: denoise" in result.stderr) == (2, True)
+    assert "only the settings of job: denoise" in refused("try", reconstruction)
 
 
 def test_a_sheet_replaces_nothing_unasked_and_the_image_never(folder: Path) -> None:
     noisy = np.random.default_rng(0).integers(0, 255, (64, 64), "u1")
     Image.fromarray(noisy).save("scan.png")
     Path("sheet.png").write_text("mine")
-    assert invoke("job.yaml", "sheet.png").exit_code == 2
+    assert ask("try", "job.yaml", "sheet.png").exit_code == 2
     assert Path("sheet.png").read_text() == "mine"
-    assert invoke("job.yaml", "sheet.png", "--overwrite").exit_code == 0
+    assert ask("try", "job.yaml", "sheet.png", "--overwrite").exit_code == 0
     before = Path("scan.png").read_bytes()
-    result = invoke("job.yaml", "scan.png", "--overwrite", "--set", "input.path=scan.png")
-    assert (result.exit_code, "it is the image" in result.stderr) == (2, True)
+    assert "it is the image" in refused(
+        "try", "job.yaml", "scan.png", "--overwrite", "--set", "input.path=scan.png"
+    )
     assert Path("scan.png").read_bytes() == before
 
 
@@ -156,9 +151,8 @@ def test_a_script_lists_values_of_any_kind(folder: Path) -> None:
 
 def test_without_pillow_the_figures_remain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.ImageFont", None)
-    result = invoke("job.yaml", "sheet.png")
-    assert (result.exit_code, 'pip install "halotile[images]"' in result.stderr) == (2, True)
-    assert invoke("job.yaml").exit_code == 0
+    assert 'pip install "halotile[images]"' in refused("try", "job.yaml", "sheet.png")
+    assert ask("try", "job.yaml").exit_code == 0
 
 
 def test_a_job_for_many_images_is_tried_on_the_first(folder: Path) -> None:
@@ -166,13 +160,13 @@ def test_a_job_for_many_images_is_tried_on_the_first(folder: Path) -> None:
     job = JOB.replace("a.npy", '"*.npy"').replace("o.zarr", '"{stem}.zarr"')
     (folder / "many.yaml").write_text(job)
     many, one = (
-        invoke(name, "--set", "denoiser.strength=1,2", "--json") for name in ("many.yaml", "job.yaml")
+        ask("try", name, "--set", "denoiser.strength=1,2", "--json") for name in ("many.yaml", "job.yaml")
     )
     assert (many.exit_code, json.loads(many.stdout)) == (0, json.loads(one.stdout))
 
 
 def test_a_narrow_crop_has_a_sheet_of_usual_size(folder: Path) -> None:
-    assert invoke("job.yaml", "s.png", "--region", "0:200,0:4").exit_code == 0
+    assert ask("try", "job.yaml", "s.png", "--region", "0:200,0:4").exit_code == 0
     with Image.open(folder / "s.png") as sheet:
         assert max(sheet.size) < 3000
 

@@ -14,18 +14,17 @@ from types import ModuleType
 import pytest
 import zarr
 
-from halotile.cli.main import app
 from halotile.cli.screens.outcome_rows import remedy
 from halotile.graphs.runs.verify import Verdict
 from halotile.graphs.runs.verify import verify as verify_output
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
-from tests.cli.engine import RUNNER, save_job
+from tests.cli.engine import MonkeyPatch, ask, printed, refused, save_job
 from tests.faults import flip_bit
 from tests.storage.test_lost_shards import written
 
 
-def find(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
+def find(monkeypatch: MonkeyPatch, verdict: Verdict) -> None:
     """Have every check find this."""
     module = ModuleType("verify")
     module.verify = lambda output, **_: verdict  # type: ignore[attr-defined]
@@ -44,23 +43,21 @@ def find(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
         (Verdict(4, 3, ("block 0: cut",), 0, RangeSet([2])), 4, "1 block is not done: 2"),
     ],
 )
-def test_verify_tells_what_is_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, code: int, words: str
+def test_damage_is_told(
+    tmp_path: Path, monkeypatch: MonkeyPatch, verdict: Verdict, code: int, words: str
 ) -> None:
     find(monkeypatch, verdict)
-    result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
+    result = ask("verify", tmp_path / "clean.zarr")
     assert result.exit_code == code
     assert words in result.stdout
     assert ("recon-cli resume" in result.stderr) == (code == 3)
-    as_json = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr"), "--json"])
+    as_json = ask("verify", tmp_path / "clean.zarr", "--json")
     assert json.loads(as_json.stdout)["ok"] == (code == 0)
 
 
-def test_verify_says_where_a_repair_has_to_iterate_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_says_where_a_repair_has_to_iterate_again(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     find(monkeypatch, Verdict(4, 4, ("block 2: cut",), 0, iterates=True))
-    said = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")]).stderr
+    said = ask("verify", tmp_path / "clean.zarr").stderr
     assert (
         "--repair` does all passes again, from the start, and writes the damaged blocks, and discards edits."
         in said
@@ -90,20 +87,15 @@ def test_verify_says_where_a_repair_has_to_iterate_again(
     ],
 )
 def test_verify_says_what_a_repair_would_do(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    problems: tuple[str, ...],
-    undone: int,
-    words: str,
+    tmp_path: Path, monkeypatch: MonkeyPatch, problems: tuple[str, ...], undone: int, words: str
 ) -> None:
     find(monkeypatch, Verdict(9, 9 - undone, problems, 0, RangeSet(range(undone))))
-    result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
-    assert result.exit_code == 4
+    result = refused("verify", tmp_path / "clean.zarr", code=4)
     output = tmp_path / "clean.zarr"
     edited, keep = (
         (", or was edited after the run", f"move {output}.run away.") if "edits" in words else ("", "")
     )
-    assert result.stderr.endswith(f"{output} is damaged{edited}. `recon-cli verify {output} {words}{keep}\n")
+    assert result.endswith(f"{output} is damaged{edited}. `recon-cli verify {output} {words}{keep}\n")
 
 
 @pytest.mark.parametrize("ome", [False, True])
@@ -121,72 +113,56 @@ def test_an_edited_output_is_kept_by_following_the_advice(tmp_path: Path, ome: b
     with_run = remedy(output, replace(lost, repairable=True), at_work=False)
     unmark = f'remove "complete" from "halotile" in the attributes of {file}'
     assert f"discards edits. To keep edits, move {output}.run away, and {unmark}" in with_run
-    result = RUNNER.invoke(app, ["verify", str(output)])
-    assert result.exit_code == 4
-    assert f"If another program wrote pixels of the fill value, {unmark}" in result.stderr
+    assert f"If another program wrote pixels of the fill value, {unmark}" in refused("verify", output, code=4)
     for number in range(len(layout.arrays)):
         marked = output / str(number) / "zarr.json" if ome else file
         document = json.loads(marked.read_text())
         del document["attributes"]["halotile"]["complete"]
         marked.write_text(json.dumps(document))
-    result = RUNNER.invoke(app, ["verify", str(output)])
-    assert result.exit_code == 0
-    assert result.stdout.endswith("; where a chunk is missing, its pixels have the fill value\n")
+    assert printed("verify", output).endswith("; where a chunk is missing, its pixels have the fill value\n")
     flip_bit(output / ("0/c/1/1" if ome else "c/1/1"))
-    assert RUNNER.invoke(app, ["verify", str(output)]).exit_code == 4
+    assert ask("verify", output).exit_code == 4
 
 
-def test_advice_allows_imports_where_the_job_needs_them(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_advice_allows_imports_where_the_job_needs_them(config: Path, monkeypatch: MonkeyPatch) -> None:
     output = config.with_name("clean.zarr")
     directory = save_job(config, output)
     for allowed in (False, True):
         job = json.loads((directory / "job.json").read_text())
         (directory / "job.json").write_text(json.dumps(job | {"allow_import": allowed}))
         find(monkeypatch, Verdict(4, 4, ("block 2: cut",), 0))
-        said = RUNNER.invoke(app, ["verify", str(directory)]).stderr
+        said = ask("verify", directory).stderr
         assert (f"recon-cli verify {output} --repair --allow-import`" in said) == allowed
 
 
-def test_verify_promises_no_repair_where_nothing_says_what_wrote_the_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_promises_no_repair_without_a_run(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     find(monkeypatch, Verdict(4, 4, ("shard 2: cut",), 0, repairable=False))
-    result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
-    assert result.exit_code == 4
-    assert "no run directory" in result.stderr
-    assert "--repair" not in result.stderr
+    result = refused("verify", tmp_path / "clean.zarr", code=4)
+    assert "no run directory" in result
+    assert "--repair" not in result
 
 
-def test_verify_without_a_run_directory_says_that_places_are_not_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_without_a_run_says_what_is_not_checked(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     output = tmp_path / "clean.zarr"
     for verdict, said in [
         (Verdict(4, 4, (), 0, repairable=False), f"{output}: checksums are right, 4 of 4 blocks checked"),
         (Verdict(4, 4, ("shard 2: cut",), 0, repairable=False), "shard 2: cut"),
     ]:
         find(monkeypatch, verdict)
-        assert RUNNER.invoke(app, ["verify", str(output)]).stdout.splitlines() == [
+        assert ask("verify", output).stdout.splitlines() == [
             said,
             f"no run directory {output}.run: checked against its checksums only, not whether each shard is in its place; "
             "where a chunk is missing, its pixels have the fill value",
         ]
-        as_json = RUNNER.invoke(app, ["verify", str(output), "--json"])
+        as_json = ask("verify", output, "--json")
         assert json.loads(as_json.stdout)["checked_against"] == "checksums"
     find(monkeypatch, Verdict(4, 4, (), 0))
-    assert "no run directory" not in RUNNER.invoke(app, ["verify", str(output)]).stdout
-    assert (
-        json.loads(RUNNER.invoke(app, ["verify", str(output), "--json"]).stdout)["checked_against"]
-        == "journal"
-    )
+    assert "no run directory" not in ask("verify", output).stdout
+    assert json.loads(ask("verify", output, "--json").stdout)["checked_against"] == "journal"
 
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
-def test_verify_of_a_run_at_work_says_to_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
-) -> None:
+def test_verify_of_a_run_at_work_says_to_wait(tmp_path: Path, monkeypatch: MonkeyPatch, host: str) -> None:
     output = tmp_path / "clean.zarr"
     directory = RunDirectory(tmp_path / "clean.zarr.run")
     directory.create()
@@ -194,18 +170,14 @@ def test_verify_of_a_run_at_work_says_to_wait(
     directory.write_status({"state": "running", "host": host, "updated": time.time()})
     with directory.lock() if host != "elsewhere" else nullcontext():
         find(monkeypatch, Verdict(4, 3, (), 0, RangeSet([2])))
-        result = RUNNER.invoke(app, ["verify", str(output)])
-        assert result.exit_code == 3
-        assert "is not complete: a run is still writing it. Wait until that is over" in result.stderr
-        assert "resume" not in result.stderr
+        result = refused("verify", output, code=3)
+        assert "is not complete: a run is still writing it. Wait until that is over" in result
+        assert "resume" not in result
         find(monkeypatch, Verdict(4, 3, ("block 0: cut",), 0, RangeSet([2])))
-        result = RUNNER.invoke(app, ["verify", str(output)])
-        assert result.exit_code == 4
         assert (
             "is damaged, or was edited after the run. A run is still writing it: when that is over, `recon-cli"
-            in result.stderr
+            in refused("verify", output, code=4)
         )
     directory.write_status({"state": "stopped"})
     find(monkeypatch, Verdict(4, 3, (), 0, RangeSet([2])))
-    result = RUNNER.invoke(app, ["verify", str(output)])
-    assert (result.exit_code, "recon-cli resume" in result.stderr) == (3, True)
+    assert "recon-cli resume" in refused("verify", output, code=3)

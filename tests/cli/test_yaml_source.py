@@ -18,8 +18,8 @@ DOUBLING = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} {{l: *a{i - 1}, b: *a{i - 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (BOMB, "c.yaml:3: more than 10 aliases. Write the values out."),
-        ("a: &x [*x]\n", "aliases expand to more than a configuration holds"),
+        (BOMB, "aliases that expand to so many"),
+        ("a: &x [*x]\n", "aliases that expand to so many"),
         ("[" * 30 + "]" * 30, "c.yaml:1: nested deeper than 20 levels"),
         ("a: [" + "1, " * 30_000 + "]", "more than 20,000 entries"),
         ("tile:\n\tsize: 1\n", "c.yaml:2: a tab stands where YAML needs spaces"),

@@ -238,7 +238,8 @@ def test_every_image_that_was_denoised_too_much_is_named(
     assert told.splitlines() == warnings
     for name in ("none", "neither"):
         (config.parent / f"scans/{name}.npy").write_text(name)
-    monkeypatch.setattr("halotile.cli.many.MOST_ROWS", 1)
+    for module in ("running", "status"):
+        monkeypatch.setattr(f"halotile.cli.{module}.MOST_ROWS", 1)
     code, out, _ = command("run", config, *words)
     assert (code, out.count("   1 of 2 images; --json lists all\n")) == (exits.QUARANTINED, 2)
     assert "above, for 2 images: a.npy and 1 more\n" in out

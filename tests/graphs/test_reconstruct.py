@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from halotile.cli.config.loading import Flags, load_job
+from halotile.cli.arguments import Flags
+from halotile.cli.config.loading import load_job
 from halotile.cli.main import app
 from halotile.errors import BlockInputFailed, InputError, OutputRefused
 from halotile.graphs.clusters.base import RunningCluster

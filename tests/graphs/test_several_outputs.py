@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
-from halotile.cli.config.saved_job import saved_job
+from halotile.cli.config.loading import saved_job
 from halotile.cli.status import blocks_given_up, find_run, output_of
 from halotile.errors import ConfigError, OutputInUse, OutputRefused, ResumeRefused
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice

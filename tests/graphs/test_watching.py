@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from distributed import Client
 
-from halotile.cli.config.loading import Flags, load_job
+from halotile.cli.arguments import Flags
+from halotile.cli.config.loading import load_job
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.scheduler import JoinedWorkers
 from halotile.graphs.jobs.reconstruct.job import Reconstruction

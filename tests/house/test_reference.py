@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from halotile import registry
-from halotile.cli.config.kinds import keys_of_job
 from halotile.cli.config.schema import config_schema
+from halotile.cli.config.sections import keys_of_job
 from halotile.cli.config.yaml_source import read_text
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.kinds.base import kind_names

@@ -351,7 +351,7 @@ def test_a_directory_of_another_user_is_refused(directory: RunDirectory) -> None
 
 CLOSED = """
 import os, pathlib, sys
-import halotile.cli.screens.outcome_rows, halotile.cli.screens.progress_report, halotile.cli.config.saved_job, halotile.graphs.runs.verify  # imported now, because later imports may lack permission
+import halotile.cli.screens.outcome_rows, halotile.cli.screens.progress_report, halotile.cli.config.loading, halotile.graphs.runs.verify  # imported now, because later imports may lack permission
 from halotile.cli.commands.looking import verify
 from halotile.cli.status import find_run
 from halotile.errors import OutputRefused

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from halotile.cli import arguments as arg
 from halotile.cli import exits
 from halotile.cli.app import command
-from halotile.cli.arguments import ClusterKind, Json, NoDashboard, NoTls, Workers, whole
 from halotile.cli.screens.screen import complain, print_json, print_rows
 from halotile.errors import ConfigError
 
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from halotile.graphs.kinds.sections import Cluster
 
 _BEFORE = "halotile.before"
-Memory = Annotated[
-    str, typer.Option("--memory", metavar="SIZE", help="Memory for each worker, such as 4GiB.")
-]
+Memory = Annotated[str, arg.option("SIZE", "Memory for each worker, such as 4GiB.", "--memory")]
 Site = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="CONFIG", help="A job file whose cluster section says the rest."),
+    Path | None, arg.option("CONFIG", "A job file whose cluster section says the rest.", "--config")
 ]
+ALL_GPUS = "With --torch: each rank sees all GPUs of its machine, for scripts that take cuda:LOCAL_RANK."
+TORCH = "A torchrun script: one rank on each worker, all of them the same script."
 
 
 class _OwnAndTheirs(TyperCommand):
@@ -45,36 +44,21 @@ class _OwnAndTheirs(TyperCommand):
 )
 def execute(
     context: typer.Context,
-    script: Annotated[
-        Path,
-        typer.Argument(metavar="SCRIPT", help="A Python script; its arguments follow.", show_default=False),
-    ],
-    workers: Workers = None,
-    cluster: ClusterKind = None,
+    script: Annotated[Path, arg.argument("SCRIPT", "A Python script; its arguments follow.")],
+    workers: arg.Workers = None,
+    cluster: arg.ClusterKind = None,
     memory: Memory = "4GiB",
     config: Site = None,
-    no_dashboard: NoDashboard = False,
-    no_tls: NoTls = False,
-    torch: Annotated[
-        bool,
-        typer.Option(
-            "--torch", help="A torchrun script: one rank on each worker, all of them the same script."
-        ),
-    ] = False,
-    retries: Annotated[
-        int,
-        typer.Option(metavar="N", parser=whole, help="With --torch: starts anew after a rank has failed."),
-    ] = 0,
-    all_gpus: Annotated[
-        bool,
-        typer.Option(
-            "--all-gpus",
-            help="With --torch: each rank sees all GPUs of its machine, for scripts that take cuda:LOCAL_RANK.",
-        ),
-    ] = False,
+    no_dashboard: arg.NoDashboard = False,
+    no_tls: arg.NoTls = False,
+    torch: Annotated[bool, arg.flag("--torch", TORCH)] = False,
+    retries: Annotated[int, arg.count("With --torch: starts anew after a rank has failed.")] = 0,
+    all_gpus: Annotated[bool, arg.flag("--all-gpus", ALL_GPUS)] = False,
 ) -> None:
     """Run a script of your own with a cluster up, which Client() and DistributedContext() in it join; after -- all is the script's."""
+    from halotile.cli.config.loading import load_cluster
     from halotile.graphs.torch_script import execute as execute_script
+    from halotile.graphs.torch_script import execute_torch
 
     if not script.is_file():
         raise ConfigError(f"{script} is no file. Write the path of a Python script.")
@@ -85,15 +69,11 @@ def execute(
         )
     if all_gpus and not torch:
         raise ConfigError("--all-gpus is about the ranks of --torch. Write both, or leave it out.")
-    choice = _choice(config, cluster, dashboard=not no_dashboard, tls=not no_tls)
+    choice = load_cluster(config, arg.Flags(cluster=cluster, no_dashboard=no_dashboard, no_tls=no_tls))
     order = _order(workers, memory, choice)
     if torch:
-        from halotile.graphs.torch_script import execute_torch
-
-        show = partial(print, flush=True)
-        execute_torch(
-            str(script.resolve()), context.args, order, retries=retries, all_gpus=all_gpus, line=show
-        )
+        show, path = partial(print, flush=True), str(script.resolve())
+        execute_torch(path, context.args, order, retries=retries, all_gpus=all_gpus, line=show)
         return
     code = execute_script(
         [sys.executable, str(script), *context.args],
@@ -106,21 +86,20 @@ def execute(
 @command()
 def doctor(
     config: Site = None,
-    folder: Annotated[
-        Path, typer.Option("--output", metavar="FOLDER", help="Where outputs are to go.")
-    ] = Path("."),
+    folder: Annotated[Path, arg.option("FOLDER", "Where outputs are to go.", "--output")] = Path("."),
     start: Annotated[
-        bool, typer.Option("--start", help="Start the cluster too, and compare what its workers have.")
+        bool, arg.flag("--start", "Start the cluster too, and compare what its workers have.")
     ] = False,
-    workers: Workers = None,
-    cluster: ClusterKind = None,
+    workers: arg.Workers = None,
+    cluster: arg.ClusterKind = None,
     memory: Memory = "4GiB",
-    as_json: Json = False,
+    as_json: arg.Json = False,
 ) -> None:
     """Tell what a run would find here, and what is missing."""
+    from halotile.cli.config.loading import load_cluster
     from halotile.graphs.doctor import compare_workers, examine
 
-    choice = _choice(config, cluster, dashboard=False, tls=True)
+    choice = load_cluster(config, arg.Flags(cluster=cluster, no_dashboard=True))
     findings = list(examine(choice, folder))
     _show("doctor", findings, as_json=as_json)  # starting the cluster takes a while
     if start:
@@ -140,11 +119,8 @@ def _check_spelling(context: typer.Context) -> None:
     options = [name for p in context.command.params for name in p.opts if name.startswith("--")]
     for word in context.args:
         name = word.partition("=")[0]
-        if (
-            name in context.meta[_BEFORE]
-            and name.startswith("--")
-            and (near := nearest(name, options, likeness=0.75))
-        ):
+        is_option = name in context.meta[_BEFORE] and name.startswith("--")
+        if is_option and (near := nearest(name, options, likeness=0.75)):
             raise ConfigError(
                 f"exec has no {name}; did you mean {near}? What is the script's own comes after --."
             )
@@ -154,13 +130,6 @@ def _show(title: str, findings: Sequence[Finding], *, as_json: bool) -> None:
     marks = {"ok": "ok", "note": "note:", "missing": "MISSING:"}
     if not as_json:
         print_rows(title, [(f.name, f"{marks[f.verdict]} {f.text}") for f in findings])
-
-
-def _choice(config: Path | None, cluster: str | None, *, dashboard: bool, tls: bool) -> Cluster:
-    """Return the cluster section from a job file and the options of a command."""
-    from halotile.cli.config.loading import Flags, load_cluster
-
-    return load_cluster(config, Flags(cluster=cluster, dashboard=dashboard, tls=tls))
 
 
 def _order(workers: int | None, memory: str, choice: Cluster) -> Order:

@@ -7,41 +7,29 @@ from typing import Annotated
 
 import typer
 
+from halotile.cli import arguments as arg
 from halotile.cli import exits
 from halotile.cli.app import command
-from halotile.cli.arguments import (
-    AllowImport,
-    Dataset,
-    Json,
-    Level,
-    Overwrite,
-    PlaneText,
-    Quiet,
-    RegionText,
-    RunPath,
-    whole,
-)
 from halotile.cli.screens.screen import complain, echo, print_json, print_rows
 from halotile.errors import ConfigError
 
 
 @command()
 def status(
-    run_path: RunPath,
-    follow: Annotated[bool, typer.Option("--watch", help="Go on showing until the run is over.")] = False,
-    as_json: Json = False,
+    run_path: arg.RunPath,
+    follow: Annotated[bool, arg.flag("--watch", "Go on showing until the run is over.")] = False,
+    as_json: arg.Json = False,
 ) -> None:
     """Show how a run stands, from its directory alone; that of a configuration, also of one for many images."""
-    from halotile.cli import many
     from halotile.cli.config.loading import is_config, load_job
     from halotile.cli.screens.progress_report import make_report
-    from halotile.cli.status import advice, find_run, read_status, status_rows, watch
+    from halotile.cli.status import advice, find_run, read_status, show_many, status_rows, watch
     from halotile.graphs.kinds.patterns import takes_many
 
     if is_config(Path(run_path)):
         job = load_job(Path(run_path))
         if takes_many(job):
-            many.status(job, follow=follow, as_json=as_json)
+            show_many(job, follow=follow, as_json=as_json)
             return
         run_path = job.place
     directory = find_run(run_path)
@@ -59,18 +47,16 @@ def status(
 
 @command()
 def verify(
-    path: Annotated[
-        str, typer.Argument(metavar="OUTPUT", help="A Zarr that a run wrote.", show_default=False)
-    ],
+    path: Annotated[str, arg.argument("OUTPUT", "A Zarr that a run wrote.")],
     repair: Annotated[
-        bool, typer.Option("--repair", help="Do the damaged blocks again, and those that are not done.")
+        bool, arg.flag("--repair", "Do the damaged blocks again, and those that are not done.")
     ] = False,
-    allow_import: AllowImport = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    allow_import: arg.AllowImport = False,
+    as_json: arg.Json = False,
+    quiet: arg.Quiet = False,
 ) -> None:
     """Check every stored block against its checksums; exits with 3 where blocks are not done yet, 4 where they are damaged."""
-    from halotile.cli.config.saved_job import saved_job_of
+    from halotile.cli.config.loading import saved_job_of
     from halotile.cli.screens.outcome_rows import remedy, verdict_json, verdict_lines
     from halotile.cli.screens.progress_report import make_report
     from halotile.cli.status import imports_flag, is_at_work, output_of, run_of
@@ -86,8 +72,7 @@ def verify(
     if as_json:
         print_json(verdict_json(verdict))
     elif not quiet:
-        for line in verdict_lines(output, verdict):
-            echo(line)
+        echo("\n".join(verdict_lines(output, verdict)))
     if remedy_text := remedy(output, verdict, at_work=at_work, imports=imports_flag(run_of(output))):
         complain(f"error: {output} is {remedy_text}")
         raise typer.Exit(exits.QUARANTINED if verdict.sound else exits.BAD_DATA)
@@ -98,32 +83,24 @@ def _check_is_image(path: str, dataset: str | None) -> None:
     from halotile.storage.scans.export import is_result
     from halotile.storage.scans.scan import is_scan
 
-    if dataset is not None:
-        return
-    if is_scan(path):
+    look = f"To look at it, write: recon-cli export {path} FILE, with a name that ends in"
+    if dataset is None and is_scan(path):
+        raise ConfigError(f"{path} is a ptychographic scan. {look} .png.")
+    if dataset is None and is_result(path):
         raise ConfigError(
-            f"{path} is a ptychographic scan. To look at it, write: recon-cli export {path} FILE, with a name that ends in .png."
+            f"{path} is the result of a ptychography job, a CXI file as it is. {look} .zarr, for images, or in .png, for a sheet."
         )
-    if is_result(path):
-        raise ConfigError(
-            f"{path} is the result of a ptychography job, a CXI file as it is. To look at it, write: recon-cli export {path} FILE, "
-            "with a name that ends in .zarr, for images, or in .png, for a sheet."
-        )
+
+
+IMAGES = 'An image, a pattern of several in quotes such as "scans/*.tif", or their folder.'
 
 
 @command()
 def info(
-    path: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATH",
-            help='An image, a pattern of several in quotes such as "scans/*.tif", or their folder.',
-            show_default=False,
-        ),
-    ],
-    level: Level = 0,
-    dataset: Dataset = None,
-    as_json: Json = False,
+    path: Annotated[str, arg.argument("PATH", IMAGES)],
+    level: arg.Level = 0,
+    dataset: arg.Dataset = None,
+    as_json: arg.Json = False,
 ) -> None:
     """Show what an image or a ptychographic scan is, and a configuration to begin with."""
     from halotile.cli.info import config_text, describe, info_rows
@@ -133,8 +110,7 @@ def info(
         if as_json:
             print_json(scan.to_json())
         else:
-            print_rows(path, scan.rows())
-            echo(f"\n{scan.next_step()}")
+            scan.show()
         return
 
     _check_is_image(path, dataset)
@@ -147,40 +123,11 @@ def info(
 
 
 @command()
-def preview(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="An image.", show_default=False)],
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            help="The PNG to write.",
-            show_default=False,
-        ),
-    ],
-    size: Annotated[
-        int | None,
-        typer.Option(metavar="N", parser=whole, help="Longest side of a PNG in pixels; 1024 when left out."),
-    ] = None,
-    region: RegionText = None,
-    plane: PlaneText = None,
-    against: Annotated[
-        str | None, typer.Option(metavar="OTHER", help="A second image, drawn on the right of a PNG.")
-    ] = None,
-    values: Annotated[
-        tuple[float, float] | None,
-        typer.Option("--range", metavar="LOW HIGH", help="Values that are black and white in a PNG."),
-    ] = None,
-    level: Level = 0,
-    dataset: Dataset = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-) -> None:
+def preview(request: arg.PreviewRequest, quiet: arg.Quiet = False) -> None:
     """Draw an image as a small PNG, or a part of it pixel by pixel."""
-    from halotile.cli.preview import PreviewRequest
     from halotile.cli.preview import preview as write_preview
 
-    _check_is_image(path, dataset)
-    request = PreviewRequest(path, file, size, region, plane, against, values, level, dataset, overwrite)
+    _check_is_image(request.path, request.dataset)
     description = write_preview(request, quiet=quiet)
     if not quiet:
         echo(description)
@@ -188,67 +135,47 @@ def preview(
 
 @command()
 def export(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="An image.", show_default=False)],
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            help="The TIFF to write; of the result of a ptychography job the Zarr for its images, or a PNG that shows all of it, as of a scan.",
-            show_default=False,
-        ),
-    ],
-    cog: Annotated[
-        bool, typer.Option("--cog", help="Write a Cloud Optimized GeoTIFF; PATH has a georeference.")
-    ] = False,
-    region: RegionText = None,
-    plane: Annotated[
-        str | None, typer.Option(metavar="AXIS=N,...", help="Only these planes, such as t=0,c=1.")
-    ] = None,
-    level: Level = 0,
-    dataset: Dataset = None,
+    request: arg.ExportRequest,
     unwrap: Annotated[
-        bool, typer.Option("--unwrap", help="Of a ptychography job: let the phase of the object pass π.")
+        bool, arg.flag("--unwrap", "Of a ptychography job: let the phase of the object pass π.")
     ] = False,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
+    quiet: arg.Quiet = False,
 ) -> None:
     """Write an image as one TIFF with every pixel and resolution levels, for QuPath, Fiji and the like."""
-    from halotile.cli.export import ExportRequest, draw_sheet
+    from halotile.cli.export import draw_sheet
     from halotile.cli.export import export as write_export
     from halotile.storage.scans.export import export_result, is_result
     from halotile.storage.scans.scan import is_scan
 
+    path, file = request.path, request.file
     if (file.suffix in (".zarr", ".png") and is_result(path)) or (file.suffix == ".png" and is_scan(path)):
-        if any((cog, region, plane, level, dataset)):
+        if any((request.cog, request.region, request.plane, request.level, request.dataset)):
             raise ConfigError(
                 f"{file}: all of a result is written. Leave out all options but --unwrap and --overwrite."
             )
         if file.suffix == ".png":
-            draw_sheet(path, file, overwrite=overwrite)
-            images = [str(file)]
+            draw_sheet(request)
+            description = str(file)
         else:
-            images = export_result(path, str(file), unwrap=unwrap, overwrite=overwrite)
-        if not quiet:
-            echo("\n".join(images))
-        return
-    if unwrap:
+            images = export_result(path, str(file), unwrap=unwrap, overwrite=request.overwrite)
+            description = "\n".join(images)
+    elif unwrap:
         raise ConfigError(
             f"--unwrap: {file} is not to be a .zarr, or {path} is no result of a ptychography job. Leave it out."
         )
-    _check_is_image(path, dataset)
-    request = ExportRequest(path, file, region, plane, level, dataset, cog, overwrite)
-    description = write_export(request, quiet=quiet)
+    else:
+        _check_is_image(path, request.dataset)
+        description = write_export(request, quiet=quiet)
     if not quiet:
         echo(description)
 
 
 @command()
 def levels(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="An OME-Zarr image.", show_default=False)],
-    quiet: Quiet = False,
+    path: Annotated[str, arg.argument("PATH", "An OME-Zarr image.")], quiet: arg.Quiet = False
 ) -> None:
     """Add the resolution levels that an OME-Zarr image lacks, in place, so that viewers open it quickly."""
-    from halotile.cli.levels import complete
+    from halotile.cli.export import complete
 
     description = complete(path, quiet=quiet)
     if not quiet:

@@ -2,162 +2,97 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-import typer
-
+from halotile.cli import arguments as arg
 from halotile.cli.app import command
-from halotile.cli.arguments import Overwrite, Quiet, number, whole
-from halotile.cli.screens.screen import echo, print_rows
 from halotile.errors import ConfigError
 
 VOLTS = {"eV": 1.0, "keV": 1e3, "MeV": 1e6}
+FIRST = "The beam is at the first pixel, as an FFT leaves it: move it to the middle."
+PLACES = "Places of the beam: a dataset or a .npy, .csv or .txt, or two for rows,columns."
+COLUMNS = "Their columns: y along rows, x along columns, z not used, - where the way is the other one; y,x if left out."
+LAST = "The axes of the positions come after those of the pixels in the patterns."
+BAD = (
+    'Image that is not 0 where none does; or pixels, such as "10,12 50,20"; or negative: those that are so, or NaN, in any pattern. '
+    "May be repeated."
+)
+PROBE = "First guess of the probe, complex: modes, rows and columns of a pattern."
+PIXEL = "Size of a pixel of the detector, or two for rows,columns; in mrad without a distance."
+Text = str | None
 
 
-def _value(metavar: str, text: str, *names: str) -> Any:
-    """An option for a value of the scan."""
-    return typer.Option(*names, metavar=metavar, help=text)
+@dataclass(frozen=True, kw_only=True)
+class ScanOptions:
+    """Options of :func:`convert`; those that are not converted have the names of the fields that they fill."""
+
+    crop: Annotated[int | None, arg.count("Keep a square of so many pixels of each pattern.")] = None
+    center: Annotated[
+        Text, arg.option("ROW,COLUMN", "Pixel of the beam without a sample, the middle of what is kept.")
+    ] = None
+    corner: Annotated[bool, arg.flag("--corner", FIRST)] = False
+    binning: Annotated[int, arg.count("Add the counts of N × N pixels.", "--bin")] = 1
+    patterns: Annotated[Text, arg.option("NAME", "Dataset of the patterns; of a raster with 4 axes.")] = None
+    positions: Annotated[Text, arg.option("NAME", PLACES)] = None
+    unit: Annotated[str, arg.option("LENGTH", "Unit of the positions.", "--position-unit")] = "m"
+    axes: Annotated[Text, arg.option("AXES", COLUMNS, "--position-axes")] = None
+    positions_last: Annotated[bool, arg.flag("--positions-last", LAST)] = False
+    step: Annotated[Text, arg.option("LENGTH", "Step of a raster, or two for rows,columns.")] = None
+    rotation: Annotated[
+        float, arg.option("DEGREES", "Of the places, from rows to columns.", parser=arg.number)
+    ] = 0.0
+    good: Annotated[
+        Text, arg.option("NAME", "Image that is not 0 where a pixel counts.", "--good-pixels")
+    ] = None
+    bad: Annotated[list[str] | None, arg.option("NAME", BAD, "--bad-pixels")] = None
+    probe: Annotated[Text, arg.option("NAME", PROBE)] = None
+    energy: Annotated[Text, arg.option("ENERGY", "Of a photon, such as 8.8 keV.")] = None
+    electrons: Annotated[bool, arg.flag("--electrons", "The energy is that of electrons.")] = False
+    distance: Annotated[Text, arg.option("LENGTH", "From the sample to the detector.")] = None
+    pixel: Annotated[Text, arg.option("LENGTH", PIXEL, "--pixel")] = None
 
 
-CropOption = Annotated[
-    int | None,
-    typer.Option(metavar="N", parser=whole, help="Keep a square of so many pixels of each pattern."),
-]
-CenterOption = Annotated[
-    str | None, _value("ROW,COLUMN", "Pixel of the beam without a sample, the middle of what is kept.")
-]
-CornerOption = Annotated[
-    bool,
-    typer.Option(
-        "--corner", help="The beam is at the first pixel, as an FFT leaves it: move it to the middle."
-    ),
-]
-BinningOption = Annotated[
-    int, typer.Option("--bin", metavar="N", parser=whole, help="Add the counts of N × N pixels.")
-]
-PatternsOption = Annotated[str | None, _value("NAME", "Dataset of the patterns; of a raster with 4 axes.")]
-PositionsOption = Annotated[
-    str | None,
-    _value("NAME", "Places of the beam: a dataset or a .npy, .csv or .txt, or two for rows,columns."),
-]
-PositionUnitOption = Annotated[str, _value("LENGTH", "Unit of the positions.", "--position-unit")]
-PositionAxesOption = Annotated[
-    str | None,
-    _value(
-        "AXES",
-        "Their columns: y along rows, x along columns, z not used, - where the way is the other one; y,x if left out.",
-        "--position-axes",
-    ),
-]
-PositionsLastOption = Annotated[
-    bool,
-    typer.Option(
-        "--positions-last", help="The axes of the positions come after those of the pixels in the patterns."
-    ),
-]
-StepOption = Annotated[str | None, _value("LENGTH", "Step of a raster, or two for rows,columns.")]
-RotationOption = Annotated[
-    float, typer.Option(metavar="DEGREES", parser=number, help="Of the places, from rows to columns.")
-]
-GoodOption = Annotated[
-    str | None, _value("NAME", "Image that is not 0 where a pixel counts.", "--good-pixels")
-]
-BadOption = Annotated[
-    list[str] | None,
-    _value(
-        "NAME",
-        'Image that is not 0 where none does; or pixels, such as "10,12 50,20"; or negative: those that are so, or NaN, in any pattern. May be repeated.',
-        "--bad-pixels",
-    ),
-]
-ProbeOption = Annotated[
-    str | None, _value("NAME", "First guess of the probe, complex: modes, rows and columns of a pattern.")
-]
-EnergyOption = Annotated[str | None, _value("ENERGY", "Of a photon, such as 8.8 keV.")]
-ElectronsOption = Annotated[bool, typer.Option("--electrons", help="The energy is that of electrons.")]
-DistanceOption = Annotated[str | None, _value("LENGTH", "From the sample to the detector.")]
-DetectorPixelOption = Annotated[
-    str | None,
-    _value(
-        "LENGTH",
-        "Size of a pixel of the detector, or two for rows,columns; in mrad without a distance.",
-        "--pixel",
-    ),
-]
+SCAN = "A ptychographic scan: a CXI or PtyD file, or arrays in HDF5, Zarr or .npy."
 
 
 @command()
 def convert(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCAN",
-            help="A ptychographic scan: a CXI or PtyD file, or arrays in HDF5, Zarr or .npy.",
-            show_default=False,
-        ),
-    ],
-    path: Annotated[str, typer.Argument(metavar="ZARR", help="The Zarr to write.", show_default=False)],
-    crop: CropOption = None,
-    center: CenterOption = None,
-    corner: CornerOption = False,
-    binning: BinningOption = 1,
-    patterns: PatternsOption = None,
-    positions: PositionsOption = None,
-    unit: PositionUnitOption = "m",
-    axes: PositionAxesOption = None,
-    positions_last: PositionsLastOption = False,
-    step: StepOption = None,
-    rotation: RotationOption = 0.0,
-    good: GoodOption = None,
-    bad: BadOption = None,
-    probe: ProbeOption = None,
-    energy: EnergyOption = None,
-    electrons: ElectronsOption = False,
-    distance: DistanceOption = None,
-    pixel: DetectorPixelOption = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
+    source: Annotated[str, arg.argument("SCAN", SCAN)],
+    path: Annotated[str, arg.argument("ZARR", "The Zarr to write.")],
+    options: ScanOptions,
+    overwrite: arg.Overwrite = False,
+    quiet: arg.Quiet = False,
 ) -> None:
     """Store a ptychographic scan as a Zarr, which job: ptychography reads."""
     from halotile.cli.preview import progress
+    from halotile.cli.screens.scan_views import ScanFacts
     from halotile.storage.scans.convert import convert_scan
     from halotile.storage.scans.framing import Framing
     from halotile.storage.scans.known import KnownValues
 
-    framing = Framing(crop, _pixel(center), binning, corner)
-    away, size = _detector(distance, pixel)
-    known = KnownValues(
-        wavelength=_wavelength(energy, electrons),
-        distance=away,
-        pixel=size,
-        patterns=patterns,
-        positions=positions,
-        good=good,
-        bad=tuple(bad or ()),
-        probe=probe,
-        step=_pair("--step", step),
-        unit=_lengths("--position-unit", f"1 {unit}" if unit[:1].isalpha() else unit)[0],
-        axes=axes,
-        rotation=rotation,
-        angles=_is_angle(pixel),
-        positions_last=positions_last,
-    )
+    given, unit = vars(options), options.unit
+    framing = Framing(options.crop, _pixel(options.center), options.binning, options.corner)
+    distance, pixel = _detector(options.distance, options.pixel)
+    converted: dict[str, Any] = {
+        "wavelength": _wavelength(options.energy, options.electrons),
+        "distance": distance,
+        "pixel": pixel,
+        "bad": tuple(options.bad or ()),
+        "step": _pair("--step", options.step),
+        "unit": _lengths("--position-unit", f"1 {unit}" if unit[:1].isalpha() else unit)[0],
+        "angles": _is_angle(options.pixel),
+    }
+    names = (field.name for field in dataclasses.fields(KnownValues))
+    known = KnownValues(**{name: converted[name] if name in converted else given[name] for name in names})
     with progress(path, quiet) as tick:
         convert_scan(
             source, path, framing, known, overwrite=overwrite, report=lambda done, of: tick(done / of)
         )
-    if not quiet:
-        _show(path)
-
-
-def _show(path: str) -> None:
-    """Print what a scan is, and what to do with it."""
-    from halotile.cli.screens.scan_views import ScanFacts
-
-    if facts := ScanFacts.of(path):
-        print_rows(path, facts.rows())
-        echo(f"\n{facts.next_step()}")
+    if not quiet and (facts := ScanFacts.of(path)):
+        facts.show()
 
 
 def _pixel(text: str | None) -> tuple[int, int] | None:
@@ -212,23 +147,16 @@ def _lengths(option: str, text: str) -> list[float]:
 def _wavelength(energy: str | None, electrons: bool) -> float | None:
     from halotile.storage.scans.known import wavelength_of
 
-    if energy is not None:
-        return wavelength_of(_electronvolts(energy), electrons=electrons)
-    if electrons:
+    if energy is None and electrons:
         raise ConfigError(
             "--electrons says what --energy is that of. Write both, such as --energy '300 keV'."
         )
-    return None
-
-
-def _electronvolts(text: str) -> float:
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(eV|keV|MeV)\s*", text)
-    try:
-        value = float(match[1]) * VOLTS[match[2]] if match else 0.0
-    except ValueError:
-        value = 0.0
-    if value <= 0:
+    if energy is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)((?:e[+-]?\d+)?)\s*(eV|keV|MeV)\s*", energy)
+    volts = float(match[1] + match[2]) * VOLTS[match[3]] if match else 0.0
+    if volts <= 0:
         raise ConfigError(
-            f"--energy {text}: no energy. Write a number above 0 with its unit, such as 8.8 keV."
+            f"--energy {energy}: no energy. Write a number above 0 with its unit, such as 8.8 keV."
         )
-    return value
+    return wavelength_of(volts, electrons=electrons)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from halotile.cli.config.kinds import VERSION, JobKeys, keys_of_job
+from halotile.cli.config.sections import VERSION, JobKeys, keys_of_job
 from halotile.errors import HalotileError
 from halotile.graphs.kinds.base import Check, JobKind, find_kind, kind_names
 from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice

@@ -6,15 +6,17 @@ dataclass; the options of a named choice are checked against the class that the 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import glob
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from halotile.cli.config.kinds import FLAGS, HEAD, VERSION, JobKeys, keys_of_job
 from halotile.cli.config.problems import ConfigProblem
 from halotile.cli.config.yaml_source import Document
 from halotile.errors import ConfigError, HalotileError, InputError
@@ -24,6 +26,7 @@ from halotile.graphs.kinds.sections import STEM, Cluster, DenoiserChoice, Job, N
 from halotile.graphs.rules.check import checks_of, credentials_in, rules_of
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
 from halotile.graphs.rules.keys import (
+    Key,
     Keys,
     build,
     fault_of_option,
@@ -37,6 +40,64 @@ from halotile.graphs.rules.keys import (
 from halotile.graphs.words import KeyPath, expected, nearest, parts, shown
 from halotile.storage.disk.place import broken_link
 from halotile.tasks.options import OwnPath, ReadPath
+
+VERSION = 1
+HEAD = ("version", "job")
+FLAGS = dict.fromkeys(
+    ("allow_import", "import_folder"),
+    "a file cannot allow itself to run code; add --allow-import to the command",
+)
+"""Fields of a job that no file may set, with the message that says so."""
+
+
+@dataclass(frozen=True)
+class JobKeys:
+    """The keys at the top of a file of some kind."""
+
+    schema: type[Any]  # dataclass of the job
+    # sections, lists: its sections, each by its dataclass, and its lists, each by the dataclass of an entry
+    sections: Mapping[str, type]
+    lists: Mapping[str, type] = field(default_factory=dict)
+    values: Keys = field(default_factory=dict)  # keys outside all sections
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys at the top of a file, after its head."""
+        return [*self.sections, *self.lists, *self.values]
+
+    def requires(self, key: str) -> bool:
+        """Return True where a key has to be written."""
+        return any(name == key and kind.is_required for name, kind in keys_of(self.schema).items())
+
+
+@functools.cache
+def keys_of_job(name: str) -> JobKeys:
+    """Return the keys of a kind of job: its own come first, and among these input and output.
+
+    Examples
+    --------
+    >>> keys_of_job("denoise").keys
+    ['input', 'output', 'denoiser', 'tile', 'noise', 'run', 'cluster']
+    """
+    job = find_kind(name).job
+    keys, shared = keys_of(job), keys_of(Job)
+    sections: dict[str, Any] = {}
+    lists: dict[str, Any] = {}
+    values: dict[str, Key] = {}
+    first = ("input", "output", "denoiser")
+    for key in sorted(
+        keys, key=lambda key: (key in shared, first.index(key) if key in first else len(first))
+    ):
+        hint = keys[key].type
+        section = next((part for part in parts(hint) if dataclasses.is_dataclass(part)), None)
+        entry = get_args(hint)[0] if get_origin(hint) is tuple else None
+        if section is not None:
+            sections[key] = section
+        elif dataclasses.is_dataclass(entry):
+            lists[key] = entry
+        elif key not in FLAGS:
+            values[key] = keys[key]
+    return JobKeys(job, sections, lists, values)
 
 
 class Findings:
@@ -103,6 +164,13 @@ class Findings:
                 resolved[key] = {name: self.read((*place, name), file) for name, file in value.items()}
         return resolved
 
+    def built(self, path: KeyPath, kind: type, keys: Keys, values: Mapping[str, Any], faults: Any) -> Any:
+        """Return values with absolute paths as an instance of a class; None where they have faults, which are recorded."""
+        built, faults = build(kind, keys, values, faults)
+        for place, message in faults.items():
+            self.fault((*path, *place), message)
+        return built
+
     def problems(self) -> list[ConfigProblem]:
         """Return all faults, with missing files, in the order of the document; the command line comes last."""
         outputs = {file for path, file in self._files.items() if self.makes_data and path[-1] == "data"}
@@ -135,23 +203,6 @@ def _line(problem: ConfigProblem) -> int:
 Checks = Mapping[str, Check]
 
 
-def read_part(
-    found: Findings,
-    path: KeyPath,
-    kind: type,
-    keys: Keys,
-    values: Mapping[str, Any],
-    resolved: Mapping[str, Any],
-    checks: Checks,
-    elsewhere: Callable[[str], str | None],
-) -> Any:
-    """Return values at a place, ``resolved`` to absolute paths, as an instance of a class, or None where they have faults."""
-    built, faults = build(kind, keys, resolved, faults_in(keys, values, checks, elsewhere))
-    for place, message in faults.items():
-        found.fault((*path, *place), message)
-    return built
-
-
 def read_choice(
     found: Findings,
     path: KeyPath,
@@ -173,7 +224,7 @@ def read_choice(
     beside = {option: value for option, value in values.items() if option != key}
     resolved = found.with_paths(path, keys, _with_nested(found, path, choice, declared, beside))
     elsewhere = partial(fault_of_option, choice, name)
-    built = read_part(found, path, declared, keys, beside, resolved, checks, elsewhere)
+    built = found.built(path, declared, keys, resolved, faults_in(keys, beside, checks, elsewhere))
     for file in built.files() if hasattr(built, "files") else ():
         if not os.path.exists(file):
             option = next((option for option in resolved if str(resolved[option]) == str(file)), "")
@@ -359,7 +410,9 @@ class _Check:
         if not issubclass(schema, NamedChoice):
             keys = keys_of(schema)
             resolved = self.found.with_paths(place, keys, values)
-            return read_part(self.found, place, schema, keys, values, resolved, checks, self._elsewhere)
+            return self.found.built(
+                place, schema, keys, resolved, faults_in(keys, values, checks, self._elsewhere)
+            )
         written, built = read_choice(self.found, place, schema, values, checks)
         if section == "denoiser":
             self.denoiser = None if self.found.is_wrong(place) else built

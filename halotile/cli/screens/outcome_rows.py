@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from halotile.errors import HalotileError
 from halotile.graphs.amounts import bytes_text, counted, rate_text, seconds_text
 from halotile.graphs.kinds.base import Row, find_kind
-from halotile.graphs.watching.progress import describe_figures
+from halotile.graphs.watching.progress import Progress, describe_figures
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.run_directory.directory import EXAMPLES, RunDirectory
 from halotile.storage.sharded.output import ABSENT
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 BARS, PLAIN_BARS, MOST_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@", 32
 """Bars of a curve, by height, those where a terminal has no others, and how many there are at most."""
+
+
+JSON = (
+    "output", "run_directory", "done", "total", "resumed", "seconds", "start_seconds", "megapixels_per_second",
+    "peak_memory_bytes", "device_peak_bytes", "compute_seconds", "holes",
+)  # fmt: skip
+"""Figures of an outcome for programs."""
 
 
 def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) -> list[Row]:
@@ -41,19 +48,11 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
             ("holes", f"{counted(outcome.holes, 'pixel')}{since} left as they are: no measurement, or masked")
         )
     if outcome.done > outcome.resumed:
-        rate = rate_text(outcome.megapixels_per_second)
-        if outcome.megapixels_per_second:
-            rows.append(("throughput", f"{rate} over {seconds_text(outcome.seconds)}"))
-        rows += [
-            (
-                "time",
-                f"{seconds_text(total_seconds)} in total, {seconds_text(plan_seconds)} of it planning and "
-                f"{seconds_text(outcome.start_seconds)} starting workers",
-            ),
-            ("peak memory", f"{bytes_text(outcome.peak_memory_bytes)} in one worker"),
-        ]
-    if outcome.device_peak_bytes:
-        rows.append(("GPU memory", f"{bytes_text(outcome.device_peak_bytes)} at the peak in one worker"))
+        if rate := outcome.megapixels_per_second:
+            rows.append(("throughput", f"{rate_text(rate)} over {seconds_text(outcome.seconds)}"))
+        total, plan, start = map(seconds_text, (total_seconds, plan_seconds, outcome.start_seconds))
+        rows.append(("time", f"{total} in total, {plan} of it planning and {start} starting workers"))
+    rows += peak_rows(outcome)
     if outcome.figures:
         rows.append(("iterations", iteration_text(outcome.figures)))
     return [
@@ -63,6 +62,16 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
         ("journal", outcome.run_directory),
         *look_rows(outcome.output),
     ]
+
+
+def peak_rows(progress: Progress) -> list[Row]:
+    """Return the peaks of memory in one worker that are known."""
+    rows: list[Row] = []
+    if progress.peak_memory_bytes:
+        rows.append(("peak memory", f"{bytes_text(progress.peak_memory_bytes)} in one worker"))
+    if progress.device_peak_bytes:
+        rows.append(("GPU memory", f"{bytes_text(progress.device_peak_bytes)} at the peak in one worker"))
+    return rows
 
 
 def curve_rows(directory: RunDirectory) -> list[Row]:
@@ -132,37 +141,16 @@ def iteration_text(figures: Mapping[str, float]) -> str:
 
 def outcome_json(outcome: Outcome, plan_seconds: float, total_seconds: float) -> dict[str, Any]:
     """Return the outcome of a run, for programs."""
-    plain = (
-        "output",
-        "run_directory",
-        "done",
-        "total",
-        "resumed",
-        "seconds",
-        "start_seconds",
-        "megapixels_per_second",
-        "peak_memory_bytes",
-        "device_peak_bytes",
-        "compute_seconds",
-        "holes",
-    )
     quarantined = [
-        {
-            "number": bad.number,
-            "index": list(bad.index),
-            "region": [list(bad.region.start), list(bad.region.stop)],
-            "error": bad.error,
-        }
+        {"number": bad.number, "index": list(bad.index), "region": regions, "error": bad.error}
         for bad in outcome.quarantined
+        for regions in [[list(bad.region.start), list(bad.region.stop)]]
     ]
-    plainly = {name: getattr(outcome, name) for name in plain}
-    times = {"plan_seconds": plan_seconds, "total_seconds": total_seconds}
-    return (
-        plainly
-        | times
-        | {"quarantined": quarantined, "figures": dict(outcome.figures)}
-        | dict(outcome.inspection.figures)
-    )
+    return {
+        **{name: getattr(outcome, name) for name in JSON},
+        **{"plan_seconds": plan_seconds, "total_seconds": total_seconds, "quarantined": quarantined},
+        **{"figures": dict(outcome.figures), **outcome.inspection.figures},
+    }
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:

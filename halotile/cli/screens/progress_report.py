@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from halotile.cli.screens.screen import complain, progress_console
 from halotile.graphs.amounts import bytes_text, counted, percent, rate_text, seconds_text
@@ -25,37 +24,8 @@ LINE_SECONDS = 10.0
 _BAR_WIDTH = 40
 
 
-class ProgressReport(Protocol):
-    """Shows progress for the duration of a ``with`` block."""
-
-    def __enter__(self) -> Self:
-        """Begin to show progress."""
-        ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Restore the terminal."""
-        ...
-
-    def __call__(self, progress: Progress) -> None:
-        """Update the display with the current progress."""
-        ...
-
-
-def make_report(*, quiet: bool) -> ProgressReport:
-    """Return the report that suits the destination of stderr."""
-    if quiet:
-        return Silence()
-    if not sys.stderr.isatty():
-        return Lines(complain)
-    console = progress_console()
-    # TERM=dumb: the cursor cannot be moved.
-    return Lines(complain) if console.is_dumb_terminal else Live(console)
-
-
-class Silence:
-    """Shows nothing."""
+class ProgressReport:
+    """Shows progress for the duration of a ``with`` block; this one shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -64,10 +34,21 @@ class Silence:
         return None
 
     def __call__(self, progress: Progress) -> None:
-        return None
+        """Update the display with the current progress."""
 
 
-class Lines:
+def make_report(*, quiet: bool) -> ProgressReport:
+    """Return the report that suits the destination of stderr."""
+    if quiet:
+        return ProgressReport()
+    if not sys.stderr.isatty():
+        return Lines(complain)
+    console = progress_console()
+    # TERM=dumb: the cursor cannot be moved.
+    return Lines(complain) if console.is_dumb_terminal else Live(console)
+
+
+class Lines(ProgressReport):
     """One plain line every ten seconds where there is news, one for each change of phase, and each message."""
 
     def __init__(self, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,12 +57,6 @@ class Lines:
         self.next_line = -1.0
         self.phase = ""
         self.written = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
     def __call__(self, progress: Progress) -> None:
         if progress.message:
@@ -96,7 +71,7 @@ class Lines:
                 self.write(text)
 
 
-class Live:
+class Live(ProgressReport):
     """A bar and its figures, redrawn in place; messages scroll past above them."""
 
     def __init__(self, console: Console) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halotile.cli.screens.screen import echo, print_rows
 from halotile.errors import MissingPackage
 from halotile.graphs.amounts import counted, shape_text
 from halotile.graphs.kinds.base import Row
@@ -271,26 +272,24 @@ class ScanFacts:
         full = (
             f", {facts['full']:,} since they reach the largest number of their type" if facts["full"] else ""
         )
-        return [
+        rows = [
             ("patterns", f"{facts['patterns']:,} of {shape_text(facts['pattern'])}, {self.dtype}"),
             ("scanned", f"{shown_length(height)} × {shown_length(width)}"),
             ("wavelength", f"{facts['wavelength'] * 1e9:.5g} nm"),
-            *(
-                [("pixels", f"{pixel[0] / 1e3:.4g} × {pixel[1] / 1e3:.4g} mrad")]
-                if self.scan.angles
-                else [
-                    ("distance", f"{facts['distance']:.5g} m to the detector"),
-                    ("pixels", f"{pixel[0]:.4g} × {pixel[1]:.4g} µm on the detector"),
-                ]
-            ),
-            *(
-                [("mask", f"{counted(facts['left_out'], 'pixel')} of the detector left out{full}")]
-                if "mask" in facts["has"] or full
-                else []
-            ),
-            *([("also", ", ".join(has))] if has else []),
-            *self.scan.remarks,
         ]
+        if self.scan.angles:
+            rows.append(("pixels", f"{pixel[0] / 1e3:.4g} × {pixel[1] / 1e3:.4g} mrad"))
+        else:
+            rows.append(("distance", f"{facts['distance']:.5g} m to the detector"))
+            rows.append(("pixels", f"{pixel[0]:.4g} × {pixel[1]:.4g} µm on the detector"))
+        if "mask" in facts["has"] or full:
+            rows.append(("mask", f"{counted(facts['left_out'], 'pixel')} of the detector left out{full}"))
+        return [*rows, *([("also", ", ".join(has))] if has else []), *self.scan.remarks]
+
+    def show(self) -> None:
+        """Print the facts, and the next step."""
+        print_rows(self.path, self.rows())
+        echo(f"\n{self.next_step()}")
 
     def next_step(self) -> str:
         """Say what to do with it."""

@@ -62,6 +62,11 @@ def jobs_of(job: AJob) -> dict[str, AJob]:
     return jobs
 
 
+def first_job(job: AJob) -> AJob:
+    """Return the job, or that of the first image where its input is a pattern."""
+    return next(iter(jobs_of(job).values())) if takes_many(job) else job
+
+
 def for_its_image(job: AJob) -> AJob:
     """Return a job with the stem of its image in place of ``{stem}``, in the paths of its output and of side inputs."""
     section: Any = getattr(job, "input", None)

@@ -190,8 +190,8 @@ class _Driver:
         inspection = self._inspect() if not bad else Inspection()
         progress = self.status.progress("stop", done=self.outputs.done, failed=len(bad))
         self.status.end("finished", progress, "")
-        retired = tuple(self.status.retired.values())
-        return Outcome.of(self.plan, progress, bad, inspection, retired)
+        found = {"quarantined": bad, "inspection": inspection, "retired": tuple(self.status.retired.values())}
+        return Outcome.of(self.plan, progress, **found)
 
     def _inspect(self) -> Inspection:
         """Look at the result; a run that has finished does not fail because of that."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from halotile.errors import BlockFailed, BlockInputFailed
 from halotile.graphs.amounts import IMAGE, bytes_text, counted, faulty_input, first_line
@@ -16,57 +17,23 @@ from halotile.storage.grid import Grid
 from halotile.tasks.block import BadBlock
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The end of a run: every block is done, or quarantined by name."""
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Progress):
+    """The end of a run, with its last progress: every block is done, or quarantined by name."""
 
-    done: int
-    total: int
-    resumed: int
-    quarantined: tuple[BadBlock, ...]
-    seconds: float
-    megapixels_per_second: float
-    peak_memory_bytes: int
     output: str
     run_directory: str
-    device_peak_bytes: int = 0
-    """Peak size of a worker's tensors on a GPU."""
-    compute_seconds: float = 0.0
-    """Sum over all workers, each by the clock of its device."""
-    start_seconds: float = 0.0
-    """Time from the beginning of the run until its workers were ready; ``seconds`` begin then."""
-    holes: int = 0
-    """Pixels of this run's blocks that were left as they are: without a measurement, or masked."""
-    counted: str = "block"
-    """Unit of the counts."""
-    figures: Mapping[str, float] = field(default_factory=dict)
-    """Figures of the last iteration of a solver."""
+    quarantined: tuple[BadBlock, ...] = ()
     inspection: Inspection = field(default_factory=Inspection)
     """Figures of the result."""
     retired: tuple[str, ...] = ()
     """Workers that were given no more blocks, with host and reason."""
 
     @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        progress: Progress,
-        quarantined: tuple[BadBlock, ...],
-        inspection: Inspection,
-        retired: tuple[str, ...],
-    ) -> Outcome:
+    def of(cls, plan: Plan, progress: Progress, **found: Any) -> Outcome:
         """Return the outcome of a plan with this final progress."""
-        shared = {
-            name: getattr(progress, name) for name in cls.__dataclass_fields__ if hasattr(progress, name)
-        }
-        return cls(
-            quarantined=quarantined,
-            output=str(plan.output),
-            run_directory=str(plan.run_directory),
-            inspection=inspection,
-            retired=retired,
-            **shared,
-        )
+        last = {each.name: getattr(progress, each.name) for each in fields(progress)}
+        return cls(**last, output=str(plan.output), run_directory=str(plan.run_directory), **found)
 
 
 def spread_warning(read: int, written: int) -> list[str]:

@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -403,8 +402,8 @@ ROWS = 400
 """Iterations of the curve, at most."""
 CURVES = ("residual", "objective", "misfit", "loss", "validation", "change", "psnr", "rate")
 STAGES = ("read", "compute", "write")
-_PRIVATE = ("message", "figures")
-PROGRESS = ("state", *RATES, *(field.name for field in fields(Progress) if field.name not in _PRIVATE))
+UNSEEN = ("message", "figures", "counted", "holes", "workers", "start_seconds")
+PROGRESS = ("state", *(name for name in Progress.__slots__ if name not in UNSEEN), *RATES)
 """Status fields sent to the page. The owner and the paths of a run are not among them."""
 
 

@@ -53,6 +53,10 @@ def _bar_class() -> type[tqdm]:
     return kind  # type: ignore[no-any-return]
 
 
+RATES = ("megapixels_per_second", "megabytes_per_second", "eta_seconds")
+"""Properties of a progress that are derived from its fields."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """The progress of a run at one moment. Counts are blocks, or what ``counted`` names, unless a name shows otherwise."""
@@ -105,9 +109,6 @@ class Progress:
     def to_json(self) -> dict[str, Any]:
         """Return the value and the rates derived from it, for status files."""
         return asdict(self) | {name: getattr(self, name) for name in RATES}
-
-
-RATES = ("megapixels_per_second", "megabytes_per_second", "eta_seconds")
 
 
 Observer = Callable[[Progress], None]
