@@ -19,7 +19,7 @@ from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefus
 from halotile.storage.disk.durable import DISK, GONE, PARTIAL, Disk, is_full, refusing_full, remove_partials
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 from halotile.storage.disk.place import check_access, check_owner, check_parents
-from halotile.storage.run_directory import json_files, locks
+from halotile.storage.run_directory import locks
 from halotile.storage.run_directory.json_files import FILE_MODE, digest, read_object
 
 JOB = "job.json"  # the job as requested; the first file to be written, it claims the output
@@ -236,7 +236,7 @@ class RunDirectory:
         """The status, or None when there is no valid one: a power cut may have damaged it."""
         check_access(self.path)
         with suppress(DamagedData):
-            return read_object(self.status_path, _ADVICE, json_files.STATUS_VALUES)
+            return read_object(self.status_path, _ADVICE)
         return None
 
     def append_event(self, event: dict[str, Any]) -> None:
@@ -256,8 +256,7 @@ class RunDirectory:
     def read_output_iterations(self) -> list[dict[str, Any]]:
         """The iterations that led to the image in the output; empty before it was started."""
         with suppress(DamagedData):
-            file = read_object(self.path / WRITTEN, _ADVICE, {"iterations": json_files.is_iterations})
-            rows: list[dict[str, Any]] = (file or {}).get("iterations", [])
+            rows: list[dict[str, Any]] = (self._read(self.path / WRITTEN) or {}).get("iterations", [])
             return rows
         return []
 
@@ -399,8 +398,7 @@ class BatchFiles:
 
     def read(self) -> dict[str, Any] | None:
         """The record of the submission; None when there is none."""
-        advice = "Remove it, and submit the configuration again."
-        return read_object(self.run.path / BATCH, advice, json_files.BATCH_VALUES)
+        return read_object(self.run.path / BATCH, "Remove it, and submit the configuration again.")
 
     def state(self) -> Mapping[str, bytes | None]:
         """Contents of the files, except the log, for :meth:`restore`."""
