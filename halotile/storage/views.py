@@ -34,20 +34,27 @@ def chunks_of(view: Readable) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelAxis:
-    """An array without channels, viewed with a channel axis of length 1: shape (1, *shape)."""
+class View:
+    """An array of the shape and type of another one."""
 
     source: Readable
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
-        return (1, *self.source.shape)
+        return self.source.shape
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Type of one pixel."""
         return self.source.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelAxis(View):
+    """An array without channels, viewed with a channel axis of length 1: shape (1, *shape)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1, *self.source.shape)
 
     def read(self, region: Region) -> Pixels:
         return self.source.read(Region(region.start[1:], region.stop[1:]))[None]
@@ -61,23 +68,12 @@ def checked(source: Readable, name: str, *, are_counts: bool = False) -> Readabl
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(View):
     """An array that is refused where it is read with a hole, or with what is no count."""
 
-    source: Readable
     name: str
     hole: float | None
     are_counts: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
-        return self.source.shape
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """Type of one pixel."""
-        return self.source.dtype
 
     def read(self, region: Region) -> Pixels:
         pixels: NDArray[Any] = np.asarray(self.source.read(region))
@@ -96,15 +92,8 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class WithGaps:
+class WithGaps(View):
     """An array with NaN in some pixels; of floats, whatever it is stored as."""
-
-    source: Readable
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
-        return self.source.shape
 
     @property
     def dtype(self) -> np.dtype[np.generic]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -14,11 +14,12 @@ from typing import Any
 from halotile.errors import ConfigError, HalotileError, InputError
 from halotile.storage.disk.place import ZARR_FILES, is_array
 from halotile.storage.formats import ome
+from halotile.storage.formats.base import listed
 from halotile.storage.formats.zarr import ome_attributes, open_node
 
 DEEPEST = 4
 """Groups between a Zarr and an image in it: row, column and field of a plate."""
-_MOST_LISTED = 20
+_MOST_NAMED = 20
 
 
 def find_image(path: str) -> Path | None:
@@ -66,18 +67,15 @@ def image_inside(
     node = top if dataset is None else _node(top, dataset)
     searched = top if node is None else node
     found = _images_in(searched, DEEPEST) if hasattr(searched, "members") else iter(())
-    names = list(itertools.islice(found, _MOST_LISTED + 1))
+    names = list(itertools.islice(found, _MOST_NAMED + 1))
     if node is None and names not in ([], [""]):
         raise of_several(
-            f"{path}: dataset is {dataset!r}, but no image or array there has this path. Write dataset: one of {_listed(names)}."
+            f"{path}: dataset is {dataset!r}, but no image or array there has this path. Write dataset: one of {listed(names)}."
         )
     if len(names) > 1:
-        advice = (
-            f"dataset: one of {_listed(names)}"
-            if os.path.isfile(path)
-            else f"the path of one, such as {os.path.join(path, names[0])}"
-        )
-        raise of_several(f"{path} contains several images: {_listed(names)}. Write {advice}.")
+        advice = f"the path of one, such as {os.path.join(path, names[0])}"
+        advice = f"dataset: one of {listed(names)}" if os.path.isfile(path) else advice
+        raise of_several(f"{path} contains several images: {listed(names)}. Write {advice}.")
     return (names[0], None) if names and node is not None else None
 
 
@@ -90,10 +88,6 @@ def _holder(top: Any, dataset: str) -> tuple[str, str | None] | None:
         if images and (inside is None or ome.named_image(images, inside)):
             return group, inside
     return None
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
 
 
 def _node(top: Any, path: str) -> Any:

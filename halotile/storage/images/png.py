@@ -68,18 +68,14 @@ def write_png(
             f"{path}: {shape[0]} × {shape[1]} pixels, {len(planes)} side by side, exceed the limit for a PNG "
             f"({MOST_PIXELS:,}). Write a smaller --region or --size, or a name that ends in .tif."
         )
-    is_phase = [image.component == "phase" for image in planes]
-    means = [
-        (_phase_means if phase else block_means)(image, step, _share(tick, n, len(planes)))
-        for n, (image, phase) in enumerate(zip(planes, is_phase, strict=True))
-    ]
-    low, high = values or contrast([mean for mean, phase in zip(means, is_phase, strict=True) if not phase])
-    drawn = side_by_side(
-        [
-            _to_bytes(mean, *((-math.pi, math.pi) if phase else (low, high)))
-            for mean, phase in zip(means, is_phase, strict=True)
-        ]
-    )
+    means = []
+    for n, image in enumerate(planes):
+        is_phase = image.component == "phase"
+        averaged = (_phase_means if is_phase else block_means)(image, step, _share(tick, n, len(planes)))
+        means.append((averaged, is_phase))
+    low, high = values or contrast([mean for mean, is_phase in means if not is_phase])
+    limits = {True: (-math.pi, math.pi), False: (low, high)}
+    drawn = side_by_side([_to_bytes(mean, *limits[is_phase]) for mean, is_phase in means])
     DISK.write_file(path, encode_png(drawn))
     return Drawing((drawn.shape[0], drawn.shape[1]), step, low, high)
 

@@ -14,14 +14,14 @@ import re
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
 import numpy as np
 
-from halotile.errors import ConfigError, InputError, MissingPackage
+from halotile.errors import ConfigError, InputError
+from halotile.registry import optional
 from halotile.storage.arrays import open_source
 from halotile.storage.formats.parts import geotiff
 from halotile.storage.grid import Region
@@ -133,11 +133,8 @@ def write_tiff(path: Path, planes: Planes, *, cog: bool = False, tick: Tick = la
     """
     import tifffile
 
-    if cog and find_spec("rasterio") is None:
-        raise MissingPackage(
-            "a Cloud Optimized GeoTIFF is written with rasterio, which is not installed. Write: "
-            'pip install "halotile[geo]"'
-        )
+    if cog:
+        optional("a Cloud Optimized GeoTIFF is written with rasterio", "rasterio", '"halotile[geo]"')
     dtype, levels = _viewable(planes.source.dtype), len(level_shapes(planes.shape))
     letters = "".join(planes.loops) + ("yxs" if planes.colour else "yx")
     is_ome = not cog and set(letters) <= set("tczyxs")

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError, InputError, MissingPackage, OutputRefused
+from halotile.errors import ConfigError, InputError, OutputRefused
+from halotile.registry import optional
 from halotile.storage.disk.durable import DISK
 from halotile.storage.disk.place import check_place
 from halotile.storage.grid import Region
@@ -143,7 +144,8 @@ def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bo
     ``unwrap``: make the phase of the object go on where it passes π; ``overwrite``: replace a Zarr at that path.
     """
     _check_result(path)
-    unwrapped = _unwrapping() if unwrap else None
+    use = "phases are unwrapped with scikit-image"
+    unwrapped = optional(use, "skimage.restoration", "scikit-image").unwrap_phase if unwrap else None
     check = partial(check_place, target, overwrite=overwrite, key="the path", remedy="--overwrite")
     with replacing(Path(target), check) as made:
         _write_group(made, path, unwrapped)
@@ -191,14 +193,3 @@ def _write(path: Path, pixels: NDArray[np.float32], axes: str, pixel: Any) -> No
     layout = layout.in_levels(pixels.shape)
     create_output(path, layout)
     ShardWriter(path, layout).write(Region.whole(pixels.shape), pixels)
-
-
-def _unwrapping() -> Callable[[NDArray[Any]], Any]:
-    try:
-        from skimage.restoration import unwrap_phase
-    except ImportError as error:
-        raise MissingPackage(
-            "phases are unwrapped with scikit-image, which is not installed. Write: pip install scikit-image"
-        ) from error
-    unwrapped: Callable[[NDArray[Any]], Any] = unwrap_phase
-    return unwrapped

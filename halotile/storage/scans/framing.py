@@ -70,13 +70,7 @@ class Framing:
 
 
 class ShiftedPatterns:
-    """Patterns whose first pixel is moved to the middle.
-
-    Parameters
-    ----------
-    patterns : array, (positions, rows, columns)
-        Patterns with the beam at their first pixel.
-    """
+    """Patterns, (positions, rows, columns), whose first pixel is moved to the middle."""
 
     def __init__(self, patterns: Any) -> None:
         self.patterns = patterns

@@ -36,16 +36,10 @@ from halotile.errors import DamagedData
 from halotile.storage.grid import Region
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.rim import Pixels
-from halotile.storage.sharded.codec_chain import (
-    CHECKSUM_BYTES,
-    COMPRESSORS,
-    Bytes,
-    Chain,
-    parse_chain,
-    verify_checksum,
-)
+from halotile.storage.sharded import codec_chain
+from halotile.storage.sharded.codec_chain import Bytes, Chain
 
-_V2_COMPRESSORS = (*COMPRESSORS, "bz2", "lz4", "lzma", "zlib")
+_V2_COMPRESSORS = (*codec_chain.COMPRESSORS, "bz2", "lz4", "lzma", "zlib")
 _ABSENT = 2**64 - 1
 # Entry of halotile's own attribute of an array that a run has finished: its shape.
 COMPLETE = "complete"
@@ -72,13 +66,8 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
             metadata = json.loads((folder / name).read_text("utf-8"))
             try:
                 array = parse(folder / name, metadata, native, fill)
-            except (
-                AttributeError,
-                KeyError,
-                TypeError,
-                ValueError,
-            ):  # odd values, which zarr may take or refuse
-                return None
+            except (AttributeError, KeyError, TypeError, ValueError):
+                return None  # odd values, which zarr may take or refuse
             complete = is_complete(metadata.get("attributes"), metadata.get("shape", ()))
             return array and replace(array, state=state, complete=complete)
     return None
@@ -97,12 +86,12 @@ class Sharding:
 
     def read_index(self, file: int, size_bytes: int) -> NDArray[np.uint64]:
         """Offset and length of every inner chunk: shape (*counts, 2)."""
-        nbytes = math.prod(self.counts) * _ENTRY_BYTES + self.index_checked * CHECKSUM_BYTES
+        nbytes = math.prod(self.counts) * _ENTRY_BYTES + self.index_checked * codec_chain.CHECKSUM_BYTES
         if size_bytes < nbytes:
             raise DamagedData(f"the shard is cut short: {size_bytes} bytes, its index alone has {nbytes}")
         data = _pread(file, nbytes, size_bytes - nbytes if self.index_at_end else 0)
         try:
-            data = verify_checksum(data) if self.index_checked else data
+            data = codec_chain.verify_checksum(data) if self.index_checked else data
             return data.view("<u8").reshape(*self.counts, 2)
         except DamagedData as error:
             raise DamagedData(f"the shard's index: {error}") from error
@@ -305,7 +294,7 @@ def _parse_v3(
         shape, codecs = inner, layout.get("codecs", ())
         if sharding is None:
             return None
-    chain = parse_chain(codecs, shape, native)
+    chain = codec_chain.parse_chain(codecs, shape, native)
     return LocalArray(document, native, fill, chain, key, sharding) if chain and key else None
 
 

@@ -14,16 +14,8 @@ from halotile.errors import ConfigError
 from halotile.storage.georeference import Georeference
 from halotile.storage.sharded.ome_metadata import Channels
 
-PIXEL_SCALE, TIEPOINT, MATRIX, DIRECTORY, DOUBLES, ASCII, METADATA, NODATA = (
-    33550,
-    33922,
-    34264,
-    34735,
-    34736,
-    34737,
-    42112,
-    42113,
-)
+PIXEL_SCALE, TIEPOINT, MATRIX = 33550, 33922, 34264
+DIRECTORY, DOUBLES, ASCII, METADATA, NODATA = 34735, 34736, 34737, 42112, 42113
 _RPC = 50844
 _MODEL, _RASTER, _GEOGRAPHIC, _ANGULAR_UNIT, _PROJECTED, _LINEAR_UNIT = 1024, 1025, 2048, 2054, 3072, 3076
 """GeoKeys."""
@@ -38,26 +30,13 @@ Tag = tuple[int, str, int, Any, bool]
 
 def georeference_of(page: Any) -> Georeference | None:
     """The georeference of a page of a TIFF; None where it has none, or one without a transform."""
-    tags = {
-        number: page.tags[number].value for number in (PIXEL_SCALE, TIEPOINT, MATRIX) if number in page.tags
-    }
-    geokeys = {
-        str(number): _ascii(value)
-        if number == ASCII
-        else str(value)
-        if number == METADATA
-        else list(_several(value))
-        for number in (DIRECTORY, DOUBLES, ASCII, METADATA)
-        if number in page.tags and (value := page.tags[number].value) is not None
-    }
+    numbers = (PIXEL_SCALE, TIEPOINT, MATRIX, DIRECTORY, DOUBLES, ASCII, METADATA)
+    tags = {number: page.tags[number].value for number in numbers if number in page.tags}
+    kinds: dict[int, Any] = {DIRECTORY: np.uint16, DOUBLES: np.float64, ASCII: _ascii, METADATA: str}
     try:
         transform = _transform(tags)
-        for number, kind in (
-            (DIRECTORY, np.uint16),
-            (DOUBLES, np.float64),
-        ):  # whatever type they are stored in
-            if (numbers := geokeys.get(str(number))) is not None:
-                geokeys[str(number)] = np.array([kind(n) for n in numbers]).tolist()
+        found = {number: tags[number] for number in kinds if tags.get(number) is not None}
+        geokeys = {str(number): _geokey(kinds[number], value) for number, value in found.items()}
     except (TypeError, ValueError, OverflowError):
         return None
     if transform is None or transform[0] * transform[4] == transform[1] * transform[3]:
@@ -169,8 +148,11 @@ def _ascii(value: Any) -> str:
     return "".join(chr(byte) if byte < 128 else "?" for byte in stored)
 
 
-def _several(value: Any) -> Any:
-    return value if isinstance(value, tuple | list) else (value,)
+def _geokey(kind: Any, value: Any) -> Any:
+    """A text, or a list of numbers of a type, whatever type they are stored in."""
+    if not isinstance(kind, type) or kind is str:
+        return kind(value)
+    return np.array([kind(n) for n in (value if isinstance(value, tuple | list) else (value,))]).tolist()
 
 
 def _shorts(geokeys: Mapping[str, Any]) -> dict[int, int]:
