@@ -91,12 +91,8 @@ def _open_folder() -> Iterator[int]:
 def _remove_old_entries(folder: int) -> None:
     """Remove the older half of the files when there are too many, including partial files of killed processes."""
     names = os.listdir(folder)
-    if len(names) <= MOST_ENTRIES:
-        return
-    ages = []
-    for name in names:
-        with suppress(FileNotFoundError):
-            ages.append((os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns, name))
-    for _, name in sorted(ages)[: len(ages) // 2]:
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=folder)
+    if len(names) > MOST_ENTRIES:
+        with suppress(FileNotFoundError):  # another process does the same
+            names.sort(key=lambda name: os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns)
+            for name in names[: len(names) // 2]:
+                os.unlink(name, dir_fd=folder)

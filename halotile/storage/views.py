@@ -119,8 +119,7 @@ class WithMask(WithGaps):
     """An array with NaN where a mask is 0, which has some of its axes or all."""
 
     mask: Readable
-    axes: tuple[int, ...]
-    """As :func:`axes_of_side` has them."""
+    axes: tuple[int, ...]  # as :func:`axes_of_side` has them
 
     def read(self, region: Region) -> Pixels:
         kept = side_at(self.mask, self.axes, region) != 0

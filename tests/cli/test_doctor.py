@@ -7,6 +7,7 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 import pytest
@@ -71,9 +72,8 @@ def test_the_doctor_tells_of_a_file_system_that_cannot(
 def test_the_doctor_tells_of_locks_that_other_machines_do_not_see(
     kind: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = tmp_path / "mountinfo"
-    table.write_text("36 21 0:50 / / rw shared:2 - lustre 10.0.0.1@tcp:/fs rw,localflock\n")
-    monkeypatch.setattr("halotile.storage.disk.place.MOUNTS", table)
+    mount = SimpleNamespace(mountpoint="/", fstype="lustre", opts="rw,localflock")
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: [mount])
     done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", kind])
     output = " ".join(done.stdout.split())
     assert f"{verdict}{tmp_path}: flock works, but other machines do not see it" in output

@@ -301,9 +301,6 @@ def damage(path: Path, kind: str) -> None:
         path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     elif kind == "empty":
         path.write_bytes(b"")
-    elif kind == "directory":
-        path.unlink()
-        path.mkdir()
 
 
 def test_damage_is_reported_for_its_block_only(tmp_path: Path) -> None:
@@ -312,7 +309,6 @@ def test_damage_is_reported_for_its_block_only(tmp_path: Path) -> None:
         ("short", "the checksum of the index does not match"),
         ("flipped", "chunk (0, 0): its crc32c checksum does not match"),
         ("empty", "it was cut short"),
-        ("directory", "there is a directory in place of the shard"),
     ]
     for folder, (kind, message) in in_folders(tmp_path, rows):
         path = folder / "a.zarr"
@@ -425,8 +421,6 @@ def test_a_missing_file_is_damage(tmp_path: Path) -> None:
     problems = check_block(path, LAYOUT, ALL, b"1234")
     assert problems == [f"{path}: the file is missing"]
     assert foreign_pixels_reason({0: problems}, 1) == ""
-    path.mkdir()
-    assert check_block(path, LAYOUT, ALL) == [f"{path}: there is a directory in place of the file"]
 
 
 def test_a_file_that_cannot_be_read_for_a_moment_is_no_damage(

@@ -10,15 +10,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import zarr
 
 from halotile.errors import OutputRefused
-from halotile.storage.disk import place
 from halotile.storage.disk.durable import Disk
-from halotile.storage.disk.place import check_place, local_lock_reason, mount_of
+from halotile.storage.disk.place import check_place, local_lock_reason
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import Layout, ShardWriter, check_block, create_output, open_output
@@ -224,50 +225,41 @@ def test_a_folder_that_this_user_may_not_write_in_is_refused() -> None:
     )
 
 
-ROOT = "21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"
 MOUNTED = {
-    "lustre 1 rw,flock": None,
-    "lustre 1 rw,localflock": "localflock: mount it with flock",
-    "nfs 1 rw,vers=3,nolock,proto=tcp": "mounted with nolock",
-    "nfs 1 rw,vers=3,local_lock=all": "local_lock=all",
-    "nfs 1 rw,vers=3,local_lock=flock": "local_lock=flock",
-    "nfs 1 rw,vers=3,local_lock=posix": None,
-    "nfs4 1 rw,vers=4.2,local_lock=none": None,
-    "gpfs 1 rw": None,
-    "beegfs 1 rw,cfgFile={folder}/default.conf": "tuneUseGlobalFileLocks = true",
-    "beegfs 1 rw,cfgFile={folder}/global.conf": None,
-    "beegfs 1 rw": "tuneUseGlobalFileLocks = true",
+    "lustre rw,flock": None,
+    "lustre rw,localflock": "localflock: mount it with flock",
+    "nfs rw,vers=3,nolock,proto=tcp": "mounted with nolock",
+    "nfs rw,vers=3,local_lock=all": "local_lock=all",
+    "nfs rw,vers=3,local_lock=flock": "local_lock=flock",
+    "nfs rw,vers=3,local_lock=posix": None,
+    "nfs4 rw,vers=4.2,local_lock=none": None,
+    "gpfs rw": None,
+    "beegfs rw,cfgFile={folder}/default.conf": "tuneUseGlobalFileLocks = true",
+    "beegfs rw,cfgFile={folder}/global.conf": None,
+    "beegfs rw": "tuneUseGlobalFileLocks = true",
 }
 
 
 def test_locks_that_other_machines_do_not_see_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    mounts: list[Any] = []
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: mounts)
     for folder, mounted in in_folders(tmp_path, MOUNTED):
         (folder / "default.conf").write_text(
             "# tuneUseGlobalFileLocks = true\ntuneUseGlobalFileLocks = false\n"
         )
         (folder / "global.conf").write_text("tuneUseGlobalFileLocks    = true\n")
-        table = folder / "mountinfo"
-        line = f"36 21 0:50 / {folder}/data rw shared:2 - {mounted.format(folder=folder)}"
-        table.write_text(f"{ROOT}\n{line}\nrubbish\n")
-        monkeypatch.setattr(place, "MOUNTS", table)
+        kind, options = mounted.format(folder=folder).split(" ")
+        mounts[:] = [
+            SimpleNamespace(mountpoint="/", fstype="ext4", opts="rw,relatime"),
+            SimpleNamespace(mountpoint=f"{folder}/data", fstype=kind, opts=options),
+        ]
         why, wanted = local_lock_reason(folder / "data" / "out.zarr"), MOUNTED[mounted]
         assert (why is None) if wanted is None else (wanted in str(why))
         assert local_lock_reason(folder) is None
-
-
-def test_the_last_mount_at_a_mount_point_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = tmp_path / "mountinfo"
-    table.write_text(f"{ROOT}\n36 21 0:50 / / rw shared:2 - nfs 1 rw,nolock\n")
-    monkeypatch.setattr(place, "MOUNTS", table)
-    assert "nolock" in str(local_lock_reason(tmp_path))
-
-
-def test_this_machine_has_a_mount(tmp_path: Path) -> None:
-    found = mount_of(tmp_path)
-    assert found is not None
-    assert tmp_path.is_relative_to(found.point)
+    mounts.append(SimpleNamespace(mountpoint="/", fstype="nfs", opts="rw,nolock"))
+    assert "nolock" in str(local_lock_reason(tmp_path)), "the last mount at a mount point counts"
 
 
 def test_a_file_system_without_locks_is_refused_with_advice(

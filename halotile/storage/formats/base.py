@@ -113,8 +113,7 @@ class Header:
     chunks: tuple[int, ...]
     scale: tuple[float, ...]
     units: tuple[str | None, ...]
-    identity: Mapping[str, Any]
-    """Additional entries of the fingerprint."""
+    identity: Mapping[str, Any]  # additional entries of the fingerprint
     mapped: bool = False
     keeps_chunk: bool = False
     ome: OmeImage | None = None

@@ -129,7 +129,7 @@ def _with_sizes(header: Header, file: Any) -> Header:
     sizes = {axis: (getattr(lengths, axis.upper(), None), _unit(file, axis)) for axis in "zyx"}
     sizes["t"] = (step.total_seconds() if isinstance(step, timedelta) else None, "second")
     given = {axis: size for axis, size in sizes.items() if size[0] and 0 < size[0] < np.inf}
-    known = {axis: in_known_unit(float(size), unit) for axis, (size, unit) in given.items()}
+    known = {axis: in_known_unit(float(size or 0), unit) for axis, (size, unit) in given.items()}
     scale, units = zip(*(known.get(axis, (1.0, None)) for axis in header.axes), strict=True)
     return replace(header, scale=scale, units=units)
 

@@ -169,11 +169,14 @@ class ArrayReader:
             if np.array_equal(pixels[target], filled, equal_nan=True) and not sync((place / key).exists()):
                 raise DamagedData(f"chunk file {key}: {lost_chunk(place / ZARR_JSON, fill)}")
 
-    @property
-    def mapped(self) -> bool:
-        """True when part of a chunk can be read without decoding the rest."""
-        local = self.portable
-        return local is not None and local.sharding is None and local.chain.raw
+    def make_header(self, **options: Any) -> Header:
+        """The validated header of the array; ``options`` as of :func:`make_header`."""
+        array, local = self.array, self.portable
+        # Part of a chunk can be read without decoding the rest.
+        options["mapped"] = local is not None and local.sharding is None and local.chain.raw
+        shards = array.shards or array.chunks or None
+        options |= {"chunks": array.chunks, "shards": shards, "attributes": array.attrs.asdict()}
+        return make_header(array.shape, array.dtype, **options)
 
     def identity(self) -> dict[str, Any]:
         """Values that distinguish this array from another at the same path."""
@@ -195,22 +198,16 @@ class ZarrReader(ArrayReader):
         node = open_node(path)
         array = choose_array(node, dataset)
         super().__init__(path, array)
-        header = make_header(
-            array.shape,
-            array.dtype,
+        header = self.make_header(
             requested=axes,
             named=_dimension_names(array),
-            chunks=array.chunks,
-            shards=array.shards or array.chunks or None,
             **_pixel_sizes(array),
             identity=self.identity(),
-            mapped=self.mapped,
             image=image,
-            attributes=(attributes := array.attrs.asdict()),
             fill=fill_of_xarray(array),
             coordinates=_coordinates(path, node, array) if image else (),
         )
-        place = read_georeference(attributes, header.rows_and_columns) if image else None
+        place = read_georeference(array.attrs.asdict(), header.rows_and_columns) if image else None
         self.header: Header = replace(header, georeference=place)
 
 

@@ -35,14 +35,12 @@ def find_image(path: str) -> Path | None:
 
 def note_of_level(path: str) -> tuple[str, ...]:
     """A note on the array at a path on a disk that is a level of an image; none for another array."""
+    text = "it is read without the pixel sizes and channels of its OME-Zarr: for these, write "
     with suppress(InputError):
         if group := find_image(path):
             level = os.path.relpath(os.path.realpath(os.path.expanduser(path)), group)
             if _holder(open_node(str(group)), level):
-                return (
-                    "it is read without the pixel sizes and channels of its OME-Zarr: for these, write "
-                    f"input.path: {group} and input.dataset: {level}",
-                )
+                return (f"{text}input.path: {group} and input.dataset: {level}",)
     return ()
 
 

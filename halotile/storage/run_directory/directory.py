@@ -57,6 +57,16 @@ _SUBMITTED = (BATCH, SCRIPT, FINISHED, FAILED)
 _ADVICE = "Run with --fresh to start over."
 
 
+class _File:
+    """The path of a file in a run directory, as an attribute."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDirectory, kind: Any = None) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """A run directory. Nothing is created before :meth:`lock` or :meth:`create`."""
@@ -65,38 +75,13 @@ class RunDirectory:
     disk: Disk = DISK  # disk to write with
     is_scratch: bool = False  # true: its lock removes it at the end, unless it holds what was replaced
 
-    @property
-    def job_path(self) -> Path:
-        """Path of the job as requested."""
-        return self.path / JOB
-
-    @property
-    def plan_path(self) -> Path:
-        return self.path / PLAN
-
-    @property
-    def journal_path(self) -> Path:
-        """Path of the journal of blocks."""
-        return self.path / JOURNAL
-
-    @property
-    def status_path(self) -> Path:
-        """Path of the progress of the run."""
-        return self.path / STATUS
-
-    @property
-    def events_path(self) -> Path:
-        return self.path / EVENTS
-
-    @property
-    def iterations_path(self) -> Path:
-        """Path of the results of a solver's iterations, one JSON object per line."""
-        return self.path / ITERATIONS
-
-    @property
-    def state_path(self) -> Path:
-        """Path of the folder of a solver's state between two iterations."""
-        return self.path / STATE
+    job_path = _File(JOB)
+    plan_path = _File(PLAN)
+    journal_path = _File(JOURNAL)
+    status_path = _File(STATUS)
+    events_path = _File(EVENTS)
+    iterations_path = _File(ITERATIONS)
+    state_path = _File(STATE)
 
     def claims_output(self) -> bool:
         """Return True when a run of halotile wrote, or was about to write, the output beside the directory."""
@@ -163,16 +148,12 @@ class RunDirectory:
 
     def read_valid_job(self) -> dict[str, Any] | None:
         """The job, or None when there is no readable one."""
-        with suppress(DamagedData):
-            return self.read_job()
-        return None
+        return _or_none(self.read_job)
 
     def read_primary(self) -> str | None:
         """The directory that keeps the run, where this one lies beside a further output of it."""
-        with suppress(DamagedData):
-            run = (self._read(self.path / PRIMARY) or {}).get("run")
-            return os.path.normpath(self.path.parent / run) if isinstance(run, str) else None
-        return None
+        run = (_or_none(lambda: self._read(self.path / PRIMARY)) or {}).get("run")
+        return os.path.normpath(self.path.parent / run) if run else None
 
     @classmethod
     def beside(cls, output: str | OutputPath) -> RunDirectory:
@@ -218,9 +199,7 @@ class RunDirectory:
 
     def read_valid_plan(self) -> dict[str, Any] | None:
         """The plan, or None when there is no readable one: the journal also identifies its plan."""
-        with suppress(DamagedData):
-            return self.read_plan()
-        return None
+        return _or_none(self.read_plan)
 
     def write_status(self, status: dict[str, Any]) -> None:
         """Replace the status atomically. It is not fsynced, because the journal is authoritative."""
@@ -234,10 +213,7 @@ class RunDirectory:
 
     def read_status(self) -> dict[str, Any] | None:
         """The status, or None when there is no valid one: a power cut may have damaged it."""
-        check_access(self.path)
-        with suppress(DamagedData):
-            return read_object(self.status_path, _ADVICE)
-        return None
+        return _or_none(lambda: self._read(self.status_path))
 
     def append_event(self, event: dict[str, Any]) -> None:
         """Append a line to the events; not fsynced."""
@@ -255,10 +231,9 @@ class RunDirectory:
 
     def read_output_iterations(self) -> list[dict[str, Any]]:
         """The iterations that led to the image in the output; empty before it was started."""
-        with suppress(DamagedData):
-            rows: list[dict[str, Any]] = (self._read(self.path / WRITTEN) or {}).get("iterations", [])
-            return rows
-        return []
+        written = _or_none(lambda: self._read(self.path / WRITTEN)) or {}
+        rows: list[dict[str, Any]] = written.get("iterations", [])
+        return rows
 
     def write_page(self, html: str) -> None:
         """Replace the page of the run; not fsynced."""
@@ -370,6 +345,13 @@ class RunDirectory:
     def _read(self, path: Path) -> dict[str, Any] | None:
         check_access(self.path)
         return read_object(path, _ADVICE)
+
+
+def _or_none(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Read a file; None also for a damaged one."""
+    with suppress(DamagedData):
+        return read()
+    return None
 
 
 def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

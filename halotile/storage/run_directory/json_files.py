@@ -51,7 +51,7 @@ def read_object(path: Path, advice: str) -> dict[str, Any] | None:
         value = json.loads(path.read_bytes())
     except GONE:
         return None
-    except (ValueError, RecursionError, IsADirectoryError):
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise DamagedData(f"{path} is damaged. {advice}")

@@ -69,21 +69,19 @@ class PatternCounts:
         self.framing, self.shape, self.leaves_negative_out = framing, shape, negative
         counting = np.ones(shape[1:], bool) if mask is None else mask
         self.counting = counting[framing.windows(*shape[1:])]
+        # true where a pixel that counts has the largest number of its type in a pattern: a gap of the
+        # detector, or saturated
         self.full = np.zeros(self.counting.shape, bool)
-        """True where a pixel that counts has the largest number of its type in a pattern: a gap of the detector, or saturated."""
+        # true where a pixel that counts is negative or NaN in a pattern
         self.negative = np.zeros(self.counting.shape, bool)
-        """True where a pixel that counts is negative or NaN in a pattern."""
         self.sum = np.zeros(self.counting.shape)
-        self.totals = np.full(shape[0], np.nan)
-        """Counts of each pattern; NaN for one that was not read."""
+        self.totals = np.full(shape[0], np.nan)  # counts of each pattern; NaN for one that was not read
+        # the smallest count above 0: about one of a detector, in the unit of the patterns
         self.least = np.inf
-        """The smallest count above 0: about one of a detector, in the unit of the patterns."""
-        self.peak = np.zeros(self.counting.shape)
-        """The largest count of each pixel that counts."""
-        self.piled = (0.0, 0)
-        """The largest of them, and the pixels that have it in one pattern."""
+        self.peak = np.zeros(self.counting.shape)  # the largest count of each pixel that counts
+        self.piled = (0.0, 0)  # the largest of them, and the pixels that have it in one pattern
+        # patterns in which a pixel is far above all around it, of those that were looked at for it
         self.alone, self.looked_at = np.zeros(self.counting.shape, np.int64), 0
-        """Patterns in which a pixel is far above all around it, of those that were looked at for it."""
 
     def cleaned(self, read: NDArray[Any], numbers: Numbers) -> NDArray[Any]:
         """Patterns of these numbers, with 0 for what is no count."""

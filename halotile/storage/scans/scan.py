@@ -39,6 +39,15 @@ SHARDS, DIGESTS = "shards", "arrays"
 """Attributes with the digest of the files of the patterns, and with those of the other arrays by their names."""
 
 
+def digest_of_arrays(arrays: Mapping[str, NDArray[Any] | None], start: str = "") -> str:
+    """Digest of values by their names."""
+    found = hashlib.sha256(start.encode())
+    for name, array in arrays.items():
+        found.update(f"{name} {None if array is None else array.shape}".encode())
+        found.update(b"" if array is None else array.tobytes())
+    return found.hexdigest()
+
+
 @dataclass(frozen=True, eq=False)
 class Scan:
     """Everything about a scan but its patterns."""
@@ -68,13 +77,8 @@ class Scan:
 
     def digest(self) -> str:
         """Digest of every value."""
-        found = hashlib.sha256(json.dumps([self.wavelength, self.distance, self.pixel]).encode())
-        for name in ("positions", "numbers", *OPTIONAL):
-            array = getattr(self, name)
-            found.update(f"{name} {None if array is None else array.shape}".encode())
-            if array is not None:
-                found.update(np.ascontiguousarray(array).data)
-        return found.hexdigest()
+        start = json.dumps([self.wavelength, self.distance, self.pixel])
+        return digest_of_arrays({name: getattr(self, name) for name in ARRAYS}, start)
 
     def check(self, shape: tuple[int, ...], path: str) -> None:
         """Refuse values that cannot be, for patterns of a shape (positions, rows, columns)."""
@@ -89,15 +93,14 @@ class Scan:
                 f"{path}: the wavelength is {self.wavelength:g} m, and that of photons and electrons is from 1 fm to 1 mm. Write the right one as --energy."
             )
         count, *pattern = shape
-        expected: dict[str, tuple[int, ...]] = {"positions": (count, 2)}
-        expected |= dict.fromkeys(("numbers", "intensities"), (count,))
-        expected |= dict.fromkeys(("mask", "background"), tuple(pattern))
+        expected = {"positions": [count, 2], "numbers": [count], "intensities": [count]}
+        expected |= {"mask": pattern, "background": pattern}
         for name, wanted in expected.items():
             if (array := getattr(self, name)) is None:
                 continue
-            if array.shape != wanted:
+            if list(array.shape) != wanted:
                 raise InputError(
-                    f"{path}: {name} has shape {list(array.shape)}, and {count:,} patterns of {pattern} need {list(wanted)}."
+                    f"{path}: {name} has shape {list(array.shape)}, and {count:,} patterns of {pattern} need {wanted}."
                 )
             if not np.isfinite(array).all():
                 raise InputError(f"{path}: {name} has values that are not finite.")
@@ -144,9 +147,9 @@ def _arrays_in(group: Any) -> dict[str, NDArray[Any]]:
 
 def _digests_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
     """Digest of each array: of its type, its shape and its values."""
+    described = {name: f"{array.dtype.str} {array.shape}".encode() for name, array in arrays.items()}
     return {
-        name: hashlib.sha256(f"{array.dtype.str} {array.shape}".encode() + array.tobytes()).hexdigest()
-        for name, array in arrays.items()
+        name: hashlib.sha256(kind + arrays[name].tobytes()).hexdigest() for name, kind in described.items()
     }
 
 

@@ -228,13 +228,8 @@ class Layout:
         itemsize = np.dtype(self.dtype).itemsize
         codecs: list[dict[str, Any]] = [_LITTLE_ENDIAN if itemsize > 1 else {"name": "bytes"}]
         if self.codec != "none":
-            options = {
-                "cname": self.codec,
-                "clevel": LEVELS[self.codec],
-                "shuffle": "shuffle",
-                "typesize": itemsize,
-                "blocksize": 0,
-            }
+            options = {"cname": self.codec, "clevel": LEVELS[self.codec], "shuffle": "shuffle"}
+            options |= {"typesize": itemsize, "blocksize": 0}
             codecs.append({"name": "blosc", "configuration": options})
         sharding = {
             "chunk_shape": list(array.form.chunk),

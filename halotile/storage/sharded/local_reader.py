@@ -77,10 +77,8 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
 class Sharding:
     """Layout of the inner chunks of a shard."""
 
-    shape: tuple[int, ...]
-    """Shape of a shard in pixels."""
-    counts: tuple[int, ...]
-    """Inner chunks along each axis."""
+    shape: tuple[int, ...]  # shape of a shard in pixels
+    counts: tuple[int, ...]  # inner chunks along each axis
     index_checked: bool
     index_at_end: bool
 
@@ -105,11 +103,9 @@ class LocalArray:
     native: np.dtype[np.generic]
     fill: Any
     chain: Chain
-    key: ChunkNames
-    """File name of a chunk or shard, by its index."""
+    key: ChunkNames  # file name of a chunk or shard, by its index
     sharding: Sharding | None = None
-    state: tuple[int, ...] = ()
-    """State of the document's file before it was read."""
+    state: tuple[int, ...] = ()  # state of the document's file before it was read
     complete: bool = False  # then no chunk may be missing
 
     @property

@@ -23,23 +23,11 @@ Decode = Callable[[tuple[int, ...]], Any]
 class KeptChunkReader:
     """A file whose chunks can only be decoded whole; one is decoded at a time, and kept for the next read.
 
-    Parameters
-    ----------
-    header : Header
-        Properties of the array.
-    decode : callable
-        Decodes a chunk.
-    lengths : sequence of sequence of int, optional
-        Lengths of the chunks along each axis; by default the whole array is one chunk.
+    ``lengths``: lengths of the chunks along each axis.
     """
 
-    def __init__(
-        self, header: Header, decode: Decode, lengths: Sequence[Sequence[int]] | None = None
-    ) -> None:
-        lengths = lengths or [(n,) for n in header.shape]
-        self.header = replace(
-            header, chunks=tuple(max(along) for along in lengths), mapped=False, keeps_chunk=True
-        )
+    def __init__(self, header: Header, decode: Decode, lengths: Sequence[Sequence[int]]) -> None:
+        self.header = replace(header, chunks=tuple(map(max, lengths)), mapped=False, keeps_chunk=True)
         self._edges = [list(accumulate(along, initial=0)) for along in lengths]
         self._decode = decode
         self._lock = threading.Lock()
@@ -76,13 +64,7 @@ class KeptChunkReader:
 
 
 def whole_image(
-    path: str,
-    shape: tuple[int, ...],
-    dtype: Any,
-    decode: Callable[[], Any],
-    *,
-    axes: str | None,
-    remarks: Sequence[str],
+    path: str, shape: tuple[int, ...], dtype: Any, decode: Any, *, axes: str | None, remarks: Sequence[str]
 ) -> KeptChunkReader:
     """The reader of a file with one image of rows, columns and, where there are three axes, channels, which is decoded whole."""
     header = make_header(
@@ -90,4 +72,4 @@ def whole_image(
     )
     colours = rgb_channels(header.dtype, shape[-1]) if len(shape) == 3 else ()
     header = replace(header, remarks=(*remarks, *header.remarks), channels=colours)
-    return KeptChunkReader(header, lambda _: decode())
+    return KeptChunkReader(header, lambda _: decode(), [(n,) for n in shape])
