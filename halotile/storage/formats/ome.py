@@ -136,7 +136,7 @@ def _paths(image: Any) -> list[str] | None:
     entries = image.get("datasets") if isinstance(image, dict) else None
     if not isinstance(entries, list):
         return None
-    paths = [entry.get("path") if isinstance(entry, dict) else None for entry in entries]
+    paths: list[Any] = [entry.get("path") if isinstance(entry, dict) else None for entry in entries]
     return paths if all(isinstance(path, str) for path in paths) else None
 
 
