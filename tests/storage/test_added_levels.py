@@ -20,11 +20,10 @@ import zarr
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, DamagedData, DiskRefused, InputError, OutputInUse, OutputRefused
-from halotile.storage.arrays import open_source
+from halotile.storage.arrays import find_image, open_source
 from halotile.storage.disk.durable import Buffers, Disk
 from halotile.storage.images import added_levels
 from halotile.storage.images.added_levels import WORK, add_levels
-from halotile.storage.images.image_groups import find_image
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded import levels
 from halotile.storage.sharded.output import open_output

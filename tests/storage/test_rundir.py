@@ -275,12 +275,12 @@ def test_a_driver_waits_for_the_workers_of_a_killed_one(directory: RunDirectory)
 def test_a_worker_that_released_its_lock_is_not_waited_for(directory: RunDirectory) -> None:
     directory.create()
     lock = WorkerLock(directory.path)
-    for call in (lock.hold, lock.hold):
-        call()
+    for _ in range(2):
+        lock.hold()
         with pytest.raises(OutputRefused):
             lock.wait_for_all(0)
-    for call in (lock.release, lock.release):
-        call()
+    for _ in range(2):
+        lock.release()
         lock.wait_for_all(0)
 
 
