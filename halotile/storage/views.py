@@ -109,9 +109,8 @@ class WithoutValue(WithGaps):
 
     def read(self, region: Region) -> Pixels:
         pixels = self.source.read(region)
-        return np.where(pixels == pixels.dtype.type(self.value), np.nan, pixels).astype(
-            self.dtype, copy=False
-        )
+        holes = pixels == pixels.dtype.type(self.value)
+        return np.where(holes, np.nan, pixels).astype(self.dtype, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +182,5 @@ class PlaneValues:
 
     def read(self, region: Region) -> Pixels:
         """The numbers of the planes in ``region`` of the image."""
-        index = tuple(
-            slice(None) if n == 1 else part for n, part in zip(self.shape, region.slices, strict=True)
-        )
-        return self.values[index]
+        parts = zip(self.shape, region.slices, strict=True)
+        return self.values[tuple(slice(None) if n == 1 else part for n, part in parts)]

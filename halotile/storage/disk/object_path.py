@@ -15,6 +15,8 @@ from typing import Any
 from halotile.errors import OutputRefused, redacted
 from halotile.registry import optional
 
+DENIED = ("PermissionDeniedError", "UnauthenticatedError", "PermissionError")
+"""Errors of obstore for what this user may not do."""
 SCHEMES = ("s3", "gs", "az")
 """Schemes of stores that outputs are written to."""
 
@@ -263,12 +265,8 @@ def store_errors(place: ObjectPath) -> Iterator[None]:
 
 
 _KINDS: dict[str, tuple[type[OSError], int]] = {
-    "FileNotFoundError": (FileNotFoundError, errno.ENOENT),
-    "NotFoundError": (FileNotFoundError, errno.ENOENT),
-    "AlreadyExistsError": (FileExistsError, errno.EEXIST),
-    "PreconditionError": (FileExistsError, errno.EEXIST),
-    "PermissionDeniedError": (PermissionError, errno.EACCES),
-    "UnauthenticatedError": (PermissionError, errno.EACCES),
-    "PermissionError": (PermissionError, errno.EACCES),
+    **dict.fromkeys(("FileNotFoundError", "NotFoundError"), (FileNotFoundError, errno.ENOENT)),
+    **dict.fromkeys(("AlreadyExistsError", "PreconditionError"), (FileExistsError, errno.EEXIST)),
+    **dict.fromkeys(DENIED, (PermissionError, errno.EACCES)),
 }
 """System errors of obstore's."""

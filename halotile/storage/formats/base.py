@@ -73,9 +73,8 @@ class Source(Readable, Protocol):
     # some of label, color (six hexadecimal digits) and window (lowest and highest value shown) of each channel;
     # empty: unknown
     channels: Channels
-    georeference: (
-        Georeference | None
-    )  # place on Earth of the pixels along y and x; None if the file states none
+    # place on Earth of the pixels along y and x; None if the file states none
+    georeference: Georeference | None
     # attributes that describe the values, as JSON: CF's units, standard_name, scale_factor and so on, and the user's own
     attributes: Mapping[str, Any]
     # dataset of the same file that is 0 in pixels without a measurement; None if there is none

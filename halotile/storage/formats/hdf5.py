@@ -124,10 +124,8 @@ def _refuse_short_chunks(pixels: Any) -> None:
 def _datasets(h5py: Any, file: Any) -> dict[str, Any]:
     """Every dataset that is stored in the file itself, by name."""
     datasets: dict[str, Any] = {}
-    file.visititems(
-        lambda name, node: datasets.update({name: node}) if isinstance(node, h5py.Dataset) else None
-    )
-    return datasets
+    file.visititems(datasets.__setitem__)
+    return {name: node for name, node in datasets.items() if isinstance(node, h5py.Dataset)}
 
 
 def _linked_datasets(h5py: Any, file: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData, InputError, InputUnreadable
-from halotile.storage.disk.object_path import credentials_fault, first_words, is_of_store, store_at
+from halotile.storage.disk.object_path import DENIED, credentials_fault, first_words, is_of_store, store_at
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
 from halotile.storage.formats.base import Header, Source, file_identity, listed, make_header, refuse_option
 from halotile.storage.georeference import read_georeference
@@ -54,13 +54,11 @@ def object_tags(array: Any, url: str) -> list[list[Any]]:
         if not is_of_store(error) and not isinstance(error, OSError):
             raise
         raise InputUnreadable(f"the store does not answer: {first_words(error)}. Try again later.") from error
-    return sorted(
-        [found["path"], found["size"], found["e_tag"] or str(found["last_modified"])] for found in objects
-    )
+    return sorted([one["path"], one["size"], one["e_tag"] or str(one["last_modified"])] for one in objects)
 
 
 def _is_denied(error: Exception) -> bool:
-    return type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError", "PermissionError")
+    return type(error).__name__ in DENIED
 
 
 def _listed(array: Any) -> list[Any]:

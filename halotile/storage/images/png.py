@@ -84,9 +84,8 @@ def _share(tick: Tick, number: int, count: int) -> Tick:
 def _phase_means(planes: Planes, step: int, tick: Tick) -> Means:
     """Phases of the mean complex numbers over squares: angles do not average across ±π."""
     parts: tuple[Component, Component] = ("real", "imag")
-    real, imag = (
-        block_means(replace(planes, component=part), step, _share(tick, n, 2)) for n, part in enumerate(parts)
-    )
+    views = [replace(planes, component=part) for part in parts]
+    real, imag = (block_means(view, step, _share(tick, n, 2)) for n, view in enumerate(views))
     phases: Means = np.arctan2(imag, real)
     return phases
 

@@ -168,12 +168,10 @@ def _put_directories_first(tiff: Path, cog: Path, *, is_integer: bool) -> None:
         with rasterio.Env(GDAL_NUM_THREADS=_THREADS, GDAL_CACHEMAX=_BUFFER_BYTES >> 20):
             shutil.copy(tiff, cog, driver="COG", BIGTIFF="YES", STATISTICS="NO", **options)
         with tifffile.TiffFile(cog) as file:  # GDAL may end without an error where the disk was full
-            parts = [
-                part
-                for page in file.pages
-                for part in zip(page.dataoffsets, page.databytecounts, strict=True)
-            ]
-            is_whole = all(0 < count <= file.filehandle.size - offset for offset, count in parts)
+            parts = [zip(page.dataoffsets, page.databytecounts, strict=True) for page in file.pages]
+            is_whole = all(
+                0 < count <= file.filehandle.size - offset for offset, count in itertools.chain(*parts)
+            )
     except Exception as error:
         if disk_usage(cog.parent).free > tiff.stat().st_size:
             raise

@@ -171,12 +171,10 @@ class PatternCounts:
             found.append(
                 "the light is in the four corners of the patterns, as a Fourier transform leaves it. The far field needs the beam in their middle: write --corner"
             )
-        bright = (
-            f"more than {FAR_ABOVE} times as bright as all around in nearly every pattern, as hot ones are"
-        )
+        hot = f"more than {FAR_ABOVE} times as bright as all around in nearly every pattern, as hot ones are"
         most = f"{self.peak.max():,.0f} counts in some pattern, and none more, as saturated ones do"
         kinds = (
-            (self.hot(), "a pixel is", "pixels are", bright),
+            (self.hot(), "a pixel is", "pixels are", hot),
             (self.dead(), "a pixel that never counts is", "pixels that never count are", "in the midst of light, as dead ones are"),
             (self.saturated(), "a pixel has", "pixels have", most),
             (self.stop(), "a pixel", "pixels", "in the middle never count, in the midst of light, as behind a beam stop"),
@@ -219,9 +217,8 @@ def is_in_corners(image: NDArray[Any]) -> bool:
     if not np.sum(corners) > CORNERS * middle:
         return False
     centre = [np.average(places, weights=corners) for places in np.indices(corners.shape)]
-    return bool(
-        np.all(np.abs(np.subtract(centre, (height, width))) <= np.multiply(NEAR_FIRST, (height, width)))
-    )
+    edges = np.array([height, width])
+    return bool((np.abs(centre - edges) <= NEAR_FIRST * edges).all())
 
 
 def _alone(images: NDArray[Any]) -> NDArray[np.bool_]:

@@ -24,10 +24,8 @@ class StoredPatterns:
     """Patterns of positions in a row, or of a raster row by row: (rows of positions, columns of positions, rows, columns)."""
 
     def __init__(self, array: Any, *, last: bool = False) -> None:
-        self.array, self.last = (
-            array,
-            last,
-        )  # last: the axes of the positions come after those of the patterns
+        # last: the axes of the positions come after those of the patterns
+        self.array, self.last = array, last
         self.raster = array.shape[2:] if last else array.shape[:-2]
         self.shape = (math.prod(self.raster), *(array.shape[:2] if last else array.shape[-2:]))
 

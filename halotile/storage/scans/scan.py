@@ -147,10 +147,8 @@ def _arrays_in(group: Any) -> dict[str, NDArray[Any]]:
 
 def _digests_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
     """Digest of each array: of its type, its shape and its values."""
-    described = {name: f"{array.dtype.str} {array.shape}".encode() for name, array in arrays.items()}
-    return {
-        name: hashlib.sha256(kind + arrays[name].tobytes()).hexdigest() for name, kind in described.items()
-    }
+    kinds = {name: f"{array.dtype.str} {array.shape}".encode() for name, array in arrays.items()}
+    return {name: hashlib.sha256(kinds[name] + arrays[name].tobytes()).hexdigest() for name in arrays}
 
 
 def _check_digests(arrays: Mapping[str, NDArray[Any]], expected: Any, path: str) -> None:

@@ -255,10 +255,8 @@ def _split_axis(start: int, stop: int, cell: int) -> list[tuple[int, int, int, s
     if start == stop:
         return []
     bounds = [start, *range((start // cell + 1) * cell, stop, cell), stop]
-    return [
-        (a // cell, a % cell, a % cell + b - a, slice(a - start, b - start))
-        for a, b in itertools.pairwise(bounds)
-    ]
+    pairs = itertools.pairwise(bounds)
+    return [(a // cell, a % cell, a % cell + b - a, slice(a - start, b - start)) for a, b in pairs]
 
 
 def _pread(file: int, nbytes: int, offset: int) -> Bytes:

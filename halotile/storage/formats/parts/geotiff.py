@@ -97,11 +97,8 @@ def geotiff_tags(place: Georeference, band: int | None = None) -> list[Tag]:
     shift = 0.5 if _is_point(keys) else 0.0
     x, y = place.position(shift, shift)
     if b == d == 0 and a > 0 > e:
-        return [
-            (PIXEL_SCALE, "d", 3, (a, -e, 0.0), True),
-            (TIEPOINT, "d", 6, (0.0, 0.0, 0.0, x, y, 0.0), True),
-            *tags,
-        ]
+        tiepoint = (TIEPOINT, "d", 6, (0.0, 0.0, 0.0, x, y, 0.0), True)
+        return [(PIXEL_SCALE, "d", 3, (a, -e, 0.0), True), tiepoint, *tags]
     return [(MATRIX, "d", 16, (a, b, 0, x, d, e, 0, y, 0, 0, 0, 0, 0, 0, 0, 1), True), *tags]
 
 
@@ -112,9 +109,8 @@ def _band_metadata(text: Any, band: int | None) -> str:
         return ""
     for item in list(root):
         number = item.get("sample")
-        if item.get("name", "").startswith("STATISTICS_") or (
-            band is not None and number not in (None, str(band))
-        ):
+        is_of_another = band is not None and number not in (None, str(band))
+        if is_of_another or item.get("name", "").startswith("STATISTICS_"):
             root.remove(item)
         elif band is not None and number is not None:
             item.set("sample", "0")

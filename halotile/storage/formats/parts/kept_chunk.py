@@ -67,9 +67,8 @@ def whole_image(
     path: str, shape: tuple[int, ...], dtype: Any, decode: Any, *, axes: str | None, remarks: Sequence[str]
 ) -> KeptChunkReader:
     """The reader of a file with one image of rows, columns and, where there are three axes, channels, which is decoded whole."""
-    header = make_header(
-        shape, dtype, requested=axes, named="yxc"[: len(shape)], chunks=shape, identity=file_identity(path)
-    )
+    options: Any = {"named": "yxc"[: len(shape)], "chunks": shape, "identity": file_identity(path)}
+    header = make_header(shape, dtype, requested=axes, **options)
     colours = rgb_channels(header.dtype, shape[-1]) if len(shape) == 3 else ()
     header = replace(header, remarks=(*remarks, *header.remarks), channels=colours)
     return KeptChunkReader(header, lambda _: decode(), [(n,) for n in shape])
