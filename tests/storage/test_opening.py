@@ -58,13 +58,14 @@ def test_a_missing_path_is_refused_with_what_is_there(
     (tmp_path / "scans").symlink_to("loop")
     (tmp_path / "loop").symlink_to("scans")
     gone = r"link\.npy is a link to gone\.npy, where nothing is"
-    for path, said in {
+    rows: dict[str | Path, str] = {
         tmp_path / "b.npy": r"nothing is there. Did you mean .*a\.npy",
         tmp_path / "no" / "such" / "a.npy": f"for there is no no in {tmp_path}. Write an existing path",
         "new/a.npy": f"new/a.npy: nothing is there, for there is no new in {tmp_path}",
         tmp_path / "link.npy": f"nothing is there, for {tmp_path}/{gone}",
         tmp_path / "scans" / "new" / "a.npy": "for .*/scans is a link to loop, where nothing is. Repair it",
-    }.items():
+    }
+    for path, said in rows.items():
         with pytest.raises(InputError, match=said):
             open_source(path)
 
