@@ -7,8 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from halotile.errors import DamagedData, InputError
 from halotile.registry import optional
 from halotile.storage.formats.base import (
@@ -48,6 +46,7 @@ class Hdf5Reader:
         self._file = h5py.File(path, "r")
         name, pixels = _choose(h5py, self._file, dataset)
         _refuse_short_chunks(pixels)
+        is_float = pixels.dtype.kind == "f"
         self.header = make_header(
             pixels.shape,
             pixels.dtype,
@@ -55,7 +54,7 @@ class Hdf5Reader:
             named=[_axis_name(dimension) for dimension in pixels.dims],
             chunks=pixels.chunks,
             attributes=pixels.attrs,
-            fill=FILL_OF_NETCDF if pixels.fillvalue == np.float64(FILL_OF_NETCDF) else None,
+            fill=FILL_OF_NETCDF if is_float and float(pixels.fillvalue) == FILL_OF_NETCDF else None,
             coordinates=[*filter(None, map(_coordinate, pixels.dims))],
             identity={
                 # Of a link, this is the name of its target.
