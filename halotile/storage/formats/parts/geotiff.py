@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import unescape
@@ -32,11 +33,12 @@ def georeference_of(page: Any) -> Georeference | None:
     """The georeference of a page of a TIFF; None where it has none, or one without a transform."""
     numbers = (PIXEL_SCALE, TIEPOINT, MATRIX, DIRECTORY, DOUBLES, ASCII, METADATA)
     tags = {number: page.tags[number].value for number in numbers if number in page.tags}
-    kinds: dict[int, Any] = {DIRECTORY: np.uint16, DOUBLES: np.float64, ASCII: _ascii, METADATA: str}
+    shorts, doubles = partial(_numbers, np.uint16), partial(_numbers, np.float64)
+    kinds: dict[int, Any] = {DIRECTORY: shorts, DOUBLES: doubles, ASCII: _ascii, METADATA: str}
     try:
         transform = _transform(tags)
         found = {number: tags[number] for number in kinds if tags.get(number) is not None}
-        geokeys = {str(number): _geokey(kinds[number], value) for number, value in found.items()}
+        geokeys = {str(number): kinds[number](value) for number, value in found.items()}
     except (TypeError, ValueError, OverflowError):
         return None
     if transform is None or transform[0] * transform[4] == transform[1] * transform[3]:
@@ -144,10 +146,8 @@ def _ascii(value: Any) -> str:
     return "".join(chr(byte) if byte < 128 else "?" for byte in stored)
 
 
-def _geokey(kind: Any, value: Any) -> Any:
-    """A text, or a list of numbers of a type, whatever type they are stored in."""
-    if not isinstance(kind, type) or kind is str:
-        return kind(value)
+def _numbers(kind: type[np.generic], value: Any) -> Any:
+    """A list of numbers of a type, whatever type they are stored in."""
     return np.array([kind(n) for n in (value if isinstance(value, tuple | list) else (value,))]).tolist()
 
 
