@@ -15,6 +15,7 @@ from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.registry import optional
 from halotile.storage.formats.base import (
     Header,
+    KeptChunkReader,
     Reader,
     Source,
     file_identity,
@@ -22,7 +23,6 @@ from halotile.storage.formats.base import (
     make_header,
     refuse_option,
 )
-from halotile.storage.formats.parts.kept_chunk import KeptChunkReader
 from halotile.storage.sharded.ome_metadata import OmeImage
 from halotile.storage.spacing import in_known_unit
 from halotile.storage.stored_array import StoredArray

@@ -10,8 +10,14 @@ import numpy as np
 
 from halotile.errors import DamagedData
 from halotile.registry import optional
-from halotile.storage.formats.base import OPACITY_REMARK, Reader, Source, refuse_option, starts_with
-from halotile.storage.formats.parts.kept_chunk import whole_image
+from halotile.storage.formats.base import (
+    OPACITY_REMARK,
+    Reader,
+    Source,
+    refuse_option,
+    starts_with,
+    whole_image,
+)
 from halotile.storage.rim import Pixels
 from halotile.storage.stored_array import StoredArray
 

@@ -166,8 +166,8 @@ class Layout:
         own_values = dict(self.attributes) | ({} if self.nodata is None else {NODATA: self.nodata})
         if self.ome:
             image = ome_metadata.OmeImage(self.translation, self.name, self.omero)
-            sizes = (self.axes, self.scale, self.units)
-            attributes = ome_metadata.group_attributes(*sizes, image, self.levels, self.factor)
+            axes = (self.axes, self.scale, self.units)
+            attributes = ome_metadata.group_attributes(*axes, image, self.levels, self.factor)
             own: dict[str, Any] = {"block": list(self.block)} if self.levels > 1 else {}
             own |= {"axes": list(self.axes)} if self._names != self.axes else {}
             attributes |= self._place(self.arrays[0], own)
