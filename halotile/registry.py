@@ -21,12 +21,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import ConfigError, UnknownName
+from halotile.errors import ConfigError, MissingPackage, UnknownName
 
 _PACKAGE = Path(__file__).parent
 _LAYERS = ("storage", "tasks", "graphs")
 _FOLDERS = ("jobs",)
 """Kinds whose extensions are folders, not files."""
+
+
+def optional(use: str, module: str, install: str) -> Any:
+    """Import a module of an optional package, which ``use`` needs: a sentence such as "an HDF5 file is read with h5py"."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingPackage(f"{use}, which is not installed. Write: pip install {install}") from error
 
 
 def names(kind: str) -> list[str]:

@@ -128,8 +128,8 @@ def complete(path: str, *, quiet: bool = False) -> str:
 def _add(path: str, *, quiet: bool) -> tuple[Path, int, list[tuple[int, ...]]]:
     """Return the group of the image, the number of its levels, and shapes from the coarsest that it had."""
     from halotile.graphs.clusters.common.machine import cores_here
+    from halotile.storage.arrays import find_image
     from halotile.storage.images.added_levels import add_levels as add
-    from halotile.storage.images.image_groups import find_image
     from halotile.storage.io_threads import IO_THREADS
 
     group = find_image(path)

@@ -67,10 +67,8 @@ def letters(named: Sequence[str | None]) -> tuple[str, ...] | None:
     """
     wanted = [_letter(name) for name in named]
     if not {"y", "x"} & set(wanted):
-        wanted = [
-            _ON_EARTH.get((name or "").strip().lower(), letter)
-            for name, letter in zip(named, wanted, strict=True)
-        ]
+        words = ((name or "").strip().lower() for name in named)
+        wanted = [_ON_EARTH.get(word, letter) for word, letter in zip(words, wanted, strict=True)]
     if not {"y", "x"} <= set(wanted):
         return None
     spare = (letter for letter in "q" + string.ascii_lowercase if letter not in {*wanted, *"tczyx"})

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.storage.run_directory.json_files import with_checksum, without_checksum
+from halotile.storage.disk.durable import DISK
+from halotile.storage.run_directory.json_files import FILE_MODE, with_checksum, without_checksum
 
 MOST_ENTRIES = 1000
 """Limit beyond which the older half of the entries is removed."""
@@ -49,10 +48,8 @@ def read_cached(key: str) -> Any:
     >>> read_cached("0" * 64) is None
     True
     """
-    with suppress(OSError, ValueError), _open_folder() as folder:
-        fd = os.open(key, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
-        with open(fd, "rb") as file:
-            content = without_checksum(file.read(MOST_BYTES))
+    with suppress(OSError, ValueError):
+        content = without_checksum((_folder() / key).read_bytes())
         return None if content is None else json.loads(content)
     return None
 
@@ -62,41 +59,21 @@ def write_cached(key: str, value: Any) -> None:
     content = with_checksum(json.dumps(value).encode())
     if len(content) > MOST_BYTES:
         return
-    partial = f"{key}.{secrets.token_hex(4)}"
-    with suppress(OSError, ConfigError), _open_folder() as folder:
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-        with open(fd, "wb") as file:
-            file.write(content)
-        os.replace(partial, key, src_dir_fd=folder, dst_dir_fd=folder)
-        _remove_old_entries(folder)
+    with suppress(OSError, ConfigError):
+        folder = _folder()
+        DISK.write_file(folder / key, [content], mode=FILE_MODE, sync=False)
+        entries = list(folder.iterdir())
+        if len(entries) > MOST_ENTRIES:  # with partial files of killed processes
+            for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime_ns)[: len(entries) // 2]:
+                entry.unlink()
 
 
-@contextmanager
-def _open_folder() -> Iterator[int]:
-    """Open the folder of the entries."""
+def _folder() -> Path:
+    """The folder of the entries, which nobody else may write to."""
     path = user_cache() / "found"
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(0o700)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        # Check the open descriptor, because the path may have been replaced since.
-        if not is_private(os.fstat(fd)):
-            raise PermissionError(f"{path} is not private")
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _remove_old_entries(folder: int) -> None:
-    """Remove the older half of the files when there are too many, including partial files of killed processes."""
-    names = os.listdir(folder)
-    if len(names) <= MOST_ENTRIES:
-        return
-    ages = []
-    for name in names:
-        with suppress(FileNotFoundError):
-            ages.append((os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns, name))
-    for _, name in sorted(ages)[: len(ages) // 2]:
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=folder)
+    if not is_private(path.lstat()):
+        raise PermissionError(f"{path} is not private")
+    return path

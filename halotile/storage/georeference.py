@@ -10,6 +10,7 @@ from typing import Any, Self
 from halotile.storage.spacing import downsampling
 
 CRS_NAMES = ("proj:code", "proj:wkt2", "proj:projjson")
+_PROJ = "Coordinate reference system information for geospatial data"
 _CONVENTIONS = [
     {
         "schema_url": f"https://raw.githubusercontent.com/zarr-conventions/{name}/refs/tags/v1/schema.json",
@@ -20,12 +21,7 @@ _CONVENTIONS = [
     }
     for name, prefix, uuid, description in (
         ("spatial", "spatial:", "689b58e2-cf7b-45e0-9fff-9cfc0883d6b4", "Spatial coordinate information"),
-        (
-            "geo-proj",
-            "proj:",
-            "f17cb550-5864-4468-aeb7-f3180cfb622f",
-            "Coordinate reference system information for geospatial data",
-        ),
+        ("geo-proj", "proj:", "f17cb550-5864-4468-aeb7-f3180cfb622f", _PROJ),
     )
 ]
 
@@ -43,12 +39,12 @@ class Georeference:
     [500000.0, 4999000.0, 502000.0, 5000000.0]
     """
 
+    # numbers a to f of x = a column + b row + c and y = d column + e row + f, where (0, 0) is the outer
+    # corner of the first pixel
     transform: tuple[float, ...]
-    """Numbers a to f of x = a column + b row + c and y = d column + e row + f, where (0, 0) is the outer corner of the first pixel."""
-    crs: Mapping[str, Any] = field(default_factory=dict)
-    """Some of the attributes :data:`CRS_NAMES`."""
+    crs: Mapping[str, Any] = field(default_factory=dict)  # some of the attributes :data:`CRS_NAMES`
+    # GeoKeys and GDAL's metadata of the GeoTIFF that the image comes from, by the number of their tag
     geokeys: Mapping[str, Any] = field(default_factory=dict)
-    """GeoKeys and GDAL's metadata of the GeoTIFF that the image comes from, by the number of their tag."""
 
     @property
     def pixel_size(self) -> dict[str, float]:

@@ -49,8 +49,8 @@ class StoredArray:
         reader = _open(opener, self.path, options)
         self._reader: tuple[int, Any] | None = None
         self._keep(reader)
+        # reads in other processes, while the file is the one that was opened
         self._portable: Any = getattr(reader, "portable", None)
-        """Reads in other processes, while the file is the one that was opened."""
         self._keeps_reader = True
         self._header = header = reader.header
         self.shape, self.ndim, self.dtype = header.shape, len(header.shape), header.dtype
@@ -271,11 +271,10 @@ def read_error(what: str, error: Exception) -> InputError:
     Returns
     -------
     InputUnreadable or DamagedData
-        The first for errors of the operating system, except for a directory in place of a file.
+        The first for errors of the operating system.
     """
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    # A directory in place of a file is a permanent error.
-    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, IsADirectoryError):
+    if isinstance(error, OSError) and error.errno is not None:
         return unreadable_error(f"{what}: {reason}")
     return DamagedData(f"{what}: {reason}. The stored data are damaged: restore this file from its origin.")
 

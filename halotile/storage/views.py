@@ -34,20 +34,27 @@ def chunks_of(view: Readable) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelAxis:
-    """An array without channels, viewed with a channel axis of length 1: shape (1, *shape)."""
+class View:
+    """An array of the shape and type of another one."""
 
     source: Readable
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
-        return (1, *self.source.shape)
+        return self.source.shape
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Type of one pixel."""
         return self.source.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelAxis(View):
+    """An array without channels, viewed with a channel axis of length 1: shape (1, *shape)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1, *self.source.shape)
 
     def read(self, region: Region) -> Pixels:
         return self.source.read(Region(region.start[1:], region.stop[1:]))[None]
@@ -61,23 +68,12 @@ def checked(source: Readable, name: str, *, are_counts: bool = False) -> Readabl
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(View):
     """An array that is refused where it is read with a hole, or with what is no count."""
 
-    source: Readable
     name: str
     hole: float | None
     are_counts: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
-        return self.source.shape
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """Type of one pixel."""
-        return self.source.dtype
 
     def read(self, region: Region) -> Pixels:
         pixels: NDArray[Any] = np.asarray(self.source.read(region))
@@ -96,15 +92,8 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class WithGaps:
+class WithGaps(View):
     """An array with NaN in some pixels; of floats, whatever it is stored as."""
-
-    source: Readable
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
-        return self.source.shape
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -120,9 +109,8 @@ class WithoutValue(WithGaps):
 
     def read(self, region: Region) -> Pixels:
         pixels = self.source.read(region)
-        return np.where(pixels == pixels.dtype.type(self.value), np.nan, pixels).astype(
-            self.dtype, copy=False
-        )
+        holes = pixels == pixels.dtype.type(self.value)
+        return np.where(holes, np.nan, pixels).astype(self.dtype, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +118,7 @@ class WithMask(WithGaps):
     """An array with NaN where a mask is 0, which has some of its axes or all."""
 
     mask: Readable
-    axes: tuple[int, ...]
-    """As :func:`axes_of_side` has them."""
+    axes: tuple[int, ...]  # as :func:`axes_of_side` has them
 
     def read(self, region: Region) -> Pixels:
         kept = side_at(self.mask, self.axes, region) != 0
@@ -195,7 +182,5 @@ class PlaneValues:
 
     def read(self, region: Region) -> Pixels:
         """The numbers of the planes in ``region`` of the image."""
-        index = tuple(
-            slice(None) if n == 1 else part for n, part in zip(self.shape, region.slices, strict=True)
-        )
-        return self.values[index]
+        parts = zip(self.shape, region.slices, strict=True)
+        return self.values[tuple(slice(None) if n == 1 else part for n, part in parts)]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 import pytest
@@ -56,9 +57,8 @@ def test_the_doctor_compares_the_workers(tmp_path: Path) -> None:
 def test_locks_that_other_machines_do_not_see_are_told(
     kind: str, verdict: str, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    table = tmp_path / "mountinfo"
-    table.write_text("36 21 0:50 / / rw shared:2 - lustre 10.0.0.1@tcp:/fs rw,localflock\n")
-    monkeypatch.setattr("halotile.storage.disk.place.MOUNTS", table)
+    mount = SimpleNamespace(mountpoint="/", fstype="lustre", opts="rw,localflock")
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: [mount])
     done = ask("doctor", "--output", tmp_path, "--cluster", kind)
     output = " ".join(done.stdout.split())
     assert f"{verdict}{tmp_path}: flock works, but other machines do not see it" in output

@@ -50,25 +50,6 @@ def said(*words: str, code: int) -> str:
     return result.output
 
 
-STATUS: list[dict[str, Any]] = [
-    {"updated": None}, {"updated": "now"}, {"updated": float("nan")}, {"updated": 10**400}, {"done": "x"}, {"done": 1.5},
-    {"seconds": [[]]}, {"seconds": -1}, {"total": None}, {"pixels_done": {}}, {"workers": True}, {"figures": 3},
-    {"figures": {"iteration": 1}}, {"figures": {"iteration": 1, "iterations": "2"}}, {"state": []}, {"state": 3}, {"host": []},
-    {"figures": {"iteration": 1, "iterations": 10**400}}, {"output": {}}, {"reason": 7}, {"dashboard": 5}, {"phase": None},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("state", ["running", "finished"])
-@pytest.mark.parametrize("odd", STATUS, ids=str)
-def test_a_status_with_odd_values_is_none(run: RunDirectory, odd: dict[str, Any], state: str) -> None:
-    whole = {"state": state, "host": "elsewhere", "done": 3, "resumed": 0, "total": 4, "seconds": 2.0}
-    run.write_status(whole)
-    assert "3 of 4" in said("status", str(run.path), code=OK)
-    run.write_status(whole | odd)
-    assert "or status.json is damaged" in said("status", str(run.path), code=USAGE)
-    said("verify", str(run.path), "-q", code=OK)
-
-
 @pytest.mark.parametrize("text", [DEEP, "3", '{"a": ' * 100_000])
 def test_a_status_that_is_no_object_is_none(run: RunDirectory, text: str) -> None:
     run.status_path.write_text(text)
@@ -83,9 +64,7 @@ def test_events_that_are_none_are_left_out(run: RunDirectory) -> None:
     assert "block 7 (index (0, 1)): E" in said("status", str(run.path), code=OK)
 
 
-@pytest.mark.parametrize(
-    "holder", [DEEP, [], {"pid": 1}, {"pid": "x", "host": "h", "started": 1}, {"pid": 1, "host": "h", "started": 1e300}]
-)  # fmt: skip
+@pytest.mark.parametrize("holder", [DEEP, [], {"pid": 1}])
 def test_a_lock_that_does_not_say_whose_it_is_is_another_runs(run: RunDirectory, holder: Any) -> None:
     with run.lock():
         (run.path / LOCK).write_text(holder if isinstance(holder, str) else json.dumps(holder))
@@ -94,12 +73,9 @@ def test_a_lock_that_does_not_say_whose_it_is_is_another_runs(run: RunDirectory,
         assert "its driver is process None on None" in said("cancel", str(run.path), code=USAGE)
 
 
-@pytest.mark.parametrize(
-    "odd", [{"number": []}, {"attempts": "x"}, {"submitted": None}, {"began": "x"}, {"submitted_from": 3}]
-)
-def test_an_odd_batch_job_is_damaged(run: RunDirectory, odd: dict[str, Any]) -> None:
+def test_a_batch_job_that_is_no_object_is_damaged(run: RunDirectory) -> None:
     run.write_status({"state": "finished"})
-    (run.path / BATCH).write_text(json.dumps(SUBMITTED | odd))
+    (run.path / BATCH).write_text("[]")
     assert "Remove it, and submit" in said("status", str(run.path), code=BAD_DATA)
     assert "Remove it, and submit" in said("cancel", str(run.path), code=BAD_DATA)
     with pytest.raises(DamagedData):

@@ -60,10 +60,8 @@ def _write_npy(folder: Path) -> None:
 
 
 def _write_hdf5(folder: Path) -> None:
-    for name, options in {
-        "plain": {},
-        "gzip": {"chunks": (1, 16, 16), "compression": "gzip", "fletcher32": True},
-    }.items():
+    packed: Any = {"chunks": (1, 16, 16), "compression": "gzip", "fletcher32": True}
+    for name, options in {"plain": {}, "gzip": packed}.items():
         with h5py.File(folder / f"{name}.h5", "w") as file:
             file.create_dataset("image", data=_PIXELS, **options)
 
@@ -72,9 +70,8 @@ def _write_tiff(folder: Path) -> None:
     write = tifffile.imwrite
     write(folder / "plain.tif", _PIXELS, photometric="minisblack")
     write(folder / "tiled.tif", _PIXELS, photometric="minisblack", tile=(16, 16), compression="zlib")
-    write(
-        folder / "imagej.tif", _PIXELS, imagej=True, resolution=(5, 5), metadata={"unit": "um", "spacing": 2}
-    )
+    sizes: Any = {"resolution": (5, 5), "metadata": {"unit": "um", "spacing": 2}}
+    write(folder / "imagej.tif", _PIXELS, imagej=True, **sizes)
     write(folder / "big.tif", _PIXELS[0], bigtiff=True, compression="lzw", predictor=True, resolutionunit=3)
 
 
@@ -88,11 +85,8 @@ def _write_ome_tiff(folder: Path) -> None:
 
 def _write_png(folder: Path) -> None:
     colours = np.ascontiguousarray(np.moveaxis(_PIXELS, 0, -1))
-    for name, pixels in {
-        "grey": _PIXELS[0].astype("u1"),
-        "deep": _PIXELS[0] * 300,
-        "rgb": colours * 300,
-    }.items():
+    grey = _PIXELS[0].astype("u1")
+    for name, pixels in {"grey": grey, "deep": _PIXELS[0] * 300, "rgb": colours * 300}.items():
         (folder / f"{name}.png").write_bytes(imagecodecs.png_encode(pixels))
     image = Image.fromarray(colours.astype("u1"))
     image.convert("P").save(folder / "palette.png", transparency=3)
@@ -121,14 +115,14 @@ def _write_zarr2(folder: Path) -> None:
         _write_array(folder / f"{name}.zarr", zarr_format=2, **options)
 
 
+V2_NAMES = {"name": "v2", "separator": "."}
+
+
 def _write_zarr3(folder: Path) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "zstd": {},
         "blosc": {"compressors": zarr.codecs.BloscCodec()},
-        "gzip": {
-            "compressors": zarr.codecs.GzipCodec(),
-            "chunk_key_encoding": {"name": "v2", "separator": "."},
-        },
+        "gzip": {"compressors": zarr.codecs.GzipCodec(), "chunk_key_encoding": V2_NAMES},
         "raw": {"compressors": None, "dimension_names": ["z", "y", "x"]},
         "turned": {"filters": zarr.codecs.TransposeCodec(order=(2, 1, 0))},
         "sharded": {"shards": (1, 32, 32)},
@@ -139,10 +133,8 @@ def _write_zarr3(folder: Path) -> None:
 
 
 def _write_array(path: Path, **options: Any) -> None:
-    array = zarr.create_array(
-        path, **({"shape": _PIXELS.shape, "chunks": (1, 16, 16), "dtype": "<u2"} | options)
-    )
-    array[...] = _PIXELS
+    usual = {"shape": _PIXELS.shape, "chunks": (1, 16, 16), "dtype": "<u2"}
+    zarr.create_array(path, **usual | options)[...] = _PIXELS
 
 
 def _write_ome_zarr(folder: Path) -> None:
@@ -162,17 +154,8 @@ def _write_ome_zarr(folder: Path) -> None:
 
 
 def _write_output(path: Path, *, ome: bool) -> None:
-    layout = Layout(
-        _PIXELS.shape,
-        "uint16",
-        (1, 32, 32),
-        (1, 16, 16),
-        "lz4",
-        ("z", "y", "x"),
-        (1.0, 0.5, 0.5),
-        (None,) * 3,
-        ome,
-    )
+    shapes = (_PIXELS.shape, "uint16", (1, 32, 32), (1, 16, 16))
+    layout = Layout(*shapes, "lz4", ("z", "y", "x"), (1.0, 0.5, 0.5), (None,) * 3, ome)
     create_output(path, layout)
     ShardWriter(path, layout).write(Region.whole(_PIXELS.shape), _PIXELS)
 
@@ -222,9 +205,8 @@ def write_cxi(path: Path) -> None:
     """A scan of a few patterns, with everything that is read of a CXI file."""
     detector, source = "entry_1/instrument_1/detector_1", "entry_1/instrument_1/source_1"
     with h5py.File(path, "w") as file:
-        file.create_dataset(
-            "entry_1/data_1/data", data=_PATTERNS, chunks=(4, 8, 8), compression="gzip", fletcher32=True
-        )
+        packed: Any = {"chunks": (4, 8, 8), "compression": "gzip", "fletcher32": True}
+        file.create_dataset("entry_1/data_1/data", data=_PATTERNS, **packed)
         file["entry_1/data_1/translation"] = np.pad(_PLACES, ((0, 0), (0, 1)))
         file[f"{detector}/distance"] = 2.0
         file[f"{detector}/basis_vectors"] = np.array([[0, -3e-5], [-5e-5, 0], [0, 0]])
@@ -350,30 +332,31 @@ _ODD: st.SearchStrategy[Any] = st.sampled_from(
     ]
 )
 
+ODD_VALUES: dict[str, Callable[[str, tuple[int, ...]], Any]] = {
+    "a link to itself": lambda name, shape: h5py.SoftLink(f"/{name}"),
+    "a link to another file": lambda name, shape: h5py.ExternalLink("gone.h5", "x"),
+    "null": lambda name, shape: h5py.Empty("f4"),
+    "compound": lambda name, shape: np.zeros(shape, [("x", "f4"), ("y", "f4")]),
+    "text": lambda name, shape: "none",
+    "bytes": lambda name, shape: np.full(shape, b"x"),
+    "complex": lambda name, shape: np.ones(shape, complex),
+    "not a number": lambda name, shape: np.full(shape, np.nan),
+    "negative": lambda name, shape: np.full(shape, -1.0),
+    "huge": lambda name, shape: np.full(shape, 1e300),
+    "a number": lambda name, shape: 3.0,
+    "two numbers": lambda name, shape: np.ones(2),
+    "empty": lambda name, shape: np.ones((0, *shape[1:])),
+    "one axis more": lambda name, shape: np.ones((*shape, 1)),
+    "one row less": lambda name, shape: np.ones((*(n - 1 for n in shape[:1]), *shape[1:])),
+}
 ODD_HDF5: dict[str, Callable[[Any, str, tuple[int, ...]], Any]] = {
     "nothing": lambda file, name, shape: None,
-    "a link to itself": lambda file, name, shape: file.__setitem__(name, h5py.SoftLink(f"/{name}")),
-    "a link to another file": lambda file, name, shape: file.__setitem__(
-        name, h5py.ExternalLink("gone.h5", "x")
-    ),
     "a group": lambda file, name, shape: file.create_group(name),
-    "null": lambda file, name, shape: file.__setitem__(name, h5py.Empty("f4")),
-    "compound": lambda file, name, shape: file.__setitem__(name, np.zeros(shape, [("x", "f4"), ("y", "f4")])),
     "references": lambda file, name, shape: file.create_dataset(name, shape, h5py.ref_dtype),
-    "text": lambda file, name, shape: file.__setitem__(name, "none"),
-    "bytes": lambda file, name, shape: file.__setitem__(name, np.full(shape, b"x")),
-    "complex": lambda file, name, shape: file.__setitem__(name, np.ones(shape, complex)),
-    "not a number": lambda file, name, shape: file.__setitem__(name, np.full(shape, np.nan)),
-    "negative": lambda file, name, shape: file.__setitem__(name, np.full(shape, -1.0)),
-    "huge": lambda file, name, shape: file.__setitem__(name, np.full(shape, 1e300)),
-    "a number": lambda file, name, shape: file.__setitem__(name, 3.0),
-    "two numbers": lambda file, name, shape: file.__setitem__(name, np.ones(2)),
-    "empty": lambda file, name, shape: file.__setitem__(name, np.ones((0, *shape[1:]))),
-    "one axis more": lambda file, name, shape: file.__setitem__(name, np.ones((*shape, 1))),
-    "one row less": lambda file, name, shape: file.__setitem__(
-        name, np.ones((*(n - 1 for n in shape[:1]), *shape[1:]))
-    ),
     "without attributes": lambda file, name, shape: file.create_group(f"{name}/data"),
+} | {
+    odd: lambda file, name, shape, value=value: file.__setitem__(name, value(name, shape))
+    for odd, value in ODD_VALUES.items()
 }
 """Odd things in place of a dataset of a shape or of a group."""
 
@@ -418,9 +401,8 @@ def edited_hdf5(content: bytes, place: int, odd: str) -> bytes:
     with h5py.File(memory, "r+") as file:
         names = hdf5_names(file)
         name = names[place % len(names)] if names else "data"
-        is_dataset = isinstance(file.get(name, getlink=True), h5py.HardLink) and isinstance(
-            file[name], h5py.Dataset
-        )
+        is_hard = isinstance(file.get(name, getlink=True), h5py.HardLink)
+        is_dataset = is_hard and isinstance(file[name], h5py.Dataset)
         shape = (file[name].shape or ()) if is_dataset else ()
         if names:
             del file[name]

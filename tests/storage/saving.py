@@ -28,10 +28,7 @@ def save_hdf5(folder: Path, image: Image) -> Path:
 
 
 def save_zarr(folder: Path, image: Image) -> Path:
-    array = zarr.create_array(
-        folder / "a.zarr", shape=image.shape, chunks=tuple(min(n, 16) for n in image.shape), dtype=image.dtype
-    )
-    array[...] = image
+    zarr.create_array(folder / "a.zarr", data=image, chunks=tuple(min(n, 16) for n in image.shape))
     return folder / "a.zarr"
 
 

@@ -9,9 +9,10 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -93,12 +94,8 @@ def test_a_source_pickles_as_its_path(tmp_path: Path, save: Save, monkeypatch: p
     monkeypatch.chdir("/")
     again: Source = pickle.loads(sent)
     assert again.fingerprint() == source.fingerprint()
-    assert (again.axes, again.chunks, again.scale, again.units) == (
-        source.axes,
-        source.chunks,
-        source.scale,
-        source.units,
-    )
+    for name in ("axes", "chunks", "scale", "units"):
+        assert getattr(again, name) == getattr(source, name)
     assert np.array_equal(again.read(Region((1, 2), (99, 55))), image[1:99, 2:55])
 
 
@@ -129,9 +126,8 @@ def test_an_input_that_changed_since_it_was_opened_is_refused(tmp_path: Path) ->
         sent = pickle.dumps(open_source(path))
         os.replace(path, folder / "away")
         os.replace(save(folder / "new", make_image((40, 41), "uint16")), path)
-        with pytest.raises(
-            InputError, match=r"was uint16 of shape \(40, 40\).*now uint16 of shape \(40, 41\)"
-        ):
+        changed = r"was uint16 of shape \(40, 40\).*now uint16 of shape \(40, 41\)"
+        with pytest.raises(InputError, match=changed):
             pickle.loads(sent).read(Region((0, 0), (2, 2)))
 
 
@@ -156,20 +152,9 @@ def test_threads_read_in_parallel(tmp_path: Path, save: Save) -> None:
     image = make_image((128, 128), "uint16")
     source = pickle.loads(pickle.dumps(open_source(save(tmp_path, image))))
     regions = [Region((y, x), (y + 40, x + 40)) for y in range(0, 88, 8) for x in range(0, 88, 8)]
-    wrong: list[object] = []
-
-    def work(mine: list[Region]) -> None:
-        try:
-            wrong.extend(r for r in mine if not np.array_equal(source.read(r), image[r.slices]))
-        except Exception as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work, args=(regions[i::6],)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not wrong
+    with ThreadPoolExecutor(6) as threads:
+        for region, pixels in zip(regions, threads.map(source.read, regions, timeout=60), strict=True):
+            assert np.array_equal(pixels, image[region.slices])
 
 
 @every_format
@@ -218,22 +203,18 @@ def test_a_failing_disk_is_an_error_that_names_the_file(
 ) -> None:
     path = save_npy(tmp_path, make_image((4, 5), "uint8"))
     source = open_source(path)
-    region = Region((0, 0), (2, 2))
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr("halotile.storage.formats.npy.NpyReader.read", fail)
-    with pytest.raises(InputUnreadable, match=r"a\.npy: the pixels .* Input/output error"):
-        source.read(region)
-    monkeypatch.setattr("halotile.storage.formats.npy.NpyReader.__init__", fail)
-    with pytest.raises(InputUnreadable, match=r"a\.npy: it cannot be opened: .* Input/output error"):
-        open_source(path)
-    monkeypatch.setattr("halotile.storage.formats.npy.claims", fail)
-    with pytest.raises(
-        InputUnreadable, match=r"a\.npy: its format cannot be determined: .* Input/output error"
-    ):
-        open_source(path)
+    fail = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+    for place, said in {
+        "NpyReader.read": "the pixels .*",
+        "NpyReader.__init__": "it cannot be opened: .*",
+        "claims": "its format cannot be determined: .*",
+    }.items():
+        monkeypatch.setattr(f"halotile.storage.formats.npy.{place}", fail)
+        with pytest.raises(InputUnreadable, match=rf"a\.npy: {said} Input/output error"):
+            source.read(Region((0, 0), (2, 2))) if place.endswith("read") else open_source(path)
+    monkeypatch.setattr("halotile.storage.formats.npy.NpyReader.read", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        source.read(Region((0, 0), (2, 2)))
 
 
 @every_format
@@ -241,22 +222,8 @@ def test_only_a_file_that_is_gone_can_no_longer_be_opened(
     tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_source(save(tmp_path, make_image((20, 33), "uint16")))
-
-    def fail(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
+    fail = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
     for place in ("pathlib.Path.open", "zarr.open", "h5py.File", "tifffile.TiffFile"):
         monkeypatch.setattr(place, fail)
     with pytest.raises(InputUnreadable, match=r"\.\S+: .*Permission denied.*network or permissions"):
         source.change()
-
-
-def test_running_out_of_memory_is_not_an_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_source(save_npy(tmp_path, make_image((4, 5), "uint8")))
-
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("halotile.storage.formats.npy.NpyReader.read", fail)
-    with pytest.raises(MemoryError):
-        source.read(Region((0, 0), (2, 2)))

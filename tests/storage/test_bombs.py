@@ -51,15 +51,8 @@ def zstd_frame(nbytes: int, named: int | None = None, block: int = 2**17) -> byt
 
 def source_of(folder: Path, version: int, codec: str, data: bytes) -> Any:
     """A Zarr array with a single chunk of these bytes."""
-    array = zarr.create_array(
-        folder / "in.zarr",
-        shape=(SIDE, SIDE),
-        chunks=(SIDE, SIDE),
-        dtype="uint8",
-        zarr_format=3 if version == 3 else 2,
-        compressors=(V3 if version == 3 else V2)[codec],
-    )
-    array[...] = 1
+    options: Any = {"zarr_format": version, "compressors": (V3 if version == 3 else V2)[codec]}
+    zarr.create_array(folder / "in.zarr", data=np.ones((SIDE, SIDE), "u1"), chunks=(SIDE, SIDE), **options)
     (folder / "in.zarr" / ("c/0/0" if version == 3 else "0.0")).write_bytes(data)
     return zarr_format.open(str(folder / "in.zarr"))
 

@@ -54,33 +54,22 @@ def test_an_entry_that_is_too_long_to_be_read_is_not_written(folder: Path) -> No
     assert os.listdir(folder) == [KEY]
 
 
-def closed_to_others(folder: Path) -> None:
-    folder.mkdir(parents=True, mode=0o700)
-
-
-def open_to_others(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
-
-
-def linked(folder: Path) -> None:
-    (folder.parents[1] / "theirs").mkdir(parents=True, mode=0o700)
-    folder.parent.mkdir()
-    folder.symlink_to(folder.parents[1] / "theirs")
-
-
-def of_another_user(folder: Path) -> None:
-    folder.mkdir(parents=True, mode=0o700)
-    os.chown(folder, 65534, 65534)
-
-
-@pytest.mark.parametrize("made", [open_to_others, linked, of_another_user, closed_to_others])
-def test_a_folder_that_others_write_to_is_not_used(folder: Path, made: Any) -> None:
-    if made is of_another_user and os.geteuid() != 0:
-        pytest.skip("only root can give a folder away")
-    made(folder)
+@pytest.mark.parametrize("kind", ["open to others", "linked", "of another user", "closed to others"])
+def test_a_folder_that_others_write_to_is_not_used(folder: Path, kind: str) -> None:
+    theirs = folder.parents[1] / "theirs"
+    made = theirs if kind == "linked" else folder
+    made.mkdir(parents=True, mode=0o700)
+    if kind == "open to others":
+        folder.chmod(0o777)
+    elif kind == "linked":
+        folder.parent.mkdir()
+        folder.symlink_to(theirs)
+    elif kind == "of another user":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder away")
+        os.chown(folder, 65534, 65534)
     write_cached(KEY, 1)
-    assert (read_cached(KEY) == 1) is (made is closed_to_others)
+    assert (read_cached(KEY) == 1) is (kind == "closed to others")
 
 
 def test_a_missing_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

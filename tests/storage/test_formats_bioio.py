@@ -76,9 +76,8 @@ class FakeReader(Reader):  # type: ignore[misc]
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeReader]:
-    plug_in = SimpleNamespace(
-        metadata=SimpleNamespace(get_reader=lambda: FakeReader), entrypoint=SimpleNamespace(name="fake")
-    )
+    plug_in = SimpleNamespace(metadata=SimpleNamespace(get_reader=lambda: FakeReader))
+    plug_in.entrypoint = SimpleNamespace(name="fake")
     monkeypatch.setattr(plugins, "get_plugins", lambda use_cache: {".lif": [plug_in]})
     FakeReader.decoded = []
     return FakeReader
@@ -119,6 +118,8 @@ def test_a_scene_that_is_not_there_is_refused(tmp_path: Path, fake: type[FakeRea
     for folder, dataset in in_folders(tmp_path, ("2", "-1", "middle")):
         with pytest.raises(InputError, match=r"has no such scene. Write one of left, right"):
             open_source(write(folder / "a.lif"), dataset=dataset)
+    with pytest.raises(InputError, match=r"at full resolution\. Leave level out"):
+        open_source(write(tmp_path / "a.lif"), level=1)
 
 
 def test_sizes_time_and_names_are_taken_over(tmp_path: Path, fake: type[FakeReader]) -> None:
@@ -146,20 +147,14 @@ def test_a_file_that_the_plug_in_refuses_is_damage(
         open_source(write(tmp_path / "a.lif", "not mine"))
 
 
-def test_a_format_without_a_plug_in_is_refused(tmp_path: Path, fake: type[FakeReader]) -> None:
+def test_a_missing_package_or_plug_in_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: type[FakeReader]
+) -> None:
     with pytest.raises(MissingPackage, match=r"bioio has no plug-in for \.oir here. Install"):
         open_source(write(tmp_path / "a.OIR"))
-
-
-def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bioio", None)
     with pytest.raises(MissingPackage, match=r'a \.czi file .*pip install "halotile\[bioio\]"'):
         open_source(write(tmp_path / "a.czi"))
-
-
-def test_a_level_is_refused(tmp_path: Path, fake: type[FakeReader]) -> None:
-    with pytest.raises(InputError, match=r"at full resolution\. Leave level out"):
-        open_source(write(tmp_path / "a.lif"), level=1)
 
 
 @pytest.fixture

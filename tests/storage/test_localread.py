@@ -74,6 +74,16 @@ def _written(folder: Path, seed: int, **options: Any) -> Any:
     return array
 
 
+def same(ours: Any, theirs: Any) -> None:
+    assert (ours.dtype, ours.shape) == (theirs.dtype.newbyteorder("="), theirs.shape)
+    assert ours.tobytes() == np.ascontiguousarray(theirs, ours.dtype).tobytes()
+
+
+def sharded(**options: Any) -> dict[str, Any]:
+    """Options of an array of shards with chunks of 8 x 8."""
+    return {"serializer": ShardingCodec(chunk_shape=(8, 8), **options), "compressors": None}
+
+
 @st.composite
 def regions(draw: st.DrawFn, shape: tuple[int, ...]) -> Region:
     """A possibly empty box in an array."""
@@ -116,7 +126,7 @@ def test_v3_bits_are_those_of_zarr(data: st.DataObject) -> None:
         local = _local(Path(name))
         for _ in range(3):
             region = data.draw(regions(shape))
-            _assert_same(local.read(region), np.asarray(array[region.slices]))
+            same(local.read(region), np.asarray(array[region.slices]))
 
 
 @settings(deadline=None, max_examples=80)
@@ -137,36 +147,15 @@ def test_v2_bits_are_those_of_zarr(data: st.DataObject) -> None:
         local = _local(Path(name))
         for _ in range(3):
             region = data.draw(regions(shape))
-            _assert_same(local.read(region), np.asarray(array[region.slices]))
-
-
-def _assert_same(ours: Any, theirs: Any) -> None:
-    assert ours.dtype == theirs.dtype.newbyteorder("=")
-    assert ours.shape == theirs.shape
-    assert ours.tobytes() == theirs.astype(ours.dtype).tobytes()
-
-
-def test_unusual_fill_values(tmp_path: Path) -> None:
-    for fill in (math.nan, math.inf, -0.0):
-        path = tmp_path / f"{fill}"
-        array = zarr.create_array(path, shape=(8, 8), chunks=(4, 4), dtype="f4", fill_value=fill)
-        _assert_same(_local(path).read(Region((1, 1), (6, 6))), np.asarray(array[1:6, 1:6]))
+            same(local.read(region), np.asarray(array[region.slices]))
 
 
 def test_other_layouts_are_left_to_zarr(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"compressors": [Crc32cCodec(), ZstdCodec()]},
         {"compressors": [ZstdCodec(), GzipCodec()]},
-        {
-            "serializer": ShardingCodec(chunk_shape=(8, 8), codecs=[ShardingCodec(chunk_shape=(4, 4))]),
-            "compressors": None,
-        },
-        {
-            "serializer": ShardingCodec(
-                chunk_shape=(8, 8), index_codecs=[BytesCodec(endian="big"), Crc32cCodec()]
-            ),
-            "compressors": None,
-        },
+        sharded(codecs=[ShardingCodec(chunk_shape=(4, 4))]),
+        sharded(index_codecs=[BytesCodec(endian="big"), Crc32cCodec()]),
         {"zarr_format": 2, "compressors": numcodecs.Base64()},
         {"zarr_format": 2, "filters": [numcodecs.Delta(dtype="<f4")]},
     ]
@@ -192,23 +181,11 @@ def test_odd_or_missing_metadata_are_left_to_zarr(tmp_path: Path) -> None:
     assert open_local(tmp_path, array.dtype, array.fill_value) is None
 
 
-def _sharded(folder: Path, codec: str) -> Any:
-    array = zarr.create_array(
-        folder,
-        shape=(64, 64),
-        chunks=(16, 16),
-        shards=(32, 32),
-        dtype="f4",
-        compressors=COMPRESSORS[codec] or None,
-    )
-    array[...] = np.random.default_rng(0).random((64, 64))
-    return array
-
-
 def test_a_halo_read_fetches_only_the_inner_chunks_it_touches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _sharded(tmp_path, "raw")
+    options: Any = {"chunks": (16, 16), "shards": (32, 32), "dtype": "f4", "compressors": None}
+    zarr.create_array(tmp_path, shape=(64, 64), **options)[...] = np.random.default_rng(0).random((64, 64))
     fetched: list[int] = []
     pread = os.pread
 
@@ -277,18 +254,7 @@ def test_an_index_that_points_outside_the_shard_is_detected(tmp_path: Path) -> N
         _local(tmp_path).read(Region((0, 0), (16, 16)))
 
 
-def test_an_array_that_vanished_is_not_fill_value(tmp_path: Path) -> None:
-    _sharded(tmp_path / "a.zarr", "raw")
-    local = _local(tmp_path / "a.zarr")
-    (tmp_path / "a.zarr" / "c" / "0" / "0").unlink()
-    assert (local.read(Region((0, 0), (4, 4))) == 0).all()
-    shutil.rmtree(tmp_path / "a.zarr")
-    with pytest.raises(DamagedData, match="is gone"):
-        local.read(Region((0, 0), (4, 4)))
-
-
 TURN = TransposeCodec(order=(1, 0))
-SHARD = (8, 8)
 LAYOUTS: dict[str, dict[str, Any]] = {
     "transposed": {"filters": [TURN], "compressors": None},
     "transposed, zstd, crc32c": {"filters": [TURN], "compressors": [ZstdCodec(), Crc32cCodec()]},
@@ -300,29 +266,24 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "zstd, gzip": {"compressors": [ZstdCodec(), GzipCodec(level=1)]},
     "crc32c, zstd": {"compressors": [Crc32cCodec(), ZstdCodec()]},
-    "shards of transposed chunks": {
-        "serializer": ShardingCodec(chunk_shape=SHARD, codecs=[TURN, BytesCodec(), ZstdCodec()]),
-        "compressors": None,
-    },
-    "shards in shards": {
-        "serializer": ShardingCodec(chunk_shape=SHARD, codecs=[ShardingCodec(chunk_shape=(4, 4))]),
-        "compressors": None,
-    },
-    "a big-endian index": {
-        "serializer": ShardingCodec(
-            chunk_shape=SHARD,
-            codecs=[BytesCodec(), GzipCodec(level=1)],
-            index_codecs=[BytesCodec(endian="big"), Crc32cCodec()],
-            index_location="start",
-        ),
-        "compressors": None,
-    },
+    "shards of transposed chunks": sharded(codecs=[TURN, BytesCodec(), ZstdCodec()]),
+    "shards in shards": sharded(codecs=[ShardingCodec(chunk_shape=(4, 4))]),
+    "a big-endian index": sharded(
+        codecs=[BytesCodec(), GzipCodec(level=1)],
+        index_codecs=[BytesCodec(endian="big"), Crc32cCodec()],
+        index_location="start",
+    ),
 }
 V2: dict[str, Any] = {"zarr_format": 2, "order": "F", "filters": None}
 LAYOUTS |= {
     "v2, F order": V2 | {"compressors": None},
     "v2, F order, zstd": V2 | {"compressors": numcodecs.Zstd(level=1)},
     "v2, F order, lz4": V2 | {"compressors": numcodecs.Blosc(cname="lz4", shuffle=1)},
+    "v2, F order, lzma": V2 | {"compressors": numcodecs.LZMA()},
+    "v2, F order, bz2": V2 | {"compressors": numcodecs.BZ2(level=1)},
+    "v2, F order, zlib": V2 | {"compressors": numcodecs.Zlib(level=1)},
+    "v2, F order, gzip": V2 | {"compressors": numcodecs.GZip(level=1)},
+    "v2, delta": V2 | {"order": "C", "filters": [numcodecs.Delta(dtype="<i2")]},
 }
 CHECKED = ["transposed, zstd, crc32c", "transposed, gzip, big-endian", "zstd, gzip", "a big-endian index"]
 
@@ -331,21 +292,12 @@ WHOLE = Region((0, 0), (40, 30))
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
-def create(folder: Path, layout: str, **options: Any) -> Any:
-    usual = {"shape": (40, 30), "chunks": (16, 16), "dtype": "f4"}
-    return zarr.create_array(folder, **usual | LAYOUTS[layout] | options)
-
-
 def written(folder: Path, layout: str, **options: Any) -> Any:
-    array = create(folder, layout, **options)
+    usual = {"shape": (40, 30), "chunks": (16, 16), "dtype": "f4"}
+    array = zarr.create_array(folder, **usual | LAYOUTS[layout] | options)
     pixels = np.random.default_rng(0).random(array.shape) * 99
     array[3:36, :14] = pixels.astype(array.dtype)[3:36, :14]
     return array
-
-
-def same(ours: Any, theirs: Any) -> None:
-    assert (ours.dtype, ours.shape) == (theirs.dtype.newbyteorder("="), theirs.shape)
-    assert ours.tobytes() == np.ascontiguousarray(theirs, ours.dtype).tobytes()
 
 
 @layouts
@@ -392,31 +344,20 @@ def test_a_wrong_blosc_header_does_no_harm(tmp_path: Path) -> None:
             continue
 
 
-def test_an_array_of_another_layout_that_vanished_is_not_fill_value(tmp_path: Path) -> None:
-    written(tmp_path / "a.zarr", "transposed")
-    source = open_source(tmp_path / "a.zarr")
-    shutil.rmtree(tmp_path / "a.zarr")
-    with pytest.raises(DamagedData, match="is gone"):
-        source.read(Region((0, 0), (4, 4)))
+def test_an_array_that_vanished_is_not_fill_value(tmp_path: Path) -> None:
+    for folder, layout in in_folders(tmp_path, ("transposed", "shards in shards")):
+        written(folder, layout)
+        source = open_source(folder)
+        shutil.rmtree(folder / "c")
+        assert (source.read(Region((0, 0), (4, 4))) == 0).all()
+        shutil.rmtree(folder)
+        with pytest.raises(DamagedData, match="is gone"):
+            source.read(Region((0, 0), (4, 4)))
 
 
-def test_fill_values_of_zarr_v2(tmp_path: Path) -> None:
-    for fill in (None, 0, 7, np.nan):
-        array = written(tmp_path / str(fill), "v2, F order", dtype=">f4", fill_value=fill)
-        same(open_source(tmp_path / str(fill)).read(WHOLE), np.asarray(array[...]))
-
-
-def test_other_filters_and_codecs(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"filters": [numcodecs.Delta(dtype="<f4")]},
-        {"compressors": numcodecs.LZMA(), "order": "F"},
-        {"compressors": numcodecs.BZ2(level=1), "order": "F"},
-        {"compressors": numcodecs.Zlib(level=1), "order": "F"},
-        {"compressors": numcodecs.GZip(level=1), "order": "F"},
-    ]
-    for folder, options in in_folders(tmp_path, rows):
-        array = zarr.create_array(
-            folder, **{"shape": (40, 30), "chunks": (16, 16), "dtype": "f4", "zarr_format": 2} | options
-        )
-        array[...] = np.arange(1200.0).reshape(40, 30)
-        assert np.array_equal(open_source(folder).read(WHOLE), array[...])
+def test_fill_values(tmp_path: Path) -> None:
+    rows = [*itertools.product(("v2, F order",), (None, 0, 7, np.nan))]
+    rows += itertools.product(("zstd, gzip", "transposed"), (math.nan, math.inf, -0.0))
+    for folder, (layout, fill) in in_folders(tmp_path, rows):
+        array = written(folder, layout, dtype=">f4" if layout.startswith("v2") else "f4", fill_value=fill)
+        same(open_source(folder).read(WHOLE), np.asarray(array[...]))

@@ -66,9 +66,8 @@ def test_a_copy_is_refused_before_a_job_begins(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "a.zarr", tmp_path / "b.zarr")
     check_whole(str(tmp_path / "b.zarr/0"))
     (tmp_path / "b.zarr/1/c/1/1").unlink()
-    with pytest.raises(
-        DamagedData, match=r"b\.zarr/1/c/1/1: the shard is missing; 1 of the 8 shards"
-    ) as lost:
+    said = r"b\.zarr/1/c/1/1: the shard is missing; 1 of the 8 shards"
+    with pytest.raises(DamagedData, match=said) as lost:
         check_whole(str(tmp_path / "b.zarr"))
     assert "Restore them from a copy, write the image again, or let" in str(lost.value)
     assert "scan" not in str(lost.value)
@@ -76,9 +75,8 @@ def test_a_copy_is_refused_before_a_job_begins(tmp_path: Path) -> None:
 
 def test_a_zip_of_it_misses_no_shard_either(tmp_path: Path) -> None:
     written(tmp_path / "a.zarr")
-    np.testing.assert_array_equal(
-        open_source(shutil.make_archive(str(tmp_path / "whole"), "zip", tmp_path / "a.zarr"))[:, :], PIXELS
-    )
+    whole = shutil.make_archive(str(tmp_path / "whole"), "zip", tmp_path / "a.zarr")
+    np.testing.assert_array_equal(open_source(whole)[:, :], PIXELS)
     (tmp_path / "a.zarr/c/0/1").unlink()
     source = open_source(shutil.make_archive(str(tmp_path / "b"), "zip", tmp_path / "a.zarr"))
     with pytest.raises(DamagedData, match=WORDS):

@@ -95,9 +95,8 @@ def test_a_store_that_does_not_answer_is_no_damage(place: ObjectPath, object_sto
     written(place, PLAIN)
     object_store.trouble = failing(99, DENIED, "GET", "c/0/0")
     for thorough in (False, True):
-        assert check_block(place, PLAIN, WHOLE, thorough=thorough) == [
-            f"{place}/c/0/0: the shard {UNREADABLE}: Access Denied"
-        ]
+        problems = check_block(place, PLAIN, WHOLE, thorough=thorough)
+        assert problems == [f"{place}/c/0/0: the shard {UNREADABLE}: Access Denied"]
     object_store.trouble = failing(99, DENIED, "GET", "zarr.json")
     with pytest.raises(InputUnreadable, match="Access Denied"):
         metadata_problems(place, PLAIN)
@@ -124,15 +123,9 @@ def test_no_key_is_in_an_error() -> None:
         """As obstore raises where a request has its key in the address."""
 
     GenericError.__module__ = "obstore.exceptions"
-    place, said = (
-        ObjectPath("az://scans/a.zarr"),
-        "error sending PUT https://host/scans/a.zarr?sv=1&sig=KEY to it",
-    )
-    with (
-        pytest.raises(OSError, match=r"https://host/scans/a\.zarr to it: 'az://scans/a\.zarr'") as told,
-        store_errors(place),
-    ):
-        raise GenericError(said)
+    said = pytest.raises(OSError, match=r"https://host/scans/a\.zarr to it: 'az://scans/a\.zarr'")
+    with said as told, store_errors(ObjectPath("az://scans/a.zarr")):
+        raise GenericError("error sending PUT https://host/scans/a.zarr?sv=1&sig=KEY to it")
     assert "KEY" not in "".join(traceback.format_exception(told.value))
 
 

@@ -14,33 +14,15 @@ import pytest
 import tifffile
 import zarr
 
-from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused
+from halotile.errors import InputError, InputUnreadable
 from halotile.storage.arrays import open_source
 from halotile.storage.images.planes import choose_planes
 from halotile.storage.images.tiff_export import write_tiff
 from halotile.storage.sharded.ome_metadata import OmeImage
 from halotile.storage.sharded.output import open_output
-from halotile.storage.sharded.ownership import metadata_problems, restore_metadata
+from halotile.storage.sharded.ownership import metadata_problems
 from tests.cases import in_folders
 from tests.storage.outputs import OME, PLAIN, written
-
-
-def test_a_directory_in_place_of_metadata_is_damage(tmp_path: Path) -> None:
-    for folder, layout in in_folders(tmp_path, (PLAIN, OME)):
-        path = folder / "a.zarr"
-        written(path, layout)
-        (path / "zarr.json").unlink()
-        (path / "zarr.json").mkdir()
-        with pytest.raises(
-            DamagedData, match=r"zarr\.json: it cannot be read: .*Is a directory.* restore this file"
-        ):
-            open_output(path)
-        with pytest.raises(DamagedData, match=r"a\.zarr: .*Is a directory.* restore this file"):
-            open_source(path)
-        with pytest.raises(
-            OutputRefused, match=r"zarr\.json is a directory, where the run wrote a file\. Move"
-        ):
-            restore_metadata(path, layout)
 
 
 def test_metadata_that_the_system_cannot_read_are_reported_as_unreadable(

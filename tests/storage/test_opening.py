@@ -16,6 +16,7 @@ from halotile import registry
 from halotile.errors import InputError, MissingPackage
 from halotile.storage.arrays import open_source
 from halotile.storage.axes import choose_axes, letters, remarks_on_axes
+from tests.cases import in_folders
 from tests.storage.saving import Save, every_format, make_image, save_hdf5, save_npy, save_tiff, save_zarr
 
 
@@ -48,34 +49,25 @@ def test_shapes_that_are_no_image_are_refused(tmp_path: Path) -> None:
                 open_source(path)
 
 
-def test_a_missing_path_is_refused_with_the_closest_name(tmp_path: Path) -> None:
-    save_npy(tmp_path, make_image((4, 4), "uint8"))
-    with pytest.raises(InputError, match=r"nothing is there. Did you mean .*a\.npy"):
-        open_source(tmp_path / "b.npy")
-    with pytest.raises(InputError, match=f"for there is no no in {tmp_path}. Write an existing path"):
-        open_source(tmp_path / "no" / "such" / "a.npy")
-
-
-def test_a_broken_link_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "a.npy").symlink_to("gone.npy")
-    with pytest.raises(
-        InputError, match=r"nothing is there, for .*/a\.npy is a link to gone\.npy, where nothing is"
-    ):
-        open_source(tmp_path / "a.npy")
-    (tmp_path / "scans").symlink_to("loop")
-    (tmp_path / "loop").symlink_to("scans")
-    with pytest.raises(InputError, match=r"for .*/scans is a link to loop, where nothing is\. Repair it"):
-        open_source(tmp_path / "scans" / "new" / "a.npy")
-
-
-def test_a_missing_relative_path_is_reported_with_its_folder(
+def test_a_missing_path_is_refused_with_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        InputError, match=f"scans/a.npy: nothing is there, for there is no scans in {tmp_path}"
-    ):
-        open_source("scans/a.npy")
+    save_npy(tmp_path, make_image((4, 4), "uint8"))
+    (tmp_path / "link.npy").symlink_to("gone.npy")
+    (tmp_path / "scans").symlink_to("loop")
+    (tmp_path / "loop").symlink_to("scans")
+    gone = r"link\.npy is a link to gone\.npy, where nothing is"
+    rows: dict[str | Path, str] = {
+        tmp_path / "b.npy": r"nothing is there. Did you mean .*a\.npy",
+        tmp_path / "no" / "such" / "a.npy": f"for there is no no in {tmp_path}. Write an existing path",
+        "new/a.npy": f"new/a.npy: nothing is there, for there is no new in {tmp_path}",
+        tmp_path / "link.npy": f"nothing is there, for {tmp_path}/{gone}",
+        tmp_path / "scans" / "new" / "a.npy": "for .*/scans is a link to loop, where nothing is. Repair it",
+    }
+    for path, said in rows.items():
+        with pytest.raises(InputError, match=said):
+            open_source(path)
 
 
 def test_a_tilde_stands_for_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,30 +95,22 @@ def test_a_directory_that_holds_stores_names_them(tmp_path: Path) -> None:
         open_source(tmp_path)
 
 
-REFUSED: list[tuple[Save, dict[str, Any]]] = [
-    (save_npy, {"level": 1}),
-    (save_npy, {"dataset": "a"}),
-    (save_hdf5, {"level": 1}),
-    (save_zarr, {"level": 2}),
-    (save_zarr, {"dataset": "a"}),
-    (save_tiff, {"level": 1}),
-    (save_tiff, {"dataset": "1"}),
-    (save_tiff, {"dataset": "red"}),
-    (save_npy, {"level": -1}),
-    (save_npy, {"axes": "zyx"}),
-    (save_npy, {"axes": "yy"}),
-    (save_npy, {"axes": "y1"}),
-    (save_npy, {"axes": "zx"}),
-    (save_npy, {"axes": ""}),
-]
+REFUSED: dict[Save, dict[str, list[Any]]] = {
+    save_npy: {"level": [1, -1], "dataset": ["a"], "axes": ["zyx", "yy", "y1", "zx", ""]},
+    save_hdf5: {"level": [1]},
+    save_zarr: {"level": [2], "dataset": ["a"]},
+    save_tiff: {"level": [1], "dataset": ["1", "red"]},
+}
 
 
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    for number, (save, options) in enumerate(REFUSED):
-        (tmp_path / str(number)).mkdir()
-        path = save(tmp_path / str(number), make_image((20, 33), "uint8"))
-        with pytest.raises(InputError, match=f"{next(iter(options))}.* is "):
-            open_source(path, **options)
+    for folder, save in in_folders(tmp_path, REFUSED):
+        path = save(folder, make_image((20, 33), "uint8"))
+        for name, values in REFUSED[save].items():
+            for value in values:
+                options: dict[str, Any] = {name: value}
+                with pytest.raises(InputError, match=f"{name}.* is "):
+                    open_source(path, **options)
 
 
 def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,17 +135,10 @@ def test_a_plug_in_format_opens_its_files(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 DEFAULTS = [
-    ((9, 9), "yx"),
-    ((9, 9, 9), "qyx"),
-    ((30, 30, 3), "yxc"),
-    ((64, 64, 16), "yxc"),
-    ((64, 64, 17), "qyx"),
-    ((100, 40, 16), "qyx"),
-    ((9, 3), "yx"),
-    ((2, 9, 9, 9), "pqyx"),
-    ((2, 30, 30, 3), "qyxc"),
-    ((5, 2, 9, 9, 9), "opqyx"),
-]
+    ((9, 9), "yx"), ((9, 3), "yx"), ((9, 9, 9), "qyx"), ((30, 30, 3), "yxc"), ((64, 64, 16), "yxc"),
+    ((64, 64, 17), "qyx"), ((100, 40, 16), "qyx"),
+    ((2, 9, 9, 9), "pqyx"), ((2, 30, 30, 3), "qyxc"), ((5, 2, 9, 9, 9), "opqyx"),
+]  # fmt: skip
 
 
 def test_defaults() -> None:
@@ -192,16 +169,10 @@ def test_what_is_assumed_is_said() -> None:
 
 
 NAMED: list[tuple[list[str | None], str]] = [
-    (["t", "C", "y", "x"], "tcyx"),
-    (["time", "channel", "Y", "X"], "tcyx"),
-    (["q", "q", "y", "x"], "qayx"),
-    ([None, "y", "x"], "qyx"),
-    (["sample id", "a", "y", "x"], "qayx"),
-    (["c", "channel", "y", "x"], "cqyx"),
-    (["Time", "LAT", "lon"], "tyx"),
-    (["longitude", "latitude"], "xy"),
-    (["lat", "y", "x"], "qyx"),
-]
+    (["t", "C", "y", "x"], "tcyx"), (["time", "channel", "Y", "X"], "tcyx"), (["q", "q", "y", "x"], "qayx"),
+    ([None, "y", "x"], "qyx"), (["sample id", "a", "y", "x"], "qayx"), (["c", "channel", "y", "x"], "cqyx"),
+    (["Time", "LAT", "lon"], "tyx"), (["longitude", "latitude"], "xy"), (["lat", "y", "x"], "qyx"),
+]  # fmt: skip
 
 
 def test_names_become_distinct_letters_or_are_left_to_the_defaults_without_y_and_x() -> None:

@@ -10,6 +10,7 @@ import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -72,10 +73,8 @@ def test_unwritten_pixels_read_as_nan_or_zero(tmp_path: Path) -> None:
     for folder, dtype in in_folders(tmp_path, DTYPES):
         create_output(folder / "a.zarr", replace(PLAIN, dtype=dtype))
         expected = {"f": np.nan, "c": complex(np.nan, np.nan)}.get(np.dtype(dtype).kind, 0)
-        for pixels in (
-            zarr.open_array(folder / "a.zarr", mode="r")[:],
-            tensorstore_read(folder / "a.zarr"),
-        ):
+        by_zarr = zarr.open_array(folder / "a.zarr", mode="r")[:]
+        for pixels in (by_zarr, tensorstore_read(folder / "a.zarr")):
             np.testing.assert_array_equal(pixels, np.full(PLAIN.shape, expected, dtype))
 
 
@@ -129,22 +128,16 @@ def test_axes_that_ome_does_not_permit_are_refused() -> None:
 
 
 def test_the_layout_is_read_back(tmp_path: Path) -> None:
-    rows: list[Layout] = [
-        *(PLAIN, OME, WORDY, replace(PLAIN, codec="none", scale=(0.5, 2.0), units=("m", None))),
-        *(
-            replace(layout, attributes={"units": "K", "valid_range": [0, 9]}, nodata=3)
-            for layout in (PLAIN, OME)
-        ),
-    ]
+    words: Any = {"attributes": {"units": "K", "valid_range": [0, 9]}, "nodata": 3}
+    rows = [PLAIN, OME, WORDY, replace(PLAIN, codec="none", scale=(0.5, 2.0), units=("m", None))]
+    rows += [replace(PLAIN, **words), replace(OME, **words)]
     for folder, layout in in_folders(tmp_path, rows):
         create_output(folder / "a.zarr", layout)
         assert open_output(folder / "a.zarr") == layout
         assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
 
-
-def test_a_layout_without_the_newer_fields_is_read(tmp_path: Path) -> None:
     old = OME.to_json()
-    for field in ("translation", "name", "omero"):
+    for field in ("translation", "name", "omero"):  # which older versions lack
         del old[field]
     assert Layout.from_json(old) == OME
 
@@ -212,13 +205,9 @@ def test_a_block_that_is_not_whole_shards_is_refused(tmp_path: Path) -> None:
         region = Region(start, stop)
         with pytest.raises(ConfigError, match=message):
             ShardWriter(folder / "a.zarr", PLAIN).write(region, np.zeros(region.shape, "float32"))
+        with pytest.raises(ConfigError, match=r"pixels of shape \(8, 7\) do not fill"):
+            ShardWriter(folder / "a.zarr", PLAIN).write(Region((0, 0), (8, 8)), np.zeros((8, 7)))
         assert os.listdir(folder / "a.zarr") == ["zarr.json"]
-
-
-def test_pixels_of_another_shape_are_refused(tmp_path: Path) -> None:
-    create_output(tmp_path / "a.zarr", PLAIN)
-    with pytest.raises(ConfigError, match=r"pixels of shape \(8, 7\) do not fill"):
-        ShardWriter(tmp_path / "a.zarr", PLAIN).write(Region((0, 0), (8, 8)), np.zeros((8, 7)))
 
 
 def test_blocks_fill_in_their_own_shards_only(tmp_path: Path) -> None:
@@ -293,17 +282,10 @@ def test_intact_shards_of_another_place_or_time_are_detected(
 
 def damage(path: Path, kind: str) -> None:
     data = path.read_bytes()
+    flipped = bytes([data[0] ^ 1]) + data[1:]
+    path.write_bytes({"short": data[:-5], "flipped": flipped}.get(kind, b""))
     if kind == "gone":
         path.unlink()
-    elif kind == "short":
-        path.write_bytes(data[:-5])
-    elif kind == "flipped":
-        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    elif kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "directory":
-        path.unlink()
-        path.mkdir()
 
 
 def test_damage_is_reported_for_its_block_only(tmp_path: Path) -> None:
@@ -312,7 +294,6 @@ def test_damage_is_reported_for_its_block_only(tmp_path: Path) -> None:
         ("short", "the checksum of the index does not match"),
         ("flipped", "chunk (0, 0): its crc32c checksum does not match"),
         ("empty", "it was cut short"),
-        ("directory", "there is a directory in place of the shard"),
     ]
     for folder, (kind, message) in in_folders(tmp_path, rows):
         path = folder / "a.zarr"
@@ -366,14 +347,14 @@ def test_a_float_becomes_the_nearest_representable_integer(dtype: str, source: s
     assert to_dtype(pixel, dtype).tolist() == [nearest]
 
 
-def test_nan_cannot_become_an_integer() -> None:
+def test_nan_becomes_no_integer_and_complex_numbers_no_real_ones() -> None:
     with pytest.raises(InputError, match="a pixel is NaN, and the output is uint8"):
         to_dtype(np.array([1.0, np.nan]), "uint8")
-
-
-def test_pixels_that_fit_are_not_copied() -> None:
+    with pytest.raises(ConfigError, match="complex, and the output is float32"):
+        to_dtype(np.array([1 + 2j]), "float32")
+    assert to_dtype(np.array([1.5], np.float32), "complex64").tolist() == [1.5 + 0j]
     pixels = np.ones((3, 3), "float32")
-    assert to_dtype(pixels, "float32") is pixels
+    assert to_dtype(pixels, "float32") is pixels, "pixels that fit are not copied"
 
 
 def test_the_writer_converts(tmp_path: Path) -> None:
@@ -392,51 +373,25 @@ def test_a_thorough_check_reads_the_file_once(tmp_path: Path, monkeypatch: pytes
     assert inspect_block(tmp_path / "a.zarr", PLAIN, whole, thorough=True) == by_the_index
 
 
-def test_complex_numbers_are_not_stored_as_real_ones() -> None:
-    with pytest.raises(ConfigError, match="complex, and the output is float32"):
-        to_dtype(np.array([1 + 2j]), "float32")
-    assert to_dtype(np.array([1.5], np.float32), "complex64").tolist() == [1.5 + 0j]
-
-
 LAYOUT, ALL = FileLayout(1000), Region((0,), (1,))
 
 
-def test_it_is_empty_until_it_is_written(tmp_path: Path) -> None:
+def test_a_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "net.safetensors"
+    problems = check_block(path, LAYOUT, ALL, b"1234")
+    assert problems == [f"{path}: the file is missing"]
+    assert foreign_pixels_reason({0: problems}, 1) == ""
     create_output(path, LAYOUT)
     assert path.read_bytes() == b""
     assert check_block(path, LAYOUT, ALL) == [f"{path}: the file is empty"]
     size, digest = LAYOUT.write(path, b"weights")
     assert (size, path.read_bytes()) == (7, b"weights")
     assert check_block(path, LAYOUT, ALL, digest) == []
-
-
-def test_other_content_is_not_what_the_run_wrote(tmp_path: Path) -> None:
-    path = tmp_path / "net.safetensors"
-    _, digest = LAYOUT.write(path, b"weights")
     path.write_bytes(b"WEIGHTS")
     problems = check_block(path, LAYOUT, ALL, digest)
     assert problems == [f"{path}: {FOREIGN_FILE}"]
     assert foreign_pixels_reason({0: problems}, 1) == "the file has other contents"
-
-
-def test_a_missing_file_is_damage(tmp_path: Path) -> None:
-    path = tmp_path / "net.safetensors"
-    problems = check_block(path, LAYOUT, ALL, b"1234")
-    assert problems == [f"{path}: the file is missing"]
-    assert foreign_pixels_reason({0: problems}, 1) == ""
-    path.mkdir()
-    assert check_block(path, LAYOUT, ALL) == [f"{path}: there is a directory in place of the file"]
-
-
-def test_a_file_that_cannot_be_read_for_a_moment_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(_: Path) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(Path, "read_bytes", failing)
-    path = tmp_path / "net.safetensors"
+    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
     assert check_block(path, LAYOUT, ALL) == [f"{path}: the file {UNREADABLE}: Input/output error"]
 
 
@@ -447,14 +402,11 @@ def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
         create_output(path, LAYOUT)
     create_output(path, LAYOUT, overwrite=True)
     assert path.read_bytes() == b""
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    with pytest.raises(OutputRefused, match="it is a folder, and the output is a file"):
-        create_output(folder, LAYOUT, overwrite=True)
-    link = tmp_path / "link"
-    link.symlink_to(path)
-    with pytest.raises(OutputRefused, match="a symlink to"):
-        create_output(link, LAYOUT, overwrite=True)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(path)
+    for name, said in {"folder": "a folder, and the output is a file", "link": "a symlink to"}.items():
+        with pytest.raises(OutputRefused, match=said):
+            create_output(tmp_path / name, LAYOUT, overwrite=True)
 
 
 def test_it_has_neither_metadata_nor_levels(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -188,36 +188,10 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
         zarr.storage.MemoryStore(), shape=shape, chunks=tuple(map(min, chunk, shape)), dtype="u1"
     )
 
-    class Source:
-        axes, chunks, dtype, path, format = ("y", "x"), array.chunks, np.dtype("u1"), "", ""
-        scale, units, mapped, ome, shards = (1.0, 1.0), (None, None), False, None, None
-        remarks, nodata, channels, order, keeps_chunk = (), None, (), (0, 1), False
-        georeference = mask = None
-        attributes: Mapping[str, Any] = {}
-
-        def __init__(self) -> None:
-            self.shape = shape
-
-        def read(self, region: Region) -> Any:
-            raise AssertionError
-
-        __getitem__ = read
-
-        def fingerprint(self) -> dict[str, Any]:
-            return {}
-
-        def change(self) -> str:
-            return ""
-
-        def one_of_many(self) -> Any:
-            raise AssertionError
-
-        def with_sizes(self, sizes: object) -> Any:
-            raise AssertionError
-
-        in_order = with_sizes
-
-    planes = choose_planes(Source(), {}, Region(start, stop))
+    source: Any = SimpleNamespace(
+        axes="yx", chunks=array.chunks, dtype=np.dtype("u1"), shape=shape, ome=None, channels=()
+    )
+    planes = choose_planes(source, {}, Region(start, stop))
     limit = data.draw(st.integers(1, 500))
     seen = np.zeros(planes.shape, int)
     with pytest.MonkeyPatch.context() as patch:

@@ -98,16 +98,15 @@ def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path: Path) -> N
 
 
 def test_what_is_in_the_way_is_refused(tmp_path: Path) -> None:
-    for folder, plant in in_folders(tmp_path, (Path.symlink_to, Path.hardlink_to, Path.mkdir)):
+    plants: list[Callable[[Path], object]] = [
+        lambda folder: (folder / ".out.partial").symlink_to("theirs"),
+        lambda folder: (folder / ".out.partial").hardlink_to(folder / "theirs" / "kept"),
+        lambda folder: shutil.copytree(folder / "theirs", folder / ".out.partial"),
+    ]
+    for folder, plant in in_folders(tmp_path, plants):
         (folder / "theirs").mkdir()
         (folder / "theirs" / "kept").touch()
-        hidden = folder / ".out.partial"
-        if plant is Path.symlink_to:
-            hidden.symlink_to("theirs")
-        elif plant is Path.mkdir:
-            shutil.copytree(folder / "theirs", hidden)
-        else:
-            hidden.hardlink_to(folder / "theirs" / "kept")
+        plant(folder)
         with pytest.raises(OutputRefused, match=r"\.out\.partial .*Move it away, or write another path"):
             write(folder / "out")
         assert names(folder) == [".out.partial", "theirs"]

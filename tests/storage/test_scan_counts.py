@@ -101,10 +101,8 @@ def test_dead_pixels_and_beams_that_vary_are_told(tmp_path: Path) -> None:
 
 def test_a_beam_stop_and_saturated_pixels_are_told(tmp_path: Path) -> None:
     stopped = np.where((np.hypot(ROWS, COLUMNS) < 3) | ((ROWS > 0) & (COLUMNS == 0)), 0, PATTERNS)
-    assert (
-        "pixels in the middle never count, in the midst of light, as behind a beam stop"
-        in convert(tmp_path, stopped)[1]
-    )
+    said = convert(tmp_path, stopped)[1]
+    assert "pixels in the middle never count, in the midst of light, as behind a beam stop" in said
     assert "note" not in convert(tmp_path, stopped, "--bad-pixels", "bad", bad=stopped.sum(0) == 0)[1]
     bright = np.random.default_rng(0).poisson(25 * DISC, (COUNT, EDGE, EDGE)).astype(np.uint16)
     assert "note" not in convert(tmp_path, bright)[1]
@@ -143,19 +141,14 @@ def test_a_dark_image_that_was_subtracted_is_told(tmp_path: Path) -> None:
 def test_words_are_those_of_the_command(tmp_path: Path) -> None:
     convert(tmp_path, PATTERNS)
     source, path = str(tmp_path / "scan.h5"), str(tmp_path / "scan.zarr")
+    there = f"the path is {path}: something stands there. Write another path, or --overwrite."
     for words, said in (
-        (
-            [source, path, *NAMED, *GEOMETRY],
-            f"the path is {path}: something stands there. Write another path, or --overwrite.",
-        ),
-        ([f"{source}5", f"{path}2", *NAMED, *GEOMETRY], f"there is no file {source}5."),
-        ([f"{source}.npy", f"{path}2", *NAMED, *GEOMETRY], f"there is no file {source}.npy."),
-        (
-            [source, f"{path}2", *NAMED, *GEOMETRY, "--position-unit", "10 m"],
-            "Write their unit, such as --position-unit um",
-        ),
+        ([source, path], there),
+        ([f"{source}5", f"{path}2"], f"there is no file {source}5."),
+        ([f"{source}.npy", f"{path}2"], f"there is no file {source}.npy."),
+        ([source, f"{path}2", "--position-unit", "10 m"], "Write their unit, such as --position-unit um"),
     ):
-        done = CliRunner().invoke(app, ["convert", *words])
+        done = CliRunner().invoke(app, ["convert", *words[:2], *NAMED, *GEOMETRY, *words[2:]])
         assert done.exit_code in (2, 4)
         assert said in " ".join(done.output.split()).replace("- ", "-")
 
@@ -168,13 +161,10 @@ def test_a_probe_of_the_file_is_begun_with_where_it_is_named(tmp_path: Path) -> 
     found = recipe.state.probe.numpy()
     assert np.allclose(found / found[0, 0, 0], modes / modes[0, 0, 0], rtol=1e-5)
     assert np.square(np.abs(found)).sum() == pytest.approx(PATTERNS.sum((1, 2)).mean(), rel=1e-4)
-    assert (
-        "Leave --probe out" in convert(tmp_path, PATTERNS, "--probe", "light", light=modes[:, 1:], code=4)[1]
-    )
-    assert (
-        "--bin and --corner out"
-        in convert(tmp_path, PATTERNS, "--probe", "light", "--bin", "2", light=modes, code=2)[1]
-    )
+    named = ("--probe", "light")
+    assert "Leave --probe out" in convert(tmp_path, PATTERNS, *named, light=modes[:, 1:], code=4)[1]
+    said = convert(tmp_path, PATTERNS, *named, "--bin", "2", light=modes, code=2)[1]
+    assert "--bin and --corner out" in said
 
 
 def test_a_scan_without_patterns_and_a_result_that_is_not_there_yet_are_refused(tmp_path: Path) -> None:

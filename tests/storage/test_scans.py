@@ -23,6 +23,7 @@ from halotile.storage.scans.convert import along_curve, convert_scan
 from halotile.storage.scans.framing import Framing
 from halotile.storage.scans.known import KnownValues
 from halotile.storage.scans.scan import ARRAYS, open_scan, open_summary
+from tests.cases import in_folders
 
 COUNT, EDGE = 30, 12
 DETECTOR = "entry_1/instrument_1/detector_1"
@@ -45,30 +46,29 @@ def write_cxi(path: Path, change: Callable[[Any], None] = lambda file: None) -> 
     return str(path)
 
 
+def converted(
+    folder: Path, change: Callable[[Any], None] = lambda file: None, *options: Any, **more: Any
+) -> tuple[Any, Any]:
+    """Convert such a scan, and open what is written: the scan and its patterns."""
+    convert_scan(write_cxi(folder / "scan.cxi", change), str(folder / "scan.zarr"), *options, **more)
+    return open_scan(str(folder / "scan.zarr"))
+
+
 def test_a_probe_in_the_file_is_told(tmp_path: Path) -> None:
     name = "entry_1/instrument_1/source_1/illumination"
-    source = write_cxi(
-        tmp_path / "scan.cxi", lambda file: file.create_dataset(name, data=np.ones((EDGE, EDGE)))
-    )
-    convert_scan(source, str(tmp_path / "scan.zarr"))
-    scan, _ = open_scan(str(tmp_path / "scan.zarr"))
+    scan, _ = converted(tmp_path, lambda file: file.create_dataset(name, data=np.ones((EDGE, EDGE))))
     assert scan.probe is None
-    assert (
-        "note",
-        f"the file has a probe: --probe {name} lets reconstructions begin with it",
-    ) in scan.remarks
+    text = f"the file has a probe: --probe {name} lets reconstructions begin with it"
+    assert ("note", text) in scan.remarks
 
 
 def test_a_scan_has_the_values_of_its_file(tmp_path: Path) -> None:
-    source, path = write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr")
-    convert_scan(source, path)
-    scan, patterns = open_scan(path)
+    scan, patterns = converted(tmp_path)
     assert scan.wavelength == pytest.approx(1e-10, rel=1e-12)
     assert scan.distance == 2.0
     assert scan.pixel == pytest.approx((5e-5, 3e-5))
-    assert scan.mask is not None
     assert np.argwhere(~scan.mask).tolist() == [[0, 5]]
-    with h5py.File(source) as file:
+    with h5py.File(tmp_path / "scan.cxi") as file:
         assert np.array_equal(patterns[:], file[f"{DETECTOR}/data"][:][scan.numbers])
         moved = file["entry_1/data_1/translation"][:][scan.numbers]
     # The sample moves along x; the beam moves over it the other way, and columns go along -x.
@@ -83,22 +83,18 @@ def test_a_chunk_holds_neighbours() -> None:
 
 
 def test_patterns_are_cropped_around_the_beam_and_binned(tmp_path: Path) -> None:
-    source, path = write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr")
-    convert_scan(source, path, Framing(crop=8, center=(4, 7), binning=2))
-    scan, patterns = open_scan(path)
-    with h5py.File(source) as file:
+    scan, patterns = converted(tmp_path, lambda file: None, Framing(crop=8, center=(4, 7), binning=2))
+    with h5py.File(tmp_path / "scan.cxi") as file:
         kept = file[f"{DETECTOR}/data"][:][scan.numbers, 0:8, 3:11].astype(np.uint32)
-    assert np.array_equal(
-        patterns[:], kept[:, ::2, ::2] + kept[:, 1::2, ::2] + kept[:, ::2, 1::2] + kept[:, 1::2, 1::2]
-    )
+    assert np.array_equal(patterns[:], kept.reshape(COUNT, 4, 2, 4, 2).sum((2, 4)))
     assert scan.pixel == pytest.approx((1e-4, 6e-5))
-    assert scan.mask is not None
     assert np.argwhere(~scan.mask).tolist() == [[0, 1]]
 
 
 def _replace(name: str, value: Any) -> Callable[[Any], None]:
     def change(file: Any) -> None:
-        del file[name]
+        if name in file:
+            del file[name]
         if value is not None:
             file[name] = value
 
@@ -126,12 +122,30 @@ def _replace(name: str, value: Any) -> Callable[[Any], None]:
         ("entry_1/data_1/translation", None, "no translation"),
         ("entry_1/data_1/translation", np.full((COUNT, 3), np.nan), "not finite"),
         ("entry_1/data_1/translation", np.zeros((COUNT - 1, 3)), "positions has shape"),
+        ("entry_1/instrument_1/source_1/energy", None, "Write it as --energy"),
+        (
+            f"{DETECTOR}/distance",
+            np.array([2.0, 3.0]),
+            "is from 2 to 3, .* one distance. Write .* as --distance",
+        ),
+        (f"{DETECTOR}/distance", np.array([]), "is empty"),
+        ("entry_1/instrument_1/source_1/energy", 8800.0, "whose energy in joules"),
+        (
+            "entry_1/instrument_1/source_1/wavelength",
+            1.4089,
+            "is 1.4089 m by .* whose wavelength is in metres",
+        ),
+        ("entry_1/instrument_1/source_1/wavelength", 2e-10, "and by the energy it is 1e-10 m"),
+        (
+            "entry_1/instrument_1/source_1/energy",
+            [1.9e-15, 2.1e-15],
+            "all patterns of a scan have one wavelength",
+        ),
     ],
 )
 def test_what_no_scan_has_is_refused(tmp_path: Path, name: str, value: Any, said: str) -> None:
-    source = write_cxi(tmp_path / "scan.cxi", _replace(name, value))
     with pytest.raises(InputError, match=said):
-        convert_scan(source, str(tmp_path / "scan.zarr"))
+        converted(tmp_path, _replace(name, value))
     assert not (tmp_path / "scan.zarr").exists()
 
 
@@ -143,11 +157,12 @@ def test_what_a_detector_writes_into_bad_pixels_does_not_count(
     counts = np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE).astype(kind)
     flagged = counts.copy()
     flagged[:, 0, 5], counts[:, 0, 5] = flag, 0
-    found = []
-    for name, values in (("flagged", flagged), ("zero", counts)):
-        source = write_cxi(tmp_path / f"{name}.cxi", _replace(f"{DETECTOR}/data", values))
-        convert_scan(source, str(tmp_path / f"{name}.zarr"), Framing(binning=binning))
-        found.append(open_scan(str(tmp_path / f"{name}.zarr"))[1][:])
+    found = [
+        converted(tmp_path, _replace(f"{DETECTOR}/data", values), Framing(binning=binning), overwrite=True)[
+            1
+        ][:]
+        for values in (flagged, counts)
+    ]
     assert np.array_equal(found[0], found[1])
 
 
@@ -161,14 +176,9 @@ def test_pixels_at_the_largest_number_of_their_type_are_left_out(
     # In one pattern; floats of 32 bits may have been integers.
     full[3, 7, 8] = min(np.iinfo(kind).max if kind is not np.float32 else 2**32 - 1, 2**33)
     full[:, 0, 5] = full[3, 7, 8]  # which the mask leaves out
-    source = write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", full))
-    convert_scan(source, str(tmp_path / "scan.zarr"), Framing(binning=binning))
-    scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
-    assert scan.mask is not None
-    assert {tuple(place) for place in np.argwhere(~scan.mask).tolist()} == {
-        (0, 5 // binning),
-        (7 // binning, 8 // binning),
-    }
+    scan, patterns = converted(tmp_path, _replace(f"{DETECTOR}/data", full), Framing(binning=binning))
+    left_out = np.argwhere(~scan.mask).tolist()
+    assert left_out == [[0, 5 // binning], [7 // binning, 8 // binning]]
     assert scan.full == 1
     assert patterns[:].max() < 1000 * binning**2
     done = CliRunner().invoke(app, ["info", str(tmp_path / "scan.zarr")])
@@ -179,13 +189,9 @@ def test_pixels_at_the_largest_number_of_their_type_are_left_out(
 def test_floats_of_any_size_are_kept(tmp_path: Path, kind: Any) -> None:
     counts = (np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE) * 2.0**24).astype(kind)
     counts[3, 7, 8] = np.inf
-    convert_scan(
-        write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", counts)), str(tmp_path / "scan.zarr")
-    )
-    scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
+    scan, patterns = converted(tmp_path, _replace(f"{DETECTOR}/data", counts))
     # A multiple of 2^24 is 2^32 in one pixel, which float32 has of a detector without a count as well.
     assert scan.full == 2
-    assert scan.mask is not None
     assert np.array_equal(patterns[:][:, scan.mask], counts[scan.numbers][:, scan.mask].astype(np.float32))
     assert patterns[:].max() == counts[-1, -1, -1]
 
@@ -211,22 +217,14 @@ def test_blank_patterns_are_left_out_and_named(tmp_path: Path, factor: float) ->
 def test_patterns_of_few_counts_are_kept(tmp_path: Path) -> None:
     counts = np.random.default_rng(0).poisson(0.02, (COUNT, EDGE, EDGE))
     assert not counts.sum((1, 2)).all()
-    convert_scan(
-        write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", counts)), str(tmp_path / "scan.zarr")
-    )
-    assert len(open_scan(str(tmp_path / "scan.zarr"))[0].numbers) == COUNT
+    assert len(converted(tmp_path, _replace(f"{DETECTOR}/data", counts))[0].numbers) == COUNT
 
 
 @pytest.mark.parametrize("flag", [-1.0, np.nan])
 def test_dark_frames_count_where_the_mask_says(tmp_path: Path, flag: float) -> None:
     dark = np.full((3, EDGE, EDGE), 2.0)
     dark[:, 0, 5] = flag
-    source = write_cxi(
-        tmp_path / "scan.cxi", lambda file: file.create_dataset(f"{DETECTOR}/data_dark", data=dark)
-    )
-    convert_scan(source, str(tmp_path / "scan.zarr"))
-    background = open_scan(str(tmp_path / "scan.zarr"))[0].background
-    assert background is not None
+    background = converted(tmp_path, _replace(f"{DETECTOR}/data_dark", dark))[0].background
     assert background[0, 5] == 0
     assert np.delete(background.reshape(-1), 5).tolist() == [2.0] * (EDGE**2 - 1)
 
@@ -242,10 +240,9 @@ def test_a_detector_of_one_module_may_have_an_axis_for_it(tmp_path: Path) -> Non
             del file[f"{DETECTOR}/{name}"]
             file[f"{DETECTOR}/{name}"] = pixels[..., None, :, :]
 
-    plain, other = tmp_path / "plain.zarr", tmp_path / "other.zarr"
-    convert_scan(write_cxi(tmp_path / "plain.cxi", with_dark), str(plain))
-    convert_scan(write_cxi(tmp_path / "other.cxi", with_axis), str(other))
-    (scan, patterns), (same_scan, same) = (open_scan(str(path)) for path in (plain, other))
+    (scan, patterns), (same_scan, same) = (
+        converted(folder, change) for folder, change in in_folders(tmp_path, (with_dark, with_axis))
+    )
     assert np.array_equal(patterns[:], same[:])
     assert scan.mask is not None
     assert scan.digest() == same_scan.digest()
@@ -270,7 +267,7 @@ def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
 )
 def test_parts_that_are_not_there_are_refused(tmp_path: Path, framing: Framing, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        convert_scan(write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr"), framing)
+        converted(tmp_path, lambda file: None, framing)
 
 
 def test_info_tells_a_scan_from_an_image(tmp_path: Path) -> None:
@@ -295,46 +292,14 @@ def test_a_link_that_leads_nowhere_is_no_value(tmp_path: Path) -> None:
     def linked(file: Any) -> None:
         file[f"{DETECTOR}/translation"] = h5py.SoftLink("/entry_1/sample_1/geometry_1/translation")
 
-    convert_scan(write_cxi(tmp_path / "scan.cxi", linked), str(tmp_path / "scan.zarr"))
+    converted(tmp_path, linked)
 
     def alone(file: Any) -> None:
         linked(file)
         del file["entry_1/data_1/translation"]
 
-    done = CliRunner().invoke(
-        app, ["convert", write_cxi(tmp_path / "none.cxi", alone), str(tmp_path / "b.zarr")]
-    )
-    assert done.exit_code == 4, done.output
-
-
-def test_what_a_file_lacks_is_told_with_its_option(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Write it as --energy"):
-        convert_scan(
-            write_cxi(
-                tmp_path / "scan.cxi", lambda file: file.__delitem__("entry_1/instrument_1/source_1/energy")
-            ),
-            str(tmp_path / "scan.zarr"),
-        )
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("energy", 8800.0, "whose energy in joules"),
-        ("wavelength", 1.4089, "the wavelength is 1.4089 m by .* whose wavelength is in metres"),
-        ("wavelength", 2e-10, "and by the energy it is 1e-10 m"),
-        ("energy", [1.9e-15, 2.1e-15], "all patterns of a scan have one wavelength"),
-    ],
-)
-def test_an_energy_that_cannot_be_is_told(tmp_path: Path, name: str, value: Any, said: str) -> None:
-    def change(file: Any) -> None:
-        place = f"entry_1/instrument_1/source_1/{name}"
-        if place in file:
-            del file[place]
-        file[place] = value
-
-    with pytest.raises(InputError, match=said):
-        convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(tmp_path / "scan.zarr"))
+    with pytest.raises(InputError):
+        converted(tmp_path, alone, overwrite=True)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (COUNT,)])
@@ -345,19 +310,8 @@ def test_a_number_of_any_shape_is_one(tmp_path: Path, shape: tuple[int, ...]) ->
         for name, value in (("distance", 2.0), ("x_pixel_size", 3e-5), ("y_pixel_size", 5e-5)):
             file[f"{DETECTOR}/{name}"] = np.full(shape, value)
 
-    convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(tmp_path / "scan.zarr"))
-    scan, _ = open_scan(str(tmp_path / "scan.zarr"))
+    scan, _ = converted(tmp_path, change)
     assert (scan.distance, *scan.pixel) == pytest.approx((2.0, 5e-5, 3e-5))
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [([2.0, 3.0], "is from 2 to 3, .* one distance. Write .* as --distance"), ([], "is empty")],
-)
-def test_numbers_that_differ_are_no_one(tmp_path: Path, value: Any, said: str) -> None:
-    source = write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/distance", np.array(value)))
-    with pytest.raises(InputError, match=said):
-        convert_scan(source, str(tmp_path / "scan.zarr"))
 
 
 def test_a_mask_that_leaves_out_nearly_all_is_refused_unless_it_is_named(tmp_path: Path) -> None:
@@ -379,11 +333,7 @@ def test_a_mask_that_leaves_out_nearly_all_is_refused_unless_it_is_named(tmp_pat
 @pytest.mark.parametrize("wavelength", [1.4, 1e-17])
 def test_a_wavelength_that_nothing_has_is_refused(tmp_path: Path, wavelength: float) -> None:
     with pytest.raises(InputError, match="from 1 fm to 1 mm"):
-        convert_scan(
-            write_cxi(tmp_path / "scan.cxi"),
-            str(tmp_path / "s.zarr"),
-            known=KnownValues(wavelength=wavelength),
-        )
+        converted(tmp_path, known=KnownValues(wavelength=wavelength))
 
 
 def test_an_odd_detector_keeps_its_pixels() -> None:
@@ -407,14 +357,10 @@ def test_energies_as_files_have_them_are_taken(
     """Nothing known as 0, electrons, and the energy of each pattern."""
 
     def change(file: Any) -> None:
-        source = file["entry_1/instrument_1/source_1"]
-        del source["energy"]
-        source["energy"] = energy
-        if wavelength is not None:
-            source["wavelength"] = wavelength
+        for name, value in (("energy", energy), ("wavelength", wavelength)):
+            _replace(f"entry_1/instrument_1/source_1/{name}", value)(file)
 
-    convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(tmp_path / "scan.zarr"))
-    assert open_scan(str(tmp_path / "scan.zarr"))[0].wavelength == pytest.approx(found)
+    assert converted(tmp_path, change)[0].wavelength == pytest.approx(found)
 
 
 def test_a_scan_that_lost_patterns_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,11 +412,8 @@ def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(
         f"version: 1\njob: ptychography\ninput: {{path: {path}}}\noutput: {{path: {tmp_path}/a.cxi}}\nmodel: {{field: far}}\n"
     )
-    assert (
-        run(app, ["info", str(path)]).exit_code
-        == run(app, ["plan", str(tmp_path / "job.yaml")]).exit_code
-        == 0
-    )
+    for words in (["info", str(path)], ["plan", str(tmp_path / "job.yaml")]):
+        assert run(app, words).exit_code == 0
     shutil.copytree(path, tmp_path / "whole")
     names = {entry.name for entry in path.iterdir() if entry.is_dir()} - {"patterns"}
     assert names == {*ARRAYS, "mean", "maximum"}
@@ -481,17 +424,11 @@ def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
     for name in sorted(names):
         for damage in (lambda folder: shutil.rmtree(folder / "c"), zeros, shutil.rmtree):
             damage(path / name)
-            for command in (
-                ["info", path],
-                ["run", tmp_path / "job.yaml"],
-                ["export", path, tmp_path / "a.png"],
-            ):
-                done = run(app, [str(word) for word in command])
+            said = rf"scan\.zarr: {name} is not what the conversion wrote: .* convert the scan again"
+            for command in (f"info {path}", f"run {tmp_path}/job.yaml", f"export {path} {tmp_path}/a.png"):
+                done = run(app, command.split())
                 assert done.exit_code == exit_code(DamagedData()), done.output
-                assert re.search(
-                    rf"scan\.zarr: {name} is not what the conversion wrote: .* convert the scan again",
-                    done.stderr,
-                )
+                assert re.search(said, done.stderr)
             assert not list(tmp_path.glob("a.*"))
             shutil.rmtree(path)
             shutil.copytree(tmp_path / "whole", path)
@@ -501,12 +438,7 @@ def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_in_a_file_that_is_missing_are_refused(tmp_path: Path) -> None:
-    names = {
-        f"{DETECTOR}/data": "pixels",
-        f"{DETECTOR}/mask": "numbers",
-        "entry_1/data_1/translation": "numbers",
-    }
-    for name in names:
+    for name in (f"{DETECTOR}/data", f"{DETECTOR}/mask", "entry_1/data_1/translation"):
 
         def change(file: Any, name: str = name) -> None:
             shape, dtype = file[name].shape, file[name].dtype
@@ -517,16 +449,15 @@ def test_numbers_in_a_file_that_is_missing_are_refused(tmp_path: Path) -> None:
             file.move(name, name + "_")
             file.create_virtual_dataset(name, layout, fillvalue=0)
 
-        source = write_cxi(tmp_path / "scan.cxi", change)
-        with pytest.raises(InputError, match=rf"{source} are in another file, gone\.h5, which is not in"):
-            convert_scan(source, str(tmp_path / "scan.zarr"))
+        with pytest.raises(InputError, match=r"scan\.cxi are in another file, gone\.h5, which is not in"):
+            converted(tmp_path, change)
 
         def link(file: Any, name: str = name) -> None:
             del file[name]
             file[name] = h5py.ExternalLink("gone.h5", "x")
 
         with pytest.raises(InputError, match=rf"{name} is in another file, gone\.h5, which cannot be opened"):
-            convert_scan(write_cxi(tmp_path / "scan.cxi", link), str(tmp_path / "scan.zarr"))
+            converted(tmp_path, link)
 
 
 def test_a_scan_that_is_converted_already_is_refused_with_what_takes_it(tmp_path: Path) -> None:
@@ -535,10 +466,8 @@ def test_a_scan_that_is_converted_already_is_refused_with_what_takes_it(tmp_path
     for options in ([], ["--crop", "8"]):
         done = CliRunner().invoke(app, ["convert", scan, str(tmp_path / "again.zarr"), *options])
         assert done.exit_code == exit_code(InputError())
-        assert (
-            f"{scan} is a scan of halotile already: there is nothing to convert. `recon-cli plan`"
-            in done.stderr
-        )
+        said = f"{scan} is a scan of halotile already: there is nothing to convert. `recon-cli plan`"
+        assert said in done.stderr
         assert "convert its original file with these options" in done.stderr
     known = KnownValues(
         patterns="patterns", positions="positions", wavelength=1e-10, distance=2.0, pixel=(5e-5, 3e-5)

@@ -50,19 +50,10 @@ DTYPES = ["uint8", "int16", "uint16", "int32", "uint32", "float32", "float64"]
 @pytest.mark.parametrize(
     ("axes", "shape"),
     [
-        ("yx", (300, 270)),
-        ("yx", (1, 1)),
-        ("yx", (600, 1)),
-        ("zyx", (3, 77, 1)),
-        ("qyx", (3, 77, 1)),
-        ("yxc", (270, 1, 3)),
-        ("zyx", (3, 40, 300)),
-        ("tczyx", (2, 2, 3, 40, 30)),
-        ("qyx", (2, 40, 30)),
-        ("yxc", (270, 300, 3)),
-        ("zyxc", (2, 20, 30, 4)),
+        ("yx", (300, 270)), ("yx", (1, 1)), ("yx", (600, 1)), ("zyx", (3, 77, 1)), ("qyx", (3, 77, 1)), ("yxc", (270, 1, 3)),
+        ("zyx", (3, 40, 300)), ("tczyx", (2, 2, 3, 40, 30)), ("qyx", (2, 40, 30)), ("yxc", (270, 300, 3)), ("zyxc", (2, 20, 30, 4)),
     ],
-)
+)  # fmt: skip
 def test_values_and_axes_come_back(tmp_path: Path, axes: str, shape: tuple[int, ...]) -> None:
     for dtype in DTYPES if shape in ((300, 270), (2, 40, 30)) else ("uint16", "float32"):
         pixels = image(shape, dtype)
@@ -136,9 +127,8 @@ def test_the_physical_size_of_a_pixel_is_preserved(tmp_path: Path) -> None:
         sizes = {f"PhysicalSize{a}": s for a, s in zip("ZYX", (2.5, 0.5, 0.25), strict=True)}
         symbol = {"nanometer": "nm", "micrometer": "µm", "millimeter": "mm"}[unit]
         units = {f"PhysicalSize{a}Unit": symbol for a in "ZYX"}
-        tifffile.imwrite(
-            tmp_path / "in.ome.tif", image((3, 40, 30)), metadata={"axes": "ZYX", **sizes, **units}
-        )
+        words: Any = {"axes": "ZYX", **sizes, **units}
+        tifffile.imwrite(tmp_path / "in.ome.tif", image((3, 40, 30)), metadata=words)
         source = open_source(tmp_path / "in.ome.tif")
         write_tiff(tmp_path / "a.tif", choose_planes(source, {}, None))
         back = open_source(tmp_path / "a.tif")
@@ -146,9 +136,8 @@ def test_the_physical_size_of_a_pixel_is_preserved(tmp_path: Path) -> None:
         with tifffile.TiffFile(tmp_path / "a.tif") as file:
             tags = file.pages.first.tags
             per = {"nanometer": 1e7, "micrometer": 1e4, "millimeter": 10}[unit]
-            assert [np.divide(*tags[f"{a}Resolution"].value) for a in "XY"] == pytest.approx(
-                [per / 0.25, per / 0.5]
-            )
+            found = [np.divide(*tags[f"{a}Resolution"].value) for a in "XY"]
+            assert found == pytest.approx([per / 0.25, per / 0.5])
             assert tags["ResolutionUnit"].value == 3
 
 
@@ -196,9 +185,8 @@ def test_a_disk_without_room_for_the_scratch_file_is_told(
     np.save(tmp_path / "a.npy", image((1200, 700)))
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=full))
-    with pytest.raises(
-        DiskRefused, match=r"the disk ran full: .*a\.tif cannot be written .* Free some space and run again"
-    ):
+    said = r"the disk ran full: .*a\.tif cannot be written .* Free some space and run again"
+    with pytest.raises(DiskRefused, match=said):
         write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "a.npy"), {}, None))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npy"]
 

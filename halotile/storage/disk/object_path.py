@@ -12,8 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import MissingPackage, OutputRefused, redacted
+from halotile.errors import OutputRefused, redacted
+from halotile.registry import optional
 
+DENIED = ("PermissionDeniedError", "UnauthenticatedError", "PermissionError")
+"""Errors of obstore for what this user may not do."""
 SCHEMES = ("s3", "gs", "az")
 """Schemes of stores that outputs are written to."""
 
@@ -213,16 +216,11 @@ REQUEST_TIMEOUT = "300 seconds"
 @lru_cache(maxsize=64)
 def store_at(url: str) -> Any:
     """Return the store at a URL, with credentials, region and endpoint from the environment."""
-    try:
-        from obstore.store import from_url
-    except ImportError as error:
-        raise MissingPackage(
-            'a Zarr at a URL is read and written with obstore, which is not installed. Write: pip install "halotile[s3]"'
-        ) from error
+    obstore = optional("a Zarr at a URL is read and written with obstore", "obstore.store", '"halotile[s3]"')
     # As an argument, it would take the place of all that the environment says of the client.
     os.environ.setdefault("AWS_TIMEOUT", REQUEST_TIMEOUT)
     options: dict[str, Any] = {"client_options": {"allow_http": True}} if url.startswith("http://") else {}
-    return from_url(url, **options)
+    return obstore.from_url(url, **options)
 
 
 def is_of_store(error: BaseException) -> bool:
@@ -267,12 +265,8 @@ def store_errors(place: ObjectPath) -> Iterator[None]:
 
 
 _KINDS: dict[str, tuple[type[OSError], int]] = {
-    "FileNotFoundError": (FileNotFoundError, errno.ENOENT),
-    "NotFoundError": (FileNotFoundError, errno.ENOENT),
-    "AlreadyExistsError": (FileExistsError, errno.EEXIST),
-    "PreconditionError": (FileExistsError, errno.EEXIST),
-    "PermissionDeniedError": (PermissionError, errno.EACCES),
-    "UnauthenticatedError": (PermissionError, errno.EACCES),
-    "PermissionError": (PermissionError, errno.EACCES),
+    **dict.fromkeys(("FileNotFoundError", "NotFoundError"), (FileNotFoundError, errno.ENOENT)),
+    **dict.fromkeys(("AlreadyExistsError", "PreconditionError"), (FileExistsError, errno.EEXIST)),
+    **dict.fromkeys(DENIED, (PermissionError, errno.EACCES)),
 }
 """System errors of obstore's."""

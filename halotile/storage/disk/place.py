@@ -6,83 +6,44 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryFile
+
+import psutil
 
 from halotile.errors import HalotileError, OutputRefused
 from halotile.storage.disk.durable import PARTIAL
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 
-MOUNTS = Path("/proc/self/mountinfo")
 _GLOBAL_ON_BEEGFS = re.compile(r"^\s*tuneUseGlobalFileLocks\s*=\s*true\s*$", re.MULTILINE | re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A mounted file system."""
-
-    point: Path  # mount point
-    kind: str  # type, such as `nfs4`
-    options: frozenset[str]  # mount options
-
-
-def mount_of(path: Path) -> Mount | None:
-    """The mount that contains a path; None when the system does not list its mounts."""
-    try:
-        lines = MOUNTS.read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    resolved = path.resolve()
-    mounts = [mount for mount in map(_parse_mount, lines) if mount and resolved.is_relative_to(mount.point)]
-    # The last mount at a mount point hides the earlier ones.
-    return max(reversed(mounts), key=lambda mount: len(mount.point.parts), default=None)
-
-
-def _parse_mount(line: str) -> Mount | None:
-    """The mount in one line of mountinfo.
-
-    Source: Linux, ``Documentation/filesystems/proc.rst``, section 3.5.
-
-    Examples
-    --------
-    >>> mount = _parse_mount("36 35 98:0 / /my\\\\040data rw,noatime shared:1 - lustre 10.0.0.1@tcp:/fs rw,localflock")
-    >>> str(mount.point), mount.kind, sorted(mount.options)
-    ('/my data', 'lustre', ['localflock', 'noatime', 'rw'])
-    """
-    before, dash, after = line.partition(" - ")
-    fields, super_fields = before.split(" "), after.split(" ")
-    if not dash or len(fields) < 6 or len(super_fields) < 3:
-        return None
-    point = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[4])
-    return Mount(
-        Path(point), super_fields[0], frozenset([*fields[5].split(","), *super_fields[2].split(",")])
-    )
+_LOCAL_ON_NFS = ("nolock", "local_lock=all", "local_lock=flock")
 
 
 def local_lock_reason(path: Path) -> str | None:
     """Explain why other machines do not see the locks of this one, with a remedy; None when no reason is known."""
-    mount = mount_of(path)
-    if mount is None:
+    resolved = path.resolve()
+    mounts = [one for one in psutil.disk_partitions(all=True) if resolved.is_relative_to(one.mountpoint)]
+    if not mounts:
         return None
-    name, options = f"{mount.kind} at {mount.point}", mount.options
-    if mount.kind == "lustre" and "localflock" in options:
+    # The last mount at a mount point hides the earlier ones.
+    mount = max(reversed(mounts), key=lambda one: len(Path(one.mountpoint).parts))
+    kind, options = mount.fstype, mount.opts.split(",")
+    name = f"{kind} at {mount.mountpoint}"
+    if kind == "lustre" and "localflock" in options:
         return f"{name} is mounted with localflock: mount it with flock"
-    if mount.kind.startswith("nfs"):
-        for option in ("nolock", "local_lock=all", "local_lock=flock"):
-            if option in options:
-                return f"{name} is mounted with {option}: mount it without"
-    if mount.kind == "beegfs" and not _has_global_beegfs_locks(options):
+    if kind.startswith("nfs") and (local := next((one for one in _LOCAL_ON_NFS if one in options), None)):
+        return f"{name} is mounted with {local}: mount it without"
+    if kind == "beegfs" and not _has_global_beegfs_locks(options):
         return (
             f"{name} is not known to have tuneUseGlobalFileLocks = true in its client's configuration: set it"
         )
     return None
 
 
-def _has_global_beegfs_locks(options: frozenset[str]) -> bool:
+def _has_global_beegfs_locks(options: Sequence[str]) -> bool:
     """Return True when the BeeGFS client configuration that the mount names has global file locks."""
     file = next((option.partition("=")[2] for option in options if option.startswith("cfgFile=")), "")
     try:

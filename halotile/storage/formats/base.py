@@ -15,22 +15,25 @@ import base64
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
 
-from halotile.errors import InputError
+from halotile.errors import DamagedData, InputError
 from halotile.storage.axes import choose_axes, remarks_on_axes
 from halotile.storage.georeference import Georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.storage.sharded.ome_metadata import Channels, OmeImage
+from halotile.storage.sharded.ome_metadata import Channels, OmeImage, rgb_channels
 
 MOST_PIXELS = 2**60
+_MOST_LISTED = 20
 OPACITY_REMARK = "the last channel is opacity: it is denoised like the others, and transparent pixels count as measurements"
 COMPLEX = ("complex64", "complex128")
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
@@ -58,72 +61,35 @@ class Source(Readable, Protocol):
 
     path: str
     format: str
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """One lower-case letter for each axis, such as ``("c", "y", "x")``."""
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Chunk shape in pixels; 1 along every axis when pixels can be read individually."""
-
-    @property
-    def shards(self) -> tuple[int, ...] | None:
-        """Shape of the part in each file, in pixels; None when all pixels are in one file."""
-
-    @property
-    def mapped(self) -> bool:
-        """True when part of a chunk can be read without decoding the rest."""
-
-    @property
-    def keeps_chunk(self) -> bool:
-        """True when the chunk that was decoded last stays in memory for the next read."""
-
-    @property
-    def scale(self) -> tuple[float, ...]:
-        """Physical size of a pixel along each axis; 1.0 where it is unknown."""
-
-    @property
-    def units(self) -> tuple[str | None, ...]:
-        """Unit of ``scale`` for each axis, such as ``"micrometer"``."""
-
-    @property
-    def ome(self) -> OmeImage | None:
-        """OME metadata other than axes, scale and units; None when the file has no OME metadata."""
-
-    @property
-    def nodata(self) -> float | None:
-        """Value of pixels without a measurement, besides NaN; None if the file names none."""
-
-    @property
-    def channels(self) -> Channels:
-        """Some of label, color (six hexadecimal digits) and window (lowest and highest value shown) of each channel; empty: unknown."""
-
-    @property
-    def georeference(self) -> Georeference | None:
-        """Place on Earth of the pixels along y and x; None if the file states none."""
-
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """Attributes that describe the values, as JSON: CF's units, standard_name, scale_factor and so on, and the user's own."""
-
-    @property
-    def mask(self) -> str | None:
-        """Dataset of the same file that is 0 in pixels without a measurement; None if there is none."""
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Assumptions about the file where it leaves room for others, each with what to write instead."""
+    axes: tuple[str, ...]  # one lower-case letter for each axis, such as ``("c", "y", "x")``
+    chunks: tuple[int, ...]  # chunk shape in pixels; 1 along every axis when pixels can be read individually
+    # shape of the part in each file, in pixels; None when all pixels are in one file
+    shards: tuple[int, ...] | None
+    mapped: bool  # true when part of a chunk can be read without decoding the rest
+    keeps_chunk: bool  # true when the chunk that was decoded last stays in memory for the next read
+    scale: tuple[float, ...]  # physical size of a pixel along each axis; 1.0 where it is unknown
+    units: tuple[str | None, ...]  # unit of `scale` for each axis, such as `micrometer`
+    # OME metadata other than axes, scale and units; None when the file has no OME metadata
+    ome: OmeImage | None
+    nodata: float | None  # value of pixels without a measurement, besides NaN; None if the file names none
+    # some of label, color (six hexadecimal digits) and window (lowest and highest value shown) of each channel;
+    # empty: unknown
+    channels: Channels
+    # place on Earth of the pixels along y and x; None if the file states none
+    georeference: Georeference | None
+    # attributes that describe the values, as JSON: CF's units, standard_name, scale_factor and so on, and the user's own
+    attributes: Mapping[str, Any]
+    # dataset of the same file that is 0 in pixels without a measurement; None if there is none
+    mask: str | None
+    # assumptions about the file where it leaves room for others, each with what to write instead
+    remarks: tuple[str, ...]
+    order: tuple[int, ...]  # the axis of the file that each axis is
 
     def with_sizes(self, sizes: Mapping[str, float | str]) -> Self:
         """The same array with the user's pixel sizes of some axes."""
 
     def one_of_many(self) -> Self:
         """The same array, whose file is closed while many others are read."""
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """The axis of the file that each axis is."""
 
     def in_order(self, order: Sequence[int]) -> Self:
         """The same array with its axes in another order."""
@@ -148,8 +114,7 @@ class Header:
     chunks: tuple[int, ...]
     scale: tuple[float, ...]
     units: tuple[str | None, ...]
-    identity: Mapping[str, Any]
-    """Additional entries of the fingerprint."""
+    identity: Mapping[str, Any]  # additional entries of the fingerprint
     mapped: bool = False
     keeps_chunk: bool = False
     ome: OmeImage | None = None
@@ -174,18 +139,13 @@ def make_header(
     requested: str | None,
     named: Sequence[str | None] | None = None,
     chunks: Sequence[int] | None = None,
-    scale: Sequence[float] | None = None,
-    units: Sequence[str | None] | None = None,
-    identity: Mapping[str, Any],
-    mapped: bool = False,
-    ome: OmeImage | None = None,
-    shards: Sequence[int] | None = None,
     image: bool = True,
     attributes: Mapping[str, Any] | None = None,
     fill: Any = None,
     coordinates: Sequence[str] = (),
+    **others: Any,
 ) -> Header:
-    """The validated header of an array.
+    """The validated header of an array, with ``others`` of its fields.
 
     The ``attributes`` may be of the CF conventions; ``fill`` is another value of pixels without a measurement; ``coordinates`` are names of
     other arrays with the coordinates along its axes.
@@ -205,26 +165,15 @@ def make_header(
         raise InputError(
             f"its attribute _Unsigned says that numbers stored as {native} are unsigned. Write it again as u{native}."
         )
-    return Header(
-        shape=pixels,
-        dtype=native,
-        axes=axes,
-        chunks=tuple(int(n) for n in chunks) if chunks else (1,) * len(pixels),
-        scale=tuple(float(s) for s in scale) if scale else (1.0,) * len(pixels),
-        units=tuple(units) if units else (None,) * len(pixels),
-        identity=dict(identity),
-        mapped=mapped or not chunks,
-        ome=ome,
-        shards=tuple(int(n) for n in shards) if shards else None,
-        nodata=holes[0] if holes else None,
-        attributes=kept_attributes(attributes),
-        remarks=(
-            *(() if requested else remarks_on_axes(axes, pixels, named or ())),
-            *_remarks_on_holes(holes),
-            *_remarks_on_range(attributes),
-            *_remarks_on_coordinates(coordinates, attributes),
-        ),
+    remarks = (
+        *(() if requested else remarks_on_axes(axes, pixels, named or ())),
+        *_remarks_on_values(holes, attributes, coordinates),
     )
+    unknown: dict[str, Any] = {"scale": (1.0,) * len(pixels), "units": (None,) * len(pixels)}
+    fields = {"mapped": not chunks, "nodata": holes[0] if holes else None, **unknown, **others}
+    chunks = tuple(map(int, chunks)) if chunks else (1,) * len(pixels)
+    kept = kept_attributes(attributes)
+    return Header(pixels, native, axes, chunks, attributes=kept, remarks=remarks, **fields)
 
 
 PACKING = {"scale_factor": 1, "add_offset": 0}
@@ -280,40 +229,29 @@ def nodata_of(attributes: Mapping[str, Any], dtype: np.dtype[Any], fill: Any = N
     return list(dict.fromkeys(number for number in found if number is not None))
 
 
-def _remarks_on_holes(values: Sequence[float]) -> tuple[str, ...]:
-    """A remark on values that the file names as those of holes besides the first, which alone is taken as one."""
-    if len(values) < 2:
-        return ()
-    others = ", ".join(f"{value:.10g}" for value in values[1:4])
-    return (
-        f"the file names several values of pixels without a measurement: {values[0]:.10g} is taken as one, {others} as measured. Write "
-        "input.sides.mask, an image that is 0 in such pixels, or replace them",
-    )
-
-
-def _remarks_on_range(attributes: Mapping[str, Any]) -> tuple[str, ...]:
-    """A remark on the range of valid values by the CF conventions: values outside it are not measured, and are not left out."""
-    given = {
-        name: attributes[name] for name in ("valid_min", "valid_max", "valid_range") if name in attributes
-    }
-    if not given:
-        return ()
-    return (
-        f"the file says which values are valid ({', '.join(f'{name} {value!s:.30}' for name, value in given.items())}): those outside "
-        "count as measured. Write input.sides.mask, an image that is 0 in such pixels",
-    )
-
-
-def _remarks_on_coordinates(along_axes: Sequence[str], attributes: Mapping[str, Any]) -> tuple[str, ...]:
-    """A remark on arrays with coordinates of the pixels, along their axes and by the attribute of the CF conventions."""
-    named = attributes.get("coordinates")
-    names = dict.fromkeys([*along_axes, *(named.split() if isinstance(named, str) else ())])
-    if not names:
-        return ()
-    return (
-        f"its coordinates {', '.join(names)} are not written to the output: copy them from the input. To keep the pixel sizes "
-        "that they define, write them as input.spacing",
-    )
+def _remarks_on_values(
+    holes: Sequence[float], attributes: Mapping[str, Any], coordinates: Sequence[str]
+) -> Iterator[str]:
+    """Remarks on values that the file names as those of holes, on the range of valid ones, and on coordinates."""
+    if others := ", ".join(f"{value:.10g}" for value in holes[1:4]):
+        yield (
+            f"the file names several values of pixels without a measurement: {holes[0]:.10g} is taken as one, {others} as measured. Write "
+            "input.sides.mask, an image that is 0 in such pixels, or replace them"
+        )
+    names = [name for name in ("valid_min", "valid_max", "valid_range") if name in attributes]
+    if valid := ", ".join(f"{name} {attributes[name]!s:.30}" for name in names):
+        yield (
+            f"the file says which values are valid ({valid}): those outside "
+            "count as measured. Write input.sides.mask, an image that is 0 in such pixels"
+        )
+    stated = attributes.get("coordinates")
+    if named := ", ".join(
+        dict.fromkeys([*coordinates, *(stated.split() if isinstance(stated, str) else ())])
+    ):
+        yield (
+            f"its coordinates {named} are not written to the output: copy them from the input. To keep the pixel sizes "
+            "that they define, write them as input.spacing"
+        )
 
 
 def kept_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -385,8 +323,71 @@ def file_identity(path: str, others: Sequence[str] = ()) -> dict[str, Any]:
     return identity | ({"files": {other: file_identity(other) for other in others}} if others else {})
 
 
+def listed(names: Sequence[str]) -> str:
+    """The first names, for a message."""
+    return ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
+
+
 def refuse_option(kind: str, reason: str, **options: Any) -> None:
     """Raise for options that this format does not support, rather than ignore them silently."""
     for name, value in options.items():
         if value:
             raise InputError(f"{name} is {value!r}, but {reason}. Leave {name} out for a {kind} file.")
+
+
+Decode = Callable[[tuple[int, ...]], Any]
+"""The pixels of the chunk with this number along each axis."""
+
+
+class KeptChunkReader:
+    """A file whose chunks can only be decoded whole; one is decoded at a time, and kept for the next read.
+
+    ``lengths``: lengths of the chunks along each axis.
+    """
+
+    def __init__(self, header: Header, decode: Decode, lengths: Sequence[Sequence[int]]) -> None:
+        self.header = replace(header, chunks=tuple(map(max, lengths)), mapped=False, keeps_chunk=True)
+        self._edges = [list(accumulate(along, initial=0)) for along in lengths]
+        self._decode = decode
+        self._lock = threading.Lock()
+        self._kept: tuple[tuple[int, ...], Pixels] | None = None
+
+    def read(self, region: Region) -> Pixels:
+        pixels = np.empty(region.shape, self.header.dtype)
+        spans = [
+            [n for n in range(len(edges) - 1) if edges[n] < stop and edges[n + 1] > start]
+            for edges, start, stop in zip(self._edges, region.start, region.stop, strict=True)
+        ]
+        for index in product(*spans):
+            bounds = [edges[n : n + 2] for edges, n in zip(self._edges, index, strict=True)]
+            place = Region(tuple(a for a, _ in bounds), tuple(b for _, b in bounds))
+            part = region.clip(place)
+            chunk = self._chunk(index, place.shape)
+            pixels[part.relative_to(region).slices] = chunk[part.relative_to(place).slices]
+        return pixels
+
+    def _chunk(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Pixels:
+        """A decoded chunk: the kept one, or else the one that is kept from now on."""
+        with self._lock:
+            if self._kept is not None and self._kept[0] == index:
+                return self._kept[1]
+            self._kept = None  # which frees its memory before the next one is decoded
+            pixels = np.asarray(self._decode(index))
+            if pixels.shape != shape or pixels.dtype.newbyteorder("=") != self.header.dtype:
+                raise DamagedData(
+                    f"a chunk decodes to {pixels.dtype} pixels of shape {pixels.shape} instead of {self.header.dtype} of {shape}. "
+                    "Copy the file again from its origin."
+                )
+            self._kept = (index, pixels)
+            return pixels
+
+
+def whole_image(
+    path: str, shape: tuple[int, ...], dtype: Any, decode: Any, *, axes: str | None, remarks: Sequence[str]
+) -> KeptChunkReader:
+    """The reader of a file with one image of rows, columns and, where there are three axes, channels, which is decoded whole."""
+    options: Any = {"named": "yxc"[: len(shape)], "chunks": shape, "identity": file_identity(path)}
+    header = make_header(shape, dtype, requested=axes, **options)
+    colours = rgb_channels(header.dtype, shape[-1]) if len(shape) == 3 else ()
+    header = replace(header, remarks=(*remarks, *header.remarks), channels=colours)
+    return KeptChunkReader(header, lambda _: decode(), [(n,) for n in shape])

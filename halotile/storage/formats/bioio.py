@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,14 +12,22 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData, InputError, MissingPackage
-from halotile.storage.formats.base import Header, Reader, Source, file_identity, make_header, refuse_option
-from halotile.storage.formats.parts.kept_chunk import KeptChunkReader
+from halotile.registry import optional
+from halotile.storage.formats.base import (
+    Header,
+    KeptChunkReader,
+    Reader,
+    Source,
+    file_identity,
+    listed,
+    make_header,
+    refuse_option,
+)
 from halotile.storage.sharded.ome_metadata import OmeImage
 from halotile.storage.spacing import in_known_unit
 from halotile.storage.stored_array import StoredArray
 
 _SUFFIXES = (".czi", ".nd2", ".lif", ".vsi", ".dv", ".r3d", ".sldy", ".oir", ".oib", ".zvi")
-_MOST_LISTED = 20
 _ALWAYS_THERE = "TCZ"
 """Axes that bioio adds with length 1 where a file lacks them."""
 
@@ -66,15 +73,11 @@ def open_scene(path: str, *, scene: str | None, axes: str | None) -> Reader:
 def _opened(path: str) -> Any:
     """The file in bioio, with planes as the unit of decode where its plug-in lets one choose."""
     suffix = Path(path).suffix.lower()
-    try:
-        from bioio import BioImage
-        from bioio.plugins import get_plugins
-        from bioio_base.exceptions import UnsupportedFileFormatError
-    except ImportError as error:
-        raise MissingPackage(
-            f'a {suffix} file is read with bioio, which is not installed. Write: pip install "halotile[bioio]"'
-        ) from error
-    plug_ins = get_plugins(use_cache=True).get(suffix, [])
+    bioio, plugins, exceptions = (
+        optional(f"a {suffix} file is read with bioio", module, '"halotile[bioio]"')
+        for module in ("bioio", "bioio.plugins", "bioio_base.exceptions")
+    )
+    plug_ins = plugins.get_plugins(use_cache=True).get(suffix, [])
     if not plug_ins:
         raise MissingPackage(
             f"bioio has no plug-in for {suffix} here. Install one of its plug-ins that reads it, such as bioio-bioformats, or "
@@ -87,8 +90,8 @@ def _opened(path: str) -> Any:
         reader = plug_in.metadata.get_reader()
         choosable = {"chunk_dims", "kwargs"} & inspect.signature(reader).parameters.keys()
         try:
-            return BioImage(path, reader=reader, **({"chunk_dims": ["Y", "X"]} if choosable else {}))
-        except UnsupportedFileFormatError as error:
+            return bioio.BioImage(path, reader=reader, **({"chunk_dims": ["Y", "X"]} if choosable else {}))
+        except exceptions.UnsupportedFileFormatError as error:
             refused = error
     reason = " ".join(str(refused).rpartition("Reader: ")[2].split()).rstrip(".")
     raise DamagedData(
@@ -103,7 +106,7 @@ def _choose_scene(file: Any, scene: str | None) -> None:
         return
     if scene not in names and not (scene.isdecimal() and int(scene) < len(names)):
         raise InputError(
-            f"dataset is {scene!r}, but the file has no such scene. Write one of {_listed(names)}."
+            f"dataset is {scene!r}, but the file has no such scene. Write one of {listed(names)}."
         )
     file.set_scene(names.index(scene) if scene in names else int(scene))
 
@@ -115,29 +118,20 @@ def _remark_on_scenes(file: Any) -> tuple[str, ...]:
         return ()
     now = file.current_scene_index
     return (
-        f"the file has {len(names)} scenes, {_listed(names)}: this is {names[now]}. For another, write input.dataset: "
+        f"the file has {len(names)} scenes, {listed(names)}: this is {names[now]}. For another, write input.dataset: "
         f"{names[1 if now == 0 else 0]}",
     )
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
-
-
 def _with_sizes(header: Header, file: Any) -> Header:
     """The header with physical sizes of pixels, in micrometers unless the plug-in names a unit, and time steps in seconds."""
-    sizes = {
-        axis: (getattr(file.physical_pixel_sizes, axis.upper(), None), _unit(file, axis)) for axis in "zyx"
-    }
-    step = file.time_interval
+    lengths, step = file.physical_pixel_sizes, file.time_interval
+    sizes = {axis: (getattr(lengths, axis.upper(), None), _unit(file, axis)) for axis in "zyx"}
     sizes["t"] = (step.total_seconds() if isinstance(step, timedelta) else None, "second")
-    known = {
-        axis: in_known_unit(float(size), unit)
-        for axis, (size, unit) in sizes.items()
-        if size and 0 < size < np.inf
-    }
-    entries = [known.get(axis, (1.0, None)) for axis in header.axes]
-    return replace(header, scale=tuple(size for size, _ in entries), units=tuple(unit for _, unit in entries))
+    given = {axis: size for axis, size in sizes.items() if size[0] and 0 < size[0] < np.inf}
+    known = {axis: in_known_unit(float(size or 0), unit) for axis, (size, unit) in given.items()}
+    scale, units = zip(*(known.get(axis, (1.0, None)) for axis in header.axes), strict=True)
+    return replace(header, scale=scale, units=units)
 
 
 def _unit(file: Any, axis: str) -> str:

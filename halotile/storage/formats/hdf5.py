@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import DamagedData, InputError, MissingPackage
+from halotile.errors import DamagedData, InputError
+from halotile.registry import optional
 from halotile.storage.formats.base import (
     FILL_OF_NETCDF,
     Source,
@@ -41,15 +42,11 @@ class Hdf5Reader:
     """An open HDF5 file, which h5py reads in one thread at a time."""
 
     def __init__(self, path: str, *, dataset: str | None, axes: str | None) -> None:
-        try:
-            import h5py
-        except ImportError as error:
-            raise MissingPackage(
-                'an HDF5 file is read with h5py, which is not installed. Write: pip install "halotile[hdf5]"'
-            ) from error
+        h5py = optional("an HDF5 file is read with h5py", "h5py", '"halotile[hdf5]"')
         self._file = h5py.File(path, "r")
         name, pixels = _choose(h5py, self._file, dataset)
         _refuse_short_chunks(pixels)
+        is_float = pixels.dtype.kind == "f"
         self.header = make_header(
             pixels.shape,
             pixels.dtype,
@@ -57,7 +54,7 @@ class Hdf5Reader:
             named=[_axis_name(dimension) for dimension in pixels.dims],
             chunks=pixels.chunks,
             attributes=pixels.attrs,
-            fill=FILL_OF_NETCDF if pixels.fillvalue == FILL_OF_NETCDF else None,
+            fill=FILL_OF_NETCDF if is_float and float(pixels.fillvalue) == FILL_OF_NETCDF else None,
             coordinates=[*filter(None, map(_coordinate, pixels.dims))],
             identity={
                 # Of a link, this is the name of its target.
@@ -126,10 +123,8 @@ def _refuse_short_chunks(pixels: Any) -> None:
 def _datasets(h5py: Any, file: Any) -> dict[str, Any]:
     """Every dataset that is stored in the file itself, by name."""
     datasets: dict[str, Any] = {}
-    file.visititems(
-        lambda name, node: datasets.update({name: node}) if isinstance(node, h5py.Dataset) else None
-    )
-    return datasets
+    file.visititems(datasets.__setitem__)
+    return {name: node for name, node in datasets.items() if isinstance(node, h5py.Dataset)}
 
 
 def _linked_datasets(h5py: Any, file: Any) -> dict[str, Any]:

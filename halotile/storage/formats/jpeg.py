@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from halotile.errors import DamagedData, InputError, MissingPackage
-from halotile.storage.formats.base import Reader, Source, refuse_option, starts_with
-from halotile.storage.formats.parts.kept_chunk import whole_image
+from halotile.errors import DamagedData, InputError
+from halotile.registry import optional
+from halotile.storage.formats.base import Reader, Source, refuse_option, starts_with, whole_image
 from halotile.storage.rim import Pixels
 from halotile.storage.stored_array import StoredArray
 
@@ -35,17 +35,11 @@ def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | N
 
 def open_jpeg(path: str, *, axes: str | None) -> Reader:
     """The reader of a JPEG file, which has decoded nothing yet."""
-    try:
-        from imagecodecs import jpeg8_decode
-
-        with _opened(path) as image:
-            scan, (width, height), mode = image.fp.tell(), image.size, image.mode
-            turned = _TURNED.get(_orientation(image))
-    except ImportError as error:
-        raise MissingPackage(
-            "a JPEG is read with imagecodecs and Pillow, and one of them is not installed. Write: "
-            'pip install "halotile[images]"'
-        ) from error
+    codecs = optional("a JPEG is read with imagecodecs", "imagecodecs", '"halotile[images]"')
+    pillow = optional("a JPEG is read with Pillow", "PIL.JpegImagePlugin", '"halotile[images]"')
+    with _opened(pillow, path) as image:
+        scan, (width, height), mode = image.fp.tell(), image.size, image.mode
+        turned = _TURNED.get(_orientation(image))
     if mode not in ("L", "RGB"):
         raise InputError(f"its colours are {mode}, amounts of ink for print. Convert it to RGB first.")
     sides = (width, height) if turned and turned[0] else (height, width)
@@ -56,21 +50,19 @@ def open_jpeg(path: str, *, axes: str | None) -> Reader:
         content = Path(path).read_bytes()
         if content.rfind(_END) < scan:
             raise DamagedData("the JPEG is cut short: its end is missing. Copy it again from its origin.")
-        pixels: Pixels = jpeg8_decode(content)
+        pixels: Pixels = codecs.jpeg8_decode(content)
         exchanged, down, right = turned or (False, 1, 1)
         return (pixels.swapaxes(0, 1) if exchanged else pixels)[::down, ::right]
 
     return whole_image(path, shape, np.uint8, decode, axes=axes, remarks=remark)
 
 
-def _opened(path: str) -> Any:
+def _opened(pillow: Any, path: str) -> Any:
     """The file in Pillow, with its header read. ``Image.open`` would refuse large images."""
-    from PIL.JpegImagePlugin import JpegImageFile
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged EXIF, which is left out
-            return JpegImageFile(path)
+            return pillow.JpegImageFile(path)
     except SyntaxError as error:
         raise InputError(
             f"Pillow cannot read this JPEG: {error}. Save it again, as a PNG or TIFF."

@@ -19,10 +19,7 @@ from halotile.storage.stored_array import StoredArray
 _MAGIC = b"\x93NUMPY"
 _MOST_HEADER_BYTES = 2**16
 """Limit far above any numeric array's header; a damaged header may claim 4 GB."""
-_HEADER_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def claims(path: Path) -> bool:
@@ -73,7 +70,7 @@ def _read_header(path: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
         file = io.BytesIO(whole.read(_MOST_HEADER_BYTES))
         try:
             version = np.lib.format.read_magic(file)
-            shape, fortran, dtype = _HEADER_READERS[version](file)
+            shape, fortran, dtype = _READERS[version](file)
         except KeyError:
             raise InputError("this version of .npy holds only structured types. Convert it first.") from None
         except ValueError as error:

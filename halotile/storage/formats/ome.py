@@ -9,7 +9,7 @@ from typing import Any
 
 from halotile.errors import InputError
 from halotile.storage.formats import zarr as plain
-from halotile.storage.formats.base import Header, Source, make_header
+from halotile.storage.formats.base import Header, Source
 from halotile.storage.formats.parts.ome_scale import coordinates, known_sizes
 from halotile.storage.georeference import read_georeference
 from halotile.storage.run_directory.json_files import digest
@@ -44,9 +44,7 @@ def open(  # noqa: A001 - common to all formats
 class OmeReader(plain.ArrayReader):
     """An open level of an OME-Zarr image."""
 
-    def __init__(
-        self, path: str, *, level: int, dataset: str | None, axes: str | None, inside: str = ""
-    ) -> None:
+    def __init__(self, path: str, *, level: int, dataset: str | None, axes: str | None, inside: str) -> None:
         top = plain.open_node(path)
         group = top[inside] if inside else top
         attributes = plain.ome_attributes(group.attrs)
@@ -64,16 +62,10 @@ class OmeReader(plain.ArrayReader):
         fill = plain.fill_of_xarray(array)
         # Writers of OME-Zarr name the axes for xarray, but leave the fill value at its default.
         on_fill = () if fill is None or fill else (_FILL_REMARK,)
-        header = make_header(
-            array.shape,
-            array.dtype,
+        header = self.make_header(
             requested=axes,
             named=named,
-            chunks=array.chunks,
-            shards=array.shards or array.chunks,
             identity={"level": level, "multiscales": digest(image), **self.identity()},
-            mapped=self.mapped,
-            attributes=array.attrs.asdict(),
             fill=fill or None,
             ome=OmeImage(stated.position, _text(image.get("name")), checked_omero(omero)),
         )
@@ -142,11 +134,10 @@ def named_image(multiscales: Any, dataset: str | None) -> tuple[Mapping[str, Any
 def _paths(image: Any) -> list[str] | None:
     """The path of each level of an image; None where its attributes are not valid."""
     entries = image.get("datasets") if isinstance(image, dict) else None
-    if isinstance(entries, list) and all(
-        isinstance(entry, dict) and isinstance(entry.get("path"), str) for entry in entries
-    ):
-        return [entry["path"] for entry in entries]
-    return None
+    if not isinstance(entries, list):
+        return None
+    paths: list[Any] = [entry.get("path") if isinstance(entry, dict) else None for entry in entries]
+    return paths if all(isinstance(path, str) for path in paths) else None
 
 
 def _only_level(own: int, requested: int, dataset: str | None) -> int:

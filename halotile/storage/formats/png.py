@@ -8,9 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from halotile.errors import DamagedData, MissingPackage
-from halotile.storage.formats.base import OPACITY_REMARK, Reader, Source, refuse_option, starts_with
-from halotile.storage.formats.parts.kept_chunk import whole_image
+from halotile.errors import DamagedData
+from halotile.registry import optional
+from halotile.storage.formats.base import (
+    OPACITY_REMARK,
+    Reader,
+    Source,
+    refuse_option,
+    starts_with,
+    whole_image,
+)
 from halotile.storage.rim import Pixels
 from halotile.storage.stored_array import StoredArray
 
@@ -34,16 +41,11 @@ def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | N
 
 def open_png(path: str, *, axes: str | None) -> Reader:
     """The reader of a PNG file, which has decoded nothing yet."""
-    try:
-        from imagecodecs import png_decode
-    except ImportError as error:
-        raise MissingPackage(
-            'a PNG is read with imagecodecs, which is not installed. Write: pip install "halotile[images]"'
-        ) from error
+    codecs = optional("a PNG is read with imagecodecs", "imagecodecs", '"halotile[images]"')
     shape, dtype, remarks = _describe(path)
 
     def decode() -> Pixels:
-        pixels: Pixels = png_decode(Path(path).read_bytes())
+        pixels: Pixels = codecs.png_decode(Path(path).read_bytes())
         return pixels.astype(bool) if dtype is bool else pixels
 
     return whole_image(path, shape, dtype, decode, axes=axes, remarks=remarks)

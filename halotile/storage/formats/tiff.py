@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import operator
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,18 +23,8 @@ from halotile.storage.formats.base import (
     make_header,
     starts_with,
 )
-from halotile.storage.formats.parts import geotiff
-from halotile.storage.formats.parts.tiff_scale import (
-    MASK,
-    Sizes,
-    channels_of,
-    check_tiff,
-    has_opacity,
-    pixel_sizes,
-    positions,
-    split_series,
-    with_mask,
-)
+from halotile.storage.formats.parts import geotiff, tiff_scale
+from halotile.storage.formats.parts.tiff_scale import MASK, Sizes, check_tiff, has_opacity, split_series
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.sharded.ome_metadata import OmeImage, order
@@ -101,13 +92,11 @@ class TiffReader:
         if series == MASK:
             header = replace(header, identity={**header.identity, "series": MASK})
         else:
-            header = with_mask(header, masks, level, path)
+            header = tiff_scale.with_mask(header, masks, level, path)
         opened = [_pixels(file, one, path) for one in chosen]
         if decoded := [one for one in opened if not isinstance(one, MappedPages)]:
-            chunks = decoded[0].chunks
-            header = replace(
-                header, chunks=(1,) * (len(header.shape) - len(chunks)) + tuple(chunks), mapped=False
-            )
+            chunks = (*(1,) * (len(header.shape) - decoded[0].ndim), *decoded[0].chunks)
+            header = replace(header, chunks=chunks, mapped=False)
         self.pixels: Any = StackedSeries(opened) if len(opened) > 1 else opened[0]
         self.header = header
 
@@ -137,9 +126,8 @@ def _pixels(file: Any, series: Any, path: str) -> Any:
     page = series.keyframe
     _refuse_missing_codec(tifffile, page)
     if page.compression == _JPEG and page.planarconfig == _BAND_BY_BAND:
-        page.photometric = (
-            tifffile.PHOTOMETRIC.MINISBLACK
-        )  # each JPEG is grey, whatever the bands are together
+        # Each JPEG is grey, whatever the bands are together.
+        page.photometric = tifffile.PHOTOMETRIC.MINISBLACK
     return zarr.open_array(series.aszarr(level=0), mode="r")
 
 
@@ -173,8 +161,7 @@ def _pick(entries: Sequence[Any], number: int, key: str) -> Any:
 def _refuse_missing_pages(file: Any, series: Any) -> None:
     """Raise when a plane is in a file that is missing or truncated, as it would read as zeros."""
     pages = list(series.pages)
-    missing = sum(page is None for page in pages)
-    if missing:
+    if missing := sum(page is None for page in pages):
         raise DamagedData(
             f"{missing} of the {len(pages)} planes of this image are in none of its files. "
             "Put all files of the set in one folder."
@@ -224,35 +211,28 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
         ome=OmeImage() if file.is_ome else None,
         fill=_nodata(series.keyframe),
     )
-    finest = file.series[number].shape
-    header = replace(header, channels=channels_of(file, number))
-    finest = (len(chosen), *finest) if is_stack else finest
-    sizes, on_sizes = pixel_sizes(file, number)
+    header = replace(header, channels=tiff_scale.channels_of(file, number))
+    finest = (*((len(chosen),) if is_stack else ()), *file.series[number].shape)
+    sizes, on_sizes = tiff_scale.pixel_sizes(file, number)
     header = _with_scale(header, sizes, finest)
     if len(finest) == len(header.shape) and not is_stack:
-        header = _with_position(header, positions(file, number), finest)
+        header = _with_position(header, tiff_scale.positions(file, number), finest)
     header = _with_place(header, file.series[number].keyframe, finest)
-    about = (
-        (f"dataset is all: its {len(chosen)} series are one axis, {header.axes[0]}",)
-        if is_stack
-        else _series_remark(file, number)
-    )
+    of_stack = (f"dataset is all: its {len(chosen)} series are one axis, {header.axes[0]}",)
+    about = of_stack if is_stack else _series_remark(file, number)
     return replace(header, remarks=(*about, *_display_remarks(series.keyframe), *on_sizes, *header.remarks))
 
 
 def _display_remarks(page: Any) -> tuple[str, ...]:
     """Remarks on tags that change how viewers show the pixels."""
     turned = getattr(page.tags.get("Orientation"), "value", _UPRIGHT) != _UPRIGHT
-    return (
-        *((OPACITY_REMARK,) * has_opacity(page)),
-        *(("a tag of the file turns it for viewers: rows and columns are read as they are stored",) * turned),
-        *(
-            (
-                "a tag of the file shows 0 as white: values are read as they are stored, and are shown with 0 as black",
-            )
-            * (page.photometric == _MINISWHITE)
-        ),
-    )
+    as_white = "a tag of the file shows 0 as white: values are read as they are stored, and are shown with 0 as black"
+    remarks = {
+        OPACITY_REMARK: has_opacity(page),
+        "a tag of the file turns it for viewers: rows and columns are read as they are stored": turned,
+        as_white: page.photometric == _MINISWHITE,
+    }
+    return tuple(text for text, applies in remarks.items() if applies)
 
 
 def _nodata(page: Any) -> str | None:
@@ -279,29 +259,26 @@ def _listed(series: Sequence[Any]) -> str:
     return ", ".join([*shown, "..."] if len(series) > MOST_LISTED else shown)
 
 
-def _with_scale(
-    header: Header, sizes: dict[str, tuple[float, str | None]], finest: tuple[int, ...]
-) -> Header:
+def _with_scale(header: Header, sizes: Sizes, finest: tuple[int, ...]) -> Header:
     """The header with the physical pixel sizes, which are larger at coarser levels."""
-    scale, units = [], []
     finest = finest if len(finest) == len(header.shape) else header.shape
-    for axis, length, finest_length in zip(header.axes, header.shape, finest, strict=True):
-        size, unit = sizes.get(axis, (1.0, None))
-        scale.append(size * downsampling(finest_length, length))
-        units.append(unit)
-    return replace(header, scale=tuple(scale), units=tuple(units))
+    scale, units = zip(*(sizes.get(axis, (1.0, None)) for axis in header.axes), strict=True)
+    factors = map(downsampling, finest, header.shape)
+    return replace(header, scale=tuple(s * f for s, f in zip(scale, factors, strict=True)), units=units)
 
 
 def _with_position(header: Header, places: Sizes, finest: tuple[int, ...]) -> Header:
     """The header with the position of the centre of the first pixel, in the units of the pixel sizes."""
-    known, centres = False, []
-    for axis, size, unit, length, longest in zip(
-        header.axes, header.scale, header.units, header.shape, finest, strict=True
-    ):
-        at = converted(*places[axis], unit) if axis in places else None
-        known = known or at is not None
-        centres.append((at or 0.0) + size * (1 - 1 / downsampling(longest, length)) / 2)
-    return replace(header, ome=OmeImage(tuple(centres))) if known and header.ome else header
+    units = zip(header.axes, header.units, strict=True)
+    known = [converted(*places[axis], unit) if axis in places else None for axis, unit in units]
+    if header.ome is None or not any(at is not None for at in known):
+        return header
+    shifts = (
+        size * (1 - 1 / downsampling(longest, length)) / 2
+        for size, longest, length in zip(header.scale, finest, header.shape, strict=True)
+    )
+    centres = tuple((at or 0.0) + shift for at, shift in zip(known, shifts, strict=True))
+    return replace(header, ome=OmeImage(centres))
 
 
 def _with_place(header: Header, page: Any, finest: tuple[int, ...]) -> Header:
@@ -336,12 +313,10 @@ class MappedPages:
     def __init__(
         self, path: str, dtype: np.dtype[Any], offsets: Sequence[int], shape: tuple[int, ...]
     ) -> None:
-        leading, count = 0, 1
-        while count < len(offsets):
-            count *= shape[leading]
-            leading += 1
+        products = itertools.accumulate(shape, operator.mul, initial=1)
+        self._leading = next(n for n, count in enumerate(products) if count >= len(offsets))
         self._data = np.memmap(path, np.uint8, "r").view(np.ndarray)
-        self._dtype, self._offsets, self._shape, self._leading = dtype, offsets, shape, leading
+        self._dtype, self._offsets, self._shape = dtype, offsets, shape
 
     def __getitem__(self, slices: tuple[slice, ...]) -> Pixels:
         outer, inner = slices[: self._leading], slices[self._leading :]

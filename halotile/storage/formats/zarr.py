@@ -19,15 +19,14 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData, InputError, InputUnreadable
-from halotile.storage.disk.object_path import credentials_fault, first_words, is_of_store, store_at
+from halotile.storage.disk.object_path import DENIED, credentials_fault, first_words, is_of_store, store_at
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
-from halotile.storage.formats.base import Header, Source, file_identity, make_header, refuse_option
+from halotile.storage.formats.base import Header, Source, file_identity, listed, make_header, refuse_option
 from halotile.storage.georeference import read_georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.run_directory.json_files import digest
 from halotile.storage.sharded.local_reader import (
-    LocalArray,
     is_complete,
     lost_chunk,
     open_local,
@@ -40,13 +39,6 @@ MOST_OBJECTS = 10_000
 """Objects that are listed, a thousand with each request: every worker does so."""
 _SAMPLED_OBJECTS, _AT_ONCE = 64, 16
 """Chunks that are checked where not all can be, and requests at once."""
-
-
-def open_url(url: str) -> Any:
-    """The store at a URL, read-only."""
-    from zarr.storage import ObjectStore
-
-    return ObjectStore(store_at(url), read_only=True)
 
 
 def object_tags(array: Any, url: str) -> list[list[Any]]:
@@ -62,13 +54,11 @@ def object_tags(array: Any, url: str) -> list[list[Any]]:
         if not is_of_store(error) and not isinstance(error, OSError):
             raise
         raise InputUnreadable(f"the store does not answer: {first_words(error)}. Try again later.") from error
-    return sorted(
-        [found["path"], found["size"], found["e_tag"] or str(found["last_modified"])] for found in objects
-    )
+    return sorted([one["path"], one["size"], one["e_tag"] or str(one["last_modified"])] for one in objects)
 
 
 def _is_denied(error: Exception) -> bool:
-    return type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError", "PermissionError")
+    return type(error).__name__ in DENIED
 
 
 def _listed(array: Any) -> list[Any]:
@@ -94,12 +84,10 @@ def _sampled(array: Any) -> list[Any]:
     places = np.linspace(0, math.prod(counts) - 1, _SAMPLED_OBJECTS).astype(int)
     chunks = {array.metadata.encode_chunk_key(tuple(map(int, np.unravel_index(n, counts)))) for n in places}
     top = f"{array.path}/" if array.path else ""
-    names = (
-        f"{top}{name}"
-        for name in (ZARR_JSON if array.metadata.zarr_format == 3 else ".zarray", *sorted(chunks))
-    )
+    names = (ZARR_JSON if array.metadata.zarr_format == 3 else ".zarray", *sorted(chunks))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return [found for found in pool.map(partial(_object_at, array.store.store), names) if found]
+        found = pool.map(partial(_object_at, array.store.store), (f"{top}{name}" for name in names))
+        return [one for one in found if one]
 
 
 def _object_at(store: Any, name: str) -> Any:
@@ -112,7 +100,6 @@ def _object_at(store: Any, name: str) -> Any:
         return None
 
 
-_MOST_LISTED = 20
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
 """Attribute of xarray with the names of the axes."""
 _MOST_FILES = 65_536
@@ -148,11 +135,12 @@ class ArrayReader:
         self.array = array
         self._path = path
         self._folder = Path(path, array.path) if Path(path).is_dir() else None
-        self.local = open_local(self._folder, array.dtype, array.fill_value) if self._folder else None
+        # Reads in processes that have not opened the array, nor loaded zarr, which takes a third of a second and 8 MB.
+        self.portable = open_local(self._folder, array.dtype, array.fill_value) if self._folder else None
 
     def read(self, region: Region) -> Pixels:
-        if self.local is not None:
-            return self.local.read(region)
+        if self.portable is not None:
+            return self.portable.read(region)
         pixels: Pixels = self.array[region.slices]
         if self._folder is not None:
             self._refuse_empty(region, self._folder)
@@ -179,23 +167,22 @@ class ArrayReader:
             if np.array_equal(pixels[target], filled, equal_nan=True) and not sync((place / key).exists()):
                 raise DamagedData(f"chunk file {key}: {lost_chunk(place / ZARR_JSON, fill)}")
 
-    @property
-    def portable(self) -> LocalArray | None:
-        """Reads in processes that have not opened the array, nor loaded zarr, which takes a third of a second and 8 MB."""
-        return self.local
-
-    @property
-    def mapped(self) -> bool:
-        """True when part of a chunk can be read without decoding the rest."""
-        return self.local is not None and self.local.sharding is None and self.local.chain.raw
+    def make_header(self, **options: Any) -> Header:
+        """The validated header of the array; ``options`` as of :func:`make_header`."""
+        array, local = self.array, self.portable
+        # Part of a chunk can be read without decoding the rest.
+        options["mapped"] = local is not None and local.sharding is None and local.chain.raw
+        shards = array.shards or array.chunks or None
+        options |= {"chunks": array.chunks, "shards": shards, "attributes": array.attrs.asdict()}
+        return make_header(array.shape, array.dtype, **options)
 
     def identity(self) -> dict[str, Any]:
         """Values that distinguish this array from another at the same path."""
         values: dict[str, Any] = {"array": self.array.path, "metadata": digest(self.array.metadata.to_dict())}
         if self._folder is not None:
-            for file in (self._folder / name for name in (ZARR_JSON, ".zarray")):
-                if file.exists():
-                    values["mtime_ns"] = file.stat().st_mtime_ns
+            for name in (ZARR_JSON, ".zarray"):
+                with suppress(FileNotFoundError):
+                    values["mtime_ns"] = (self._folder / name).stat().st_mtime_ns
             return values | {"chunks_changed": digest(list(_chunk_times(self._folder, self.array)))}
         if "://" in self._path:
             return values | {"objects": digest(object_tags(self.array, self._path))}
@@ -209,22 +196,16 @@ class ZarrReader(ArrayReader):
         node = open_node(path)
         array = choose_array(node, dataset)
         super().__init__(path, array)
-        header = make_header(
-            array.shape,
-            array.dtype,
+        header = self.make_header(
             requested=axes,
             named=_dimension_names(array),
-            chunks=array.chunks,
-            shards=array.shards or array.chunks,
             **_pixel_sizes(array),
             identity=self.identity(),
-            mapped=self.mapped,
             image=image,
-            attributes=(attributes := array.attrs.asdict()),
             fill=fill_of_xarray(array),
             coordinates=_coordinates(path, node, array) if image else (),
         )
-        place = read_georeference(attributes, header.rows_and_columns) if image else None
+        place = read_georeference(array.attrs.asdict(), header.rows_and_columns) if image else None
         self.header: Header = replace(header, georeference=place)
 
 
@@ -232,7 +213,7 @@ def _pixel_sizes(array: Any) -> dict[str, Any]:
     """Scale and units from halotile's own attribute, which is used for axes that OME-Zarr cannot represent."""
     attribute = array.attrs.get("halotile")
     try:
-        scale, units = [float(size) for size in attribute["scale"]], list(attribute["units"])
+        scale, units = tuple(map(float, attribute["scale"])), tuple(attribute["units"])
     except (TypeError, KeyError, ValueError):
         return {}
     valid = len(scale) == len(units) == array.ndim and all(0 < size < math.inf for size in scale)
@@ -303,19 +284,17 @@ def open_node(path: str) -> Any:
     if fault := credentials_fault(path):
         raise InputError(f"the address {fault}.")
     try:
-        return zarr.open(_store(path), mode="r", zarr_format=_zarr_format(path))
+        # Metadata of both versions may exist.
+        version = 3 if os.path.isfile(os.path.join(path, ZARR_JSON)) else None
+        return zarr.open(_store(path), mode="r", zarr_format=version)
     except json.JSONDecodeError as error:
         raise DamagedData(
             f"its Zarr metadata are not JSON: {error}. Restore them from their origin."
         ) from error
     except FileNotFoundError as error:
         raise InputError("no Zarr array or group is there. Write the path of an existing one.") from error
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        NotImplementedError,
-    ) as error:  # zarr-python's, for unusual metadata
+    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+        # zarr-python's, for unusual metadata
         raise InputError(
             f"zarr cannot open it: {error}. Write it again with a supported type and codec."
         ) from error
@@ -329,16 +308,11 @@ def open_node(path: str) -> Any:
 
 def _store(path: str) -> Any:
     """The store at a path or URL."""
+    from zarr.storage import LocalStore, ObjectStore, ZipStore
+
     if "://" in path:
-        return open_url(path)
-    from zarr.storage import LocalStore, ZipStore
-
+        return ObjectStore(store_at(path), read_only=True)
     return LocalStore(path, read_only=True) if os.path.isdir(path) else ZipStore(path, mode="r")
-
-
-def _zarr_format(path: str) -> int | None:
-    """Version 3 where metadata of both versions may exist; None: let zarr detect it."""
-    return 3 if os.path.isfile(os.path.join(path, ZARR_JSON)) else None
 
 
 def choose_array(node: Any, dataset: str | None) -> Any:
@@ -357,12 +331,9 @@ def choose_array(node: Any, dataset: str | None) -> Any:
         return node[top[0]]
     if not arrays:
         raise InputError("the group holds no arrays at all. Write the path of another Zarr.")
-    if dataset:
-        reason = f"dataset is {dataset!r}, but the group has no such array"
-    else:
-        reason = f"no dataset was chosen, but the group holds {len(arrays)} arrays"
-    listed = ", ".join(arrays[:_MOST_LISTED]) + (", ..." if len(arrays) > _MOST_LISTED else "")
-    raise InputError(f"{reason}. Write dataset: one of {listed}.")
+    reason = f"no dataset was chosen, but the group holds {len(arrays)} arrays"
+    reason = f"dataset is {dataset!r}, but the group has no such array" if dataset else reason
+    raise InputError(f"{reason}. Write dataset: one of {listed(arrays)}.")
 
 
 def _is_array(node: Any) -> bool:

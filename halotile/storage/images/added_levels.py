@@ -24,15 +24,8 @@ import zarr
 from zarr.abc.buffer import Buffer
 from zarr.storage import LocalStore
 
-from halotile.errors import (
-    ConfigError,
-    DamagedData,
-    DiskRefused,
-    HalotileError,
-    InputError,
-    InputUnreadable,
-    OutputRefused,
-)
+from halotile import errors
+from halotile.errors import ConfigError, DamagedData, DiskRefused, InputError
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.durable import DISK, Disk, refusing_full
 from halotile.storage.disk.place import ZARR_JSON, check_parents
@@ -53,7 +46,7 @@ from halotile.storage.sharded.shards import ShardFormat
 VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5")
 _SHARDING = "sharding_indexed"
 _ZATTRS, _ZARRAY, _ZMETADATA = ".zattrs", ".zarray", ".zmetadata"
-
+Documents = Mapping[str, Mapping[str, Any]]
 
 WORK = ".levels"
 """Folder in the group, with the files of a run directory, of levels that are being made."""
@@ -82,18 +75,15 @@ def add_levels(
         return image.outcome
     check_parents(work.path, "the folder of its levels")
     _check_unused(group)
-    full = (
-        f"the levels of {group} cannot be written",
-        "Free some space and run again: the levels so far are kept, hidden in the image.",
-    )
-    with refusing_full(*full), work.lock():
+    advice = "Free some space and run again: the levels so far are kept, hidden in the image."
+    with refusing_full(f"the levels of {group} cannot be written", advice), work.lock():
         image = _Image.read(group, disk)
         try:
             if image.missing:
                 image.make(work, tick)
-        except (InputUnreadable, OutputRefused, DiskRefused):
+        except (errors.InputUnreadable, errors.OutputRefused, DiskRefused):
             raise
-        except HalotileError:
+        except errors.HalotileError:
             work.remove()  # with this image there is nothing to go on
             raise
         work.remove()
@@ -152,11 +142,6 @@ class _Image:
         """Version of Zarr: 2 or 3."""
         return 3 if (self.group / ZARR_JSON).is_file() else 2
 
-    @property
-    def names(self) -> list[str]:
-        """Paths of the levels in the group."""
-        return [entry["path"] for entry in self.datasets]
-
     @cached_property
     def factor(self) -> tuple[int, ...]:
         """Pixels along each axis that one of the next level covers."""
@@ -180,14 +165,12 @@ class _Image:
     def make(self, work: RunDirectory, tick: Tick) -> None:
         """Write the levels, move them into the group, and name them in its metadata."""
         record = self._begin(work)
-        arrays = [
-            replace(array, name=name) for array, name in zip(self.missing, record["names"], strict=True)
-        ]
-        documents = {
-            f"{array.name}/{file}": document
-            for number, array in enumerate(arrays, 1)
-            for file, document in self._documents(array, number).items()
-        }
+        named = zip(self.missing, record["names"], strict=True)
+        arrays = [replace(array, name=name) for array, name in named]
+        documents: dict[str, Any] = {}
+        for number, array in enumerate(arrays, 1):
+            files = self._documents(array, number)
+            documents |= {f"{array.name}/{file}": document for file, document in files.items()}
         if not record["complete"]:
             self._check_room(work)
             self._write(work.state_path, arrays, documents, tick)
@@ -212,11 +195,12 @@ class _Image:
         if record.get("image") == image and len(record["names"]) == len(self.missing):
             return record
         work.forget_state()
+        names = [entry["path"] for entry in self.datasets]
         for name in record.get("names", ()):
-            if name not in self.names and (self.group / name).is_dir():
+            if name not in names and (self.group / name).is_dir():
                 self.disk.remove_tree(self.group / name)
-        found = re.fullmatch(r"([^/]*?)\d+", self.names[-1])  # s1 follows s0
-        free = (f"{found[1] if found else ''}{number}" for number in itertools.count(len(self.names)))
+        found = re.fullmatch(r"([^/]*?)\d+", self.datasets[-1]["path"])  # s1 follows s0
+        free = (f"{found[1] if found else ''}{number}" for number in itertools.count(len(names)))
         free = (name for name in free if not os.path.lexists(self.group / name))
         record = {"image": image, "names": [*itertools.islice(free, len(self.missing))], "complete": False}
         work.write_job(record)
@@ -234,7 +218,7 @@ class _Image:
 
     def _documents(self, array: LevelArray, number: int) -> dict[str, dict[str, Any]]:
         """The metadata files of a further level, by name: those of the coarsest level that is there, with another shape."""
-        folder, shape, base = self.group / self.names[-1], list(array.shape), self.base
+        folder, shape, base = self.group / self.datasets[-1]["path"], list(array.shape), self.base
         files = (ZARR_JSON,) if self.zarr_format == 3 else (_ZARRAY, _ZATTRS)
         documents = {name: _read(folder / name) for name in files if (folder / name).is_file()}
         if self.zarr_format == 3:
@@ -259,7 +243,7 @@ class _Image:
             attributes |= place.attributes([shape[rows], shape[columns]])
         return documents
 
-    def _naming(self, names: Sequence[str], documents: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
+    def _naming(self, names: Sequence[str], documents: Documents) -> dict[str, bytes]:
         """The metadata files of the group that name further levels, whose metadata files these are, in the order of writing."""
         file = ZARR_JSON if self.zarr_format == 3 else _ZATTRS
         document = _read(self.group / file)
@@ -267,9 +251,7 @@ class _Image:
         own, levels = attributes.get("halotile"), ome_attributes(attributes)["multiscales"][0]["datasets"]
         if isinstance(own, dict) and "block" in own:
             own.setdefault("levels", len(levels))
-        levels += [
-            self._entry(name, [f**number for f in self.factor]) for number, name in enumerate(names, 1)
-        ]
+        levels += [self._entry(name, [f**n for f in self.factor]) for n, name in enumerate(names, 1)]
         files = {file: document}
         if self.zarr_format == 3 and (inline := document.get("consolidated_metadata")):
             inline["metadata"] |= {path.rpartition("/")[0]: added for path, added in documents.items()}
@@ -287,21 +269,12 @@ class _Image:
             return {"path": name}
         finest, base = coordinates({}, first, count), coordinates({}, last, count)
         # Many programs leave out that the first pixel of a coarse level begins where that of the finest one does.
-        start = base.position or tuple(
-            at + (coarse - fine) / 2
-            for at, coarse, fine in zip(
-                finest.position or (0.0,) * count, base.scale, finest.scale, strict=True
-            )
-        )
+        first_at = finest.position or (0.0,) * count
+        places = zip(first_at, base.scale, finest.scale, strict=True)
+        start = base.position or tuple(at + (coarse - fine) / 2 for at, coarse, fine in places)
         return {"path": name, "coordinateTransformations": transformations(base.scale, start, covered)}
 
-    def _write(
-        self,
-        folder: Path,
-        arrays: Sequence[LevelArray],
-        documents: Mapping[str, Mapping[str, Any]],
-        tick: Tick,
-    ) -> None:
+    def _write(self, folder: Path, arrays: Sequence[LevelArray], documents: Documents, tick: Tick) -> None:
         """Write the levels, each from the one before."""
         for name, document in documents.items():
             self.disk.make_directory((folder / name).parent)

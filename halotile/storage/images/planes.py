@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,12 +20,7 @@ WINDOW_BYTES = 32 * 2**20
 
 
 Component = Literal["modulus", "phase", "real", "imag"]
-_PARTS: Mapping[Component, Callable[[Any], Any]] = {
-    "modulus": np.abs,
-    "phase": np.angle,
-    "real": np.real,
-    "imag": np.imag,
-}
+_PARTS: Mapping[Component, Any] = {"modulus": np.abs, "phase": np.angle, "real": np.real, "imag": np.imag}
 
 
 @dataclass(frozen=True)
@@ -44,14 +39,12 @@ class Planes:
     """
 
     source: Source
-    at: Mapping[str, int]
-    """The index along each axis that is fixed."""
-    window: Region
-    """The rows and columns of the part."""
+    at: Mapping[str, int]  # the index along each axis that is fixed
+    window: Region  # the rows and columns of the part
+    # true: the channels are red, green, blue (and opacity). False: each channel is a plane of its own
     colour: bool
-    """True: the channels are red, green, blue (and opacity). False: each channel is a plane of its own."""
+    # the part of complex pixels that is read; None: the pixels as they are
     component: Component | None = None
-    """The part of complex pixels that is read; None: the pixels as they are."""
 
     @property
     def loops(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,14 +37,10 @@ _GAP_PIXELS = 8
 class Drawing:
     """Properties of a written PNG."""
 
-    shape: tuple[int, int]
-    """Height and width of the PNG in pixels."""
-    step: int
-    """Edge in pixels of the squares that were averaged."""
-    low: float
-    """Value drawn as black."""
-    high: float
-    """Value drawn as white."""
+    shape: tuple[int, int]  # height and width of the PNG in pixels
+    step: int  # edge in pixels of the squares that were averaged
+    low: float  # value drawn as black
+    high: float  # value drawn as white
 
 
 def write_png(
@@ -68,18 +64,14 @@ def write_png(
             f"{path}: {shape[0]} × {shape[1]} pixels, {len(planes)} side by side, exceed the limit for a PNG "
             f"({MOST_PIXELS:,}). Write a smaller --region or --size, or a name that ends in .tif."
         )
-    is_phase = [image.component == "phase" for image in planes]
-    means = [
-        (_phase_means if phase else block_means)(image, step, _share(tick, n, len(planes)))
-        for n, (image, phase) in enumerate(zip(planes, is_phase, strict=True))
-    ]
-    low, high = values or contrast([mean for mean, phase in zip(means, is_phase, strict=True) if not phase])
-    drawn = side_by_side(
-        [
-            _to_bytes(mean, *((-math.pi, math.pi) if phase else (low, high)))
-            for mean, phase in zip(means, is_phase, strict=True)
-        ]
-    )
+    means = []
+    for n, image in enumerate(planes):
+        is_phase = image.component == "phase"
+        averaged = (_phase_means if is_phase else block_means)(image, step, _share(tick, n, len(planes)))
+        means.append((averaged, is_phase))
+    low, high = values or contrast([mean for mean, is_phase in means if not is_phase])
+    limits = {True: (-math.pi, math.pi), False: (low, high)}
+    drawn = side_by_side([_to_bytes(mean, *limits[is_phase]) for mean, is_phase in means])
     DISK.write_file(path, encode_png(drawn))
     return Drawing((drawn.shape[0], drawn.shape[1]), step, low, high)
 
@@ -92,9 +84,8 @@ def _share(tick: Tick, number: int, count: int) -> Tick:
 def _phase_means(planes: Planes, step: int, tick: Tick) -> Means:
     """Phases of the mean complex numbers over squares: angles do not average across ±π."""
     parts: tuple[Component, Component] = ("real", "imag")
-    real, imag = (
-        block_means(replace(planes, component=part), step, _share(tick, n, 2)) for n, part in enumerate(parts)
-    )
+    views = [replace(planes, component=part) for part in parts]
+    real, imag = (block_means(view, step, _share(tick, n, 2)) for n, view in enumerate(views))
     phases: Means = np.arctan2(imag, real)
     return phases
 
@@ -111,36 +102,30 @@ def block_means(planes: Planes, step: int, tick: Tick = lambda _: None) -> Means
         if (hole := planes.source.nodata) is not None:
             pixels = np.where(pixels == pixels.dtype.type(hole), np.nan, pixels)
         rows, columns = (_squares(a, b, step) for a, b in zip(part.start, part.stop, strict=True))
-        target = (slice(rows.first, rows.last), slice(columns.first, columns.last))
         total, count = _sum_finite(pixels, rows, columns)
-        sums[target] += total
-        counts[target] += count
+        sums[rows.covered, columns.covered] += total
+        counts[rows.covered, columns.covered] += count
         tick(part.stop[0] / height)
     with np.errstate(invalid="ignore"):
         means: Means = sums / counts
     return means if planes.source.dtype in (np.float64, np.complex128) else means.astype(np.float32)
 
 
-@dataclass(frozen=True)
-class _Squares:
+class _Squares(NamedTuple):
     """The squares that a span of rows or columns covers."""
 
-    first: int
-    last: int
-    starts: NDArray[np.intp]
-    """Start of each square, relative to the span."""
+    covered: slice
+    starts: NDArray[np.intp]  # start of each square, relative to the span
     sizes: NDArray[np.intp]
 
 
 def _squares(start: int, stop: int, step: int) -> _Squares:
     first, last = start // step, -(-stop // step)
     starts = np.maximum(np.arange(first, last) * step - start, 0)
-    return _Squares(first, last, starts, np.diff(starts, append=stop - start))
+    return _Squares(slice(first, last), starts, np.diff(starts, append=stop - start))
 
 
-def _sum_finite(
-    pixels: Pixels, rows: _Squares, columns: _Squares
-) -> tuple[NDArray[np.float64], NDArray[Any]]:
+def _sum_finite(pixels: Pixels, rows: _Squares, columns: _Squares) -> tuple[Means, NDArray[Any]]:
     total = _sum(pixels, rows, columns)
     if np.isfinite(total).all():
         return total, np.multiply.outer(rows.sizes, columns.sizes)[..., None]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import MissingPackage
+from halotile.registry import optional
 from halotile.storage.disk.durable import DISK
 
 Drawn = NDArray[np.uint8]
@@ -26,13 +25,8 @@ USUAL_WIDTH, ONE_ROW, WIDE = 400, 5, 1.6
 """Width of a cell to which smaller images are enlarged, in whole steps; cells that stand in one row; and the width of a larger sheet
 relative to its height."""
 _MARGIN, _GAP, _LINE = 16, 6, 1.3
-_PAPER, _INK, _FAINT, _SUGGESTED, _WARNING = (
-    (255, 255, 255),
-    (20, 20, 20),
-    (95, 95, 95),
-    (0, 120, 70),
-    (185, 60, 0),
-)
+_PAPER, _INK, _FAINT = (255, 255, 255), (20, 20, 20), (95, 95, 95)
+_SUGGESTED, _WARNING = (0, 120, 70), (185, 60, 0)
 _MOST_LINES = 4
 
 
@@ -50,13 +44,8 @@ class Cell:
 
 def check_drawing() -> None:
     """Refuse to draw where text cannot be drawn."""
-    try:
-        for module in ("Image", "ImageDraw", "ImageFont"):
-            import_module(f"PIL.{module}")
-    except ImportError as error:
-        raise MissingPackage(
-            'a sheet is drawn with Pillow, which is not installed. Write: pip install "halotile[images]"'
-        ) from error
+    for module in ("Image", "ImageDraw", "ImageFont"):
+        optional("a sheet is drawn with Pillow", f"PIL.{module}", '"halotile[images]"')
 
 
 def grey(pixels: NDArray[Any], low: float, high: float, hole: int = 0) -> Drawn:
@@ -99,11 +88,8 @@ def draw_sheet(path: Path, cells: Sequence[Cell], notes: Sequence[str] = ()) -> 
         top = _MARGIN + number // across * (tall + _MARGIN)
         if cell.is_suggested:
             half = _MARGIN // 2
-            pen.rectangle(
-                (left - half, top - half, left + width + half - 1, top + tall + half - 1),
-                outline=_SUGGESTED,
-                width=4,
-            )
+            frame = (left - half, top - half, left + width + half - 1, top + tall + half - 1)
+            pen.rectangle(frame, outline=_SUGGESTED, width=4)
         lines = _wrapped(cell.label, width, LABEL)
         ink = _SUGGESTED if cell.is_suggested else _INK
         _write(pen, (left, top + round((head - len(lines)) * LABEL * _LINE)), lines, LABEL, ink)

@@ -14,14 +14,14 @@ import re
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
 import numpy as np
 
-from halotile.errors import ConfigError, InputError, MissingPackage
+from halotile.errors import ConfigError, InputError
+from halotile.registry import optional
 from halotile.storage.arrays import open_source
 from halotile.storage.formats.parts import geotiff
 from halotile.storage.grid import Region
@@ -62,14 +62,16 @@ def stored_levels(planes: Planes) -> list[Planes]:
     except InputError:
         return []
     shapes = [array.shape for array in layout.arrays] if layout else []
-    if layout is None or source.shape not in shapes or planes.shape != source.shape[-2:]:
+    halves = tuple(2 if axis in "yx" else 1 for axis in source.axes)
+    if (
+        layout is None
+        or layout.factor != halves
+        or planes.shape != source.shape[-2:]
+        or source.shape not in shapes
+    ):
         return []
-    if layout.factor != tuple(2 if axis in "yx" else 1 for axis in source.axes):
-        return []
-    return [
-        choose_planes(open_source(source.path, level=level), planes.at, None)
-        for level in range(shapes.index(source.shape) + 1, layout.levels)
-    ]
+    levels = range(shapes.index(source.shape) + 1, layout.levels)
+    return [choose_planes(open_source(source.path, level=level), planes.at, None) for level in levels]
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,8 @@ class NextLevel:
 
     path: Path
     planes: Planes
-    dtype: np.dtype[Any]
-    """Type of the pixels that are added."""
-    nodata: float | None
-    """Their value without a measurement."""
+    dtype: np.dtype[Any]  # type of the pixels that are added
+    nodata: float | None  # their value without a measurement
 
     def make(self) -> None:
         """Make the file, of the right size. Its room is reserved: writing to a mapped file on a full disk would end the process."""
@@ -93,9 +93,8 @@ class NextLevel:
 
     def add(self, index: tuple[int, ...], part: Region, pixels: Pixels) -> None:
         """Add the means of a part of one plane, which begins at even rows and columns."""
-        if (
-            not self.path.exists()
-        ):  # only once a part of the image could be read: its header may promise anything
+        # Only once a part of the image could be read: its header may promise anything.
+        if not self.path.exists():
             self.make()
         # Opened anew for each part, or the whole file would count as memory of this process.
         array = np.lib.format.open_memmap(self.path, "r+")
@@ -133,18 +132,13 @@ def write_tiff(path: Path, planes: Planes, *, cog: bool = False, tick: Tick = la
     """
     import tifffile
 
-    if cog and find_spec("rasterio") is None:
-        raise MissingPackage(
-            "a Cloud Optimized GeoTIFF is written with rasterio, which is not installed. Write: "
-            'pip install "halotile[geo]"'
-        )
+    if cog:
+        optional("a Cloud Optimized GeoTIFF is written with rasterio", "rasterio", '"halotile[geo]"')
     dtype, levels = _viewable(planes.source.dtype), len(level_shapes(planes.shape))
     letters = "".join(planes.loops) + ("yxs" if planes.colour else "yx")
     is_ome = not cog and set(letters) <= set("tczyxs")
-    first: dict[str, Any] = {
-        "metadata": None,
-        "extratags": [*_place_tags(planes, cog=cog), *_nodata_tags(planes)],
-    }
+    tags = [*_place_tags(planes, cog=cog), *_nodata_tags(planes)]
+    first: dict[str, Any] = {"metadata": None, "extratags": tags}
     if not cog:
         first |= {**_resolution(planes), "subifds": levels - 1}
         if is_ome or planes.shape[1] > 1:  # in its own metadata tifffile takes a last axis of 1 for samples
@@ -174,12 +168,10 @@ def _put_directories_first(tiff: Path, cog: Path, *, is_integer: bool) -> None:
         with rasterio.Env(GDAL_NUM_THREADS=_THREADS, GDAL_CACHEMAX=_BUFFER_BYTES >> 20):
             shutil.copy(tiff, cog, driver="COG", BIGTIFF="YES", STATISTICS="NO", **options)
         with tifffile.TiffFile(cog) as file:  # GDAL may end without an error where the disk was full
-            ends = [
-                offset + count if count else math.inf
-                for page in file.pages
-                for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True)
-            ]
-            is_whole = max(ends) <= file.filehandle.size
+            parts = [zip(page.dataoffsets, page.databytecounts, strict=True) for page in file.pages]
+            is_whole = all(
+                0 < count <= file.filehandle.size - offset for offset, count in itertools.chain(*parts)
+            )
     except Exception as error:
         if disk_usage(cog.parent).free > tiff.stat().st_size:
             raise
@@ -221,9 +213,7 @@ def _layout(planes: Planes, dtype: np.dtype[Any], *, cog: bool) -> dict[str, Any
     }
 
 
-def _levels(
-    planes: Planes, dtype: np.dtype[Any], scratch: Path, tick: Tick
-) -> Iterator[tuple[Planes, Iterator[Pixels]]]:
+def _levels(planes: Planes, dtype: np.dtype[Any], scratch: Path, tick: Tick) -> Iterator[tuple[Planes, Any]]:
     """Every level, finest first, with its tiles in the order of the file; all are to be taken before the next level."""
     shapes, stored, nodata = level_shapes(planes.shape), stored_levels(planes), _nodata(planes)
     pixels = [math.prod(shape) for shape in shapes]
@@ -280,10 +270,9 @@ def _cut_tiles(pixels: Pixels) -> Iterator[Pixels]:
 def _known_sizes(planes: Planes) -> dict[str, tuple[float, str]]:
     """Size of a pixel and its unit along the spatial axes where both are known."""
     source = planes.source
-    entries = zip(source.axes, source.scale, source.units, strict=True)
-    return {
-        a: (size, unit) for a, size, unit in entries if a in "zyx" and unit in SYMBOLS_OF_LENGTH and size > 0
-    }
+    known = dict(zip(source.axes, zip(source.scale, source.units, strict=True), strict=True))
+    spatial = {axis: (size, unit) for axis, (size, unit) in known.items() if axis in "zyx" and size > 0}
+    return {axis: (size, unit) for axis, (size, unit) in spatial.items() if unit in SYMBOLS_OF_LENGTH}
 
 
 def _calibration(planes: Planes) -> dict[str, Any]:
@@ -299,12 +288,9 @@ def _calibration(planes: Planes) -> dict[str, Any]:
     if source.ome is not None and source.ome.name:
         attributes["Name"] = _NOT_XML.sub("\ufffd", source.ome.name)
     if channels := _channels(planes):
-        attributes["Channel"] = {
-            "Name": [
-                _NOT_XML.sub("\ufffd", str(channel.get("label", n))) for n, channel in enumerate(channels)
-            ],
-            "Color": [_ome_colour(channel.get("color", "FFFFFF")) for channel in channels],
-        }
+        names = [_NOT_XML.sub("\ufffd", str(one.get("label", n))) for n, one in enumerate(channels)]
+        colours = [_ome_colour(channel.get("color", "FFFFFF")) for channel in channels]
+        attributes["Channel"] = {"Name": names, "Color": colours}
     return attributes
 
 

@@ -19,7 +19,7 @@ from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefus
 from halotile.storage.disk.durable import DISK, GONE, PARTIAL, Disk, is_full, refusing_full, remove_partials
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 from halotile.storage.disk.place import check_access, check_owner, check_parents
-from halotile.storage.run_directory import json_files, locks
+from halotile.storage.run_directory import locks
 from halotile.storage.run_directory.json_files import FILE_MODE, digest, read_object
 
 JOB = "job.json"  # the job as requested; the first file to be written, it claims the output
@@ -57,6 +57,16 @@ _SUBMITTED = (BATCH, SCRIPT, FINISHED, FAILED)
 _ADVICE = "Run with --fresh to start over."
 
 
+class _File:
+    """The path of a file in a run directory, as an attribute."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDirectory, kind: Any = None) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """A run directory. Nothing is created before :meth:`lock` or :meth:`create`."""
@@ -65,38 +75,13 @@ class RunDirectory:
     disk: Disk = DISK  # disk to write with
     is_scratch: bool = False  # true: its lock removes it at the end, unless it holds what was replaced
 
-    @property
-    def job_path(self) -> Path:
-        """Path of the job as requested."""
-        return self.path / JOB
-
-    @property
-    def plan_path(self) -> Path:
-        return self.path / PLAN
-
-    @property
-    def journal_path(self) -> Path:
-        """Path of the journal of blocks."""
-        return self.path / JOURNAL
-
-    @property
-    def status_path(self) -> Path:
-        """Path of the progress of the run."""
-        return self.path / STATUS
-
-    @property
-    def events_path(self) -> Path:
-        return self.path / EVENTS
-
-    @property
-    def iterations_path(self) -> Path:
-        """Path of the results of a solver's iterations, one JSON object per line."""
-        return self.path / ITERATIONS
-
-    @property
-    def state_path(self) -> Path:
-        """Path of the folder of a solver's state between two iterations."""
-        return self.path / STATE
+    job_path = _File(JOB)
+    plan_path = _File(PLAN)
+    journal_path = _File(JOURNAL)
+    status_path = _File(STATUS)
+    events_path = _File(EVENTS)
+    iterations_path = _File(ITERATIONS)
+    state_path = _File(STATE)
 
     def claims_output(self) -> bool:
         """Return True when a run of halotile wrote, or was about to write, the output beside the directory."""
@@ -163,16 +148,12 @@ class RunDirectory:
 
     def read_valid_job(self) -> dict[str, Any] | None:
         """The job, or None when there is no readable one."""
-        with suppress(DamagedData):
-            return self.read_job()
-        return None
+        return _or_none(self.read_job)
 
     def read_primary(self) -> str | None:
         """The directory that keeps the run, where this one lies beside a further output of it."""
-        with suppress(DamagedData):
-            run = (self._read(self.path / PRIMARY) or {}).get("run")
-            return os.path.normpath(self.path.parent / run) if isinstance(run, str) else None
-        return None
+        run = (_or_none(lambda: self._read(self.path / PRIMARY)) or {}).get("run")
+        return os.path.normpath(self.path.parent / run) if run else None
 
     @classmethod
     def beside(cls, output: str | OutputPath) -> RunDirectory:
@@ -218,9 +199,7 @@ class RunDirectory:
 
     def read_valid_plan(self) -> dict[str, Any] | None:
         """The plan, or None when there is no readable one: the journal also identifies its plan."""
-        with suppress(DamagedData):
-            return self.read_plan()
-        return None
+        return _or_none(self.read_plan)
 
     def write_status(self, status: dict[str, Any]) -> None:
         """Replace the status atomically. It is not fsynced, because the journal is authoritative."""
@@ -234,10 +213,7 @@ class RunDirectory:
 
     def read_status(self) -> dict[str, Any] | None:
         """The status, or None when there is no valid one: a power cut may have damaged it."""
-        check_access(self.path)
-        with suppress(DamagedData):
-            return read_object(self.status_path, _ADVICE, json_files.STATUS_VALUES)
-        return None
+        return _or_none(lambda: self._read(self.status_path))
 
     def append_event(self, event: dict[str, Any]) -> None:
         """Append a line to the events; not fsynced."""
@@ -255,11 +231,9 @@ class RunDirectory:
 
     def read_output_iterations(self) -> list[dict[str, Any]]:
         """The iterations that led to the image in the output; empty before it was started."""
-        with suppress(DamagedData):
-            file = read_object(self.path / WRITTEN, _ADVICE, {"iterations": json_files.is_iterations})
-            rows: list[dict[str, Any]] = (file or {}).get("iterations", [])
-            return rows
-        return []
+        written = _or_none(lambda: self._read(self.path / WRITTEN)) or {}
+        rows: list[dict[str, Any]] = written.get("iterations", [])
+        return rows
 
     def write_page(self, html: str) -> None:
         """Replace the page of the run; not fsynced."""
@@ -373,6 +347,13 @@ class RunDirectory:
         return read_object(path, _ADVICE)
 
 
+def _or_none(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Read a file; None also for a damaged one."""
+    with suppress(DamagedData):
+        return read()
+    return None
+
+
 def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
@@ -399,8 +380,7 @@ class BatchFiles:
 
     def read(self) -> dict[str, Any] | None:
         """The record of the submission; None when there is none."""
-        advice = "Remove it, and submit the configuration again."
-        return read_object(self.run.path / BATCH, advice, json_files.BATCH_VALUES)
+        return read_object(self.run.path / BATCH, "Remove it, and submit the configuration again.")
 
     def state(self) -> Mapping[str, bytes | None]:
         """Contents of the files, except the log, for :meth:`restore`."""

@@ -1,4 +1,4 @@
-"""Small JSON files of a run directory, which other programs may have changed: validated, or with checksums."""
+"""Small JSON files of a run directory, which a power cut may have damaged; some with checksums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,99 +45,18 @@ def without_checksum(line: bytes) -> bytes | None:
     return content if line == with_checksum(content) else None
 
 
-ValueCheck = Callable[[Any], bool]
-
-_BOUND = 2**63
-"""Exclusive limit far above any real count, below which a float can represent every magnitude."""
-_LATEST = 2**40
-"""Unix time of the year 36812, which calendar functions can still convert."""
-
-
-def is_text(value: Any) -> bool:
-    """Return True for a string."""
-    return isinstance(value, str)
-
-
-def is_text_or_none(value: Any) -> bool:
-    """Return True for a string or None."""
-    return value is None or is_text(value)
-
-
-def is_amount(value: Any) -> bool:
-    """Return True for a non-negative finite number.
-
-    Examples
-    --------
-    >>> [is_amount(value) for value in (3, 0.5, -1, True, float("nan"), 10**400, "3", None)]
-    [True, True, False, False, False, False, False, False]
-    """
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _BOUND
-
-
-def is_count(value: Any) -> bool:
-    """Return True for a non-negative integer."""
-    return isinstance(value, int) and is_amount(value)
-
-
-def is_time(value: Any) -> bool:
-    """Return True for a Unix time."""
-    return is_amount(value) and bool(value < _LATEST)
-
-
-def is_figures(value: Any) -> bool:
-    """Return True for the named results of an iteration; the numbers may be infinite or NaN."""
-    if not isinstance(value, dict):
-        return False
-    numbers = all(isinstance(n, float) or (isinstance(n, int) and abs(n) < _BOUND) for n in value.values())
-    return numbers and (not value or {"iteration", "iterations"} <= value.keys())
-
-
-def is_iterations(value: Any) -> bool:
-    """Return True for the rows of a solver's iterations."""
-    return isinstance(value, list) and all(
-        isinstance(row, dict) and isinstance(row.get("iteration"), int) for row in value
-    )
-
-
-def fits(values: Mapping[str, Any], kinds: Mapping[str, ValueCheck]) -> bool:
-    """Return True when each value with a listed name is of its kind; other values are not checked."""
-    return all(is_kind(values[name]) for name, is_kind in kinds.items() if name in values)
-
-
-def read_object(
-    path: Path, advice: str, kinds: Mapping[str, ValueCheck] | None = None
-) -> dict[str, Any] | None:
-    """Read a file with a JSON object whose values are of these kinds; None when there is no such file."""
+def read_object(path: Path, advice: str) -> dict[str, Any] | None:
+    """Read a file with a JSON object; None when there is no such file."""
     try:
         value = json.loads(path.read_bytes())
     except GONE:
         return None
-    except (ValueError, RecursionError, IsADirectoryError):
+    except (ValueError, RecursionError):
         value = None
-    if not isinstance(value, dict) or not fits(value, kinds or {}):
+    if not isinstance(value, dict):
         raise DamagedData(f"{path} is damaged. {advice}")
     return value
 
-
-_COUNTS = (
-    "done", "resumed", "total", "pixels_done", "pixels_total", "read_bytes", "written_bytes", "workers", "peak_memory_bytes",
-    "device_peak_bytes", "retried", "failed", "pid",
-)  # fmt: skip
-STATUS_VALUES: Mapping[str, ValueCheck] = {
-    **dict.fromkeys(_COUNTS, is_count),
-    **dict.fromkeys(("seconds", "start_seconds", "compute_seconds"), is_amount),
-    **dict.fromkeys(("state", "phase", "message", "host", "output"), is_text),
-    **dict.fromkeys(("reason", "dashboard"), is_text_or_none),
-    "updated": is_time,
-    "figures": is_figures,
-}
-"""Values of status.json."""
-HOLDER_VALUES: Mapping[str, ValueCheck] = {"pid": is_count, "host": is_text, "started": is_time}
-"""Values in a lock file."""
-BATCH_VALUES: Mapping[str, ValueCheck] = {
-    "number": is_text, "submitted_from": is_text, "attempts": is_count, "submitted": is_time, "began": is_time
-}  # fmt: skip
-"""Values of batch.json."""
 
 BlockSums = Mapping[str, list[float]]
 """The sums over one block: for each name, one value for each of its shards."""

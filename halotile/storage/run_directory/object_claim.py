@@ -17,10 +17,10 @@ from halotile.storage.disk.object_path import SCHEMES, ObjectPath, OutputPath, s
 from halotile.storage.disk.place import ZARR_JSON
 from halotile.storage.run_directory.directory import CLAIM, FINISHED, RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.json_files import FILE_MODE, is_text, read_object
+from halotile.storage.run_directory.json_files import FILE_MODE, read_object
 from halotile.storage.sharded.ownership import is_marked, stored_digest
 
-_TEXTS = dict.fromkeys(("token", "directory", "host"), is_text)
+_TEXTS = ("token", "directory", "host")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ObjectClaim:
             return None
         except ValueError:
             holder = None
-        if isinstance(holder, dict) and holder.keys() >= _TEXTS.keys():
+        if isinstance(holder, dict) and holder.keys() >= set(_TEXTS):
             return holder
         return dict.fromkeys(_TEXTS, "unknown")
 
@@ -115,7 +115,7 @@ class ObjectClaim:
 
     def _is_own(self, holder: dict[str, Any]) -> bool:
         try:
-            own = read_object(self.run.path / CLAIM, "", _TEXTS)
+            own = read_object(self.run.path / CLAIM, "")
         except DamagedData:
             return False
         return own is not None and own.get("token") == holder["token"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,21 +21,8 @@ from halotile.storage.scans.formats import opened_scan
 from halotile.storage.scans.framing import Framing, ShiftedPatterns, framed, shifted_scan
 from halotile.storage.scans.hdf5 import reading
 from halotile.storage.scans.known import KnownValues
-from halotile.storage.scans.scan import (
-    DIGESTS,
-    MARK,
-    MAXIMUM,
-    MEAN,
-    OPTIONAL,
-    PATTERNS,
-    SHARDS,
-    VERSION,
-    Scan,
-    arrays_in,
-    digests_of,
-)
+from halotile.storage.scans.scan import MAXIMUM, MEAN, PATTERNS, Scan, write_values
 from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata
-from halotile.storage.sharded.ownership import stored_digest
 
 MOST_COUNTS = 2**32 - 1
 """The largest number of 32 bits: no detector counts as far, and some write it where they have no count."""
@@ -63,20 +49,13 @@ MOST_NAMED = 10
 """Patterns or pixels, at most, that are named in a line."""
 
 
-class PatternCounts:
-    """Everything that is found in patterns which are read some at a time.
+Numbers = NDArray[np.int64]
+Report = Callable[[int, int], None]
+"""Called with the numbers of patterns that are done and of all."""
 
-    Parameters
-    ----------
-    shape : tuple of int
-        (positions, rows, columns) of all patterns.
-    mask : ndarray of bool, (rows, columns), optional
-        True where a pixel counts.
-    framing : Framing
-        The part of them that is read.
-    leaves_negative_out : bool
-        True where pixels that are negative or NaN in a pattern do not count, False where they are refused.
-    """
+
+class PatternCounts:
+    """Everything that is found in patterns, (positions, rows, columns), which are read some at a time."""
 
     def __init__(
         self,
@@ -84,28 +63,27 @@ class PatternCounts:
         mask: NDArray[np.bool_] | None,
         framing: Framing,
         *,
-        leaves_negative_out: bool = False,
+        negative: bool = False,
     ) -> None:
-        self.framing, self.shape, self.leaves_negative_out = framing, shape, leaves_negative_out
+        # negative: pixels that are negative or NaN in a pattern do not count; else they are refused
+        self.framing, self.shape, self.leaves_negative_out = framing, shape, negative
         counting = np.ones(shape[1:], bool) if mask is None else mask
         self.counting = counting[framing.windows(*shape[1:])]
+        # true where a pixel that counts has the largest number of its type in a pattern: a gap of the
+        # detector, or saturated
         self.full = np.zeros(self.counting.shape, bool)
-        """True where a pixel that counts has the largest number of its type in a pattern: a gap of the detector, or saturated."""
+        # true where a pixel that counts is negative or NaN in a pattern
         self.negative = np.zeros(self.counting.shape, bool)
-        """True where a pixel that counts is negative or NaN in a pattern."""
         self.sum = np.zeros(self.counting.shape)
-        self.totals = np.full(shape[0], np.nan)
-        """Counts of each pattern; NaN for one that was not read."""
+        self.totals = np.full(shape[0], np.nan)  # counts of each pattern; NaN for one that was not read
+        # the smallest count above 0: about one of a detector, in the unit of the patterns
         self.least = np.inf
-        """The smallest count above 0: about one of a detector, in the unit of the patterns."""
-        self.peak = np.zeros(self.counting.shape)
-        """The largest count of each pixel that counts."""
-        self.piled = (0.0, 0)
-        """The largest of them, and the pixels that have it in one pattern."""
+        self.peak = np.zeros(self.counting.shape)  # the largest count of each pixel that counts
+        self.piled = (0.0, 0)  # the largest of them, and the pixels that have it in one pattern
+        # patterns in which a pixel is far above all around it, of those that were looked at for it
         self.alone, self.looked_at = np.zeros(self.counting.shape, np.int64), 0
-        """Patterns in which a pixel is far above all around it, of those that were looked at for it."""
 
-    def cleaned(self, read: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
+    def cleaned(self, read: NDArray[Any], numbers: Numbers) -> NDArray[Any]:
         """Patterns of these numbers, with 0 for what is no count."""
         zero = read.dtype.type(0)
         at_most = _at_most(read)
@@ -131,54 +109,50 @@ class PatternCounts:
         self.looked_at += len(some)
         return read
 
-    def _negative_error(
-        self, read: NDArray[Any], wrong: NDArray[np.bool_], numbers: NDArray[np.int64]
-    ) -> InputError:
+    def _negative_error(self, read: NDArray[Any], wrong: NDArray[np.bool_], numbers: Numbers) -> InputError:
         """Say which pixels are no counts, and what to write."""
         first = np.argwhere(wrong)[0]
         row, column = self.framing.in_file(first[None, 1:], *self.shape[1:])[0]
         places, patterns = int(wrong.any(0).sum()), int(wrong.any((1, 2)).sum())
-        found = (
-            f"{places:,} of the pixels {'is' if places == 1 else 'are'} negative or NaN in {patterns:,} of {len(read):,} patterns: the first one is "
-            f"{read[tuple(first)]:g} in pattern {numbers[first[0]]}, row {row}, column {column}."
-        )
-        if int(wrong.sum()) == places * len(read):
-            return InputError(
-                f"{found} These negative pixels or NaN are no counts, and the same in each pattern, as gaps and bad pixels are. Leave them out: --bad-pixels negative"
-            )
-        return InputError(
-            f"{found} These negative pixels or NaN are no counts. Where a dark image was subtracted, write the counts as they were, or 0 for what is below it; "
+        advice = (
+            ". Where a dark image was subtracted, write the counts as they were, or 0 for what is below it; "
             "bad pixels are left out of all patterns with --bad-pixels negative"
         )
+        if int(wrong.sum()) == places * len(read):
+            advice = ", and the same in each pattern, as gaps and bad pixels are. Leave them out: --bad-pixels negative"
+        return InputError(
+            f"{places:,} of the pixels {'is' if places == 1 else 'are'} negative or NaN in {patterns:,} of {len(read):,} patterns: the first one is "
+            f"{read[tuple(first)]:g} in pattern {numbers[first[0]]}, row {row}, column {column}. These negative pixels or NaN are no counts{advice}"
+        )
 
-    def blank(self) -> NDArray[np.int64]:
+    def blank(self) -> Numbers:
         """Numbers of the patterns with next to no count where others have many: the shutter was closed."""
         lit = self.totals[self.totals > 0]
         if not lit.size or np.median(lit) < BRIGHT * self.least:
             return np.empty(0, np.int64)
         return np.flatnonzero(self.totals <= DARK * np.median(lit))
 
-    def hot(self) -> NDArray[np.int64]:
+    def hot(self) -> Numbers:
         """Rows and columns of the file, (pixels, 2), of what is far above its neighbours in nearly every pattern; not near the middle, where the beam may be."""
-        middle: NDArray[np.int64] = np.reshape(self.alone.shape, (2, 1, 1)) // 2
+        middle: Numbers = np.reshape(self.alone.shape, (2, 1, 1)) // 2
         away = np.abs(np.indices(self.alone.shape) - middle).max(0)
         is_hot = self.looked_at >= LOOKED_AT and self.alone >= NEARLY_ALL * self.looked_at
         return self._in_file(is_hot & (away > BEAM))
 
-    def dead(self) -> NDArray[np.int64]:
+    def dead(self) -> Numbers:
         """Those of what never counts though all around does."""
         least = minimum_filter(self.sum, footprint=AROUND, mode="constant")
         known = self.counting & ~self.full & ~self.negative
         return self._in_file((self.sum == 0) & known & (least >= BRIGHT * self.least))
 
-    def saturated(self) -> NDArray[np.int64]:
+    def saturated(self) -> Numbers:
         """Those of what has the largest count, where more pixels have it than nearly as much: no light does that."""
         most, together = self.piled
         at_most, near = self.peak == most, self.peak >= NEAR * most
         is_cut = most >= MANY and together > PILED and 2 * at_most.sum() > near.sum()
         return self._in_file(at_most & is_cut)
 
-    def stop(self) -> NDArray[np.int64]:
+    def stop(self) -> Numbers:
         """Those of some pixels around the middle that never count though what is beside them does."""
         regions, _ = label(self.sum == 0)
         number = regions[tuple(n // 2 for n in regions.shape)]
@@ -187,7 +161,7 @@ class PatternCounts:
         is_stop = region.sum() > 1 and beside.any() and np.median(self.sum[beside]) >= BRIGHT * self.least
         return self._in_file(region & is_stop)
 
-    def _in_file(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def _in_file(self, chosen: NDArray[np.bool_]) -> Numbers:
         return np.unique(self.framing.in_file(np.argwhere(chosen), *self.shape[1:]), axis=0)
 
     def notes(self) -> list[tuple[str, str]]:
@@ -197,34 +171,22 @@ class PatternCounts:
             found.append(
                 "the light is in the four corners of the patterns, as a Fourier transform leaves it. The far field needs the beam in their middle: write --corner"
             )
-        hot, dead = self.hot(), self.dead()
-        if len(hot):
-            are = "a pixel is" if len(hot) == 1 else f"{len(hot):,} pixels are"
-            found.append(
-                f"{are} more than {FAR_ABOVE} times as bright as all around in nearly every pattern, as hot ones are"
-            )
-        if len(dead):
-            count = (
-                "a pixel that never counts is"
-                if len(dead) == 1
-                else f"{len(dead):,} pixels that never count are"
-            )
-            found.append(f"{count} in the midst of light, as dead ones are")
-        if len(saturated := self.saturated()):
-            found.append(
-                f"{len(saturated):,} pixels have {self.peak.max():,.0f} counts in some pattern, and none more, as saturated ones do"
-            )
-        if len(stop := self.stop()):
-            found.append(
-                f"{len(stop):,} pixels in the middle never count, in the midst of light, as behind a beam stop"
-            )
-        if len(bad := np.concatenate([hot, dead, saturated, stop])):
+        hot = f"more than {FAR_ABOVE} times as bright as all around in nearly every pattern, as hot ones are"
+        most = f"{self.peak.max():,.0f} counts in some pattern, and none more, as saturated ones do"
+        kinds = (
+            (self.hot(), "a pixel is", "pixels are", hot),
+            (self.dead(), "a pixel that never counts is", "pixels that never count are", "in the midst of light, as dead ones are"),
+            (self.saturated(), "a pixel has", "pixels have", most),
+            (self.stop(), "a pixel", "pixels", "in the middle never count, in the midst of light, as behind a beam stop"),
+        )  # fmt: skip
+        for pixels, one, several, text in kinds:
+            if len(pixels):
+                found.append(f"{one if len(pixels) == 1 else f'{len(pixels):,} {several}'} {text}")
+        if len(bad := np.concatenate([pixels for pixels, *_ in kinds])):
             places = " ".join(f"{row},{column}" for row, column in bad[:MOST_NAMED])
-            found[-1] += f". Leave {'it' if len(bad) == 1 else 'them'} out: " + (
-                f'--bad-pixels "{places}"'
-                if len(bad) <= MOST_NAMED
-                else f"name an image of them as --bad-pixels; the first ones are {places}"
-            )
+            remedy = f"name an image of them as --bad-pixels; the first ones are {places}"
+            remedy = f'--bad-pixels "{places}"' if len(bad) <= MOST_NAMED else remedy
+            found[-1] += f". Leave {'it' if len(bad) == 1 else 'them'} out: {remedy}"
         if (left_out := 1 - self.counting.mean()) >= MANY_LEFT_OUT:
             found.append(
                 f"the mask leaves out {left_out:.0%} of the pixels. If it should be the other way round, name it as --good-pixels"
@@ -254,11 +216,9 @@ def is_in_corners(image: NDArray[Any]) -> bool:
     corners = np.roll(image, (height, width), (0, 1))[: 2 * height, : 2 * width]
     if not np.sum(corners) > CORNERS * middle:
         return False
-    centre = [np.average(np.indices(corners.shape)[axis], weights=corners) for axis in (0, 1)]
-    return all(
-        abs(place - length) <= NEAR_FIRST * length
-        for place, length in zip(centre, (height, width), strict=True)
-    )
+    centre = [np.average(places, weights=corners) for places in np.indices(corners.shape)]
+    edges = np.array([height, width])
+    return bool((np.abs(centre - edges) <= NEAR_FIRST * edges).all())
 
 
 def _alone(images: NDArray[Any]) -> NDArray[np.bool_]:
@@ -270,7 +230,7 @@ def _alone(images: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(light > FAR_ABOVE * around)
 
 
-def blank_remarks(blank: NDArray[np.int64]) -> list[tuple[str, str]]:
+def blank_remarks(blank: Numbers) -> list[tuple[str, str]]:
     """Say which patterns are left out.
 
     Examples
@@ -322,7 +282,7 @@ def convert_scan(
     known: KnownValues = KnownValues(),
     *,
     overwrite: bool = False,
-    report: Callable[[int, int], None] = lambda done, count: None,
+    report: Report = lambda done, count: None,
 ) -> None:
     """Write the scan in a file as a Zarr group, which is there as a whole or not at all."""
     with opened_scan(source, known) as found:
@@ -330,17 +290,9 @@ def convert_scan(
             _check_mask(found.scan.mask, source)
         if not framing.corner:
             framing = replace(framing, center=framing.center or found.center)
-        write_scan(
-            path,
-            found.scan,
-            found.patterns,
-            framing,
-            overwrite=overwrite,
-            remedy="--overwrite",
-            leaves_negative_out=known.leaves_negative_out,
-            source=source,
-            report=report,
-        )
+        options: Any = {"overwrite": overwrite, "remedy": "--overwrite", "source": source, "report": report}
+        negative = known.leaves_negative_out
+        write_scan(path, found.scan, found.patterns, framing, leaves_negative_out=negative, **options)
 
 
 def write_scan(
@@ -353,7 +305,7 @@ def write_scan(
     remedy: str = "overwrite=True",
     leaves_negative_out: bool = False,
     source: str = "",
-    report: Callable[[int, int], None] = lambda done, count: None,
+    report: Report = lambda done, count: None,
 ) -> None:
     """Write a scan as a Zarr group, with patterns that are read some at once; errors as of :func:`convert_scan`."""
     check = partial(check_place, path, overwrite=overwrite, key="the path", remedy=remedy)
@@ -377,19 +329,18 @@ def _write_group(
     scan: Scan,
     patterns: PatternArray,
     framing: Framing,
-    leaves_negative_out: bool,
+    negative: bool,
     source: str,
-    report: Callable[[int, int], None],
+    report: Report,
 ) -> None:
-    import zarr
 
     if framing.corner:
         scan, patterns = shifted_scan(scan), ShiftedPatterns(patterns)
     kept = framed(scan, framing, patterns.shape)
 
-    def copied(order: NDArray[np.int64]) -> tuple[PatternCounts, NDArray[np.float32]]:
-        seen = PatternCounts(patterns.shape, scan.mask, framing, leaves_negative_out=leaves_negative_out)
-        return seen, _write_patterns(part, patterns, seen, order, framing, source, report)
+    def copied(order: Numbers) -> tuple[PatternCounts, NDArray[np.float32]]:
+        seen = PatternCounts(patterns.shape, scan.mask, framing, negative=negative)
+        return seen, _write_patterns(part, patterns, seen, order, source, report)
 
     order = along_curve(scan.positions)
     seen, maximum = copied(order)
@@ -398,20 +349,20 @@ def _write_group(
         shutil.rmtree(part)
         order = order[~np.isin(order, blank)]
         seen, maximum = copied(order)
-    full, negative = (framing.binned(pixels) > 0 for pixels in (seen.full, seen.negative))
-    if (left_out := full | negative).any():
+    full, negative_pixels = (framing.binned(pixels) > 0 for pixels in (seen.full, seen.negative))
+    if (left_out := full | negative_pixels).any():
         good = ~left_out if kept.mask is None else kept.mask & ~left_out
         kept = replace(kept, mask=good, full=int(full.sum()))
-    kept = replace(_in_order(kept, order), remarks=(*kept.remarks, *blank_remarks(blank), *seen.notes()))
+    intensities = None if kept.intensities is None else kept.intensities[order]
+    remarks = (*kept.remarks, *blank_remarks(blank), *seen.notes())
+    kept = replace(kept, positions=kept.positions[order], numbers=kept.numbers[order])
+    kept = replace(kept, intensities=intensities, remarks=remarks)
     kept.check((len(order), *full.shape), source)
-    _write_values(part, kept, source)
-    mean = framing.binned(seen.sum) / len(order)
-    _write_arrays(part, {MEAN: mean.astype(np.float32), MAXIMUM: maximum})
-    group = zarr.open_group(str(part), mode="r+")
-    group.attrs[DIGESTS] = digests_of(arrays_in(group))
+    mean = (framing.binned(seen.sum) / len(order)).astype(np.float32)
+    write_values(part, kept, source, {MEAN: mean, MAXIMUM: maximum})
 
 
-def along_curve(positions: NDArray[np.float64]) -> NDArray[np.int64]:
+def along_curve(positions: NDArray[np.float64]) -> Numbers:
     """The order of positions along a Hilbert curve, whose neighbours are neighbours on the sample.
 
     References
@@ -436,51 +387,11 @@ def along_curve(positions: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.argsort(number, kind="stable")
 
 
-def _in_order(scan: Scan, order: NDArray[np.int64]) -> Scan:
-    intensities = None if scan.intensities is None else scan.intensities[order]
-    return replace(
-        scan, positions=scan.positions[order], numbers=scan.numbers[order], intensities=intensities
-    )
-
-
-def _write_values(part: Path, scan: Scan, source: str) -> None:
-    import zarr
-
-    attributes = {
-        MARK: VERSION,
-        "wavelength": scan.wavelength,
-        "distance": scan.distance,
-        "pixel": scan.pixel,
-        "angles": scan.angles,
-        "full": scan.full,
-        "remarks": scan.remarks,
-        "source": os.path.basename(source),
-        SHARDS: stored_digest(part / PATTERNS).hex(),
-    }
-    zarr.open_group(str(part), mode="a", attributes=attributes)
-    _write_arrays(part, {name: getattr(scan, name) for name in ("positions", "numbers", *OPTIONAL)})
-
-
-def _write_arrays(part: Path, arrays: Mapping[str, NDArray[Any] | None]) -> None:
-    import zarr
-
-    group = zarr.open_group(str(part), mode="r+")
-    for name, array in arrays.items():
-        if array is not None:
-            group.create_array(name, data=np.asarray(array))
-
-
 def _write_patterns(
-    part: Path,
-    patterns: PatternArray,
-    seen: PatternCounts,
-    order: NDArray[np.int64],
-    framing: Framing,
-    source: str,
-    report: Callable[[int, int], None],
+    part: Path, patterns: PatternArray, seen: PatternCounts, order: Numbers, source: str, report: Report
 ) -> NDArray[np.float32]:
     """Write the patterns shard by shard, in the order of the curve, and return the maximum of each pixel."""
-    count = len(order)
+    count, framing = len(order), seen.framing
     rows, columns = framing.windows(*patterns.shape[1:])
     with reading(source):
         recorded = np.asarray(patterns[:1, rows, columns])

@@ -63,13 +63,7 @@ def holds_scan(file: Any) -> bool:
 
 
 class FirstModule:
-    """The patterns of a detector of one module, (positions, 1, rows, columns), without its axis.
-
-    Parameters
-    ----------
-    array : array
-        The recorded one.
-    """
+    """The patterns of a detector of one module, (positions, 1, rows, columns), without its axis."""
 
     def __init__(self, array: Any) -> None:
         self.array, self.dtype = array, array.dtype
@@ -138,9 +132,13 @@ def _first(file: Any, *names: str, kinds: str = "biuf") -> Any:
     return found
 
 
+def _option(name: str) -> str:
+    """The option that gives a value; empty for one that no option gives."""
+    return next((flag for end, flag in OPTIONS.items() if name.endswith(end)), "")
+
+
 def _missing(file: Any, name: str) -> InputError:
-    option = next((flag for end, flag in OPTIONS.items() if name.endswith(end)), None)
-    remedy = f" Write it as {option}." if option else ""
+    remedy = f" Write it as {option}." if (option := _option(name)) else ""
     return InputError(f"{file.filename} has no {name}, which a scan in a CXI file has.{remedy}")
 
 
@@ -162,7 +160,7 @@ def _alike(file: Any, dataset: Any) -> float:
     values, name = np.asarray(dataset[()], np.float64), dataset.name.strip("/")
     if values.size and not abs(values).max() > ALIKE * abs(values).min():
         return float(values.mean())
-    option = next((flag for end, flag in OPTIONS.items() if name.endswith(end)), "--energy")
+    option = _option(name) or "--energy"
     kind = {"--energy": "wavelength", "--pixel": "pixel size"}.get(option, "distance")
     said = f"from {values.min():g} to {values.max():g}" if values.size else "empty"
     raise InputError(
@@ -198,9 +196,8 @@ def _basis(file: Any, known: KnownValues) -> NDArray[np.float64]:
                 f"{file.filename}: a basis vector of the detector has no length, or not three parts: correct {DETECTOR}/basis_vectors."
             )
         return basis
-    height, width = known.pixel or (
-        _alike(file, _first(file, f"{DETECTOR}/{axis}_pixel_size")) for axis in "yx"
-    )
+    places = (f"{DETECTOR}/{axis}_pixel_size" for axis in "yx")
+    height, width = known.pixel or (_alike(file, _first(file, place)) for place in places)
     return np.array([[0, -width], [-height, 0], [0, 0]])
 
 

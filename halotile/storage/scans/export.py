@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError, InputError, MissingPackage, OutputRefused
+from halotile.errors import ConfigError, InputError, OutputRefused
+from halotile.registry import optional
 from halotile.storage.disk.durable import DISK
 from halotile.storage.disk.place import check_place
 from halotile.storage.grid import Region
@@ -34,14 +35,10 @@ WORST = 3
 class PatternComparison(NamedTuple):
     """Measured patterns, and those that a reconstruction expects."""
 
-    numbers: NDArray[np.int64]
-    """Number of each in the file that the scan came from, (patterns,)."""
-    measured: NDArray[np.float32]
-    """Counts, (patterns, rows, columns); NaN in pixels that do not count."""
-    simulated: NDArray[np.float32]
-    """Expected counts, (patterns, rows, columns)."""
-    loss: NDArray[np.float32]
-    """Mean `amplitude_mse` of a pixel, (patterns,)."""
+    numbers: NDArray[np.int64]  # number of each in the file that the scan came from, (patterns,)
+    measured: NDArray[np.float32]  # counts, (patterns, rows, columns); NaN in pixels that do not count
+    simulated: NDArray[np.float32]  # expected counts, (patterns, rows, columns)
+    loss: NDArray[np.float32]  # mean `amplitude_mse` of a pixel, (patterns,)
 
 
 def check_result_place(path: Path) -> None:
@@ -79,7 +76,7 @@ class ScanResult:
     losses: NDArray[Any]  # mean loss of a pixel
     before: NDArray[Any]  # before, after: place of the beam on the sample along rows and columns, in metres
     after: NDArray[Any]
-    scanned: tuple[slice, slice]  # rectangle of the object that the middle of the beam covered
+    scanned: tuple[slice, ...]  # rectangle of the object that the middle of the beam covered
     # frequency, correlation and threshold of each ring, the resolution in metres, and which bound it is if it is one
     rings: Mapping[str, Any] | None
     compared: PatternComparison | None = None  # patterns with the least, the median and the greatest loss
@@ -105,17 +102,9 @@ def read_result(path: str) -> ScanResult:
         )
         rings = _all_of(file, PROCESS, RINGS)
         compared = _all_of(file, f"{PROCESS}/compared", PatternComparison._fields)
-        return ScanResult(
-            image,
-            probe,
-            _pixel(file),
-            _values(file, "loss", 1),
-            before,
-            after,
-            (slice(start[0], stop[0]), slice(start[1], stop[1])),
-            rings,
-            PatternComparison(**compared) if compared else None,
-        )
+        pixel, losses, scanned = _pixel(file), _values(file, "loss", 1), tuple(map(slice, start, stop))
+        patterns = PatternComparison(**compared) if compared else None
+        return ScanResult(image, probe, pixel, losses, before, after, scanned, rings, patterns)
 
 
 def _all_of(file: Any, group: str, names: Iterable[str]) -> dict[str, Any] | None:
@@ -143,7 +132,8 @@ def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bo
     ``unwrap``: make the phase of the object go on where it passes π; ``overwrite``: replace a Zarr at that path.
     """
     _check_result(path)
-    unwrapped = _unwrapping() if unwrap else None
+    use = "phases are unwrapped with scikit-image"
+    unwrapped = optional(use, "skimage.restoration", "scikit-image").unwrap_phase if unwrap else None
     check = partial(check_place, target, overwrite=overwrite, key="the path", remedy="--overwrite")
     with replacing(Path(target), check) as made:
         _write_group(made, path, unwrapped)
@@ -191,14 +181,3 @@ def _write(path: Path, pixels: NDArray[np.float32], axes: str, pixel: Any) -> No
     layout = layout.in_levels(pixels.shape)
     create_output(path, layout)
     ShardWriter(path, layout).write(Region.whole(pixels.shape), pixels)
-
-
-def _unwrapping() -> Callable[[NDArray[Any]], Any]:
-    try:
-        from skimage.restoration import unwrap_phase
-    except ImportError as error:
-        raise MissingPackage(
-            "phases are unwrapped with scikit-image, which is not installed. Write: pip install scikit-image"
-        ) from error
-    unwrapped: Callable[[NDArray[Any]], Any] = unwrap_phase
-    return unwrapped

@@ -62,21 +62,14 @@ class Framing:
         if self.binning == 1:
             return images
         *leading, rows, columns = images.shape
-        bins = images.reshape(
-            *leading, rows // self.binning, self.binning, columns // self.binning, self.binning
-        )
+        size = self.binning
+        bins = images.reshape(*leading, rows // size, size, columns // size, size)
         wide = np.float32 if images.dtype.kind == "f" else np.uint64
         return np.asarray(bins.sum((-3, -1)), wide)
 
 
 class ShiftedPatterns:
-    """Patterns whose first pixel is moved to the middle.
-
-    Parameters
-    ----------
-    patterns : array, (positions, rows, columns)
-        Patterns with the beam at their first pixel.
-    """
+    """Patterns, (positions, rows, columns), whose first pixel is moved to the middle."""
 
     def __init__(self, patterns: Any) -> None:
         self.patterns = patterns

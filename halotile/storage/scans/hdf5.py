@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import HalotileError, InputError, MissingPackage
+from halotile.errors import HalotileError, InputError
+from halotile.registry import optional
 from halotile.storage.formats.parts.hdf5_files import other_files
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.stored_array import read_error
@@ -27,13 +28,7 @@ def fault_of_name(path: str) -> str | None:
 
 def load_h5py() -> Any:
     """Return the module."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingPackage(
-            'a CXI file is read and written with h5py, which is not installed. Write: pip install "halotile[hdf5]"'
-        ) from error
-    return h5py
+    return optional("a CXI file is read and written with h5py", "h5py", '"halotile[hdf5]"')
 
 
 def check_there(path: str) -> None:
@@ -76,18 +71,7 @@ def dataset_in(
 ) -> Any:
     """The first dataset that an HDF5 file or a Zarr group has under some names; None where there is none.
 
-    Parameters
-    ----------
-    file : h5py.File or zarr.Group
-        The open file.
-    *names : str
-        Names of which one is expected.
-    kinds : str
-        Kinds of NumPy types that it may have; empty: any.
-    ndim : int, optional
-        Number of its axes.
-    tail : tuple of int
-        Lengths of the last axes.
+    ``kinds``: kinds of NumPy types that it may have; empty: any; ``ndim``: number of its axes; ``tail``: lengths of the last ones.
     """
     is_hdf5 = hasattr(file, "filename")
     path = os.path.abspath(file.filename) if is_hdf5 else file.store_path
@@ -102,9 +86,8 @@ def dataset_in(
         right = shape is not None and ndim in (None, len(shape)) and shape[len(shape) - len(tail) :] == tail
         if not right or (kinds and found.dtype.kind not in kinds):
             what = "it is a group, or empty" if shape is None else f"it has {found.dtype}, {list(shape)}"
-            axes = (
-                "" if ndim is None else f" of shape {['n'] * (ndim - len(tail)) + [*tail]}".replace("'", "")
-            )
+            lengths = ", ".join(["n"] * ((ndim or 0) - len(tail)) + [str(length) for length in tail])
+            axes = "" if ndim is None else f" of shape [{lengths}]"
             raise InputError(f"{path}: {name} is no array of numbers{axes}: {what}.")
         if is_hdf5 and (found.is_virtual or found.external):
             other_files(found.file, os.path.abspath(found.file.filename), found.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,25 +21,13 @@ FILES = (".npy", ".csv", ".txt")
 
 
 class StoredPatterns:
-    """Patterns of positions in a row, or of a raster row by row.
-
-    Parameters
-    ----------
-    array : array
-        (positions, rows, columns), or (rows of positions, columns of positions, rows, columns).
-    last : bool
-        True where the axes of the positions come after those of the patterns.
-    """
+    """Patterns of positions in a row, or of a raster row by row: (rows of positions, columns of positions, rows, columns)."""
 
     def __init__(self, array: Any, *, last: bool = False) -> None:
+        # last: the axes of the positions come after those of the patterns
         self.array, self.last = array, last
         self.raster = array.shape[2:] if last else array.shape[:-2]
-        self.rows, self.columns = array.shape[:2] if last else array.shape[-2:]
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape with all positions in a row."""
-        return int(np.prod(self.raster)), self.rows, self.columns
+        self.shape = (math.prod(self.raster), *(array.shape[:2] if last else array.shape[-2:]))
 
     def __getitem__(self, index: tuple[Any, slice, slice]) -> Any:
         """Parts of some patterns; of a raster the rectangle that has them is read."""
@@ -62,15 +51,12 @@ class StoredPatterns:
             return []
         where = "last" if self.last else "first"
         said = f"{_by(self.raster)} positions, the {where} two axes of {_by(self.array.shape)}"
-        if self.last or self.rows >= self.raster[0] or self.columns >= self.raster[1]:
-            return [("raster", said)]
-        return [
-            ("raster", said),
-            (
-                "note",
-                "there are more rows and columns of positions than of pixels. Where the file has the pixels first and then the positions, write --positions-last",
-            ),
-        ]
+        note = (
+            "there are more rows and columns of positions than of pixels. Where the file has the pixels first and then the positions, "
+            "write --positions-last"
+        )
+        is_odd = not self.last and self.shape[1] < self.raster[0] and self.shape[2] < self.raster[1]
+        return [("raster", said), *([("note", note)] if is_odd else [])]
 
 
 def _by(lengths: tuple[int, ...]) -> str:
@@ -141,10 +127,7 @@ def _positions(
         if len(patterns.raster) != 2 or known.step is None:
             what = "--step, or --positions" if len(patterns.raster) == 2 else "--positions"
             raise ConfigError(f"{path}: nothing says where the beam was. Write {what}.")
-        rows, columns = np.indices(patterns.raster)
-        return known.placed(
-            np.stack([rows.ravel() * known.step[0], columns.ravel() * known.step[1]], 1) / known.unit
-        )
+        return known.placed(np.indices(patterns.raster).reshape(2, -1).T * known.step / known.unit)
     if known.step is not None:
         raise ConfigError(
             f"{path}: --positions and --step both say where the beam was. Leave one of them out."
@@ -202,14 +185,6 @@ def _names(container: Any) -> list[str]:
 
 
 def _check_given(path: str, known: KnownValues) -> None:
-    missing = [
-        option
-        for option, value in (
-            ("--energy", known.wavelength),
-            ("--distance", known.distance),
-            ("--pixel", known.pixel),
-        )
-        if value is None
-    ]
-    if missing:
+    given = {"--energy": known.wavelength, "--distance": known.distance, "--pixel": known.pixel}
+    if missing := [option for option, value in given.items() if value is None]:
         raise ConfigError(f"{path} does not say the geometry of the scan. Write {', '.join(missing)}.")

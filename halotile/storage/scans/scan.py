@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +33,19 @@ ARRAYS = {
 }  # fmt: skip
 """Arrays besides the patterns: kinds of their types, and numbers of axes."""
 OPTIONAL = tuple(ARRAYS)[2:]
+VALUES = ("wavelength", "distance", "pixel", "angles", "full", "remarks")
+"""Attributes with the other fields of a scan."""
 SHARDS, DIGESTS = "shards", "arrays"
 """Attributes with the digest of the files of the patterns, and with those of the other arrays by their names."""
+
+
+def digest_of_arrays(arrays: Mapping[str, NDArray[Any] | None], start: str = "") -> str:
+    """Digest of values by their names."""
+    found = hashlib.sha256(start.encode())
+    for name, array in arrays.items():
+        found.update(f"{name} {None if array is None else array.shape}".encode())
+        found.update(b"" if array is None else array.tobytes())
+    return found.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +77,8 @@ class Scan:
 
     def digest(self) -> str:
         """Digest of every value."""
-        found = hashlib.sha256(json.dumps([self.wavelength, self.distance, self.pixel]).encode())
-        for name in ("positions", "numbers", *OPTIONAL):
-            array = getattr(self, name)
-            found.update(f"{name} {None if array is None else array.shape}".encode())
-            if array is not None:
-                found.update(np.ascontiguousarray(array).data)
-        return found.hexdigest()
+        start = json.dumps([self.wavelength, self.distance, self.pixel])
+        return digest_of_arrays({name: getattr(self, name) for name in ARRAYS}, start)
 
     def check(self, shape: tuple[int, ...], path: str) -> None:
         """Refuse values that cannot be, for patterns of a shape (positions, rows, columns)."""
@@ -86,15 +93,14 @@ class Scan:
                 f"{path}: the wavelength is {self.wavelength:g} m, and that of photons and electrons is from 1 fm to 1 mm. Write the right one as --energy."
             )
         count, *pattern = shape
-        expected: dict[str, tuple[int, ...]] = {"positions": (count, 2)}
-        expected |= dict.fromkeys(("numbers", "intensities"), (count,))
-        expected |= dict.fromkeys(("mask", "background"), tuple(pattern))
+        expected = {"positions": [count, 2], "numbers": [count], "intensities": [count]}
+        expected |= {"mask": pattern, "background": pattern}
         for name, wanted in expected.items():
             if (array := getattr(self, name)) is None:
                 continue
-            if array.shape != wanted:
+            if list(array.shape) != wanted:
                 raise InputError(
-                    f"{path}: {name} has shape {list(array.shape)}, and {count:,} patterns of {pattern} need {list(wanted)}."
+                    f"{path}: {name} has shape {list(array.shape)}, and {count:,} patterns of {pattern} need {wanted}."
                 )
             if not np.isfinite(array).all():
                 raise InputError(f"{path}: {name} has values that are not finite.")
@@ -119,26 +125,37 @@ def is_scan(path: str | Path) -> bool:
         return False
 
 
-def arrays_in(group: Any) -> dict[str, NDArray[Any]]:
+def write_values(part: Path, scan: Scan, source: str, summary: Mapping[str, NDArray[Any]]) -> None:
+    """Write everything of a scan into the group of its patterns, and what is there to be looked at."""
+    import zarr
+
+    attributes = {name: getattr(scan, name) for name in VALUES} | {"source": os.path.basename(source)}
+    attributes |= {MARK: VERSION, SHARDS: stored_digest(part / PATTERNS).hex()}
+    group = zarr.open_group(str(part), mode="a", attributes=attributes)
+    for name, array in {**{name: getattr(scan, name) for name in ARRAYS}, **summary}.items():
+        if array is not None:
+            group.create_array(name, data=np.asarray(array))
+    group.attrs[DIGESTS] = _digests_of(_arrays_in(group))
+
+
+def _arrays_in(group: Any) -> dict[str, NDArray[Any]]:
     """Read every array of a scan but its patterns."""
     expected = ARRAYS | dict.fromkeys((MEAN, MAXIMUM), ("f", 2))
     found = {name: dataset_in(group, name, kinds=kind, ndim=n) for name, (kind, n) in expected.items()}
     return {name: array[:] for name, array in found.items() if array is not None}
 
 
-def digests_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
+def _digests_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
     """Digest of each array: of its type, its shape and its values."""
-    return {
-        name: hashlib.sha256(f"{array.dtype.str} {array.shape}".encode() + array.tobytes()).hexdigest()
-        for name, array in arrays.items()
-    }
+    kinds = {name: f"{array.dtype.str} {array.shape}".encode() for name, array in arrays.items()}
+    return {name: hashlib.sha256(kinds[name] + arrays[name].tobytes()).hexdigest() for name in arrays}
 
 
 def _check_digests(arrays: Mapping[str, NDArray[Any]], expected: Any, path: str) -> None:
     """Refuse arrays other than those that were converted; older versions noted no digests."""
     if not isinstance(expected, Mapping):
         return
-    found = digests_of(arrays)
+    found = _digests_of(arrays)
     if wrong := [name for name in {**expected, **found} if found.get(name) != expected.get(name)]:
         raise DamagedData(
             f"{path}: {', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not what the conversion wrote: files are lost, or something "
@@ -175,7 +192,7 @@ def open_scan(path: str) -> tuple[Scan, Source]:
     with reading(path):
         group = zarr.open_group(path, mode="r")
         attributes: dict[str, Any] = dict(group.attrs)
-        arrays = arrays_in(group)
+        arrays = _arrays_in(group)
     if attributes[MARK] != VERSION:
         raise InputError(
             f"{path} is a scan of version {attributes[MARK]}, and this halotile reads {VERSION}. Convert it again."

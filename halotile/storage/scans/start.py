@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.scans.hdf5 import dataset_in, opened, reading
+from halotile.storage.scans.scan import digest_of_arrays
 
 PROCESS = "entry_1/process_1"
 
@@ -29,6 +29,7 @@ class StartValues:
     shares: NDArray[Any] | None = None  # their shares in each pattern
 
     OF_ANY: ClassVar[dict[str, str]] = {name: name for name in ("object", "obj", "probe")}
+    # left alone in other files, which may have them in another order
     OF_RESULTS: ClassVar[dict[str, str]] = {
         "first_pixel": f"{PROCESS}/first_pixel",
         "amplitude": f"{PROCESS}/amplitude",
@@ -36,7 +37,6 @@ class StartValues:
         "variations": f"{PROCESS}/probe_variations",
         "shares": f"{PROCESS}/probe_shares",
     }
-    """Left alone in other files, which may have them in another order."""
 
     @classmethod
     def read(cls, path: str) -> StartValues:
@@ -79,9 +79,4 @@ class StartValues:
 
     def digest(self) -> str:
         """Digest of every value."""
-        digest = hashlib.sha256()
-        for each in fields(self):
-            values = getattr(self, each.name)
-            digest.update(f"{each.name} {None if values is None else values.shape}".encode())
-            digest.update(b"" if values is None else np.ascontiguousarray(values).tobytes())
-        return digest.hexdigest()
+        return digest_of_arrays(vars(self))

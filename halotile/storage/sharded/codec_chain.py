@@ -44,8 +44,7 @@ class Chain:
     stored: np.dtype[np.generic]
     compressor: Any = None
     checked: bool = False
-    order: tuple[int, ...] = ()
-    """Axes of the chunk in the order in which they are stored; empty: as they are."""
+    order: tuple[int, ...] = ()  # axes of the chunk in the order in which they are stored; empty: as they are
 
     @property
     def nbytes(self) -> int:

@@ -166,9 +166,8 @@ class Layout:
         own_values = dict(self.attributes) | ({} if self.nodata is None else {NODATA: self.nodata})
         if self.ome:
             image = ome_metadata.OmeImage(self.translation, self.name, self.omero)
-            attributes = ome_metadata.group_attributes(
-                self.axes, self.scale, self.units, image, self.levels, self.factor
-            )
+            axes = (self.axes, self.scale, self.units)
+            attributes = ome_metadata.group_attributes(*axes, image, self.levels, self.factor)
             own: dict[str, Any] = {"block": list(self.block)} if self.levels > 1 else {}
             own |= {"axes": list(self.axes)} if self._names != self.axes else {}
             attributes |= self._place(self.arrays[0], own)
@@ -228,13 +227,8 @@ class Layout:
         itemsize = np.dtype(self.dtype).itemsize
         codecs: list[dict[str, Any]] = [_LITTLE_ENDIAN if itemsize > 1 else {"name": "bytes"}]
         if self.codec != "none":
-            options = {
-                "cname": self.codec,
-                "clevel": LEVELS[self.codec],
-                "shuffle": "shuffle",
-                "typesize": itemsize,
-                "blocksize": 0,
-            }
+            options = {"cname": self.codec, "clevel": LEVELS[self.codec], "shuffle": "shuffle"}
+            options |= {"typesize": itemsize, "blocksize": 0}
             codecs.append({"name": "blosc", "configuration": options})
         sharding = {
             "chunk_shape": list(array.form.chunk),

@@ -36,16 +36,10 @@ from halotile.errors import DamagedData
 from halotile.storage.grid import Region
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.rim import Pixels
-from halotile.storage.sharded.codec_chain import (
-    CHECKSUM_BYTES,
-    COMPRESSORS,
-    Bytes,
-    Chain,
-    parse_chain,
-    verify_checksum,
-)
+from halotile.storage.sharded import codec_chain
+from halotile.storage.sharded.codec_chain import Bytes, Chain
 
-_V2_COMPRESSORS = (*COMPRESSORS, "bz2", "lz4", "lzma", "zlib")
+_V2_COMPRESSORS = (*codec_chain.COMPRESSORS, "bz2", "lz4", "lzma", "zlib")
 _ABSENT = 2**64 - 1
 # Entry of halotile's own attribute of an array that a run has finished: its shape.
 COMPLETE = "complete"
@@ -72,13 +66,8 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
             metadata = json.loads((folder / name).read_text("utf-8"))
             try:
                 array = parse(folder / name, metadata, native, fill)
-            except (
-                AttributeError,
-                KeyError,
-                TypeError,
-                ValueError,
-            ):  # odd values, which zarr may take or refuse
-                return None
+            except (AttributeError, KeyError, TypeError, ValueError):
+                return None  # odd values, which zarr may take or refuse
             complete = is_complete(metadata.get("attributes"), metadata.get("shape", ()))
             return array and replace(array, state=state, complete=complete)
     return None
@@ -88,21 +77,19 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
 class Sharding:
     """Layout of the inner chunks of a shard."""
 
-    shape: tuple[int, ...]
-    """Shape of a shard in pixels."""
-    counts: tuple[int, ...]
-    """Inner chunks along each axis."""
+    shape: tuple[int, ...]  # shape of a shard in pixels
+    counts: tuple[int, ...]  # inner chunks along each axis
     index_checked: bool
     index_at_end: bool
 
     def read_index(self, file: int, size_bytes: int) -> NDArray[np.uint64]:
         """Offset and length of every inner chunk: shape (*counts, 2)."""
-        nbytes = math.prod(self.counts) * _ENTRY_BYTES + self.index_checked * CHECKSUM_BYTES
+        nbytes = math.prod(self.counts) * _ENTRY_BYTES + self.index_checked * codec_chain.CHECKSUM_BYTES
         if size_bytes < nbytes:
             raise DamagedData(f"the shard is cut short: {size_bytes} bytes, its index alone has {nbytes}")
         data = _pread(file, nbytes, size_bytes - nbytes if self.index_at_end else 0)
         try:
-            data = verify_checksum(data) if self.index_checked else data
+            data = codec_chain.verify_checksum(data) if self.index_checked else data
             return data.view("<u8").reshape(*self.counts, 2)
         except DamagedData as error:
             raise DamagedData(f"the shard's index: {error}") from error
@@ -116,11 +103,9 @@ class LocalArray:
     native: np.dtype[np.generic]
     fill: Any
     chain: Chain
-    key: ChunkNames
-    """File name of a chunk or shard, by its index."""
+    key: ChunkNames  # file name of a chunk or shard, by its index
     sharding: Sharding | None = None
-    state: tuple[int, ...] = ()
-    """State of the document's file before it was read."""
+    state: tuple[int, ...] = ()  # state of the document's file before it was read
     complete: bool = False  # then no chunk may be missing
 
     @property
@@ -270,10 +255,8 @@ def _split_axis(start: int, stop: int, cell: int) -> list[tuple[int, int, int, s
     if start == stop:
         return []
     bounds = [start, *range((start // cell + 1) * cell, stop, cell), stop]
-    return [
-        (a // cell, a % cell, a % cell + b - a, slice(a - start, b - start))
-        for a, b in itertools.pairwise(bounds)
-    ]
+    pairs = itertools.pairwise(bounds)
+    return [(a // cell, a % cell, a % cell + b - a, slice(a - start, b - start)) for a, b in pairs]
 
 
 def _pread(file: int, nbytes: int, offset: int) -> Bytes:
@@ -305,7 +288,7 @@ def _parse_v3(
         shape, codecs = inner, layout.get("codecs", ())
         if sharding is None:
             return None
-    chain = parse_chain(codecs, shape, native)
+    chain = codec_chain.parse_chain(codecs, shape, native)
     return LocalArray(document, native, fill, chain, key, sharding) if chain and key else None
 
 

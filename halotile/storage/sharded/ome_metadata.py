@@ -32,11 +32,10 @@ _WINDOW = ("start", "end", "min", "max")
 class OmeImage:
     """OME metadata of an image other than axes, scale and units."""
 
+    # physical position of the first pixel along each axis; empty if unknown
     translation: tuple[float, ...] = ()
-    """Physical position of the first pixel along each axis; empty if unknown."""
     name: str | None = None
-    omero: Mapping[str, Any] | None = None
-    """Display settings of the channels: labels, colours and windows."""
+    omero: Mapping[str, Any] | None = None  # display settings of the channels: labels, colours and windows
 
 
 def fits(axes: Sequence[str]) -> bool:
@@ -50,15 +49,8 @@ def fits(axes: Sequence[str]) -> bool:
     types = [_TYPES.get(axis, "other") for axis in axes]
     while types and types[-1] == "space":
         types.pop()
-    spatial = len(axes) - len(types)
-    return spatial in (2, 3) and types in (
-        [],
-        ["time"],
-        ["channel"],
-        ["other"],
-        ["time", "channel"],
-        ["time", "other"],
-    )
+    further = types[1:] if types[:1] == ["time"] else types
+    return len(axes) - len(types) in (2, 3) and further in ([], ["channel"], ["other"])
 
 
 def order(axes: Sequence[str]) -> tuple[int, ...]:
@@ -149,9 +141,7 @@ def rgb_channels(dtype: np.dtype[Any], samples: int) -> Channels:
     if samples not in (3, 4):
         return ()
     whole = {"window": (0.0, float(np.iinfo(dtype).max if dtype.kind in "iu" else 1))}
-    colours: list[dict[str, Any]] = [
-        {"label": name, "color": colour, **whole} for name, colour in RGB.items()
-    ]
+    colours: list[Any] = [{"label": name, "color": colour, **whole} for name, colour in RGB.items()]
     opacity = {"label": OPACITY, "color": "FFFFFF", "active": False, **whole}
     return tuple([*colours, opacity][:samples])
 
@@ -193,10 +183,9 @@ def _valid_part(channel: Any) -> dict[str, Any]:
     if not re.fullmatch(_COLOUR, part.get("color", "000000")):
         del part["color"]
     match given.get("window"):
-        case {"start": int() | float() as low, "end": int() | float() as high} if (
-            -math.inf < low < high < math.inf
-        ):
-            part["window"] = (low, high)
+        case {"start": float() | int() as low, "end": float() | int() as high}:
+            if -math.inf < low < high < math.inf:
+                part["window"] = (low, high)
     return part
 
 
@@ -227,15 +216,8 @@ def group_attributes(
     [{'name': 'y', 'type': 'space', 'unit': 'micrometer'}, {'name': 'x', 'type': 'space'}]
     """
     image = image or OmeImage()
-    datasets = [
-        {
-            "path": str(level),
-            "coordinateTransformations": transformations(
-                scale, image.translation, [f**level for f in factor]
-            ),
-        }
-        for level in range(levels)
-    ]
+    steps = (transformations(scale, image.translation, [f**n for f in factor]) for n in range(levels))
+    datasets = [{"path": str(n), "coordinateTransformations": step} for n, step in enumerate(steps)]
     multiscale: dict[str, Any] = {
         "axes": [_axis(*axis) for axis in zip(viewer_names(axes), axes, units, strict=True)],
         "datasets": datasets,
@@ -265,20 +247,14 @@ def read_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     """The layout fields in attributes made by :func:`group_attributes`; levels that were added later are left out."""
     ome = attributes["ome"]
     multiscale = ome["multiscales"][0]
-    levels = [
-        {step["type"]: step for step in level["coordinateTransformations"]}
-        for level in multiscale["datasets"]
-    ]
+    transforms = (level["coordinateTransformations"] for level in multiscale["datasets"])
+    levels = [{step["type"]: step for step in steps} for steps in transforms]
     steps, scale = levels[0], levels[0]["scale"]["scale"]
     coarser: dict[str, Any] = {}
     own = attributes.get("halotile", {})
     if len(levels) > 1 and "block" in own:
-        ratios = (round(b / a) for a, b in zip(scale, levels[1]["scale"]["scale"], strict=True))
-        coarser = {
-            "levels": own.get("levels", len(levels)),
-            "factor": tuple(ratios),
-            "block": tuple(own["block"]),
-        }
+        ratios = tuple(round(b / a) for a, b in zip(scale, levels[1]["scale"]["scale"], strict=True))
+        coarser = {"levels": own.get("levels", len(levels)), "factor": ratios, "block": tuple(own["block"])}
     return {
         **coarser,
         "scale": tuple(map(float, scale)),

@@ -21,7 +21,8 @@ from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.disk.place import ZARR_FILES, check_place
 from halotile.storage.grid import Grid, Region
 from halotile.storage.io_threads import IO_THREADS
-from halotile.storage.sharded.layout import Layout, read_layout
+from halotile.storage.sharded.layout import Layout as Layout
+from halotile.storage.sharded.layout import read_layout
 from halotile.storage.sharded.levels import LevelArray, avoid_value, coarser, halve
 from halotile.storage.sharded.output_disk import OutputDisk, disk_of, opened
 from halotile.storage.sharded.shards import (
@@ -82,26 +83,10 @@ class FileLayout:
             content = path.read_bytes()
         except GONE:
             return ["the file is missing"], b""
-        except IsADirectoryError:
-            return ["there is a directory in place of the file"], b""
         except OSError as error:
             return [f"the file {UNREADABLE}: {error.strerror}"], b""
         return ([], digest_of([content])) if content else (["the file is empty"], b"")
 
-
-__all__ = [
-    "AnyLayout",
-    "FileLayout",
-    "Layout",
-    "ShardWriter",
-    "WrittenBlock",
-    "check_block",
-    "create_metadata",
-    "create_output",
-    "inspect_block",
-    "open_output",
-    "to_dtype",
-]
 
 open_output = read_layout
 AnyLayout = Layout | FileLayout
@@ -392,7 +377,5 @@ def _inspect_shard(
             return inspect_index(content, size, lambda n, offset: content[offset : offset + n], form, shape)
     except GONE:
         return [ABSENT[0]], b""
-    except IsADirectoryError:
-        return ["there is a directory in place of the shard"], b""
     except OSError as error:
         return [f"the shard {UNREADABLE}: {error.strerror}"], b""

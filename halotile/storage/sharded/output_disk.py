@@ -95,8 +95,8 @@ class StoredFile:
         The open file.
     """
 
+    # digest of the shard that it was when it was written, known once a part of it was read; None: unknown
     digest: bytes | None = None
-    """Digest of the shard that it was when it was written, known once a part of it was read; None: unknown."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file

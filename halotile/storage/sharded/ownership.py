@@ -57,8 +57,6 @@ def restore_metadata(root: str | OutputPath, layout: AnyLayout, disk: OutputDisk
     for file, written, present in _documents(root, layout):
         if _contains(present, written):
             continue
-        if file.is_dir():
-            raise OutputRefused(f"{file} is a directory, where the run wrote a file. Move it elsewhere.")
         written["attributes"] |= _user_attributes(written, present)
         disk.make_directory(file.parent)
         disk.write_file(file, [json.dumps(written, indent=2).encode()])
@@ -204,7 +202,7 @@ def _documents(
 def _read_document(file: OutputPath) -> dict[str, Any] | None:
     try:
         document = json.loads(_read_bytes(file))
-    except (*GONE, IsADirectoryError, ValueError):
+    except (*GONE, ValueError):
         return None
     except OSError as error:
         raise read_error(f"{file}: it cannot be read", error) from error
@@ -223,9 +221,8 @@ def _foreign_reason(file: OutputPath, written: Mapping[str, Any], present: Mappi
         return next((f"{v2_file} is of another Zarr" for v2_file in v2_files if v2_file.is_file()), "")
     for key in _IDENTIFYING_KEYS:
         if key in written and key in present and not _contains(present[key], written[key]):
-            return (
-                f"{file} has {key} {json.dumps(present[key])}, and the run wrote {json.dumps(written[key])}"
-            )
+            there, own = json.dumps(present[key]), json.dumps(written[key])
+            return f"{file} has {key} {there}, and the run wrote {own}"
     return ""
 
 
@@ -250,9 +247,6 @@ def _contains(present: Any, written: Any) -> bool:
             for key, value in written.items()
         )
     if isinstance(written, list):
-        return (
-            isinstance(present, list)
-            and len(present) == len(written)
-            and all(map(_contains, present, written))
-        )
+        same_length = isinstance(present, list) and len(present) == len(written)
+        return same_length and all(map(_contains, present, written))
     return bool(present == written) or repr(present) == repr(written)  # NaN is not equal to itself

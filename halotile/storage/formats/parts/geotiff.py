@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import unescape
@@ -14,16 +15,8 @@ from halotile.errors import ConfigError
 from halotile.storage.georeference import Georeference
 from halotile.storage.sharded.ome_metadata import Channels
 
-PIXEL_SCALE, TIEPOINT, MATRIX, DIRECTORY, DOUBLES, ASCII, METADATA, NODATA = (
-    33550,
-    33922,
-    34264,
-    34735,
-    34736,
-    34737,
-    42112,
-    42113,
-)
+PIXEL_SCALE, TIEPOINT, MATRIX = 33550, 33922, 34264
+DIRECTORY, DOUBLES, ASCII, METADATA, NODATA = 34735, 34736, 34737, 42112, 42113
 _RPC = 50844
 _MODEL, _RASTER, _GEOGRAPHIC, _ANGULAR_UNIT, _PROJECTED, _LINEAR_UNIT = 1024, 1025, 2048, 2054, 3072, 3076
 """GeoKeys."""
@@ -38,26 +31,14 @@ Tag = tuple[int, str, int, Any, bool]
 
 def georeference_of(page: Any) -> Georeference | None:
     """The georeference of a page of a TIFF; None where it has none, or one without a transform."""
-    tags = {
-        number: page.tags[number].value for number in (PIXEL_SCALE, TIEPOINT, MATRIX) if number in page.tags
-    }
-    geokeys = {
-        str(number): _ascii(value)
-        if number == ASCII
-        else str(value)
-        if number == METADATA
-        else list(_several(value))
-        for number in (DIRECTORY, DOUBLES, ASCII, METADATA)
-        if number in page.tags and (value := page.tags[number].value) is not None
-    }
+    numbers = (PIXEL_SCALE, TIEPOINT, MATRIX, DIRECTORY, DOUBLES, ASCII, METADATA)
+    tags = {number: page.tags[number].value for number in numbers if number in page.tags}
+    shorts, doubles = partial(_numbers, np.uint16), partial(_numbers, np.float64)
+    kinds: dict[int, Any] = {DIRECTORY: shorts, DOUBLES: doubles, ASCII: _ascii, METADATA: str}
     try:
         transform = _transform(tags)
-        for number, kind in (
-            (DIRECTORY, np.uint16),
-            (DOUBLES, np.float64),
-        ):  # whatever type they are stored in
-            if (numbers := geokeys.get(str(number))) is not None:
-                geokeys[str(number)] = np.array([kind(n) for n in numbers]).tolist()
+        found = {number: tags[number] for number in kinds if tags.get(number) is not None}
+        geokeys = {str(number): kinds[number](value) for number, value in found.items()}
     except (TypeError, ValueError, OverflowError):
         return None
     if transform is None or transform[0] * transform[4] == transform[1] * transform[3]:
@@ -118,11 +99,8 @@ def geotiff_tags(place: Georeference, band: int | None = None) -> list[Tag]:
     shift = 0.5 if _is_point(keys) else 0.0
     x, y = place.position(shift, shift)
     if b == d == 0 and a > 0 > e:
-        return [
-            (PIXEL_SCALE, "d", 3, (a, -e, 0.0), True),
-            (TIEPOINT, "d", 6, (0.0, 0.0, 0.0, x, y, 0.0), True),
-            *tags,
-        ]
+        tiepoint = (TIEPOINT, "d", 6, (0.0, 0.0, 0.0, x, y, 0.0), True)
+        return [(PIXEL_SCALE, "d", 3, (a, -e, 0.0), True), tiepoint, *tags]
     return [(MATRIX, "d", 16, (a, b, 0, x, d, e, 0, y, 0, 0, 0, 0, 0, 0, 0, 1), True), *tags]
 
 
@@ -133,9 +111,8 @@ def _band_metadata(text: Any, band: int | None) -> str:
         return ""
     for item in list(root):
         number = item.get("sample")
-        if item.get("name", "").startswith("STATISTICS_") or (
-            band is not None and number not in (None, str(band))
-        ):
+        is_of_another = band is not None and number not in (None, str(band))
+        if is_of_another or item.get("name", "").startswith("STATISTICS_"):
             root.remove(item)
         elif band is not None and number is not None:
             item.set("sample", "0")
@@ -169,8 +146,9 @@ def _ascii(value: Any) -> str:
     return "".join(chr(byte) if byte < 128 else "?" for byte in stored)
 
 
-def _several(value: Any) -> Any:
-    return value if isinstance(value, tuple | list) else (value,)
+def _numbers(kind: type[np.generic], value: Any) -> Any:
+    """A list of numbers of a type, whatever type they are stored in."""
+    return np.array([kind(n) for n in (value if isinstance(value, tuple | list) else (value,))]).tolist()
 
 
 def _shorts(geokeys: Mapping[str, Any]) -> dict[int, int]:

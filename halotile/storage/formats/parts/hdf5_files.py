@@ -28,14 +28,10 @@ _NUMBER = re.compile("%([%b])")
 class _Reference(NamedTuple):
     """A reference from a dataset to another file that it is read from."""
 
-    file: str
-    """Its name, with ``%%`` for ``%``; ``.``: the same file. The name of a source may contain ``%b``."""
-    dataset: str | None
-    """Name of the dataset in it, with the same escapes; None: raw data."""
-    variable: str
-    """Environment variable with the folders that HDF5 tries first."""
-    size: int = 0
-    """Length in bytes that it has to have."""
+    file: str  # its name, with `%%` for `%`; `.`: the same file. The name of a source may contain `%b`
+    dataset: str | None  # name of the dataset in it, with the same escapes; None: raw data
+    variable: str  # environment variable with the folders that HDF5 tries first
+    size: int = 0  # length in bytes that it has to have
 
 
 def other_files(file: Any, path: str, dataset: str) -> list[str]:

@@ -20,12 +20,10 @@ AS_UNKNOWN = "the size is taken as not known, unless input.spacing gives it"
 class Coordinates:
     """Coordinates of one level, as its attributes state them."""
 
-    scale: tuple[float, ...]
-    """Pixel size along each axis."""
-    position: tuple[float, ...]
-    """Position of the first pixel; empty without any translation."""
+    scale: tuple[float, ...]  # pixel size along each axis
+    position: tuple[float, ...]  # position of the first pixel; empty without any translation
+    # type and length of each transformation of another number of axes, which is left out
     misfits: tuple[tuple[str, int], ...]
-    """Type and length of each transformation of another number of axes, which is left out."""
 
 
 def coordinates(image: Mapping[str, Any], entry: Mapping[str, Any], count: int) -> Coordinates:

@@ -30,6 +30,7 @@ _OLD_JPEG = 513
 _SUB_DIRECTORIES = 330
 _LAST_STANDARD_TAG = 532
 _ADVICE = "Copy it again from its origin."
+Numbers = NDArray[np.generic]
 
 
 def check_tiff(path: str) -> None:
@@ -77,7 +78,7 @@ class _Directories:
         following = int(self._read(self.word, start + count * self.entry.itemsize, 1)[0])
         return [following, *(int(n) for n in values.get(_SUB_DIRECTORIES, ()))]
 
-    def _value(self, offset: int, entry: np.void) -> NDArray[np.generic]:
+    def _value(self, offset: int, entry: np.void) -> Numbers:
         """The values of the entry at an offset: stored in the entry itself if they fit, else where it points."""
         kind = np.dtype(_TYPES.get(int(entry["type"]), "u1"))
         count, inline_bytes = int(entry["count"]), np.dtype(self.word).itemsize
@@ -85,9 +86,7 @@ class _Directories:
             return self._read(kind, offset + self.entry.itemsize - inline_bytes, count)
         return self._read(kind, int(entry["value"]), count)
 
-    def _check_segments(
-        self, offsets: NDArray[np.generic] | None, lengths: NDArray[np.generic] | None
-    ) -> None:
+    def _check_segments(self, offsets: Numbers | None, lengths: Numbers | None) -> None:
         """Raise when a strip or tile ends past the end of the file."""
         if offsets is None or not len(offsets):
             return
@@ -106,9 +105,7 @@ class _Directories:
                 f"tiles of a page end past that, the last at byte {int(ends.max())}. {_ADVICE}"
             )
 
-    def _read(
-        self, kind: str | np.dtype[np.void] | np.dtype[np.generic], offset: int, count: int
-    ) -> NDArray[np.generic]:
+    def _read(self, kind: Any, offset: int, count: int) -> Numbers:
         """Numbers at an offset in the file."""
         dtype = np.dtype(kind).newbyteorder(self.order)
         stop = offset + count * dtype.itemsize
@@ -120,7 +117,7 @@ class _Directories:
         return self.data[offset:stop].view(dtype)
 
 
-def _check_count(values: Mapping[int, NDArray[np.generic]]) -> None:
+def _check_count(values: Mapping[int, Numbers]) -> None:
     """Raise when a page names fewer strips or tiles than its pixels are in."""
 
     def number(tag: int, default: int) -> int:
@@ -152,10 +149,8 @@ def channels_of(file: Any, series: int) -> Channels:
     is_rgb = page.photometric == _RGB or (page.photometric, page.compression) == (_YCBCR, _JPEG)
     if is_rgb and page.samplesperpixel == len(RGB) + has_opacity(page):
         named = (*(band_names(page) or ({},) * len(RGB))[: len(RGB)], {})
-        return tuple(
-            {**colour, **name}
-            for colour, name in zip(rgb_channels(page.dtype, page.samplesperpixel), named, strict=False)
-        )
+        colours = rgb_channels(page.dtype, page.samplesperpixel)
+        return tuple({**colour, **name} for colour, name in zip(colours, named, strict=False))
     if file.is_ome:
         return _channels_from_ome(file.ome_metadata, series)
     return _channels_from_imagej(file.imagej_metadata or {}) if file.is_imagej else band_names(page)
@@ -201,9 +196,7 @@ def _channels_from_imagej(description: Mapping[str, Any]) -> Channels:
 def _brightest(table: Any) -> str | None:
     """The last colour of a lookup table of shape (3, 256)."""
     shape: Any = getattr(table, "shape", ())
-    return (
-        "".join(f"{int(level):02X}" for level in table[:, -1]) if len(shape) == 2 and shape[0] == 3 else None
-    )
+    return bytes(map(int, table[:, -1])).hex().upper() if len(shape) == 2 and shape[0] == 3 else None
 
 
 def _described(label: str | None, colour: str | None) -> dict[str, Any]:
@@ -225,11 +218,8 @@ def with_mask(header: Header, masks: Sequence[Any], level: int, path: str) -> He
     """The header of an image, with its mask of the same level, or a remark on one that is not read."""
     beside = Path(f"{path}.msk")
     if masks:
-        sizes = [
-            dict(zip(one.axes, one.shape, strict=True))
-            for mask in masks
-            for one in mask.levels[level : level + 1]
-        ]
+        levels = [one for mask in masks for one in mask.levels[level : level + 1]]
+        sizes = [dict(zip(one.axes, one.shape, strict=True)) for one in levels]
         if [(size.get("Y"), size.get("X")) for size in sizes] == [header.rows_and_columns]:
             remark = "the file has a mask: a denoising job leaves pixels where it is 0 as they are. To denoise them too, write input.nodata: none"
             return replace(header, mask=MASK, remarks=(*header.remarks, remark))
@@ -279,18 +269,14 @@ def _from_ome(xml: str, series: int) -> Stated:
     element = _ome_pixels(xml, series)
     pixels = {} if element is None else element.attrib
     names = {axis: (f"PhysicalSize{axis.upper()}", "µm") for axis in "zyx"} | {"t": ("TimeIncrement", "s")}
-    return {
-        axis: (pixels[name], pixels.get(f"{name}Unit", usual))
-        for axis, (name, usual) in names.items()
-        if name in pixels
-    }
+    there = {axis: found for axis, found in names.items() if found[0] in pixels}
+    return {axis: (pixels[name], pixels.get(f"{name}Unit", usual)) for axis, (name, usual) in there.items()}
 
 
 def _ome_pixels(xml: str, series: int) -> ElementTree.Element | None:
     """The element of the pixels of one image in OME-XML."""
-    return next(
-        (e for image in ome_images(xml)[series : series + 1] for e in image if e.tag.endswith("Pixels")), None
-    )
+    images = ome_images(xml)[series : series + 1]
+    return next((e for image in images for e in image if e.tag.endswith("Pixels")), None)
 
 
 def ome_images(xml: str) -> list[ElementTree.Element]:
@@ -308,11 +294,8 @@ def positions(file: Any, series: int) -> Sizes:
     found: Sizes = {}
     for axis in "zyx":
         name = f"Position{axis.upper()}"
-        stated = {
-            (plane.get(name), plane.get(f"{name}Unit", ""))
-            for plane in planes
-            if axis != "z" or plane.get("TheZ") == "0"
-        }
+        first = [plane for plane in planes if axis != "z" or plane.get("TheZ") == "0"]
+        stated = {(plane.get(name), plane.get(f"{name}Unit", "")) for plane in first}
         if len(stated) == 1:
             text, unit = stated.pop()
             with suppress(TypeError, ValueError):
