@@ -17,11 +17,11 @@ from halotile.storage.sharded.levels import avoid_value
 from halotile.storage.sharded.output import ShardWriter, to_dtype
 from halotile.storage.views import PlaneValues
 from halotile.tasks.block import Receipt
-from halotile.tasks.denoised_image import keep_on_gpus
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.devices.device import Device, all_finite, unless_lost
 from halotile.tasks.devices.gpu import open_device
 from halotile.tasks.holes import Holes, Valid, fill_from_nearest
+from halotile.tasks.image_task import keep_on_gpus
 from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, Tiling
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.probe import check_purity

@@ -31,9 +31,15 @@ from halotile.tasks.networks.base import Network
 from halotile.tasks.networks.dncnn import DnCNNNetwork
 from halotile.tasks.networks.unet import UNetNetwork
 from halotile.tasks.training import trainer
-from halotile.tasks.training.methods import PatchBatch
 from halotile.tasks.training.patches import Recipe
-from halotile.tasks.training.trainer import GAP_PIXELS, AdamOptimizer, Trainer, draw_examples, encoded_weights
+from halotile.tasks.training.trainer import (
+    GAP_PIXELS,
+    AdamOptimizer,
+    PatchBatch,
+    Trainer,
+    draw_examples,
+    encoded_weights,
+)
 from tests.cases import thorough
 from tests.tasks.training_images import source_of
 

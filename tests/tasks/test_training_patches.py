@@ -11,8 +11,8 @@ import torch
 
 from halotile.errors import InputError
 from halotile.tasks.noise.estimate import UNKNOWN
-from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
 from halotile.tasks.training.patches import HELD_EVERY, HELD_FIRST, HELD_PATCHES, PatchSource, TrainingImage
+from halotile.tasks.training.trainer import METHODS, PatchBatch, mean_loss
 from tests.tasks.training_images import Image, numbered, source_of
 
 

@@ -19,7 +19,7 @@ from halotile.graphs.runs.status import Status
 from halotile.graphs.watching.progress import Progress
 from halotile.registry import find
 from halotile.storage.run_directory.directory import WORKERS
-from halotile.tasks.devices.memory_limits import release_memory
+from halotile.tasks.devices.device import release_memory
 
 RESTARTS = 3
 """Restarts of a cluster without a finished block in between after which a run gives up."""

@@ -161,6 +161,28 @@ class Denoiser(Protocol):
         """Build the model, on the CPU in float32. May read files; imports torch."""
 
 
+@dataclass(frozen=True)
+class Around(ABC):
+    """A denoiser around another one; declarations that it has not itself are those of the other."""
+
+    inner: Denoiser
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # such as pickle asks for, before there is a denoiser
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def build(self) -> Model:
+        return self.around(self.inner.build())
+
+    def reference(self) -> Model:
+        return self.around(self.inner.reference())
+
+    @abstractmethod
+    def around(self, model: Model) -> Model:
+        """The model of this denoiser around that of the other."""
+
+
 class Pixelwise(Denoiser, ABC):
     """A denoiser with one output pixel for each input pixel, of each channel by itself, unless it declares otherwise."""
 

@@ -43,6 +43,8 @@ class TotalVariation(LeveledFilter):
     boundary: ClassVar[str] = "cut"
     convolutional: ClassVar[bool] = False
     keeps_mean: ClassVar[bool] = True
+    accelerates: ClassVar[bool] = False
+    """True for projected steps with momentum in place of plain ones."""
 
     strength: float
     """Weight of the total variation: in noise levels if sigma is given, else in the units of the image (the range of
@@ -73,9 +75,8 @@ class TotalVariation(LeveledFilter):
     ) -> torch.Tensor:
         """Take the dual steps."""
         gradient = _Gradient.of(image, self.spacing_along(image.dim() - 2), valid)
-        return _minimise(
-            image, self.strength_at(self.strength, sigma, image.dtype), self.iterations, gradient
-        )
+        steps = _accelerated if self.accelerates else _minimise
+        return steps(image, self.strength_at(self.strength, sigma, image.dtype), self.iterations, gradient)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,19 +92,11 @@ class Proximal(TotalVariation):
     """
 
     name: ClassVar[str] = "accelerated tv"
+    accelerates: ClassVar[bool] = True
 
     def bytes_per_pixel(self) -> float:
         """The result, and for one tile at a time: three duals (present, previous, extrapolated), gradient, norm, scratch."""
         return 60.0
-
-    def apply(
-        self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Take projected steps with momentum."""
-        gradient = _Gradient.of(image, self.spacing_along(image.dim() - 2), valid)
-        return _accelerated(
-            image, self.strength_at(self.strength, sigma, image.dtype), self.iterations, gradient
-        )
 
 
 class _Gradient(NamedTuple):

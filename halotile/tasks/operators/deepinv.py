@@ -29,6 +29,7 @@ from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.common.physics import REFUSALS, Physics, build
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.options import check_whole
+from halotile.tasks.roles import respanned
 
 SIDES = (48, 160)
 """Edges of the trial images; the reach must be less than a quarter of them."""
@@ -82,9 +83,7 @@ def agrees(forward: ArrayMap, adjoint: ArrayMap, reach: int, shape: Shape) -> bo
 def widened(region: Region, margin: int, shape: Shape) -> Region:
     """The region with a margin along y and x and all of its channels, within the image."""
     grown = region.grow(((0, 0),) * (len(shape) - 2) + ((margin, margin),) * 2).clip(Region.whole(shape))
-    if len(shape) < 3:
-        return grown
-    return Region((*grown.start[:-3], 0, *grown.start[-2:]), (*grown.stop[:-3], shape[-3], *grown.stop[-2:]))
+    return grown if len(shape) < 3 else respanned(grown, {len(shape) - 3: (0, shape[-3])})
 
 
 def _spread(operation: ArrayMap, shape: Shape) -> int:

@@ -21,8 +21,8 @@ from halotile.tasks.groups.training.fit import read_content, state_in, write_sta
 from halotile.tasks.groups.training.requests import LOOK_SECONDS
 from halotile.tasks.ptychography.patterns import Patterns, on_detector, turned
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, warning_of_halves
-from halotile.tasks.ptychography.results.resolution import RingCorrelation
-from halotile.tasks.ptychography.results.result import (
+from halotile.tasks.ptychography.resolution import RingCorrelation
+from halotile.tasks.ptychography.result import (
     compared,
     correlated_halves,
     encoded_state,

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from halotile.tasks.groups.cut_tensors.transfers import as_real
 from halotile.tasks.ptychography.model import Positions
 from halotile.tasks.ptychography.recipe import SolverStage
-from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, as_real
+from halotile.tasks.ptychography.state import PartTensors, ReconstructionState
 
 EPSILON = 1e-8
 PATIENCE, FACTOR = 10, 0.2

@@ -19,7 +19,7 @@ from halotile.storage.views import readable_parts
 from halotile.tasks.denoisers.base import NARROW, ROUNDING, Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser, Image, checked_result
 from halotile.tasks.noise.estimate import sample_regions
-from halotile.tasks.roles import Roles
+from halotile.tasks.roles import Roles, respanned, spanned
 
 CANDIDATES = 16
 """Places that are looked at."""
@@ -82,13 +82,31 @@ class TrialImage:
         part = part.clip(self.compared)
         if not part.size:
             return 0.0
-        factor = (self.denoiser.scale,) * len(self.lengths)
-        inside: tuple[Any, ...] = (..., *part.relative_to(extent).scale(factor).slices)
-        place: tuple[Any, ...] = (..., *part.scale(factor).slices)
-        mine, there = alone[inside].astype(float), whole[place].astype(float)
-        differ = (mine != there) & ~(np.isnan(mine) & np.isnan(there))
-        with np.errstate(invalid="ignore"):  # of infinities
-            return float(np.abs(mine[differ] - there[differ]).max(initial=0)) / self.largest
+        images = (alone, extent), (whole, Region.whole(self.lengths))
+        return compare(part, *images, self.denoiser.scale) / self.largest
+
+
+def compare(
+    part: Region, one: tuple[NDArray[Any], Region], other: tuple[NDArray[Any], Region], scale: int
+) -> float:
+    """The largest difference of two images on a part of both, each given with its region; ``scale`` of their pixels lie in one of the region.
+
+    Both may have the same infinity, or NaN.
+
+    Examples
+    --------
+    >>> line = np.array([1.0, np.inf, 3.0])
+    >>> compare(Region((5,), (7,)), (line, Region((4,), (7,))), (np.array([np.inf, 5.0]), Region((5,), (7,))), 1)
+    2.0
+    """
+    factor = (scale,) * len(part.start)
+    mine, there = (
+        pixels[(..., *part.relative_to(region).scale(factor).slices)].astype(float)
+        for pixels, region in (one, other)
+    )
+    differ = (mine != there) & ~(np.isnan(mine) & np.isnan(there))
+    with np.errstate(invalid="ignore"):  # of infinities
+        return float(np.abs(mine[differ] - there[differ]).max(initial=0))
 
 
 def choose_samples(
@@ -109,7 +127,8 @@ def choose_samples(
 
     def read(regions: Iterable[Region]) -> Iterator[tuple[Region, Sample]]:
         for region in regions:
-            for _, pixels in readable_parts(source, [_with_channels(region, source, roles)]):
+            whole = {} if roles.channel is None else {roles.channel: (0, source.shape[roles.channel])}
+            for _, pixels in readable_parts(source, [respanned(region, whole)]):
                 yield region, _sample(pixels, roles, values)
 
     candidates = sample_regions(source.shape, CANDIDATES, roles.spatial, edge)
@@ -136,10 +155,7 @@ def quarters(lengths: tuple[int, ...], align: int) -> list[Region]:
     [(128, 48), (128, 52), (128, 48), (128, 52)]
     """
     cuts = [sorted({0, n // 2 // align * align, n}) for n in lengths]
-    return [
-        Region(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
-        for pairs in itertools.product(*map(itertools.pairwise, cuts))
-    ]
+    return [spanned(pairs) for pairs in itertools.product(*map(itertools.pairwise, cuts))]
 
 
 def _multiple(edge: int, align: int) -> int:
@@ -147,23 +163,14 @@ def _multiple(edge: int, align: int) -> int:
     return -(-edge // unit) * unit
 
 
-def _with_channels(region: Region, source: Readable, roles: Roles) -> Region:
-    """The region with all channels."""
-    if roles.channel is None:
-        return region
-    start, stop = list(region.start), list(region.stop)
-    start[roles.channel], stop[roles.channel] = 0, source.shape[roles.channel]
-    return Region(tuple(start), tuple(stop))
-
-
 def _grown(region: Region, shape: tuple[int, ...], roles: Roles, edge: int) -> Region:
     """The region with as much again of the image around it, on the tiled axes."""
-    start, stop = list(region.start), list(region.stop)
+    spans = {}
     for axis in roles.spatial:
         length = min(2 * edge, shape[axis])
-        start[axis] = min(max(0, start[axis] - edge // 2), shape[axis] - length)
-        stop[axis] = start[axis] + length
-    return Region(tuple(start), tuple(stop))
+        start = min(max(0, region.start[axis] - edge // 2), shape[axis] - length)
+        spans[axis] = start, start + length
+    return respanned(region, spans)
 
 
 def _sample(read: Pixels, roles: Roles, values: tuple[float, float] | None) -> Sample:

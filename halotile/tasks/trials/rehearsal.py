@@ -27,7 +27,8 @@ from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import Device, torch_threads
 from halotile.tasks.inner_tiles import TileRunner, Tiling, Window, cut_evenly, windows_of
 from halotile.tasks.noise.simulated import RandomImage
-from halotile.tasks.trials.functions import Sample, TrialImage, quarters
+from halotile.tasks.roles import respanned
+from halotile.tasks.trials.functions import Sample, TrialImage, compare, quarters
 from halotile.tasks.trials.trial import Trial, failing_as
 
 if TYPE_CHECKING:
@@ -197,11 +198,9 @@ def _difference(
     both = tile.core.clip(valid_part(region, tiling.depth, ends))
     if not both.size:
         return 0.0
-    scale = (tiling.scale,) * len(tiling.image)
-    extent = tile.core if computed.shape[2:] == tile.core.scale(scale).shape else tile.reach
-    mine = computed[(..., *both.relative_to(extent).scale(scale).slices)]
-    there = whole[(..., *both.relative_to(region).scale(scale).slices)]
-    return float((mine - there).abs().max())
+    is_core = computed.shape[2:] == tile.core.scale((tiling.scale,) * len(tiling.image)).shape
+    mine = computed.numpy(), tile.core if is_core else tile.reach
+    return compare(both, mine, (whole.numpy(), region), tiling.scale)
 
 
 CORE = {1: FEW, 2: 128, 3: 32}
@@ -377,10 +376,7 @@ class _Stage(TrialImage):
 
     def _along(self, start: int, stop: int) -> Region:
         """The part of the image between two places on the axis."""
-        everything = Region.whole(self.lengths)
-        first, last = list(everything.start), list(everything.stop)
-        first[self.axis], last[self.axis] = start, stop
-        return Region(tuple(first), tuple(last))
+        return respanned(Region.whole(self.lengths), {self.axis: (start, stop)})
 
     def denoised(self, window: Region, core: Region | None = None, alignment: int = 1) -> NDArray[Any]:
         """Denoise a part of the image as if it were the whole: one tile of it, or all at once."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from halotile.errors import ConfigError
-from halotile.tasks.denoisers.base import NARROW, Denoiser, Model
+from halotile.tasks.denoisers.base import NARROW, Around, Denoiser, Model
 from halotile.tasks.devices.device import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -23,43 +23,31 @@ def sides_as_channels(denoiser: Denoiser, names: Collection[str]) -> Denoiser:
 
 def model_on_trial(denoiser: Denoiser, model: Model) -> Model:
     """A model that a denoiser built, as the denoiser on trial would have built it."""
-    return denoiser.taking_channels(model) if isinstance(denoiser, _SidesAsChannels) else model
+    return denoiser.around(model) if isinstance(denoiser, _SidesAsChannels) else model
 
 
 @dataclass(frozen=True)
-class _SidesAsChannels:
-    """All other declarations are those of the denoiser itself."""
+class _SidesAsChannels(Around):
+    """The denoiser with side inputs as channels."""
 
-    denoiser: Denoiser
     names: tuple[str, ...]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # such as pickle asks for, before there is a denoiser
-            raise AttributeError(name)
-        return getattr(self.denoiser, name)
 
     @property
     def channels(self) -> tuple[int, int]:
-        taken, returned = self.denoiser.channels
+        taken, returned = self.inner.channels
         return taken + len(self.names), returned
 
     def probed(self, receptive_field: int, alignment: int) -> Self:
-        return replace(self, denoiser=self.denoiser.probed(receptive_field, alignment))
+        return replace(self, inner=self.inner.probed(receptive_field, alignment))
 
     def with_noise_level(self, sigma: float) -> Self:
-        return replace(self, denoiser=self.denoiser.with_noise_level(sigma))
+        return replace(self, inner=self.inner.with_noise_level(sigma))
 
-    def build(self) -> Model:
-        return self.taking_channels(self.denoiser.build())
-
-    def reference(self) -> Model:
-        return self.taking_channels(self.denoiser.reference())
-
-    def taking_channels(self, model: Model) -> Model:
+    def around(self, model: Model) -> Model:
         """A model of the denoiser that takes its side inputs as channels."""
         import torch
 
-        count, names = self.denoiser.channels[0], self.names
+        count, names = self.inner.channels[0], self.names
 
         class TakingChannels(torch.nn.Module):  # type: ignore[misc]  # torch has no types
             def __init__(self) -> None:

@@ -160,12 +160,8 @@ def _open_checked(path: Path, sha256: str | None) -> BufferedReader:
 
 
 def _open(path: str | Path) -> BufferedReader:
-    """Open a file; a directory or a loop of links is refused."""
+    """Open a file; a folder or a loop of links is refused."""
     try:
-        if Path(path).is_dir():
-            raise WeightsError(
-                f"weights are {str(path)!r}, which is a directory. Write the path of a file in it."
-            )
         return open(path, "rb")
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -23,8 +23,7 @@ from halotile.tasks.distributed.stacks.operators import (
 )
 from halotile.tasks.distributed.transport.calls import Call, Engine, ObjectCall, Tensors, evaluate
 from halotile.tasks.distributed.transport.objects import LiveTensors, Packed, pack_arguments
-from halotile.tasks.distributed.transport.random_state import DrawSequence
-from halotile.tasks.distributed.transport.tensors import version_of
+from halotile.tasks.distributed.transport.tensors import DrawSequence, version_of
 from halotile.tasks.distributed.transport.type_conversion import convert_types
 
 GATHER_STRATEGIES = ("naive", "concatenated", "broadcast")

@@ -29,9 +29,14 @@ from halotile.tasks.distributed.tiling.processor_call import (
 )
 from halotile.tasks.distributed.tiling.tiles import Tiles, make_tiles
 from halotile.tasks.distributed.transport.calls import Call, Engine, call_on_arrays, compute, evaluate
-from halotile.tasks.distributed.transport.contents import contents_of, direct_contents, running_statistics
-from halotile.tasks.distributed.transport.objects import make_packer, pack_arguments
-from halotile.tasks.distributed.transport.random_state import DrawSequence
+from halotile.tasks.distributed.transport.objects import (
+    contents_of,
+    direct_contents,
+    make_packer,
+    pack_arguments,
+    running_statistics,
+)
+from halotile.tasks.distributed.transport.tensors import DrawSequence
 from halotile.tasks.distributed.transport.type_conversion import convert_types, empty_tensor
 
 

@@ -8,8 +8,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.groups.cut_tensors.exchange import exchange, shapes_like
-from halotile.tasks.groups.cut_tensors.transfers import check_part, wide_type
+from halotile.tasks.groups.cut_tensors.transfers import check_part, exchange, shapes_like, wide_type
 from halotile.tasks.groups.group import TorchGroup
 
 RULES = ("cut", "zero", "circular")

@@ -11,12 +11,20 @@ import numpy as np
 from halotile.errors import ConfigError
 from halotile.graphs.solvers.base import Map, Problem, ReadVector, SolverBase, Staged, State, Step, advanced
 from halotile.storage.rim import Readable
-from halotile.tasks.contributions import Contributions, Wants
 from halotile.tasks.image_task import View
 from halotile.tasks.operators.base import engines_of, with_engine
 from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
-from halotile.tasks.terms import MISFIT, FoldedGradient, Gradient, NormalImage, Sensitivity, Term
+from halotile.tasks.terms import (
+    MISFIT,
+    Contributions,
+    FoldedGradient,
+    Gradient,
+    NormalImage,
+    Sensitivity,
+    Term,
+    Wants,
+)
 
 REACH_OF_CELLS = 64
 """Additional reach, in pixels, of a convolution by Fourier transforms: its cells are fixed."""

@@ -21,8 +21,8 @@ from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout, ShardWriter
 from halotile.tasks.convolution.overlap_save import PERIOD
 from halotile.tasks.denoise_block import DenoiseTask
-from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.image_task import Denoised
 from halotile.tasks.noise.simulated import RandomImage
 from halotile.tasks.priors.base import DenoisingPrior, Prior, denoised_of
 
