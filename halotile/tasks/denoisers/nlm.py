@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 COMPILED_PATCH = 15
 """Largest patch that compiled code compares."""
 SERIES = (
-    1.9875691500e-4,
-    1.3981999507e-3,
-    8.3334519073e-3,
-    4.1665795894e-2,
-    1.6666665459e-1,
-    5.0000001201e-1,
-)
+    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
+)  # fmt: skip
 """Of (exp(x) - 1 - x) / x² for small x, beginning with the fifth power."""
 
 

@@ -11,14 +11,9 @@ from pathlib import Path
 LEVELS = {"avx512f": "AVX-512", "avx2": "AVX2", "sve": "SVE", "asimd": "NEON"}
 """Vector instruction sets by CPU flag, the widest first."""
 LIMITS = (
-    "ONEDNN_MAX_CPU_ISA",
-    "DNNL_MAX_CPU_ISA",
-    "ATEN_CPU_CAPABILITY",
-    "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "OPENBLAS_CORETYPE",
-    "NPY_DISABLE_CPU_FEATURES",
-)
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
+    "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES",
+)  # fmt: skip
 """Environment variables that keep a library from using the widest one."""
 LIBRARIES = ("torch", "numpy", "scipy")
 _CPUS = Path("/proc/cpuinfo")

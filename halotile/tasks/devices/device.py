@@ -76,14 +76,9 @@ MIXED = ("float16", "bfloat16")
 """Precisions in which a model computes parts of itself."""
 
 OUT_OF_MEMORY = (
-    "not enough memory",
-    "out of memory",
-    "ALLOC_FAILED",
-    "ALLOCATION_FAILED",
-    "unable to find an engine to execute",
-    "can't allocate memory",
-    "bad_alloc",
-)
+    "not enough memory", "out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED",
+    "unable to find an engine to execute", "can't allocate memory", "bad_alloc",
+)  # fmt: skip
 """Words in the errors of libraries that have no exception for it; "unable to find an engine" is cuDNN's, whose every algorithm needs some memory."""
 LOST = 70
 """Exit code of a process whose device is lost."""

@@ -34,18 +34,7 @@ from halotile.tasks.groups.cut_tensors.transfers import (
 )
 
 __all__ = [
-    "all_gather_v",
-    "all_reduce",
-    "all_reduce_v",
-    "all_to_all_v",
-    "copy_v",
-    "distributed_transpose",
-    "even_sizes",
-    "fft",
-    "gather_v",
-    "halo_exchange",
-    "indexed_all_to_all_v",
-    "mark_shared",
-    "reduce_loss",
+    "all_gather_v", "all_reduce", "all_reduce_v", "all_to_all_v", "copy_v", "distributed_transpose",
+    "even_sizes", "fft", "gather_v", "halo_exchange", "indexed_all_to_all_v", "mark_shared", "reduce_loss",
     "scatter_v",
-]
+]  # fmt: skip

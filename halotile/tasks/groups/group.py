@@ -22,16 +22,9 @@ _THREADS = 2
 LABEL_BYTES = 40
 """Length of the words about a tensor that go before it in a broadcast."""
 LOST_PEER = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "Connect timeout",
-    "Wait timeout",
-    "imed out",
-    "monitoredBarrier",
-    "Application timeout",
-)
+    "Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe",
+    "Connect timeout", "Wait timeout", "imed out", "monitoredBarrier", "Application timeout",
+)  # fmt: skip
 """Words in errors of torch.distributed that mean that another rank ended or did not answer."""
 
 

@@ -18,12 +18,7 @@ from halotile.tasks.ptychography.losses import LOSSES
 from halotile.tasks.ptychography.patterns import PatternNumbers, turned
 from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.recipe import ScanRecipe
-from halotile.tasks.ptychography.state import (
-    PartTensors,
-    ReconstructionState,
-    SlotGradients,
-    dark_loss,
-)
+from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, SlotGradients, dark_loss
 from halotile.tasks.ptychography.user_module import built_module, load
 
 

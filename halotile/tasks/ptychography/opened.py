@@ -29,13 +29,7 @@ from halotile.tasks.ptychography.result import (
     extreme_patterns,
     shown_probe,
 )
-from halotile.tasks.ptychography.state import (
-    DIM,
-    ReconstructionState,
-    first_state,
-    shift_limits,
-    support_of,
-)
+from halotile.tasks.ptychography.state import DIM, ReconstructionState, first_state, shift_limits, support_of
 
 
 @dataclass

@@ -130,10 +130,8 @@ class Refinement:
                 )
             parts = steps_of(self.recipe, epoch, half)[-1]
             total, _ = self._sums(one, parts, self.positions(one, parts))
-            loss, before = (
-                total / (sum(map(len, parts)) * self.patterns.counted_pixels),
-                self.last_losses[half],
-            )
+            loss = total / (sum(map(len, parts)) * self.patterns.counted_pixels)
+            before = self.last_losses[half]
             if one.is_spoilt(before, loss, self.recipe.loss):
                 raise Diverged(
                     f"the loss of some patterns is {loss:.4g} after the last step of a stage, and was {before:.4g}. Write a smaller lr in that stage, or smaller lr_factors."
@@ -149,11 +147,7 @@ class Refinement:
         return steps_of(self.recipe, epoch + 1) if epoch + 1 < self.recipe.epochs else []
 
     def step(
-        self,
-        state: ReconstructionState,
-        stage: SolverStage,
-        rate: float,
-        parts: Sequence[PatternNumbers],
+        self, state: ReconstructionState, stage: SolverStage, rate: float, parts: Sequence[PatternNumbers]
     ) -> tuple[float, float]:
         """Do one step; return the loss of its patterns, and that of their pixels that are held out."""
         loss, gradients = self._sums(state, parts, places := self.positions(state, parts))

@@ -311,11 +311,8 @@ def _of_patterns(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[
 
 def _for_cdtools(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[np.int64]) -> dict[str, Any]:
     """Everything that CDTools keeps in another way: translations of the beam, roots of the background, and its whole model, unless there are variations."""
-    pixel, positions, moved = (
-        recipe.optics.pixel,
-        recipe.scan.positions,
-        state.parameters["positions"].numpy(),
-    )
+    pixel, positions = recipe.optics.pixel, recipe.scan.positions
+    moved = state.parameters["positions"].numpy()
     found: dict[str, Any] = {
         "image_1/basis_vectors": _basis(pixel),
         "process_1/probe_translations": -_translations(positions + moved * pixel)[order],

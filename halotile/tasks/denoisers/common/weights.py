@@ -37,19 +37,17 @@ def file_sha256(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def load_weights(
-    path: str | Path, sha256: str | None = None, map_location: str = "cpu"
-) -> dict[str, torch.Tensor]:
+def load_weights(path: str | Path, sha256: str | None = None) -> dict[str, torch.Tensor]:
     """Load the tensors of a weights file, by name.
 
     ``path``: a `.safetensors` file, or a `.pth` or `.pt` file with nothing but tensors: pickled code is refused, never run; ``sha256``: checksum that
-    the file must have; ``map_location``: device to put the tensors on.
+    the file must have.
     """
     path = Path(path)
     with _open_checked(path, sha256) as file:
         # Read from the open file whose checksum was checked: replacing it in between has no effect.
         read = _read_safetensors if path.suffix == ".safetensors" else _read_pickle
-        return _tensors_only(path, read(path, file, map_location))
+        return _tensors_only(path, read(path, file))
 
 
 def weight_shapes(path: str | Path, sha256: str | None = None) -> Shapes:
@@ -170,16 +168,15 @@ def _open(path: str | Path) -> BufferedReader:
         ) from error
 
 
-def _read_safetensors(path: Path, file: BufferedReader, map_location: str) -> Any:
+def _read_safetensors(path: Path, file: BufferedReader) -> Any:
     import safetensors.torch
 
     try:
-        tensors = safetensors.torch.load(file.read())
+        return safetensors.torch.load(file.read())
     except Exception as error:
         if is_out_of_memory(error):
             raise
         raise _damaged(path, error) from error
-    return {name: tensor.to(map_location) for name, tensor in tensors.items()}
 
 
 def _damaged(path: Path, error: Exception) -> WeightsError:
@@ -191,14 +188,14 @@ def _damaged(path: Path, error: Exception) -> WeightsError:
     return WeightsError(f"{str(path)!r} is not a complete safetensors file ({error}). Download it again.")
 
 
-def _read_pickle(path: Path, file: BufferedReader, map_location: str) -> Any:
+def _read_pickle(path: Path, file: BufferedReader) -> Any:
     import torch
 
     head = file.peek(2)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error below says the same
-            return torch.load(file, map_location=map_location, weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         if is_out_of_memory(error):
             raise

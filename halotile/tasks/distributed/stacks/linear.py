@@ -22,11 +22,7 @@ from halotile.tasks.distributed.stacks.blockwise import (
 )
 from halotile.tasks.distributed.stacks.krylov import Apply, System, conjugate_gradients, largest_eigenvalue
 from halotile.tasks.distributed.stacks.operators import SentObjects, check_unchanged, live_tensors
-from halotile.tasks.distributed.stacks.physics import (
-    ADJOINT,
-    DistributedStackedPhysics,
-    SingleLinearOperator,
-)
+from halotile.tasks.distributed.stacks.physics import ADJOINT, DistributedStackedPhysics, SingleLinearOperator
 from halotile.tasks.distributed.transport.calls import Call, ObjectCall, Tensors, compute
 from halotile.tasks.distributed.transport.type_conversion import convert_types
 

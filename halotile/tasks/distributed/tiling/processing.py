@@ -103,12 +103,8 @@ def processor_name(processor: Any) -> str:
 
 
 STRATEGY_METHODS = (
-    "get_num_patches",
-    "get_local_patches",
-    "reduce_patches",
-    "apply_batching",
-    "unpack_batched_results",
-)
+    "get_num_patches", "get_local_patches", "reduce_patches", "apply_batching", "unpack_batched_results",
+)  # fmt: skip
 """Methods of a user's strategy: those of ``deepinv.distributed.strategies.DistributedSignalStrategy``."""
 
 

@@ -499,10 +499,7 @@ class Snapshot:
 
 @contextmanager
 def load_for_call(
-    draw: Draw | None,
-    tensors: Sequence[torch.Tensor],
-    *sources: RemoteObject | None,
-    is_alone: bool = False,
+    draw: Draw | None, tensors: Sequence[torch.Tensor], *sources: RemoteObject | None, is_alone: bool = False
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the inputs of a call, and objects for one call in the state in which they were loaded, whatever earlier calls did to them.
 

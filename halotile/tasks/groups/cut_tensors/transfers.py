@@ -116,10 +116,7 @@ def exchange(parts: Sequence[torch.Tensor], shapes: PartShapes, group: TorchGrou
 
 
 def transpose(
-    x: torch.Tensor,
-    group: TorchGroup,
-    split: tuple[int, Sequence[int]],
-    joined: tuple[int, Sequence[int]],
+    x: torch.Tensor, group: TorchGroup, split: tuple[int, Sequence[int]], joined: tuple[int, Sequence[int]]
 ) -> torch.Tensor:
     """Split a tensor along an axis, send each rank its part, and join theirs along another axis; differentiable any number of times.
 
