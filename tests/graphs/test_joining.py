@@ -41,6 +41,19 @@ ELSEWHERE = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"}
 OVERRIDE = {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
 
 
+def said_by_both(folder: Path, code: str, environment: dict[str, str], rank: str, *words: str) -> list[str]:
+    """What each of two copies of a script prints, whose number is in the variable ``rank``, and their last word."""
+    script = folder / "script.py"
+    script.write_text(code)
+    started = [
+        subprocess.Popen(
+            [sys.executable, script, *words, str(number)], env={**os.environ, **environment, rank: str(number)}, stdout=subprocess.PIPE, text=True
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    return [process.communicate(timeout=120)[0] for process in started]
+
+
 @pytest.mark.parametrize(
     ("launcher", "rank"),
     [
@@ -54,15 +67,7 @@ def test_a_script_joins_the_ranks_of_its_launcher_and_listens_on_loopback_alone(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         launcher = {"MASTER_PORT": str(free.getsockname()[1])} | launcher
-    script = tmp_path / "join.py"
-    script.write_text(JOIN)
-    started = [
-        subprocess.Popen(
-            [sys.executable, script], env={**os.environ, **launcher, rank: str(number)}, stdout=subprocess.PIPE, text=True
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    lines = [process.communicate(timeout=120)[0].split() for process in started]
+    lines = [text.split() for text in said_by_both(tmp_path, JOIN, launcher, rank)]
     assert lines == [["0", "2", "3.0", "127.0.0.1"], ["1", "2", "3.0", "127.0.0.1"]]
 
 
@@ -94,29 +99,15 @@ except halotile.errors.PeerLost:
 
 def test_a_rank_that_has_ended_does_not_wait_for_one_that_died(tmp_path: Path) -> None:
     """Nobody ends it: not every launcher does when another rank fails."""
-    script = tmp_path / "end.py"
-    script.write_text(END)
-    started = [
-        subprocess.Popen(
-            [sys.executable, script], env={**os.environ, **SLURM, "SLURM_STEP_ID": "2", "SLURM_PROCID": str(number)}, stdout=subprocess.PIPE, text=True
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    waited, _ = (process.communicate(timeout=120)[0] for process in started)
+    waited, _ = said_by_both(tmp_path, END, SLURM | {"SLURM_STEP_ID": "2"}, "SLURM_PROCID")
     assert 0.5 < float(waited) < 20
 
 
 def test_a_script_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "join.py"
     script.write_text(JOIN)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(script),
-    ]
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    command = [sys.executable, *torchrun, str(script)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert sorted(said.splitlines()) == ["0 2 3.0 127.0.0.1", "1 2 3.0 127.0.0.1"]  # the store is torchrun's
 
@@ -139,15 +130,8 @@ dist.destroy_process_group()
 
 
 def test_a_program_that_has_a_process_group_keeps_it(tmp_path: Path) -> None:
-    script = tmp_path / "own.py"
-    script.write_text(OWN_GROUP)
-    started = [
-        subprocess.Popen(
-            [sys.executable, script, tmp_path / "meet", str(rank)], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    lines = [process.communicate(timeout=120)[0].splitlines() for process in started]
+    said = said_by_both(tmp_path, OWN_GROUP, {}, "NUMBER", str(tmp_path / "meet"))
+    lines = [text.splitlines() for text in said]
     both = [[f"{rank} 2 3.0 2 2"] * 2 for rank in range(2)]
     assert lines == [[*both[0], "0 1 1.0 1 1"], [*both[1], "0 1 2.0 1 1"]]
 

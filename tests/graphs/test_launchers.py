@@ -18,55 +18,35 @@ from halotile.tasks.groups.launchers import Copy, copy_of
 from tests.faults import REPOSITORY
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+PALS = {"PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PALS_APID": "a-b"}
+
+
+def numbered(prefix: str) -> dict[str, str]:
+    """The variables of copy 3 of 4, of which two are on each machine."""
+    words = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    return {f"{prefix}_{name}": word for name, word in words.items()}
+
+
 SET_BY = {
     "srun": (STEP | {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}, Copy(1, 2, 1, 2, "7-0")),
     "srun on two nodes": (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, Copy(1, 2, None, None, "7-0")),
     "mpirun of Open MPI": (
-        {
-            "OMPI_COMM_WORLD_RANK": "3",
-            "OMPI_COMM_WORLD_SIZE": "4",
-            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-            "PMIX_NAMESPACE": "prterun-a-1@1",
-            "PMIX_RANK": "3",
-        },
+        numbered("OMPI_COMM_WORLD") | {"PMIX_NAMESPACE": "prterun-a-1@1", "PMIX_RANK": "3"},
         Copy(3, 4, 1, 2, "prterun-a-1@1"),
     ),
     "mpiexec of MPICH": (
         {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
         Copy(3, 4, 1, 2),
     ),
-    "mpirun_rsh of MVAPICH2": (
-        {
-            "MV2_COMM_WORLD_RANK": "3",
-            "MV2_COMM_WORLD_SIZE": "4",
-            "MV2_COMM_WORLD_LOCAL_RANK": "1",
-            "MV2_COMM_WORLD_LOCAL_SIZE": "2",
-            "MPIRUN_ID": "99",
-        },
-        Copy(3, 4, 1, 2, "99"),
-    ),
+    "mpirun_rsh of MVAPICH2": (numbered("MV2_COMM_WORLD") | {"MPIRUN_ID": "99"}, Copy(3, 4, 1, 2, "99")),
     "MVAPICH 3": ({"MVP_COMM_WORLD_RANK": "3", "MVP_COMM_WORLD_SIZE": "4"}, Copy(3, 4)),
     "mpiexec of PALS": (
-        {
-            "PALS_RANKID": "3",
-            "PALS_LOCAL_RANKID": "1",
-            "PALS_APID": "a-b",
-            "PMI_RANK": "3",
-            "PMI_SIZE": "4",
-            "PMI_LOCAL_SIZE": "2",
-        },
+        PALS | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_SIZE": "2"},
         Copy(3, 4, 1, 2, "a-b"),
     ),
     "torchrun": (
-        {
-            "RANK": "3",
-            "WORLD_SIZE": "4",
-            "LOCAL_RANK": "1",
-            "LOCAL_WORLD_SIZE": "2",
-            "TORCHELASTIC_RUN_ID": "none",
-            "MASTER_PORT": "29500",
-        },
+        {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+        | {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"},
         Copy(3, 4, 1, 2, "none-29500"),
     ),
     "torchrun in a step of each node": (
@@ -78,10 +58,7 @@ SET_BY = {
         {"PMIX_RANK": "3", "HALOTILE_SIZE": "4", "HALOTILE_LOCAL_RANK": "1"},
         Copy(3, 4, 1),
     ),
-    "PALS with a count": (
-        {"PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PALS_APID": "a-b", "HALOTILE_SIZE": "4"},
-        Copy(3, 4, 1, launch="a-b"),
-    ),
+    "PALS with a count": (PALS | {"HALOTILE_SIZE": "4"}, Copy(3, 4, 1, launch="a-b")),
     "PMIx in a batch job's script": (
         {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "PMIX_RANK": "3", "HALOTILE_SIZE": "4"},
         Copy(3, 4, launch="7"),
