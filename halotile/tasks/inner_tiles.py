@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,8 @@ from halotile.errors import BlockFailed
 from halotile.storage.grid import Depth, Region, align_outward
 from halotile.tasks.denoisers.base import CoreModel, Margin, Model
 from halotile.tasks.devices.device import Device, all_finite
+from halotile.tasks.lazy import torch
 from halotile.tasks.roles import spanned
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)

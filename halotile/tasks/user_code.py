@@ -22,6 +22,8 @@ from typing import Any
 
 import cloudpickle
 
+from halotile.tasks.lazy import torch
+
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of installed packages."""
 SUFFIXES = (".py", *importlib.machinery.EXTENSION_SUFFIXES)
@@ -275,7 +277,6 @@ class _Inspected(pickle._Pickler):
 
 
 def _tensor_parts(tensor: Any) -> tuple[str, tuple[int, ...], str]:
-    import torch
 
     numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return str(tensor.dtype), tuple(tensor.shape), hashlib.sha256(numbers).hexdigest()

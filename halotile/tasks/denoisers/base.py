@@ -12,14 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.common.weights import TrainedPixels
+from halotile.tasks.lazy import torch
 from halotile.tasks.options import check_above_zero, check_level, check_sizes
-
-if TYPE_CHECKING:
-    import torch
 
 Model = Callable[..., "torch.Tensor"]
 """``model(batch, **sides) -> batch``: float tensors of shape (tiles, channels, *spatial), in the
@@ -253,7 +251,6 @@ class Leveled(Pixelwise):
             )
         if self.sigma is None:
             return strength
-        import torch
 
         return float(torch.tensor(self.sigma, dtype=dtype) * strength)
 
@@ -279,8 +276,6 @@ class LeveledFilter(Leveled, Spaced):
         self, batch: torch.Tensor, sigma: torch.Tensor | None = None, valid: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Filter every tile of a batch; ``sigma`` is a noise level for each pixel, ``valid`` is 0 in holes."""
-        import torch
-
         if batch.is_cuda:
             return self._in_safe_units(batch, sigma, holed(valid))
         levels, valids = (
@@ -320,8 +315,6 @@ def _unit_of(strength: float | torch.Tensor, image: torch.Tensor) -> Any:
 
     A GPU is not waited for: it gets a tensor. Squares of the image in that unit do not overflow.
     """
-    import torch
-
     largest = 1022 if image.dtype == torch.float64 else 126
     if isinstance(strength, torch.Tensor):
         low, high = strength.detach().aminmax()
@@ -351,8 +344,6 @@ def number_like(value: float | torch.Tensor, image: torch.Tensor) -> torch.Tenso
 
     A GPU fills in the number itself, without a wait for a copy.
     """
-    import torch
-
     if isinstance(value, torch.Tensor):
         return value.to(image.dtype)
     return torch.full((), value, dtype=image.dtype, device=image.device)

@@ -11,6 +11,7 @@ from halotile.errors import ConfigError, WeightsError
 from halotile.tasks.convolution.stable import make_steady, spread
 from halotile.tasks.denoisers.base import Leveled, Model
 from halotile.tasks.denoisers.common.weights import load_weights, shape_mismatches, shapes_of, summarize
+from halotile.tasks.lazy import torch
 from halotile.tasks.options import (
     Auto,
     OwnPath,
@@ -161,8 +162,6 @@ class UserNetwork(Leveled):
 
     def _network(self) -> Any:
         """The user's module with its weights, as it was written."""
-        import torch
-
         function = import_reference(self.import_)
         try:
             module = function(**self.options)
@@ -217,7 +216,6 @@ def _frozen(module: Any) -> Any:
 
 def _with_level(module: Any, strength_at: Any) -> Model:
     """Wrap a module to call it with its noise level: a number, or the map that is passed."""
-    import torch
 
     class AtLevel(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
 from halotile.tasks.denoisers.base import TINY, LeveledFilter, number_like
 from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for, one_number
+from halotile.tasks.lazy import torch
 from halotile.tasks.options import check_whole
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +145,6 @@ def _minimise(
     image: torch.Tensor, weight: float | torch.Tensor, iterations: int, gradient: _Gradient
 ) -> torch.Tensor:
     """``image - step div q`` after the dual steps on ``q``, the dual divided by the step and times its slope."""
-    import torch
-
     axes = range(2, image.dim())
     step = 1.0 / (2 * gradient.square)
     ratio = number_like(weight, image).clamp_min(TINY).reciprocal() * step
@@ -173,8 +169,6 @@ def _accelerated(
     image: torch.Tensor, weight: float | torch.Tensor, iterations: int, gradient: _Gradient
 ) -> torch.Tensor:
     """``image + w div p`` after the steps on ``p``, whose length is at most 1 everywhere."""
-    import torch
-
     axes = range(2, image.dim())
     width = number_like(weight, image).clamp_min(TINY)
     rate = (4 * gradient.square * width).reciprocal()
@@ -199,8 +193,6 @@ def _accelerated(
 
 def _differences(image: torch.Tensor, out: list[torch.Tensor]) -> None:
     """Differences to the next pixel along each axis; ``out`` is not changed at the last pixel."""
-    import torch
-
     for axis, gradient in enumerate(out, start=2):
         length = image.shape[axis] - 1
         after, before = image.narrow(axis, 1, length), image.narrow(axis, 0, length)
@@ -209,8 +201,6 @@ def _differences(image: torch.Tensor, out: list[torch.Tensor]) -> None:
 
 def _norm(slope: list[torch.Tensor], out: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
     """Length of a gradient at every pixel."""
-    import torch
-
     torch.mul(slope[0], slope[0], out=out)
     for gradient in slope[1:]:
         out += torch.mul(gradient, gradient, out=scratch)

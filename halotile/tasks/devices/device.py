@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, HalotileError
+from halotile.tasks.lazy import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from halotile.tasks.denoisers.base import Model
 
 
@@ -89,15 +88,11 @@ def prepare_process(threads: int) -> None:
 
     Several workers on one machine that each take every core are 2 to 10 times slower.
     """
-    import torch
-
     torch.set_num_threads(threads)
 
 
 def prepare_program(device: Any) -> None:
     """Prepare the process of a rank for a program on its device: one thread on a CPU, and on a GPU the arithmetic of ``float32``."""
-    import torch
-
     if torch.device(device).type == "cpu":
         prepare_process(threads=1)
     else:
@@ -109,7 +104,7 @@ def set_precision(precision: str) -> None:
 
     In ``float32`` cuDNN chooses its algorithms by rule: timing would choose another one, and so other bits, on each worker.
     """
-    from torch import backends
+    backends = torch.backends
 
     with warnings.catch_warnings():  # versions of torch differ in the setting they prefer
         warnings.simplefilter("ignore", UserWarning)
@@ -124,8 +119,6 @@ def torch_threads(count: int = 1) -> Iterator[None]:
 
     One is the number of a worker: how torch divides its work shows in the last bit.
     """
-    import torch
-
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -171,7 +164,6 @@ class Device:
     """True if batches are filled up to one shape: needed where the shape decides on the algorithm, and so on the bits."""
 
     def __init__(self, name: str = "cpu", precision: str = "float32", channels_last: bool = False) -> None:
-        import torch
 
         self.torch = torch
         self.name = name
@@ -322,8 +314,6 @@ def unless_lost(device: Device) -> Iterator[None]:
 
 def give_memory_back() -> None:
     """Release the GPU memory that torch caches, for other processes."""
-    import torch
-
     if torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
@@ -337,8 +327,6 @@ def choose_device(mode: str | None) -> torch.device:
     >>> choose_device("cpu")
     device(type='cpu')
     """
-    import torch
-
     if mode not in (None, "cpu", "gpu"):
         raise ConfigError(f"device_mode is {mode!r}. Write 'cpu', 'gpu', or leave it out.")
     # NVML answers this: once CUDA is initialised, it would not work in processes forked later.
@@ -351,8 +339,6 @@ def choose_device(mode: str | None) -> torch.device:
 
 def seed_everything(seed: int | None, deterministic: bool) -> None:
     """Seed torch's random numbers in this process, and restrict cuDNN to deterministic algorithms if wanted."""
-    import torch
-
     if seed is not None:
         torch.manual_seed(seed)
     if deterministic:

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.tasks.devices.device import Device, Download, set_precision
 from halotile.tasks.devices.streams import BufferRing, Computation, CudaStreams, Mark, Streams
+from halotile.tasks.lazy import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from halotile.tasks.denoisers.base import Model
 
 SMALL_BYTES = 2**16
@@ -266,7 +265,6 @@ def open_device(kind: str, precision: str, channels_last: bool, records: bool = 
     """
     if kind == "cpu":
         return Device("cpu", precision, channels_last)
-    import torch
 
     if not torch.cuda.is_available():
         raise ConfigError(

@@ -6,10 +6,9 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
-if TYPE_CHECKING:
-    import torch
+from halotile.tasks.lazy import torch
 
 Computation = Callable[[], "torch.Tensor"]
 Name = Literal["upload", "compute", "download"]
@@ -54,8 +53,6 @@ class Streams:
 
     def pinned(self, size: int) -> torch.Tensor:
         """Memory of ``size`` bytes that the device can copy from and to by itself."""
-        import torch
-
         with torch.inference_mode(False):  # it outlives the computation for which it is taken first
             return torch.empty(size, dtype=torch.uint8)
 
@@ -85,7 +82,6 @@ class CudaStreams(Streams):
     """
 
     def __init__(self, device: str) -> None:
-        import torch
 
         self.torch: Any = torch
         self._device = device

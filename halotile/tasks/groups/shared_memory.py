@@ -13,10 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import PeerLost
+from halotile.tasks.lazy import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from halotile.tasks.groups.group import TorchGroup
 
 SIGNAL = struct.Struct("=QQQQ")
@@ -174,8 +173,6 @@ class _File:
 
     def tensor(self, like: torch.Tensor, start: int) -> torch.Tensor:
         """A part of it, as a tensor of the shape and the type of another one that shares its memory."""
-        import torch
-
         if not like.numel():
             return torch.empty(like.shape, dtype=like.dtype)
         flat = torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start)
@@ -191,8 +188,6 @@ class _File:
 
 def shared_by(group: TorchGroup) -> SharedMemory | None:
     """Connect the ranks of a group through memory; None on all of them where one cannot. Every rank calls it."""
-    import torch
-
     memory, address = None, [0] * (2 + SECRET_BYTES + group.world_size)
     with suppress(OSError, AttributeError):  # no such call: not Linux
         memory = SharedMemory(group.rank, group.world_size, group.timeout_seconds)

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +26,11 @@ from halotile.tasks.denoisers.base import NARROW, ROUNDING, CoreModel, Denoiser,
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import Device, torch_threads
 from halotile.tasks.inner_tiles import TileRunner, Tiling, Window, cut_evenly, windows_of
+from halotile.tasks.lazy import torch
 from halotile.tasks.noise.simulated import RandomImage
 from halotile.tasks.roles import respanned
 from halotile.tasks.trials.functions import Sample, TrialImage, compare, quarters
 from halotile.tasks.trials.trial import Trial, failing_as
-
-if TYPE_CHECKING:
-    import torch
-
 
 TRIED_WHOLE = 2**18
 """Images of up to this many pixels, or of a single tile, are tried as a whole."""
@@ -168,8 +165,6 @@ def _long_windows(tile: Region, tiling: Tiling) -> list[Region]:
 
 def _noise(channels: int, corner: tuple[int, ...], region: Region) -> torch.Tensor:
     """A window of an image of noise with this first corner, as a batch."""
-    import torch
-
     place = region.shift(tuple(-a for a in corner))
     inside = Region((0, *place.start), (channels, *place.stop))
     drawn = RandomImage(inside.stop, np.dtype("float32"), SEED).read(inside)
@@ -184,8 +179,6 @@ def _tile(device: Device, model: Model, tile: Window, noise: torch.Tensor, batch
 
 def _modules(model: Model) -> set[int]:
     """Addresses of the modules of a model; two models may share some."""
-    import torch
-
     return {id(part) for part in (model.modules() if isinstance(model, torch.nn.Module) else [model])}
 
 

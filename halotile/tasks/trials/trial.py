@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.base import NARROW, Around, Denoiser, Model
 from halotile.tasks.devices.device import is_out_of_memory
-
-if TYPE_CHECKING:
-    import torch
+from halotile.tasks.lazy import torch
 
 
 def sides_as_channels(denoiser: Denoiser, names: Collection[str]) -> Denoiser:
@@ -45,8 +43,6 @@ class _SidesAsChannels(Around):
 
     def around(self, model: Model) -> Model:
         """A model of the denoiser that takes its side inputs as channels."""
-        import torch
-
         count, names = self.inner.channels[0], self.names
 
         class TakingChannels(torch.nn.Module):  # type: ignore[misc]  # torch has no types
@@ -117,8 +113,6 @@ class Trial:
 
     def noise(self, shape: tuple[int, ...], count: int = 1) -> torch.Tensor:
         """Windows of random pixels, the same every time."""
-        import torch
-
         generator = torch.Generator().manual_seed(20_26)
         windows = torch.rand((count, self.channels[0], *shape), generator=generator)
         return windows.to(getattr(torch, self.dtype))
@@ -129,8 +123,6 @@ class Trial:
 
     def smallest(self, denoiser: Denoiser) -> tuple[int, ...]:
         """Shape of a small window that the model can process: larger than usual where the denoiser declares that it looks far."""
-        import torch
-
         edge = NARROW[self.dims]
         reach, stride = denoiser.receptive_field(), denoiser.alignment
         most = -(-(2 * reach + stride) // stride) * stride if reach is not None else 0
@@ -176,8 +168,6 @@ class Trial:
 
     def _try(self, window: torch.Tensor) -> int:
         """Number of channels of the model's result for a window; 0 if it fails or returns other axes."""
-        import torch
-
         with suppress(Exception, SystemExit), torch.inference_mode():
             result: Any = self.model(window)
             if result.dim() == window.dim() and len(result) == 1:

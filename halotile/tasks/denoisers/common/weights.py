@@ -11,14 +11,12 @@ import warnings
 from collections.abc import Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from halotile.errors import WeightsError
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.devices.device import is_out_of_memory
-
-if TYPE_CHECKING:
-    import torch
+from halotile.tasks.lazy import torch
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
 METADATA = "halotile"
@@ -189,7 +187,6 @@ def _damaged(path: Path, error: Exception) -> WeightsError:
 
 
 def _read_pickle(path: Path, file: BufferedReader) -> Any:
-    import torch
 
     head = file.peek(2)
     try:
@@ -213,8 +210,6 @@ def _read_pickle(path: Path, file: BufferedReader) -> Any:
 
 def _tensors_only(path: Path, content: Any) -> dict[str, torch.Tensor]:
     """Unwrap the state dictionary; refuse anything else."""
-    import torch
-
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

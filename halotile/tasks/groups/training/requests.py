@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from halotile.tasks.lazy import torch
+
 if TYPE_CHECKING:
     from halotile.tasks.groups.group import TorchGroup
 
@@ -41,8 +43,6 @@ class StepRequests:
         ``step``: number of the step, from 0; ``group``: ranks, of which the first one looks; ``quiet``: called on rank 0 where the loop takes its
         time, again and again, and at the end.
         """
-        import torch  # the loop has no use for it
-
         while True:
             seen = self._look(step, quiet) if group.rank == 0 else WAIT
             word = float(group.broadcast(torch.tensor([seen], device=group.device)))
