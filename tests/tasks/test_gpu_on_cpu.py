@@ -21,8 +21,7 @@ from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.devices.device import LOST, Device, Download
-from halotile.tasks.devices.gpu import Gpu
-from halotile.tasks.devices.streams import BufferRing
+from halotile.tasks.devices.gpu import BufferRing, Gpu
 from halotile.tasks.inner_tiles import TileRunner
 from tests.cases import thorough
 from tests.support import DTYPES, dncnn_weights, job_of, read_zarr, work_of, write_zarr

@@ -34,8 +34,9 @@ class Launcher:
 def _launcher(names: str, launch: str = "", *, by_slurm: bool = False) -> Launcher:
     """A launcher by its variables: four in their order, or a prefix of _RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE."""
     ends = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    words = [f"{names}_{end}" for end in ends] if " " not in names else [*names.split(), "", ""][:4]
-    return Launcher(*words, launch=tuple(launch.split()), by_slurm=by_slurm)
+    words = [f"{names}_{end}" for end in ends] if " " not in names else [*names.split(), "", ""]
+    rank, size, local_rank, local_size = words[:4]
+    return Launcher(rank, size, local_rank, local_size, tuple(launch.split()), by_slurm)
 
 
 LAUNCHERS = {

@@ -17,8 +17,8 @@ from halotile.errors import ConfigError, InputError
 from halotile.storage.disk.durable import DISK
 from halotile.storage.scans.export import PatternComparison, check_result_place
 from halotile.storage.scans.lengths import shown_resolution
+from halotile.tasks.groups.training.curve import LOOK_SECONDS
 from halotile.tasks.groups.training.fit import read_content, state_in, write_state
-from halotile.tasks.groups.training.requests import LOOK_SECONDS
 from halotile.tasks.ptychography.patterns import Patterns, on_detector, turned
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, warning_of_halves
 from halotile.tasks.ptychography.resolution import RingCorrelation

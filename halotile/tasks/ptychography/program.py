@@ -18,9 +18,8 @@ from halotile.errors import Diverged
 from halotile.tasks.devices.device import prepare_program
 from halotile.tasks.groups.cut_tensors.transfers import as_real
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.training.curve import count_received
+from halotile.tasks.groups.training.curve import StepRequests, count_received
 from halotile.tasks.groups.training.fit import shared_state
-from halotile.tasks.groups.training.requests import StepRequests
 from halotile.tasks.ptychography.model import (
     OWN_PARTS,
     PatternGradients,

@@ -18,8 +18,7 @@ from halotile.tasks.denoisers.base import NARROW, ROUNDING, Denoiser, Model
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory
 from halotile.tasks.lazy import torch
-from halotile.tasks.trials.functions import check_stateless
-from halotile.tasks.trials.trial import Trial, model_on_trial, sides_as_channels
+from halotile.tasks.trials.trial import Trial, check_stateless, model_on_trial, sides_as_channels
 
 ALIGNMENTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 27, 28, 32, 36, 40, 48, 54, 56, 64)
 """Total strides to try."""

@@ -29,8 +29,7 @@ from halotile.tasks.inner_tiles import TileRunner, Tiling, Window, cut_evenly, w
 from halotile.tasks.lazy import torch
 from halotile.tasks.noise.simulated import RandomImage
 from halotile.tasks.roles import respanned
-from halotile.tasks.trials.functions import Sample, TrialImage, compare, quarters
-from halotile.tasks.trials.trial import Trial, failing_as
+from halotile.tasks.trials.trial import Sample, Trial, TrialImage, compare, failing_as, quarters
 
 TRIED_WHOLE = 2**18
 """Images of up to this many pixels, or of a single tile, are tried as a whole."""

@@ -14,7 +14,7 @@ from itertools import product
 from halotile.errors import MemoryRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.clusters.common.machine import cgroups_of
-from halotile.tasks.devices.streams import BUFFERS
+from halotile.tasks.devices.gpu import BUFFERS
 
 MIB = 1024**2
 IMPORTS_BYTES = 700 * MIB

@@ -11,9 +11,9 @@ from halotile.graphs.kinds.sections import Tile
 from halotile.storage.grid import Depth
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
-from halotile.tasks.trials.functions import check_depth
 from halotile.tasks.trials.probe import check_ragged, probe
 from halotile.tasks.trials.rehearsal import rehearse, tiling_error
+from halotile.tasks.trials.trial import check_depth
 
 DIFFER = "tiles differ from the whole image"
 """Start of a note that is kept with the run."""

@@ -21,7 +21,7 @@ from halotile.graphs.plans.resources.memory import (
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout
-from halotile.tasks.devices.streams import BUFFERS
+from halotile.tasks.devices.gpu import BUFFERS
 from halotile.tasks.image_task import Denoised, View
 from halotile.tasks.operators.base import Operator, Shape
 from halotile.tasks.options import Auto
