@@ -19,7 +19,7 @@ from halotile.errors import InputError, OutputRefused
 from halotile.storage.disk.durable import is_full
 from halotile.storage.grid import Block, Grid, Region
 from halotile.storage.sharded.output import FileLayout, WrittenBlock
-from halotile.tasks.devices.cpu_kind import cpu_kind
+from halotile.tasks.devices.device import cpu_kind
 
 
 class Prefetch:
@@ -123,7 +123,7 @@ class Receipt:
     """Address of the worker, which runs on ``host``."""
     host: str = ""
     cpu_kind: str = ""
-    """Everything that decides on the last bits: see :func:`~halotile.tasks.devices.cpu_kind.cpu_kind`."""
+    """Everything that decides on the last bits: see :func:`~halotile.tasks.devices.device.cpu_kind`."""
     took: dict[int, float] = field(default_factory=dict)
     """Seconds that the computing thread took for each block that is done."""
     sums: dict[int, dict[str, list[float]]] = field(default_factory=dict)

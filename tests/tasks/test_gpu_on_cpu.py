@@ -247,18 +247,11 @@ def test_the_precision_is_set_where_it_is_computed() -> None:
     for precision, tf32, by_stopwatch in rows:
         backends = torch.backends
         before = backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic
-        device, other = (
-            gpu_device(precision=precision),
-            gpu_device(precision="float32" if tf32 else "tf32"),
-        )
+        device, other = (gpu_device(precision=precision), gpu_device(precision="float32" if tf32 else "tf32"))
         with other.computing():
             pass
         with device.computing():
-            settings = (
-                backends.cuda.matmul.allow_tf32,
-                backends.cudnn.allow_tf32,
-                backends.cudnn.benchmark,
-            )
+            settings = (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark)
             deterministic = backends.cudnn.deterministic
         assert settings == (tf32, tf32, by_stopwatch)
         assert deterministic == (not by_stopwatch)
