@@ -28,10 +28,7 @@ class Prefetch:
     With every core busy computing, a second thread only gets in the way (15 % slower when storage
     is fast); with spare cores, slow storage or a GPU it hides the input and output.
 
-    Parameters
-    ----------
-    overlap : bool
-        Whether reads and writes get threads of their own.
+    ``overlap``: whether reads and writes get threads of their own.
     """
 
     def __init__(self, overlap: bool) -> None:

@@ -104,16 +104,8 @@ class TileRunner:
 
     When the device runs out of memory, the batch is halved from then on.
 
-    Parameters
-    ----------
-    model : callable
-        The model that a denoiser builds.
-    device : Device
-        The device to run it on.
-    tiling : Tiling
-        The cut into tiles.
-    name : str
-        Name of the denoiser in messages.
+    ``model``: the model that a denoiser builds; ``device``: the device to run it on; ``tiling``: the cut into tiles; ``name``: name of the denoiser
+    in messages.
     """
 
     def __init__(self, model: Model, device: Device, tiling: Tiling, name: str) -> None:

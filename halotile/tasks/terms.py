@@ -244,14 +244,7 @@ class Gradient(Derived):
     The terms are added in their order, so any region has the bits of the whole. Inside a
     :class:`~halotile.tasks.shared.Scope` the misfit of ``x`` is noted as well.
 
-    Parameters
-    ----------
-    image : Readable
-        ``x``.
-    terms : tuple of Term
-        The stack.
-    records_misfit : bool
-        Whether the misfit is noted.
+    ``image``: ``x``; ``terms``: the stack; ``records_misfit``: whether the misfit is noted.
 
     Examples
     --------
@@ -287,12 +280,7 @@ class Gradient(Derived):
 class NormalImage(Derived):
     """``sum_i weight_i A_i^T A_i x``; with curvatures ``c_i`` other than 1, ``sum_i weight_i A_i^T c_i A_i x``.
 
-    Parameters
-    ----------
-    image : Readable
-        ``x``.
-    terms : tuple of Term
-        The stack.
+    ``image``: ``x``; ``terms``: the stack.
 
     Examples
     --------
@@ -316,12 +304,7 @@ class NormalImage(Derived):
 class Sensitivity(Derived):
     """``sum_i weight_i A_i^T 1``, for an image that only gives shape and type.
 
-    Parameters
-    ----------
-    image : Readable
-        The image.
-    terms : tuple of Term
-        The stack.
+    ``image``: the image; ``terms``: the stack.
     """
 
     terms: tuple[Term, ...]

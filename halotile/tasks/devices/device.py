@@ -198,14 +198,8 @@ class Device:
     The pixels of a block are staged, perhaps on a thread for reading; taken by the thread that computes; and its result is
     fetched, perhaps by a thread for writing.
 
-    Parameters
-    ----------
-    name : str
-        ``cpu``, or ``cuda:0`` and the like.
-    precision : str
-        ``float32``, ``tf32`` (GPUs only), or ``float16`` and ``bfloat16`` for automatic mixed precision (about 0.1 and 1 % error).
-    channels_last : bool
-        Whether activations are laid out channels last, which suits convolutions.
+    ``name``: ``cpu``, or ``cuda:0`` and the like; ``precision``: ``float32``, ``tf32`` (GPUs only), or ``float16`` and ``bfloat16`` for automatic
+    mixed precision (about 0.1 and 1 % error); ``channels_last``: whether activations are laid out channels last, which suits convolutions.
 
     Examples
     --------

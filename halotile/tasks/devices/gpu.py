@@ -86,10 +86,7 @@ class Streams:
 class CudaStreams(Streams):
     """The streams of a GPU.
 
-    Parameters
-    ----------
-    device : str
-        ``cuda:0`` and the like.
+    ``device``: ``cuda:0`` and the like.
     """
 
     def __init__(self, device: str) -> None:
@@ -172,12 +169,7 @@ class CudaStreams(Streams):
 class BufferRing:
     """A few buffers used in turn. Each that is taken has to be returned.
 
-    Parameters
-    ----------
-    allocate : callable
-        ``allocate(bytes)``: memory of that size.
-    count : int
-        Number of buffers. When all are taken, the next ``take`` waits.
+    ``allocate``: ``allocate(bytes)``: memory of that size; ``count``: number of buffers. When all are taken, the next ``take`` waits.
 
     Examples
     --------
@@ -245,13 +237,9 @@ class Upload:
 class Gpu(Device):
     """One GPU.
 
-    Parameters
-    ----------
-    name, precision, channels_last
-        As for :class:`~halotile.tasks.devices.device.Device`. ``cpu`` runs the same code on the CPU.
-    records : bool
-        Whether the launches of a batch are recorded once and then replayed: a CUDA graph. For a model of many small steps,
-        launching each takes longer than computing it.
+    ``name, precision, channels_last``: as for :class:`~halotile.tasks.devices.device.Device`. ``cpu`` runs the same code on the CPU; ``records``:
+    whether the launches of a batch are recorded once and then replayed: a CUDA graph. For a model of many small steps, launching each takes longer
+    than computing it.
 
     Examples
     --------

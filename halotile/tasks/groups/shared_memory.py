@@ -32,12 +32,7 @@ class SharedMemory:
     part lies; they signal when they have read it, and it waits for that before it fills the file again. The calls that write to and read from a
     pipe order what was written to memory before and is read after, on every processor.
 
-    Parameters
-    ----------
-    rank, world_size : int
-        Number of this rank, and of all ranks.
-    timeout_seconds : float
-        Longest wait for another rank.
+    ``rank, world_size``: number of this rank, and of all ranks; ``timeout_seconds``: longest wait for another rank.
     """
 
     def __init__(self, rank: int, world_size: int, timeout_seconds: float) -> None:

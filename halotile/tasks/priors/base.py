@@ -100,12 +100,7 @@ class Density(Derived):
 class Within(Derived):
     """An image inside bounds: the projection onto them, pixel by pixel.
 
-    Parameters
-    ----------
-    low, high : float or None
-        Least and greatest value; None for none.
-    before : Readable, optional
-        The image before a step, of which at least half remains.
+    ``low, high``: least and greatest value; None for none; ``before``: the image before a step, of which at least half remains.
 
     Examples
     --------

@@ -28,16 +28,8 @@ ADDED_RATE = 0.01
 class PatternBatch:
     """The patterns of a step.
 
-    Parameters
-    ----------
-    positions : sequence of Positions
-        Of each slot.
-    scale : float
-        Factor from sums to means of a pixel.
-    rate : float
-        Learning rate without the factors of the parts.
-    stage : SolverStage
-        The options of the solver.
+    ``positions``: of each slot; ``scale``: factor from sums to means of a pixel; ``rate``: learning rate without the factors of the parts;
+    ``stage``: the options of the solver.
     """
 
     positions: Sequence[Positions]

@@ -86,14 +86,8 @@ class TrainingImage:
 class Patches(NamedTuple):
     """Some patches, with what is known of their pixels.
 
-    Parameters
-    ----------
-    pixels : ndarray
-        Normalised pixels, (patches, channels, rows, columns); holes have the median of their cell.
-    valid : ndarray of bool
-        True where a pixel was measured, and is no saturated one on its own.
-    second : ndarray
-        Those of the second image; the same where there is none.
+    ``pixels``: normalised pixels, (patches, channels, rows, columns); holes have the median of their cell; ``valid``: True where a pixel was
+    measured, and is no saturated one on its own; ``second``: those of the second image; the same where there is none.
     """
 
     pixels: NDArray[np.float32]

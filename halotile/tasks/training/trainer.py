@@ -176,12 +176,7 @@ EPSILON = 1e-8
 class AdamOptimizer:
     """Steps by the mean of past gradients over the root of the mean of their squares.
 
-    Parameters
-    ----------
-    parameters : iterable of Parameter
-        Numbers to train.
-    rate : callable
-        Returns the learning rate from the number of steps that are done.
+    ``parameters``: numbers to train; ``rate``: returns the learning rate from the number of steps that are done.
 
     References
     ----------

@@ -102,11 +102,11 @@ def compare(
     >>> compare(Region((5,), (7,)), (line, Region((4,), (7,))), (np.array([np.inf, 5.0]), Region((5,), (7,))), 1)
     2.0
     """
-    factor = (scale,) * len(part.start)
-    mine, there = (
-        pixels[(..., *part.relative_to(region).scale(factor).slices)].astype(float)
-        for pixels, region in (one, other)
-    )
+    found = []
+    for pixels, region in (one, other):
+        inside: tuple[Any, ...] = (..., *part.relative_to(region).scale((scale,) * len(part.start)).slices)
+        found.append(pixels[inside].astype(float))
+    mine, there = found
     differ = (mine != there) & ~(np.isnan(mine) & np.isnan(there))
     with np.errstate(invalid="ignore"):  # of infinities
         return float(np.abs(mine[differ] - there[differ]).max(initial=0))

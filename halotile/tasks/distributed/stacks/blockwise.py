@@ -151,14 +151,7 @@ class LocalOperator:
 class LocalStack:
     """Operators with a small reach, on images that no task holds whole.
 
-    Parameters
-    ----------
-    engine : Engine
-        The engine that computes the blocks.
-    parts : sequence of LocalOperator
-        The operators.
-    exact : bool
-        Compute ``A^T A`` as it is written.
+    ``engine``: the engine that computes the blocks; ``parts``: the operators; ``exact``: compute ``A^T A`` as it is written.
     """
 
     def __init__(self, engine: Engine, parts: Sequence[LocalOperator], exact: bool = False) -> None:

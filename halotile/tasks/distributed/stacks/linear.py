@@ -77,10 +77,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
     ``A^T y = sum_i A_i^T y_i`` is added up by a tree of tasks in the order of the operators, so it has the
     same bits for any number of workers.
 
-    Parameters
-    ----------
-    ctx, common, numbers, dtype, gather_strategy
-        As for :class:`~halotile.tasks.distributed.stacks.physics.DistributedStackedPhysics`.
+    ``ctx, common, numbers, dtype, gather_strategy``: as for :class:`~halotile.tasks.distributed.stacks.physics.DistributedStackedPhysics`.
     """
 
     single_operator = SingleLinearOperator

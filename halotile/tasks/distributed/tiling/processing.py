@@ -220,15 +220,8 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
 
     Weights that require gradients get them: the backward pass computes the tiles once more.
 
-    Parameters
-    ----------
-    ctx : Engine
-        The context.
-    processor : callable
-        ``processor(batch, *args, **kwargs)``, a network or a function. A network is sent again when it has
-        changed.
-    options : TilingOptions
-        Tiling of the images.
+    ``ctx``: the context; ``processor``: ``processor(batch, *args, **kwargs)``, a network or a function. A network is sent again when it has
+    changed; ``options``: tiling of the images.
     """
 
     result_name = "denoised"

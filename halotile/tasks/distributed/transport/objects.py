@@ -234,17 +234,9 @@ class FactoryObject(RemoteObject):
 class Packer:
     """Packs one object, again whenever it has changed.
 
-    Parameters
-    ----------
-    value : object
-        A physics, a network, a function: anything that cloudpickle accepts. Its tensors become files.
-    folder : path
-        Folder of the files: one of its own, unless the object never changes.
-    device : str
-        Device of its tensors on a worker.
-    keeps_live : bool
-        Leave tensors that want gradients out of the files: they are in ``live``, in the order in which calls
-        are given them, and the others in ``constant``, with their versions.
+    ``value``: a physics, a network, a function: anything that cloudpickle accepts. Its tensors become files; ``folder``: folder of the files: one
+    of its own, unless the object never changes; ``device``: device of its tensors on a worker; ``keeps_live``: leave tensors that want gradients
+    out of the files: they are in ``live``, in the order in which calls are given them, and the others in ``constant``, with their versions.
 
     Examples
     --------
@@ -398,13 +390,7 @@ _lock = threading.RLock()
 
 
 class LoadedObject:
-    """An object of this process, with its state at the time it was loaded.
-
-    Parameters
-    ----------
-    value : object
-        The object.
-    """
+    """An object of this process, with its state at the time it was loaded."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -428,11 +414,6 @@ class LoadedObject:
 
 class Snapshot:
     """The contents of an object's containers, and the state of its tensors and generators.
-
-    Parameters
-    ----------
-    value : object
-        The object.
 
     Examples
     --------
@@ -505,16 +486,9 @@ def load_for_call(
 
     In a process with several threads, calls of objects that draw random numbers or change run one at a time.
 
-    Parameters
-    ----------
-    draw : Draw, optional
-        Random numbers of the call; None leaves the generators as they are.
-    tensors : sequence of Tensor
-        The inputs, followed by the tensors that the objects are given anew, one object after the other.
-    *sources : RemoteObject or None
-        The objects; None yields None.
-    is_alone : bool
-        The call changes the objects for as long as it lasts.
+    ``draw``: random numbers of the call; None leaves the generators as they are; ``tensors``: the inputs, followed by the tensors that the objects
+    are given anew, one object after the other; ``*sources``: the objects; None yields None; ``is_alone``: the call changes the objects for as long
+    as it lasts.
     """
     count = len(tensors) - sum(source.live for source in sources if source is not None)
     rest = iter(tensors[count:])

@@ -51,12 +51,7 @@ class Draw:
 class DrawSequence:
     """The draws of one distributed object, one for each of its calls.
 
-    Parameters
-    ----------
-    seed : int, optional
-        Seed of the context. Without one, random numbers differ from run to run.
-    stream : int
-        Number of the object within the context.
+    ``seed``: seed of the context. Without one, random numbers differ from run to run; ``stream``: number of the object within the context.
     """
 
     def __init__(self, seed: int | None, stream: int) -> None:

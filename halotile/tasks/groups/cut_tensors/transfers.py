@@ -210,14 +210,8 @@ def exchange(parts: Sequence[torch.Tensor], shapes: PartShapes, group: TorchGrou
 
     All ranks must call it, and all of them in the backward pass too: what a rank receives must enter its loss, even if it is empty.
 
-    Parameters
-    ----------
-    parts : sequence of Tensor
-        The tensor for each rank, of one dtype on all ranks; it may be empty.
-    shapes : sequence of shapes
-        Shape of the tensor that comes from each rank.
-    group : TorchGroup
-        The ranks.
+    ``parts``: the tensor for each rank, of one dtype on all ranks; it may be empty; ``shapes``: shape of the tensor that comes from each rank;
+    ``group``: the ranks.
 
     Examples
     --------
@@ -234,14 +228,7 @@ def transpose(
 ) -> torch.Tensor:
     """Split a tensor along an axis, send each rank its part, and join theirs along another axis; differentiable any number of times.
 
-    Parameters
-    ----------
-    x : Tensor
-        The part of this rank.
-    group : TorchGroup
-        The ranks.
-    split, joined : tuple of int and sequence of int
-        An axis, and the lengths of the parts along it, by rank.
+    ``x``: the part of this rank; ``group``: the ranks; ``split, joined``: an axis, and the lengths of the parts along it, by rank.
 
     Examples
     --------

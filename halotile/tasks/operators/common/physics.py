@@ -28,10 +28,7 @@ class Physics:
 
     Images have the axes (..., C, H, W), or (H, W) for one channel; so have measurements that are images.
 
-    Parameters
-    ----------
-    module : deepinv.physics.LinearPhysics
-        Not changed: it is copied to another precision or device.
+    ``module``: not changed: it is copied to another precision or device.
     """
 
     def __init__(self, module: Any) -> None:
