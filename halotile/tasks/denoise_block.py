@@ -118,11 +118,9 @@ class DenoiseTask:
 
     @property
     def batch(self) -> int:
-        """Tiles that are computed at once at first."""
         return self.tiling.batch
 
     def stages(self) -> DenoiseStages:
-        """The stages, with the model loaded."""
         return DenoiseStages(self)
 
 
@@ -162,16 +160,13 @@ class DenoiseStages:
 
     @property
     def batch(self) -> int:
-        """Tiles that are denoised at once now."""
         return self.tiles.batch
 
     @property
     def device_peak_bytes(self) -> int:
-        """The most memory that tensors held on a GPU; 0 without one."""
         return self.tiles.device.peak_bytes()
 
     def check(self) -> None:
-        """Refuse a denoiser whose result for a tile depends on the tiles before it."""
         task = self.task
         dims, dtype = len(task.roles.spatial), task.tiling.work_dtype
         check_purity(task.denoiser, dims, self.tiles.cpu_model, task.sides, dtype)

@@ -65,12 +65,10 @@ class Denoised:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
         return self.source.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
         return self.source.dtype
 
     def read(self, region: Region) -> Pixels:
@@ -210,7 +208,6 @@ class ImageTask:
         return self.denoised[0].tiling.batch if self.denoised else 0
 
     def stages(self) -> ImageStages:
-        """The stages, with the models loaded."""
         return ImageStages(self)
 
 
@@ -232,11 +229,9 @@ class ImageStages:
 
     @property
     def device_peak_bytes(self) -> int:
-        """Peak memory of tensors on a GPU; 0 without one."""
         return max((runner.device.peak_bytes() for runner in self.runners), default=0)
 
     def check(self) -> None:
-        """Refuse a denoiser whose result for a tile depends on the tiles before it."""
         for part, runner in zip(self.task.denoised, self.runners, strict=True):
             if runner not in _checked:
                 dims, dtype = len(part.roles.spatial), part.tiling.work_dtype
@@ -279,7 +274,6 @@ class ImageStages:
         return pixels
 
     def write(self, block: Block, result: list[NDArray[Any]], receipt: Receipt) -> None:
-        """Write the images; durable on return."""
         images = zip(self.task.images, result, strict=True)
         receipt.enter(block.number, [writer.write(block.core, pixels) for (writer, _), pixels in images])
 

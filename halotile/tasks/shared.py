@@ -114,12 +114,10 @@ class Shared:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
         return self.source.shape
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
         return self.source.dtype
 
     def read(self, region: Region) -> Pixels:

@@ -53,7 +53,6 @@ class Contributions:
 
     @property
     def shape(self) -> Shape:
-        """Shape in pixels."""
         return self.image.shape
 
     def numbered(self) -> list[Contribution]:
@@ -211,12 +210,10 @@ class Slope:
 
     @property
     def shape(self) -> Shape:
-        """Shape in pixels."""
         return self.measurement.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
         return self.seen.dtype
 
     def read(self, region: Region) -> Pixels:

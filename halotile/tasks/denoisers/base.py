@@ -223,12 +223,10 @@ class Leveled(Pixelwise):
 
     @property
     def side_inputs(self) -> tuple[str, ...]:
-        """The noise level of each pixel, instead of one number."""
         return ("sigma",)
 
     @property
     def wants_noise_level(self) -> bool:
-        """True if the noise level is ``auto``."""
         return self.sigma == "auto"
 
     def with_noise_level(self, sigma: float) -> Self:
@@ -269,7 +267,6 @@ class LeveledFilter(Leveled, Spaced):
         check_above_zero("strength", self.strength)
 
     def build(self) -> Model:
-        """The filter as a function on tensors."""
         return self.denoise
 
     def denoise(

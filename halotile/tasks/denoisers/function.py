@@ -48,7 +48,6 @@ class ArrayDenoiser(Pixelwise, ABC):
         return partial(each_image, call=self.function)
 
     def receptive_field(self) -> int:
-        """The declared depth."""
         return self.depth
 
     def bytes_per_pixel(self) -> float:
@@ -79,7 +78,6 @@ class Function(ArrayDenoiser):
 
     @property
     def title(self) -> str:
-        """The function's name."""
         return self.import_
 
     def check(self) -> Mapping[str, str]:
@@ -112,7 +110,6 @@ class GivenFunction(ArrayDenoiser):
 
     @property
     def title(self) -> str:
-        """The function's name."""
         return qualified_name(self.call)
 
     def check(self) -> Mapping[str, str]:

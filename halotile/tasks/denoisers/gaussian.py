@@ -73,7 +73,6 @@ class Gaussian(Spaced):
         return [self.taps(size) for size in self.spacing_along(axes)]
 
     def build(self) -> Model:
-        """The filter as a function on tensors."""
         return partial(smooth, taps_of=self.taps_along)
 
 

@@ -59,7 +59,6 @@ class Median(Pixelwise):
         return 100.0
 
     def build(self) -> Model:
-        """The filter as a function on tensors."""
         return partial(filter_median, size=self.size)
 
 

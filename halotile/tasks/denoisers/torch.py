@@ -111,11 +111,9 @@ class UserNetwork(Leveled):
         )
 
     def files(self) -> tuple[Path, ...]:
-        """The weights file, if there is one."""
         return () if self.weights is None else (Path(self.weights),)
 
     def bytes_per_pixel(self) -> float:
-        """The declared value."""
         return self.bytes_per_pixel_
 
     def check(self) -> Mapping[str, str]:

@@ -389,7 +389,6 @@ class Gpu(Device):
         return str(self.torch.cuda.get_device_name(self.name)) if self.kind == "cuda" else super().title
 
     def free_bytes(self) -> int | None:
-        """Free memory as the driver reports it, with what torch caches."""
         if self.kind != "cuda":
             return None
         cached = self.torch.cuda.memory_reserved(self.name) - self.torch.cuda.memory_allocated(self.name)
@@ -404,12 +403,10 @@ class Gpu(Device):
         return int(self.torch.cuda.max_memory_allocated(self.name)) if self.kind == "cuda" else 0
 
     def reset_peak(self) -> None:
-        """Measure the peak anew."""
         if self.kind == "cuda":
             self.torch.cuda.reset_peak_memory_stats(self.name)
 
     def release_cache(self) -> None:
-        """Release cached memory after an out-of-memory error."""
         self._recorded.clear()
         if self.kind == "cuda":
             # Some versions of torch take a recording that failed for one that goes on, and refuse.

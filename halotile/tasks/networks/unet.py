@@ -34,7 +34,6 @@ class UNetNetwork:
 
     @property
     def alignment(self) -> int:
-        """The total stride."""
         return 1 << self.levels
 
     def bytes_per_pixel(self) -> float:

@@ -32,7 +32,6 @@ class RandomImage:
     seed: int
 
     def read(self, region: Region) -> NDArray[Any]:
-        """The pixels of ``region``."""
         drawn = draw_cells(region, self.seed, 0, lambda stream: stream.standard_normal((CELL, CELL)))
         return drawn.astype(self.dtype)
 

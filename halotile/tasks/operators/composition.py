@@ -78,17 +78,14 @@ class Composition:
         return shapes
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement."""
         return self.shapes(image)[-1]
 
     def forward(self, image: Readable) -> Readable:
-        """``A x``."""
         for operator in self.operators:
             image = operator.forward(image)
         return image
 
     def adjoint(self, measurement: Readable, image: Shape) -> Readable:
-        """``A^T y``."""
         shapes = self.shapes(image)
         for operator, shape in reversed(list(zip(self.operators, shapes, strict=False))):
             measurement = operator.adjoint(measurement, shape)

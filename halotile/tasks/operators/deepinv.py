@@ -368,13 +368,11 @@ class DeepInv(PickledByFields):
         return 4 * COPIES * (math.prod(image) + math.prod(self.measured(image)))
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement."""
         if self.replacement is not None:
             return self.replacement.measured(image)
         return image if self._reach is not None else self.calls.measured(image)
 
     def forward(self, image: Readable) -> Readable:
-        """``A x``."""
         if self.replacement is not None:
             return self.replacement.forward(image)
         measured = self.measured(image.shape)
@@ -383,7 +381,6 @@ class DeepInv(PickledByFields):
         return Whole(image, measured, self._measure)
 
     def adjoint(self, measurement: Readable, image: Shape) -> Readable:
-        """``A^T y``."""
         if self.replacement is not None:
             return self.replacement.adjoint(measurement, image)
         if self._reach is not None:

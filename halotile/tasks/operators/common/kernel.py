@@ -88,7 +88,6 @@ class Seen(Computed):
 
     @property
     def shape(self) -> Shape:
-        """Shape in pixels."""
         return (*self.image.shape[:-2], *(frame.count for frame in self.frames))
 
     def read(self, region: Region) -> Pixels:
@@ -115,7 +114,6 @@ class Spread(Computed):
 
     @property
     def shape(self) -> Shape:
-        """Shape in pixels."""
         return (*self.image.shape[:-2], *(frame.length for frame in self.frames))
 
     def read(self, region: Region) -> Pixels:

@@ -38,7 +38,6 @@ class Physics:
         self._trusts: dict[Shape, bool] = {}
 
     def forward(self, image: Array) -> Array:
-        """``A x``."""
         tensor = _tensor(image, batched(image.shape))
         with torch.no_grad():
             result = self._call("A", tensor)
