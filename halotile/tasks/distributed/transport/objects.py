@@ -52,7 +52,7 @@ def contents_of(*objects: Any) -> list[Any]:
     Examples
     --------
     >>> layer = torch.nn.Linear(2, 1, bias=False)
-    >>> [type(held).__name__ for held in contents_of(lambda x: layer(x)) if isinstance(held, torch.Tensor)]
+    >>> [type(held).__name__ for held in contents_of([layer]) if isinstance(held, torch.Tensor)]
     ['Parameter']
     """
     found: dict[int, Any] = {}
