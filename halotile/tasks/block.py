@@ -110,7 +110,9 @@ class Receipt:
     """NaN and infinities of the results of blocks that read such."""
     read_bytes: int = 0
     written_bytes: int = 0
+    read_seconds: float = 0.0
     compute_seconds: float = 0.0
+    write_seconds: float = 0.0
     seconds: float = 0.0
     peak_memory_bytes: int = 0
     device_peak_bytes: int = 0
@@ -208,12 +210,12 @@ class BlockRunner:
             if not is_wanted() or (place and time.perf_counter() > late):
                 break
             try:
-                result = self.stages.compute(block, fetched(), receipt)
+                result = self.stages.compute(block, self._timed(receipt, fetched), receipt)
             except Exception as error:
                 receipt.bad.append(self._bad(block, error))
                 last = time.perf_counter()
                 continue
-            self.prefetch.behind(block, partial(self.stages.write, block, result, receipt))
+            self.prefetch.behind(block, partial(self._write, block, result, receipt))
             del result  # else it would stay in memory until the next one is computed
             now = time.perf_counter()
             receipt.took[block.number], last = now - last, now
@@ -227,6 +229,11 @@ class BlockRunner:
         receipt.cpu_kind = cpu_kind()
         return receipt
 
+    def _write(self, block: Block, result: Any, receipt: Receipt) -> None:
+        began = time.perf_counter()
+        self.stages.write(block, result, receipt)
+        receipt.write_seconds += time.perf_counter() - began
+
     def _collect(self, receipt: Receipt) -> None:
         """Note the blocks whose write has ended."""
         for block, error in self.prefetch.written():
@@ -234,6 +241,14 @@ class BlockRunner:
                 receipt.done.append(block.number)
             else:
                 receipt.bad.append(self._bad(block, error))
+
+    @staticmethod
+    def _timed(receipt: Receipt, fetched: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        try:
+            return fetched()
+        finally:
+            receipt.read_seconds += time.perf_counter() - began
 
     @staticmethod
     def _bad(block: Block, error: BaseException) -> BadBlock:
