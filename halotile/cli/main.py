@@ -21,7 +21,7 @@ from halotile.cli import exits
 from halotile.cli.app import app
 from halotile.cli.commands import batch, clusters, jobs, looking, scans
 from halotile.graphs.clusters.workers.settings import keep_compiled_code_at_home
-from halotile.tasks.devices.memory_limits import allow_memory
+from halotile.tasks.devices.device import allow_memory
 
 __all__ = ["app", "batch", "clusters", "jobs", "looking", "main", "scans"]
 

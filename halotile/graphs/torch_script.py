@@ -22,7 +22,7 @@ from halotile.graphs.clusters.common.cluster_kind import check_one_script, clust
 from halotile.graphs.clusters.common.security import credentials, owned_folder, private_base
 from halotile.graphs.runs.passes.torch_ranks import RETURN_SECONDS, TorchProgram, is_final
 from halotile.graphs.runs.signals import run_child
-from halotile.tasks.devices.memory_limits import allow_memory
+from halotile.tasks.devices.device import allow_memory
 from halotile.tasks.groups.opening import Rendezvous
 from halotile.tasks.groups.script import run_script
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import psutil
 
@@ -19,7 +19,7 @@ from halotile.errors import InputError, OutputRefused
 from halotile.storage.disk.durable import is_full
 from halotile.storage.grid import Block, Grid, Region
 from halotile.storage.sharded.output import FileLayout, WrittenBlock
-from halotile.tasks.devices.cpu_kind import cpu_kind
+from halotile.tasks.devices.device import cpu_kind
 
 
 class Prefetch:
@@ -28,10 +28,7 @@ class Prefetch:
     With every core busy computing, a second thread only gets in the way (15 % slower when storage
     is fast); with spare cores, slow storage or a GPU it hides the input and output.
 
-    Parameters
-    ----------
-    overlap : bool
-        Whether reads and writes get threads of their own.
+    ``overlap``: whether reads and writes get threads of their own.
     """
 
     def __init__(self, overlap: bool) -> None:
@@ -125,7 +122,7 @@ class Receipt:
     """Address of the worker, which runs on ``host``."""
     host: str = ""
     cpu_kind: str = ""
-    """Everything that decides on the last bits: see :func:`~halotile.tasks.devices.cpu_kind.cpu_kind`."""
+    """Everything that decides on the last bits: see :func:`~halotile.tasks.devices.device.cpu_kind`."""
     took: dict[int, float] = field(default_factory=dict)
     """Seconds that the computing thread took for each block that is done."""
     sums: dict[int, dict[str, list[float]]] = field(default_factory=dict)
@@ -291,7 +288,7 @@ ONE_BLOCK = Grid((1,), (1,), ((0, 0),))
 
 @dataclass(frozen=True)
 class WriteFile:
-    """Writes a result, as a task of one block."""
+    """Writes a result, as a task of one block, whose stages are its own."""
 
     encode: Callable[[], bytes]  # returns the content of the file; called on a worker
     path: Path  # file to write
@@ -300,36 +297,25 @@ class WriteFile:
     overlap: bool = False
     io_threads: int = 1
     batch: int = 1
-
-    def stages(self) -> FileStages:
-        """The stages of the block."""
-        return FileStages(self)
-
-
-@dataclass
-class FileStages:
-    """Encoding and writing of a result."""
-
-    task: WriteFile
-    batch: int = 1
     device_peak_bytes: int = 0
+
+    def stages(self) -> Self:
+        return self
 
     def check(self) -> None:
         """Nothing can be refused."""
 
     def read(self, block: Block) -> bytes:
-        """Encode the result."""
-        return self.task.encode()
+        return self.encode()
 
     def compute(self, block: Block, what_was_read: bytes, receipt: Receipt) -> bytes:
-        """Return it as it is."""
         return what_was_read
 
     def write(self, block: Block, result: bytes, receipt: Receipt) -> None:
         """Replace the empty file that the run has made."""
         with suppress(FileNotFoundError):
-            if (present := self.task.path.read_bytes()) not in (b"", result):
+            if (present := self.path.read_bytes()) not in (b"", result):
                 raise OutputRefused(
-                    f"{self.task.path} has {len(present):,} bytes that no run wrote. Move it away and run again to write the result."
+                    f"{self.path} has {len(present):,} bytes that no run wrote. Move it away and run again to write the result."
                 )
-        receipt.enter(block.number, [WrittenBlock(*self.task.layout.write(self.task.path, result))])
+        receipt.enter(block.number, [WrittenBlock(*self.layout.write(self.path, result))])

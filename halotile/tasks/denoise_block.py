@@ -17,11 +17,11 @@ from halotile.storage.sharded.levels import avoid_value
 from halotile.storage.sharded.output import ShardWriter, to_dtype
 from halotile.storage.views import PlaneValues
 from halotile.tasks.block import Receipt
-from halotile.tasks.denoised_image import keep_on_gpus
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.devices.device import Device, all_finite, unless_lost
 from halotile.tasks.devices.gpu import open_device
 from halotile.tasks.holes import Holes, Valid, fill_from_nearest
+from halotile.tasks.image_task import keep_on_gpus
 from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, Tiling
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.probe import check_purity
@@ -118,11 +118,9 @@ class DenoiseTask:
 
     @property
     def batch(self) -> int:
-        """Tiles that are computed at once at first."""
         return self.tiling.batch
 
     def stages(self) -> DenoiseStages:
-        """The stages, with the model loaded."""
         return DenoiseStages(self)
 
 
@@ -162,16 +160,13 @@ class DenoiseStages:
 
     @property
     def batch(self) -> int:
-        """Tiles that are denoised at once now."""
         return self.tiles.batch
 
     @property
     def device_peak_bytes(self) -> int:
-        """The most memory that tensors held on a GPU; 0 without one."""
         return self.tiles.device.peak_bytes()
 
     def check(self) -> None:
-        """Refuse a denoiser whose result for a tile depends on the tiles before it."""
         task = self.task
         dims, dtype = len(task.roles.spatial), task.tiling.work_dtype
         check_purity(task.denoiser, dims, self.tiles.cpu_model, task.sides, dtype)

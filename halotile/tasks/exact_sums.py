@@ -34,12 +34,8 @@ def total_of(make: Callable[..., Array], *arrays: Array) -> float:
 
     The strips depend on the shape alone, and their sums are added with exact rounding.
 
-    Parameters
-    ----------
-    make : callable
-        Takes strips of the arrays, the first a copy in double precision; returns an array in double precision.
-    arrays : ndarray
-        With two axes or more.
+    ``make``: takes strips of the arrays, the first a copy in double precision; returns an array in double precision; ``arrays``: with two axes or
+    more.
 
     Examples
     --------

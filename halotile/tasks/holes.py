@@ -79,10 +79,8 @@ def fill_from_nearest(pixels: NDArray[Any], valid: Valid, dims: int, mean: float
     before: tuple[slice, ...] = (slice(None),) * first
     for start in range(0, pixels.shape[first], rows):
         top = max(0, start - fill_reach(dims))
-        strip, near = (
-            (*before, slice(start, start + rows)),
-            (*before, slice(top, start + rows + fill_reach(dims))),
-        )
+        strip = (*before, slice(start, start + rows))
+        near = (*before, slice(top, start + rows + fill_reach(dims)))
         if not valid[strip].all():
             inner = (*before, slice(start - top, start - top + rows))
             filled[strip] = _filled(pixels[near], valid[near], dims, mean)[inner]

@@ -1,26 +1,119 @@
-"""A block of lazy images: their pixels on the core of the block, which are written, and sums over it."""
+"""A block of lazy images: their pixels on its core, which are written, and sums over it; a denoised image as one of them."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.grid import Block, Grid, Region
-from halotile.storage.rim import Pixels, Readable
+from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.storage.sharded.output import ShardWriter, to_dtype
 from halotile.tasks.block import Receipt
 from halotile.tasks.convolution.overlap_save import snapped
-from halotile.tasks.denoised_image import Denoised, keep_on_gpus
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.devices.device import unless_lost
+from halotile.tasks.devices.gpu import open_device
 from halotile.tasks.exact_sums import distance, dot
-from halotile.tasks.inner_tiles import TileRunner
+from halotile.tasks.inner_tiles import TileRunner, Tiling
+from halotile.tasks.roles import Roles, spanned
 from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.trials.probe import check_purity
+from halotile.tasks.trials.provenance import build_sealed
+
+_runners: WeakValueDictionary[bytes, TileRunner] = WeakValueDictionary()
+"""The runners of this process that are in use or cached."""
+_cached: dict[bytes, TileRunner] = {}
+_lock = threading.Lock()
+_MAX_CACHED = 2
+"""A solver has one model, and another solver may follow on the same workers."""
+
+
+def keep_on_gpus(parts: Collection[Denoised]) -> None:
+    """Drop all other models from the GPU: what an earlier job left there is not planned for."""
+    wanted = {part.key for part in parts}
+    with _lock:
+        for key, runner in list(_cached.items()):
+            if runner.device.kind != "cpu" and key not in wanted:
+                del _cached[key]
+
+
+@dataclass(frozen=True, eq=False)
+class Denoised:
+    """``D(x)``, tile by tile."""
+
+    source: Readable  # `x`
+    # `D`, with one output pixel for each input pixel. Its model is built once in a process
+    denoiser: Denoiser
+    tiling: Tiling  # cut into tiles
+    roles: Roles  # roles of the axes
+    grid: Grid  # blocks with their halo: see `window_of`
+    rim: Rim  # boundary rules of the array edges
+    device: str = "cpu"  # device, precision: as `run.device` and `run.precision` of a job
+    precision: str = "float32"
+    channels_last: bool = False  # whether the activations of a network are laid out channels last
+    records: bool = False  # whether a GPU records the launches of a batch: see `Gpu`
+    # digests of the files and the code that the denoiser must be built from: see `seals_of`
+    seals: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.source.dtype
+
+    def read(self, region: Region) -> Pixels:
+        window = self.grid.window_of(region)
+        pixels = read_window(self.source, window, self.rim)
+        arranged = self.roles.arrange(pixels)
+        runner = self.runner()
+        with unless_lost(runner.device):
+            result = runner(
+                arranged,
+                self.roles.spatial_part(self.rim.reach(window, self.shape)),
+                self.roles.spatial_part(region),
+                arranged.shape[len(self.roles.looped)],
+                {},
+            )
+        return np.ascontiguousarray(to_dtype(self.roles.restore(result), self.dtype))
+
+    @property
+    def key(self) -> bytes:
+        """Key of the model with its tiling in the cache of a process."""
+        # Plain pickle cannot find a function of a script by name.
+        key: bytes = cloudpickle.dumps(
+            (self.denoiser, self.tiling, *self._device_options, sorted(self.seals.items()))
+        )
+        return key
+
+    def runner(self) -> TileRunner:
+        """The model with its tiling, built on first use."""
+        key = self.key
+        with _lock:
+            runner = _runners.get(key) or self._build()
+            _runners[key] = _cached[key] = runner
+            while len(_cached) > _MAX_CACHED:
+                del _cached[next(iter(_cached))]
+            return runner
+
+    @property
+    def _device_options(self) -> tuple[str, str, bool, bool]:
+        """Arguments of :func:`~halotile.tasks.devices.gpu.open_device`."""
+        return self.device, self.precision, self.channels_last, self.records
+
+    def _build(self) -> TileRunner:
+        device = open_device(*self._device_options)
+        return TileRunner(build_sealed(self.denoiser, self.seals), device, self.tiling, self.denoiser.title)
+
 
 _checked: WeakSet[TileRunner] = WeakSet()
 """Models of this process that an earlier pass has checked."""
@@ -91,7 +184,7 @@ class View:
         """The window that is read for a core; it is wider on the last two axes."""
         axes = zip(core.start, core.stop, shape, strict=True)
         spans = [self.span(*axis) if place >= len(shape) - 2 else axis[:2] for place, axis in enumerate(axes)]
-        return Region(tuple(a for a, _ in spans), tuple(b for _, b in spans))
+        return spanned(spans)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +208,6 @@ class ImageTask:
         return self.denoised[0].tiling.batch if self.denoised else 0
 
     def stages(self) -> ImageStages:
-        """The stages, with the models loaded."""
         return ImageStages(self)
 
 
@@ -137,11 +229,9 @@ class ImageStages:
 
     @property
     def device_peak_bytes(self) -> int:
-        """Peak memory of tensors on a GPU; 0 without one."""
         return max((runner.device.peak_bytes() for runner in self.runners), default=0)
 
     def check(self) -> None:
-        """Refuse a denoiser whose result for a tile depends on the tiles before it."""
         for part, runner in zip(self.task.denoised, self.runners, strict=True):
             if runner not in _checked:
                 dims, dtype = len(part.roles.spatial), part.tiling.work_dtype
@@ -184,7 +274,6 @@ class ImageStages:
         return pixels
 
     def write(self, block: Block, result: list[NDArray[Any]], receipt: Receipt) -> None:
-        """Write the images; durable on return."""
         images = zip(self.task.images, result, strict=True)
         receipt.enter(block.number, [writer.write(block.core, pixels) for (writer, _), pixels in images])
 

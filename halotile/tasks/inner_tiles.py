@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,8 @@ from halotile.errors import BlockFailed
 from halotile.storage.grid import Depth, Region, align_outward
 from halotile.tasks.denoisers.base import CoreModel, Margin, Model
 from halotile.tasks.devices.device import Device, all_finite
-
-if TYPE_CHECKING:
-    import torch
+from halotile.tasks.lazy import torch
+from halotile.tasks.roles import spanned
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ def windows_of(core: Region, available: Region, planes: tuple[int, ...], tiling:
         for cut, (before, after), k, least in zip(cuts, tiling.depth, tiling.align, tiling.least, strict=True)
     )
     for corner in itertools.product(*cuts):
-        tile = Region(tuple(a for a, _ in corner), tuple(b for _, b in corner))
+        tile = spanned(corner)
         reach = _move_inward(tile.grow(tiling.depth), available, full, tiling)
         for plane in np.ndindex(*planes):
             yield Window(plane, tile, reach)
@@ -91,14 +90,13 @@ def windows_of(core: Region, available: Region, planes: tuple[int, ...], tiling:
 
 def _move_inward(window: Region, available: Region, full: tuple[int, ...], tiling: Tiling) -> Region:
     """The window within what is available, of the full shape if possible."""
-    start, stop = [], []
+    spans = []
     for a, b, low, high, length, k in zip(
         window.start, window.stop, available.start, available.stop, full, tiling.align, strict=True
     ):
         first = min(max(a, low), max(low, high - length)) // k * k
-        start.append(max(first, low))
-        stop.append(max(min(first + length, high), min(b, high)))
-    return align_outward(Region(tuple(start), tuple(stop)), tiling.align, tiling.image)
+        spans.append((max(first, low), max(min(first + length, high), min(b, high))))
+    return align_outward(spanned(spans), tiling.align, tiling.image)
 
 
 class TileRunner:
@@ -106,16 +104,8 @@ class TileRunner:
 
     When the device runs out of memory, the batch is halved from then on.
 
-    Parameters
-    ----------
-    model : callable
-        The model that a denoiser builds.
-    device : Device
-        The device to run it on.
-    tiling : Tiling
-        The cut into tiles.
-    name : str
-        Name of the denoiser in messages.
+    ``model``: the model that a denoiser builds; ``device``: the device to run it on; ``tiling``: the cut into tiles; ``name``: name of the denoiser
+    in messages.
     """
 
     def __init__(self, model: Model, device: Device, tiling: Tiling, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +65,22 @@ class Roles:
     def output_region(self, core: Region, scale: int, channels_out: int) -> Region:
         """The region of the output that ``core`` becomes: scaled in space, with all output channels."""
         region = core.scale(self.per_axis(scale, 1))
-        if self.channel is None:
-            return region
-        start, stop = list(region.start), list(region.stop)
-        start[self.channel], stop[self.channel] = 0, channels_out
-        return Region(tuple(start), tuple(stop))
+        return region if self.channel is None else respanned(region, {self.channel: (0, channels_out)})
+
+
+def spanned(spans: Iterable[tuple[int, int]]) -> Region:
+    """The region with these starts and stops along its axes."""
+    starts, stops = zip(*spans, strict=True)
+    return Region(starts, stops)
+
+
+def respanned(region: Region, spans: Mapping[int, tuple[int, int]]) -> Region:
+    """The region with other starts and stops on some axes.
+
+    Examples
+    --------
+    >>> respanned(Region((0, 1), (4, 5)), {1: (2, 9)})
+    Region(start=(0, 2), stop=(4, 9))
+    """
+    own = zip(region.start, region.stop, strict=True)
+    return spanned(spans.get(axis, span) for axis, span in enumerate(own))

@@ -17,11 +17,7 @@ from halotile.storage.rim import Pixels, Readable
 class Scope:
     """The context in which one block is processed. What is read in it is kept until it ends.
 
-    Parameters
-    ----------
-    cells : sequence of Region
-        The shards of the block's core: sums are reported for each of them, so that they do not depend on
-        how shards are grouped into blocks.
+    ``cells``: the shards of the block's core: sums are reported for each of them, so that they do not depend on how shards are grouped into blocks.
 
     Attributes
     ----------
@@ -118,12 +114,10 @@ class Shared:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
         return self.source.shape
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
         return self.source.dtype
 
     def read(self, region: Region) -> Pixels:

@@ -22,6 +22,8 @@ from typing import Any
 
 import cloudpickle
 
+from halotile.tasks.lazy import torch
+
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of installed packages."""
 SUFFIXES = (".py", *importlib.machinery.EXTENSION_SUFFIXES)
@@ -256,7 +258,7 @@ class _Inspected(pickle._Pickler):
         code, known = function.__code__, function.__globals__
         if _is_foreign(function.__module__):  # its closure may hold the user's code, its globals do not
             return [*parts, code]
-        return [*parts, code, {name: known[name] for name in sorted({*_names(code)} & known.keys())}]
+        return [*parts, code, {name: known[name] for name in sorted({*names_in(code)} & known.keys())}]
 
     def _object_parts(self, value: Any) -> Any:
         """The parts of any other object that pickle would store."""
@@ -275,15 +277,14 @@ class _Inspected(pickle._Pickler):
 
 
 def _tensor_parts(tensor: Any) -> tuple[str, tuple[int, ...], str]:
-    import torch
 
     numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return str(tensor.dtype), tuple(tensor.shape), hashlib.sha256(numbers).hexdigest()
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def names_in(code: types.CodeType) -> Iterator[str]:
     """Yield every global name in a function, and in those defined inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from names_in(constant)

@@ -77,7 +77,7 @@ def written(folder: Path, kind: str) -> Any:
 
 def object_error(image: NDArray[Any], places: NDArray[Any], truth: Any) -> float:
     """Relative error of an object where it was scanned, but for a factor, a phase ramp and a shift of all positions, which no pattern tells."""
-    from halotile.tasks.ptychography.results.resolution import aligned
+    from halotile.tasks.ptychography.resolution import aligned
 
     edge = truth.pattern // 2
     inside = tuple(slice(edge, n - edge) for n in truth.image.shape)

@@ -19,9 +19,8 @@ from halotile.storage.rim import Readable, Rim
 from halotile.storage.sharded.output import Layout
 from halotile.storage.sharded.vectors import Vectors
 from halotile.storage.views import Constant
-from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.image_task import View
+from halotile.tasks.image_task import Denoised, View
 from halotile.tasks.inner_tiles import Tiling
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import Blur

@@ -316,17 +316,6 @@ def test_torch_func_accepts_distributed_operators(
     assert difference(*found) < NEAR
 
 
-def test_a_slice_is_a_stack_of_its_operators(ctx: DistributedContext) -> None:
-    parts, x = STACKS["circular blurs"](), image(1, 1, 20, 24)
-    for which in (slice(0, 2), slice(None, None, -2), slice(-1, None)):
-        plain = physics.StackedLinearPhysics(parts[which])
-        some = distribute(parts, ctx)[which]
-        assert difference(some.A(x), plain.A(x)) < NEAR
-        assert difference(some.A_adjoint_A(x), plain.A_adjoint_A(x)) < NEAR
-    with pytest.raises(ConfigError, match="none of 4 operators is taken"):
-        distribute(parts, ctx)[4:]
-
-
 def linear(held: Any = None) -> Any:
     """An identity with an attribute."""
     one = physics.LinearPhysics(A=lambda x, **_: x, A_adjoint=lambda y, **_: y)

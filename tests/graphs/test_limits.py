@@ -41,7 +41,7 @@ def test_a_worker_is_refused_what_goes_beyond_its_memory(cluster: RunningCluster
 
 LIFTED = """
 import numpy as np
-from halotile.tasks.devices.memory_limits import allow_memory
+from halotile.tasks.devices.device import allow_memory
 
 def take():
     try:
@@ -57,7 +57,7 @@ print(take())
 
 FOR_A_WHILE = """
 import numpy as np
-from halotile.tasks.devices.memory_limits import allow_memory, size_limited
+from halotile.tasks.devices.device import allow_memory, size_limited
 
 def take(nbytes):
     try:

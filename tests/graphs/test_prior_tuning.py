@@ -26,8 +26,8 @@ from halotile.graphs.runs.driver import run as reconstruct
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import Constant
-from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.function import GivenFunction
+from halotile.tasks.image_task import Denoised
 from halotile.tasks.noise.simulated import RandomImage
 from tests.cases import thorough
 from tests.graphs.inline import inline

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.tasks.devices import cpu_kind as module
-from halotile.tasks.devices.cpu_kind import cpu_kind
+from halotile.tasks.devices import device as module
+from halotile.tasks.devices.device import cpu_kind
 from tests.faults import Scene
 
 CPUINFO = """processor\t: 0

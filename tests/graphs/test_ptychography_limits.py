@@ -20,8 +20,8 @@ from halotile.graphs.iterations.rank_programs import Curve
 from halotile.graphs.jobs.ptychography.passes import SentRecipe, photon_loss, photon_loss_of
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.training.curve import read_curve, write_curve
+from halotile.tasks.ptychography import result
 from halotile.tasks.ptychography.recipe import SolverStage
-from halotile.tasks.ptychography.results import record
 from halotile.tasks.ptychography.simulated import SimulatedScan
 from tests.graphs.scans import job, run, words, write_small_scan
 
@@ -322,14 +322,14 @@ def test_a_curve_is_written_while_checkpoints_take_long(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("halotile.tasks.ptychography.results.record.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(record, "write_state", lambda *_: now.__setitem__(0, now[0] + 31))
+    monkeypatch.setattr("halotile.tasks.ptychography.result.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(result, "write_state", lambda *_: now.__setitem__(0, now[0] + 31))
     scan = halotile.ptychography.open(folder / "scan.zarr")
     stages = (SolverStage(epochs=300, lr=0.1, batch=8),)
     recipe = replace(
         scan.recipe, stages=stages, checkpoint=folder / "checkpoint", curve=folder / "curve.json"
     )
-    kept = record.Record(recipe, scan.state, lambda: (scan.object, np.ones(scan.object.shape)))
+    kept = result.Record(recipe, scan.state, lambda: (scan.object, np.ones(scan.object.shape)))
     seen, gaps, last = 0, [], 0.0
     for _ in range(200):
         now[0] += 1

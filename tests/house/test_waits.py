@@ -22,7 +22,7 @@ ALLOWED = {
     "halotile/graphs/runs/damage.py": "a thread that reads a file",
     "halotile/graphs/runs/passes/worker_setup.py": "a coroutine that ask() calls",
     "halotile/graphs/runs/status.py": "a thread that ends when it is asked to",
-    "halotile/tasks/devices/streams.py": "memory that the copies of the same GPU return",
+    "halotile/tasks/devices/gpu.py": "memory that the copies of the same GPU return",
     "halotile/tasks/groups/group.py": "torch limits it by the timeout of the group",
     "halotile/tasks/groups/script.py": "the script of a rank, which the driver looks after",
 }

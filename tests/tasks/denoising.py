@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from halotile.storage.grid import Grid
-from halotile.storage.rim import Rim, read_window
+from halotile.storage.grid import Grid, Region
+from halotile.storage.rim import Pixels, Rim, read_window
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.operators.base import InMemory
 
 Image = NDArray[Any]
 
@@ -64,21 +65,14 @@ def dncnn_tensors(keys: list[str], width: int = NETWORK_WIDTH, channels: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
-    """An image that is read by regions."""
+class Counted(InMemory):
+    """An image that notes what is read of it."""
 
-    pixels: Image
+    reads: list[Region] = dataclasses.field(default_factory=list)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.pixels.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self.pixels.dtype)
-
-    def read(self, region: Any) -> Image:
-        return np.ascontiguousarray(self.pixels[region.slices])
+    def read(self, region: Region) -> Pixels:
+        self.reads.append(region)
+        return super().read(region)
 
 
 def image(dims: int, dtype: str = "float32", seed: int = 0) -> Image:
@@ -104,7 +98,8 @@ def tiles(
     depth, align = ((reach, reach),) * pixels.ndim, (denoiser.alignment,) * pixels.ndim
     for block in Grid(pixels.shape, tile, depth, align):
         cut = {
-            name: read_window(Stored(side), block.window, rim) for name, side in {"": pixels, **sides}.items()
+            name: read_window(InMemory(side), block.window, rim)
+            for name, side in {"": pixels, **sides}.items()
         }
         result = apply(denoiser, cut.pop(""), **cut)
         factor = (denoiser.scale,) * pixels.ndim

@@ -10,12 +10,11 @@ from weakref import WeakValueDictionary
 import pytest
 
 from halotile.graphs.plans.make import make_plan
-from halotile.tasks import denoised_image, image_task
-from halotile.tasks.denoised_image import Denoised
+from halotile.tasks import image_task
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.devices.device import Device
 from halotile.tasks.devices.gpu import Gpu
-from halotile.tasks.image_task import ImageTask, View
+from halotile.tasks.image_task import Denoised, ImageTask, View
 from tests.graphs.solving import denoised_by, scene
 from tests.support import job_of, noisy_image, work_of, write_zarr
 
@@ -35,8 +34,8 @@ class FakeGpu(Gpu):
 
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(denoised_image, "_runners", WeakValueDictionary())
-    monkeypatch.setattr(denoised_image, "_cached", {})
+    monkeypatch.setattr(image_task, "_runners", WeakValueDictionary())
+    monkeypatch.setattr(image_task, "_cached", {})
 
 
 def prior(sigma: float, device: str = "cuda") -> Denoised:
@@ -54,13 +53,13 @@ def solver_step(*parts: Denoised) -> ImageTask:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace GPUs by :class:`FakeGpu`."""
     monkeypatch.setattr(
-        denoised_image, "open_device", lambda kind, *given: FakeGpu() if kind == "cuda" else Device("cpu")
+        image_task, "open_device", lambda kind, *given: FakeGpu() if kind == "cuda" else Device("cpu")
     )
 
 
 def kept() -> list[Any]:
     """Models that stay in the cache."""
-    return list(denoised_image._cached.values())
+    return list(image_task._cached.values())
 
 
 @pytest.mark.usefixtures("gpus")
@@ -81,7 +80,7 @@ def test_a_denoising_job_has_the_gpu_for_itself(tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", noisy_image((100, 90)))
     work_of(make_plan(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}))).task.stages()
     assert kept() == []
-    assert not denoised_image._runners, "and nothing is left in memory"
+    assert not image_task._runners, "and nothing is left in memory"
 
 
 @pytest.mark.usefixtures("gpus")

@@ -22,7 +22,7 @@ from halotile.tasks.distributed.tiling.processor_call import ProcessorCall
 from halotile.tasks.distributed.tiling.tiles import BLENDINGS, Tiles, blend_axis, cut_axis, make_tiles
 from halotile.tasks.distributed.transport.calls import Derivative
 from halotile.tasks.distributed.transport.objects import Packer
-from halotile.tasks.distributed.transport.random_state import Draw
+from halotile.tasks.distributed.transport.tensors import Draw
 from tests.cases import in_folders
 
 lengths, patches, overlaps = st.integers(1, 60), st.integers(1, 20), st.integers(0, 12)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
 from halotile.storage.grid import Region
-from halotile.storage.rim import Pixels
 from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.fidelities.l2 import L2
 from halotile.tasks.fidelities.poisson import Poisson
@@ -20,6 +18,7 @@ from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.normal import Normal
 from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.terms import MISFIT, FoldedGradient, Gradient, Term, share_of
+from tests.tasks.denoising import Counted
 from tests.tasks.operators.test_operators import IMAGE, OPERATORS, numbers, some_regions
 
 STACKS = {
@@ -38,28 +37,6 @@ def terms_of(names: list[str], dtype: str, fidelity: Fidelity | None = None) -> 
         return Term(operator, InMemory(measured), 1 / (seed + 1), fidelity or L2())
 
     return tuple(term(OPERATORS[name], seed) for seed, name in enumerate(names))
-
-
-@dataclass
-class Counted:
-    """Counts what is read of an image."""
-
-    pixels: Any
-    regions: list[Region] = field(default_factory=list)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.pixels.shape)
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        dtype: np.dtype[np.generic] = self.pixels.dtype
-        return dtype
-
-    def read(self, region: Region) -> Pixels:
-        self.regions.append(region)
-        pixels: Pixels = self.pixels[region.slices]
-        return pixels
 
 
 def misfit_of(image: Any, terms: tuple[Term, ...]) -> float:
@@ -137,7 +114,7 @@ def test_a_stack_reads_the_image_once() -> None:
     terms = terms_of(["blur reflect (3, 3)", "blur zero (5, 5)", "mask"], "float32")
     with Scope():
         Gradient(Shared(image, margin=10), terms).read(Region((0, 15, 12), (2, 20, 20)))
-    assert len(image.regions) == 1
+    assert len(image.reads) == 1
 
 
 def test_a_gradient_travels() -> None:
@@ -151,7 +128,7 @@ def test_it_is_read_again_only_where_what_was_read_does_not_reach() -> None:
     with Scope() as scope:
         for region in (Region((10, 10), (20, 20)), Region((8, 7), (23, 22)), Region((0, 38), (9, 40))):
             assert np.array_equal(shared.read(region), image.pixels[region.slices])
-    assert image.regions == [Region((7, 7), (23, 23)), Region((0, 35), (12, 40))]
+    assert image.reads == [Region((7, 7), (23, 23)), Region((0, 35), (12, 40))]
     assert scope.read_bytes == (16 * 16 + 12 * 5) * 8
     assert (shared.shape, shared.dtype) == ((30, 40), np.dtype("float64"))
 
@@ -163,9 +140,9 @@ def test_each_block_reads_anew() -> None:
         with Scope():
             shared.read(region)
             shared.read(region)
-    assert image.regions == [region] * 2
+    assert image.reads == [region] * 2
     shared.read(region)
-    assert image.regions == [region] * 3, "outside a scope nothing is kept"
+    assert image.reads == [region] * 3, "outside a scope nothing is kept"
 
 
 def test_a_scope_goes_on_where_it_was_left() -> None:
@@ -175,7 +152,7 @@ def test_a_scope_goes_on_where_it_was_left() -> None:
         shared.read(region)
     with scope:
         shared.read(region)
-    assert image.regions == [region]
+    assert image.reads == [region]
 
 
 def test_parts_of_a_sum_are_added_in_their_order() -> None:

@@ -11,23 +11,12 @@ import pytest
 from halotile.errors import InputError
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.grid import Region
-from halotile.storage.rim import Pixels, Rim, read_window
+from halotile.storage.rim import Rim, read_window
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.denoise_block import check_image, check_side
+from halotile.tasks.operators.base import InMemory
 from tests.support import Image, job_of, noisy_image, work_of, write_zarr
-
-
-class InMemory:
-    """An image that needs no file."""
-
-    def __init__(self, pixels: Image) -> None:
-        self.pixels = pixels
-        self.shape = pixels.shape
-        self.dtype = pixels.dtype
-
-    def read(self, region: Region) -> Pixels:
-        return self.pixels[region.slices]
 
 
 def with_one(value: float, at: tuple[int, ...], shape: tuple[int, ...] = (70, 90)) -> InMemory:

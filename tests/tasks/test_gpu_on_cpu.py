@@ -21,8 +21,7 @@ from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.devices.device import LOST, Device, Download
-from halotile.tasks.devices.gpu import Gpu
-from halotile.tasks.devices.streams import BufferRing
+from halotile.tasks.devices.gpu import BufferRing, Gpu
 from halotile.tasks.inner_tiles import TileRunner
 from tests.cases import thorough
 from tests.support import DTYPES, dncnn_weights, job_of, read_zarr, work_of, write_zarr
@@ -248,18 +247,11 @@ def test_the_precision_is_set_where_it_is_computed() -> None:
     for precision, tf32, by_stopwatch in rows:
         backends = torch.backends
         before = backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic
-        device, other = (
-            gpu_device(precision=precision),
-            gpu_device(precision="float32" if tf32 else "tf32"),
-        )
+        device, other = (gpu_device(precision=precision), gpu_device(precision="float32" if tf32 else "tf32"))
         with other.computing():
             pass
         with device.computing():
-            settings = (
-                backends.cuda.matmul.allow_tf32,
-                backends.cudnn.allow_tf32,
-                backends.cudnn.benchmark,
-            )
+            settings = (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark)
             deterministic = backends.cudnn.deterministic
         assert settings == (tf32, tf32, by_stopwatch)
         assert deterministic == (not by_stopwatch)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,26 +23,7 @@ from halotile.tasks.noise import estimate
 from halotile.tasks.noise.estimate import estimate_noise_levels, measure_plane, plane_level, sample_regions
 from halotile.tasks.noise.photon_noise import estimate_photon_noise, fit_photon_noise, survey_planes
 from tests.cases import in_folders, thorough
-
-
-@dataclass
-class Stored:
-    """An array that counts what is read of it."""
-
-    pixels: NDArray[Any]
-    reads: list[Region] = field(default_factory=list)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.pixels.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self.pixels.dtype)
-
-    def read(self, region: Region) -> NDArray[Any]:
-        self.reads.append(region)
-        return np.ascontiguousarray(self.pixels[region.slices])
+from tests.tasks.denoising import Counted
 
 
 def noisy(shape: tuple[int, ...], sigma: float) -> NDArray[np.float64]:
@@ -52,7 +32,7 @@ def noisy(shape: tuple[int, ...], sigma: float) -> NDArray[np.float64]:
     return smooth + sigma * np.random.default_rng(5).standard_normal(shape)
 
 
-def level_of(image: Stored | Source) -> float:
+def level_of(image: Counted | Source) -> float:
     return float(estimate_noise_levels(image, tuple(range(len(image.shape)))))
 
 
@@ -60,37 +40,37 @@ def test_white_noise_is_measured() -> None:
     for sigma, shape in itertools.product(
         (0.02, 0.3), ((900, 700), (3, 400, 500), (2, 9, 130, 170), (31, 33))
     ):
-        assert level_of(Stored(noisy(shape, sigma))) == pytest.approx(sigma, rel=0.15)
+        assert level_of(Counted(noisy(shape, sigma))) == pytest.approx(sigma, rel=0.15)
 
 
 def test_every_type_of_pixel_is_measured_in_its_own_units() -> None:
     for dtype in ("uint8", "uint16", "float16", "float32"):
         pixels = (100 + 20 * noisy((400, 400), 0.3)).astype(dtype)
-        assert level_of(Stored(pixels)) == pytest.approx(6.0, rel=0.1)
+        assert level_of(Counted(pixels)) == pytest.approx(6.0, rel=0.1)
 
 
 def test_the_level_of_few_counts_is_not_one_of_their_steps() -> None:
     for unit, counts in itertools.product((1, 0.25), (0.5, 1, 1.5, 2, 3, 5)):
         pixels = np.random.default_rng(1).poisson(counts, (500, 500)) * unit
-        assert level_of(Stored(pixels)) == pytest.approx(unit * counts**0.5, rel=0.03)
+        assert level_of(Counted(pixels)) == pytest.approx(unit * counts**0.5, rel=0.03)
 
 
 def test_rounding_of_pixels_counts_as_noise() -> None:
     pixels = np.rint(np.random.default_rng(2).normal(100, 1.2, (500, 500))).astype(np.uint8)
-    assert level_of(Stored(pixels)) == pytest.approx(pixels.std(), rel=0.02)
+    assert level_of(Counted(pixels)) == pytest.approx(pixels.std(), rel=0.02)
 
 
 def test_an_empty_background_does_not_hide_the_noise() -> None:
     pixels = np.zeros((2048, 2048), np.float32)
     pixels[:700, :700] = noisy((700, 700), 0.1)
-    assert level_of(Stored(pixels)) == pytest.approx(0.1, rel=0.15)
+    assert level_of(Counted(pixels)) == pytest.approx(0.1, rel=0.15)
 
 
 def test_missing_pixels_are_left_out() -> None:
     pixels = noisy((300, 300), 0.1)
     pixels[::7] = np.nan
     pixels[5] = np.inf
-    assert level_of(Stored(pixels)) == pytest.approx(0.1, rel=0.1)
+    assert level_of(Counted(pixels)) == pytest.approx(0.1, rel=0.1)
 
 
 def test_a_image_whose_noise_cannot_be_estimated_is_refused() -> None:
@@ -99,7 +79,7 @@ def test_a_image_whose_noise_cannot_be_estimated_is_refused() -> None:
         with pytest.raises(
             InputError, match=f"no noise could be estimated .* {why} .* Write sigma as a number"
         ):
-            level_of(Stored(np.full((300, 300), value)))
+            level_of(Counted(np.full((300, 300), value)))
 
 
 def test_labels_without_noise_are_not_to_be_denoised() -> None:
@@ -108,15 +88,16 @@ def test_labels_without_noise_are_not_to_be_denoised() -> None:
         labels = np.zeros((300, 300), dtype)
         labels[100:200] = 1
         with pytest.raises(InputError, match="Write sigma as a number") as error:
-            level_of(Stored(labels))
+            level_of(Counted(labels))
         assert ("gaussian and median would mix classes" in str(error.value)) == named
 
 
 def test_the_same_places_are_read_every_time_and_little_of_a_large_image() -> None:
     row = np.random.default_rng(5).standard_normal(110_000)
-    image = Stored(np.lib.stride_tricks.as_strided(row, (50_000, 60_000), row.strides * 2))
+    image = Counted(np.lib.stride_tricks.as_strided(row, (50_000, 60_000), row.strides * 2))
     level_of(image)
-    first, image.reads = image.reads, []
+    first = [*image.reads]
+    image.reads.clear()
     level_of(image)
     assert image.reads == first
     assert sum(region.size for region in first) == 64 * 256**2
@@ -125,7 +106,7 @@ def test_the_same_places_are_read_every_time_and_little_of_a_large_image() -> No
 def test_a_image_too_small_to_have_details_is_refused() -> None:
     for shape in ((5,), (1, 300), (3, 1, 40)):
         with pytest.raises(InputError, match="Write sigma as a number"):
-            level_of(Stored(np.zeros(shape)))
+            level_of(Counted(np.zeros(shape)))
 
 
 @settings(deadline=None, max_examples=60)
@@ -154,20 +135,20 @@ def test_each_plane_is_measured_by_itself_wherever_its_axis_lies() -> None:
         planes[2] = 0.5
         looped = order.index(0)
         spatial = [axis for axis in range(3) if axis != looped]
-        found = estimate_noise_levels(Stored(planes.transpose(order)), spatial, [looped])
+        found = estimate_noise_levels(Counted(planes.transpose(order)), spatial, [looped])
         assert found == pytest.approx(LEVELS, rel=0.1)
 
 
 @pytest.mark.thorough
 def test_many_planes_have_few_samples_each() -> None:
-    image = Stored(np.broadcast_to(noisy((900, 900), 0.1), (2000, 900, 900)))
+    image = Counted(np.broadcast_to(noisy((900, 900), 0.1), (2000, 900, 900)))
     found = estimate_noise_levels(image, (1, 2), (0,))
     assert len(image.reads) == 4 * 2000
     assert found == pytest.approx(0.1, rel=0.1)
 
 
-@dataclass
-class Chunked(Stored):
+@dataclass(frozen=True)
+class Chunked(Counted):
     """An array in chunks."""
 
     chunks: tuple[int, ...] = ()
@@ -175,7 +156,7 @@ class Chunked(Stored):
 
 def test_planes_of_one_chunk_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = np.stack([noisy((64, 64), 0.1 * (1 + plane % 7)) for plane in range(60)]).reshape(2, 30, 64, 64)
-    apart, together = Stored(pixels), Chunked(pixels, chunks=(1, 20, 64, 64))
+    apart, together = Counted(pixels), Chunked(pixels, chunks=(1, 20, 64, 64))
     expected = estimate_noise_levels(apart, (2, 3), (0, 1))
     np.testing.assert_array_equal(estimate_noise_levels(together, (2, 3), (0, 1)), expected)
     assert (len(apart.reads), len(together.reads)) == (60, 4)
@@ -188,18 +169,18 @@ def test_planes_of_one_chunk_are_read_together(monkeypatch: pytest.MonkeyPatch) 
 def test_saturated_pixels_do_not_count() -> None:
     for ends in ((0.0, 1.0), (-9.0, 0.6), (0.3, 9.0)):
         pixels = 0.5 + 0.5 * noisy((600, 600), 0.2)
-        assert level_of(Stored(np.clip(pixels, *ends))) == pytest.approx(0.1, rel=0.15)
+        assert level_of(Counted(np.clip(pixels, *ends))) == pytest.approx(0.1, rel=0.15)
 
 
 def test_an_image_of_two_values_has_the_level_of_all_its_pixels() -> None:
     pixels = np.random.default_rng(0).integers(0, 2, (200, 200))
-    assert level_of(Stored(pixels)) > 0
+    assert level_of(Counted(pixels)) > 0
 
 
 def test_saturated_pixels_do_not_count_beside_holes_either() -> None:
     pixels = np.clip(0.5 + 0.5 * noisy((600, 600), 0.2), 0.3, 9.0)
     pixels[np.random.default_rng(0).random((600, 300)).repeat(2, 1) < 0.55] = np.nan
-    assert level_of(Stored(pixels)) == pytest.approx(0.1, rel=0.15)
+    assert level_of(Counted(pixels)) == pytest.approx(0.1, rel=0.15)
 
 
 def cut_off(pixels: NDArray[np.float64], share: float, side: str) -> NDArray[np.float64]:
@@ -216,7 +197,7 @@ def test_noise_that_was_cut_off_counts_as_before() -> None:
         steps = 0.9 * 255 / np.ptp(pixels) if dtype == "uint8" else 50_000
         pixels = np.rint((pixels - pixels.min()) * steps).astype(dtype)
         tolerance = 0.12 if dtype == "uint8" else 0.1
-        assert level_of(Stored(pixels)) == pytest.approx(0.1 * steps, rel=tolerance)
+        assert level_of(Counted(pixels)) == pytest.approx(0.1 * steps, rel=tolerance)
 
 
 def test_noise_that_was_cut_off_in_a_photograph_counts_as_before() -> None:
@@ -225,9 +206,9 @@ def test_noise_that_was_cut_off_in_a_photograph_counts_as_before() -> None:
     ):
         image = (retina()[300:900, 100:700, 1] if name == "retina" else camera()) / 255
         pixels = image + sigma * np.random.default_rng(7).standard_normal(image.shape)
-        whole = level_of(Stored(pixels))
-        assert level_of(Stored(np.clip(pixels, 0, 1))) == pytest.approx(whole, rel=0.04)
-        assert level_of(Stored(cut_off(pixels, share, side))) == pytest.approx(
+        whole = level_of(Counted(pixels))
+        assert level_of(Counted(np.clip(pixels, 0, 1))) == pytest.approx(whole, rel=0.04)
+        assert level_of(Counted(cut_off(pixels, share, side))) == pytest.approx(
             whole, rel=0.17 if share > 0.6 else 0.08
         )
 
@@ -246,21 +227,21 @@ def test_black_and_white_places_are_no_noise_that_was_cut_off() -> None:
         }[kind]
         pixels = 0.1 * random.standard_normal((512, 512))
         pixels[places] = 0.6 if white else -0.6
-        assert level_of(Stored(pixels)) == pytest.approx(0.1, rel=0.04)
+        assert level_of(Counted(pixels)) == pytest.approx(0.1, rel=0.04)
 
 
 def test_black_beside_white_is_not_cut_off_at_both_ends() -> None:
     board = np.add.outer(np.arange(512) // 25, np.arange(512) // 25) % 2
     pixels = board + 0.1 * np.random.default_rng(0).standard_normal(board.shape)
-    assert level_of(Stored(pixels.clip(0, 1))) == pytest.approx(0.1, rel=0.1)
+    assert level_of(Counted(pixels.clip(0, 1))) == pytest.approx(0.1, rel=0.1)
 
 
 def test_the_zeros_of_few_counts_are_not_cut_off() -> None:
     random = np.random.default_rng(0)
     sky = random.poisson(0.3, (512, 512))
-    assert level_of(Stored(sky)) == pytest.approx(0.3**0.5, rel=0.1)
+    assert level_of(Counted(sky)) == pytest.approx(0.3**0.5, rel=0.1)
     stars = sky + random.poisson(4.0, sky.shape) * binary_blobs(512, 0.02, volume_fraction=0.1, rng=random)
-    assert level_of(Stored(stars)) < 0.7
+    assert level_of(Counted(stars)) < 0.7
 
 
 def test_noise_of_which_too_little_is_left_is_known_as_such() -> None:
@@ -302,7 +283,7 @@ def counted(peak: float, gain: float = 1.0, offset: float = 0.0, read_sigma: flo
 def test_the_gain_is_found() -> None:
     rows: list[tuple[float, float]] = [(1.0, 0.0), (3.7, 100.0), (0.001, 0.0)]
     for (gain, offset), peak in itertools.product(rows, (5, 20, 100)):
-        found = estimate_photon_noise(Stored(counted(peak, gain, offset)), (0, 1))
+        found = estimate_photon_noise(Counted(counted(peak, gain, offset)), (0, 1))
         assert found is not None
         assert found.gain == pytest.approx(gain, rel=0.1)
         assert found.offset == pytest.approx(offset, abs=0.05 * peak * gain)
@@ -311,7 +292,7 @@ def test_the_gain_is_found() -> None:
 
 def test_read_noise_is_found() -> None:
     """With as much noise of the readout as of photons, a gain from an image of this size varies by a fifth."""
-    found = estimate_photon_noise(Stored(counted(20, read_sigma=4.0)), (0, 1))
+    found = estimate_photon_noise(Counted(counted(20, read_sigma=4.0)), (0, 1))
     assert found is not None
     assert found.gain == pytest.approx(1, rel=0.3)
     assert found.read_sigma == pytest.approx(4, rel=0.1)
@@ -322,7 +303,7 @@ def test_holes_and_saturated_pixels_do_not_count() -> None:
     pixels = np.minimum(pixels, np.quantile(pixels, 0.9))
     pixels[100:180, 100:300] = np.nan
     pixels[::50, ::50] = np.inf
-    found = estimate_photon_noise(Stored(pixels), (0, 1))
+    found = estimate_photon_noise(Counted(pixels), (0, 1))
     assert found is not None
     assert found.gain == pytest.approx(1, rel=0.15)
 
@@ -331,14 +312,14 @@ def test_holes_and_saturated_pixels_do_not_count() -> None:
 def test_scattered_holes_do_not_change_the_estimate(peak: float) -> None:
     rng = np.random.default_rng(1)
     whole = rng.poisson(retina()[..., 1] / 236.0 * peak) + 500.0
-    before, columns = estimate_photon_noise(Stored(whole.copy()), (0, 1)), whole.copy()
+    before, columns = estimate_photon_noise(Counted(whole.copy()), (0, 1)), whole.copy()
     columns[:, 3::16] = np.nan
     rows = ((0.01, np.nan), (0.1, np.nan), (0.01, 65535.0), (0.03, 0.0))
     for pixels in (
         columns,
         *(np.where(rng.random(whole.shape) < share, hole, whole) for share, hole in rows),
     ):
-        after = estimate_photon_noise(Stored(pixels), (0, 1), clearly=True)
+        after = estimate_photon_noise(Counted(pixels), (0, 1), clearly=True)
         assert before is not None
         assert after is not None
         assert after.gain == pytest.approx(before.gain, rel=0.05)
@@ -349,15 +330,15 @@ def test_planes_are_estimated_by_themselves_and_an_even_one_like_the_others_wher
     rng = np.random.default_rng(1)
     lit, empty = 2 * rng.poisson(20.0, (500, 500)), 30 + 1.5 * rng.standard_normal((500, 500))
     planes = np.stack([counted(50), 3 * counted(50), lit, empty, np.full((500, 500), 7.0)])
-    found = estimate_photon_noise(Stored(planes), (1, 2), (0,))
+    found = estimate_photon_noise(Counted(planes), (1, 2), (0,))
     assert found is not None
-    alone = [estimate_photon_noise(Stored(plane), (0, 1)) for plane in planes[:2]]
+    alone = [estimate_photon_noise(Counted(plane), (0, 1)) for plane in planes[:2]]
     assert [part.gain for part in alone if part] == list(found.gain[:2])
     assert found.gain[2] == np.median(found.gain[:2])
     assert list(found.gain[3:]) == [0, 0]
     assert list(found.read_sigma[3:]) == pytest.approx([1.5, 0], abs=0.03)
-    assert estimate_photon_noise(Stored(planes), (1, 2), (0,), clearly=True) is None
-    assert [plane.grows for plane in survey_planes(Stored(planes), (1, 2), (0,))] == [True, True] + 3 * [
+    assert estimate_photon_noise(Counted(planes), (1, 2), (0,), clearly=True) is None
+    assert [plane.grows for plane in survey_planes(Counted(planes), (1, 2), (0,))] == [True, True] + 3 * [
         False
     ]
 
@@ -365,7 +346,7 @@ def test_planes_are_estimated_by_themselves_and_an_even_one_like_the_others_wher
 def test_no_channel_gets_the_noise_of_another() -> None:
     lit = 2 * np.random.default_rng(1).poisson(20.0, (500, 500)).astype(float)
     stack = np.stack([[2 * counted(50), lit], [lit, lit], [counted(50), lit]])
-    found = estimate_photon_noise(Stored(stack), (2, 3), (0, 1), apart=(1,))
+    found = estimate_photon_noise(Counted(stack), (2, 3), (0, 1), apart=(1,))
     assert found is not None
     assert found.gain[1, 0] == np.median(found.gain[[0, 2], 0])
     assert list(found.gain[:, 1]) == [0, 0, 0]
@@ -376,7 +357,7 @@ def test_noise_of_one_level_is_not_taken_for_that_of_photons() -> None:
     for sigma in (0.005, 0.02, 0.1, 0.2):
         pixels = clean() + sigma * np.random.default_rng(0).standard_normal(clean().shape)
         for stored in (pixels, np.rint(255 * pixels)):
-            assert not survey_planes(Stored(stored), (0, 1))[0].grows
+            assert not survey_planes(Counted(stored), (0, 1))[0].grows
 
 
 def test_an_image_without_noise_shows_none() -> None:

@@ -10,8 +10,8 @@ import torch
 
 from halotile.errors import Diverged
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.curve import StepRequests
 from halotile.tasks.groups.training.fit import read_content, state_in
-from halotile.tasks.groups.training.requests import StepRequests
 from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.solvers import PatternBatch, adam

@@ -20,7 +20,7 @@ from halotile.tasks.ptychography.patterns import Patterns, held_out, steps_of
 from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.propagators import FarField
 from halotile.tasks.ptychography.recipe import PARTS, VARYING, Optics, ScanRecipe, SolverStage
-from halotile.tasks.ptychography.results.result import contents
+from halotile.tasks.ptychography.result import contents
 from halotile.tasks.ptychography.simulated import SimulatedScan
 from halotile.tasks.ptychography.solvers import (
     SOLVERS,

@@ -31,9 +31,15 @@ from halotile.tasks.networks.base import Network
 from halotile.tasks.networks.dncnn import DnCNNNetwork
 from halotile.tasks.networks.unet import UNetNetwork
 from halotile.tasks.training import trainer
-from halotile.tasks.training.methods import PatchBatch
 from halotile.tasks.training.patches import Recipe
-from halotile.tasks.training.trainer import GAP_PIXELS, AdamOptimizer, Trainer, draw_examples, encoded_weights
+from halotile.tasks.training.trainer import (
+    GAP_PIXELS,
+    AdamOptimizer,
+    PatchBatch,
+    Trainer,
+    draw_examples,
+    encoded_weights,
+)
 from tests.cases import thorough
 from tests.tasks.training_images import source_of
 
@@ -130,11 +136,7 @@ def test_patches_are_drawn_above_the_same_ones_denoised() -> None:
         scales = scales * np.array([1.0, 300.0, 20.0, 1.0, 1.0], np.float32)[:channels].reshape(-1, 1, 1)
         png = b"".join(draw_examples(scales * noisy, scales * np.clip(noisy, -1, 1)))
         drawn = np.asarray(PIL.Image.open(BytesIO(png)))
-        assert drawn.shape == (
-            2 * 64 + GAP_PIXELS,
-            4 * 64 + 3 * GAP_PIXELS,
-            *([3] if channels == 5 else []),
-        )
+        assert drawn.shape == (2 * 64 + GAP_PIXELS, 4 * 64 + 3 * GAP_PIXELS, *([3] if channels == 5 else []))
         for number in range(4):
             part = slice(number * (64 + GAP_PIXELS), number * (64 + GAP_PIXELS) + 64)
             above, below = (drawn[rows, part].astype(int) for rows in (slice(0, 64), slice(-64, None)))

@@ -11,9 +11,10 @@ import torch
 
 from halotile.errors import InputError
 from halotile.tasks.noise.estimate import UNKNOWN
-from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
 from halotile.tasks.training.patches import HELD_EVERY, HELD_FIRST, HELD_PATCHES, PatchSource, TrainingImage
-from tests.tasks.training_images import Image, numbered, source_of
+from halotile.tasks.training.trainer import METHODS, PatchBatch, mean_loss
+from tests.tasks.denoising import Counted
+from tests.tasks.training_images import numbered, source_of
 
 
 def test_patches_follow_from_step_and_slot_alone() -> None:
@@ -58,8 +59,8 @@ def test_a_tiny_image_has_nothing_held_out() -> None:
 
 
 def test_several_images_planes_and_channels_are_drawn_from() -> None:
-    one = TrainingImage(Image(numbered((5, 3, 64, 64))), (2, 3), channel=1)
-    two = TrainingImage(Image(-1 - numbered((2, 3, 128, 40))), (2, 3), channel=1)
+    one = TrainingImage(Counted(numbered((5, 3, 64, 64))), (2, 3), channel=1)
+    two = TrainingImage(Counted(-1 - numbered((2, 3, 128, 40))), (2, 3), channel=1)
     source = PatchSource((one, two), 16)
     patches = np.concatenate([source.draw(16 * pool, 0, 8).pixels for pool in range(30)])
     assert patches.shape[1:] == (3, 16, 16)
@@ -70,13 +71,13 @@ def test_several_images_planes_and_channels_are_drawn_from() -> None:
 
 
 def test_reads_are_shared_by_the_steps_of_a_pool() -> None:
-    image = Image(numbered((1024, 1024)))
+    image = Counted(numbered((1024, 1024)))
     source = PatchSource((TrainingImage(image, (0, 1)),), 16)
     source.draw(0, 0, 4)
-    read = image.read_pixels
+    read = sum(region.size for region in image.reads)
     for step in range(1, 16):
         source.draw(step, 0, 4)
-    assert image.read_pixels == read == 4 * 64 * 64
+    assert sum(region.size for region in image.reads) == read == 4 * 64 * 64
 
 
 def test_holes_are_filled_and_not_valid() -> None:

@@ -128,7 +128,7 @@ def other_suffix(folder: Path) -> Path:
 def test_what_is_not_a_weights_file_is_refused(tmp_path: Path) -> None:
     rows = [
         (missing, "cannot be opened .*No such file"),
-        (directory, "is a directory"),
+        (directory, "cannot be opened .Is a directory.*Write the path of a weights file"),
         (loop, "cannot be opened .*symbolic links"),
         (truncated(".pth"), "damaged"),
         (truncated(".safetensors"), "not a complete safetensors"),

@@ -41,12 +41,11 @@ from halotile.storage.rim import Readable
 from halotile.storage.run_directory.json_files import Checkpoint
 from halotile.storage.sharded.output import ShardWriter, create_metadata
 from halotile.storage.sharded.vectors import Vectors
-from halotile.tasks.contributions import Adding, Contributions
 from halotile.tasks.image_task import ImageTask, Sum, View, Written
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.priors.base import denoised_in
 from halotile.tasks.shared import Shared
-from halotile.tasks.terms import MISFIT
+from halotile.tasks.terms import MISFIT, Adding, Contributions
 
 
 @dataclass(frozen=True)

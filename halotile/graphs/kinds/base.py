@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from halotile.storage.sharded.layout import Layout
     from halotile.storage.sharded.output import AnyLayout, FileLayout
     from halotile.tasks.block import BlockTask
-    from halotile.tasks.contributions import Part
+    from halotile.tasks.terms import Part
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.inner_tiles import Tiling
 from halotile.tasks.options import Auto
 from halotile.tasks.roles import Roles
-from halotile.tasks.trials.functions import check_depth
 from halotile.tasks.trials.probe import check_ragged, probe
 from halotile.tasks.trials.rehearsal import rehearse, tiling_error
+from halotile.tasks.trials.trial import check_depth
 
 
 def blocks_for(

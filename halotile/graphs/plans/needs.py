@@ -27,7 +27,7 @@ from halotile.graphs.clusters.common.machine import (
 )
 from halotile.graphs.kinds.base import kind_of
 from halotile.graphs.kinds.sections import AJob, Cluster, Job, Run, parse_bytes
-from halotile.tasks.devices.streams import BUFFERS
+from halotile.tasks.devices.gpu import BUFFERS
 from halotile.tasks.options import Auto
 
 MIB = 1024**2

@@ -22,7 +22,7 @@ from halotile.storage.run_directory.directory import WORKERS
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.json_files import Ledger
 from halotile.tasks.block import BadBlock
-from halotile.tasks.devices.memory_limits import release_memory
+from halotile.tasks.devices.device import release_memory
 
 RESTARTS = 3
 """Restarts of a cluster without a finished block in between after which a run gives up."""

@@ -12,14 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.common.weights import TrainedPixels
+from halotile.tasks.lazy import torch
 from halotile.tasks.options import check_above_zero, check_level, check_sizes
-
-if TYPE_CHECKING:
-    import torch
 
 Model = Callable[..., "torch.Tensor"]
 """``model(batch, **sides) -> batch``: float tensors of shape (tiles, channels, *spatial), in the
@@ -161,6 +159,28 @@ class Denoiser(Protocol):
         """Build the model, on the CPU in float32. May read files; imports torch."""
 
 
+@dataclass(frozen=True)
+class Around(ABC):
+    """A denoiser around another one; declarations that it has not itself are those of the other."""
+
+    inner: Denoiser
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # such as pickle asks for, before there is a denoiser
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def build(self) -> Model:
+        return self.around(self.inner.build())
+
+    def reference(self) -> Model:
+        return self.around(self.inner.reference())
+
+    @abstractmethod
+    def around(self, model: Model) -> Model:
+        """The model of this denoiser around that of the other."""
+
+
 class Pixelwise(Denoiser, ABC):
     """A denoiser with one output pixel for each input pixel, of each channel by itself, unless it declares otherwise."""
 
@@ -203,12 +223,10 @@ class Leveled(Pixelwise):
 
     @property
     def side_inputs(self) -> tuple[str, ...]:
-        """The noise level of each pixel, instead of one number."""
         return ("sigma",)
 
     @property
     def wants_noise_level(self) -> bool:
-        """True if the noise level is ``auto``."""
         return self.sigma == "auto"
 
     def with_noise_level(self, sigma: float) -> Self:
@@ -231,7 +249,6 @@ class Leveled(Pixelwise):
             )
         if self.sigma is None:
             return strength
-        import torch
 
         return float(torch.tensor(self.sigma, dtype=dtype) * strength)
 
@@ -250,15 +267,12 @@ class LeveledFilter(Leveled, Spaced):
         check_above_zero("strength", self.strength)
 
     def build(self) -> Model:
-        """The filter as a function on tensors."""
         return self.denoise
 
     def denoise(
         self, batch: torch.Tensor, sigma: torch.Tensor | None = None, valid: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Filter every tile of a batch; ``sigma`` is a noise level for each pixel, ``valid`` is 0 in holes."""
-        import torch
-
         if batch.is_cuda:
             return self._in_safe_units(batch, sigma, holed(valid))
         levels, valids = (
@@ -298,8 +312,6 @@ def _unit_of(strength: float | torch.Tensor, image: torch.Tensor) -> Any:
 
     A GPU is not waited for: it gets a tensor. Squares of the image in that unit do not overflow.
     """
-    import torch
-
     largest = 1022 if image.dtype == torch.float64 else 126
     if isinstance(strength, torch.Tensor):
         low, high = strength.detach().aminmax()
@@ -329,8 +341,6 @@ def number_like(value: float | torch.Tensor, image: torch.Tensor) -> torch.Tenso
 
     A GPU fills in the number itself, without a wait for a copy.
     """
-    import torch
-
     if isinstance(value, torch.Tensor):
         return value.to(image.dtype)
     return torch.full((), value, dtype=image.dtype, device=image.device)

@@ -87,11 +87,9 @@ class DnCNN(Pixelwise):
 
     @property
     def trained_range(self) -> tuple[float, float] | None:
-        """As a job that trained the weights has written."""
         return trained_range(self.weights)
 
     def files(self) -> tuple[Path, ...]:
-        """The weights file."""
         return (Path(self.weights),)
 
     def bytes_per_pixel(self) -> float:
@@ -105,7 +103,6 @@ class DnCNN(Pixelwise):
         return {}
 
     def build(self) -> Model:
-        """Build the network with its weights."""
         from halotile.tasks.denoisers.common.layers import ConvolutionStack
 
         tensors = load_weights(self.weights, self.sha256)

@@ -6,18 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.base import Model, Pixelwise
+from halotile.tasks.lazy import torch
 from halotile.tasks.options import check_reference, check_whole, import_reference
 from halotile.tasks.user_code import imported_digest, qualified_name, value_digest
-
-if TYPE_CHECKING:
-    import torch
 
 Image = NDArray[Any]
 ArrayFunction = Callable[..., Image]
@@ -50,7 +48,6 @@ class ArrayDenoiser(Pixelwise, ABC):
         return partial(each_image, call=self.function)
 
     def receptive_field(self) -> int:
-        """The declared depth."""
         return self.depth
 
     def bytes_per_pixel(self) -> float:
@@ -81,7 +78,6 @@ class Function(ArrayDenoiser):
 
     @property
     def title(self) -> str:
-        """The function's name."""
         return self.import_
 
     def check(self) -> Mapping[str, str]:
@@ -114,7 +110,6 @@ class GivenFunction(ArrayDenoiser):
 
     @property
     def title(self) -> str:
-        """The function's name."""
         return qualified_name(self.call)
 
     def check(self) -> Mapping[str, str]:
@@ -131,8 +126,6 @@ def each_image(batch: torch.Tensor, *, call: ArrayFunction) -> torch.Tensor:
 
     Each call gets its own copy, so that a function that works in place changes nothing else.
     """
-    import torch
-
     images = batch.detach().cpu().numpy().reshape(-1, *batch.shape[2:])
     try:
         results = [checked_result(call(image.copy()), image) for image in images]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from halotile.tasks.convolution.shifted_sums import (
     repeat_edges,
@@ -17,10 +17,8 @@ from halotile.tasks.convolution.shifted_sums import (
 )
 from halotile.tasks.denoisers.base import Model, Spaced, holed
 from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for
+from halotile.tasks.lazy import torch
 from halotile.tasks.options import check_above_zero
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +73,6 @@ class Gaussian(Spaced):
         return [self.taps(size) for size in self.spacing_along(axes)]
 
     def build(self) -> Model:
-        """The filter as a function on tensors."""
         return partial(smooth, taps_of=self.taps_along)
 
 
@@ -104,7 +101,6 @@ def smooth(
 
 
 def _smoothed(batch: torch.Tensor, taps: Sequence[tuple[float, ...]]) -> torch.Tensor:
-    import torch
 
     if (kernel := kernel_for("smooth", batch)) is not None:
         down, across = (torch.tensor(weights, dtype=torch.float32) for weights in taps)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from halotile.tasks.convolution.median_networks import SORTED_SIZES, MedianNetwork, median_network
 from halotile.tasks.convolution.shifted_sums import box_sum, rows_around, strips
 from halotile.tasks.denoisers.base import Model, Pixelwise, holed
 from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for
+from halotile.tasks.lazy import torch
 from halotile.tasks.options import check_odd
-
-if TYPE_CHECKING:
-    import torch
 
 NETWORK_PIXELS = 49
 """Windows of up to this many pixels are sorted by exchanges, larger ones by selection."""
@@ -61,14 +59,11 @@ class Median(Pixelwise):
         return 100.0
 
     def build(self) -> Model:
-        """The filter as a function on tensors."""
         return partial(filter_median, size=self.size)
 
 
 def filter_median(batch: torch.Tensor, valid: torch.Tensor | None = None, *, size: int) -> torch.Tensor:
     """The median of the window around every pixel of a batch; of the measured pixels, where there are holes."""
-    import torch
-
     axes = batch.dim() - 2
     measured = holed(valid)
     if measured is None and (medians := _compiled(batch, size)) is not None:
@@ -90,8 +85,6 @@ def filter_median(batch: torch.Tensor, valid: torch.Tensor | None = None, *, siz
 
 def _compiled(batch: torch.Tensor, size: int) -> torch.Tensor | None:
     """The same bits by compiled code; None where it does not take the batch, or there are NaN: the lesser of NaN and a number is another in C."""
-    import torch
-
     is_sorted = size in SORTED_SIZES  # of larger windows ranks are counted
     if not is_sorted and math.prod(n + size - 1 for n in batch.shape[2:]) > MOST_RANKS:
         return None
@@ -104,8 +97,6 @@ def _compiled(batch: torch.Tensor, size: int) -> torch.Tensor | None:
 
 def _replace_near_holes(strip: torch.Tensor, source: torch.Tensor, known: torch.Tensor, size: int) -> None:
     """Replace the medians of windows that hold both holes and measured pixels by those of the measured ones."""
-    import torch
-
     windows, measured = source.masked_fill(known == 0, torch.inf), known
     for axis in range(2, source.dim()):
         measured = box_sum(measured, axis, size)
@@ -123,8 +114,6 @@ def _padded(rows: torch.Tensor, depth: int) -> torch.Tensor:
 
     The minimum of 0.0 and -0.0 depends on the position of the pair in a vector register.
     """
-    import torch.nn.functional
-
     around = (depth, depth) * (rows.dim() - 3) + (0, 0)
     return torch.nn.functional.pad(rows, around, mode="replicate") + 0.0
 

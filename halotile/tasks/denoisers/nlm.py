@@ -6,26 +6,19 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from halotile.tasks.convolution.shifted_sums import box_sum
 from halotile.tasks.denoisers.base import TINY, LeveledFilter, number_like
 from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for, one_number
+from halotile.tasks.lazy import torch
 from halotile.tasks.options import check_odd, check_whole
-
-if TYPE_CHECKING:
-    import torch
 
 COMPILED_PATCH = 15
 """Largest patch that compiled code compares."""
 SERIES = (
-    1.9875691500e-4,
-    1.3981999507e-3,
-    8.3334519073e-3,
-    4.1665795894e-2,
-    1.6666665459e-1,
-    5.0000001201e-1,
-)
+    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
+)  # fmt: skip
 """Of (exp(x) - 1 - x) / x² for small x, beginning with the fifth power."""
 
 
@@ -86,8 +79,6 @@ class NonLocalMeans(LeveledFilter):
         self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
     ) -> torch.Tensor:
         """Average similar patches; each pair of pixels is compared once, its weight used both ways."""
-        import torch
-
         spacing = self.spacing_along(image.dim() - 2)
         shifts, patch = [int(self.distance / size) for size in spacing], self._patch(spacing)
         allowance, steepness = self._terms(image, sigma, math.prod(patch))
@@ -154,8 +145,6 @@ def overlap(shape: tuple[int, ...], shift: tuple[int, ...]) -> tuple[tuple[slice
 
 def patch_difference(difference: torch.Tensor, patch: Sequence[int]) -> torch.Tensor:
     """Sum of the squares over the patch around every pixel."""
-    import torch.nn.functional
-
     around = [edge // 2 for edge in reversed(patch) for _ in range(2)]
     total = torch.nn.functional.pad(difference.square(), around)
     for axis, edge in enumerate(patch, start=2):
@@ -197,8 +186,6 @@ def exponential_(values: torch.Tensor) -> torch.Tensor:
     ----------
     S. L. Moshier, Methods and Programs for Mathematical Functions, Ellis Horwood 1989 (Cephes, expf).
     """
-    import torch
-
     if values.device.type != "cpu" or values.dtype != torch.float32 or values.requires_grad:
         return values.exp_()
     if values.is_contiguous() and (kernel := kernel_for("exponential", values.view(1, 1, 1, -1))) is not None:

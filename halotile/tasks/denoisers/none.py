@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from halotile.tasks.denoisers.base import Model, Pixelwise
-
-if TYPE_CHECKING:
-    import torch
+from halotile.tasks.lazy import torch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from halotile.errors import ConfigError, WeightsError
 from halotile.tasks.convolution.stable import make_steady, spread
 from halotile.tasks.denoisers.base import Leveled, Model
 from halotile.tasks.denoisers.common.weights import load_weights, shape_mismatches, shapes_of, summarize
+from halotile.tasks.lazy import torch
 from halotile.tasks.options import (
     Auto,
     OwnPath,
@@ -110,11 +111,9 @@ class UserNetwork(Leveled):
         )
 
     def files(self) -> tuple[Path, ...]:
-        """The weights file, if there is one."""
         return () if self.weights is None else (Path(self.weights),)
 
     def bytes_per_pixel(self) -> float:
-        """The declared value."""
         return self.bytes_per_pixel_
 
     def check(self) -> Mapping[str, str]:
@@ -161,8 +160,6 @@ class UserNetwork(Leveled):
 
     def _network(self) -> Any:
         """The user's module with its weights, as it was written."""
-        import torch
-
         function = import_reference(self.import_)
         try:
             module = function(**self.options)
@@ -217,7 +214,6 @@ def _frozen(module: Any) -> Any:
 
 def _with_level(module: Any, strength_at: Any) -> Model:
     """Wrap a module to call it with its noise level: a number, or the map that is passed."""
-    import torch
 
     class AtLevel(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:

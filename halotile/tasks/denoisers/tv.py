@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
 from halotile.tasks.denoisers.base import TINY, LeveledFilter, number_like
 from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for, one_number
+from halotile.tasks.lazy import torch
 from halotile.tasks.options import check_whole
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +41,8 @@ class TotalVariation(LeveledFilter):
     boundary: ClassVar[str] = "cut"
     convolutional: ClassVar[bool] = False
     keeps_mean: ClassVar[bool] = True
+    accelerates: ClassVar[bool] = False
+    """True for projected steps with momentum in place of plain ones."""
 
     strength: float
     """Weight of the total variation: in noise levels if sigma is given, else in the units of the image (the range of
@@ -73,9 +73,8 @@ class TotalVariation(LeveledFilter):
     ) -> torch.Tensor:
         """Take the dual steps."""
         gradient = _Gradient.of(image, self.spacing_along(image.dim() - 2), valid)
-        return _minimise(
-            image, self.strength_at(self.strength, sigma, image.dtype), self.iterations, gradient
-        )
+        steps = _accelerated if self.accelerates else _minimise
+        return steps(image, self.strength_at(self.strength, sigma, image.dtype), self.iterations, gradient)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,19 +90,11 @@ class Proximal(TotalVariation):
     """
 
     name: ClassVar[str] = "accelerated tv"
+    accelerates: ClassVar[bool] = True
 
     def bytes_per_pixel(self) -> float:
         """The result, and for one tile at a time: three duals (present, previous, extrapolated), gradient, norm, scratch."""
         return 60.0
-
-    def apply(
-        self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Take projected steps with momentum."""
-        gradient = _Gradient.of(image, self.spacing_along(image.dim() - 2), valid)
-        return _accelerated(
-            image, self.strength_at(self.strength, sigma, image.dtype), self.iterations, gradient
-        )
 
 
 class _Gradient(NamedTuple):
@@ -154,8 +145,6 @@ def _minimise(
     image: torch.Tensor, weight: float | torch.Tensor, iterations: int, gradient: _Gradient
 ) -> torch.Tensor:
     """``image - step div q`` after the dual steps on ``q``, the dual divided by the step and times its slope."""
-    import torch
-
     axes = range(2, image.dim())
     step = 1.0 / (2 * gradient.square)
     ratio = number_like(weight, image).clamp_min(TINY).reciprocal() * step
@@ -180,8 +169,6 @@ def _accelerated(
     image: torch.Tensor, weight: float | torch.Tensor, iterations: int, gradient: _Gradient
 ) -> torch.Tensor:
     """``image + w div p`` after the steps on ``p``, whose length is at most 1 everywhere."""
-    import torch
-
     axes = range(2, image.dim())
     width = number_like(weight, image).clamp_min(TINY)
     rate = (4 * gradient.square * width).reciprocal()
@@ -206,8 +193,6 @@ def _accelerated(
 
 def _differences(image: torch.Tensor, out: list[torch.Tensor]) -> None:
     """Differences to the next pixel along each axis; ``out`` is not changed at the last pixel."""
-    import torch
-
     for axis, gradient in enumerate(out, start=2):
         length = image.shape[axis] - 1
         after, before = image.narrow(axis, 1, length), image.narrow(axis, 0, length)
@@ -216,8 +201,6 @@ def _differences(image: torch.Tensor, out: list[torch.Tensor]) -> None:
 
 def _norm(slope: list[torch.Tensor], out: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
     """Length of a gradient at every pixel."""
-    import torch
-
     torch.mul(slope[0], slope[0], out=out)
     for gradient in slope[1:]:
         out += torch.mul(gradient, gradient, out=scratch)

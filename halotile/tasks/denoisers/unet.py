@@ -99,7 +99,6 @@ class UNet(Pixelwise):
 
     @property
     def alignment(self) -> int:
-        """The total stride."""
         return 1 << self.architecture.levels
 
     def receptive_field(self) -> int:
@@ -108,7 +107,6 @@ class UNet(Pixelwise):
 
     @property
     def trained_range(self) -> tuple[float, float] | None:
-        """As a job that trained the weights has written."""
         return trained_range(self.weights)
 
     @property
@@ -117,7 +115,6 @@ class UNet(Pixelwise):
         return trained_pixels(self.weights)
 
     def files(self) -> tuple[Path, ...]:
-        """The weights file."""
         return (Path(self.weights),)
 
     def bytes_per_pixel(self) -> float:
@@ -130,7 +127,6 @@ class UNet(Pixelwise):
         return {}
 
     def build(self) -> Model:
-        """Build the network with its weights."""
         from halotile.tasks.convolution.activations import SteadyNetwork
         from halotile.tasks.convolution.stable import make_steady
 

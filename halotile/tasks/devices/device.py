@@ -1,38 +1,140 @@
-"""The device that computes, with the copies of pixels to it and back, and the settings of a worker process."""
+"""The device that computes, with the copies of pixels to it and back, the settings and memory limits of a worker process, and a name for what decides on its last bits."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import gc
 import os
+import platform
+import resource
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, HalotileError
+from halotile.tasks.lazy import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from halotile.tasks.denoisers.base import Model
+
+
+LEVELS = {"avx512f": "AVX-512", "avx2": "AVX2", "sve": "SVE", "asimd": "NEON"}
+"""Vector instruction sets by CPU flag, the widest first."""
+LIMITS = (
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
+    "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES",
+)  # fmt: skip
+"""Environment variables that keep a library from using the widest one."""
+LIBRARIES = ("torch", "numpy", "scipy")
+_CPUS = Path("/proc/cpuinfo")
+_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
+
+
+@functools.cache
+def cpu_kind() -> str:
+    """CPU model, its vector instructions and L2 cache, and versions of the numerical libraries.
+
+    Libraries choose the order of sums by all of these: two workers that differ in one may round differently.
+
+    Examples
+    --------
+    >>> "torch 2" in cpu_kind()
+    True
+    """
+    limits = [f"{name}={os.environ[name]}" for name in LIMITS if os.environ.get(name)]
+    return ", ".join([*_cpu(), *limits, *filter(None, map(_library, LIBRARIES))])
+
+
+def _cpu() -> list[str]:
+    """Maker, family and model rather than the name, which includes the clock rate."""
+    facts = dict(_facts())
+    if not facts:
+        return [platform.processor() or platform.machine()]
+    flags = (facts.get("flags") or facts.get("Features") or "").split()
+    level = next((word for flag, word in LEVELS.items() if flag in flags), "no vectors known")
+    keys = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+    parts = [" ".join(facts[key] for key in keys if key in facts), level]
+    return [*parts, f"L2 {_CACHE.read_text('utf-8').strip()}"] if _CACHE.exists() else parts
+
+
+def _facts() -> list[tuple[str, str]]:
+    """The entries of /proc/cpuinfo for the first CPU."""
+    if not _CPUS.exists():
+        return []
+    lines = _CPUS.read_text("utf-8").split("\n\n")[0].splitlines()
+    return [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]
+
+
+def _library(name: str) -> str:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return ""
+
+
+def limit_memory(limit_bytes: int) -> None:
+    """Make allocations beyond this fail from now on, for good."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = limit_bytes if most == resource.RLIM_INFINITY else min(limit_bytes, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def allow_memory(more_bytes: int | None) -> None:
+    """Make allocations of more than this in addition to the present ones fail, until a later call; None: as much as is permitted."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = most
+    if more_bytes is not None:
+        try:
+            limit = _memory_bytes(5) + more_bytes
+        except OSError:  # no Linux
+            return
+        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+
+
+@contextmanager
+def size_limited(total_bytes: int | None) -> Iterator[None]:
+    """Limit this process to ``total_bytes`` for the length of the context.
+
+    Only a process that already has a limit is limited, as halotile's workers are: in another process other threads may do
+    unrelated work.
+    """
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    if total_bytes is not None and before[0] != resource.RLIM_INFINITY:
+        allow_memory(max(0, total_bytes - _memory_bytes(1)))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def release_memory() -> None:
+    """Return memory that is not in use to the system; workers keep it otherwise, for their next blocks."""
+    with suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _memory_bytes(column: int) -> int:
+    """A column of /proc/self/statm, which counts in pages: 1 is resident memory, 5 is writable memory."""
+    return int(Path("/proc/self/statm").read_text("utf-8").split()[column]) * resource.getpagesize()
+
 
 MIXED = ("float16", "bfloat16")
 """Precisions in which a model computes parts of itself."""
 
 OUT_OF_MEMORY = (
-    "not enough memory",
-    "out of memory",
-    "ALLOC_FAILED",
-    "ALLOCATION_FAILED",
-    "unable to find an engine to execute",
-    "can't allocate memory",
-    "bad_alloc",
-)
+    "not enough memory", "out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED",
+    "unable to find an engine to execute", "can't allocate memory", "bad_alloc",
+)  # fmt: skip
 """Words in the errors of libraries that have no exception for it; "unable to find an engine" is cuDNN's, whose every algorithm needs some memory."""
 LOST = 70
 """Exit code of a process whose device is lost."""
@@ -43,15 +145,11 @@ def prepare_process(threads: int) -> None:
 
     Several workers on one machine that each take every core are 2 to 10 times slower.
     """
-    import torch
-
     torch.set_num_threads(threads)
 
 
 def prepare_program(device: Any) -> None:
     """Prepare the process of a rank for a program on its device: one thread on a CPU, and on a GPU the arithmetic of ``float32``."""
-    import torch
-
     if torch.device(device).type == "cpu":
         prepare_process(threads=1)
     else:
@@ -63,7 +161,7 @@ def set_precision(precision: str) -> None:
 
     In ``float32`` cuDNN chooses its algorithms by rule: timing would choose another one, and so other bits, on each worker.
     """
-    from torch import backends
+    backends = torch.backends
 
     with warnings.catch_warnings():  # versions of torch differ in the setting they prefer
         warnings.simplefilter("ignore", UserWarning)
@@ -78,8 +176,6 @@ def torch_threads(count: int = 1) -> Iterator[None]:
 
     One is the number of a worker: how torch divides its work shows in the last bit.
     """
-    import torch
-
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -102,14 +198,8 @@ class Device:
     The pixels of a block are staged, perhaps on a thread for reading; taken by the thread that computes; and its result is
     fetched, perhaps by a thread for writing.
 
-    Parameters
-    ----------
-    name : str
-        ``cpu``, or ``cuda:0`` and the like.
-    precision : str
-        ``float32``, ``tf32`` (GPUs only), or ``float16`` and ``bfloat16`` for automatic mixed precision (about 0.1 and 1 % error).
-    channels_last : bool
-        Whether activations are laid out channels last, which suits convolutions.
+    ``name``: ``cpu``, or ``cuda:0`` and the like; ``precision``: ``float32``, ``tf32`` (GPUs only), or ``float16`` and ``bfloat16`` for automatic
+    mixed precision (about 0.1 and 1 % error); ``channels_last``: whether activations are laid out channels last, which suits convolutions.
 
     Examples
     --------
@@ -125,7 +215,6 @@ class Device:
     """True if batches are filled up to one shape: needed where the shape decides on the algorithm, and so on the bits."""
 
     def __init__(self, name: str = "cpu", precision: str = "float32", channels_last: bool = False) -> None:
-        import torch
 
         self.torch = torch
         self.name = name
@@ -276,8 +365,6 @@ def unless_lost(device: Device) -> Iterator[None]:
 
 def give_memory_back() -> None:
     """Release the GPU memory that torch caches, for other processes."""
-    import torch
-
     if torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
@@ -291,8 +378,6 @@ def choose_device(mode: str | None) -> torch.device:
     >>> choose_device("cpu")
     device(type='cpu')
     """
-    import torch
-
     if mode not in (None, "cpu", "gpu"):
         raise ConfigError(f"device_mode is {mode!r}. Write 'cpu', 'gpu', or leave it out.")
     # NVML answers this: once CUDA is initialised, it would not work in processes forked later.
@@ -305,8 +390,6 @@ def choose_device(mode: str | None) -> torch.device:
 
 def seed_everything(seed: int | None, deterministic: bool) -> None:
     """Seed torch's random numbers in this process, and restrict cuDNN to deterministic algorithms if wanted."""
-    import torch
-
     if seed is not None:
         torch.manual_seed(seed)
     if deterministic:

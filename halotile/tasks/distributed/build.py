@@ -13,7 +13,7 @@ from halotile.errors import ConfigError, MissingPackage, WrongKind
 from halotile.tasks.distributed.stacks.operators import CommonOperators, make_all, send_all
 from halotile.tasks.distributed.tiling.processing import DistributedProcessing, TilingOptions
 from halotile.tasks.distributed.transport.calls import Engine
-from halotile.tasks.distributed.transport.contents import wants_gradients
+from halotile.tasks.distributed.transport.objects import wants_gradients
 
 KINDS = ("physics", "linear_physics", "denoiser", "prior", "data_fidelity", "module", "parameters")
 

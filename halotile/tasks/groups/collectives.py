@@ -17,7 +17,6 @@ Examples
 from __future__ import annotations
 
 from halotile.tasks.groups.cut_tensors import fft
-from halotile.tasks.groups.cut_tensors.halo import halo_exchange
 from halotile.tasks.groups.cut_tensors.shared_parameters import mark_shared
 from halotile.tasks.groups.cut_tensors.transfers import (
     all_gather_v,
@@ -28,24 +27,14 @@ from halotile.tasks.groups.cut_tensors.transfers import (
     distributed_transpose,
     even_sizes,
     gather_v,
+    halo_exchange,
     indexed_all_to_all_v,
     reduce_loss,
     scatter_v,
 )
 
 __all__ = [
-    "all_gather_v",
-    "all_reduce",
-    "all_reduce_v",
-    "all_to_all_v",
-    "copy_v",
-    "distributed_transpose",
-    "even_sizes",
-    "fft",
-    "gather_v",
-    "halo_exchange",
-    "indexed_all_to_all_v",
-    "mark_shared",
-    "reduce_loss",
+    "all_gather_v", "all_reduce", "all_reduce_v", "all_to_all_v", "copy_v", "distributed_transpose",
+    "even_sizes", "fft", "gather_v", "halo_exchange", "indexed_all_to_all_v", "mark_shared", "reduce_loss",
     "scatter_v",
-]
+]  # fmt: skip

@@ -11,10 +11,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import ConfigError, PeerLost
+from halotile.tasks.lazy import dist, torch
 
 if TYPE_CHECKING:
-    import torch
-
     from halotile.tasks.groups.shared_memory import SharedMemory
 
 
@@ -22,23 +21,14 @@ _THREADS = 2
 LABEL_BYTES = 40
 """Length of the words about a tensor that go before it in a broadcast."""
 LOST_PEER = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "Connect timeout",
-    "Wait timeout",
-    "imed out",
-    "monitoredBarrier",
-    "Application timeout",
-)
+    "Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe",
+    "Connect timeout", "Wait timeout", "imed out", "monitoredBarrier", "Application timeout",
+)  # fmt: skip
 """Words in errors of torch.distributed that mean that another rank ended or did not answer."""
 
 
 def gloo_options(host: str, timeout_seconds: float) -> Any:
     """Options of gloo that listen at the address ``host``."""
-    import torch.distributed as dist
-
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_seconds)
@@ -134,7 +124,6 @@ class TorchGroup:
             raise ConfigError(f"op is {op!r}. Write one of {', '.join(OPERATIONS)}.")
         if self.is_alone:
             return x / 1 if op == "mean" else x
-        import torch.distributed as dist
 
         name = "SUM" if op == "mean" else op.upper()
         total = x.contiguous().clone()
@@ -179,8 +168,6 @@ class TorchGroup:
         >>> TorchGroup().sum_slots({0: torch.ones(2), 1: torch.ones(2)}, 2).tolist()
         [2.0, 2.0]
         """
-        import torch
-
         own = self.slots(count)
         if count < self.world_size or sorted(parts) != list(own):
             raise ConfigError(
@@ -223,8 +210,6 @@ class TorchGroup:
 
     def _exchange(self, parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
         """Give each rank its part, flat and of one type, and return theirs, whose lengths are known."""
-        import torch.distributed as dist
-
         mine, group = parts[self.rank].detach(), self.process_group
         received = [mine if rank == self.rank else mine.new_empty(size) for rank, size in enumerate(sizes)]
         if memory := self.memory_for(mine):
@@ -252,8 +237,6 @@ class TorchGroup:
         check_rank("source", source, self)
         if self.is_alone:
             return x
-        import torch
-        import torch.distributed as dist
 
         copy = x.contiguous().clone()
         with talking(f"broadcast of a tensor of shape {list(x.shape)}"):
@@ -280,7 +263,6 @@ class TorchGroup:
         """
         if self.is_alone:
             return
-        import torch.distributed as dist
 
         patience = timedelta(seconds=self.timeout_seconds if timeout_seconds is None else timeout_seconds)
         options = dist.BarrierOptions()
@@ -329,8 +311,6 @@ class TorchGroup:
 
     def _along(self, stride: int, length: int) -> TorchGroup:
         """The group of the ranks that are ``stride`` apart."""
-        import torch.distributed as dist
-
         own = self.rank // stride % length
         if length == 1:
             return replace(self, rank=0, world_size=1, backend="", process_group=None, shared=None)

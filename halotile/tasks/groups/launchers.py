@@ -31,42 +31,31 @@ class Launcher:
     by_slurm: bool = False  # true if `srun` may have set them
 
 
-def _prefixed(prefix: str, *launch: str) -> Launcher:
-    """A launcher whose variables are prefix_RANK, prefix_SIZE, prefix_LOCAL_RANK and prefix_LOCAL_SIZE."""
-    return Launcher(
-        f"{prefix}_RANK", f"{prefix}_SIZE", f"{prefix}_LOCAL_RANK", f"{prefix}_LOCAL_SIZE", launch
-    )
+def _launcher(names: str, launch: str = "", *, by_slurm: bool = False) -> Launcher:
+    """A launcher by its variables: four in their order, or a prefix of _RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE."""
+    ends = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    words = [f"{names}_{end}" for end in ends] if " " not in names else [*names.split(), "", ""]
+    rank, size, local_rank, local_size = words[:4]
+    return Launcher(rank, size, local_rank, local_size, tuple(launch.split()), by_slurm)
 
 
 LAUNCHERS = {
-    "an override": _prefixed("HALOTILE"),
-    "Open MPI": _prefixed("OMPI_COMM_WORLD", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
-    "MVAPICH2": _prefixed("MV2_COMM_WORLD", "MPIRUN_ID"),
-    "MVAPICH": _prefixed("MVP_COMM_WORLD", "MPIRUN_ID"),
-    "PALS": Launcher(
-        "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE", ("PALS_APID",), by_slurm=True
+    "an override": _launcher("HALOTILE"),
+    "Open MPI": _launcher("OMPI_COMM_WORLD", "OMPI_MCA_ess_base_jobid PMIX_NAMESPACE"),
+    "MVAPICH2": _launcher("MV2_COMM_WORLD", "MPIRUN_ID"),
+    "MVAPICH": _launcher("MVP_COMM_WORLD", "MPIRUN_ID"),
+    "PALS": _launcher("PALS_RANKID PMI_SIZE PALS_LOCAL_RANKID PMI_LOCAL_SIZE", "PALS_APID", by_slurm=True),
+    "MPICH": _launcher(
+        "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS", "PMI_JOBID SLURM_STEP_ID", by_slurm=True
     ),
-    "MPICH": Launcher(
-        "PMI_RANK",
-        "PMI_SIZE",
-        "MPI_LOCALRANKID",
-        "MPI_LOCALNRANKS",
-        ("PMI_JOBID", "SLURM_STEP_ID"),
+    "torchrun": _launcher("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID MASTER_PORT"),
+    "srun": _launcher(
+        "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE",
+        "SLURM_STEP_ID",
         by_slurm=True,
     ),
-    "torchrun": Launcher(
-        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "MASTER_PORT")
-    ),
-    "srun": Launcher(
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_LOCALID",
-        "SLURM_STEP_TASKS_PER_NODE",
-        ("SLURM_STEP_ID",),
-        by_slurm=True,
-    ),
-    "PMIx": Launcher("PMIX_RANK", OWN_SIZE, "", "", ("PMIX_NAMESPACE",)),
-    "PALS alone": Launcher("PALS_RANKID", OWN_SIZE, "PALS_LOCAL_RANKID", "", ("PALS_APID",), by_slurm=True),
+    "PMIx": _launcher(f"PMIX_RANK {OWN_SIZE}", "PMIX_NAMESPACE"),
+    "PALS alone": _launcher(f"PALS_RANKID {OWN_SIZE} PALS_LOCAL_RANKID", "PALS_APID", by_slurm=True),
 }
 """The innermost first: `mpirun` may stand in a batch job, and `torchrun` in a step of `srun`."""
 

@@ -17,6 +17,7 @@ from halotile.errors import ConfigError
 from halotile.tasks.devices.device import choose_device
 from halotile.tasks.groups.group import TorchGroup, gloo_options, talking
 from halotile.tasks.groups.shared_memory import shared_by
+from halotile.tasks.lazy import dist, torch
 
 BACKENDS = ("auto", "gloo", "nccl")
 END_SECONDS = 10 * 365 * 86400.0
@@ -57,9 +58,6 @@ class Rendezvous:
 @contextmanager
 def opened(place: Rendezvous) -> Iterator[TorchGroup]:
     """Connect a rank with all others, for the length of the context; a single rank connects to nothing."""
-    import torch
-    import torch.distributed as dist
-
     device = choose_device(place.device_mode)
     if device.type == "cuda":
         if place.gpu is None and torch.cuda.device_count() > 1:
@@ -123,8 +121,6 @@ def interface_of(host: str) -> str:
 
 def _beside(group: TorchGroup) -> TorchGroup:
     """The same ranks, connected by gloo."""
-    import torch.distributed as dist
-
     patience = timedelta(seconds=group.timeout_seconds)
     options = gloo_options(group.host, group.timeout_seconds)
     with talking(f"connecting {group.world_size} ranks"):
@@ -133,7 +129,6 @@ def _beside(group: TorchGroup) -> TorchGroup:
 
 
 def _connect(place: Rendezvous, backend: str) -> None:
-    import torch.distributed as dist
 
     patience = timedelta(seconds=place.timeout_seconds)
     ranks: dict[str, Any] = {"rank": place.rank, "world_size": place.world_size, "timeout": patience}
@@ -152,8 +147,6 @@ def _connect(place: Rendezvous, backend: str) -> None:
 
 def _store(place: Rendezvous, patience: timedelta) -> Any:
     """The store in which ranks meet."""
-    import torch.distributed as dist
-
     if place.meeting.startswith("tcp://"):
         store = _listening(place, patience)
     elif place.meeting == "env://":
@@ -166,8 +159,6 @@ def _store(place: Rendezvous, patience: timedelta) -> Any:
 
 def _listening(place: Rendezvous, patience: timedelta) -> Any:
     """A store that listens at one address: torch's own choice would be every interface."""
-    import torch.distributed as dist
-
     host, _, port = place.meeting.removeprefix("tcp://").rpartition(":")
     listener = None
     if place.rank == 0:

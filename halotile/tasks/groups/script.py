@@ -70,7 +70,10 @@ def run_script(
         _running.remove(process)
     reader.join(DRAIN_SECONDS)
     if process.returncode:
-        raise RankFailed(f"{script} {_end_text(process.returncode)}.{_last_text(last[0])}", place.rank)
+        raise RankFailed(
+            f"{script} {_end_text(process.returncode)}.{f' Its last line: {last[0]}' if last[0] else ''}",
+            place.rank,
+        )
 
 
 _running: list[subprocess.Popen[str]] = []
@@ -100,10 +103,6 @@ def _end_text(code: int) -> str:
         return f"ended with exit code {code}"
     cause = ", as where memory ran out" if -code == signal.SIGKILL else ""
     return f"was ended by {signal.Signals(-code).name}{cause}"
-
-
-def _last_text(line: str) -> str:
-    return f" Its last line: {line}" if line else ""
 
 
 def _pass_on(output: TextIO, line: Callable[[str], None], last: deque[str]) -> None:

@@ -13,10 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import PeerLost
+from halotile.tasks.lazy import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from halotile.tasks.groups.group import TorchGroup
 
 SIGNAL = struct.Struct("=QQQQ")
@@ -33,12 +32,7 @@ class SharedMemory:
     part lies; they signal when they have read it, and it waits for that before it fills the file again. The calls that write to and read from a
     pipe order what was written to memory before and is read after, on every processor.
 
-    Parameters
-    ----------
-    rank, world_size : int
-        Number of this rank, and of all ranks.
-    timeout_seconds : float
-        Longest wait for another rank.
+    ``rank, world_size``: number of this rank, and of all ranks; ``timeout_seconds``: longest wait for another rank.
     """
 
     def __init__(self, rank: int, world_size: int, timeout_seconds: float) -> None:
@@ -174,8 +168,6 @@ class _File:
 
     def tensor(self, like: torch.Tensor, start: int) -> torch.Tensor:
         """A part of it, as a tensor of the shape and the type of another one that shares its memory."""
-        import torch
-
         if not like.numel():
             return torch.empty(like.shape, dtype=like.dtype)
         flat = torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start)
@@ -191,8 +183,6 @@ class _File:
 
 def shared_by(group: TorchGroup) -> SharedMemory | None:
     """Connect the ranks of a group through memory; None on all of them where one cannot. Every rank calls it."""
-    import torch
-
     memory, address = None, [0] * (2 + SECRET_BYTES + group.world_size)
     with suppress(OSError, AttributeError):  # no such call: not Linux
         memory = SharedMemory(group.rank, group.world_size, group.timeout_seconds)

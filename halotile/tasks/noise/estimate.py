@@ -16,6 +16,7 @@ from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import chunks_of
+from halotile.tasks.roles import respanned, spanned
 
 Values = NDArray[np.float64]
 Range = tuple[float, float]
@@ -271,12 +272,9 @@ def sampled_planes(
         places = [place for place in np.ndindex(planes.shape) if _add(planes.start, place) in wanted]
         if not places:
             continue
-        read = []
-        for region in regions:
-            start, stop = list(region.start), list(region.stop)
-            for axis, first, end in zip(looped, planes.start, planes.stop, strict=True):
-                start[axis], stop[axis] = first, end
-            read.append(source.read(Region(tuple(start), tuple(stop))))
+        ends = zip(planes.start, planes.stop, strict=True)
+        spans = dict(zip(looped, ends, strict=True))
+        read = [source.read(respanned(region, spans)) for region in regions]
         for place in places:
             at = [slice(None)] * len(source.shape)
             for axis, index in zip(looped, place, strict=True):
@@ -314,12 +312,9 @@ def plane_regions(
 
 def _in_plane(region: Region, inside: Sequence[int], at: Mapping[int, int]) -> Region:
     """A region of a plane as one of the image, at these places on the other axes."""
-    axes = range(len(inside) + len(at))
-    start, stop = dict(zip(inside, region.start, strict=True)), dict(zip(inside, region.stop, strict=True))
-    return Region(
-        tuple(at[axis] if axis in at else start[axis] for axis in axes),
-        tuple(at[axis] + 1 if axis in at else stop[axis] for axis in axes),
-    )
+    spans = dict(zip(inside, zip(region.start, region.stop, strict=True), strict=True))
+    spans |= {axis: (index, index + 1) for axis, index in at.items()}
+    return spanned(spans[axis] for axis in range(len(spans)))
 
 
 def as_square(pixels: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.float64]:
@@ -403,9 +398,14 @@ def image_values(source: Readable, spatial: Sequence[int], looped: Sequence[int]
     return ImageValues(tuple(sorted(saturated)), ends.far_value(), float(low), float(high), size)
 
 
+def finite_values(squares: Sequence[Values]) -> Values:
+    """The finite values of squares, in one array."""
+    return np.concatenate([np.zeros(0), *(square[np.isfinite(square)] for square in squares)])
+
+
 def _ends_of(squares: Sequence[Values]) -> Range:
     """The least and the largest value, where pixels are saturated; NaN where they are not."""
-    values = np.concatenate([np.zeros(0), *(square[np.isfinite(square)] for square in squares)])
+    values = finite_values(squares)
     return (_piled_up(values), -_piled_up(-values) + 0.0)
 
 

@@ -19,6 +19,7 @@ from halotile.tasks.noise.estimate import (
     Ends,
     PlaneLevel,
     Values,
+    finite_values,
     measure_plane,
     plane_level,
     sampled_planes,
@@ -128,7 +129,7 @@ def estimate_photon_noise(
         if fit := fit_photon_noise(squares):
             fits[place] = fit
         else:
-            values = _measured(squares)
+            values = finite_values(squares)
             evens[place] = Even(float(np.median(values)) if values.size else 0.0, plane_level(squares))
     if not fits or (clearly and (evens or not all(fit.is_clear for fit in fits.values()))):
         return None
@@ -177,7 +178,7 @@ def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
     (True, True)
     """
     squares = _without_marks(squares)
-    exponent = math.frexp(np.abs(_measured(squares)).max(initial=0.0))[1]
+    exponent = math.frexp(np.abs(finite_values(squares)).max(initial=0.0))[1]
     # In a unit in which squares neither overflow nor vanish.
     fit = _fit([np.ldexp(square, -exponent) for square in squares])
     unit = math.ldexp(1.0, exponent)
@@ -226,7 +227,7 @@ def _classes(means: Values) -> list[NDArray[np.intp]]:
 
 def _moments(squares: Sequence[Values]) -> list[tuple[Values, Values, Values]]:
     """Mean of the blocks of each square that can be compared, their variance by its lower quartile, and the means of all blocks."""
-    values = _measured(squares)
+    values = finite_values(squares)
     ends = [
         (end, share)
         for end, share in (
@@ -253,16 +254,12 @@ def _moments(squares: Sequence[Values]) -> list[tuple[Values, Values, Values]]:
 
 def _without_marks(squares: Sequence[Values]) -> Sequence[Values]:
     """The squares with NaN for a least or largest value that lies farther from all others than these from each other: no light has it."""
-    values = np.unique(_measured(squares))
+    values = np.unique(finite_values(squares))
     if len(values) < 4:
         return squares
     gaps, width = np.diff(values), values[-2] - values[1]
     marks = [end for end, gap in ((values[0], gaps[0]), (values[-1], gaps[-1])) if gap > width]
     return [np.where(np.isin(square, marks), np.nan, square) for square in squares] if marks else squares
-
-
-def _measured(squares: Sequence[Values]) -> Values:
-    return np.concatenate([square[np.isfinite(square)] for square in squares])
 
 
 def _quartile(measured: Values) -> Values:
@@ -318,7 +315,7 @@ def survey_planes(
 
 
 def _surveyed(place: tuple[int, ...], squares: list[Values]) -> PlaneSurvey:
-    values = np.concatenate([square[np.isfinite(square)] for square in squares])
+    values = finite_values(squares)
     low, high = np.quantile(values, [TAIL, 1 - TAIL]) if values.size else (math.nan, math.nan)
     fit = fit_photon_noise(squares)
     grows = fit is not None and fit.is_clear

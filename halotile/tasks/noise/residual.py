@@ -16,7 +16,7 @@ from halotile.storage.rim import Array, Pixels
 from halotile.storage.views import PlaneValues, axes_of_side, side_at
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.holes import Valid
-from halotile.tasks.noise.estimate import Values
+from halotile.tasks.noise.estimate import Values, finite_values
 
 Denoise = Callable[[Values], Values]
 """Denoises an image of shape (..., rows, columns)."""
@@ -143,7 +143,7 @@ class Residual:
         ``residuals``: rows and columns, relative to the standard deviation of the noise; NaN in holes.
         """
         residuals = list(residuals)
-        values = np.concatenate([residual[np.isfinite(residual)] for residual in residuals])
+        values = finite_values(residuals)
         found = [r for part in _parts(residuals) if math.isfinite(r := _correlation(part))]
         if not values.size:
             return cls(0.0, 0.0)

@@ -32,7 +32,6 @@ class RandomImage:
     seed: int
 
     def read(self, region: Region) -> NDArray[Any]:
-        """The pixels of ``region``."""
         drawn = draw_cells(region, self.seed, 0, lambda stream: stream.standard_normal((CELL, CELL)))
         return drawn.astype(self.dtype)
 
@@ -110,18 +109,8 @@ Noise = Literal["gaussian", "poisson", "none"]
 class Simulated(Derived):
     """``A x`` with noise: the same numbers for the same seed, whatever region is read.
 
-    Parameters
-    ----------
-    image : Readable
-        ``A x``.
-    noise : str
-        ``gaussian``, ``poisson`` or ``none``.
-    level : float
-        gaussian: the standard deviation. poisson: the value of one count.
-    background : float
-        poisson: added to ``A x`` before counting.
-    seed, operator : int
-        Select the noise: each operator of a stack has its own.
+    ``image``: ``A x``; ``noise``: ``gaussian``, ``poisson`` or ``none``; ``level``: gaussian: the standard deviation. poisson: the value of one
+    count; ``background``: poisson: added to ``A x`` before counting; ``seed, operator``: select the noise: each operator of a stack has its own.
 
     Examples
     --------

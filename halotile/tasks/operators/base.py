@@ -108,7 +108,6 @@ class Computed:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
         return working_dtype(self.image.dtype)
 
 
@@ -118,7 +117,6 @@ class Derived(Computed):
 
     @property
     def shape(self) -> Shape:
-        """Shape in pixels."""
         return self.image.shape
 
 
@@ -130,12 +128,10 @@ class InMemory:
 
     @property
     def shape(self) -> Shape:
-        """Shape in pixels."""
         return self.pixels.shape
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Type of one pixel."""
         return self.pixels.dtype
 
     def read(self, region: Region) -> Pixels:

@@ -131,7 +131,6 @@ class Blur:
         return Frame(length, -(-seen // self.factor), taps, self.factor, before, rule)
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement."""
         planes = len(self._kernels)
         if planes > 1 and (len(image) < 3 or image[-3] != planes):
             has = f"{image[-3]} planes" if len(image) > 2 else "no axis in front of y and x"
@@ -142,7 +141,6 @@ class Blur:
         return (*image[:-2], *(frame.count for frame in self.frames(image)))
 
     def forward(self, image: Readable) -> Seen:
-        """``A x``."""
         return Seen(image, self._kernels[:, ::-1, ::-1], self.frames(image.shape), self.engine)
 
     def adjoint(self, measurement: Readable, image: Shape) -> Spread:

@@ -14,6 +14,7 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.storage.views import Constant
 from halotile.tasks.operators.base import InMemory, Operator, OperatorKind, Shape, window_of, with_engine
 from halotile.tasks.operators.crop import Pasted
+from halotile.tasks.roles import spanned
 from halotile.tasks.terms import Term
 
 
@@ -77,17 +78,14 @@ class Composition:
         return shapes
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement."""
         return self.shapes(image)[-1]
 
     def forward(self, image: Readable) -> Readable:
-        """``A x``."""
         for operator in self.operators:
             image = operator.forward(image)
         return image
 
     def adjoint(self, measurement: Readable, image: Shape) -> Readable:
-        """``A^T y``."""
         shapes = self.shapes(image)
         for operator, shape in reversed(list(zip(self.operators, shapes, strict=False))):
             measurement = operator.adjoint(measurement, shape)
@@ -100,7 +98,7 @@ def _needed(window: Region, reach: int, before: Shape, after: Shape) -> Region:
     grown = window.grow(((0, 0),) * front + ((reach, reach),) * 2)
     ends = zip(grown.start, grown.stop, before, after, strict=True)
     spans = [(a, b) if a >= 0 and b <= n and n == m else (0, n) for a, b, n, m in ends]
-    return Region(tuple(a for a, _ in spans), tuple(b for _, b in spans))
+    return spanned(spans)
 
 
 OPERATOR = Composition

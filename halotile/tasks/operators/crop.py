@@ -21,7 +21,6 @@ class Cut(Computed):
 
     @property
     def shape(self) -> Shape:
-        """Shape in pixels."""
         return self.window.shape
 
     def read(self, region: Region) -> Pixels:
@@ -78,7 +77,6 @@ class Crop:
 
     @property
     def reach(self) -> int:
-        """0: each pixel depends on one pixel."""
         return 0
 
     def window(self, image: Shape) -> Region:
@@ -94,15 +92,12 @@ class Crop:
         return window
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement: that of the window."""
         return self.window(image).shape
 
     def forward(self, image: Readable) -> Cut:
-        """``A x``."""
         return Cut(image, self.window(image.shape))
 
     def adjoint(self, measurement: Readable, image: Shape) -> Pasted:
-        """``A^T y``."""
         return Pasted(measurement, self.window(image), image)
 
 

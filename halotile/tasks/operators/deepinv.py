@@ -29,6 +29,7 @@ from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.common.physics import REFUSALS, Physics, build
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.options import check_whole
+from halotile.tasks.roles import respanned
 
 SIDES = (48, 160)
 """Edges of the trial images; the reach must be less than a quarter of them."""
@@ -82,9 +83,7 @@ def agrees(forward: ArrayMap, adjoint: ArrayMap, reach: int, shape: Shape) -> bo
 def widened(region: Region, margin: int, shape: Shape) -> Region:
     """The region with a margin along y and x and all of its channels, within the image."""
     grown = region.grow(((0, 0),) * (len(shape) - 2) + ((margin, margin),) * 2).clip(Region.whole(shape))
-    if len(shape) < 3:
-        return grown
-    return Region((*grown.start[:-3], 0, *grown.start[-2:]), (*grown.stop[:-3], shape[-3], *grown.stop[-2:]))
+    return grown if len(shape) < 3 else respanned(grown, {len(shape) - 3: (0, shape[-3])})
 
 
 def _spread(operation: ArrayMap, shape: Shape) -> int:
@@ -369,13 +368,11 @@ class DeepInv(PickledByFields):
         return 4 * COPIES * (math.prod(image) + math.prod(self.measured(image)))
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement."""
         if self.replacement is not None:
             return self.replacement.measured(image)
         return image if self._reach is not None else self.calls.measured(image)
 
     def forward(self, image: Readable) -> Readable:
-        """``A x``."""
         if self.replacement is not None:
             return self.replacement.forward(image)
         measured = self.measured(image.shape)
@@ -384,7 +381,6 @@ class DeepInv(PickledByFields):
         return Whole(image, measured, self._measure)
 
     def adjoint(self, measurement: Readable, image: Shape) -> Readable:
-        """``A^T y``."""
         if self.replacement is not None:
             return self.replacement.adjoint(measurement, image)
         if self._reach is not None:

@@ -61,15 +61,12 @@ class Downsample:
         return self.blur.reach
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement."""
         return self.blur.measured(image)
 
     def forward(self, image: Readable) -> Seen:
-        """``A x``."""
         return self.blur.forward(image)
 
     def adjoint(self, measurement: Readable, image: Shape) -> Spread:
-        """``A^T y``."""
         return self.blur.adjoint(measurement, image)
 
 

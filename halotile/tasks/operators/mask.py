@@ -51,11 +51,9 @@ class Mask:
 
     @property
     def reach(self) -> int:
-        """0: each pixel depends on one pixel."""
         return 0
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement: that of the image."""
         if self.mask.shape != image[-len(self.mask.shape) :]:
             raise ConfigError(
                 f"the mask has shape {self.mask.shape} and the image {image}. Write a mask of the image's shape, "
@@ -64,12 +62,10 @@ class Mask:
         return image
 
     def forward(self, image: Readable) -> Masked:
-        """``m * x``."""
         self.measured(image.shape)
         return Masked(image, self.mask)
 
     def adjoint(self, measurement: Readable, image: Shape) -> Masked:
-        """``m * y``."""
         return self.forward(measurement)
 
 

@@ -37,12 +37,10 @@ class Applied(PickledByFields):
 
     @property
     def shape(self) -> Shape:
-        """Shape in pixels."""
         return self._result.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
         return self._result.dtype
 
     def read(self, region: Region) -> Pixels:
@@ -102,12 +100,10 @@ class Own(PickledByFields):
 
     @property
     def kind(self) -> OperatorKind:
-        """The part of the image that it needs."""
         return self.built.kind
 
     @property
     def reach(self) -> int:
-        """Its reach in pixels."""
         return self.built.reach
 
     @property
@@ -121,19 +117,15 @@ class Own(PickledByFields):
         return getattr(self.built, "memory_bytes", None)
 
     def window(self, image: Shape) -> Region:
-        """The region that it needs, if the kind is ``windowed``."""
         return cast(Windowed, self.built).window(image)
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement."""
         return self.built.measured(image)
 
     def forward(self, image: Readable) -> Applied:
-        """``A x``."""
         return Applied(self, image)
 
     def adjoint(self, measurement: Readable, image: Shape) -> Applied:
-        """``A^T y``."""
         return Applied(self, measurement, image)
 
 

@@ -80,15 +80,12 @@ class Shift:
         return Frame(length, count, 2, 1, -math.floor(shift), rule)
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement."""
         return (*image[:-2], *(frame.count for frame in self.frames(image)))
 
     def forward(self, image: Readable) -> Seen:
-        """``A x``."""
         return Seen(image, self._kernels, self.frames(image.shape))
 
     def adjoint(self, measurement: Readable, image: Shape) -> Spread:
-        """``A^T y``."""
         return Spread(measurement, self._kernels, self.frames(image))
 
     @property

@@ -32,12 +32,10 @@ class Total:
 
     @property
     def shape(self) -> Shape:
-        """Shape in pixels."""
         return self.parts[0].shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
         return working_dtype(np.result_type(*(part.dtype for part in self.parts)))
 
     def read(self, region: Region) -> Pixels:
@@ -115,12 +113,10 @@ class WeightedSum:
         return shapes.pop()
 
     def forward(self, image: Readable) -> Total:
-        """``A x``."""
         self.measured(image.shape)
         return Total(tuple(operator.forward(image) for operator in self.operators), self.weights)
 
     def adjoint(self, measurement: Readable, image: Shape) -> Total:
-        """``A^T y``."""
         return Total(tuple(operator.adjoint(measurement, image) for operator in self.operators), self.weights)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.image_task import Denoised
 from halotile.tasks.operators.base import Derived
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.options import NO_OPTION
@@ -100,12 +100,7 @@ class Density(Derived):
 class Within(Derived):
     """An image inside bounds: the projection onto them, pixel by pixel.
 
-    Parameters
-    ----------
-    low, high : float or None
-        Least and greatest value; None for none.
-    before : Readable, optional
-        The image before a step, of which at least half remains.
+    ``low, high``: least and greatest value; None for none; ``before``: the image before a step, of which at least half remains.
 
     Examples
     --------

@@ -17,14 +17,8 @@ from halotile.tasks.priors.base import DenoisingPrior
 class Plugged(DenoisingPrior):
     """A denoiser in place of a prox (plug and play), or ``weight (x - D(x))`` in place of a slope (RED, solver gd).
 
-    Parameters
-    ----------
-    denoiser : Denoiser
-        A denoiser as in a denoising job.
-    sigma : float, optional
-        The noise level that the denoiser is given.
-    weight : float
-        Weight of the slope, against 1 / noise_sigma² for a measurement; a prox has none.
+    ``denoiser``: a denoiser as in a denoising job; ``sigma``: the noise level that the denoiser is given; ``weight``: weight of the slope, against
+    1 / noise_sigma² for a measurement; a prox has none.
 
     References
     ----------

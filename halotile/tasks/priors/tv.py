@@ -19,12 +19,7 @@ from halotile.tasks.priors.base import DenoisingPrior, Density
 class Variation(DenoisingPrior):
     """``g(x) = weight TV(x)``, its prox approached by a fixed number of dual steps.
 
-    Parameters
-    ----------
-    weight : float
-        Weight of the prior, against 1 / noise_sigma² for a measurement.
-    iterations : int
-        Dual steps of one prox.
+    ``weight``: weight of the prior, against 1 / noise_sigma² for a measurement; ``iterations``: dual steps of one prox.
     """
 
     name: ClassVar[str] = "tv"

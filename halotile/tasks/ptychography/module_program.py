@@ -12,18 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
+from halotile.tasks.groups.cut_tensors.transfers import as_real
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.ptychography.losses import LOSSES
 from halotile.tasks.ptychography.patterns import PatternNumbers, turned
 from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.recipe import ScanRecipe
-from halotile.tasks.ptychography.state import (
-    PartTensors,
-    ReconstructionState,
-    SlotGradients,
-    as_real,
-    dark_loss,
-)
+from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, SlotGradients, dark_loss
 from halotile.tasks.ptychography.user_module import built_module, load
 
 

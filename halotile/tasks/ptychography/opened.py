@@ -17,25 +17,19 @@ from halotile.errors import ConfigError, InputError
 from halotile.storage.disk.durable import DISK
 from halotile.storage.scans.export import PatternComparison, check_result_place
 from halotile.storage.scans.lengths import shown_resolution
+from halotile.tasks.groups.training.curve import LOOK_SECONDS
 from halotile.tasks.groups.training.fit import read_content, state_in, write_state
-from halotile.tasks.groups.training.requests import LOOK_SECONDS
 from halotile.tasks.ptychography.patterns import Patterns, on_detector, turned
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, warning_of_halves
-from halotile.tasks.ptychography.results.resolution import RingCorrelation
-from halotile.tasks.ptychography.results.result import (
+from halotile.tasks.ptychography.resolution import RingCorrelation
+from halotile.tasks.ptychography.result import (
     compared,
     correlated_halves,
     encoded_state,
     extreme_patterns,
     shown_probe,
 )
-from halotile.tasks.ptychography.state import (
-    DIM,
-    ReconstructionState,
-    first_state,
-    shift_limits,
-    support_of,
-)
+from halotile.tasks.ptychography.state import DIM, ReconstructionState, first_state, shift_limits, support_of
 
 
 @dataclass

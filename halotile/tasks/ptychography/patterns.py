@@ -147,12 +147,7 @@ def on_detector(image: torch.Tensor, recipe: ScanRecipe) -> torch.Tensor:
 class Patterns:
     """The patterns of a scan, as counted.
 
-    Parameters
-    ----------
-    recipe : ScanRecipe
-        The reconstruction.
-    slots : int
-        Slots of this rank, whose windows and next windows stay in memory.
+    ``recipe``: the reconstruction; ``slots``: slots of this rank, whose windows and next windows stay in memory.
     """
 
     def __init__(self, recipe: ScanRecipe, slots: int) -> None:

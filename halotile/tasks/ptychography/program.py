@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from halotile.errors import Diverged
 from halotile.tasks.devices.device import prepare_program
+from halotile.tasks.groups.cut_tensors.transfers import as_real
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.training.curve import count_received
+from halotile.tasks.groups.training.curve import StepRequests, count_received
 from halotile.tasks.groups.training.fit import shared_state
-from halotile.tasks.groups.training.requests import StepRequests
 from halotile.tasks.ptychography.model import (
     OWN_PARTS,
     PatternGradients,
@@ -30,14 +30,13 @@ from halotile.tasks.ptychography.model import (
 )
 from halotile.tasks.ptychography.patterns import PatternNumbers, Patterns, steps_of
 from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
-from halotile.tasks.ptychography.results.record import SHOWN, Record, illumination, words_of_kept
+from halotile.tasks.ptychography.result import SHOWN, Record, illumination, words_of_kept
 from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, add_smoothness, begin_epoch, rate_of
 from halotile.tasks.ptychography.state import (
     LOSS_NUMBERS,
     PartTensors,
     ReconstructionState,
     SlotGradients,
-    as_real,
     by_name,
     first_state,
     keep_between,
@@ -130,10 +129,8 @@ class Refinement:
                 )
             parts = steps_of(self.recipe, epoch, half)[-1]
             total, _ = self._sums(one, parts, self.positions(one, parts))
-            loss, before = (
-                total / (sum(map(len, parts)) * self.patterns.counted_pixels),
-                self.last_losses[half],
-            )
+            loss = total / (sum(map(len, parts)) * self.patterns.counted_pixels)
+            before = self.last_losses[half]
             if one.is_spoilt(before, loss, self.recipe.loss):
                 raise Diverged(
                     f"the loss of some patterns is {loss:.4g} after the last step of a stage, and was {before:.4g}. Write a smaller lr in that stage, or smaller lr_factors."
@@ -149,11 +146,7 @@ class Refinement:
         return steps_of(self.recipe, epoch + 1) if epoch + 1 < self.recipe.epochs else []
 
     def step(
-        self,
-        state: ReconstructionState,
-        stage: SolverStage,
-        rate: float,
-        parts: Sequence[PatternNumbers],
+        self, state: ReconstructionState, stage: SolverStage, rate: float, parts: Sequence[PatternNumbers]
     ) -> tuple[float, float]:
         """Do one step; return the loss of its patterns, and that of their pixels that are held out."""
         loss, gradients = self._sums(state, parts, places := self.positions(state, parts))
@@ -243,23 +236,32 @@ class Refinement:
     ) -> list[SlotGradients]:
         ends = list(itertools.accumulate(map(len, parts)))
         groups = [slice(end - len(part), end) for end, part in zip(ends, parts, strict=True) if len(part)]
-        found = iter(
-            self.model.gradients(
-                state.parameters["object"],
-                state.probe,
-                state.background,
-                Positions.joined(places),
-                self.patterns.read(np.concatenate(parts), self.group.device),
-                groups,
-                self.recipe.refined,
-                state.parameters.get("variations"),
-                self.patterns.held_out(np.concatenate(parts), self.group.device),
-            )
-        )
+        found = iter(self._of_groups(state, np.concatenate(parts), Positions.joined(places), groups))
         return [
             by_name(next(found)) if len(part) else self._found_alone(state, part, where)
             for part, where in zip(parts, places, strict=True)
         ]
+
+    def _of_groups(
+        self,
+        state: ReconstructionState,
+        numbers: PatternNumbers,
+        positions: Positions,
+        groups: Sequence[slice],
+    ) -> list[PatternGradients]:
+        """Loss and gradients of groups of patterns."""
+        parts, device = state.parameters, self.group.device
+        return self.model.gradients(
+            parts["object"],
+            state.probe,
+            state.background,
+            positions,
+            self.patterns.read(numbers, device),
+            groups,
+            self.recipe.refined,
+            parts.get("variations"),
+            self.patterns.held_out(numbers, device),
+        )
 
     def _found_alone(
         self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions
@@ -274,21 +276,12 @@ class Refinement:
         self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions
     ) -> PatternGradients:
         """Loss and gradients of a slot, some of its patterns at a time."""
-        parameters, probe, background = state.parameters, state.probe, state.background
         total: PatternGradients | None = None
         for start in range(0, len(numbers), self.recipe.at_once):
             some = slice(start, start + self.recipe.at_once)
             self.patterns.expect(numbers[some.stop : some.stop + self.recipe.at_once])
-            (found,) = self.model.gradients(
-                parameters["object"],
-                probe,
-                background,
-                positions.some(some),
-                self.patterns.read(numbers[some], self.group.device),
-                [slice(0, self.recipe.at_once)],
-                self.recipe.refined,
-                parameters.get("variations"),
-                self.patterns.held_out(numbers[some], self.group.device),
+            (found,) = self._of_groups(
+                state, numbers[some], positions.some(some), [slice(0, self.recipe.at_once)]
             )
             if len(numbers) <= self.recipe.at_once:
                 return found

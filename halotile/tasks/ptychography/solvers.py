@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from halotile.tasks.groups.cut_tensors.transfers import as_real
 from halotile.tasks.ptychography.model import Positions
 from halotile.tasks.ptychography.recipe import SolverStage
-from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, as_real
+from halotile.tasks.ptychography.state import PartTensors, ReconstructionState
 
 EPSILON = 1e-8
 PATIENCE, FACTOR = 10, 0.2
@@ -27,16 +28,8 @@ ADDED_RATE = 0.01
 class PatternBatch:
     """The patterns of a step.
 
-    Parameters
-    ----------
-    positions : sequence of Positions
-        Of each slot.
-    scale : float
-        Factor from sums to means of a pixel.
-    rate : float
-        Learning rate without the factors of the parts.
-    stage : SolverStage
-        The options of the solver.
+    ``positions``: of each slot; ``scale``: factor from sums to means of a pixel; ``rate``: learning rate without the factors of the parts;
+    ``stage``: the options of the solver.
     """
 
     positions: Sequence[Positions]

@@ -13,6 +13,7 @@ import torch
 
 from halotile.errors import Diverged, InputError
 from halotile.storage.scans.start import StartValues
+from halotile.tasks.groups.cut_tensors.transfers import as_real
 from halotile.tasks.ptychography.model import PatternGradients, Positions
 from halotile.tasks.ptychography.patterns import Patterns, turned
 from halotile.tasks.ptychography.propagators import NearField, propagator_of
@@ -313,11 +314,6 @@ def support_of(recipe: ScanRecipe) -> torch.Tensor | None:
         return None
     row, column = (torch.arange(n) - n // 2 for n in recipe.frame)
     return ((row[:, None] ** 2 + column**2) <= recipe.support**2).float()
-
-
-def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """A view with real and imaginary parts, of a complex tensor."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def by_name(found: PatternGradients) -> SlotGradients:

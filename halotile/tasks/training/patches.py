@@ -19,6 +19,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.tasks.networks.base import Network
 from halotile.tasks.noise.estimate import UNKNOWN, ImageValues, sample_regions
+from halotile.tasks.roles import respanned, spanned
 
 HELD_EVERY, HELD_FIRST = 11, 5
 """One of so many cells is held out for validation, beginning with this one."""
@@ -67,25 +68,16 @@ class TrainingImage:
     def sampled(self, squares: int, channel: int) -> list[Region]:
         """Places of so many squares of a channel at most, spread evenly."""
         regions = sample_regions(self.source.shape, squares, self.spatial)
-        if self.channel is None:
-            return regions
-        axis = self.channel
-        return [
-            Region(
-                (*region.start[:axis], channel, *region.start[axis + 1 :]),
-                (*region.stop[:axis], channel + 1, *region.stop[axis + 1 :]),
-            )
-            for region in regions
-        ]
+        spans = {} if self.channel is None else {self.channel: (channel, channel + 1)}
+        return [respanned(region, spans) for region in regions]
 
     def read(self, source: Readable, plane: Sequence[int], rows: range, columns: range) -> NDArray[Any]:
         """The pixels of a cell, (channels, rows, columns)."""
-        start, stop = list(plane), [n + 1 for n in plane]
-        for axis, part in zip(self.spatial, (rows, columns), strict=True):
-            start[axis], stop[axis] = part.start, part.stop
+        spans = {axis: (n, n + 1) for axis, n in enumerate(plane)}
+        spans |= {axis: (p.start, p.stop) for axis, p in zip(self.spatial, (rows, columns), strict=True)}
         if self.channel is not None:
-            start[self.channel], stop[self.channel] = 0, self.channels
-        pixels = source.read(Region(tuple(start), tuple(stop)))
+            spans[self.channel] = 0, self.channels
+        pixels = source.read(spanned(spans.values()))
         order = [axis for axis in (self.channel, *self.spatial) if axis is not None]
         others = [axis for axis in range(pixels.ndim) if axis not in order]
         return pixels.transpose(*others, *order).reshape(self.channels, len(rows), len(columns))
@@ -94,14 +86,8 @@ class TrainingImage:
 class Patches(NamedTuple):
     """Some patches, with what is known of their pixels.
 
-    Parameters
-    ----------
-    pixels : ndarray
-        Normalised pixels, (patches, channels, rows, columns); holes have the median of their cell.
-    valid : ndarray of bool
-        True where a pixel was measured, and is no saturated one on its own.
-    second : ndarray
-        Those of the second image; the same where there is none.
+    ``pixels``: normalised pixels, (patches, channels, rows, columns); holes have the median of their cell; ``valid``: True where a pixel was
+    measured, and is no saturated one on its own; ``second``: those of the second image; the same where there is none.
     """
 
     pixels: NDArray[np.float32]

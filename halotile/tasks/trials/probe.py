@@ -12,18 +12,13 @@ import copy
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.base import NARROW, ROUNDING, Denoiser, Model
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory
-from halotile.tasks.trials.functions import check_stateless
-from halotile.tasks.trials.trial import Trial, model_on_trial, sides_as_channels
-
-if TYPE_CHECKING:
-    import torch
-
+from halotile.tasks.lazy import torch
+from halotile.tasks.trials.trial import Trial, check_stateless, model_on_trial, sides_as_channels
 
 ALIGNMENTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 27, 28, 32, 36, 40, 48, 54, 56, 64)
 """Total strides to try."""
@@ -68,8 +63,6 @@ class Shifting:
     @classmethod
     def in_double(cls, trial: Trial, axis: int, reach: int) -> Shifting:
         """With a copy of the model in double precision; in single precision if the model cannot be converted."""
-        import torch
-
         single = cls(trial, axis, reach)
         if not isinstance(trial.model, torch.nn.Module):
             return single
@@ -100,7 +93,6 @@ class Shifting:
         return float((before - after).abs().max()) / (float(before.abs().max()) or 1.0)
 
     def _result(self, length: int, start: int) -> torch.Tensor:
-        import torch
 
         image = self.trial.noise(self.trial.shape(self.axis, length + ALIGNMENTS[-1]))
         window = image.narrow(2 + self.axis, start, length)
@@ -161,8 +153,6 @@ def check_purity(
     ``denoiser``: declares the shape of the result; ``dims``: number of tiled axes; ``model``: its model, if it is built already; ``sides``: names of
     the side inputs that it is given; ``dtype``: that of its tiles.
     """
-    import torch
-
     on_trial = sides_as_channels(denoiser, sides)
     if model is not None and on_trial is not denoiser:
         model = model_on_trial(on_trial, model)
@@ -199,7 +189,6 @@ def check_user_code(denoiser: Denoiser, dims: int) -> None:
     if isinstance(denoiser, ArrayDenoiser):
         check_stateless(denoiser, dims)
         return
-    import torch
 
     trial, again = Trial.of(denoiser, dims), Trial.of(denoiser, dims)
     check_purity(denoiser, dims, trial.model)
@@ -292,7 +281,6 @@ def stride_along(trial: Trial, axis: int) -> int:
     first = trial.run(window)
     if not _same(first, trial.run(window)):
         return 1
-    import torch
 
     shifting = Shifting(trial, axis, reach)
     if first.dtype in (torch.float16, torch.bfloat16):
@@ -335,8 +323,6 @@ def _reach(trial: Trial, axis: int, length: int, positions: list[int], probes: I
 
 def _check_finite(trial: Trial, windows: torch.Tensor) -> None:
     """Refuse a model that returns NaN or infinity for ordinary windows, from which marks could not be distinguished."""
-    import torch
-
     with torch.inference_mode():
         result = trial.run(windows)
     if not result.isfinite().all():
@@ -347,16 +333,12 @@ def _check_finite(trial: Trial, windows: torch.Tensor) -> None:
 
 def _affected_by_nan(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
     """The pixels along the axis where each window's result is NaN when one of its pixels is."""
-    import torch
-
     with torch.inference_mode():
         return _along(trial, axis, trial.run(_marked(windows, axis, places, math.nan)).isnan())
 
 
 def _affected_by_change(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
     """The pixels along the axis where each window's result changes when one of its pixels does; a dark window's as well."""
-    import torch
-
     dark = torch.zeros_like(windows)
     with torch.inference_mode():
         plain, plain_dark = trial.run(windows), trial.run(dark)
@@ -368,8 +350,6 @@ def _affected_by_change(trial: Trial, axis: int, windows: torch.Tensor, places: 
 
 def _with_gradient(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
     """The pixels along the axis where the gradient of one output pixel of each window is not zero."""
-    import torch
-
     nowhere = torch.zeros(len(places), windows.shape[2 + axis])
     with torch.inference_mode(False), torch.enable_grad():
         windows = windows.clone().requires_grad_()

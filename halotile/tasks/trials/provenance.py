@@ -16,7 +16,7 @@ from halotile.tasks.denoisers.base import Denoiser, Model
 from halotile.tasks.denoisers.common.weights import file_sha256
 from halotile.tasks.denoisers.function import Function
 from halotile.tasks.denoisers.torch import UserNetwork
-from halotile.tasks.devices.cpu_kind import cpu_kind
+from halotile.tasks.devices.device import cpu_kind
 from halotile.tasks.options import import_reference
 from halotile.tasks.user_code import file_digest, imported_digest, loaded_code, whole_digest
 

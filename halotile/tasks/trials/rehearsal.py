@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +26,10 @@ from halotile.tasks.denoisers.base import NARROW, ROUNDING, CoreModel, Denoiser,
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import Device, torch_threads
 from halotile.tasks.inner_tiles import TileRunner, Tiling, Window, cut_evenly, windows_of
+from halotile.tasks.lazy import torch
 from halotile.tasks.noise.simulated import RandomImage
-from halotile.tasks.trials.functions import Sample, TrialImage, quarters
-from halotile.tasks.trials.trial import Trial, failing_as
-
-if TYPE_CHECKING:
-    import torch
-
+from halotile.tasks.roles import respanned
+from halotile.tasks.trials.trial import Sample, Trial, TrialImage, compare, failing_as, quarters
 
 TRIED_WHOLE = 2**18
 """Images of up to this many pixels, or of a single tile, are tried as a whole."""
@@ -167,8 +164,6 @@ def _long_windows(tile: Region, tiling: Tiling) -> list[Region]:
 
 def _noise(channels: int, corner: tuple[int, ...], region: Region) -> torch.Tensor:
     """A window of an image of noise with this first corner, as a batch."""
-    import torch
-
     place = region.shift(tuple(-a for a in corner))
     inside = Region((0, *place.start), (channels, *place.stop))
     drawn = RandomImage(inside.stop, np.dtype("float32"), SEED).read(inside)
@@ -183,8 +178,6 @@ def _tile(device: Device, model: Model, tile: Window, noise: torch.Tensor, batch
 
 def _modules(model: Model) -> set[int]:
     """Addresses of the modules of a model; two models may share some."""
-    import torch
-
     return {id(part) for part in (model.modules() if isinstance(model, torch.nn.Module) else [model])}
 
 
@@ -197,11 +190,9 @@ def _difference(
     both = tile.core.clip(valid_part(region, tiling.depth, ends))
     if not both.size:
         return 0.0
-    scale = (tiling.scale,) * len(tiling.image)
-    extent = tile.core if computed.shape[2:] == tile.core.scale(scale).shape else tile.reach
-    mine = computed[(..., *both.relative_to(extent).scale(scale).slices)]
-    there = whole[(..., *both.relative_to(region).scale(scale).slices)]
-    return float((mine - there).abs().max())
+    is_core = computed.shape[2:] == tile.core.scale((tiling.scale,) * len(tiling.image)).shape
+    mine = computed.numpy(), tile.core if is_core else tile.reach
+    return compare(both, mine, (whole.numpy(), region), tiling.scale)
 
 
 CORE = {1: FEW, 2: 128, 3: 32}
@@ -377,10 +368,7 @@ class _Stage(TrialImage):
 
     def _along(self, start: int, stop: int) -> Region:
         """The part of the image between two places on the axis."""
-        everything = Region.whole(self.lengths)
-        first, last = list(everything.start), list(everything.stop)
-        first[self.axis], last[self.axis] = start, stop
-        return Region(tuple(first), tuple(last))
+        return respanned(Region.whole(self.lengths), {self.axis: (start, stop)})
 
     def denoised(self, window: Region, core: Region | None = None, alignment: int = 1) -> NDArray[Any]:
         """Denoise a part of the image as if it were the whole: one tile of it, or all at once."""

@@ -11,8 +11,8 @@ from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.crop import Crop
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.operators.sum import WeightedSum
+from tests.tasks.denoising import Counted
 from tests.tasks.operators.test_operators import IMAGE, kernel, numbers
-from tests.tasks.test_fidelity import Counted
 
 CROP = Crop(origin=(10, 8), size=(12, 9))
 BLUR = Blur(kernel=kernel(5, 3))
@@ -63,9 +63,9 @@ def test_outside_the_window_nothing_is_read() -> None:
     y = Counted(numbers(2, 12, 9))
     adjoint = CROP.adjoint(y, IMAGE)
     adjoint.read(Region((0, 0, 0), (2, 10, 33)))
-    assert y.regions == []
+    assert y.reads == []
     adjoint.read(Region((1, 5, 12), (2, 12, 33)))
-    assert y.regions == [Region((1, 0, 4), (2, 2, 9))]
+    assert y.reads == [Region((1, 0, 4), (2, 2, 9))]
 
 
 def test_a_window_holds_the_pixels_of_the_image() -> None:

@@ -21,7 +21,7 @@ from halotile.graphs.clusters.workers.fork_server import (
     script_not_imported,
 )
 from halotile.graphs.clusters.workers.settings import METHOD
-from halotile.tasks.devices.memory_limits import allow_memory, limit_memory
+from halotile.tasks.devices.device import allow_memory, limit_memory
 
 T = TypeVar("T")
 

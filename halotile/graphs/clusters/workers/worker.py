@@ -10,7 +10,7 @@ from distributed import utils as dask_utils
 from halotile.graphs.clusters.common.machine import gpus_here
 from halotile.graphs.clusters.workers.fork_server import ensure_forks, script_not_imported
 from halotile.graphs.clusters.workers.settings import keep_off_path
-from halotile.tasks.devices.memory_limits import allow_memory
+from halotile.tasks.devices.device import allow_memory
 
 
 class OwnWorker(Worker):  # type: ignore[misc]

@@ -82,9 +82,9 @@ from halotile.storage.sharded.output import Layout, ShardWriter
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.roles import Roles
-from halotile.tasks.trials.functions import choose_samples
 from halotile.tasks.trials.gpu_trial import Tuned
 from halotile.tasks.trials.provenance import seals_of
+from halotile.tasks.trials.trial import choose_samples
 
 
 def figures_of(job: Denoising, task: DenoiseTask, halo: Halo, tuned: Tuned | None) -> dict[str, Any]:

@@ -37,8 +37,7 @@ from halotile.graphs.jobs.ptychography.plan import check_used, recipe_of, stage_
 from halotile.graphs.rules.arguments import check_options, whole_path
 from halotile.graphs.rules.check import check_job
 from halotile.graphs.runs.passes.torch_ranks import is_final
-from halotile.tasks.groups.training.curve import read_curve
-from halotile.tasks.groups.training.requests import LOOK_SECONDS, StepRequests
+from halotile.tasks.groups.training.curve import LOOK_SECONDS, StepRequests, read_curve
 from halotile.tasks.options import Auto
 from halotile.tasks.ptychography.recipe import VARYING
 

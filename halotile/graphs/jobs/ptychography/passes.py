@@ -134,7 +134,7 @@ def _reconstruct(sent: SentRecipe, group: Any) -> None:
 
 def _encode(sent: SentRecipe) -> bytes:
     """Encode the result; only workers load torch."""
-    from halotile.tasks.ptychography.results.result import encoded_result
+    from halotile.tasks.ptychography.result import encoded_result
 
     return encoded_result(sent.opened())
 

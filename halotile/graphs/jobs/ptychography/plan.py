@@ -45,7 +45,7 @@ from halotile.tasks.ptychography.recipe import (
     checkpoints_of,
     stages_begun,
 )
-from halotile.tasks.ptychography.results.resolution import covered
+from halotile.tasks.ptychography.resolution import covered
 from halotile.tasks.user_code import imported_digest
 
 COMPLEX = 8

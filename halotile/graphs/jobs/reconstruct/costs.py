@@ -35,16 +35,23 @@ from halotile.graphs.solvers.base import (
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout
-from halotile.tasks.contributions import Contributions, Wants
-from halotile.tasks.denoised_image import Denoised
-from halotile.tasks.devices.streams import BUFFERS
-from halotile.tasks.image_task import View
+from halotile.tasks.devices.gpu import BUFFERS
+from halotile.tasks.image_task import Denoised, View
 from halotile.tasks.operators.base import Operator, Shape, engines_of, with_engine
 from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.options import Auto
 from halotile.tasks.priors.base import Prior, denoised_of
-from halotile.tasks.terms import MISFIT, FoldedGradient, Gradient, NormalImage, Sensitivity, Term
+from halotile.tasks.terms import (
+    MISFIT,
+    Contributions,
+    FoldedGradient,
+    Gradient,
+    NormalImage,
+    Sensitivity,
+    Term,
+    Wants,
+)
 
 IMAGES_OF_A_GRADIENT = 9
 """Windows that a gradient holds at once: the operator's input, the measurement, their difference, and scratch."""

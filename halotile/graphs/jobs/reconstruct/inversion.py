@@ -31,8 +31,8 @@ from halotile.storage.sharded.vectors import Vectors
 from halotile.storage.views import checked
 from halotile.tasks.convolution.overlap_save import PERIOD
 from halotile.tasks.denoise_block import DenoiseTask
-from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.image_task import Denoised
 from halotile.tasks.noise.simulated import RandomImage
 from halotile.tasks.operators.base import working_dtype
 from halotile.tasks.priors.base import DenoisingPrior, Prior, denoised_of

@@ -35,7 +35,6 @@ from halotile.tasks.denoisers.base import ROUNDING, Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory, torch_threads
 from halotile.tasks.noise.simulated import RandomImage
-from halotile.tasks.trials.functions import Sample
 from halotile.tasks.trials.probe import check_user_code
 from halotile.tasks.trials.provenance import build_digest, is_own, opened_files, surroundings
 from halotile.tasks.trials.rehearsal import (
@@ -46,7 +45,7 @@ from halotile.tasks.trials.rehearsal import (
     tile_difference,
     tiling_error,
 )
-from halotile.tasks.trials.trial import sides_as_channels
+from halotile.tasks.trials.trial import Sample, sides_as_channels
 from halotile.tasks.user_code import loaded_code
 
 T = TypeVar("T")

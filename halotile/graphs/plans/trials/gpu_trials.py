@@ -15,7 +15,7 @@ from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.kinds.sections import Tile, TiledJob
 from halotile.graphs.plans.cutting import Geometry, candidate_tiles, fit_tile
 from halotile.tasks.denoise_block import DenoiseTask
-from halotile.tasks.denoised_image import Denoised
+from halotile.tasks.image_task import Denoised
 from halotile.tasks.trials.gpu_trial import TrialRequest, Tuned, tune
 
 T = TypeVar("T", DenoiseTask, Denoised)

@@ -25,8 +25,8 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.locks import WorkerLock
 from halotile.storage.sharded.shards import digest_of
 from halotile.tasks.block import ONE_BLOCK, peak_memory_bytes
-from halotile.tasks.contributions import Part
 from halotile.tasks.exact_sums import add_exactly
+from halotile.tasks.terms import Part
 
 SPLIT_EVERY = 4
 """Partial sums that one task adds up."""

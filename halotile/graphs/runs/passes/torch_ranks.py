@@ -30,7 +30,7 @@ from halotile.errors import (
 )
 from halotile.graphs.clusters.common.answers import RPC_SECONDS, ask, fetch, present_workers
 from halotile.graphs.clusters.common.security import host_of
-from halotile.tasks.devices.memory_limits import release_memory
+from halotile.tasks.devices.device import release_memory
 from halotile.tasks.groups.opening import END_SECONDS, Rendezvous, opened, wait_at_end
 
 

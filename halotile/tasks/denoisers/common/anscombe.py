@@ -26,16 +26,9 @@ class PhotonRounds(torch.nn.Module):  # type: ignore[misc]  # torch has no types
     its noise from the last estimate: what is averaged across an edge after T comes out too dark.
     Where the gain is 0, noise has one level, and the first round is all: ``x = D(z)``.
 
-    Parameters
-    ----------
-    model : callable
-        ``D``, with the noise level as a side input.
-    gain, variance : float
-        The noise of a pixel ``z`` has the variance ``gain * z + variance``, unless there are side inputs of these names.
-    white : float
-        The value of the image that the denoiser sees as 1.
-    keeps_mean : bool
-        The denoiser keeps the mean.
+    ``model``: ``D``, with the noise level as a side input; ``gain, variance``: the noise of a pixel ``z`` has the variance ``gain * z + variance``,
+    unless there are side inputs of these names; ``white``: the value of the image that the denoiser sees as 1; ``keeps_mean``: the denoiser keeps
+    the mean.
 
     References
     ----------

@@ -22,14 +22,8 @@ class BlindUNet(torch.nn.Module):  # type: ignore[misc]  # torch has no types
     It averages before each reduction, and connects no first convolutions to the last ones: training with masked pixels would leave
     a checkerboard otherwise.
 
-    Parameters
-    ----------
-    channels : int
-        Channels of the image.
-    width : int
-        Channels of the first convolutions; each reduction doubles them.
-    levels : int
-        Number of reductions by 2.
+    ``channels``: channels of the image; ``width``: channels of the first convolutions; each reduction doubles them; ``levels``: number of
+    reductions by 2.
 
     References
     ----------
@@ -113,14 +107,8 @@ NO_MARGIN: Margin = ((0, 0), (0, 0))
 class ConvolutionStack(torch.nn.Module, CoreModel):  # type: ignore[misc]
     """A stack of convolutions that pad with zeros, added to the image, subtracted from it, or alone.
 
-    Parameters
-    ----------
-    sizes : sequence of int
-        Channels before the first convolution, after each, and after the last.
-    bias : bool
-        Whether the convolutions have a bias.
-    sign : {-1, 0, 1}
-        1 adds the result of the stack to the image, -1 subtracts it, 0 returns it alone.
+    ``sizes``: channels before the first convolution, after each, and after the last; ``bias``: whether the convolutions have a bias; ``sign``: 1
+    adds the result of the stack to the image, -1 subtracts it, 0 returns it alone.
     """
 
     def __init__(self, sizes: Sequence[int], *, bias: bool, sign: int) -> None:
@@ -159,12 +147,7 @@ class ConvolutionStack(torch.nn.Module, CoreModel):  # type: ignore[misc]
 class NormalizedStack(torch.nn.Module):  # type: ignore[misc]
     """A stack of convolutions that is subtracted from the image and computes in normalised pixels: for training.
 
-    Parameters
-    ----------
-    sizes : sequence of int
-        As of :class:`ConvolutionStack`.
-    mean, deviation : Tensor
-        Mean and standard deviation of each channel of the image.
+    ``sizes``: as of :class:`ConvolutionStack`; ``mean, deviation``: mean and standard deviation of each channel of the image.
     """
 
     def __init__(self, sizes: Sequence[int], mean: torch.Tensor, deviation: torch.Tensor) -> None:

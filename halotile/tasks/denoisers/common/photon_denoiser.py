@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
-from halotile.tasks.denoisers.base import Denoiser, Model
+from halotile.tasks.denoisers.base import Around, Denoiser, Model
 from halotile.tasks.noise.photon_noise import PhotonNoise
 
 ROUNDS = 3
@@ -35,20 +35,14 @@ def for_photon_noise(denoiser: Denoiser, noise: PhotonNoise, white: float) -> De
 
 
 @dataclass(frozen=True)
-class _PhotonDenoiser:
-    """All other declarations are those of the denoiser itself."""
+class _PhotonDenoiser(Around):
+    """The denoiser in rounds."""
 
-    inner: Denoiser
     gain: float
     variance: float
     white: float
     side_inputs = ("gain", "variance")
     wants_noise_level = False
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # such as pickle asks for, before there is a denoiser
-            raise AttributeError(name)
-        return getattr(self.inner, name)
 
     def receptive_field(self) -> int | None:
         reach = self.inner.receptive_field()
@@ -57,13 +51,7 @@ class _PhotonDenoiser:
     def bytes_per_pixel(self) -> float:
         return self.inner.bytes_per_pixel() + BYTES_PER_PIXEL
 
-    def build(self) -> Model:
-        return self._in_rounds(self.inner.build())
-
-    def reference(self) -> Model:
-        return self._in_rounds(self.inner.reference())
-
-    def _in_rounds(self, model: Model) -> Model:
+    def around(self, model: Model) -> Model:
         from halotile.tasks.denoisers.common.anscombe import PhotonRounds
 
         rounds: Model = PhotonRounds(

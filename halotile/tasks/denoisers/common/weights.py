@@ -11,14 +11,12 @@ import warnings
 from collections.abc import Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from halotile.errors import WeightsError
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.devices.device import is_out_of_memory
-
-if TYPE_CHECKING:
-    import torch
+from halotile.tasks.lazy import torch
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
 METADATA = "halotile"
@@ -37,19 +35,17 @@ def file_sha256(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def load_weights(
-    path: str | Path, sha256: str | None = None, map_location: str = "cpu"
-) -> dict[str, torch.Tensor]:
+def load_weights(path: str | Path, sha256: str | None = None) -> dict[str, torch.Tensor]:
     """Load the tensors of a weights file, by name.
 
     ``path``: a `.safetensors` file, or a `.pth` or `.pt` file with nothing but tensors: pickled code is refused, never run; ``sha256``: checksum that
-    the file must have; ``map_location``: device to put the tensors on.
+    the file must have.
     """
     path = Path(path)
     with _open_checked(path, sha256) as file:
         # Read from the open file whose checksum was checked: replacing it in between has no effect.
         read = _read_safetensors if path.suffix == ".safetensors" else _read_pickle
-        return _tensors_only(path, read(path, file, map_location))
+        return _tensors_only(path, read(path, file))
 
 
 def weight_shapes(path: str | Path, sha256: str | None = None) -> Shapes:
@@ -160,12 +156,8 @@ def _open_checked(path: Path, sha256: str | None) -> BufferedReader:
 
 
 def _open(path: str | Path) -> BufferedReader:
-    """Open a file; a directory or a loop of links is refused."""
+    """Open a file; a folder or a loop of links is refused."""
     try:
-        if Path(path).is_dir():
-            raise WeightsError(
-                f"weights are {str(path)!r}, which is a directory. Write the path of a file in it."
-            )
         return open(path, "rb")
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -174,16 +166,15 @@ def _open(path: str | Path) -> BufferedReader:
         ) from error
 
 
-def _read_safetensors(path: Path, file: BufferedReader, map_location: str) -> Any:
+def _read_safetensors(path: Path, file: BufferedReader) -> Any:
     import safetensors.torch
 
     try:
-        tensors = safetensors.torch.load(file.read())
+        return safetensors.torch.load(file.read())
     except Exception as error:
         if is_out_of_memory(error):
             raise
         raise _damaged(path, error) from error
-    return {name: tensor.to(map_location) for name, tensor in tensors.items()}
 
 
 def _damaged(path: Path, error: Exception) -> WeightsError:
@@ -195,14 +186,13 @@ def _damaged(path: Path, error: Exception) -> WeightsError:
     return WeightsError(f"{str(path)!r} is not a complete safetensors file ({error}). Download it again.")
 
 
-def _read_pickle(path: Path, file: BufferedReader, map_location: str) -> Any:
-    import torch
+def _read_pickle(path: Path, file: BufferedReader) -> Any:
 
     head = file.peek(2)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error below says the same
-            return torch.load(file, map_location=map_location, weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         if is_out_of_memory(error):
             raise
@@ -220,8 +210,6 @@ def _read_pickle(path: Path, file: BufferedReader, map_location: str) -> Any:
 
 def _tensors_only(path: Path, content: Any) -> dict[str, torch.Tensor]:
     """Unwrap the state dictionary; refuse anything else."""
-    import torch
-
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

@@ -30,6 +30,7 @@ from halotile.tasks.operators.base import InMemory, Operator, Shape, with_engine
 from halotile.tasks.operators.deepinv import DeepInv
 from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
+from halotile.tasks.roles import spanned
 from halotile.tasks.terms import Gradient, NormalImage, Term, share_of
 
 LARGE = 2**19
@@ -58,10 +59,7 @@ def wrapped_windows(region: Region, margin: int, shape: Sequence[int]) -> tuple[
         _runs(start - margin, stop + margin, length)
         for start, stop, length in zip(region.start[-2:], region.stop[-2:], shape[-2:], strict=True)
     ]
-    return tuple(
-        Region(tuple(a for a, _ in spans), tuple(b for _, b in spans))
-        for spans in itertools.product(*front, *near)
-    )
+    return tuple(map(spanned, itertools.product(*front, *near)))
 
 
 def _runs(start: int, stop: int, length: int) -> list[tuple[int, int]]:
@@ -153,14 +151,7 @@ class LocalOperator:
 class LocalStack:
     """Operators with a small reach, on images that no task holds whole.
 
-    Parameters
-    ----------
-    engine : Engine
-        The engine that computes the blocks.
-    parts : sequence of LocalOperator
-        The operators.
-    exact : bool
-        Compute ``A^T A`` as it is written.
+    ``engine``: the engine that computes the blocks; ``parts``: the operators; ``exact``: compute ``A^T A`` as it is written.
     """
 
     def __init__(self, engine: Engine, parts: Sequence[LocalOperator], exact: bool = False) -> None:

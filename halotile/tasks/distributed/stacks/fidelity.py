@@ -85,16 +85,8 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
 
     It derives from deepinv's class for scripts that test by ``isinstance``, and uses none of its methods.
 
-    Parameters
-    ----------
-    ctx : Engine
-        The context.
-    fidelities : tuple of SentObject
-        One for each operator, or one for all.
-    single : DataFidelity, optional
-        The one for all, in this process.
-    reduction : str
-        ``sum`` or ``mean`` over the operators.
+    ``ctx``: the context; ``fidelities``: one for each operator, or one for all; ``single``: the one for all, in this process; ``reduction``:
+    ``sum`` or ``mean`` over the operators.
     """
 
     def __init__(

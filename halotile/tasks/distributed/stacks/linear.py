@@ -22,11 +22,7 @@ from halotile.tasks.distributed.stacks.blockwise import (
 )
 from halotile.tasks.distributed.stacks.krylov import Apply, System, conjugate_gradients, largest_eigenvalue
 from halotile.tasks.distributed.stacks.operators import SentObjects, check_unchanged, live_tensors
-from halotile.tasks.distributed.stacks.physics import (
-    ADJOINT,
-    DistributedStackedPhysics,
-    SingleLinearOperator,
-)
+from halotile.tasks.distributed.stacks.physics import ADJOINT, DistributedStackedPhysics, SingleLinearOperator
 from halotile.tasks.distributed.transport.calls import Call, ObjectCall, Tensors, compute
 from halotile.tasks.distributed.transport.type_conversion import convert_types
 
@@ -81,10 +77,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
     ``A^T y = sum_i A_i^T y_i`` is added up by a tree of tasks in the order of the operators, so it has the
     same bits for any number of workers.
 
-    Parameters
-    ----------
-    ctx, common, numbers, dtype, gather_strategy
-        As for :class:`~halotile.tasks.distributed.stacks.physics.DistributedStackedPhysics`.
+    ``ctx, common, numbers, dtype, gather_strategy``: as for :class:`~halotile.tasks.distributed.stacks.physics.DistributedStackedPhysics`.
     """
 
     single_operator = SingleLinearOperator

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.transport.contents import wants_gradients
+from halotile.tasks.distributed.transport.objects import wants_gradients
 from halotile.tasks.distributed.transport.tensors import to_tensor
 from halotile.tasks.operators.base import InMemory, Operator, Shape, read_all, with_engine
 from halotile.tasks.operators.deepinv import DeepInv

@@ -23,8 +23,7 @@ from halotile.tasks.distributed.stacks.operators import (
 )
 from halotile.tasks.distributed.transport.calls import Call, Engine, ObjectCall, Tensors, evaluate
 from halotile.tasks.distributed.transport.objects import LiveTensors, Packed, pack_arguments
-from halotile.tasks.distributed.transport.random_state import DrawSequence
-from halotile.tasks.distributed.transport.tensors import version_of
+from halotile.tasks.distributed.transport.tensors import DrawSequence, version_of
 from halotile.tasks.distributed.transport.type_conversion import convert_types
 
 GATHER_STRATEGIES = ("naive", "concatenated", "broadcast")
@@ -37,12 +36,7 @@ UPDATING_METHODS = ("A", "forward", "A_adjoint", "A_adjoint_A", "A_vjp")
 class SingleOperator(Physics):  # type: ignore[misc]
     """One operator of a stack, on the workers.
 
-    Parameters
-    ----------
-    stack : DistributedStackedPhysics
-        The stack.
-    number : int
-        Number of the operator.
+    ``stack``: the stack; ``number``: number of the operator.
     """
 
     def __init__(self, stack: DistributedStackedPhysics, number: int) -> None:
@@ -83,25 +77,11 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
 
     It derives from deepinv's class for scripts that test by ``isinstance``, and uses none of its methods.
 
-    Parameters
-    ----------
-    ctx : Engine
-        The context.
-    common : CommonOperators
-        The operators, and what else a stack and its subsets have in common.
-    numbers : sequence of int, optional
-        The operators of this stack among them; all of them when left out.
-    dtype : torch.dtype, optional
-        Accepted for compatibility with deepinv; results have the dtype that the operators return.
-    gather_strategy : str
-        ``naive``, ``concatenated`` or ``broadcast``. All of them mean the same here: each result is a file of
-        its own, read by the one process that wants it.
-    exact : bool
-        Compute local operators on large images by direct sums alone.
-    reach : int or "auto", optional
-        Reach in pixels of operators that are not halotile's.
-    is_single : bool
-        The stack stands for a single operator: then a measurement is a tensor, not a list of one.
+    ``ctx``: the context; ``common``: the operators, and what else a stack and its subsets have in common; ``numbers``: the operators of this stack
+    among them; all of them when left out; ``dtype``: accepted for compatibility with deepinv; results have the dtype that the operators return;
+    ``gather_strategy``: ``naive``, ``concatenated`` or ``broadcast``. All of them mean the same here: each result is a file of its own, read by the
+    one process that wants it; ``exact``: compute local operators on large images by direct sums alone; ``reach``: reach in pixels of operators that
+    are not halotile's; ``is_single``: the stack stands for a single operator: then a measurement is a tensor, not a list of one.
     """
 
     single_operator: type[SingleOperator] = SingleOperator

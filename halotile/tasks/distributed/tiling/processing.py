@@ -29,9 +29,14 @@ from halotile.tasks.distributed.tiling.processor_call import (
 )
 from halotile.tasks.distributed.tiling.tiles import Tiles, make_tiles
 from halotile.tasks.distributed.transport.calls import Call, Engine, call_on_arrays, compute, evaluate
-from halotile.tasks.distributed.transport.contents import contents_of, direct_contents, running_statistics
-from halotile.tasks.distributed.transport.objects import make_packer, pack_arguments
-from halotile.tasks.distributed.transport.random_state import DrawSequence
+from halotile.tasks.distributed.transport.objects import (
+    contents_of,
+    direct_contents,
+    make_packer,
+    pack_arguments,
+    running_statistics,
+)
+from halotile.tasks.distributed.transport.tensors import DrawSequence
 from halotile.tasks.distributed.transport.type_conversion import convert_types, empty_tensor
 
 
@@ -98,12 +103,8 @@ def processor_name(processor: Any) -> str:
 
 
 STRATEGY_METHODS = (
-    "get_num_patches",
-    "get_local_patches",
-    "reduce_patches",
-    "apply_batching",
-    "unpack_batched_results",
-)
+    "get_num_patches", "get_local_patches", "reduce_patches", "apply_batching", "unpack_batched_results",
+)  # fmt: skip
 """Methods of a user's strategy: those of ``deepinv.distributed.strategies.DistributedSignalStrategy``."""
 
 
@@ -219,15 +220,8 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
 
     Weights that require gradients get them: the backward pass computes the tiles once more.
 
-    Parameters
-    ----------
-    ctx : Engine
-        The context.
-    processor : callable
-        ``processor(batch, *args, **kwargs)``, a network or a function. A network is sent again when it has
-        changed.
-    options : TilingOptions
-        Tiling of the images.
+    ``ctx``: the context; ``processor``: ``processor(batch, *args, **kwargs)``, a network or a function. A network is sent again when it has
+    changed; ``options``: tiling of the images.
     """
 
     result_name = "denoised"

@@ -15,13 +15,11 @@ import torch
 
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.base import NARROW
-from halotile.tasks.devices.device import is_out_of_memory
-from halotile.tasks.devices.memory_limits import size_limited
+from halotile.tasks.devices.device import is_out_of_memory, size_limited
 from halotile.tasks.distributed.tiling.tiles import Tiles
 from halotile.tasks.distributed.transport.calls import Tensors
 from halotile.tasks.distributed.transport.objects import Packed, load_for_call
-from halotile.tasks.distributed.transport.random_state import Draw
-from halotile.tasks.distributed.transport.tensors import check_tensor
+from halotile.tasks.distributed.transport.tensors import Draw, check_tensor
 from halotile.tasks.trials.probe import FAR, LENGTHS, stride_along
 from halotile.tasks.trials.trial import Trial
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,10 +19,9 @@ import torch
 from halotile.errors import InputError, TaskFailed, WrongKind
 from halotile.storage.disk.stored import Stored, store
 from halotile.storage.rim import Array
-from halotile.tasks.distributed.transport.contents import contents_of
-from halotile.tasks.distributed.transport.objects import RemoteObject, load_for_call
-from halotile.tasks.distributed.transport.random_state import Draw
+from halotile.tasks.distributed.transport.objects import RemoteObject, contents_of, load_for_call
 from halotile.tasks.distributed.transport.tensors import (
+    Draw,
     check_tensor,
     default_dtype,
     dtype_name,
@@ -426,7 +427,4 @@ def run_named_task(task: str, function: TensorFunction, *arrays: Array) -> list[
 
 def add_arrays(arrays: Sequence[Array]) -> Array:
     """Add up arrays in their order."""
-    total = arrays[0]
-    for array in arrays[1:]:
-        total = total + array
-    return total
+    return functools.reduce(operator.add, arrays)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import builtins
+import functools
 import hashlib
 import io
 import os
 import pickle
+import sys
 import tempfile
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from operator import is_
 from pathlib import Path
-from types import CellType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -24,14 +27,122 @@ import numpy as np
 import torch
 
 from halotile.errors import HalotileError, WrongKind
-from halotile.tasks.distributed.transport.contents import (
-    CONTAINERS,
-    cell_content,
-    contents_of,
-    running_statistics,
+from halotile.tasks.distributed.transport.tensors import (
+    Draw,
+    dtype_name,
+    global_generators,
+    seeded,
+    to_array,
+    to_tensor,
+    version_of,
 )
-from halotile.tasks.distributed.transport.random_state import Draw, global_generators, seeded
-from halotile.tasks.distributed.transport.tensors import dtype_name, to_array, to_tensor, version_of
+from halotile.tasks.user_code import names_in
+
+OPAQUE = {*sys.stdlib_module_names, "torch", "numpy", "dask", "distributed"}
+"""Packages whose objects are not searched, except networks: their contents are internal."""
+CONTAINERS = (list, dict, set, deque)
+
+
+def contents_of(*objects: Any) -> list[Any]:
+    """List the tensors, generators, networks, containers and cells that objects hold, each once.
+
+    The attributes of an object count as a container, but for frozen dataclasses: what those hold besides
+    fields is a cache.
+
+    Examples
+    --------
+    >>> layer = torch.nn.Linear(2, 1, bias=False)
+    >>> [type(held).__name__ for held in contents_of([layer]) if isinstance(held, torch.Tensor)]
+    ['Parameter']
+    """
+    found: dict[int, Any] = {}
+    pending = list(objects)
+    while pending:
+        value = pending.pop()
+        if id(value) not in found and (inside := direct_contents(value)) is not None:
+            found[id(value)] = value
+            pending += inside
+    return list(found.values())
+
+
+def wants_gradients(value: Any) -> bool:
+    """Return True for an object that holds a tensor which wants a gradient.
+
+    Examples
+    --------
+    >>> wants_gradients(torch.nn.Linear(1, 1)), wants_gradients([torch.ones(1)])
+    (True, False)
+    """
+    return any(isinstance(held, torch.Tensor) and held.requires_grad for held in contents_of(value))
+
+
+def direct_contents(value: Any) -> Iterable[Any] | None:
+    """Return the direct contents of an object; None if it holds nothing of interest."""
+    if isinstance(value, torch.Tensor | torch.Generator):
+        return ()
+    if isinstance(value, dict):
+        return None if value is vars(builtins) else value.values()
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return value
+    if isinstance(value, CellType):
+        return (cell_content(value),)
+    if isinstance(value, FunctionType):
+        return _function_contents(value)
+    if isinstance(value, MethodType):
+        return (value.__self__,)
+    if isinstance(value, functools.partial):
+        return (value.func, value.args, value.keywords)
+    return _attributes(value)
+
+
+def _attributes(value: Any) -> Iterable[Any] | None:
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict) or isinstance(value, type | ModuleType):
+        return None
+    if type(value).__module__.split(".")[0] in OPAQUE and not isinstance(value, torch.nn.Module):
+        return None
+    is_frozen = getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False)
+    return attributes.values() if is_frozen else (attributes,)
+
+
+def cell_content(cell: CellType) -> Any:
+    """Return the content of a closure cell, or the cell itself if it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return cell
+
+
+def _function_contents(function: FunctionType) -> Iterable[Any]:
+    """Return closure cells, defaults and, unless a function is importable, the globals it uses."""
+    held: list[Any] = [*(function.__closure__ or ()), function.__defaults__, function.__kwdefaults__]
+    module = sys.modules.get(function.__module__)
+    if module is None or function.__globals__ is not vars(module):
+        return [*held, function.__globals__]  # unpickled by value: it has globals of its own
+    if module.__name__ == "__main__" or getattr(module, function.__qualname__, None) is not function:
+        held += [function.__globals__[n] for n in names_in(function.__code__) if n in function.__globals__]
+    return held
+
+
+def running_statistics(value: Any) -> list[tuple[str, torch.nn.Module]]:
+    """List the layers of a network that update running statistics in training mode, with their names.
+
+    Examples
+    --------
+    >>> layer = torch.nn.BatchNorm2d(1)
+    >>> running_statistics(torch.nn.Sequential(layer))[0][0], running_statistics(layer.eval())
+    ('0', [])
+    """
+    if not isinstance(value, torch.nn.Module):
+        return []
+    return [
+        (name or type(layer).__name__, layer)
+        for name, layer in value.named_modules()
+        if isinstance(layer, torch.nn.modules.batchnorm._NormBase)
+        and layer.training
+        and layer.running_mean is not None
+    ]
+
 
 CACHE_BYTES = 2**30
 """Size of the objects that a process keeps loaded."""
@@ -123,17 +234,9 @@ class FactoryObject(RemoteObject):
 class Packer:
     """Packs one object, again whenever it has changed.
 
-    Parameters
-    ----------
-    value : object
-        A physics, a network, a function: anything that cloudpickle accepts. Its tensors become files.
-    folder : path
-        Folder of the files: one of its own, unless the object never changes.
-    device : str
-        Device of its tensors on a worker.
-    keeps_live : bool
-        Leave tensors that want gradients out of the files: they are in ``live``, in the order in which calls
-        are given them, and the others in ``constant``, with their versions.
+    ``value``: a physics, a network, a function: anything that cloudpickle accepts. Its tensors become files; ``folder``: folder of the files: one
+    of its own, unless the object never changes; ``device``: device of its tensors on a worker; ``keeps_live``: leave tensors that want gradients
+    out of the files: they are in ``live``, in the order in which calls are given them, and the others in ``constant``, with their versions.
 
     Examples
     --------
@@ -287,13 +390,7 @@ _lock = threading.RLock()
 
 
 class LoadedObject:
-    """An object of this process, with its state at the time it was loaded.
-
-    Parameters
-    ----------
-    value : object
-        The object.
-    """
+    """An object of this process, with its state at the time it was loaded."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -317,11 +414,6 @@ class LoadedObject:
 
 class Snapshot:
     """The contents of an object's containers, and the state of its tensors and generators.
-
-    Parameters
-    ----------
-    value : object
-        The object.
 
     Examples
     --------
@@ -388,25 +480,15 @@ class Snapshot:
 
 @contextmanager
 def load_for_call(
-    draw: Draw | None,
-    tensors: Sequence[torch.Tensor],
-    *sources: RemoteObject | None,
-    is_alone: bool = False,
+    draw: Draw | None, tensors: Sequence[torch.Tensor], *sources: RemoteObject | None, is_alone: bool = False
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the inputs of a call, and objects for one call in the state in which they were loaded, whatever earlier calls did to them.
 
     In a process with several threads, calls of objects that draw random numbers or change run one at a time.
 
-    Parameters
-    ----------
-    draw : Draw, optional
-        Random numbers of the call; None leaves the generators as they are.
-    tensors : sequence of Tensor
-        The inputs, followed by the tensors that the objects are given anew, one object after the other.
-    *sources : RemoteObject or None
-        The objects; None yields None.
-    is_alone : bool
-        The call changes the objects for as long as it lasts.
+    ``draw``: random numbers of the call; None leaves the generators as they are; ``tensors``: the inputs, followed by the tensors that the objects
+    are given anew, one object after the other; ``*sources``: the objects; None yields None; ``is_alone``: the call changes the objects for as long
+    as it lasts.
     """
     count = len(tensors) - sum(source.live for source in sources if source is not None)
     rest = iter(tensors[count:])

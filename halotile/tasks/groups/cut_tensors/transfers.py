@@ -1,15 +1,243 @@
-"""Transfers of a tensor that is cut along one axis: gather, scatter, reduce and transpose, each the exchange of some slices."""
+"""Transfers of a tensor that is cut along one axis: gather, scatter, reduce, transpose and halos, each the exchange of some slices."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from halotile.errors import ConfigError
-from halotile.tasks.groups.cut_tensors.exchange import exchange, shapes_like, transpose
-from halotile.tasks.groups.group import TorchGroup, check_rank
+from halotile.tasks.groups.group import TorchGroup, check_rank, talking
+
+RULES = ("cut", "zero", "circular")
+
+
+def halo_exchange(
+    x: torch.Tensor,
+    group: TorchGroup,
+    sizes: Sequence[int],
+    dim: int,
+    before: int,
+    after: int,
+    boundary: str = "cut",
+) -> torch.Tensor:
+    """Extend the part of a rank by its neighbours' pixels; the gradient adds what comes back to the pixels of their owners, halves in float32.
+
+    A halo may be longer than the parts beside it, and parts may be empty.
+
+    Parameters
+    ----------
+    x : Tensor
+        The part of this rank.
+    group : TorchGroup
+        The ranks.
+    sizes : sequence of int
+        Lengths of the parts along ``dim``.
+    dim : int
+        The axis that is cut.
+    before, after : int
+        Pixels that are added on either side.
+    boundary : str
+        Beyond the ends of the whole: ``cut`` (nothing is added), ``zero``, or ``circular``.
+
+    Raises
+    ------
+    ConfigError
+        When the part has another length than ``sizes`` say, or for another boundary.
+
+    Examples
+    --------
+    >>> halo_exchange(torch.tensor([1.0, 2.0]), TorchGroup(), [2], 0, 1, 1, "circular").tolist()
+    [2.0, 1.0, 2.0, 1.0]
+    """
+    if boundary not in RULES:
+        raise ConfigError(f"boundary is {boundary!r}. Write one of {', '.join(RULES)}.")
+    check_part(x, group, sizes, dim)
+    bounds = [*accumulate(sizes, initial=0)]
+    length = bounds[-1]
+    wanted = [_wanted(a, b, before, after, length, boundary) for a, b in pairwise(bounds)]
+    owns = [*pairwise(bounds)]
+    start = bounds[group.rank]
+    wide = x.to(wide_type(x))  # for a moment, so that gradients of halves are summed in float32
+    slices = [
+        [wide.narrow(dim, a - start, b - a).to(x.dtype) for a, b in _inside(pieces, owns[group.rank])]
+        for pieces in wanted
+    ]
+    sent = [torch.cat(own or [wide.narrow(dim, 0, 0).to(x.dtype)], dim) for own in slices]
+    mine = wanted[group.rank]
+    lengths = [sum(b - a for a, b in _inside(mine, owned)) for owned in owns]
+    received = exchange(sent, shapes_like(x, dim, lengths), group)
+    found = _in_order(received, mine, owns, dim)
+    if boundary == "zero":
+        found = _padded(found, dim, max(0, before - start), max(0, bounds[group.rank + 1] + after - length))
+    return found
+
+
+def _wanted(
+    start: int, stop: int, before: int, after: int, length: int, boundary: str
+) -> list[tuple[int, int]]:
+    """The pieces of the whole that a part with its halo consists of, in order."""
+    if start == stop:
+        return []
+    a, b = start - before, stop + after
+    if boundary != "circular":
+        return [(max(a, 0), min(b, length))]
+    pieces = []
+    while a < b:
+        turn = a // length * length
+        end = min(b, turn + length)
+        pieces.append((a - turn, end - turn))
+        a = end
+    return pieces
+
+
+def _inside(pieces: Sequence[tuple[int, int]], owned: tuple[int, int]) -> list[tuple[int, int]]:
+    """The parts of the pieces that a rank owns."""
+    cut = ((max(a, owned[0]), min(b, owned[1])) for a, b in pieces)
+    return [(a, b) for a, b in cut if a < b]
+
+
+def _in_order(
+    received: Sequence[torch.Tensor],
+    pieces: Sequence[tuple[int, int]],
+    owns: Sequence[tuple[int, int]],
+    dim: int,
+) -> torch.Tensor:
+    """Join what came from the ranks in the order of the pieces."""
+    taken = [0] * len(owns)
+    parts = [part.narrow(dim, 0, 0) for part in received]  # every rank's part keeps its place in the graph
+    for piece in pieces:
+        for rank, owned in enumerate(owns):
+            for a, b in _inside([piece], owned):
+                parts.append(received[rank].narrow(dim, taken[rank], b - a))
+                taken[rank] += b - a
+    return torch.cat(parts, dim)
+
+
+def _padded(x: torch.Tensor, dim: int, before: int, after: int) -> torch.Tensor:
+    """Add zeros on either side along one axis."""
+    if x.shape[dim] == 0:
+        return x
+    sides = [x.new_zeros(shape) for shape in shapes_like(x, dim, (before, after))]
+    return torch.cat([sides[0], x, sides[1]], dim)
+
+
+PartShapes = Sequence[Sequence[int]]
+
+
+def shapes_like(x: torch.Tensor, dim: int, lengths: Sequence[int]) -> list[list[int]]:
+    """Shapes like that of ``x`` with other lengths along an axis."""
+    return [[n if axis == dim % x.ndim else m for axis, m in enumerate(x.shape)] for n in lengths]
+
+
+class _Exchange(torch.autograd.Function):  # type: ignore[misc]
+    """Tensors for each rank, and those of all ranks for this one.
+
+    Packing belongs to it: torch.cat leaves empty tensors out of the graph, and a rank that sends nothing has to take part in the backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, group: TorchGroup, shapes: PartShapes, *parts: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.group, ctx.shapes = group, [part.shape for part in parts]
+        if memory := group.memory_for(parts[0]):
+            places = [parts[0].new_empty(*shape) for shape in shapes]
+            memory.exchange(parts, places)
+            places[group.rank].copy_(parts[group.rank])
+            return tuple(places)
+        return _exchanged(parts, shapes, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, None, *_Exchange.apply(ctx.group, ctx.shapes, *gradients)
+
+
+class _Transpose(torch.autograd.Function):  # type: ignore[misc]
+    """A tensor split along one axis, a part for each rank, and those of all ranks for this one joined along another; its gradient is the way back.
+
+    Where ranks share memory, each number is copied once by the rank that has it and once by that which gets it, to its place in the result.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        group: TorchGroup,
+        x: torch.Tensor,
+        split: tuple[int, Sequence[int]],
+        joined: tuple[int, Sequence[int]],
+    ) -> torch.Tensor:
+        ctx.group, ctx.split, ctx.joined = group, split, joined
+        if group.is_alone:  # the layout that it has on ranks, so that what follows has their bits
+            return x.clone(memory_format=torch.contiguous_format)
+        parts = x.split([*split[1]], split[0])
+        own, (axis, lengths) = parts[group.rank], joined
+        shape = [*own.shape]
+        shape[axis] = sum(lengths)
+        if memory := group.memory_for(x):
+            result = x.new_empty(shape)
+            places = result.split([*lengths], axis)
+            memory.exchange(parts, places)
+            places[group.rank].copy_(own)
+            return result
+        return torch.cat(_exchanged(parts, shapes_like(own, axis, lengths), group), axis)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor, None, None]:
+        return None, _Transpose.apply(ctx.group, gradients[0], ctx.joined, ctx.split), None, None
+
+
+def _exchanged(
+    parts: Sequence[torch.Tensor], shapes: PartShapes, group: TorchGroup
+) -> tuple[torch.Tensor, ...]:
+    """The same by torch.distributed, packed into one message for each rank."""
+    sent, received = [part.numel() for part in parts], [math.prod(shape) for shape in shapes]
+    flat = parts[0].new_empty(sum(sent))
+    for part, place in zip(parts, flat.split(sent), strict=True):  # torch.cat would copy slices twice
+        place.view(part.shape).copy_(part)
+    result = flat.new_empty(sum(received))
+    with talking(f"exchange of {flat.numel()} numbers"):
+        dist.all_to_all_single(result, flat, received, sent, group=group.process_group)
+    return tuple(part.view(*shape) for part, shape in zip(result.split(received), shapes, strict=True))
+
+
+def exchange(parts: Sequence[torch.Tensor], shapes: PartShapes, group: TorchGroup) -> list[torch.Tensor]:
+    """Send a tensor to every rank, and return theirs; differentiable any number of times.
+
+    All ranks must call it, and all of them in the backward pass too: what a rank receives must enter its loss, even if it is empty.
+
+    ``parts``: the tensor for each rank, of one dtype on all ranks; it may be empty; ``shapes``: shape of the tensor that comes from each rank;
+    ``group``: the ranks.
+
+    Examples
+    --------
+    >>> [part.tolist() for part in exchange([torch.ones(2)], [(2,)], TorchGroup())]
+    [[1.0, 1.0]]
+    """
+    if group.is_alone:
+        return [parts[0].reshape(*shapes[0])]
+    return list(_Exchange.apply(group, shapes, *parts))
+
+
+def transpose(
+    x: torch.Tensor, group: TorchGroup, split: tuple[int, Sequence[int]], joined: tuple[int, Sequence[int]]
+) -> torch.Tensor:
+    """Split a tensor along an axis, send each rank its part, and join theirs along another axis; differentiable any number of times.
+
+    ``x``: the part of this rank; ``group``: the ranks; ``split, joined``: an axis, and the lengths of the parts along it, by rank.
+
+    Examples
+    --------
+    >>> transpose(torch.ones(2, 3), TorchGroup(), (1, [3]), (0, [2])).shape
+    torch.Size([2, 3])
+    """
+    result: torch.Tensor = _Transpose.apply(group, x, split, joined)
+    return result
+
 
 HALVES = (torch.float16, torch.bfloat16)
 """Types whose sums are made in float32."""
@@ -181,6 +409,11 @@ def reduce_loss(loss: float | torch.Tensor, group: TorchGroup, *, mean: bool = T
     """Return the mean, or the sum, of a loss over the ranks, in float64 and for a log: no gradient passes through it."""
     value = torch.as_tensor(loss).detach().to(torch.float64)
     return float(group.all_reduce(value.to(group.device), "mean" if mean else "sum"))
+
+
+def as_real(x: torch.Tensor) -> torch.Tensor:
+    """A view with real and imaginary parts, of a complex tensor."""
+    return torch.view_as_real(x) if x.is_complex() else x
 
 
 def wide_type(x: torch.Tensor) -> torch.dtype:

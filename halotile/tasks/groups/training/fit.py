@@ -20,7 +20,7 @@ import torch
 
 from halotile.errors import ConfigError, DamagedData, Diverged
 from halotile.storage.disk.durable import DISK, Disk
-from halotile.tasks.groups.cut_tensors.transfers import wide_type
+from halotile.tasks.groups.cut_tensors.transfers import as_real, wide_type
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import count_received
 
@@ -289,7 +289,7 @@ class _Training:
             check_loss(value)
             value.backward()
             changes = [
-                _real(b) - _origin(a) for a, b in zip(before, self.buffers, strict=True) if _has_mean(b)
+                as_real(b) - _origin(a) for a, b in zip(before, self.buffers, strict=True) if _has_mean(b)
             ]
             part = self._flat(value.detach(), changes)
             if self.group.is_alone and parts:
@@ -312,7 +312,7 @@ class _Training:
         """
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
         has_gradient = value.new_tensor([p.grad is not None for p in self.parameters])
-        tensors = [value, *map(_real, gradients), *changes, has_gradient]
+        tensors = [value, *map(as_real, gradients), *changes, has_gradient]
         dtype = max(map(wide_type, tensors), key=lambda each: torch.finfo(each).bits)
         return torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
 
@@ -339,14 +339,17 @@ class _Training:
     def _take(self, mean: torch.Tensor, before: Sequence[torch.Tensor]) -> None:
         """Set the gradients to their means and change the running statistics by theirs."""
         averaged = [(new, old) for new, old in zip(self.buffers, before, strict=True) if _has_mean(new)]
-        sizes = [1, *(_real(tensor).numel() for tensor in (*self.parameters, *(new for new, _ in averaged)))]
+        sizes = [
+            1,
+            *(as_real(tensor).numel() for tensor in (*self.parameters, *(new for new, _ in averaged))),
+        ]
         _, *pieces, has_gradient = mean.split([*sizes, len(self.parameters)])
         for parameter, piece, share in zip(self.parameters, pieces, has_gradient.tolist(), strict=False):
             gradient = torch.empty_like(parameter)
-            _real(gradient).copy_(piece.view_as(_real(gradient)))
+            as_real(gradient).copy_(piece.view_as(as_real(gradient)))
             parameter.grad = gradient if share else None
         for (new, old), piece in zip(averaged, pieces[len(self.parameters) :], strict=True):
-            _real(new).copy_(_origin(old) + piece.view_as(_real(old)))
+            as_real(new).copy_(_origin(old) + piece.view_as(as_real(old)))
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _take_last(self) -> None:
@@ -368,11 +371,6 @@ class _Training:
             buffer.copy_(value)
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """A view with real and imaginary parts, of a complex tensor."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
 def _has_mean(buffer: torch.Tensor) -> bool:
     """True for numbers that are averaged over the slots."""
     return bool(buffer.is_floating_point() or buffer.is_complex())
@@ -380,7 +378,7 @@ def _has_mean(buffer: torch.Tensor) -> bool:
 
 def _origin(old: torch.Tensor) -> torch.Tensor:
     """Values that changes are counted from: 0 in place of those that are not finite, which have no difference from others."""
-    return _real(old).nan_to_num(0.0, 0.0, 0.0)
+    return as_real(old).nan_to_num(0.0, 0.0, 0.0)
 
 
 @contextmanager

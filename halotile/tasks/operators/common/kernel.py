@@ -12,6 +12,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable, Rim, read_window, source_positions
 from halotile.tasks.convolution.correlate import correlate
 from halotile.tasks.convolution.overlap_save import EngineName, correlate_cells, snapped
+from halotile.tasks.lazy import torch
 from halotile.tasks.operators.base import Computed, Shape
 
 FOLDING = ("reflect", "mirror", "nearest")
@@ -87,7 +88,6 @@ class Seen(Computed):
 
     @property
     def shape(self) -> Shape:
-        """Shape in pixels."""
         return (*self.image.shape[:-2], *(frame.count for frame in self.frames))
 
     def read(self, region: Region) -> Pixels:
@@ -114,7 +114,6 @@ class Spread(Computed):
 
     @property
     def shape(self) -> Shape:
-        """Shape in pixels."""
         return (*self.image.shape[:-2], *(frame.length for frame in self.frames))
 
     def read(self, region: Region) -> Pixels:
@@ -181,8 +180,6 @@ def _correlated(
     pixels: Pixels, kernels: NDArray[Any], region: Region, dtype: np.dtype[Any], step: int
 ) -> NDArray[Any]:
     """Correlate each plane with its kernel, in the working dtype."""
-    import torch
-
     planes = torch.from_numpy(np.ascontiguousarray(pixels, dtype)).reshape(-1, 1, *pixels.shape[-2:])
     weights = torch.from_numpy(np.array(kernels, dtype))
     with torch.inference_mode():
@@ -204,8 +201,6 @@ def _transformed(
     pixels: Pixels, kernels: NDArray[Any], region: Region, dtype: np.dtype[Any], *, fixed_cells: bool = True
 ) -> NDArray[Any]:
     """Correlate by Fourier transforms, for a region of whole cells if their places are fixed."""
-    import torch
-
     planes = np.asarray(pixels, dtype).reshape(-1, *pixels.shape[-2:])
     weights = np.ascontiguousarray(kernels, dtype)
     of_planes = [0] * len(planes) if len(weights) == 1 else _of_planes(len(planes), region)

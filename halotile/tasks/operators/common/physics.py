@@ -7,16 +7,14 @@ import difflib
 import inspect
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from halotile.errors import ConfigError, MissingPackage
 from halotile.storage.rim import Array
+from halotile.tasks.lazy import torch
 from halotile.tasks.operators.base import Shape, working_dtype
-
-if TYPE_CHECKING:
-    import torch
 
 ADJOINT_TOLERANCE = 1e-5
 """Largest deviation of deepinv's adjoint from the transpose; beyond it the derivative of A is used."""
@@ -30,10 +28,7 @@ class Physics:
 
     Images have the axes (..., C, H, W), or (H, W) for one channel; so have measurements that are images.
 
-    Parameters
-    ----------
-    module : deepinv.physics.LinearPhysics
-        Not changed: it is copied to another precision or device.
+    ``module``: not changed: it is copied to another precision or device.
     """
 
     def __init__(self, module: Any) -> None:
@@ -43,9 +38,6 @@ class Physics:
         self._trusts: dict[Shape, bool] = {}
 
     def forward(self, image: Array) -> Array:
-        """``A x``."""
-        import torch
-
         tensor = _tensor(image, batched(image.shape))
         with torch.no_grad():
             result = self._call("A", tensor)
@@ -83,8 +75,6 @@ class Physics:
 
     def _call(self, method: str, tensor: torch.Tensor) -> Any:
         """Call a method; in single precision if it does not accept double."""
-        import torch
-
         try:
             return getattr(self._module(tensor.dtype), method)(tensor)
         except RuntimeError:
@@ -94,8 +84,6 @@ class Physics:
 
     def _module(self, dtype: Any) -> Any:
         """The physics for numbers of this dtype, on the CPU."""
-        import torch
-
         if dtype not in self._modules:
             numbers = [t for t in _tensors(self.module) if t.is_floating_point() or t.is_complex()]
             fits = all(t.device.type == "cpu" and t.dtype in (dtype, dtype.to_complex()) for t in numbers)
@@ -105,16 +93,12 @@ class Physics:
 
     def _own_adjoint(self, measurement: torch.Tensor, image: Shape) -> torch.Tensor:
         """deepinv's adjoint."""
-        import torch
-
         with torch.no_grad():
             result: torch.Tensor = self._call("A_adjoint", measurement)
         return result
 
     def _derivative(self, measurement: torch.Tensor, image: Shape) -> torch.Tensor:
         """The transposed derivative of A."""
-        import torch
-
         with torch.enable_grad():
             origin = torch.zeros(image, dtype=measurement.dtype, requires_grad=True)
             result = self._call("A", origin)
@@ -251,7 +235,6 @@ def _parameters(kinds: Any, kind: Any) -> list[str]:
 
 
 def _construct(kind: Any, options: dict[str, Any]) -> Any:
-    import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -268,8 +251,6 @@ def _option(key: str, value: Any) -> Any:
 
     Always to single precision, whatever is reconstructed; a complex array stays complex.
     """
-    import torch
-
     if key == "rng" and isinstance(value, int):
         return torch.Generator().manual_seed(value)
     if isinstance(value, str) and value.endswith(".npy"):
@@ -286,6 +267,4 @@ def _option(key: str, value: Any) -> Any:
 
 def _tensor(pixels: Array, shape: Shape) -> torch.Tensor:
     """Copy pixels to a tensor of the working dtype."""
-    import torch
-
     return torch.from_numpy(np.array(pixels, working_dtype(pixels.dtype), order="C")).reshape(shape)
