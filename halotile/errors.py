@@ -49,8 +49,6 @@ WINDOWS = (
 def redacted(text: str) -> str:
     """Return a text whose addresses have neither a name and password nor a query, which may hold a key.
 
-    Examples
-    --------
     >>> redacted("https://me:key@host:80/a@2.zarr?sig=secret: nothing is there")
     'https://host:80/a@2.zarr: nothing is there'
     """

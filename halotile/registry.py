@@ -103,8 +103,6 @@ def find(kind: str, name: str) -> Any:
 def singular(kind: str) -> str:
     """The noun for one entry of a registry.
 
-    Examples
-    --------
     >>> singular("denoisers"), singular("fidelities")
     ('denoiser', 'fidelity')
     """

@@ -36,8 +36,6 @@ def number(text: str | float) -> float:
 def worker_counts(text: str | None) -> tuple[int, ...]:
     """Parse numbers of workers from the command line.
 
-    Examples
-    --------
     >>> worker_counts("1, 2,4"), worker_counts(None)
     ((1, 2, 4), ())
     """
@@ -135,8 +133,6 @@ class FileRequest:
     def spelled(self, name: str) -> str:
         """Return an option as whoever asks writes it.
 
-        Examples
-        --------
         >>> FileRequest(is_call=False).spelled("overwrite"), FileRequest(is_call=True).spelled("overwrite")
         ('--overwrite', 'overwrite=True')
         """
@@ -146,8 +142,6 @@ class FileRequest:
     def area(self) -> Region | None:
         """Rows and columns from ``y0:y1,x0:x1``.
 
-        Examples
-        --------
         >>> FileRequest(region="0:100,50:250").area
         Region(start=(0, 50), stop=(100, 250))
         """
@@ -167,8 +161,6 @@ class FileRequest:
     def at(self) -> dict[str, int]:
         """Places along axes from ``t=0,c=1``.
 
-        Examples
-        --------
         >>> FileRequest(plane="t=0, c=1").at
         {'t': 0, 'c': 1}
         """

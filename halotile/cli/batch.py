@@ -266,8 +266,6 @@ def dashboard_words(directory: Path) -> str:
 def tunnel_words(address: str, *, host: str, login: str, user: str) -> str:
     """Describe an address on a machine's loopback, and how to reach it from elsewhere.
 
-    Examples
-    --------
     >>> print(tunnel_words("http://127.0.0.1:4711/status", host="node7", login="login1.example.org", user="ada"))
     http://127.0.0.1:4711/status on node7
     from your own computer:

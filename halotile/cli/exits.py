@@ -45,8 +45,6 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 def exit_code(error: BaseException) -> int:
     """Return the exit code for an error.
 
-    Examples
-    --------
     >>> from halotile.errors import DamagedData, OutputRefused
     >>> exit_code(OutputRefused("in use")), exit_code(DamagedData("cut short")), exit_code(OSError())
     (2, 4, 1)

@@ -141,8 +141,6 @@ def run_of(output: OutputPath) -> Path:
 def output_of(place: str | OutputPath) -> OutputPath:
     """Return the output that a path refers to: itself, or that of the run directory.
 
-    Examples
-    --------
     >>> str(output_of("here/clean.zarr.run"))
     'here/clean.zarr.run'
     """

@@ -63,8 +63,6 @@ def _loader(request: TryRequest) -> Callable[[Setting], Job]:
 def settings_of(overrides: Sequence[str]) -> list[Setting]:
     """Return every combination of values that are listed for keys.
 
-    Examples
-    --------
     >>> settings_of(["denoiser.name=tv,nlm", "tile.size=[64, 64]"])
     [('denoiser.name=tv', 'tile.size=[64, 64]'), ('denoiser.name=nlm', 'tile.size=[64, 64]')]
     """
@@ -87,8 +85,6 @@ def several(values: Any) -> list[Any]:
 def listed(values: Sequence[Any]) -> str:
     """Return values as a list of the command line.
 
-    Examples
-    --------
     >>> listed(["tv", 0.5, [64, 64]]), list(_split(listed(["a,b", "c"])))
     ('tv,0.5,[64, 64]', ['"a,b"', 'c'])
     """
@@ -125,8 +121,6 @@ def _split(text: str) -> Iterator[str]:
 def labels_of(settings: Sequence[Setting]) -> dict[Setting, str]:
     """Return what tells each setting from the others.
 
-    Examples
-    --------
     >>> labels_of([("a.b=1", "c.d=2"), ("a.b=3", "c.d=2")])
     {('a.b=1', 'c.d=2'): 'b=1', ('a.b=3', 'c.d=2'): 'b=3'}
     """
@@ -151,8 +145,6 @@ def _labels(comparison: Comparison) -> dict[Setting, str]:
 def written(setting: Setting) -> str:
     """Return a setting as options of a command.
 
-    Examples
-    --------
     >>> written(("denoiser.strength=2", "tile.size=[64, 64]"))
     "--set denoiser.strength=2 --set 'tile.size=[64, 64]'"
     """

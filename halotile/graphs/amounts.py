@@ -12,8 +12,6 @@ IMAGE = "the image"
 def bytes_text(count: float) -> str:
     """A size in binary units.
 
-    Examples
-    --------
     >>> bytes_text(0), bytes_text(1536), bytes_text(3 * 2**30)
     ('0 B', '1.5 KiB', '3 GiB')
     """
@@ -28,8 +26,6 @@ def bytes_text(count: float) -> str:
 def short_number(number: float) -> str:
     """A number with one decimal place, where that is significant.
 
-    Examples
-    --------
     >>> short_number(0.44), short_number(3.0), short_number(12345.6)
     ('0.4', '3', '12,346')
     """
@@ -39,8 +35,6 @@ def short_number(number: float) -> str:
 def counted(count: int, word: str) -> str:
     """A count with its noun.
 
-    Examples
-    --------
     >>> counted(1, "block"), counted(12345, "block"), counted(2, "retry")
     ('1 block', '12,345 blocks', '2 retries')
     """
@@ -55,8 +49,6 @@ STACK = "Stack (most recent call last):"
 def first_line(text: str) -> str:
     """The first line of an error's text, with the next one where the first ends with a colon, or its error where a traceback follows, or the last place of a stack.
 
-    Examples
-    --------
     >>> first_line("ValueError: out of range\\n  row 3\\n  row 7"), first_line("RuntimeError: \\nno weights\\n")
     ('ValueError: out of range', 'RuntimeError: no weights')
     >>> first_line('rank 0 failed: Traceback (most recent call last):\\n  File "a.py"\\n    f()\\nValueError: out of range\\nThen ended: rank 1.')
@@ -76,8 +68,6 @@ def first_line(text: str) -> str:
 def faulty_input(errors: Iterable[str]) -> str:
     """The image, or the key of the side input, that has to be mended after errors of blocks for their input.
 
-    Examples
-    --------
     >>> faulty_input(["InputError: the side input sigma holds NaN in row 3."] * 2)
     'input.sides.sigma'
     >>> faulty_input(["InputError: the input holds NaN in row 3."])
@@ -92,8 +82,6 @@ def faulty_input(errors: Iterable[str]) -> str:
 def seconds_text(seconds: float | None) -> str:
     """Return a duration as text.
 
-    Examples
-    --------
     >>> seconds_text(0.42), seconds_text(72), seconds_text(7384), seconds_text(200_000), seconds_text(None)
     ('0.4 s', '1 min 12 s', '2 h 03 min', '2 d 7 h', '?')
     """
@@ -114,8 +102,6 @@ def seconds_text(seconds: float | None) -> str:
 def precise_seconds_text(seconds: float) -> str:
     """Return a duration that was measured as text, with three digits.
 
-    Examples
-    --------
     >>> precise_seconds_text(0.01234), precise_seconds_text(12.34), precise_seconds_text(1230)
     ('0.0123 s', '12.3 s', '20 min 30 s')
     """
@@ -125,8 +111,6 @@ def precise_seconds_text(seconds: float) -> str:
 def rate_text(megapixels_per_second: float) -> str:
     """Return a number of pixels per second as text.
 
-    Examples
-    --------
     >>> rate_text(85.21), rate_text(0.043), rate_text(2400)
     ('85.2 Mpix/s', '43 kpix/s', '2.4 Gpix/s')
     """
@@ -140,8 +124,6 @@ def rate_text(megapixels_per_second: float) -> str:
 def pixel_size_text(axes: Sequence[str], scale: Sequence[float], units: Sequence[str | None]) -> str:
     """Return the sizes of pixels that are known.
 
-    Examples
-    --------
     >>> pixel_size_text("cyx", (1.0, 0.1, 0.1), (None, "micrometer", None)), pixel_size_text("yx", (1.0, 1.0), (None, None))
     ('y 0.1 micrometer, x 0.1', 'not known')
     """
@@ -156,8 +138,6 @@ def pixel_size_text(axes: Sequence[str], scale: Sequence[float], units: Sequence
 def shape_text(shape: Sequence[int]) -> str:
     """Return the lengths along the axes as text.
 
-    Examples
-    --------
     >>> shape_text([3, 70000, 70000])
     '3 × 70,000 × 70,000'
     """
@@ -167,8 +147,6 @@ def shape_text(shape: Sequence[int]) -> str:
 def size_text(shape: Sequence[int]) -> str:
     """Return the size of an image of so many rows and columns as text, width first.
 
-    Examples
-    --------
     >>> size_text([600, 1500])
     '1,500 × 600 pixels (width × height)'
     """

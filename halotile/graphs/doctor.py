@@ -59,8 +59,6 @@ def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
 
     ``choice``: cluster section of the job; ``folder``: folder of the output.
 
-    Examples
-    --------
     >>> {finding.name for finding in examine(Cluster(kind="local"), Path("."))} >= {"cluster", "encryption", "file system"}
     True
     """

@@ -29,8 +29,6 @@ def for_each_array(value: Any, name: str, ndims: list[int]) -> list[list[Any]]:
     A list has one entry for each array. A tuple starts at the first axis; a dict names axes, negative ones
     from the last.
 
-    Examples
-    --------
     >>> for_each_array({1: 3}, "depth", [2])
     [[None, 3]]
     >>> for_each_array({-1: 3}, "depth", [2])
@@ -64,8 +62,6 @@ def _for_each_axis(value: Any, name: str, ndim: int, max_ndim: int) -> list[Any]
 def as_halo(entries: list[Any]) -> Depth:
     """Return the halo width (before, after) of each axis.
 
-    Examples
-    --------
     >>> as_halo([2, (1, 0), None])
     ((2, 2), (1, 0), (0, 0))
     """
@@ -89,8 +85,6 @@ def _as_pair(entry: Any) -> tuple[int, int]:
 def as_rim(entries: list[Any], dtype: np.dtype[Any]) -> Rim:
     """Return the rim rule of each axis; constants become pixels of ``dtype``.
 
-    Examples
-    --------
     >>> as_rim(["none", 7], np.dtype("uint8"))
     Rim(rules=('cut', 'constant'), values=(0, 7))
     """
@@ -132,8 +126,6 @@ def dask_depth(depth: Depth) -> dict[int, int | tuple[int, int]]:
 def dask_boundary(rim: Rim) -> dict[int, Any]:
     """Return rim rules as Dask's boundary argument.
 
-    Examples
-    --------
     >>> dask_boundary(Rim(("cut", "reflect"), (0, 0)))
     {0: 'none', 1: 'reflect'}
     """
@@ -259,8 +251,6 @@ def chunks_of(store: Readable, block: Any, max_ndim: int) -> Chunks:
 def align(cuts: Sequence[Chunks], refine: bool) -> list[Chunks]:
     """Refine the cuts until all blocks match; axes are matched from the last, as in NumPy.
 
-    Examples
-    --------
     >>> align([((4, 4),), ((6, 2),)], refine=True)
     [((4, 2, 2),), ((4, 2, 2),)]
     """

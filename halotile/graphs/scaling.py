@@ -121,8 +121,6 @@ class Scaling:
     def largest_difference(self) -> float | None:
         """Largest relative difference of a loss between two trials; None where there are no losses.
 
-        Examples
-        --------
         >>> runs = [TimedRun(n, 1.0, (1.0,), ((1, 4.0), (2, 2.0 + n)), 0, 0, 0, 0, 0) for n in (0, 1)]
         >>> round(Scaling("reconstruct", "iteration", None, None, 1, runs).largest_difference, 3)
         0.333

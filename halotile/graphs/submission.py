@@ -158,8 +158,6 @@ def _retry_later(in_use: OutputInUse, submission: Submission, run: RunDirectory)
 def drain_seconds(notice_seconds: float) -> float:
     """Time for the blocks in flight: the rest is for the workers to end, and to request another attempt.
 
-    Examples
-    --------
     >>> drain_seconds(120), drain_seconds(20)
     (80, 10.0)
     """

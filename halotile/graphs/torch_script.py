@@ -35,8 +35,6 @@ def execute(
     ``command``: program with its arguments; ``order``: requirements for the cluster; ``started``: called with the dashboard's address once there is a
     worker.
 
-    Examples
-    --------
     >>> execute(["python", "script.py"], Order(workers=2, memory_bytes=2**31))  # doctest: +SKIP
     0
     """

@@ -31,8 +31,6 @@ def tree(leaves: Sequence[Delayed], add: Callable[[list[Any]], Any], split_every
     ``leaves``: tasks in the order in which they are added; ``add``: adds up a list of results; ``split_every``: results that one task adds up, at
     least two; ``token``: part of every key.
 
-    Examples
-    --------
     >>> leaves = [delayed(str)(number) for number in range(5)]
     >>> tree(leaves, lambda parts: f"({' '.join(parts)})", 2, "t").compute(scheduler="sync")
     '(((0 1) (2 3)) 4)'
@@ -53,8 +51,6 @@ def tree(leaves: Sequence[Delayed], add: Callable[[list[Any]], Any], split_every
 def cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     """Split the items into runs of ``size``.
 
-    Examples
-    --------
     >>> cut([1, 2, 3, 4, 5], 2)
     [[1, 2], [3, 4], [5]]
     """

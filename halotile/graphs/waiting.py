@@ -33,8 +33,6 @@ def log_line(text: str) -> None:
 def patience_seconds(usual: float, environment: Mapping[str, str] = os.environ) -> float:
     """Time to wait for a lock: minutes in a batch job, which nobody would start again, and no longer than usual elsewhere.
 
-    Examples
-    --------
     >>> patience_seconds(0.5, {})
     0.5
     """
@@ -46,8 +44,6 @@ def patience_seconds(usual: float, environment: Mapping[str, str] = os.environ) 
 def report_if_slow(report: Report, what: str, seconds: float | None = None) -> Iterator[None]:
     """Report the step in this context if it takes longer than ``seconds``, by default :data:`SECONDS`.
 
-    Examples
-    --------
     >>> with report_if_slow(print, "adding numbers"):
     ...     assert 1 + 1 == 2
     """

@@ -33,8 +33,6 @@ _PLURALS: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "tex
 def shown(value: Any) -> str:
     """Return a value as YAML would have it, shortened where it is long.
 
-    Examples
-    --------
     >>> shown("NO"), shown((256, True)), shown(None), shown({1}.union)[:9]
     ('"NO"', '[256, true]', 'null', '<built-in')
     """
@@ -49,8 +47,6 @@ def shown(value: Any) -> str:
 def dotted(path: Iterable[str | int]) -> str:
     """Return a place in a job as it is written on the command line.
 
-    Examples
-    --------
     >>> dotted(("tile", "size", 1)), dotted(("operators", 1, "kernel"))
     ('tile.size[1]', 'operators[1].kernel')
     """
@@ -63,8 +59,6 @@ def dotted(path: Iterable[str | int]) -> str:
 def nearest(word: str, words: Iterable[str], *, likeness: float = 0.7) -> str | None:
     """Return the word that was probably meant, if one is similar enough.
 
-    Examples
-    --------
     >>> nearest("gpu", ["auto", "cpu", "cuda"]), nearest("GPU", ["local", "local-cuda"])
     ('cuda', 'local-cuda')
     >>> nearest("learning_rate", ["solver", "lr"])
@@ -82,8 +76,6 @@ def nearest(word: str, words: Iterable[str], *, likeness: float = 0.7) -> str | 
 def parts(annotation: Any) -> list[Any]:
     """Return the types that an annotation allows.
 
-    Examples
-    --------
     >>> parts(int | str | None)
     [<class 'int'>, <class 'str'>, <class 'NoneType'>]
     """
@@ -101,8 +93,6 @@ def choices(annotation: Any) -> list[str]:
 def expected(annotation: Any) -> str:
     """Describe a type in words.
 
-    Examples
-    --------
     >>> expected(int | tuple[int, ...] | Literal["auto"])
     'auto, a whole number or a list of whole numbers'
     >>> expected(Literal["lz4", "zstd"]), expected(tuple[float, float]), expected(str | None)
@@ -129,8 +119,6 @@ def _phrase(part: Any) -> str:
 def entry_types(part: Any, count: int) -> tuple[Any, ...] | None:
     """Return the types of the entries of a list with so many, unless it has another number of them; None for other types.
 
-    Examples
-    --------
     >>> entry_types(tuple[int, ...], 3), entry_types(tuple[int, str], 3), entry_types(str, 3)
     ((<class 'int'>, <class 'int'>, <class 'int'>), (<class 'int'>, <class 'str'>), None)
     """
@@ -152,8 +140,6 @@ def value_type(part: Any) -> Any | None:
 def fits(value: Any, annotation: Any) -> bool:
     """Return True where a value is of a type. Nothing is converted, but a list is accepted for a tuple, and text for a path.
 
-    Examples
-    --------
     >>> fits(2, int), fits("2", int), fits(True, int), fits([1, 2], tuple[int, ...]), fits(None, str | None)
     (True, False, False, True, True)
     """

@@ -106,8 +106,6 @@ def open_source(
 def planes_last(source: Source) -> Source:
     """The same array with rows and columns as its last two axes: colours that are stored last come before them.
 
-    Examples
-    --------
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     np.save(f"{folder}/rgb.npy", np.zeros((40, 50, 3)))

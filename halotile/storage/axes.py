@@ -39,8 +39,6 @@ def choose_axes(
 
     ``requested``: user's letters, such as `"tcyx"`; ``named``: axis names in the file; ``shape``: shape of the array, in pixels.
 
-    Examples
-    --------
     >>> choose_axes(None, ["time", "Y", "X"], (5, 64, 64))
     ('t', 'y', 'x')
     >>> choose_axes(None, None, (64, 64, 3))
@@ -56,8 +54,6 @@ def choose_axes(
 def letters(named: Sequence[str | None]) -> tuple[str, ...] | None:
     """Letters for the axis names in a file; None unless both y and x are among them.
 
-    Examples
-    --------
     >>> letters(["Q", "channel", "y", "x"])
     ('q', 'c', 'y', 'x')
     >>> letters(["time", "lat", "lon"])
@@ -113,8 +109,6 @@ def _checked(requested: str, shape: tuple[int, ...]) -> tuple[str, ...]:
 def holds_colours(shape: Sequence[int]) -> bool:
     """Return True where the last of three or more axes is short beside the two before: colours, not columns.
 
-    Examples
-    --------
     >>> holds_colours((600, 800, 3)), holds_colours((8, 600, 800))
     (True, False)
     """
@@ -129,8 +123,6 @@ def remarks_on_axes(
 
     ``axes``: letters; ``shape``: length of each axis; ``named``: axis names in the file.
 
-    Examples
-    --------
     >>> remarks_on_axes("qyx", (8, 64, 64))[0]
     'the file does not say what axis q is: each of 8 planes is by itself. If they are a volume, write input.axes: zyx'
     >>> remarks_on_axes("tyx", (8, 64, 64), ["time", "y", "x"])

@@ -43,8 +43,6 @@ def is_private(status: os.stat_result) -> bool:
 def read_cached(key: str) -> Any:
     """The value stored under this key; None when there is none.
 
-    Examples
-    --------
     >>> read_cached("0" * 64) is None
     True
     """

@@ -30,8 +30,6 @@ _CONVENTIONS = [
 class Georeference:
     """Coordinates of pixels in a coordinate reference system (CRS).
 
-    Examples
-    --------
     >>> place = Georeference((10.0, 0.0, 5e5, 0.0, -10.0, 5e6), {"proj:code": "EPSG:32632"})
     >>> place.resampled(2, 2).transform
     (20.0, 0.0, 500000.0, 0.0, -20.0, 5000000.0)
@@ -86,8 +84,6 @@ class Georeference:
 def read_georeference(attributes: Mapping[str, Any], shape: Sequence[int]) -> Georeference | None:
     """The georeference in the attributes of an array with so many rows and columns, and of its group; None where there is none.
 
-    Examples
-    --------
     >>> place = Georeference((10.0, 0.0, 5e5, 0.0, -10.0, 5e6), {"proj:code": "EPSG:32632"})
     >>> read_georeference(place.attributes((100, 200)), (50, 100)) == place.resampled(2, 2)
     True

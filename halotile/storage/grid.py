@@ -30,8 +30,6 @@ class Region:
 
     Coordinates are global. A region may extend outside its array, so negative starts are allowed.
 
-    Examples
-    --------
     >>> Region((0, 10), (4, 30)).shape
     (4, 20)
     >>> Region((0, 10), (4, 30)).grow(((1, 1), (5, 0)))
@@ -109,8 +107,6 @@ class Block:
 class Grid:
     """An array divided into blocks.
 
-    Examples
-    --------
     >>> grid = Grid((100, 100), (64, 64), ((8, 8), (8, 8)))
     >>> len(grid), grid.counts
     (4, (2, 2))
@@ -191,8 +187,6 @@ class Grid:
     def middle(self) -> Block:
         """A central block of the largest size.
 
-        Examples
-        --------
         >>> Grid((100, 300), (64, 64), ((8, 8), (8, 8))).middle.window
         Region(start=(-8, 120), stop=(72, 200))
         """
@@ -228,8 +222,6 @@ def align_outward(window: Region, align: tuple[int, ...], shape: tuple[int, ...]
 def valid_part(window: Region, depth: Depth, image: tuple[int, ...]) -> Region:
     """The part of a window that its ends do not affect, unless they are those of the image.
 
-    Examples
-    --------
     >>> valid_part(Region((0, 8), (16, 32)), ((2, 2), (3, 3)), (64, 32))
     Region(start=(0, 11), stop=(14, 32))
     """

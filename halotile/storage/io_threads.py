@@ -18,8 +18,6 @@ R = TypeVar("R")
 class IoThreads:
     """The I/O threads of a process.
 
-    Examples
-    --------
     >>> io_threads = IoThreads()
     >>> list(io_threads.map(abs, [-1, 2, -3]))
     [1, 2, 3]

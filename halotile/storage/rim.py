@@ -53,8 +53,6 @@ class Readable(Protocol):
 class Rim:
     """The rim rule of each axis, with the fill value of ``constant``.
 
-    Examples
-    --------
     >>> Rim.everywhere("reflect", 2).rules
     ('reflect', 'reflect')
     """
@@ -90,8 +88,6 @@ class Rim:
 def source_positions(start: int, stop: int, length: int, rule: str) -> NDArray[np.intp]:
     """The source position for each position ``start..stop`` of an axis; ``-1`` for the constant.
 
-    Examples
-    --------
     >>> source_positions(-2, 5, 4, "reflect").tolist()
     [1, 0, 0, 1, 2, 3, 3]
     >>> source_positions(-2, 5, 4, "periodic").tolist()

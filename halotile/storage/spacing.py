@@ -44,8 +44,6 @@ ALIKE = 0.01
 def known_unit(word: str) -> str | None:
     """The name in OME-Zarr of a unit of space or time, by its name, symbol or plural; None for another word.
 
-    Examples
-    --------
     >>> known_unit("um"), known_unit("Mm"), known_unit("inches"), known_unit("parsnip")
     ('micrometer', 'megameter', 'inch', None)
     """
@@ -60,8 +58,6 @@ def known_unit(word: str) -> str | None:
 def in_known_unit(size: float, word: str) -> tuple[float, str | None]:
     """A size, or position, in a unit of OME-Zarr; without a unit where the word names none.
 
-    Examples
-    --------
     >>> in_known_unit(2.0, "thou"), in_known_unit(2.0, "km"), in_known_unit(2.0, "reference frame")
     ((50.8, 'micrometer'), (2.0, 'kilometer'), (2.0, None))
     """
@@ -72,8 +68,6 @@ def in_known_unit(size: float, word: str) -> tuple[float, str | None]:
 def converted(value: float, unit: str | None, wanted: str | None) -> float | None:
     """A length in another unit; None where one of them is unknown.
 
-    Examples
-    --------
     >>> converted(1.5, "millimeter", "micrometer"), converted(3.0, None, "micrometer")
     (1500.0, None)
     """
@@ -86,8 +80,6 @@ def converted(value: float, unit: str | None, wanted: str | None) -> float | Non
 def parse_size(value: float | str) -> tuple[float, str | None] | None:
     """The number and the unit of a size such as ``0.3 um``; None for what is not a size above 0.
 
-    Examples
-    --------
     >>> parse_size("0.3 um"), parse_size(5), parse_size("-1"), parse_size("2 parsnip")
     ((0.3, 'micrometer'), (5.0, None), None, None)
     """
@@ -104,8 +96,6 @@ def parse_size(value: float | str) -> tuple[float, str | None] | None:
 def metres(length: float | str) -> float | None:
     """The metres of a length such as ``3.65 mm``; None for what is none.
 
-    Examples
-    --------
     >>> metres("3.65 mm"), metres(0.5), metres("3 s")
     (0.00365, 0.5, None)
     """
@@ -116,8 +106,6 @@ def metres(length: float | str) -> float | None:
 def signed_metres(length: float | str) -> float | None:
     """The metres of a length that may be below 0; None for what is none.
 
-    Examples
-    --------
     >>> signed_metres("-2 um"), signed_metres(0.5), signed_metres("-")
     (-2e-06, 0.5, None)
     """
@@ -134,8 +122,6 @@ def with_sizes(
 ) -> tuple[tuple[float, ...], tuple[str | None, ...]]:
     """Scale and units with the sizes of some axes replaced.
 
-    Examples
-    --------
     >>> with_sizes("zyx", (1.0, 0.1, 0.1), (None, "micrometer", "micrometer"), {"z": "0.5 um"})
     ((0.5, 0.1, 0.1), ('micrometer', 'micrometer', 'micrometer'))
     """
@@ -153,8 +139,6 @@ def voxel_shape(
 
     ``scale``: size along each axis; ``is_given``: sizes are the user's, who needs no units.
 
-    Examples
-    --------
     >>> voxel_shape((0.5, 0.1, 0.1), ("micrometer",) * 3)
     (5.0, 1.0, 1.0)
     >>> voxel_shape((0.3, 0.299, 0.3), ("micrometer",) * 3)
@@ -176,8 +160,6 @@ def voxel_shape(
 def downsampling(finest: int, coarse: int) -> float:
     """The downsampling factor of a level: a whole number where the lengths permit it.
 
-    Examples
-    --------
     >>> downsampling(1001, 251), downsampling(1001, 250), downsampling(10, 7)
     (4, 4, 1.4285714285714286)
     """

@@ -75,8 +75,6 @@ class StoredArray:
     def in_order(self, order: Sequence[int]) -> Self:
         """The same array with its axes in another order: axis ``i`` is axis ``order[i]`` of this one.
 
-        Examples
-        --------
         >>> import tempfile
         >>> from halotile.storage.arrays import open_source
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -17,8 +17,6 @@ STRIP_PIXELS = 1 << 17
 def add_exactly(parts: Iterable[float]) -> float:
     """The exactly rounded sum, hence the same in any order; not finite where a part, or the sum, is not.
 
-    Examples
-    --------
     >>> add_exactly([1e16, 1.0, -1e16]), add_exactly([math.inf, -math.inf]), add_exactly([1e308, 1e308])
     (1.0, nan, inf)
     """
@@ -37,8 +35,6 @@ def total_of(make: Callable[..., Array], *arrays: Array) -> float:
     ``make``: takes strips of the arrays, the first a copy in double precision; returns an array in double precision; ``arrays``: with two axes or
     more.
 
-    Examples
-    --------
     >>> total_of(lambda a, b: np.multiply(a, b, out=a), np.ones((3, 4), "float32"), np.full((3, 4), 2.0))
     24.0
     """
@@ -52,8 +48,6 @@ def total_of(make: Callable[..., Array], *arrays: Array) -> float:
 def dot(left: Array, right: Array) -> float:
     """``sum left * right``.
 
-    Examples
-    --------
     >>> dot(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]]))
     11.0
     """
@@ -65,8 +59,6 @@ def dot(left: Array, right: Array) -> float:
 def distance(left: Array, right: Array) -> float:
     """``sum (left - right)²``.
 
-    Examples
-    --------
     >>> distance(np.array([[1.0, 2.0]]), np.array([[3.0, 5.0]]))
     13.0
     """

@@ -41,8 +41,6 @@ class Holes:
     def valid(self, pixels: NDArray[Any]) -> Valid | None:
         """The pixels that were measured; None where all are.
 
-        Examples
-        --------
         >>> Holes(-9999.0, 0.0).valid(np.array([1, -9999], "int16"))
         array([ True, False])
         """
@@ -68,8 +66,6 @@ def fill_from_nearest(pixels: NDArray[Any], valid: Valid, dims: int, mean: float
     ``pixels``: spatial axes are the last ones; ``valid``: true where a pixel was measured, shaped like `pixels`; ``dims``: number of spatial axes;
     ``mean``: value beyond that reach.
 
-    Examples
-    --------
     >>> row = np.array([[1.0, np.nan, np.nan, 4.0]])
     >>> fill_from_nearest(row, ~np.isnan(row), 1, 0.0)
     array([[1., 1., 4., 4.]])
@@ -114,8 +110,6 @@ def _swept(pixels: NDArray[Any], known: Valid, dims: int) -> tuple[NDArray[Any],
 def describe_value(value: float | None, dtype: np.dtype[Any]) -> str:
     """The values that stand for a hole, in words.
 
-    Examples
-    --------
     >>> describe_value(-9999.0, np.dtype("float32")), describe_value(None, np.dtype("float32"))
     ('-9999, NaN or infinity', 'NaN or infinity')
     """

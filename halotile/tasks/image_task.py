@@ -154,8 +154,6 @@ class Sum:
 class View:
     """The window that is read around a core, inside the image.
 
-    Examples
-    --------
     >>> View(halo=2, reach=3, times=2).span(100, 200, 205)
     (92, 205)
     >>> View(reach=12, cells=True).span(1024, 2048, 9000)
@@ -281,8 +279,6 @@ class ImageStages:
 def cells_of(core: Region, shard: tuple[int, ...]) -> Iterator[Region]:
     """The shards of a core, in C order.
 
-    Examples
-    --------
     >>> [cell.shape for cell in cells_of(Region((0, 4), (4, 10)), (4, 4))]
     [(4, 4), (4, 2)]
     """

@@ -56,8 +56,6 @@ class Window:
 def cut_evenly(start: int, stop: int, edge: int, align: int) -> list[tuple[int, int]]:
     """Cut an interval into the fewest parts of at most ``edge``, as equal as ``align`` allows.
 
-    Examples
-    --------
     >>> cut_evenly(0, 1030, 512, 1)
     [(0, 344), (344, 688), (688, 1030)]
     """

@@ -24,8 +24,6 @@ def job_key(field: str) -> str:
 
     The underscore marks a key that is a Python keyword or the name of a method.
 
-    Examples
-    --------
     >>> job_key("import_"), job_key("strength")
     ('import', 'strength')
     """
@@ -39,8 +37,6 @@ NO_OPTION = {"option": False}
 def option_fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
     """The fields of a dataclass that are options of a job, by their keys.
 
-    Examples
-    --------
     >>> from halotile.tasks.denoisers.gaussian import Gaussian
     >>> list(option_fields(Gaussian))
     ['spacing', 'sigma', 'truncate']
@@ -146,8 +142,6 @@ def import_from(folder: str | None) -> None:
 def import_reference(reference: str) -> Any:
     """Import the object that ``package.module:name`` names. Runs the code of that module.
 
-    Examples
-    --------
     >>> import_reference("math:floor")(2.5)
     2
     """

@@ -16,8 +16,6 @@ from halotile.storage.grid import Region
 class Roles:
     """The axes of an array and their roles.
 
-    Examples
-    --------
     >>> roles = Roles(("t", "y", "x", "c"), spatial=(1, 2), channel=3)
     >>> roles.looped
     (0,)
@@ -77,8 +75,6 @@ def spanned(spans: Iterable[tuple[int, int]]) -> Region:
 def respanned(region: Region, spans: Mapping[int, tuple[int, int]]) -> Region:
     """The region with other starts and stops on some axes.
 
-    Examples
-    --------
     >>> respanned(Region((0, 1), (4, 5)), {1: (2, 9)})
     Region(start=(0, 2), stop=(4, 9))
     """

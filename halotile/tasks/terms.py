@@ -243,8 +243,6 @@ class Gradient(Derived):
 
     ``image``: ``x``; ``terms``: the stack; ``records_misfit``: whether the misfit is noted.
 
-    Examples
-    --------
     >>> from halotile.tasks.operators.base import InMemory, read_all
     >>> from halotile.tasks.operators.blur import Blur
     >>> halve = Blur(kernel=np.full((1, 1), 0.5))
@@ -279,8 +277,6 @@ class NormalImage(Derived):
 
     ``image``: ``x``; ``terms``: the stack.
 
-    Examples
-    --------
     >>> from halotile.tasks.operators.base import InMemory, read_all
     >>> from halotile.tasks.operators.blur import Blur
     >>> halve, y = Blur(kernel=np.full((1, 1), 0.5)), InMemory(np.zeros((1, 2)))
@@ -354,8 +350,6 @@ def share_of(core: Region, image: Shape, measurement: Shape) -> Region:
 
     A measurement with other axes than the image is a single part.
 
-    Examples
-    --------
     >>> share_of(Region((0, 2), (4, 7)), (4, 7), (2, 3))
     Region(start=(0, 0), stop=(2, 3))
     """

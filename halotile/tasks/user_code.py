@@ -40,8 +40,6 @@ def file_digest(file: Path) -> str:
 def imported_digest(reference: str, value: Any, digest_of: Callable[[Path], str] = file_digest) -> str:
     """Digest of the code behind ``package.module:name``, which was imported as ``value``; ``digest_of``: that of a file.
 
-    Examples
-    --------
     >>> len(imported_digest("json:dumps", None))
     16
     """
@@ -125,8 +123,6 @@ def _is_foreign(module: str | None) -> bool:
 def value_digest(value: Any) -> str:
     """Digest of a value and the code that it uses; parts that cannot be inspected are left out.
 
-    Examples
-    --------
     >>> value_digest(lambda image: image + 1) == value_digest(lambda image: image + 2)
     False
     """
@@ -138,8 +134,6 @@ def whole_digest(value: Any, *, with_code: bool = True) -> str | None:
 
     ``with_code``: whether classes and functions count with their code, or by their names alone.
 
-    Examples
-    --------
     >>> import threading
     >>> len(whole_digest([1, 2])), whole_digest([threading.Lock()]) is None
     (64, True)
@@ -183,8 +177,6 @@ def _installed() -> str:
 def qualified_name(value: Any) -> str:
     """The name of a function, or of the class of an object, with its module.
 
-    Examples
-    --------
     >>> qualified_name(functools.partial(value_digest))
     'halotile.tasks.user_code:value_digest'
     """

@@ -82,8 +82,6 @@ def _override(document: Document, text: str) -> Document:
 def _key_path(key: str) -> KeyPath | None:
     """Parse a place in a configuration as it is written on the command line; None when it is not valid.
 
-    Examples
-    --------
     >>> _key_path("tile.size"), _key_path("operators[1].kernel"), _key_path("tile..size")
     (('tile', 'size'), ('operators', 1, 'kernel'), None)
     """
@@ -172,8 +170,6 @@ def saved_job(directory: Path, flags: Flags = Flags()) -> Job:
 def moved(part: Any, before: str, place: str) -> Any:
     """Return a stored job, or a part of it, with another path wherever it names the path of its first output.
 
-    Examples
-    --------
     >>> moved({"job": "denoise", "output": {"path": "/a.zarr"}}, "/a.zarr", "/b.zarr")
     {'job': 'denoise', 'output': {'path': '/b.zarr'}}
     """

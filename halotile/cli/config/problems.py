@@ -13,8 +13,6 @@ from halotile.graphs.words import KeyPath, dotted
 class ConfigProblem:
     """One fault of a configuration.
 
-    Examples
-    --------
     >>> print(ConfigProblem("config.yaml:7", ("tile", "siez"), "unknown key; did you mean size?"))
     config.yaml:7: tile.siez: unknown key; did you mean size?
     """

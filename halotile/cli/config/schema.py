@@ -38,8 +38,6 @@ _TYPES: Mapping[Any, dict[str, Any]] = {
 def config_schema() -> dict[str, Any]:
     """Return the schema of every kind of job, with the options of all installed plug-ins.
 
-    Examples
-    --------
     >>> schema = config_schema()
     >>> "denoise" in schema["properties"]["job"]["enum"]
     True
@@ -173,8 +171,6 @@ def _choice_schema(
 def parameters_of(kind: type) -> dict[str, str]:
     """Return the descriptions of parameters in the docstring of a class.
 
-    Examples
-    --------
     >>> from halotile.tasks.operators.downsample import Downsample
     >>> parameters_of(Downsample)["factor"]
     'Pixels of the image for each pixel of the measurement, along y and x.'

@@ -74,8 +74,6 @@ class JobKeys:
 def keys_of_job(name: str) -> JobKeys:
     """Return the keys of a kind of job: its own come first, and among these input and output.
 
-    Examples
-    --------
     >>> keys_of_job("denoise").keys
     ['input', 'output', 'denoiser', 'tile', 'noise', 'run', 'cluster']
     """

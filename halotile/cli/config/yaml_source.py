@@ -24,8 +24,6 @@ _PLAIN_TAGS = ("null", "bool", "int", "float", "str", "timestamp", "seq", "map")
 class Document:
     """A configuration as read: values, the place of each, and faults found while reading.
 
-    Examples
-    --------
     >>> document = read_text("tile:\\n  size: 256\\n", "config.yaml")
     >>> document.tree, document.place_of(("tile", "size")), document.place_of(("tile", "depth"))
     ({'tile': {'size': 256}}, 'config.yaml:2', 'config.yaml:1')

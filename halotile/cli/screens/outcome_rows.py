@@ -103,8 +103,6 @@ def _levels() -> str:
 def bars(values: Sequence[float], levels: str = BARS) -> str:
     """Draw values as bars of text, by their logarithms where all are above 0.
 
-    Examples
-    --------
     >>> bars([100.0, 10.0, 1.0]), bars([3.0, -1.0, 1.0]), bars([2.0, 2.0]), bars([3.0, 1.0], PLAIN_BARS)
     ('█▅▁', '█▁▅', '▁▁', '@_')
     """
@@ -129,8 +127,6 @@ def look_rows(output: str) -> list[Row]:
 def iteration_text(figures: Mapping[str, float]) -> str:
     """Describe the progress of a solver, with the figures of its last iteration.
 
-    Examples
-    --------
     >>> iteration_text({"iteration": 3, "iterations": 20, "change": 0.0123, "psnr": 27.31})
     '3 of 20: change 0.0123, PSNR 27.31 dB'
     """
@@ -246,8 +242,6 @@ def _cut(text: str) -> str:
 def _image_of(output: str) -> str:
     """Return a file name for an image of an output.
 
-    Examples
-    --------
     >>> _image_of("/data/clean.zarr")
     'clean.png'
     """

@@ -98,8 +98,6 @@ class Live(ProgressReport):
 def line(progress: Progress) -> str:
     """Describe the progress of a run in one line of text.
 
-    Examples
-    --------
     >>> from halotile.graphs.watching.progress import Progress
     >>> line(Progress(phase="denoise", done=30, resumed=10, total=100, pixels_done=20_000_000, pixels_total=100_000_000,
     ...               seconds=4.0, workers=2, peak_memory_bytes=2**29))

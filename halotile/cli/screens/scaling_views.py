@@ -28,8 +28,6 @@ def scaling_table(scaling: Scaling) -> str:
 def table_cells(scaling: Scaling) -> list[list[str]]:
     """Return the table as rows of cells, the first with the names of the columns.
 
-    Examples
-    --------
     >>> from halotile.graphs.scaling import Scaling, TimedRun
     >>> runs = [TimedRun(1, 2.0, (0.5, 0.4), (), 2**20, 0, 0, 2**28, 0), TimedRun(2, 2.5, (0.25, 0.25), (), 2**20, 0, 0, 2**28, 0)]
     >>> print(scaling_table(Scaling("denoise", "block", 8, 9, 2, runs)))
@@ -192,8 +190,6 @@ def _scale(values: Sequence[float], span: tuple[float, float], *, log: bool) -> 
 def _ticks(low: float, high: float, *, log: bool) -> list[float]:
     """Return values for an axis.
 
-    Examples
-    --------
     >>> _ticks(0.3, 6, log=True), _ticks(1.1, 1.2, log=True), _ticks(-1, 1, log=False)
     ([0.5, 1.0, 2.0, 5.0], [1.1, 1.2], [-1.0, -0.5, 0.0, 0.5, 1.0])
     """
@@ -207,8 +203,6 @@ def _ticks(low: float, high: float, *, log: bool) -> list[float]:
 def _apart(ticks: Sequence[float], place: Callable[[float], float]) -> list[float]:
     """Leave out values whose labels would lie on those of others; the first and the last stay.
 
-    Examples
-    --------
     >>> _apart([0.0963, 0.1, 0.2, 0.3], lambda value: 1000 * value), _apart([2.0], float)
     ([0.0963, 0.2, 0.3], [2.0])
     """

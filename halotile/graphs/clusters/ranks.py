@@ -91,8 +91,6 @@ class Ranks(RunningCluster):
 def address_file(folder: Path, environment: Environment = os.environ) -> Path:
     """The file in which the driver of this launch writes its address.
 
-    Examples
-    --------
     >>> step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}
     >>> address_file(Path("x.run"), step).name
     'driver-7-0.json'

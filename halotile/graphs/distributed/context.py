@@ -84,8 +84,6 @@ Value = TypeVar("Value")
 class SingleRank:
     """Collectives of a single rank, which has no others to communicate with.
 
-    Examples
-    --------
     >>> rank = SingleRank()
     >>> rank.rank, rank.local_indices(3), rank.all_reduce(5)
     (0, [0, 1, 2], 5)

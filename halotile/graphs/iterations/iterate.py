@@ -61,8 +61,6 @@ class PassWords:
 def check_finite(sums: Mapping[str, float], state: State, epoch: int = 1) -> None:
     """Refuse the input when sums of a solver are not finite in its first epoch; later ones are caused by the solver itself.
 
-    Examples
-    --------
     >>> check_finite({"misfit": float("nan")}, State(passes=1))
     >>> check_finite({"misfit": 2.0, "error": float("nan")}, State())  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -494,8 +492,6 @@ FigureRow = dict[str, float]
 def growth(rows: Sequence[FigureRow], floor: float) -> int:
     """Return how many of the last iterations in a row the objective grew; lower values count as ``floor``.
 
-    Examples
-    --------
     >>> growth([{"misfit": misfit} for misfit in (9.0, 1.0, 5.0, 40.0)], 0.0)
     2
     >>> growth([{"misfit": misfit} for misfit in (9.0, 1.0, 5.0, 5.01)], 0.0)
@@ -512,8 +508,6 @@ def objective_of(row: FigureRow) -> float:
 def divergence(rows: Sequence[FigureRow], floor: float) -> str:
     """Describe the fault of the last row, if any: a value that is not a number, or growth that does not end.
 
-    Examples
-    --------
     >>> rows = [{"iteration": n, "misfit": 10.0**n} for n in range(1, 5)]
     >>> divergence(rows, 0.0)
     'iteration 4: in 3 iterations the misfit grew from 10 to 1e+04'

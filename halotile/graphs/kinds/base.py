@@ -338,8 +338,6 @@ class Work(ABC):
 def kind_names() -> list[str]:
     """Return every word that may follow ``job:``.
 
-    Examples
-    --------
     >>> "denoise" in kind_names()
     True
     """
@@ -349,8 +347,6 @@ def kind_names() -> list[str]:
 def find_kind(name: str) -> JobKind:
     """Return the kind of this name.
 
-    Examples
-    --------
     >>> find_kind("denoise").job.__name__
     'Denoising'
     """

@@ -16,8 +16,6 @@ from halotile.storage.run_directory.directory import RunDirectory
 def is_pattern(path: str) -> bool:
     """Return True for a path with ``*``, ``?`` or ``[`` that is no file's name, and matches some.
 
-    Examples
-    --------
     >>> is_pattern("/*"), is_pattern("/"), is_pattern("s3://scans/*.zarr")
     (True, False, False)
     """
@@ -87,8 +85,6 @@ def for_its_image(job: AJob) -> AJob:
 def stem(path: str) -> str:
     """Return the name of an image without its suffix.
 
-    Examples
-    --------
     >>> stem("scans/a.tif"), stem("scans/a.b.ome.zarr")
     ('a', 'a.b')
     """

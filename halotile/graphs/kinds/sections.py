@@ -28,8 +28,6 @@ _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", start=1)
 def parse_bytes(text: str | int) -> int:
     """Return the number of bytes of a size such as ``4GiB``.
 
-    Examples
-    --------
     >>> parse_bytes("1.5GiB"), parse_bytes("300 MB"), parse_bytes(42)
     (1610612736, 300000000, 42)
     """
@@ -211,8 +209,6 @@ class NamedChoice:
     def of(cls, written: Mapping[str, Any]) -> Self:
         """Return the choice in a mapping as a job file has it.
 
-        Examples
-        --------
         >>> DenoiserChoice.of({"name": "tv", "strength": 1.0})
         DenoiserChoice(name='tv', options={'strength': 1.0})
         """

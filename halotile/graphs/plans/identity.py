@@ -37,8 +37,6 @@ def code_versions() -> dict[str, str]:
 def as_stored(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return an identity as it is read back from a plan, so that the two can be compared.
 
-    Examples
-    --------
     >>> as_stored({"transform": (10.0, 0.0)})
     {'transform': [10.0, 0.0]}
     """
@@ -68,8 +66,6 @@ def fingerprint(identity: Mapping[str, Any], without: Revision | None = None) ->
 def _plain(value: Any) -> Any:
     """Return a value with 1 for 1.0, which mean the same in a job.
 
-    Examples
-    --------
     >>> _plain({"strength": 1.0, "range": [0, 0.5]})
     {'strength': 1, 'range': [0, 0.5]}
     """
@@ -113,8 +109,6 @@ def differences(
 ) -> list[str]:
     """Return the differences of two identities, one line each, with the names of a job file.
 
-    Examples
-    --------
     >>> differences({"depth": [7], "layout": {"codec": "lz4"}}, {"depth": [9], "layout": {"codec": "lz4"}})
     ['tile.depth was [7], is [9]']
     >>> differences({"stages": [{"lr": 1}, {"lr": 2}]}, {"stages": [{"lr": 1}, {"lr": 3}]})
@@ -170,8 +164,6 @@ def may_be_same(before: Mapping[str, Any], now: Mapping[str, Any], inputs: Seque
     ``before, now``: identities of the jobs; ``inputs``: keys that describe the input: each an image, or images by name. Without any, nothing can be
     the same.
 
-    Examples
-    --------
     >>> before = {"input": {"shape": [9, 9], "dtype": "uint8", "axes": "yx", "mtime_ns": 1}}
     >>> may_be_same(before, {"input": before["input"] | {"mtime_ns": 2}}, ["input"])
     True

@@ -55,8 +55,6 @@ def machine_bytes() -> int:
 def share_bytes(machine: int, workers: int) -> int:
     """Return the most memory that each worker may need where so many share a machine.
 
-    Examples
-    --------
     >>> share_bytes(8 * 2**30, 1) // MIB, share_bytes(8 * 2**30, 4) // MIB
     (8192, 2228)
     """
@@ -66,8 +64,6 @@ def share_bytes(machine: int, workers: int) -> int:
 def workers_that_fit(machine: int, needed: int) -> int:
     """Return the number of workers of this need that a machine has memory for.
 
-    Examples
-    --------
     >>> workers_that_fit(8 * 2**30, 1024 * MIB)
     10
     """
@@ -77,8 +73,6 @@ def workers_that_fit(machine: int, needed: int) -> int:
 def gpu_bytes(measured: int | None) -> int:
     """Return the memory of a GPU's own libraries in a worker: from a trial's measurement, else the allowance.
 
-    Examples
-    --------
     >>> gpu_bytes(None) // MIB, gpu_bytes(IMPORTS_BYTES + 900 * MIB) // MIB
     (2048, 900)
     """
@@ -143,8 +137,6 @@ def pinned(size: int) -> int:
 
     Source: PyTorch, ``CachingHostAllocator``: the next power of two.
 
-    Examples
-    --------
     >>> pinned(150 * MIB) // MIB, pinned(256 * MIB) // MIB
     (256, 256)
     """
@@ -221,8 +213,6 @@ class Count(NamedTuple):
 def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str, str] = os.environ) -> Count:
     """Return the number of workers of a run that computes on ``device``.
 
-    Examples
-    --------
     >>> workers_of(Run(workers=3), Cluster(kind="local"), "cpu")
     Count(workers=3, why='')
     >>> workers_of(Run(), Cluster(kind="slurm"), "cpu")
@@ -307,8 +297,6 @@ def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.en
 
     In a Slurm allocation, GPUs are used where each worker gets one of its own.
 
-    Examples
-    --------
     >>> device_of(Run(), Cluster(kind="slurm")), device_of(Run(), Cluster(kind="slurm", gpus=1))
     ('cpu', 'cuda')
     >>> device_of(Run(device="cpu"), Cluster(kind="slurm", gpus=1))
@@ -359,8 +347,6 @@ def note_of_cluster(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
 def io_threads_for(run: Run, cluster: Cluster, device: str) -> int:
     """Return the threads of a worker that read and write in parallel: on CPUs, only the one that computes.
 
-    Examples
-    --------
     >>> io_threads_for(Run(), Cluster(kind="slurm", cores=6), "cuda"), io_threads_for(Run(), Cluster(kind="slurm", cores=6), "cpu")
     (6, 1)
     """

@@ -101,8 +101,6 @@ def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ..
 def levels_text(levels: NDArray[np.float64], roles: Roles, values: tuple[float, float] | None = None) -> str:
     """Return the noise levels of the planes of an image as a sentence, in the units of the file as well where ``values`` are 0 and 1.
 
-    Examples
-    --------
     >>> levels_text(np.array([0.02, 0.2]), Roles(("c", "y", "x"), (1, 2), None))
     'noise level 0.02, 0.2 of c 0 to 1, estimated channel by channel'
     >>> levels_text(np.array([0.02]), Roles(("y", "x"), (0, 1), None), (0, 255))
@@ -125,8 +123,6 @@ def _noiseless(levels: NDArray[np.float64], roles: Roles) -> tuple[str, ...]:
 def values_text(values: NDArray[np.float64], roles: Roles) -> str:
     """Return the values of the planes of an image: one for each of a few, the range for each of a few channels, or that of all.
 
-    Examples
-    --------
     >>> values_text(np.array([[1.0, 2.0], [1.0, 3.0]]), Roles(("t", "c", "y", "x"), (2, 3), None))
     '1, 2 to 3'
     """
@@ -149,8 +145,6 @@ def _listed(values: NDArray[np.float64], roles: Roles) -> int | None:
 def place_text(roles: Roles, place: tuple[int, ...]) -> str:
     """Return the name of a plane at these indices of the looped axes; empty where there are none.
 
-    Examples
-    --------
     >>> place_text(Roles(("t", "c", "y", "x"), (2, 3), None), (0, 2))
     't=0, c=2'
     """

@@ -43,8 +43,6 @@ def _cost(trial: Found, tuned: Found) -> str:
 def _precision(trial: Found, tuned: Found) -> str:
     """Return speed and error.
 
-    Examples
-    --------
     >>> _precision({"seconds": 0.5, "error": 0.0123, "why_not": ""}, {"block_pixels": 1_000_000})
     '2 Mpix/s, error 0.012'
     >>> _precision({"seconds": None, "error": None, "why_not": "of GPUs only"}, {"block_pixels": 1})

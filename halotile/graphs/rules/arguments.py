@@ -36,8 +36,6 @@ def whole_path(argument: str, place: Any) -> str:
 
     ``argument``: name of the argument in the script; ``place``: path.
 
-    Examples
-    --------
     >>> whole_path("data", "/scans/y.zarr"), whole_path("data", "s3://scans/y.zarr")
     ('/scans/y.zarr', 's3://scans/y.zarr')
     """
@@ -58,8 +56,6 @@ Words = Mapping[str, Any]
 def section(name: str, kind: type[T], written: str | Words, first: str = "name") -> T:
     """Build a section from its keys and values; a single word is the value of its ``first`` key.
 
-    Examples
-    --------
     >>> section("cluster", Cluster, {"kind": "slurm", "queu": "fast"}, "kind")
     Traceback (most recent call last):
     halotile.errors.ConfigError: cluster.queu: unknown key; did you mean queue?
@@ -87,8 +83,6 @@ def section(name: str, kind: type[T], written: str | Words, first: str = "name")
 def check_options(kind: type, options: Words) -> None:
     """Refuse keyword arguments that are no parameters of a dataclass, or not of their types.
 
-    Examples
-    --------
     >>> check_options(Cluster, {"queu": "fast"})
     Traceback (most recent call last):
     halotile.errors.ConfigError: queu: unknown key; did you mean queue?
@@ -126,8 +120,6 @@ def _joining(client: Client) -> Cluster:
 def cluster_of(written: str | Words | Cluster) -> Cluster:
     """Return the cluster that an argument describes.
 
-    Examples
-    --------
     >>> cluster_of("slurm").kind, cluster_of({"kind": "slurm", "prologue": ["module load cuda"]}).prologue
     ('slurm', ('module load cuda',))
     """

@@ -18,8 +18,6 @@ from halotile.storage.disk.object_path import credentials_fault
 def check_job(job: Job) -> None:
     """Refuse a job with values that are wrong for every image, or with parts that do not agree.
 
-    Examples
-    --------
     >>> from halotile.graphs.jobs.denoise.job import Denoising
     >>> from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run
     >>> check_job(Denoising(input=Input(path="a"), output=Output(path="b"), denoiser=DenoiserChoice(name="tv"),
@@ -40,8 +38,6 @@ def check_job(job: Job) -> None:
 def checks_of(section: str, schema: type, kind: JobKind | None = None) -> Mapping[str, Check]:
     """Return the checks of a section by key: those of its type, whatever its name, and those of the kind of job.
 
-    Examples
-    --------
     >>> from halotile.graphs.kinds.sections import Output
     >>> sorted(checks_of("target", Output))
     ['chunk', 'dtype', 'levels', 'path', 'shard']
@@ -54,8 +50,6 @@ def checks_of(section: str, schema: type, kind: JobKind | None = None) -> Mappin
 def credentials_in(part: Any, position: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Yield the fault of every address with credentials in it, except in the commands of the cluster section.
 
-    Examples
-    --------
     >>> [place for place, _ in credentials_in({"input": {"path": "s3://me:secret@bucket/a.zarr"}, "cluster": {}})]
     [('input', 'path')]
     """

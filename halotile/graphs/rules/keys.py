@@ -83,8 +83,6 @@ def keys_of(kind: type) -> Keys:
 def written_keys(declared: type, choice: type[NamedChoice] | None = None) -> Keys:
     """Return the keys beside a name in a job file: those of every name of a choice, then the options of the named class.
 
-    Examples
-    --------
     >>> from halotile.graphs.jobs.reconstruct.job import OperatorChoice
     >>> from halotile.tasks.operators.blur import Blur
     >>> list(written_keys(Blur, OperatorChoice))
@@ -113,8 +111,6 @@ def _type_of(hint: Any, kind: WrittenAs | None) -> Any:
 def stand_ins(declared: type) -> dict[str, WrittenAs]:
     """Return the options that a job writes differently: an array or an image by its path, other objects by their mappings.
 
-    Examples
-    --------
     >>> from halotile.tasks.operators.blur import Blur
     >>> from halotile.tasks.operators.composition import Composition
     >>> stand_ins(Blur), stand_ins(Composition)
@@ -140,8 +136,6 @@ def _kind_of(hint: Any) -> WrittenAs | None:
 def fault_of_option(choice: type[NamedChoice], name: str, option: str) -> str | None:
     """Return the fault of an option that belongs to other names than the written one, if it does.
 
-    Examples
-    --------
     >>> from halotile.graphs.jobs.reconstruct.job import FidelityChoice
     >>> fault_of_option(FidelityChoice, "l2", "background")
     'is for fidelity poisson, and the name is l2; write poisson, or leave it out'
@@ -161,8 +155,6 @@ def fault_of_option(choice: type[NamedChoice], name: str, option: str) -> str | 
 def unknown(key: str, keys: Iterable[str]) -> str:
     """Return the message for an unknown key.
 
-    Examples
-    --------
     >>> unknown("siez", ["size", "depth"]), unknown("colour", ["size", "depth"])
     ('unknown key; did you mean size?', 'unknown key; write one of size, depth')
     """
@@ -186,8 +178,6 @@ def faults_in(
 
     Nothing is converted: the text "2" is not a number, and a number is not text.
 
-    Examples
-    --------
     >>> from halotile.graphs.kinds.sections import Tile
     >>> faults_in(keys_of(Tile), {"siez": 3, "batch": "4", "depth": [1, "x"]})[("batch",)]
     '"4" is not auto or a whole number; write it without quotes'
@@ -269,8 +259,6 @@ def build(
     A class stops at the first option that it refuses. So that option is taken out, and the class is tried with the rest,
     until none is refused. No file is opened: see ``stand_ins``.
 
-    Examples
-    --------
     >>> from halotile.tasks.operators.blur import Blur
     >>> build(Blur, written_keys(Blur), {"kernel": "k.npy", "boundary": "round"}, {})
     (None, {('boundary',): "boundary is 'round': write one of circular, reflect, replicate, zero, valid"})
@@ -304,8 +292,6 @@ def build(
 def taken(value: Any, annotation: Any) -> Any:
     """Return a value of a job file as a class has it: a tuple for a list, and a float where whole numbers are not meant.
 
-    Examples
-    --------
     >>> taken([0, 1], tuple[float, float]), taken(3, int | Literal["auto"])
     ((0.0, 1.0), 3)
     """

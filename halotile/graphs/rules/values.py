@@ -39,8 +39,6 @@ _OTHER_FORMATS = re.compile(r"\.(tiff?|png|jpe?g|bmp|gif|np[yz]|h5|hdf5?|nc|mat|
 class AtLeast:
     """A check that a number, or each number of a list, is large enough; "auto" passes.
 
-    Examples
-    --------
     >>> AtLeast(1)([256, 0])
     '[256, 0] is too small; write at least 1'
     >>> AtLeast(1)("auto")
@@ -85,8 +83,6 @@ def seed(value: int) -> str | None:
 class Named:
     """A check that a word names an extension. It is looked up by name only: importing it would load Dask.
 
-    Examples
-    --------
     >>> Named("solver", "solvers", without=("lanczos",))("fitsa")
     'no solver is called fitsa; did you mean fista?'
     """
@@ -174,8 +170,6 @@ def output_path(value: str) -> str | None:
 def _address_fault(value: str) -> str | None:
     """Return the fault of an output's place in a store, if it has one.
 
-    Examples
-    --------
     >>> _address_fault("https://host/clean.zarr")
     '"https://host/clean.zarr" can be read at most; write a place in a store, such as s3://bucket/clean.zarr, or a path'
     """
@@ -195,8 +189,6 @@ def _address_fault(value: str) -> str | None:
 def _output_name(value: str) -> str | None:
     """Return the fault of the last part of an output's path, if it has one.
 
-    Examples
-    --------
     >>> _output_name("scans/out.tif")
     'scans/out.tif is no name for the Zarr that a run writes; write scans/out.zarr, and `recon-cli export scans/out.zarr scans/out.tif` makes a TIFF of it'
     """

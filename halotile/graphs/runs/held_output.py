@@ -280,8 +280,6 @@ def repair_command(plan: Plan) -> str:
 def _blocks(numbers: RangeSet) -> str:
     """Return the count of blocks and their numbers as text.
 
-    Examples
-    --------
     >>> _blocks(RangeSet([3])), _blocks(RangeSet([1, 2, 5])), _blocks(RangeSet())
     ('1 block (3) was', '3 blocks (1-2,5) were', 'No block was')
     """

@@ -39,8 +39,6 @@ class Outcome(Progress):
 def spread_warning(read: int, written: int) -> list[str]:
     """Warn where blocks have more pixels without a value than their input.
 
-    Examples
-    --------
     >>> spread_warning(1, 25)[0].partition(", ")[0], spread_warning(3, 3)
     ('the blocks of this run have 25 pixels of NaN or infinity where their input has 1', [])
     """

@@ -92,8 +92,6 @@ def run_child(command: Sequence[str], environment: Mapping[str, str] | None = No
 
     ``command``: program with its arguments; ``environment``: environment of the program, by default that of this process.
 
-    Examples
-    --------
     >>> run_child(["sh", "-c", "exit 7"])
     7
     """

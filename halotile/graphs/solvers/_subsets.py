@@ -80,8 +80,6 @@ class SubsetSolver(SolverBase):
     def is_done(self, tol: float, row: Mapping[str, float]) -> bool:
         """Return True at the end of an epoch in which no iteration changed the image by more than ``tol``.
 
-        Examples
-        --------
         >>> [SubsetSolver().is_done(0.1, row) for row in ({"change": 0.01}, {"change": 0.01, "epoch_change": 0.05})]
         [False, True]
         """

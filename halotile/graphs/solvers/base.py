@@ -250,8 +250,6 @@ class SolverBase:
     def is_done(self, tol: float, row: Mapping[str, float]) -> bool:
         """Return True where the image changed by no more than ``tol``, relative to its length.
 
-        Examples
-        --------
         >>> SolverBase().is_done(0.0, {"iteration": 1, "change": 0.1}), SolverBase().is_done(0.01, {"change": 0.001})
         (False, True)
         """
@@ -289,8 +287,6 @@ def advanced(state: State, **numbers: float) -> State:
 def relative_change(sums: Mapping[str, float]) -> float:
     """Return ``|x' - x| / |x'|``; 1 where ``x'`` is 0 and ``x`` is not.
 
-    Examples
-    --------
     >>> relative_change({"change": 4.0, "length": 16.0})
     0.5
     """

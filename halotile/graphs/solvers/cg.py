@@ -67,8 +67,6 @@ class ConjugateGradients(SolverBase):
     def is_done(self, tol: float, row: Mapping[str, float]) -> bool:
         """Return True where the recomputed residual is small or as short as rounding permits.
 
-        Examples
-        --------
         >>> row = {"change": 0.001, "residual": 0.005}
         >>> [ConjugateGradients().is_done(0.01, row | {"recomputed": anew}) for anew in (0.0, 1.0)]
         [False, True]

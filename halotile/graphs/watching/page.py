@@ -525,8 +525,6 @@ def facts(plan: Plan) -> dict[str, Any]:
 def curve(rows: IterationRows) -> dict[str, list[float | None]]:
     """Return the figures of the iterations by name, thinned out where there are more than ``ROWS``.
 
-    Examples
-    --------
     >>> curve([{"iteration": 1, "misfit": 9.0}, {"iteration": 2, "misfit": 4.0, "seconds": 0.1}])
     {'iteration': [1, 2], 'misfit': [9.0, 4.0]}
     """

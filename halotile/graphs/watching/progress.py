@@ -129,8 +129,6 @@ _FIGURES = {
 def describe_figures(figures: Mapping[str, float]) -> str:
     """Describe the figures of an iteration in a line.
 
-    Examples
-    --------
     >>> describe_figures({"iteration": 3, "misfit": 1234.5, "change": 0.01234, "psnr": 27.31, "seconds": 1.5})
     'misfit was 1234, change 0.0123, PSNR 27.31 dB'
     >>> describe_figures({"iteration": 3, "misfit": 1234.5, "residual": 0.01234})

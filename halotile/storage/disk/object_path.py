@@ -25,8 +25,6 @@ SCHEMES = ("s3", "gs", "az")
 class ObjectPath:
     """A place in an object store. There are no folders: one "exists" where an object lies below it.
 
-    Examples
-    --------
     >>> clean = ObjectPath("s3://scans/day/clean.zarr")
     >>> str(clean / "c/0/1"), str(clean.parent), clean.name
     ('s3://scans/day/clean.zarr/c/0/1', 's3://scans/day', 'clean.zarr')
@@ -79,8 +77,6 @@ class ObjectPath:
     def as_name(self) -> str:
         """The place as the name of a file: no output has a + in its place.
 
-        Examples
-        --------
         >>> ObjectPath("s3://scans/day/clean.zarr").as_name
         's3+scans+day+clean.zarr'
         """
@@ -150,8 +146,6 @@ OutputPath = Path | ObjectPath
 def path_of(place: str | OutputPath) -> OutputPath:
     """Return a place that is given as text: a path, or where the text has a scheme, a place in a store.
 
-    Examples
-    --------
     >>> path_of("s3://scans//clean.zarr/"), path_of("clean.zarr").name
     (ObjectPath(url='s3://scans/clean.zarr'), 'clean.zarr')
     """
@@ -182,8 +176,6 @@ def files_below(place: OutputPath) -> Iterator[str]:
 def lies_in(place: OutputPath, folder: OutputPath) -> bool:
     """Return True for a place in a folder, and for the folder itself.
 
-    Examples
-    --------
     >>> lies_in(ObjectPath("s3://scans/a.zarr/0"), ObjectPath("s3://scans/a.zarr"))
     True
     >>> lies_in(ObjectPath("s3://scans/a.zarr2"), ObjectPath("s3://scans/a.zarr")), lies_in(Path("/a"), ObjectPath("s3://scans"))
@@ -195,8 +187,6 @@ def lies_in(place: OutputPath, folder: OutputPath) -> bool:
 def credentials_fault(path: str) -> str | None:
     """Return the fault of an address with credentials in it, which would be kept in plans and logs; None without.
 
-    Examples
-    --------
     >>> credentials_fault("s3://bucket/a.zarr"), (credentials_fault("s3://me:secret@bucket/a.zarr") or "")[:26]
     (None, 'holds a name or a password')
     """
@@ -231,8 +221,6 @@ def is_of_store(error: BaseException) -> bool:
 def first_words(error: BaseException) -> str:
     """Return the message of an error of obstore, without what it is debugged with, nor anything in an address that may be a key.
 
-    Examples
-    --------
     >>> first_words(Exception("GET https://me:key@host/a?sig=secret timed out, after 10 retries"))
     'GET https://host/a timed out, after 10 retries'
     >>> first_words(Exception("GET https://host/a: <Error><Message>Access Denied</Message></Error>"))

@@ -60,8 +60,6 @@ ZARR_FILES = (ZARR_JSON, ".zgroup", ".zarray")
 def outside_zarr(path: str) -> str:
     """Return a path for something that is made of the one given: beside the outermost Zarr that has it, with its names joined by dots.
 
-    Examples
-    --------
     >>> outside_zarr("scans/a.npy")
     'scans/a.npy'
     """
@@ -76,8 +74,6 @@ def outside_zarr(path: str) -> str:
 def broken_link(path: str | os.PathLike[str]) -> str:
     """Describe the broken symlink in a path; empty when there is none.
 
-    Examples
-    --------
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> (folder / "scans").symlink_to("moved")

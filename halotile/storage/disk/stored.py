@@ -43,8 +43,6 @@ def store(
 ) -> Stored:
     """Write an array to a new file in a folder.
 
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store(np.arange(3.0), folder).load().tolist()

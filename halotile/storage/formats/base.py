@@ -183,8 +183,6 @@ PACKING = {"scale_factor": 1, "add_offset": 0}
 def packing_text(attributes: Mapping[str, Any]) -> str:
     """Factor and offset that make values of the stored numbers, from the attributes; empty where the numbers are the values.
 
-    Examples
-    --------
     >>> packing_text({"scale_factor": 0.5, "add_offset": 0}), packing_text({"scale_factor": 1})
     ('scale_factor 0.5 and add_offset 0', '')
     """
@@ -214,8 +212,6 @@ FILL_OF_NETCDF = 9.969209968386869e36
 def nodata_of(attributes: Mapping[str, Any], dtype: np.dtype[Any], fill: Any = None) -> list[float]:
     """The values of pixels without a measurement, besides NaN, by the attributes of the CF conventions and ``fill``.
 
-    Examples
-    --------
     >>> nodata_of({"_FillValue": float("nan"), "missing_value": [-9999, 1e20]}, np.dtype("float64"))
     [-9999.0, 1e+20]
     """
@@ -257,8 +253,6 @@ def _remarks_on_values(
 def kept_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of an array that describe its values, so that they are true of a denoised image too.
 
-    Examples
-    --------
     >>> kept_attributes({"units": b"K", "scale_factor": np.array([0.5]), "_FillValue": 0, "coordinates": "lat lon"})
     {'units': 'K', 'scale_factor': 0.5}
     """

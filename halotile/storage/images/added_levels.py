@@ -316,8 +316,6 @@ class _Image:
 def _small_shard(shard: Sequence[int], chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Edges of a shard of as many chunks, or of fewer where it is large: it is encoded whole.
 
-    Examples
-    --------
     >>> _small_shard((4096, 4096), (512, 512), 4), _small_shard((8192, 8192), (8192, 8192), 2)
     ((1024, 2048), (8192, 8192))
     """
@@ -333,8 +331,6 @@ def _part_edges(
 ) -> tuple[int, ...]:
     """Edges of the parts of a level that are averaged at once, from whole chunks of the finer one.
 
-    Examples
-    --------
     >>> _part_edges((2048, 2048), (256, 256), (2, 2), 2), _part_edges((1, 75, 600), (1, 75, 75), (1, 2, 2), 1)
     ((512, 2048), (1, 75, 600))
     """

@@ -27,8 +27,6 @@ _PARTS: Mapping[Component, Any] = {"modulus": np.abs, "phase": np.angle, "real":
 class Planes:
     """The planes of an image, or of a part of it.
 
-    Examples
-    --------
     >>> import tempfile
     >>> from halotile.storage.arrays import open_source
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -158,8 +156,6 @@ def _along(source: Source, axis: str) -> int:
 def _cuts(first: int, length: int, step: int) -> Iterator[tuple[int, int]]:
     """Cut a span that starts at ``first`` at multiples of ``step``; the parts are relative to its start.
 
-    Examples
-    --------
     >>> list(_cuts(5, 10, 4))
     [(0, 3), (3, 7), (7, 10)]
     """

@@ -171,8 +171,6 @@ def encode_png(pixels: NDArray[np.uint8]) -> list[bytes]:
 
     Source: Portable Network Graphics specification, third edition, W3C 2025.
 
-    Examples
-    --------
     >>> b"".join(encode_png(np.zeros((2, 3, 1), np.uint8)))[:8]
     b'\\x89PNG\\r\\n\\x1a\\n'
     """

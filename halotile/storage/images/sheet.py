@@ -51,8 +51,6 @@ def check_drawing() -> None:
 def grey(pixels: NDArray[Any], low: float, high: float, hole: int = 0) -> Drawn:
     """Map an image of shape (channels, rows, columns) to grey or, of three channels and more, to colours; NaN becomes ``hole``.
 
-    Examples
-    --------
     >>> grey(np.array([[[0.0, 1.0, np.nan]]]), 0, 1).ravel().tolist()
     [0, 255, 0]
     """

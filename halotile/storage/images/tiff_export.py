@@ -43,8 +43,6 @@ _HALF = (2, 2)
 def level_shapes(shape: tuple[int, int]) -> list[tuple[int, int]]:
     """Height and width of every level, finest first.
 
-    Examples
-    --------
     >>> level_shapes((1500, 700)), level_shapes((9, 9))
     ([(1500, 700), (750, 350), (375, 175)], [(9, 9)])
     """

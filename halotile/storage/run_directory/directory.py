@@ -159,8 +159,6 @@ class RunDirectory:
     def beside(cls, output: str | OutputPath) -> RunDirectory:
         """The run directory of an output: beside it, or in the working directory for an output in a store.
 
-        Examples
-        --------
         >>> RunDirectory.beside("scans/clean.zarr").path.as_posix(), RunDirectory.beside("s3://day/clean.zarr").path.name
         ('scans/clean.zarr.run', 's3+day+clean.zarr.run')
         """

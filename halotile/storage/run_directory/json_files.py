@@ -29,8 +29,6 @@ def digest(document: Any) -> str:
 def with_checksum(content: bytes) -> bytes:
     """A line with a checksum of the content, which contains no line break.
 
-    Examples
-    --------
     >>> with_checksum(b"+0-31")
     b'b9645eac +0-31\\n'
     >>> without_checksum(with_checksum(b"+0-31")), without_checksum(with_checksum(b"+0-31")[:-3])
@@ -66,8 +64,6 @@ BlockSums = Mapping[str, list[float]]
 class Checkpoint:
     """The file with the state of a solver, replaced atomically.
 
-    Examples
-    --------
     >>> import tempfile
     >>> checkpoint = Checkpoint(Path(tempfile.mkdtemp(), "checkpoint.json"))
     >>> checkpoint.read() is None

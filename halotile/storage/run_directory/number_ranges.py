@@ -38,8 +38,6 @@ class RangeSet:
     def from_text(cls, text: str) -> RangeSet:
         """The set written by :meth:`to_text`.
 
-        Examples
-        --------
         >>> len(RangeSet.from_text("0-31,40"))
         33
         """

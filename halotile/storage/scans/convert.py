@@ -202,8 +202,6 @@ class PatternCounts:
 def is_in_corners(image: NDArray[Any]) -> bool:
     """Return True where an image has its light around its first pixel, which is in all four corners, and little in its middle.
 
-    Examples
-    --------
     >>> disc = np.hypot(*np.indices((32, 32)) - 16) < 6
     >>> is_in_corners(disc), is_in_corners(np.fft.ifftshift(disc))
     (False, True)
@@ -233,8 +231,6 @@ def _alone(images: NDArray[Any]) -> NDArray[np.bool_]:
 def blank_remarks(blank: Numbers) -> list[tuple[str, str]]:
     """Say which patterns are left out.
 
-    Examples
-    --------
     >>> blank_remarks(np.array([10, 77]))
     [('left out', '2 blank patterns, in which next to nothing was counted: numbers 10, 77 of the file')]
     """

@@ -37,8 +37,6 @@ def encode_cxi(
     ``contents``: arrays, numbers and text by their places in the entry; with a leading slash, in the file; ``attributes``: attributes of groups in
     the entry; ``links``: short names at the root of the file, and the places in the entry that they lead to.
 
-    Examples
-    --------
     >>> encode_cxi({"image_1/data": np.ones(2)}, {"image_1": {"pixel_size": 1e-9}}, {"object": "image_1/data"})[1:4]
     b'HDF'
     """

@@ -48,8 +48,6 @@ class Framing:
     def in_file(self, places: NDArray[np.int64], rows: int, columns: int) -> NDArray[np.int64]:
         """Rows and columns, (places, 2), in the patterns of the file, of places in what is kept before it is binned.
 
-        Examples
-        --------
         >>> Framing(corner=True).in_file(np.array([[4, 4], [0, 0]]), 8, 8).tolist()
         [[0, 0], [4, 4]]
         """

@@ -78,8 +78,6 @@ class KnownValues:
     ) -> NDArray[np.bool_] | None:
         """A mask of this shape without the pixels that are bad by their rows and columns.
 
-        Examples
-        --------
         >>> KnownValues(bad=("0,1 1,0",)).without_pixels(None, (2, 2)).tolist()
         [[True, False], [False, True]]
         """
@@ -99,8 +97,6 @@ class KnownValues:
     def placed(self, columns: NDArray[Any]) -> NDArray[np.float64]:
         """Places along rows and columns of the detector, in metres, of values in the file's order, signs and unit.
 
-        Examples
-        --------
         >>> KnownValues(unit=1e-6, axes="x,-y").placed(np.array([[1.0, 2.0]])).tolist()
         [[-2e-06, 1e-06]]
         >>> KnownValues(rotation=90).placed(np.array([[1.0, 0.0]])).round(9).tolist()
@@ -124,8 +120,6 @@ class KnownValues:
 def wavelength_of(energy: float, *, electrons: bool = False) -> float:
     """The wavelength in metres of photons or electrons of an energy in electronvolts.
 
-    Examples
-    --------
     >>> round(wavelength_of(12398.42) * 1e10, 4), round(wavelength_of(300e3, electrons=True) * 1e12, 3)
     (1.0, 1.969)
     """

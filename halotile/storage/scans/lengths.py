@@ -9,8 +9,6 @@ MEASURED, AT_WORST, AT_BEST = 0.0, 1.0, -1.0
 def shown_length(metres: float) -> str:
     """A length with a unit in which it is 1 to 1000.
 
-    Examples
-    --------
     >>> shown_length(1.786e-7), shown_length(2e-11)
     ('178.6 nm', '20 pm')
     """
@@ -23,8 +21,6 @@ def shown_length(metres: float) -> str:
 def shown_resolution(metres: float, bound: float = MEASURED) -> str:
     """Half of a period, and what it is: one of the three numbers above.
 
-    Examples
-    --------
     >>> shown_resolution(1.786e-7, AT_WORST)
     '178.6 nm or better: the pixel is its limit'
     """

@@ -133,8 +133,6 @@ def _zstd_length(header: bytes) -> int | None:
 
     Source: RFC 8878, 3.1.1.1.
 
-    Examples
-    --------
     >>> _zstd_length(bytes.fromhex("28b52ffd60e802")), _zstd_length(bytes.fromhex("28b52ffd0050"))
     (1000, None)
     """

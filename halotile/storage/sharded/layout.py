@@ -212,8 +212,6 @@ class Layout:
     def from_json(cls, values: dict[str, Any]) -> Layout:
         """The layout written by :meth:`to_json`; fields that an older version lacks get their defaults.
 
-        Examples
-        --------
         >>> layout = Layout((5, 5), "uint8", (4, 4), (2, 2), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False)
         >>> Layout.from_json(layout.to_json()) == layout
         True

@@ -66,8 +66,6 @@ class LevelArray:
 def level_factor(axes: Sequence[str], scale: Sequence[float], units: Sequence[str | None]) -> tuple[int, ...]:
     """Number of pixels along each axis that one of the next level covers: 2 along y, x, and along z if voxels are cubes.
 
-    Examples
-    --------
     >>> level_factor("czyx", (1.0, 0.2, 0.1, 0.1), (None, "micrometer", "micrometer", "micrometer"))
     (1, 1, 2, 2)
     >>> level_factor("zyx", (0.1,) * 3, ("micrometer",) * 3)
@@ -82,8 +80,6 @@ def level_factor(axes: Sequence[str], scale: Sequence[float], units: Sequence[st
 def possible_levels(shape: Sequence[int], block: Sequence[int], factor: Sequence[int]) -> int:
     """Number of levels, the finest included, that blocks can write: until an image of :data:`LARGEST_TOP` is left.
 
-    Examples
-    --------
     >>> possible_levels((5000, 3000), (2048, 2048), (2, 2)), possible_levels((5000, 3000), (1000, 1000), (2, 2))
     (4, 4)
     >>> possible_levels((99_000, 99_000), (500, 500), (2, 2))
@@ -105,8 +101,6 @@ def level_arrays(
 ) -> Iterator[LevelArray]:
     """The arrays of a group, from the finest one: no shard holds pixels of two blocks.
 
-    Examples
-    --------
     >>> form = ShardFormat((1024, 1024), (256, 256), "uint8", "lz4")
     >>> [(a.shape, a.form.shard) for a in level_arrays((5001, 6000), form, 3, (2, 2), (3072, 3072))]
     [((5001, 6000), (1024, 1024)), ((2501, 3000), (768, 768)), ((1251, 1500), (768, 768))]
@@ -149,8 +143,6 @@ def halve(pixels: NDArray[Any], factor: Sequence[int], nodata: float | None) -> 
 
     Pixels that are not finite, or have the value ``nodata``, are left out; without any other a mean is NaN.
 
-    Examples
-    --------
     >>> halve(np.array([[1, 3, 8], [5, 7, 8]], "uint8"), (2, 2), None)
     array([[4., 8.]], dtype=float32)
     >>> halve(np.array([[np.nan, 3.0], [np.nan, np.inf]]), (1, 2), None)
@@ -177,8 +169,6 @@ def halve(pixels: NDArray[Any], factor: Sequence[int], nodata: float | None) -> 
 def avoid_value(pixels: NDArray[Any], value: float) -> None:
     """Give measured pixels that have come out as the value of a hole the next one, as GDAL does.
 
-    Examples
-    --------
     >>> pixels = np.array([0, 7, 255], "uint8")
     >>> avoid_value(pixels, 255)
     >>> pixels.tolist()

@@ -183,8 +183,6 @@ class LocalArray:
 def is_complete(attributes: Any, shape: Sequence[int]) -> bool:
     """Return True for the attributes of an array that halotile wrote completely, and nobody has resized since.
 
-    Examples
-    --------
     >>> is_complete({"halotile": {"complete": [4, 5]}}, (4, 5)), is_complete({}, (4, 5))
     (True, False)
     """
@@ -236,8 +234,6 @@ def split_region(
 ) -> Iterator[tuple[tuple[int, ...], Region, tuple[slice, ...]]]:
     """Split a region by a regular grid into (cell index, part relative to the cell, slices of the region).
 
-    Examples
-    --------
     >>> for part in split_region(Region((3,), (9,)), (4,)):
     ...     print(*part)
     (0,) Region(start=(3,), stop=(4,)) (slice(0, 1, None),)
@@ -327,8 +323,6 @@ def _parse_v2(
 class ChunkNames:
     """Names of chunk files: the numbers of a chunk with a separator in between.
 
-    Examples
-    --------
     >>> ChunkNames("c/", "/")((0, 1))
     'c/0/1'
     """

@@ -41,8 +41,6 @@ class OmeImage:
 def fits(axes: Sequence[str]) -> bool:
     """Return True when OME-Zarr permits these axes: time, then channel, then two or three spatial axes.
 
-    Examples
-    --------
     >>> fits("tczyx"), fits("yxc")
     (True, False)
     """
@@ -56,8 +54,6 @@ def fits(axes: Sequence[str]) -> bool:
 def order(axes: Sequence[str]) -> tuple[int, ...]:
     """The order in which OME-Zarr permits these axes; unchanged when no order is permitted.
 
-    Examples
-    --------
     >>> order("zcyx"), order("yxc"), order("tzcyx"), order("qcyx")
     ((1, 0, 2, 3), (2, 0, 1), (0, 2, 1, 3, 4), (0, 1, 2, 3))
     """
@@ -69,8 +65,6 @@ def order(axes: Sequence[str]) -> tuple[int, ...]:
 def viewer_names(axes: Sequence[str]) -> tuple[str, ...]:
     """Names of permitted axes in the metadata: an axis that nothing names is t, or c beside one, because viewers know no others.
 
-    Examples
-    --------
     >>> viewer_names("qyx"), viewer_names("tqyx"), viewer_names("tczyx")
     (('t', 'y', 'x'), ('t', 'c', 'y', 'x'), ('t', 'c', 'z', 'y', 'x'))
     """
@@ -107,8 +101,6 @@ def output_fields(
 ) -> dict[str, Any]:
     """The layout fields of an output that preserve the OME metadata of its input.
 
-    Examples
-    --------
     >>> output_fields(OmeImage((5.0, 5.0), "cells"), ("y", "x"), scale=(1.0, 1.0), factor=(2, 2), channels=None)
     {'ome': True, 'translation': (4.75, 4.75), 'name': 'cells', 'omero': None}
     """
@@ -168,8 +160,6 @@ def checked_omero(omero: Any) -> Mapping[str, Any] | None:
 def valid_parts(omero: Any) -> Channels:
     """The label, colour and window of each channel where they are valid, of an ``omero`` attribute that is not.
 
-    Examples
-    --------
     >>> valid_parts({"channels": [{"label": "DAPI", "color": "blue"}, None]}), valid_parts("none")
     (({'label': 'DAPI'}, {}), ())
     """
@@ -210,8 +200,6 @@ def group_attributes(
 
     Pixels of a level cover ``factor`` of the one before along each axis; a position is that of a pixel's centre.
 
-    Examples
-    --------
     >>> group_attributes(("y", "x"), (0.5, 0.5), ("micrometer", None))["ome"]["multiscales"][0]["axes"]
     [{'name': 'y', 'type': 'space', 'unit': 'micrometer'}, {'name': 'x', 'type': 'space'}]
     """

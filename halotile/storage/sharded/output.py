@@ -211,8 +211,6 @@ def check_block(
     and match its checksums; with ``thorough=False`` only the checksum of the index at the end of the file is verified.
     Together the shards must match the writer's ``digest``, which detects intact shards from elsewhere.
 
-    Examples
-    --------
     >>> import tempfile
     >>> layout = Layout((4,), "uint8", (2,), (2,), "none", ("x",), (1.0,), (None,), False)
     >>> folder = tempfile.mkdtemp() + "/a.zarr"
@@ -258,8 +256,6 @@ def to_dtype(pixels: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
 
     Floats keep NaN and infinities. Returns the same array when no conversion is needed.
 
-    Examples
-    --------
     >>> to_dtype(np.array([-3.0, 0.5, 1.5, 300.0]), "uint8")
     array([  0,   0,   2, 255], dtype=uint8)
     """
@@ -333,8 +329,6 @@ def halve_to(
 ) -> NDArray[Any]:
     """Means as of :func:`halve`, in a dtype; ``nodata`` where no pixel was measured, and nowhere else.
 
-    Examples
-    --------
     >>> halve_to(np.array([[-3, 3, 0, 0]], "int16"), (1, 2), "int16", 0)
     array([[1, 0]], dtype=int16)
     """

@@ -163,8 +163,6 @@ def foreign_pixels_reason(problems: Mapping[int, list[str]], done: int) -> str:
 
     ``problems``: problems of the blocks, by number: see `check_block`; ``done``: number of blocks that were checked.
 
-    Examples
-    --------
     >>> foreign_pixels_reason({0: [f"a.zarr/c/0: {FOREIGN_PIXELS}"], 1: ["a.zarr/c/1: cut short"]}, 2)
     ''
     >>> foreign_pixels_reason({0: [f"a.zarr/c/0: {FOREIGN_PIXELS}"], 1: [f"a.zarr/c/1: {FOREIGN_PIXELS}"]}, 3)

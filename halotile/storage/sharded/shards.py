@@ -90,8 +90,6 @@ def encode_shard(pixels: Array, form: ShardFormat) -> list[Buffer]:
 
     ``pixels``: pixels of the shard, in the format's dtype; smaller than the shard at the end of the array.
 
-    Examples
-    --------
     >>> form = ShardFormat((4, 4), (2, 2), "uint16", "lz4")
     >>> pixels = np.arange(12, dtype="uint16").reshape(4, 3)
     >>> file = b"".join(encode_shard(pixels, form))
@@ -158,8 +156,6 @@ def inspect_index(
 
     Unless the ``digest`` is given, the checksums of the chunks are read, with ``read(nbytes, offset)``.
 
-    Examples
-    --------
     >>> form = ShardFormat((4, 4), (2, 2), "uint16", "lz4")
     >>> buffers = encode_shard(np.ones((4, 3), "uint16"), form)
     >>> file = b"".join(buffers)

@@ -37,8 +37,6 @@ _SOFTMAX = frozenset({torch.ops.aten.softmax.int, torch.ops.aten.log_softmax.int
 class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
     """A mode in which elementwise functions on the CPU compute the end of a tensor like the rest.
 
-    Examples
-    --------
     >>> numbers = torch.linspace(-3, 3, 1000)
     >>> with SteadyElementwise():
     ...     bool((torch.sigmoid(numbers[:7]) == torch.sigmoid(numbers)[:7]).all())

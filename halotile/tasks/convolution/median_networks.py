@@ -28,8 +28,6 @@ NetworkStep = tuple[str, int, int]
 class MedianNetwork:
     """The steps that lead from an array, value 0, to the medians of its windows, value ``result``.
 
-    Examples
-    --------
     >>> network = median_network(3, 2)
     >>> sum(kind != "shift" for kind, _, _ in network.used.values())
     20

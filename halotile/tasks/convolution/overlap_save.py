@@ -44,8 +44,6 @@ CACHE_BYTES = 64 * 2**20
 def engine_for(kernel: tuple[int, ...], dtype: np.dtype[Any], exact: bool) -> EngineName:
     """``direct`` if the result must be exact or the kernel has fewer taps than :data:`FFT_FROM`, else ``fft``.
 
-    Examples
-    --------
     >>> engine_for((15, 15), np.dtype("float32"), exact=False), engine_for((15, 15), np.dtype("float32"), exact=True)
     ('fft', 'direct')
     """
@@ -55,8 +53,6 @@ def engine_for(kernel: tuple[int, ...], dtype: np.dtype[Any], exact: bool) -> En
 def cell_edges(start: int, stop: int) -> list[int]:
     """``start``, the edges of cells in between, and ``stop``.
 
-    Examples
-    --------
     >>> cell_edges(0, 1100)
     [0, 32, 512, 992, 1056, 1100]
     """
@@ -68,8 +64,6 @@ def cell_edges(start: int, stop: int) -> list[int]:
 def snapped(start: int, stop: int, low: int, high: int) -> tuple[int, int]:
     """The span extended to edges of cells, or to ``low`` and ``high``, the ends of the image.
 
-    Examples
-    --------
     >>> snapped(1020, 2060, 0, 5000), snapped(5, 20, 0, 25)
     ((992, 2080), (0, 25))
     """
@@ -82,8 +76,6 @@ def snapped(start: int, stop: int, low: int, high: int) -> tuple[int, int]:
 def even_edges(length: int) -> list[int]:
     """Edges of cells of equal length, from 0 to ``length``.
 
-    Examples
-    --------
     >>> even_edges(1030), even_edges(20)
     ([0, 515, 1030], [0, 20])
     """

@@ -148,8 +148,6 @@ class DnCNN(Pixelwise):
 def ordered_layers(tensors: Iterable[str]) -> list[str]:
     """Names of the convolutions in the order in which they are applied.
 
-    Examples
-    --------
     >>> ordered_layers(["model.10.weight", "model.2.weight", "model.0.weight"])
     ['model.0', 'model.2', 'model.10']
     """

@@ -59,8 +59,6 @@ class ArrayDenoiser(Pixelwise, ABC):
 class Function(ArrayDenoiser):
     """The function named by ``import``, called on one image at a time as ``function(image, **options)``.
 
-    Examples
-    --------
     >>> Function(import_="scipy.ndimage:uniform_filter", options={"size": 3}, depth=1).receptive_field()
     1
     """
@@ -94,8 +92,6 @@ class Function(ArrayDenoiser):
 class GivenFunction(ArrayDenoiser):
     """A function object from a script; not available in a job file.
 
-    Examples
-    --------
     >>> GivenFunction(call=lambda image: image - image.mean(), depth=0).receptive_field()
     0
     """

@@ -28,8 +28,6 @@ class Gaussian(Spaced):
     The same filter as ``scipy.ndimage.gaussian_filter(mode="reflect")``. Where a window ends
     without a halo (boundary: cut), its outermost pixels are repeated.
 
-    Examples
-    --------
     >>> Gaussian(sigma=2.0).receptive_field()
     8
     """

@@ -31,8 +31,6 @@ class Median(Pixelwise):
     pixels (of an even number of them the lesser middle one). Where a window ends without a halo
     (boundary: cut), its outermost pixels are repeated.
 
-    Examples
-    --------
     >>> Median(size=5).receptive_field()
     2
     """

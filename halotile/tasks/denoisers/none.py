@@ -13,8 +13,6 @@ from halotile.tasks.lazy import torch
 class NoDenoising(Pixelwise):
     """The image as it is: to store it as an OME-Zarr with levels, or in other chunks.
 
-    Examples
-    --------
     >>> NoDenoising().receptive_field()
     0
     """

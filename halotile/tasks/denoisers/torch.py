@@ -34,8 +34,6 @@ class UserNetwork(Leveled):
     field and alignment are probed unless they are declared. Building it runs the user's code,
     which a job may do only if imports are allowed.
 
-    Examples
-    --------
     >>> UserNetwork(import_="my_lab.networks:unet", receptive_field_=44, alignment_=8).receptive_field()
     44
     """

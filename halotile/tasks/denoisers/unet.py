@@ -43,8 +43,6 @@ class Architecture(NamedTuple):
     def receptive_field(self) -> int:
         """Receptive field in pixels, in the direction in which it is larger: two convolutions on each level, down and up again.
 
-        Examples
-        --------
         >>> Architecture(1, 32, 2).receptive_field()
         23
         """

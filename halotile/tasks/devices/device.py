@@ -17,13 +17,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from halotile.errors import ConfigError, HalotileError
 from halotile.tasks.lazy import torch
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from halotile.tasks.denoisers.base import Model
 
 
@@ -45,8 +44,6 @@ def cpu_kind() -> str:
 
     Libraries choose the order of sums by all of these: two workers that differ in one may round differently.
 
-    Examples
-    --------
     >>> "torch 2" in cpu_kind()
     True
     """
@@ -201,8 +198,7 @@ class Device:
     ``name``: ``cpu``, or ``cuda:0`` and the like; ``precision``: ``float32``, ``tf32`` (GPUs only), or ``float16`` and ``bfloat16`` for automatic
     mixed precision (about 0.1 and 1 % error); ``channels_last``: whether activations are laid out channels last, which suits convolutions.
 
-    Examples
-    --------
+    >>> import numpy as np
     >>> device = Device()
     >>> pixels = device.take(device.stage(np.arange(3.0)))
     >>> with device.computing():
@@ -343,6 +339,8 @@ def _plain(pixels: NDArray[Any]) -> NDArray[Any]:
 
 def all_finite(pixels: NDArray[Any]) -> bool:
     """Return whether no pixel is NaN or infinite, without a temporary the size of the image."""
+    import numpy as np  # late: commands limit their memory before anything heavy is loaded
+
     if pixels.dtype.kind != "f":
         return True
     with np.errstate(over="ignore", invalid="ignore"):
@@ -373,8 +371,6 @@ def give_memory_back() -> None:
 def choose_device(mode: str | None) -> torch.device:
     """The device of a mode: ``cpu``, ``gpu``, or None for a GPU if there is one.
 
-    Examples
-    --------
     >>> choose_device("cpu")
     device(type='cpu')
     """

@@ -171,8 +171,6 @@ class BufferRing:
 
     ``allocate``: ``allocate(bytes)``: memory of that size; ``count``: number of buffers. When all are taken, the next ``take`` waits.
 
-    Examples
-    --------
     >>> buffers = BufferRing(bytearray, count=1)
     >>> first = buffers.take(3)
     >>> buffers.give(first)
@@ -241,8 +239,6 @@ class Gpu(Device):
     whether the launches of a batch are recorded once and then replayed: a CUDA graph. For a model of many small steps, launching each takes longer
     than computing it.
 
-    Examples
-    --------
     >>> gpu = Gpu("cpu")
     >>> pixels = gpu.take(gpu.stage(np.arange(3.0)))
     >>> with gpu.computing():

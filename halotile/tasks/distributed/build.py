@@ -184,8 +184,6 @@ def _check_parameters(value: Any) -> Any:
 def detect_kind(value: Any) -> str:
     """Detect the kind of an object.
 
-    Examples
-    --------
     >>> detect_kind(torch.nn.Parameter(torch.ones(1)))
     'parameters'
     """

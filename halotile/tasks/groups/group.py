@@ -134,8 +134,6 @@ class TorchGroup:
     def slots(self, count: int) -> range:
         """Numbers of the slots of this rank, out of ``count`` that are shared evenly among the ranks.
 
-        Examples
-        --------
         >>> [TorchGroup(rank, 3).slots(8) for rank in range(3)]
         [range(0, 2), range(2, 5), range(5, 8)]
         """
@@ -196,8 +194,6 @@ class TorchGroup:
         PeerLost
             When another rank has ended or does not answer.
 
-        Examples
-        --------
         >>> import torch
         >>> TorchGroup().gather_parts(torch.ones(2), [2])[0].tolist()
         [1.0, 1.0]

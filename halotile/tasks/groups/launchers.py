@@ -75,8 +75,6 @@ class Copy:
 def copy_of(environment: Mapping[str, str] = os.environ) -> Copy | None:
     """This copy of the command; None where there is only one.
 
-    Examples
-    --------
     >>> copy_of({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
     Copy(rank=2, size=3, local_rank=None, local_size=None, launch='7-0')
     >>> copy_of({"SLURM_PROCID": "0"})

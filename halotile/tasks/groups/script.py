@@ -94,8 +94,6 @@ def runs_script() -> bool:
 def _end_text(code: int) -> str:
     """Return how a process ended that has this exit code.
 
-    Examples
-    --------
     >>> _end_text(3), _end_text(-9)
     ('ended with exit code 3', 'was ended by SIGKILL, as where memory ran out')
     """
@@ -118,8 +116,6 @@ def rank_variables(
 ) -> Mapping[str, str]:
     """The environment variables of torchrun for a rank, and those of its rendezvous.
 
-    Examples
-    --------
     >>> variables = rank_variables(Rendezvous(rank=1, world_size=2))
     >>> variables["RANK"], variables["WORLD_SIZE"], variables["GLOO_SOCKET_IFNAME"]
     ('1', '2', 'lo')

@@ -147,8 +147,6 @@ def _host(copy: Copy | None, environment: Mapping[str, str]) -> str:
 def _place(copy: Copy | None, environment: Mapping[str, str], turn: int = 0) -> Rendezvous:
     """The rank of this process among the copies that a launcher started.
 
-    Examples
-    --------
     >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     >>> place = _place(Copy(1, 2, 1, 2, "none"), torchrun)
     >>> place.rank, place.meeting, place.host

@@ -14,8 +14,6 @@ from halotile.tasks.options import check_whole
 class DnCNNNetwork:
     """``y = x - f(x)``, f a stack of convolutions with ReLU between them.
 
-    Examples
-    --------
     >>> DnCNNNetwork(depth=7).denoiser(1)
     {'name': 'dncnn', 'depth': 7, 'width': 32, 'channels': [1, 1], 'residual': 'subtract'}
     """

@@ -14,8 +14,6 @@ from halotile.tasks.options import check_whole
 class UNetNetwork:
     """A U-Net that averages before each reduction and has no connection at full resolution.
 
-    Examples
-    --------
     >>> UNetNetwork(levels=3).alignment
     8
     """

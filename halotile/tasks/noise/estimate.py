@@ -97,8 +97,6 @@ def kept_spread(below: float, above: float) -> float:
 
     ``below, above``: numbers of values below and above the range, relative to that of those in it.
 
-    Examples
-    --------
     >>> round(kept_spread(0, 0), 3), round(kept_spread(1, 0) ** 2, 3)
     (1.0, 0.363)
     """
@@ -116,8 +114,6 @@ def grouped_median(values: Values) -> tuple[float, bool]:
     Where more than one in a hundred values equals the median, and it is one of the least values, these are taken as spread evenly
     over their step: the details of small integers would else have one of few levels. A median of 0 stays 0.
 
-    Examples
-    --------
     >>> grouped_median(np.array([0.0, 1.0, 1.0, 1.0, 2.0])), grouped_median(np.array([0.0, 1.0, 1.0, 2.0, 2.0]))
     ((1.0, True), (1.25, True))
     """
@@ -174,8 +170,6 @@ class Ends(NamedTuple):
     def far_value(self) -> FarValue | None:
         """The value that lies apart, if there is one.
 
-        Examples
-        --------
         >>> import numpy as np
         >>> Ends.of(np.array([-9999.0] * 10 + [12.0, 13.0, 500.0])).far_value()
         FarValue(value=-9999.0, number=10, low=12.0, high=500.0)
@@ -436,8 +430,6 @@ def sample_regions(
 ) -> list[Region]:
     """Squares on two axes, spread evenly over an image by a low-discrepancy sequence.
 
-    Examples
-    --------
     >>> sample_regions((40, 50), 64, (0, 1))
     [Region(start=(0, 0), stop=(40, 50))]
     """

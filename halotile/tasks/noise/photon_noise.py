@@ -51,8 +51,6 @@ SUITS = 2.0
 class PhotonNoise:
     """Noise of an image that counts photons: ``z = gain P(x) + offset + read_sigma n``, P a Poisson count, n standard normal.
 
-    Examples
-    --------
     >>> float(PhotonNoise(np.array(2.0), np.array(100.0), np.array(3.0)).variance)
     -191.0
     >>> PhotonNoise.of(np.array(2.0), np.array(-191.0)).to_json()

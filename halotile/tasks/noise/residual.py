@@ -115,8 +115,6 @@ MEASURED = 0.25
 class Residual:
     """Statistics of a residual, ``noisy - denoised``.
 
-    Examples
-    --------
     >>> noise = np.random.default_rng(0).standard_normal((256, 256))
     >>> found = Residual.of([noise])
     >>> round(found.ratio, 1), abs(found.correlation) < 0.01, found.is_structured

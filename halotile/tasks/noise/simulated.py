@@ -45,8 +45,6 @@ def draw_cells(region: Region, seed: int, operator: int, draw: Sampler) -> NDArr
     ``region``: cells lie on the last two axes; a region of one axis lies in the first row; ``seed, operator``: image of random numbers: each 0 or
     more; ``draw``: returns the numbers of one cell, shape (CELL, CELL).
 
-    Examples
-    --------
     >>> normal = lambda stream: stream.standard_normal((CELL, CELL))
     >>> whole = draw_cells(Region((0, 0), (100, 100)), 1, 0, normal)
     >>> part = draw_cells(Region((60, 70), (80, 90)), 1, 0, normal)
@@ -112,8 +110,6 @@ class Simulated(Derived):
     ``image``: ``A x``; ``noise``: ``gaussian``, ``poisson`` or ``none``; ``level``: gaussian: the standard deviation. poisson: the value of one
     count; ``background``: poisson: added to ``A x`` before counting; ``seed, operator``: select the noise: each operator of a stack has its own.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from halotile.tasks.operators.base import InMemory, read_all
     >>> grey = InMemory(np.full((100, 100), 0.5, "float32"))

@@ -56,8 +56,6 @@ class Windowed(Operator, Protocol):
 def window_of(operator: Operator, image: Shape) -> Region:
     """The region of an image that an operator needs: its window, or the whole image.
 
-    Examples
-    --------
     >>> from halotile.tasks.operators.crop import Crop
     >>> window_of(Crop(origin=(2, 3), size=(4, 5)), (10, 10))
     Region(start=(2, 3), stop=(6, 8))
@@ -74,8 +72,6 @@ def with_engine(operator: Some, dtype: np.dtype[Any], exact: bool) -> Some:
     ``operator``: blur, or a sum or composition that may contain blurs; ``dtype``: dtype of the computation; ``exact``: whether every convolution must
     be a direct sum.
 
-    Examples
-    --------
     >>> from halotile.tasks.operators.blur import Blur
     >>> with_engine(Blur(kernel=np.ones((31, 31))), np.dtype("float32"), exact=False).engine
     'fft'
@@ -87,8 +83,6 @@ def with_engine(operator: Some, dtype: np.dtype[Any], exact: bool) -> Some:
 def engines_of(operator: Operator) -> Iterator[str]:
     """Yield the engines of an operator's convolutions, including those of its parts.
 
-    Examples
-    --------
     >>> from halotile.tasks.operators.blur import Blur
     >>> from halotile.tasks.operators.composition import Composition
     >>> list(engines_of(Composition((Blur(kernel=np.ones((3, 3))),))))

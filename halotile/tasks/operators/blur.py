@@ -99,8 +99,6 @@ class Blur:
 
         ``direct`` if the job must be exact, the kernel is small, or pixels are left out.
 
-        Examples
-        --------
         >>> blur = Blur(kernel=np.ones((31, 31)))
         >>> blur.with_engine(np.dtype("float32"), exact=False).engine
         'fft'

@@ -49,8 +49,6 @@ def find_reach(forward: ArrayMap, adjoint: ArrayMap, channels: int) -> int | Non
     the whole. A map that wraps around, changes the shape or works on one size only cannot
     run on windows.
 
-    Examples
-    --------
     >>> smooth = lambda image: image + np.pad(image, ((0, 0), (0, 0), (2, 0)))[..., :-2]
     >>> back = lambda image: image + np.pad(image, ((0, 0), (0, 0), (0, 2)))[..., 2:]
     >>> find_reach(smooth, back, channels=1), find_reach(lambda x: x * x.mean(), back, channels=1)

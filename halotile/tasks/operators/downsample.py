@@ -73,8 +73,6 @@ class Downsample:
 def cubic_kernel(factor: int) -> NDArray[Any]:
     """The cubic kernel (a = -1/2) at pixels 1 / ``factor`` apart, normalised to the sum 1.
 
-    Examples
-    --------
     >>> cubic_kernel(2).round(3).tolist()
     [-0.012, -0.035, 0.113, 0.434, 0.434, 0.113, -0.035, -0.012]
     """

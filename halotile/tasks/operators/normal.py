@@ -173,8 +173,6 @@ class Folded(Derived):
 def can_fold(operator: Operator) -> TypeGuard[Blur]:
     """Return whether :class:`Normal` takes this operator.
 
-    Examples
-    --------
     >>> can_fold(Blur(kernel=np.ones((3, 3)))), can_fold(Blur(kernel=np.ones((3, 3)), factor=2))
     (True, False)
     """
@@ -186,8 +184,6 @@ def weighted_adjoint(
 ) -> Total:
     """``b = sum_i weights[i] A_i^T y_i``, of the shape ``image``, added in order.
 
-    Examples
-    --------
     >>> from halotile.tasks.operators.base import InMemory, read_all
     >>> y = InMemory(np.array([[1.0, 2.0]]))
     >>> read_all(weighted_adjoint([Blur(kernel=np.ones((1, 1)))], [y], [3.0], (1, 2))).tolist()
@@ -200,8 +196,6 @@ def weighted_adjoint(
 def around(region: Region, centre: Region) -> Iterator[Region]:
     """Yield the parts of a region outside its centre, cut along the last two axes.
 
-    Examples
-    --------
     >>> [part.shape for part in around(Region((0, 0), (10, 9)), Region((2, 0), (10, 6)))]
     [(2, 9), (8, 3)]
     """

@@ -133,8 +133,6 @@ class Multiplied(Derived):
 
     Pixels without sensitivity stay as they are.
 
-    Examples
-    --------
     >>> from halotile.tasks.operators.base import InMemory, read_all
     >>> x, slope, sensitivity = (InMemory(np.array([[a, b]])) for a, b in ((2.0, 3.0), (-1.0, 0.0), (2.0, 0.0)))
     >>> read_all(Multiplied(x, slope, sensitivity)).tolist()

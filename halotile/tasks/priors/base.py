@@ -102,8 +102,6 @@ class Within(Derived):
 
     ``low, high``: least and greatest value; None for none; ``before``: the image before a step, of which at least half remains.
 
-    Examples
-    --------
     >>> from halotile.tasks.operators.base import InMemory, read_all
     >>> read_all(Within(InMemory(np.array([-2.0, 1.0, 9.0])), 0.0, 5.0, InMemory(np.array([1.0, 4.0, 0.0])))).tolist()
     [0.5, 2.0, 5.0]

@@ -14,8 +14,6 @@ FLOOR = 1e-12
 def amplitude_mse(intensity: torch.Tensor, counted: torch.Tensor) -> LossAndSlope:
     """Squared differences of amplitudes, which have about the same spread for any number of photons.
 
-    Examples
-    --------
     >>> loss, slope = amplitude_mse(torch.tensor([4.0]), torch.tensor([9.0]))
     >>> loss.tolist(), slope.tolist()
     ([1.0], [-0.5])

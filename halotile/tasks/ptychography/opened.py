@@ -262,8 +262,6 @@ class OpenedScan:
 def first_epochs(stages: Iterable[SolverStage], epochs: int) -> Iterator[SolverStage]:
     """Yield the stages of the first epochs, the last one as short as it was.
 
-    Examples
-    --------
     >>> stages = [SolverStage(epochs=n, lr=0.1, batch=8) for n in (3, 5, 7)]
     >>> [stage.epochs for stage in first_epochs(stages, 6)]
     [3, 3]

@@ -88,8 +88,6 @@ def steps_of(recipe: ScanRecipe, epoch: int, half: int | None = None) -> EpochOr
 def slots_of(batch: PatternNumbers, slots: int) -> list[PatternNumbers]:
     """A batch in as many parts of neighbours, some of which may be empty.
 
-    Examples
-    --------
     >>> [part.tolist() for part in slots_of(np.arange(5), 4)]
     [[0], [1], [2], [3, 4]]
     """

@@ -36,8 +36,6 @@ class Propagator(Protocol):
 class FarField:
     """A Fourier transform that keeps the energy; the detector's corner, not its middle, is the direction of the beam.
 
-    Examples
-    --------
     >>> wave = torch.ones(2, 2, dtype=torch.complex64)
     >>> FarField().forward(wave, None)[0].abs().tolist()
     [[2.0, 0.0], [0.0, 0.0]]

@@ -38,8 +38,6 @@ UNFINISHED = 1.5
 def warning_of_halves(loss: float, of_halves: float, kind: str) -> str | None:
     """Return a warning where the halves of the positions need more epochs, by a loss of a kind.
 
-    Examples
-    --------
     >>> warning_of_halves(0.25, 0.8, "amplitude_mse")
     'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs tell'
     >>> warning_of_halves(-13.0, 20.0, "poisson_nll")  # it has no zero to be relative to
@@ -101,8 +99,6 @@ class SolverStage:
 def checkpoints_of(checkpoint: Path, stages: Sequence[Mapping[str, Any]]) -> tuple[Path, ...]:
     """Return the checkpoint of each stage, named by all stages up to it: it is the same whatever follows.
 
-    Examples
-    --------
     >>> first, second = checkpoints_of(Path("a.checkpoint"), [{"lr": 0.1}, {"lr": 1}])
     >>> (first, second) == checkpoints_of(Path("a.checkpoint"), [{"lr": 0.1}, {"lr": 1.0}, {"lr": 0.01}])[:2]
     True
@@ -146,8 +142,6 @@ class Optics:
     ) -> Optics:
         """The optics of a scan, whose patterns have a shape; ``focus`` is the distance from the focus of the beam to the sample.
 
-        Examples
-        --------
         >>> scan = Scan(1e-10, 1.0, (5e-5, 5e-5), np.zeros((1, 2)), np.zeros(1, int))
         >>> optics = Optics.of(scan, (100, 100), "near", 0.25)
         >>> optics.distance, optics.pixel[0] * 1e6

@@ -44,8 +44,6 @@ class RingCorrelation:
     def resolution(self) -> float:
         """Half of the period, in metres, of the first frequency whose correlation is below the threshold; see ``bound``.
 
-        Examples
-        --------
         >>> falling = RingCorrelation(np.arange(8.0), np.linspace(1, 0, 8), np.full(8, 0.5))
         >>> round(1 / falling.resolution / 2, 3)
         3.5
@@ -64,8 +62,6 @@ class RingCorrelation:
     def bound(self) -> float:
         """``AT_WORST`` where no ring is below the threshold, so that the resolution is about a pixel; ``AT_BEST`` where the first one is; else ``MEASURED``.
 
-        Examples
-        --------
         >>> RingCorrelation(np.arange(8.0), np.zeros(8), np.full(8, 0.5)).bound == AT_BEST
         True
         """
@@ -138,8 +134,6 @@ def ring_correlation(first: Waves, second: Waves, pixel: tuple[float, float]) ->
 def half_bit(count: NDArray[np.float64]) -> NDArray[np.float64]:
     """The correlation of rings of so many independent pixels at which each has half a bit of information.
 
-    Examples
-    --------
     >>> half_bit(np.array([16.0, 1e6])).round(3).tolist()
     [0.477, 0.173]
     """

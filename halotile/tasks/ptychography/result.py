@@ -43,8 +43,6 @@ def draw_object(image: NDArray[Any], light: NDArray[Any]) -> list[bytes]:
 
     ``image``: complex object; ``light``: sum of the intensities that each of its pixels had.
 
-    Examples
-    --------
     >>> b"".join(draw_object(np.ones((8, 8), complex), np.ones((8, 8))))[1:4]
     b'PNG'
     """
@@ -364,8 +362,6 @@ def shown_probe(state: ReconstructionState) -> torch.Tensor:
 def orthogonal(probe: torch.Tensor) -> torch.Tensor:
     """Modes that are orthogonal and give the same intensities, the strongest one first.
 
-    Examples
-    --------
     >>> same = torch.ones(2, 1, 2, dtype=torch.complex64)
     >>> [round(float(mode.abs().square().sum()), 4) for mode in orthogonal(same)]
     [4.0, 0.0]

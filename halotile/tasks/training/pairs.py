@@ -32,8 +32,6 @@ ROUNDING = 1e-9
 class Pair:
     """Statistics of two images.
 
-    Examples
-    --------
     >>> rng = np.random.default_rng(0)
     >>> image = np.cumsum(np.cumsum(rng.standard_normal((256, 256)), 0), 1)
     >>> first, second = (image + rng.standard_normal(image.shape) for _ in range(2))

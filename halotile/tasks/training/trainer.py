@@ -240,8 +240,6 @@ def draw_examples(noisy: NDArray[Any], denoised: NDArray[Any]) -> list[bytes]:
     ``noisy, denoised``: shape (patches, channels, rows, columns): the first of one or two channels is drawn in grey, the first three of more in
     colours.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> b"".join(draw_examples(np.zeros((4, 1, 64, 64)), np.zeros((4, 1, 64, 64))))[1:4]
     b'PNG'

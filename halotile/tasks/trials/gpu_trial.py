@@ -106,8 +106,6 @@ class Tuned:
     def from_json(cls, values: dict[str, Any]) -> Self:
         """Restore the result from :meth:`to_json`.
 
-        Examples
-        --------
         >>> tuned = Tuned("this CPU", (64, 64), 2, True, False, 9.5, 0, None, 10**9, 4096, (TileTrial((64, 64), 2, 0.1, 0),))
         >>> import json
         >>> Tuned.from_json(json.loads(json.dumps(tuned.to_json()))) == tuned
@@ -387,8 +385,6 @@ def _pixels(computed: QueuedCore) -> NDArray[Any]:
 def _difference(pixels: NDArray[Any], exact: NDArray[Any]) -> float | None:
     """The largest difference, relative to the largest pixel; None if a pixel is NaN or infinite.
 
-    Examples
-    --------
     >>> _difference(np.array([1.0, 2.0]), np.array([1.0, 2.5])), _difference(np.array([np.inf]), np.array([1.0]))
     (0.2, None)
     """

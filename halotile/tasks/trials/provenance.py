@@ -30,8 +30,6 @@ _INSTALLED = tuple(
 def opened_files() -> set[str]:
     """Return the paths that Python code opens to read from the first call on, in any thread of this process: a set that grows.
 
-    Examples
-    --------
     >>> import tempfile
     >>> seen = opened_files()
     >>> with tempfile.NamedTemporaryFile() as file:

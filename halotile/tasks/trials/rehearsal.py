@@ -190,6 +190,8 @@ def _difference(
     both = tile.core.clip(valid_part(region, tiling.depth, ends))
     if not both.size:
         return 0.0
+    if not computed.isfinite().all():
+        return math.nan
     is_core = computed.shape[2:] == tile.core.scale((tiling.scale,) * len(tiling.image)).shape
     mine = computed.numpy(), tile.core if is_core else tile.reach
     return compare(both, mine, (whole.numpy(), region), tiling.scale)
@@ -398,8 +400,6 @@ class _Stage(TrialImage):
 def _shorten(length: int, least: int, period: int) -> int:
     """A shorter length of at least ``least``, if possible, that is equal modulo the period.
 
-    Examples
-    --------
     >>> _shorten(4097, 288, 192), _shorten(203, 288, 192)
     (449, 203)
     """

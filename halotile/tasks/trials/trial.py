@@ -96,8 +96,6 @@ def compare(
 
     Both may have the same infinity, or NaN.
 
-    Examples
-    --------
     >>> line = np.array([1.0, np.inf, 3.0])
     >>> compare(Region((5,), (7,)), (line, Region((4,), (7,))), (np.array([np.inf, 5.0]), Region((5,), (7,))), 1)
     2.0
@@ -152,8 +150,6 @@ def choose_samples(
 def quarters(lengths: tuple[int, ...], align: int) -> list[Region]:
     """The halves of a sample on each axis, combined: its tiles.
 
-    Examples
-    --------
     >>> [region.shape for region in quarters((256, 100), 16)]
     [(128, 48), (128, 52), (128, 48), (128, 52)]
     """
@@ -361,8 +357,6 @@ CHANNELS = (1, 3, 2, 4, 6, 8, 12)
 def failing_as(message: str, kind: type[ConfigError] = ConfigError) -> Iterator[None]:
     """Raise exceptions of foreign code inside the context as errors with this message, except when memory runs out.
 
-    Examples
-    --------
     >>> with failing_as("this division failed"):
     ...     1 / 0
     Traceback (most recent call last):
@@ -380,8 +374,6 @@ def failing_as(message: str, kind: type[ConfigError] = ConfigError) -> Iterator[
 def described(error: BaseException) -> str:
     """Kind and message of an exception of foreign code, with one full stop.
 
-    Examples
-    --------
     >>> described(ValueError("too small")), described(ValueError("Too small."))
     ('ValueError: too small.', 'ValueError: Too small.')
     """

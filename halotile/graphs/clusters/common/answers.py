@@ -124,8 +124,6 @@ def differing_versions(client: Client) -> tuple[str, ...]:
 def _lines(ours: Mapping[str, Any], workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A line for each difference.
 
-    Examples
-    --------
     >>> _lines({"numpy": "2.4"}, {"a": {"packages": {"numpy": "2.4"}}, "b": {"packages": {"numpy": "2.3"}}})
     ['numpy is 2.4 here, and 2.3 on b']
     >>> _lines({"halotile": "0.1"}, {"a": {"packages": {"halotile": None}}})

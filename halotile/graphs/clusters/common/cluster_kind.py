@@ -23,8 +23,6 @@ def cluster_kind_of(choice: Cluster, environment: Environment = os.environ) -> C
     (see :mod:`halotile.tasks.groups.launchers`), then a Slurm allocation; at last this machine, with its GPUs where it
     has any.
 
-    Examples
-    --------
     >>> cluster_kind_of(Cluster(kind="slurm"), {"HALOTILE_CLUSTER": "local"}).name
     'slurm'
     >>> cluster_kind_of(Cluster(), {"HALOTILE_CLUSTER": "local", "SLURM_JOB_ID": "7"}).name
@@ -53,8 +51,6 @@ def cluster_kind_of(choice: Cluster, environment: Environment = os.environ) -> C
 def is_other_copy(choice: Cluster, environment: Environment = os.environ) -> bool:
     """Return True for a copy of the command that is to work for the first one.
 
-    Examples
-    --------
     >>> is_other_copy(Cluster(), {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"})
     True
     >>> is_other_copy(Cluster(kind="local"), {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"})

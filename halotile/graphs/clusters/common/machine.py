@@ -39,8 +39,6 @@ class Gpus:
 def gpus_here(environment: Mapping[str, str] = os.environ) -> Gpus:
     """The GPUs that this process may use.
 
-    Examples
-    --------
     >>> gpus_here({"CUDA_VISIBLE_DEVICES": ""}).why_none
     'CUDA_VISIBLE_DEVICES shows none'
     """
@@ -61,8 +59,6 @@ def shown_by(visible: str, count: int) -> tuple[str, ...]:
 
     Source: NVIDIA, "CUDA C++ Programming Guide", CUDA environment variables.
 
-    Examples
-    --------
     >>> shown_by("1,0", 2), shown_by("0,7,1", 2), shown_by("GPU-84fd49f2", 2), shown_by("all", 2)
     (('1', '0'), ('0',), ('GPU-84fd49f2',), ())
     """
@@ -101,8 +97,6 @@ def _counted() -> tuple[int, str]:
 def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
     """Return the GPUs of this machine that a cluster section names, as CUDA_VISIBLE_DEVICES has them.
 
-    Examples
-    --------
     >>> two = Gpus(("0", "1"))
     >>> chosen(Cluster(), two), chosen(Cluster(gpus=1), two), chosen(Cluster(gpus=(1,)), two)
     (('0', '1'), ('0',), ('1',))
@@ -131,8 +125,6 @@ def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
 def requested_by(run: Run, cluster: Cluster) -> str:
     """Return the key and value of a job that ask for GPUs.
 
-    Examples
-    --------
     >>> requested_by(Run(device="cuda"), Cluster()), requested_by(Run(), Cluster(gpus=1))
     ('run.device is cuda', 'cluster.gpus is 1')
     """
@@ -220,8 +212,6 @@ class BatchCores(NamedTuple):
     def why(self) -> str:
         """The reason for a worker on each.
 
-        Examples
-        --------
         >>> BatchCores(4, "slot").why, BatchCores(1, "CPU").why
         ('one for each of 4 slots of the job', 'the job has 1 CPU')
         """
@@ -232,8 +222,6 @@ class BatchCores(NamedTuple):
 def slots_here(environment: Mapping[str, str] = os.environ) -> BatchCores | None:
     """Cores of this machine that the batch job of this process has; None where it is in none, or their number is unknown.
 
-    Examples
-    --------
     >>> slots_here({"JOB_ID": "7", "NSLOTS": "4"})
     BatchCores(cores=4, word='slot')
     >>> slots_here({"NSLOTS": "4"})
@@ -263,8 +251,6 @@ def _number(text: str) -> int:
 def _share(text: str, pattern: str) -> int:
     """This machine's part of a list; the largest where none has its name: batch systems have their own names.
 
-    Examples
-    --------
     >>> _share("n1 4 n2 8", PAIRS), _share("n1 4 all.q@n1 UNDEFINED", ROWS), _share("n1\\nn1\\nn2", NAMES), _share("Arch = 1\\nCpus = 4", SLOT)
     (8, 4, 2, 4)
     """

@@ -222,8 +222,6 @@ LOOPBACK = "127.0.0.1"
 def host_of(address: str) -> str:
     """The host of an address.
 
-    Examples
-    --------
     >>> host_of("tls://10.0.0.7:4321"), host_of("10.0.0.7:4321"), host_of("[::1]:80")
     ('10.0.0.7', '10.0.0.7', '::1')
     """
@@ -233,8 +231,6 @@ def host_of(address: str) -> str:
 def is_loopback(host: str) -> bool:
     """Return True for a host that only this machine can connect to.
 
-    Examples
-    --------
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("::1"), is_loopback("10.0.0.7")
     (True, True, True, False)
     """
@@ -247,8 +243,6 @@ def is_loopback(host: str) -> bool:
 def is_exposed(address: str) -> bool:
     """Return True for a scheduler that other machines can connect to without a certificate.
 
-    Examples
-    --------
     >>> is_exposed("tcp://10.0.0.7:1"), is_exposed("tls://10.0.0.7:1"), is_exposed("tcp://127.0.0.1:1"), is_exposed("inproc://10.0.0.7/1")
     (True, False, False, False)
     """
@@ -258,8 +252,6 @@ def is_exposed(address: str) -> bool:
 def address_of_interface(name: str) -> str:
     """The IPv4 address of a network interface of this machine.
 
-    Examples
-    --------
     >>> address_of_interface("lo")
     '127.0.0.1'
     """
@@ -302,8 +294,6 @@ def own_address() -> str:
 def address_towards(host: str) -> str:
     """The address of this machine on the way to a host. Nothing is sent.
 
-    Examples
-    --------
     >>> address_towards("127.0.0.1")
     '127.0.0.1'
     """

@@ -28,8 +28,6 @@ class LaunchState(NamedTuple):
 def number_of(job: str) -> str:
     """The number of a job, without its server.
 
-    Examples
-    --------
     >>> number_of("1234.pbs-server"), number_of("17")
     ('1234', '17')
     """
@@ -59,8 +57,6 @@ QueryStates = Callable[[Sequence[Launch]], Mapping[Launch, LaunchState]]
 def tail_of(paths: Sequence[Path], lines: int = LOG_LINES) -> str:
     """The last lines of the newest log that is not empty.
 
-    Examples
-    --------
     >>> tail_of([Path("no-such.log")])
     ''
     """

@@ -222,8 +222,6 @@ def logs_of(folder: Path, job: str) -> list[Path]:
 def describe_refusal(command: str, error: Exception) -> str:
     """The reason why a job was refused.
 
-    Examples
-    --------
     >>> describe_refusal("sbatch", RuntimeError("Command exited...\\nstderr:\\nsbatch: error: invalid partition\\n\\n"))
     'sbatch: error: invalid partition.'
     >>> describe_refusal("sbatch", FileNotFoundError(2, "No such file or directory"))

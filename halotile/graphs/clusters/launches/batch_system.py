@@ -255,8 +255,6 @@ def _signal_handlers_kept() -> Iterator[None]:
 def is_walltime(text: str) -> bool:
     """Return True for the format that :func:`seconds_of` reads.
 
-    Examples
-    --------
     >>> is_walltime("1-12:30"), is_walltime("UNLIMITED")
     (True, False)
     """
@@ -268,8 +266,6 @@ def seconds_of(walltime: str) -> int:
 
     Source: the option ``--time`` of Slurm's ``sbatch``.
 
-    Examples
-    --------
     >>> seconds_of("04:00:00"), seconds_of("90"), seconds_of("90:30"), seconds_of("1-12"), seconds_of("1-12:30")
     (14400, 5400, 5430, 129600, 131400)
     """
@@ -284,8 +280,6 @@ def seconds_of(walltime: str) -> int:
 def clock(walltime: str) -> str:
     """Hours, minutes and seconds, the format of PBS, SGE and OAR.
 
-    Examples
-    --------
     >>> clock("04:00:00"), clock("1-12:30:00"), clock("90")
     ('04:00:00', '36:30:00', '01:30:00')
     """

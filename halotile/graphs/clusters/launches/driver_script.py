@@ -162,8 +162,6 @@ def check_walltime(cluster: Cluster, system: BatchSystem) -> None:
 def notice_seconds(cluster: Cluster, system: str = SLURM) -> int:
     """Seconds from the signal that its time is up to the end of a job with this cluster section.
 
-    Examples
-    --------
     >>> notice_seconds(Cluster()), notice_seconds(Cluster(directives=("--signal B:USR1@20",)))
     (120, 20)
     """
@@ -176,8 +174,6 @@ def notice_seconds(cluster: Cluster, system: str = SLURM) -> int:
 def with_configured(cluster: Cluster, configured: Mapping[str, Any]) -> Cluster:
     """A cluster section with the settings of the user's ``jobqueue.yaml`` for keys that the job leaves out.
 
-    Examples
-    --------
     >>> found = with_configured(Cluster(queue="mine"), {"queue": "theirs", "account": "phys", "job-script-prologue": ["a"]})
     >>> found.queue, found.account, found.prologue
     ('mine', 'phys', ('a',))

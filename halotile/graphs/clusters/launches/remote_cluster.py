@@ -167,8 +167,6 @@ class Supervisor(RunningCluster):
 def _describe(states: Sequence[str]) -> str:
     """The states of waiting launches with their counts, the most frequent first.
 
-    Examples
-    --------
     >>> _describe(["PENDING (Resources)", "PENDING (Resources)", "RUNNING"])
     '2 PENDING (Resources), 1 RUNNING'
     """

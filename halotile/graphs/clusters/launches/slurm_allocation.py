@@ -59,8 +59,6 @@ def slots_of(
 ) -> list[NodeSlot]:
     """Slots for so many workers: on a node as many as the job has tasks, else GPUs, else cores there, else equally many on each.
 
-    Examples
-    --------
     >>> [(slot.node, slot.number, slot.node_workers) for slot in slots_of(["a", "b"], {"SLURM_TASKS_PER_NODE": "2,1"}, 3)]
     [('a', 0, 2), ('b', 0, 1), ('a', 1, 2)]
     >>> [(slot.node, slot.number, slot.node_workers) for slot in slots_of(["a", "b"], {"SLURM_TASKS_PER_NODE": "1(x2)"}, 3)]
@@ -88,8 +86,6 @@ def _tasks_and_cores(environment: Mapping[str, str], nodes: int) -> tuple[list[i
 def expanded(text: str, nodes: int) -> list[int]:
     """A number for each node, from Slurm's short form.
 
-    Examples
-    --------
     >>> expanded("2(x3),1", 4)
     [2, 2, 2, 1]
     """
@@ -114,8 +110,6 @@ def shares_of(job: str) -> Mapping[str, Share]:
 def shares_in(text: str) -> dict[str, Share]:
     """GPUs and memory of a job's nodes in Slurm's description of the job, by the short form of the nodes.
 
-    Examples
-    --------
     >>> shares_in("Nodes=n[1-2] CPU_IDs=0-1 Mem=1000 GRES=gpu:2(IDX:0-1)\\n Nodes=n3 CPU_IDs=0 Mem=0 GRES=gpu:a100:4(IDX:0-3)")
     {'n[1-2]': Share(gpus=2, memory_bytes=1048576000), 'n3': Share(gpus=4, memory_bytes=None)}
     """

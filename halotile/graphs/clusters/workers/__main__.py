@@ -84,8 +84,6 @@ def errors_described(address: str) -> Iterator[None]:
 def share_of(devices: str, share: str) -> str:
     """The GPUs of one of several workers on a machine; where there are fewer, some are shared.
 
-    Examples
-    --------
     >>> share_of("0,1,2,3", "1/2"), share_of("4,6", "1/2"), share_of("0,1", "3/4")
     ('2,3', '6', '1')
     """

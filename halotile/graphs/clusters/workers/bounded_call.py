@@ -69,8 +69,6 @@ def call_bounded(call: Callable[[], T], limit_bytes: int | None, seconds: float 
 def _ending(code: int) -> str:
     """The end of a process with this exit code, in words.
 
-    Examples
-    --------
     >>> _ending(-11), _ending(3)
     ('was ended by SIGSEGV', 'ended its process with exit code 3')
     """

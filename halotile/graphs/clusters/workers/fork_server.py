@@ -149,8 +149,6 @@ def _start_resource_tracker() -> None:
 def script_not_imported() -> Iterator[None]:
     """Keep processes that are spawned in here from importing the main module; several threads may be in here at once.
 
-    Examples
-    --------
     >>> with script_not_imported():
     ...     sys.modules["__main__"].__spec__.name
     '__main__'

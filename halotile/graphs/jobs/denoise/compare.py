@@ -401,8 +401,6 @@ class DenoisedPlace:
 def region_of(roles: Roles, shape: tuple[int, ...], place: Spans) -> Region:
     """The region of an image at a place, with all channels where the denoiser takes them together.
 
-    Examples
-    --------
     >>> region_of(Roles(("t", "c", "y", "x"), (2, 3), 1), (5, 3, 60, 70), {"t": (2, 3), "c": (0, 1), "y": (8, 16), "x": (0, 4)})
     Region(start=(2, 0, 8, 0), stop=(3, 3, 16, 4))
     """

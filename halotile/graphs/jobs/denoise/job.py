@@ -140,8 +140,6 @@ def plan_rows(figures: Figures) -> list[Row]:
 def residual_row(planes: Sequence[str], residuals: Sequence[Residual], count: int) -> Row:
     """Return the size of the residual in each plane that was looked at, of so many, with its correlation; of many planes, the ranges.
 
-    Examples
-    --------
     >>> from halotile.tasks.noise.residual import Residual
     >>> residual_row(["DAPI", "GFP"], [Residual(0.97, -0.01), Residual(1.2, 0.31)], 2)
     ('residual', '0.97 (DAPI), 1.20 (GFP) of the noise level, correlation of neighbours -0.01, 0.31')
@@ -180,8 +178,6 @@ def residual_warning(planes: Sequence[str], residuals: Sequence[Residual]) -> st
 def shift_warning(planes: Sequence[str], residuals: Sequence[Residual]) -> str:
     """Return a warning where the brightness was changed; empty where not.
 
-    Examples
-    --------
     >>> from halotile.tasks.noise.residual import Residual
     >>> shift_warning(["c=0", "c=1"], [Residual(1.0, 0.0, -2.5), Residual(1.0, 0.0, 0.1)]).partition(":")[0]
     'the result is brighter than the image in c=0, by 2.5 noise levels on average'
@@ -210,8 +206,6 @@ def headline(figures: Figures) -> str:
 def _depth(depth: Any) -> str:
     """Describe halo widths: one number where all sides are equal.
 
-    Examples
-    --------
     >>> _depth([[8, 8], [8, 8]]), _depth([[8, 8], [4, 2]])
     ('8', '8 × 4+2')
     """

@@ -71,8 +71,6 @@ class Photons:
     def note(self, roles: Roles) -> str:
         """Return the noise as a sentence.
 
-        Examples
-        --------
         >>> noise = PhotonNoise.of(np.array(2.0), np.array(-191.0))
         >>> Photons(noise, 255.0, is_given=False).note(Roles(("y", "x"), (0, 1), None))
         'photon noise of gain 2, offset 95.5 and read noise 0, estimated from the whole image: denoised in 3 rounds'
@@ -457,8 +455,6 @@ def _is_in_other_units(seen: _Spread, learned: _Spread, width: float) -> bool:
 def _range_text(learned: _Spread, seen: _Spread, usual: float) -> str:
     """Return the range in which an image has the mean and deviation that were learned from, or a usual one near it; of the usual width where all is equal.
 
-    Examples
-    --------
     >>> _range_text(_Spread(0.42, 0.33), _Spread(110.0, 80.0), 1.0), _range_text(_Spread(0.02, 0.01), _Spread(0.4, 0.3), 1.0)
     ('[0, 255]', '[-0.2, 29.8]')
     >>> _range_text(_Spread(0.3, 0.1), _Spread(50.0, 0.0), 100.0)

@@ -229,8 +229,6 @@ def result_rows(
 ) -> list[Row]:
     """Return the end of a reconstruction as a table.
 
-    Examples
-    --------
     >>> result_rows({"loss": 0.25}, Path("scan.png"))
     [('loss', '0.25'), ('drawing', 'scan.png')]
     >>> result_rows({"loss": 0.25}, Path("scan.png"), "amplitude_mse", 0.2)[0]

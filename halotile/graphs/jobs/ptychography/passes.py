@@ -153,8 +153,6 @@ SOME_BYTES = 2**27
 def photon_loss(mean: NDArray[np.floating]) -> float:
     """Return the mean squared difference between roots of counts and the roots of their means.
 
-    Examples
-    --------
     >>> round(photon_loss(np.array([1e-8])), 9), round(photon_loss(np.array([1.0])), 3), photon_loss(np.array([1e6]))
     (2e-08, 0.453, 0.25)
     """

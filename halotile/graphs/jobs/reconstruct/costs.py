@@ -168,8 +168,6 @@ def computed_twice(grid: Grid, shard: tuple[int, ...], form: Form, prior: Prior)
 
     Each block is computed at once, or each ``shard`` where shards are computed separately.
 
-    Examples
-    --------
     >>> from halotile.tasks.priors.none import NoPrior
     >>> computed_twice(Grid((8, 8), (4, 4), ((0, 0), (0, 0))), (2, 2), Form(()), NoPrior())
     0.0
@@ -249,8 +247,6 @@ def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
 def pixels_read(grid: Grid, view: View) -> int:
     """Return the pixels that blocks read with a halo of this width on the last two axes, inside the image.
 
-    Examples
-    --------
     >>> pixels_read(Grid((8, 8), (4, 8), ((0, 0), (0, 0))), View(1))
     80
     """

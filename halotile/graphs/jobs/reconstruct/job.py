@@ -184,8 +184,6 @@ def _operator_rows(figures: Figures) -> list[Row]:
 def prior_text(figures: Figures) -> str:
     """Describe the prior in a word or two.
 
-    Examples
-    --------
     >>> prior_text({"prior": "pnp", "denoiser": "dncnn"}), prior_text({"prior": "tv", "denoiser": None})
     ('pnp with dncnn', 'tv')
     """
@@ -210,8 +208,6 @@ def _solver(figures: Figures) -> str:
 def traffic_text(figures: Figures) -> str:
     """Describe the bytes that an iteration moves, in its number of passes, compared with the other number.
 
-    Examples
-    --------
     >>> one = {"passes": 1, "iteration_bytes": 3 * 2**20, "iteration_bytes_fused": 3 * 2**20, "computed_twice": 0.06}
     >>> one["per_pass"] = 1
     >>> traffic_text(one | {"iteration_bytes_unfused": 5 * 2**20})
@@ -289,8 +285,6 @@ ITERATE = "iterate"
 def end_of(rows: IterationRows, choice: SolverChoice, solver: Solver) -> int | None:
     """Return the iteration that a solver ends with, if the rows are enough to decide it.
 
-    Examples
-    --------
     >>> from halotile.graphs.solvers.base import SolverBase
     >>> rows = [{"iteration": n, "change": change} for n, change in enumerate((0.5, 0.1, 0.02), 1)]
     >>> [end_of(rows, SolverChoice(iterations=n, tol=tol), SolverBase()) for n, tol in ((3, 0.0), (2, 0.0), (9, 0.2), (9, 0.0))]
@@ -303,8 +297,6 @@ def end_of(rows: IterationRows, choice: SolverChoice, solver: Solver) -> int | N
 def last_of(rows: IterationRows) -> int:
     """Return the number of the last iteration of the rows; 0 where there are none.
 
-    Examples
-    --------
     >>> last_of([{"iteration": 2}, {"iteration": 4}]), last_of([])
     (4, 0)
     """

@@ -220,8 +220,6 @@ STRIP = 2**20
 def notes_of(operators: Iterable[Operator]) -> Iterator[str]:
     """Yield notes on kernels that are valid, but probably not what the user meant.
 
-    Examples
-    --------
     >>> from halotile.tasks.operators.blur import Blur
     >>> list(notes_of([Blur(kernel=np.ones((3, 3)) / 9), Blur(kernel=np.ones((1, 2)))]))[0][:70]
     'operators[1]: the kernel sums to 2: the image comes out 0.5 times as b'
@@ -250,8 +248,6 @@ def notes_of(operators: Iterable[Operator]) -> Iterator[str]:
 def note_of_shape(shape: Shape, data: Iterable[Shape]) -> Iterator[str]:
     """Yield a note on an image whose shape was inferred, and that is larger than its measurements.
 
-    Examples
-    --------
     >>> list(note_of_shape((120, 140), [(60, 70), (120, 140)]))
     []
     >>> list(note_of_shape((120, 140), [(60, 70)]))[0][:84]
@@ -268,8 +264,6 @@ def note_of_shape(shape: Shape, data: Iterable[Shape]) -> Iterator[str]:
 def note_of_passes(per_pass: int, twice: float) -> Iterator[str]:
     """Yield a note where several iterations in a pass compute much of the gradient, this fraction of it, twice.
 
-    Examples
-    --------
     >>> list(note_of_passes(2, 0.02))
     []
     >>> list(note_of_passes(20, 3.5))[0][:73]

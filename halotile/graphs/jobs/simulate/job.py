@@ -46,8 +46,6 @@ class NoiseChoice:
     def describe(self, sigma: float) -> str:
         """Describe the noise of a measurement.
 
-        Examples
-        --------
         >>> NoiseChoice().describe(0.01), NoiseChoice(name="poisson", gain=0.5).describe(0.01)
         ('gaussian noise of 0.01', 'poisson noise, 0.5 for each count')
         """

@@ -193,8 +193,6 @@ def plan_rows(figures: Figures) -> list[Row]:
 def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples: Path) -> list[Row]:
     """Return the end of a training as a table.
 
-    Examples
-    --------
     >>> rows = result_rows({"loss": 0.25, "validation": 0.3}, {"name": "unet", "weights": "unet.safetensors"}, Path("examples.png"))
     >>> for row in rows:
     ...     print(*row)

@@ -89,8 +89,6 @@ def add_up(sums: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 
     A sum over a block is a list with an entry for each of its shards: a number, or nested lists for an array.
 
-    Examples
-    --------
     >>> add_up({0: {"misfit": [0.5, 2.0]}, 1: {"misfit": [0.25]}})
     {'misfit': 2.75}
     >>> add_up({0: {"histogram": [[1.0, 2.0]]}, 1: {"histogram": [[3.0, 4.0], [5.0, 6.0]]}})["histogram"].tolist()

@@ -58,8 +58,6 @@ class Answer:
 def least_task_seconds(workers: int) -> float:
     """Return the duration of a task with which one scheduler serves so many workers: it grows with their square.
 
-    Examples
-    --------
     >>> [round(least_task_seconds(workers), 1) for workers in (100, 1000, 5000, 10_000)]
     [0.3, 4.0, 48.8, 169.6]
     """
@@ -125,8 +123,6 @@ class Grouping:
     def limit_seconds(self, blocks: int) -> float | None:
         """Return the time in which a task of so many blocks may begin blocks; None while that is unknown.
 
-        Examples
-        --------
         >>> Grouping(2).limit_seconds(4), Grouping(2, seconds_per_block=3.0).limit_seconds(4)
         (None, 24.0)
         """

@@ -207,8 +207,6 @@ def _is_numbered(name: str) -> bool:
 def _fill_number(name: str, number: str) -> str:
     """Replace ``%b`` by a number, and ``%%`` by ``%``.
 
-    Examples
-    --------
     >>> _fill_number("run-%b-of-100%%.h5", "7")
     'run-7-of-100%.h5'
     """

@@ -70,8 +70,6 @@ def known_sizes(
 
     ``axes``: letter of each axis; ``stated``: coordinates in the attributes; ``units``: unit of each axis in the attributes.
 
-    Examples
-    --------
     >>> known_sizes("yx", Coordinates((0.5, -1.0), (), ()), ("micrometer", "micrometer"))[:2]
     ((0.5, 1.0), ('micrometer', None))
     """

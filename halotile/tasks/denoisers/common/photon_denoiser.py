@@ -20,8 +20,6 @@ def for_photon_noise(denoiser: Denoiser, noise: PhotonNoise, white: float) -> De
     ``denoiser``: with a noise level as a side input; ``noise``: noise of the image, in its own units; of its first plane where they differ;
     ``white``: value of the image that the denoiser sees as 1.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from halotile.tasks.denoisers.tv import TotalVariation
     >>> noise = PhotonNoise.of(np.array(1.0), np.array(0.0))

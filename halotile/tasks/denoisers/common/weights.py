@@ -108,8 +108,6 @@ def shapes_of(tensors: Mapping[str, torch.Tensor]) -> Shapes:
 def shape_mismatches(wanted: Shapes, found: Shapes) -> list[str]:
     """Differences between the shapes of a network and those of a file, one short line each.
 
-    Examples
-    --------
     >>> shape_mismatches({"a": (3,), "b": (1,)}, {"a": (4,)})
     ['missing b', 'a is (4,) instead of (3,)']
     """

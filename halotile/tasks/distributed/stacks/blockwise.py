@@ -49,8 +49,6 @@ def wrapped_windows(region: Region, margin: int, shape: Sequence[int]) -> tuple[
 
     Only the last two axes have margins.
 
-    Examples
-    --------
     >>> [(r.start, r.stop) for r in wrapped_windows(Region((0, 4), (4, 8)), 2, (12, 30))]
     [((0, 2), (6, 10)), ((10, 2), (12, 10))]
     """
@@ -278,8 +276,6 @@ def _phase(output: OutputName) -> str:
 def cut_blocks(image: Shape) -> list[Region]:
     """List the blocks of an image, whole along leading axes; smaller ones if there would be fewer than four.
 
-    Examples
-    --------
     >>> [region.shape for region in cut_blocks((1, 2, 600, 512))]
     [(1, 2, 512, 512), (1, 2, 88, 512)]
     """

@@ -26,8 +26,6 @@ def rewrite(physics: Any, exact: bool = False) -> Any:
     Calls that halotile's operator does not support, such as one with another filter or an image of another
     size, go to the physics. ``exact`` keeps to direct sums. A physics with tensors that want gradients stays.
 
-    Examples
-    --------
     >>> from deepinv.physics import Blur
     >>> blur = rewrite(Blur(filter=torch.ones(1, 1, 3, 3) / 9, padding="circular"))
     >>> type(blur).__name__, float(blur.A_adjoint_A(torch.ones(1, 1, 8, 8)).mean())
@@ -99,8 +97,6 @@ TensorMap = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 class LinearMap:
     """A linear map of several tensors to several, with its transpose; differentiable any number of times.
 
-    Examples
-    --------
     >>> double = LinearMap(lambda t: [2 * t[0]], lambda t: [2 * t[0]])
     >>> x = torch.ones(1, requires_grad=True)
     >>> double([x])[0].backward()
@@ -150,8 +146,6 @@ def is_supported(x: Any) -> bool:
 def measured_shapes(operators: Sequence[Operator], image: Shape) -> list[Shape] | None:
     """Return the shapes of an image's measurements; None if one of the operators does not accept the image.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from halotile.tasks.operators.blur import Blur
     >>> [measured_shapes([Blur(kernel=np.ones((3, 3)), factor=2)], (1, 1, n, n)) for n in (8, 9)]
@@ -172,8 +166,6 @@ def find_image_shape(
 
     ``shapes``: shape of each measurement; ``declared``: for each operator the declared shape (C, H, W) of its images, or None.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from halotile.tasks.operators.blur import Blur
     >>> find_image_shape([Blur(kernel=np.ones((3, 3)), boundary="valid")], [(1, 1, 8, 8)], [None])

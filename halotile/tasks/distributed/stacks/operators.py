@@ -82,8 +82,6 @@ class CommonOperators:
 def chosen_numbers(count: int, which: slice | Sequence[int]) -> Sequence[int]:
     """Return the numbers of a slice, or of a sequence, among ``count`` operators.
 
-    Examples
-    --------
     >>> list(chosen_numbers(5, slice(1, 3))), chosen_numbers(5, [4, -5])
     ([1, 2], [4, 0])
     """

@@ -45,8 +45,6 @@ def training_warnings(processor: Any, with_gradients: bool) -> dict[str, str]:
 
     ``processor``: network or a function; ``with_gradients``: true if gradients are wanted.
 
-    Examples
-    --------
     >>> net = torch.nn.Linear(1, 1)
     >>> list(training_warnings(net, True))
     []

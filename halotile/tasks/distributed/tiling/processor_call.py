@@ -35,8 +35,6 @@ class UnmeasuredLayer(Exception):
 def batch_norms(network: Any) -> list[torch.nn.Module]:
     """List the layers of a network that normalise by the statistics of their batch.
 
-    Examples
-    --------
     >>> layer = torch.nn.BatchNorm2d(1)
     >>> len(batch_norms(torch.nn.Sequential(layer))), len(batch_norms(layer.eval()))
     (1, 0)
@@ -95,8 +93,6 @@ def pool(measured: Sequence[torch.Tensor]) -> tuple[int, torch.Tensor, torch.Ten
 
     Squares around the mean of each call keep the digits that sums of squares lose where an image is far from 0.
 
-    Examples
-    --------
     >>> pool([measure(UnmeasuredLayer(4, torch.full((1, 1, 1), value))) for value in (1.0, 3.0)])
     (4, tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64), 2.0)
     """
@@ -253,8 +249,6 @@ def find_role(shape: Sequence[int], image: Sequence[int], axes: Sequence[int]) -
     batch axis. For a batch of one image, an axis of length 1 counts as the batch axis if the tensor has fewer
     axes than the image and more than one element.
 
-    Examples
-    --------
     >>> [find_role(shape, (4, 3, 64, 64), (2, 3)) for shape in [(4, 1, 64, 64), (4, 2), (4,), (7, 2), ()]]
     ['image', 'sample', 'sample', 'constant', 'constant']
     >>> [find_role(shape, (1, 3, 64, 64), (2, 3)) for shape in [(1, 2), (1,), (1, 1, 5, 5)]]

@@ -43,8 +43,6 @@ def cut_axis(length: int, patch: int, overlap: int, stride: int = 1) -> tuple[Ax
 
     An axis no longer than a patch is one tile, without padding.
 
-    Examples
-    --------
     >>> [(tile.core, tile.window) for tile in cut_axis(10, 4, 1)]
     [((0, 4), (-1, 5)), ((4, 8), (3, 9)), ((8, 10), (5, 11))]
     >>> cut_axis(4, 4, 1)
@@ -71,8 +69,6 @@ def blend_axis(
     ``length``: length of the axis; ``overlap``: halo width: weights rise from `overlap` pixels before the start of the inner part to as many after
     it; ``kind``: `linear` or `hann`; ``scale``: upscaling factor of the result.
 
-    Examples
-    --------
     >>> [weights.round(2).tolist() for weights in blend_axis(cut_axis(6, 3, 1), 6, 1, "linear")]
     [[1.0, 1.0, 0.75, 0.25], [0.25, 0.75, 1.0, 1.0]]
     """
@@ -101,8 +97,6 @@ def _ramp(inside: NDArray[Any], overlap: int) -> NDArray[Any]:
 class Tiles:
     """The tiles of images of one shape.
 
-    Examples
-    --------
     >>> tiles = Tiles((1, 1, 10, 12), (2, 3), (4, 6), (2, 2), "hann")
     >>> image = torch.arange(120.0).reshape(1, 1, 10, 12)
     >>> parts = [tiles.trim(tiles.window(image, number)) for number in range(len(tiles))]
@@ -243,8 +237,6 @@ def narrow(array: Any, axis: int, start: int, stop: int) -> Any:
 def concatenate_grid(parts: Sequence[Any], axes: Sequence[int], counts: Sequence[int]) -> Any:
     """Join arrays that are not tensors into one: ``counts`` of them along each of the axes, the last one first.
 
-    Examples
-    --------
     >>> concatenate_grid([np.full((1, 2), n) for n in range(4)], (0, 1), (2, 2)).tolist()
     [[0, 0, 1, 1], [2, 2, 3, 3]]
     """
@@ -277,8 +269,6 @@ def make_tiles(
 ) -> Tiles:
     """Make the tiles of an image from options in deepinv's terms.
 
-    Examples
-    --------
     >>> make_tiles((1, 3, 64, 64), 32, 8, None, None).axes
     (2, 3)
     """

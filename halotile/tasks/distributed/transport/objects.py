@@ -49,8 +49,6 @@ def contents_of(*objects: Any) -> list[Any]:
     The attributes of an object count as a container, but for frozen dataclasses: what those hold besides
     fields is a cache.
 
-    Examples
-    --------
     >>> layer = torch.nn.Linear(2, 1, bias=False)
     >>> [type(held).__name__ for held in contents_of([layer]) if isinstance(held, torch.Tensor)]
     ['Parameter']
@@ -68,8 +66,6 @@ def contents_of(*objects: Any) -> list[Any]:
 def wants_gradients(value: Any) -> bool:
     """Return True for an object that holds a tensor which wants a gradient.
 
-    Examples
-    --------
     >>> wants_gradients(torch.nn.Linear(1, 1)), wants_gradients([torch.ones(1)])
     (True, False)
     """
@@ -127,8 +123,6 @@ def _function_contents(function: FunctionType) -> Iterable[Any]:
 def running_statistics(value: Any) -> list[tuple[str, torch.nn.Module]]:
     """List the layers of a network that update running statistics in training mode, with their names.
 
-    Examples
-    --------
     >>> layer = torch.nn.BatchNorm2d(1)
     >>> running_statistics(torch.nn.Sequential(layer))[0][0], running_statistics(layer.eval())
     ('0', [])
@@ -238,8 +232,6 @@ class Packer:
     of its own, unless the object never changes; ``device``: device of its tensors on a worker; ``keeps_live``: leave tensors that want gradients
     out of the files: they are in ``live``, in the order in which calls are given them, and the others in ``constant``, with their versions.
 
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     layer = torch.nn.Linear(2, 1)
@@ -415,8 +407,6 @@ class LoadedObject:
 class Snapshot:
     """The contents of an object's containers, and the state of its tensors and generators.
 
-    Examples
-    --------
     >>> layer = torch.nn.Linear(1, 1)
     >>> snapshot = Snapshot(layer)
     >>> layer.seen = 5

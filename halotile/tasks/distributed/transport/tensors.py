@@ -20,8 +20,6 @@ from halotile.errors import InputError, WrongKind
 class Draw:
     """The random numbers of one call.
 
-    Examples
-    --------
     >>> Draw(1, 0, 0).for_number(3).torch_seed() == Draw(1, 0, 0, 3).torch_seed()
     True
     """
@@ -109,8 +107,6 @@ def to_array(tensor: torch.Tensor) -> NDArray[Any]:
 def to_tensor(array: NDArray[Any], kind: str | None = None, device: Any = "cpu") -> torch.Tensor:
     """Convert an array to a tensor of the named dtype, by default the array's own.
 
-    Examples
-    --------
     >>> to_tensor(np.ones(2, np.float32), "bfloat16").dtype
     torch.bfloat16
     """
@@ -151,8 +147,6 @@ def check_tensor(name: str, value: Any) -> None:
 def dtype_name(tensor: torch.Tensor) -> str:
     """Name of a tensor's dtype.
 
-    Examples
-    --------
     >>> dtype_name(torch.ones(1))
     'float32'
     """
@@ -162,8 +156,6 @@ def dtype_name(tensor: torch.Tensor) -> str:
 def promoted_dtype(left: str, right: str) -> str:
     """Name of the dtype of a sum.
 
-    Examples
-    --------
     >>> promoted_dtype("bfloat16", "float32"), promoted_dtype("float16", "complex64")
     ('float32', 'complex64')
     """

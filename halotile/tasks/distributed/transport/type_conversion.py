@@ -77,8 +77,6 @@ def _is_store_path(value: str) -> bool:
 def missing_axes(shape: tuple[int, ...]) -> int:
     """Number of axes of length 1 that make a stored image one for deepinv: (batch, channel, y, x).
 
-    Examples
-    --------
     >>> missing_axes((300, 400)), missing_axes((1, 3, 300, 400)), missing_axes((1, 1, 9, 300, 400))
     (2, 0, 0)
     """

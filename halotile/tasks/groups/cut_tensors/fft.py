@@ -72,8 +72,6 @@ def rfftn(
 ) -> torch.Tensor:
     """Transform of a real tensor, whose last axis of ``dim`` becomes n // 2 + 1 numbers; parameters as for :func:`fftn`.
 
-    Examples
-    --------
     >>> x = torch.rand(2, 4, 6)
     >>> torch.allclose(rfftn(x, TorchGroup(), [2], dim=(0, 1, 2)), torch.fft.rfftn(x), atol=1e-6)
     True
@@ -89,8 +87,6 @@ def irfftn(
 
     Without ``s``, the last axis of the result has the even one of the two lengths that have this spectrum.
 
-    Examples
-    --------
     >>> x = torch.rand(4, 7)
     >>> spectrum = rfftn(x, TorchGroup(), [4], dim=(0, 1))
     >>> torch.allclose(irfftn(spectrum, TorchGroup(), [4], dim=(0, 1), s=(4, 7)), x, atol=1e-6)
@@ -232,8 +228,6 @@ def with_real_ends(x: torch.Tensor, length: int, dim: int) -> torch.Tensor:
 
     On a CPU they do not count. cuFFT takes them to be 0, and what it makes of others depends on the length.
 
-    Examples
-    --------
     >>> with_real_ends(torch.full((3,), 1 + 1j), 4, 0).tolist()
     [(1+0j), (1+1j), (1+0j)]
     """

@@ -384,8 +384,6 @@ def aligned_sizes(rows: int, ranks: int, stride: int) -> list[int]:
     ConfigError
         When a rank would have no rows.
 
-    Examples
-    --------
     >>> aligned_sizes(100, 3, 8)
     [40, 32, 28]
     """

@@ -213,8 +213,6 @@ def exchange(parts: Sequence[torch.Tensor], shapes: PartShapes, group: TorchGrou
     ``parts``: the tensor for each rank, of one dtype on all ranks; it may be empty; ``shapes``: shape of the tensor that comes from each rank;
     ``group``: the ranks.
 
-    Examples
-    --------
     >>> [part.tolist() for part in exchange([torch.ones(2)], [(2,)], TorchGroup())]
     [[1.0, 1.0]]
     """
@@ -230,8 +228,6 @@ def transpose(
 
     ``x``: the part of this rank; ``group``: the ranks; ``split, joined``: an axis, and the lengths of the parts along it, by rank.
 
-    Examples
-    --------
     >>> transpose(torch.ones(2, 3), TorchGroup(), (1, [3]), (0, [2])).shape
     torch.Size([2, 3])
     """
@@ -246,8 +242,6 @@ HALVES = (torch.float16, torch.bfloat16)
 def even_sizes(length: int, ranks: int) -> list[int]:
     """Lengths that differ by one at most: the usual cut of an axis.
 
-    Examples
-    --------
     >>> even_sizes(10, 4)
     [3, 3, 2, 2]
     """

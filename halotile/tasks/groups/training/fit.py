@@ -78,8 +78,6 @@ def check_loss(value: Any) -> None:
 def type_name(stepped: Any) -> str:
     """Name of the type of an optimizer or a scheduler, with those of the schedulers that it is made of.
 
-    Examples
-    --------
     >>> type_name(None)
     'None'
     """

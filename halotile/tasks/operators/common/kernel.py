@@ -23,8 +23,6 @@ FOLDING = ("reflect", "mirror", "nearest")
 class Frame:
     """Positions along one axis: measurement pixel i depends on the image pixels ``step i - before`` to ``step i - before + taps - 1``.
 
-    Examples
-    --------
     >>> frame = Frame(length=10, count=10, taps=3, step=1, before=1, rule="mirror")
     >>> frame.seen(0, 4)
     (-1, 5)

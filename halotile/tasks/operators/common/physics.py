@@ -137,8 +137,6 @@ def _cast(module: Any, *, double: bool) -> Any:
 def batched(image: Shape) -> Shape:
     """The shape (B, C, H, W) of an image.
 
-    Examples
-    --------
     >>> batched((8, 9)), batched((3, 8, 9)), batched((5, 2, 3, 8, 9))
     ((1, 1, 8, 9), (1, 3, 8, 9), (10, 3, 8, 9))
     """
@@ -149,8 +147,6 @@ def batched(image: Shape) -> Shape:
 def unbatched(image: Shape, measurement: Shape) -> Shape:
     """The shape of a measurement without the axes that the image does not have.
 
-    Examples
-    --------
     >>> unbatched((8, 9), (1, 1, 4, 5)), unbatched((3, 8, 9), (1, 20)), unbatched((5, 2, 3, 8, 9), (10, 3, 4, 5))
     ((4, 5), (20,), (5, 2, 3, 4, 5))
     """
