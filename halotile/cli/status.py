@@ -394,6 +394,7 @@ class BatchJob:
     state: str | None  # state according to its batch system; None once the job is over
     known: bool  # the batch system has answered
     failure: str | None  # reason for the failure, where the run is marked as failed
+    stays: bool = False  # in the queue with an error, which nobody but the user can clear
 
     @property
     def words(self) -> str:
@@ -411,6 +412,11 @@ class BatchJob:
         updated = float(recorded.get("updated", 0.0))
         is_current = updated >= max(self.submitted, self.began)
         drained = recorded.get("state") == "stopped" and self.failure is None
+        if self.stays:
+            return (
+                "failed",
+                f"its batch job stays in the queue: {self.state}. Remove it with `recon-cli cancel`, and submit again",
+            )
         if self.state is not None:
             at_work = self.state.split()[0] in _AT_WORK
             # A driver that has drained requests another attempt before its job ends.
@@ -440,14 +446,13 @@ def batch_job(directory: Path) -> BatchJob | None:
     record = files.read()
     if record is None:
         return None
-    number, state, has_answer = record["number"], None, True
+    number, state, has_answer, system = record["number"], None, True, system_in(record)
     try:
-        state = system_in(record).state_of(number) if number else None
+        state = system.state_of(number) if number else None
     except ClusterFailed:
         has_answer = False
-    return BatchJob(
-        number, record["attempts"], record["submitted"], record["began"], state, has_answer, files.failure()
-    )
+    times, stays = (record["submitted"], record["began"]), bool(state) and state.startswith(system.stays)
+    return BatchJob(number, record["attempts"], *times, state, has_answer, files.failure(), stays)
 
 
 MOST_ROWS = 20
@@ -464,6 +469,9 @@ def show_many(job: Job, *, follow: bool, as_json: bool) -> None:
     states = {path: "cannot be read" if fault else "not begun" for path, fault in faults.items()}
     states |= dict.fromkeys(recorded.keys() & faults, "failed")
     states |= {path: one.state for path, one in stand.items() if one}
+    together = _together(job)
+    if together and together.queued:
+        states |= {path: QUEUED for path, state in states.items() if state == "not begun"}
     reasons = {path: first_line(one.reason) for path, one in stand.items() if one and one.reason} | faults
     if as_json:
         unbegun = {path: {"state": states[path], "reason": fault} for path, fault in faults.items()}
@@ -476,6 +484,8 @@ def show_many(job: Job, *, follow: bool, as_json: bool) -> None:
         said = ": ".join(filter(None, (PurePath(path).name, states[path], reasons.get(path))))
         rows.append((_done(stand[path]), said))
     rows += unlisted_row(len(unfinished))
+    if together and together.batch:
+        rows.append(("batch", together.batch.words))
     if "not begun" in counts and len(counts) > 1:
         rows.append(("not begun", "`recon-cli plan` of this job says what keeps an image from it"))
     print_rows(f"{counts.get('finished', 0):,} of {counted(len(stand), 'image')} finished", rows)
@@ -486,8 +496,17 @@ def unlisted_row(count: int) -> list[Row]:
     return [("", f"{MOST_ROWS} of {count:,} images; --json lists all")] if count > MOST_ROWS else []
 
 
+def _together(job: Job) -> RunStatus | None:
+    """Return the status of all images together, where they were submitted as one batch job."""
+    directory = RunDirectory.beside(full_path(job.place)).path
+    return read_status(directory) if (directory / BATCH).is_file() else None
+
+
 def _followed(job: Job, *, quiet: bool) -> dict[str, RunStatus | None]:
-    """Show the progress of one image after the other, until none has begun for a while."""
+    """Show the progress of the batch job, or else of one image after the other, until none has begun for a while."""
+    if together := _together(job):
+        watch(together.directory, make_report(quiet=quiet))
+        return _stand(job)
     idle = 0
     while idle <= IDLE_SECONDS:
         stand = _stand(job)

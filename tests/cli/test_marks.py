@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -10,11 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from halotile.cli import batch
+from halotile.cli import batch, status
+from halotile.cli.main import app
 from halotile.cli.screens.progress_report import Lines
-from halotile.cli.status import advice, read_status, watch
+from halotile.cli.status import BatchJob, advice, read_status, watch
 from halotile.errors import ConfigError
 from halotile.graphs.runs.signals import Signals, drains_within, run_child
 from halotile.graphs.submission import Submission
@@ -59,6 +63,33 @@ def test_a_run_that_has_finished_cannot_be_cancelled(submitted: RunDirectory, sl
 def test_a_job_that_ends_before_its_cancel_is_cancelled(submitted: RunDirectory, slurm: Path) -> None:
     (slurm / "scancel").write_text("#!/bin/sh\necho 'no such job' >&2; exit 1\n")
     assert "job 7 is cancelled" in batch.cancel(submitted.path)
+
+
+def test_a_batch_job_that_stays_in_the_queue_has_failed() -> None:
+    job = BatchJob("7", 0, 0.0, 0.0, "Eqw (can't chdir to /x)", known=True, failure=None, stays=True)
+    state, reason = job.corrected({}) or ("", "")
+    assert state == "failed"
+    assert "stays in the queue: Eqw (can't chdir to /x). Remove it with `recon-cli cancel`" in reason
+
+
+def test_the_images_of_a_batch_job_that_waits_are_queued(
+    submitted: RunDirectory, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = submitted.path.parent
+    for name in "ab":
+        np.save(folder / f"{name}.npy", np.zeros((8, 8), "f4"))
+    job = {"version": 1, "job": "denoise", "input": {"path": "*.npy"}, "denoiser": {"name": "none"}}
+    (folder / "many.yaml").write_text(json.dumps(job | {"output": {"path": "{stem}.zarr"}}))
+    submitted.path.rename(folder / "{stem}.zarr.run")
+    monkeypatch.setattr(status, "QUEUE_SECONDS", 0.01)
+    answers = f'n=$(cat "{slurm}/n" || echo 0); echo $((n + 1)) > "{slurm}/n"'
+    pending = '[ $n -lt 3 ] && echo "7 PENDING (Resources)"'
+    (slurm / "squeue").write_text(f"#!/bin/sh\n{answers} 2> /dev/null\n{pending}\nexit 0\n")
+    looked = CliRunner().invoke(app, ["status", str(folder / "many.yaml")])
+    assert "2 queued" in looked.stdout
+    assert "job 7: PENDING (Resources)" in looked.stdout
+    CliRunner().invoke(app, ["status", str(folder / "many.yaml"), "--watch"])
+    assert int((slurm / "n").read_text()) > 3, "it followed the job until it was over"
 
 
 def test_one_that_has_not_is_marked(submitted: RunDirectory, slurm: Path) -> None:

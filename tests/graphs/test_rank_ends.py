@@ -21,7 +21,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from distributed import Client
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from halotile import DistributedContext, collectives, torch_group
 from halotile.errors import DiskRefused, PeerLost, RankFailed, WorkerDied
@@ -164,8 +164,16 @@ def test_a_rank_that_fails_in_an_unusual_way_is_reported_in_words(
 
 
 def load_by_workers(_: TorchGroup) -> float:
-    pixels = DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2, num_workers=2)
-    return sum(float(batch.sum()) for (batch,) in pixels)
+    class Own(Dataset[torch.Tensor]):
+        """A class that cannot be pickled, as those of a script cannot."""
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, number: int) -> torch.Tensor:
+            return torch.ones(2)
+
+    return sum(float(batch.sum()) for batch in DataLoader(Own(), batch_size=2, num_workers=2))
 
 
 @pytest.mark.parametrize(("function", "result"), [(load_in_processes, 3.0), (load_by_workers, 8.0)])

@@ -67,12 +67,17 @@ def call_with_group(function: Callable[..., Any], args: tuple[Any, ...], place: 
 
 @contextmanager
 def _with_children() -> Iterator[None]:
-    """Let this process start others, as loaders of data do; multiprocessing refuses that to daemons, which workers are."""
+    """Let this process start others, as loaders of data do; multiprocessing refuses that to daemons, which workers are.
+
+    They start as those of a script do. The method of the worker itself would have to pickle the script's own classes.
+    """
     settings: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
-    is_daemon = settings.pop("daemon", None)
+    is_daemon, method = settings.pop("daemon", None), multiprocessing.get_start_method()
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     try:
         yield
     finally:
+        multiprocessing.set_start_method(method, force=True)
         if is_daemon is not None:
             settings["daemon"] = is_daemon
 
