@@ -451,7 +451,7 @@ def batch_job(directory: Path) -> BatchJob | None:
         state = system.state_of(number) if number else None
     except ClusterFailed:
         has_answer = False
-    times, stays = (record["submitted"], record["began"]), bool(state) and state.startswith(system.stays)
+    times, stays = (record["submitted"], record["began"]), (state or "").startswith(system.stays)
     return BatchJob(number, record["attempts"], *times, state, has_answer, files.failure(), stays)
 
 
