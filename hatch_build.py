@@ -64,10 +64,7 @@ def compile_kernels() -> bool:
             )
             _put_in_place(Path(folder, "kernels.so"), library.KERNELS)
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
-            print(
-                f"installed without compiled filters: {error}\n{getattr(error, 'stderr', '')}",
-                file=sys.stderr,
-            )
+            print(f"installed without compiled filters: {error}\n{getattr(error, 'stderr', '')}", file=sys.stderr)
             return False
     return True
 

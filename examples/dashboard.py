@@ -28,13 +28,7 @@ from numpy.typing import NDArray
 Image = NDArray[np.float32]
 
 CONFIG = Path(__file__).with_name("dashboard.yaml")
-ARGUMENTS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-)
+ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 SIZE = 3072
 OFTEN, NEVER = 29, 401
 """One block in so many fails at first, and for good."""
@@ -88,9 +82,7 @@ def photograph(address: str, image: Path, *, width: int, height: int, share: flo
 
 def main() -> None:
     """Make the input, run the job, look at it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo"))
     parser.add_argument("--image", type=Path, default=Path("docs/images/dashboard.png"))
     given = parser.parse_args()

@@ -143,9 +143,7 @@ def draw(path: Path, images: Mapping[str, zarr.Array | Retina], size: int) -> No
 def main() -> None:
     """Make the image, denoise it, say what came of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("demo"), help="folder that everything is written into"
-    )
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder that everything is written into")
     parser.add_argument("--size", type=int, default=4096, help="edge of the image in pixels")
     parser.add_argument("--workers", type=int, default=2)
     request = parser.parse_args()
@@ -155,17 +153,11 @@ def main() -> None:
     noisy, clean = (open_image(request.out / f"{name}.zarr") for name in ("noisy", "clean"))
     before, after = psnr(noisy, truth), psnr(clean, truth)
     drawn = request.out / "before-after.png"
-    draw(
-        drawn,
-        {f"noisy, {before:.1f} dB": noisy, f"denoised, {after:.1f} dB": clean, "truth": truth},
-        request.size,
-    )
+    draw(drawn, {f"noisy, {before:.1f} dB": noisy, f"denoised, {after:.1f} dB": clean, "truth": truth}, request.size)
     print(f"image      {request.size} x {request.size} pixels, noise of sigma {truth.sigma}")
     print(f"PSNR         {before:.2f} dB before, {after:.2f} dB after")
     print(f"throughput   {summary['megapixels_per_second']:.2f} Mpix/s, {summary['seconds']:.1f} s in all")
-    print(
-        f"peak memory  {summary['peak_memory_bytes'] / 2**20:.0f} MiB in the largest worker, libraries included"
-    )
+    print(f"peak memory  {summary['peak_memory_bytes'] / 2**20:.0f} MiB in the largest worker, libraries included")
     print(f"before/after {drawn}")
     print(f"output Zarr  {summary['output']}")
 

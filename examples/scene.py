@@ -68,13 +68,7 @@ def noise_at(region: Region, seed: int = 0) -> Image:
 
 
 def write_scene(
-    folder: Path,
-    size: int,
-    *,
-    sparse: int | None = None,
-    seed: int = 0,
-    sigma: float = 0.1,
-    shard: int = 1024,
+    folder: Path, size: int, *, sparse: int | None = None, seed: int = 0, sigma: float = 0.1, shard: int = 1024
 ) -> list[Region]:
     """Write ``truth.zarr`` and ``noisy.zarr`` (Zarr v3, sharded) and return the regions written.
 
@@ -170,19 +164,10 @@ def _draw_disc(image: Floats, region: Region, y: int, x: int, seed: int) -> None
     cy, cx = (y + down) * DISC_CELL, (x + across) * DISC_CELL
     radius = 4 + 36 * size * size
     box = _box(cy - radius, cx - radius, cy + radius, cx + radius)
-    _draw(
-        image,
-        region,
-        box,
-        lambda py, px: np.sqrt((py - cy) ** 2 + (px - cx) ** 2),
-        radius,
-        0.35 + 0.4 * level,
-    )
+    _draw(image, region, box, lambda py, px: np.sqrt((py - cy) ** 2 + (px - cx) ** 2), radius, 0.35 + 0.4 * level)
 
 
-def _draw_fibre(
-    image: Floats, region: Region, cell: tuple[int, int], other: tuple[int, int], seed: int
-) -> None:
+def _draw_fibre(image: Floats, region: Region, cell: tuple[int, int], other: tuple[int, int], seed: int) -> None:
     """Draw the fibre between the nodes of two neighbouring cells: 1 to 3 pixels to each side."""
     (y0, x0), (y1, x1) = _node(*cell, seed), _node(*other, seed)
     *_, width, level = _cell_draws(seed, FIBRES, *cell, 4)
@@ -209,12 +194,7 @@ def _box(top: float, left: float, bottom: float, right: float) -> Region:
 
 
 def _draw(
-    image: Floats,
-    region: Region,
-    box: Region,
-    distance: Callable[[Floats, Floats], Floats],
-    reach: float,
-    level: float,
+    image: Floats, region: Region, box: Region, distance: Callable[[Floats, Floats], Floats], reach: float, level: float
 ) -> None:
     """Lay a shape of brightness ``level`` over the image. The brighter wins, so no order matters."""
     part = box.clip(region)
@@ -238,9 +218,7 @@ def main() -> None:
     request = parser.parse_args()
     options = {"sparse": request.sparse, "seed": request.seed, "sigma": request.sigma, "shard": request.shard}
     regions = write_scene(request.folder, request.size, **options)
-    print(
-        f"{request.folder}: truth.zarr and noisy.zarr, {request.size} pixels wide, {len(regions)} shards written"
-    )
+    print(f"{request.folder}: truth.zarr and noisy.zarr, {request.size} pixels wide, {len(regions)} shards written")
 
 
 if __name__ == "__main__":

@@ -67,9 +67,7 @@ def train(steps: int, sigma: float, depth: int, width: int, seed: int = 0) -> to
         optimizer.step()
         schedule.step()
         if step % max(1, steps // 5) == 0:
-            print(
-                f"step {step} of {steps}: {-10 * np.log10(loss.item()):.2f} dB on the last batch", flush=True
-            )
+            print(f"step {step} of {steps}: {-10 * np.log10(loss.item()):.2f} dB on the last batch", flush=True)
     return stack
 
 
@@ -95,9 +93,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=32, help="channels between them")
     request = parser.parse_args()
     checksum = save(train(request.steps, request.sigma, request.depth, request.width), request.weights)
-    print(
-        f"denoiser: {{name: dncnn, weights: {request.weights}, depth: {request.depth}, width: {request.width},"
-    )
+    print(f"denoiser: {{name: dncnn, weights: {request.weights}, depth: {request.depth}, width: {request.width},")
     print(f"           sha256: {checksum}}}")
 
 

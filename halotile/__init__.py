@@ -67,8 +67,7 @@ __all__ = [
 
 _PUBLIC = {
     **dict.fromkeys(
-        ("export", "info", "plan", "preview", "status", "try_settings", "validate", "verify"),
-        "halotile.cli.api",
+        ("export", "info", "plan", "preview", "status", "try_settings", "validate", "verify"), "halotile.cli.api"
     ),
     "add_levels": "halotile.cli.export",
     "DistributedContext": "halotile.graphs.distributed.context",

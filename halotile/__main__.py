@@ -43,9 +43,7 @@ def _has_workers_here(words: Sequence[str]) -> bool:
     texts: list[str] = []
     with suppress(OSError, UnicodeDecodeError):
         texts = [
-            path.read_text("utf-8")
-            for path in map(Path, words)
-            if path.suffix in (".yaml", ".yml") and path.is_file()
+            path.read_text("utf-8") for path in map(Path, words) if path.suffix in (".yaml", ".yml") and path.is_file()
         ]
     if not texts or any("cluster" in text for text in (*words, *texts)):
         return False

@@ -117,9 +117,7 @@ def _built_in(kind: str) -> frozenset[str]:
     """
     found = pkgutil.iter_modules([str(_PACKAGE / _layer_of(kind) / kind)])
     modules = (module.name for module in found if module.ispkg == (kind in _FOLDERS))
-    return frozenset(
-        name.replace("_", "-") for name in modules if name != "base" and not name.startswith("_")
-    )
+    return frozenset(name.replace("_", "-") for name in modules if name != "base" and not name.startswith("_"))
 
 
 @lru_cache

@@ -15,9 +15,7 @@ def all_of(values: Iterable[Any], *, thorough: Collection[Any]) -> list[Any]:
     """Return all values, for ``parametrize``; those that are named here bear the mark ``thorough``."""
     found = list(values)
     assert [value for value in thorough if value not in found] == []
-    return [
-        pytest.param(value, marks=pytest.mark.thorough) if value in thorough else value for value in found
-    ]
+    return [pytest.param(value, marks=pytest.mark.thorough) if value in thorough else value for value in found]
 
 
 def thorough(*values: Any) -> Any:

@@ -24,9 +24,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much is tested, and what computes the tests of a GPU."""
     parser.addoption(
-        "--thorough",
-        action="store_true",
-        help="also the tests marked thorough, which are left out without it",
+        "--thorough", action="store_true", help="also the tests marked thorough, which are left out without it"
     )
     parser.addoption(
         "--gpu-device",
@@ -54,9 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        is_named = any(
-            item.nodeid == each or item.nodeid.startswith((f"{each}[", f"{each}::")) for each in named
-        )
+        is_named = any(item.nodeid == each or item.nodeid.startswith((f"{each}[", f"{each}::")) for each in named)
         (left_out if item.get_closest_marker("thorough") and not is_named else kept).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)

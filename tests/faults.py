@@ -215,23 +215,13 @@ class Scene:
         **job: Any,
     ) -> Outcome:
         """Plan and run the job in this process."""
-        return run(
-            make_plan(self.job(**job), fresh=fresh, same_input=same_input), observer=observer, cluster=cluster
-        )
+        return run(make_plan(self.job(**job), fresh=fresh, same_input=same_input), observer=observer, cluster=cluster)
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Run the job with the command line, as the leader of a process group of its own."""
         config = self.folder / "job.yaml"
         config.write_text(json.dumps(_as_config(self.job(**options))))
-        command = [
-            sys.executable,
-            "-m",
-            "halotile.cli.main",
-            "run",
-            str(config),
-            "--allow-import",
-            *arguments,
-        ]
+        command = [sys.executable, "-m", "halotile.cli.main", "run", str(config), "--allow-import", *arguments]
         return subprocess.Popen(
             command,
             cwd=self.cwd,
@@ -282,11 +272,7 @@ class Scene:
 
     def files(self) -> dict[str, bytes]:
         """Everything in the output."""
-        return {
-            str(p.relative_to(self.output)): p.read_bytes()
-            for p in sorted(self.output.rglob("*"))
-            if p.is_file()
-        }
+        return {str(p.relative_to(self.output)): p.read_bytes() for p in sorted(self.output.rglob("*")) if p.is_file()}
 
     def _log(self) -> list[tuple[int, int]]:
         file = self.folder / "log"

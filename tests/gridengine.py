@@ -36,12 +36,8 @@ def why_not() -> str | None:
     """The reason why it cannot run here; None where it can."""
     missing = sorted({package for name, package in DAEMONS.items() if not (PROGRAMS / name).is_file()})
     if missing:
-        return (
-            f"a real Grid Engine needs packages that are not installed: apt-get install {' '.join(missing)}"
-        )
-    return (
-        None if os.getuid() == 0 else "a Grid Engine of our own needs root: its daemons start jobs for users"
-    )
+        return f"a real Grid Engine needs packages that are not installed: apt-get install {' '.join(missing)}"
+    return None if os.getuid() == 0 else "a Grid Engine of our own needs root: its daemons start jobs for users"
 
 
 @dataclass(frozen=True)

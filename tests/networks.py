@@ -31,9 +31,7 @@ def convolutions(layers: int = 3, channels: int = 1, width: int = 16) -> nn.Modu
 def doubler() -> nn.Module:
     """Super-resolution: twice as many pixels on each axis."""
     return _seeded(
-        nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 4, 3, padding=1), nn.PixelShuffle(2)
-        )
+        nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 4, 3, padding=1), nn.PixelShuffle(2))
     )
 
 

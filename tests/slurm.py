@@ -57,9 +57,7 @@ class Slurm:
         CalledProcessError
             When it fails.
         """
-        done = subprocess.run(
-            words, env=self.environment, capture_output=True, text=True, timeout=60, check=True
-        )
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60, check=True)
         return done.stdout.strip()
 
     @contextmanager
@@ -114,9 +112,7 @@ def _lay_out(folder: Path) -> None:
     for number in range(GPUS):  # devices that swallow what they get, under the names of GPUs
         os.mknod(folder / "devices" / f"nvidia{number}", 0o20666, os.makedev(1, 3))
     (folder / "slurm.conf").write_text(_configuration(folder, _free_ports(NODES + 1)))
-    (folder / "gres.conf").write_text(
-        f"NodeName=n[1-{NODES}] Name=gpu File={folder}/devices/nvidia[0-{GPUS - 1}]\n"
-    )
+    (folder / "gres.conf").write_text(f"NodeName=n[1-{NODES}] Name=gpu File={folder}/devices/nvidia[0-{GPUS - 1}]\n")
 
 
 def _configuration(folder: Path, ports: Sequence[int]) -> str:
@@ -167,10 +163,7 @@ def _of_node(slurm: Slurm, node: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             known = process.environ()
-            if (
-                known.get("SLURMD_NODENAME") == node
-                and known.get("SLURM_CONF") == slurm.environment["SLURM_CONF"]
-            ):
+            if known.get("SLURMD_NODENAME") == node and known.get("SLURM_CONF") == slurm.environment["SLURM_CONF"]:
                 found += [process, *(parent for parent in process.parents() if "slurmstepd" in parent.name())]
     return found
 
@@ -208,9 +201,7 @@ def _start(slurm: Slurm) -> None:
 
 
 def _daemon(slurm: Slurm, name: str, *words: str) -> None:
-    subprocess.run(
-        [str(shutil.which(name, path=_SYSTEM)), *words], env=slurm.environment, timeout=30, check=True
-    )
+    subprocess.run([str(shutil.which(name, path=_SYSTEM)), *words], env=slurm.environment, timeout=30, check=True)
 
 
 def _idle(slurm: Slurm) -> int:

@@ -36,9 +36,7 @@ class ObjectServer:
         self.requests.append((method, name))
         if fault := self.trouble(method, name):
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            start_response(
-                fault[0], [("Content-Type", "application/xml"), ("Content-Length", str(len(fault[1])))]
-            )
+            start_response(fault[0], [("Content-Type", "application/xml"), ("Content-Length", str(len(fault[1])))])
             return [fault[1]]
         return self.app(environ, start_response)
 

@@ -28,20 +28,7 @@ from halotile.tasks.block import BlockRunner
 
 Image = NDArray[Any]
 
-DTYPES = (
-    "bool",
-    "uint8",
-    "int8",
-    "uint16",
-    "int16",
-    "uint32",
-    "int32",
-    "float16",
-    "float32",
-    "float64",
-    ">u2",
-    ">f4",
-)
+DTYPES = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "float16", "float32", "float64", ">u2", ">f4")
 """Types of pixels that an image may have."""
 
 IN_THREADS: dict[str, Any] = {
@@ -167,9 +154,7 @@ def dncnn_weights(path: Path, depth: int = 5, width: int = 8, channels: tuple[in
     sizes = [channels[0], *[width] * (depth - 1), channels[1]]
     state = {}
     for layer, (into, out) in enumerate(itertools.pairwise(sizes)):
-        state[f"layers.{layer}.weight"] = torch.randn((out, into, 3, 3), generator=generator) / (
-            3 * into**0.5
-        )
+        state[f"layers.{layer}.weight"] = torch.randn((out, into, 3, 3), generator=generator) / (3 * into**0.5)
         state[f"layers.{layer}.bias"] = torch.randn(out, generator=generator) * 0.01
     save_file(state, path)
     return path

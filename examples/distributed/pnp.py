@@ -81,9 +81,7 @@ def main() -> None:
         if ctx.rank == 0:
             psnr = PSNR()
             before, after = float(psnr(y[1], clean)), float(psnr(mine, clean))
-            print(
-                f"reconstructed: {before:.1f} dB before, {after:.1f} dB after {request.iterations} iterations"
-            )
+            print(f"reconstructed: {before:.1f} dB before, {after:.1f} dB after {request.iterations} iterations")
             print(f"by optim_builder: {float(psnr(theirs, clean)):.1f} dB")
             if request.save:
                 titles = (f"second camera, {before:.1f} dB", f"reconstructed, {after:.1f} dB")

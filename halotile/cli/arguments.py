@@ -65,18 +65,14 @@ def count(text: str, *names: str) -> Any:
     return option("N", text, *names, parser=whole)
 
 
-AllowImport = Annotated[
-    bool, flag("--allow-import", "Allow the job to run code of your own. Trust its file first.")
-]
+AllowImport = Annotated[bool, flag("--allow-import", "Allow the job to run code of your own. Trust its file first.")]
 ClusterKind = Annotated[
     str | None, option("KIND", "Kind of cluster, such as local or slurm; replaces cluster.kind.", "--cluster")
 ]
 Config = Annotated[Path, argument("CONFIG", "The job, a YAML file.")]
 Dataset = Annotated[
     str | None,
-    typer.Option(
-        help="Dataset inside an HDF5 file, image or array inside a Zarr, or scene of a microscope's file."
-    ),
+    typer.Option(help="Dataset inside an HDF5 file, image or array inside a Zarr, or scene of a microscope's file."),
 ]
 Debug = Annotated[bool, flag("--debug", "Show the traceback of an error.")]
 Fresh = Annotated[bool, flag("--fresh", "Start over instead of resuming.")]
@@ -122,9 +118,7 @@ class Asked:
 class FileRequest:
     """Options of a file with a part of an image, from the command line or a call."""
 
-    region: Annotated[str | None, option("Y0:Y1,X0:X1", "Only these rows and columns, pixel by pixel.")] = (
-        None
-    )
+    region: Annotated[str | None, option("Y0:Y1,X0:X1", "Only these rows and columns, pixel by pixel.")] = None
     plane: Annotated[str | None, option("AXIS=N,...", "Which plane, such as t=0,c=1.")] = None
     overwrite: Overwrite = False
     is_call: bool = False
@@ -243,7 +237,5 @@ class TryRequest(FileRequest):
             "--set",
         ),
     ] = None
-    region: Annotated[
-        str | None, option("Y0:Y1,X0:X1", "The crop; auto: 512 × 512 pixels with most structure.")
-    ] = None
+    region: Annotated[str | None, option("Y0:Y1,X0:X1", "The crop; auto: 512 × 512 pixels with most structure.")] = None
     allow_import: AllowImport = False

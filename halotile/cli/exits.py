@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from halotile.errors import (
-    ConfigError,
-    HalotileError,
-    InputError,
-    MissingPackage,
-    Refused,
-    Stopped,
-    WeightsError,
-)
+from halotile.errors import ConfigError, HalotileError, InputError, MissingPackage, Refused, Stopped, WeightsError
 
 OK = 0
 FAILED = 1

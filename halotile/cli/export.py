@@ -37,9 +37,7 @@ def export(request: ExportRequest, *, quiet: bool = False) -> str:
     from halotile.storage.sharded.ome_metadata import is_photo
 
     if request.file.suffix.lower() not in (".tif", ".tiff"):
-        raise ConfigError(
-            f"{request.file}: what is written is a TIFF. Write a name that ends in .tif or .tiff."
-        )
+        raise ConfigError(f"{request.file}: what is written is a TIFF. Write a name that ends in .tif or .tiff.")
     request.check_file(request.file, [request.path])
     check_whole(request.path)
     planes = opened_planes(request)

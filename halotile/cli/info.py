@@ -166,13 +166,7 @@ def suggest(path: str, source: Source, *, level: int = 0, dataset: str | None = 
 
 
 def job_text(
-    path: str,
-    denoiser: str,
-    word: str,
-    *,
-    level: int = 0,
-    dataset: str | None = None,
-    axes: str | None = None,
+    path: str, denoiser: str, word: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None
 ) -> str:
     """Return a configuration with a denoiser, whose output has the name of the image and a word."""
     chosen = {"path": _yaml_text(path)}
@@ -204,9 +198,7 @@ def _yaml_text(text: str) -> str:
     """Return a text as YAML, with quotes only where they are needed."""
     import json
 
-    plain = re.fullmatch(r"[A-Za-z0-9_./~-]*[A-Za-z_/][A-Za-z0-9_./~-]*", text) and not text.startswith(
-        ("-", "~")
-    )
+    plain = re.fullmatch(r"[A-Za-z0-9_./~-]*[A-Za-z_/][A-Za-z0-9_./~-]*", text) and not text.startswith(("-", "~"))
     words = text.lower() in ("null", "true", "false")
     return text if plain and not words and not _is_number(text) else json.dumps(text, ensure_ascii=False)
 
@@ -239,9 +231,7 @@ def info_rows(facts: dict[str, Any]) -> list[Row]:
         rows.append(("holes", f"pixels of {facts['nodata']:g}, by the file: they stay as they are"))
     if place := facts["georeference"]:
         x, y = place["spatial:transform"][2], place["spatial:transform"][5]
-        rows.append(
-            ("georeference", f"{place.get('proj:code', 'no EPSG code')}, from x {x:.10g}, y {y:.10g}")
-        )
+        rows.append(("georeference", f"{place.get('proj:code', 'no EPSG code')}, from x {x:.10g}, y {y:.10g}"))
     rows += [("note", remark) for remark in facts["remarks"]]
     for label in ("series", "levels"):
         shapes = facts[label] if len(facts[label]) > 1 else ()

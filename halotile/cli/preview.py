@@ -36,25 +36,19 @@ def check(request: PreviewRequest) -> None:
     """Refuse options that are wrong for every image, before the image is opened."""
     option = request.spelled
     if request.file.suffix.lower() in _TIFF:
-        export = (
-            "halotile.export(...)" if request.is_call else f"recon-cli export {request.path} {request.file}"
-        )
+        export = "halotile.export(...)" if request.is_call else f"recon-cli export {request.path} {request.file}"
         raise ConfigError(f"{request.file}: a preview is a PNG. For a TIFF of every pixel write: {export}")
     if request.file.suffix.lower() != ".png":
         raise ConfigError(f"{request.file}: a preview is a PNG. Write a name that ends in .png.")
     if request.size is not None and request.size < 1:
-        raise ConfigError(
-            f"{option('size')} {request.size}: an image needs a pixel. Write 1 or more, such as {SIZE}."
-        )
+        raise ConfigError(f"{option('size')} {request.size}: an image needs a pixel. Write 1 or more, such as {SIZE}.")
     if request.size is not None and request.region is not None:
         raise ConfigError(
             f"{option('size')} and {option('region')}: a region is shown pixel by pixel. Leave one of them out."
         )
     if request.values is not None and not request.values[0] < request.values[1]:
         low, high = request.values
-        raise ConfigError(
-            f"{option('range')} {low:g} {high:g}: the black level must be below the white level."
-        )
+        raise ConfigError(f"{option('range')} {low:g} {high:g}: the black level must be below the white level.")
     images = [path for path in (request.path, request.against) if path is not None]
     request.check_file(request.file, images)
 

@@ -151,9 +151,7 @@ def _among_copies(job: Job) -> AbstractContextManager[None]:
 def simulation(job: Job, noise: NoiseChoice, *, overwrite: bool) -> Simulation:
     """Return the job that simulates the measurements of another."""
     if not isinstance(job, Reconstruction):
-        raise ConfigError(
-            f"job is {job.kind}: measurements are simulated of a reconstruction. Write job: reconstruct."
-        )
+        raise ConfigError(f"job is {job.kind}: measurements are simulated of a reconstruction. Write job: reconstruct.")
     if is_other_copy(job.cluster):
         raise ConfigError("simulate is a command for one copy. Start it without mpirun and srun.")
     return simulation_of(job, noise, overwrite=overwrite)
@@ -166,12 +164,7 @@ def figures_of(many: ManyPlans) -> dict[str, Any]:
 
 
 def go_through_images(
-    job: Job,
-    asked: Asked,
-    *,
-    quiet: bool = False,
-    directory: RunDirectory | None = None,
-    since: float = math.inf,
+    job: Job, asked: Asked, *, quiet: bool = False, directory: RunDirectory | None = None, since: float = math.inf
 ) -> None:
     """Run a job for each image; interrupted ones are resumed, and those that fail are named at the end.
 
@@ -275,19 +268,14 @@ def _name(path: str) -> str:
 
 def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> list[Row]:
     outcomes = ended.outcomes.values()
-    done, total, resumed = (
-        sum(getattr(one, name) for one in outcomes) for name in ("done", "total", "resumed")
-    )
+    done, total, resumed = (sum(getattr(one, name) for one in outcomes) for name in ("done", "total", "resumed"))
     failed = [(name, first_line(str(error))) for name, error in list(ended.failed.items())[:MOST_ROWS]]
     doubtful = [path for path, one in ended.outcomes.items() if one.inspection.warnings]
     rows = [
         ("images", f"{len(outcomes):,} of {len(outcomes) + len(ended.failed):,}"),
         *(("failed", f"{_name(path)}: {reason.removeprefix(f'{path}: ')}") for path, reason in failed),
         *unlisted_row(len(ended.failed)),
-        (
-            "blocks",
-            f"{done:,} of {total:,} done{f', {resumed:,} of them by an earlier run' if resumed else ''}",
-        ),
+        ("blocks", f"{done:,} of {total:,} done{f', {resumed:,} of them by an earlier run' if resumed else ''}"),
     ]
     seconds = sum(one.seconds for one in outcomes)
     if done > resumed:
@@ -325,9 +313,7 @@ def name_failures(failed: Mapping[str, HalotileError]) -> None:
 
 def _name_warnings(ended: ManyOutcomes) -> None:
     """Name what is doubtful in the results of the first images that have such."""
-    doubtful = {
-        path: one.inspection.warnings for path, one in ended.outcomes.items() if one.inspection.warnings
-    }
+    doubtful = {path: one.inspection.warnings for path, one in ended.outcomes.items() if one.inspection.warnings}
     for path, warnings in list(doubtful.items())[:MOST_ROWS]:
         for warning in warnings:
             complain(f"warning: {_name(path)}: {warning}")

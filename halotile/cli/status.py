@@ -431,10 +431,7 @@ class BatchJob:
         if self.failure is not None and recorded.get("state") != "finished":
             return "failed", self.failure
         if not is_current and self.known:
-            return (
-                "failed",
-                "its batch job ended before the run began: `recon-cli logs` shows what it printed",
-            )
+            return ("failed", "its batch job ended before the run began: `recon-cli logs` shows what it printed")
         return None
 
 

@@ -89,9 +89,7 @@ def listed(values: Sequence[Any]) -> str:
     ('tv,0.5,[64, 64]', ['"a,b"', 'c'])
     """
     return ",".join(
-        value
-        if isinstance(value, str) and len(list(_split(value))) == 1
-        else json.dumps(value, default=_plain)
+        value if isinstance(value, str) and len(list(_split(value))) == 1 else json.dumps(value, default=_plain)
         for value in values
     )
 

@@ -92,9 +92,7 @@ def _compare(order: Order) -> Iterator[Finding]:
         await_workers(cluster, order.report)
         workers = present_workers(cluster.client).values()
         hosts = sorted({str(worker["host"]) for worker in workers})
-        yield Finding(
-            "workers", "ok", f"{counted(len(workers), 'worker')} of {order.workers} on {', '.join(hosts)}"
-        )
+        yield Finding("workers", "ok", f"{counted(len(workers), 'worker')} of {order.workers} on {', '.join(hosts)}")
         differing = differing_versions(cluster.client)
         for line in differing:
             yield Finding("versions", "missing" if "not there" in line else "note", line)
@@ -211,10 +209,7 @@ def _file_system(folder: Path, kind: ChosenCluster) -> Result:
         with tempfile.TemporaryDirectory(prefix=".halotile-doctor-", dir=folder) as scratch:
             seconds = _try_writes(Path(scratch))
     except OSError as error:
-        return (
-            "missing",
-            f"{folder}: {error}. A run needs fsync, rename and flock there; write another output.path",
-        )
+        return ("missing", f"{folder}: {error}. A run needs fsync, rename and flock there; write another output.path")
     if why := local_lock_reason(folder):
         verdict: CheckLevel = "note" if kind.traits.is_here else "missing"
         return verdict, (

@@ -142,9 +142,7 @@ def map_overlap(
     options |= {key: value for key, value in (naming | output).items() if value is not None}
     if any(isinstance(array, da.Array | np.ndarray) for array in opened):
         if block is not None:
-            raise ConfigError(
-                f"block is {block!r}: it is for stores only. Call .rechunk() on the dask arrays."
-            )
+            raise ConfigError(f"block is {block!r}: it is for stores only. Call .rechunk() on the dask arrays.")
         with _explained_inference(func):
             return da.map_overlap(
                 func,
@@ -212,8 +210,7 @@ class WindowTask:
     def block_info(self, block_id: Index) -> dict[int | None, dict[str, Any]]:
         """Return map_blocks' block_info for a block; locations refer to overlapping windows, as in Dask."""
         info: dict[int | None, dict[str, Any]] = {
-            number: _location(store.lengths, self.index_in(store, block_id))
-            for number, store in enumerate(self.stores)
+            number: _location(store.lengths, self.index_in(store, block_id)) for number, store in enumerate(self.stores)
         }
         shape = tuple(sizes[i] for sizes, i in zip(self.mapped_chunks, block_id, strict=True))
         info[None] = _location(self.mapped_chunks, block_id) | {"chunk-shape": shape, "dtype": self.dtype}
@@ -221,11 +218,7 @@ class WindowTask:
 
 
 def _map_stores(
-    func: Callable[..., Any],
-    stores: tuple[Windows, ...],
-    trim: bool,
-    options: dict[str, Any],
-    kwargs: dict[str, Any],
+    func: Callable[..., Any], stores: tuple[Windows, ...], trim: bool, options: dict[str, Any], kwargs: dict[str, Any]
 ) -> da.Array:
     """Return the result as a single map_blocks over block numbers."""
     name, token = options.pop("name", None), options.pop("token", None)
@@ -238,9 +231,7 @@ def _map_stores(
     overlaps = any(pair != (0, 0) for store in stores for pair in store.depth)
     if overlaps and not trim:
         sources = [None if axis is None else _reference_store(stores, axis) for axis in axes]
-        options.setdefault(
-            "chunks", tuple(1 if pair is None else pair[0].chunks[pair[1]] for pair in sources)
-        )
+        options.setdefault("chunks", tuple(1 if pair is None else pair[0].chunks[pair[1]] for pair in sources))
     # Stock map_blocks on arrays shaped like the windows determines sizes, dtype and meta of the results.
     likes = [da.empty([sum(c) for c in s.lengths], chunks=s.lengths, dtype=s.source.dtype) for s in stores]
     with _explained_inference(func):

@@ -221,9 +221,7 @@ class ShortWork(Work):
             total = sum(blocks for blocks, _ in self.measured)
             return (sum(blocks * each for blocks, each in self.measured) / total,) if total else ()
         unit = self.steps.unit
-        return tuple(
-            row["seconds"] / (row[unit] - before[unit]) for before, row in itertools.pairwise(self.rows)
-        )
+        return tuple(row["seconds"] / (row[unit] - before[unit]) for before, row in itertools.pairwise(self.rows))
 
     @property
     def losses(self) -> tuple[tuple[int, float], ...]:
@@ -231,9 +229,7 @@ class ShortWork(Work):
         if self.steps is None or not self.rows:
             return ()
         named = (key for key in self.steps.losses if key in self.rows[0])
-        return tuple(
-            (int(row[self.steps.unit]), row[key]) for key in itertools.islice(named, 1) for row in self.rows
-        )
+        return tuple((int(row[self.steps.unit]), row[key]) for key in itertools.islice(named, 1) for row in self.rows)
 
     def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
         """Yield passes until enough is done."""
@@ -357,9 +353,7 @@ def _check(request: ScalingRequest, steps: Steps | None) -> None:
             f"--blocks: this job is measured by the {steps.unit}, each over all blocks. Write --steps {STEPS}."
         )
     if request.steps and not steps:
-        raise ConfigError(
-            "--steps: this job has no steps, and is measured by the block. Write --blocks, or neither."
-        )
+        raise ConfigError("--steps: this job has no steps, and is measured by the block. Write --blocks, or neither.")
 
 
 @contextmanager
@@ -391,9 +385,7 @@ def _plan(job: Job, request: ScalingRequest, folder: Path, report: Report) -> Pl
             "Write --cluster local, or a batch system."
         )
     most = max(request.counts, default=0)
-    plan = make_plan(
-        replace(job, run=replace(job.run, workers=most)) if most else job, fresh=True, report=report
-    )
+    plan = make_plan(replace(job, run=replace(job.run, workers=most)) if most else job, fresh=True, report=report)
     if plan.run.count < most:
         raise ConfigError(
             f"--workers asks for {most}, and this job gets {plan.run.count}: {plan.computing.requested.why}. Write --workers {plan.run.count}."
@@ -441,9 +433,7 @@ def _epoch_text(steps: float, scaling: Scaling) -> str:
     times = []
     for row in scaling.rows:
         middle, *ends = (precise_seconds_text(steps * seconds) for seconds in row.seconds)
-        times.append(
-            f"{middle} ({' to '.join(dict.fromkeys(ends))}) with {counted(row.run.workers, 'worker')}"
-        )
+        times.append(f"{middle} ({' to '.join(dict.fromkeys(ends))}) with {counted(row.run.workers, 'worker')}")
     return f"an epoch is {steps:.3g} {scaling.unit}s: {', '.join(times)}"
 
 
@@ -470,8 +460,7 @@ def _run(plan: Plan, portion: Portion, signals: Signals) -> TimedRun:
             run(replace(plan, work=work), observer=progress.append, cluster=cluster, signals=signals)
         client = cluster.running.client if cluster.running else None
         received, peaks = (
-            ask(client, client.run, question) if client else {}
-            for question in (_received_bytes, peak_memory_bytes)
+            ask(client, client.run, question) if client else {} for question in (_received_bytes, peak_memory_bytes)
         )
     if not work.seconds:
         raise ConfigError(

@@ -185,6 +185,8 @@ def _request_again(submission: Submission, files: BatchFiles) -> None:
             number = system.submit(files.script_path)
             replace(submission_in(files.run), number=number).keep(files)
         except ClusterFailed as error:
-            reason = f"it has to go on in another job, and can be neither requeued ({refused}) nor submitted again ({error})"
+            reason = (
+                f"it has to go on in another job, and can be neither requeued ({refused}) nor submitted again ({error})"
+            )
             files.mark_end(f"{reason}: `recon-cli submit` goes on")
             raise ClusterFailed(f"{reason}.") from error

@@ -27,9 +27,7 @@ from halotile.tasks.groups.opening import Rendezvous
 from halotile.tasks.groups.script import run_script
 
 
-def execute(
-    command: Sequence[str], order: Order, *, started: Callable[[str | None], None] = lambda _: None
-) -> int:
+def execute(command: Sequence[str], order: Order, *, started: Callable[[str | None], None] = lambda _: None) -> int:
     """Run a command beside a cluster that ``Client()`` and ``DistributedContext()`` in it join; return its exit code.
 
     ``command``: program with its arguments; ``order``: requirements for the cluster; ``started``: called with the dashboard's address once there is a
@@ -104,9 +102,7 @@ def execute_torch(
         _run(program_of, cluster, order, retries)
 
 
-def _run(
-    program_of: Callable[[int], TorchProgram], cluster: RunningCluster, order: Order, retries: int
-) -> None:
+def _run(program_of: Callable[[int], TorchProgram], cluster: RunningCluster, order: Order, retries: int) -> None:
     """Run the program of each attempt on all workers of the order; after a failure on those that are there then."""
     ranks: int | None = order.workers
     for attempt in range(retries + 1):

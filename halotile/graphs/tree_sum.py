@@ -94,9 +94,7 @@ def key_of(work: SumFunctions, group: Sequence[Numbered], token: str) -> str:
     return f"{work.phase}-{token}-{numbers}"
 
 
-def plan_sums(
-    work: SumFunctions, groups: Sequence[Sequence[Numbered]], split_every: int, workers: int
-) -> Delayed:
+def plan_sums(work: SumFunctions, groups: Sequence[Sequence[Numbered]], split_every: int, workers: int) -> Delayed:
     """Return the task that adds up the groups of calls.
 
     A leaf waits for the sum of the leaves some distance before it, so that fast workers do not fill the disk

@@ -166,8 +166,7 @@ def _missing_path_message(path: Path) -> str:
         parent, missing = parent.parent, parent
     if parent != path.parent:
         return (
-            f"{path}: nothing is there, for there is no {missing.name} in {parent.absolute()}. "
-            "Write an existing path."
+            f"{path}: nothing is there, for there is no {missing.name} in {parent.absolute()}. Write an existing path."
         )
     siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
     near = difflib.get_close_matches(path.name, siblings, n=1)

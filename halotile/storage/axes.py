@@ -32,9 +32,7 @@ _ON_EARTH = {"lat": "y", "latitude": "y", "lon": "x", "longitude": "x"}
 """Names of the CF conventions, where no axis is called y or x."""
 
 
-def choose_axes(
-    requested: str | None, named: Sequence[str | None] | None, shape: tuple[int, ...]
-) -> tuple[str, ...]:
+def choose_axes(requested: str | None, named: Sequence[str | None] | None, shape: tuple[int, ...]) -> tuple[str, ...]:
     """One distinct lower-case letter for each axis.
 
     ``requested``: user's letters, such as `"tcyx"`; ``named``: axis names in the file; ``shape``: shape of the array, in pixels.
@@ -98,9 +96,7 @@ def _checked(requested: str, shape: tuple[int, ...]) -> tuple[str, ...]:
             f"Write one letter for each, such as {_EXAMPLES.get(len(shape), 'tczyx')!r}."
         )
     if len(set(axes)) != len(axes) or not all(letter in string.ascii_lowercase for letter in axes):
-        raise InputError(
-            f"axes is {requested!r}: the axes need distinct letters. Write letters a to z, each once."
-        )
+        raise InputError(f"axes is {requested!r}: the axes need distinct letters. Write letters a to z, each once.")
     if not {"y", "x"} <= set(axes):
         raise InputError(f"axes is {requested!r}: an image has the axes y and x. Name both.")
     return axes
@@ -116,9 +112,7 @@ def holds_colours(shape: Sequence[int]) -> bool:
     return len(shape) > 2 and last <= _MOST_COLOURS and 4 * last <= min(shape[-3:-1])
 
 
-def remarks_on_axes(
-    axes: Sequence[str], shape: Sequence[int], named: Sequence[str | None] = ()
-) -> tuple[str, ...]:
+def remarks_on_axes(axes: Sequence[str], shape: Sequence[int], named: Sequence[str | None] = ()) -> tuple[str, ...]:
     """Return what was assumed of axes that the file does not name, or not so, and what to write instead.
 
     ``axes``: letters; ``shape``: length of each axis; ``named``: axis names in the file.

@@ -201,8 +201,7 @@ class Grid:
             for a, b, least, r in zip(window.start, window.stop, self.least, reach.start, strict=True)
         )
         stop = tuple(
-            max(b, min(a + least, r))
-            for a, b, least, r in zip(start, window.stop, self.least, reach.stop, strict=True)
+            max(b, min(a + least, r)) for a, b, least, r in zip(start, window.stop, self.least, reach.stop, strict=True)
         )
         return align_outward(Region(start, stop), self.align, self.shape)
 
@@ -213,9 +212,7 @@ def align_outward(window: Region, align: tuple[int, ...], shape: tuple[int, ...]
     A stop at or past the end of the array is not moved: the rim rule applies there.
     """
     start = tuple(a // k * k for a, k in zip(window.start, align, strict=True))
-    stop = tuple(
-        b if b >= n else min(-(-b // k) * k, n) for b, k, n in zip(window.stop, align, shape, strict=True)
-    )
+    stop = tuple(b if b >= n else min(-(-b // k) * k, n) for b, k, n in zip(window.stop, align, shape, strict=True))
     return Region(start, stop)
 
 

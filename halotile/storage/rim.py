@@ -76,12 +76,8 @@ class Rim:
         """The region that a read of ``window`` returns: clipped to the array along the axes with rule ``cut``."""
         inside = window.clip(Region.whole(shape))
         return Region(
-            tuple(
-                i if r == "cut" else w for i, w, r in zip(inside.start, window.start, self.rules, strict=True)
-            ),
-            tuple(
-                i if r == "cut" else w for i, w, r in zip(inside.stop, window.stop, self.rules, strict=True)
-            ),
+            tuple(i if r == "cut" else w for i, w, r in zip(inside.start, window.start, self.rules, strict=True)),
+            tuple(i if r == "cut" else w for i, w, r in zip(inside.stop, window.stop, self.rules, strict=True)),
         )
 
 
@@ -143,11 +139,7 @@ def _holds(start: int, stop: int, position: NDArray[np.intp]) -> bool:
 
 
 def _surrounded(
-    pixels: Pixels,
-    place: Region,
-    inside: Region,
-    positions: list[NDArray[np.intp]],
-    values: tuple[float, ...],
+    pixels: Pixels, place: Region, inside: Region, positions: list[NDArray[np.intp]], values: tuple[float, ...]
 ) -> Pixels:
     """Put the pixels of ``inside`` in their place of a window, and fill what lies around it from them, one axis after the other."""
     window = np.empty([len(position) for position in positions], pixels.dtype)
@@ -191,9 +183,7 @@ def _runs(positions: NDArray[np.intp]) -> list[tuple[int, int, slice]]:
     return [(int(positions[a]), int(positions[b - 1]) + 1, slice(a, b)) for a, b in ends if a < b]
 
 
-def _spread(
-    pixels: Pixels, axis: int, position: NDArray[np.intp], need: NDArray[np.intp], value: float
-) -> Pixels:
+def _spread(pixels: Pixels, axis: int, position: NDArray[np.intp], need: NDArray[np.intp], value: float) -> Pixels:
     """Repeat the pixels that were read at every position of one axis."""
     if len(position) == len(need) and np.array_equal(position, need):
         return pixels

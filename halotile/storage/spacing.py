@@ -115,10 +115,7 @@ def signed_metres(length: float | str) -> float | None:
 
 
 def with_sizes(
-    axes: Sequence[str],
-    scale: Sequence[float],
-    units: Sequence[str | None],
-    sizes: Mapping[str, float | str],
+    axes: Sequence[str], scale: Sequence[float], units: Sequence[str | None], sizes: Mapping[str, float | str]
 ) -> tuple[tuple[float, ...], tuple[str | None, ...]]:
     """Scale and units with the sizes of some axes replaced.
 

@@ -223,9 +223,7 @@ def _open(opener: Opener, path: str, options: Mapping[str, Any]) -> Reader:
 
 
 @lru_cache(maxsize=MOST_SHARED)
-def _reopen(
-    pid: int, opener: Opener, path: str, options: tuple[tuple[str, Any], ...], fingerprint: str
-) -> Reader:
+def _reopen(pid: int, opener: Opener, path: str, options: tuple[tuple[str, Any], ...], fingerprint: str) -> Reader:
     """Open the file of an unpickled source; all copies in a process share one reader."""
     return _open(opener, path, dict(options))
 
@@ -253,9 +251,7 @@ def _bounds(entry: Any, length: int) -> tuple[int, int]:
     if isinstance(selected, int):
         return selected, selected + 1
     if selected is None or selected.step != 1:
-        raise IndexError(
-            f"{entry!r} is no index here: write integers and slices of step 1, or index what was read."
-        )
+        raise IndexError(f"{entry!r} is no index here: write integers and slices of step 1, or index what was read.")
     return selected.start, max(selected.start, selected.stop)
 
 

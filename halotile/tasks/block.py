@@ -37,9 +37,7 @@ class Prefetch:
         self._pending: tuple[Block, Future[None]] | None = None
         self._written: list[tuple[Block, BaseException | None]] = []
 
-    def ahead(
-        self, blocks: Iterable[Block], read: Callable[[Block], Any]
-    ) -> Iterator[tuple[Block, Callable[[], Any]]]:
+    def ahead(self, blocks: Iterable[Block], read: Callable[[Block], Any]) -> Iterator[tuple[Block, Callable[[], Any]]]:
         """Yield each block with a function that returns what was read for it, or raises."""
         if self._reader is None:
             for block in blocks:
@@ -260,9 +258,7 @@ class BlockRunner:
         else:
             kind = "task"
         lines = traceback.format_exception(error)
-        return BadBlock(
-            block.number, block.index, block.core, f"{type(error).__name__}: {error}", "".join(lines), kind
-        )
+        return BadBlock(block.number, block.index, block.core, f"{type(error).__name__}: {error}", "".join(lines), kind)
 
 
 def peak_memory_bytes() -> int:

@@ -180,11 +180,7 @@ class DenoiseStages:
         given = original = roles.arrange(pixels)
         mask = self._read_side("mask", task.sides["mask"], block) if "mask" in task.sides else None
         valid = self._valid(original, None if mask is None else self._arrange_side(mask))
-        sides = {
-            name: self._read_side(name, side, block, valid)
-            for name, side in task.sides.items()
-            if name != "mask"
-        }
+        sides = {name: self._read_side(name, side, block, valid) for name, side in task.sides.items() if name != "mask"}
         size = pixels.nbytes + sum(side.nbytes for side in (*sides.values(), mask) if side is not None)
         arranged = {name: self._arrange_side(side) for name, side in sides.items()}
         if valid is not None:

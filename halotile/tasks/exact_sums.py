@@ -39,8 +39,7 @@ def total_of(make: Callable[..., Array], *arrays: Array) -> float:
     24.0
     """
     parts = (
-        make(arrays[0][at].astype(np.float64), *(array[at] for array in arrays[1:]))
-        for at in _strips(arrays[0].shape)
+        make(arrays[0][at].astype(np.float64), *(array[at] for array in arrays[1:])) for at in _strips(arrays[0].shape)
     )
     return add_exactly(float(np.sum(part)) for part in parts)
 

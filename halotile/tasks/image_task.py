@@ -90,9 +90,7 @@ class Denoised:
     def key(self) -> bytes:
         """Key of the model with its tiling in the cache of a process."""
         # Plain pickle cannot find a function of a script by name.
-        key: bytes = cloudpickle.dumps(
-            (self.denoiser, self.tiling, *self._device_options, sorted(self.seals.items()))
-        )
+        key: bytes = cloudpickle.dumps((self.denoiser, self.tiling, *self._device_options, sorted(self.seals.items())))
         return key
 
     def runner(self) -> TileRunner:

@@ -71,10 +71,7 @@ def windows_of(core: Region, available: Region, planes: tuple[int, ...], tiling:
     All windows have one shape where possible: a window that would be cut at the edge of the available
     pixels is moved inward, which gives it more context than it needs and costs a few pixels.
     """
-    cuts = [
-        cut_evenly(a, b, t, k)
-        for a, b, t, k in zip(core.start, core.stop, tiling.tile, tiling.align, strict=True)
-    ]
+    cuts = [cut_evenly(a, b, t, k) for a, b, t, k in zip(core.start, core.stop, tiling.tile, tiling.align, strict=True)]
     full = tuple(
         max(max(b - a for a, b in cut) + before + after + (k if k > 1 else 0), least)
         for cut, (before, after), k, least in zip(cuts, tiling.depth, tiling.align, tiling.least, strict=True)
@@ -201,17 +198,12 @@ class TileRunner:
             self._store(values, work.place_for(window, values, self.tiling.scale))
 
     def _gather(
-        self,
-        group: list[Window],
-        pixels: torch.Tensor,
-        available: Region,
-        value_range: tuple[float, float] | None,
+        self, group: list[Window], pixels: torch.Tensor, available: Region, value_range: tuple[float, float] | None
     ) -> torch.Tensor:
         """Copy the windows of a group into one contiguous batch of the working dtype."""
         channels = pixels.shape[pixels.ndim - 1 - len(available.start)]
         batch = pixels.new_empty(
-            (len(group), channels, *group[0].reach.shape),
-            dtype=getattr(self.device.torch, self.tiling.work_dtype),
+            (len(group), channels, *group[0].reach.shape), dtype=getattr(self.device.torch, self.tiling.work_dtype)
         )
         is_uniform = pixels.shape[-len(available.start) :] != available.shape  # one number for a plane
         for slot, window in zip(batch, group, strict=True):

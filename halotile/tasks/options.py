@@ -157,9 +157,7 @@ def import_reference(reference: str) -> Any:
             "Put its file beside the job file, install its package in this environment, or correct the name."
         ) from error
     except AttributeError as error:
-        raise ConfigError(
-            f"import is {reference!r}, but {error}. Write a name that the module defines."
-        ) from error
+        raise ConfigError(f"import is {reference!r}, but {error}. Write a name that the module defines.") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"import is {reference!r}, but importing it failed: {type(error).__name__}: {error}. "

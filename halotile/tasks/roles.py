@@ -52,9 +52,7 @@ class Roles:
 
     def spatial_part(self, region: Region) -> Region:
         """The region on the tiled axes alone."""
-        return Region(
-            tuple(region.start[i] for i in self.spatial), tuple(region.stop[i] for i in self.spatial)
-        )
+        return Region(tuple(region.start[i] for i in self.spatial), tuple(region.stop[i] for i in self.spatial))
 
     def per_axis(self, spatial: int, other: int) -> tuple[int, ...]:
         """One number for each axis: ``spatial`` where it is tiled, ``other`` elsewhere."""

@@ -67,9 +67,7 @@ class Scope:
     def sums(self) -> dict[str, list[float]]:
         """Every noted sum for each cell, its parts added in order."""
         return {
-            name: [
-                sum(notes[key] for key in sorted(notes) if key[0] == cell) for cell in range(len(self.cells))
-            ]
+            name: [sum(notes[key] for key in sorted(notes) if key[0] == cell) for cell in range(len(self.cells))]
             for name, notes in self._notes.items()
         }
 

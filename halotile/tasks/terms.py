@@ -124,9 +124,7 @@ class Adding:
         part.stored.delete()
         return replace(part, digest=written.digest)
 
-    def _compute_one(
-        self, contribution: Contribution, image: InMemory
-    ) -> tuple[NDArray[Any], dict[str, float]]:
+    def _compute_one(self, contribution: Contribution, image: InMemory) -> tuple[NDArray[Any], dict[str, float]]:
         whole = Region.whole(image.shape)
         make = {"gradient": Gradient, "normal": NormalImage, "sensitivity": Sensitivity}[self.wants]
         try:

@@ -90,9 +90,7 @@ def _files_of(name: str, root: Path) -> dict[Path, Path]:
     """The file of a module below a folder, and those of the packages that contain it, by their paths below the folder."""
     parts = name.split(".")
     places = (Path(*parts[:count]) for count in range(1, len(parts) + 1))
-    candidates = (
-        Path(f"{stem}{suffix}") for p in places for stem in (p / "__init__", p) for suffix in SUFFIXES
-    )
+    candidates = (Path(f"{stem}{suffix}") for p in places for stem in (p / "__init__", p) for suffix in SUFFIXES)
     return {place: root / place for place in candidates if (root / place).is_file()}
 
 

@@ -122,9 +122,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--edge", type=int, help="edge of the images in pixels, a multiple of 128")
     parser.add_argument("--look", action="store_true", help="only look whether there is a GPU")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--minutes", type=float, default=6.0, help="no round but the first begins that would end later"
-    )
+    parser.add_argument("--minutes", type=float, default=6.0, help="no round but the first begins that would end later")
     parser.add_argument("--unet-width", type=int, help="channels of the U-Net at full resolution")
     parser.add_argument("--folder", type=Path, help="where images and outputs go; by default a temporary one")
     parser.add_argument("--out", type=Path, help="write the table to this file too")
@@ -279,11 +277,7 @@ class Table:
             yield self.ratio("bare forward, cuDNN choosing by rule / by stopwatch", "bare rule", "bare", None)
         if case.copy_bar is not None:
             yield self.ratio(
-                "while blocks stream / pure copy",
-                one,
-                "copy",
-                case.copy_bar,
-                lambda ours: ours["streaming_mpix_per_s"],
+                "while blocks stream / pure copy", one, "copy", case.copy_bar, lambda ours: ours["streaming_mpix_per_s"]
             )
         yield self.figure("busy, one worker", one, "busy", "")
         yield self.memory(one)
@@ -342,9 +336,7 @@ class Table:
         theirs = self.values(other, "seconds")
         ratio = statistics.median(ours) / statistics.median(theirs)
         medians = f"{1e3 * statistics.median(ours):.3g} / {1e3 * statistics.median(theirs):.3g} ms"
-        return _row(
-            title, "", f"{ratio:.3f}", _range([a / b for a, b in zip(ours, theirs, strict=True)]), medians, ""
-        )
+        return _row(title, "", f"{ratio:.3f}", _range([a / b for a, b in zip(ours, theirs, strict=True)]), medians, "")
 
     def memory(self, key: str) -> str:
         """Peak VRAM over what was planned."""

@@ -27,10 +27,7 @@ def start_up(*arguments: str) -> Callable[[Path], float]:
             f"version: 1\njob: denoise\ninput: {{path: {folder}}}\noutput: {{path: {folder / 'no.zarr'}}}\n"
             "denoiser: {name: tv, strength: 0.1}\n"
         )
-        command = [
-            str(Path(sys.executable).with_name("recon-cli")),
-            *(a.replace("JOB", str(job)) for a in arguments),
-        ]
+        command = [str(Path(sys.executable).with_name("recon-cli")), *(a.replace("JOB", str(job)) for a in arguments)]
         began = time.perf_counter()
         subprocess.run(command, capture_output=True, check=True)
         return time.perf_counter() - began

@@ -157,12 +157,7 @@ def ours_noop(folder: Path, blocks: int) -> Result:
         seconds = time.perf_counter() - began
         grown = max(most, sum(one.memory_info().rss for one in everyone)) - before
     assert len(journal.done) == blocks
-    return {
-        "seconds": seconds,
-        "per_block_ms": 1e3 * seconds / blocks,
-        "first_s": first,
-        "grown_mb": grown / 1e6,
-    }
+    return {"seconds": seconds, "per_block_ms": 1e3 * seconds / blocks, "first_s": first, "grown_mb": grown / 1e6}
 
 
 def do_nothing(numbers: tuple[int, ...]) -> Any:
@@ -181,18 +176,14 @@ def plain_cluster() -> Iterator[Any]:
     from distributed import Client, LocalCluster
 
     with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1"
-        ) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1") as cluster,
         Client(cluster) as client,
     ):
         warm(client)
         yield client
 
 
-def stock(
-    folder: Path, edge: int, function: Callable[..., Any], depth: int, boundary: str, name: str
-) -> Result:
+def stock(folder: Path, edge: int, function: Callable[..., Any], depth: int, boundary: str, name: str) -> Result:
     """dask.array.map_overlap, from Zarr to Zarr."""
     import dask.array as da
     import zarr
@@ -203,9 +194,9 @@ def stock(
         began = time.perf_counter()
         array = da.from_zarr(str(source))
         target = zarr.create_array(output, shape=array.shape, dtype=array.dtype, chunks=array.chunksize)
-        array.map_overlap(
-            function, depth=depth, boundary=boundary, dtype=array.dtype, meta=array._meta
-        ).store(target, lock=False, compute=True)
+        array.map_overlap(function, depth=depth, boundary=boundary, dtype=array.dtype, meta=array._meta).store(
+            target, lock=False, compute=True
+        )
         seconds = time.perf_counter() - began
     return {"seconds": seconds}
 

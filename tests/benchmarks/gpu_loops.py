@@ -32,9 +32,7 @@ def scan(folder: Path, edge: int, device: str, subject: str) -> Result:
     options = SCANS[subject]
     with halotile.DistributedContext(workers=1, cluster=cluster, device_mode=mode) as context:
         adam = halotile.ptychography.Adam(opened, context=context)
-        seconds = ptychography.epoch_seconds(
-            adam, EPOCHS[device], lr=options["lr"], batch_size=options["batch"]
-        )
+        seconds = ptychography.epoch_seconds(adam, EPOCHS[device], lr=options["lr"], batch_size=options["batch"])
     return {"seconds": seconds}
 
 

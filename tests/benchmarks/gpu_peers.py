@@ -78,12 +78,7 @@ def deepinv(folder: Path, edge: int, device: str, subject: str, patches: str) ->
         overlap = min(reach, patch // 2)
     with DistributedContext(device_mode="gpu" if device == "cuda" else "cpu") as context:
         denoiser = distribute(
-            Wrapped(),
-            context,
-            tiling_dims=(-2, -1),
-            patch_size=patch,
-            overlap=overlap,
-            max_batch_size=batch,
+            Wrapped(), context, tiling_dims=(-2, -1), patch_size=patch, overlap=overlap, max_batch_size=batch
         )
         return _peer_rate(lambda: denoiser(pixels, 0.1), device, edge)
 

@@ -89,9 +89,7 @@ class Subject:
         return {"plain": unets.residual_unet(self.width)}
 
 
-def job_of(
-    subject: Subject, source: Path, output: Path, device: str, workers: int, known: Path | None = None
-) -> Any:
+def job_of(subject: Subject, source: Path, output: Path, device: str, workers: int, known: Path | None = None) -> Any:
     """The job, on workers of this machine that share its one GPU; with the sizes that an earlier run chose, where it is known."""
     from halotile.graphs.jobs.denoise.job import Denoising
     from halotile.graphs.kinds.sections import Cluster, Input, Output, Run, Tile
@@ -154,9 +152,7 @@ def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1")
         seconds = time.perf_counter() - began
     assert outcome.done == outcome.total
     summary = plan.summary()
-    known.write_text(
-        json.dumps({"size": summary["tile"], "batch": summary["batch"], "block": summary["block"]})
-    )
+    known.write_text(json.dumps({"size": summary["tile"], "batch": summary["batch"], "block": summary["block"]}))
     return {
         "mpix_per_s": edge**2 / 1e6 / seconds,
         "streaming_mpix_per_s": edge**2 / 1e6 / outcome.seconds,
@@ -204,10 +200,7 @@ def agreement(folder: Path, edge: int, device: str, subject: str) -> Result:
     with started(1) as cluster:
         for number, each in enumerate(("cpu", device)):
             output = fresh(folder / f"agreement-{number}.zarr")
-            run(
-                make_plan(job_of(Subject.of(subject), image(folder, edge), output, each, 1)),
-                cluster=cluster,
-            )
+            run(make_plan(job_of(Subject.of(subject), image(folder, edge), output, each, 1)), cluster=cluster)
             results.append(np.asarray(zarr.open_array(output, mode="r")[...]))
     reference, other = results
     return {"difference": float(np.abs(other - reference).max() / np.abs(reference).max())}
@@ -228,10 +221,7 @@ def bare(folder: Path, edge: int, device: str, subject: str, how: str = STOPWATC
     best = max(measured, key=lambda way: measured[way])
     known.write_text(json.dumps([best]))
     built, tile, batch, last = best
-    return {
-        "mpix_per_s": measured[best],
-        "way": f"{batch} × {tile}², channels {'last' if last else 'first'}, {built}",
-    }
+    return {"mpix_per_s": measured[best], "way": f"{batch} × {tile}², channels {'last' if last else 'first'}, {built}"}
 
 
 def best_of(folder: Path, device: str, subject: str, how: str = STOPWATCH) -> Path:

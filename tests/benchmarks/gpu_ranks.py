@@ -70,10 +70,7 @@ def ranks(folder: Path, edge: int, device: str) -> Result:
         actual = results(group, edge)
         for each in (group, opening._beside(group)):  # both barriers of ranks on GPUs
             each.barrier()
-    return {
-        name: float((actual[name] - whole).abs().max() / whole.abs().max())
-        for name, whole in expected.items()
-    }
+    return {name: float((actual[name] - whole).abs().max() / whole.abs().max()) for name, whole in expected.items()}
 
 
 if __name__ == "__main__":

@@ -23,10 +23,7 @@ def peer(folder: Path, name: str, request: Mapping[str, Any]) -> Mapping[str, ND
     result = fresh(folder / f"{name}.npz")
     command = [sys.executable, str(Path(__file__).with_name("ptychography_side.py")), name]
     done = subprocess.run(
-        [*command, json.dumps({**request, "result": str(result)})],
-        capture_output=True,
-        text=True,
-        check=False,
+        [*command, json.dumps({**request, "result": str(result)})], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr}")
@@ -62,9 +59,7 @@ def written(folder: Path, kind: str) -> Any:
             "data_1/data": patterns,
             "data_1/translation": np.stack([column, row, np.zeros(len(row))], 1),
             f"{detector}/distance": known.distance,
-            f"{detector}/basis_vectors": np.array(
-                [[0.0, -known.pixel[1]], [-known.pixel[0], 0.0], [0.0, 0.0]]
-            ),
+            f"{detector}/basis_vectors": np.array([[0.0, -known.pixel[1]], [-known.pixel[0], 0.0], [0.0, 0.0]]),
             "instrument_1/source_1/wavelength": known.wavelength,
             "instrument_1/source_1/energy": PLANCK_TIMES_LIGHT / known.wavelength,
         }
@@ -182,10 +177,7 @@ OURS_FEW: Mapping[str, Any] = {
     "schedule": True,
 }
 THEIRS_FEW: Mapping[str, Mapping[str, Any]] = {
-    "cdtools": {
-        "threads": 2,
-        "stages": [{"epochs": 1000, "lr": 0.02, "batch": 32, "schedule": True}],
-    },
+    "cdtools": {"threads": 2, "stages": [{"epochs": 1000, "lr": 0.02, "batch": 32, "schedule": True}]},
     "ptychi": {"threads": 2, "solver": "rpie", "epochs": 1000, "batch": 8},
 }
 

@@ -85,9 +85,7 @@ def _import_everything() -> None:
 
 
 @contextmanager
-def watched_memory(
-    kind: str = "rss", *, largest: bool = False, with_this: bool = True
-) -> Iterator[Callable[[], int]]:
+def watched_memory(kind: str = "rss", *, largest: bool = False, with_this: bool = True) -> Iterator[Callable[[], int]]:
     """The highest sum of the memory of this process and all its children, or of the children alone, or that of the largest child.
 
     ``rss``, or ``pss``, in which what they share counts once.
@@ -146,9 +144,7 @@ def in_two_processes(folder: Path, function: Callable[..., Result], *arguments: 
     return result
 
 
-def _rank(
-    rank: int, port: int, out: Path, function: Callable[..., Result], arguments: tuple[Any, ...]
-) -> None:
+def _rank(rank: int, port: int, out: Path, function: Callable[..., Result], arguments: tuple[Any, ...]) -> None:
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

@@ -23,11 +23,7 @@ from tests.benchmarks.measuring import Result, fresh, main, watched_memory
 PETRA = REPOSITORY / "examples" / "ptychography" / "petra.cxi"
 RECIPE = [{"epochs": 100, "lr": 0.04, "batch": 10}, {"epochs": 50, "lr": 0.005, "batch": 50}]
 """The stages of CDTools' own example."""
-PETRA_REQUEST = {
-    "cxi": str(PETRA),
-    "modes": 1,
-    "model": {"near_field": True, "propagation_distance": 3.65e-3},
-}
+PETRA_REQUEST = {"cxi": str(PETRA), "modes": 1, "model": {"near_field": True, "propagation_distance": 3.65e-3}}
 THREADS = (1, 2)
 PROBED = 6
 """Epochs by which the better number of threads is found."""
@@ -83,9 +79,7 @@ def petra(folder: Path) -> Any:
 
 def cdtools_petra(folder: Path, epochs: int) -> Result:
     """Seconds of an epoch, with one or two threads, whichever is faster."""
-    best = min(
-        THREADS, key=lambda threads: cdtools_seconds(folder, PETRA_REQUEST, RECIPE[0], PROBED, threads)
-    )
+    best = min(THREADS, key=lambda threads: cdtools_seconds(folder, PETRA_REQUEST, RECIPE[0], PROBED, threads))
     return {"seconds": cdtools_seconds(folder, PETRA_REQUEST, RECIPE[0], epochs, best), "threads": best}
 
 
@@ -106,9 +100,7 @@ def ours_epoch(folder: Path, edge: int, workers: str, window: str = "0", batch: 
     import halotile
 
     written(folder, "exact")
-    scan = halotile.ptychography.open(
-        folder / "exact.zarr", modes=2, refine=("object", "probe"), window=int(window)
-    )
+    scan = halotile.ptychography.open(folder / "exact.zarr", modes=2, refine=("object", "probe"), window=int(window))
     with halotile.ptychography.Adam(scan, workers=int(workers)) as adam:
         return {"seconds": epoch_seconds(adam, FAR_EPOCHS, batch_size=int(batch))}
 
@@ -202,14 +194,7 @@ PTYCHOGRAPHY_ROWS = [
         0,
         0.588,
     ),
-    (
-        "slots",
-        "the same, 256 a step",
-        "ptychography.ours_epoch 2 0 256",
-        "ptychography.ours_epoch 1 0 256",
-        0,
-        0.588,
-    ),
+    ("slots", "the same, 256 a step", "ptychography.ours_epoch 2 0 256", "ptychography.ours_epoch 1 0 256", 0, 0.588),
     (
         "windows",
         "the same, 64 a step, 2 workers, patterns read while others are used / all in memory",

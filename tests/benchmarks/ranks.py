@@ -134,15 +134,7 @@ RANK_ROWS: list[tuple[str, str, str, str, int, float | None, int]] = [
         1.05,
         5,
     ),
-    (
-        "ranks",
-        "the same, mode fast / DistributedDataParallel",
-        "ranks.ours_fast_step",
-        "ranks.plain_step",
-        64,
-        1.05,
-        5,
-    ),
+    ("ranks", "the same, mode fast / DistributedDataParallel", "ranks.ours_fast_step", "ranks.plain_step", 64, 1.05, 5),
     (
         "ranks",
         "the same, exact, in the 4 slots of the default / DistributedDataParallel, in 2",

@@ -13,13 +13,7 @@ from tests.benchmarks.bars import (
     program,
     streamed_growth,
 )
-from tests.benchmarks.commands import (
-    beyond_torch,
-    gaussian_run,
-    planned,
-    start_up,
-    trained_network_planned_again,
-)
+from tests.benchmarks.commands import beyond_torch, gaussian_run, planned, start_up, trained_network_planned_again
 from tests.benchmarks.filters import FILTER_ROWS
 from tests.benchmarks.known_scans import FEW_ROWS, KNOWN_ROWS
 from tests.benchmarks.photons import PHOTON_ROWS
@@ -78,12 +72,7 @@ RATIOS = [
         0.40,
     ),
     Ratio(
-        "cnn",
-        "the same / MONAI sliding window, least overlap",
-        "denoising.ours_cnn",
-        "denoising.monai_cnn",
-        4096,
-        0.62,
+        "cnn", "the same / MONAI sliding window, least overlap", "denoising.ours_cnn", "denoising.monai_cnn", 4096, 0.62
     ),
     Ratio(
         "cnn",
@@ -157,14 +146,7 @@ RATIOS = [
         4096,
         0.30,
     ),
-    Ratio(
-        "pnp",
-        "the same, normal form",
-        "reconstructions.ours_normal",
-        "reconstructions.by_hand",
-        4096,
-        0.30,
-    ),
+    Ratio("pnp", "the same, normal form", "reconstructions.ours_normal", "reconstructions.by_hand", 4096, 0.30),
     Ratio(
         "pnp",
         "the same, normal form / the loop by hand, the network channels last",
@@ -218,14 +200,7 @@ FIGURES = [
     Figure("noop", "growth of all processes over 10⁵ blocks", noop(10**5, "grown_mb"), "MB", 40),
     Figure("noop", "growth of all processes over 10⁶ blocks", noop(10**6, "grown_mb"), "MB", 40),
     Figure("noop", "submit to first answer of a job of 10⁶ blocks", noop(10**6, "first_s"), "s", 0.3),
-    Figure(
-        "checks",
-        "copy of 16384²: its digests and its checks of input and output, of its time",
-        checks,
-        "%",
-        1,
-        5,
-    ),
+    Figure("checks", "copy of 16384²: its digests and its checks of input and output, of its time", checks, "%", 1, 5),
     Figure(
         "trials",
         "`recon-cli plan` of a network not seen before: 5 layers of 8 channels",
@@ -275,12 +250,7 @@ FIGURES = [
         7,
     ),
     Figure(
-        "start",
-        "`recon-cli plan` of `dncnn` with weights of that size again",
-        trained_network_planned_again,
-        "s",
-        1,
-        7,
+        "start", "`recon-cli plan` of `dncnn` with weights of that size again", trained_network_planned_again, "s", 1, 7
     ),
     Figure("start", "`recon-cli --help`", start_up("--help"), "s", 0.5, 7),
     Figure("start", "`recon-cli validate`", start_up("validate", "JOB"), "s", 0.5, 7),
@@ -326,14 +296,7 @@ FIGURES = [
         60,
         1,
     ),
-    Figure(
-        "streamed",
-        "the same of all processes together",
-        streamed_growth("total"),
-        "MB",
-        60,
-        1,
-    ),
+    Figure("streamed", "the same of all processes together", streamed_growth("total"), "MB", 60, 1),
 ]
 
 GROUPS = {
@@ -346,7 +309,6 @@ GROUPS = {
 }
 """The tables, and the cases of each."""
 LONG_GROUPS = {
-    f"training{size.suffix}": tuple(dict.fromkeys(case for case, *_ in size.rows()))
-    for size in (FULL, LONG, QUICK)
+    f"training{size.suffix}": tuple(dict.fromkeys(case for case, *_ in size.rows())) for size in (FULL, LONG, QUICK)
 }
 """Those that are measured by name alone."""

@@ -29,11 +29,7 @@ def measure_ratios(case: str, folder: Path, repeats: int | None) -> list[str]:
     """The rows of one case: its programs take turns, so that all of them see the same machine."""
     rows = [ratio for ratio in RATIOS if ratio.case == case]
     edges = dict.fromkeys(row.edge for row in rows)
-    return [
-        line
-        for edge in edges
-        for line in _ratios_of([row for row in rows if row.edge == edge], folder, repeats)
-    ]
+    return [line for edge in edges for line in _ratios_of([row for row in rows if row.edge == edge], folder, repeats)]
 
 
 def _ratios_of(rows: list[Ratio], folder: Path, repeats: int | None) -> list[str]:
@@ -128,9 +124,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="GROUP|CASE", help=", ".join([*groups, *cases]))
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument(
-        "--quick", action="store_true", help="training: small, to try it; no table is written"
-    )
+    parser.add_argument("--quick", action="store_true", help="training: small, to try it; no table is written")
     given = parser.parse_args()
     wanted = [f"{name}-quick" if given.quick else name for name in given.names or GROUPS]
     if unknown := [name for name in wanted if name not in groups and name not in cases]:

@@ -30,9 +30,7 @@ def share(folder: Path, edge: int) -> Result:
         fresh(folder / "safe-copy.zarr"),
         GivenFunction(call=same, depth=0),
         before=lambda client: client.run(time_digests),
-        after=lambda client: in_workers.extend(
-            sum(each.values()) for each in client.run(seconds_spent).values()
-        ),
+        after=lambda client: in_workers.extend(sum(each.values()) for each in client.run(seconds_spent).values()),
     )
     driver = sum(seconds_spent().values())
     assert driver

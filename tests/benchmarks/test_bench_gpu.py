@@ -93,9 +93,7 @@ def test_peers_run_on_the_processor(words: str, tmp_path: Path) -> None:
         ("cnn", "largest difference from the CPU", "≤ 1e-05", "2e-05", "missed"),
     ],
 )
-def test_bars_are_held_against_what_was_measured(
-    name: str, title: str, bar: str, measured: str, verdict: str
-) -> None:
+def test_bars_are_held_against_what_was_measured(name: str, title: str, bar: str, measured: str, verdict: str) -> None:
     cells = row(name, title, results())
     assert (cells[1], cells[2], cells[5]) == (bar, measured, verdict)
 
@@ -135,9 +133,7 @@ def test_figures_of_the_processor_are_not_for_the_documentation(capsys: pytest.C
     assert "do not belong into the documentation" in capsys.readouterr().err
 
 
-def test_without_a_card_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_card_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench_gpu, "program", lambda *_: {"name": None})
     assert main([]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -66,18 +66,14 @@ def test_a_row_says_how_long_both_trained_and_where_ours_did_so_for_longer(
     assert line.split(" | ")[-1].strip("| ") == verdict
 
 
-def test_the_picture_of_a_training_finds_the_rows_of_its_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_picture_of_a_training_finds_the_rows_of_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def decibels(name: str, folder: Path, edge: int) -> dict[str, float]:
         which = name.split(".")[1].split()[0]
         trained = {} if which == "untrained" else {"trained_seconds": 900.0}
         return {"decibels": {"ours": 30.0, "careamics": 29.0, "untrained": 28.0}[which]} | trained
 
     monkeypatch.setattr(run, "program", decibels)
-    lines = [
-        line for case in LONG_GROUPS["training-long"] for line in run.measure_ratios(case, tmp_path, None)
-    ]
+    lines = [line for case in LONG_GROUPS["training-long"] for line in run.measure_ratios(case, tmp_path, None)]
     found = curves_in("\n".join(lines))
     assert len(found) == 4
     for curves in found.values():

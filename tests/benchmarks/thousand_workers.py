@@ -122,11 +122,7 @@ def work(address: str, security: Security, count: int) -> None:
         await asyncio.gather(*workers)
         await asyncio.gather(*(worker.finished() for worker in workers))
 
-    with (
-        as_in_a_run(),
-        tempfile.TemporaryDirectory() as folder,
-        dask.config.set({"temporary-directory": folder}),
-    ):
+    with as_in_a_run(), tempfile.TemporaryDirectory() as folder, dask.config.set({"temporary-directory": folder}):
         asyncio.run(run())
 
 
@@ -230,9 +226,7 @@ def main() -> None:
     parser.add_argument("workers", nargs="*", type=int, default=WORKERS)
     for workers in parser.parse_args().workers:
         with as_in_a_run(), running(workers) as (client, scheduler):
-            measure(
-                client, scheduler, workers, 1, 4 * workers
-            )  # everything is imported, every connection made
+            measure(client, scheduler, workers, 1, 4 * workers)  # everything is imported, every connection made
             heartbeat = idle_share(scheduler)
             print(f"{workers} workers; the idle scheduler takes {heartbeat:.3f} of a core", flush=True)
             rows = []

@@ -34,10 +34,7 @@ LEVEL, PEAK = 0.1, 20
 BARRED = 3
 """Minutes of training from which a bar holds."""
 NOISES = {"gaussian": f"noise of {LEVEL}", "photons": f"photon noise at a peak of {PEAK}"}
-NOISE_MODELS: dict[str, dict[str, Any]] = {
-    "gaussian": {},
-    "photons": {"model": "poisson-gaussian", "gain": 1 / PEAK},
-}
+NOISE_MODELS: dict[str, dict[str, Any]] = {"gaussian": {}, "photons": {"model": "poisson-gaussian", "gain": 1 / PEAK}}
 
 
 def clean(name: str, edge: int) -> NDArray[np.float32]:
@@ -72,9 +69,7 @@ def decibels(result: NDArray[Any], truth: NDArray[Any]) -> float:
 # --- ours -----------------------------------------------------------------------------------------
 
 
-def train(
-    source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STEPS, **sections: Any
-) -> Result:
+def train(source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STEPS, **sections: Any) -> Result:
     """Train for about so many seconds, or else steps, as a job, of two workers unless its sections say otherwise; return the seconds of a step, and those after the first."""
     folder = fresh(weights.with_suffix(".job"))
     folder.mkdir()
@@ -103,9 +98,7 @@ def denoised(source: Path, folder: Path, denoiser: str, options: dict[str, Any],
     """The image as a job denoises it."""
     from tests.support import job_of, run_inline
 
-    job = job_of(
-        source, folder / "ours.zarr", denoiser, options, shard=512, chunk=256, noise=NOISE_MODELS[noise]
-    )
+    job = job_of(source, folder / "ours.zarr", denoiser, options, shard=512, chunk=256, noise=NOISE_MODELS[noise])
     return run_inline(job)
 
 
@@ -171,10 +164,7 @@ def _careamics(task: str, **request: Any) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         command = [str(CAREAMICS), str(Path(__file__).with_name("careamics_side.py")), task]
         done = subprocess.run(
-            [*command, json.dumps({"folder": folder, **request})],
-            capture_output=True,
-            text=True,
-            check=False,
+            [*command, json.dumps({"folder": folder, **request})], capture_output=True, text=True, check=False
         )
     if done.returncode:
         raise SystemExit(f"CAREamics failed:\n{done.stderr}")
@@ -230,9 +220,7 @@ class Size:
 
     def rows(self) -> list[Row]:
         """The rows of the table."""
-        errors = [
-            row for name, noise in itertools.product(IMAGES, NOISES) for row in self._errors(name, noise)
-        ]
+        errors = [row for name, noise in itertools.product(IMAGES, NOISES) for row in self._errors(name, noise)]
         return [*(self._costs() if self.large else []), *errors]
 
     def _costs(self) -> list[Row]:
@@ -307,16 +295,7 @@ class Size:
         figure: str = "seconds",
     ) -> Row:
         ours, theirs = (f"training.{program}" for program in programs)
-        return (
-            f"training-{case}{self.suffix}",
-            title,
-            ours,
-            theirs,
-            edge,
-            bar,
-            repeats or self.repeats,
-            figure,
-        )
+        return (f"training-{case}{self.suffix}", title, ours, theirs, edge, bar, repeats or self.repeats, figure)
 
 
 FULL = Size("", 1411, (1, 3), 2048, 8192, repeats=3)

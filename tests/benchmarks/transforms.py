@@ -9,13 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks.measuring import (
-    Result,
-    in_two_processes,
-    main,
-    median_seconds,
-    use_allocator_of_workers,
-)
+from tests.benchmarks.measuring import Result, in_two_processes, main, median_seconds, use_allocator_of_workers
 
 FIELD = (2, 10, 720, 1440)
 """Samples, variables, latitudes and longitudes of the transforms that PhysicsNeMo tests."""

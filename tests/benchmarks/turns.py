@@ -13,10 +13,7 @@ Figures = dict[str, float]
 
 
 def take_turns(
-    names: Iterable[str],
-    measure: Callable[[str], Figures],
-    repeats: int,
-    limit_seconds: float = float("inf"),
+    names: Iterable[str], measure: Callable[[str], Figures], repeats: int, limit_seconds: float = float("inf")
 ) -> dict[str, list[Figures]]:
     """What each program gives, in rounds of all of them: each sees the machine as the others do.
 
@@ -55,8 +52,5 @@ def machine() -> str:
 def versions(*packages: str) -> str:
     """Python's version and those of packages that are installed."""
     return ", ".join(
-        [
-            f"Python {platform.python_version()}",
-            *(f"{name} {version(name)}" for name in packages if find_spec(name)),
-        ]
+        [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in packages if find_spec(name))]
     )

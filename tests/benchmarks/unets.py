@@ -44,9 +44,7 @@ class ResidualUNet(nn.Module):  # type: ignore[misc]
 
         self.head = nn.Conv2d(1, width, 3, padding=1, bias=False)
         self.before = nn.ModuleList(several(count) for count in channels[:-1])
-        self.down = nn.ModuleList(
-            nn.Conv2d(count, 2 * count, 2, stride=2, bias=False) for count in channels[:-1]
-        )
+        self.down = nn.ModuleList(nn.Conv2d(count, 2 * count, 2, stride=2, bias=False) for count in channels[:-1])
         self.body = several(channels[-1])
         self.up = nn.ModuleList(
             nn.ConvTranspose2d(2 * count, count, 2, stride=2, bias=False) for count in channels[:-1]
@@ -93,10 +91,7 @@ def reach(blocks: int = BLOCKS) -> int:
     for place in range(STRIDE):
         low, high = place - 1, place + 1  # the tail
         for _ in range(LEVELS):
-            low, high = (
-                (low - 2 * blocks) // 2,
-                (high + 2 * blocks) // 2,
-            )  # blocks, and a transposed convolution
+            low, high = ((low - 2 * blocks) // 2, (high + 2 * blocks) // 2)  # blocks, and a transposed convolution
         low, high = low - 2 * blocks, high + 2 * blocks
         for _ in range(LEVELS):
             low, high = 2 * low - 2 * blocks, 2 * high + 1 + 2 * blocks  # a strided convolution, and blocks

@@ -113,9 +113,7 @@ class Engine:
     stands: int | BaseException = 0
     """Blocks that an earlier run has done, or why a run would be refused."""
 
-    def make_plan(
-        self, job: Denoising, *, fresh: bool, same_input: bool, refuse: bool = True, **_: object
-    ) -> FakePlan:
+    def make_plan(self, job: Denoising, *, fresh: bool, same_input: bool, refuse: bool = True, **_: object) -> FakePlan:
         self.plans.append(FakePlan(job, fresh, self.refuses, same_input))
         if refuse:
             self.plans[-1].check_fits()
@@ -130,9 +128,7 @@ class Engine:
         self.look(plan)
 
     def run(self, plan: FakePlan, *, observer: Callable[[Progress], None]) -> Outcome:
-        observer(
-            Progress("start", done=100, resumed=100, total=400, pixels_done=0, pixels_total=1, seconds=0.0)
-        )
+        observer(Progress("start", done=100, resumed=100, total=400, pixels_done=0, pixels_total=1, seconds=0.0))
         if isinstance(self.ends, BaseException):
             raise self.ends
         return self.ends

@@ -39,9 +39,7 @@ def test_a_function_is_tried_for_seconds_where_it_is_submitted(
 ) -> None:
     job = HpcJob.create(tmp_path, walltime="60", kind="slurm")
     (tmp_path / "noting.py").write_text(SLEEPY.replace("sleepy", "noted"))
-    job.config.write_text(
-        job.config.read_text().replace("in.zarr", pattern).replace("out.zarr", "{stem}-clean.zarr")
-    )
+    job.config.write_text(job.config.read_text().replace("in.zarr", pattern).replace("out.zarr", "{stem}-clean.zarr"))
     monkeypatch.setattr(batch, "TRIAL_SECONDS", 0.5)
     began = time.monotonic()
     words = ("--allow-import", "--dry-run", "--json", "--set", "run.workers=3")
@@ -57,9 +55,7 @@ def test_a_function_is_tried_for_seconds_where_it_is_submitted(
 @pytest.fixture
 def job(tmp_path: Path) -> HpcJob:
     """A job whose PBS is three commands that start scripts on this machine."""
-    return HpcJob.create(
-        tmp_path / "job", pretended_pbs(tmp_path / "pbs"), kind="pbs", interface="lo", walltime="60"
-    )
+    return HpcJob.create(tmp_path / "job", pretended_pbs(tmp_path / "pbs"), kind="pbs", interface="lo", walltime="60")
 
 
 SUBMIT = ("submit", "job.yaml", "--allow-import")
@@ -71,9 +67,7 @@ def test_other_kinds_of_clusters_are_refused(kind: str, job: HpcJob) -> None:
     assert f"cluster.kind is {kind}, and submit is for Slurm, PBS, SGE and LSF" in refused
 
 
-@pytest.mark.parametrize(
-    "command", [SUBMIT, (*SUBMIT, "--dry-run"), ("run", *SUBMIT[1:], "--dry-run")], ids=" ".join
-)
+@pytest.mark.parametrize("command", [SUBMIT, (*SUBMIT, "--dry-run"), ("run", *SUBMIT[1:], "--dry-run")], ids=" ".join)
 def test_cores_of_sge_need_a_parallel_environment(command: tuple[str, ...], job: HpcJob) -> None:
     cores = ("--set", "cluster.kind=sge", "--set", "cluster.cores=4")
     refused = job.call(*command, *cores, code=exits.USAGE)

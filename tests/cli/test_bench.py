@@ -97,9 +97,7 @@ def test_blocks_are_compared_in_turns_and_the_output_is_left_alone(folder: Path)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     lines = [line.partition(":")[0] for line in result.stderr.splitlines() if line.startswith("trial")]
-    assert lines == [
-        f"trial {trial} of 2, {workers}" for trial in (1, 2) for workers in ("1 worker", "2 workers")
-    ]
+    assert lines == [f"trial {trial} of 2, {workers}" for trial in (1, 2) for workers in ("1 worker", "2 workers")]
     assert (found["unit"], found["blocks"], found["of_blocks"]) == ("block", 6, BLOCKS)
     one, two = found["workers"]
     assert (one["workers"], two["workers"]) == (1, 2)
@@ -119,9 +117,7 @@ def test_blocks_are_compared_in_turns_and_the_output_is_left_alone(folder: Path)
 
 @pytest.mark.cluster
 def test_iterations_have_losses_of_the_same_bits_and_a_page(folder: Path) -> None:
-    result = printed(
-        "bench", "rec.yaml", "--workers", "1,2", "--trials", "1", "--steps", "3", "--html", "p.html"
-    )
+    result = printed("bench", "rec.yaml", "--workers", "1,2", "--trials", "1", "--steps", "3", "--html", "p.html")
     assert "largest relative difference of a loss: 0: the same bits" in result
     assert "time per iteration" in result
     page = Path("p.html").read_text()
@@ -297,9 +293,7 @@ def test_an_output_that_its_kind_does_not_move_is_refused(folder: Path, monkeypa
 
 def test_more_workers_than_cores_or_blocks_are_noted(folder: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "cores_here", lambda: 1)
-    monkeypatch.setattr(
-        scaling, "_run", lambda plan, *_: TimedRun(plan.run.count, 1.0, (1.0,), (), 0, 0, 0, 0, 0)
-    )
+    monkeypatch.setattr(scaling, "_run", lambda plan, *_: TimedRun(plan.run.count, 1.0, (1.0,), (), 0, 0, 0, 0, 0))
     words = "job.yaml --workers 1,12 --trials 1 --blocks 5 --set run.memory_per_worker=800MiB"
     result = printed("bench", *words.split())
     assert "12 workers share 1 core here" in result

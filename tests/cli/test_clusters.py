@@ -134,25 +134,17 @@ def test_no_tls_is_for_this_machine_alone(config: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["slurm", "ranks"])
-def test_other_machines_need_tls_whatever_the_environment(
-    kind: str, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_other_machines_need_tls_whatever_the_environment(kind: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     order = Order(workers=1, memory_bytes=2**30, choice=Cluster(tls=False, interface="lo"), folder=tmp_path)
-    with (
-        pytest.raises(ConfigError, match="reachable from other machines"),
-        find("clusters", kind).start(order),
-    ):
+    with pytest.raises(ConfigError, match="reachable from other machines"), find("clusters", kind).start(order):
         pass
 
 
 def test_a_variable_that_names_no_cluster_is_told(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("HALOTILE_CLUSTER", "slrum")
-    assert (
-        "HALOTILE_CLUSTER is 'slrum', and there is no such kind of cluster. Did you mean slurm?"
-        in refused("doctor")
-    )
+    assert "HALOTILE_CLUSTER is 'slrum', and there is no such kind of cluster. Did you mean slurm?" in refused("doctor")
 
 
 def leave_behind(run_directory: Path, host: str) -> None:
@@ -203,9 +195,7 @@ def test_copies_of_a_script_are_refused(size: str, tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_machine_without_the_batch_system_is_told(
-    config: Path, monkeypatch: MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_without_the_batch_system_is_told(config: Path, monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     start = find("clusters", "pbs").start(Order(workers=1, memory_bytes=2**30))
     with pytest.raises(ConfigError, match="there is no qsub here, which submits PBS jobs"), start:

@@ -49,9 +49,7 @@ def test_no_credentials_are_taken_or_shown(tmp_path: Path, kind: str, body: str,
     assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
 
 
-@pytest.mark.parametrize(
-    "command", ["info", "levels", "run", "status", "verify", "resume", "cancel", "convert"]
-)
+@pytest.mark.parametrize("command", ["info", "levels", "run", "status", "verify", "resume", "cancel", "convert"])
 def test_no_command_shows_credentials(command: str) -> None:
     pytest.importorskip("obstore")
     url = "https://me:sesame@127.0.0.1:9/a.zarr?sig=sesame"
@@ -132,9 +130,7 @@ LIES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("was", "lie", "line", "words"), LIES, ids=[lie[1].strip() or lie[0].strip() for lie in LIES]
-)
+@pytest.mark.parametrize(("was", "lie", "line", "words"), LIES, ids=[lie[1].strip() or lie[0].strip() for lie in LIES])
 def test_a_lie_is_told_with_its_line(config: Path, was: str, lie: str, line: int, words: str) -> None:
     text = config.read_text()
     assert text.count(was) == 1
@@ -206,9 +202,7 @@ def test_memory_may_be_a_number_of_bytes(config: Path) -> None:
 
 
 def test_a_value_over_several_lines_is_told_with_the_line_of_its_own_key(config: Path) -> None:
-    config.write_text(
-        config.read_text().replace("{size: auto, depth: auto,", "{size: auto,\n\n   depth: bg,")
-    )
+    config.write_text(config.read_text().replace("{size: auto, depth: auto,", "{size: auto,\n\n   depth: bg,"))
     with pytest.raises(ConfigError, match=r"config\.yaml:8: tile\.depth: "):
         load_job(config)
 
@@ -237,9 +231,7 @@ def test_a_name_of_an_output_that_cannot_be_is_refused(config: Path, path: str, 
 
 
 def test_weights_that_are_left_out_are_told_with_where_they_come_from(config: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"denoiser\.weights: missing; write the path .*examples/train_dncnn\.py"
-    ):
+    with pytest.raises(ConfigError, match=r"denoiser\.weights: missing; write the path .*examples/train_dncnn\.py"):
         load_denoising(config, ["denoiser={name: dncnn}"])
     with pytest.raises(ConfigError, match=r"write weights, .*examples/train_dncnn\.py"):
         halotile.denoise(config.with_name("noisy.npy"), config.with_name("clean.zarr"), "dncnn")
@@ -257,9 +249,7 @@ def test_missing_weights_are_told_before_anything_starts(config: Path, name: str
     denoiser = f"{{name: {name}, weights: gone.safetensors}}"
     text = config.read_text().replace("{name: tv, strength: 0.1}", denoiser)
     config.write_text(text)
-    with pytest.raises(
-        ConfigError, match=r"config\.yaml:5: denoiser\.weights: .*gone\.safetensors does not exist"
-    ):
+    with pytest.raises(ConfigError, match=r"config\.yaml:5: denoiser\.weights: .*gone\.safetensors does not exist"):
         load_job(config)
 
 
@@ -346,9 +336,7 @@ def test_every_wrong_override_is_told(config: Path) -> None:
         (["output.shard=512", "tile.block=[1024, 512]"], []),
     ],
 )  # fmt: skip
-def test_sizes_that_do_not_fit_are_told_with_the_rest(
-    config: Path, overrides: list[str], messages: list[str]
-) -> None:
+def test_sizes_that_do_not_fit_are_told_with_the_rest(config: Path, overrides: list[str], messages: list[str]) -> None:
     document = read_config(config, overrides)
     _, problems = check_config(document, config.parent)
     assert len(problems) == len(messages)
@@ -365,12 +353,7 @@ def test_problems_are_given_to_programs(config: Path) -> None:
     config.write_text(config.read_text().replace("size:", "siez:"))
     result = ask("validate", config, "--json")
     assert result.exit_code == 2
-    problem = {
-        "file": str(config),
-        "line": 6,
-        "key": "tile.siez",
-        "message": "unknown key; did you mean size?",
-    }
+    problem = {"file": str(config), "line": 6, "key": "tile.siez", "message": "unknown key; did you mean size?"}
     assert json.loads(result.stdout) == {"ok": False, "problems": [problem]}
 
 

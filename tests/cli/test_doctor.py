@@ -24,9 +24,7 @@ def test_the_doctor_tells_what_a_run_would_find(tmp_path: Path) -> None:
     done = ask("doctor", "--output", tmp_path, "--cluster", "local", "--json")
     found = {each["name"]: each for each in json.loads(done.stdout)}
     assert found["cluster"]["text"] == "local: as written"
-    assert found["platform"]["text"].startswith(
-        f"{platform.system()} {platform.machine()}, on which halotile is "
-    )
+    assert found["platform"]["text"].startswith(f"{platform.system()} {platform.machine()}, on which halotile is ")
     assert "rename, fsync" in found["file system"]["text"]
     assert found["encryption"]["verdict"] == "ok"
     assert done.exit_code == 0

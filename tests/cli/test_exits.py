@@ -72,10 +72,7 @@ def test_the_docs_list_every_exit_code_and_those_of_verify() -> None:
     ("error", "message"),
     [
         (errors.InputError("x is empty. Write y."), "error: x is empty. Write y."),
-        (
-            errors.Stopped("stopped on SIGTERM. Run again to go on."),
-            "stopped on SIGTERM. Run again to go on.",
-        ),
+        (errors.Stopped("stopped on SIGTERM. Run again to go on."), "stopped on SIGTERM. Run again to go on."),
         (KeyboardInterrupt(), "stopped"),
         (StoppedEarly("stopped on SIGTERM"), "stopped on SIGTERM"),
         (

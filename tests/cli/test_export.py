@@ -36,18 +36,16 @@ def folder(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
 
 def test_every_plane_and_level_is_written(folder: Path) -> None:
     result = ask("export", "a.zarr", "a.ome.tif")
-    assert result.stdout.startswith(
-        "a.ome.tif: 2 × 3 planes of 90 × 600 pixels (width × height), 2 levels, "
-    ), result.stderr
+    assert result.stdout.startswith("a.ome.tif: 2 × 3 planes of 90 × 600 pixels (width × height), 2 levels, "), (
+        result.stderr
+    )
     with tifffile.TiffFile(folder / "a.ome.tif") as file:
         assert [level.shape for level in file.series[0].levels] == [(2, 3, 600, 90), (2, 3, 300, 45)]
         assert np.array_equal(file.asarray(), PIXELS)
 
 
 def test_a_part_of_some_planes_is_written(folder: Path) -> None:
-    assert (
-        ask("export", "a.zarr", "a.tif", "--region", "10:500,20:90", "--plane", "c=1", "--quiet").stdout == ""
-    )
+    assert ask("export", "a.zarr", "a.tif", "--region", "10:500,20:90", "--plane", "c=1", "--quiet").stdout == ""
     assert np.array_equal(tifffile.imread(folder / "a.tif"), PIXELS[:, 1, 10:500, 20:])
 
 
@@ -62,10 +60,7 @@ def test_a_part_of_some_planes_is_written(folder: Path) -> None:
         (["a.zarr", "a.tif", "--region", "0:601,0:5"], "the image has 600 rows and 90 columns"),
         (["wave.npy", "a.tif"], "a.tif: the pixels of wave.npy are complex"),
         (["b.npy", "a.tif", "--cog"], "--cog: b.npy says nothing of its place on Earth"),
-        (
-            ["a.zarr", "a.tif", "--cog"],
-            "--cog: a.zarr has planes along t, c, and a GeoTIFF has one row of bands",
-        ),
+        (["a.zarr", "a.tif", "--cog"], "--cog: a.zarr has planes along t, c, and a GeoTIFF has one row of bands"),
     ],
 )
 def test_what_cannot_be_is_refused(folder: Path, words: list[str], said: str) -> None:
@@ -122,17 +117,13 @@ def test_no_text_of_a_drawn_result_is_cut_off(bound: float, tmp_path: Path, monk
     pixels = np.exp(1j * np.arange(64.0).reshape(8, 8))
     counts = np.abs(pixels)[None].repeat(3, 0)
     compared = PatternComparison(np.array([123456, 7, 9]), counts, counts, np.full(3, -1.2345e-7))
-    result = ScanResult(
-        pixels, pixels[None], (1e-8, 1e-8), np.ones(3), places, places, whole, rings, compared
-    )
+    result = ScanResult(pixels, pixels[None], (1e-8, 1e-8), np.ones(3), places, places, whole, rings, compared)
     monkeypatch.setattr(Figure, "savefig", look)
     draw_result(tmp_path / "sheet.png", result)
     assert outside == []
 
 
-@pytest.mark.parametrize(
-    ("labels", "axes"), [(("dapi", "gfp", "rfp"), "CYX"), (("Red", "Green", "Blue"), "YXS")]
-)
+@pytest.mark.parametrize(("labels", "axes"), [(("dapi", "gfp", "rfp"), "CYX"), (("Red", "Green", "Blue"), "YXS")])
 def test_channels_keep_names_of_their_own(folder: Path, labels: tuple[str, ...], axes: str) -> None:
     group = zarr.open_group(folder / "named.zarr", mode="w")
     group.create_array("0", data=PIXELS[0])
@@ -152,9 +143,7 @@ def test_channels_keep_names_of_their_own(folder: Path, labels: tuple[str, ...],
 
 
 def test_the_packing_of_values_that_a_tiff_does_not_have_is_noted(folder: Path) -> None:
-    zarr.create_array(
-        folder / "packed.zarr", data=PIXELS[0, 0], attributes={"scale_factor": 0.01, "add_offset": 273}
-    )
+    zarr.create_array(folder / "packed.zarr", data=PIXELS[0, 0], attributes={"scale_factor": 0.01, "add_offset": 273})
     done = ask("export", "packed.zarr", "packed.tif")
     assert done.exit_code == 0
     assert "note: packed.zarr: values are packed with scale_factor 0.01 and add_offset 273" in done.stderr

@@ -20,9 +20,7 @@ from tests.cli.engine import MonkeyPatch, ask, printed, refused
 from tests.support import load_denoising, noisy_image
 
 
-@pytest.mark.parametrize(
-    "name", ["noisy.npy", "with space: and #.npy", "123.npy", "[a].npy", "café.npy", "-x.npy"]
-)
+@pytest.mark.parametrize("name", ["noisy.npy", "with space: and #.npy", "123.npy", "[a].npy", "café.npy", "-x.npy"])
 def test_the_suggested_configuration_is_valid(tmp_path: Path, name: str) -> None:
     np.save(tmp_path / name, np.zeros((40, 30), np.uint16))
     facts = describe(str(tmp_path / name))
@@ -75,12 +73,7 @@ def test_the_facts_are_given_to_people_and_programs(tmp_path: Path) -> None:
     assert found == {"shape": [4000, 300], "axes": "yx", "dtype": "uint16", "bytes": 2_400_000}
     text = printed("info", tmp_path / "a.npy")
     tried = "`recon-cli try config.yaml sheet.png --set denoiser.strength=0.5,1,2`"
-    for words in (
-        "4,000 × 300, axes yx",
-        "uint16, 2.3 MiB uncompressed",
-        "version: 1\njob: denoise\n",
-        tried,
-    ):
+    for words in ("4,000 × 300, axes yx", "uint16, 2.3 MiB uncompressed", "version: 1\njob: denoise\n", tried):
         assert words in text
 
 
@@ -157,9 +150,7 @@ def test_the_series_of_a_tiff_are_listed(tmp_path: Path) -> None:
         file.write(np.zeros((20, 30), np.uint8), photometric="minisblack", metadata=None)
         file.write(np.zeros((40, 50), np.uint16), photometric="minisblack", metadata=None)
     text = ask("info", tmp_path / "a.tif").stdout
-    assert (
-        "2 series, 0 of 20 × 30, 1 of 40 × 50: this is series 0. For another, write input.dataset: 1" in text
-    )
+    assert "2 series, 0 of 20 × 30, 1 of 40 × 50: this is series 0. For another, write input.dataset: 1" in text
     assert "1: 40 × 50" in text
     text = ask("info", tmp_path / "a.tif", "--dataset", "1").stdout
     assert "this is series 1. For another, write input.dataset: 0" in text
@@ -219,9 +210,7 @@ def test_a_folder_without_images_is_named_as_what_it_is(tmp_path: Path) -> None:
     assert "a directory of 1 entry without" in refused("info", tmp_path, code=4)
 
 
-def test_no_library_complains_about_a_value_that_is_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_library_complains_about_a_value_that_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tag = (42113, "s", 0, "-3.4028234663852886e+38", True)
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((20, 30), np.float32), extratags=[tag])
     assert describe(str(tmp_path / "a.tif"))["nodata"] == np.finfo(np.float32).min

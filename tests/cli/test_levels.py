@@ -45,10 +45,7 @@ def test_levels_are_added_once(folder: Path) -> None:
     result = ask("levels", "cells.zarr")
     assert (result.exit_code, result.stdout) == (0, "cells.zarr: 2 levels added, down to 525 × 375\n")
     result = ask("levels", "cells.zarr")
-    assert (result.exit_code, result.stdout) == (
-        0,
-        "cells.zarr has 3 levels down to 525 × 375: nothing to do\n",
-    )
+    assert (result.exit_code, result.stdout) == (0, "cells.zarr has 3 levels down to 525 × 375: nothing to do\n")
     assert halotile.info("cells.zarr")["levels"] == [[2100, 1500], [1050, 750], [525, 375]]
     assert ask("levels", "cells.zarr", "--quiet").output == ""
     assert IO_THREADS.count == 1
@@ -62,9 +59,7 @@ def test_a_script_gets_the_shapes(folder: Path) -> None:
 def test_axes_that_nothing_names_are_to_be_written(folder: Path) -> None:
     zarr.create_array(folder / "stack.zarr", data=PIXELS[:40].reshape(3, 20, 1000))
     words, _, job = refused("levels", "stack.zarr").partition("\n\n")
-    assert words.endswith(
-        "write this, with the right axes, to levels.yaml and type `recon-cli run levels.yaml`:"
-    )
+    assert words.endswith("write this, with the right axes, to levels.yaml and type `recon-cli run levels.yaml`:")
     (folder / "levels.yaml").write_text(job.replace("axes: qyx", "axes: zyx"))
     run_inline(load_denoising(folder / "levels.yaml"))
     assert halotile.info("stack.levels.zarr")["axes"] == "zyx"
@@ -83,9 +78,7 @@ def test_another_image_gets_the_job_that_writes_it_with_levels(folder: Path, pat
     np.testing.assert_array_equal(zarr.open_group(output)["0"][...], PIXELS)
     halotile.add_levels("cells.zarr")
     for level in ("1", "2"):
-        np.testing.assert_array_equal(
-            zarr.open_group(output)[level][...], zarr.open_group("cells.zarr")[level][...]
-        )
+        np.testing.assert_array_equal(zarr.open_group(output)[level][...], zarr.open_group("cells.zarr")[level][...])
 
 
 @pytest.mark.parametrize(
@@ -148,5 +141,7 @@ def test_killed_without_warning_it_goes_on(folder: Path) -> None:
 
 
 def test_neither_dask_nor_torch_is_loaded(folder: Path) -> None:
-    code = "import sys, halotile; halotile.add_levels('cells.zarr'); sys.exit(bool({'torch', 'dask'} & set(sys.modules)))"
+    code = (
+        "import sys, halotile; halotile.add_levels('cells.zarr'); sys.exit(bool({'torch', 'dask'} & set(sys.modules)))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

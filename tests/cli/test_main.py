@@ -20,18 +20,7 @@ from halotile.cli.app import COMMANDS
 from halotile.cli.main import app
 from halotile.graphs.kinds.base import Inspection
 from tests.cases import thorough
-from tests.cli.engine import (
-    BAD,
-    ENDING,
-    FIGURES,
-    RUNNER,
-    Engine,
-    MonkeyPatch,
-    ask,
-    printed,
-    refused,
-    without_loading,
-)
+from tests.cli.engine import BAD, ENDING, FIGURES, RUNNER, Engine, MonkeyPatch, ask, printed, refused, without_loading
 
 
 def test_run_hands_the_whole_command_line_to_the_engine(config: Path, engine: Engine) -> None:
@@ -273,14 +262,10 @@ def test_a_number_that_is_none_is_refused_in_plain_words() -> None:
 
 
 @pytest.mark.parametrize("path", ["nothing.zarr", "no/where.zarr", "noisy.npy/nothing.zarr", "dangling.zarr"])
-@pytest.mark.parametrize(
-    "command", [["verify"], ["verify", "--repair"], ["status"], ["resume"]], ids=" ".join
-)
+@pytest.mark.parametrize("command", [["verify"], ["verify", "--repair"], ["status"], ["resume"]], ids=" ".join)
 def test_a_path_where_nothing_stands_is_wrong_usage(config: Path, command: list[str], path: str) -> None:
     config.with_name("dangling.zarr").symlink_to("gone.zarr")
-    assert ("nothing is there" if "verify" in command else "no run here") in refused(
-        *command, config.parent / path
-    )
+    assert ("nothing is there" if "verify" in command else "no run here") in refused(*command, config.parent / path)
 
 
 @pytest.mark.parametrize("name", ["noisy.npy", "config.yaml"])
@@ -364,9 +349,7 @@ def test_progress_that_nobody_reads_ends_no_run(config: Path) -> None:
 
 
 def test_the_package_is_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "halotile", "--version"], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-m", "halotile", "--version"], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("halotile ")
 
 

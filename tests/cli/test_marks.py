@@ -32,9 +32,7 @@ def submitted(tmp_path: Path) -> RunDirectory:
     run = RunDirectory(tmp_path / "out.zarr.run")
     run.create()
     BatchFiles(run).write(
-        dataclasses.asdict(
-            Submission(job={}, options={}, submitted_from="here", submitted=time.time(), number="7")
-        )
+        dataclasses.asdict(Submission(job={}, options={}, submitted_from="here", submitted=time.time(), number="7"))
     )
     return run
 
@@ -118,9 +116,7 @@ def test_a_signal_at_the_beginning_is_passed_on(monkeypatch: MonkeyPatch, begins
     assert run_child(["sleep", "5"]) == -signal.SIGTERM
 
 
-@pytest.mark.parametrize(
-    ("number", "words"), [(signal.SIGSEGV, "(SIGSEGV): `recon-cli"), (signal.SIGTERM, "None")]
-)
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGSEGV, "(SIGSEGV): `recon-cli"), (signal.SIGTERM, "None")])
 def test_only_what_kills_without_being_asked_is_told(
     number: signal.Signals, words: str, submitted: RunDirectory, monkeypatch: MonkeyPatch
 ) -> None:
@@ -140,9 +136,7 @@ def test_a_run_that_never_began_is_not_to_be_resumed(submitted: RunDirectory, sl
 def test_watching_shows_what_a_run_waits_for(
     submitted: RunDirectory, slurm: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (slurm / "squeue").write_text(
-        f'#!/bin/sh\n[ -e "{slurm}/asked" ] && exit; echo "7 PENDING (Resources)"\n'
-    )
+    (slurm / "squeue").write_text(f'#!/bin/sh\n[ -e "{slurm}/asked" ] && exit; echo "7 PENDING (Resources)"\n')
     waits: list[float] = []
 
     def wait(seconds: float) -> None:

@@ -87,16 +87,7 @@ def test_a_dataset_without_numbers_is_named(tmp_path: Path, file: str, name: str
     assert f"{path}: {name} is no array of numbers" in _refused(path)
 
 
-STEPS: list[Any] = [
-    "text",
-    True,
-    3,
-    ["text"],
-    [None],
-    [[]],
-    {"scale": [1, 1]},
-    [{"type": "scale", "scale": ["a", 1]}],
-]
+STEPS: list[Any] = ["text", True, 3, ["text"], [None], [[]], {"scale": [1, 1]}, [{"type": "scale", "scale": ["a", 1]}]]
 
 
 @pytest.mark.parametrize("steps", STEPS, ids=str)

@@ -82,9 +82,7 @@ def test_a_batch_job_that_is_no_object_is_damaged(run: RunDirectory) -> None:
         BatchFiles(run).read()
 
 
-@pytest.mark.parametrize(
-    "sizes", [{"total": 2**70}, {"total": 2**62}, {"total": 10**11}, {"images": 2**62}], ids=str
-)
+@pytest.mark.parametrize("sizes", [{"total": 2**70}, {"total": 2**62}, {"total": 10**11}, {"images": 2**62}], ids=str)
 def test_a_journal_of_odd_sizes_is_damaged(tmp_path: Path, sizes: dict[str, int]) -> None:
     run = RunDirectory(tmp_path / "clean.zarr.run")
     run.create()

@@ -18,9 +18,7 @@ AS_ON_WINDOWS = "import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None
 
 
 def _run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", AS_ON_WINDOWS + code], capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run([sys.executable, "-c", AS_ON_WINDOWS + code], capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +80,7 @@ def test_words_and_names_are_utf8_in_any_locale(words: str, said: str, tmp_path:
     ("system", "machine", "verdict"),
     [("Linux", "x86_64", "ok"), ("Linux", "aarch64", "note"), ("Darwin", "arm64", "note")],
 )
-def test_an_untested_platform_is_told(
-    monkeypatch: pytest.MonkeyPatch, system: str, machine: str, verdict: str
-) -> None:
+def test_an_untested_platform_is_told(monkeypatch: pytest.MonkeyPatch, system: str, machine: str, verdict: str) -> None:
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     assert doctor._platform()[0] == verdict

@@ -35,9 +35,7 @@ def read_png(path: Path) -> Any:
 def test_the_whole_is_drawn_small(folder: Path) -> None:
     result = ask("preview", "a.npy", "a.png", "--size", "30")
     assert (result.exit_code, read_png(folder / "a.png").shape) == (0, (24, 30))
-    assert result.stdout.startswith(
-        "a.png: 30 × 24 pixels (width × height), each the mean of 3 × 3; black is "
-    )
+    assert result.stdout.startswith("a.png: 30 × 24 pixels (width × height), each the mean of 3 × 3; black is ")
     assert result.stderr == ""
 
 
@@ -68,9 +66,7 @@ def test_modulus_and_phase_of_complex_pixels_are_drawn(folder: Path) -> None:
 
 
 def test_a_plane_is_chosen_by_its_axis(folder: Path) -> None:
-    first, second = (
-        ask("preview", "stack.npy", f"{z}.png", "--plane", f"q={z}", "--range", "0", "4000") for z in "01"
-    )
+    first, second = (ask("preview", "stack.npy", f"{z}.png", "--plane", f"q={z}", "--range", "0", "4000") for z in "01")
     assert first.stdout.endswith("; plane q=0\n")
     assert second.stdout.endswith("; plane q=1\n")
     assert np.array_equal(read_png(folder / "0.png"), read_png(folder / "1.png")[::-1])

@@ -123,9 +123,7 @@ LIES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("was", "lie", "line", "words"), LIES, ids=[lie[1].strip() or lie[0].strip() for lie in LIES]
-)
+@pytest.mark.parametrize(("was", "lie", "line", "words"), LIES, ids=[lie[1].strip() or lie[0].strip() for lie in LIES])
 def test_a_lie_is_told_with_its_line(reconstruction: Path, was: str, lie: str, line: int, words: str) -> None:
     text = reconstruction.read_text()
     assert text.count(was) == 1
@@ -150,9 +148,7 @@ def test_a_lie_is_told_with_its_line(reconstruction: Path, was: str, lie: str, l
         (("operators={name: blur}",), "is not a list; write entries below it, such as `- {name: ..., data: ...}`"),
     ],
 )  # fmt: skip
-def test_parts_that_disagree_are_refused(
-    reconstruction: Path, overrides: tuple[str, ...], words: str
-) -> None:
+def test_parts_that_disagree_are_refused(reconstruction: Path, overrides: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_job(reconstruction, overrides)
     assert words in str(caught.value)

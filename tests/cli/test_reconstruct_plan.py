@@ -49,15 +49,9 @@ def test_a_plan_refuses_what_cannot_be_meant(
         ("name: shift, shift: [500, 0]", "operators[0]: shift is (500, 0) and the image is 96 pixels long: only the zeros"),
     ],
 )  # fmt: skip
-def test_an_operator_that_sees_nothing_is_refused(
-    reconstruction: Path, operator: str, words: str, solver: str
-) -> None:
+def test_an_operator_that_sees_nothing_is_refused(reconstruction: Path, operator: str, words: str, solver: str) -> None:
     np.save(reconstruction.with_name("zeros.npy"), np.zeros((96, 80)))
-    settings = (
-        f"operators=[{{{operator}, data: y0.npy}}]",
-        f"solver={{name: {solver}}}",
-        "prior={name: none}",
-    )
+    settings = (f"operators=[{{{operator}, data: y0.npy}}]", f"solver={{name: {solver}}}", "prior={name: none}")
     assert words in refused("plan", reconstruction, *sets(*settings))
 
 
@@ -77,8 +71,7 @@ def test_a_kernel_that_was_hardly_meant_is_noted(reconstruction: Path, kernel: A
 
 
 @pytest.mark.parametrize(
-    ("shape", "reference", "noted"),
-    [("auto", "null", True), ("[192, 160]", "null", False), ("auto", "big.npy", False)],
+    ("shape", "reference", "noted"), [("auto", "null", True), ("[192, 160]", "null", False), ("auto", "big.npy", False)]
 )
 def test_an_inferred_shape_is_told(reconstruction: Path, shape: str, reference: str, noted: bool) -> None:
     np.save(reconstruction.with_name("big.npy"), np.ones((192, 160), np.float32))

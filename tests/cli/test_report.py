@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from halotile.cli.screens.progress_report import (
-    LINE_SECONDS,
-    Lines,
-    Live,
-    ProgressReport,
-    image,
-    line,
-    make_report,
-)
+from halotile.cli.screens.progress_report import LINE_SECONDS, Lines, Live, ProgressReport, image, line, make_report
 from halotile.graphs.watching.progress import Progress
 
 

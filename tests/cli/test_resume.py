@@ -50,9 +50,7 @@ def test_a_run_that_may_be_a_copy_is_not_resumed(config: Path, engine: Engine, l
     before = (directory / "job.json").read_text()
     for name in ("moved.zarr", left):
         config.with_name(name).mkdir()
-    assert "it was moved or copied, and something still stands at the old place" in refused(
-        "resume", directory
-    )
+    assert "it was moved or copied, and something still stands at the old place" in refused("resume", directory)
     assert (directory / "job.json").read_text() == before
     assert not engine.plans
 

@@ -52,8 +52,7 @@ def test_every_key_is_described_and_no_other_allowed(schema: dict[str, Any], job
 
 def test_every_denoiser_is_a_choice_by_its_name(schema: dict[str, Any]) -> None:
     priors = {
-        each["properties"]["name"]["const"]: each
-        for each in of(schema, "reconstruct")["properties"]["prior"]["anyOf"]
+        each["properties"]["name"]["const"]: each for each in of(schema, "reconstruct")["properties"]["prior"]["anyOf"]
     }
     assert set(priors) == set(registry.names("priors"))
     assert set(priors["tv"]["properties"]) == {"name", "weight", "iterations"}

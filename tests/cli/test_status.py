@@ -86,9 +86,7 @@ def test_a_run_that_is_over_is_not_called_interrupted(directory: RunDirectory, s
     assert (status.state, status.over, status.driver_gone) == (state, True, False)
 
 
-def test_a_run_that_ends_between_two_looks_has_finished(
-    directory: RunDirectory, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_run_that_ends_between_two_looks_has_finished(directory: RunDirectory, monkeypatch: MonkeyPatch) -> None:
     record(directory)
 
     def end(self: RunDirectory) -> None:
@@ -112,9 +110,7 @@ def stale(monkeypatch: MonkeyPatch, times: int) -> None:
     monkeypatch.setattr("halotile.cli.status.STALE_SECONDS", 0.0)
 
 
-def test_a_file_that_is_replaced_is_looked_at_again(
-    directory: RunDirectory, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_file_that_is_replaced_is_looked_at_again(directory: RunDirectory, monkeypatch: MonkeyPatch) -> None:
     record(directory, state="finished")
     stale(monkeypatch, 3)
     assert ask("status", directory.path, "--watch").exit_code == 0
@@ -183,9 +179,7 @@ def shown_by_status(directory: RunDirectory, *words: str) -> str:
         ("failed", 0, 100, "failed: once the cause is fixed, run `{}`"),
     ],
 )  # fmt: skip
-def test_bad_blocks_are_named(
-    directory: RunDirectory, state: str, failed: int, done: int, words: str
-) -> None:
+def test_bad_blocks_are_named(directory: RunDirectory, state: str, failed: int, done: int, words: str) -> None:
     give_up(directory, 300)
     directory.append_event({"event": "begin"})
     give_up(directory, *range(7, 7 + failed)[::-1])
@@ -285,9 +279,7 @@ def test_a_walltime_too_short_to_plan_is_told(directory: RunDirectory, monkeypat
     for name in (ATTENDED, VARIABLE, ADDRESS):  # which an attempt changes
         monkeypatch.setenv(name, "")
     options = {"fresh": False, "same_input": False, "allow_import": True}
-    Submission(job={}, options=options, submitted_from="", submitted=0, number="7").keep(
-        BatchFiles(directory)
-    )
+    Submission(job={}, options=options, submitted_from="", submitted=0, number="7").keep(BatchFiles(directory))
     with pytest.raises(ClusterFailed, match=r"write a longer cluster\.walltime"):
         batch.attend(directory.path)
     assert "write a longer cluster.walltime" in str(BatchFiles(directory).failure())
@@ -305,9 +297,7 @@ def test_watching_ends_with_the_run(directory: RunDirectory) -> None:
     written: list[str] = []
     with directory.lock():
         record(directory)
-        moments: Iterator[dict[str, Any]] = iter(
-            [{"done": 200}, {"done": 400, "state": "finished", "phase": "stop"}]
-        )
+        moments: Iterator[dict[str, Any]] = iter([{"done": 200}, {"done": 400, "state": "finished", "phase": "stop"}])
         now = watch(directory.path, Lines(written.append), sleep=lambda _: record(directory, **next(moments)))
     assert now.state == "finished"
     assert [text.split("  ")[0] for text in written] == ["denoise", "done"]

@@ -126,9 +126,7 @@ def test_a_driver_whose_node_dies_is_asked_for_again(job: HpcJob, slurm: Slurm) 
     wait_for(lambda: at_work(job) == {"n1", "n2"} and len(job.log()) > 6)
     done = job.status()["done"]
     with slurm.lost("n1"):
-        wait_for(
-            lambda: "BeginTime" in slurm.call("squeue", "--noheader", f"--jobs={number}", "--format=%r"), 150
-        )
+        wait_for(lambda: "BeginTime" in slurm.call("squeue", "--noheader", f"--jobs={number}", "--format=%r"), 150)
     go_on(job, slurm, number)
     assert job.status()["batch"]["attempts"] == 2
     assert len(job.log()) - BLOCKS < BLOCKS - done
@@ -251,9 +249,7 @@ def test_a_cancelled_run_leaves_no_process_and_can_be_gone_on_with(job: HpcJob, 
     wait_for(lambda: len(job.log()) > 2)
     assert f"job {number} is cancelled" in job.call("cancel", "out.zarr.run")
     here = str(job.folder)
-    assert [
-        p.pid for p in psutil.process_iter(["cmdline"]) if here in " ".join(p.info["cmdline"] or ())
-    ] == []
+    assert [p.pid for p in psutil.process_iter(["cmdline"]) if here in " ".join(p.info["cmdline"] or ())] == []
     assert not slurm.jobs()
     done = job.status()["done"]
     assert job.status()["state"] == "stopped"
@@ -317,12 +313,7 @@ def test_workers_of_a_submitted_run_have_gpus_of_their_own(job: HpcJob) -> None:
     settings = ("cluster.gpus=1", "run.device=cpu", "run.memory_per_worker=800MiB")
     submitted(job, "--workers", "4", *(word for each in settings for word in ("--set", each)))
     wait_for((job.run_directory / "finished").exists)
-    assert {(node, gpus) for _, _, node, gpus in job.log()} == {
-        ("n1", "0"),
-        ("n1", "1"),
-        ("n2", "0"),
-        ("n2", "1"),
-    }
+    assert {(node, gpus) for _, _, node, gpus in job.log()} == {("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1")}
 
 
 def test_files_of_a_submitted_run_are_for_their_owner(job: HpcJob) -> None:

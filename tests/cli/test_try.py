@@ -63,9 +63,7 @@ def test_the_suggestion_names_its_plane(folder: Path) -> None:
     np.save("a.npy", np.stack([plane, plane]))
     lists = ("--set", "denoiser.strength=0.5,1", "--set", "input.axes=cyx")
     suggested = " ".join(
-        printed("try", "job.yaml", *lists, "--plane", "c=1", "--region", "0:64,0:64")
-        .partition("suggested")[2]
-        .split()
+        printed("try", "job.yaml", *lists, "--plane", "c=1", "--region", "0:64,0:64").partition("suggested")[2].split()
     )
     assert suggested.endswith("(for plane c=1; others may need another: --plane)")
 
@@ -129,9 +127,7 @@ def test_a_sheet_replaces_nothing_unasked_and_the_image_never(folder: Path) -> N
     assert Path("sheet.png").read_text() == "mine"
     assert ask("try", "job.yaml", "sheet.png", "--overwrite").exit_code == 0
     before = Path("scan.png").read_bytes()
-    assert "it is the image" in refused(
-        "try", "job.yaml", "scan.png", "--overwrite", "--set", "input.path=scan.png"
-    )
+    assert "it is the image" in refused("try", "job.yaml", "scan.png", "--overwrite", "--set", "input.path=scan.png")
     assert Path("scan.png").read_bytes() == before
 
 
@@ -159,9 +155,7 @@ def test_a_job_for_many_images_is_tried_on_the_first(folder: Path) -> None:
     np.save(folder / "b.npy", np.load(folder / "a.npy"))
     job = JOB.replace("a.npy", '"*.npy"').replace("o.zarr", '"{stem}.zarr"')
     (folder / "many.yaml").write_text(job)
-    many, one = (
-        ask("try", name, "--set", "denoiser.strength=1,2", "--json") for name in ("many.yaml", "job.yaml")
-    )
+    many, one = (ask("try", name, "--set", "denoiser.strength=1,2", "--json") for name in ("many.yaml", "job.yaml"))
     assert (many.exit_code, json.loads(many.stdout)) == (0, json.loads(one.stdout))
 
 

@@ -43,9 +43,7 @@ def find(monkeypatch: MonkeyPatch, verdict: Verdict) -> None:
         (Verdict(4, 3, ("block 0: cut",), 0, RangeSet([2])), 4, "1 block is not done: 2"),
     ],
 )
-def test_damage_is_told(
-    tmp_path: Path, monkeypatch: MonkeyPatch, verdict: Verdict, code: int, words: str
-) -> None:
+def test_damage_is_told(tmp_path: Path, monkeypatch: MonkeyPatch, verdict: Verdict, code: int, words: str) -> None:
     find(monkeypatch, verdict)
     result = ask("verify", tmp_path / "clean.zarr")
     assert result.exit_code == code
@@ -58,20 +56,13 @@ def test_damage_is_told(
 def test_verify_says_where_a_repair_has_to_iterate_again(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     find(monkeypatch, Verdict(4, 4, ("block 2: cut",), 0, iterates=True))
     said = ask("verify", tmp_path / "clean.zarr").stderr
-    assert (
-        "--repair` does all passes again, from the start, and writes the damaged blocks, and discards edits."
-        in said
-    )
+    assert "--repair` does all passes again, from the start, and writes the damaged blocks, and discards edits." in said
 
 
 @pytest.mark.parametrize(
     ("problems", "undone", "words"),
     [
-        (
-            ("block 2: cut",),
-            0,
-            "--repair` does the damaged blocks again, and discards edits. To keep edits, ",
-        ),
+        (("block 2: cut",), 0, "--repair` does the damaged blocks again, and discards edits. To keep edits, "),
         (("metadata: zarr.json is missing",), 0, "--repair` restores the metadata."),
         (
             ("metadata: zarr.json is missing",),
@@ -92,9 +83,7 @@ def test_verify_says_what_a_repair_would_do(
     find(monkeypatch, Verdict(9, 9 - undone, problems, 0, RangeSet(range(undone))))
     result = refused("verify", tmp_path / "clean.zarr", code=4)
     output = tmp_path / "clean.zarr"
-    edited, keep = (
-        (", or was edited after the run", f"move {output}.run away.") if "edits" in words else ("", "")
-    )
+    edited, keep = (", or was edited after the run", f"move {output}.run away.") if "edits" in words else ("", "")
     assert result.endswith(f"{output} is damaged{edited}. `recon-cli verify {output} {words}{keep}\n")
 
 

@@ -30,9 +30,7 @@ def main(folder: Path, kind: str, device: str) -> None:
         tile={"block": 128},
         run={"device": device, "workers": 1},
     )
-    outcome = run(
-        make_plan(replace(job, cluster=Cluster(kind=kind, gpus=(0,) if kind == "local-cuda" else 0)))
-    )
+    outcome = run(make_plan(replace(job, cluster=Cluster(kind=kind, gpus=(0,) if kind == "local-cuda" else 0))))
     import torch
 
     report = {"pid": os.getpid(), "done": outcome.done, "total": outcome.total}

@@ -42,9 +42,7 @@ def job(folder: Path, output: str, name: str, device: str, **parts: Any) -> Deno
     source = folder / "in.zarr"
     if not source.exists():
         write_zarr(source, noisy_image((700, 610)))
-    options = {
-        key: str(_weights(folder)) if value == "WEIGHTS" else value for key, value in DENOISERS[name].items()
-    }
+    options = {key: str(_weights(folder)) if value == "WEIGHTS" else value for key, value in DENOISERS[name].items()}
     # A GPU that is tried may choose another tile and batch each time, and so other last bits.
     tile = {"block": 256, "size": 128, "batch": 4, "channels_last": False}
     made = job_of(source, folder / output, name, options, tile=tile, run={"device": device} | parts)
@@ -115,11 +113,7 @@ def test_a_job_that_is_killed_goes_on_and_writes_the_same_bits(
     undisturbed = denoised(wanted("undisturbed.zarr"), cluster)
     plan = make_plan(wanted("out.zarr"))
     config = tmp_path / "job.yaml"
-    parts = {
-        key: value
-        for key, value in plan.documents.asked.items()
-        if key not in ("allow_import", "import_folder")
-    }
+    parts = {key: value for key, value in plan.documents.asked.items() if key not in ("allow_import", "import_folder")}
     config.write_text(json.dumps(parts))
     (tmp_path / "pace").write_text("0.1")
     driver = start(config)

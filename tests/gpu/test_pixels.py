@@ -63,9 +63,7 @@ def test_pixels_of_every_type_get_there_and_back(gpu_device: Gpu, dtype: str) ->
         for got, want in zip(back, given, strict=False):
             np.testing.assert_array_equal(got.pixels(), want)
         for each in given[2:]:
-            np.testing.assert_array_equal(
-                gpu_device.fetch(gpu_device.take(gpu_device.stage(each))).pixels(), each
-            )
+            np.testing.assert_array_equal(gpu_device.fetch(gpu_device.take(gpu_device.stage(each))).pixels(), each)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -32,9 +32,7 @@ def test_every_collective_and_its_gradient_has_the_numbers_of_a_cpu(gpu: str, tm
         actual = with_gradients(group)
     assert len(actual) == 55
     for name, tensors in expected.items():
-        torch.testing.assert_close(
-            actual[name], tensors, rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        torch.testing.assert_close(actual[name], tensors, rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def with_gradients(group: TorchGroup) -> dict[str, list[torch.Tensor]]:

@@ -116,10 +116,7 @@ def linear_operators(group: TorchGroup) -> dict[str, tuple[Function, tuple[int, 
         "all_to_all_v": (lambda x: c.all_to_all_v(x, group, table), (sum(table[group.rank]), 2)),
         "indexed": (lambda x: c.indexed_all_to_all_v(x, group, indices, table), (4, 2)),
         "transpose": (lambda x: c.distributed_transpose(x, group, sizes, 0, 1), (own, 3)),
-        **{
-            f"halo {rule}": (partial(_halo, group, sizes, rule), (own, 2))
-            for rule in ("cut", "zero", "circular")
-        },
+        **{f"halo {rule}": (partial(_halo, group, sizes, rule), (own, 2)) for rule in ("cut", "zero", "circular")},
     }
 
 
@@ -181,9 +178,7 @@ def dot_gaps(group: TorchGroup) -> dict[str, float]:
     return gaps
 
 
-def _draws(
-    group: TorchGroup, operator: Function, shape: tuple[int, ...], dtype: torch.dtype
-) -> list[torch.Tensor]:
+def _draws(group: TorchGroup, operator: Function, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(7 + group.rank)
     x = torch.randn(shape, dtype=dtype, generator=generator, requires_grad=True)
     y = operator(x)
@@ -276,11 +271,7 @@ def transform_faults(group: TorchGroup, shape: tuple[int, ...], tolerance: float
     real, full = (torch.float64, torch.complex128) if double else (torch.float32, torch.complex64)
     faults = []
     rows, columns = shape[-2:]
-    sizes = (
-        SIZES[group.world_size]
-        if rows == sum(SIZES[group.world_size])
-        else c.even_sizes(rows, group.world_size)
-    )
+    sizes = SIZES[group.world_size] if rows == sum(SIZES[group.world_size]) else c.even_sizes(rows, group.world_size)
     for norm in ("backward", "ortho", "forward"):
         for name, function, reference, dtype, length in (
             ("fft2", fft.fft2, torch.fft.fft2, full, columns),
@@ -335,9 +326,7 @@ def other_layouts(group: TorchGroup) -> list[str]:
                     for n in (x.shape[dim[cut[0]]], expected.shape[dim[cut[1]]])
                 )  # fmt: skip
                 part = part_of(whole, group, sizes, dim[cut[0]])
-                actual = getattr(fft, name)(
-                    part, group, sizes, dim=dim, s=s, norm="ortho", cut=cut, new_sizes=out
-                )
+                actual = getattr(fft, name)(part, group, sizes, dim=dim, s=s, norm="ortho", cut=cut, new_sizes=out)
                 wanted = part_of(expected, group, out, dim[cut[1]])
                 if actual.shape != wanted.shape or not torch.allclose(actual, wanted, atol=1e-9):
                     faults.append(f"{name} {dim} {cut} {s}")
@@ -365,10 +354,7 @@ def sent_bytes(group: TorchGroup, rows: int, columns: int) -> dict[str, list[int
         "irfft2": (partial(fft.irfft2, s=(rows, columns)), spectrum),
     }
     found = {}
-    with (
-        patch.object(dist, "all_to_all_single", counted),
-        patch.object(SharedMemory, "exchange", counted_in_memory),
-    ):
+    with patch.object(dist, "all_to_all_single", counted), patch.object(SharedMemory, "exchange", counted_in_memory):
         for name, (function, x) in calls.items():
             counts[:] = [0]
             y = function(x.requires_grad_(), group, sizes)

@@ -74,9 +74,7 @@ def check_whole(scene: Scene, undisturbed: dict[str, bytes]) -> Callable[[], Non
 
 
 @pytest.fixture
-def check_resumes(
-    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
-) -> Callable[[], None]:
+def check_resumes(scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]) -> Callable[[], None]:
     """Run the job again and assert that it ends whole, with no journalled block computed a second time."""
 
     def check() -> None:

@@ -73,9 +73,7 @@ class Smooth(torch.nn.Module):  # type: ignore[misc]
             sigma = sigma[:, None, None, None]
         functional = torch.nn.functional
         hidden = torch.relu(functional.conv2d(x * sigma, self.first, padding=1))
-        return functional.interpolate(
-            functional.conv2d(hidden, self.second, padding=1), scale_factor=self.scale
-        )
+        return functional.interpolate(functional.conv2d(hidden, self.second, padding=1), scale_factor=self.scale)
 
 
 def tiled(ctx: DistributedContext, net: Any, **options: Any) -> Any:

@@ -62,15 +62,6 @@ def trained(
     if killed:
         options |= {"checkpoint": Path(killed, "state"), "checkpoint_seconds": 0.0}
     losses = torch_group.fit(
-        group,
-        module,
-        next_batch,
-        loss,
-        optimizer,
-        steps=steps,
-        slots=4,
-        seed=7,
-        scheduler=scheduler,
-        **options,
+        group, module, next_batch, loss, optimizer, steps=steps, slots=4, seed=7, scheduler=scheduler, **options
     )
     return losses, module.state_dict()

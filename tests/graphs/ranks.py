@@ -135,9 +135,7 @@ def once_killed(group: TorchGroup, folder: str) -> tuple[int, float]:
 def exchanged(group: TorchGroup) -> tuple[bool, list[str]]:
     """Whether the ranks share memory, and what they exchange that has other bits without it: lengths and types that change, and none."""
     apart, faults = replace(group, shared=None), []
-    for turn, dtype in enumerate(
-        (torch.float32, torch.complex128, torch.int64, torch.bool, torch.float16) * 2
-    ):
+    for turn, dtype in enumerate((torch.float32, torch.complex128, torch.int64, torch.bool, torch.float16) * 2):
         for length in (5, 0, 70_001 * (turn + 1)):
             sizes = [(rank * length + turn) * (rank != 1) for rank in range(group.world_size)]
             own = torch.arange(sizes[group.rank]).add(group.rank).to(dtype)

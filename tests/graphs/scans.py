@@ -19,13 +19,7 @@ STAGES = [{"epochs": 8, "lr": 0.05, "batch": 6}, {"epochs": 4, "lr": 0.01, "batc
 def job(folder: Path, name: str = "result.cxi", **parts: Any) -> Path:
     """Write a job for the scan in a folder."""
     path = folder / f"{name}.yaml"
-    content = {
-        "version": 1,
-        "job": "ptychography",
-        "stages": STAGES,
-        "cluster": {"dashboard": False},
-        **parts,
-    }
+    content = {"version": 1, "job": "ptychography", "stages": STAGES, "cluster": {"dashboard": False}, **parts}
     content |= {"input": {"path": str(folder / "scan.zarr")}, "output": {"path": str(folder / name)}}
     path.write_text(json.dumps(content, indent=1))  # which is YAML as well
     return path

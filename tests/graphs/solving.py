@@ -57,9 +57,7 @@ def terms_of(image: Pixels, operators: tuple[Operator, ...], noise: float = 0.01
         pixels = read_all(operator.forward(InMemory(image)))
         return InMemory(pixels + (noise * rng.standard_normal(pixels.shape)).astype(image.dtype))
 
-    return tuple(
-        Term(operator, measured(operator), 1.0 / (number + 1)) for number, operator in enumerate(operators)
-    )
+    return tuple(Term(operator, measured(operator), 1.0 / (number + 1)) for number, operator in enumerate(operators))
 
 
 def scene(shape: tuple[int, int] = (150, 133)) -> Pixels:
@@ -94,9 +92,7 @@ def denoised_by(denoiser: Denoiser, image: Pixels, block: int, tile: int) -> Den
     )
 
 
-def problem_of(
-    image: Pixels, terms: tuple[Term, ...], prior: Prior | None = None, step: float = 1.0
-) -> Problem:
+def problem_of(image: Pixels, terms: tuple[Term, ...], prior: Prior | None = None, step: float = 1.0) -> Problem:
     """What a solver asks for, of a stack."""
     return Problem(
         shape=image.shape,
@@ -124,15 +120,7 @@ def iterations_of(
     """A solver on disk, in blocks of this size and files of ``shard``² pixels."""
     shape, shard = problem.shape, options.pop("shard", 32)
     layout = Layout(
-        shape,
-        str(problem.dtype),
-        (shard, shard),
-        (16, 16),
-        "lz4",
-        ("y", "x"),
-        (1.0, 1.0),
-        (None, None),
-        False,
+        shape, str(problem.dtype), (shard, shard), (16, 16), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False
     )
     return InlineIterations(
         solver,
@@ -174,9 +162,7 @@ def in_memory(solver: Solver, problem: Problem, iterations: int) -> tuple[Pixels
             after, before = (read_all(each).astype(float) for each in (made["x"], read("x", 0)))
             sums |= {CHANGE: float(np.sum((after - before) ** 2)), LENGTH: float(np.sum(after**2))}
         for wanted in step.sums:
-            a, b = (
-                read_all(by_image.get(id(part), part)).astype(float) for part in (wanted.left, wanted.right)
-            )
+            a, b = (read_all(by_image.get(id(part), part)).astype(float) for part in (wanted.left, wanted.right))
             sums[wanted.name] = float(np.sum(a * b))
         told.append(sums)
         state = solver.next(problem, state, sums)

@@ -30,9 +30,7 @@ def frames(count: int = 8) -> NDArray[np.float32]:
     """Frames whose levels differ by a tenth of their range each."""
     rng = np.random.default_rng(0)
     levels = np.linspace(0, 0.7, count, dtype=np.float32)[rng.permutation(count)]
-    planes: NDArray[np.float32] = levels[:, None, None] + 0.02 * rng.standard_normal((count, 60, 70)).astype(
-        np.float32
-    )
+    planes: NDArray[np.float32] = levels[:, None, None] + 0.02 * rng.standard_normal((count, 60, 70)).astype(np.float32)
     return planes
 
 
@@ -43,11 +41,7 @@ def medians_move(before: NDArray[Any], after: NDArray[Any]) -> float:
 def tagged(path: Path, pixels: NDArray[Any], spacing: float) -> Path:
     """An ImageJ stack with pixels of 1 micrometer and planes ``spacing`` apart."""
     tifffile.imwrite(
-        path,
-        pixels,
-        imagej=True,
-        resolution=(1, 1),
-        metadata={"axes": "ZYX", "spacing": spacing, "unit": "um"},
+        path, pixels, imagej=True, resolution=(1, 1), metadata={"axes": "ZYX", "spacing": spacing, "unit": "um"}
     )
     return path
 
@@ -85,19 +79,13 @@ def test_planes_far_apart_or_of_no_stated_meaning_stay_as_they_are_alone(tmp_pat
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_volume_of_known_voxels_is_denoised_as_one(tmp_path: Path, name: str) -> None:
     source = tagged(tmp_path / "cubes.tif", frames(), 1.0)
-    assert (
-        make_plan(job_of(source, tmp_path / "out.zarr", name, FILTERS[name])).summary()["tiled_axes"] == "zyx"
-    )
+    assert make_plan(job_of(source, tmp_path / "out.zarr", name, FILTERS[name])).summary()["tiled_axes"] == "zyx"
 
 
-@pytest.mark.parametrize(
-    "spacing", [{"z": 1, "y": 1, "x": 1}, {"z": "0.15 um", "y": "0.1 um", "x": "0.1 um"}]
-)
+@pytest.mark.parametrize("spacing", [{"z": 1, "y": 1, "x": 1}, {"z": "0.15 um", "y": "0.1 um", "x": "0.1 um"}])
 def test_the_job_gives_what_the_file_does_not_know(tmp_path: Path, spacing: dict[str, Any]) -> None:
     source = saved(tmp_path / "a.npy", frames())
-    job = job_of(
-        source, tmp_path / "out.zarr", "tv", FILTERS["tv"], input={"axes": "zyx", "spacing": spacing}
-    )
+    job = job_of(source, tmp_path / "out.zarr", "tv", FILTERS["tv"], input={"axes": "zyx", "spacing": spacing})
     plan = make_plan(job)
     task = work_of(plan).task
     assert plan.summary()["tiled_axes"] == "zyx"
@@ -154,9 +142,7 @@ def test_a_network_for_volumes_asks_for_the_axes(tmp_path: Path) -> None:
     options = {"import": "tests.networks:volumes"}
     with pytest.raises(ConfigError, match=r"and input: {axes: ...} where the file does not"):
         make_plan(job_of(source, tmp_path / "out.zarr", "torch", options))
-    with pytest.raises(
-        ConfigError, match=r"axes are 'qyx'. Write some of these, or input.axes if they are others"
-    ):
+    with pytest.raises(ConfigError, match=r"axes are 'qyx'. Write some of these, or input.axes if they are others"):
         make_plan(job_of(source, tmp_path / "out.zarr", "torch", options, tile={"axes": "zyx"}))
 
 
@@ -214,12 +200,9 @@ def test_series_of_equal_shape_make_one_image(tmp_path: Path) -> None:
                 file.write(plane, photometric="minisblack", metadata={"axes": "YX"}, compression=compression)
         one = make_plan(job_of(path, tmp_path / "one.zarr", "gaussian", {"sigma": 1.0}))
         assert any(
-            "3 series" in note and "this is series 0" in note and "or all for one image" in note
-            for note in one.notes
+            "3 series" in note and "this is series 0" in note and "or all for one image" in note for note in one.notes
         )
-        job = job_of(
-            path, tmp_path / f"{compression}.zarr", "gaussian", {"sigma": 1.0}, input={"dataset": "all"}
-        )
+        job = job_of(path, tmp_path / f"{compression}.zarr", "gaussian", {"sigma": 1.0}, input={"dataset": "all"})
         assert "dataset is all: its 3 series are one axis, q" in make_plan(job).notes
         result = run_inline(job)
         assert result.shape == planes.shape
@@ -231,12 +214,8 @@ def test_series_that_differ_are_no_image(tmp_path: Path) -> None:
     with tifffile.TiffWriter(tmp_path / "a.tif") as file:
         for edge in (20, 30):
             file.write(np.zeros((edge, edge), np.uint8), photometric="minisblack", metadata=None)
-    job = job_of(
-        tmp_path / "a.tif", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, input={"dataset": "all"}
-    )
-    with pytest.raises(
-        InputError, match=r"its series differ: 0 of 20 × 20, 1 of 30 × 30. Write the number of one"
-    ):
+    job = job_of(tmp_path / "a.tif", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, input={"dataset": "all"})
+    with pytest.raises(InputError, match=r"its series differ: 0 of 20 × 20, 1 of 30 × 30. Write the number of one"):
         make_plan(job)
 
 

@@ -109,9 +109,7 @@ def test_a_block_that_kills_its_worker_takes_no_other_down(scene: Scene, cluster
     assert not is_marked(scene.output)
 
 
-def test_a_flaky_block_is_tried_again(
-    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
-) -> None:
+def test_a_flaky_block_is_tried_again(scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]) -> None:
     scene.make_trouble("flaky", 12, "2")
     outcome = scene.run(cluster, retries=2)
     assert outcome.done == BLOCKS
@@ -129,14 +127,10 @@ def test_a_nan_of_the_input_stays_where_it_is(scene: Scene, cluster: RunningClus
     np.testing.assert_array_equal(zarr.open_array(scene.output, mode="r")[...], truth(expected))
 
 
-def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(
-    scene: Scene, cluster: RunningCluster
-) -> None:
+def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(scene: Scene, cluster: RunningCluster) -> None:
     put_nan(scene, 19)
     where = r"rows 64–95, columns 96–127; the first is at row 69, column 103"
-    with pytest.raises(
-        BlockInputFailed, match=rf"block 19 .*the input holds NaN or infinity in {where}"
-    ) as failed:
+    with pytest.raises(BlockInputFailed, match=rf"block 19 .*the input holds NaN or infinity in {where}") as failed:
         scene.run(cluster, on_nan="fail")
     failed.match("1 of 64 blocks failed for its input")
     failed.match(
@@ -146,9 +140,7 @@ def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(
     assert scene.journalled() == others(19)
 
 
-def test_a_bad_side_input_is_told_once_and_is_what_has_to_be_mended(
-    scene: Scene, cluster: RunningCluster
-) -> None:
+def test_a_bad_side_input_is_told_once_and_is_what_has_to_be_mended(scene: Scene, cluster: RunningCluster) -> None:
     values = np.ones(image().shape, "float32")
     values[:, :BLOCK] = np.nan
     mask = write_zarr(scene.folder / "mask.zarr", values)
@@ -156,9 +148,7 @@ def test_a_bad_side_input_is_told_once_and_is_what_has_to_be_mended(
     with pytest.raises(BlockInputFailed, match="8 of 64 blocks failed for their input") as failed:
         scene.run(cluster, parts=parts)
     assert str(failed.value).count("the side input mask holds NaN or infinity in rows ") == 1
-    failed.match(
-        r"\nand 7 more for input\.sides\.mask\n.*Once input\.sides\.mask is repaired, run with --same-input"
-    )
+    failed.match(r"\nand 7 more for input\.sides\.mask\n.*Once input\.sides\.mask is repaired, run with --same-input")
     zarr.open_array(mask, mode="r+")[...] = 1
     assert scene.run(cluster, parts=parts, same_input=True).resumed == BLOCKS - 8
 
@@ -176,9 +166,7 @@ def test_a_nan_does_not_become_an_integer(
     assert scene.journalled() == others(19)
 
 
-def test_a_damaged_input_names_the_block_and_the_file(
-    scene: Scene, cluster: RunningCluster, tmp_path: Path
-) -> None:
+def test_a_damaged_input_names_the_block_and_the_file(scene: Scene, cluster: RunningCluster, tmp_path: Path) -> None:
     chunk = scene.source / "c" / "1" / "1"
     content = chunk.read_bytes()
     chunk.write_bytes(content[: len(content) // 2])
@@ -187,9 +175,7 @@ def test_a_damaged_input_names_the_block_and_the_file(
     failed.match("Once the image is repaired, run with --same-input: only these are redone")
     failed.match(r"DamagedData: .*noisy\.zarr.*restore this file from its origin")
     chunk.write_bytes(content)
-    with pytest.raises(
-        ResumeRefused, match=r"input\.[\s\S]*same images, repaired or copied, run with --same-input"
-    ):
+    with pytest.raises(ResumeRefused, match=r"input\.[\s\S]*same images, repaired or copied, run with --same-input"):
         scene.run(cluster)
     done = scene.run(cluster, same_input=True)
     assert (done.done, done.resumed) == (BLOCKS, BLOCKS - 4)
@@ -197,9 +183,7 @@ def test_a_damaged_input_names_the_block_and_the_file(
     assert scene.run(cluster, fresh=True).done == BLOCKS
 
 
-def test_input_that_the_system_does_not_give_is_tried_again_and_named(
-    scene: Scene, cluster: RunningCluster
-) -> None:
+def test_input_that_the_system_does_not_give_is_tried_again_and_named(scene: Scene, cluster: RunningCluster) -> None:
     chunk = scene.source / "c" / "1" / "1"
     chunk.unlink()
     os.mknod(chunk, stat.S_IFSOCK)  # not opened as a file: the system refuses, as for a broken disk

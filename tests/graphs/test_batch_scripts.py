@@ -132,13 +132,7 @@ LINES: list[tuple[str, Mapping[str, Any], Mapping[str, Any], list[str], list[str
     ("slurm", {"account": "phys"}, {"queue": "theirs"}, ["#SBATCH -p theirs\n", "#SBATCH -A phys\n"], []),
     ("slurm", {"queue": "fast"}, {"queue": "theirs"}, ["#SBATCH -p fast\n"], ["theirs"]),
     # Directives of the user stand beside those for GPUs.
-    (
-        "slurm",
-        {"gpus": 1},
-        THEIRS,
-        ["#SBATCH --nice\n", "--gres=gpu:1", "--lifetime 25m", "--memory-limit"],
-        [],
-    ),
+    ("slurm", {"gpus": 1}, THEIRS, ["#SBATCH --nice\n", "--gres=gpu:1", "--lifetime 25m", "--memory-limit"], []),
     ("pbs", {"gpus": 1}, THEIRS, ["--nice", "ngpus=1", "--lifetime 25m", "--memory-limit"], []),
     ("sge", {"gpus": 1}, THEIRS, ["--nice", "-l gpu=1", "--lifetime 25m", "--memory-limit"], []),
     ("lsf", {"gpus": 1}, THEIRS, ["--nice", '-gpu "num=1"', "--lifetime 25m", "--memory-limit"], []),
@@ -238,9 +232,7 @@ def test_a_driver_takes_one_slot_of_a_grid_engine(source: str, written: list[str
         ("lsf", "45", 2700),
     ],
 )
-def test_a_walltime_that_the_user_has_configured_is_that_of_the_system(
-    name: str, written: str, seconds: int
-) -> None:
+def test_a_walltime_that_the_user_has_configured_is_that_of_the_system(name: str, written: str, seconds: int) -> None:
     SYSTEMS[name].cluster_class()  # its import makes the default settings known
     with dask.config.set({f"jobqueue.{name}.walltime": written}):
         assert walltime_seconds(SYSTEMS[name], PLAIN) == seconds
@@ -284,9 +276,7 @@ def test_a_script_is_submitted(
         system.submit(script)
 
 
-@pytest.mark.parametrize(
-    "name", ["1234.pbs.OU", "halotile.o1234", "halotile-0-1234.err", "worker-1234.0.out"]
-)
+@pytest.mark.parametrize("name", ["1234.pbs.OU", "halotile.o1234", "halotile-0-1234.err", "worker-1234.0.out"])
 def test_the_log_of_a_job_is_found_by_its_number(name: str, tmp_path: Path) -> None:
     for other in (name, name.replace("1234", "12345"), name.replace("1234", "71234")):
         (tmp_path / other).touch()

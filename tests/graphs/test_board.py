@@ -11,17 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.graphs.watching.page import (
-    DONE,
-    EDGE,
-    LEVELS,
-    QUARANTINED,
-    RETRIED,
-    STATES,
-    UNKNOWN,
-    WAITING,
-    Board,
-)
+from halotile.graphs.watching.page import DONE, EDGE, LEVELS, QUARANTINED, RETRIED, STATES, UNKNOWN, WAITING, Board
 
 COUNTS = [(1,), (7,), (300,), (4, 5), (3, 4, 5), (2, 1, 6, 1), (130, 2), (257, 300), (1, 1, 1)]
 """Numbers of blocks along each axis: a line, an image, a stack, channels last, more than a map has room for."""

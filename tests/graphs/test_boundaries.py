@@ -110,9 +110,7 @@ def test_none_crosses_in_a_denoising_run(
 ) -> None:
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     weights = dncnn_weights(tmp_path / "w.safetensors")
-    plan = make_plan(
-        job_of(source, tmp_path / "o.zarr", "dncnn", {"weights": str(weights), "depth": 5, "width": 8})
-    )
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", "dncnn", {"weights": str(weights), "depth": 5, "width": 8}))
     assert run(plan, cluster=cluster).done == len(plan.grid)
     assert tensors() == []
 

@@ -31,13 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM or not DRIVER, reason="chromium or chromedriver is not installed"),
 ]
 
-ARGUMENTS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--window-size=1120,1100",
-)
+ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1120,1100")
 COLOURS = """
 const canvas = document.getElementById(arguments[0]), found = new Map();
 const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -99,9 +93,7 @@ def follows(browser: Any, condition: Callable[[], bool]) -> None:
     assert [entry for entry in browser.get_log("browser") if own not in entry["message"]] == []
 
 
-def test_the_map_fills_while_a_job_runs(
-    scene: Scene, cluster: RunningCluster, browser: Any, tmp_path: Path
-) -> None:
+def test_the_map_fills_while_a_job_runs(scene: Scene, cluster: RunningCluster, browser: Any, tmp_path: Path) -> None:
     scene.set_pace(0.4)
     scene.make_trouble("flaky", 9, "2")
     scene.make_trouble("raise", 2)

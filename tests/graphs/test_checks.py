@@ -16,13 +16,7 @@ import halotile
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise import call as main_job
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
-from halotile.graphs.jobs.ptychography.job import (
-    ModelOptions,
-    Ptychography,
-    ResultFile,
-    ScanInput,
-    StageOptions,
-)
+from halotile.graphs.jobs.ptychography.job import ModelOptions, Ptychography, ResultFile, ScanInput, StageOptions
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice
 from halotile.graphs.jobs.train.job import Training, WeightsFile
@@ -54,11 +48,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("tile", Tile(depth=2.5), "tile.depth: 2.5 is not auto, a whole number or"),  # type: ignore[arg-type]
     ("input", Input(path=Path("a")), "input.path: PosixPath('a') is not a path"),  # type: ignore[arg-type]
     ("input", Input(path="a", range=(1.0, 0.0)), "input.range: [1.0, 0.0] runs backwards"),
-    (
-        "input",
-        Input(path="a", range=(0.0, math.inf)),
-        "input.range: [0.0, Infinity] is not finite; write two",
-    ),
+    ("input", Input(path="a", range=(0.0, math.inf)), "input.range: [0.0, Infinity] is not finite; write two"),
     ("input", Input(path="a", range=(math.nan, 1.0)), "input.range: [NaN, 1.0] is not finite; write two"),
     ("input", Input(path="a", range=(1, 2, 3)), "is not auto or a list of 2 numbers"),  # type: ignore[arg-type]
     (
@@ -73,11 +63,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ),
     ("output", Output(path="s3://b/"), "names no output in a bucket; write one such as s3://b/clean.zarr"),
     *(
-        (
-            section,
-            part(address),
-            f"{key}: holds a name or a password; leave out what is before the @ or after",
-        )
+        (section, part(address), f"{key}: holds a name or a password; leave out what is before the @ or after")
         for section, key, part in (
             ("output", "output.path", lambda path: Output(path=path)),
             ("input", "input.path", lambda path: Input(path=path)),
@@ -93,11 +79,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ),
     ("output", Output(path="s3://b/c+d.zarr"), "has + in it"),
     ("output", Output(path="s3://b/../c"), "has .. in it"),
-    (
-        "output",
-        Output(path=f"s3://b/{'c' * 230}"),
-        "is of 237 bytes, and its run directory is named after it",
-    ),
+    ("output", Output(path=f"s3://b/{'c' * 230}"), "is of 237 bytes, and its run directory is named after it"),
     ("output", Output(path="s3://b/c.tif"), "`recon-cli export s3://b/c.zarr c.tif` makes a TIFF of it"),
     ("output", Output(path="b", dtype="flot32"), "did you mean float32?"),
     ("cluster", Cluster(kind="locale"), "no cluster is called locale; did you mean local?"),
@@ -113,12 +95,7 @@ def test_a_value_that_cannot_be_is_refused(section: str, part: Any, words: str) 
 
 
 def test_addresses_without_credentials_pass() -> None:
-    paths = [
-        "https://h:8080/a@2.zarr",
-        "s3://b/c@d:e.zarr",
-        "abfss://container@account.dfs.core.windows.net/a",
-        "?a@b",
-    ]
+    paths = ["https://h:8080/a@2.zarr", "s3://b/c@d:e.zarr", "abfss://container@account.dfs.core.windows.net/a", "?a@b"]
     assert list(credentials_in(Input(path="a", sides=dict(zip("abcd", paths, strict=True))))) == []
     assert list(credentials_in({"cluster": {"prologue": ["tcp://me:word@proxy"]}})) == []
 
@@ -158,10 +135,7 @@ def test_every_check_is_of_a_key_that_there_is() -> None:
         ({"workers": "2"}, 'run.workers: "2" is not auto or a whole number'),
         ({"memory_per_worker": 4}, "run.memory_per_worker: 4 is 4 bytes"),
         ({"boundary": "mirror"}, 'tile.boundary: "mirror" is not auto, reflect'),
-        (
-            {"source": np.zeros((4, 4))},
-            "source is of type ndarray.*Give a path, such as .*halotile.map_overlap",
-        ),
+        ({"source": np.zeros((4, 4))}, "source is of type ndarray.*Give a path, such as .*halotile.map_overlap"),
         ({"sides": {"mask": np.zeros((4, 4))}}, r"sides\['mask'\] is of type ndarray"),
         ({"denoiser": None}, "denoiser is null: that is neither a name nor a function"),
         ({"output": "nowhere/deep/out.zarr"}, "mkdir -p"),
@@ -173,12 +147,7 @@ def test_a_call_with_a_wrong_argument_starts_nothing(
     monkeypatch.setattr(main_job, "run", lambda *_, **__: pytest.fail("was started"))
     np.save(tmp_path / "in.npy", np.zeros((40, 30), np.float32))
     monkeypatch.chdir(tmp_path)
-    request: dict[str, Any] = {
-        "source": "in.npy",
-        "output": "out.zarr",
-        "denoiser": "tv",
-        "strength": 0.1,
-    } | changes
+    request: dict[str, Any] = {"source": "in.npy", "output": "out.zarr", "denoiser": "tv", "strength": 0.1} | changes
     with pytest.raises(ConfigError, match=words):
         halotile.denoise(**request)
     assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
@@ -198,9 +167,7 @@ def test_a_tilde_is_the_home_in_every_path(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_one_is_one_however_it_is_written() -> None:
-    assert fingerprint({"strength": 1, "range": [0, 0.5]}) == fingerprint(
-        {"strength": 1.0, "range": [0.0, 0.5]}
-    )
+    assert fingerprint({"strength": 1, "range": [0, 0.5]}) == fingerprint({"strength": 1.0, "range": [0.0, 0.5]})
     assert fingerprint({"strength": 1}) != fingerprint({"strength": 1.5})
 
 

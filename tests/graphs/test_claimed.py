@@ -91,9 +91,7 @@ OUTPUT: dict[str, tuple[Change, type[HalotileError], str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", all_of(OUTPUT, thorough=OUTPUT.keys() - {"moved", "with two shards swapped"})
-)
+@pytest.mark.parametrize("name", all_of(OUTPUT, thorough=OUTPUT.keys() - {"moved", "with two shards swapped"}))
 def test_a_run_whose_output_is_changed_does_not_finish(
     scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None], name: str
 ) -> None:
@@ -121,9 +119,7 @@ def test_a_journal_that_is_overwritten_is_whole_again_when_the_run_ends(
     scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     scene.set_pace(0.02)
-    scene.run(
-        cluster, observer=after(8, scene, lambda _: scene.directory.journal_path.write_text("garbage\n"))
-    )
+    scene.run(cluster, observer=after(8, scene, lambda _: scene.directory.journal_path.write_text("garbage\n")))
     check_whole()
     assert scene.run(cluster).resumed == BLOCKS
 
@@ -234,11 +230,7 @@ class Hiccup:
 
 @pytest.mark.parametrize("name", all_of(ASKING, thorough=["directory", "metadata"]))
 def test_what_the_system_does_not_tell_for_a_while_ends_no_run(
-    scene: Scene,
-    cluster: RunningCluster,
-    check_whole: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(held_output, "LOOK_SECONDS", 0.1)
     hiccup = Hiccup(monkeypatch, name, times=5)
@@ -251,11 +243,7 @@ def test_what_the_system_does_not_tell_for_a_while_ends_no_run(
 
 @pytest.mark.parametrize("name", all_of(ASKING, thorough=["directory", "metadata"]))
 def test_what_the_system_never_tells_ends_a_run_in_its_own_words(
-    scene: Scene,
-    cluster: RunningCluster,
-    check_resumes: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    scene: Scene, cluster: RunningCluster, check_resumes: Callable[[], None], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(held_output, "SILENT_SECONDS", 0.0)
     with monkeypatch.context() as patched:
@@ -288,11 +276,7 @@ def test_looks_that_take_long_are_seldom(
 @pytest.mark.thorough
 @pytest.mark.parametrize("checks", ["when it goes on", "at its end"])
 def test_a_run_that_is_stopped_while_it_checks_has_not_finished(
-    scene: Scene,
-    cluster: RunningCluster,
-    check_whole: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-    checks: str,
+    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch, checks: str
 ) -> None:
     """A pixel is damaged beneath a checksum that is read alone by any check but that of every byte."""
     if checks == "when it goes on":

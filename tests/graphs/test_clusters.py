@@ -24,13 +24,7 @@ from distributed.utils import LoopRunner
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local, slurm_alloc
-from halotile.graphs.clusters.base import (
-    ClusterTraits,
-    Order,
-    RunningCluster,
-    config_errors_described,
-    traits_of,
-)
+from halotile.graphs.clusters.base import ClusterTraits, Order, RunningCluster, config_errors_described, traits_of
 from halotile.graphs.clusters.workers import settings
 from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
 from halotile.graphs.kinds import sections
@@ -44,9 +38,7 @@ ONE = Order(workers=1, memory_bytes=2**31, choice=sections.Cluster(dashboard=Fal
 
 
 def test_messages_of_dask_are_silent_until_its_event_loop_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    handlers = [
-        one for one in logging.getLogger("distributed").handlers if type(one) is logging.StreamHandler
-    ]
+    handlers = [one for one in logging.getLogger("distributed").handlers if type(one) is logging.StreamHandler]
     before = [handler.level for handler in handlers]
     at_the_end: list[int] = []
     stop = LoopRunner._real_stop
@@ -249,9 +241,7 @@ def test_a_denoiser_with_a_memory_is_refused_before_the_first_block(tmp_path: Pa
         ({"distributed.admin.log-length": "many"}, "TypeError.*preload or a setting"),
     ],
 )
-def test_what_fails_in_dasks_configuration_is_not_blamed_on_memory(
-    setting: dict[str, object], text: str
-) -> None:
+def test_what_fails_in_dasks_configuration_is_not_blamed_on_memory(setting: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError) as caught, dask.config.set(setting), local.start(ONE):
         pass
     assert re.search(rf"^the cluster did not start \(.*{text}", str(caught.value))
@@ -276,9 +266,7 @@ SETTINGS = "Correct what fails in Dask's configuration, a preload or a setting"
         (TypeError("many"), SETTINGS),
     ],
 )
-def test_a_cluster_that_does_not_start_names_its_cause_and_the_remedy(
-    cause: int | Exception, remedy: str
-) -> None:
+def test_a_cluster_that_does_not_start_names_its_cause_and_the_remedy(cause: int | Exception, remedy: str) -> None:
     error = OSError(cause, os.strerror(cause)) if isinstance(cause, int) else cause
     with pytest.raises(ConfigError) as caught, config_errors_described():
         raise RuntimeError("Cluster failed to start") from error
@@ -361,12 +349,8 @@ def test_a_kind_that_declares_nothing_has_workers_elsewhere() -> None:
     assert not ClusterTraits().is_here
 
 
-def test_a_job_number_that_an_allocation_left_is_named_with_its_remedy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_job_number_that_an_allocation_left_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(slurm_alloc.NODES, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    with pytest.raises(
-        ConfigError, match=r"^SLURM_JOB_ID is 12, and .* no Slurm allocation\. .*--cluster local"
-    ):
+    with pytest.raises(ConfigError, match=r"^SLURM_JOB_ID is 12, and .* no Slurm allocation\. .*--cluster local"):
         slurm_alloc.check(sections.Cluster())

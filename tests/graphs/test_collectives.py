@@ -27,18 +27,14 @@ WAYS = pytest.mark.parametrize("is_shared", [True, False], ids=["memory", "gloo"
 
 @WAYS
 @RANKS
-def test_every_rank_gets_what_one_process_computes(
-    four: DistributedContext, ranks: int, is_shared: bool
-) -> None:
+def test_every_rank_gets_what_one_process_computes(four: DistributedContext, ranks: int, is_shared: bool) -> None:
     found = four.run_torch(collecting.by_way, collecting.forward_faults, is_shared, ranks=ranks)
     assert found == [[]] * ranks
 
 
 @WAYS
 @RANKS
-def test_gradients_are_adjoints_and_have_gradients(
-    four: DistributedContext, ranks: int, is_shared: bool
-) -> None:
+def test_gradients_are_adjoints_and_have_gradients(four: DistributedContext, ranks: int, is_shared: bool) -> None:
     for gaps in four.run_torch(collecting.by_way, collecting.dot_gaps, is_shared, ranks=ranks):
         assert len(gaps) == 55
         assert {name: gap for name, gap in gaps.items() if gap > 1e-12} == {}
@@ -92,9 +88,7 @@ def test_transforms_of_real_tensors_send_the_half_spectrum_alone(
 
 
 def test_gradients_of_halves_are_summed_in_float32(four: DistributedContext) -> None:
-    assert (
-        four.run_torch(collecting.half_sums, ranks=4) == [(2052.0, 2052.0)] * 4
-    )  # 2048 + 1 is 2048 in float16
+    assert four.run_torch(collecting.half_sums, ranks=4) == [(2052.0, 2052.0)] * 4  # 2048 + 1 is 2048 in float16
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -110,9 +104,7 @@ def test_gradients_of_halos_of_halves_are_summed_in_float32(four: DistributedCon
 
 
 def test_a_pass_that_reaches_no_marked_parameter_is_said_to_be_the_cause(four: DistributedContext) -> None:
-    with pytest.raises(
-        RankFailed, match=r"rank 1 of 2 failed(?s:.)*reached none of the parameters that mark_shared"
-    ):
+    with pytest.raises(RankFailed, match=r"rank 1 of 2 failed(?s:.)*reached none of the parameters that mark_shared"):
         four.run_torch(collecting.unreached_on_first, False, ranks=2, timeout_seconds=2.0)
     assert four.run_torch(collecting.unreached_on_first, True, ranks=2) == [[[1.0, 1.0]]] * 2
 
@@ -135,9 +127,7 @@ def test_a_pass_that_failed_does_not_end_the_sums(four: DistributedContext) -> N
 
 @RANKS
 @pytest.mark.parametrize("columns", [8, 7])
-def test_transforms_and_their_gradients_for_every_norm(
-    four: DistributedContext, ranks: int, columns: int
-) -> None:
+def test_transforms_and_their_gradients_for_every_norm(four: DistributedContext, ranks: int, columns: int) -> None:
     rows = sum(collecting.SIZES[ranks])
     faults = four.run_torch(collecting.transform_faults, (2, 3, rows, columns), 1e-12, ranks=ranks)
     assert faults == [[]] * ranks
@@ -164,10 +154,7 @@ def test_transforms_between_any_two_layouts(four: DistributedContext, ranks: int
         (lambda x, g: collectives.all_gather_v(x, g, [3, 0]), r"sizes are \[3, 0\], and there are 1 ranks"),
         (lambda x, g: collectives.scatter_v(x, g, [4]), r"sizes are \[4\], and the tensor has 3"),
         (lambda x, g: collectives.all_to_all_v(x, g, [[1, 2]]), r"a row of 1 lengths"),
-        (
-            lambda x, g: collectives.halo_exchange(x, g, [3], 0, 1, 1, "mirror"),
-            r"'mirror'\. Write one of cut",
-        ),
+        (lambda x, g: collectives.halo_exchange(x, g, [3], 0, 1, 1, "mirror"), r"'mirror'\. Write one of cut"),
         (lambda x, g: collectives.halo_exchange(x, g, [4], 0, 1, 1), r"has 3 along axis 0"),
         (lambda x, g: collectives.scatter_v(x, g, [3], source=5), r"source is 5: write a rank.* 0 to 0"),
         (lambda x, g: collectives.gather_v(x, g, [3], destination=-1), r"destination is -1: write a rank"),

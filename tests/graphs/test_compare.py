@@ -52,9 +52,7 @@ def test_a_crop_has_the_bits_of_a_run(tmp_path: Path, name: str, dtype: str) -> 
     pixels = noisy_retina(edge=320)[1]
     if dtype == "uint16":
         pixels = (pixels.clip(0, 1) * 65535).astype("uint16")
-    job = job_of(
-        write_zarr(tmp_path / "a.zarr", pixels), tmp_path / "o.zarr", name, CASES[name], tile={"size": 64}
-    )
+    job = job_of(write_zarr(tmp_path / "a.zarr", pixels), tmp_path / "o.zarr", name, CASES[name], tile={"size": 64})
     tried = only(job).best
     np.testing.assert_array_equal(tried.denoised[0], run_inline(job)[CROP.slices])
     assert not (tmp_path / "o.zarr.run").exists()
@@ -65,9 +63,7 @@ def test_a_crop_has_the_bits_of_a_run(tmp_path: Path, name: str, dtype: str) -> 
 def test_a_crop_with_holes_has_the_bits_of_a_run(tmp_path: Path, name: str, value: float | None) -> None:
     pixels, holes = scene(np.nan if value is None else value)
     source = (
-        write_zarr(tmp_path / "a.zarr", pixels)
-        if value is None
-        else with_tag(tmp_path / "a.tif", pixels, f"{value:g}")
+        write_zarr(tmp_path / "a.zarr", pixels) if value is None else with_tag(tmp_path / "a.tif", pixels, f"{value:g}")
     )
     options = CASES[name]
     job = job_of(source, tmp_path / "o.zarr", name, options, tile={"size": 64})
@@ -108,19 +104,12 @@ def test_a_crop_of_one_plane_has_the_bits_of_a_run(tmp_path: Path, model: str) -
 def test_a_crop_of_a_stack_or_volume_has_the_bits_of_a_run(
     tmp_path: Path, axes: str, name: str, options: dict[str, Any], dtype: str
 ) -> None:
-    planes = np.stack(
-        [noisy_retina(edge=96, sigma=s)[1] for s in (0.05, 0.1, 0.2)], axis=axes.index(axes.strip("yx"))
-    )
+    planes = np.stack([noisy_retina(edge=96, sigma=s)[1] for s in (0.05, 0.1, 0.2)], axis=axes.index(axes.strip("yx")))
     scale = 200 if np.dtype(dtype).kind == "u" else 1
     np.save(tmp_path / "a.npy", (planes.clip(0, 1) * scale).astype(dtype))
     given = {"axes": axes} if "q" not in axes else {}
     job = job_of(
-        tmp_path / "a.npy",
-        tmp_path / "o.zarr",
-        name,
-        options,
-        input=given,
-        tile={"axes": "zyx"} if "z" in axes else {},
+        tmp_path / "a.npy", tmp_path / "o.zarr", name, options, input=given, tile={"axes": "zyx"} if "z" in axes else {}
     )
     crop = Region((13, 29), (60, 90))
     result = run_inline(job)  # c before y and x, as OME-Zarr has it
@@ -236,9 +225,7 @@ def test_an_image_without_noise_is_refused(tmp_path: Path) -> None:
     ("region", "words"),
     [(Region((0, 0), (300, 10)), "the image has 128 rows"), (Region((0, 0), (2000, 10)), "at most 1024")],
 )
-def test_a_crop_outside_of_the_image_or_too_large_is_refused(
-    tmp_path: Path, region: Region, words: str
-) -> None:
+def test_a_crop_outside_of_the_image_or_too_large_is_refused(tmp_path: Path, region: Region, words: str) -> None:
     source = write_zarr(tmp_path / "a.zarr", noisy_retina(edge=128)[1])
     with pytest.raises(ConfigError, match=words):
         only(job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1.0}), region=region)

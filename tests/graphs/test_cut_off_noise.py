@@ -45,9 +45,7 @@ def test_the_plane_and_both_ends_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["half", "photograph", "slide", "mosaic", "dead pixels", "few measured", "two values", "counts"]
 )
-def test_noise_whose_level_is_known_and_genuine_black_and_white_have_no_note(
-    tmp_path: Path, kind: str
-) -> None:
+def test_noise_whose_level_is_known_and_genuine_black_and_white_have_no_note(tmp_path: Path, kind: str) -> None:
     random = np.random.default_rng(0)
     green = retina()[200:712, 100:612, 1] / 255
     tissue = binary_blobs(512, 0.1, volume_fraction=0.1, rng=random)

@@ -60,9 +60,7 @@ def test_an_image_is_digested_by_as_many_threads_as_cores(threads: list[int], tm
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_threads_are_asked_once_a_look_waits(
-    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_are_asked_once_a_look_waits(waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_work: set[int] = set()
 
     def look(*_: object, **__: object) -> list[str]:

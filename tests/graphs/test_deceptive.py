@@ -48,27 +48,10 @@ def job(folder: Path, name: str, shape: tuple[int, int], options: dict[str, Any]
         ("in_parts", LARGE, {"depth": 1}, "looks farther than its depth of 1"),
         ("Gated", SMALL, {"options": {"below": 0.35}}, "other pixels in tiles than on"),
         thorough("FarRolled", SMALL, {}, "other pixels in tiles than on"),
-        (
-            "without_dark_level",
-            SMALL,
-            {"depth": 8},
-            "looks farther than its depth of 8, or at the whole image",
-        ),
-        thorough(
-            "without_background",
-            SMALL,
-            {"depth": 8},
-            "looks farther than its depth of 8, or at the whole image",
-        ),
-        thorough(
-            "without_commonest",
-            SMALL,
-            {"depth": 8},
-            "looks farther than its depth of 8, or at the whole image",
-        ),
-        thorough(
-            "by_its_size", LARGE, {"depth": 8}, "looks farther than its depth of 8, or at the whole image"
-        ),
+        ("without_dark_level", SMALL, {"depth": 8}, "looks farther than its depth of 8, or at the whole image"),
+        thorough("without_background", SMALL, {"depth": 8}, "looks farther than its depth of 8, or at the whole image"),
+        thorough("without_commonest", SMALL, {"depth": 8}, "looks farther than its depth of 8, or at the whole image"),
+        thorough("by_its_size", LARGE, {"depth": 8}, "looks farther than its depth of 8, or at the whole image"),
         ("Missing", SMALL, {}, "returns NaN or infinity for pixels between 0 and 1"),
         ("rolled", SMALL, {"depth": 1}, "edge of an image .*other side.* write tile.boundary: periodic"),
     ],
@@ -134,9 +117,7 @@ def scene() -> NDArray[np.float32]:
         ("torch", {"import": f"{MODULE}:Gated", "options": {"below": 30.0}}),
     ],
 )
-def test_what_only_the_image_itself_shows_is_refused(
-    tmp_path: Path, kind: str, options: dict[str, Any]
-) -> None:
+def test_what_only_the_image_itself_shows_is_refused(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
     """The threshold of the gate lies between places of this image, in its own units, and beyond any image of a trial."""
     pixels = scene() if kind == "function" else 100 * scene()
     source = write_zarr(tmp_path / "in.zarr", pixels, chunk=256)

@@ -25,13 +25,7 @@ def test_a_function_of_the_callers_own_runs_on_every_tile(tmp_path: Path) -> Non
     source = write_zarr(tmp_path / "in.zarr", pixels)
     seen: list[Progress] = []
     outcome = halotile.denoise(
-        source,
-        tmp_path / "out.zarr",
-        uniform_filter,
-        depth=4,
-        size=9,
-        boundary="reflect",
-        observer=seen.append,
+        source, tmp_path / "out.zarr", uniform_filter, depth=4, size=9, boundary="reflect", observer=seen.append
     )
     assert outcome.done == outcome.total == 1
     assert outcome.peak_memory_bytes > 2**20
@@ -101,9 +95,7 @@ def test_every_error_is_the_fitting_builtin_and_survives_pickling() -> None:
 
     from halotile import errors
 
-    kinds = [
-        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HalotileError)
-    ]
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HalotileError)]
     assert len(kinds) >= 14
     for kind in kinds:
         back = pickle.loads(pickle.dumps(kind("what, why, what instead")))

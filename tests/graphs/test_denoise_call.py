@@ -36,9 +36,7 @@ def test_an_option_that_is_named_like_an_argument_is_given_in_a_mapping(
 
 
 @pytest.mark.cluster
-def test_an_open_client_serves_a_call(
-    tmp_path: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_open_client_serves_a_call(tmp_path: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "start", None)  # no second cluster
     source = write_zarr(tmp_path / "in.zarr", noisy_image((60, 50)))
     outcome = halotile.denoise(source, tmp_path / "out.zarr", "median", size=3, cluster=cluster.client)
@@ -52,9 +50,7 @@ def test_a_second_cluster_beside_an_open_client_is_told(
 ) -> None:
     monkeypatch.delenv(ADDRESS, raising=False)
     with cluster.client.as_current():
-        with pytest.warns(
-            UserWarning, match=r"beside those of the Client that is open\. Write cluster=client"
-        ):
+        with pytest.warns(UserWarning, match=r"beside those of the Client that is open\. Write cluster=client"):
             assert cluster_of_script("auto").kind == "auto"
         assert cluster_of_script("local").kind == "local"  # asked for
         assert cluster_of_script(cluster.client).address == cluster.client.scheduler.address

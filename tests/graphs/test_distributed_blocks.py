@@ -29,9 +29,7 @@ def in_blocks(monkeypatch: pytest.MonkeyPatch, edge: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["circular", "reflect", "constant"])
-def test_large_images_run_by_blocks(
-    ctx: DistributedContext, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_images_run_by_blocks(ctx: DistributedContext, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_blocks(monkeypatch, 32)
     plain = physics.StackedLinearPhysics([physics.Blur(filter=kernel(n), padding=kind) for n in (3, 7)])
     stack = distribute(plain, ctx)
@@ -44,9 +42,7 @@ def test_large_images_run_by_blocks(
     assert difference(*grads) < NEAR
 
 
-def test_noise_is_the_same_for_large_and_small_images(
-    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_is_the_same_for_large_and_small_images(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.BLOCK", 32)
     noise = physics.GaussianNoise(0.1)
     parts = [physics.Blur(filter=kernel(n), padding="circular", noise_model=noise) for n in (3, 7)]

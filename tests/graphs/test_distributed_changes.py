@@ -74,17 +74,12 @@ def test_a_change_by_a_subset_is_one_of_the_stack_and_the_other_way_round(
 def test_a_tensor_that_changed_in_place_is_refused(ctx: DistributedContext) -> None:
     """It would be that of before on the workers: only those that want gradients are sent with each call."""
     x, held, data = image(*SHAPE), kernel(3), optim.L2(sigma=torch.tensor(0.5))
-    blurs = [
-        physics.Blur(filter=kernel(3), padding="circular"),
-        physics.Blur(filter=held, padding="circular"),
-    ]
+    blurs = [physics.Blur(filter=kernel(3), padding="circular"), physics.Blur(filter=held, padding="circular")]
     stack, fidelity = distribute(blurs, ctx), distribute(data, ctx)
     y = stack.A(x)
     data.norm.mul_(2)
     for call in (fidelity.grad, fidelity.prox):
-        with pytest.raises(
-            ConfigError, match=r"of fidelity 0 was changed in place.*distribute\(\.\.\.\) afterwards"
-        ):
+        with pytest.raises(ConfigError, match=r"of fidelity 0 was changed in place.*distribute\(\.\.\.\) afterwards"):
             call(x, y, stack)
     with torch.no_grad():
         held.mul_(2)

@@ -33,9 +33,7 @@ def test_a_context_joins_the_cluster_of_the_environment(monkeypatch: pytest.Monk
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", running.scheduler_address)
         with DistributedContext(device_mode="cpu") as joined:
             assert joined.world_size == 1
-            assert torch.equal(
-                tiled(joined, torch.nn.ReLU())(image(1, 1, 20, 20)), image(1, 1, 20, 20).relu()
-            )
+            assert torch.equal(tiled(joined, torch.nn.ReLU())(image(1, 1, 20, 20)), image(1, 1, 20, 20).relu())
 
 
 def test_a_client_of_the_user_stays_the_default() -> None:
@@ -148,11 +146,7 @@ def test_collectives_of_a_single_rank(ctx: DistributedContext) -> None:
         (torch.nn.ReLU(), {}, "Cannot auto-detect generic torch.nn.Module: ReLU"),
         (lambda *_: None, {"type_object": "physics"}, "num_operators is None"),
         (torch.nn.ReLU(), {"type_object": "what"}, "type_object is 'what'"),
-        (
-            torch.nn.ReLU(),
-            {"type_object": "denoiser", "tiling_strategy": "smart"},
-            "tiling_strategy is 'smart'",
-        ),
+        (torch.nn.ReLU(), {"type_object": "denoiser", "tiling_strategy": "smart"}, "tiling_strategy is 'smart'"),
         (torch.nn.ReLU(), {"type_object": "denoiser", "blending": "cubic"}, "blending is 'cubic'"),
         (torch.nn.ReLU(), {"type_object": "denoiser", "pach_size": 3}, "no keyword 'pach_size'"),
     ],
@@ -183,9 +177,7 @@ def test_whole_images_that_do_not_fit_into_a_worker_are_refused(
     monkeypatch.setattr(ctx, "task_bytes", IMPORTS_BYTES + needed)
     assert len(stack.A(x)) == 7
     monkeypatch.setattr(ctx, "task_bytes", IMPORTS_BYTES + needed - 1)
-    with pytest.raises(
-        MemoryRefused, match=r"operator 0 works on whole images: .*memory_per_worker='70\dMiB'"
-    ):
+    with pytest.raises(MemoryRefused, match=r"operator 0 works on whole images: .*memory_per_worker='70\dMiB'"):
         stack.A(x)
     assert tiled(ctx, torch.nn.ReLU())(x).shape == x.shape
 

@@ -49,11 +49,9 @@ def test_the_default_tiles_take_any_image(ctx: DistributedContext, size: tuple[i
 @pytest.mark.parametrize("sigma", ["pixel", "sample", "scalar"])
 def test_a_noise_level_goes_with_its_pixels_and_images(ctx: DistributedContext, sigma: str) -> None:
     net, x = Smooth(), image(3, 1, 40, 20)
-    level = {
-        "pixel": image(3, 1, 40, 20).abs(),
-        "sample": torch.tensor([0.1, 0.5, 2.0]),
-        "scalar": torch.tensor(0.3),
-    }[sigma]
+    level = {"pixel": image(3, 1, 40, 20).abs(), "sample": torch.tensor([0.1, 0.5, 2.0]), "scalar": torch.tensor(0.3)}[
+        sigma
+    ]
     with torch.no_grad():
         found = tiled(ctx, net)(x, sigma=level)
         assert difference(away_from_the_rim(found), away_from_the_rim(net(x, level))) < NEAR
@@ -69,16 +67,12 @@ class Conditioned(torch.nn.Module):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (4, 2, 1, 1), (4, 3, 5), (4, 1, 7, 9), (1, 2), (1, 2, 3)])
-def test_the_conditioning_of_an_image_goes_with_its_tiles(
-    ctx: DistributedContext, shape: tuple[int, ...]
-) -> None:
+def test_the_conditioning_of_an_image_goes_with_its_tiles(ctx: DistributedContext, shape: tuple[int, ...]) -> None:
     x, given, net = image(shape[0], 1, 40, 20), image(*shape), Conditioned()
     for options in ({}, {"max_batch_size": 1}):
         assert difference(tiled(ctx, net, **options)(x, given), net(x, given)) < NEAR
     x.requires_grad_()
-    found = [
-        torch.autograd.grad((f(x, given=given) ** 2).sum(), x)[0] for f in (tiled(ctx, net, overlap=0), net)
-    ]
+    found = [torch.autograd.grad((f(x, given=given) ** 2).sum(), x)[0] for f in (tiled(ctx, net, overlap=0), net)]
     assert difference(*found) < NEAR
 
 
@@ -93,11 +87,7 @@ def test_a_processor_may_upscale(ctx: DistributedContext) -> None:
 def test_tiles_without_overlap_and_along_one_axis_or_three(ctx: DistributedContext) -> None:
     double: Callable[[torch.Tensor], torch.Tensor] = lambda x: 2 * x  # noqa: E731
     x = image(1, 2, 20, 9, 33)
-    for options in (
-        {"tiling_strategy": "basic"},
-        {"tiling_dims": 3, "patch_size": 4},
-        {"tiling_dims": (-1, -3)},
-    ):
+    for options in ({"tiling_strategy": "basic"}, {"tiling_dims": 3, "patch_size": 4}, {"tiling_dims": (-1, -3)}):
         assert torch.equal(tiled(ctx, double, **options)(x), 2 * x)
 
 
@@ -110,9 +100,7 @@ class Halves:
     def get_local_patches(self, x: torch.Tensor, numbers: list[int]) -> list[tuple[int, torch.Tensor]]:
         return [(number, x.chunk(2, -1)[number]) for number in numbers]
 
-    def apply_batching(
-        self, patches: list[torch.Tensor], max_batch_size: int | None = None
-    ) -> list[torch.Tensor]:
+    def apply_batching(self, patches: list[torch.Tensor], max_batch_size: int | None = None) -> list[torch.Tensor]:
         return patches
 
     def unpack_batched_results(self, batches: list[torch.Tensor], count: int) -> list[torch.Tensor]:
@@ -281,9 +269,7 @@ def strategy_of(x: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [Normalised, Attending, Rows, lambda: optim.PnP(Normalised())],
-    ids=["norm", "attention", "rows", "prior"],
+    "make", [Normalised, Attending, Rows, lambda: optim.PnP(Normalised())], ids=["norm", "attention", "rows", "prior"]
 )
 def test_a_network_that_depends_on_the_whole_image_is_not_tiled(ctx: DistributedContext, make: Any) -> None:
     net, x = make(), image(1, 1, 40, 40)
@@ -362,9 +348,7 @@ def test_a_receptive_field_larger_than_the_overlap_is_allowed(ctx: DistributedCo
 
 
 def test_a_network_that_fails_on_trial_windows_is_reported(ctx: DistributedContext) -> None:
-    of_tiles = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(400, 400), torch.nn.Unflatten(1, (1, 20, 20))
-    )
+    of_tiles = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(400, 400), torch.nn.Unflatten(1, (1, 20, 20)))
     with torch.no_grad(), pytest.warns(UserWarning, match="fails on small windows"):
         tiled(ctx, of_tiles)(image(1, 1, 40, 40))
 

@@ -90,9 +90,7 @@ def test_the_prox_of_squares_solves_its_equation(ctx: DistributedContext) -> Non
 
 
 @pytest.mark.parametrize("form", ["list", "factory"])
-def test_the_prox_of_squares_of_several_weights_solves_its_equation(
-    ctx: DistributedContext, form: str
-) -> None:
+def test_the_prox_of_squares_of_several_weights_solves_its_equation(ctx: DistributedContext, form: str) -> None:
     def made(index: int, device: Any, shared: Any) -> Any:
         return optim.L2(sigma=(0.1, 0.3)[index])
 
@@ -124,9 +122,7 @@ def test_a_prox_whose_descent_diverges_is_refused(ctx: DistributedContext) -> No
 def test_a_prox_that_has_not_converged_is_reported(ctx: DistributedContext) -> None:
     stack, x = distribute(physics.StackedLinearPhysics([physics.Denoising()]), ctx), image(1, 1, 20, 24)
     fidelity = distribute(optim.data_fidelity.L1(), ctx)
-    with pytest.warns(
-        UserWarning, match="prox: the descent did not converge: the residual of its equation is"
-    ):
+    with pytest.warns(UserWarning, match="prox: the descent did not converge: the residual of its equation is"):
         fidelity.prox(x, [x + 0.01], stack, gamma=0.1, max_iter_inter=3)
 
 
@@ -163,12 +159,7 @@ def test_algorithms_of_deepinv_accept_distributed_objects(
 
     def run(data_fidelity: Any, used: Any, operators: Any) -> torch.Tensor:
         model = optim.optim_builder(
-            algorithm,
-            max_iter=3,
-            data_fidelity=data_fidelity,
-            prior=used,
-            params_algo=dict(kwargs),
-            early_stop=False,
+            algorithm, max_iter=3, data_fidelity=data_fidelity, prior=used, params_algo=dict(kwargs), early_stop=False
         )
         found: torch.Tensor = model(y, operators, init=(x, x))
         return found
@@ -177,9 +168,7 @@ def test_algorithms_of_deepinv_accept_distributed_objects(
 
 
 @pytest.mark.parametrize("algorithm", ["OSEM", "BSREM"])
-def test_algorithms_with_ordered_subsets_accept_distributed_stacks(
-    ctx: DistributedContext, algorithm: str
-) -> None:
+def test_algorithms_with_ordered_subsets_accept_distributed_stacks(ctx: DistributedContext, algorithm: str) -> None:
     plain, (_, y) = physics.StackedLinearPhysics(blurs()), problem()
     counts = [part.abs() for part in y]
 
@@ -230,9 +219,7 @@ def test_a_single_physics_keeps_its_interface(ctx: DistributedContext) -> None:
 
 @pytest.mark.parametrize("form", ["single", "list"])
 @pytest.mark.parametrize("name", ["l2", "l1"])
-def test_fidelities_of_nonlinear_stacks_equal_the_plain_stack(
-    ctx: DistributedContext, name: str, form: str
-) -> None:
+def test_fidelities_of_nonlinear_stacks_equal_the_plain_stack(ctx: DistributedContext, name: str, form: str) -> None:
     parts = [physics.Physics(A=torch.square), physics.Physics(A=torch.exp), physics.Denoising()]
     x, operators = image(2, 1, 20, 24), physics.StackedPhysics(parts)
     y, stack = operators.A(x.flip(-1)), distribute(operators, ctx)

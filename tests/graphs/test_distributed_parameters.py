@@ -72,9 +72,7 @@ def made_coils(index: int, device: torch.device, shared: Any) -> Any:
 
 
 def coils(parameters: list[torch.Tensor]) -> list[Any]:
-    return [
-        physics.MultiCoilMRI(coil_maps=each, img_size=(2, 12, 12)) for each in (*parameters, parameters[0])
-    ]
+    return [physics.MultiCoilMRI(coil_maps=each, img_size=(2, 12, 12)) for each in (*parameters, parameters[0])]
 
 
 def three_of(factory: Callable[..., Any]) -> Callable[[list[torch.Tensor]], list[Any]]:
@@ -151,9 +149,7 @@ LOSSES: dict[str, Callable[[Any, torch.Tensor, Any, Any], torch.Tensor]] = {
 }
 
 
-def gradients(
-    case: Case, loss: str, dtype: torch.dtype, ctx: DistributedContext | None
-) -> tuple[torch.Tensor, ...]:
+def gradients(case: Case, loss: str, dtype: torch.dtype, ctx: DistributedContext | None) -> tuple[torch.Tensor, ...]:
     """The gradients of a loss with respect to all parameters and the image."""
     parameters = [typed(p, dtype).requires_grad_() for p in case.parameters()]
     stack = case.plain(parameters) if ctx is None else case.distributed(ctx, parameters)
@@ -163,9 +159,7 @@ def gradients(
         y = y if ctx else TensorList(y)
     value = LOSSES[loss](stack, x, y, fidelity_of(stack if ctx else stack.physics_list, ctx))
     found = torch.autograd.grad(value, [*parameters, x], allow_unused=True)
-    return tuple(
-        torch.zeros_like(t) if g is None else g for t, g in zip([*parameters, x], found, strict=True)
-    )
+    return tuple(torch.zeros_like(t) if g is None else g for t, g in zip([*parameters, x], found, strict=True))
 
 
 def distances(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> list[float]:
@@ -175,9 +169,7 @@ def distances(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> li
 @pytest.mark.parametrize("dtype", all_of(NEAR, thorough=[torch.float64]), ids=str)
 @pytest.mark.parametrize("loss", all_of(LOSSES, thorough=["A of one", "grad"]))
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_equal_the_plain_stack(
-    ctx: DistributedContext, name: str, loss: str, dtype: torch.dtype
-) -> None:
+def test_gradients_equal_the_plain_stack(ctx: DistributedContext, name: str, loss: str, dtype: torch.dtype) -> None:
     found, plain = (gradients(CASES[name], loss, dtype, each) for each in (ctx, None))
     assert any(bool(g.any()) for g in plain[:-1])
     assert max(distances(found, plain)) < NEAR[dtype]
@@ -230,9 +222,7 @@ def test_a_parameter_in_a_call_gets_its_gradient_and_stays(ctx: DistributedConte
 @pytest.mark.parametrize("blind", [False, True], ids=["image known", "blind"])
 def test_training_a_kernel_follows_the_plain_program(ctx: DistributedContext, blind: bool) -> None:
     """The optimiser changes the kernels between calls: workers see the new ones."""
-    truth = physics.StackedLinearPhysics(
-        [physics.Blur(filter=kernel(5) * n, padding="circular") for n in (1, 2)]
-    )
+    truth = physics.StackedLinearPhysics([physics.Blur(filter=kernel(5) * n, padding="circular") for n in (1, 2)])
     x, ends = image(*SHAPE), []
     y = truth.A(x)
     for is_distributed in (True, False):
@@ -276,9 +266,7 @@ def test_gradients_that_would_be_lost_are_refused(ctx: DistributedContext) -> No
     late = distribute([physics.Blur(filter=given, padding="circular")], ctx)
     given.requires_grad_()
     for call in (late.A, late[0].A, late.A_adjoint_A):
-        with pytest.raises(
-            ConfigError, match=r"operator 0 wants a gradient since.*distribute\(\.\.\.\) afterwards"
-        ):
+        with pytest.raises(ConfigError, match=r"operator 0 wants a gradient since.*distribute\(\.\.\.\) afterwards"):
             call(x)
     norm = distribute([physics.Blur(filter=given, padding="circular")], ctx).compute_sqnorm
     with pytest.warns(UserWarning, match=r"norm of operators that want gradients is a constant"):
@@ -296,21 +284,13 @@ def test_the_noise_level_of_a_fidelity_gets_its_gradient(ctx: DistributedContext
         if is_distributed:
             stack = distribute(stack, ctx)
             fidelity = distribute(optim.L2(sigma=sigma), ctx)
-            value = (
-                getattr(fidelity, loss)(x, y, stack)
-                if loss != "prox"
-                else fidelity.prox(x, y, stack, gamma=0.3)
-            )
+            value = getattr(fidelity, loss)(x, y, stack) if loss != "prox" else fidelity.prox(x, y, stack, gamma=0.3)
         elif loss == "fn":
             value = sum((a - b).square().sum() for a, b in zip(stack.A(x), y, strict=True)) / (2 * sigma**2)
         elif loss == "grad":
-            value = (
-                stack.A_adjoint(TensorList([a - b for a, b in zip(stack.A(x), y, strict=True)])) / sigma**2
-            )
+            value = stack.A_adjoint(TensorList([a - b for a, b in zip(stack.A(x), y, strict=True)])) / sigma**2
         else:
-            columns = [
-                stack.A_adjoint_A(unit.reshape(1, 1, 8, 8)).reshape(-1) for unit in torch.eye(64).double()
-            ]
+            columns = [stack.A_adjoint_A(unit.reshape(1, 1, 8, 8)).reshape(-1) for unit in torch.eye(64).double()]
             weight = 0.3 / sigma**2
             matrix = torch.eye(64).double() + weight * torch.stack(columns, 1)
             value = torch.linalg.solve(matrix, (x + weight * stack.A_adjoint(TensorList(y))).reshape(-1))

@@ -149,9 +149,7 @@ def test_a_factory_is_called_on_the_workers_with_the_shared_values(ctx: Distribu
     given: list[dict[str, Any]] = [{"shared": shared}, {"factory_kwargs": shared}]
     for kwargs in given:
         stack = distribute(make, ctx, num_operators=4, type_object="linear_physics", **kwargs)
-        assert (
-            difference(stack.A_adjoint_A(image(1, 1, 16, 16)), plain.A_adjoint_A(image(1, 1, 16, 16))) < NEAR
-        )
+        assert difference(stack.A_adjoint_A(image(1, 1, 16, 16)), plain.A_adjoint_A(image(1, 1, 16, 16))) < NEAR
 
 
 def test_an_unreached_tolerance_is_reported_once_with_figures(ctx: DistributedContext) -> None:
@@ -159,9 +157,7 @@ def test_an_unreached_tolerance_is_reported_once_with_figures(ctx: DistributedCo
     y = stack.A(image(1, 1, 20, 24))
     with pytest.warns(UserWarning, match=r"A_dagger ended after 2 steps .* residual of .*, and tol is 1e-09"):
         stack.A_dagger(y, max_iter=2, tol=1e-9)
-    with pytest.warns(
-        UserWarning, match=r"prox_l2 ended after 1 steps.* Write prox_l2\(\.\.\., max_iter=5\)"
-    ):
+    with pytest.warns(UserWarning, match=r"prox_l2 ended after 1 steps.* Write prox_l2\(\.\.\., max_iter=5\)"):
         stack.prox_l2(y[0], y, 1.0, max_iter=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -324,10 +320,7 @@ def linear(held: Any = None) -> Any:
 
 
 INVALID_INPUTS: dict[str, tuple[str, Callable[[Any, torch.Tensor], Any]]] = {
-    "a batch for measurements": (
-        r"one array of shape \(2, 1, 20, 24\) .* 2 operators",
-        lambda p, x: p.A_adjoint(x),
-    ),
+    "a batch for measurements": (r"one array of shape \(2, 1, 20, 24\) .* 2 operators", lambda p, x: p.A_adjoint(x)),
     "an array for measurements": ("one array of shape .* Write a list", lambda p, x: p.A_adjoint(x.numpy())),
     "a dask array for measurements": (
         "one array of shape .* Write a list",
@@ -338,10 +331,7 @@ INVALID_INPUTS: dict[str, tuple[str, Callable[[Any, torch.Tensor], Any]]] = {
     "a number for measurements": ("of type int was given as the measurements", lambda p, x: p.A_adjoint(3)),
     "numbers for measurements": ("of type int in the place of a tensor", lambda p, x: p.A_adjoint([1, 2])),
     "a list for an image": ("of type list in the place of a tensor", lambda p, x: p.A([x])),
-    "a TensorList for an image": (
-        "of type TensorList in the place of a tensor",
-        lambda p, x: p.A_adjoint_A(p.A(x)),
-    ),
+    "a TensorList for an image": ("of type TensorList in the place of a tensor", lambda p, x: p.A_adjoint_A(p.A(x))),
     "a list for a norm": ("compute_sqnorm was given .* list", lambda p, x: p.compute_sqnorm([x])),
     "no images to solve for": (
         r"A_dagger was given an empty tensor of shape \(0, 1, 20, 24\)",
@@ -366,9 +356,7 @@ def test_an_object_that_cannot_be_sent_is_named_by_its_number(ctx: DistributedCo
 
 
 @pytest.mark.parametrize("given", [None, (1, 2)], ids=["nothing", "a tuple"])
-def test_an_operator_that_returns_no_tensor_is_named_by_its_number(
-    ctx: DistributedContext, given: Any
-) -> None:
+def test_an_operator_that_returns_no_tensor_is_named_by_its_number(ctx: DistributedContext, given: Any) -> None:
     stack = distribute([linear(), physics.Physics(A=lambda x: given)], ctx)
     with pytest.raises(TaskFailed, match=f"forward of operator 1 .*A returned .* {type(given).__name__},"):
         stack.A(image(1, 1, 20, 24))

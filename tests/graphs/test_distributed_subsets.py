@@ -39,9 +39,7 @@ def test_a_subset_has_the_numbers_of_the_plain_stack_of_its_operators(
     assert difference(run(distribute(parts, ctx)[PICKED], x, y), run(plain, x, y)) < 1e-5
 
 
-def test_a_subset_of_fidelities_goes_with_that_of_the_stack_and_nothing_is_sent_again(
-    ctx: DistributedContext,
-) -> None:
+def test_a_subset_of_fidelities_goes_with_that_of_the_stack_and_nothing_is_sent_again(ctx: DistributedContext) -> None:
     parts, data = blurs(), [optim.L2(sigma=1 + n) for n in range(7)]
     stack, fidelity = distribute(parts, ctx), distribute(data, ctx)
     x = image(1, 1, 20, 24, dtype=torch.float64)

@@ -74,8 +74,7 @@ def test_distributed_objects_derive_from_deepinvs_classes_and_use_none_of_their_
     for theirs, ours in made.items():
         assert isinstance(ours, theirs)
         owners = {
-            name: next(kind for kind in type(ours).__mro__ if name in vars(kind)).__module__
-            for name in dir(type(ours))
+            name: next(kind for kind in type(ours).__mro__ if name in vars(kind)).__module__ for name in dir(type(ours))
         }
         assert not [
             name

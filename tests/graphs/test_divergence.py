@@ -49,9 +49,7 @@ def diverging(folder: Path, solver: Solver, calm: int) -> tuple[InlineIterations
     return run, images
 
 
-@pytest.mark.parametrize(
-    "solver", [GradientDescent(), ProximalGradient(), Fista()], ids=["gd", "pgd", "fista"]
-)
+@pytest.mark.parametrize("solver", [GradientDescent(), ProximalGradient(), Fista()], ids=["gd", "pgd", "fista"])
 def test_the_image_from_before_it_grew_is_kept(tmp_path: Path, solver: Solver) -> None:
     run, images = diverging(tmp_path, solver, 4)
     with pytest.raises(
@@ -67,9 +65,7 @@ def test_slow_growth_is_found_where_it_goes_on(tmp_path: Path) -> None:
     steepest = sum(
         term.weight for term in terms_of(IMAGE, blurs("circular"))
     )  # for images that are the same everywhere
-    run.problem = replace(
-        run.problem, step_size=2.2 / steepest
-    )  # such a mistake is multiplied by -1.2 each time
+    run.problem = replace(run.problem, step_size=2.2 / steepest)  # such a mistake is multiplied by -1.2 each time
     with pytest.raises(Diverged, match=r"in \d+ iterations the misfit grew"):
         list(run.run(60, lambda *_: False))
     ratio = run.rows[-1]["misfit"] / run.rows[-2]["misfit"]
@@ -94,9 +90,7 @@ def test_it_is_kept_over_a_stop(tmp_path: Path) -> None:
     list(run.run(6, lambda *_: False))
     assert run.aside == 4
     shutil.rmtree(run.vectors.path("x", 4))
-    run.vectors.aside("x").rename(
-        run.vectors.path("x", 4)
-    )  # as if killed after the checkpoint and before the move
+    run.vectors.aside("x").rename(run.vectors.path("x", 4))  # as if killed after the checkpoint and before the move
     again = iterations_of(GradientDescent(), run.problem, tmp_path, copies=TO_GO_BACK)
     with pytest.raises(Diverged, match="image of iteration 4, before it grew"):
         list(again.run(60, lambda *_: False))
@@ -115,9 +109,7 @@ def test_what_grows_once_is_not_kept_for_long(tmp_path: Path) -> None:
 
 def test_what_grows_from_the_start_is_told_to_be_worse_than_that(tmp_path: Path) -> None:
     run, _ = diverging(tmp_path, GradientDescent(), 0)
-    words = (
-        rf"It grew from the start: the image it began with is better than that of iteration \d in {tmp_path}"
-    )
+    words = rf"It grew from the start: the image it began with is better than that of iteration \d in {tmp_path}"
     with pytest.raises(Diverged, match=words):
         list(run.run(60, lambda *_: False))
     assert run.state.passes > 0
@@ -182,9 +174,7 @@ def divergence_from(seen: NDArray[Any], image: NDArray[Any]) -> float:
 @pytest.mark.parametrize(
     "solver", [ProximalGradient(), thorough(GradientDescent()), Fista()], ids=["pgd", "gd", "fista"]
 )
-def test_counts_that_are_mostly_0_give_what_richardson_and_lucy_make_of_them(
-    tmp_path: Path, solver: Solver
-) -> None:
+def test_counts_that_are_mostly_0_give_what_richardson_and_lucy_make_of_them(tmp_path: Path, solver: Solver) -> None:
     seen, start = counts()
     assert np.mean(seen == 0) > 0.93
     run = of_counts(solver, seen, start, tmp_path, 48)
@@ -200,9 +190,7 @@ def test_counts_that_are_mostly_0_give_what_richardson_and_lucy_make_of_them(
     assert divergence_from(seen, image) < 1.05 * best < 0.05 * divergence_from(seen, start)
 
 
-def of_counts(
-    solver: Solver, seen: NDArray[Any], start: NDArray[Any], folder: Path, block: int
-) -> InlineIterations:
+def of_counts(solver: Solver, seen: NDArray[Any], start: NDArray[Any], folder: Path, block: int) -> InlineIterations:
     copies = {"x": solver.vectors["x"] + 1}
     problem = problem_of_counts(seen, start)
     return iterations_of(solver, problem, folder, block=block, shard=48 if block == 48 else 16, copies=copies)
@@ -245,9 +233,7 @@ ONE_LEAP: dict[str, Solver] = {
 
 @pytest.mark.parametrize("per_pass", [1, thorough(2)])
 @pytest.mark.parametrize("solver", all_of(ONE_LEAP, thorough=["gd", "svrg"]))
-def test_an_image_that_is_worse_than_the_start_is_no_result(
-    tmp_path: Path, solver: str, per_pass: int
-) -> None:
+def test_an_image_that_is_worse_than_the_start_is_no_result(tmp_path: Path, solver: str, per_pass: int) -> None:
     is_memoryless = ONE_LEAP[solver].traits.is_memoryless
     terms = terms_of(IMAGE, blurs("circular"))
     problem = problem_of(IMAGE, terms, step=3 * WILD)

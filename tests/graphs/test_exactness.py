@@ -14,16 +14,7 @@ from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from tests.cases import all_of, thorough
-from tests.support import (
-    dncnn_weights,
-    job_of,
-    noisy_image,
-    read_zarr,
-    run_inline,
-    whole_picture,
-    work_of,
-    write_zarr,
-)
+from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, run_inline, whole_picture, work_of, write_zarr
 
 DENOISERS: dict[str, dict[str, Any]] = {
     "gaussian": {"sigma": 1.7},
@@ -32,17 +23,8 @@ DENOISERS: dict[str, dict[str, Any]] = {
     "nlm": {"strength": 0.1, "patch": 3, "distance": 4},
     "dncnn": {"depth": 5, "width": 8},
 }
-CUTS: list[dict[str, Any]] = [
-    {"size": 77, "batch": 3},
-    {"size": (50, 90), "block": (128, 256)},
-    {"depth": 40},
-]
-MORE_CUTS: list[dict[str, Any]] = [
-    {"size": 64},
-    {"size": 100, "batch": 1},
-    {"size": 512},
-    {"size": 64, "block": 256},
-]
+CUTS: list[dict[str, Any]] = [{"size": 77, "batch": 3}, {"size": (50, 90), "block": (128, 256)}, {"depth": 40}]
+MORE_CUTS: list[dict[str, Any]] = [{"size": 64}, {"size": 100, "batch": 1}, {"size": 512}, {"size": 64, "block": 256}]
 
 
 def options_of(name: str, folder: Path) -> dict[str, Any]:
@@ -51,14 +33,10 @@ def options_of(name: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", DENOISERS)
-@pytest.mark.parametrize(
-    "dtype", all_of(["float32", "uint8", "uint16", "float16"], thorough=["uint8", "float16"])
-)
+@pytest.mark.parametrize("dtype", all_of(["float32", "uint8", "uint16", "float16"], thorough=["uint8", "float16"]))
 def test_tiles_have_the_bits_of_the_whole_picture(name: str, dtype: str, tmp_path: Path) -> None:
     pixels = noisy_image((301, 270), dtype)
-    job = job_of(
-        write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path)
-    )
+    job = job_of(write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path))
     depth = work_of(make_plan(job)).task.tiling.depth[0][0]
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth))
 
@@ -76,14 +54,11 @@ def test_the_bits_do_not_depend_on_the_cut(name: str, cut: dict[str, Any], tmp_p
 
 
 @pytest.mark.parametrize(
-    "cut",
-    [{"size": 75}, thorough({"size": 151, "batch": 1}), thorough({"size": 64, "batch": 3})],
-    ids=str,
+    "cut", [{"size": 75}, thorough({"size": 151, "batch": 1}), thorough({"size": 64, "batch": 3})], ids=str
 )
 @pytest.mark.parametrize("kernel", [thorough(1), 3])
 @pytest.mark.parametrize(
-    "name",
-    all_of(["Mish", "Sigmoid", "Softplus", "SiLU", "GELU"], thorough=["Mish", "Softplus", "SiLU"]),
+    "name", all_of(["Mish", "Sigmoid", "Softplus", "SiLU", "GELU"], thorough=["Mish", "Softplus", "SiLU"])
 )
 def test_activations_have_their_bits_wherever_a_tile_ends(
     name: str, kernel: int, cut: dict[str, Any], tmp_path: Path
@@ -95,15 +70,11 @@ def test_activations_have_their_bits_wherever_a_tile_ends(
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth=2))
 
 
-@pytest.mark.parametrize(
-    "shape", [(17, 19), thorough((64, 200)), (1, 300), (129, 130), thorough((300, 3))], ids=str
-)
+@pytest.mark.parametrize("shape", [(17, 19), thorough((64, 200)), (1, 300), (129, 130), thorough((300, 3))], ids=str)
 @pytest.mark.parametrize("name", DENOISERS)
 def test_small_and_ragged_pictures_are_exact_too(name: str, shape: tuple[int, int], tmp_path: Path) -> None:
     pixels = noisy_image(shape)
-    job = job_of(
-        write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path)
-    )
+    job = job_of(write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path))
     depth = work_of(make_plan(job)).task.tiling.depth[0][0]
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth))
 
@@ -113,19 +84,11 @@ def test_volumes_are_tiled_on_three_axes(name: str, tmp_path: Path) -> None:
     pixels = noisy_image((40, 70, 60))
     source = write_zarr(tmp_path / "in.zarr", pixels, chunk=32, axes="zyx")
     job = job_of(
-        source,
-        tmp_path / "out.zarr",
-        name,
-        DENOISERS[name],
-        shard=32,
-        chunk=16,
-        tile={"size": 24, "axes": "zyx"},
+        source, tmp_path / "out.zarr", name, DENOISERS[name], shard=32, chunk=16, tile={"size": 24, "axes": "zyx"}
     )
     plan = make_plan(job)
     assert plan.summary()["tiled_axes"] == "zyx"
-    assert np.array_equal(
-        run_inline(job), whole_picture(job, pixels, work_of(plan).task.tiling.depth[0][0], spatial=3)
-    )
+    assert np.array_equal(run_inline(job), whole_picture(job, pixels, work_of(plan).task.tiling.depth[0][0], spatial=3))
 
 
 def test_other_axes_are_looped_plane_by_plane(tmp_path: Path) -> None:
@@ -153,15 +116,11 @@ def test_channels_last_pictures_keep_their_axis_order_in_a_bare_array(
 @pytest.mark.parametrize("name", ["tv", "dncnn"])
 def test_workers_give_the_same_bits(name: str, cluster: RunningCluster, tmp_path: Path) -> None:
     pixels = noisy_image((601, 530))
-    job = job_of(
-        write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path)
-    )
+    job = job_of(write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path))
     plan = make_plan(job)
     outcome = run(plan, cluster=cluster)
     assert outcome.done == outcome.total == len(plan.grid)
-    assert np.array_equal(
-        read_zarr(plan.output), whole_picture(job, pixels, work_of(plan).task.tiling.depth[0][0])
-    )
+    assert np.array_equal(read_zarr(plan.output), whole_picture(job, pixels, work_of(plan).task.tiling.depth[0][0]))
 
 
 @pytest.mark.cluster
@@ -178,19 +137,13 @@ def test_any_number_of_workers_gives_the_same_bits(workers: int, tmp_path: Path)
     plan = make_plan(job)
     with local.start(Order(workers=workers, memory_bytes=4 * 2**30)) as several:
         run(plan, cluster=several)
-    assert np.array_equal(
-        read_zarr(plan.output), whole_picture(job, pixels, work_of(plan).task.tiling.depth[0][0])
-    )
+    assert np.array_equal(read_zarr(plan.output), whole_picture(job, pixels, work_of(plan).task.tiling.depth[0][0]))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("shape", "depth", "width", "tile"),
-    [
-        thorough((1500, 1700), 7, 32, 700),
-        thorough((1100, 1300), 9, 64, 512),
-        ((110, 1100), 17, 64, 512),
-    ],
+    [thorough((1500, 1700), 7, 32, 700), thorough((1100, 1300), 9, 64, 512), ((110, 1100), 17, 64, 512)],
     ids=["7x32", "9x64", "17x64"],
 )
 def test_networks_of_the_widths_that_people_use_have_the_bits_of_the_whole(

@@ -16,9 +16,7 @@ from tests.support import job_of, write_zarr
 
 
 def far_notes(folder: Path, pixels: NDArray[Any], name: str = "tv", **parts: Any) -> list[str]:
-    source = (
-        write_zarr(folder / "far.zarr", pixels) if not (folder / "far.zarr").exists() else folder / "far.zarr"
-    )
+    source = write_zarr(folder / "far.zarr", pixels) if not (folder / "far.zarr").exists() else folder / "far.zarr"
     options = {"strength": 1.0, "sigma": "auto"} if name == "tv" else FILTERS[name]
     plan = make_plan(job_of(source, folder / "far.out.zarr", name, options, **parts))
     return [note for note in plan.notes if "far from all others" in note]

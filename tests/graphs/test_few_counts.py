@@ -18,13 +18,7 @@ from scipy.optimize import minimize
 from typer.testing import CliRunner
 
 from halotile.cli.main import app
-from halotile.graphs.jobs.ptychography.job import (
-    Ptychography,
-    ResultFile,
-    ScanInput,
-    StageOptions,
-    result_rows,
-)
+from halotile.graphs.jobs.ptychography.job import Ptychography, ResultFile, ScanInput, StageOptions, result_rows
 from halotile.graphs.jobs.ptychography.passes import photon_loss_of
 from halotile.graphs.jobs.ptychography.plan import recipe_of
 from halotile.storage.scans.convert import write_scan
@@ -44,9 +38,7 @@ def best_error(image: NDArray[Any], places: NDArray[Any], known: SimulatedScan) 
     edge = known.pattern // 2
     inside = tuple(slice(edge, n - edge) for n in known.image.shape)
     shift = (known.places - places).mean(0)
-    moved = np.fft.ifft2(fourier_shift(np.fft.fft2(image), shift))[
-        : known.image.shape[0], : known.image.shape[1]
-    ]
+    moved = np.fft.ifft2(fourier_shift(np.fft.fft2(image), shift))[: known.image.shape[0], : known.image.shape[1]]
     expected, seen = known.image[inside], moved[inside]
     row, column = (np.linspace(-0.5, 0.5, n) for n in expected.shape)
 
@@ -62,18 +54,13 @@ def best_error(image: NDArray[Any], places: NDArray[Any], known: SimulatedScan) 
 @cache
 def found(counts: float, **options: Any) -> tuple[float, bool]:
     """Error of the object of a job with these options for a scan of so many counts a pixel; True where it warns of the noise."""
-    known = SimulatedScan(
-        raster=(12, 12), pattern=32, step=3.0, photons=counts * 32**2, position_error=0.7, phase=2.0
-    )
+    known = SimulatedScan(raster=(12, 12), pattern=32, step=3.0, photons=counts * 32**2, position_error=0.7, phase=2.0)
     path = mkdtemp()
     write_scan(f"{path}/scan.zarr", known.scan, known)
     job = Ptychography(
         input=ScanInput(path=f"{path}/scan.zarr"),
         output=ResultFile(path="result.cxi"),
-        stages=(
-            StageOptions(epochs=EPOCHS, lr=options.get("lr", "auto")),
-            StageOptions(epochs=20, lr=0.005, batch=50),
-        ),
+        stages=(StageOptions(epochs=EPOCHS, lr=options.get("lr", "auto")), StageOptions(epochs=20, lr=0.005, batch=50)),
         held_out=options.get("held_out", "auto"),
     )
     recipe = replace(recipe_of(job), checkpoint=Path(path) / "state", curve=Path(path) / "curve.json")

@@ -51,9 +51,7 @@ def test_losses_and_weights_have_the_same_bits_for_any_number_of_ranks(
 
 
 @on_workers
-def test_a_killed_rank_does_not_change_a_bit(
-    four: DistributedContext, expected: Trained, tmp_path: Path
-) -> None:
+def test_a_killed_rank_does_not_change_a_bit(four: DistributedContext, expected: Trained, tmp_path: Path) -> None:
     program = partial(fitting.trained, killed=str(tmp_path))
     for found in four.run_torch(program, ranks=2, retries=1):
         assert_same(found, expected)
@@ -149,9 +147,7 @@ def decayed(group: TorchGroup, mode: Any) -> tuple[dict[str, list[float]], bool]
 
 @on_workers
 @pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_a_parameter_without_a_gradient_is_left_alone_as_by_plain_torch(
-    four: DistributedContext, mode: str
-) -> None:
+def test_a_parameter_without_a_gradient_is_left_alone_as_by_plain_torch(four: DistributedContext, mode: str) -> None:
     plain = partly_used()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1, weight_decay=0.1)
     for _ in range(5):
@@ -234,9 +230,7 @@ def kept(group: TorchGroup, mode: Any) -> dict[str, list[Any]]:
 
 @on_workers
 @pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_all_that_a_network_keeps_is_the_same_for_any_number_of_ranks(
-    four: DistributedContext, mode: str
-) -> None:
+def test_all_that_a_network_keeps_is_the_same_for_any_number_of_ranks(four: DistributedContext, mode: str) -> None:
     """What has a mean has that of the slots, and what has none is that of the last slot."""
     expected = {
         "above": [True, True, False], "seen": 12, "last": [12, 12], "phase": [6j, 6j], "mean": [2.25, 2.25]
@@ -320,8 +314,7 @@ def test_a_training_does_not_go_on_with_other_settings(tmp_path: Path, name: str
     first: dict[str, Any] = {"slots": 4, "seed": 0, "mode": "exact"}
     fit_layer(path, **first)
     with pytest.raises(
-        ConfigError,
-        match=rf"it has {name} {first[name]}, and this training {name} {value}\. Write what it has",
+        ConfigError, match=rf"it has {name} {first[name]}, and this training {name} {value}\. Write what it has"
     ):
         fit_layer(path, steps=4, **(first | {name: value}))
 
@@ -399,9 +392,7 @@ def test_an_optimizer_that_needs_a_closure_is_refused(is_scheduled: bool) -> Non
     optimizer = torch.optim.LBFGS(layer.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1) if is_scheduled else None
     with pytest.raises(ConfigError, match=r"LBFGS needs a closure .* Write another optimizer"):
-        torch_group.fit(
-            TorchGroup(), layer, fitting.batch, fitting.loss, optimizer, steps=1, scheduler=scheduler
-        )
+        torch_group.fit(TorchGroup(), layer, fitting.batch, fitting.loss, optimizer, steps=1, scheduler=scheduler)
 
 
 def test_too_few_slots_a_loss_of_many_numbers_and_one_that_is_not_finite_are_refused() -> None:

@@ -22,16 +22,7 @@ from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.mask import Mask
 from tests.cases import all_of
 from tests.graphs.inline import InlineIterations
-from tests.graphs.solving import (
-    Pixels,
-    blurs,
-    denoised_by,
-    iterations_of,
-    plugged,
-    problem_of,
-    scene,
-    terms_of,
-)
+from tests.graphs.solving import Pixels, blurs, denoised_by, iterations_of, plugged, problem_of, scene, terms_of
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker")
 
@@ -45,10 +36,7 @@ def in_form(form: Form, plain: Problem, folder: Path, block: int) -> Problem:
     assert len(list(run.run(1, lambda *_: False))) == 1
     back = run.image("b")
     return replace(
-        plain,
-        gradient=lambda x: form.gradient(x, back),
-        normal=form.normal,
-        misfit_of_zero=run.state.numbers["misfit"],
+        plain, gradient=lambda x: form.gradient(x, back), normal=form.normal, misfit_of_zero=run.state.numbers["misfit"]
     )
 
 
@@ -81,9 +69,7 @@ def test_the_normal_form_has_the_same_bits_for_any_block(tmp_path: Path, boundar
     images = []
     for block in (32, 96, 160):
         problem = in_form(form, problem_of(image, terms, step=0.5), tmp_path / f"b{block}", block)
-        images.append(
-            image_of(iterations_of(ProximalGradient(), problem, tmp_path / f"x{block}", block=block), 3)
-        )
+        images.append(image_of(iterations_of(ProximalGradient(), problem, tmp_path / f"x{block}", block=block), 3))
     assert np.array_equal(images[0], images[1])
     assert np.array_equal(images[0], images[2])
 
@@ -108,9 +94,7 @@ def test_cg_works_in_the_normal_form(tmp_path: Path) -> None:
     form = choose_form(terms, image.dtype, exact=False)
     first = image_of(iterations_of(ConjugateGradients(), plain, tmp_path / "plain"), 6)
     second = in_form(form, plain, tmp_path / "b", 64)
-    assert np.allclose(
-        first, image_of(iterations_of(ConjugateGradients(), second, tmp_path / "n"), 6), atol=1e-9
-    )
+    assert np.allclose(first, image_of(iterations_of(ConjugateGradients(), second, tmp_path / "n"), 6), atol=1e-9)
 
 
 def test_what_does_not_fold_stays_plain() -> None:

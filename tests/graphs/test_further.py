@@ -36,9 +36,7 @@ def job_in(folder: Path, solver: SolverChoice, **changes: Any) -> Reconstruction
     y, x = np.mgrid[:96, :80]
     image = (0.5 + 0.4 * np.sign(np.sin(y / 7) * np.cos(x / 5))).astype("float32")
     blurred = read_all(Blur(kernel=kernel(5), boundary="reflect").forward(InMemory(image)))
-    np.save(
-        folder / "y.npy", blurred + 0.02 * np.random.default_rng(0).standard_normal(image.shape, "float32")
-    )
+    np.save(folder / "y.npy", blurred + 0.02 * np.random.default_rng(0).standard_normal(image.shape, "float32"))
     np.save(folder / "psf.npy", kernel(5))
     measured = halotile.measurement("blur", folder / "y.npy", kernel=folder / "psf.npy", noise_sigma=0.1)
     return Reconstruction(
@@ -79,9 +77,7 @@ def test_three_and_three_more_are_six(name: str, tmp_path: Path, cluster: Runnin
     folders = [tmp_path / part for part in ("parts", "whole")]
     for folder in folders:
         folder.mkdir()
-    parts, whole = (
-        job_in(folder, SolverChoice(name=name, iterations=6, keep_state=True)) for folder in folders
-    )
+    parts, whole = (job_in(folder, SolverChoice(name=name, iterations=6, keep_state=True)) for folder in folders)
     first = with_iterations(parts, 3)
     assert go(first, cluster).figures["iteration"] == 3
     after_three = files(first)
@@ -123,9 +119,7 @@ def test_a_run_cut_off_goes_on_to_another_end(tmp_path: Path, cluster: RunningCl
     assert not directory(cut).state_path.exists()
 
 
-def test_a_smaller_tolerance_goes_on_and_a_larger_one_is_refused(
-    tmp_path: Path, cluster: RunningCluster
-) -> None:
+def test_a_smaller_tolerance_goes_on_and_a_larger_one_is_refused(tmp_path: Path, cluster: RunningCluster) -> None:
     job = job_in(tmp_path, SolverChoice(name="fista", iterations=8, tol=0.1, keep_state=True))
     stopped = go(job, cluster).figures["iteration"]
     assert 1 < stopped < 8
@@ -145,15 +139,11 @@ def test_fewer_iterations_than_were_done_are_refused(tmp_path: Path, cluster: Ru
         make_plan(with_iterations(job, 2))
 
 
-def test_a_finished_run_without_its_state_says_how_to_have_more(
-    tmp_path: Path, cluster: RunningCluster
-) -> None:
+def test_a_finished_run_without_its_state_says_how_to_have_more(tmp_path: Path, cluster: RunningCluster) -> None:
     job = job_in(tmp_path, SolverChoice(name="pgd", iterations=2))
     go(job, cluster)
     before = files(job)
-    with pytest.raises(
-        ResumeRefused, match=r"finished after 2 iterations.*--fresh.*solver\.keep_state: true"
-    ):
+    with pytest.raises(ResumeRefused, match=r"finished after 2 iterations.*--fresh.*solver\.keep_state: true"):
         make_plan(with_iterations(job, 3))
     assert files(job) == before
 
@@ -203,9 +193,7 @@ def test_levels_that_were_added_do_not_outlast_their_image(
     folders = [tmp_path / part for part in ("parts", "whole")]
     for folder in folders:
         folder.mkdir()
-    parts, whole = (
-        job_in(folder, SolverChoice(name="fista", iterations=3, keep_state=True)) for folder in folders
-    )
+    parts, whole = (job_in(folder, SolverChoice(name="fista", iterations=3, keep_state=True)) for folder in folders)
     go(with_iterations(parts, 2), cluster)
     with monkeypatch.context() as patched:
         patched.setattr("halotile.storage.sharded.levels.LARGEST_TOP", 30)

@@ -98,12 +98,7 @@ def test_without_nvml_none_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     ("here", "installed", "name", "why"),
     [
         (TWO, True, "local-cuda", "2 GPUs here, a worker on each"),
-        (
-            TWO,
-            False,
-            "local",
-            "2 GPUs here are left alone; for a worker on each: pip install 'halotile[cuda]'",
-        ),
+        (TWO, False, "local", "2 GPUs here are left alone; for a worker on each: pip install 'halotile[cuda]'"),
         (NONE, True, "local", "no GPU: NVML finds none"),
     ],
 )
@@ -146,8 +141,7 @@ def test_the_doctor_tells_of_gpus_or_why_there_is_none(
 
 
 @pytest.mark.parametrize(
-    ("requested", "names"),
-    [(0, ("0", "1")), ("all", ("0", "1")), (1, ("0",)), ((1,), ("1",)), ((1, 0, 1), ("1", "0"))],
+    ("requested", "names"), [(0, ("0", "1")), ("all", ("0", "1")), (1, ("0",)), ((1,), ("1",)), ((1, 0, 1), ("1", "0"))]
 )
 def test_gpus_are_named_by_their_place(requested: Any, names: tuple[str, ...]) -> None:
     assert chosen(Cluster(gpus=requested), TWO) == names
@@ -163,10 +157,7 @@ def test_a_machine_without_one_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch
     have(monkeypatch, NONE)
     order = Order(workers=1, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
     start = local_cuda.start(order)
-    with (
-        pytest.raises(ConfigError, match=r"there is no GPU here: NVML finds none\. Write kind: local"),
-        start,
-    ):
+    with pytest.raises(ConfigError, match=r"there is no GPU here: NVML finds none\. Write kind: local"), start:
         pass
 
 
@@ -249,9 +240,7 @@ def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
     assert (device == "cuda") == all(gpus and count == 1 for (_, gpus), count in shares.items())
 
 
-def test_an_allocation_is_asked_for_its_gpus_once_and_by_name_or_auto(
-    allocation: Allocation, tmp_path: Path
-) -> None:
+def test_an_allocation_is_asked_for_its_gpus_once_and_by_name_or_auto(allocation: Allocation, tmp_path: Path) -> None:
     (tmp_path / "srun").touch(mode=0o755)
     environment = ALLOCATED | {"PATH": str(tmp_path)}
     for cluster in (IN_IT, Cluster(), Cluster()):
@@ -283,9 +272,7 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
     have(monkeypatch, TWO)
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
-    plain, on_cards = (
-        make_plan(replace(job, cluster=Cluster(kind=kind))) for kind in ("local", "local-cuda")
-    )
+    plain, on_cards = (make_plan(replace(job, cluster=Cluster(kind=kind))) for kind in ("local", "local-cuda"))
     assert on_cards.run.workers == 2
     assert on_cards.computing.machine_bytes == plain.computing.machine_bytes is not None, (
         "they share this machine's memory"
@@ -297,9 +284,7 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
 
 
 @pytest.mark.parametrize("kind", ["local", "auto"])
-@pytest.mark.parametrize(
-    ("run", "gpus"), [(Run(device="cuda"), 0), (Run(), "all"), (Run(), (0, 2)), (Run(), 3)]
-)
+@pytest.mark.parametrize(("run", "gpus"), [(Run(device="cuda"), 0), (Run(), "all"), (Run(), (0, 2)), (Run(), 3)])
 def test_a_plan_for_a_card_that_is_not_there_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, run: Run, gpus: Any
 ) -> None:
@@ -319,9 +304,7 @@ def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch,
     plan = make_plan(replace(job, denoiser=given, cluster=Cluster(kind="local-cuda")))
     assert work_of(plan).task.device == "cpu"
     assert any("computes on CPUs" in note for note in plan.notes)
-    assert any(
-        "local-cuda has one worker for each: kind: local has run.workers" in note for note in plan.notes
-    )
+    assert any("local-cuda has one worker for each: kind: local has run.workers" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize(("name", "options"), [("tv", {"strength": 0.1}), ("gaussian", {"sigma": 1})])
@@ -339,9 +322,7 @@ def test_a_network_of_another_precision_is_another_job(tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 3, 8)), "depth": 3, "width": 8}
     before, now = (
-        make_plan(
-            job_of(source, tmp_path / "out.zarr", "dncnn", options, run={"precision": precision})
-        ).identity
+        make_plan(job_of(source, tmp_path / "out.zarr", "dncnn", options, run={"precision": precision})).identity
         for precision in ("float32", "bfloat16")
     )
     assert differences(before, now) == ['run.precision was "float32", is "bfloat16"']
@@ -399,9 +380,7 @@ def test_dask_cuda_gives_each_worker_a_card_of_its_own(
     monkeypatch.setenv("DASK_CUDA_TEST_DISABLE_DEVICE_SPECIFIC", "1")
     order = Order(workers=2, memory_bytes=2**30, choice=Cluster(kind="local-cuda", gpus=gpus))
     with local_cuda.start(order) as cluster:
-        told = cluster.client.run(
-            lambda: (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"])
-        )
+        told = cluster.client.run(lambda: (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]))
         workers = cluster.client.scheduler_info()["workers"]
     assert cluster.workers == 2
     assert sorted(told.values()) == [(each, "PCI_BUS_ID") for each in visible]

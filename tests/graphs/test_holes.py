@@ -98,9 +98,7 @@ def test_a_median_is_that_of_the_measured_pixels(tmp_path: Path) -> None:
     result = cut(tmp_path, write_zarr(tmp_path / "in.zarr", pixels), "median", 128)
     windows = np.lib.stride_tricks.sliding_window_view(np.pad(pixels, 2, "symmetric"), (5, 5))
     with np.errstate(all="ignore"):
-        expected = np.nanquantile(
-            np.where(holes[..., None, None], 0, windows), 0.5, axis=(2, 3), method="inverted_cdf"
-        )
+        expected = np.nanquantile(np.where(holes[..., None, None], 0, windows), 0.5, axis=(2, 3), method="inverted_cdf")
     assert np.array_equal(result[~holes], expected[~holes])
 
 
@@ -117,9 +115,7 @@ def test_no_slope_of_tv_crosses_a_hole(tmp_path: Path) -> None:
     pixels, _ = scene(0.0)
     pixels[:, 150:153] = np.nan
     options = {"strength": 8.0}
-    result = run_inline(
-        job_of(write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", "tv", options)
-    )
+    result = run_inline(job_of(write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", "tv", options))
     for number, half in enumerate((slice(0, 150), slice(153, None))):
         source = write_zarr(tmp_path / f"{number}.zarr", np.ascontiguousarray(pixels[:, half]))
         alone = run_inline(job_of(source, tmp_path / f"{number}.out.zarr", "tv", options))
@@ -133,9 +129,7 @@ def test_the_job_decides(tmp_path: Path, nodata: str) -> None:
     result = cut(tmp_path, source, "gaussian", 128, input={"nodata": nodata})
     assert not (result[holes] == NODATA).all()
     plan = make_plan(job_of(source, tmp_path / "b.zarr", "gaussian", FILTERS["gaussian"]))
-    assert any(note.startswith("pixels of -9999, NaN or infinity are holes") for note in plan.notes), (
-        plan.notes
-    )
+    assert any(note.startswith("pixels of -9999, NaN or infinity are holes") for note in plan.notes), plan.notes
 
 
 def test_a_number_of_the_job_is_for_integers_too(tmp_path: Path) -> None:
@@ -179,9 +173,7 @@ def test_the_plan_says_how_many_holes_there_are(
     holes = np.random.default_rng(0).random(shape) < 0.01
     holes = holes if at is None else np.zeros(shape, bool)
     pixels = np.where(holes, NODATA, 5 + np.random.default_rng(1).random(shape)).astype("float32")
-    job = job_of(
-        with_tag(tmp_path / "a.tif", pixels, "-9999"), tmp_path / "o.zarr", "median", FILTERS["median"]
-    )
+    job = job_of(with_tag(tmp_path / "a.tif", pixels, "-9999"), tmp_path / "o.zarr", "median", FILTERS["median"])
     notes = make_plan(job).notes
     assert any(said.format(holes=holes.sum()) in note for note in notes), notes
 
@@ -216,9 +208,7 @@ def test_a_mask_is_a_hole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "advice"), [("s.zarr", r"s\.zarr/NAME: ERR, SCI"), ("s.h5", "own, and its path: ERR f")]
 )
-def test_a_side_input_among_others_is_refused_with_what_to_write(
-    tmp_path: Path, name: str, advice: str
-) -> None:
+def test_a_side_input_among_others_is_refused_with_what_to_write(tmp_path: Path, name: str, advice: str) -> None:
     h5py = pytest.importorskip("h5py")
     pixels, path = scene()[0], tmp_path / name
     group = zarr.open_group(tmp_path / "s.zarr", mode="w")
@@ -298,13 +288,7 @@ def test_a_mask_gives_the_same_bits_in_any_block(tmp_path: Path, name: str, noda
 
     def result(shard: int) -> NDArray[Any]:
         job = job_of(
-            source,
-            tmp_path / f"{shard}.zarr",
-            name,
-            FILTERS[name],
-            shard=shard,
-            input=given,
-            tile={"block": shard},
+            source, tmp_path / f"{shard}.zarr", name, FILTERS[name], shard=shard, input=given, tile={"block": shard}
         )
         return run_inline(job)
 
@@ -321,13 +305,7 @@ def test_values_under_a_mask_are_in_no_mean(tmp_path: Path) -> None:
         options = {"import": "scipy.ndimage:uniform_filter", "options": {"size": 81}, "depth": 40}
         results.append(
             run_inline(
-                job_of(
-                    source,
-                    tmp_path / f"{value:g}.out.zarr",
-                    "function",
-                    options,
-                    input=masked(tmp_path, holes),
-                )
+                job_of(source, tmp_path / f"{value:g}.out.zarr", "function", options, input=masked(tmp_path, holes))
             )
         )
         assert np.allclose(results[-1][~holes], 50)
@@ -379,9 +357,7 @@ def test_measured_pixels_never_come_out_as_holes(tmp_path: Path) -> None:
         ("float32", {"output": {"dtype": "uint8"}}, "cannot hold the NaN of this image's holes"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused(
-    tmp_path: Path, dtype: str, parts: dict[str, Any], words: str
-) -> None:
+def test_a_value_that_cannot_be_is_refused(tmp_path: Path, dtype: str, parts: dict[str, Any], words: str) -> None:
     pixels = scene(np.nan if dtype == "float32" else 0)[0].astype(dtype)
     source = write_zarr(tmp_path / "in.zarr", pixels)
     job = job_of(source, tmp_path / "out.zarr", "gaussian", FILTERS["gaussian"], input=parts.get("input", {}))

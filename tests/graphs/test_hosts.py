@@ -66,9 +66,7 @@ def test_pages_that_name_folders_or_fail_are_left_out(cluster: RunningCluster, p
     assert status_of(cluster, "/json/identity.json", {}) == 404
 
 
-def test_dasks_pages_are_added_at_the_first_request_that_nothing_else_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dasks_pages_are_added_at_the_first_request_that_nothing_else_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     added: list[object] = []
     monkeypatch.setattr("distributed.dashboard.scheduler.connect", lambda *given: added.append(given))
     application = RoutingApplication([("/halotile", RequestHandler)])
@@ -76,9 +74,7 @@ def test_dasks_pages_are_added_at_the_first_request_that_nothing_else_answers(
 
     def ask(path: str) -> None:
         line = RequestStartLine("GET", path, "HTTP/1.1")
-        pages.find_handler(
-            HTTPServerRequest(headers=HTTPHeaders(Host="here"), connection=Mock(), start_line=line)
-        )
+        pages.find_handler(HTTPServerRequest(headers=HTTPHeaders(Host="here"), connection=Mock(), start_line=line))
 
     ask("/halotile")
     assert not added

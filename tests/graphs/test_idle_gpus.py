@@ -35,14 +35,7 @@ L1 = PriorChoice(name="l1")
     ],
 )
 def test_gpus_that_nobody_asked_for_are_left_alone_where_they_have_nothing_to_do(
-    requested: list[Any],
-    tmp_path: Path,
-    prior: Any,
-    cluster: Any,
-    run: Any,
-    where: str,
-    workers: int,
-    said: str,
+    requested: list[Any], tmp_path: Path, prior: Any, cluster: Any, run: Any, where: str, workers: int, said: str
 ) -> None:
     plan = make_plan(deblurring(tmp_path, prior=prior, cluster=cluster, run=run))
     assert (plan.cluster.kind, plan.run.workers) == (where, workers)
@@ -52,9 +45,7 @@ def test_gpus_that_nobody_asked_for_are_left_alone_where_they_have_nothing_to_do
 
 def test_measurements_are_made_on_processors(requested: list[Any], tmp_path: Path) -> None:
     write_zarr(tmp_path / "truth.zarr", noisy_image((256, 256), "float32"), 64)
-    given = replace(
-        deblurring(tmp_path), reference=str(tmp_path / "truth.zarr"), cluster=Cluster(), run=Run(workers=5)
-    )
+    given = replace(deblurring(tmp_path), reference=str(tmp_path / "truth.zarr"), cluster=Cluster(), run=Run(workers=5))
     made = [replace(each, data=str(tmp_path / "made.zarr")) for each in given.operators]
     plan = make_plan(simulation_of(replace(given, operators=tuple(made)), NoiseChoice(name="none")))
     assert (plan.cluster.kind, plan.run.workers) == ("local", 5)

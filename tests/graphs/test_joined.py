@@ -61,9 +61,7 @@ def trusted(own: Credentials) -> Iterator[None]:
     """Dask's configuration with the certificates."""
     certificate, key = own.paths
     tls = "distributed.comm.tls"
-    with dask.config.set(
-        {f"{tls}.ca-file": certificate, f"{tls}.client.cert": certificate, f"{tls}.client.key": key}
-    ):
+    with dask.config.set({f"{tls}.ca-file": certificate, f"{tls}.client.cert": certificate, f"{tls}.client.key": key}):
         yield
 
 
@@ -93,9 +91,7 @@ def test_it_is_found_by_its_file_or_in_the_environment(
 
 
 @pytest.mark.usefixtures("trusted")
-def test_workers_that_lack_our_environment_are_told_of(
-    running: LocalCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_lack_our_environment_are_told_of(running: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ALLOCATOR_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     notes: list[str] = []
@@ -140,9 +136,7 @@ def test_a_script_is_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_workers_that_lack_halotile_or_have_another_version_are_told(
-    running: LocalCluster, own: Credentials
-) -> None:
+def test_workers_that_lack_halotile_or_have_another_version_are_told(running: LocalCluster, own: Credentials) -> None:
     with Client(running.scheduler_address, security=own.security, set_as_default=False) as client:
         assert differing_versions(client) == ()
 
@@ -193,16 +187,7 @@ def test_another_user_is_refused(running: LocalCluster, own: Credentials, how: s
 def test_a_worker_with_another_authority_is_refused(running: LocalCluster, tmp_path: Path) -> None:
     with credentials(tmp_path) as other:
         certificate, key = other.paths
-        words = (
-            "--tls-ca-file",
-            certificate,
-            "--tls-cert",
-            certificate,
-            "--tls-key",
-            key,
-            "--death-timeout",
-            "5",
-        )
+        words = ("--tls-ca-file", certificate, "--tls-cert", certificate, "--tls-key", key, "--death-timeout", "5")
         worker = ("-P", "-m", "halotile.graphs.clusters.workers", running.scheduler_address)
         done = run_python(*worker, *words)
     assert done.returncode == 1

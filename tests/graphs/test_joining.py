@@ -38,9 +38,7 @@ ELSEWHERE = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"}
 OVERRIDE = {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
 
 
-def printed(
-    folder: Path, text: str, *words: object, environments: Sequence[Mapping[str, str]] = ({}, {})
-) -> list[str]:
+def printed(folder: Path, text: str, *words: object, environments: Sequence[Mapping[str, str]] = ({}, {})) -> list[str]:
     """What a script prints as each of two ranks, the numbers of which are its last words."""
     script = folder / "script.py"
     script.write_text(text)
@@ -75,9 +73,7 @@ def test_an_address_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatc
     for name, word in {**OVERRIDE, **ELSEWHERE, "HALOTILE_RANK": "0"}.items():
         monkeypatch.setenv(name, word)
     with (
-        pytest.raises(
-            ConfigError, match=r"rank 0 cannot listen at MASTER_ADDR 192\.0\.2\.1, MASTER_PORT 29500"
-        ),
+        pytest.raises(ConfigError, match=r"rank 0 cannot listen at MASTER_ADDR 192\.0\.2\.1, MASTER_PORT 29500"),
         torch_group.join(device_mode="cpu"),
     ):
         pass
@@ -139,10 +135,7 @@ def test_a_program_that_has_a_process_group_keeps_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (
-            "mesh",
-            r"process_group is DeviceMesh.* not a torch ProcessGroup\. Write .*mesh\.get_group\('space'\)",
-        ),
+        ("mesh", r"process_group is DeviceMesh.* not a torch ProcessGroup\. Write .*mesh\.get_group\('space'\)"),
         ("space", r"process_group is 'space', which is not a torch ProcessGroup\. Write "),
         (dist.GroupMember.NON_GROUP_MEMBER, r"this rank is not a member of process_group"),
         (None, ""),
@@ -165,8 +158,5 @@ def test_a_process_group_that_is_none_is_refused(given: Any, expected: str, tmp_
 def test_ranks_without_a_place_to_meet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALOTILE_RANK", "0")
     monkeypatch.setenv("HALOTILE_SIZE", "2")
-    with (
-        pytest.raises(ConfigError, match=r"rank 0 of 2, and nothing says where.*MASTER_ADDR"),
-        torch_group.join(),
-    ):
+    with pytest.raises(ConfigError, match=r"rank 0 of 2, and nothing says where.*MASTER_ADDR"), torch_group.join():
         pass

@@ -58,9 +58,7 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_killed_workers_are_replaced_and_the_run_goes_on(
-    scene: Scene, check_whole: Callable[[], None]
-) -> None:
+def test_killed_workers_are_replaced_and_the_run_goes_on(scene: Scene, check_whole: Callable[[], None]) -> None:
     with running(scene) as driver:
         for kills in (1, 1, 2):
             enough = len(scene.seen()) + 3
@@ -78,9 +76,7 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(
 def test_workers_that_die_again_and_again_are_replaced_each_time(scene: Scene) -> None:
     for block in range(3):
         scene.make_trouble("die", block)
-    with local.start(
-        Order(workers=1, memory_bytes=2**32, choice=sections.Cluster(dashboard=False))
-    ) as cluster:
+    with local.start(Order(workers=1, memory_bytes=2**32, choice=sections.Cluster(dashboard=False))) as cluster:
         # Dask would otherwise give a worker up that is not back after 15 s.
         assert dask.config.get("distributed.deploy.lost-worker-timeout") == "365 days"
         outcome = scene.run(cluster, retries=0, on_bad_block="quarantine", workers=1)
@@ -89,9 +85,7 @@ def test_workers_that_die_again_and_again_are_replaced_each_time(scene: Scene) -
         until(lambda: nanny.process.status == Status.running, seconds=15)
 
 
-def test_a_killed_driver_loses_nothing_that_was_journalled(
-    scene: Scene, check_resumes: Callable[[], None]
-) -> None:
+def test_a_killed_driver_loses_nothing_that_was_journalled(scene: Scene, check_resumes: Callable[[], None]) -> None:
     with running(scene) as driver:
         until(lambda: len(scene.journalled()) >= 30)
         driver.kill()
@@ -289,9 +283,7 @@ def test_a_drain_ends_with_the_blocks_at_hand_and_keeps_them(scene: Scene, pace:
     assert scene.journalled() == set(scene.seen())
 
 
-def test_a_drain_does_not_wait_for_workers_that_do_not_come_back(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drain_does_not_wait_for_workers_that_do_not_come_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in range(BLOCKS):
         scene.make_trouble("die", block)
     requested: list[float] = []

@@ -71,9 +71,7 @@ def test_positions_in_another_unit_are_refused(tmp_path: Path, factor: float, sa
         halotile.ptychography.open(tmp_path / "scan.zarr")
 
 
-def test_what_a_scan_cannot_do_is_refused_in_a_loop_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_scan_cannot_do_is_refused_in_a_loop_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "CHUNK_BYTES", 4 * 24 * 24 * 4)  # of four patterns
     halotile.ptychography.simulate(tmp_path / "scan.zarr", raster=(5, 5), pattern=24, step=5.0)
     scan = halotile.ptychography.open(

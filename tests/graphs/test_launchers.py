@@ -47,15 +47,9 @@ SET_BY = {
         | {"TORCHELASTIC_RUN_ID": "none"},
         Copy(3, 4, 1, 2, "none-29500"),
     ),
-    "torchrun in a step of each node": (
-        STEP | of("", RANK=3, WORLD_SIZE=4, MASTER_PORT=1),
-        Copy(3, 4, launch="7-1"),
-    ),
+    "torchrun in a step of each node": (STEP | of("", RANK=3, WORLD_SIZE=4, MASTER_PORT=1), Copy(3, 4, launch="7-1")),
     "PMIx with a count": ({"PMIX_RANK": "3", "HALOTILE_SIZE": "4"}, Copy(3, 4)),
-    "PMIx with a number on its machine": (
-        {"PMIX_RANK": "3"} | of("HALOTILE_", SIZE=4, LOCAL_RANK=1),
-        Copy(3, 4, 1),
-    ),
+    "PMIx with a number on its machine": ({"PMIX_RANK": "3"} | of("HALOTILE_", SIZE=4, LOCAL_RANK=1), Copy(3, 4, 1)),
     "PALS with a count": (PALS | {"HALOTILE_SIZE": "4"}, Copy(3, 4, 1, launch="a-b")),
     "PMIx in a batch job's script": (
         of("SLURM_", JOB_ID=7, PROCID=0) | {"PMIX_RANK": "3", "HALOTILE_SIZE": "4"},
@@ -93,9 +87,7 @@ def test_copies_that_nobody_counts_are_refused(name: str) -> None:
 
 
 LOOK = "import sys; from halotile.tasks.groups.launchers import copy_of; sys.exit(copy_of() is not None)"
-AT_A_TERMINAL = (
-    f"import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn([sys.executable, '-c', {LOOK!r}])))"
-)
+AT_A_TERMINAL = f"import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn([sys.executable, '-c', {LOOK!r}])))"
 
 
 @pytest.mark.parametrize(

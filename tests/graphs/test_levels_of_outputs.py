@@ -36,9 +36,7 @@ def job_in(folder: Path, levels: int) -> Denoising:
 
 
 @pytest.mark.parametrize("levels", [1, 2])
-def test_a_finished_run_stays_sound_and_finished(
-    tmp_path: Path, cluster: RunningCluster, levels: int
-) -> None:
+def test_a_finished_run_stays_sound_and_finished(tmp_path: Path, cluster: RunningCluster, levels: int) -> None:
     job, output = job_in(tmp_path, levels), tmp_path / "clean.zarr"
     run(make_plan(job), cluster=cluster)
     count, shapes = add_levels(output)
@@ -68,8 +66,7 @@ def test_an_output_that_is_not_finished_is_refused(tmp_path: Path, cluster: Runn
     with pytest.raises(KeyboardInterrupt):
         run(make_plan(job), observer=cut_off, cluster=cluster)
     with pytest.raises(
-        InputError,
-        match=r"has 12 of 12 blocks left to do\. `recon-cli resume .*clean\.zarr` finishes it",
+        InputError, match=r"has 12 of 12 blocks left to do\. `recon-cli resume .*clean\.zarr` finishes it"
     ):
         add_levels(output)
     run(make_plan(job), cluster=cluster)

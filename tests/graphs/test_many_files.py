@@ -107,10 +107,7 @@ MANY = "the output is 1,000,000 files and 3,000,006 inodes: each of 1,000,000 pl
             r"the output is 200,000 files and .*: fewer, larger shards take more run\.memory_per_worker$",
         ),
         thorough(
-            200_000,
-            4096,
-            "1GiB",
-            r"the output is 800,000 files and .* larger shards.*; and each of 200,000 planes",
+            200_000, 4096, "1GiB", r"the output is 800,000 files and .* larger shards.*; and each of 200,000 planes"
         ),
     ],
 )
@@ -156,9 +153,7 @@ def test_more_than_a_file_system_has_room_for_are_refused(
     if fits:
         make_plan(job)
     else:
-        with pytest.raises(
-            DiskRefused, match=r"makes 36 files and folders, and .* has room for 35 \(`df -i`\)"
-        ):
+        with pytest.raises(DiskRefused, match=r"makes 36 files and folders, and .* has room for 35 \(`df -i`\)"):
             make_plan(job)
 
 

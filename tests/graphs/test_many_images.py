@@ -97,10 +97,7 @@ def test_the_same_command_does_what_is_left(config: Path, starts: list[Order]) -
     assert "2 finished" in command("status", config)[1]
     code, out, _ = command("run", config, "--json")
     images = json.loads(out)["images"]
-    assert (code, [(one["done"], one["resumed"]) for one in images.values()]) == (
-        exits.OK,
-        [(6, 6), (6, 6), (6, 0)],
-    )
+    assert (code, [(one["done"], one["resumed"]) for one in images.values()]) == (exits.OK, [(6, 6), (6, 6), (6, 0)])
     assert "3 of 3 images finished" in command("status", config)[1]
 
 
@@ -176,9 +173,7 @@ def test_the_stem_is_that_of_a_single_image_too(config: Path) -> None:
         ("input.path=scans/*.tif", InputError, r"scans/\*\.tif does not exist"),
     ],
 )
-def test_a_pattern_that_cannot_be_is_refused(
-    config: Path, change: str, error: type[Exception], words: str
-) -> None:
+def test_a_pattern_that_cannot_be_is_refused(config: Path, change: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         load_denoising(config, [change])
 
@@ -225,10 +220,7 @@ def test_every_image_that_was_denoised_too_much_is_named(
     warnings = [line for line in told.splitlines() if line.startswith("warning: ")]
     assert (code, [line.split(": ")[1:3] for line in warnings]) == (
         exits.OK,
-        [
-            [name, "the residual, what was taken away, holds structure of the image"]
-            for name in ("a.npy", "b.c.npy")
-        ],
+        [[name, "the residual, what was taken away, holds structure of the image"] for name in ("a.npy", "b.c.npy")],
     )
     assert [" of the noise level" in line for line in out.splitlines() if ".npy: " in line] == [True, True]
     assert f"look at it   recon-cli preview {config.parent}/clean/a.zarr a.png" in out
@@ -261,9 +253,7 @@ def test_status_says_which_images_failed_and_names_twenty(config: Path) -> None:
         shutil.copyfile(config.parent / "masks/a.npy", config.parent / f"masks/more{number:02}.npy")
     jobs = jobs_of(load_denoising(config))
     plans = {path: make_plan(job) for path, job in jobs.items() if path.endswith("/a.npy")}
-    failed = {
-        path: MemoryRefused(f"{path}: too large.\nWrite more.") for path in jobs if "/a.npy" not in path
-    }
+    failed = {path: MemoryRefused(f"{path}: too large.\nWrite more.") for path in jobs if "/a.npy" not in path}
     directory = RunDirectory(config.parent / "clean/{stem}.zarr.run")
     directory.create()
     with pytest.MonkeyPatch.context() as patch:
@@ -309,11 +299,7 @@ def test_outputs_behind_a_link_are_left_out(config: Path) -> None:
     (config.parent / "linked").symlink_to(config.parent / "scans")
     (config.parent / "scans/a.zarr").mkdir()
     words = ["input.path=linked/*", "output.path=scans/{stem}.zarr"]
-    assert [Path(path).name for path in jobs_of(load_denoising(config, words))] == [
-        "a.npy",
-        "b.c.npy",
-        "none.npy",
-    ]
+    assert [Path(path).name for path in jobs_of(load_denoising(config, words))] == ["a.npy", "b.c.npy", "none.npy"]
 
 
 def test_status_opens_images_as_the_job_does(config: Path) -> None:

@@ -38,13 +38,7 @@ def job_with(folder: Path, value: float, *, photons: bool, tile: int = 128) -> D
     sides = {"sides": {"mask": str(mask)}} if np.isfinite(value) else {}
     output = folder / f"{value:g}.{tile}.out.zarr"
     return job_of(
-        source,
-        output,
-        "tv",
-        {"strength": 1.0, "sigma": "auto"},
-        tile={"size": tile},
-        input=sides,
-        noise=noise,
+        source, output, "tv", {"strength": 1.0, "sigma": "auto"}, tile={"size": tile}, input=sides, noise=noise
     )
 
 

@@ -82,11 +82,7 @@ def test_a_thin_block_at_the_edge_tells_nothing_of_the_others(tmp_path: Path) ->
     for rows in (260, 512):
         source = write_zarr(tmp_path / f"{rows}.zarr", noisy_image((rows, 512)))
         job = job_of(
-            source,
-            tmp_path / "out.zarr",
-            "gaussian",
-            {"sigma": 1},
-            tile={"block": 256, "boundary": "reflect"},
+            source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, tile={"block": 256, "boundary": "reflect"}
         )
         needed.append(make_plan(job).needs)
     assert needed[0] == needed[1]

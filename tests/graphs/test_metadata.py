@@ -30,10 +30,7 @@ def ome_zarr(path: Path, pixels: Any, axes: str, **more: Any) -> Path:
     """An image of one level, half a pixel beside the origin."""
     group = zarr.open_group(path, mode="w")
     group.create_array("0", data=pixels)
-    steps = [
-        {"type": "scale", "scale": [2.0] * len(axes)},
-        {"type": "translation", "translation": [1.0] * len(axes)},
-    ]
+    steps = [{"type": "scale", "scale": [2.0] * len(axes)}, {"type": "translation", "translation": [1.0] * len(axes)}]
     kinds = {"t": "time", "c": "channel"}
     image = {
         "axes": [{"name": axis, "type": kinds.get(axis, "space")} for axis in axes],
@@ -100,12 +97,7 @@ def test_an_ome_tiff_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
     assert [list(step.scale) for step in steps] == [[3.0, 1.0, 1.0, 0.1]]
 
 
-PACKING: dict[str, Any] = {
-    "scale_factor": 0.01,
-    "add_offset": 273.15,
-    "units": "K",
-    "standard_name": "air_temperature",
-}
+PACKING: dict[str, Any] = {"scale_factor": 0.01, "add_offset": 273.15, "units": "K", "standard_name": "air_temperature"}
 
 
 @pytest.mark.parametrize(("dtype", "form"), [("auto", "auto"), ("float32", "zarr")])
@@ -178,13 +170,7 @@ def test_an_ome_tiff_whose_axes_ome_zarr_cannot_hold_becomes_a_plain_zarr(tmp_pa
 
 @pytest.mark.parametrize(
     "kept",
-    [
-        None,
-        3,
-        {"scale": [1, 2]},
-        {"scale": [1, "a"], "units": [None] * 2},
-        {"scale": [0, 1], "units": [None] * 2},
-    ],
+    [None, 3, {"scale": [1, 2]}, {"scale": [1, "a"], "units": [None] * 2}, {"scale": [0, 1], "units": [None] * 2}],
 )
 def test_attributes_that_are_not_ours_are_left_alone(tmp_path: Path, kept: Any) -> None:
     array = zarr.create_array(tmp_path / "a.zarr", shape=(4, 6), dtype="uint8")
@@ -193,9 +179,7 @@ def test_attributes_that_are_not_ours_are_left_alone(tmp_path: Path, kept: Any) 
 
 
 def test_name_place_and_channels_of_an_ome_zarr_are_kept(tmp_path: Path) -> None:
-    source = ome_zarr(
-        tmp_path / "in.zarr", noisy_image((2, 64, 48)), "cyx", omero={"channels": [CHANNEL] * 2}
-    )
+    source = ome_zarr(tmp_path / "in.zarr", noisy_image((2, 64, 48)), "cyx", omero={"channels": [CHANNEL] * 2})
     group = output_of(gaussian(source, tmp_path / "o.zarr"))
     multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
     assert multiscale.name == "cells"
@@ -282,8 +266,7 @@ def test_a_png_is_denoised_to_the_bits_of_the_same_tiff(tmp_path: Path, samples:
     colours: Any = {"photometric": "rgb"} if samples > 2 else {}
     tifffile.imwrite(tmp_path / "a.tif", pixels, **colours)
     png, tiff = (
-        run_inline(gaussian(tmp_path / name, tmp_path / f"{name}.zarr", shard=64))
-        for name in ("a.png", "a.tif")
+        run_inline(gaussian(tmp_path / name, tmp_path / f"{name}.zarr", shard=64)) for name in ("a.png", "a.tif")
     )
     assert png.shape == (pixels if samples == 1 else np.moveaxis(pixels, -1, 0)).shape
     np.testing.assert_array_equal(png, tiff)
@@ -308,7 +291,5 @@ def test_a_czi_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
         ("y", "micrometer"),
         ("x", "micrometer"),
     ]
-    np.testing.assert_allclose(
-        multiscale.datasets[0].coordinateTransformations[0].scale, [1.0, 0.3, 0.1, 0.1]
-    )
+    np.testing.assert_allclose(multiscale.datasets[0].coordinateTransformations[0].scale, [1.0, 0.3, 0.1, 0.1])
     assert [channel.label for channel in Omero.model_validate(omero).channels] == ["DAPI", "GFP"]

@@ -65,9 +65,7 @@ def test_the_objects_are_the_files_of_a_local_run(
     assert (outcome.done, outcome.output) == (BLOCKS, str(scene.output))
     assert is_marked(scene.output)
     check_whole()
-    assert (
-        halotile.status(str(scene.output)).state == halotile.status(scene.directory.path).state == "finished"
-    )
+    assert halotile.status(str(scene.output)).state == halotile.status(scene.directory.path).state == "finished"
     for file in filter(Path.is_file, scene.directory.path.rglob("*")):
         assert SECRET.encode() not in file.read_bytes()
 
@@ -120,15 +118,9 @@ def test_damage_is_repaired_and_nothing_else_is_done(
 
 @pytest.mark.thorough
 def test_a_block_whose_put_fails_is_done_again_and_what_is_done_stays_done(
-    scene: StoreScene,
-    object_store: ObjectServer,
-    store_cluster: RunningCluster,
-    check_whole: Callable[[], None],
+    scene: StoreScene, object_store: ObjectServer, store_cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
-    twice, always = (
-        failing(2, DENIED, "PUT", "clean.zarr/c/0/3"),
-        failing(99, DENIED, "PUT", "clean.zarr/c/1/1"),
-    )
+    twice, always = (failing(2, DENIED, "PUT", "clean.zarr/c/0/3"), failing(99, DENIED, "PUT", "clean.zarr/c/1/1"))
     object_store.trouble = lambda *asked: twice(*asked) or always(*asked)
     shard = f"{scene.output}/c/1/1"
     with pytest.raises(BlockFailed, match=rf"block 9 .*PermissionError: .*Access Denied: '{shard}'"):
@@ -151,18 +143,11 @@ def test_one_run_directory_owns_an_output(scene: StoreScene, monkeypatch: pytest
     other.place.mkdir()
     monkeypatch.chdir(other.place)
     words = rf"belongs to the run in {re.escape(str(first))} on \S+, of user \d+, by .*clean\.zarr\.run/claim\.json"
-    plans = [
-        make_plan(scene.job()),
-        make_plan(scene.job(), fresh=True),
-        make_plan(scene.job(parts=REPLACING)),
-    ]
+    plans = [make_plan(scene.job()), make_plan(scene.job(), fresh=True), make_plan(scene.job(parts=REPLACING))]
     for plan in plans:
         with pytest.raises(OutputRefused, match=words), claim(plan):
             pass
-    for command in (
-        lambda: halotile.status(str(scene.output)),
-        lambda: verify(str(scene.output), repair=True),
-    ):
+    for command in (lambda: halotile.status(str(scene.output)), lambda: verify(str(scene.output), repair=True)):
         with pytest.raises(ConfigError, match=rf" It belongs to the run in {re.escape(str(first))} on"):
             command()
     assert contents(scene.output) == before
@@ -202,12 +187,8 @@ def test_of_two_runs_that_claim_at_once_one_is_refused(scene: StoreScene, object
             lambda scene: put(scene.output.with_name("clean.zarr.run") / CLAIM, b"{}"),
             "now belongs to the run in unknown",
         ),
-        thorough(
-            lambda scene: delete(scene.output.with_name("clean.zarr.run") / CLAIM), "has lost its claim"
-        ),
-        thorough(
-            lambda scene: delete(scene.output / "zarr.json"), r"was moved or removed \(no such object\)"
-        ),
+        thorough(lambda scene: delete(scene.output.with_name("clean.zarr.run") / CLAIM), "has lost its claim"),
+        thorough(lambda scene: delete(scene.output / "zarr.json"), r"was moved or removed \(no such object\)"),
     ],
 )
 def test_a_run_ends_where_its_output_is_taken_away(
@@ -247,9 +228,7 @@ def test_a_plan_refuses_what_cannot_be_written(
         with pytest.raises(ConfigError, match=r"output\.shard is \[32, 32\], 4 KiB each, and a"):
             make_plan(scene.job())
     object_store.trouble = lambda *_: DENIED
-    with pytest.raises(
-        OutputRefused, match=r"Access Denied\. Write a place .* that you may list, read and write"
-    ):
+    with pytest.raises(OutputRefused, match=r"Access Denied\. Write a place .* that you may list, read and write"):
         make_plan(scene.job())
     object_store.trouble = failing(1, DENIED, "PUT", CLAIM)
     with (
@@ -347,7 +326,4 @@ def test_a_run_directory_is_not_resumed_from_another_folder(
     monkeypatch.chdir("inner")
     for words in (["resume"], ["verify"], ["verify", "--repair"]):
         result = CliRunner().invoke(app, [*words, str(run_directory.path)])
-        assert (result.exit_code, f"Write `cd {run_directory.path.parent}` first" in result.output) == (
-            2,
-            True,
-        )
+        assert (result.exit_code, f"Write `cd {run_directory.path.parent}` first" in result.output) == (2, True)

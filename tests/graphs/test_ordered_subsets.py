@@ -71,9 +71,7 @@ class Program:
         return range(place, len(EDGES), self.subsets)
 
     def slope(self, x: Pixels, numbers: range) -> Pixels:
-        slopes = (
-            convolved(convolved(x, self.taps[n]) - self.y[n], self.taps[n]) * self.weights[n] for n in numbers
-        )
+        slopes = (convolved(convolved(x, self.taps[n]) - self.y[n], self.taps[n]) * self.weights[n] for n in numbers)
         return sum(slopes, np.zeros_like(x))
 
     def soft(self, x: Pixels, size: float) -> Pixels:
@@ -108,11 +106,7 @@ class Program:
         return x
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "sgd": {"decay": 0.3},
-    "svrg": {"epochs": 2},
-    "osem": {},
-}
+OPTIONS: dict[str, dict[str, Any]] = {"sgd": {"decay": 0.3}, "svrg": {"epochs": 2}, "osem": {}}
 
 
 def measured(dtype: str) -> tuple[list[Pixels], Pixels]:
@@ -120,9 +114,7 @@ def measured(dtype: str) -> tuple[list[Pixels], Pixels]:
     image = (4 * scene((70, 90))).astype(dtype)
     rng = np.random.default_rng(2)
     seen = [convolved(image, kernel(edge).astype(dtype)) + BACKGROUND for edge in EDGES]
-    return [rng.poisson(20 * each).astype(dtype) / np.dtype(dtype).type(20) for each in seen], np.full_like(
-        image, 2
-    )
+    return [rng.poisson(20 * each).astype(dtype) / np.dtype(dtype).type(20) for each in seen], np.full_like(image, 2)
 
 
 def reconstruction(
@@ -204,9 +196,7 @@ def test_more_iterations_go_on_in_the_middle_of_an_epoch_with_other_workers(
 
 
 @pytest.mark.cluster
-def test_the_step_is_found_for_the_subsets_and_not_for_the_stack(
-    tmp_path: Path, cluster: RunningCluster
-) -> None:
+def test_the_step_is_found_for_the_subsets_and_not_for_the_stack(tmp_path: Path, cluster: RunningCluster) -> None:
     """Complementary masks: every subset has the norm of the whole, and a step for the mean of them would diverge."""
     image = scene((64, 64))
     strips = np.arange(64)[None] // 4 % 4 * np.ones((64, 1))
@@ -214,9 +204,7 @@ def test_the_step_is_found_for_the_subsets_and_not_for_the_stack(
         write_zarr(tmp_path / f"m{number}.zarr", (3.0 * (strips == number)).astype("float32"))
         write_zarr(tmp_path / f"y{number}.zarr", np.where(strips == number, 3 * image, 0).astype("float32"))
     operators = tuple(
-        OperatorChoice(
-            name="mask", data=str(tmp_path / f"y{n}.zarr"), options={"mask": str(tmp_path / f"m{n}.zarr")}
-        )
+        OperatorChoice(name="mask", data=str(tmp_path / f"y{n}.zarr"), options={"mask": str(tmp_path / f"m{n}.zarr")})
         for n in range(4)
     )
     job = Reconstruction(
@@ -243,9 +231,7 @@ def test_the_norm_is_that_of_the_subset_that_has_the_largest(tmp_path: Path) -> 
     norms = SubsetNorms(SubsetDescent())
     run = iterations_of(norms, begun(problem), tmp_path / "norms")
     list(run.run(norms.passes(3), lambda *_: False))
-    assert norms.bound(run.state) == pytest.approx(
-        1, rel=0.02
-    )  # the weight of the first; the others have less
+    assert norms.bound(run.state) == pytest.approx(1, rel=0.02)  # the weight of the first; the others have less
     assert norms.bound(run.state) >= 1
 
 
@@ -299,9 +285,7 @@ def test_operators_that_see_everything_take_their_turns_in_osem(tmp_path: Path) 
     folder = tmp_path / "parts"
     for name, form in (("near", Form((near, *far))), ("mixed", Form((near, *whole)))):
         each = staged(problem, form)
-        run = iterations_of(
-            OrderedSubsetsEM(subsets=2), each, tmp_path / name, gather=gathered(folder), parts=folder
-        )
+        run = iterations_of(OrderedSubsetsEM(subsets=2), each, tmp_path / name, gather=gathered(folder), parts=folder)
         assert ["misfit" in row for row in run.run(5, lambda *_: False)] == [False, True, False, True, False]
         images.append(read_all(run.image()))
     assert np.abs(images[0] - images[1]).max() <= 5e-6 * np.abs(images[0]).max()
@@ -310,15 +294,12 @@ def test_operators_that_see_everything_take_their_turns_in_osem(tmp_path: Path) 
 def test_every_epoch_takes_every_operator_once() -> None:
     for order in ("cyclic", "random"):
         epochs = [
-            [ordered_subset(7, 3, 3 * epoch + place, order=order, seed=1) for place in range(3)]
-            for epoch in range(6)
+            [ordered_subset(7, 3, 3 * epoch + place, order=order, seed=1) for place in range(3)] for epoch in range(6)
         ]
         assert all(sorted(sum(epoch, ())) == list(range(7)) for epoch in epochs)
         assert (len({tuple(epoch) for epoch in epochs}) > 1) == (order == "random")
     places = [ordered_subset(7, 3, 1, order="random", seed=seed)[0] for seed in range(300)]
-    assert all(
-        80 < places.count(place) < 120 for place in range(3)
-    )  # its gradient is a third of the whole, on average
+    assert all(80 < places.count(place) < 120 for place in range(3))  # its gradient is a third of the whole, on average
     with pytest.raises(ConfigError, match=r"iteration is -1"):
         ordered_subset(3, 2, -1)
     with pytest.raises(ConfigError, match=r"subsets is 4, and there are 3 operators"):

@@ -56,10 +56,7 @@ def test_what_does_not_fit_is_refused_before_a_run(tmp_path: Path, name: str) ->
 def test_a_kernel_below_zero_is_refused_before_osem(tmp_path: Path) -> None:
     job = reconstruction(tmp_path, "osem", "float32", 3)
     sharp = np.array([[-0.5, 2.0, -0.5]], dtype="float32")
-    operators = (
-        *job.operators[:4],
-        replace(job.operators[4], options={"kernel": sharp, "boundary": "circular"}),
-    )
+    operators = (*job.operators[:4], replace(job.operators[4], options={"kernel": sharp, "boundary": "circular"}))
     with pytest.raises(ConfigError, match=r"operators\[4\] \(blur\) has numbers below 0.*fista"):
         make_plan(replace(job, operators=operators))
 
@@ -70,11 +67,7 @@ def test_data_below_zero_are_refused_by_osem(tmp_path: Path, cluster: RunningClu
     pixels = measured("float32")[0][2]
     pixels[40, 50] = -1
     write_zarr(tmp_path / "low.zarr", pixels)
-    operators = (
-        *job.operators[:2],
-        replace(job.operators[2], data=str(tmp_path / "low.zarr")),
-        *job.operators[3:],
-    )
+    operators = (*job.operators[:2], replace(job.operators[2], data=str(tmp_path / "low.zarr")), *job.operators[3:])
     with pytest.raises(HalotileError, match=r"operators\[2\]\.data has pixels below 0"):
         reconstruct(make_plan(replace(job, operators=operators)), cluster=cluster)
 
@@ -102,9 +95,7 @@ def test_a_pixel_that_is_no_number_is_found_whichever_subset_has_it(
         operators = (*job.operators[:3], masked, job.operators[4])
         job = replace(job, operators=operators, solver=replace(job.solver, step="auto"))
     passes = {"data": 4, "mask": 3 * PASSES_EACH + 1}
-    words = (
-        rf"pass {passes[where]} gave .* nan: some pixel of the data, of start, or of what an operator reads"
-    )
+    words = rf"pass {passes[where]} gave .* nan: some pixel of the data, of start, or of what an operator reads"
     with pytest.raises(InputError, match=words):
         reconstruct(make_plan(job), cluster=cluster)
 

@@ -65,10 +65,7 @@ class FakeSlurm:
         (FakeSlurm(ALIVE), CHECKED),
         (FakeSlurm("JobState=RUNNING Reason=None"), CHECKED),
         (FakeSlurm(f"{LOST}   Requeue=0 Restarts=0\n"), ["sleep 0", "cancel 7"]),
-        (
-            FakeSlurm(f"{LOST}   Requeue=1 Restarts=0\n", failures=1),
-            ["sleep 0", "requeue 7", "sleep 2", "requeue 7"],
-        ),
+        (FakeSlurm(f"{LOST}   Requeue=1 Restarts=0\n", failures=1), ["sleep 0", "requeue 7", "sleep 2", "requeue 7"]),
     ],
     ids=["noticed late", "driver ended", "no node known", "may not be requeued", "requeue fails once"],
 )

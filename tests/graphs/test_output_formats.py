@@ -110,9 +110,7 @@ def test_an_unknown_axis_is_one_that_ome_zarr_permits(tmp_path: Path) -> None:
     assert zarr.open_group(tmp_path / "out.zarr", mode="r")["0"].shape == (3, 60, 50)
 
 
-@pytest.mark.parametrize(
-    "dtype", [*("bool", "uint8", "int32", "uint32", "float16", "float32", "float64", ">u2")]
-)
+@pytest.mark.parametrize("dtype", [*("bool", "uint8", "int32", "uint32", "float16", "float32", "float64", ">u2")])
 def test_without_a_denoiser_pixels_are_stored_as_they_are(tmp_path: Path, dtype: str) -> None:
     pixels = noisy_image((130, 71), dtype)
     if dtype == "int32":
@@ -123,9 +121,7 @@ def test_without_a_denoiser_pixels_are_stored_as_they_are(tmp_path: Path, dtype:
     np.testing.assert_array_equal(run_inline(job_of(source, tmp_path / "out.zarr", "none")), pixels)
 
 
-def test_a_run_that_goes_on_keeps_the_contrast_of_its_channels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_goes_on_keeps_the_contrast_of_its_channels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples that could not be read when it began may be readable by now."""
     words = {"axes": "CYX", "Channel": {"Name": ["DAPI", "GFP"]}}
     tifffile.imwrite(tmp_path / "in.tif", noisy_image((2, 90, 80), "uint16"), ome=True, metadata=words)

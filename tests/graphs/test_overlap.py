@@ -23,24 +23,12 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.map_overlap import map_overlap
 from halotile.storage.grid import Region
 from tests.cases import thorough
-from tests.graphs.overlapping import (
-    Pixels,
-    Stored,
-    box,
-    compute,
-    neighbours,
-    noise,
-    running_sum,
-    same,
-    stored,
-)
+from tests.graphs.overlapping import Pixels, Stored, box, compute, neighbours, noise, running_sum, same, stored
 
 PAD = {"reflect": "symmetric", "nearest": "edge", "periodic": "wrap"}
 
 
-def through_the_whole(
-    func: Callable[[Pixels], Pixels], store: Stored, depth: Any, rules: list[Any]
-) -> Pixels:
+def through_the_whole(func: Callable[[Pixels], Pixels], store: Stored, depth: Any, rules: list[Any]) -> Pixels:
     """Reference where stock Dask refuses: pad the whole array with NumPy, and cut windows out of it."""
     before, after = zip(*depth, strict=True)
     padded = store.pixels
@@ -86,13 +74,9 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 @pytest.mark.parametrize("trim", [True, thorough(False)])
 @given(case=cases())
 @settings(deadline=None, max_examples=30)
-def test_the_bits_equal_stock_dask(
-    func: Callable[[Pixels], Pixels], trim: bool, case: dict[str, Any]
-) -> None:
+def test_the_bits_equal_stock_dask(func: Callable[[Pixels], Pixels], trim: bool, case: dict[str, Any]) -> None:
     store, kwargs = case["store"], {"depth": case["depth"], "boundary": case["boundary"], "trim": trim}
-    stock = da.map_overlap(
-        func, da.from_array(store.pixels, chunks=store.chunks), allow_rechunk=False, **kwargs
-    )
+    stock = da.map_overlap(func, da.from_array(store.pixels, chunks=store.chunks), allow_rechunk=False, **kwargs)
     ours = map_overlap(func, store, **kwargs)
     assert ours.chunks == stock.chunks
     assert ours.dtype == stock.dtype
@@ -131,15 +115,11 @@ def test_depth_means_the_same_as_in_dask(depth: Any) -> None:
 )
 def test_boundary_means_the_same_as_in_dask(boundary: Any) -> None:
     store = stored((12, 10), (4, 5))
-    stock = da.map_overlap(
-        neighbours, da.from_array(store.pixels, chunks=store.chunks), depth=2, boundary=boundary
-    )
+    stock = da.map_overlap(neighbours, da.from_array(store.pixels, chunks=store.chunks), depth=2, boundary=boundary)
     same(map_overlap(neighbours, store, depth=2, boundary=boundary), stock)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "value"), [("uint8", -1), ("int64", 2**62 + 1), ("int16", 2.5), ("bool", 1)]
-)
+@pytest.mark.parametrize(("dtype", "value"), [("uint8", -1), ("int64", 2**62 + 1), ("int16", 2.5), ("bool", 1)])
 def test_a_constant_becomes_a_pixel_as_in_numpy(dtype: str, value: Any) -> None:
     store = Stored(np.ones(6, dtype), (3,))
     try:
@@ -189,9 +169,7 @@ def test_the_block_size_can_be_chosen() -> None:
     store = stored((20, 20), (4, 4))
     result = map_overlap(neighbours, store, depth=3, boundary="nearest", block=(10, 20))
     assert result.chunks == ((10, 10), (20,))
-    stock = da.map_overlap(
-        neighbours, da.from_array(store.pixels, chunks=(10, 20)), depth=3, boundary="nearest"
-    )
+    stock = da.map_overlap(neighbours, da.from_array(store.pixels, chunks=(10, 20)), depth=3, boundary="nearest")
     same(result, stock)
 
 
@@ -237,9 +215,7 @@ def test_keys_contain_the_given_name_and_change_with_the_arguments() -> None:
     assert map_overlap(box, store, depth=1, name="tidy").name == "tidy"
     assert map_overlap(box, store, depth=1, token="tidy").name.startswith("tidy-")
     assert map_overlap(box, store, depth=1).name.startswith("box-")
-    names = {
-        map_overlap(box, store, depth=d, boundary=b).name for d in (1, 2) for b in ("reflect", "none", 3, 4)
-    }
+    names = {map_overlap(box, store, depth=d, boundary=b).name for d in (1, 2) for b in ("reflect", "none", 3, 4)}
     assert len(names) == 8
 
 

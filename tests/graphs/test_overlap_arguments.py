@@ -12,17 +12,7 @@ import pytest
 
 from halotile.errors import ConfigError
 from halotile.graphs.map_overlap import map_overlap
-from tests.graphs.overlapping import (
-    Pixels,
-    Stored,
-    box,
-    compute,
-    neighbours,
-    noise,
-    running_sum,
-    same,
-    stored,
-)
+from tests.graphs.overlapping import Pixels, Stored, box, compute, neighbours, noise, running_sum, same, stored
 
 
 def mark_location(window: Pixels, block_id: Any = None, block_info: Any = None) -> Pixels:
@@ -56,9 +46,7 @@ def column_sum(window: Pixels) -> Pixels:
         (np.sqrt, {"meta": np.empty((0, 0), "float32")}),
     ],
 )
-def test_arguments_of_map_blocks_are_accepted(
-    func: Callable[[Pixels], Pixels], kwargs: dict[str, Any]
-) -> None:
+def test_arguments_of_map_blocks_are_accepted(func: Callable[[Pixels], Pixels], kwargs: dict[str, Any]) -> None:
     store = stored((8, 10), (4, 10))
     array = da.from_array(store.pixels, chunks=store.chunks)
     ours = map_overlap(func, store, depth=2, boundary="reflect", **kwargs)
@@ -73,9 +61,7 @@ def test_arguments_of_map_blocks_are_accepted(
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_a_new_axis_is_not_trimmed_at_any_position(axis: int) -> None:
     store = stored((8, 10), (4, 5))
-    result = map_overlap(
-        partial(np.expand_dims, axis=axis), store, depth=2, boundary="reflect", new_axis=axis
-    )
+    result = map_overlap(partial(np.expand_dims, axis=axis), store, depth=2, boundary="reflect", new_axis=axis)
     np.testing.assert_array_equal(compute(result), np.expand_dims(store.pixels, axis))
 
 
@@ -96,8 +82,7 @@ def add_keywords(window: Pixels, **kwargs: Any) -> Pixels:
 
 
 @pytest.mark.parametrize(
-    "keyword",
-    ["func", "adjust_chunks", "new_axes", "concatenate", "array", "source", "words", "kwargs", "task"],
+    "keyword", ["func", "adjust_chunks", "new_axes", "concatenate", "array", "source", "words", "kwargs", "task"]
 )
 def test_keywords_of_the_function_are_passed_on(keyword: str) -> None:
     store = stored((8,), (4,))
@@ -146,9 +131,7 @@ def mark_dtype(window: Pixels, block_info: Any = None) -> Pixels:
     return np.full(window.shape, sum(map(ord, text)) % 997, "float32")
 
 
-@pytest.mark.parametrize(
-    "kwargs", [{}, {"dtype": "float32"}, {"dtype": np.float32}, {"meta": np.ones((0, 0), "f4")}]
-)
+@pytest.mark.parametrize("kwargs", [{}, {"dtype": "float32"}, {"dtype": np.float32}, {"meta": np.ones((0, 0), "f4")}])
 def test_the_function_gets_the_dtype_as_in_dask(kwargs: dict[str, Any]) -> None:
     store = stored((12, 10), (4, 5))
     array = da.from_array(store.pixels, chunks=store.chunks)

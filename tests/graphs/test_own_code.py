@@ -198,12 +198,7 @@ def test_weights_in_safetensors_are_checked_without_torch(folder: Path) -> None:
         ("Impure", "torch", {}, "own_networks:Impure returned two results for one tile"),
         ("Noisy", "torch", {}, "own_networks:Noisy returned two results for one tile"),
         ("InPlace", "torch", {}, "changes its input"),
-        (
-            "InPlace",
-            "torch",
-            {"receptive_field": 0, "alignment": 1},
-            "own_networks:InPlace changes its input",
-        ),
+        ("InPlace", "torch", {"receptive_field": 0, "alignment": 1}, "own_networks:InPlace changes its input"),
         ("leaving", "torch", {}, "own_networks:leaving .* failed: SystemExit: 3"),
         ("Leaving", "torch", {}, "own_networks:Leaving failed on a window .*SystemExit: 3"),
         ("leaving", "function", {"depth": 0}, "own_networks:leaving failed on an image"),
@@ -248,9 +243,7 @@ def differences(job: Denoising) -> str:
 
 
 @pytest.mark.parametrize("file", ["own_networks.py", thorough("sibling.py")])
-@pytest.mark.parametrize(
-    ("build", "name", "options"), [("seeded", "torch", {}), ("InPlace", "function", {"depth": 0})]
-)
+@pytest.mark.parametrize(("build", "name", "options"), [("seeded", "torch", {}), ("InPlace", "function", {"depth": 0})])
 def test_a_run_whose_code_was_edited_does_not_go_on(
     folder: Path, file: str, build: str, name: str, options: dict[str, Any]
 ) -> None:
@@ -279,9 +272,7 @@ def times(factor: float) -> Callable[[Any], Any]:
 def test_a_given_function_with_another_closure_does_not_go_on(folder: Path) -> None:
     begin(given(folder, times(1)))
     assert make_plan(given(folder, times(1))).resumes
-    assert "code.tests.graphs.test_own_code:times.<locals>.<lambda> was" in differences(
-        given(folder, times(2))
-    )
+    assert "code.tests.graphs.test_own_code:times.<locals>.<lambda> was" in differences(given(folder, times(2)))
 
 
 def test_an_option_that_has_no_default_is_asked_for(folder: Path) -> None:
@@ -323,9 +314,7 @@ def test_a_worker_takes_no_weights_but_those_of_the_plan(folder: Path, cluster: 
     job = with_weights(folder)
     plan = make_plan(job)
     before = train_on(folder / "w.safetensors")
-    with pytest.raises(
-        WeightsError, match=r"w\.safetensors was changed while the job ran.*Restore the old version"
-    ):
+    with pytest.raises(WeightsError, match=r"w\.safetensors was changed while the job ran.*Restore the old version"):
         run(plan, cluster=cluster)
     (folder / "w.safetensors").write_bytes(before)
     plan = make_plan(job)

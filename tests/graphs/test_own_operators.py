@@ -124,14 +124,8 @@ def own(module: str, name: str, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("nested", [False, True])
 def test_code_of_ones_own_needs_to_be_allowed(tmp_path: Path, module: str, nested: bool) -> None:
     written = own(module, "Columns")
-    job = job_with(
-        tmp_path,
-        {"name": "composition", "operators": [written]} if nested else written,
-        allow_import=False,
-    )
-    with pytest.raises(
-        ConfigError, match=rf"operator own runs code of your own \({module}:Columns\).*--allow"
-    ):
+    job = job_with(tmp_path, {"name": "composition", "operators": [written]} if nested else written, allow_import=False)
+    with pytest.raises(ConfigError, match=rf"operator own runs code of your own \({module}:Columns\).*--allow"):
         make_plan(job)
     with pytest.raises(ConfigError, match="--allow-import"):
         make_plan(simulation_of(job, NoiseChoice(), overwrite=True))
@@ -177,9 +171,7 @@ def test_a_wrong_part_of_a_composition_is_refused(tmp_path: Path, module: str) -
         make_plan(job)
 
 
-def test_what_is_too_large_to_be_tried_is_noted(
-    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_too_large_to_be_tried_is_noted(tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurements, "TRIED", 100)
     plan = make_plan(job_with(tmp_path, own(module, "Turned")))
     assert any("too large to hold its adjoint" in note for note in plan.notes)
@@ -195,9 +187,7 @@ def test_code_that_changed_is_another_job(tmp_path: Path, module: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.cluster
-def test_own_operators_near_and_far_are_inverted(
-    tmp_path: Path, module: str, cluster: RunningCluster
-) -> None:
+def test_own_operators_near_and_far_are_inverted(tmp_path: Path, module: str, cluster: RunningCluster) -> None:
     rng = np.random.default_rng(1)
     truth = rng.random(SHAPE).astype("float32")
     gains = 1 + 0.3 * np.cos(np.arange(SHAPE[1]))
@@ -212,9 +202,7 @@ def test_own_operators_near_and_far_are_inverted(
 
 @pytest.mark.parametrize("boundary", ["circular", "zero", "replicate"])
 @pytest.mark.parametrize("edges", [(97, 3), (3, 81)])
-def test_a_kernel_larger_than_its_image_is_refused(
-    tmp_path: Path, boundary: str, edges: tuple[int, int]
-) -> None:
+def test_a_kernel_larger_than_its_image_is_refused(tmp_path: Path, boundary: str, edges: tuple[int, int]) -> None:
     blur = {"name": "blur", "kernel": np.ones(edges) / np.prod(edges), "boundary": boundary}
     large = f"operators\\[0\\]: the kernel is {edges[0]} × {edges[1]} and its image 96 × 80"
     job = job_with(tmp_path, blur)

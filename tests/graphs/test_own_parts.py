@@ -88,19 +88,14 @@ fidelity: FIDELITY
 prior: PRIOR
 solver: SOLVER
 """
-OURS = {
-    "FIDELITY": "{name: l2}",
-    "PRIOR": "{name: l1, weight: 0.01}",
-    "SOLVER": "{iterations: 3, step: 0.25}",
-}
+OURS = {"FIDELITY": "{name: l2}", "PRIOR": "{name: l1, weight: 0.01}", "SOLVER": "{iterations: 3, step: 0.25}"}
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Measurements of a blur, where a package offers one of each."""
     offered = {
-        kind: (importlib.metadata.EntryPoint(name, __name__, f"halotile.{kind}"),)
-        for kind, name in OFFERED.items()
+        kind: (importlib.metadata.EntryPoint(name, __name__, f"halotile.{kind}"),) for kind, name in OFFERED.items()
     }
     found = registry._plug_ins
     monkeypatch.setattr(registry, "_plug_ins", lambda kind: offered.get(kind) or found(kind))
@@ -181,9 +176,7 @@ def test_options_are_part_of_the_identity_and_of_the_schema(folder: Path) -> Non
     assert len({repr(plan.identity) for plan in plans}) == 4
     (schema,) = [kind for kind in config_schema()["anyOf"] if kind["title"] == "reconstruct"]
     for section, name in (("fidelity", "scaled"), ("prior", "halves"), ("solver", "slowed")):
-        assert name in {
-            each["properties"]["name"]["const"] for each in schema["properties"][section]["anyOf"]
-        }
+        assert name in {each["properties"]["name"]["const"] for each in schema["properties"][section]["anyOf"]}
 
 
 @pytest.mark.parametrize("form", ["choice", "mapping"])

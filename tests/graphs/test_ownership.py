@@ -46,9 +46,7 @@ def test_the_result_of_another_job_that_was_moved_here_stays(
     finished: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     write_others(finished, BLOCKS // 2 + 1)
-    with refused(
-        finished.output, OutputRefused, r"33 of the 64 blocks .* other pixels.*Move it away.*--repair"
-    ):
+    with refused(finished.output, OutputRefused, r"33 of the 64 blocks .* other pixels.*Move it away.*--repair"):
         finished.run(cluster)
     assert finished.journalled() == set(range(BLOCKS))
     assert verify(finished.output, job=finished.job(), repair=True).repaired == BLOCKS // 2 + 1
@@ -90,9 +88,7 @@ def test_another_zarr_at_the_place_of_an_output_is_not_damage(finished: Scene, n
         lambda: verify(finished.output),
         lambda: verify(finished.output, job=finished.job(), repair=True),
     ):
-        with refused(
-            finished.output, OutputRefused, "is not what the run wrote there: .*Move it away"
-        ) as told:
+        with refused(finished.output, OutputRefused, "is not what the run wrote there: .*Move it away") as told:
             attempt()
         assert "--repair" not in str(told.value)
     assert finished.journalled() == set(range(BLOCKS))
@@ -145,9 +141,7 @@ def add_attributes(scene: Scene) -> None:
     attributes["scale"] = [2, 2]
 
 
-def test_attributes_of_the_user_are_no_damage_and_outlive_a_repair(
-    scene: Scene, cluster: RunningCluster
-) -> None:
+def test_attributes_of_the_user_are_no_damage_and_outlive_a_repair(scene: Scene, cluster: RunningCluster) -> None:
     scene.run(cluster, observer=after(8, scene, add_attributes))
     assert verify(scene.output).problems == ()
     assert scene.run(cluster).resumed == BLOCKS
@@ -169,10 +163,7 @@ STRANGERS: dict[str, tuple[Change, str]] = {
     "group": (put_group, 'zarr.json has node_type "group"'),
     "result": (put_result, "64 of the 64 blocks that are done are whole there, with other pixels"),
     "notes": (add_notes, "no run wrote .*/c/notes.txt"),
-    "labels": (
-        lambda scene: write_zarr(scene.output / "labels" / "seg", np.ones((9, 9))),
-        "no run wrote .*labels/seg",
-    ),
+    "labels": (lambda scene: write_zarr(scene.output / "labels" / "seg", np.ones((9, 9))), "no run wrote .*labels/seg"),
     "attributes": (add_attributes, "attributes that no run wrote .who, scale."),
 }
 

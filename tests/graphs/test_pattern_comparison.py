@@ -99,9 +99,7 @@ def test_a_result_has_the_patterns_that_tell_most(folder: Path, monkeypatch: pyt
     assert result.compared.numbers.tolist() == losses.argsort(kind="stable")[[0, 32, 63]].tolist()
     scan = halotile.ptychography.open(folder / "scan.zarr", modes=2, start=folder / "result.cxi")
     again = scan.compare(result.compared.numbers.tolist())
-    assert np.allclose(
-        again.simulated, result.compared.simulated, rtol=1e-3, atol=1e-3 * again.simulated.max()
-    )
+    assert np.allclose(again.simulated, result.compared.simulated, rtol=1e-3, atol=1e-3 * again.simulated.max())
     drawn: list[Any] = []
     monkeypatch.setattr(scan_views, "_comparison", lambda axes, result, n: drawn.append(axes.get_title()))
     sheet = CliRunner().invoke(app, ["export", str(folder / "result.cxi"), str(folder / "sheet.png")])
@@ -149,9 +147,7 @@ def test_cdtools_opens_a_result(tmp_path: Path, field: Any, model: dict[str, Any
     assert np.array_equal(found["probe"], scan.probe)
     assert np.array_equal(found["background"], scan.background)
     pixels = np.linalg.pinv(found["obj_basis"]) @ (found["translations"] - found["original_translations"]).T
-    moved = (
-        scan.positions - halotile.ptychography.open(tmp_path / "scan.zarr", field=field, **model).positions
-    )
+    moved = scan.positions - halotile.ptychography.open(tmp_path / "scan.zarr", field=field, **model).positions
     assert np.allclose(pixels.T, moved, atol=1e-5)
     assert np.abs(moved).max() > 1e-3
     assert ("state_dict" in found) == ("variations" not in model)
@@ -164,9 +160,7 @@ def test_cdtools_opens_a_result(tmp_path: Path, field: Any, model: dict[str, Any
     expected = scan.compare(range(16)).simulated
     assert np.allclose(simulated, expected, rtol=1e-3, atol=1e-4 * expected.max())
     assert np.array_equal(opened.mask.numpy(), mask)
-    again = halotile.ptychography.open(
-        tmp_path / "scan.zarr", field=field, start=tmp_path / "result.cxi", **model
-    )
+    again = halotile.ptychography.open(tmp_path / "scan.zarr", field=field, start=tmp_path / "result.cxi", **model)
     assert np.array_equal(again.object, scan.object)
 
 
@@ -178,9 +172,7 @@ def test_the_worst_pattern_is_the_one_that_fits_least_however_bright_it_is(tmp_p
     patterns[2] = np.roll(patterns[2], 1, 0)
     # Light that the true probe has: intensities are relative to their mean.
     write_scan(
-        str(tmp_path / "scan.zarr"),
-        replace(truth.scan, intensities=light),
-        (patterns / light.mean()).astype("float32"),
+        str(tmp_path / "scan.zarr"), replace(truth.scan, intensities=light), (patterns / light.mean()).astype("float32")
     )
     scan = begun_with_truth(tmp_path, truth, loss=loss)
     with halotile.ptychography.SGD(scan) as sgd:

@@ -131,9 +131,7 @@ def test_a_module_is_refined_with_the_same_bits_for_any_number_of_workers(folder
         assert np.array_equal(parameters["image"][:], file["object"][:])
         assert sorted(parameters) == ["beam", "image"]
     assert (folder / "1.cxi.run" / "examples.png").exists()
-    assert (
-        CliRunner().invoke(app, ["export", str(folder / "1.cxi"), str(folder / "sheet.png")]).exit_code == 0
-    )
+    assert CliRunner().invoke(app, ["export", str(folder / "1.cxi"), str(folder / "sheet.png")]).exit_code == 0
 
 
 def test_whether_a_module_is_spoilt_goes_by_the_light_that_its_patterns_have(
@@ -162,9 +160,7 @@ def test_a_model_of_cdtools_is_refined(
     pytest.importorskip("cdtools")
     options = options | {"obj_padding": 10}
     for workers in ("1", "2"):
-        done = run(
-            job(folder, f"{workers}.cxi", "fancy:Fancy", model={"options": options}), "--workers", workers
-        )
+        done = run(job(folder, f"{workers}.cxi", "fancy:Fancy", model={"options": options}), "--workers", workers)
         assert done.exit_code == 0, done.output
     assert (folder / "1.cxi").read_bytes() == (folder / "2.cxi").read_bytes()
     with h5py.File(folder / "1.cxi") as file:
@@ -177,19 +173,13 @@ def test_a_model_of_cdtools_is_refined(
     ("module", "parts", "said"),
     [
         ("own:wrong", {}, "and [8, 24, 24] were counted"),
-        (
-            "own:build",
-            {"stages": [{"epochs": 1, "lr_factors": {"probe": 2}}]},
-            "are image, beam. Write some of them",
-        ),
+        ("own:build", {"stages": [{"epochs": 1, "lr_factors": {"probe": 2}}]}, "are image, beam. Write some of them"),
         ("own:none", {}, "the object of own:none is missing"),
         ("own:flat", {}, "the probe of own:flat is of shape [24, 24]"),
         ("own:missing", {}, "Write a name that the module defines"),
     ],
 )
-def test_a_module_that_does_not_fit_is_told(
-    folder: Path, module: str, parts: dict[str, Any], said: str
-) -> None:
+def test_a_module_that_does_not_fit_is_told(folder: Path, module: str, parts: dict[str, Any], said: str) -> None:
     done = run(job(folder, "result.cxi", module, slots=1, **parts), "--workers", "1")
     assert done.exit_code != 0
     assert said in " ".join(done.output.split())
@@ -200,17 +190,12 @@ def test_a_module_that_does_not_fit_is_told(
     [
         ({"model": {"modes": 2}}, "write it in options"),
         ({"stages": [{"solver": "rpie", "epochs": 1}]}, "write adam"),
-        (
-            {"stages": [{"epochs": 1, "smoothness": 0.1}]},
-            "smoothness: is for the model of halotile; leave it out",
-        ),
+        ({"stages": [{"epochs": 1, "smoothness": 0.1}]}, "smoothness: is for the model of halotile; leave it out"),
         ({"resolution": True}, "is not there for a model of your own"),
     ],
 )
 def test_what_a_module_has_no_use_for_is_refused(folder: Path, parts: dict[str, Any], said: str) -> None:
-    done = CliRunner().invoke(
-        app, ["plan", job(folder, "result.cxi", "own:build", **parts), "--allow-import"]
-    )
+    done = CliRunner().invoke(app, ["plan", job(folder, "result.cxi", "own:build", **parts), "--allow-import"])
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())
 

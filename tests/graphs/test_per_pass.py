@@ -28,16 +28,7 @@ from halotile.tasks.priors.tv import Variation
 from halotile.tasks.terms import MISFIT, Gradient, Term
 from tests.cases import all_of, thorough
 from tests.graphs.inline import InlineIterations, inline
-from tests.graphs.solving import (
-    blurs,
-    denoised_by,
-    in_memory,
-    iterations_of,
-    plugged,
-    problem_of,
-    scene,
-    terms_of,
-)
+from tests.graphs.solving import blurs, denoised_by, in_memory, iterations_of, plugged, problem_of, scene, terms_of
 
 IMAGE = scene((91, 77))
 SOLVERS: dict[str, Solver] = {"gd": GradientDescent(), "pgd": ProximalGradient()}
@@ -57,14 +48,10 @@ def prior_of(name: str) -> Prior:
 def problem_in(terms: tuple[Term, ...], per_pass: int, prior: Prior | None = None) -> Problem:
     """The problem with so many iterations in a pass, operators one by one."""
     problem = problem_of(IMAGE, terms, prior, step=0.4)
-    return replace(
-        problem, per_pass=per_pass, plain_gradient=lambda x: Gradient(x, terms, records_misfit=False)
-    )
+    return replace(problem, per_pass=per_pass, plain_gradient=lambda x: Gradient(x, terms, records_misfit=False))
 
 
-def folded_in(
-    terms: tuple[Term, ...], per_pass: int, engine: EngineName = "fft"
-) -> tuple[Problem, dict[str, Any]]:
+def folded_in(terms: tuple[Term, ...], per_pass: int, engine: EngineName = "fft") -> tuple[Problem, dict[str, Any]]:
     """The same in the normal form; and what its passes have to know."""
     form = choose_form(terms, IMAGE.dtype, exact=False, per_pass=per_pass)
     assert form.folded is not None
@@ -73,10 +60,7 @@ def folded_in(
     back = InMemory(
         read_all(
             weighted_adjoint(
-                [t.operator for t in terms],
-                [t.measurement for t in terms],
-                [t.weight for t in terms],
-                IMAGE.shape,
+                [t.operator for t in terms], [t.measurement for t in terms], [t.weight for t in terms], IMAGE.shape
             )
         )
     )
@@ -149,12 +133,9 @@ def test_direct_convolutions_of_the_normal_form_have_the_same_bits(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("boundary", "per_pass"),
-    [("circular", 3), *(thorough(rule, 3) for rule in BOUNDARIES[1:]), thorough("reflect", 2)],
+    ("boundary", "per_pass"), [("circular", 3), *(thorough(rule, 3) for rule in BOUNDARIES[1:]), thorough("reflect", 2)]
 )
-def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(
-    tmp_path: Path, boundary: str, per_pass: int
-) -> None:
+def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(tmp_path: Path, boundary: str, per_pass: int) -> None:
     terms = terms_of(IMAGE, blurs(boundary, (5, 9, 13)))
     alone, options = folded_in(terms, 1)
     assert not options["by_shard"]

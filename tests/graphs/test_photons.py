@@ -64,9 +64,7 @@ def denoised(
     source = folder / "in.zarr"
     if not source.exists():
         write_zarr(source, pixels, axes=parts.pop("axes", None))
-    return run_inline(
-        job_of(source, folder / "out.zarr", name, options[name], noise=noise, shard=512, **parts)
-    )
+    return run_inline(job_of(source, folder / "out.zarr", name, options[name], noise=noise, shard=512, **parts))
 
 
 @pytest.mark.parametrize(
@@ -156,9 +154,7 @@ def test_each_plane_has_the_bits_that_it_has_alone(tmp_path: Path, name: str) ->
 def test_workers_give_the_bits_of_one_process(cluster: RunningCluster, tmp_path: Path) -> None:
     pixels = counted(true_counts(20))
     whole = denoised(tmp_path, pixels, "tv", PHOTONS, tile={"size": 512})
-    job = job_of(
-        tmp_path / "in.zarr", tmp_path / "w.zarr", "tv", AUTO["tv"], noise=PHOTONS, tile={"size": 90}
-    )
+    job = job_of(tmp_path / "in.zarr", tmp_path / "w.zarr", "tv", AUTO["tv"], noise=PHOTONS, tile={"size": 90})
     run(make_plan(job), cluster=cluster)
     assert np.array_equal(read_zarr(tmp_path / "w.zarr"), whole)
 
@@ -233,9 +229,7 @@ def test_an_estimate_of_one_plane_is_written_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["gaussian", "auto"])
 @pytest.mark.parametrize("photons", [False, True])
-def test_the_default_is_one_level_with_a_note_where_noise_grows(
-    tmp_path: Path, model: str, photons: bool
-) -> None:
+def test_the_default_is_one_level_with_a_note_where_noise_grows(tmp_path: Path, model: str, photons: bool) -> None:
     truth = true_counts(50)
     rng = np.random.default_rng(0)
     pixels = counted(truth) if photons else truth + 3 * rng.standard_normal(truth.shape)

@@ -14,10 +14,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from halotile.errors import (
-    DiskRefused,
-    MemoryRefused,
-)
+from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, parse_bytes
 from halotile.graphs.plans import make
@@ -26,15 +23,7 @@ from halotile.graphs.plans.needs import DECODED, READ
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.claim import claim
 from halotile.storage.stored_array import StoredArray
-from tests.support import (
-    dncnn_weights,
-    footprint_of,
-    job_of,
-    load_denoising,
-    noisy_image,
-    work_of,
-    write_zarr,
-)
+from tests.support import dncnn_weights, footprint_of, job_of, load_denoising, noisy_image, work_of, write_zarr
 
 
 @pytest.fixture
@@ -44,9 +33,7 @@ def source(tmp_path: Path) -> Path:
 
 def test_sizes_left_to_the_planner_fit_together(tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", np.zeros((5000, 4000), "uint8"), chunk=2500)
-    plan = make_plan(
-        job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 2}, shard="auto", chunk="auto")
-    )
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 2}, shard="auto", chunk="auto"))
     assert plan.layout.chunk == (256, 256)
     assert plan.layout.shard == (1024, 1024)
     assert plan.grid.block == (1024, 1024)
@@ -129,19 +116,12 @@ def test_a_small_shard_needs_no_chunk_to_be_given(source: Path, tmp_path: Path) 
     ("chunk", "sigma", "memory", "ways"),
     [
         (300, 1e9, "1GiB", "Choose a denoiser that looks less far."),
-        (
-            300,
-            900,
-            "800MiB",
-            r"Write run.memory_per_worker: \d+MiB, or choose a denoiser that looks less far.",
-        ),
+        (300, 900, "800MiB", r"Write run.memory_per_worker: \d+MiB, or choose a denoiser that looks less far."),
         (9000, 1, "800MiB", r"Write run.memory_per_worker: \d+MiB, or store the input in smaller chunks."),
         (300, 1, "100MiB", r"Write run.memory_per_worker: \d+MiB."),
     ],
 )
-def test_a_refusal_names_what_can_help(
-    tmp_path: Path, chunk: int, sigma: float, memory: str, ways: str
-) -> None:
+def test_a_refusal_names_what_can_help(tmp_path: Path, chunk: int, sigma: float, memory: str, ways: str) -> None:
     source = write_zarr(tmp_path / "in.zarr", np.zeros((9000, 9000), "uint16"), chunk=chunk)
     job = job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": sigma}, run={"memory_per_worker": memory})
     with pytest.raises(MemoryRefused, match=rf"needs .*\. {ways}$"):
@@ -158,9 +138,7 @@ def test_more_workers_than_the_machine_has_memory_for_are_refused(
     if not refused:
         make_plan(job)
         return
-    with pytest.raises(
-        MemoryRefused, match=r"run\.workers is 9; each needs 7\d\d MiB.*has 3 GiB.*workers: [56],"
-    ):
+    with pytest.raises(MemoryRefused, match=r"run\.workers is 9; each needs 7\d\d MiB.*has 3 GiB.*workers: [56],"):
         make_plan(job)
 
 
@@ -173,9 +151,7 @@ def test_workers_on_other_machines_do_not_count_here(
     make_plan(replace(job, cluster=Cluster(kind="elsewhere")))
 
 
-def test_sizes_shrink_to_what_the_machine_has_for_each_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_shrink_to_what_the_machine_has_for_each_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_zarr(tmp_path / "in.zarr", np.zeros((6000, 6000), "uint8"), chunk=250)
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, shard=256, run={"workers": 4})
     roomy = make_plan(job)
@@ -202,9 +178,7 @@ def test_a_refusal_for_memory_names_a_depth_that_is_to_blame(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("rows", "noted"), [(None, True), (64, False)])
-def test_an_input_of_one_compressed_piece_is_counted_and_noted(
-    tmp_path: Path, rows: int | None, noted: bool
-) -> None:
+def test_an_input_of_one_compressed_piece_is_counted_and_noted(tmp_path: Path, rows: int | None, noted: bool) -> None:
     pixels = (noisy_image((2048, 2048)) * 1000).astype("uint16")
     tifffile.imwrite(tmp_path / "a.tif", pixels, compression="zlib", rowsperstrip=rows or 2048)
     job = job_of(tmp_path / "a.tif", tmp_path / "o.zarr", "gaussian", {"sigma": 1}, shard=256)
@@ -235,12 +209,8 @@ def test_an_input_too_large_to_decode_is_refused_before_it_is(
     else:
         tifffile.imwrite(tmp_path / name, pixels, compression="zlib", rowsperstrip=8192)
     monkeypatch.setattr(StoredArray, "read", lambda *_: pytest.fail("it was read"))
-    job = job_of(
-        tmp_path / name, tmp_path / "o.zarr", "tv", {"strength": 0.1}, run={"memory_per_worker": "100MiB"}
-    )
-    with pytest.raises(
-        MemoryRefused, match=r"8192 × 4096 pixels, 64 MiB each.*takes 128 MiB.*in small chunks"
-    ):
+    job = job_of(tmp_path / name, tmp_path / "o.zarr", "tv", {"strength": 0.1}, run={"memory_per_worker": "100MiB"})
+    with pytest.raises(MemoryRefused, match=r"8192 × 4096 pixels, 64 MiB each.*takes 128 MiB.*in small chunks"):
         make_plan(job)
 
 
@@ -262,9 +232,7 @@ def test_memory_that_no_smaller_tile_would_save_is_asked_for(source: Path, tmp_p
     ("name", "options", "most"),
     [("nlm", {"strength": 0.1}, 1.3), ("gaussian", {"sigma": 2.0}, 1.3), ("tv", {"strength": 0.1}, 1.6)],
 )
-def test_the_halo_of_a_volume_costs_little(
-    tmp_path: Path, name: str, options: dict[str, Any], most: float
-) -> None:
+def test_the_halo_of_a_volume_costs_little(tmp_path: Path, name: str, options: dict[str, Any], most: float) -> None:
     np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.float32, (512, 512, 512))
     job = job_of(
         tmp_path / "a.npy", tmp_path / "out.zarr", name, options, shard="auto", chunk="auto",

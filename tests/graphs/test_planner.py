@@ -11,25 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.errors import (
-    ConfigError,
-    HalotileError,
-    InputError,
-    OutputRefused,
-    UnknownName,
-)
+from halotile.errors import ConfigError, HalotileError, InputError, OutputRefused, UnknownName
 from halotile.graphs.jobs.denoise import plan as denoise_plan
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source
-from tests.support import (
-    dncnn_weights,
-    job_of,
-    noisy_image,
-    run_inline,
-    whole_picture,
-    work_of,
-    write_zarr,
-)
+from tests.support import dncnn_weights, job_of, noisy_image, run_inline, whole_picture, work_of, write_zarr
 
 NETWORK = "tests.networks:"
 
@@ -44,11 +30,7 @@ def network(name: str, **more: Any) -> dict[str, Any]:
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], type[HalotileError], str]] = {
-    "shallow depth": (
-        {"tile": {"depth": 2}},
-        ConfigError,
-        "receptive field is 20: seams would show. Write depth: 20",
-    ),
+    "shallow depth": ({"tile": {"depth": 2}}, ConfigError, "receptive field is 20: seams would show. Write depth: 20"),
     "negative depth": ({"tile": {"depth": -1}}, ConfigError, "tile.depth: -1 is too small"),
     "three depths": ({"tile": {"depth": (30, 30, 30)}}, ConfigError, "one for each of the 2 tiled axes"),
     "part of a shard": ({"tile": {"block": 100}}, ConfigError, "Write a multiple of 128"),
@@ -76,13 +58,7 @@ def test_what_cannot_be_is_refused_and_nothing_touched(case: str, source: Path, 
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(error, match=said):
         make_plan(
-            job_of(
-                Path(values.pop("source")),
-                tmp_path / "o.zarr",
-                values.pop("name"),
-                values.pop("options"),
-                **values,
-            )
+            job_of(Path(values.pop("source")), tmp_path / "o.zarr", values.pop("name"), values.pop("options"), **values)
         )
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -94,9 +70,7 @@ def test_an_output_that_overlaps_the_input_is_refused(where: str, source: Path, 
 
 
 def test_seams_may_be_allowed_and_are_noted(source: Path, tmp_path: Path) -> None:
-    plan = make_plan(
-        job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, tile={"depth": 2, "seams": "allow"})
-    )
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, tile={"depth": 2, "seams": "allow"}))
     assert work_of(plan).task.tiling.depth == ((2, 2), (2, 2))
     assert "seams will show" in plan.notes[0]
 
@@ -110,9 +84,7 @@ def test_a_users_code_runs_only_when_it_is_allowed(source: Path, tmp_path: Path)
 
 
 def test_a_users_network_is_probed(source: Path, tmp_path: Path) -> None:
-    plan = make_plan(
-        job_of(source, tmp_path / "o.zarr", "torch", network("convolutions", options={"layers": 4}))
-    )
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", "torch", network("convolutions", options={"layers": 4})))
     assert work_of(plan).task.tiling.depth == ((4, 4), (4, 4))
     assert plan.summary()["depth_from"] == "probed"
 
@@ -146,11 +118,7 @@ def test_a_network_that_looks_everywhere_is_refused(source: Path, tmp_path: Path
 def test_super_resolution_doubles_the_output(tmp_path: Path) -> None:
     pixels = noisy_image((301, 270))
     job = job_of(
-        write_zarr(tmp_path / "in.zarr", pixels),
-        tmp_path / "o.zarr",
-        "torch",
-        network("doubler", scale=2),
-        shard=128,
+        write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "o.zarr", "torch", network("doubler", scale=2), shard=128
     )
     got = run_inline(job)
     assert got.shape == (602, 540)
@@ -168,10 +136,7 @@ def test_super_resolution_doubles_the_output(tmp_path: Path) -> None:
 def test_new_channels_become_an_axis(tmp_path: Path) -> None:
     pixels = noisy_image((200, 190))
     job = job_of(
-        write_zarr(tmp_path / "in.zarr", pixels),
-        tmp_path / "o.zarr",
-        "torch",
-        network("colouring", channels=(1, 3)),
+        write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "o.zarr", "torch", network("colouring", channels=(1, 3))
     )
     plan = make_plan(job)
     assert plan.layout.axes == ("c", "y", "x")
@@ -204,11 +169,7 @@ def test_side_inputs_are_tiled_along(tmp_path: Path) -> None:
     side = noisy_image((300, 260), seed=5)
     sigma = write_zarr(tmp_path / "sigma.zarr", side)
     job = job_of(
-        source,
-        tmp_path / "o.zarr",
-        "torch",
-        network("by_sigma", sigma=0.1),
-        input={"sides": {"sigma": str(sigma)}},
+        source, tmp_path / "o.zarr", "torch", network("by_sigma", sigma=0.1), input={"sides": {"sigma": str(sigma)}}
     )
     assert np.array_equal(run_inline(job), pixels / (1 + side))
 
@@ -224,9 +185,7 @@ def test_a_plan_has_the_side_input_that_it_has_checked(
         np.save(mask, np.ones((2, 2), "float32"))
 
     monkeypatch.setattr(denoise_plan, "check_units", replaced_meanwhile)
-    job = job_of(
-        source, tmp_path / "out.zarr", "gaussian", {"sigma": 2}, input={"sides": {"mask": str(mask)}}
-    )
+    job = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 2}, input={"sides": {"mask": str(mask)}})
     assert make_plan(job).identity["sides"] == {"mask": checked}
 
 
@@ -285,9 +244,7 @@ def test_an_output_that_cannot_hold_the_picture_is_noted(
 def test_a_noise_level_in_counts_is_refused_for_a_picture_that_is_mapped(tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", np.zeros((64, 64), "uint16"))
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 150.0})
-    with pytest.raises(
-        ConfigError, match=r"sigma is 150. The image's 0 to 65535 .* as 0 to 1.*Write sigma: 0.00229"
-    ):
+    with pytest.raises(ConfigError, match=r"sigma is 150. The image's 0 to 65535 .* as 0 to 1.*Write sigma: 0.00229"):
         make_plan(job)
 
 

@@ -84,9 +84,7 @@ def test_a_run_goes_on_with_what_it_has(requested: list[Any], tmp_path: Path) ->
     again = make_plan(deblurring(tmp_path))
     assert len(requested) == 1
     assert again.resumes, again.earlier.differs
-    assert (denoised(again).tiling.batch, again.identity["batch"]) == (3, 6), (
-        "memory ran out, and it is the same job"
-    )
+    assert (denoised(again).tiling.batch, again.identity["batch"]) == (3, 6), "memory ran out, and it is the same job"
 
 
 def test_a_trial_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -131,9 +129,7 @@ def test_a_trial_denoises_the_largest_region_that_is_asked_for_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int, exact: bool, edge: int
 ) -> None:
     solver = SolverChoice(name="pgd", step=0.1, iterations=4, checkpoint_every=every)
-    given = deblurring(
-        tmp_path, "cpu", edge=edge, size=1500 if edge == 31 else 512, solver=solver, exact=exact
-    )
+    given = deblurring(tmp_path, "cpu", edge=edge, size=1500 if edge == 31 else 512, solver=solver, exact=exact)
     given = replace(given, output=replace(given.output, shard=64))
     plan = make_plan(given)
     assert work_of(plan).form.by_shard == (edge == 31), "bits of transforms depend on where they are laid"
@@ -196,9 +192,7 @@ def test_a_prior_without_a_denoiser_is_refused_in_words(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("fuse", [True, False])
-def test_memory_that_runs_out_in_a_prior_halves_its_batch_and_nothing_else(
-    tmp_path: Path, fuse: bool
-) -> None:
+def test_memory_that_runs_out_in_a_prior_halves_its_batch_and_nothing_else(tmp_path: Path, fuse: bool) -> None:
     """Sweeps that denoise nothing, of which there is one at least, know no batch."""
     prior = PriorChoice(name="pnp", options={"denoiser": out_of_memory_once(tmp_path)})
     given = deblurring(tmp_path, "cpu", prior, tile=Tile(block=128, size=32, batch=4), fuse=fuse)
@@ -242,9 +236,7 @@ def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
     assert blocks[1] < blocks[0]
 
 
-def test_workers_with_a_card_read_and_write_with_several_threads(
-    requested: list[Any], tmp_path: Path
-) -> None:
+def test_workers_with_a_card_read_and_write_with_several_threads(requested: list[Any], tmp_path: Path) -> None:
     where = Cluster(kind="slurm", gpus=1, cores=6)
     assert work_of(make_plan(deblurring(tmp_path, cluster=where))).io_threads == 6
     assert work_of(make_plan(deblurring(tmp_path, "cpu", cluster=where))).io_threads == 1
@@ -269,9 +261,7 @@ def test_a_job_that_is_as_it_was_goes_on(
         pass
     assert make_plan(deblurring(tmp_path, tile=tile, solver=solver)).earlier.differs == ()
     written = plan.documents.resolved["tile"].items()
-    sizes: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in written
-    }
+    sizes: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in written}
     assert make_plan(deblurring(tmp_path, tile=Tile(**sizes), solver=solver)).earlier.differs == ()
 
 

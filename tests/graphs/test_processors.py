@@ -41,18 +41,11 @@ def test_blocks_of_another_kind_of_processor_are_reported_once(scene: Scene, clu
     assert scene.directory.read_valid_plan()["processors"] == ["another kind", cpu_kind()]  # type: ignore[index]
 
 
-def test_a_processor_is_named_by_what_libraries_choose_by(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_is_named_by_what_libraries_choose_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CPUS", tmp_path / "cpuinfo")
     monkeypatch.setattr(module, "_CACHE", tmp_path / "size")
     names = set()
-    for flag, limit, cache in [
-        ("", "", "1M"),
-        ("avx512f", "", "1M"),
-        ("avx512f", "AVX2", "1M"),
-        ("", "", "2M"),
-    ]:
+    for flag, limit, cache in [("", "", "1M"), ("avx512f", "", "1M"), ("avx512f", "AVX2", "1M"), ("", "", "2M")]:
         (tmp_path / "cpuinfo").write_text(CPUINFO.format(more=flag))
         (tmp_path / "size").write_text(f"{cache}\n")
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)

@@ -47,9 +47,7 @@ def object_error(path: Path, truth: SimulatedScan) -> float:
     shift = np.round(np.median(places - truth.places, axis=0)).astype(int)
     rows, columns = (slice(truth.pattern // 2, n - truth.pattern // 2) for n in truth.image.shape)
     expected = truth.image[rows, columns]
-    found = found[
-        rows.start + shift[0] : rows.stop + shift[0], columns.start + shift[1] : columns.stop + shift[1]
-    ]
+    found = found[rows.start + shift[0] : rows.stop + shift[0], columns.start + shift[1] : columns.stop + shift[1]]
     # The ramp is the peak of the spectrum of the quotient.
     peak = np.unravel_index(np.abs(np.fft.fft2(found * expected.conj(), (1024, 1024))).argmax(), (1024, 1024))
     row, column = np.indices(found.shape)
@@ -96,9 +94,7 @@ def test_patterns_beyond_memory_give_the_same_bits_for_any_number_of_workers(fol
     results = []
     stages = [*STAGES, {"solver": "lbfgs", "epochs": 4}]
     for workers in (1, 2, 3):
-        done = run(
-            job(folder, f"{workers}.cxi", window=4, stages=stages, held_out=0.1), "--workers", str(workers)
-        )
+        done = run(job(folder, f"{workers}.cxi", window=4, stages=stages, held_out=0.1), "--workers", str(workers))
         assert done.exit_code == 0, done.output
         results.append((folder / f"{workers}.cxi").read_bytes())
     assert all(result == results[0] for result in results)
@@ -218,10 +214,7 @@ def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path, epo
             {"held_out": 0.05, "model": {"import": "fancy:Fancy"}},
             "held_out: is for the model of halotile; leave it out",
         ),
-        (
-            {"stages": [{"epochs": 1, "solver": "lbfgs", "batch": 20}]},
-            "uses all patterns at once; leave it out",
-        ),
+        ({"stages": [{"epochs": 1, "solver": "lbfgs", "batch": 20}]}, "uses all patterns at once; leave it out"),
         ({"stages": [{"epoch": 1}]}, "did you mean epochs"),
         (
             {"model": {"loss": "poisson_nll"}, "stages": [{"epochs": 1, "solver": "rpie"}]},
@@ -234,10 +227,7 @@ def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path, epo
         ({"model": {"field": "near", "focus": "-3 mm"}}, "a beam in a near field diverges"),
         ({"model": {"field": "near", "focus": "3 parsnip"}}, "such as 3.65 mm"),
         ({"model": {"refine": ["probe"]}}, "does not name the object"),
-        (
-            {"stages": [{"epochs": 1, "subset": [0, 99]}]},
-            "subset names 99, and the scan has patterns 0 to 63",
-        ),
+        ({"stages": [{"epochs": 1, "subset": [0, 99]}]}, "subset names 99, and the scan has patterns 0 to 63"),
         ({"stages": [{"epochs": 1, "subset": []}]}, "subset names no pattern"),
         ({"stages": [{"epochs": 1, "subset": [7]}], "resolution": True}, "Write resolution: false"),
         ({"window": 4, "stages": [{"epochs": 1, "batch": 3}]}, "Write a batch of 4 or more"),
@@ -289,11 +279,7 @@ def test_a_reconstruction_begins_with_the_result_of_another(folder: Path) -> Non
     scan = halotile.ptychography.open(folder / "scan.zarr", modes=2, start=folder / "first.cxi")
     with h5py.File(folder / "first.cxi") as first:
         np.testing.assert_array_equal(scan.object, first["object"][()])
-        np.testing.assert_allclose(
-            scan.positions,
-            first["entry_1/process_1/first_pixel"][()],
-            atol=1e-5,
-        )
+        np.testing.assert_allclose(scan.positions, first["entry_1/process_1/first_pixel"][()], atol=1e-5)
 
 
 @pytest.mark.thorough
@@ -303,17 +289,10 @@ def test_a_beam_that_varies_is_begun_with_and_a_result_is_not_written_over_its_s
     scan = halotile.ptychography.open(folder / "scan.zarr", start=folder / "first.cxi", **model)
     scan.save(folder / "same.cxi")
     with h5py.File(folder / "first.cxi") as first, h5py.File(folder / "same.cxi") as same:
-        for name in (
-            "object",
-            "probe",
-            "entry_1/process_1/probe_variations",
-            "entry_1/process_1/probe_shares",
-        ):
+        for name in ("object", "probe", "entry_1/process_1/probe_variations", "entry_1/process_1/probe_shares"):
             np.testing.assert_allclose(same[name][()], first[name][()], rtol=1e-5, atol=1e-5)
     with pytest.raises(InputError, match="its variations has shape"):
-        halotile.ptychography.open(
-            folder / "scan.zarr", start=folder / "first.cxi", **model | {"variations": 2}
-        )
+        halotile.ptychography.open(folder / "scan.zarr", start=folder / "first.cxi", **model | {"variations": 2})
     path = job(folder, "first.cxi", model=model)
     content = json.loads(path.read_text())
     content["input"]["start"], content["output"]["overwrite"] = content["output"]["path"], True

@@ -52,9 +52,7 @@ def test_a_half_without_patterns_is_refused(folder: Path) -> None:
 
 
 def test_a_last_step_that_went_too_far_is_no_result(folder: Path) -> None:
-    done = run(
-        job(folder, stages=[{"solver": "sgd", "epochs": 1, "lr": 1000, "batch": 64}]), "--workers", "1"
-    )
+    done = run(job(folder, stages=[{"solver": "sgd", "epochs": 1, "lr": 1000, "batch": 64}]), "--workers", "1")
     assert done.exit_code != 0
     assert "Write a smaller lr in that stage" in words(done)
     assert not (folder / "result.cxi").exists() or (folder / "result.cxi").stat().st_size == 0
@@ -62,10 +60,7 @@ def test_a_last_step_that_went_too_far_is_no_result(folder: Path) -> None:
 
 def test_a_last_stage_that_destroys_the_object_is_no_result(folder: Path) -> None:
     """Though its loss is far below a thousand times that of the first guess."""
-    stages = [
-        {"epochs": 10, "lr": 0.05, "batch": 8},
-        {"solver": "sgd", "epochs": 1, "lr": 1, "batch": 64},
-    ]
+    stages = [{"epochs": 10, "lr": 0.05, "batch": 8}, {"solver": "sgd", "epochs": 1, "lr": 1, "batch": 64}]
     done = run(job(folder, stages=stages), "--workers", "1")
     assert done.exit_code != 0
     assert "after the last step of a stage, and was" in words(done)
@@ -76,9 +71,7 @@ def test_a_good_start_does_not_count_as_diverged(folder: Path) -> None:
     with halotile.ptychography.Adam(scan) as adam:
         list(adam.optimize(30, lr=0.05, batch_size=8))
         scan.save(folder / "good.cxi")
-        again = halotile.ptychography.open(
-            folder / "scan.zarr", start=folder / "good.cxi", loss="intensity_mse"
-        )
+        again = halotile.ptychography.open(folder / "scan.zarr", start=folder / "good.cxi", loss="intensity_mse")
         losses = list(halotile.ptychography.Adam(again, context=adam.context).optimize(2, lr=0.005))
     assert losses[1] < losses[0]
 
@@ -98,9 +91,7 @@ def test_what_a_run_began_with_may_go_once_it_has_begun(folder: Path) -> None:
     assert sent.opened().start is None
 
 
-def test_of_the_modes_to_begin_with_the_strongest_are_taken_with_the_light_of_the_counts(
-    folder: Path,
-) -> None:
+def test_of_the_modes_to_begin_with_the_strongest_are_taken_with_the_light_of_the_counts(folder: Path) -> None:
     beam = np.array(halotile.ptychography.open(folder / "scan.zarr").probe[0])
     with h5py.File(folder / "start.h5", "w") as file:
         file["probe"] = 1e-3 * np.stack([0.1 * beam[::-1], beam])
@@ -271,9 +262,7 @@ def test_positions_and_background_that_are_set_are_begun_with(folder: Path) -> N
         ({"betas": [0.9, 1.0]}, "write two numbers, each 0 or more and less than 1"),
     ],
 )
-def test_options_are_for_solvers_that_have_them(
-    folder: Path, stage: dict[str, Any], words_of_it: str
-) -> None:
+def test_options_are_for_solvers_that_have_them(folder: Path, stage: dict[str, Any], words_of_it: str) -> None:
     done = run(job(folder, stages=[{"epochs": 1, **stage}]))
     assert done.exit_code == 2
     assert words_of_it in words(done)
@@ -318,17 +307,13 @@ def test_a_plan_shows_the_focus(folder: Path) -> None:
     assert "far field, -2 um from the focus, 1 mode" in words(done)
 
 
-def test_a_curve_is_written_while_checkpoints_take_long(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_curve_is_written_while_checkpoints_take_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("halotile.tasks.ptychography.result.time.monotonic", lambda: now[0])
     monkeypatch.setattr(result, "write_state", lambda *_: now.__setitem__(0, now[0] + 31))
     scan = halotile.ptychography.open(folder / "scan.zarr")
     stages = (SolverStage(epochs=300, lr=0.1, batch=8),)
-    recipe = replace(
-        scan.recipe, stages=stages, checkpoint=folder / "checkpoint", curve=folder / "curve.json"
-    )
+    recipe = replace(scan.recipe, stages=stages, checkpoint=folder / "checkpoint", curve=folder / "curve.json")
     kept = result.Record(recipe, scan.state, lambda: (scan.object, np.ones(scan.object.shape)))
     seen, gaps, last = 0, [], 0.0
     for _ in range(200):
@@ -378,9 +363,7 @@ def test_noise_of_photons_has_the_loss_that_draws_have() -> None:
         {"photons": 1e6, "step": 5.0},
     ],
 )
-def test_the_true_object_has_about_the_loss_that_a_run_ends_with(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_true_object_has_about_the_loss_that_a_run_ends_with(options: dict[str, Any], tmp_path: Path) -> None:
     known = {"raster": (8, 8), "pattern": 64, **options}
     counted, expected = SimulatedScan(**known), SimulatedScan(**{**known, "photons": None})
     write_scan(str(tmp_path / "scan.zarr"), counted.scan, counted)

@@ -123,9 +123,7 @@ def test_a_loop_sees_each_epoch_and_positions_move_late(folder: Path) -> None:
             assert all((one != other).any() for one, other in itertools.pairwise(objects))
 
 
-def test_a_worker_that_fails_after_a_loop_was_left_is_told_of(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_fails_after_a_loop_was_left_is_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan = halotile.ptychography.open(folder / "scan.zarr")
     with halotile.ptychography.Adam(scan) as adam:
         run_ranks = adam.context.run_torch
@@ -191,9 +189,7 @@ def test_an_epoch_that_diverges_is_told_as_such_and_the_ones_before_stay(folder:
         assert len(scan.losses) == 2
 
 
-def test_options_of_a_call_that_could_not_begin_are_forgotten(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_a_call_that_could_not_begin_are_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = []
     for is_full in (False, True):
         scan = halotile.ptychography.open(folder / "scan.zarr")

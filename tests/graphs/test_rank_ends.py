@@ -52,13 +52,9 @@ def leave(group: TorchGroup, code: Any) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_rank_that_exits_fails_with_its_words_and_keeps_its_worker(
-    four: DistributedContext, ranks: int
-) -> None:
+def test_a_rank_that_exits_fails_with_its_words_and_keeps_its_worker(four: DistributedContext, ranks: int) -> None:
     before = four.run_torch(lambda _: os.getpid())
-    with pytest.raises(
-        RankFailed, match=rf"rank {ranks - 1} of {ranks} failed: (?s:.)*SystemExit: no such data"
-    ):
+    with pytest.raises(RankFailed, match=rf"rank {ranks - 1} of {ranks} failed: (?s:.)*SystemExit: no such data"):
         four.run_torch(leave, "no such data", ranks=ranks)
     assert four.run_torch(lambda _: os.getpid()) == before
 
@@ -195,14 +191,8 @@ ABORTED = r"rank 0 of 2 failed: its worker \S+ died(?s:.)* passed a collective a
             lambda x, group: group.broadcast(x),
             r"rank 0 broadcast a tensor of another size or dtype: rank 1 expects 4 values of torch\.float64",
         ),
-        (
-            lambda x, group: group.sum_slots({group.rank: x}, 2),
-            r"rank 1 sent 16 bytes, and 8 were expected of it",
-        ),
-        (
-            lambda x, group: collectives.all_gather_v(x, group, [4, 4]),
-            r"rank 1 sent 32 bytes, and 16 were expected",
-        ),
+        (lambda x, group: group.sum_slots({group.rank: x}, 2), r"rank 1 sent 16 bytes, and 8 were expected of it"),
+        (lambda x, group: collectives.all_gather_v(x, group, [4, 4]), r"rank 1 sent 32 bytes, and 16 were expected"),
     ],
     ids=["all_reduce", "broadcast of more", "broadcast of less", "sum_slots", "all_gather_v"],
 )
@@ -243,9 +233,7 @@ def function_once_more(folder: Path) -> None:
 def script_once_more(folder: Path) -> None:
     (folder / "rank.py").write_text("import os\nprint(os.environ['RANK'])\n")
     lines: list[str] = []
-    execute_torch(
-        str(folder / "rank.py"), (), Order(workers=2, memory_bytes=2**31), retries=1, line=lines.append
-    )
+    execute_torch(str(folder / "rank.py"), (), Order(workers=2, memory_bytes=2**31), retries=1, line=lines.append)
     assert {"[0] 0", "[1] 1"} <= set(lines)
 
 
@@ -278,10 +266,7 @@ def test_workers_that_die_with_the_results_of_ranks_end_no_wait_for_ever(
 
 
 def test_a_peer_that_does_not_connect_is_lost() -> None:
-    with (
-        pytest.raises(PeerLost, match=r"meeting: another rank ended.*\(Connect timeout \[127"),
-        talking("meeting"),
-    ):
+    with pytest.raises(PeerLost, match=r"meeting: another rank ended.*\(Connect timeout \[127"), talking("meeting"):
         raise RuntimeError("[/gloo/transport/tcp/pair.cc:12] Connect timeout [127.0.0.1]:1234")
 
 

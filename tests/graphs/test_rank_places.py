@@ -92,21 +92,15 @@ def test_a_script_sees_the_gpu_of_its_worker_alone() -> None:
     assert seen_by("2,3", 0, size=1) == ("2,3", "0")
 
 
-def test_where_nothing_is_hidden_a_script_takes_the_gpu_of_its_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_nothing_is_hidden_a_script_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     variables = rank_variables(Rendezvous(5, 8, 1, local_size=4))
     assert "CUDA_VISIBLE_DEVICES" not in variables
     assert variables["LOCAL_RANK"] == "1"
 
 
-@pytest.mark.parametrize(
-    ("place", "gpu"), [(Rendezvous(), 0), (Rendezvous(gpu=1), 1), (Rendezvous(gpu=5), 1)]
-)
-def test_a_group_has_the_gpu_of_its_rank(
-    place: Rendezvous, gpu: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("place", "gpu"), [(Rendezvous(), 0), (Rendezvous(gpu=1), 1), (Rendezvous(gpu=5), 1)])
+def test_a_group_has_the_gpu_of_its_rank(place: Rendezvous, gpu: int, monkeypatch: pytest.MonkeyPatch) -> None:
     current: list[torch.device] = []
     monkeypatch.setattr(opening, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -120,9 +114,7 @@ def test_a_rank_takes_no_gpu_where_nothing_says_which(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     place = torch_group._place(Copy(1, 2), {"MASTER_ADDR": "a", "MASTER_PORT": "1"})
     alone = replace(place, rank=0, world_size=1)
-    monkeypatch.setattr(
-        torch.cuda, "device_count", lambda: 1
-    )  # in a batch system a rank may see its own alone
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # in a batch system a rank may see its own alone
     with opening.opened(alone) as group:
         assert group.device == torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

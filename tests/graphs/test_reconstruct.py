@@ -264,10 +264,7 @@ def test_damage_is_found_and_mended_by_iterating_again(undisturbed: Scene) -> No
     assert "nothing left to do" in again.stderr
     another = call("run", scene.config, "--allow-import", "--set", "solver.iterations=7")
     assert another.exit_code == 2
-    assert (
-        "finished after 6 iterations, and what its solver had between iterations was removed"
-        in another.stderr
-    )
+    assert "finished after 6 iterations, and what its solver had between iterations was removed" in another.stderr
     stronger = call("run", scene.config, "--allow-import", "--set", "solver.step=3.0e-4")
     assert stronger.exit_code == 2
     assert "solver.step was 0.00025, is 0.0003" in stronger.stderr
@@ -314,9 +311,7 @@ def test_what_is_advised_for_a_damaged_measurement_helps(scene: Scene, cluster: 
     chunk.write_bytes(whole[: len(whole) // 2])
     job = load_job(scene.config, flags=Flags(allow_import=True))
     assert isinstance(job, Reconstruction)
-    with pytest.raises(
-        BlockInputFailed, match=r"y0\.zarr.*(?s:.*)run with --fresh to start over\.$"
-    ) as refused:
+    with pytest.raises(BlockInputFailed, match=r"y0\.zarr.*(?s:.*)run with --fresh to start over\.$") as refused:
         reconstruct(make_plan(job), cluster=cluster)
     assert "same-input" not in str(refused.value)
     chunk.write_bytes(whole)

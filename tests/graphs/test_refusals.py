@@ -42,9 +42,7 @@ def listing(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 @contextmanager
-def refused(
-    folder: Path, kind: type[HalotileError], words: str
-) -> Iterator[pytest.ExceptionInfo[HalotileError]]:
+def refused(folder: Path, kind: type[HalotileError], words: str) -> Iterator[pytest.ExceptionInfo[HalotileError]]:
     """What is done in here is refused, and nothing in the folder is touched."""
     before = listing(folder)
     with pytest.raises(kind, match=words) as failed:
@@ -99,15 +97,9 @@ def test_an_output_in_a_folder_that_is_a_symlink_is_made_where_it_leads(
 @pytest.mark.parametrize(
     ("kind", "overwrite"),
     [("zarr", False)]  # one may be replaced where that is asked for
-    + [
-        (k, o)
-        for k in ("folder", "file", "zarr with a link", "symlink", "dangling link")
-        for o in (False, True)
-    ],
+    + [(k, o) for k in ("folder", "file", "zarr with a link", "symlink", "dangling link") for o in (False, True)],
 )
-def test_what_is_not_ours_stays(
-    tmp_path: Path, source: Path, kind: str, overwrite: bool, fresh: bool
-) -> None:
+def test_what_is_not_ours_stays(tmp_path: Path, source: Path, kind: str, overwrite: bool, fresh: bool) -> None:
     place = tmp_path / "clean.zarr"
     theirs = tmp_path / "theirs"
     if kind == "file":
@@ -129,9 +121,7 @@ def test_what_is_not_ours_stays(
         run(make_plan(gaussian(source, place, overwrite=overwrite), fresh=fresh))
 
 
-def test_a_zarr_is_replaced_where_that_is_asked_for(
-    tmp_path: Path, source: Path, cluster: RunningCluster
-) -> None:
+def test_a_zarr_is_replaced_where_that_is_asked_for(tmp_path: Path, source: Path, cluster: RunningCluster) -> None:
     write_zarr(tmp_path / "clean.zarr", image()[:10])
     outcome = run(make_plan(gaussian(source, tmp_path / "clean.zarr", overwrite=True)), cluster=cluster)
     assert outcome.done == outcome.total
@@ -180,9 +170,7 @@ def unfinished(scene: Scene, cluster: RunningCluster) -> Path:
     return scene.output
 
 
-@pytest.mark.parametrize(
-    "read_as", ["input", "side input", "mask", thorough("mask of a script"), thorough("kernel")]
-)
+@pytest.mark.parametrize("read_as", ["input", "side input", "mask", thorough("mask of a script"), thorough("kernel")])
 def test_an_image_that_a_run_has_not_finished_is_not_read(
     scene: Scene, unfinished: Path, tmp_path: Path, read_as: str
 ) -> None:
@@ -201,9 +189,7 @@ def test_an_image_that_a_run_has_not_finished_is_not_read(
         measured = halotile.measurement(operator, scene.source, **options)
         return Reconstruction(output=denoising.output, operators=(measured,))
 
-    with refused(
-        tmp_path, InputError, r"clean\.zarr is the output of a run that has 1 of 64 blocks left to do"
-    ):
+    with refused(tmp_path, InputError, r"clean\.zarr is the output of a run that has 1 of 64 blocks left to do"):
         make_plan(job())
 
 
@@ -218,9 +204,7 @@ def test_the_output_of_a_run_that_lost_a_shard_is_not_read(finished: Scene, tmp_
     make_plan(gaussian(finished.output, tmp_path / "next.zarr"))
     lost = next(file for file in (finished.output / "c").rglob("*") if file.is_file())
     lost.unlink()
-    with refused(
-        tmp_path, InputError, rf"{lost}: the shard is missing; 1 of the .* `recon-cli verify --repair`"
-    ):
+    with refused(tmp_path, InputError, rf"{lost}: the shard is missing; 1 of the .* `recon-cli verify --repair`"):
         make_plan(gaussian(finished.output, tmp_path / "next.zarr"))
 
 
@@ -372,9 +356,7 @@ def test_other_weights_do_not_go_on_with_a_run(tmp_path: Path, source: Path, clu
         run(make_plan(job), cluster=cluster)
 
 
-def test_a_run_that_began_since_the_plan_was_made_is_not_taken_for_ours(
-    scene: Scene, cluster: RunningCluster
-) -> None:
+def test_a_run_that_began_since_the_plan_was_made_is_not_taken_for_ours(scene: Scene, cluster: RunningCluster) -> None:
     plan = make_plan(scene.job(parts={"output": {"codec": "zstd"}}))
     scene.run(cluster)
     with refused(scene.output, ResumeRefused, r"output\.codec"):

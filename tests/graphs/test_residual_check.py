@@ -71,9 +71,7 @@ def test_too_much_is_warned_of(tmp_path: Path, image: str, denoiser: str) -> Non
     source = write_zarr(tmp_path / "a.zarr", noisy(image, 0.02))
     inspection = inspected(job_of(source, tmp_path / "o.zarr", denoiser, TOO_MUCH[denoiser]))
     assert [entry["holds_structure"] for entry in residuals(inspection)] == [True]
-    assert inspection.warnings[0].startswith(
-        "the residual, what was taken away, holds structure of the image: "
-    )
+    assert inspection.warnings[0].startswith("the residual, what was taken away, holds structure of the image: ")
 
 
 @pytest.mark.parametrize("image", all_of(IMAGES, thorough=["coins", "retina"]))
@@ -212,9 +210,7 @@ class Counting:
 def test_a_large_image_is_read_at_a_few_places(
     tmp_path: Path, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = write_zarr(
-        tmp_path / "a.zarr", np.zeros((4,) * len(shape), np.float32), axes="tyx"[-len(shape) :]
-    )
+    small = write_zarr(tmp_path / "a.zarr", np.zeros((4,) * len(shape), np.float32), axes="tyx"[-len(shape) :])
     task = work_of(make_plan(job_of(small, tmp_path / "o.zarr", "gaussian", {"sigma": 1.0}))).task
     source, result = Counting(shape), Counting(shape)
     monkeypatch.setattr("halotile.graphs.jobs.denoise.passes.open_array", lambda _: result)
@@ -244,9 +240,7 @@ def test_a_run_ends_with_its_figures_whatever_becomes_of_the_image(
 
 
 @pytest.mark.parametrize(("nodata", "earlier"), [*itertools.product(["none", "nan"], repeat=2)])
-def test_nan_is_said_where_another_run_has_written_the_output(
-    tmp_path: Path, nodata: str, earlier: str
-) -> None:
+def test_nan_is_said_where_another_run_has_written_the_output(tmp_path: Path, nodata: str, earlier: str) -> None:
     pixels = np.random.default_rng(0).normal(100, 10, (64, 64)).astype(np.float32)
     output = tmp_path / "out.zarr"
     source = write_zarr(tmp_path / "in.zarr", pixels)

@@ -115,9 +115,7 @@ def test_a_damaged_line_of_a_journal_is_told_and_what_follows_is_done_again(
     assert any("line 3 is damaged" in event["text"] for event in half_done.events("message"))
 
 
-def test_a_journal_without_its_first_line_is_refused_with_a_text(
-    half_done: Scene, cluster: RunningCluster
-) -> None:
+def test_a_journal_without_its_first_line_is_refused_with_a_text(half_done: Scene, cluster: RunningCluster) -> None:
     journal = half_done.directory.journal_path
     journal.write_bytes(journal.read_bytes()[20:])
     with pytest.raises(DamagedData, match=r"first line is damaged\. Run with --fresh"):
@@ -147,9 +145,7 @@ def test_starting_over_begins_with_nothing(
 
 
 @pytest.mark.parametrize("how", [thorough("gone"), "half"])
-@pytest.mark.parametrize(
-    "names", [thorough(["plan.json"]), thorough(["job.json"]), ["job.json", "plan.json"]], ids=str
-)
+@pytest.mark.parametrize("names", [thorough(["plan.json"]), thorough(["job.json"]), ["job.json", "plan.json"]], ids=str)
 def test_a_run_that_has_its_journal_goes_on_and_restores_the_other_files(
     half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None], names: list[str], how: str
 ) -> None:
@@ -167,9 +163,7 @@ def test_a_run_that_has_its_journal_goes_on_and_restores_the_other_files(
     check_whole()
 
 
-def test_a_journal_of_another_job_without_its_plan_is_refused(
-    half_done: Scene, cluster: RunningCluster
-) -> None:
+def test_a_journal_of_another_job_without_its_plan_is_refused(half_done: Scene, cluster: RunningCluster) -> None:
     half_done.directory.plan_path.unlink()
     with pytest.raises(ResumeRefused, match=r"44 blocks of another job.*recon-cli resume .*--fresh"):
         half_done.run(cluster, parts={"output": {"codec": "zstd"}})
@@ -213,9 +207,7 @@ def test_a_bit_that_flipped_in_what_an_earlier_run_wrote_is_mended(
     check_whole()
 
 
-def test_a_finished_run_whose_damage_is_not_mended_is_told_as_failed(
-    half_done: Scene, cluster: RunningCluster
-) -> None:
+def test_a_finished_run_whose_damage_is_not_mended_is_told_as_failed(half_done: Scene, cluster: RunningCluster) -> None:
     half_done.run(cluster)
     flip_bit(half_done.output / "c" / "0" / "3", 100)
     half_done.make_trouble("raise", 3)

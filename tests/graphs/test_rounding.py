@@ -121,35 +121,22 @@ def test_a_resumed_run_keeps_its_type(tmp_path: Path, before: str) -> None:
     source = open_source(wanted.input.path)
     previous = {"identity": {"layout": {"dtype": before}}}
     kept = choose_type(
-        wanted,
-        TotalVariation(strength=1.0),
-        source,
-        roles,
-        source,
-        levels=None,
-        nodata=None,
-        previous=previous,
+        wanted, TotalVariation(strength=1.0), source, roles, source, levels=None, nodata=None, previous=previous
     )
     assert kept == ResultType(before)
 
 
 @pytest.mark.parametrize("denoiser", [TV, ("none", {}), ("median", {"size": 3})])
 @pytest.mark.parametrize("value", [0, 65535])
-def test_integers_with_holes_keep_their_type(
-    tmp_path: Path, denoiser: tuple[str, dict[str, Any]], value: int
-) -> None:
+def test_integers_with_holes_keep_their_type(tmp_path: Path, denoiser: tuple[str, dict[str, Any]], value: int) -> None:
     pixels = np.where(np.arange(400) % 50 == 0, value, 1000 + 60 * counted(400)).astype(np.uint16)
-    wanted = replace(
-        job(tmp_path, pixels, denoiser), input=Input(path=str(tmp_path / "in.zarr"), nodata=value)
-    )
+    wanted = replace(job(tmp_path, pixels, denoiser), input=Input(path=str(tmp_path / "in.zarr"), nodata=value))
     assert make_plan(wanted).summary()["output_dtype"] == "uint16"
 
 
 @pytest.mark.parametrize("place", [0, 4, 7])
 def test_a_plane_of_few_values_is_found_among_others(tmp_path: Path, place: int) -> None:
-    planes = np.stack(
-        [(3000 + 90 * np.random.default_rng(1).standard_normal((400, 400))).astype(np.uint16)] * 8
-    )
+    planes = np.stack([(3000 + 90 * np.random.default_rng(1).standard_normal((400, 400))).astype(np.uint16)] * 8)
     planes[place] = counted(5)
     wanted = job_of(write_zarr(tmp_path / "in.zarr", planes, axes="cyx"), tmp_path / "out.zarr", *TV)
     assert make_plan(wanted).summary()["output_dtype"] == "float32"
@@ -162,9 +149,7 @@ def test_a_channel_of_few_values_is_found_also_where_a_network_takes_them_togeth
 ) -> None:
     rng = np.random.default_rng(0)
     bright, dark = 3000 + 90 * rng.standard_normal((256, 256)), 65 + rng.standard_normal((256, 256))
-    source = open_source(
-        write_zarr(tmp_path / "in.zarr", np.stack([bright, dark]).astype(np.uint16), axes="cyx")
-    )
+    source = open_source(write_zarr(tmp_path / "in.zarr", np.stack([bright, dark]).astype(np.uint16), axes="cyx"))
     chosen = choose_type(
         job_of(source.path, tmp_path / "out.zarr", *TV),
         TotalVariation(strength=1.0),

@@ -90,9 +90,7 @@ def short_path() -> Iterator[Path]:
 
 
 @pytest.mark.cluster
-def test_a_folder_that_another_user_made_first_is_not_used(
-    short_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_another_user_made_first_is_not_used(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     theirs = [taken(short_path / name) for name in ("temporary", "configured")]
     places = {
@@ -141,11 +139,7 @@ def scheduler(tmp_path: Path) -> Iterator[tuple[LocalCluster, list[str]]]:
     with (
         credentials(tmp_path) as made,
         LocalCluster(
-            n_workers=0,
-            security=made.security,
-            protocol="tls://",
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
+            n_workers=0, security=made.security, protocol="tls://", host="127.0.0.1", dashboard_address="127.0.0.1:0"
         ) as cluster,
     ):
         certificate, key = made.paths
@@ -279,9 +273,7 @@ def test_without_locks_a_folder_is_made_none_is_removed_and_after_an_error_nothi
 
 
 @pytest.mark.parametrize("system", [slurm.SYSTEM, htcondor.SYSTEM], ids=lambda system: system.module)
-def test_the_script_of_a_job_is_written_where_its_owner_alone_may(
-    system: BatchSystem, tmp_path: Path
-) -> None:
+def test_the_script_of_a_job_is_written_where_its_owner_alone_may(system: BatchSystem, tmp_path: Path) -> None:
     dask_jobqueue = pytest.importorskip("dask_jobqueue", reason="the extra hpc is not installed")
     order = Order(workers=1, memory_bytes=2**31, choice=sections.Cluster(interface="lo"))
     kind = reporting_class(getattr(dask_jobqueue, system.cluster).job_cls, tmp_path, system)

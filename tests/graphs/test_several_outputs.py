@@ -184,9 +184,7 @@ def test_a_journal_that_is_missing_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["create_output", "Journal.create"])
-def test_a_start_that_was_killed_can_be_repeated(
-    folder: Path, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_was_killed_can_be_repeated(folder: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(simulation(folder, A, B))
 
     def until_the_second(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -128,9 +128,7 @@ def test_measurements_are_the_same_for_any_blocks_and_are_what_operators_give(
     assert [part.shape for part in one] == [(200, 150), (100, 75), (60, 50)]
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b)
-    blurred = Simulated(
-        Blur(kernel=kernel(7)).forward(InMemory(image())), "gaussian", level=0.05, seed=5, operator=0
-    )
+    blurred = Simulated(Blur(kernel=kernel(7)).forward(InMemory(image())), "gaussian", level=0.05, seed=5, operator=0)
     np.testing.assert_array_equal(one[0], read_all(blurred))
 
 
@@ -246,9 +244,7 @@ def test_what_stands_there_is_replaced_only_when_asked(tmp_path: Path, cluster: 
     run(plan_of(job, NoiseChoice(seed=1), overwrite=True), cluster=cluster)
     after = zarr.open_array(tmp_path / "y2.zarr", mode="r")[...]
     clean = image()[11:71, 7:57]
-    np.testing.assert_array_equal(
-        after, gaussian(clean, Region.whole((60, 50)), sigma=0.01, seed=1, operator=0)
-    )
+    np.testing.assert_array_equal(after, gaussian(clean, Region.whole((60, 50)), sigma=0.01, seed=1, operator=0))
     assert not np.array_equal(before, after)
 
 
@@ -270,9 +266,7 @@ reference: truth.npy
 @pytest.mark.thorough
 @pytest.mark.cluster
 @pytest.mark.parametrize("axes", all_of(OTHER_AXES, thorough=["one"]))
-def test_measurements_may_have_other_axes_than_the_image(
-    tmp_path: Path, cluster: RunningCluster, axes: str
-) -> None:
+def test_measurements_may_have_other_axes_than_the_image(tmp_path: Path, cluster: RunningCluster, axes: str) -> None:
     pytest.importorskip("deepinv")
     physics, options, shape, measured = OTHER_AXES[axes]
     rng = np.random.default_rng(0)
@@ -304,9 +298,7 @@ def test_measurements_may_have_other_axes_than_the_image(
         ({"size": (999, 9)}, r"operators\[0\]: .*"),
     ],
 )  # fmt: skip
-def test_a_job_that_cannot_be_simulated_is_told_why(
-    tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
+def test_a_job_that_cannot_be_simulated_is_told_why(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     job, all_of_them = job_in(tmp_path), choices(tmp_path)
     if "data" in changes:
         data = changes["data"].replace("FOLDER", str(tmp_path))
@@ -352,15 +344,11 @@ def test_a_reference_below_0_has_no_counts(tmp_path: Path, cluster: RunningClust
     np.save(tmp_path / "truth.npy", below)
     plan = plan_of(job, NoiseChoice(name="poisson", gain=0.01))
     told: list[Any] = []
-    with pytest.raises(
-        InputError, match=r"pixels that operators\[0\] makes .* the least -0\.25\. Write a reference"
-    ):
+    with pytest.raises(InputError, match=r"pixels that operators\[0\] makes .* the least -0\.25\. Write a reference"):
         run(plan, cluster=cluster, observer=lambda p: told.append(p.retried))
     assert not any(told)  # no retry helps
     assert state_of(tmp_path) == "failed"
-    lifted = replace(
-        job, fidelity=FidelityChoice(name="poisson", options={"background": 0.25}), start=job.reference
-    )
+    lifted = replace(job, fidelity=FidelityChoice(name="poisson", options={"background": 0.25}), start=job.reference)
     ((_, simulated),) = work_of(plan_of(lifted, NoiseChoice(name="poisson", gain=0.01))).measurements
     assert read_all(simulated).min() == 0
 
@@ -389,9 +377,7 @@ def test_noise_that_is_none_is_refused(given: dict[str, Any], words: str) -> Non
         ({"seed": 1.5}, r"noise\.seed: 1\.5 is not a whole number"),
     ],
 )
-def test_noise_of_another_type_is_refused_with_its_job(
-    tmp_path: Path, given: dict[str, Any], words: str
-) -> None:
+def test_noise_of_another_type_is_refused_with_its_job(tmp_path: Path, given: dict[str, Any], words: str) -> None:
     seen = halotile.measurement("blur", tmp_path / "y.zarr", kernel=[[1.0]])
     with pytest.raises(ConfigError, match=words):
         halotile.simulate([seen], tmp_path / "truth.npy", noise="poisson", **given)
@@ -435,7 +421,6 @@ def test_pixels_without_a_measurement_are_refused_and_packing_is_noted(
     plan = plan_of(job) if role == "reference" else make_plan(job)
     assert any("scale_factor 0.5, which are not applied" in note for note in plan.notes)
     with pytest.raises(
-        HalotileError,
-        match=rf"{re.escape(role)} has pixels of -32768, which its file names for no measurement",
+        HalotileError, match=rf"{re.escape(role)} has pixels of -32768, which its file names for no measurement"
     ):
         run(plan, cluster=cluster)

@@ -135,9 +135,7 @@ def test_jobs_that_end_at_once_are_told_with_the_end_of_their_log(job: HpcJob, s
 def allocate(job: HpcJob, slurm: Slurm, *words: str) -> subprocess.Popen[str]:
     """A run inside an allocation of both nodes."""
     settings = ("cluster.kind=auto", "run.device=cpu")
-    command = job.command(
-        "run", "job.yaml", "--allow-import", *words, *(f"--set={each}" for each in settings)
-    )
+    command = job.command("run", "job.yaml", "--allow-import", *words, *(f"--set={each}" for each in settings))
     return subprocess.Popen(
         ["salloc", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--gres=gpu:2", "--mem=5000", *command],
         cwd=job.folder,
@@ -161,9 +159,7 @@ def test_in_an_allocation_workers_are_steps_with_gpus_of_their_own(job: HpcJob, 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("gpus", "workers", "device"), [(2, 4, "cuda"), (1, 2, "cuda"), (2, 8, "cpu"), (0, 2, "cpu")]
-)
+@pytest.mark.parametrize(("gpus", "workers", "device"), [(2, 4, "cuda"), (1, 2, "cuda"), (2, 8, "cpu"), (0, 2, "cpu")])
 def test_in_an_allocation_gpus_compute_where_each_worker_has_one(
     gpus: int, workers: int, device: str, slurm: Slurm
 ) -> None:
@@ -188,9 +184,7 @@ def test_a_step_that_is_lost_is_replaced(job: HpcJob, slurm: Slurm) -> None:
     process = allocate(job, slurm)
     wait_for(lambda: len(job.log()) > 3)
     (number,) = slurm.jobs()
-    steps = [
-        step for step in slurm.call("squeue", "--steps", "--noheader", "--format=%i").split() if "." in step
-    ]
+    steps = [step for step in slurm.call("squeue", "--steps", "--noheader", "--format=%i").split() if "." in step]
     slurm.call("scancel", next(step for step in steps if step.split(".")[1].isdecimal()))
     finish(process)
     assert len({process for _, process, *_ in job.log()}) == 3
@@ -264,9 +258,7 @@ with DistributedContext(workers=2, cluster=site, memory_per_worker="1GiB", devic
 
 
 @pytest.mark.thorough
-def test_a_context_has_jobs_for_workers_and_its_folder_where_they_see_it(
-    slurm: Slurm, tmp_path: Path
-) -> None:
+def test_a_context_has_jobs_for_workers_and_its_folder_where_they_see_it(slurm: Slurm, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "script.py"],
@@ -299,16 +291,12 @@ def call_in(folder: Path, slurm: Slurm, *command: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("words", [thorough(()), ("--nodes=2",)], ids=["one node", "two nodes"])
-def test_copies_of_a_script_that_srun_starts_are_ranks(
-    words: tuple[str, ...], slurm: Slurm, tmp_path: Path
-) -> None:
+def test_copies_of_a_script_that_srun_starts_are_ranks(words: tuple[str, ...], slurm: Slurm, tmp_path: Path) -> None:
     (tmp_path / "everywhere.py").write_text(in_docs("torch.md", "everywhere.py"))
     running = call_in(tmp_path, slurm, "srun", "-n", "2", *words, sys.executable, "everywhere.py")
     assert running.wait(timeout=120) == 0
     counted = [f"rank {rank} of 2 counts 2" for rank in range(2)]
-    assert (
-        sorted(line for line in (tmp_path / "output").read_text().splitlines() if "rank" in line) == counted
-    )
+    assert sorted(line for line in (tmp_path / "output").read_text().splitlines() if "rank" in line) == counted
     assert [*(tmp_path / "cache/halotile/ranks").iterdir()] == []
 
 
@@ -316,9 +304,7 @@ def test_copies_of_a_script_that_srun_starts_are_ranks(
 def test_ranks_of_a_script_wait_until_the_queue_has_let_all_in(slurm: Slurm, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(in_docs("torch.md", "train.py"))
     (tmp_path / "site.yaml").write_text("cluster: {kind: slurm, interface: lo}")
-    held = slurm.call(
-        "sbatch", "--parsable", "--ntasks=3", "--mem=200", "--output=/dev/null", "--wrap=sleep 600"
-    )
+    held = slurm.call("sbatch", "--parsable", "--ntasks=3", "--mem=200", "--output=/dev/null", "--wrap=sleep 600")
     wait_for(lambda: slurm.call("squeue", "--noheader", "--job", held, "--format=%T") == "RUNNING")
     options = ("--torch", "train.py", "--workers", "2", "--memory", "1GiB", "--config", "site.yaml")
     command = Path(sys.executable).with_name("recon-cli")

@@ -71,9 +71,7 @@ def test_a_lambda_is_a_prior(seen: OperatorChoice, plans: list[Plan]) -> None:
     strength = 0.5
     denoiser = {"name": "function", "call": lambda image: strength * image, "depth": 0}
     solver = {"name": "pgd", "iterations": 2, "step": 0.01}
-    outcome = halotile.reconstruct(
-        [seen], "x.zarr", prior={"name": "pnp", "denoiser": denoiser}, solver=solver
-    )
+    outcome = halotile.reconstruct([seen], "x.zarr", prior={"name": "pnp", "denoiser": denoiser}, solver=solver)
     assert outcome.figures["iteration"] == 2
     again = halotile.reconstruct([seen], "x.zarr", prior={"name": "pnp", "denoiser": denoiser}, solver=solver)
     assert again.resumed == again.total
@@ -82,9 +80,7 @@ def test_a_lambda_is_a_prior(seen: OperatorChoice, plans: list[Plan]) -> None:
 @pytest.mark.cluster
 @pytest.mark.usefixtures("seen", "plans")
 def test_operators_that_give_0_for_every_image_are_told_before_the_first_iteration() -> None:
-    dark = halotile.measurement(
-        "sum", "y.npy", operators=[{"name": "blur", "kernel": "psf.npy"}], weights=[0.0]
-    )
+    dark = halotile.measurement("sum", "y.npy", operators=[{"name": "blur", "kernel": "psf.npy"}], weights=[0.0])
     with pytest.raises(ConfigError, match="the operators give 0 for every image"):
         halotile.reconstruct([dark], "x.zarr", solver={"name": "pgd", "iterations": 2})
     for solver in ({"name": "pgd", "iterations": 2, "step": 0.1}, {"name": "cg", "iterations": 2}):
@@ -137,11 +133,7 @@ def test_words_that_cannot_be_are_refused(seen: OperatorChoice, options: dict[st
         ("blur", {"kernel": [[np.nan]]}, "kernel has 1 of 1 numbers that are NaN or infinite"),
         (Blur(kernel=np.ones((1, 1))), {"boundary": "zero"}, "boundary is given beside an operator"),
         (3, {}, "operator is 3: that is neither a name nor an operator"),
-        (
-            torch.nn.Identity(),
-            {},
-            "that is neither a name nor an operator, nor a physics of deepinv. Write a name",
-        ),
+        (torch.nn.Identity(), {}, "that is neither a name nor an operator, nor a physics of deepinv. Write a name"),
     ],
     ids=str,
 )

@@ -21,14 +21,7 @@ from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.operators.base import read_all
 from tests.cases import all_of, thorough
 from tests.graphs.inline import InlineIterations, inline
-from tests.graphs.solving import (
-    Interrupted,
-    blurs,
-    iterations_of,
-    problem_of,
-    scene,
-    terms_of,
-)
+from tests.graphs.solving import Interrupted, blurs, iterations_of, problem_of, scene, terms_of
 from tests.graphs.test_solvers import SOLVERS as OF_SQUARES
 from tests.graphs.test_solvers import STEP
 
@@ -88,9 +81,7 @@ def test_a_shard_of_another_place_in_half_a_pass_is_written_again(tmp_path: Path
 
 @pytest.mark.parametrize("book", ["journal.2", "sums.2"])
 @pytest.mark.parametrize("left", [None, b"", thorough(b"\0" * 90)], ids=["nothing", "an empty file", "zeros"])
-def test_books_that_a_power_cut_took_cost_a_pass_and_no_bit(
-    tmp_path: Path, book: str, left: bytes | None
-) -> None:
+def test_books_that_a_power_cut_took_cost_a_pass_and_no_bit(tmp_path: Path, book: str, left: bytes | None) -> None:
     go_on, undisturbed = cut_short("pgd", tmp_path)
     path = tmp_path / "b" / book
     assert path.exists()

@@ -85,9 +85,7 @@ def test_every_solver_is_tried() -> None:
 @pytest.mark.parametrize("boundary", ["circular", thorough("reflect"), thorough("zero")])
 @pytest.mark.parametrize("prior", ["none", thorough("l1"), thorough("tv"), thorough("gaussian"), "dncnn"])
 @pytest.mark.parametrize("solver", [thorough("gd"), "pgd", "fista", "admm", thorough("sgd"), "svrg"])
-def test_fused_passes_have_the_bits_of_whole_images(
-    tmp_path: Path, solver: str, prior: str, boundary: str
-) -> None:
+def test_fused_passes_have_the_bits_of_whole_images(tmp_path: Path, solver: str, prior: str, boundary: str) -> None:
     image = scene()
     terms = terms_of(image, blurs(boundary))
     whole = problem_of(image, terms, prior_of(prior, image, 1000, 1000, tmp_path), STEP)
@@ -136,9 +134,7 @@ def test_sums_do_not_depend_on_how_shards_are_grouped(tmp_path: Path, solver: st
         run = iterations_of(
             SOLVERS[solver], problem, tmp_path / str(block), block=block, target=Target(InMemory(image))
         )
-        told.append(
-            [{k: v for k, v in row.items() if k != "seconds"} for row in run.run(4, lambda *_: False)]
-        )
+        told.append([{k: v for k, v in row.items() if k != "seconds"} for row in run.run(4, lambda *_: False)])
         images.append(read_all(run.image()))
     assert told[0] == told[1] == told[2]
     assert np.array_equal(images[0], images[1])
@@ -157,11 +153,7 @@ def dense(problem: Any) -> tuple[Any, Any]:
 def small_problem(dtype: str) -> Any:
     image = scene((14, 12)).astype(dtype)
     mask = (np.random.default_rng(3).random(image.shape) > 0.3).astype(dtype)
-    operators = (
-        *blurs("reflect", (3, 5)),
-        Mask(mask=InMemory(mask)),
-        Downsample(factor=2, boundary="reflect"),
-    )
+    operators = (*blurs("reflect", (3, 5)), Mask(mask=InMemory(mask)), Downsample(factor=2, boundary="reflect"))
     return problem_of(image, terms_of(image, operators))
 
 
@@ -199,9 +191,7 @@ def test_solvers_with_a_prior_find_the_same_minimum() -> None:
     largest = float(np.linalg.eigvalsh(dense(problem)[0])[-1])
     problem = replace(problem, step_size=1 / largest)
     images = {name: in_memory(SOLVERS[name], problem, 200)[0] for name in ("pgd", "fista", "admm")}
-    step = read_all(
-        ProximalGradient().step(problem, State(), lambda *_: InMemory(images["fista"])).images["x"]
-    )
+    step = read_all(ProximalGradient().step(problem, State(), lambda *_: InMemory(images["fista"])).images["x"])
     assert np.abs(step - images["fista"]).max() < 1e-9, "it does not move any more"
     assert np.abs(images["pgd"] - images["fista"]).max() < 1e-8
     assert np.abs(images["admm"] - images["fista"]).max() < 1e-8
@@ -210,15 +200,11 @@ def test_solvers_with_a_prior_find_the_same_minimum() -> None:
 def test_the_step_for_counts_follows_the_curvature_where_it_begins(tmp_path: Path) -> None:
     image = scene((96, 80))
     counts = InMemory(np.random.default_rng(0).poisson(image * 100).astype("float32") / 100)
-    terms = tuple(
-        Term(operator, counts, 1.0, Poisson(), InMemory(image)) for operator in blurs("reflect", (3,))
-    )
+    terms = tuple(Term(operator, counts, 1.0, Poisson(), InMemory(image)) for operator in blurs("reflect", (3,)))
     problem = problem_of(image, terms, prior_of("tv", image, 96, 96, tmp_path))
     square = norm_of(problem, tmp_path / "norm")
     assert square > 3  # of a blur alone it is 1: with that the steps would be too long
-    run = iterations_of(
-        Fista(), replace(problem, start=InMemory(image), step_size=0.5 / square), tmp_path / "x"
-    )
+    run = iterations_of(Fista(), replace(problem, start=InMemory(image), step_size=0.5 / square), tmp_path / "x")
     assert len(list(run.run(25, lambda *_: False))) == 25
     misfits = [row["misfit"] for row in run.rows]
     assert max(misfits) < 1.2 * misfits[0]
@@ -314,9 +300,5 @@ def test_stored_images_are_read_once_a_block(tmp_path: Path) -> None:
         ledger.enter(receipt.sums)
         journal.mark(receipt.digests)
 
-    list(
-        iterations_of(ProximalGradient(), problem, tmp_path, run_pass=counted, halo=18).run(
-            2, lambda *_: False
-        )
-    )
+    list(iterations_of(ProximalGradient(), problem, tmp_path, run_pass=counted, halo=18).run(2, lambda *_: False))
     assert read[1] < 4 * 256 * 256 * (1 + 2 * 18 / 64) ** 2

@@ -22,12 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 @pytest.mark.parametrize("ranks", [1, 2, thorough(3), thorough(4)])
 @pytest.mark.parametrize(
     ("rows", "padding_mode", "training"),
-    [
-        (40, "zeros", True),
-        (36, "circular", False),
-        thorough(32, "reflect", True),
-        thorough(44, "replicate", False),
-    ],
+    [(40, "zeros", True), (36, "circular", False), thorough(32, "reflect", True), thorough(44, "replicate", False)],
 )
 def test_a_cut_image_gives_the_numbers_of_the_whole(
     four: DistributedContext, ranks: int, rows: int, padding_mode: str, training: bool
@@ -71,9 +66,7 @@ def test_arguments_may_have_names_and_constants_no_image(four: DistributedContex
 
 
 @pytest.mark.parametrize("is_reentrant", [False, True])
-def test_blocks_may_be_computed_again_in_the_backward_pass(
-    four: DistributedContext, is_reentrant: bool
-) -> None:
+def test_blocks_may_be_computed_again_in_the_backward_pass(four: DistributedContext, is_reentrant: bool) -> None:
     for gaps in four.run_torch(unet_on_ranks.checkpointed_gaps, is_reentrant, ranks=3):
         assert max(gaps) < 1e-12
 
@@ -89,18 +82,12 @@ def test_an_image_of_too_few_rows_is_refused_on_all_ranks(four: DistributedConte
     assert time.monotonic() - began < 20
 
 
-def test_a_rank_without_rows_is_refused_on_all_ranks_whatever_layer_comes_first(
-    four: DistributedContext,
-) -> None:
-    words = (
-        "a rank has no rows of an image of 44 rows here ([4, 0, 32, 8]). Take fewer ranks, or a larger image."
-    )
+def test_a_rank_without_rows_is_refused_on_all_ranks_whatever_layer_comes_first(four: DistributedContext) -> None:
+    words = "a rank has no rows of an image of 44 rows here ([4, 0, 32, 8]). Take fewer ranks, or a larger image."
     assert four.run_torch(unet_on_ranks.said_of_parts, [4, 0, 32, 8], ranks=4) == [[words] * 4] * 4
 
 
 def test_rows_are_not_cut_so_that_a_rank_has_none() -> None:
     assert torch_group.aligned_sizes(9, 3, 4) == [4, 4, 1]
-    with pytest.raises(
-        ConfigError, match=r"8 rows that is cut at multiples of 4 among 4 ranks\. Take 2 at most"
-    ):
+    with pytest.raises(ConfigError, match=r"8 rows that is cut at multiples of 4 among 4 ranks\. Take 2 at most"):
         torch_group.aligned_sizes(8, 4, 4)

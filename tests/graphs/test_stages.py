@@ -37,16 +37,7 @@ from halotile.tasks.operators.crop import Crop
 from halotile.tasks.priors.none import NoPrior
 from tests.cases import thorough
 from tests.graphs.inline import inline
-from tests.graphs.solving import (
-    Interrupted,
-    blurs,
-    denoised_by,
-    iterations_of,
-    kernel,
-    plugged,
-    problem_of,
-    terms_of,
-)
+from tests.graphs.solving import Interrupted, blurs, denoised_by, iterations_of, kernel, plugged, problem_of, terms_of
 from tests.support import work_of, write_zarr
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker")

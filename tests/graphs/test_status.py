@@ -41,9 +41,7 @@ def go_through(status: Status, *, begin: int, end: int) -> dict[str, object]:
     """A run from its first word to its last, and what is recorded of it then."""
     again = Status(status.directory, status.plan, None)
     again.begin(begin)
-    again.end(
-        "finished", moment(again, end) if begin != end else again.progress("stop", done=end, failed=0), ""
-    )
+    again.end("finished", moment(again, end) if begin != end else again.progress("stop", done=end, failed=0), "")
     return status.directory.read_status() or {}
 
 
@@ -78,9 +76,7 @@ def test_what_was_done_already_is_known_from_the_first_word(status: Status) -> N
         (3, 3, "nothing left to do: all 3 blocks are done; "),
     ],
 )
-def test_blocks_that_are_there_are_told_in_good_english(
-    tmp_path: Path, total: int, done: int, said: str
-) -> None:
+def test_blocks_that_are_there_are_told_in_good_english(tmp_path: Path, total: int, done: int, said: str) -> None:
     status = status_of(tmp_path, blocks=total)
     status.begin(done)
     (text,) = [event["text"] for event in status.directory.read_events() if event["event"] == "message"]

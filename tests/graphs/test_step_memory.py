@@ -67,12 +67,7 @@ print(json.dumps([before, peak_memory_bytes(), needed["the program itself"], sum
 CASES: dict[str, dict[str, Any]] = {
     "one by one, circular, no prior": {"exact": True},
     "folded, transforms": {"kernels": (13, 21)},
-    "tv": {
-        "exact": True,
-        "boundary": "reflect",
-        "prior": "{name: tv, weight: 0.1, iterations: 10}",
-        "solver": "fista",
-    },
+    "tv": {"exact": True, "boundary": "reflect", "prior": "{name: tv, weight: 0.1, iterations: 10}", "solver": "fista"},
     "network": {
         "exact": True,
         "prior": "{name: pnp, denoiser: {name: dncnn, weights: w.safetensors, depth: 7, width: 32}}",

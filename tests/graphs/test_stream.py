@@ -161,11 +161,7 @@ def test_a_killed_worker_costs_only_what_was_in_flight(cluster: RunningCluster, 
 
     stream = stream_of(cluster, partial(die_once, marker=f"{tmp_path}/died"))
     seen = Counter(
-        n
-        for answers in stream.answers(iter(range(2000)), 2000)
-        for a in answers
-        for n in a.numbers
-        if a.result
+        n for answers in stream.answers(iter(range(2000)), 2000) for a in answers for n in a.numbers if a.result
     )
     assert seen == Counter(range(2000))
 
@@ -188,9 +184,7 @@ def test_the_first_group_is_as_large_as_an_earlier_pass_allows() -> None:
 
 
 def test_one_worker_alone_need_not_share() -> None:
-    alone, two = (
-        Grouping(workers, target_seconds=10.0, seconds_per_block=0.2, keeps_all=True) for workers in (1, 2)
-    )
+    alone, two = (Grouping(workers, target_seconds=10.0, seconds_per_block=0.2, keeps_all=True) for workers in (1, 2))
     assert (alone.size(1000), alone.size(30), two.size(30)) == (50, 30, 8)
     assert Grouping(1, target_seconds=10.0, seconds_per_block=0.2).size(30) == 15
 

@@ -65,14 +65,10 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
         self.now = 0.0
-        monkeypatch.setattr(
-            "halotile.graphs.clusters.launches.remote_cluster.time.monotonic", lambda: self.now
-        )
+        monkeypatch.setattr("halotile.graphs.clusters.launches.remote_cluster.time.monotonic", lambda: self.now)
         self.cluster = FakeCluster()
         self.reports: list[str] = []
-        self.supervisor = Supervisor(
-            None, workers, cluster=self.cluster, query=query, report=self.reports.append
-        )
+        self.supervisor = Supervisor(None, workers, cluster=self.cluster, query=query, report=self.reports.append)
 
     def rounds(self, count: int, seconds: float = 5.0) -> None:
         """Update some times."""
@@ -119,8 +115,7 @@ def test_launches_that_keep_ending_at_once_are_given_up_with_the_log(monkeypatch
             watch.end(name)
     assert watch.cluster.made == 4
     with pytest.raises(
-        ClusterFailed,
-        match=r"4 workers one after the other ended before .* job 3: FAILED .*\n.*no such module",
+        ClusterFailed, match=r"4 workers one after the other ended before .* job 3: FAILED .*\n.*no such module"
     ):
         watch.supervisor.check()
 
@@ -148,9 +143,7 @@ def test_launches_that_worked_a_while_are_replaced_without_end(monkeypatch: pyte
     watch.supervisor.check()
 
 
-def test_workers_that_were_well_do_not_count_against_those_that_follow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_workers_that_were_well_do_not_count_against_those_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, 2)
     watch.rounds(1)
     watch.cluster.here |= {"w1", "w2"}
@@ -230,6 +223,4 @@ def test_a_supervisor_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.Monk
         while cluster.made < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert cluster.made == 2
-    assert reports == [
-        "supervising the workers failed, and is tried again: KeyError: 'a worker that has just gone'"
-    ]
+    assert reports == ["supervising the workers failed, and is tried again: KeyError: 'a worker that has just gone'"]

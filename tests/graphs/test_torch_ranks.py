@@ -102,9 +102,7 @@ def meeting_place(place: opening.Rendezvous) -> tuple[int, int | None]:
     return stat.S_IMODE(Path(place.meeting).parent.stat().st_mode), place.gpu
 
 
-def test_ranks_meet_in_a_private_folder_and_take_the_first_gpu_of_their_worker(
-    four: DistributedContext,
-) -> None:
+def test_ranks_meet_in_a_private_folder_and_take_the_first_gpu_of_their_worker(four: DistributedContext) -> None:
     assert TorchProgram(meeting_place, four.folder).run(four.client, 4, 0) == [(0o700, 0)] * 4
 
 
@@ -115,9 +113,7 @@ def test_ranks_are_processes_of_their_own_and_repeat_their_bits(four: Distribute
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_comes_early_or_ends_early_waits_for_the_others(
-    four: DistributedContext, rank: int
-) -> None:
+def test_a_rank_that_comes_early_or_ends_early_waits_for_the_others(four: DistributedContext, rank: int) -> None:
     ends = four.run_torch(ranks.late, rank, 2.5, ranks=3, timeout_seconds=1.0)
     assert all(ends[rank] - end > 2 for number, end in enumerate(ends) if number != rank)
 
@@ -158,21 +154,16 @@ def test_a_rank_that_fails_ends_all_others(four: DistributedContext, way: str, m
 
 
 @pytest.mark.thorough
-def test_ranks_meet_in_another_attempt_after_they_waited_in_vain(
-    four: DistributedContext, tmp_path: Path
-) -> None:
+def test_ranks_meet_in_another_attempt_after_they_waited_in_vain(four: DistributedContext, tmp_path: Path) -> None:
     call = partial(ranks.late_to_meet, tmp_path / "marker")
     program = TorchProgram(call, four.folder, device_mode="cpu", timeout_seconds=3.0)
-    with pytest.warns(
-        UserWarning, match=r"rank 1 of 3 did not answer(?s:.)*time\.sleep(?s:.)*waiting for 3 ranks"
-    ):
+    with pytest.warns(UserWarning, match=r"rank 1 of 3 did not answer(?s:.)*time\.sleep(?s:.)*waiting for 3 ranks"):
         assert program.run(four.client, 3, retries=1) == [3, 3, 3]
 
 
 @pytest.mark.parametrize(
     "numbers",
-    [{"ranks": n} for n in (0, -1, True, 1.5)]
-    + [{"retries": -1}, {"timeout_seconds": 0}, {"end_seconds": -1}],
+    [{"ranks": n} for n in (0, -1, True, 1.5)] + [{"retries": -1}, {"timeout_seconds": 0}, {"end_seconds": -1}],
 )
 def test_numbers_that_mean_nothing_are_refused(four: DistributedContext, numbers: dict[str, Any]) -> None:
     (name,) = numbers
@@ -181,9 +172,7 @@ def test_numbers_that_mean_nothing_are_refused(four: DistributedContext, numbers
 
 
 @pytest.mark.thorough
-def test_ranks_that_are_done_wait_for_one_that_hangs_as_long_as_they_are_asked_to(
-    four: DistributedContext,
-) -> None:
+def test_ranks_that_are_done_wait_for_one_that_hangs_as_long_as_they_are_asked_to(four: DistributedContext) -> None:
     began = time.monotonic()
     with pytest.raises(RankFailed, match=r"rank 1 of 2 did not answer the others in time(?s:.)*barrier: "):
         four.run_torch(ranks.late, 1, 20.0, ranks=2, end_seconds=1.0)
@@ -240,10 +229,7 @@ def test_more_ranks_than_workers_are_refused(four: DistributedContext) -> None:
             lambda group: group.mesh({"data": 2, "space": -1}),
             r"'space': -1}: its other lengths multiply to 2, .* ranks is 1\.",
         ),
-        (
-            lambda group: group.mesh({"a": -1, "b": 1, "c": -1}),
-            r"2 of its lengths are -1, and only one may be\.",
-        ),
+        (lambda group: group.mesh({"a": -1, "b": 1, "c": -1}), r"2 of its lengths are -1, and only one may be\."),
         (lambda group: group.mesh({"data": 0, "space": -1}), r"lengths of at least 1, or one of -1\."),
         (lambda group: group.mesh({}), r"lengths of at least 1"),
         (lambda group: group.broadcast(torch.ones(1), 1), r"source is 1.*0 to 0"),
@@ -279,9 +265,7 @@ def test_a_torchrun_script_runs_unchanged_on_a_cluster_and_anew_after_a_failure(
         thorough("raise OSError('no disk')", "exit code 1. Its last line: at the end"),
     ],
 )
-def test_a_script_that_fails_says_why_even_where_its_group_would_abort_it(
-    tmp_path: Path, end: str, said: str
-) -> None:
+def test_a_script_that_fails_says_why_even_where_its_group_would_abort_it(tmp_path: Path, end: str, said: str) -> None:
     failing = tmp_path / "fail.py"
     abort = "libc.__cxa_atexit(libc.abort, None, None)"  # as threads that still run do when C++ ends
     farewell = "atexit.register(print, 'at the end')" if "no such" not in end else ""
@@ -340,9 +324,7 @@ def test_the_command_that_exec_names_under_torchrun_works(tmp_path: Path) -> Non
 def test_a_script_has_the_variables_of_torchrun(tmp_path: Path) -> None:
     place = opening.Rendezvous(3, 4, meeting=str(tmp_path / "ranks-7"), machine=1)
     variables = script.rank_variables(place, 2, 5)
-    elastic = {
-        name: variables[f"TORCHELASTIC_{name}"] for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS")
-    }
+    elastic = {name: variables[f"TORCHELASTIC_{name}"] for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS")}
     assert elastic == {"RUN_ID": tmp_path.name, "RESTART_COUNT": "2", "MAX_RESTARTS": "5"}
     assert [variables[name] for name in ("GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")] == ["1", "3", "4"]
 

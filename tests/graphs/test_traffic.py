@@ -36,9 +36,7 @@ EDGES = (3, 5, 5)
 PRIORS = {
     "none": PriorChoice(),
     "tv": PriorChoice(name="tv", options={"weight": 2.0, "iterations": 8}),
-    "pnp": PriorChoice(
-        name="pnp", options={"denoiser": DenoiserChoice(name="gaussian", options={"sigma": 3.0})}
-    ),
+    "pnp": PriorChoice(name="pnp", options={"denoiser": DenoiserChoice(name="gaussian", options={"sigma": 3.0})}),
 }
 
 
@@ -95,8 +93,7 @@ def moved(plan: Plan) -> int:
 
 @pytest.mark.parametrize("exact", [thorough(False), True])
 @pytest.mark.parametrize(
-    ("prior", "solver"),
-    [("none", "pgd"), ("tv", "fista"), ("pnp", "pgd"), thorough("pnp", "gd"), ("none", "cg")],
+    ("prior", "solver"), [("none", "pgd"), ("tv", "fista"), ("pnp", "pgd"), thorough("pnp", "gd"), ("none", "cg")]
 )
 def test_a_plan_tells_what_an_iteration_moves(tmp_path: Path, prior: str, solver: str, exact: bool) -> None:
     plan = plan_of(tmp_path, prior=prior, solver=solver, exact=exact)
@@ -163,9 +160,7 @@ def test_shards_that_are_computed_each_for_itself_compute_more_twice() -> None:
 def test_transforms_read_whole_cells() -> None:
     grid = Grid((4096, 4096), (1024, 4096), ((0, 0), (0, 0)))
     assert pixels_read(grid, View(20, 8, cells=True)) == pixels_read(grid, View(32 + 8))
-    assert pixels_read(grid, View(40, 8, cells=True)) > 1.4 * pixels_read(grid, View(40 + 8)), (
-        "into the cell after"
-    )
+    assert pixels_read(grid, View(40, 8, cells=True)) > 1.4 * pixels_read(grid, View(40 + 8)), "into the cell after"
 
 
 def test_a_job_of_arrays_is_written_down_all_the_same(tmp_path: Path) -> None:

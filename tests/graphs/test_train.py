@@ -22,13 +22,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from halotile.errors import (
-    DamagedData,
-    Diverged,
-    HalotileError,
-    InputError,
-    OutputRefused,
-)
+from halotile.errors import DamagedData, Diverged, HalotileError, InputError, OutputRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.jobs.train.job import FAST, plan_rows
@@ -64,9 +58,7 @@ def expected(images: Path, cluster: RunningCluster, tmp_path_factory: pytest.Tem
 
 
 @pytest.mark.cluster
-def test_one_worker_gives_the_same_bits(
-    images: Path, cluster: RunningCluster, expected: bytes, tmp_path: Path
-) -> None:
+def test_one_worker_gives_the_same_bits(images: Path, cluster: RunningCluster, expected: bytes, tmp_path: Path) -> None:
     job = training(images, tmp_path, run=Run(workers=1, memory_per_worker="3GiB"))
     outcome, weights = train(job, cluster)
     assert weights == expected
@@ -177,13 +169,9 @@ def test_a_rank_that_hangs_is_named_before_the_cluster_is_given_up(
     run(make_plan(job), observer=stop_one)
     assert not pids
     events = RunDirectory.beside(job.output.path).events_path.read_text().splitlines()
-    said = [
-        text for text in (json.loads(line).get("text", "") for line in events) if "did not answer" in text
-    ]
+    said = [text for text in (json.loads(line).get("text", "") for line in events) if "did not answer" in text]
     (text,) = said
-    assert re.match(
-        r"rank [01] of 2 did not answer the others in time, and its worker was started anew\.", text
-    )
+    assert re.match(r"rank [01] of 2 did not answer the others in time, and its worker was started anew\.", text)
     assert "Going on from the last checkpoint.\n" in text
     assert "raise run.stall_seconds" in text
     assert curve_of(job)[-1]["iteration"] == 300
@@ -191,25 +179,17 @@ def test_a_rank_that_hangs_is_named_before_the_cluster_is_given_up(
 
 @pytest.mark.cluster
 @pytest.mark.thorough
-def test_the_weights_denoise_with_nothing_else_to_say(
-    images: Path, cluster: RunningCluster, tmp_path: Path
-) -> None:
-    job = training(
-        images, tmp_path, steps=150, lr=5e-3, second=str(images / "second.zarr"), method="noise2noise"
-    )
+def test_the_weights_denoise_with_nothing_else_to_say(images: Path, cluster: RunningCluster, tmp_path: Path) -> None:
+    job = training(images, tmp_path, steps=150, lr=5e-3, second=str(images / "second.zarr"), method="noise2noise")
     outcome, _ = train(job, cluster)
     denoiser = dict(outcome.inspection.figures["denoiser"])
-    denoised = run_inline(
-        job_of(images / "noisy.zarr", tmp_path / "out.zarr", denoiser.pop("name"), denoiser)
-    )
+    denoised = run_inline(job_of(images / "noisy.zarr", tmp_path / "out.zarr", denoiser.pop("name"), denoiser))
     noisy, clean = (read_zarr(images / f"{name}.zarr") for name in ("noisy", "clean"))
     assert np.std(denoised - clean) < 0.5 * np.std(noisy - clean)
 
 
 @pytest.mark.cluster
-def test_weights_know_the_values_that_they_learned_from(
-    images: Path, cluster: RunningCluster, tmp_path: Path
-) -> None:
+def test_weights_know_the_values_that_they_learned_from(images: Path, cluster: RunningCluster, tmp_path: Path) -> None:
     counts = np.clip(np.rint(1000 * read_zarr(images / "noisy.zarr")), 0, None)
     write_zarr(tmp_path / "counts.zarr", counts.astype(np.uint16))
     write_zarr(tmp_path / "floats.zarr", counts.astype(np.float32))
@@ -258,8 +238,7 @@ def test_a_file_that_is_removed_before_the_end_is_written_again_without_another_
             path.unlink(missing_ok=True)
 
     with pytest.raises(
-        DamagedData,
-        match=r"after the run had written .*, it was emptied or removed. `recon-cli verify .* --repair`",
+        DamagedData, match=r"after the run had written .*, it was emptied or removed. `recon-cli verify .* --repair`"
     ):
         run(make_plan(job), cluster=cluster, observer=remove_it)
     checkpoints = list(RunDirectory.beside(path).state_path.glob("*.checkpoint"))
@@ -343,9 +322,7 @@ def test_a_run_directory_that_is_moved_meanwhile_is_refused(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    "damage", [Path.unlink, thorough(flip_bit), thorough(lambda path: path.write_bytes(b""))]
-)
+@pytest.mark.parametrize("damage", [Path.unlink, thorough(flip_bit), thorough(lambda path: path.write_bytes(b""))])
 def test_a_file_that_was_removed_or_damaged_is_mended_by_a_repair(
     images: Path, cluster: RunningCluster, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
@@ -355,9 +332,7 @@ def test_a_file_that_was_removed_or_damaged_is_mended_by_a_repair(
     damage(path)
     assert not verify(path).sound
     if not path.exists():
-        with pytest.raises(
-            OutputRefused, match=r"is not there, .* `recon-cli verify .* --repair` writes it again"
-        ):
+        with pytest.raises(OutputRefused, match=r"is not there, .* `recon-cli verify .* --repair` writes it again"):
             train(job, cluster)
     assert verify(path, job=job, repair=True).sound
     assert path.read_bytes() == weights

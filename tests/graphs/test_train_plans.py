@@ -14,13 +14,7 @@ import pytest
 import tifffile
 from skimage.data import brick, camera, grass, immunohistochemistry
 
-from halotile.errors import (
-    ConfigError,
-    HalotileError,
-    InputError,
-    MemoryRefused,
-    ResumeRefused,
-)
+from halotile.errors import ConfigError, HalotileError, InputError, MemoryRefused, ResumeRefused
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common import machine as gpu_detection
 from halotile.graphs.clusters.common.machine import Gpus
@@ -56,9 +50,7 @@ def test_few_of_many_images_are_open_at_once(tmp_path: Path) -> None:
     drawn = np.concatenate([patches.draw(16 * pool, 0, 60).pixels for pool in range(4)])
     assert len(np.unique(drawn // 10_000)) > 40
     files = [Path(os.path.realpath(fd)) for fd in Path("/proc/self/fd").iterdir()]
-    assert 0 < len([file for file in files if file.is_relative_to(tmp_path)]) <= 2 * MOST_SHARED, (
-        "a file and its map"
-    )
+    assert 0 < len([file for file in files if file.is_relative_to(tmp_path)]) <= 2 * MOST_SHARED, "a file and its map"
 
 
 def test_the_memory_of_decoded_images_does_not_grow_with_their_number(tmp_path: Path) -> None:
@@ -78,9 +70,7 @@ def test_the_memory_of_decoded_images_does_not_grow_with_their_number(tmp_path: 
 def test_channels_are_taken_together_and_planes_apart(tmp_path: Path) -> None:
     pixels = np.arange(3 * 2 * 64 * 80, dtype=np.uint16).reshape(3, 2, 64, 80)
     tifffile.imwrite(tmp_path / "a.ome.tif", pixels, metadata={"axes": "TCYX"})
-    (image,) = recipe_of(
-        training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.ome.tif")))
-    ).patches.images
+    (image,) = recipe_of(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.ome.tif")))).patches.images
     assert (image.channels, image.spatial, image.planes) == (2, (2, 3), (3, 1, 1, 1))
 
 
@@ -98,10 +88,7 @@ def test_holes_and_saturated_pixels_are_known(tmp_path: Path) -> None:
     assert not drawn.valid.all()
     assert (drawn.pixels[drawn.valid] > 0).all()
     assert (drawn.pixels[drawn.valid] == 1).any(), "saturated areas count"
-    assert (
-        "pixels of 65535 are saturated: those on their own, such as hot pixels, are left out"
-        in make_plan(job).notes
-    )
+    assert "pixels of 65535 are saturated: those on their own, such as hot pixels, are left out" in make_plan(job).notes
 
 
 def test_a_value_far_from_all_others_is_left_out_unless_it_is_a_measurement(tmp_path: Path) -> None:
@@ -142,11 +129,7 @@ def test_images_of_unlike_brightness_are_noted(tmp_path: Path) -> None:
 
 def test_channels_of_unlike_brightness_are_noted(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).random((3, 64, 64)).astype(np.float32)
-    for name, factors in (
-        ("alike", (3.0, 1.0, 5.0)),
-        ("unlike", (300.0, 1.0, 15.0)),
-        ("empty", (1.0, 0.0, 2.0)),
-    ):
+    for name, factors in (("alike", (3.0, 1.0, 5.0)), ("unlike", (300.0, 1.0, 15.0)), ("empty", (1.0, 0.0, 2.0))):
         pixels = np.array(factors, np.float32)[:, None, None] * noise
         write_zarr(tmp_path / f"{name}.zarr", pixels, axes="cyx")
     plans = {
@@ -164,9 +147,7 @@ def test_the_length_is_decided_by_epochs(images: Path, tmp_path: Path) -> None:
     assert make_plan(job).figures["epochs"] == pytest.approx(2)
 
 
-def test_minutes_become_steps_that_stay(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minutes_become_steps_that_stay(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = training(images, tmp_path, steps="auto", minutes=0.5)
     trials = "halotile.graphs.jobs.train.plan.call_bounded"
     monkeypatch.setattr(trials, lambda *_: 0.1)
@@ -257,14 +238,8 @@ def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> 
         (lambda image: image + 0.1 * np.random.default_rng(5).standard_normal(image.shape), None),
         (lambda image: np.roll(image, (-2, 3), (0, 1)), "is shifted by -2 rows and 3 columns against"),
         (lambda image: 1.3 * image, "has 1.3 times the contrast of .*, and is brighter by 0.4"),
-        (
-            lambda image: image - 0.1,
-            "second.zarr is darker than .*noisy.zarr by 0.2[0-9]* standard deviations: it",
-        ),
-        (
-            lambda image: 0.5 + 1.2 * (image - 0.5),
-            "second.zarr has 1.2 times the contrast of .*noisy.zarr: it learns",
-        ),
+        (lambda image: image - 0.1, "second.zarr is darker than .*noisy.zarr by 0.2[0-9]* standard deviations: it"),
+        (lambda image: 0.5 + 1.2 * (image - 0.5), "second.zarr has 1.2 times the contrast of .*noisy.zarr: it learns"),
         (lambda image: 0.5 * image + 0.3, InputError),
         (lambda image: image[::-1, ::-1], InputError),
     ],
@@ -277,9 +252,7 @@ def test_a_second_image_differs_in_its_noise_alone(tmp_path: Path, change: Any, 
     write_zarr(tmp_path / "second.zarr", change(second).astype(np.float32))
     job = training(tmp_path, tmp_path, method="noise2noise", second=str(tmp_path / "second.zarr"))
     if said is InputError:
-        with pytest.raises(
-            InputError, match=r"second: .*second.zarr (does not show|has 0\.5 times the contrast)"
-        ):
+        with pytest.raises(InputError, match=r"second: .*second.zarr (does not show|has 0\.5 times the contrast)"):
             make_plan(job)
         return
     notes = [note for note in make_plan(job).notes if note.startswith("second: ")]
@@ -372,18 +345,11 @@ def test_each_channel_of_a_second_image_is_compared(tmp_path: Path) -> None:
     clean = np.cumsum(np.cumsum(rng.standard_normal((3, 256, 256)), 1), 2)
     clean /= clean.std((1, 2), keepdims=True)
     first, second = (clean + 0.1 * rng.standard_normal(clean.shape) for _ in range(2))
-    for name, pixels in (
-        ("noisy", first),
-        ("second", second),
-        ("swapped", second[[1, 0, 2]]),
-        ("copy", 2 * first),
-    ):
+    for name, pixels in (("noisy", first), ("second", second), ("swapped", second[[1, 0, 2]]), ("copy", 2 * first)):
         write_zarr(tmp_path / f"{name}.zarr", pixels.astype(np.float32), axes="cyx")
     given = {"input": Input(path=str(tmp_path / "noisy.zarr")), "method": "noise2noise"}
     assert make_plan(training(tmp_path, tmp_path, **given, second=str(tmp_path / "second.zarr")))
-    with pytest.raises(
-        InputError, match=r"swapped\.zarr does not show the same as .*noisy\.zarr, channel 0,"
-    ):
+    with pytest.raises(InputError, match=r"swapped\.zarr does not show the same as .*noisy\.zarr, channel 0,"):
         make_plan(training(tmp_path, tmp_path, **given, second=str(tmp_path / "swapped.zarr")))
     with pytest.raises(InputError, match=r"copy\.zarr has the same pixels as .*: its noise is no other"):
         make_plan(training(tmp_path, tmp_path, **given, second=str(tmp_path / "copy.zarr")))

@@ -37,15 +37,7 @@ def notes(folder: Path, image: NDArray[Any], weights: Path, given: Any = "auto")
     folder = Path(mkdtemp(dir=folder))
     axes = "cyx" if image.ndim == 3 else "yx"
     source = write_zarr(folder / "image.zarr", image, axes=axes)
-    plan = make_plan(
-        job_of(
-            source,
-            folder / "o.zarr",
-            "unet",
-            {"weights": str(weights)},
-            input={"range": given},
-        )
-    )
+    plan = make_plan(job_of(source, folder / "o.zarr", "unet", {"weights": str(weights)}, input={"range": given}))
     return [note for note in plan.notes if "the weights expect" in note]
 
 
@@ -113,12 +105,8 @@ def photons(count: float) -> NDArray[Any]:
     return np.asarray(50 * counts + 100, np.uint16)
 
 
-@pytest.mark.parametrize(
-    ("count", "lit"), [(17, None), (20, None), (26, None), (4, "darker"), (50, "brighter")]
-)
-def test_an_image_that_is_clearly_darker_or_brighter_is_noted(
-    tmp_path: Path, count: float, lit: str | None
-) -> None:
+@pytest.mark.parametrize(("count", "lit"), [(17, None), (20, None), (26, None), (4, "darker"), (50, "brighter")])
+def test_an_image_that_is_clearly_darker_or_brighter_is_noted(tmp_path: Path, count: float, lit: str | None) -> None:
     weights = weights_of(tmp_path / "w.safetensors", photons(20)[None], WORDS)
     found = notes(tmp_path, photons(count), weights)
     assert len(found) == (lit is not None)

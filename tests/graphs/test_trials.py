@@ -173,22 +173,10 @@ def job(folder: Path, build: str, memory: str = "4GiB") -> Denoising:
     ("build", "error", "words"),
     [
         ("Attention", ConfigError, "looks at the whole image, or at least 31 pixels far"),
-        (
-            "Hungry",
-            MemoryRefused,
-            "memory_per_worker is 2 GiB, and .*Hungry needs more than that to be tried",
-        ),
+        ("Hungry", MemoryRefused, "memory_per_worker is 2 GiB, and .*Hungry needs more than that to be tried"),
         ("hungry", MemoryRefused, "needs more than that to be tried"),
-        (
-            "Killed",
-            MemoryRefused,
-            "memory_per_worker is 2 GiB, and .*Killed was ended by SIGKILL while it was tried",
-        ),
-        (
-            "Crashing",
-            ConfigError,
-            "Crashing was ended by SIGSEGV while it was tried.*memory_per_worker is 2 GiB",
-        ),
+        ("Killed", MemoryRefused, "memory_per_worker is 2 GiB, and .*Killed was ended by SIGKILL while it was tried"),
+        ("Crashing", ConfigError, "Crashing was ended by SIGSEGV while it was tried.*memory_per_worker is 2 GiB"),
         (
             "Leaving",
             ConfigError,

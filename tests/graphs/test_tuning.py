@@ -80,9 +80,7 @@ def test_nothing_is_tried_for_processors(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_a_trial_that_takes_a_while_is_told_of(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float
-) -> None:
+def test_a_trial_that_takes_a_while_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float) -> None:
     monkeypatch.setattr(waiting, "SECONDS", seconds)
     finding(monkeypatch, FOUND)
 
@@ -161,8 +159,7 @@ def test_a_job_that_is_as_it_was_goes_on(
         if not weights.exists():
             dncnn_weights(weights, 3, 8)
         return replace(
-            made,
-            denoiser=DenoiserChoice(name="dncnn", options={"weights": str(weights), "depth": 3, "width": 8}),
+            made, denoiser=DenoiserChoice(name="dncnn", options={"weights": str(weights), "depth": 3, "width": 8})
         )
 
     plan = make_plan(given(**options))
@@ -203,9 +200,7 @@ def test_a_small_picture_goes_on_by_rule(
 ) -> None:
     finding(monkeypatch, NotTried("a trial broke"))
     source = write_zarr(tmp_path / "in.zarr", noisy_image(shape))
-    given = job_of(
-        source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, shard="auto", chunk="auto", tile=options
-    )
+    given = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, shard="auto", chunk="auto", tile=options)
     given = replace(given, run=Run(device="cuda", workers=1), cluster=Cluster(kind="local"))
     begun(make_plan(given))
     assert make_plan(given).earlier.differs == ()
@@ -226,9 +221,7 @@ def test_a_batch_that_the_rule_does_not_grant_goes_on_without_it(
     assert make_plan(given).earlier.differs == ()
 
 
-def test_a_probe_of_a_run_that_began_by_rule_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_probe_of_a_run_that_began_by_rule_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     finding(monkeypatch, NotTried("a trial broke"))
     plan = make_plan(job(tmp_path))
     begun(plan)
@@ -282,17 +275,11 @@ def test_a_run_that_came_down_to_a_smaller_batch_goes_on_with_that(
     assert (work_of(again).task.tiling.batch, again.identity["batch"]) == (3, 6)
 
 
-def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     finding(monkeypatch, FOUND)
     begun(make_plan(job(tmp_path)))
     fewer = make_plan(job(tmp_path, batch=2))
-    assert (fewer.resumes, work_of(fewer).task.tiling.batch, work_of(fewer).task.tiling.tile) == (
-        True,
-        2,
-        (32, 48),
-    )
+    assert (fewer.resumes, work_of(fewer).task.tiling.batch, work_of(fewer).task.tiling.tile) == (True, 2, (32, 48))
     assert make_plan(job(tmp_path, batch=8)).earlier.differs == ("tile.batch was 6, is 8",)
     assert make_plan(job(tmp_path, size=64)).earlier.differs == ("tile.size was [32, 48], is [64, 64]",)
 
@@ -365,8 +352,6 @@ def test_a_trial_that_breaks_says_how(
 
 def test_what_is_wrong_with_the_job_is_said_as_a_run_says_it(tmp_path: Path) -> None:
     requested = job(tmp_path, "cpu")
-    task = replace(
-        work_of(make_plan(requested)).task, denoiser=GivenFunction(call=lambda image: image[1:], depth=1)
-    )
+    task = replace(work_of(make_plan(requested)).task, denoiser=GivenFunction(call=lambda image: image[1:], depth=1))
     with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
         tuned_for(requested, task, NO_CHOICE, compare=False)

@@ -81,9 +81,7 @@ def test_fista_with_tv_ends_at_the_minimum(tmp_path: Path, weight: float) -> Non
     wanted = minimum(spectrum, measured, weight)
 
     job = Reconstruction(
-        output=Output(path=str(tmp_path)),
-        operators=(),
-        prior=PriorChoice(name="tv", options={"weight": weight}),
+        output=Output(path=str(tmp_path)), operators=(), prior=PriorChoice(name="tv", options={"weight": weight})
     )
     denoiser: Any = make_chosen(job.prior).computed_by()
     pixels = measured.astype("float32")

@@ -199,10 +199,7 @@ def nodes(address: str, count: int, *options: str) -> Iterator[list[subprocess.P
     worker = ("-m", "halotile.graphs.clusters.workers", address, "--death-timeout", "60")
     command = [sys.executable, *worker, *options]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    started = [
-        subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True)
-        for _ in range(count)
-    ]
+    started = [subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True) for _ in range(count)]
     try:
         yield started
     finally:
@@ -266,16 +263,10 @@ def test_a_node_that_is_lost_in_the_middle_of_a_write_leaves_nothing_behind(
 
 
 @pytest.mark.thorough
-def test_a_worker_that_wakes_when_the_run_is_over_spoils_nothing(
-    scene: Scene, check_whole: Callable[[], None]
-) -> None:
+def test_a_worker_that_wakes_when_the_run_is_over_spoils_nothing(scene: Scene, check_whole: Callable[[], None]) -> None:
     scene.set_pace(PACE)
     scene.make_trouble("tear", 9)
-    with (
-        some_scheduler(worker_ttl=1.0) as address,
-        nodes(address, 2, "--no-nanny"),
-        joined(address) as cluster,
-    ):
+    with some_scheduler(worker_ttl=1.0) as address, nodes(address, 2, "--no-nanny"), joined(address) as cluster:
         scene.run(cluster)
         check_whole()
         (asleep,) = {process for process in scene.workers() if 9 in scene.blocks_of(process)[-3:]}

@@ -50,9 +50,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", all_of(DAMAGE, thorough=["flip the first byte", "flip in the index", "cut", "empty"])
-)
+@pytest.mark.parametrize("name", all_of(DAMAGE, thorough=["flip the first byte", "flip in the index", "cut", "empty"]))
 def test_a_damaged_shard_is_named(finished: Scene, name: str) -> None:
     DAMAGE[name](finished.output / "c" / "2" / "3")
     verdict = verify(finished.output)
@@ -62,9 +60,7 @@ def test_a_damaged_shard_is_named(finished: Scene, name: str) -> None:
     assert verify(finished.output) == verdict
 
 
-def test_a_repair_does_exactly_the_damaged_blocks_again(
-    finished: Scene, check_whole: Callable[[], None]
-) -> None:
+def test_a_repair_does_exactly_the_damaged_blocks_again(finished: Scene, check_whole: Callable[[], None]) -> None:
     for column, damage in enumerate(DAMAGE.values()):
         damage(finished.output / "c" / "2" / str(column))
     (finished.output / "zarr.json").unlink()
@@ -206,18 +202,13 @@ def test_a_running_job_is_checked_as_far_as_it_is_and_not_repaired(scene: Scene)
 
 
 @pytest.mark.parametrize(
-    ("network", "channels", "shape"),
-    [("doubler", [1, 1], (256, 320)), thorough("colouring", [1, 3], (3, 128, 160))],
+    ("network", "channels", "shape"), [("doubler", [1, 1], (256, 320)), thorough("colouring", [1, 3], (3, 128, 160))]
 )
 def test_blocks_of_an_output_of_another_shape_are_told_by_their_own_numbers(
     cluster: RunningCluster, tmp_path: Path, network: str, channels: list[int], shape: tuple[int, ...]
 ) -> None:
     source = write_zarr(tmp_path / "noisy.zarr", noisy_image((128, 160)))
-    options = {
-        "import": f"tests.networks:{network}",
-        "scale": 2 if network == "doubler" else 1,
-        "channels": channels,
-    }
+    options = {"import": f"tests.networks:{network}", "scale": 2 if network == "doubler" else 1, "channels": channels}
     job = job_of(source, tmp_path / "clean.zarr", "torch", options, shard=64, chunk=32, tile={"block": 64})
     plan = make_plan(job)
     assert plan.layout.shape == shape

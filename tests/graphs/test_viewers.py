@@ -133,10 +133,7 @@ def test_ngff_zarr_reads_and_validates_it(case: tuple[Path, Image, dict[str, Any
     assert [image.data.shape for image in images] == shapes_of(pixels)
     assert [images[0].scale[axis] for axis in expected["axes"]] == expected["scale"]
     first = expected.get("x", 0)
-    assert (images[0].translation["x"], images[1].translation["x"]) == (
-        first,
-        first + expected["scale"][-1] / 2,
-    )
+    assert (images[0].translation["x"], images[1].translation["x"]) == (first, first + expected["scale"][-1] / 2)
     np.testing.assert_array_equal(np.asarray(images[0].data), pixels)
 
 
@@ -158,9 +155,7 @@ def test_napari_shows_it_with_sizes_names_and_contrast(case: tuple[Path, Image, 
     ((data, shown, kind),) = napari.napari_get_reader(str(path))(str(path))
     assert (kind, [level.shape for level in data]) == ("image", shapes_of(pixels))
     assert shown["name"] == expected["names"]
-    assert shown["scale"] == [
-        s for s, axis in zip(expected["scale"], expected["axes"], strict=True) if axis != "c"
-    ]
+    assert shown["scale"] == [s for s, axis in zip(expected["scale"], expected["axes"], strict=True) if axis != "c"]
     assert expected["limits"] in (None, shown["contrast_limits"])
     for low, high in shown["contrast_limits"]:
         assert low < high <= np.iinfo(pixels.dtype).max

@@ -51,10 +51,7 @@ def by_bioformats2raw(version: str, path: Path) -> None:
     group = zarr.open_group(path / "0", mode="w", zarr_format=2)
     options: Any = {"chunk_key_encoding": {"name": "v2", "separator": "/"}, "chunks": (1, 1, 64, 64)}
     group.create_array("0", shape=PIXELS.shape, dtype=PIXELS.dtype, **options)[...] = PIXELS
-    axes = [
-        {"name": "c", "type": "channel"},
-        *({"name": a, "type": "space", "unit": "micrometer"} for a in "zyx"),
-    ]
+    axes = [{"name": "c", "type": "channel"}, *({"name": a, "type": "space", "unit": "micrometer"} for a in "zyx")]
     steps = [{"type": "scale", "scale": list(SCALE.values())}]
     group.attrs["multiscales"] = [
         {"version": version, "axes": axes, "datasets": [{"path": "0", "coordinateTransformations": steps}]}

@@ -71,11 +71,7 @@ def test_no_name_ends_the_script_of_a_page_that_is_kept() -> None:
 def test_a_watch_that_was_not_opened_does_nothing() -> None:
     watch = Watch()
     watch.begin(
-        Grid((2, 2), (1, 1), ((0, 0), (0, 0))),
-        done=RangeSet(range(2)),
-        quarantined=(),
-        phase="denoise",
-        title="",
+        Grid((2, 2), (1, 1), ((0, 0), (0, 0))), done=RangeSet(range(2)), quarantined=(), phase="denoise", title=""
     )
     watch.mark(1, QUARANTINED)
     watch.show(object(), {}, [])  # type: ignore[arg-type]
@@ -155,9 +151,7 @@ def test_iterations_are_shown_one_after_the_other(cluster: RunningCluster, tmp_p
 
     def look(progress: Progress) -> None:
         looking(progress)
-        groups.update(
-            cluster.client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_groups))
-        )
+        groups.update(cluster.client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_groups)))
 
     reconstruct(make_plan(job), observer=look, cluster=cluster)
     boards = looking.boards
@@ -328,12 +322,7 @@ def test_prometheus_is_told_while_a_run_lasts(scene: Scene, cluster: RunningClus
     looking = Looking(cluster.dashboard, "metrics")
     told: list[str] = []
     scene.run(cluster, observer=lambda _: told.append(fetched(looking.address)[0]))
-    done = [
-        line
-        for text in told
-        for line in text.splitlines()
-        if line.startswith('halotile_blocks{state="done"}')
-    ]
+    done = [line for text in told for line in text.splitlines() if line.startswith('halotile_blocks{state="done"}')]
     assert len(set(done)) > 1
     for name in (
         "halotile_pixels_total",

@@ -112,9 +112,7 @@ def test_an_allocation_without_the_gpus_that_are_asked_for_is_refused(
     run: Run, cluster: Cluster, requested: str, has: list[str]
 ) -> None:
     assert device_of(run, cluster, ALLOCATED) == "cuda"
-    with pytest.raises(
-        ConfigError, match=rf"^{requested}, and Slurm lists no GPU .*--gres.*, write run\.workers"
-    ):
+    with pytest.raises(ConfigError, match=rf"^{requested}, and Slurm lists no GPU .*--gres.*, write run\.workers"):
         workers_of(run, cluster, "cuda", ALLOCATED)
     assert workers_of(replace(run, workers=2), cluster, "cuda", ALLOCATED).workers == 2
 
@@ -136,9 +134,7 @@ def test_memory_that_slurm_does_not_account_for_is_not_refused(has: list[str]) -
     check_allocation(Run(workers=600), IN_IT, ALLOCATED)
 
 
-def test_a_plan_has_no_worker_for_which_there_is_no_block(
-    machine: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_plan_has_no_worker_for_which_there_is_no_block(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = replace(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}), run=Run(), cluster=HERE)
     plan = make_plan(replace(job, output=replace(job.output, shard="auto", chunk="auto")))
@@ -157,9 +153,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(f"{text}\n")
 
-    (tmp_path / "own").write_text(
-        "5:memory:/slurm/job\n4:cpu,cpuacct:/slurm/job\n1:name=systemd:/else\n0::/job/step\n"
-    )
+    (tmp_path / "own").write_text("5:memory:/slurm/job\n4:cpu,cpuacct:/slurm/job\n1:name=systemd:/else\n0::/job/step\n")
     monkeypatch.setattr("halotile.graphs.clusters.common.machine.MOUNTED", tmp_path)
     monkeypatch.setattr("halotile.graphs.clusters.common.machine.OWN", tmp_path / "own")
     return make
@@ -257,9 +251,7 @@ def test_memory_is_what_a_control_group_allows(
     assert machine_bytes() == gibibytes * GIB
 
 
-def test_workers_fit_into_the_memory_of_a_control_group(
-    groups: Groups, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_fit_into_the_memory_of_a_control_group(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
     groups({"job/memory.max": f"{9 * GIB}"})
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 * GIB))

@@ -21,9 +21,7 @@ from tests.graphs.solving import kernel
 from tests.support import noisy_image, write_zarr
 
 TWO = Gpus(("0", "1"))
-GAUSSIAN = PriorChoice(
-    name="pnp", options={"denoiser": DenoiserChoice(name="gaussian", options={"sigma": 1.0})}
-)
+GAUSSIAN = PriorChoice(name="pnp", options={"denoiser": DenoiserChoice(name="gaussian", options={"sigma": 1.0})})
 FOUND = Tuned(
     device="a card",
     tile=(32, 48),
@@ -80,21 +78,13 @@ def out_of_memory_once(folder: Path) -> GivenFunction:
 
 
 def deblurring(
-    folder: Path,
-    device: str = "cuda",
-    prior: PriorChoice = GAUSSIAN,
-    *,
-    edge: int = 5,
-    size: int = 256,
-    **parts: Any,
+    folder: Path, device: str = "cuda", prior: PriorChoice = GAUSSIAN, *, edge: int = 5, size: int = 256, **parts: Any
 ) -> Reconstruction:
     """A blur of an image of a few blocks."""
     data = folder / "y.zarr"
     if not data.exists():
         write_zarr(data, noisy_image((size, size), "float32"), 64)
-    operator = OperatorChoice(
-        name="blur", data=str(data), options={"kernel": kernel(edge), "boundary": "reflect"}
-    )
+    operator = OperatorChoice(name="blur", data=str(data), options={"kernel": kernel(edge), "boundary": "reflect"})
     given: dict[str, Any] = {
         "output": Output(path=str(folder / "x.zarr"), shard=128, chunk=64, codec="none"),
         "operators": (operator,),

@@ -24,14 +24,10 @@ class UNet(nn.Module):  # type: ignore[misc]
         self.first = nn.Sequential(
             nn.Conv2d(1, 8, 3, padding=1, padding_mode=padding_mode), nn.GroupNorm(2, 8), nn.SiLU()
         )
-        self.down = nn.Sequential(
-            nn.Conv2d(8, 8, 4, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
-        )
+        self.down = nn.Sequential(nn.Conv2d(8, 8, 4, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
         self.pool = nn.MaxPool2d(2)
         self.middle = nn.Sequential(
-            nn.Conv2d(8, 8, 3, padding="same", dilation=2, groups=2),
-            nn.InstanceNorm2d(8, affine=True),
-            nn.LeakyReLU(),
+            nn.Conv2d(8, 8, 3, padding="same", dilation=2, groups=2), nn.InstanceNorm2d(8, affine=True), nn.LeakyReLU()
         )
         self.up = nn.Upsample(scale_factor=2, mode="bilinear")
         self.transposed = nn.ConvTranspose2d(16, 8, 4, stride=2, padding=1)
@@ -76,8 +72,7 @@ def network_gaps(
         return float((a - b).abs().max() / b.abs().max().clamp_min(1e-2))
 
     pairs: dict[str, Any] = {
-        name: (p.grad, q.grad)
-        for (name, p), q in zip(cut.named_parameters(), whole.parameters(), strict=True)
+        name: (p.grad, q.grad) for (name, p), q in zip(cut.named_parameters(), whole.parameters(), strict=True)
     }
     return {
         "output": gap(actual, expected.split(sizes, -2)[group.rank]),
@@ -95,12 +90,7 @@ def said_of_parts(group: TorchGroup, sizes: list[int]) -> list[str]:
     """Errors of networks that begin with a norm or with nothing but functions of pixels, on parts of such sizes."""
     part = torch.randn(2, 3, sizes[group.rank], 24)
     said = []
-    for network in (
-        nn.BatchNorm2d(3),
-        nn.InstanceNorm2d(3),
-        nn.Sequential(nn.ReLU(), nn.GroupNorm(3, 3)),
-        UNet(),
-    ):
+    for network in (nn.BatchNorm2d(3), nn.InstanceNorm2d(3), nn.Sequential(nn.ReLU(), nn.GroupNorm(3, 3)), UNet()):
         try:
             torch_group.spatial(network, group)(part)
         except ConfigError as error:
@@ -231,9 +221,7 @@ def checkpointed_gaps(group: TorchGroup, is_reentrant: bool) -> list[float]:
     x = torch.randn(1, 1, 12, 7, dtype=torch.float64)
     sizes = torch_group.aligned_sizes(12, group.world_size, 1)
     image, weight = gradients(x, lambda whole: network(whole, TorchGroup()))
-    own, part = gradients(
-        x.split(sizes, -2)[group.rank], torch_group.spatial(lambda rows: network(rows, group), group)
-    )
+    own, part = gradients(x.split(sizes, -2)[group.rank], torch_group.spatial(lambda rows: network(rows, group), group))
     pairs = (own, image.split(sizes, -2)[group.rank]), (group.all_reduce(part), weight)
     return [float((a - b).abs().max()) for a, b in pairs]
 

@@ -105,9 +105,7 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize("example", cases())
-def test_an_example_runs_as_it_is_written(
-    example: Example, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_an_example_runs_as_it_is_written(example: Example, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     environment = dict(os.environ)
     if example.site == "slurm":
         environment = request.getfixturevalue("slurm").environment
@@ -183,9 +181,7 @@ def make_file(name: str, folder: Path) -> None:
         raise AssertionError(f"no file called {name} can be made: extend make_file, or correct the comment")
 
 
-def run_block(
-    kind: str, body: str, folder: Path, environment: dict[str, str], *, without_data: set[str]
-) -> None:
+def run_block(kind: str, body: str, folder: Path, environment: dict[str, str], *, without_data: set[str]) -> None:
     if kind == "console":
         for line in body.replace("\\\n", " ").splitlines():
             if line.startswith("$ "):
@@ -196,9 +192,7 @@ def run_block(
     path.write_text(body)
     if path.name in without_data or (kind == "yaml" and "\njob: " not in body):
         return
-    run_command(
-        ["recon-cli", "validate", path.name] if kind == "yaml" else ["python", path.name], folder, environment
-    )
+    run_command(["recon-cli", "validate", path.name] if kind == "yaml" else ["python", path.name], folder, environment)
 
 
 def run_command(words: list[str], folder: Path, environment: dict[str, str]) -> None:
@@ -219,9 +213,7 @@ def run_command(words: list[str], folder: Path, environment: dict[str, str]) -> 
         timeout=240,
         check=False,
     )
-    assert done.returncode == 0, (
-        f"{shlex.join(words)} exits with {done.returncode}\n{done.stdout}\n{done.stderr}"
-    )
+    assert done.returncode == 0, f"{shlex.join(words)} exits with {done.returncode}\n{done.stdout}\n{done.stderr}"
 
 
 def project() -> dict[str, Any]:
@@ -238,9 +230,7 @@ def check_target(target: str, *_: str) -> None:
 def check_pip(words: list[str]) -> None:
     """The extras and files of a command that would install or fetch something, or look at what is installed."""
     extras = project()["optional-dependencies"]
-    requested = {
-        extra for word in words for listed in re.findall(r"\[(.*?)\]", word) for extra in listed.split(",")
-    }
+    requested = {extra for word in words for listed in re.findall(r"\[(.*?)\]", word) for extra in listed.split(",")}
     assert words[0] in ("install", "download", "wheel", "check")
     assert requested <= set(extras)
     for option, value in itertools.pairwise(words):
@@ -257,9 +247,7 @@ def test_every_fence_says_what_it_is() -> None:
     assert {kind for _, kind in kinds} <= {"console", "yaml", "python", "text"}
     for page in PAGES:
         text = (ROOT / page).read_text()
-        assert text.count("```") == 2 * len([1 for p, _ in fences() if p == page]), (
-            f"{page}: an unclosed fence"
-        )
+        assert text.count("```") == 2 * len([1 for p, _ in fences() if p == page]), f"{page}: an unclosed fence"
 
 
 def test_pages_are_short() -> None:
@@ -284,9 +272,7 @@ def test_the_docs_list_every_denoiser() -> None:
 
 def test_the_docs_list_every_extra() -> None:
     text = (ROOT / "docs/install.md").read_text()
-    rows = re.findall(
-        r"^\| (`.*?) \|", text[text.index("| extra |") : text.index("## Platforms")], re.MULTILINE
-    )
+    rows = re.findall(r"^\| (`.*?) \|", text[text.index("| extra |") : text.index("## Platforms")], re.MULTILINE)
     listed = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
     assert listed == set(project()["optional-dependencies"])
 
@@ -328,9 +314,7 @@ def test_folders_and_modules_that_the_architecture_names_exist() -> None:
 
 def test_links_to_files_lead_somewhere() -> None:
     links = [
-        (page, link)
-        for page in PAGES
-        for link in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
+        (page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
     ]
     assert [(page, link) for page, link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
 
@@ -338,9 +322,7 @@ def test_links_to_files_lead_somewhere() -> None:
 def test_strengths_have_one_meaning_but_where_the_other_is_explained() -> None:
     """In noise levels: a number beside a sigma."""
     paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.*")]
-    paths += [
-        path for path in (ROOT / "halotile").rglob("*.py") if ">>> halotile.denoise(" in path.read_text()
-    ]
+    paths += [path for path in (ROOT / "halotile").rglob("*.py") if ">>> halotile.denoise(" in path.read_text()]
     settings = {
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in paths

@@ -101,14 +101,7 @@ def test_the_demo_denoises_a_real_image_twice(tmp_path: Path) -> None:
 @pytest.mark.cluster
 @pytest.mark.thorough
 def test_a_scan_becomes_a_picture_with_one_command(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(ROOT / "examples/ptychography/star.py"),
-        "--out",
-        str(tmp_path),
-        "--epochs",
-        "6",
-    ]
+    command = [sys.executable, str(ROOT / "examples/ptychography/star.py"), "--out", str(tmp_path), "--epochs", "6"]
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr
@@ -224,7 +217,5 @@ with DistributedContext(seed=42, workers=1) as ctx:
 def test_a_script_needs_no_guard_around_its_body(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED)
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.returncode) == ("0 128.0\n", 0), done.stderr

@@ -40,9 +40,7 @@ def needs_of(name: str) -> set[str]:
         wanted = [Requirement(line) for line in metadata.requires(name) or []]
     except metadata.PackageNotFoundError:
         return set()
-    return {
-        canonicalize_name(each.name) for each in wanted if not each.marker or each.marker.evaluate(ON_LINUX)
-    }
+    return {canonicalize_name(each.name) for each in wanted if not each.marker or each.marker.evaluate(ON_LINUX)}
 
 
 def test_what_halotile_needs_is_fetched_or_taken_to_be_there() -> None:

@@ -102,8 +102,7 @@ def truth(place: Place) -> NDArray[Any]:
     pixels = place.pixels("in.zarr").astype(np.float64)
     edge = 2 * RADIUS + 1
     mean, mean_of_squares = (
-        correlate1d(correlate1d(each, np.ones(edge), 0), np.ones(edge), 1) / edge**2
-        for each in (pixels, pixels**2)
+        correlate1d(correlate1d(each, np.ones(edge), 0), np.ones(edge), 1) / edge**2 for each in (pixels, pixels**2)
     )
     deviation: NDArray[Any] = np.sqrt(np.maximum(mean_of_squares - mean**2, 0.0)).astype(np.float32)
     return deviation
@@ -212,9 +211,7 @@ def test_it_runs_is_killed_resumed_verified_and_repaired(place: Place) -> None:
     assert "run with --same-input" in place.call("run", "job.yaml", code=2)
     same = json.loads(place.call("run", "job.yaml", "--same-input", "--json", "--quiet"))
     assert same["resumed"] == same["total"]
-    stranger = JOB.replace(f"path: {FIRST}", f"path: {SECOND}").replace(
-        f"overview: {SECOND}", "overview: a.zarr"
-    )
+    stranger = JOB.replace(f"path: {FIRST}", f"path: {SECOND}").replace(f"overview: {SECOND}", "overview: a.zarr")
     (place.folder / "other.yaml").write_text(stranger)
     assert "another job" in place.call("run", "other.yaml", code=2)
 

@@ -89,9 +89,7 @@ class Reader:
         state = Path(f"{self.output}.run") / "state/iterate"
         with suppress(FileNotFoundError):  # an iteration that ends meanwhile takes its files with it
             sums = [
-                path
-                for path in state.glob("sums.[0-9]*")
-                if path.suffix[1:].isdigit() and int(path.suffix[1:]) > 2
+                path for path in state.glob("sums.[0-9]*") if path.suffix[1:].isdigit() and int(path.suffix[1:]) > 2
             ]
             return any(1 <= len(path.read_bytes().splitlines()) < BLOCKS for path in sums)
         return False

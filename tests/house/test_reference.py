@@ -36,9 +36,7 @@ SHARED = {
 """Sections that are those of a denoising job."""
 ADVISED = {("denoise", "denoiser"): {"sigma": "auto"}}
 """Values other than the defaults that every example has."""
-SECTIONS = [
-    (job, name) for job in kind_names() for name in keys_of_job(job).sections if name not in SHARED[job]
-]
+SECTIONS = [(job, name) for job in kind_names() for name in keys_of_job(job).sections if name not in SHARED[job]]
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,7 @@ def test_a_file_is_found_by_its_name() -> None:
         assert registry.find("formats", name).__name__ == f"halotile.storage.formats.{name}"
 
 
-def test_names_are_the_files_but_base_and_private_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_are_the_files_but_base_and_private_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "tasks" / "lenses"
     folder.mkdir(parents=True)
     for name in ("__init__", "base", "_shared", "wide", "tele"):
@@ -130,9 +128,7 @@ DeepInv(physics="Blur", reach_=4).kind
 )
 def test_nothing_heavy_is_imported_before_it_is_used(code: str, packages: str) -> None:
     code += f"\nimport sys; print([name for name in {packages.split()} if name in sys.modules])"
-    shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert shown.stdout.strip() == "[]"
 
 

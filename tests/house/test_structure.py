@@ -74,8 +74,7 @@ def test_no_two_types_share_a_name() -> None:
 
 def test_a_module_opens_with_one_sentence() -> None:
     openings = {
-        identify(path): (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
-        for path in MODULES
+        identify(path): (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0] for path in MODULES
     }
     assert {n: o for n, o in openings.items() if not re.search(r"\w.*[.:]+$", o, re.DOTALL)} == {}
 
@@ -140,9 +139,7 @@ ASKED = {"gather", "run", "restart_workers", "cancel", "identity", "ncores", "ge
 def unlimited_waits(code: str) -> list[int]:
     """Lines in which a thread waits for Dask without a limit; a coroutine is limited by what runs it."""
     tree = ast.parse(code)
-    awaited = {
-        id(inner) for node in ast.walk(tree) if isinstance(node, ast.Await) for inner in ast.walk(node)
-    }
+    awaited = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.Await) for inner in ast.walk(node)}
     waits = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and id(node) not in awaited:
@@ -201,9 +198,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
 
 
 def test_no_folder_has_more_files_than_fit_in_mind() -> None:
-    counts = Counter(
-        identify(path.parent) for path in MODULES if path.name not in ("__init__.py", "__main__.py")
-    )
+    counts = Counter(identify(path.parent) for path in MODULES if path.name not in ("__init__.py", "__main__.py"))
     assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
 
 

@@ -311,23 +311,7 @@ _TAKEN_OUT = "(taken out)"
 _ODD: st.SearchStrategy[Any] = st.sampled_from(
     [
         *(None, True, False, 0, 1, -1, 2, 7, 2**31, 2**63, 2**70, -(2**63), 0.5, 1e300, math.nan, math.inf),
-        *(
-            "",
-            "\0",
-            "a",
-            "x",
-            "NaN",
-            "uint8",
-            "<f4",
-            "0x7",
-            "../..",
-            "/",
-            "é",
-            "scale",
-            "zstd",
-            "2",
-            _TAKEN_OUT,
-        ),
+        *("", "\0", "a", "x", "NaN", "uint8", "<f4", "0x7", "../..", "/", "é", "scale", "zstd", "2", _TAKEN_OUT),
         *([], {}, [[]], [None], [1], [0, 0, 0], [-1, 4, 4], {"name": "blosc"}, {"": None}, [{}]),
     ]
 )
@@ -364,8 +348,7 @@ Edit = tuple[Any, ...]
 """For bytes: position, inserted bytes, and number of bytes replaced. For JSON and HDF5: number of the value, and its replacement."""
 
 _NEW = st.one_of(
-    st.binary(min_size=1, max_size=4),
-    st.sampled_from([b"\0" * 8, b"\xff" * 4, b"\xff" * 8, b"-", b"9", b"{"]),
+    st.binary(min_size=1, max_size=4), st.sampled_from([b"\0" * 8, b"\xff" * 4, b"\xff" * 8, b"-", b"9", b"{"])
 )
 _BYTES = st.builds(
     lambda place, new, room: (place, new, len(new) if room is None else room),
@@ -511,9 +494,7 @@ def main(name: str, examples: int, last: Path) -> None:
         files = {root: sorted(f for f in root.rglob("*") if f.is_file()) or [root] for root in roots}
 
         @seed(0)
-        @settings(
-            max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-        )
+        @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(st.data())
         def check(data: st.DataObject) -> None:
             root = data.draw(st.sampled_from(roots), "root")

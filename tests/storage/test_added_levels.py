@@ -55,9 +55,7 @@ def save_image(
     options = dict(FORMATS[form])
     group = zarr.open_group(path, mode="w", zarr_format=options.pop("zarr_format"))
     edges = {key: tuple(edge if axis in "yx" else 1 for axis in axes) for key, edge in options.items()}
-    array = group.create_array(
-        name, shape=pixels.shape, dtype=pixels.dtype, attributes=dict(attributes or {}), **edges
-    )
+    array = group.create_array(name, shape=pixels.shape, dtype=pixels.dtype, attributes=dict(attributes or {}), **edges)
     array[...] = pixels
     steps = [{"type": "scale", "scale": list(scale or [0.5] * len(axes))}]
     named = [{"name": a, "type": TYPES[a]} if a in TYPES else SPACE | {"name": a} for a in axes]
@@ -244,9 +242,7 @@ def test_too_few_levels_are_continued_from_the_coarsest(tmp_path: Path) -> None:
         group = zarr.open_group(path)
         group.create_array("1", data=expected[1], chunks=(32, 32))
         attributes = group.attrs.asdict()
-        attributes["ome"]["multiscales"][0]["datasets"].append(
-            {"path": "1", "coordinateTransformations": steps}
-        )
+        attributes["ome"]["multiscales"][0]["datasets"].append({"path": "1", "coordinateTransformations": steps})
         group.attrs.put(attributes)
         assert add_levels(path)[0] == 5
         check_equal(path, expected)

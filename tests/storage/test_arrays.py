@@ -198,9 +198,7 @@ def test_a_system_error_is_not_called_damage(tmp_path: Path) -> None:
         source.read(Region((0, 0), (2, 2)))
 
 
-def test_a_failing_disk_is_an_error_that_names_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_disk_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_npy(tmp_path, make_image((4, 5), "uint8"))
     source = open_source(path)
     fail = Mock(side_effect=OSError(errno.EIO, "Input/output error"))

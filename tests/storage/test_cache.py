@@ -95,9 +95,7 @@ def test_concurrent_writers_never_leave_a_partial_entry(folder: Path) -> None:
     assert os.listdir(folder) == [KEY]
 
 
-def test_the_oldest_entries_are_removed_when_there_are_too_many(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_oldest_entries_are_removed_when_there_are_too_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MOST_ENTRIES", 10)
     for number in range(12):
         write_cached(f"{number:064d}", number)

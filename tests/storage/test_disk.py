@@ -60,9 +60,7 @@ def test_a_file_is_its_buffers_one_after_the_other(tmp_path: Path) -> None:
         [b"", b"abcde", b"f", b"", b"ghijklmn", b""],
         [bytes([i % 256]) * (i % 7) for i in range(5000)],  # more than one system call takes
     ]
-    for buffers, disk in itertools.product(
-        kinds, (DISK, Full(room=10**6))
-    ):  # the second writes 3 bytes at once
+    for buffers, disk in itertools.product(kinds, (DISK, Full(room=10**6))):  # the second writes 3 bytes at once
         whole = b"".join(buffers)
         assert disk.write_file(tmp_path / "a", buffers) == len(whole)
         assert (tmp_path / "a").read_bytes() == whole
@@ -72,10 +70,7 @@ def test_a_file_is_its_buffers_one_after_the_other(tmp_path: Path) -> None:
 def test_data_is_synced_before_the_rename_and_the_directory_after(tmp_path: Path) -> None:
     directory = tmp_path / "d"
     directory.mkdir()
-    for sync, calls in (
-        (True, ["write a", "fsync a", "rename a", "fsync d"]),
-        (False, ["write a", "rename a"]),
-    ):
+    for sync, calls in ((True, ["write a", "fsync a", "rename a", "fsync d"]), (False, ["write a", "rename a"])):
         log = Log()
         log.write_file(directory / "a", [b"1"], sync=sync)
         assert log.calls == calls
@@ -114,10 +109,7 @@ def test_an_error_while_producing_contents_leaves_no_partial(tmp_path: Path) -> 
 def test_a_new_directory_and_its_parents_are_synced_from_the_top(tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
-    for calls in (
-        ["mkdir a", "fsync top", "mkdir b", "fsync a"],
-        ["fsync a"],
-    ):  # another process may have made it
+    for calls in (["mkdir a", "fsync top", "mkdir b", "fsync a"], ["fsync a"]):  # another process may have made it
         log = Log()
         log.make_directory(top / "a" / "b", 0o700)
         assert log.calls[-len(calls) :] == calls

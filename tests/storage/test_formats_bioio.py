@@ -132,9 +132,7 @@ def test_sizes_time_and_names_are_taken_over(tmp_path: Path, fake: type[FakeRead
     assert [channel["label"] for channel in source.channels] == ["red", "green", "blue"]
 
 
-def test_axes_of_length_1_are_left_out_and_samples_are_channels(
-    tmp_path: Path, fake: type[FakeReader]
-) -> None:
+def test_axes_of_length_1_are_left_out_and_samples_are_channels(tmp_path: Path, fake: type[FakeReader]) -> None:
     source = open_source(write(tmp_path / "a.lif", "ZYXS"))
     assert ("".join(source.axes), source.shape) == ("yxc", (30, 42, 3))
     np.testing.assert_array_equal(source[:], np.moveaxis(PIXELS[0][:, 0], 0, -1))
@@ -166,9 +164,7 @@ def czi(tmp_path: Path) -> Path:
     with writing.create_czi(str(path)) as file:
         for c, z in np.ndindex(2, 3):
             file.write(data=PIXELS[0][c, z][..., None], plane={"C": c, "Z": z})
-        file.write_metadata(
-            channel_names={0: "DAPI", 1: "GFP"}, scale_x=0.1e-6, scale_y=0.2e-6, scale_z=0.3e-6
-        )
+        file.write_metadata(channel_names={0: "DAPI", 1: "GFP"}, scale_x=0.1e-6, scale_y=0.2e-6, scale_z=0.3e-6)
     return path
 
 

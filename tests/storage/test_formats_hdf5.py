@@ -400,7 +400,5 @@ def test_a_process_ends_cleanly_while_a_thread_has_a_virtual_dataset(tmp_path: P
         "    source = open_source(sys.argv[1]); source[...]; held.set(); time.sleep(60)\n"
         "held = threading.Event(); threading.Thread(target=hold, daemon=True).start(); held.wait(30)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -157,9 +157,7 @@ def test_an_interlaced_image_reads_the_same(tmp_path: Path) -> None:
     np.testing.assert_array_equal(open_source(tmp_path / "a.png")[:], grey)
 
 
-def test_the_file_is_decoded_once_whatever_its_suffix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_is_decoded_once_whatever_its_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decode = Mock(wraps=imagecodecs.png_decode)
     monkeypatch.setattr(imagecodecs, "png_decode", decode)
     source = open_source(write(tmp_path / "a.tif", COLOURS))

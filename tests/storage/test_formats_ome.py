@@ -21,9 +21,7 @@ AXES = [
     {"name": "y", "type": "space", "unit": "micrometer"},
     {"name": "x", "type": "space", "unit": "micrometer"},
 ]
-LEVELS = [
-    np.random.default_rng(level).integers(0, 999, (2, 64 >> level, 48 >> level), "u2") for level in range(3)
-]
+LEVELS = [np.random.default_rng(level).integers(0, 999, (2, 64 >> level, 48 >> level), "u2") for level in range(3)]
 
 
 def _write(store: Any, version: str, axes: list[Any] = AXES, **more: Any) -> None:
@@ -36,9 +34,7 @@ def _write(store: Any, version: str, axes: list[Any] = AXES, **more: Any) -> Non
         shift = {"type": "translation", "translation": [0, 5, 5]}
         entries.append({"path": f"s{level}", "coordinateTransformations": [step, shift]})
     image = {"axes": axes, "datasets": entries, **more}
-    group.attrs.update(
-        _said(version, {"multiscales": [image | ({"version": "0.4"} if version == "0.4" else {})]})
-    )
+    group.attrs.update(_said(version, {"multiscales": [image | ({"version": "0.4"} if version == "0.4" else {})]}))
 
 
 def _said(version: str, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -195,9 +191,7 @@ def test_the_default_fill_value_says_nothing_of_the_pixels(tmp_path: Path) -> No
 
 
 @both
-def test_the_position_of_the_first_pixel_follows_the_transformations_of_the_image(
-    tmp_path: Path, version: str
-) -> None:
+def test_the_position_of_the_first_pixel_follows_the_transformations_of_the_image(tmp_path: Path, version: str) -> None:
     _write(tmp_path / "a.zarr", version)
     assert place_of(tmp_path / "a.zarr") == (0.0, 5.0, 5.0)
     whole = [{"type": "scale", "scale": [1, 0.5, 2]}, {"type": "translation", "translation": [0, 100, 0]}]
@@ -220,12 +214,7 @@ def test_the_name_and_valid_channels_are_read(tmp_path: Path, version: str) -> N
     _write(tmp_path / "a.zarr", version, name="cells")
     group = zarr.open_group(tmp_path / "a.zarr", mode="r+")
     two, named = {"channels": [CHANNEL, CHANNEL]}, {"channels": [CHANNEL], "rdefs": {"model": "color"}}
-    odd: list[Any] = [
-        {},
-        CHANNEL | {"color": "green"},
-        CHANNEL | {"window": {"start": 0}},
-        {"color": "00FF00"},
-    ]
+    odd: list[Any] = [{}, CHANNEL | {"color": "green"}, CHANNEL | {"window": {"start": 0}}, {"color": "00FF00"}]
     rows: list[tuple[Any, Any]] = [(two | {"version": "0.4"}, two), (named, named), ("text", None)]
     rows += [({"channels": []}, None), *(({"channels": [channel]}, None) for channel in odd)]
     for omero, kept in rows:
@@ -240,10 +229,7 @@ def test_the_name_and_valid_channels_are_read(tmp_path: Path, version: str) -> N
 def test_a_zip_store_and_a_url_read(tmp_path: Path, version: str) -> None:
     pytest.importorskip("obstore")
     _write(tmp_path / "a.zarr", version)
-    for path in (
-        shutil.make_archive(str(tmp_path / "a.ome"), "zip", tmp_path / "a.zarr"),
-        f"file://{tmp_path}/a.zarr",
-    ):
+    for path in (shutil.make_archive(str(tmp_path / "a.ome"), "zip", tmp_path / "a.zarr"), f"file://{tmp_path}/a.zarr"):
         source = open_source(path, level=2)
         assert (source.format, source.scale) == ("ome", (1.0, 4.0, 4.0))
         assert np.array_equal(source.read(Region((0, 3, 4), (2, 15, 11))), LEVELS[2][:, 3:15, 4:11])

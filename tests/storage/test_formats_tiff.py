@@ -261,11 +261,7 @@ def test_a_cycle_of_directories_ends(tmp_path: Path) -> None:
 
 
 def test_pixels_whose_place_is_not_named_are_no_zeros(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"tile": (64, 64)},
-        {"rowsperstrip": 16},
-        {"tile": (64, 64), "compression": "zlib"},
-    ]
+    rows: list[dict[str, Any]] = [{"tile": (64, 64)}, {"rowsperstrip": 16}, {"tile": (64, 64), "compression": "zlib"}]
     for layout in rows:
         pixels = np.random.default_rng(1).integers(1, 60000, (150, 170)).astype("u2")
         path = tmp_path / "t.tif"
@@ -339,14 +335,7 @@ PAGES = np.zeros((2, 3, 4, 5), "uint8")
 
 
 def test_units_of_imagej_that_differ_from_that_along_x_are_read(tmp_path: Path) -> None:
-    tags = {
-        "axes": "TZYX",
-        "unit": "micron",
-        "zunit": "nm",
-        "spacing": 300.0,
-        "tunit": "ms",
-        "finterval": 250.0,
-    }
+    tags = {"axes": "TZYX", "unit": "micron", "zunit": "nm", "spacing": 300.0, "tunit": "ms", "finterval": 250.0}
     tifffile.imwrite(tmp_path / "a.tif", PAGES, imagej=True, resolution=(10, 10), metadata=tags)
     source = open_source(tmp_path / "a.tif")
     assert source.units == ("millisecond", "nanometer", "micrometer", "micrometer")

@@ -35,11 +35,7 @@ def _create(store: Any, **options: Any) -> Any:
 
 
 def test_both_versions_read(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"zarr_format": 2},
-        {"zarr_format": 3},
-        {"chunks": (8, 8), "shards": (32, 32)},
-    ]
+    rows: list[dict[str, Any]] = [{"zarr_format": 2}, {"zarr_format": 3}, {"chunks": (8, 8), "shards": (32, 32)}]
     for folder, options in in_folders(tmp_path, rows):
         _create(folder / "a.zarr", **options)
         source = open_source(folder / "a.zarr")
@@ -162,9 +158,7 @@ def test_a_chunk_written_over_in_place_changes_the_fingerprint(tmp_path: Path) -
         assert open_source(folder / "a.zarr").fingerprint() != before
 
 
-def test_of_too_many_chunks_only_the_directories_are_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_too_many_chunks_only_the_directories_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _create(tmp_path / "a.zarr")
     monkeypatch.setattr("halotile.storage.formats.zarr._MOST_FILES", 3)
     chunk = tmp_path / "a.zarr" / "c" / "1" / "1"

@@ -303,9 +303,7 @@ def layout_problems(path: Path) -> list[str]:
 
 
 def test_scale_offset_and_names_of_bands_are_written_back(tmp_path: Path) -> None:
-    path = geotiff(
-        tmp_path / "a.tif", "EPSG:32632", UTM, noisy_image((2, 60, 90), "int16"), MISSION="Sentinel"
-    )
+    path = geotiff(tmp_path / "a.tif", "EPSG:32632", UTM, noisy_image((2, 60, 90), "int16"), MISSION="Sentinel")
     with rasterio.open(path, "r+") as file:
         file.scales, file.offsets, file.units = (0.1, 0.2), (-273.15, 5.0), ("°C", "m")
         file.descriptions = ("B2", "B3")

@@ -102,13 +102,7 @@ def test_alignment_stops_at_the_end_of_the_array() -> None:
     assert align_outward(Region((5,), (12,)), (4,), (10,)) == Region((4,), (12,))
 
 
-PAD_MODE = {
-    "reflect": "symmetric",
-    "mirror": "reflect",
-    "nearest": "edge",
-    "periodic": "wrap",
-    "constant": "constant",
-}
+PAD_MODE = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "periodic": "wrap", "constant": "constant"}
 
 
 class Counting:
@@ -132,10 +126,7 @@ class Counting:
         return self.pixels[region.slices]
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 9), st.sampled_from(sorted(PAD_MODE))), min_size=1, max_size=3),
-    st.data(),
-)
+@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(sorted(PAD_MODE))), min_size=1, max_size=3), st.data())
 @settings(deadline=None, max_examples=200)
 def test_windows_read_what_numpy_pads(axes: list[tuple[int, str]], data: st.DataObject) -> None:
     source = Counting(tuple(n for n, _ in axes))

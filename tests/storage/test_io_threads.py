@@ -79,9 +79,7 @@ def test_several_threads_read_and_write_the_same_image_as_one(io_threads: int, t
     source = open_source(str(write_zarr(tmp_path / "in.zarr", pixels, chunk=32)))
     region = Region((10, 20), (290, 250))
     np.testing.assert_array_equal(source.read(region), pixels[region.slices])
-    layout = Layout(
-        (300, 260), "uint16", (64, 64), (32, 32), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False
-    )
+    layout = Layout((300, 260), "uint16", (64, 64), (32, 32), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False)
     put = written(tmp_path / "out.zarr", layout)
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "out.zarr", mode="r")[...], put)
 

@@ -200,16 +200,7 @@ def test_a_plan_of_more_blocks_than_a_journal_can_have_is_refused(tmp_path: Path
 def test_a_line_without_meaning_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     lines = journal_lines(path, ("mark", [1]), ("mark", [2]), ("mark", [3]))
-    odd = [
-        b"+1",
-        b"+1 AAAA",
-        b"+1 MDA",
-        b"+40 MDAwMQ==",
-        b"+3-1 MDAwMQ==",
-        b"+x MDAwMQ==",
-        b"+0-9 \xff",
-        b"*1",
-    ]
+    odd = [b"+1", b"+1 AAAA", b"+1 MDA", b"+40 MDAwMQ==", b"+3-1 MDAwMQ==", b"+x MDAwMQ==", b"+0-9 \xff", b"*1"]
     odd += [sign + b"0-" + b"9" * digits for sign in (b"+", b"-") for digits in (12, 23, 5000)]
     for content in odd:
         path.write_bytes(b"".join([*lines[:2], with_checksum(content), *lines[3:]]))
@@ -222,9 +213,7 @@ def test_a_journal_without_digests_is_refused_by_its_version(tmp_path: Path) -> 
     old = b'{"journal": 1, "fingerprint": "print", "total": 40}'
     (tmp_path / "journal").write_bytes(with_checksum(old) + with_checksum(b"+1"))
     for look in (opened, Journal.open_any):
-        with pytest.raises(
-            ResumeRefused, match=r"another version of halotile \(journal 1, here 2\).*--fresh"
-        ):
+        with pytest.raises(ResumeRefused, match=r"another version of halotile \(journal 1, here 2\).*--fresh"):
             look(tmp_path / "journal")
 
 
@@ -290,8 +279,7 @@ def test_marks_wait_for_a_sync_but_removals_do_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "dirty"),
-    [*itertools.product(("overwritten", "replaced"), (False, True)), ("removed", False)],
+    ("change", "dirty"), [*itertools.product(("overwritten", "replaced"), (False, True)), ("removed", False)]
 )
 def test_a_file_that_another_process_changed_is_rewritten(tmp_path: Path, change: str, dirty: bool) -> None:
     path = tmp_path / "journal"

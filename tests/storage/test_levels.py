@@ -16,14 +16,7 @@ from halotile.errors import ConfigError
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded import levels
 from halotile.storage.sharded.levels import halve
-from halotile.storage.sharded.output import (
-    Layout,
-    ShardWriter,
-    check_block,
-    create_output,
-    halve_to,
-    open_output,
-)
+from halotile.storage.sharded.output import Layout, ShardWriter, check_block, create_output, halve_to, open_output
 from halotile.storage.sharded.ownership import find_foreign_entry, metadata_problems
 from tests.cases import in_folders, thorough
 from tests.support import noisy_image

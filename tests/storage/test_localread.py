@@ -18,15 +18,7 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.codecs import (
-    BloscCodec,
-    BytesCodec,
-    Crc32cCodec,
-    GzipCodec,
-    ShardingCodec,
-    TransposeCodec,
-    ZstdCodec,
-)
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
 
 from halotile.errors import DamagedData
 from halotile.storage.arrays import open_source
@@ -101,9 +93,7 @@ def test_v3_bits_are_those_of_zarr(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.integers(1, 3 * s)) for s in shard)
     options: dict[str, Any] = {
         "compressors": COMPRESSORS[data.draw(st.sampled_from(sorted(COMPRESSORS)), label="codec")] or None,
-        "dtype": data.draw(
-            st.sampled_from(["uint8", "bool", "int16", "float16", "float32", "float64", "complex64"])
-        ),
+        "dtype": data.draw(st.sampled_from(["uint8", "bool", "int16", "float16", "float32", "float64", "complex64"])),
         "fill_value": data.draw(st.sampled_from([0, 1])),
         "chunk_key_encoding": {
             "name": data.draw(st.sampled_from(["default", "v2"])),
@@ -160,9 +150,7 @@ def test_other_layouts_are_left_to_zarr(tmp_path: Path) -> None:
         {"zarr_format": 2, "filters": [numcodecs.Delta(dtype="<f4")]},
     ]
     for folder, options in in_folders(tmp_path, rows):
-        array = zarr.create_array(
-            folder, **({"shape": (16, 16), "chunks": (16, 16), "dtype": "f4"} | options)
-        )
+        array = zarr.create_array(folder, **({"shape": (16, 16), "chunks": (16, 16), "dtype": "f4"} | options))
         assert open_local(folder, array.dtype, array.fill_value) is None
 
 
@@ -181,9 +169,7 @@ def test_odd_or_missing_metadata_are_left_to_zarr(tmp_path: Path) -> None:
     assert open_local(tmp_path, array.dtype, array.fill_value) is None
 
 
-def test_a_halo_read_fetches_only_the_inner_chunks_it_touches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_halo_read_fetches_only_the_inner_chunks_it_touches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: Any = {"chunks": (16, 16), "shards": (32, 32), "dtype": "f4", "compressors": None}
     zarr.create_array(tmp_path, shape=(64, 64), **options)[...] = np.random.default_rng(0).random((64, 64))
     fetched: list[int] = []
@@ -211,9 +197,7 @@ def test_a_truncated_chunk_and_every_flipped_bit_under_a_checksum_are_detected(
     tmp_path: Path, codec: str, sharded: bool
 ) -> None:
     layout: dict[str, Any] = {"chunks": (8, 8), "shards": (16, 16)} if sharded else {"chunks": (16, 16)}
-    array = zarr.create_array(
-        tmp_path, shape=(16, 16), dtype="u2", compressors=COMPRESSORS[codec] or None, **layout
-    )
+    array = zarr.create_array(tmp_path, shape=(16, 16), dtype="u2", compressors=COMPRESSORS[codec] or None, **layout)
     array[...] = np.random.default_rng(0).integers(0, 60000, (16, 16))
     chunk = tmp_path / "c" / "0" / "0"
     whole = chunk.read_bytes()
@@ -228,9 +212,7 @@ def test_a_truncated_chunk_and_every_flipped_bit_under_a_checksum_are_detected(
 
 
 def test_wrong_lengths_in_a_blosc_header_are_detected(tmp_path: Path) -> None:
-    array = zarr.create_array(
-        tmp_path, shape=(16, 16), chunks=(16, 16), dtype="u2", compressors=COMPRESSORS["lz4"]
-    )
+    array = zarr.create_array(tmp_path, shape=(16, 16), chunks=(16, 16), dtype="u2", compressors=COMPRESSORS["lz4"])
     array[...] = 3
     chunk = tmp_path / "c" / "0" / "0"
     whole = chunk.read_bytes()

@@ -53,9 +53,7 @@ def test_a_shard_that_is_lost_while_the_image_is_open_is_an_error_in_every_level
         np.testing.assert_array_equal(source[:16, :16], whole[:16, :16])
 
 
-def test_an_image_that_is_not_finished_reads_as_the_fill_value_where_nothing_is_written(
-    tmp_path: Path,
-) -> None:
+def test_an_image_that_is_not_finished_reads_as_the_fill_value_where_nothing_is_written(tmp_path: Path) -> None:
     written(tmp_path / "a.zarr", complete=False)
     (tmp_path / "a.zarr/c/0/1").unlink()
     assert not open_source(tmp_path / "a.zarr")[:32, 32:].any()
@@ -109,9 +107,7 @@ def test_any_copy_that_lacks_a_shard_is_refused_before_a_job_begins(tmp_path: Pa
         check_whole(copied())
 
 
-def test_a_shard_whose_end_was_read_is_not_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_whose_end_was_read_is_not_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path / "a.zarr", ome=True)
     monkeypatch.setattr(Path, "exists", lambda path: pytest.fail(f"{path} is looked for"))
     check_whole(str(tmp_path / "a.zarr"))
@@ -120,11 +116,7 @@ def test_a_shard_whose_end_was_read_is_not_looked_for_again(
 
 @pytest.mark.parametrize(
     ("where", "said"),
-    [
-        ("a file", "decompressing data|Bad CRC-32"),
-        ("its header", "Bad magic number"),
-        ("the list", "Bad magic"),
-    ],
+    [("a file", "decompressing data|Bad CRC-32"), ("its header", "Bad magic number"), ("the list", "Bad magic")],
 )
 def test_a_damaged_zip_is_refused(tmp_path: Path, where: str, said: str) -> None:
     written(tmp_path / "a.zarr", ome=True)

@@ -15,14 +15,7 @@ from halotile.storage.arrays import open_source
 from halotile.storage.disk.object_path import ObjectPath, files_below, store_errors
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.sharded.output import (
-    UNREADABLE,
-    Layout,
-    ShardWriter,
-    check_block,
-    create_output,
-    open_output,
-)
+from halotile.storage.sharded.output import UNREADABLE, Layout, ShardWriter, check_block, create_output, open_output
 from halotile.storage.sharded.ownership import find_foreign_entry, metadata_problems, restore_metadata
 from tests.storage.outputs import OME, PLAIN, noise, written
 from tests.stores import BUCKET, BUSY, DENIED, ObjectServer, contents, delete, failing, put
@@ -102,17 +95,13 @@ def test_a_store_that_does_not_answer_is_no_damage(place: ObjectPath, object_sto
         metadata_problems(place, PLAIN)
 
 
-def test_a_put_that_the_store_is_too_busy_for_is_repeated(
-    place: ObjectPath, object_store: ObjectServer
-) -> None:
+def test_a_put_that_the_store_is_too_busy_for_is_repeated(place: ObjectPath, object_store: ObjectServer) -> None:
     object_store.trouble = failing(3, BUSY, "PUT", "c/")
     written(place, PLAIN)
     assert check_block(place, PLAIN, WHOLE) == []
 
 
-def test_a_put_that_is_refused_is_an_error_of_the_system(
-    place: ObjectPath, object_store: ObjectServer
-) -> None:
+def test_a_put_that_is_refused_is_an_error_of_the_system(place: ObjectPath, object_store: ObjectServer) -> None:
     object_store.trouble = failing(1, DENIED, "PUT", "c/0/1")
     with pytest.raises(PermissionError, match=f"Access Denied: '{place}/c/0/1'"):
         written(place, PLAIN)
@@ -153,9 +142,7 @@ def test_only_a_zarr_is_overwritten_and_nothing_beside_it(place: ObjectPath) -> 
     assert [neighbour.read_bytes() for neighbour in neighbours] == [b"theirs"] * 4
 
 
-def test_a_half_removed_output_is_recognized_by_its_metadata(
-    place: ObjectPath, object_store: ObjectServer
-) -> None:
+def test_a_half_removed_output_is_recognized_by_its_metadata(place: ObjectPath, object_store: ObjectServer) -> None:
     written(place, OME)
     deletions = iter([None, DENIED])
     object_store.trouble = lambda method, _: next(deletions, None) if method == "POST" else None

@@ -66,9 +66,7 @@ def test_a_size_in_ome_xml_that_is_none_has_a_remark(tmp_path: Path) -> None:
 
 def test_damaged_ome_xml_has_a_remark(tmp_path: Path) -> None:
     for damage in ("<Pixels", "</OME>"):
-        tifffile.imwrite(
-            tmp_path / "a.ome.tif", np.zeros((3, 4), "u1"), metadata={"axes": "YX", "PhysicalSizeX": 0.7}
-        )
+        tifffile.imwrite(tmp_path / "a.ome.tif", np.zeros((3, 4), "u1"), metadata={"axes": "YX", "PhysicalSizeX": 0.7})
         _edit(tmp_path / "a.ome.tif", damage, damage.replace("<", "{"))
         source = open_source(tmp_path / "a.ome.tif")
         assert source.shape[-2:] == (3, 4)

@@ -49,9 +49,7 @@ def test_shapes_that_are_no_image_are_refused(tmp_path: Path) -> None:
                 open_source(path)
 
 
-def test_a_missing_path_is_refused_with_what_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_path_is_refused_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_npy(tmp_path, make_image((4, 4), "uint8"))
     (tmp_path / "link.npy").symlink_to("gone.npy")

@@ -89,9 +89,7 @@ def test_zarr_can_write_into_the_same_array(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.data())
-def test_any_layout_is_read_back_by_zarr(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_any_layout_is_read_back_by_zarr(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     axes = data.draw(st.integers(1, 4))
     shape = data.draw(st.tuples(*[st.integers(1, 9)] * axes))
     chunk = data.draw(st.tuples(*[st.integers(1, 4)] * axes))
@@ -249,9 +247,7 @@ def test_a_writer_does_not_recreate_a_removed_output(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["lz4", "none"])
 @pytest.mark.parametrize("region", [Region((0, 0), (8, 8)), Region((0, 0), (16, 13))], ids=["shard", "block"])
-def test_intact_shards_of_another_place_or_time_are_detected(
-    tmp_path: Path, region: Region, codec: str
-) -> None:
+def test_intact_shards_of_another_place_or_time_are_detected(tmp_path: Path, region: Region, codec: str) -> None:
     path, layout = tmp_path / "a.zarr", replace(PLAIN, codec=codec)
     create_output(path, layout)
     writer, pixels = ShardWriter(path, layout), noise(region.shape, "float32")

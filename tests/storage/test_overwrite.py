@@ -27,9 +27,7 @@ from tests.storage.outputs import OME, PLAIN, noise, written
 
 
 def test_anything_that_is_not_a_zarr_stays(tmp_path: Path) -> None:
-    for folder, kind in in_folders(
-        tmp_path, ("file", "documents", "device", "dangling link", "link to a zarr")
-    ):
+    for folder, kind in in_folders(tmp_path, ("file", "documents", "device", "dangling link", "link to a zarr")):
         path, theirs = folder / "a.zarr", folder / "theirs"
         if kind == "device":
             path = Path("/dev/null")
@@ -81,9 +79,7 @@ def test_a_zarr_with_a_symlink_inside_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["HOME", "cwd"])
-def test_the_home_and_working_directories_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_the_home_and_working_directories_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     path = tmp_path / "a.zarr"
     create_output(path, PLAIN)
     (path / "inside").mkdir()
@@ -97,9 +93,7 @@ def test_the_home_and_working_directories_stay(
 
 
 def test_a_path_whose_parent_is_no_folder_is_refused(tmp_path: Path) -> None:
-    for folder, name in in_folders(
-        tmp_path, ("a.txt/x.zarr", "a.txt/deep/x.zarr", "loop/x.zarr", "nowhere/x.zarr")
-    ):
+    for folder, name in in_folders(tmp_path, ("a.txt/x.zarr", "a.txt/deep/x.zarr", "loop/x.zarr", "nowhere/x.zarr")):
         (folder / "a.txt").write_text("mine")
         (folder / "loop").symlink_to("loop")
         (folder / "nowhere").symlink_to("gone")
@@ -207,15 +201,11 @@ MOUNTED = {
 }
 
 
-def test_locks_that_other_machines_do_not_see_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locks_that_other_machines_do_not_see_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts: list[Any] = []
     monkeypatch.setattr("psutil.disk_partitions", lambda **_: mounts)
     for folder, mounted in in_folders(tmp_path, MOUNTED):
-        (folder / "default.conf").write_text(
-            "# tuneUseGlobalFileLocks = true\ntuneUseGlobalFileLocks = false\n"
-        )
+        (folder / "default.conf").write_text("# tuneUseGlobalFileLocks = true\ntuneUseGlobalFileLocks = false\n")
         (folder / "global.conf").write_text("tuneUseGlobalFileLocks    = true\n")
         kind, options = mounted.format(folder=folder).split(" ")
         mounts[:] = [
@@ -229,9 +219,7 @@ def test_locks_that_other_machines_do_not_see_are_reported(
     assert "nolock" in str(local_lock_reason(tmp_path)), "the last mount at a mount point counts"
 
 
-def test_a_file_system_without_locks_is_refused_with_advice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_is_refused_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, code in in_folders(tmp_path, (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)):
         monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(code, os.strerror(code))))
         refused = pytest.raises(OutputRefused, match=r"x\.run/lock cannot be locked .*Lustre: -o flock")

@@ -39,13 +39,8 @@ def drawn(folder: Path, *images: Pixels, edge: int | None = None, **options: Any
 
 
 @settings(deadline=None, max_examples=25)
-@given(
-    shape=st.tuples(st.integers(1, 60), st.integers(1, 60), st.sampled_from([1, 3])),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_the_file_holds_the_pixels(
-    tmp_path_factory: pytest.TempPathFactory, shape: tuple[int, ...], seed: int
-) -> None:
+@given(shape=st.tuples(st.integers(1, 60), st.integers(1, 60), st.sampled_from([1, 3])), seed=st.integers(0, 2**32 - 1))
+def test_the_file_holds_the_pixels(tmp_path_factory: pytest.TempPathFactory, shape: tuple[int, ...], seed: int) -> None:
     pixels = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
     path = tmp_path_factory.mktemp("png") / "a.png"
     path.write_bytes(b"".join(encode_png(pixels)))
@@ -142,9 +137,7 @@ def test_progress_increases_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def saved(folder: Path, shape: tuple[int, ...], axes: str, dtype: str = "uint16", **options: Any) -> Planes:
     pixels = (np.arange(np.prod(shape)) % 251).reshape(shape).astype(dtype)
     np.save(folder / "a.npy", pixels)
-    return choose_planes(
-        open_source(folder / "a.npy", axes=axes), options.get("at", {}), options.get("region")
-    )
+    return choose_planes(open_source(folder / "a.npy", axes=axes), options.get("at", {}), options.get("region"))
 
 
 @pytest.mark.parametrize(
@@ -184,9 +177,7 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
     shape = data.draw(st.tuples(st.integers(1, 40), st.integers(1, 40)))
     start = tuple(data.draw(st.integers(0, n - 1)) for n in shape)
     stop = tuple(data.draw(st.integers(a + 1, n)) for a, n in zip(start, shape, strict=True))
-    array = zarr.create_array(
-        zarr.storage.MemoryStore(), shape=shape, chunks=tuple(map(min, chunk, shape)), dtype="u1"
-    )
+    array = zarr.create_array(zarr.storage.MemoryStore(), shape=shape, chunks=tuple(map(min, chunk, shape)), dtype="u1")
 
     source: Any = SimpleNamespace(
         axes="yx", chunks=array.chunks, dtype=np.dtype("u1"), shape=shape, ome=None, channels=()
@@ -227,11 +218,7 @@ def test_channels_with_colours_of_their_own_are_planes(tmp_path: Path) -> None:
     for folder, (colours, is_colour) in in_folders(tmp_path, rows):
         group = zarr.create_group(folder / "a.zarr")
         group.create_array("0", data=np.zeros((len(colours), 4, 4), "uint8"))
-        axes = [
-            {"name": "c", "type": "channel"},
-            {"name": "y", "type": "space"},
-            {"name": "x", "type": "space"},
-        ]
+        axes = [{"name": "c", "type": "channel"}, {"name": "y", "type": "space"}, {"name": "x", "type": "space"}]
         scale = [{"type": "scale", "scale": [1.0, 1.0, 1.0]}]
         window = {"min": 0, "max": 255, "start": 0, "end": 255}
         group.attrs["ome"] = {

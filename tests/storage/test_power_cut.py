@@ -197,9 +197,7 @@ def put(tree: Tree, root: Path) -> None:
 
 
 def tree_at(root: Path) -> Tree:
-    return {
-        str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in root.rglob("*")
-    }
+    return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
 
 
 class LostError(Exception):
@@ -268,18 +266,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return tree_at(root / "a.zarr")
 
 
-def recorded(
-    root: Path, *, hasty: bool = False, loses: Callable[[Path], bool] = lambda p: False
-) -> list[Call | Sync]:
+def recorded(root: Path, *, hasty: bool = False, loses: Callable[[Path], bool] = lambda p: False) -> list[Call | Sync]:
     root.mkdir()
     disk = RecordingDisk(root, loses=loses)
     drive(root, disk, hasty=hasty)
     return disk.log
 
 
-def test_no_power_cut_loses_a_journalled_block_or_changes_the_result(
-    tmp_path: Path, undisturbed: Tree
-) -> None:
+def test_no_power_cut_loses_a_journalled_block_or_changes_the_result(tmp_path: Path, undisturbed: Tree) -> None:
     trees = after_every_cut(recorded(tmp_path / "job"))
     assert len(trees) > 200
     assert failures(trees, tmp_path, undisturbed) == []
@@ -307,9 +301,7 @@ def is_shard(path: Path) -> bool:
         pytest.param(lambda p: is_shard(p), id="fsync of shards"),
         pytest.param(lambda p: p.parent.name == "c" and p.is_dir(), id="fsync of the shards' directories"),
         pytest.param(lambda p: p.name == "c", id="fsync of the directory of these"),
-        pytest.param(
-            lambda p: p.name == "0" and p.parent.name == "a.zarr", id="fsync of the array's directory"
-        ),
+        pytest.param(lambda p: p.name == "0" and p.parent.name == "a.zarr", id="fsync of the array's directory"),
         pytest.param(lambda p: p.name == "a.zarr", id="fsync of the group's directory"),
         pytest.param(lambda p: p.name.startswith("zarr.json"), id="fsync of the metadata"),
         pytest.param(lambda p: p.name.startswith("plan.json"), id="fsync of the plan"),

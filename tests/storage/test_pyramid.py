@@ -108,9 +108,7 @@ def output(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Pixel
     monkeypatch.setattr(levels, "LARGEST_TOP", 100)
     monkeypatch.setattr(levels, "SMALLEST_SHARD", 4)
     axes, scale, units = ("c", "y", "x"), (1.0, 0.5, 0.5), (None, "micrometer", "micrometer")
-    layout = Layout(
-        (2, 300, 170), "uint8", (1, 32, 32), (1, 8, 8), "lz4", axes, scale, units, True, **changes
-    )
+    layout = Layout((2, 300, 170), "uint8", (1, 32, 32), (1, 8, 8), "lz4", axes, scale, units, True, **changes)
     layout = layout.in_levels((1, 128, 128))
     pixels = image(layout.shape, "uint8")
     create_output(path, layout)
@@ -145,9 +143,7 @@ def test_the_levels_of_an_output_are_taken_and_further_ones_made(
     assert all(np.array_equal(a[1], b) for a, b in zip(found[1:], levels_of(tmp_path / "b.tif"), strict=True))
 
 
-def test_levels_of_other_programs_and_of_a_part_are_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_levels_of_other_programs_and_of_a_part_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = output(tmp_path / "a.zarr", monkeypatch)
     part = choose_planes(open_source(tmp_path / "a.zarr"), {}, Region((1, 0), (300, 170)))
     write_tiff(tmp_path / "a.tif", part)
@@ -207,9 +203,7 @@ export("large")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits on memory work on Linux")
 def test_an_image_far_larger_than_the_memory_is_written(tmp_path: Path) -> None:
     code = EXPORT_WITHIN_LIMIT.replace("MORE_BYTES", str(LIMIT_BYTES))
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     with tifffile.TiffFile(tmp_path / "large.tif") as file:
         assert [level.shape for level in file.series[0].levels][:2] == [(18_000, 22_000), (9_000, 11_000)]

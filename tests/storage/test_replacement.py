@@ -135,9 +135,7 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
     assert (names(tmp_path), names(out)) == (["out"], ["old"])
 
 
-def test_a_folder_comes_back_where_its_move_is_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_comes_back_where_its_move_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, sync = tmp_path / "out", Disk.sync_directory
     out.mkdir()
     (out / "old").touch()
@@ -179,9 +177,7 @@ def test_a_folder_that_was_moved_away_by_a_killed_call_comes_back(tmp_path: Path
     assert (names(tmp_path), names(out)) == (["out"], ["old"])
 
 
-def test_it_comes_back_although_the_next_call_fails_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_comes_back_although_the_next_call_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed_between_moves(tmp_path)
 
     def full(_: int) -> None:

@@ -37,10 +37,7 @@ def other_process(directory: RunDirectory, body: str) -> Iterator[subprocess.Pop
         f"directory = RunDirectory(pathlib.Path(sys.argv[1]))\n{body}\nprint('ready', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(directory.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", code, str(directory.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with process:
         assert process.stdout is not None
@@ -115,9 +112,7 @@ def test_a_damaged_or_changed_plan_is_an_error_and_a_damaged_status_is_none(dire
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["removed", "replaced by another"])
-def test_a_run_whose_directory_disappears_is_stopped_with_advice(
-    directory: RunDirectory, again: bool
-) -> None:
+def test_a_run_whose_directory_disappears_is_stopped_with_advice(directory: RunDirectory, again: bool) -> None:
     def work() -> None:
         with directory.lock():
             shutil.rmtree(directory.path)
@@ -171,10 +166,7 @@ def test_events_of_many_threads_stay_whole_and_a_torn_one_is_left_out(directory:
 
 def test_a_second_driver_is_refused_with_the_name_of_the_first(directory: RunDirectory) -> None:
     with other_process(directory, LOCKS) as first:
-        with (
-            pytest.raises(OutputRefused, match=rf"in use: process {first.pid} on .*, started 2"),
-            directory.lock(),
-        ):
+        with pytest.raises(OutputRefused, match=rf"in use: process {first.pid} on .*, started 2"), directory.lock():
             pass
         holder = directory.is_running()
         assert holder is not None
@@ -194,9 +186,7 @@ def test_a_second_driver_in_the_same_process_is_refused(directory: RunDirectory)
     assert directory.is_running() is None
 
 
-def test_a_driver_that_waited_takes_the_next_lock_of_a_directory_that_was_removed(
-    directory: RunDirectory,
-) -> None:
+def test_a_driver_that_waited_takes_the_next_lock_of_a_directory_that_was_removed(directory: RunDirectory) -> None:
     taken, is_waiting = threading.Event(), threading.Event()
 
     def goes_on() -> bool:
@@ -337,11 +327,7 @@ def test_a_directory_that_is_closed_to_this_user_is_refused_with_its_owner() -> 
         directory = RunDirectory(Path(folder, "a.zarr.run"))
         directory.create()
         done = subprocess.run(
-            [sys.executable, "-c", CLOSED, str(directory.path)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            [sys.executable, "-c", CLOSED, str(directory.path)], capture_output=True, text=True, timeout=60, check=False
         )
     assert done.returncode == 0, done.stderr
     assert done.stdout == 7 * (

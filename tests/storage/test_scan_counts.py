@@ -185,9 +185,7 @@ def _noted(patterns: Any) -> Any:
     return seen.notes(), seen.blank().tolist()
 
 
-@pytest.mark.parametrize(
-    "name", ["retina", "immunohistochemistry", "camera", "moon", "brick", "coins", "page"]
-)
+@pytest.mark.parametrize("name", ["retina", "immunohistochemistry", "camera", "moon", "brick", "coins", "page"])
 @pytest.mark.parametrize("dose", [None, 1e5, 300])
 def test_nothing_is_told_of_ordinary_patterns(name: str, dose: float | None) -> None:
     image = np.asarray(getattr(skimage.data, name)(), float)

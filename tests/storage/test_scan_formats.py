@@ -124,9 +124,7 @@ def test_a_scan_of_ptypy_is_read(tmp_path: Path) -> None:
         (np.c_[PLACES[:, ::-1], np.arange(COUNT)], ("--position-axes", "x,y")),
     ],
 )
-def test_places_have_the_unit_and_the_axes_that_are_given(
-    tmp_path: Path, places: Any, options: Sequence[str]
-) -> None:
+def test_places_have_the_unit_and_the_axes_that_are_given(tmp_path: Path, places: Any, options: Sequence[str]) -> None:
     source = write_named(tmp_path / "scan.h5", frames=PATTERNS, places=places, bad=~GOOD)
     check(convert(source, *NAMED, *GEOMETRY, "--bad-pixels", "raw/bad", *options))
 
@@ -223,20 +221,14 @@ def test_electrons_have_their_wavelength_and_pixels_an_angle(tmp_path: Path) -> 
     ("options", "said"),
     [
         ((), "is no CXI file. Write for --patterns one of raw/frames, raw/places, raw/places3."),
-        (
-            ("--patterns", "raw/frame", *GEOMETRY),
-            "has no dataset raw/frame. Write for --patterns one of raw/",
-        ),
+        (("--patterns", "raw/frame", *GEOMETRY), "has no dataset raw/frame. Write for --patterns one of raw/"),
         (("--patterns", "raw/frames", *GEOMETRY), "nothing says where the beam was. Write --positions."),
         ((*NAMED, *GEOMETRY[:2]), "Write --distance, --pixel."),
         ((*NAMED, *GEOMETRY, "--position-axes", "a,b"), "Write y,x or x,y"),
         ((*NAMED, *GEOMETRY, "--position-axes", "y-,x"), "Write y,x or x,y"),
         ((*NAMED, *GEOMETRY, "--position-axes", "y,y"), "Write y,x or x,y"),
         ((*NAMED, *GEOMETRY, "--position-axes", "x,y,z"), "have 2 columns, and the axes are x,y,z"),
-        (
-            (*NAMED[:3], "raw/places3", *GEOMETRY),
-            "and a place has 2. Say which is which: --position-axes x,y,z",
-        ),
+        ((*NAMED[:3], "raw/places3", *GEOMETRY), "and a place has 2. Say which is which: --position-axes x,y,z"),
         ((*NAMED, *GEOMETRY, "--position-unit", "furlong"), "--position-unit 1 furlong: no length"),
         ((*NAMED, *GEOMETRY[2:], "--energy", "12"), "such as 8.8 keV"),
         ((*NAMED, *GEOMETRY[:2], "--pixel", "1 mrad", "--distance", "1 m"), "Leave one of them out"),

@@ -37,9 +37,7 @@ def write_cxi(path: Path, change: Callable[[Any], None] = lambda file: None) -> 
         file[f"{DETECTOR}/distance"] = 2.0
         # Rows go down along -y, columns along -x.
         file[f"{DETECTOR}/basis_vectors"] = np.array([[0, -3e-5], [-5e-5, 0], [0, 0]])
-        file[f"{DETECTOR}/mask"] = np.where(np.arange(EDGE**2).reshape(EDGE, EDGE) == 5, 4, 0x1000).astype(
-            "u4"
-        )
+        file[f"{DETECTOR}/mask"] = np.where(np.arange(EDGE**2).reshape(EDGE, EDGE) == 5, 4, 0x1000).astype("u4")
         file["entry_1/instrument_1/source_1/energy"] = 1.98644586e-15
         file["entry_1/data_1/translation"] = random.uniform(-1e-6, 1e-6, (COUNT, 3))
         change(file)
@@ -123,24 +121,12 @@ def _replace(name: str, value: Any) -> Callable[[Any], None]:
         ("entry_1/data_1/translation", np.full((COUNT, 3), np.nan), "not finite"),
         ("entry_1/data_1/translation", np.zeros((COUNT - 1, 3)), "positions has shape"),
         ("entry_1/instrument_1/source_1/energy", None, "Write it as --energy"),
-        (
-            f"{DETECTOR}/distance",
-            np.array([2.0, 3.0]),
-            "is from 2 to 3, .* one distance. Write .* as --distance",
-        ),
+        (f"{DETECTOR}/distance", np.array([2.0, 3.0]), "is from 2 to 3, .* one distance. Write .* as --distance"),
         (f"{DETECTOR}/distance", np.array([]), "is empty"),
         ("entry_1/instrument_1/source_1/energy", 8800.0, "whose energy in joules"),
-        (
-            "entry_1/instrument_1/source_1/wavelength",
-            1.4089,
-            "is 1.4089 m by .* whose wavelength is in metres",
-        ),
+        ("entry_1/instrument_1/source_1/wavelength", 1.4089, "is 1.4089 m by .* whose wavelength is in metres"),
         ("entry_1/instrument_1/source_1/wavelength", 2e-10, "and by the energy it is 1e-10 m"),
-        (
-            "entry_1/instrument_1/source_1/energy",
-            [1.9e-15, 2.1e-15],
-            "all patterns of a scan have one wavelength",
-        ),
+        ("entry_1/instrument_1/source_1/energy", [1.9e-15, 2.1e-15], "all patterns of a scan have one wavelength"),
     ],
 )
 def test_what_no_scan_has_is_refused(tmp_path: Path, name: str, value: Any, said: str) -> None:
@@ -158,9 +144,7 @@ def test_what_a_detector_writes_into_bad_pixels_does_not_count(
     flagged = counts.copy()
     flagged[:, 0, 5], counts[:, 0, 5] = flag, 0
     found = [
-        converted(tmp_path, _replace(f"{DETECTOR}/data", values), Framing(binning=binning), overwrite=True)[
-            1
-        ][:]
+        converted(tmp_path, _replace(f"{DETECTOR}/data", values), Framing(binning=binning), overwrite=True)[1][:]
         for values in (flagged, counts)
     ]
     assert np.array_equal(found[0], found[1])
@@ -168,9 +152,7 @@ def test_what_a_detector_writes_into_bad_pixels_does_not_count(
 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int64, np.float32])
 @pytest.mark.parametrize("binning", [1, 2])
-def test_pixels_at_the_largest_number_of_their_type_are_left_out(
-    tmp_path: Path, kind: Any, binning: int
-) -> None:
+def test_pixels_at_the_largest_number_of_their_type_are_left_out(tmp_path: Path, kind: Any, binning: int) -> None:
     counts = np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE) % 1000
     full = counts.astype(kind)
     # In one pattern; floats of 32 bits may have been integers.
@@ -204,9 +186,8 @@ def test_blank_patterns_are_left_out_and_named(tmp_path: Path, factor: float) ->
     source, path = write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", counts)), tmp_path / "s.zarr"
     done = CliRunner().invoke(app, ["convert", source, str(path)])
     for said in (done, CliRunner().invoke(app, ["info", str(path)])):
-        assert (
-            "2 blank patterns, in which next to nothing was counted: numbers 3, 17 of the file"
-            in " ".join(said.output.split())
+        assert "2 blank patterns, in which next to nothing was counted: numbers 3, 17 of the file" in " ".join(
+            said.output.split()
         )
     scan, patterns = open_scan(str(path))
     assert sorted(scan.numbers) == sorted(set(range(COUNT)) - {3, 17})
@@ -325,9 +306,7 @@ def test_a_mask_that_leaves_out_nearly_all_is_refused_unless_it_is_named(tmp_pat
         for known in (KnownValues(), KnownValues(bad=(name,)), KnownValues(good=name))[1 if said else 0 :]:
             convert_scan(source, target, known=known, overwrite=True)
             remarks = open_scan(target)[0].remarks
-            assert any("of the pixels. If it should be" in text for _, text in remarks) == (
-                not known.good or not said
-            )
+            assert any("of the pixels. If it should be" in text for _, text in remarks) == (not known.good or not said)
 
 
 @pytest.mark.parametrize("wavelength", [1.4, 1e-17])
@@ -345,11 +324,7 @@ def test_an_odd_detector_keeps_its_pixels() -> None:
 
 @pytest.mark.parametrize(
     ("energy", "wavelength", "found"),
-    [
-        (0.0, 2e-10, 2e-10),
-        (300e3 * 1.602176634e-19, 1.9687e-12, 1.9687e-12),
-        ([1.98644586e-15] * 3, None, 1e-10),
-    ],
+    [(0.0, 2e-10, 2e-10), (300e3 * 1.602176634e-19, 1.9687e-12, 1.9687e-12), ([1.98644586e-15] * 3, None, 1e-10)],
 )
 def test_energies_as_files_have_them_are_taken(
     tmp_path: Path, energy: Any, wavelength: float | None, found: float
@@ -469,8 +444,6 @@ def test_a_scan_that_is_converted_already_is_refused_with_what_takes_it(tmp_path
         said = f"{scan} is a scan of halotile already: there is nothing to convert. `recon-cli plan`"
         assert said in done.stderr
         assert "convert its original file with these options" in done.stderr
-    known = KnownValues(
-        patterns="patterns", positions="positions", wavelength=1e-10, distance=2.0, pixel=(5e-5, 3e-5)
-    )
+    known = KnownValues(patterns="patterns", positions="positions", wavelength=1e-10, distance=2.0, pixel=(5e-5, 3e-5))
     convert_scan(scan, str(tmp_path / "named.zarr"), Framing(crop=8), known)
     assert open_scan(str(tmp_path / "named.zarr"))[1].shape == (COUNT, 8, 8)

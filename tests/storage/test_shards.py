@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, DamagedData
-from halotile.storage.sharded.shards import (
-    CODECS,
-    ShardFormat,
-    decode_chunk,
-    encode_shard,
-    find_problems,
-    read_index,
-)
+from halotile.storage.sharded.shards import CODECS, ShardFormat, decode_chunk, encode_shard, find_problems, read_index
 
 DTYPES = ["uint8", "uint16", "int32", "float16", "float32", "float64"]
 FORM = ShardFormat((8, 8), (4, 4), "float32", "lz4")

@@ -179,9 +179,7 @@ def test_damage_during_export_leaves_the_old_file_only(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tif", "a.zarr"]
 
 
-def test_a_disk_without_room_for_the_scratch_file_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room_for_the_scratch_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "a.npy", image((1200, 700)))
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=full))
@@ -191,9 +189,7 @@ def test_a_disk_without_room_for_the_scratch_file_is_told(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npy"]
 
 
-def test_a_header_that_promises_too_much_takes_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_header_that_promises_too_much_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.fromarray(image((20, 30), "uint8")).save(tmp_path / "a.png")
     content = bytearray((tmp_path / "a.png").read_bytes())
     content[16:24] = struct.pack(">II", 60_000, 60_000)

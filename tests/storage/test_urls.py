@@ -94,9 +94,7 @@ def test_of_many_objects_some_are_looked_at(place: tuple[str, Any], monkeypatch:
     test_a_chunk_that_is_written_to_is_noticed(place)
 
 
-def test_chunks_that_are_not_stored_are_allowed(
-    place: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_that_are_not_stored_are_allowed(place: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats_zarr, "MOST_OBJECTS", 0)
     url, array = place
     array[:64, :64] = 0  # the fill value, which zarr does not write

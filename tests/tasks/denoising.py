@@ -33,9 +33,7 @@ def network(scale: int = 1, level: bool = False) -> nn.Module:
             self.enter = nn.Conv2d(1, 8, 3, padding=1)
             self.down = nn.Conv2d(8, 8, 2, stride=2)
             self.up = nn.ConvTranspose2d(8, 8 * scale**2, 2, stride=2)
-            self.leave = nn.Sequential(
-                nn.Conv2d(8 * scale**2, scale**2, 3, padding=1), nn.PixelShuffle(scale)
-            )
+            self.leave = nn.Sequential(nn.Conv2d(8 * scale**2, scale**2, 3, padding=1), nn.PixelShuffle(scale))
 
         def forward(self, batch: torch.Tensor, sigma: Any = 1.0) -> torch.Tensor:
             result: torch.Tensor = self.leave(self.up(torch.relu(self.down(self.enter(batch * sigma)))))
@@ -97,10 +95,7 @@ def tiles(
     rim = Rim.everywhere(denoiser.boundary, pixels.ndim)
     depth, align = ((reach, reach),) * pixels.ndim, (denoiser.alignment,) * pixels.ndim
     for block in Grid(pixels.shape, tile, depth, align):
-        cut = {
-            name: read_window(InMemory(side), block.window, rim)
-            for name, side in {"": pixels, **sides}.items()
-        }
+        cut = {name: read_window(InMemory(side), block.window, rim) for name, side in {"": pixels, **sides}.items()}
         result = apply(denoiser, cut.pop(""), **cut)
         factor = (denoiser.scale,) * pixels.ndim
         start = rim.reach(block.window, pixels.shape)

@@ -114,9 +114,7 @@ def test_a_part_of_an_image_has_the_bits_of_the_image_with_another_operand() -> 
         check_parts(function, shape, layout)
 
 
-def check_parts(
-    function: Callable[[Any, Any], Any], shape: tuple[int, ...], layout: torch.memory_format
-) -> None:
+def check_parts(function: Callable[[Any, Any], Any], shape: tuple[int, ...], layout: torch.memory_format) -> None:
     """Assert that parts of an image have its bits beside an operand of a shape."""
     generator = torch.Generator().manual_seed(2)
     whole = (torch.rand(1, 4, 50, 37, generator=generator) + 0.1).contiguous(memory_format=layout)
@@ -134,10 +132,7 @@ def check_parts(
 
 
 def test_a_part_of_an_image_is_changed_in_place_with_another_operand() -> None:
-    whole, other = (
-        numbers(3 * 50 * 77).reshape(1, 3, 50, 77).abs(),
-        torch.tensor([0.3, 1.7, 2.2])[:, None, None],
-    )
+    whole, other = (numbers(3 * 50 * 77).reshape(1, 3, 50, 77).abs(), torch.tensor([0.3, 1.7, 2.2])[:, None, None])
     expected, given = torch.pow(whole, other), whole.clone()
     with SteadyElementwise():
         part = whole[..., :41, 3:60]

@@ -172,15 +172,10 @@ def test_gradients_of_means_are_those_of_differences() -> None:
     step = 1e-3 * torch.randn(image.shape, generator=torch.Generator().manual_seed(2))
     for more in ({}, {"valid": valid}):
         for along in ((step, 0 * step), (0 * step, step)):
-            gradients = torch.autograd.grad(
-                means(image, sigma=levels, **more).square().sum(), [image, levels]
-            )
+            gradients = torch.autograd.grad(means(image, sigma=levels, **more).square().sum(), [image, levels])
             with torch.no_grad():
                 ends = [
-                    means(image + sign * along[0], sigma=levels + sign * along[1], **more)
-                    .double()
-                    .square()
-                    .sum()
+                    means(image + sign * along[0], sigma=levels + sign * along[1], **more).double().square().sum()
                     for sign in (1, -1)
                 ]
                 slope = sum(float((g * a).sum()) for g, a in zip(gradients, along, strict=True))
@@ -200,9 +195,7 @@ def test_exponentials_have_the_same_bits_in_all_forms(monkeypatch: pytest.Monkey
     assert same_bits(found, exponential_(values.clone()))
 
 
-def test_means_of_images_with_holes_and_of_volumes_have_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_means_of_images_with_holes_and_of_volumes_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     denoiser = NonLocalMeans(strength=0.8, sigma=0.3, distance=2)
     image = torch.randn(1, 1, 12, 31, 29, generator=torch.Generator().manual_seed(1))
     assert same_bits(denoiser.build()(image), on_tensors(denoiser, image, monkeypatch))

@@ -52,9 +52,7 @@ def solver_step(*parts: Denoised) -> ImageTask:
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace GPUs by :class:`FakeGpu`."""
-    monkeypatch.setattr(
-        image_task, "open_device", lambda kind, *given: FakeGpu() if kind == "cuda" else Device("cpu")
-    )
+    monkeypatch.setattr(image_task, "open_device", lambda kind, *given: FakeGpu() if kind == "cuda" else Device("cpu"))
 
 
 def kept() -> list[Any]:
@@ -102,9 +100,7 @@ def test_the_memory_of_a_gpu_is_measured_anew() -> None:
 
 def test_a_model_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Any] = []
-    monkeypatch.setattr(
-        image_task, "check_purity", lambda denoiser, dims, model, dtype: checked.append(denoiser)
-    )
+    monkeypatch.setattr(image_task, "check_purity", lambda denoiser, dims, model, dtype: checked.append(denoiser))
     for sigma in (1.0, 1.0, 2.0):
         solver_step(prior(sigma, "cpu")).stages().check()
     assert [denoiser.sigma for denoiser in checked] == [1.0, 2.0]

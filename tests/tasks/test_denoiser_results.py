@@ -21,16 +21,7 @@ from halotile.tasks.denoisers.median import Median
 from halotile.tasks.denoisers.nlm import NonLocalMeans
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.denoisers.tv import TotalVariation
-from tests.tasks.denoising import (
-    NETWORK_DEPTH,
-    NETWORK_WIDTH,
-    Image,
-    apply,
-    dncnn_tensors,
-    image,
-    network,
-    whole,
-)
+from tests.tasks.denoising import NETWORK_DEPTH, NETWORK_WIDTH, Image, apply, dncnn_tensors, image, network, whole
 
 pytestmark = pytest.mark.usefixtures("lab")
 
@@ -39,9 +30,7 @@ def test_gaussian_and_median_are_the_filters_of_scipy() -> None:
     for dims, (sigma, truncate) in itertools.product((2, 3), ((0.6, 4.0), (2.0, 4.0), (3.3, 2.5))):
         pixels = image(dims)
         result = whole(Gaussian(sigma=sigma, truncate=truncate), pixels)
-        expected = scipy.ndimage.gaussian_filter(
-            pixels.astype(float), sigma, mode="reflect", truncate=truncate
-        )
+        expected = scipy.ndimage.gaussian_filter(pixels.astype(float), sigma, mode="reflect", truncate=truncate)
         np.testing.assert_allclose(result, expected, atol=5e-7)
     for dims, size in ((2, 3), (2, 5), (2, 7), (2, 9), (3, 3), (3, 5)):
         pixels = np.round(image(dims), 2)  # with ties
@@ -107,9 +96,7 @@ FLAT = [f"model.{2 * i}" for i in range(14)]
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 @pytest.mark.parametrize(("keys", "sign"), [(DEEP, 1), (FLAT, -1), ([f"net.{k}" for k in FLAT], -1)])
-def test_dncnn_reads_the_usual_layouts_in_order(
-    tmp_path: Path, keys: list[str], sign: int, suffix: str
-) -> None:
+def test_dncnn_reads_the_usual_layouts_in_order(tmp_path: Path, keys: list[str], sign: int, suffix: str) -> None:
     import safetensors.torch
 
     tensors = dncnn_tensors(keys, width=6)
@@ -128,9 +115,7 @@ def test_dncnn_reads_the_usual_layouts_in_order(
     for word, factor in (("add", 1), ("subtract", -1)):
         changed = dataclasses.replace(denoiser, residual=word)  # type: ignore[arg-type]
         np.testing.assert_allclose(apply(changed, pixels), pixels + factor * stack, atol=1e-6)
-    np.testing.assert_allclose(
-        apply(dataclasses.replace(denoiser, residual="none"), pixels), stack, atol=1e-6
-    )
+    np.testing.assert_allclose(apply(dataclasses.replace(denoiser, residual="none"), pixels), stack, atol=1e-6)
 
 
 MISFITS: list[tuple[dict[str, Any], str]] = [

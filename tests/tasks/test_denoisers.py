@@ -45,17 +45,13 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
         (2,),
     ),
     "torch doubling": (
-        lambda _: UserNetwork(
-            import_="lab:network", options={"scale": 2}, receptive_field_=3, alignment_=2, scale=2
-        ),
+        lambda _: UserNetwork(import_="lab:network", options={"scale": 2}, receptive_field_=3, alignment_=2, scale=2),
         (2,),
     ),
     "function": (lambda _: Function(import_="lab:sharpen", options={"amount": 0.3}, depth=2), (2, 3)),
     "given function": (lambda _: GivenFunction(call=sharpen, depth=2), (2,)),
 }
-EVERY = [
-    pytest.param(make, dims, id=f"{name}-{dims}d") for name, (make, axes) in CASES.items() for dims in axes
-]
+EVERY = [pytest.param(make, dims, id=f"{name}-{dims}d") for name, (make, axes) in CASES.items() for dims in axes]
 
 
 @pytest.mark.parametrize(("make", "dims"), EVERY)
@@ -89,9 +85,7 @@ def test_double_precision_stays_double() -> None:
         np.testing.assert_allclose(result, whole(denoiser, pixels.astype(np.float32)), atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    "name", ["tv", "tv in noise levels", "nlm", "nlm in noise levels", "torch at a level"]
-)
+@pytest.mark.parametrize("name", ["tv", "tv in noise levels", "nlm", "nlm in noise levels", "torch at a level"])
 def test_a_noise_map_is_tiled_along(name: str) -> None:
     denoiser = CASES[name][0](None)
     if denoiser.sigma is None:
@@ -127,9 +121,7 @@ def test_auto_waits_for_the_noise_level() -> None:
             apply(denoiser, image(2))
         leveled = denoiser.with_noise_level(0.2)
         assert not leveled.wants_noise_level
-        assert np.array_equal(
-            apply(leveled, image(2)), apply(dataclasses.replace(denoiser, sigma=0.2), image(2))
-        )
+        assert np.array_equal(apply(leveled, image(2)), apply(dataclasses.replace(denoiser, sigma=0.2), image(2)))
 
 
 NAN = float("nan")

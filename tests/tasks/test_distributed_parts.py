@@ -57,9 +57,7 @@ def test_weights_add_up_to_1_everywhere(kind: str, length: int, patch: int, over
     overlap=st.integers(0, 12),
     blending=st.sampled_from([None, *BLENDINGS]),
 )
-def test_joining_undoes_cutting(
-    shape: tuple[int, ...], patch: int, overlap: int, blending: str | None
-) -> None:
+def test_joining_undoes_cutting(shape: tuple[int, ...], patch: int, overlap: int, blending: str | None) -> None:
     tiles = make_tiles((2, *shape), patch, overlap, (1, 2), blending)
     image = torch.rand(2, *shape, dtype=torch.float64)
     made = [tiles.trim(tiles.window(image, number)) for number in range(len(tiles))]
@@ -222,9 +220,7 @@ def test_random_numbers_belong_to_the_call(tmp_path: Path) -> None:
 
 def test_a_generator_depends_on_its_own_seed_and_not_on_the_context(tmp_path: Path) -> None:
     cases = [(3, 1), (3, 2), (4, 1)]
-    one, same, other = (
-        processed(noisy_by(own), tmp_path, Draw(of_context, 0, 0))(X)[0] for own, of_context in cases
-    )
+    one, same, other = (processed(noisy_by(own), tmp_path, Draw(of_context, 0, 0))(X)[0] for own, of_context in cases)
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 

@@ -31,9 +31,7 @@ def test_the_first_bad_pixel_is_named_by_its_place_in_the_image() -> None:
     ):
         source, rim, window = with_one(np.inf, at), Rim.everywhere(rule, 2), Region((-20, -20), (90, 110))
         pixels = read_window(source, window, rim)
-        message = (
-            rf"rows 0–69, columns 0–89; the first is at row {at[0]}, column {at[1]}\. .*on_nan: propagate"
-        )
+        message = rf"rows 0–69, columns 0–89; the first is at row {at[0]}, column {at[1]}\. .*on_nan: propagate"
         with pytest.raises(InputError, match=message):
             check_image(pixels, source, window, rim, ("y", "x"))
 
@@ -41,9 +39,7 @@ def test_the_first_bad_pixel_is_named_by_its_place_in_the_image() -> None:
 def test_other_axes_are_named_by_their_letters() -> None:
     source, rim = with_one(np.nan, (2, 5, 6), (4, 30, 30)), Rim.everywhere("cut", 3)
     window = Region((1, 0, 0), (4, 20, 20))
-    with pytest.raises(
-        InputError, match="z 1–3, rows 0–19, columns 0–19; the first is at z 2, row 5, column 6"
-    ):
+    with pytest.raises(InputError, match="z 1–3, rows 0–19, columns 0–19; the first is at z 2, row 5, column 6"):
         check_image(read_window(source, window, rim), source, window, rim, ("z", "y", "x"))
 
 
@@ -85,7 +81,5 @@ def test_a_noise_map_in_counts_is_refused_for_a_image_that_is_mapped() -> None:
     place = InMemory(counts), Region.whole((8, 8)), Rim.everywhere("cut", 2), ("y", "x")
     check_side("sigma", counts, *place)
     check_side("mask", counts, *place, (0.0, 4095.0))
-    with pytest.raises(
-        InputError, match=r"holds 150. The image's 0 to 4095 .* as 0 to 1.*Divide the map by 4095"
-    ):
+    with pytest.raises(InputError, match=r"holds 150. The image's 0 to 4095 .* as 0 to 1.*Divide the map by 4095"):
         check_side("sigma", counts, *place, (0.0, 4095.0))

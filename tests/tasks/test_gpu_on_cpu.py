@@ -90,9 +90,7 @@ def test_what_cannot_be_recorded_is_asked_for_each_time(monkeypatch: pytest.Monk
     monkeypatch.setattr(device.streams, "record", refuse)
     pixels = image("float32")
     got = TileRunner(blur, device, tiling(), "blur")(pixels, whole, whole, 1, {})
-    np.testing.assert_array_equal(
-        got, TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
-    )
+    np.testing.assert_array_equal(got, TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {}))
     assert not device.records
 
 
@@ -140,9 +138,7 @@ def test_memory_that_is_taken_comes_back_where_the_model_fails() -> None:
     for _ in range(5):
         with pytest.raises(RuntimeError):
             runner(image("float32"), whole, whole, 1, {})
-    np.testing.assert_array_equal(
-        device.fetch(device.take(device.stage(image("uint8")))).pixels(), image("uint8")
-    )
+    np.testing.assert_array_equal(device.fetch(device.take(device.stage(image("uint8")))).pixels(), image("uint8"))
 
 
 class Full(Gpu):
@@ -341,9 +337,7 @@ def test_every_denoiser_stays_on_its_device(
         if side != "photons"
     }
     noise: dict[str, Any] = {"model": "poisson-gaussian", "gain": 9.0} if "photons" in sides else {}
-    job = job_of(
-        source, tmp_path / "out.zarr", name, options, tile={"block": 128}, input={"sides": paths}, noise=noise
-    )
+    job = job_of(source, tmp_path / "out.zarr", name, options, tile={"block": 128}, input={"sides": paths}, noise=noise)
     stages = DenoiseStages(work_of(make_plan(job)).task, Elsewhere())
     stages.check()
     for block in (stages.task.grid.block_at(0), stages.task.grid.block_at(4)):

@@ -132,9 +132,7 @@ def test_the_faster_memory_layout_is_taken(
     assert not tune(task, TrialRequest(tiles=((32, 32),)), LaidOut()).channels_last, "it was not to be tried"
 
 
-def test_what_breaks_beside_the_best_costs_only_itself(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_breaks_beside_the_best_costs_only_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def time(trial: Any, tile: Any, batch: int, device: Any = None) -> TileTrial:
         if device is not None or max(tile) > 40:
             raise RuntimeError("input tensor must fit into 32-bit index math")

@@ -51,9 +51,7 @@ def run(
 
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 90), st.sampled_from([1, 2, 4, 8]))
 @settings(deadline=None, max_examples=150)
-def test_even_cuts_cover_the_interval_in_aligned_pieces(
-    start: int, length: int, edge: int, align: int
-) -> None:
+def test_even_cuts_cover_the_interval_in_aligned_pieces(start: int, length: int, edge: int, align: int) -> None:
     start *= align
     parts = cut_evenly(start, start + length, edge, align)
     assert parts[0][0] == start
@@ -70,9 +68,7 @@ def test_even_cuts_cover_the_interval_in_aligned_pieces(
     st.sampled_from([1, 2, 8]),
 )
 @settings(deadline=None, max_examples=150)
-def test_windows_hold_what_their_tile_needs(
-    image: tuple[int, int], edge: int, depth: int, align: int
-) -> None:
+def test_windows_hold_what_their_tile_needs(image: tuple[int, int], edge: int, depth: int, align: int) -> None:
     whole = Region.whole(image)
     edge = -(-edge // align) * align
     form = tiling(tile=(edge, edge), depth=((depth, depth),) * 2, align=(align,) * 2, image=image)
@@ -112,9 +108,7 @@ def test_a_core_inside_what_was_read_gets_its_own_pixels() -> None:
     pixels = np.random.default_rng(0).random((1, 100, 120), dtype=np.float32)
     core = Region((20, 30), (90, 80))
     got = run(pixels, blur, tiling(), core)
-    np.testing.assert_allclose(
-        got, blur(torch.from_numpy(pixels[None]))[0].numpy()[:, 20:90, 30:80], atol=1e-6
-    )
+    np.testing.assert_allclose(got, blur(torch.from_numpy(pixels[None]))[0].numpy()[:, 20:90, 30:80], atol=1e-6)
 
 
 def test_scaled_results_land_where_they_belong() -> None:

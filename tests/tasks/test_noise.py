@@ -37,9 +37,7 @@ def level_of(image: Counted | Source) -> float:
 
 
 def test_white_noise_is_measured() -> None:
-    for sigma, shape in itertools.product(
-        (0.02, 0.3), ((900, 700), (3, 400, 500), (2, 9, 130, 170), (31, 33))
-    ):
+    for sigma, shape in itertools.product((0.02, 0.3), ((900, 700), (3, 400, 500), (2, 9, 130, 170), (31, 33))):
         assert level_of(Counted(noisy(shape, sigma))) == pytest.approx(sigma, rel=0.15)
 
 
@@ -76,9 +74,7 @@ def test_missing_pixels_are_left_out() -> None:
 def test_a_image_whose_noise_cannot_be_estimated_is_refused() -> None:
     rows: list[tuple[float, str]] = [(3.0, "its pixels are equal"), (np.nan, "no 2 x 2 pixels are finite")]
     for value, why in rows:
-        with pytest.raises(
-            InputError, match=f"no noise could be estimated .* {why} .* Write sigma as a number"
-        ):
+        with pytest.raises(InputError, match=f"no noise could be estimated .* {why} .* Write sigma as a number"):
             level_of(Counted(np.full((300, 300), value)))
 
 
@@ -214,9 +210,7 @@ def test_noise_that_was_cut_off_in_a_photograph_counts_as_before() -> None:
 
 
 def test_black_and_white_places_are_no_noise_that_was_cut_off() -> None:
-    for kind, white in itertools.product(
-        ("blobs", "fine blobs", "grid", "dead pixels", "most"), (False, True)
-    ):
+    for kind, white in itertools.product(("blobs", "fine blobs", "grid", "dead pixels", "most"), (False, True)):
         random = np.random.default_rng(3)
         places = {
             "blobs": binary_blobs(512, 0.2, rng=random),
@@ -315,10 +309,7 @@ def test_scattered_holes_do_not_change_the_estimate(peak: float) -> None:
     before, columns = estimate_photon_noise(Counted(whole.copy()), (0, 1)), whole.copy()
     columns[:, 3::16] = np.nan
     rows = ((0.01, np.nan), (0.1, np.nan), (0.01, 65535.0), (0.03, 0.0))
-    for pixels in (
-        columns,
-        *(np.where(rng.random(whole.shape) < share, hole, whole) for share, hole in rows),
-    ):
+    for pixels in (columns, *(np.where(rng.random(whole.shape) < share, hole, whole) for share, hole in rows)):
         after = estimate_photon_noise(Counted(pixels), (0, 1), clearly=True)
         assert before is not None
         assert after is not None
@@ -338,9 +329,7 @@ def test_planes_are_estimated_by_themselves_and_an_even_one_like_the_others_wher
     assert list(found.gain[3:]) == [0, 0]
     assert list(found.read_sigma[3:]) == pytest.approx([1.5, 0], abs=0.03)
     assert estimate_photon_noise(Counted(planes), (1, 2), (0,), clearly=True) is None
-    assert [plane.grows for plane in survey_planes(Counted(planes), (1, 2), (0,))] == [True, True] + 3 * [
-        False
-    ]
+    assert [plane.grows for plane in survey_planes(Counted(planes), (1, 2), (0,))] == [True, True] + 3 * [False]
 
 
 def test_no_channel_gets_the_noise_of_another() -> None:

@@ -82,8 +82,6 @@ def test_a_rank_holds_the_windows_of_its_slots_alone(recipe: ScanRecipe) -> None
             for slot in slots:
                 if len(parts[slot]):
                     read = patterns.read(parts[slot], "cpu").numpy()
-                    assert np.array_equal(
-                        np.fft.fftshift(read, (-2, -1)), whole[parts[slot]].astype(np.float32)
-                    )
+                    assert np.array_equal(np.fft.fftshift(read, (-2, -1)), whole[parts[slot]].astype(np.float32))
             assert len(patterns.chunks) <= 3 * len(slots)
         assert recipe.chunks == 14

@@ -22,15 +22,7 @@ from halotile.tasks.ptychography.propagators import FarField
 from halotile.tasks.ptychography.recipe import PARTS, VARYING, Optics, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.result import contents
 from halotile.tasks.ptychography.simulated import SimulatedScan
-from halotile.tasks.ptychography.solvers import (
-    SOLVERS,
-    PatternBatch,
-    adam,
-    add_smoothness,
-    begin_epoch,
-    lbfgs,
-    sgd,
-)
+from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, adam, add_smoothness, begin_epoch, lbfgs, sgd
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
 from tests.tasks.pattern_recipes import small_recipe
 
@@ -56,9 +48,7 @@ def test_gradients_of_some_patterns_at_a_time_are_those_of_all(
     assert recipe.at_once == 5 < len(numbers) == 12
     losses = [each.pop("loss") for each in found]
     torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
-    assert not all(
-        map(torch.equal, *(each.values() for each in found))
-    )  # the sums were made in another order
+    assert not all(map(torch.equal, *(each.values() for each in found)))  # the sums were made in another order
     for name, whole in found[0].items():
         torch.testing.assert_close(found[1][name], whole, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
 
@@ -220,9 +210,7 @@ def test_lbfgs_goes_down_and_faster_than_steepest_descent(recipe: ScanRecipe) ->
 def test_steps_of_lbfgs_are_those_of_torch_until_its_stage_ends(rate: float) -> None:
     curvature = torch.tensor([1.0, 10.0, 100.0, 3.0, 50.0, 7.0, 20.0])
     theirs = torch.ones(7, requires_grad=True)
-    optimizer = torch.optim.LBFGS(
-        [theirs], lr=rate, max_iter=1, history_size=5, tolerance_grad=0, tolerance_change=0
-    )
+    optimizer = torch.optim.LBFGS([theirs], lr=rate, max_iter=1, history_size=5, tolerance_grad=0, tolerance_change=0)
     state = ReconstructionState({"background": torch.ones(7)}, 1.0)
 
     def loss() -> torch.Tensor:
@@ -249,12 +237,8 @@ def test_a_factor_changes_the_units_of_a_part() -> None:
         for _ in range(6):
             x, y = state.parameters["object"], state.parameters["background"] / unit
             gradients = {"object": x + y, "background": (3 * y + x) / unit}
-            lbfgs(
-                state, gradients, {"object": 0.3, "background": 0.3 * unit}, PatternBatch([], 1.0, 0.3, STAGE)
-            )
-            path.append(
-                [*state.parameters["object"].tolist(), *(state.parameters["background"] / unit).tolist()]
-            )
+            lbfgs(state, gradients, {"object": 0.3, "background": 0.3 * unit}, PatternBatch([], 1.0, 0.3, STAGE))
+            path.append([*state.parameters["object"].tolist(), *(state.parameters["background"] / unit).tolist()])
         paths.append(path)
     assert np.allclose(paths[0], paths[1], rtol=1e-5)
 
@@ -291,10 +275,7 @@ def test_a_beam_that_changes_is_found_as_variations(recipe: ScanRecipe, tmp_path
         torch.from_numpy(simulated.image), first[None], torch.zeros(24, 24), positions, other[None]
     )
     losses = {}
-    for name, refined, variations in (
-        ("without", ("object", "probe"), 0),
-        ("with", ("object", "probe", *VARYING), 1),
-    ):
+    for name, refined, variations in (("without", ("object", "probe"), 0), ("with", ("object", "probe", *VARYING), 1)):
         changed = replace(recipe, refined=refined, variations=variations)
         losses[name] = last_loss(changed, tmp_path, simulated, pixels)
     assert losses["with"] < 0.3 * losses["without"]

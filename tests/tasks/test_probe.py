@@ -69,9 +69,7 @@ class UNet(nn.Module):  # type: ignore[misc]
         self.enter, self.leave = conv(1, 4), conv(4, 1)
         self.down = nn.ModuleList([nn.Conv2d(4, 4, 2, stride=2), nn.Conv2d(4, 4, 2, stride=2)])
         self.middle = conv(4, 4)
-        self.up = nn.ModuleList(
-            [nn.ConvTranspose2d(4, 4, 2, stride=2), nn.ConvTranspose2d(4, 4, 2, stride=2)]
-        )
+        self.up = nn.ModuleList([nn.ConvTranspose2d(4, 4, 2, stride=2), nn.ConvTranspose2d(4, 4, 2, stride=2)])
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         top = self.enter(batch)
@@ -141,11 +139,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Use:
 
 # A pooled or strided cell begins up to (stride - 1) pixels before the pixel it is asked about.
 def test_a_network_is_found_to_look_exactly_as_far_as_it_does(network: Use) -> None:
-    rows: dict[Callable[[], nn.Module], tuple[int, int]] = {
-        nn.Identity: (0, 1),
-        conv_stack: (4, 1),
-        dilated: (12, 1),
-    }
+    rows: dict[Callable[[], nn.Module], tuple[int, int]] = {nn.Identity: (0, 1), conv_stack: (4, 1), dilated: (12, 1)}
     rows |= {lopsided: (4, 1), deaf_to_nan: (4, 1), max_pooled: (4, 2), UNet: (9, 4), volume: (2, 1)}
     for build, expected in rows.items():
         assert probe(network(build), 3 if build is volume else 2) == expected, build

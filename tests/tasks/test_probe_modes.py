@@ -96,9 +96,7 @@ def test_modes_that_are_not_refined_or_not_told_by_the_counts_do_not_follow(
 def test_a_plane_wave_that_has_no_derivative_keeps_its_light_and_its_further_modes() -> None:
     probe = torch.ones(3, 16, 16, dtype=torch.complex64)
     probe[1:] *= 0.1
-    state = ReconstructionState(
-        {"probe": probe.clone()}, 1.0, moments={"following": {"probe": torch.tensor(9)}}
-    )
+    state = ReconstructionState({"probe": probe.clone()}, 1.0, moments={"following": {"probe": torch.tensor(9)}})
     for _ in range(3):
         state.follow_first()
     torch.testing.assert_close(state.parameters["probe"], probe)

@@ -59,9 +59,7 @@ def test_code_that_is_edited_while_its_job_runs_stays_what_it_was_in_memory(modu
 def test_code_that_was_changed_before_a_worker_begins_is_not_computed_with(module: Path) -> None:
     requested = of("first_code:one")
     module.write_text("FACTOR = 100\n")
-    with pytest.raises(
-        ConfigError, match=r"first_code:one was changed while the job ran.*Restore the old version"
-    ):
+    with pytest.raises(ConfigError, match=r"first_code:one was changed while the job ran.*Restore the old version"):
         build_sealed(*requested)
 
 
@@ -115,16 +113,12 @@ def test_weights_that_the_users_code_reads_may_not_change_while_its_job_runs(set
     seals = seals_of(denoiser, denoiser.check())
     build_sealed(denoiser, seals)
     settings.write_text('{"factor": 2, "layers": ["ReLU"], "weight": 5}')
-    with pytest.raises(
-        WeightsError, match="what reading_code:build reads its weights from was changed while"
-    ):
+    with pytest.raises(WeightsError, match="what reading_code:build reads its weights from was changed while"):
         build_sealed(denoiser, seals)
 
 
 @pytest.mark.parametrize("name", ["median.c", "kernels.h", "kernels.so", "library.py"])
-def test_compiled_filters_belong_to_halotile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_compiled_filters_belong_to_halotile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     place = tmp_path / "tasks/denoisers/compiled" / name
     place.parent.mkdir(parents=True)
     monkeypatch.setattr(provenance, "_PACKAGE", tmp_path)

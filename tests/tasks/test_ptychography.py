@@ -90,21 +90,12 @@ def test_gradients_are_those_of_automatic_differentiation() -> None:
         differentiated(PatternModel(propagator, loss, mask, oversampling), exact, patterns)
         errors = {}
         for kind in (torch.float64, torch.float32):
-            model = PatternModel(
-                _of(propagator, kind), loss, None if mask is None else mask.to(kind), oversampling
-            )
+            model = PatternModel(_of(propagator, kind), loss, None if mask is None else mask.to(kind), oversampling)
             x = leaves(torch.float32, of=kind, detector=detector)
             expected = differentiated(model, x, patterns.to(kind))
             with torch.no_grad():
                 places = Positions.at(x["place"], x["weight"], x["shares"])
-                arguments = (
-                    x["object"],
-                    x["probe"],
-                    x["background"],
-                    places,
-                    patterns.to(kind),
-                    [slice(0, 5)],
-                )
+                arguments = (x["object"], x["probe"], x["background"], places, patterns.to(kind), [slice(0, 5)])
                 (found,) = model.gradients(*arguments, variations=x["variations"])
             assert abs(found.loss - expected) / abs(expected) < (1e-12 if kind == torch.float64 else 1e-6)
             for name, leaf in exact.items():
@@ -117,17 +108,13 @@ def test_gradients_are_those_of_automatic_differentiation() -> None:
             (few,) = model.gradients(*arguments, ("object", "shares"), x["variations"])
         assert list(few.parts) == ["object", "shares", "pattern_loss"]
         with torch.no_grad():
-            (ranked,) = replace(model, loss="amplitude_mse").gradients(
-                *arguments, ("object",), x["variations"]
-            )
+            (ranked,) = replace(model, loss="amplitude_mse").gradients(*arguments, ("object",), x["variations"])
         assert float(few.parts["pattern_loss"].double().sum()) == pytest.approx(float(ranked.loss), rel=1e-5)
         assert all(torch.equal(part, found.parts[name]) for name, part in few.parts.items())
         for name in exact:
             assert errors[torch.float64, name, "ours"] < 1e-12, name
             # A sum of many terms rounds in single precision, whoever computes it.
-            assert errors[torch.float32, name, "ours"] < max(
-                1e-6, 2 * errors[torch.float32, name, "torch"]
-            ), name
+            assert errors[torch.float32, name, "ours"] < max(1e-6, 2 * errors[torch.float32, name, "torch"]), name
 
 
 def differentiated(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.Tensor) -> torch.Tensor:

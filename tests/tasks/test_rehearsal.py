@@ -29,9 +29,7 @@ from tests.support import dncnn_weights, job_of, noisy_image, run_inline, work_o
 class Padded(nn.Module):  # type: ignore[misc]
     """Pads to a multiple of something, convolves, crops: a wrapper as many public networks have one."""
 
-    def __init__(
-        self, multiple: int, *, around: bool = False, mode: str = "reflect", stride: int = 1
-    ) -> None:
+    def __init__(self, multiple: int, *, around: bool = False, mode: str = "reflect", stride: int = 1) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.multiple, self.around, self.mode = multiple, around, mode
@@ -141,9 +139,7 @@ def test_padding_behind_takes_a_larger_alignment() -> None:
 
 @pytest.mark.parametrize("name", ["around", "around, strided"])
 def test_padding_around_is_refused_where_it_acts(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"other pixels in tiles .* 203 × 317: .* let it pad at the end only"
-    ):
+    with pytest.raises(ConfigError, match=r"other pixels in tiles .* 203 × 317: .* let it pad at the end only"):
         halo_of(network(name), (203, 317))
     assert halo_of(network(name), (256, 320)).remarks == ()
 
@@ -162,9 +158,7 @@ def test_state_that_shows_late_is_reported_as_state() -> None:
 
 
 def test_nan_is_reported_with_the_place_and_one_full_stop() -> None:
-    with pytest.raises(
-        ConfigError, match=r"failed on an image of .* returned NaN or infinity for finite"
-    ) as refused:
+    with pytest.raises(ConfigError, match=r"failed on an image of .* returned NaN or infinity for finite") as refused:
         halo_of(network("spoiled", receptive_field_=1, alignment_=1), (203, 317))
     assert re.search(r"[^.]\.$", str(refused.value))
 
@@ -202,18 +196,12 @@ def test_a_job_has_the_same_bits_for_any_tile(tmp_path: Path, name: str) -> None
 def difference(tmp_path: Path, shape: tuple[int, ...], network: str, tile: Any, **options: Any) -> float:
     source = write_zarr(tmp_path / "in.zarr", np.zeros(shape, np.float32), axes="zyx"[-len(shape) :])
     named = {"import": f"tests.networks:{network}", "options": options}
-    return tile_difference(
-        work_of(make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile=tile))).task
-    )
+    return tile_difference(work_of(make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile=tile))).task)
 
 
 @pytest.mark.parametrize(
     ("shape", "length", "longer"),
-    [
-        ((192, 160), 150, (True, True)),
-        thorough((700, 900), 150, (True, True)),
-        ((40, 9000), 600, (False, True)),
-    ],
+    [((192, 160), 150, (True, True)), thorough((700, 900), 150, (True, True)), ((40, 9000), 600, (False, True))],
     ids=["an image of few tiles", "a larger image", "a long one"],
 )
 @pytest.mark.parametrize("axis", [0, 1])
@@ -281,8 +269,7 @@ def test_an_image_of_many_tiles_is_tried_in_one_of_each_kind(tmp_path: Path, siz
         for axis in range(2):
             place = core.start[axis] - window.start[axis], core.shape[axis], window.shape[axis]
             assert place in {
-                (t.core.start[axis] - t.reach.start[axis], t.core.shape[axis], t.reach.shape[axis])
-                for t in some
+                (t.core.start[axis] - t.reach.start[axis], t.core.shape[axis], t.reach.shape[axis]) for t in some
             }
 
 
@@ -329,9 +316,7 @@ def test_what_does_not_fit_at_once_is_computed_one_after_the_other(
     assert requested == [True, False]
 
 
-def test_a_resumed_run_reports_what_was_found_at_its_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_reports_what_was_found_at_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(denoiser_trials, "bounded", lambda *_: 3e-7)
     plan = make_plan(built_in(tmp_path))
     with claim(plan):

@@ -21,9 +21,7 @@ def truth(shape: tuple[int, int] = (150, 180)) -> NDArray[np.complex128]:
     return np.asarray((1 - 0.1 * noise[0]) * np.exp(1j * gaussian_filter(noise[1], 1)))
 
 
-def with_noise(
-    image: NDArray[np.complex128], seed: int, widths: NDArray[np.float64]
-) -> NDArray[np.complex128]:
+def with_noise(image: NDArray[np.complex128], seed: int, widths: NDArray[np.float64]) -> NDArray[np.complex128]:
     """The image with noise whose amplitude is that of each frequency."""
     random = np.random.default_rng(seed)
     noise = random.standard_normal(image.shape) + 1j * random.standard_normal(image.shape)

@@ -32,10 +32,7 @@ def test_any_tiling_gives_the_same_bits() -> None:
 
 
 def test_the_noise_is_as_strong_as_it_says() -> None:
-    rows: list[tuple[Any, Any]] = [
-        ("gaussian", lambda _: 0.05**2),
-        ("poisson", lambda clean: 0.05 * (clean + 0.1)),
-    ]
+    rows: list[tuple[Any, Any]] = [("gaussian", lambda _: 0.05**2), ("poisson", lambda clean: 0.05 * (clean + 0.1))]
     for noise, variance in rows:
         flat = InMemory(np.full((400, 400), 0.5, "float32"))
         background = 0.1 if noise == "poisson" else 0.0
@@ -76,11 +73,7 @@ def test_a_tile_draws_what_the_whole_draws() -> None:
     for name in MODELS:
         noisy, clean = MODELS[name], np.full(WHOLE.shape, 3.0, "float32")
         whole = noisy(clean, WHOLE, seed=4, operator=1)
-        for start, stop in [
-            ((0, 5, 7), (2, 80, 90)),
-            ((1, 64, 64), (2, 128, 128)),
-            ((0, 199, 0), (1, 200, 1)),
-        ]:
+        for start, stop in [((0, 5, 7), (2, 80, 90)), ((1, 64, 64), (2, 128, 128)), ((0, 199, 0), (1, 200, 1))]:
             part = Region(start, stop)
             assert np.array_equal(noisy(clean[part.slices], part, seed=4, operator=1), whole[part.slices])
 

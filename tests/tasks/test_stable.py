@@ -41,9 +41,7 @@ def noise(channels: int, axes: int, layout: torch.memory_format, count: int = 20
 
 @pytest.mark.parametrize(("into", "out"), [(32, 32), (16, 1), (1, 16), thorough(3, 3), thorough(64, 32)])
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d])
-def test_kernels_of_one_pixel_give_the_same_bits_for_any_batch_crop_and_threads(
-    kind: Any, into: int, out: int
-) -> None:
+def test_kernels_of_one_pixel_give_the_same_bits_for_any_batch_crop_and_threads(kind: Any, into: int, out: int) -> None:
     for layout in {torch.contiguous_format, LAYOUTS[axes_of(kind)]}:
         check_pointwise(steady(kind, into, out), noise(into, axes_of(kind), layout), layout)
 
@@ -98,10 +96,7 @@ def test_layers_compute_what_torch_does() -> None:
     for kind, kernel, options in rows:
         torch.manual_seed(0)
         plain = kind(4, 6, kernel, **options).eval().requires_grad_(False)
-        layer, images = (
-            steady(kind, 4, 6, kernel, **options),
-            noise(4, axes_of(kind), torch.contiguous_format, 2),
-        )
+        layer, images = (steady(kind, 4, 6, kernel, **options), noise(4, axes_of(kind), torch.contiguous_format, 2))
         torch.testing.assert_close(layer(images), plain(images))
         torch.testing.assert_close(layer(images[0]), plain(images[0]))
 
@@ -155,9 +150,7 @@ def test_channels_are_summed() -> None:
     for dtype in (torch.float32, torch.float64):
         images, kernels = drawn(2, 3, 40, 40, dtype=dtype), drawn(3, 5, 5, seed=1, dtype=dtype)
         plain = torch.nn.functional.conv2d(images, kernels[None])[:, 0]
-        assert torch.allclose(
-            correlate(images, kernels), plain, rtol=1e-6 if dtype == torch.float32 else 1e-14
-        )
+        assert torch.allclose(correlate(images, kernels), plain, rtol=1e-6 if dtype == torch.float32 else 1e-14)
 
 
 @settings(deadline=None, max_examples=60)

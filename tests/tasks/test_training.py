@@ -80,9 +80,7 @@ UNET, DNCNN = UNetNetwork(width=8, levels=2), DnCNNNetwork(depth=4, width=12)
         (DNCNN, "noise2self"),
     ],
 )
-def test_a_network_learns_to_denoise_from_the_noisy_image(
-    tmp_path: Path, network: Network, method: str
-) -> None:
+def test_a_network_learns_to_denoise_from_the_noisy_image(tmp_path: Path, network: Network, method: str) -> None:
     clean, noisy = noisy_waves()
     recipe = recipe_of(tmp_path, network, noisy, method=method)
     Trainer(recipe, "cpu").train(TorchGroup())
@@ -110,9 +108,7 @@ class Restless(UNetNetwork):
         )  # fmt: skip
 
 
-def test_to_draw_and_to_validate_changes_no_bit_of_a_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_to_draw_and_to_validate_changes_no_bit_of_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, random_numbers = [], torch.get_rng_state()
     for name, seconds, every in (("watched", 0.0, 1), ("alone", math.inf, 100)):
         monkeypatch.setattr(trainer, "WRITE_SECONDS", seconds)
@@ -141,9 +137,7 @@ def test_patches_are_drawn_above_the_same_ones_denoised() -> None:
             part = slice(number * (64 + GAP_PIXELS), number * (64 + GAP_PIXELS) + 64)
             above, below = (drawn[rows, part].astype(int) for rows in (slice(0, 64), slice(-64, None)))
             for one, other in zip(np.atleast_3d(above).T, np.atleast_3d(below).T, strict=True):
-                assert (one.min(), one.max()) == (0, 255), (
-                    "black and white are those of a channel of the noisy patch"
-                )
+                assert (one.min(), one.max()) == (0, 255), "black and white are those of a channel of the noisy patch"
                 assert 60 < other.min() < other.max() < 200
                 inside = (one > other.min()) & (one < other.max())
                 np.testing.assert_array_equal(other[inside], one[inside])

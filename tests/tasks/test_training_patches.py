@@ -33,9 +33,7 @@ def test_patches_are_parts_of_the_image_turned_and_flipped() -> None:
     for patch in source_of(image).draw(3, 2, 6).pixels[:, 0]:
         row, column = divmod(int(patch.min()), 300)
         part = image[row : row + 16, column : column + 16]
-        assert any(
-            np.array_equal(np.rot90(flipped, n), patch) for n in range(4) for flipped in (part, part[::-1])
-        )
+        assert any(np.array_equal(np.rot90(flipped, n), patch) for n in range(4) for flipped in (part, part[::-1]))
 
 
 def test_cells_that_are_held_out_are_in_no_patch_of_a_step() -> None:
@@ -105,11 +103,7 @@ def test_zeros_among_few_photons_are_learned_from() -> None:
     """Without them dark pixels would be taken for brighter."""
     image = np.random.default_rng(0).poisson(3.0, (64, 64)).astype(np.float32)
     image[:32] = 0
-    assert (
-        replace(source_of(image, values=UNKNOWN._replace(saturated=(0.0,))), patch=64)
-        .draw(0, 0, 1)
-        .valid.all()
-    )
+    assert replace(source_of(image, values=UNKNOWN._replace(saturated=(0.0,))), patch=64).draw(0, 0, 1).valid.all()
 
 
 def test_places_with_little_to_learn_from_are_left_out() -> None:
@@ -121,11 +115,7 @@ def test_places_with_little_to_learn_from_are_left_out() -> None:
 
 
 def test_values_are_mapped_to_a_range() -> None:
-    rows: list[tuple[Any, float, float]] = [
-        (np.uint8, 10, 110),
-        (np.float16, -6e4, 6e4),
-        (np.float32, -3e38, 3e38),
-    ]
+    rows: list[tuple[Any, float, float]] = [(np.uint8, 10, 110), (np.float16, -6e4, 6e4), (np.float32, -3e38, 3e38)]
     for dtype, low, high in rows:
         image = np.array([low, low / 2 + high / 2, high, high], dtype).repeat(1024).reshape(64, 64)
         source = replace(source_of(image, 32), values=(low, high))
@@ -184,7 +174,4 @@ def test_pixels_without_a_measurement_do_not_count() -> None:
         valid = (torch.rand_like(pixels) > 0.5).float()
         blind = method(PatchBatch(pixels, valid, pixels))
         assert not blind.counted[valid == 0].any()
-        assert (
-            float(mean_loss(torch.nn.Identity(), blind._replace(counted=blind.counted * 0), torch.ones(1)))
-            == 0
-        )
+        assert float(mean_loss(torch.nn.Identity(), blind._replace(counted=blind.counted * 0), torch.ones(1))) == 0

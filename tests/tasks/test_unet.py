@@ -65,12 +65,7 @@ def test_tiles_have_the_bits_of_the_whole_image(
     results = []
     for tile in (48, 64, 256):
         job = job_of(
-            source,
-            tmp_path / f"{tile}.zarr",
-            "unet",
-            {"weights": str(weights)},
-            tile={"size": tile},
-            shard=64,
+            source, tmp_path / f"{tile}.zarr", "unet", {"weights": str(weights)}, tile={"size": tile}, shard=64
         )
         results.append(run_inline(job))
     assert all(np.array_equal(result, results[0]) for result in results)
@@ -97,10 +92,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     save_file({"conv.weight": torch.zeros(3, 1, 3, 3)}, tmp_path / "a.safetensors")
     with pytest.raises(WeightsError, match=r"it has no 'last\.weight'"):
         UNet(weights=str(tmp_path / "a.safetensors")).check()
-    for shape, why in (
-        ((1, 4), r"last\.weight is \(1, 4\)"),
-        ((1, 4, 1, 1), r"it has no 'up\.0\.0\.weight'"),
-    ):
+    for shape, why in (((1, 4), r"last\.weight is \(1, 4\)"), ((1, 4, 1, 1), r"it has no 'up\.0\.0\.weight'")):
         save_file({"last.weight": torch.zeros(shape)}, tmp_path / "c.safetensors")
         with pytest.raises(WeightsError, match=why):
             UNet(weights=str(tmp_path / "c.safetensors")).check()

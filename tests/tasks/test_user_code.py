@@ -123,9 +123,7 @@ def by_global_further_in(image: Any) -> Any:
     return [by_global(line) for line in image]
 
 
-@pytest.mark.parametrize(
-    "call", [by_global, by_global_further_in, lambda image: (lambda: by_global(image))()]
-)
+@pytest.mark.parametrize("call", [by_global, by_global_further_in, lambda image: (lambda: by_global(image))()])
 def test_a_global_that_a_function_names_belongs_to_it(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], Any]
 ) -> None:

@@ -12,9 +12,7 @@ from tests.tasks.denoising import Counted
 
 
 def source_of(pixels: NDArray[Any], patch: int = 16, **options: Any) -> PatchSource:
-    return PatchSource(
-        (TrainingImage(Counted(pixels), (pixels.ndim - 2, pixels.ndim - 1), **options),), patch
-    )
+    return PatchSource((TrainingImage(Counted(pixels), (pixels.ndim - 2, pixels.ndim - 1), **options),), patch)
 
 
 def numbered(shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -12,17 +12,7 @@ import numpy as np
 import scipy
 
 from halotile.errors import InputError
-from halotile.graphs.kinds.base import (
-    Gather,
-    OutputArray,
-    Pass,
-    PassCount,
-    PlanRequest,
-    Records,
-    RunView,
-    Sums,
-    Work,
-)
+from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, PlanRequest, Records, RunView, Sums, Work
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.cutting import Geometry, block_unit, blocks_for, layout_like
 from halotile.graphs.plans.identity import code_versions
@@ -50,13 +40,9 @@ HELD = 8
 def plan(job: LocalDeviation, begun: Begun, request: PlanRequest) -> Planned:
     """Decide the sizes of a job."""
     computing = compute_on(job, None)
-    source = open_source(
-        job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes
-    )
+    source = open_source(job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes)
     if len(source.shape) != 2:
-        raise InputError(
-            f"input.path is {job.input.path}, of {len(source.shape)} axes. Give an image of two."
-        )
+        raise InputError(f"input.path is {job.input.path}, of {len(source.shape)} axes. Give an image of two.")
     halved = tuple(-(-n // 2) for n in source.shape)
     blocks = begun.previous["identity"]["blocks"] if begun.previous else (None, None)
     deviation, overview = (
@@ -95,12 +81,7 @@ def plan(job: LocalDeviation, begun: Begun, request: PlanRequest) -> Planned:
 
 
 def _output(
-    path: OutputPath,
-    key: str,
-    job: LocalDeviation,
-    source: Source,
-    shape: tuple[int, ...],
-    earlier: list[int] | None,
+    path: OutputPath, key: str, job: LocalDeviation, source: Source, shape: tuple[int, ...], earlier: list[int] | None
 ) -> OutputArray:
     """Return an output of this shape, in the blocks of an earlier run or the largest that keep all workers busy."""
     geometry = Geometry(shape, shape, Roles(source.axes, (0, 1), None), 1, 1)
@@ -129,11 +110,7 @@ class DeviationWork(Work):
     @property
     def passes(self) -> tuple[PassCount, ...]:
         """Three, the last over another grid."""
-        grids = {
-            "squares": self.deviation.grid,
-            "deviation": self.deviation.grid,
-            "overview": self.overview.grid,
-        }
+        grids = {"squares": self.deviation.grid, "deviation": self.deviation.grid, "overview": self.overview.grid}
         return tuple(PassCount(phase, grid) for phase, grid in grids.items())
 
     @property
@@ -158,12 +135,4 @@ class DeviationWork(Work):
 
 def _writing(writer: ShardWriter, image: Readable, grid: Grid) -> ImageTask:
     """Return the task that writes an image block by block."""
-    return ImageTask(
-        grid=grid,
-        images=((writer, image),),
-        sums=(),
-        stored=(),
-        view=View(),
-        denoised=(),
-        overlap=False,
-    )
+    return ImageTask(grid=grid, images=((writer, image),), sums=(), stored=(), view=View(), denoised=(), overlap=False)

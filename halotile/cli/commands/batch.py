@@ -18,9 +18,7 @@ def submit(
     asked: arg.Asked,
     workers: arg.Workers = None,
     overrides: arg.Overrides = None,
-    dry_run: Annotated[
-        bool, arg.flag("--dry-run", "Show the script and the plan, and submit nothing.")
-    ] = False,
+    dry_run: Annotated[bool, arg.flag("--dry-run", "Show the script and the plan, and submit nothing.")] = False,
     allow_import: arg.AllowImport = False,
     no_dashboard: arg.NoDashboard = False,
 ) -> None:
@@ -83,9 +81,7 @@ def dashboard(run_path: arg.RunPath) -> None:
 
 
 @command(hidden=True)
-def attend(
-    run_path: arg.RunPath, as_driver: Annotated[bool, arg.flag("--driver", "In this process.")] = False
-) -> None:
+def attend(run_path: arg.RunPath, as_driver: Annotated[bool, arg.flag("--driver", "In this process.")] = False) -> None:
     """Make one attempt at a submitted run; the script of its batch job calls this."""
     from halotile.cli.batch import attend as attend_run
     from halotile.cli.batch import look_after

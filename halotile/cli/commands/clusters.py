@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 _BEFORE = "halotile.before"
 Memory = Annotated[str, arg.option("SIZE", "Memory for each worker, such as 4GiB.", "--memory")]
-Site = Annotated[
-    Path | None, arg.option("CONFIG", "A job file whose cluster section says the rest.", "--config")
-]
+Site = Annotated[Path | None, arg.option("CONFIG", "A job file whose cluster section says the rest.", "--config")]
 ALL_GPUS = "With --torch: each rank sees all GPUs of its machine, for scripts that take cuda:LOCAL_RANK."
 TORCH = "A torchrun script: one rank on each worker, all of them the same script."
 
@@ -39,9 +37,7 @@ class _OwnAndTheirs(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-@command(
-    "exec", cls=_OwnAndTheirs, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)
+@command("exec", cls=_OwnAndTheirs, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def execute(
     context: typer.Context,
     script: Annotated[Path, arg.argument("SCRIPT", "A Python script; its arguments follow.")],
@@ -87,9 +83,7 @@ def execute(
 def doctor(
     config: Site = None,
     folder: Annotated[Path, arg.option("FOLDER", "Where outputs are to go.", "--output")] = Path("."),
-    start: Annotated[
-        bool, arg.flag("--start", "Start the cluster too, and compare what its workers have.")
-    ] = False,
+    start: Annotated[bool, arg.flag("--start", "Start the cluster too, and compare what its workers have.")] = False,
     workers: arg.Workers = None,
     cluster: arg.ClusterKind = None,
     memory: Memory = "4GiB",
@@ -121,9 +115,7 @@ def _check_spelling(context: typer.Context) -> None:
         name = word.partition("=")[0]
         is_option = name in context.meta[_BEFORE] and name.startswith("--")
         if is_option and (near := nearest(name, options, likeness=0.75)):
-            raise ConfigError(
-                f"exec has no {name}; did you mean {near}? What is the script's own comes after --."
-            )
+            raise ConfigError(f"exec has no {name}; did you mean {near}? What is the script's own comes after --.")
 
 
 def _show(title: str, findings: Sequence[Finding], *, as_json: bool) -> None:

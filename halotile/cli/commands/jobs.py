@@ -39,10 +39,7 @@ def plan(
     asked: arg.Asked,
     overrides: arg.Overrides = None,
     probe: Annotated[
-        bool,
-        arg.flag(
-            "--probe", "Try the device: the speed of tiles and batches, and the error of each precision."
-        ),
+        bool, arg.flag("--probe", "Try the device: the speed of tiles and batches, and the error of each precision.")
     ] = False,
 ) -> None:
     """Show what a run would do and cost, or why it is refused."""

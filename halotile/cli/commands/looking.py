@@ -48,9 +48,7 @@ def status(
 @command()
 def verify(
     path: Annotated[str, arg.argument("OUTPUT", "A Zarr that a run wrote.")],
-    repair: Annotated[
-        bool, arg.flag("--repair", "Do the damaged blocks again, and those that are not done.")
-    ] = False,
+    repair: Annotated[bool, arg.flag("--repair", "Do the damaged blocks again, and those that are not done.")] = False,
     allow_import: arg.AllowImport = False,
     as_json: arg.Json = False,
     quiet: arg.Quiet = False,
@@ -136,9 +134,7 @@ def preview(request: arg.PreviewRequest, quiet: arg.Quiet = False) -> None:
 @command()
 def export(
     request: arg.ExportRequest,
-    unwrap: Annotated[
-        bool, arg.flag("--unwrap", "Of a ptychography job: let the phase of the object pass π.")
-    ] = False,
+    unwrap: Annotated[bool, arg.flag("--unwrap", "Of a ptychography job: let the phase of the object pass π.")] = False,
     quiet: arg.Quiet = False,
 ) -> None:
     """Write an image as one TIFF with every pixel and resolution levels, for QuPath, Fiji and the like."""
@@ -171,9 +167,7 @@ def export(
 
 
 @command()
-def levels(
-    path: Annotated[str, arg.argument("PATH", "An OME-Zarr image.")], quiet: arg.Quiet = False
-) -> None:
+def levels(path: Annotated[str, arg.argument("PATH", "An OME-Zarr image.")], quiet: arg.Quiet = False) -> None:
     """Add the resolution levels that an OME-Zarr image lacks, in place, so that viewers open it quickly."""
     from halotile.cli.export import complete
 

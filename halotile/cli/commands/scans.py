@@ -41,12 +41,8 @@ class ScanOptions:
     axes: Annotated[Text, arg.option("AXES", COLUMNS, "--position-axes")] = None
     positions_last: Annotated[bool, arg.flag("--positions-last", LAST)] = False
     step: Annotated[Text, arg.option("LENGTH", "Step of a raster, or two for rows,columns.")] = None
-    rotation: Annotated[
-        float, arg.option("DEGREES", "Of the places, from rows to columns.", parser=arg.number)
-    ] = 0.0
-    good: Annotated[
-        Text, arg.option("NAME", "Image that is not 0 where a pixel counts.", "--good-pixels")
-    ] = None
+    rotation: Annotated[float, arg.option("DEGREES", "Of the places, from rows to columns.", parser=arg.number)] = 0.0
+    good: Annotated[Text, arg.option("NAME", "Image that is not 0 where a pixel counts.", "--good-pixels")] = None
     bad: Annotated[list[str] | None, arg.option("NAME", BAD, "--bad-pixels")] = None
     probe: Annotated[Text, arg.option("NAME", PROBE)] = None
     energy: Annotated[Text, arg.option("ENERGY", "Of a photon, such as 8.8 keV.")] = None
@@ -88,9 +84,7 @@ def convert(
     names = (field.name for field in dataclasses.fields(KnownValues))
     known = KnownValues(**{name: converted[name] if name in converted else given[name] for name in names})
     with progress(path, quiet) as tick:
-        convert_scan(
-            source, path, framing, known, overwrite=overwrite, report=lambda done, of: tick(done / of)
-        )
+        convert_scan(source, path, framing, known, overwrite=overwrite, report=lambda done, of: tick(done / of))
     if not quiet and (facts := ScanFacts.of(path)):
         facts.show()
 
@@ -124,9 +118,7 @@ def _pair(option: str, text: str | None) -> tuple[float, float] | None:
         return None
     lengths = _lengths(option, text)
     if len(lengths) > 2:
-        raise ConfigError(
-            f"{option} {text}: {len(lengths)} lengths. Write one, or one for rows and one for columns."
-        )
+        raise ConfigError(f"{option} {text}: {len(lengths)} lengths. Write one, or one for rows and one for columns.")
     return lengths[0], lengths[-1]
 
 
@@ -148,15 +140,11 @@ def _wavelength(energy: str | None, electrons: bool) -> float | None:
     from halotile.storage.scans.known import wavelength_of
 
     if energy is None and electrons:
-        raise ConfigError(
-            "--electrons says what --energy is that of. Write both, such as --energy '300 keV'."
-        )
+        raise ConfigError("--electrons says what --energy is that of. Write both, such as --energy '300 keV'.")
     if energy is None:
         return None
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)((?:e[+-]?\d+)?)\s*(eV|keV|MeV)\s*", energy)
     volts = float(match[1] + match[2]) * VOLTS[match[3]] if match else 0.0
     if volts <= 0:
-        raise ConfigError(
-            f"--energy {energy}: no energy. Write a number above 0 with its unit, such as 8.8 keV."
-        )
+        raise ConfigError(f"--energy {energy}: no energy. Write a number above 0 with its unit, such as 8.8 keV.")
     return wavelength_of(volts, electrons=electrons)

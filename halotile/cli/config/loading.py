@@ -117,9 +117,7 @@ def load_saved_job(path: Path, flags: Flags = Flags(), *, has_begun: bool = Fals
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}). Is {path.parent} a run directory?"
-        ) from None
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Is {path.parent} a run directory?") from None
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}). Run the configuration again instead.") from None
     if has_begun and isinstance(tree, dict):

@@ -145,9 +145,7 @@ def _part_schema(part: Any, check: Check | None) -> dict[str, Any]:
     return schema
 
 
-def _choice_schema(
-    section: str, choice: type[NamedChoice], name: str, kind: JobKind
-) -> dict[str, Any] | None:
+def _choice_schema(section: str, choice: type[NamedChoice], name: str, kind: JobKind) -> dict[str, Any] | None:
     """Return the schema of one named choice with its options; a plug-in that cannot be loaded is left out."""
     try:
         declared = choice.declared(name)
@@ -159,10 +157,7 @@ def _choice_schema(
     for key in (key for key, written_as in stand_ins(declared).items() if written_as == "denoiser"):
         text = {"description": properties[key]["description"]}
         properties[key] = _section_schema(key, DenoiserChoice, kind) | text
-    required = [
-        *([] if hasattr(choice, "name") else ["name"]),
-        *(key for key in keys if keys[key].is_required),
-    ]
+    required = [*([] if hasattr(choice, "name") else ["name"]), *(key for key in keys if keys[key].is_required)]
     made = _object(name, declared, properties, required)
     made["properties"] = {"name": {"const": name, "description": made["description"]}} | properties
     return made

@@ -44,8 +44,7 @@ from halotile.tasks.options import OwnPath, ReadPath
 VERSION = 1
 HEAD = ("version", "job")
 FLAGS = dict.fromkeys(
-    ("allow_import", "import_folder"),
-    "a file cannot allow itself to run code; add --allow-import to the command",
+    ("allow_import", "import_folder"), "a file cannot allow itself to run code; add --allow-import to the command"
 )
 """Fields of a job that no file may set, with the message that says so."""
 
@@ -83,9 +82,7 @@ def keys_of_job(name: str) -> JobKeys:
     lists: dict[str, Any] = {}
     values: dict[str, Key] = {}
     first = ("input", "output", "denoiser")
-    for key in sorted(
-        keys, key=lambda key: (key in shared, first.index(key) if key in first else len(first))
-    ):
+    for key in sorted(keys, key=lambda key: (key in shared, first.index(key) if key in first else len(first))):
         hint = keys[key].type
         section = next((part for part in parts(hint) if dataclasses.is_dataclass(part)), None)
         entry = get_args(hint)[0] if get_origin(hint) is tuple else None
@@ -186,11 +183,7 @@ def _exists(file: str) -> bool:
 def missing(file: str | os.PathLike[str]) -> str:
     """Return the message that a file does not exist."""
     link = broken_link(file)
-    return (
-        f"{file} does not exist: {link}. Correct it, or write another path"
-        if link
-        else f"{file} does not exist"
-    )
+    return f"{file} does not exist: {link}. Correct it, or write another path" if link else f"{file} does not exist"
 
 
 def _line(problem: ConfigProblem) -> int:
@@ -285,9 +278,7 @@ def _nested(found: Findings, path: KeyPath, choice: type[NamedChoice], value: An
     return read_choice(found, path, choice, value, {}, is_nested=True)[0] or value
 
 
-def check_config(
-    document: Document, base: Path, *, makes_data: bool = False
-) -> tuple[Job | None, list[ConfigProblem]]:
+def check_config(document: Document, base: Path, *, makes_data: bool = False) -> tuple[Job | None, list[ConfigProblem]]:
     """Return the job that a document describes, or every problem in it.
 
     ``document``: document as read from a file, with overrides from the command line; ``base``: folder that relative paths start from; ``makes_data``:
@@ -408,9 +399,7 @@ class _Check:
         if not issubclass(schema, NamedChoice):
             keys = keys_of(schema)
             resolved = self.found.with_paths(place, keys, values)
-            return self.found.built(
-                place, schema, keys, resolved, faults_in(keys, values, checks, self._elsewhere)
-            )
+            return self.found.built(place, schema, keys, resolved, faults_in(keys, values, checks, self._elsewhere))
         written, built = read_choice(self.found, place, schema, values, checks)
         if section == "denoiser":
             self.denoiser = None if self.found.is_wrong(place) else built
@@ -423,9 +412,7 @@ class _Check:
     def _values(self) -> dict[str, Any]:
         """Return the values outside all sections that are right, with the defaults of those that are left out."""
         keys = self.kind.values
-        given = {
-            name: self.tree[key] for name in keys if self.tree.get(key := self.written[name]) is not None
-        }
+        given = {name: self.tree[key] for name in keys if self.tree.get(key := self.written[name]) is not None}
         faults = faults_in(keys, given, checks_of("", self.kind.schema, self.job))
         for (name, *rest), message in faults.items():
             self.found.fault((self.written[str(name)], *rest), message)
@@ -443,9 +430,7 @@ class _Check:
                 known_parts[name] = schema()
         if known_parts.pop("denoiser", None) is not None and self.denoiser is not None:
             known_parts["denoiser"] = self.denoiser
-        for (part, *rest), message in apply_rules(
-            rules_of(self.job) if self.job else OF_CLUSTERS, known_parts
-        ).items():
+        for (part, *rest), message in apply_rules(rules_of(self.job) if self.job else OF_CLUSTERS, known_parts).items():
             path = (self.written[str(part)], *rest)
             if not self.found.is_wrong(path[:2]):
                 self.found.fault(path, message)

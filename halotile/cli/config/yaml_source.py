@@ -101,9 +101,7 @@ def read_file(path: Path) -> Document:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
     if len(raw) > MAX_BYTES:
-        raise ConfigError(
-            f"{path}: larger than {MAX_BYTES:,} bytes. That is no configuration; is it the image?"
-        )
+        raise ConfigError(f"{path}: larger than {MAX_BYTES:,} bytes. That is no configuration; is it the image?")
     return read_text(_decode(raw, str(path)), str(path))
 
 
@@ -142,9 +140,7 @@ def _check_events(events: Any, name: str) -> None:
         depth -= kind.endswith(("MappingEndEvent", "SequenceEndEvent"))
         place = f"{name}:{event.start_mark.line + 1}"
         if kind == "DocumentStartEvent" and event.version not in (None, (1, 2)):
-            raise ConfigError(
-                f"{place}: %YAML {'.'.join(map(str, event.version))} is not read. Leave the line out."
-            )
+            raise ConfigError(f"{place}: %YAML {'.'.join(map(str, event.version))} is not read. Leave the line out.")
         if depth > MAX_DEPTH:
             raise ConfigError(f"{place}: nested deeper than {MAX_DEPTH} levels. No configuration is.")
 
@@ -203,9 +199,7 @@ class _Walk:
                 continue
             if key in mapping:
                 earlier = self.places[below].rpartition(":")[2]
-                self.problems.append(
-                    ConfigProblem(place, below, f"written twice, first on line {earlier}; keep one")
-                )
+                self.problems.append(ConfigProblem(place, below, f"written twice, first on line {earlier}; keep one"))
                 continue
             self.places[below] = place
             mapping[key] = self.value(value_node, below)
@@ -222,9 +216,7 @@ class _Walk:
         try:
             return self.constructor.construct_object(node)
         except ValueError:
-            self.problems.append(
-                ConfigProblem(self._place(node), path, f"{node.value[:30]!r} cannot be read as {tag}")
-            )
+            self.problems.append(ConfigProblem(self._place(node), path, f"{node.value[:30]!r} cannot be read as {tag}"))
             return None
 
     def _place(self, node: Any) -> str:

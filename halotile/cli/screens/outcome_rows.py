@@ -38,15 +38,10 @@ JSON = (
 def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) -> list[Row]:
     """Return the outcome of a run, with commands to inspect the result. The total is from the command to its end."""
     resumed = f", {outcome.resumed:,} of them by an earlier run" if outcome.resumed else ""
-    rows = [
-        ("output", outcome.output),
-        (f"{outcome.counted}s", f"{outcome.done:,} of {outcome.total:,} done{resumed}"),
-    ]
+    rows = [("output", outcome.output), (f"{outcome.counted}s", f"{outcome.done:,} of {outcome.total:,} done{resumed}")]
     if outcome.holes:
         since = " in the blocks of this run" if outcome.resumed else ""
-        rows.append(
-            ("holes", f"{counted(outcome.holes, 'pixel')}{since} left as they are: no measurement, or masked")
-        )
+        rows.append(("holes", f"{counted(outcome.holes, 'pixel')}{since} left as they are: no measurement, or masked"))
     if outcome.done > outcome.resumed:
         if rate := outcome.megapixels_per_second:
             rows.append(("throughput", f"{rate_text(rate)} over {seconds_text(outcome.seconds)}"))
@@ -85,9 +80,7 @@ def curve_rows(directory: RunDirectory) -> list[Row]:
             row = json.loads(line)
             losses += [float(row[name]) for name in names if name in row][:1]
     losses = [loss for loss in losses if math.isfinite(loss)]
-    rows = (
-        [("curve", f"{losses[0]:.4g} {bars(losses, _levels())} {losses[-1]:.4g}")] if len(losses) > 1 else []
-    )
+    rows = [("curve", f"{losses[0]:.4g} {bars(losses, _levels())} {losses[-1]:.4g}")] if len(losses) > 1 else []
     drawing = directory.path / EXAMPLES
     return [*rows, *([("drawing", str(drawing))] if drawing.is_file() else [])]
 
@@ -175,9 +168,7 @@ def verdict_lines(output: OutputPath, verdict: Verdict) -> list[str]:
         lines.append(f"{output}: {counted(verdict.repaired, 'problem')} repaired")
     if count := len(verdict.undone):
         are = "block is" if count == 1 else "blocks are"
-        lines.append(
-            f"{count:,} {are} not done: {_cut(verdict.undone.to_text())} (quarantined, or not yet run)"
-        )
+        lines.append(f"{count:,} {are} not done: {_cut(verdict.undone.to_text())} (quarantined, or not yet run)")
     if verdict.unchecked_levels:
         lines.append(
             f"not checked: {counted(verdict.unchecked_levels, 'level')} that `recon-cli levels` added. To make them anew, remove their folders "

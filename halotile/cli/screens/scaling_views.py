@@ -143,13 +143,9 @@ def charts(scaling: Scaling) -> str:
     return "".join(parts)
 
 
-def _chart(
-    title: str, label: str, lines: Sequence[Line], ticks: Sequence[int], *, log_x: bool = False
-) -> str:
+def _chart(title: str, label: str, lines: Sequence[Line], ticks: Sequence[int], *, log_x: bool = False) -> str:
     """Return a chart as SVG; its vertical axis is logarithmic unless a value is 0 or less."""
-    values = [y for line in lines for _, y in line.points] + [
-        y for line in lines for r in line.ranges for y in r
-    ]
+    values = [y for line in lines for _, y in line.points] + [y for line in lines for r in line.ranges for y in r]
     log_y = min(values) > 0
     x_of = _scale([float(n) for n in ticks], (LEFT + 15, WIDTH - RIGHT - 15), log=log_x)
     y_of = _scale(values, (HEIGHT - BOTTOM - 10, TOP + 10), log=log_y)
@@ -159,10 +155,7 @@ def _chart(
     parts += [_text(x_of(n), HEIGHT - BOTTOM + 18, str(n), "middle") for n in some]
     for value in _apart(_ticks(min(values), max(values), log=log_y), y_of):
         y = y_of(value)
-        parts += [
-            _path([(LEFT, y), (WIDTH - RIGHT, y)], "#ddd", 1),
-            _text(LEFT - 8, y + 4, f"{value:.3g}", "end"),
-        ]
+        parts += [_path([(LEFT, y), (WIDTH - RIGHT, y)], "#ddd", 1), _text(LEFT - 8, y + 4, f"{value:.3g}", "end")]
     for number, line in enumerate(lines):
         drawn = [(x_of(x), y_of(y)) for x, y in line.points]
         parts.append(_path(drawn, line.color, line.width, line.dash))
@@ -170,9 +163,7 @@ def _chart(
             parts.append(_path([(x, y_of(low)), (x, y_of(high))], line.color, 6))
         y = TOP + 15 + 18 * number
         parts += [
-            _path(
-                [(WIDTH - RIGHT + 10, y - 4), (WIDTH - RIGHT + 35, y - 4)], line.color, line.width, line.dash
-            ),
+            _path([(WIDTH - RIGHT + 10, y - 4), (WIDTH - RIGHT + 35, y - 4)], line.color, line.width, line.dash),
             _text(WIDTH - RIGHT + 42, y, line.label, "start"),
         ]
     return f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif">{"".join(parts)}</svg>'
@@ -215,7 +206,9 @@ def _apart(ticks: Sequence[float], place: Callable[[float], float]) -> list[floa
 
 def _path(points: Sequence[tuple[float, float]], color: str, width: float, dash: str = "") -> str:
     places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{places}" fill="none" stroke="{color}" stroke-width="{width}" stroke-dasharray="{dash}"/>'
+    return (
+        f'<polyline points="{places}" fill="none" stroke="{color}" stroke-width="{width}" stroke-dasharray="{dash}"/>'
+    )
 
 
 def _text(x: float, y: float, text: str, anchor: str, size: int = 13) -> str:

@@ -100,9 +100,7 @@ def _pattern(axes: Any, image: NDArray[Any], mask: NDArray[np.bool_] | None) -> 
     shown = np.ma.masked_array(image, np.ma.nomask if mask is None else ~mask)
     positive = shown[shown > 0]
     low, high = (positive.min(), positive.max()) if positive.count() else (1, 10)
-    drawn = axes.imshow(
-        np.ma.log10(shown.clip(low)), cmap=_with_red(), vmin=np.log10(low), vmax=np.log10(high)
-    )
+    drawn = axes.imshow(np.ma.log10(shown.clip(low)), cmap=_with_red(), vmin=np.log10(low), vmax=np.log10(high))
     axes.figure.colorbar(drawn, ax=axes, shrink=0.8, label="log10 of counts")
     rows, columns = image.shape
     axes.plot(columns // 2, rows // 2, "+", color="C1")
@@ -129,12 +127,7 @@ def _phase(axes: Any, result: ScanResult) -> None:
 def _draw(axes: Any, pixels: Any, result: ScanResult, limits: Any, label: str = "") -> None:
     height, width = result.extent
     drawn = axes.imshow(
-        pixels,
-        cmap="gray",
-        vmin=limits[0],
-        vmax=limits[1],
-        extent=(0, width, height, 0),
-        interpolation="none",
+        pixels, cmap="gray", vmin=limits[0], vmax=limits[1], extent=(0, width, height, 0), interpolation="none"
     )
     axes.figure.colorbar(drawn, ax=axes, shrink=0.8, label=label)
     axes.set_xlabel("µm")
@@ -180,9 +173,7 @@ def _comparisons(result: ScanResult) -> Panels:
 def _comparison(axes: Any, result: ScanResult, n: int) -> None:
     """A measured pattern, the simulated one, and their difference in units of the noise of photons."""
     assert result.compared is not None
-    measured, simulated = (
-        np.sqrt(image[n]) for image in (result.compared.measured, result.compared.simulated)
-    )
+    measured, simulated = (np.sqrt(image[n]) for image in (result.compared.measured, result.compared.simulated))
     rows, columns = measured.shape
     most = np.nanpercentile(measured, 99.5) or 1.0
     pitch = columns + max(1, columns // 16)  # with a gap between the images
@@ -269,9 +260,7 @@ class ScanFacts:
         facts = self.to_json()
         (height, width), pixel = facts["scanned"], [value * 1e6 for value in facts["pixel"]]
         has = [name for name in facts["has"] if name != "mask"]
-        full = (
-            f", {facts['full']:,} since they reach the largest number of their type" if facts["full"] else ""
-        )
+        full = f", {facts['full']:,} since they reach the largest number of their type" if facts["full"] else ""
         rows = [
             ("patterns", f"{facts['patterns']:,} of {shape_text(facts['pattern'])}, {self.dtype}"),
             ("scanned", f"{shown_length(height)} × {shown_length(width)}"),

@@ -69,8 +69,8 @@ class ClusterTraits:
     gives_gpus: Callable[[sections.Run, Environment], bool] = lambda *_: False
     # `count_workers(run, cluster, device, environment)`: the number of workers for `run.workers: auto` and the reason
     # in a few words; None where the kind gives as many as are asked for
-    count_workers: Callable[[sections.Run, sections.Cluster, str, Environment], tuple[int, str] | None] = (
-        lambda *_: None
+    count_workers: Callable[[sections.Run, sections.Cluster, str, Environment], tuple[int, str] | None] = lambda *_: (
+        None
     )
     # `check_memory(run, environment)` raises MemoryRefused where the workers may need more memory than they can get
     check_memory: Callable[[sections.Run, Environment], None] = lambda *_: None

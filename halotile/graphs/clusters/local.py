@@ -29,9 +29,7 @@ def start(order: Order) -> Iterator[RunningCluster]:
     from halotile.graphs.clusters.workers.fork_server import environment_now
 
     def make() -> LocalCluster:
-        return LocalCluster(
-            n_workers=order.workers, processes=True, env=environment_now(), **cluster_options(order)
-        )
+        return LocalCluster(n_workers=order.workers, processes=True, env=environment_now(), **cluster_options(order))
 
     with running(order, order.workers, make) as cluster:
         yield cluster

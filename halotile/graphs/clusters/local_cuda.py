@@ -8,14 +8,7 @@ from typing import Any
 
 from halotile.errors import MissingPackage
 from halotile.graphs.amounts import counted
-from halotile.graphs.clusters.base import (
-    DEFAULT,
-    ChosenCluster,
-    ClusterTraits,
-    Environment,
-    Order,
-    RunningCluster,
-)
+from halotile.graphs.clusters.base import DEFAULT, ChosenCluster, ClusterTraits, Environment, Order, RunningCluster
 from halotile.graphs.clusters.common.machine import INSTALL, gpus_here, has_dask_cuda
 from halotile.graphs.clusters.local import cluster_options, running
 

@@ -26,12 +26,7 @@ from halotile.graphs.clusters.base import (
     config_errors_described,
 )
 from halotile.graphs.clusters.common.answers import present_workers
-from halotile.graphs.clusters.common.security import (
-    LOOPBACK,
-    Credentials,
-    listening_address,
-    private_base,
-)
+from halotile.graphs.clusters.common.security import LOOPBACK, Credentials, listening_address, private_base
 from halotile.graphs.kinds import sections
 from halotile.graphs.waiting import log_line, report_if_slow
 from halotile.storage.run_directory.directory import WORKERS
@@ -58,9 +53,7 @@ def detect(environment: Environment) -> ChosenCluster | None:
     return ChosenCluster("ranks", f"this is copy {copy.rank} of {copy.size} of the command")
 
 
-def count_workers(
-    _: sections.Run, __: sections.Cluster, ___: str, environment: Environment
-) -> tuple[int, str] | None:
+def count_workers(_: sections.Run, __: sections.Cluster, ___: str, environment: Environment) -> tuple[int, str] | None:
     """Number of the other copies."""
     if (copy := copy_of(environment)) is None:
         return None
@@ -264,8 +257,6 @@ def _announce(file: Path, address: str, tls: Credentials, order: Order) -> None:
         "pid": os.getpid(),
     }
     partial = file.with_suffix(".partial")
-    with open(
-        os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-    ) as opened:
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as opened:
         json.dump(driver, opened)
     partial.replace(file)

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted
-from halotile.graphs.clusters.base import (
-    ADDRESS,
-    ChosenCluster,
-    ClusterTraits,
-    Environment,
-    Order,
-    RunningCluster,
-)
+from halotile.graphs.clusters.base import ADDRESS, ChosenCluster, ClusterTraits, Environment, Order, RunningCluster
 from halotile.graphs.clusters.common.answers import ask, present_workers
 from halotile.graphs.clusters.common.security import host_of, is_exposed, is_loopback
 from halotile.graphs.clusters.workers.settings import ALLOCATOR_ENVIRONMENT
@@ -157,9 +150,7 @@ def address_of(choice: sections.Cluster) -> tuple[str, str]:
         return "cluster.scheduler_file", _address_in(Path(choice.scheduler_file))
     if os.environ.get(ADDRESS):
         return ADDRESS, os.environ[ADDRESS]
-    raise ConfigError(
-        f"cluster.kind is scheduler, and no address is given. Write cluster.address, or set {ADDRESS}."
-    )
+    raise ConfigError(f"cluster.kind is scheduler, and no address is given. Write cluster.address, or set {ADDRESS}.")
 
 
 def _address_in(file: Path) -> str:

@@ -38,9 +38,7 @@ SYSTEM = BatchSystem(
     submits="qsub",
     cancels="qdel",
     # One in error stays in the queue until a person clears it.
-    states=JobRows(
-        "qstat -j {}", r"^job_number:\s+{}$", r"[\s\S]*?^error reason\s+\d+:\s*(.*)$", "Eqw ({})", ","
-    ),
+    states=JobRows("qstat -j {}", r"^job_number:\s+{}$", r"[\s\S]*?^error reason\s+\d+:\s*(.*)$", "Eqw ({})", ","),
     gpus=lambda choice, _: {"directives": [f"-l gpu={choice.gpus}"]},
     lists="`qconf -sql` lists its queues",
     walltime=clock,

@@ -352,9 +352,7 @@ class DistributedContext(SingleRank):
         numbers = (int(ending) for ending in endings if ending.isdecimal())
         return folder / f"{name}-{max(numbers, default=0) + 1:04d}"
 
-    def run(
-        self, phase: str, calls: Sequence[Call], inputs: Sequence[Stored], what: str
-    ) -> dict[int, Stored]:
+    def run(self, phase: str, calls: Sequence[Call], inputs: Sequence[Stored], what: str) -> dict[int, Stored]:
         """Evaluate calls on the workers, and add up the values of each slot in the order of the calls.
 
         Raises

@@ -246,8 +246,7 @@ class Iterations:
         self.rows.append(row)
         self.aside = self._last_good_iteration()
         self.digests = {
-            name: [digest, *self.digests.get(name, [])][: self.vectors.copies[name]]
-            for name, digest in digests.items()
+            name: [digest, *self.digests.get(name, [])][: self.vectors.copies[name]] for name, digest in digests.items()
         }
         self._write_checkpoint()
         self._set_aside()
@@ -321,9 +320,7 @@ class Iterations:
 
         return read
 
-    def _step(
-        self, *, judges: bool = False
-    ) -> Generator[Pass | Gather, Sums, tuple[dict[str, float], dict[str, str]]]:
+    def _step(self, *, judges: bool = False) -> Generator[Pass | Gather, Sums, tuple[dict[str, float], dict[str, str]]]:
         """Yield the passes of one step, or of a first one with all operators; return its sums, and the digests of its images."""
         read, solver, state, name = self._read(), self.solver, self.state, ""
         problem = replace(self.problem, step_size=self._step_size)
@@ -334,9 +331,7 @@ class Iterations:
         stages = StagedStep(problem, self.vectors)
         step = solver.step(stages.problem, state, read)
         ahead = tuple(
-            image
-            for age in range(self.solver.vectors.get("x", 1) - 1)
-            if isinstance(image := read("x", age), Shared)
+            image for age in range(self.solver.vectors.get("x", 1) - 1) if isinstance(image := read("x", age), Shared)
         )
         parts: list[Mapping[str, Any]] = []
         for stage in stages.requested:
@@ -352,12 +347,7 @@ class Iterations:
         if isinstance(stage.wanted, Contributions):
             contributions = stage.wanted
             adding = Adding(
-                ADJOINT,
-                str(self.parts),
-                contributions.image,
-                contributions.wants,
-                stage.writer,
-                self.import_folder,
+                ADJOINT, str(self.parts), contributions.image, contributions.wants, stage.writer, self.import_folder
             )
             return Gather(
                 self.words.phase,
@@ -401,17 +391,14 @@ class Iterations:
         }
         named = {name: written[id(image)] for name, image in images.items()}
         sums = [
-            Sum(s.name, s.kind, written.get(id(s.left), s.left), written.get(id(s.right), s.right))
-            for s in step.sums
+            Sum(s.name, s.kind, written.get(id(s.left), s.left), written.get(id(s.right), s.right)) for s in step.sums
         ]
         if "x" in images:
             sums += usual_sums(named["x"], read("x", 0), self.target.reference, self.problem.prior)
         before = [read(name, 0) for name in images]
         return ImageTask(
             grid=self.grid,
-            images=tuple(
-                (self.vectors.writer(name, self.state.passes + 1), image) for name, image in images.items()
-            ),
+            images=tuple((self.vectors.writer(name, self.state.passes + 1), image) for name, image in images.items()),
             sums=tuple(sums),
             stored=tuple(image for image in before if isinstance(image, Shared)),
             view=self.view,
@@ -426,9 +413,7 @@ class Iterations:
         if MISFIT in sums and not self.solver.traits.by_subsets:
             row[MISFIT] = max(sums[MISFIT] + self.problem.misfit_of_zero, 0.0)
         row |= {
-            name: after.numbers[name]
-            for name in (MISFIT, RESIDUAL, RECOMPUTED, SPENT, EPOCH)
-            if name in after.numbers
+            name: after.numbers[name] for name in (MISFIT, RESIDUAL, RECOMPUTED, SPENT, EPOCH) if name in after.numbers
         }
         if MISFIT in row and PRIOR in sums:
             row[OBJECTIVE] = row[MISFIT] + sums[PRIOR]
@@ -469,7 +454,9 @@ class Iterations:
         has_one = self.done and "x" in self.vectors.copies
         where = f" in {self.vectors.path('x', self.state.passes)}" if has_one else ""
         if self.aside == 0:
-            return f"It grew from the start: the image it began with is better than that of iteration {self.done}{where}"
+            return (
+                f"It grew from the start: the image it began with is better than that of iteration {self.done}{where}"
+            )
         return f"The image of iteration {self.done} is kept{where}"
 
 

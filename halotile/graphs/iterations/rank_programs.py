@@ -10,17 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from halotile.graphs.kinds.base import (
-    AnyPass,
-    OutputFile,
-    Pass,
-    PassCount,
-    RankProgram,
-    Records,
-    RunView,
-    Sums,
-    Work,
-)
+from halotile.graphs.kinds.base import AnyPass, OutputFile, Pass, PassCount, RankProgram, Records, RunView, Sums, Work
 from halotile.graphs.runs.passes.records import remove_records
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.grid import Grid

@@ -27,9 +27,7 @@ def computed_by(denoiser: Denoiser, device: str, precision: str) -> tuple[str, s
         device = "cpu"
         notes.append(f"{denoiser.title} is a function of arrays and computes on CPUs")
     if precision != "float32" and not denoiser.convolutional:
-        notes.append(
-            f"run.precision is {precision}, which is for networks: {denoiser.title} computes in float32"
-        )
+        notes.append(f"run.precision is {precision}, which is for networks: {denoiser.title} computes in float32")
         precision = "float32"
     elif precision == "tf32" and device == "cpu":
         notes.append("run.precision is tf32, which is a format of GPUs: CPUs compute in float32")
@@ -45,11 +43,7 @@ def describe_denoiser(denoiser: Denoiser) -> dict[str, Any]:
 
 def _as_json(value: Any) -> Any:
     if isinstance(value, partial):
-        return {
-            "call": _as_json(value.func),
-            "args": _as_json(value.args),
-            "kwargs": _as_json(value.keywords),
-        }
+        return {"call": _as_json(value.func), "args": _as_json(value.args), "kwargs": _as_json(value.keywords)}
     if callable(value):
         return qualified_name(value)
     if isinstance(value, Mapping):
@@ -109,9 +103,7 @@ def _value(value: Any, kind: WrittenAs | None, choice: NamedChoice, job: Job | N
         source = open_array(value)
         check_whole(value)
         return (
-            planes_last(cast(Source, source))
-            if kind == "image"
-            else np.array(source.read(Region.whole(source.shape)))
+            planes_last(cast(Source, source)) if kind == "image" else np.array(source.read(Region.whole(source.shape)))
         )
     if kind == "array" and isinstance(value, list | tuple):
         return np.asarray(value)

@@ -93,13 +93,7 @@ def tiling_of(
 
 
 def grid_of(
-    geometry: Geometry,
-    roles: Roles,
-    halo: Halo,
-    block: tuple[int, ...],
-    tiling: Tiling,
-    *,
-    further: int = 0,
+    geometry: Geometry, roles: Roles, halo: Halo, block: tuple[int, ...], tiling: Tiling, *, further: int = 0
 ) -> Grid:
     """Return the grid of super-blocks, which read some pixels further than their tiles look."""
     widths = [(before + further, after + further) for before, after in halo.depth]
@@ -245,9 +239,7 @@ def choose_shard(
         shard = _grow_shard(geometry, chunk, growth)
     else:
         requested = geometry.spread("output.shard", size, chunk)
-        shard = tuple(
-            min(s, -(-n // c) * c) for s, c, n in zip(requested, chunk, geometry.output_shape, strict=True)
-        )
+        shard = tuple(min(s, -(-n // c) * c) for s, c, n in zip(requested, chunk, geometry.output_shape, strict=True))
     for s, c in zip(shard, chunk, strict=True):
         if s % c:
             raise ConfigError(
@@ -264,8 +256,7 @@ def _grow_shard(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> t
     def times(shard: tuple[int, ...], factor: int) -> tuple[int, ...]:
         covering = (-(-n // c) * c for n, c in zip(shape, chunk, strict=True))
         return tuple(
-            min(s * factor, w) if i in spatial else s
-            for i, (s, w) in enumerate(zip(shard, covering, strict=True))
+            min(s * factor, w) if i in spatial else s for i, (s, w) in enumerate(zip(shard, covering, strict=True))
         )
 
     def files(shard: tuple[int, ...]) -> int:
@@ -288,9 +279,7 @@ def _grow_shard(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> t
     return shard
 
 
-def _fitting_shard(
-    shard: tuple[int, ...] | None, geometry: Geometry, chunk: tuple[int, ...]
-) -> tuple[int, ...] | None:
+def _fitting_shard(shard: tuple[int, ...] | None, geometry: Geometry, chunk: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return a given shard where it holds whole chunks and differs from them on tiled axes alone."""
     if shard is None or len(shard) != len(chunk):
         return None
@@ -319,10 +308,7 @@ def layout_like(
         dtype=stored,
         # An iteration has several images at once.
         shard=choose_shard(
-            geometry,
-            wanted.shard,
-            chunk,
-            growth_of(memory_bytes, 2 * dtype.itemsize, source, previous, wanted),
+            geometry, wanted.shard, chunk, growth_of(memory_bytes, 2 * dtype.itemsize, source, previous, wanted)
         ),
         chunk=chunk,
         codec=wanted.codec,
@@ -487,9 +473,7 @@ def resolve_halo(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, in
         return Halo(((needed, needed),) * dims, align, origin, probed)
     widths = (tile.depth,) * dims if isinstance(tile.depth, int) else tuple(tile.depth)
     if len(widths) != dims:
-        raise ConfigError(
-            f"tile.depth is {tile.depth}: write one number, or one for each of the {dims} tiled axes."
-        )
+        raise ConfigError(f"tile.depth is {tile.depth}: write one number, or one for each of the {dims} tiled axes.")
     depth = tuple((d, d) for d in widths)
     if min(widths) >= needed:
         return Halo(depth, align, "given", probed)

@@ -27,11 +27,7 @@ def package_version(name: str) -> str:
 
 def code_versions() -> dict[str, str]:
     """Return the versions of the code whose rounding the result depends on."""
-    return {
-        "halotile": halotile.__version__,
-        "torch": package_version("torch"),
-        "numpy": package_version("numpy"),
-    }
+    return {"halotile": halotile.__version__, "torch": package_version("torch"), "numpy": package_version("numpy")}
 
 
 def as_stored(identity: Mapping[str, Any]) -> dict[str, Any]:

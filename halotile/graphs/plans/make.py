@@ -179,9 +179,7 @@ def compute_ranks_on(job: J, slots: int) -> Computing[J]:
     return replace(computing, job=replace(job, run=replace(job.run, workers=most)), requested=requested)
 
 
-def relate(
-    job: Job, identity: dict[str, Any], begun: Begun, request: PlanRequest
-) -> tuple[dict[str, Any], Earlier]:
+def relate(job: Job, identity: dict[str, Any], begun: Begun, request: PlanRequest) -> tuple[dict[str, Any], Earlier]:
     """Return the identity of a job, and its relation to the run that exists at its output.
 
     Where the input was accepted as the same image as that of the earlier run, the identity describes it as

@@ -17,14 +17,7 @@ from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import AUTO, DEFAULT, VARIABLE
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
-from halotile.graphs.clusters.common.machine import (
-    cgroups_of,
-    chosen,
-    cores_here,
-    gpus_here,
-    requested_by,
-    slots_here,
-)
+from halotile.graphs.clusters.common.machine import cgroups_of, chosen, cores_here, gpus_here, requested_by, slots_here
 from halotile.graphs.kinds.base import kind_of
 from halotile.graphs.kinds.sections import AJob, Cluster, Job, Run, parse_bytes
 from halotile.tasks.devices.gpu import BUFFERS
@@ -79,9 +72,7 @@ def gpu_bytes(measured: int | None) -> int:
     return GPU_BYTES if measured is None else max(0, measured - IMPORTS_BYTES)
 
 
-def check_share(
-    workers: int, machine: int | None, needed: int, what: str, smaller: str, beside: str = ""
-) -> None:
+def check_share(workers: int, machine: int | None, needed: int, what: str, smaller: str, beside: str = "") -> None:
     """Refuse more workers than a machine has memory for.
 
     ``workers``: number of workers wanted; ``machine``: memory that they share, in bytes; None where they run on other machines; ``needed``: need of
@@ -125,10 +116,7 @@ class Need:
 
     def refusal(self) -> str:
         """Return what is needed, its parts, and what to write instead."""
-        remedy = (
-            self.remedy
-            or f"Write run.memory_per_worker: {-(-self.total_bytes // MIB)}MiB, or {self.smaller}."
-        )
+        remedy = self.remedy or f"Write run.memory_per_worker: {-(-self.total_bytes // MIB)}MiB, or {self.smaller}."
         return f"{self.what} needs {bytes_text(self.total_bytes)}, including {self.describe()}.{self.remark} {remedy}"
 
 
@@ -225,9 +213,7 @@ def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str
         return Count(run.workers)
     if traits.is_here:
         return (
-            _workers_of_this_machine(run, environment)
-            if device == "cpu"
-            else Count(USUAL, "which share the first GPU")
+            _workers_of_this_machine(run, environment) if device == "cpu" else Count(USUAL, "which share the first GPU")
         )
     if found := traits.count_workers(run, cluster, device, environment):
         return Count(*found)
@@ -241,8 +227,7 @@ def _workers_of_this_machine(run: Run, environment: Mapping[str, str]) -> Count:
         slots = slots_here(environment)
         return Count(cores, slots.why if slots and slots.cores == cores else "one for each core")
     return Count(
-        max(1, room),
-        f"{bytes_text(memory)} have no room for more of {run.memory_per_worker}; {counted(cores, 'core')}",
+        max(1, room), f"{bytes_text(memory)} have no room for more of {run.memory_per_worker}; {counted(cores, 'core')}"
     )
 
 
@@ -278,9 +263,7 @@ def no_more_than(
     blocks = math.prod(-(-n // u) for n, u in zip(shape, unit, strict=True))
     if not requested.why or job.run.count <= blocks:
         return job, requested
-    return replace(job, run=replace(job.run, workers=blocks)), Requested(
-        requested.workers, "one for each block"
-    )
+    return replace(job, run=replace(job.run, workers=blocks)), Requested(requested.workers, "one for each block")
 
 
 def check_allocation(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.environ) -> None:

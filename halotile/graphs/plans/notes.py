@@ -72,11 +72,7 @@ def notes_of_place(output: OutputPath, directory: RunDirectory) -> tuple[str, ..
             f"the run directory is {directory.path}: start resume, status and verify in the folder that contains it",
         )
     why = local_lock_reason(output)
-    return (
-        (f"locks are not seen by other machines, so start one run of this output at a time. {why}",)
-        if why
-        else ()
-    )
+    return (f"locks are not seen by other machines, so start one run of this output at a time. {why}",) if why else ()
 
 
 def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ...]:

@@ -41,9 +41,7 @@ def documents_of(
     requested_document = {"version": 1, "job": job.kind, **parts, **(given or {})}
     decided = {key: value for key, value in requested_document.items() if key not in PRIVATE}
     for key, value in (resolved or {}).items():
-        decided[key] = (
-            decided[key] | value if isinstance(decided.get(key), dict) and key != "denoiser" else value
-        )
+        decided[key] = decided[key] | value if isinstance(decided.get(key), dict) and key != "denoiser" else value
     return Documents(requested_document, decided)
 
 
@@ -229,9 +227,7 @@ class Plan(Planned):
         allowed, largest = parse_bytes(self.run.memory_per_worker), self.largest_need
         for need in self.needs:
             if need.total_bytes > allowed:
-                raise MemoryRefused(
-                    f"run.memory_per_worker is {self.run.memory_per_worker}; {need.refusal()}"
-                )
+                raise MemoryRefused(f"run.memory_per_worker is {self.run.memory_per_worker}; {need.refusal()}")
         check_allocation(self.run, self.cluster)
         check_share(
             self.run.count,

@@ -15,14 +15,7 @@ from halotile.graphs.clusters.common.cluster_kind import check_one_script, clust
 from halotile.graphs.clusters.common.security import host_of, is_loopback
 from halotile.graphs.kinds.sections import Cluster, NamedChoice
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
-from halotile.graphs.rules.keys import (
-    fault_of_option,
-    faults_in,
-    keys_of,
-    raise_faults,
-    unknown,
-    written_keys,
-)
+from halotile.graphs.rules.keys import fault_of_option, faults_in, keys_of, raise_faults, unknown, written_keys
 from halotile.graphs.words import shown
 
 if TYPE_CHECKING:
@@ -74,9 +67,7 @@ def section(name: str, kind: type[T], written: str | Words, first: str = "name")
     if given in kind.accepted():  # the check of the job reports others
         keys = ["name", *written_keys(kind.declared(given), kind)]
         strange = (key for key in values if key not in keys)
-        raise_faults(
-            {(name, key): fault_of_option(kind, given, key) or unknown(key, keys) for key in strange}
-        )
+        raise_faults({(name, key): fault_of_option(kind, given, key) or unknown(key, keys) for key in strange})
     return kind.of(values)
 
 

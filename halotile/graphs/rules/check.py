@@ -28,9 +28,7 @@ def check_job(job: Job) -> None:
     kind = kind_of(job)
     faults = _value_faults(job, kind) | dict(credentials_in(job))
     if not faults:
-        names = [
-            name for name, key in keys_of(type(job)).items() if key.type is not Any and name != "denoiser"
-        ]
+        names = [name for name, key in keys_of(type(job)).items() if key.type is not Any and name != "denoiser"]
         faults = apply_rules(rules_of(kind), {name: getattr(job, name) for name in names})
     raise_faults(faults)
 

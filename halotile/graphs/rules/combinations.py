@@ -91,7 +91,9 @@ def _scheduler_of_cluster(cluster: Cluster) -> Faults:
     joins = traits_of(cluster.kind).joins
     if cluster.kind != AUTO and not joins:
         for key in given:
-            fault = f"is for cluster scheduler, and cluster.kind is {cluster.kind}; write kind: scheduler, or leave it out"
+            fault = (
+                f"is for cluster scheduler, and cluster.kind is {cluster.kind}; write kind: scheduler, or leave it out"
+            )
             yield ("cluster", key), fault
     elif len(given) > 1:
         yield ("cluster", "address"), "is there twice, with scheduler_file; leave one of them out"
@@ -162,7 +164,5 @@ OF_CLUSTERS: tuple[Rule, ...] = (
 def workers_of_slots(slots: int, run: Run) -> Faults:
     """Yield more workers than parts of a batch."""
     if isinstance(run.workers, int) and run.workers > slots:
-        fault = (
-            f"is {run.workers}, and a batch has {slots} parts; write slots: {run.workers}, or fewer workers"
-        )
+        fault = f"is {run.workers}, and a batch has {slots} parts; write slots: {run.workers}, or fewer workers"
         yield ("run", "workers"), fault

@@ -69,9 +69,7 @@ class Key(NamedTuple):
 Keys = Mapping[str, Key]
 
 
-_hints_of: Callable[[type], dict[str, Any]] = functools.cache(
-    functools.partial(get_type_hints, include_extras=True)
-)
+_hints_of: Callable[[type], dict[str, Any]] = functools.cache(functools.partial(get_type_hints, include_extras=True))
 
 
 def keys_of(kind: type) -> Keys:
@@ -91,14 +89,8 @@ def written_keys(declared: type, choice: type[NamedChoice] | None = None) -> Key
     'a path'
     """
     kinds = stand_ins(declared)
-    own = (
-        {key: kind for key, kind in keys_of(choice).items() if key not in ("name", "options")}
-        if choice
-        else {}
-    )
-    return own | {
-        key: Key(_type_of(kind.type, kinds.get(key)), kind.field) for key, kind in keys_of(declared).items()
-    }
+    own = {key: kind for key, kind in keys_of(choice).items() if key not in ("name", "options")} if choice else {}
+    return own | {key: Key(_type_of(kind.type, kinds.get(key)), kind.field) for key, kind in keys_of(declared).items()}
 
 
 def _type_of(hint: Any, kind: WrittenAs | None) -> Any:
@@ -251,9 +243,7 @@ def _advice(value: Any, annotation: Any) -> str:
     return ""
 
 
-def build(
-    kind: type, keys: Keys, values: Mapping[str, Any], faults: PlacedFaults
-) -> tuple[Any, PlacedFaults]:
+def build(kind: type, keys: Keys, values: Mapping[str, Any], faults: PlacedFaults) -> tuple[Any, PlacedFaults]:
     """Return an instance of a class, or None and all faults: those that are known, and those that the class finds.
 
     A class stops at the first option that it refuses. So that option is taken out, and the class is tried with the rest,
@@ -266,9 +256,7 @@ def build(
     faults, kinds, fields = dict(faults), stand_ins(kind), option_fields(kind)
     wrong = {place[0] for place in faults}
     while True:
-        rest = {
-            key: taken(values[key], keys[key].type) for key in fields if key in values and key not in wrong
-        }
+        rest = {key: taken(values[key], keys[key].type) for key in fields if key in values and key not in wrong}
         for key in (key for key in fields if keys[key].is_required and key not in rest):
             rest[key] = next((_STAND_INS[part] for part in parts(keys[key].type) if part in _STAND_INS), None)
             if rest[key] is None:

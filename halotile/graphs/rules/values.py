@@ -133,9 +133,7 @@ def _axes(value: str | None) -> str | None:
         return None
     letters = str(value)
     if not letters or not letters.isalpha() or len({*letters.lower()}) != len(letters):
-        return (
-            f"{shown(letters)} does not name axes; write one different letter for each, such as yx or tczyx"
-        )
+        return f"{shown(letters)} does not name axes; write one different letter for each, such as yx or tczyx"
     return None
 
 
@@ -176,9 +174,13 @@ def _address_fault(value: str) -> str | None:
     scheme, _, rest = value.partition("://")
     bucket, _, key = rest.partition("/")
     if scheme not in SCHEMES:
-        return f"{shown(value)} can be read at most; write a place in a store, such as s3://bucket/clean.zarr, or a path"
+        return (
+            f"{shown(value)} can be read at most; write a place in a store, such as s3://bucket/clean.zarr, or a path"
+        )
     if not bucket or not key.strip("/"):
-        return f"{shown(value)} names no output in a bucket; write one such as {scheme}://{bucket or 'bucket'}/clean.zarr"
+        return (
+            f"{shown(value)} names no output in a bucket; write one such as {scheme}://{bucket or 'bucket'}/clean.zarr"
+        )
     if odd := _ODD_IN_ADDRESS.search(rest):
         return f"{shown(value)} has {odd[0]} in it, which addresses and names of files do not take alike; write letters, digits, - and _"
     if len(os.fsencode(value)) > _LONGEST_NAME:
@@ -194,7 +196,9 @@ def _output_name(value: str) -> str | None:
     """
     path = PurePath(value)
     if len(os.fsencode(path.name)) > _LONGEST_NAME:
-        return f"{shown(path.name)} is a name of {len(os.fsencode(path.name))} bytes; write one of at most {_LONGEST_NAME}"
+        return (
+            f"{shown(path.name)} is a name of {len(os.fsencode(path.name))} bytes; write one of at most {_LONGEST_NAME}"
+        )
     if not _OTHER_FORMATS.fullmatch(path.suffix):
         return None
     zarr = f"{value.removesuffix(path.suffix)}.zarr"
@@ -216,16 +220,14 @@ def _address(value: str) -> str | None:
 def _walltime(value: str) -> str | None:
     if is_walltime(value):
         return None
-    return f'{shown(value)} is not a time; write hours, minutes and seconds, such as "04:00:00", or with days "2-00:00:00"'
+    return (
+        f'{shown(value)} is not a time; write hours, minutes and seconds, such as "04:00:00", or with days "2-00:00:00"'
+    )
 
 
 def _one_line(value: str) -> str | None:
     """Refuse more than one line: the value is written into a job script, where a second line would be a command."""
-    return (
-        None
-        if value.isprintable() and value.strip()
-        else f"{shown(value)} is not a name; write a word of one line"
-    )
+    return None if value.isprintable() and value.strip() else f"{shown(value)} is not a name; write a word of one line"
 
 
 def _directives(value: Any) -> str | None:

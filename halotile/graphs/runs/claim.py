@@ -33,12 +33,7 @@ from halotile.storage.run_directory.locks import WorkerLock
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.object_claim import ObjectClaim
 from halotile.storage.sharded.output import AnyLayout, FileLayout, create_output, open_output
-from halotile.storage.sharded.ownership import (
-    REPLACE,
-    find_foreign_entry,
-    foreign_pixels_reason,
-    restore_metadata,
-)
+from halotile.storage.sharded.ownership import REPLACE, find_foreign_entry, foreign_pixels_reason, restore_metadata
 
 HOW = ("version", "run", "cluster", "allow_import", "import_folder")
 """Parts of every job that do not affect its result."""
@@ -112,9 +107,7 @@ def journal_fingerprint(fingerprint: str, place: int) -> str:
 
 def wanted_by(plan: Plan) -> tuple[WantedOutput, ...]:
     first = RunDirectory(plan.run_directory)
-    return tuple(
-        WantedOutput(plan, output, RunDirectory.beside(output.path), first) for output in plan.outputs
-    )
+    return tuple(WantedOutput(plan, output, RunDirectory.beside(output.path), first) for output in plan.outputs)
 
 
 @refusing_silence()
@@ -339,9 +332,7 @@ def _done_before(outputs: tuple[WantedOutput, ...]) -> int | None:
         if not wanted.path.exists():
             _check_nothing_done(wanted, done)
             return None
-        if problems := RecordedImage(
-            wanted.path, wanted.output.layout, wanted.blocks, journal
-        ).metadata_problems():
+        if problems := RecordedImage(wanted.path, wanted.output.layout, wanted.blocks, journal).metadata_problems():
             raise OutputRefused(f"{problems[0]}. {repair_command(plan)} restores it.")
     return done
 

@@ -17,13 +17,7 @@ from halotile.graphs.clusters.common.machine import cores_here
 from halotile.storage.disk.object_path import ObjectPath, OutputPath
 from halotile.storage.grid import Block, Grid
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.sharded.output import (
-    AnyLayout,
-    FileLayout,
-    check_block,
-    inspect_block,
-    layout_from_json,
-)
+from halotile.storage.sharded.output import AnyLayout, FileLayout, check_block, inspect_block, layout_from_json
 from halotile.storage.sharded.output_disk import READS_AT_ONCE
 from halotile.storage.sharded.ownership import metadata_problems
 from halotile.storage.sharded.shards import digest_of
@@ -89,9 +83,7 @@ class RecordedImage:
     journal: Journal
     image: int = field(default=0, kw_only=True)  # number of the image among those of the journal
 
-    def damaged(
-        self, numbers: Iterable[int] | None = None, *, thorough: bool = False
-    ) -> dict[int, list[str]]:
+    def damaged(self, numbers: Iterable[int] | None = None, *, thorough: bool = False) -> dict[int, list[str]]:
         """Return the problems of each block that is not stored as it was written; by default of those that are done."""
         blocks = map(self.grid.block_at, self.journal.done if numbers is None else numbers)
         digest = partial(self.journal.digest, image=self.image)
@@ -99,9 +91,7 @@ class RecordedImage:
 
     def metadata_problems(self) -> list[str]:
         """Describe damaged metadata; refuse those of another array, unless most of the pixels are the run's own."""
-        return metadata_problems(
-            self.path, self.layout, lambda: 2 * len(self.damaged()) < len(self.journal.done)
-        )
+        return metadata_problems(self.path, self.layout, lambda: 2 * len(self.damaged()) < len(self.journal.done))
 
 
 def image_digest(path: OutputPath, layout: AnyLayout, grid: Grid) -> bytes:

@@ -11,16 +11,7 @@ from typing import Any
 from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.kinds.base import (
-    AnyPass,
-    Gather,
-    Inspection,
-    JobOutput,
-    Pass,
-    RankProgram,
-    Records,
-    Sums,
-)
+from halotile.graphs.kinds.base import AnyPass, Gather, Inspection, JobOutput, Pass, RankProgram, Records, Sums
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of, spread_warning
@@ -98,9 +89,7 @@ class _Driver:
     def _report_damaged(self, unmarked: int) -> None:
         if unmarked:
             are = "is" if unmarked == 1 else "are"
-            self.status.report(
-                f"{counted(unmarked, 'block')} of the earlier run {are} damaged and done again"
-            )
+            self.status.report(f"{counted(unmarked, 'block')} of the earlier run {are} damaged and done again")
 
     def _check_earlier(self, earlier: Sequence[RangeSet]) -> None:
         """Read every byte of earlier runs, and redo damaged blocks: a run that succeeds has a complete output."""

@@ -22,12 +22,7 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.object_claim import ObjectClaim
 from halotile.storage.sharded.output import UNREADABLE, FileLayout
-from halotile.storage.sharded.ownership import (
-    REPLACE,
-    foreign_pixels_reason,
-    mark_complete,
-    remove_added_levels,
-)
+from halotile.storage.sharded.ownership import REPLACE, foreign_pixels_reason, mark_complete, remove_added_levels
 from halotile.storage.stored_array import read_error, unreadable_error
 
 LOOK_SECONDS = 5.0
@@ -173,9 +168,7 @@ class HeldOutputs:
             self._unmark(held, list(held.journal.done))
         return removed
 
-    def unmark_damaged(
-        self, signals: Signals, *, thorough: bool, only: Sequence[RangeSet] | None = None
-    ) -> int:
+    def unmark_damaged(self, signals: Signals, *, thorough: bool, only: Sequence[RangeSet] | None = None) -> int:
         """Remove done blocks from the journals where outputs differ from what was written; return their number.
 
         ``signals``: signals that may ask to stop meanwhile; ``thorough``: read every byte, not only the checksums in each file; ``only``: blocks of

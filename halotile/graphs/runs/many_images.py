@@ -120,8 +120,7 @@ def run_many(
                 failed[path] = error
             together.end()
     together.failed = {
-        path: first_line(str(error).removeprefix(f"{path}: "))
-        for path, error in list(failed.items())[:MOST_NAMED]
+        path: first_line(str(error).removeprefix(f"{path}: ")) for path, error in list(failed.items())[:MOST_NAMED]
     }
     named = f"{counted(len(failed), 'image')}: {', '.join(together.failed)}" if failed else ""
     together.record("failed" if failed else "finished", named)
@@ -131,9 +130,7 @@ def run_many(
 class _Together:
     """Adds the progress of an image to that of the images before it: one start, one end, and its cluster told once."""
 
-    def __init__(
-        self, plans: Mapping[str, Plan], observer: Observer | None, directory: RunDirectory | None
-    ) -> None:
+    def __init__(self, plans: Mapping[str, Plan], observer: Observer | None, directory: RunDirectory | None) -> None:
         self.observer = observer
         self.directory = self.of_image = directory
         self.written = 0.0
@@ -183,9 +180,7 @@ class _Together:
         values = {name: getattr(self.before, name) + getattr(progress, name) for name in _SUMMED}
         values |= {name: max(getattr(self.before, name), getattr(progress, name)) for name in _LARGEST}
         phase = self.now.phase if is_between else progress.phase
-        self.now = replace(
-            progress, phase=phase, total=self.total, pixels_total=self.pixels, message="", **values
-        )
+        self.now = replace(progress, phase=phase, total=self.total, pixels_total=self.pixels, message="", **values)
         if time.monotonic() - self.written >= STATUS_SECONDS:
             self.record("draining" if progress.phase == "drain" else "running")
         if self.observer is not None:

@@ -52,9 +52,7 @@ def spread_warning(read: int, written: int) -> list[str]:
 
 def ended_by(error: BaseException) -> str:
     """Describe the error that ended a run, by its message or, where it has none, by its name."""
-    return str(error) or (
-        "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-    )
+    return str(error) or ("stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__)
 
 
 def describe_full_disk(plan: Plan, error: str, done: int, place: Path) -> str:

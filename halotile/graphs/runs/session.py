@@ -157,11 +157,7 @@ class Session(AbstractContextManager["Session"]):
     """
 
     def __init__(
-        self,
-        run: Run,
-        choice: ClusterChoice,
-        status: Status,
-        given: RunningCluster | SharedCluster | None = None,
+        self, run: Run, choice: ClusterChoice, status: Status, given: RunningCluster | SharedCluster | None = None
     ) -> None:
         self.run = run
         self.choice = choice
@@ -197,9 +193,7 @@ class Session(AbstractContextManager["Session"]):
                 restarts = 0 if wanted.done > before else restarts + 1
                 if restarts >= RESTARTS:
                     raise
-                self.status.report(
-                    f"no progress: {error} Starting the cluster anew, going on from the journal."
-                )
+                self.status.report(f"no progress: {error} Starting the cluster anew, going on from the journal.")
                 self.status.notify(wanted.progress("start"))
 
     def _cluster(self) -> RunningCluster:

@@ -185,9 +185,7 @@ class Status:
         reasons = {"index": bad.index, "error": bad.error, "traceback": bad.traceback}
         self.event("bad block", block=bad.number, **where, **reasons)
         of_output = f" of {shown.path.name}" if shown else ""
-        self.report(
-            f"block {bad.number}{of_output} at {bad.region.start}–{bad.region.stop} failed: {bad.error}"
-        )
+        self.report(f"block {bad.number}{of_output} at {bad.region.start}–{bad.region.stop} failed: {bad.error}")
 
     def retire(self, worker: str, host: str, reason: str) -> None:
         """Report a worker that is given no more blocks."""
@@ -233,9 +231,7 @@ class Status:
         """Return the sums as a value; ``done`` counts blocks of the current pass."""
         done = min(max(self._before + done, self._sums.resumed), self._sums.total)
         seconds = time.perf_counter() - self._began if self._began is not None else 0.0
-        return replace(
-            self._sums, phase=phase, done=done, failed=failed, seconds=seconds, message=self._message
-        )
+        return replace(self._sums, phase=phase, done=done, failed=failed, seconds=seconds, message=self._message)
 
     def notify(self, progress: Progress) -> None:
         """Notify the observer and the status file, each not more often than it needs."""

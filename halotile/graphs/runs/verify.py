@@ -188,11 +188,7 @@ def _plan_of(directory: RunDirectory) -> dict[str, Any] | None:
 
 
 def _repair(
-    path: OutputPath,
-    stored: dict[str, Any],
-    written: Sequence[_Written],
-    job: Job | None,
-    observer: Observer | None,
+    path: OutputPath, stored: dict[str, Any], written: Sequence[_Written], job: Job | None, observer: Observer | None
 ) -> None:
     if job is None:
         raise OutputRefused(f"{path} cannot be repaired without its job. Give the job that wrote it.")
@@ -212,6 +208,4 @@ def _repair(
 
 
 def _lines(word: str, damaged: dict[int, list[str]]) -> tuple[str, ...]:
-    return tuple(
-        f"{word} {number}: {problem}" for number, problems in damaged.items() for problem in problems
-    )
+    return tuple(f"{word} {number}: {problem}" for number, problems in damaged.items() for problem in problems)

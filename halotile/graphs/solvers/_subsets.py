@@ -62,9 +62,7 @@ class SubsetSolver(SolverBase):
     def part(self, problem: Problem, iteration: int) -> Problem:
         """Return the problem of the operators that an iteration takes."""
         subsets = self.count(problem.operators)
-        return problem.of(
-            ordered_subset(problem.operators, subsets, iteration, order=self.order, seed=self.seed)
-        )
+        return problem.of(ordered_subset(problem.operators, subsets, iteration, order=self.order, seed=self.seed))
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """Return the next state; at the end of an epoch, with its misfit and its largest change.

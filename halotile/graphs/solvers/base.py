@@ -117,9 +117,7 @@ class Problem:
         """Return the same image, computed once per block: operators read nearly the same window in turn."""
         return Shared(image, self.reach, computed=True)
 
-    def iterated(
-        self, image: Readable, step: Callable[[Problem, Readable], Readable], margin: int
-    ) -> Readable:
+    def iterated(self, image: Readable, step: Callable[[Problem, Readable], Readable], margin: int) -> Readable:
         """Return the image after the iterations of one pass. Those between stay in memory, not on disk.
 
         ``image``: stored image, whose misfit is recorded; ``step``: one iteration; ``margin``: pixels by which parts of the step look beyond the part

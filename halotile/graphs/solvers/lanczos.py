@@ -53,9 +53,7 @@ class Lanczos(SolverBase):
         parts = [("w", 0, 1.0), ("v", 0, -last.alpha), ("v", 1, -last.back)]
         if state.passes == 1:
             del parts[-1]  # the first vector has no predecessor
-        return Total(
-            tuple(read(name, age) for name, age, _ in parts), tuple(w / last.scale for *_, w in parts)
-        )
+        return Total(tuple(read(name, age) for name, age, _ in parts), tuple(w / last.scale for *_, w in parts))
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """Return the next state, with the sums of all iterations before."""

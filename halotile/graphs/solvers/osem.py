@@ -8,15 +8,7 @@ from typing import ClassVar
 
 from halotile.errors import InputError
 from halotile.graphs.solvers._subsets import SubsetSolver
-from halotile.graphs.solvers.base import (
-    CHANGE,
-    LENGTH,
-    Problem,
-    ReadVector,
-    SolverTraits,
-    State,
-    Step,
-)
+from halotile.graphs.solvers.base import CHANGE, LENGTH, Problem, ReadVector, SolverTraits, State, Step
 from halotile.graphs.subsets import SubsetOrder
 from halotile.tasks.operators.sum import Multiplied
 
@@ -35,9 +27,7 @@ class OrderedSubsetsEM(SubsetSolver):
 
     name: ClassVar[str] = "osem"
     vectors: ClassVar[Mapping[str, int]] = {"x": 2}
-    traits: ClassVar[SolverTraits] = SolverTraits(
-        prior_by=None, takes_steps=False, by_subsets=True, multiplies=True
-    )
+    traits: ClassVar[SolverTraits] = SolverTraits(prior_by=None, takes_steps=False, by_subsets=True, multiplies=True)
 
     order: SubsetOrder = "cyclic"
 

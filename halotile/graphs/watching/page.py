@@ -42,10 +42,7 @@ COUNTERS = {
     "pixels": ("pixels_done", "Pixels computed by this run"),
     "bytes_read": ("read_bytes", "Bytes read by this run"),
     "bytes_written": ("written_bytes", "Bytes written by this run"),
-    "compute_seconds": (
-        "compute_seconds",
-        "Seconds that workers, or their GPUs, were computing in this run",
-    ),
+    "compute_seconds": ("compute_seconds", "Seconds that workers, or their GPUs, were computing in this run"),
     "retries": ("retried", "Times that a block of this run was tried again"),
 }
 GAUGES = {
@@ -98,9 +95,7 @@ class Metrics:
             if progress.get(key) is not None:
                 yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value=progress[key])
         if iterations := message.get("curve", {}).get("iteration"):
-            yield GaugeMetricFamily(
-                f"{PREFIX}_iteration", "Iterations of the solver so far", value=iterations[-1]
-            )
+            yield GaugeMetricFamily(f"{PREFIX}_iteration", "Iterations of the solver so far", value=iterations[-1])
         blocks = GaugeMetricFamily(f"{PREFIX}_blocks", "Blocks of the current pass", labels=["state"])
         for state, count in message.get("blocks", {}).items():
             blocks.add_metric([state], count)
@@ -296,9 +291,7 @@ class Board:
     '222301'
     """
 
-    def __init__(
-        self, counts: tuple[int, ...], done: Iterable[range] = (), quarantined: Collection[int] = ()
-    ) -> None:
+    def __init__(self, counts: tuple[int, ...], done: Iterable[range] = (), quarantined: Collection[int] = ()) -> None:
         self.counts = counts
         cut = [axis for axis, count in enumerate(counts) if count > 1] or [0]
         self.axes = tuple(cut[-2:])
@@ -312,9 +305,7 @@ class Board:
         cells = self._cells_of(np.arange(self._state.size))
         size = self.rows * self.columns
         self._blocks = np.bincount(cells, minlength=size)
-        self._totals = np.stack(
-            [np.bincount(cells[self._state == s], minlength=size) for s in range(len(STATES))]
-        )
+        self._totals = np.stack([np.bincount(cells[self._state == s], minlength=size) for s in range(len(STATES))])
         self._seconds = np.zeros(size)
         self._timed = np.zeros(size, np.intp)
 
@@ -322,9 +313,7 @@ class Board:
         """Change the state of blocks; ``seconds`` are their durations."""
         which = _array(numbers)
         cells = self._cells_of(which)
-        np.subtract.at(
-            self._totals.reshape(-1), self._state[which].astype(np.intp) * self._blocks.size + cells, 1
-        )
+        np.subtract.at(self._totals.reshape(-1), self._state[which].astype(np.intp) * self._blocks.size + cells, 1)
         np.add.at(self._totals[state], cells, 1)
         self._state[which] = state
         if seconds:
@@ -347,9 +336,7 @@ class Board:
         ``seconds`` the duration of its blocks, between ``least`` and ``most``, as an index in :data:`LEVELS`.
         """
         which = _array(in_flight)
-        running = np.bincount(
-            self._cells_of(which[self._state[which] == WAITING]), minlength=self.rows * self.columns
-        )
+        running = np.bincount(self._cells_of(which[self._state[which] == WAITING]), minlength=self.rows * self.columns)
         done = self._totals[DONE]
         seen = np.where(done == self._blocks, DONE, WAITING)
         for state in reversed(_FIRST_SEEN):
@@ -378,9 +365,7 @@ class Board:
     def _cells_of(self, numbers: Numbers) -> Numbers:
         """The cell that each block lies in."""
         index = np.unravel_index(numbers, self.counts)
-        places = [
-            index[axis] * edge // self.counts[axis] for axis, edge in zip(self.axes, self._edges, strict=True)
-        ]
+        places = [index[axis] * edge // self.counts[axis] for axis, edge in zip(self.axes, self._edges, strict=True)]
         cells: Numbers = places[-1]
         return cells if len(places) == 1 else cells + places[0] * self.columns
 

@@ -139,7 +139,5 @@ def describe_figures(figures: Mapping[str, float]) -> str:
     texts = _FIGURES | {name: f"{name} was {{:.4g}}" for name in was}
     shown = [text.format(figures[name]) for name, text in texts.items() if name in figures]
     if "resolution" in figures:
-        shown.append(
-            f"resolution {shown_resolution(figures['resolution'], figures.get('resolution_bound', 0))}"
-        )
+        shown.append(f"resolution {shown_resolution(figures['resolution'], figures.get('resolution_bound', 0))}")
     return ", ".join(shown)

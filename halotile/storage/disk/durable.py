@@ -55,9 +55,7 @@ class Disk:
         """
         return self.write_files([(path, buffers)], mode=mode, sync=sync)
 
-    def write_files(
-        self, files: Iterable[tuple[Path, Buffers]], *, mode: int = 0o666, sync: bool = True
-    ) -> int:
+    def write_files(self, files: Iterable[tuple[Path, Buffers]], *, mode: int = 0o666, sync: bool = True) -> int:
         """Write several complete files, like :meth:`write_file`, with one fsync for each directory.
 
         ``files`` is consumed lazily, so that only the contents of one file are in memory at a time.

@@ -37,9 +37,7 @@ def local_lock_reason(path: Path) -> str | None:
     if kind.startswith("nfs") and (local := next((one for one in _LOCAL_ON_NFS if one in options), None)):
         return f"{name} is mounted with {local}: mount it without"
     if kind == "beegfs" and not _has_global_beegfs_locks(options):
-        return (
-            f"{name} is not known to have tuneUseGlobalFileLocks = true in its client's configuration: set it"
-        )
+        return f"{name} is not known to have tuneUseGlobalFileLocks = true in its client's configuration: set it"
     return None
 
 
@@ -134,9 +132,7 @@ def check_parents(path: str | OutputPath, key: str = "output.path", *, may_make:
             continue
         # This includes a symlink that is broken or part of a loop.
         what = "a symlink that leads to no directory" if parent.is_symlink() else "a file"
-        raise OutputRefused(
-            f"{key} is {root}: {parent} is {what}, so nothing can be made in it. Write another path."
-        )
+        raise OutputRefused(f"{key} is {root}: {parent} is {what}, so nothing can be made in it. Write another path.")
     folder = root.parent.parent if may_make and not root.parent.is_dir() else root.parent
     # A misspelt folder must not be created: it could fill a disk unnoticed.
     if not folder.is_dir():
@@ -145,9 +141,7 @@ def check_parents(path: str | OutputPath, key: str = "output.path", *, may_make:
             f"Make it first (mkdir -p {shlex.quote(str(root.parent))}), or write another path."
         )
     if not os.path.lexists(root) and not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputRefused(
-            f"{key} is {root}: you may not write in {folder}. Write a path in a folder of your own."
-        )
+        raise OutputRefused(f"{key} is {root}: you may not write in {folder}. Write a path in a folder of your own.")
 
 
 def check_apart(source: OutputPath, output: OutputPath, key: str = "output.path") -> None:

@@ -38,9 +38,7 @@ class Stored:
         Path(self.path).unlink(missing_ok=True)
 
 
-def store(
-    array: Array, folder: str | os.PathLike[str], kind: str | None = None, stem: str = "array"
-) -> Stored:
+def store(array: Array, folder: str | os.PathLike[str], kind: str | None = None, stem: str = "array") -> Stored:
     """Write an array to a new file in a folder.
 
     >>> import tempfile

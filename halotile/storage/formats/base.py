@@ -34,7 +34,9 @@ from halotile.storage.sharded.ome_metadata import Channels, OmeImage, rgb_channe
 
 MOST_PIXELS = 2**60
 _MOST_LISTED = 20
-OPACITY_REMARK = "the last channel is opacity: it is denoised like the others, and transparent pixels count as measurements"
+OPACITY_REMARK = (
+    "the last channel is opacity: it is denoised like the others, and transparent pixels count as measurements"
+)
 COMPLEX = ("complex64", "complex128")
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
 """Pixel types that can be read."""
@@ -241,9 +243,7 @@ def _remarks_on_values(
             "count as measured. Write input.sides.mask, an image that is 0 in such pixels"
         )
     stated = attributes.get("coordinates")
-    if named := ", ".join(
-        dict.fromkeys([*coordinates, *(stated.split() if isinstance(stated, str) else ())])
-    ):
+    if named := ", ".join(dict.fromkeys([*coordinates, *(stated.split() if isinstance(stated, str) else ())])):
         yield (
             f"its coordinates {named} are not written to the output: copy them from the input. To keep the pixel sizes "
             "that they define, write them as input.spacing"
@@ -286,9 +286,7 @@ def _refuse_dtype(dtype: np.dtype[np.generic]) -> None:
     advice = "Convert it first."
     if dtype.kind in "iu":
         advice = "Computation uses floats, which cannot represent all its values: convert it to int32 or float64 first."
-    raise InputError(
-        f"the pixels are of type {dtype}, which cannot be used. {advice} Readable: {', '.join(DTYPES)}."
-    )
+    raise InputError(f"the pixels are of type {dtype}, which cannot be used. {advice} Readable: {', '.join(DTYPES)}.")
 
 
 class Reader(Protocol):

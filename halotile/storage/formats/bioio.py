@@ -105,9 +105,7 @@ def _choose_scene(file: Any, scene: str | None) -> None:
     if scene is None:
         return
     if scene not in names and not (scene.isdecimal() and int(scene) < len(names)):
-        raise InputError(
-            f"dataset is {scene!r}, but the file has no such scene. Write one of {listed(names)}."
-        )
+        raise InputError(f"dataset is {scene!r}, but the file has no such scene. Write one of {listed(names)}.")
     file.set_scene(names.index(scene) if scene in names else int(scene))
 
 

@@ -9,14 +9,7 @@ from typing import Any
 
 from halotile.errors import DamagedData, InputError
 from halotile.registry import optional
-from halotile.storage.formats.base import (
-    FILL_OF_NETCDF,
-    Source,
-    file_identity,
-    make_header,
-    refuse_option,
-    starts_with,
-)
+from halotile.storage.formats.base import FILL_OF_NETCDF, Source, file_identity, make_header, refuse_option, starts_with
 from halotile.storage.formats.parts.hdf5_files import other_files
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
@@ -77,9 +70,7 @@ def _choose(h5py: Any, file: Any, dataset: str | None) -> tuple[str, Any]:
         node = file.get(dataset)
         if isinstance(node, h5py.Dataset):
             return dataset, node
-        raise InputError(
-            f"dataset is {dataset!r}, but the file has no such dataset. {_list_datasets(h5py, file)}"
-        )
+        raise InputError(f"dataset is {dataset!r}, but the file has no such dataset. {_list_datasets(h5py, file)}")
     # Links come second, because they often name a dataset of the same file again.
     for datasets in (_datasets(h5py, file), _linked_datasets(h5py, file)):
         images = {name: d for name, d in datasets.items() if len(d.shape or ()) >= 2}

@@ -64,9 +64,7 @@ def _opened(pillow: Any, path: str) -> Any:
             warnings.simplefilter("ignore")  # of damaged EXIF, which is left out
             return pillow.JpegImageFile(path)
     except SyntaxError as error:
-        raise InputError(
-            f"Pillow cannot read this JPEG: {error}. Save it again, as a PNG or TIFF."
-        ) from error
+        raise InputError(f"Pillow cannot read this JPEG: {error}. Save it again, as a PNG or TIFF.") from error
 
 
 def _orientation(image: Any) -> int:

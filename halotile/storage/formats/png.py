@@ -10,14 +10,7 @@ import numpy as np
 
 from halotile.errors import DamagedData
 from halotile.registry import optional
-from halotile.storage.formats.base import (
-    OPACITY_REMARK,
-    Reader,
-    Source,
-    refuse_option,
-    starts_with,
-    whole_image,
-)
+from halotile.storage.formats.base import OPACITY_REMARK, Reader, Source, refuse_option, starts_with, whole_image
 from halotile.storage.rim import Pixels
 from halotile.storage.stored_array import StoredArray
 
@@ -77,9 +70,7 @@ def _remarks(kinds: set[bytes], colour: int, samples: int) -> list[str]:
     """Remarks on what is not read as it is stored."""
     remarks = []
     if b"acTL" in kinds:
-        remarks.append(
-            "the PNG is an animation: its first image is read. For the others, save them as a TIFF"
-        )
+        remarks.append("the PNG is an animation: its first image is read. For the others, save them as a TIFF")
     if colour == _PALETTE:
         remarks.append("its pixels are indices into a palette, and are read as the colours there")
     if samples in (2, 4):

@@ -15,14 +15,7 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData, InputError, MissingPackage
-from halotile.storage.formats.base import (
-    OPACITY_REMARK,
-    Header,
-    Source,
-    file_identity,
-    make_header,
-    starts_with,
-)
+from halotile.storage.formats.base import OPACITY_REMARK, Header, Source, file_identity, make_header, starts_with
 from halotile.storage.formats.parts import geotiff, tiff_scale
 from halotile.storage.formats.parts.tiff_scale import MASK, Sizes, check_tiff, has_opacity, split_series
 from halotile.storage.grid import Region
@@ -192,13 +185,9 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
     """The header of the chosen series, of which there may be several alike, the first of that number."""
     series, is_stack = chosen[0], len(chosen) > 1
     if series.dtype is None:
-        raise InputError(
-            "its pixels have a number of bits that cannot be read. Save it with 8, 16 or 32 bits."
-        )
+        raise InputError("its pixels have a number of bits that cannot be read. Save it with 8, 16 or 32 bits.")
     if any((one.shape, one.dtype, one.axes) != (series.shape, series.dtype, series.axes) for one in chosen):
-        raise InputError(
-            f"dataset is all, and its series differ: {_listed(chosen)}. Write the number of one."
-        )
+        raise InputError(f"dataset is all, and its series differ: {_listed(chosen)}. Write the number of one.")
     letters = str(series.axes).replace("I", "Q")  # tifffile has two letters for unnamed axes
     named: list[str | None] = list(letters if "C" in letters else letters.replace("S", "C"))
     others = sorted({other for one in chosen for other in _other_files(file, one)})
@@ -310,9 +299,7 @@ def _refuse_missing_codec(tifffile: Any, page: Any) -> None:
 class MappedPages:
     """Memory-mapped uncompressed pages as one array; indexing copies only the selected pixels."""
 
-    def __init__(
-        self, path: str, dtype: np.dtype[Any], offsets: Sequence[int], shape: tuple[int, ...]
-    ) -> None:
+    def __init__(self, path: str, dtype: np.dtype[Any], offsets: Sequence[int], shape: tuple[int, ...]) -> None:
         products = itertools.accumulate(shape, operator.mul, initial=1)
         self._leading = next(n for n, count in enumerate(products) if count >= len(offsets))
         self._data = np.memmap(path, np.uint8, "r").view(np.ndarray)

@@ -26,13 +26,7 @@ from halotile.storage.georeference import read_georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.run_directory.json_files import digest
-from halotile.storage.sharded.local_reader import (
-    is_complete,
-    lost_chunk,
-    open_local,
-    refuse_lost_array,
-    split_region,
-)
+from halotile.storage.sharded.local_reader import is_complete, lost_chunk, open_local, refuse_lost_array, split_region
 from halotile.storage.stored_array import StoredArray
 
 MOST_OBJECTS = 10_000
@@ -288,16 +282,12 @@ def open_node(path: str) -> Any:
         version = 3 if os.path.isfile(os.path.join(path, ZARR_JSON)) else None
         return zarr.open(_store(path), mode="r", zarr_format=version)
     except json.JSONDecodeError as error:
-        raise DamagedData(
-            f"its Zarr metadata are not JSON: {error}. Restore them from their origin."
-        ) from error
+        raise DamagedData(f"its Zarr metadata are not JSON: {error}. Restore them from their origin.") from error
     except FileNotFoundError as error:
         raise InputError("no Zarr array or group is there. Write the path of an existing one.") from error
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
         # zarr-python's, for unusual metadata
-        raise InputError(
-            f"zarr cannot open it: {error}. Write it again with a supported type and codec."
-        ) from error
+        raise InputError(f"zarr cannot open it: {error}. Write it again with a supported type and codec.") from error
     except Exception as error:
         if not is_of_store(error):
             raise

@@ -56,9 +56,7 @@ PART_BYTES = 8 * 2**20
 """Most bytes of finer pixels that are averaged at once, unless a few chunks are larger."""
 
 
-def add_levels(
-    group: Path, tick: Tick = lambda _: None, disk: Disk = DISK
-) -> tuple[int, list[tuple[int, ...]]]:
+def add_levels(group: Path, tick: Tick = lambda _: None, disk: Disk = DISK) -> tuple[int, list[tuple[int, ...]]]:
     """Add the levels that an image lacks; what an interrupted call has written is kept.
 
     ``group``: group of an OME-Zarr image; ``tick``: progress callback, called with the finished fraction, 0 to 1; ``disk``: disk to write with.
@@ -176,9 +174,7 @@ class _Image:
             self._write(work.state_path, arrays, documents, tick)
             work.write_job(record | {"complete": True})
         if change := self.base.change():
-            raise InputError(
-                f"{self.base.path} {change} while its levels were made, which are left out. Run again."
-            )
+            raise InputError(f"{self.base.path} {change} while its levels were made, which are left out. Run again.")
         _check_unused(self.group)
         for array in arrays:
             if (made := work.state_path / array.name).exists():
@@ -326,9 +322,7 @@ def _small_shard(shard: Sequence[int], chunk: Sequence[int], itemsize: int) -> t
     return tuple(n * c for n, c in zip(counts, chunk, strict=True))
 
 
-def _part_edges(
-    shape: Sequence[int], chunk: Sequence[int], factor: Sequence[int], itemsize: int
-) -> tuple[int, ...]:
+def _part_edges(shape: Sequence[int], chunk: Sequence[int], factor: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Edges of the parts of a level that are averaged at once, from whole chunks of the finer one.
 
     >>> _part_edges((2048, 2048), (256, 256), (2, 2), 2), _part_edges((1, 75, 600), (1, 75, 75), (1, 2, 2), 1)

@@ -61,12 +61,7 @@ def stored_levels(planes: Planes) -> list[Planes]:
         return []
     shapes = [array.shape for array in layout.arrays] if layout else []
     halves = tuple(2 if axis in "yx" else 1 for axis in source.axes)
-    if (
-        layout is None
-        or layout.factor != halves
-        or planes.shape != source.shape[-2:]
-        or source.shape not in shapes
-    ):
+    if layout is None or layout.factor != halves or planes.shape != source.shape[-2:] or source.shape not in shapes:
         return []
     levels = range(shapes.index(source.shape) + 1, layout.levels)
     return [choose_planes(open_source(source.path, level=level), planes.at, None) for level in levels]
@@ -167,9 +162,7 @@ def _put_directories_first(tiff: Path, cog: Path, *, is_integer: bool) -> None:
             shutil.copy(tiff, cog, driver="COG", BIGTIFF="YES", STATISTICS="NO", **options)
         with tifffile.TiffFile(cog) as file:  # GDAL may end without an error where the disk was full
             parts = [zip(page.dataoffsets, page.databytecounts, strict=True) for page in file.pages]
-            is_whole = all(
-                0 < count <= file.filehandle.size - offset for offset, count in itertools.chain(*parts)
-            )
+            is_whole = all(0 < count <= file.filehandle.size - offset for offset, count in itertools.chain(*parts))
     except Exception as error:
         if disk_usage(cog.parent).free > tiff.stat().st_size:
             raise

@@ -70,9 +70,7 @@ class Journal:
     (RangeSet('1-4,6-8'), b'dark')
     """
 
-    def __init__(
-        self, path: Path, header: bytes, total: int, images: int, disk: Disk, *, read_only: bool
-    ) -> None:
+    def __init__(self, path: Path, header: bytes, total: int, images: int, disk: Disk, *, read_only: bool) -> None:
         self.path = path
         self.total = total
         """Number of blocks in the plan."""
@@ -111,14 +109,7 @@ class Journal:
 
     @classmethod
     def open(
-        cls,
-        path: Path,
-        fingerprint: str,
-        total: int,
-        disk: Disk = DISK,
-        *,
-        images: int = 1,
-        read_only: bool = False,
+        cls, path: Path, fingerprint: str, total: int, disk: Disk = DISK, *, images: int = 1, read_only: bool = False
     ) -> Journal:
         """Open an existing journal. With ``read_only`` nothing is written: another process may be appending to it."""
         data = path.read_bytes()
@@ -199,9 +190,7 @@ class Journal:
             return
         if not self._is_valid(entry):
             blocks, size = entry.numbers.to_text(), len(entry.digests)
-            raise IndexError(
-                f"blocks {blocks} with {size} bytes of digests, in a journal of {self.total} blocks"
-            )
+            raise IndexError(f"blocks {blocks} with {size} bytes of digests, in a journal of {self.total} blocks")
         self._append(entry.to_line())
         self._apply(entry)
 
@@ -263,9 +252,7 @@ class Journal:
         """Replace the file by one with the present state."""
         digests = self._digests[np.fromiter(self.done, int, len(self.done))].tobytes()
         lines = [self._header, _Entry(b"+", self.done, digests).to_line()]
-        self._size = self._disk.write_file(
-            self.path, lines if self.done else lines[:1], mode=_MODE, sync=sync
-        )
+        self._size = self._disk.write_file(self.path, lines if self.done else lines[:1], mode=_MODE, sync=sync)
         self._inode = self.path.stat().st_ino
         self._torn = False
 

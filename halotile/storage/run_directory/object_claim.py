@@ -89,9 +89,7 @@ class ObjectClaim:
                 f"{self.place} cannot be written: {error.strerror}. Write an output.path that you may write to."
             ) from error
         if not is_there:
-            raise OutputInUse(
-                f"{self.output} was claimed by another run at this moment. Run again to see by which."
-            )
+            raise OutputInUse(f"{self.output} was claimed by another run at this moment. Run again to see by which.")
 
     def change(self) -> str:
         """Describe what happened to the output since it was claimed; empty where it is as it was."""

@@ -58,12 +58,7 @@ class PatternCounts:
     """Everything that is found in patterns, (positions, rows, columns), which are read some at a time."""
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        mask: NDArray[np.bool_] | None,
-        framing: Framing,
-        *,
-        negative: bool = False,
+        self, shape: tuple[int, ...], mask: NDArray[np.bool_] | None, framing: Framing, *, negative: bool = False
     ) -> None:
         # negative: pixels that are negative or NaN in a pattern do not count; else they are refused
         self.framing, self.shape, self.leaves_negative_out = framing, shape, negative
@@ -321,13 +316,7 @@ def _check_mask(mask: NDArray[np.bool_], source: str) -> None:
 
 
 def _write_group(
-    part: Path,
-    scan: Scan,
-    patterns: PatternArray,
-    framing: Framing,
-    negative: bool,
-    source: str,
-    report: Report,
+    part: Path, scan: Scan, patterns: PatternArray, framing: Framing, negative: bool, source: str, report: Report
 ) -> None:
 
     if framing.corner:

@@ -67,9 +67,7 @@ def opened_scan(path: str, known: KnownValues = KnownValues()) -> Iterator[Found
             else:
                 found = FoundScan(*read_named(container, path, known))
             if not len(found.scan.positions):
-                raise InputError(
-                    f"{path} has no patterns: nothing was recorded, or another dataset has them."
-                )
+                raise InputError(f"{path} has no patterns: nothing was recorded, or another dataset has them.")
             if (extent := float(np.ptp(found.scan.positions, axis=0).max())) > FARTHEST:
                 raise InputError(
                     f"{path}: the positions are {extent:.4g} m apart at most, and those of a scan are within {FARTHEST:g} m. Write their unit, such as --position-unit um, or correct the wrong one."
@@ -162,9 +160,7 @@ def center_of(file: Any) -> tuple[int, int] | None:
 def _of_chunk(file: Any, chunk: str, name: str, ndim: int, tail: tuple[int, ...] = ()) -> Any:
     found = dataset_in(file, f"chunks/{chunk}/{name}", kinds="iuf", ndim=ndim, tail=tail)
     if found is None:
-        raise InputError(
-            f"{file.filename} has no chunks/{chunk}/{name}, or a file that it links is not there."
-        )
+        raise InputError(f"{file.filename} has no chunks/{chunk}/{name}, or a file that it links is not there.")
     return found
 
 

@@ -66,9 +66,7 @@ def reading(path: str) -> Iterator[None]:
         raise read_error(f"{path}: it cannot be read", error) from error
 
 
-def dataset_in(
-    file: Any, *names: str, kinds: str = "biuf", ndim: int | None = None, tail: tuple[int, ...] = ()
-) -> Any:
+def dataset_in(file: Any, *names: str, kinds: str = "biuf", ndim: int | None = None, tail: tuple[int, ...] = ()) -> Any:
     """The first dataset that an HDF5 file or a Zarr group has under some names; None where there is none.
 
     ``kinds``: kinds of NumPy types that it may have; empty: any; ``ndim``: number of its axes; ``tail``: lengths of the last ones.

@@ -73,9 +73,7 @@ class KnownValues:
         """True where pixels are bad that are negative or NaN in any pattern."""
         return NEGATIVE in self.bad
 
-    def without_pixels(
-        self, mask: NDArray[np.bool_] | None, shape: tuple[int, ...]
-    ) -> NDArray[np.bool_] | None:
+    def without_pixels(self, mask: NDArray[np.bool_] | None, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
         """A mask of this shape without the pixels that are bad by their rows and columns.
 
         >>> KnownValues(bad=("0,1 1,0",)).without_pixels(None, (2, 2)).tolist()

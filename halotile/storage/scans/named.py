@@ -120,18 +120,14 @@ def container_of(path: str) -> Iterator[Any]:
             yield file
 
 
-def _positions(
-    container: Any, path: str, known: KnownValues, patterns: StoredPatterns
-) -> NDArray[np.float64]:
+def _positions(container: Any, path: str, known: KnownValues, patterns: StoredPatterns) -> NDArray[np.float64]:
     if known.positions is None:
         if len(patterns.raster) != 2 or known.step is None:
             what = "--step, or --positions" if len(patterns.raster) == 2 else "--positions"
             raise ConfigError(f"{path}: nothing says where the beam was. Write {what}.")
         return known.placed(np.indices(patterns.raster).reshape(2, -1).T * known.step / known.unit)
     if known.step is not None:
-        raise ConfigError(
-            f"{path}: --positions and --step both say where the beam was. Leave one of them out."
-        )
+        raise ConfigError(f"{path}: --positions and --step both say where the beam was. Leave one of them out.")
     parts = [small_array(container, path, name.strip()) for name in known.positions.split(",")]
     if len(parts) == 1 and parts[0].ndim == 2 and parts[0].shape[1] in (2, 3):
         return known.placed(parts[0])

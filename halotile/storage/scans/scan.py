@@ -186,9 +186,7 @@ def open_scan(path: str) -> tuple[Scan, Source]:
     if not is_scan(path):
         is_file = Path(path).is_file()
         source, target = (path, f"{Path(path).stem}.zarr") if is_file else ("scan.cxi", path)
-        raise InputError(
-            f"{path} is no scan in a Zarr. Make one of a file: recon-cli convert {source} {target}"
-        )
+        raise InputError(f"{path} is no scan in a Zarr. Make one of a file: recon-cli convert {source} {target}")
     with reading(path):
         group = zarr.open_group(path, mode="r")
         attributes: dict[str, Any] = dict(group.attrs)

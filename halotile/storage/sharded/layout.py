@@ -19,13 +19,7 @@ from halotile.storage.disk.place import ZARR_JSON
 from halotile.storage.georeference import Georeference, read_georeference
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded import ome_metadata
-from halotile.storage.sharded.levels import (
-    MOST_FILES,
-    LevelArray,
-    level_arrays,
-    level_factor,
-    possible_levels,
-)
+from halotile.storage.sharded.levels import MOST_FILES, LevelArray, level_arrays, level_factor, possible_levels
 from halotile.storage.sharded.shards import LEVELS, ShardFormat
 from halotile.storage.stored_array import read_error
 
@@ -152,9 +146,7 @@ class Layout:
         """Refuse a region that does not start and stop on shard borders or at the end of the array."""
         if not region.size or not region.inside(Region.whole(self.shape)):
             raise ConfigError(f"block {region} is empty or not inside the output's shape {self.shape}.")
-        for axis, a, b, edge, n in zip(
-            self.axes, region.start, region.stop, self.grid.block, self.shape, strict=True
-        ):
+        for axis, a, b, edge, n in zip(self.axes, region.start, region.stop, self.grid.block, self.shape, strict=True):
             if a % edge or (b % edge and b != n):
                 raise ConfigError(
                     f"a block that is not a whole number of shards is refused: it covers {a} to {b} of axis {axis}, "
@@ -301,9 +293,7 @@ def _read_document(path: OutputPath) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except GONE:
-        raise InputError(
-            f"{path} is not there: {path.parent} is no Zarr v3. Write the path of one."
-        ) from None
+        raise InputError(f"{path} is not there: {path.parent} is no Zarr v3. Write the path of one.") from None
     except OSError as error:
         raise read_error(f"{path}: it cannot be read", error) from error
     except ValueError as error:

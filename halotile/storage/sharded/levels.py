@@ -89,8 +89,7 @@ def possible_levels(shape: Sequence[int], block: Sequence[int], factor: Sequence
     for level in itertools.count(1):
         part = 2**level
         if max(-(-shape[i] // (part // 2)) for i in halved) <= LARGEST_TOP or not all(
-            block[i] >= shape[i] or (block[i] % part == 0 and block[i] // part >= SMALLEST_SHARD)
-            for i in halved
+            block[i] >= shape[i] or (block[i] % part == 0 and block[i] // part >= SMALLEST_SHARD) for i in halved
         ):
             return level
     raise AssertionError

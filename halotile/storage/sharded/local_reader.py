@@ -229,9 +229,7 @@ def refuse_lost_array(document: Path) -> None:
         raise DamagedData(f"{document} is gone, so a missing chunk file does not stand for fill values")
 
 
-def split_region(
-    region: Region, cell: tuple[int, ...]
-) -> Iterator[tuple[tuple[int, ...], Region, tuple[slice, ...]]]:
+def split_region(region: Region, cell: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Region, tuple[slice, ...]]]:
     """Split a region by a regular grid into (cell index, part relative to the cell, slices of the region).
 
     >>> for part in split_region(Region((3,), (9,)), (4,)):
@@ -288,9 +286,7 @@ def _parse_v3(
     return LocalArray(document, native, fill, chain, key, sharding) if chain and key else None
 
 
-def _parse_sharding(
-    layout: Mapping[str, Any], shard: tuple[int, ...], inner: tuple[int, ...]
-) -> Sharding | None:
+def _parse_sharding(layout: Mapping[str, Any], shard: tuple[int, ...], inner: tuple[int, ...]) -> Sharding | None:
     """The index layout of sharding_indexed: little-endian, with or without crc32c."""
     codecs: Sequence[Mapping[str, Any]] = layout.get("index_codecs", ())
     if [codec.get("name") for codec in codecs] not in (["bytes"], ["bytes", "crc32c"]):

@@ -198,12 +198,7 @@ def layout_from_json(values: dict[str, Any]) -> AnyLayout:
 
 
 def check_block(
-    path: str | OutputPath,
-    layout: AnyLayout,
-    region: Region,
-    digest: bytes | None = None,
-    *,
-    thorough: bool = True,
+    path: str | OutputPath, layout: AnyLayout, region: Region, digest: bytes | None = None, *, thorough: bool = True
 ) -> list[str]:
     """Check every shard that a region overlaps; returns one line for each problem.
 

@@ -241,8 +241,7 @@ def _contains(present: Any, written: Any) -> bool:
     """Return True when everything written is present: programs that set an attribute rewrite and extend the whole file."""
     if isinstance(written, dict):
         return isinstance(present, dict) and all(
-            key in present and _contains(_own_levels(key, present[key], value), value)
-            for key, value in written.items()
+            key in present and _contains(_own_levels(key, present[key], value), value) for key, value in written.items()
         )
     if isinstance(written, list):
         same_length = isinstance(present, list) and len(present) == len(written)

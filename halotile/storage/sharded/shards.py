@@ -208,9 +208,7 @@ def decode_chunk(file: bytes, table: NDArray[np.uint64], index: tuple[int, ...],
 def _compress(chunk: Array, form: ShardFormat) -> bytes:
     if form.codec == "none":
         return chunk.tobytes()
-    packed: bytes = blosc.compress(
-        chunk, form.codec.encode(), LEVELS[form.codec], blosc.SHUFFLE, 0, chunk.itemsize
-    )
+    packed: bytes = blosc.compress(chunk, form.codec.encode(), LEVELS[form.codec], blosc.SHUFFLE, 0, chunk.itemsize)
     return packed
 
 

@@ -101,9 +101,7 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
         """Run the operation on copies of the shape and the layout of the result."""
         shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
         like = next((tensor for tensor in tensors if tensor.shape == shape), torch.empty(shape))
-        again = [
-            torch.empty_like(like, dtype=arg.dtype).copy_(arg) if _is_image(arg) else arg for arg in args
-        ]
+        again = [torch.empty_like(like, dtype=arg.dtype).copy_(arg) if _is_image(arg) else arg for arg in args]
         with self:
             result = func(*again, **kwargs)
         return args[0].copy_(result) if func._schema.is_mutable else result
@@ -124,9 +122,7 @@ def _along_last_axis(func: Any, args: Any, kwargs: Any) -> Any:
         result = result.movedim(-1, axis)
     # Laid out as torch does it: what comes next may ask for a view.
     plain = func(
-        torch.empty_strided(image.shape, image.stride(), dtype=image.dtype, device="meta"),
-        *args[1:],
-        **kwargs,
+        torch.empty_strided(image.shape, image.stride(), dtype=image.dtype, device="meta"), *args[1:], **kwargs
     )
     if _layout(result) == _layout(plain):
         return result

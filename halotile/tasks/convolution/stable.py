@@ -56,9 +56,7 @@ def convolve(layer: Any, image: torch.Tensor, padding: tuple[int, int]) -> torch
     """``layer(image)`` for a Conv2d without stride and with more than 1x1 weights, with another padding of zeros."""
     from torch.nn.functional import conv2d
 
-    result: torch.Tensor = steadily(
-        partial(conv2d, weight=layer.weight, bias=layer.bias, padding=padding), image
-    )
+    result: torch.Tensor = steadily(partial(conv2d, weight=layer.weight, bias=layer.bias, padding=padding), image)
     return result
 
 
@@ -66,9 +64,7 @@ def _spread(layer: Any) -> tuple[int, ...]:
     """A dilation with which the layer computes the same, and goes to oneDNN if its kernel is 1x1."""
     if max(layer.kernel_size[-2:]) > 1 or max(layer.stride) > 1:
         return tuple(layer.dilation)
-    return tuple(
-        2 if length == 1 else step for length, step in zip(layer.kernel_size, layer.dilation, strict=True)
-    )
+    return tuple(2 if length == 1 else step for length, step in zip(layer.kernel_size, layer.dilation, strict=True))
 
 
 def _steady_layer(

@@ -233,9 +233,7 @@ class Leveled(Pixelwise):
         """The denoiser with a noise level in place of ``auto``."""
         return replace(self, sigma=sigma)
 
-    def strength_at(
-        self, strength: float, sigma: torch.Tensor | None, dtype: torch.dtype
-    ) -> float | torch.Tensor:
+    def strength_at(self, strength: float, sigma: torch.Tensor | None, dtype: torch.dtype) -> float | torch.Tensor:
         """The strength in the units of the image: one number, or one for each pixel of a noise map.
 
         The number is rounded to ``dtype``, the type of the image, as a noise map would be: both give the same bits.
@@ -275,9 +273,7 @@ class LeveledFilter(Leveled, Spaced):
         """Filter every tile of a batch; ``sigma`` is a noise level for each pixel, ``valid`` is 0 in holes."""
         if batch.is_cuda:
             return self._in_safe_units(batch, sigma, holed(valid))
-        levels, valids = (
-            side.split(1) if side is not None else itertools.repeat(None) for side in (sigma, valid)
-        )
+        levels, valids = (side.split(1) if side is not None else itertools.repeat(None) for side in (sigma, valid))
         return torch.cat(
             [
                 self._in_safe_units(tile, level, holed(measured))
@@ -301,9 +297,7 @@ class LeveledFilter(Leveled, Spaced):
         return own.apply(image / unit, None, valid).mul_(unit)
 
     @abstractmethod
-    def apply(
-        self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
-    ) -> torch.Tensor:
+    def apply(self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None) -> torch.Tensor:
         """Filter tiles all at once; ``valid`` is None where there are no holes."""
 
 
@@ -316,9 +310,7 @@ def _unit_of(strength: float | torch.Tensor, image: torch.Tensor) -> Any:
     if isinstance(strength, torch.Tensor):
         low, high = strength.detach().aminmax()
         if strength.device.type != "cpu":
-            exponent, most = (
-                v.double().abs().clamp_min(2.0**-1022).log2().round() for v in (high, image.abs().max())
-            )
+            exponent, most = (v.double().abs().clamp_min(2.0**-1022).log2().round() for v in (high, image.abs().max()))
             unit = exponent.maximum(most - LARGEST_SQUARED).clamp(-largest, largest).exp2()
             return torch.where(low == high, unit, 1.0).to(strength.dtype)
         if low != high:

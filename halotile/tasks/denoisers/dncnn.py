@@ -19,14 +19,7 @@ from halotile.tasks.denoisers.common.weights import (
     trained_range,
     weight_shapes,
 )
-from halotile.tasks.options import (
-    OwnPath,
-    check_channels,
-    check_weights,
-    check_whole,
-    check_word,
-    with_description,
-)
+from halotile.tasks.options import OwnPath, check_channels, check_weights, check_whole, check_word, with_description
 
 
 @dataclass(frozen=True, kw_only=True)

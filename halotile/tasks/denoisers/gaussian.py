@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from halotile.tasks.convolution.shifted_sums import (
-    repeat_edges,
-    rows_around,
-    strips,
-    weigh_symmetric,
-    widened,
-)
+from halotile.tasks.convolution.shifted_sums import repeat_edges, rows_around, strips, weigh_symmetric, widened
 from halotile.tasks.denoisers.base import Model, Spaced, holed
 from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for
 from halotile.tasks.lazy import torch
@@ -75,10 +69,7 @@ class Gaussian(Spaced):
 
 
 def smooth(
-    batch: torch.Tensor,
-    valid: torch.Tensor | None = None,
-    *,
-    taps_of: Callable[[int], Sequence[tuple[float, ...]]],
+    batch: torch.Tensor, valid: torch.Tensor | None = None, *, taps_of: Callable[[int], Sequence[tuple[float, ...]]]
 ) -> torch.Tensor:
     """Filter every spatial axis of a batch with symmetric weights; ``taps_of`` gives those of each of so many axes.
 

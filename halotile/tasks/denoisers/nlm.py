@@ -75,9 +75,7 @@ class NonLocalMeans(LeveledFilter):
         """Two sums, and differences, patch sums, weights and scratch of one tile."""
         return 40.0
 
-    def apply(
-        self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
-    ) -> torch.Tensor:
+    def apply(self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None) -> torch.Tensor:
         """Average similar patches; each pair of pixels is compared once, its weight used both ways."""
         spacing = self.spacing_along(image.dim() - 2)
         shifts, patch = [int(self.distance / size) for size in spacing], self._patch(spacing)
@@ -98,9 +96,7 @@ class NonLocalMeans(LeveledFilter):
             weights[there] += weight
         return total.div_(weights)
 
-    def _terms(
-        self, image: torch.Tensor, sigma: torch.Tensor | None, pixels: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _terms(self, image: torch.Tensor, sigma: torch.Tensor | None, pixels: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The contribution of noise to the sum over a patch of so many pixels, and the factor from this sum to the exponent."""
         strength = self.strength_at(self.strength, sigma, image.dtype)
         h = number_like(strength, image)
@@ -114,11 +110,7 @@ class NonLocalMeans(LeveledFilter):
 
 
 def _compiled(
-    image: torch.Tensor,
-    shifts: Sequence[int],
-    patch: Sequence[int],
-    allowance: torch.Tensor,
-    steepness: torch.Tensor,
+    image: torch.Tensor, shifts: Sequence[int], patch: Sequence[int], allowance: torch.Tensor, steepness: torch.Tensor
 ) -> torch.Tensor | None:
     """The same bits by compiled code; None where the image, its patches or a noise level that differs within it are not for that."""
     kernel = kernel_for("nonlocal_means", image)

@@ -126,9 +126,7 @@ class UserNetwork(Leveled):
             )
         digests = {self.import_: code, self.weights_name: weights}
         # Some parts are numbered anew at each call, such as hooks.
-        return (
-            digests | {f"network built by {self.import_}": whole} if whole and whole == again[1] else digests
-        )
+        return digests | {f"network built by {self.import_}": whole} if whole and whole == again[1] else digests
 
     @property
     def weights_name(self) -> str:

@@ -68,9 +68,7 @@ class TotalVariation(LeveledFilter):
         """The result, and for one tile at a time: dual, its gradient, norm and scratch."""
         return 40.0
 
-    def apply(
-        self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
-    ) -> torch.Tensor:
+    def apply(self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None) -> torch.Tensor:
         """Take the dual steps."""
         gradient = _Gradient.of(image, self.spacing_along(image.dim() - 2), valid)
         steps = _accelerated if self.accelerates else _minimise
@@ -141,9 +139,7 @@ class _Gradient(NamedTuple):
         return [part if w == 1 else part * w for part, w in zip(parts, self.weights, strict=True)]
 
 
-def _minimise(
-    image: torch.Tensor, weight: float | torch.Tensor, iterations: int, gradient: _Gradient
-) -> torch.Tensor:
+def _minimise(image: torch.Tensor, weight: float | torch.Tensor, iterations: int, gradient: _Gradient) -> torch.Tensor:
     """``image - step div q`` after the dual steps on ``q``, the dual divided by the step and times its slope."""
     axes = range(2, image.dim())
     step = 1.0 / (2 * gradient.square)

@@ -74,9 +74,7 @@ class UNet(Pixelwise):
     convolutional: ClassVar[bool] = True
 
     weights: OwnPath = field(
-        metadata=with_description(
-            "the path of a weights file, which a job `train` writes: see docs/training.md"
-        )
+        metadata=with_description("the path of a weights file, which a job `train` writes: see docs/training.md")
     )
     """Weights file of a U-Net that was trained on images like this one."""
     sha256: str | None = None

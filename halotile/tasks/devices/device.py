@@ -273,9 +273,7 @@ class Device:
         """``model(batch, **sides)`` at this device's precision, in its memory layout."""
         if self.channels_last and batch.ndim == 4:
             batch = batch.contiguous(memory_format=self.torch.channels_last)
-            sides = {
-                name: side.contiguous(memory_format=self.torch.channels_last) for name, side in sides.items()
-            }
+            sides = {name: side.contiguous(memory_format=self.torch.channels_last) for name, side in sides.items()}
         mixed = (
             self.torch.autocast(self.kind, dtype=getattr(self.torch, self.precision))
             if self.precision in MIXED

@@ -250,11 +250,7 @@ class Gpu(Device):
     one_shape = True
 
     def __init__(
-        self,
-        name: str = "cuda:0",
-        precision: str = "float32",
-        channels_last: bool = False,
-        records: bool = False,
+        self, name: str = "cuda:0", precision: str = "float32", channels_last: bool = False, records: bool = False
     ) -> None:
         super().__init__(name, precision, channels_last)
         self.records = records

@@ -48,12 +48,7 @@ def build(
 
 
 def build_stack(
-    value: Any,
-    ctx: Engine,
-    kind: str,
-    count: int | None,
-    shared: Mapping[str, Any] | None,
-    options: Mapping[str, Any],
+    value: Any, ctx: Engine, kind: str, count: int | None, shared: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> Any:
     """Return a distributed stack: of a stack, a list, a single physics, or the objects of a factory."""
     try:
@@ -63,9 +58,7 @@ def build_stack(
         from halotile.tasks.distributed.stacks.linear_map import RewritingFactory, rewrite
         from halotile.tasks.distributed.stacks.physics import DistributedStackedPhysics
     except ImportError as error:
-        raise MissingPackage(
-            "a distributed physics needs deepinv: pip install 'halotile[deepinv]'"
-        ) from error
+        raise MissingPackage("a distributed physics needs deepinv: pip install 'halotile[deepinv]'") from error
     exact = bool(options.get("exact"))
     is_linear = kind != "physics"
     stack = DistributedStackedLinearPhysics if is_linear else DistributedStackedPhysics
@@ -73,9 +66,7 @@ def build_stack(
     if not isinstance(value, Physics | list | tuple):
         factory = value if wants_gradients((value, shared)) else RewritingFactory(value, exact)
         return stack(
-            ctx,
-            CommonOperators(make_all(ctx, factory, count, shared, base.__name__ if is_linear else None)),
-            **options,
+            ctx, CommonOperators(make_all(ctx, factory, count, shared, base.__name__ if is_linear else None)), **options
         )
     parts = unstack([value] if isinstance(value, Physics) else value)
     wrong = [type(part).__name__ for part in parts if not isinstance(part, base)]
@@ -164,9 +155,7 @@ def build_model(model: Any, ctx: Engine, tiling: TilingOptions) -> Any:
         denoiser = getattr(prior, "denoiser", None)
         if denoiser is not None and not isinstance(denoiser, DistributedProcessing):
             prior.denoiser = build_processing(denoiser, ctx, tiling)
-    model._deepinv_dist_sync = (
-        None  # tells deepinv that the model is distributed and needs no synchronisation
-    )
+    model._deepinv_dist_sync = None  # tells deepinv that the model is distributed and needs no synchronisation
     return model
 
 

@@ -213,14 +213,10 @@ class TorchGroup:
             return received
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         calls = [
-            dist.P2POp(dist.isend, parts[rank], group=group, group_peer=rank)
-            for rank in others
-            if len(parts[rank])
+            dist.P2POp(dist.isend, parts[rank], group=group, group_peer=rank) for rank in others if len(parts[rank])
         ]
         calls += [
-            dist.P2POp(dist.irecv, received[rank], group=group, group_peer=rank)
-            for rank in others
-            if sizes[rank]
+            dist.P2POp(dist.irecv, received[rank], group=group, group_peer=rank) for rank in others if sizes[rank]
         ]
         if calls:
             with talking(f"exchange of {sum(map(len, parts))} numbers"):
@@ -293,7 +289,9 @@ class TorchGroup:
         elif not sizes or min(given, default=1) < 1:
             problem = "it needs axes with lengths of at least 1, or one of -1"
         elif self.world_size % ranks if left_open else ranks != self.world_size:
-            problem = f"its {'other ' * left_open}lengths multiply to {ranks}, and the number of ranks is {self.world_size}"
+            problem = (
+                f"its {'other ' * left_open}lengths multiply to {ranks}, and the number of ranks is {self.world_size}"
+            )
         if problem:
             raise ConfigError(
                 f"mesh is {dict(sizes)}: {problem}. Write lengths whose product is the number of ranks; one may be -1."

@@ -45,14 +45,10 @@ LAUNCHERS = {
     "MVAPICH2": _launcher("MV2_COMM_WORLD", "MPIRUN_ID"),
     "MVAPICH": _launcher("MVP_COMM_WORLD", "MPIRUN_ID"),
     "PALS": _launcher("PALS_RANKID PMI_SIZE PALS_LOCAL_RANKID PMI_LOCAL_SIZE", "PALS_APID", by_slurm=True),
-    "MPICH": _launcher(
-        "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS", "PMI_JOBID SLURM_STEP_ID", by_slurm=True
-    ),
+    "MPICH": _launcher("PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS", "PMI_JOBID SLURM_STEP_ID", by_slurm=True),
     "torchrun": _launcher("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID MASTER_PORT"),
     "srun": _launcher(
-        "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE",
-        "SLURM_STEP_ID",
-        by_slurm=True,
+        "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_ID", by_slurm=True
     ),
     "PMIx": _launcher(f"PMIX_RANK {OWN_SIZE}", "PMIX_NAMESPACE"),
     "PALS alone": _launcher(f"PALS_RANKID {OWN_SIZE} PALS_LOCAL_RANKID", "PALS_APID", by_slurm=True),
@@ -94,9 +90,7 @@ def copy_of(environment: Mapping[str, str] = os.environ) -> Copy | None:
             words = (environment.get(name, "") for name in ("SLURM_JOB_ID", *launcher.launch))
             launch = "-".join(word.replace("/", "_") for word in words if word)
             local = number(launcher.local_rank)
-            return Copy(
-                rank, size, number(OWN_LOCAL) if local is None else local, number(launcher.local_size), launch
-            )
+            return Copy(rank, size, number(OWN_LOCAL) if local is None else local, number(launcher.local_size), launch)
         if launcher.rank == OWN_RANK:
             return None
     uncounted = next((name for name in UNCOUNTED if name in environment), None)

@@ -68,9 +68,7 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
         device = torch.device("cuda", (place.gpu or 0) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if place.backend == "nccl" and device.type == "cpu":
-        raise ConfigError(
-            "backend is 'nccl', which connects GPUs, and this rank computes on the CPU. Write 'gloo'."
-        )
+        raise ConfigError("backend is 'nccl', which connects GPUs, and this rank computes on the CPU. Write 'gloo'.")
     backend = place.backend if place.backend != "auto" else "nccl" if device.type == "cuda" else "gloo"
     if place.world_size == 1:
         yield TorchGroup(device=device, timeout_seconds=place.timeout_seconds)
@@ -170,6 +168,4 @@ def _listening(place: Rendezvous, patience: timedelta) -> Any:
                 f"rank 0 cannot listen at MASTER_ADDR {host}, MASTER_PORT {port} ({error}). Set them to an address of its machine and a port that "
                 "is free."
             ) from error
-    return dist.TCPStore(
-        host, int(port), place.world_size, place.rank == 0, patience, master_listen_fd=listener
-    )
+    return dist.TCPStore(host, int(port), place.world_size, place.rank == 0, patience, master_listen_fd=listener)

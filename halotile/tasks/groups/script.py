@@ -71,8 +71,7 @@ def run_script(
     reader.join(DRAIN_SECONDS)
     if process.returncode:
         raise RankFailed(
-            f"{script} {_end_text(process.returncode)}.{f' Its last line: {last[0]}' if last[0] else ''}",
-            place.rank,
+            f"{script} {_end_text(process.returncode)}.{f' Its last line: {last[0]}' if last[0] else ''}", place.rank
         )
 
 
@@ -204,9 +203,7 @@ def _run_as_main(script: str) -> int:
         return _code_of(end)
     except BaseException as failure:
         frames = failure.__traceback__
-        traceback.print_exception(
-            failure.with_traceback(frames.tb_next if frames else None)
-        )  # without this one
+        traceback.print_exception(failure.with_traceback(frames.tb_next if frames else None))  # without this one
         return 1
     return 0
 

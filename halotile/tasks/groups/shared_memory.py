@@ -69,9 +69,7 @@ class SharedMemory:
             secret, ends = bytes(rest[:SECRET_BYTES]), rest[SECRET_BYTES:]
             file, pipe = (f"/proc/{process}/fd/{each}" for each in (number, ends[self.rank]))
             # Where processes are numbered otherwise, both may be anything: what is not ours is not even opened for writing.
-            if not os.readlink(file).startswith(f"/memfd:{NAME}") or not os.readlink(pipe).startswith(
-                "pipe:"
-            ):
+            if not os.readlink(file).startswith(f"/memfd:{NAME}") or not os.readlink(pipe).startswith("pipe:"):
                 raise OSError(f"rank {other} is on another machine")
             self.theirs[other] = _File(os.open(file, os.O_RDWR))
             if os.pread(self.theirs[other].number, SECRET_BYTES, 0) != secret:

@@ -84,17 +84,11 @@ def join(
         yield _existing(process_group, device_mode, timeout_seconds)
         return
     if process_group is not None:
-        raise ConfigError(
-            "process_group is given, and this program has none. Call init_process_group() before."
-        )
+        raise ConfigError("process_group is given, and this program has none. Call init_process_group() before.")
     copy = copy_of()
     place = _place(copy, os.environ, next(_TURNS) if copy else 0)
     chosen = replace(
-        place,
-        backend=backend,
-        device_mode=device_mode,
-        timeout_seconds=timeout_seconds,
-        end_seconds=end_seconds,
+        place, backend=backend, device_mode=device_mode, timeout_seconds=timeout_seconds, end_seconds=end_seconds
     )
     with opened(chosen) as group:
         yield group
@@ -103,9 +97,7 @@ def join(
 def _check_process_group(given: Any) -> None:
     """Refuse anything but a process group of torch."""
     if given is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ConfigError(
-            "this rank is not a member of process_group. Call join() only on the ranks of the group."
-        )
+        raise ConfigError("this rank is not a member of process_group. Call join() only on the ranks of the group.")
     if given is not None and not isinstance(given, dist.ProcessGroup):
         raise ConfigError(
             f"process_group is {given!r}, which is not a torch ProcessGroup. Write that of one axis of a DeviceMesh, mesh.get_group('space'), "

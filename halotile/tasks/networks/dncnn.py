@@ -55,9 +55,7 @@ class DnCNNNetwork:
 
     def weights(self, module: torch.nn.Module) -> Mapping[str, torch.Tensor]:
         """Weights and biases of the stack, with mean and deviation in those of the first and the last convolution."""
-        state: Mapping[str, torch.Tensor] = {
-            name: tensor.detach() for name, tensor in module.for_pixels().items()
-        }
+        state: Mapping[str, torch.Tensor] = {name: tensor.detach() for name, tensor in module.for_pixels().items()}
         return state
 
 

@@ -201,9 +201,7 @@ LEAST_DETAILS = 100
 """Details that are left of a square in which most pixels are saturated, at least."""
 
 
-def estimate_noise_levels(
-    source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()
-) -> NDArray[np.float64]:
+def estimate_noise_levels(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> NDArray[np.float64]:
     """Estimate the standard deviation of white noise in every plane: ``median |d| / 0.6745``, d the Haar diagonal details.
 
     The level of each sample square is estimated by itself; the median of these is that of the plane,
@@ -232,7 +230,9 @@ def estimate_noise_levels(
         if np.isnan(levels).all():
             why = "no 2 x 2 pixels are finite wherever it was sampled"
         stored = getattr(source, "source", source)  # of integers with holes a view has floats
-        labels = "; or, where the values are classes or labels, do not denoise it: gaussian and median would mix classes"
+        labels = (
+            "; or, where the values are classes or labels, do not denoise it: gaussian and median would mix classes"
+        )
         end = labels if np.dtype(stored.dtype).kind in "iub" else ""
         raise InputError(
             f"sigma is auto, but no noise could be estimated in {getattr(stored, 'path', 'the image')}: {why}. Write sigma as a number{end}."
@@ -295,9 +295,7 @@ def _planes_at_once(source: Readable, looped: Sequence[int], most: int) -> list[
     ]
 
 
-def plane_regions(
-    shape: tuple[int, ...], square: tuple[int, ...], at: Mapping[int, int], samples: int
-) -> list[Region]:
+def plane_regions(shape: tuple[int, ...], square: tuple[int, ...], at: Mapping[int, int], samples: int) -> list[Region]:
     """Squares of one plane, at these places on the other axes; they lie where they would in an image of this plane alone."""
     inside = [axis for axis in range(len(shape)) if axis not in at]
     regions = sample_regions(tuple(shape[axis] for axis in inside), samples, tuple(map(inside.index, square)))
@@ -425,9 +423,7 @@ def _piled_up(values: Values) -> float:
     return float(least) if piled else math.nan
 
 
-def sample_regions(
-    shape: tuple[int, ...], samples: int, square: tuple[int, ...], edge: int = EDGE
-) -> list[Region]:
+def sample_regions(shape: tuple[int, ...], samples: int, square: tuple[int, ...], edge: int = EDGE) -> list[Region]:
     """Squares on two axes, spread evenly over an image by a low-discrepancy sequence.
 
     >>> sample_regions((40, 50), 64, (0, 1))

@@ -136,9 +136,7 @@ def estimate_photon_noise(
         like = [fit for other, fit in fits.items() if all(other[i] == place[i] for i in kept)]
         fits[place] = _fit_of_even(even, like)
     lengths = tuple(source.shape[axis] for axis in looped)
-    gain, variance = (
-        np.array([fits[at][i] for at in np.ndindex(lengths)]).reshape(lengths) for i in range(2)
-    )
+    gain, variance = (np.array([fits[at][i] for at in np.ndindex(lengths)]).reshape(lengths) for i in range(2))
     return PhotonNoise.of(gain, variance)
 
 
@@ -298,9 +296,7 @@ class PlaneSurvey:
     ends: Ends  # its least and largest values
 
 
-def survey_planes(
-    source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()
-) -> tuple[PlaneSurvey, ...]:
+def survey_planes(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> tuple[PlaneSurvey, ...]:
     """Look at samples of the planes, spread evenly where there are many; at none that are too small or cannot be read.
 
     ``source``: image; ``spatial, looped``: positions of the spatial axes, and of those of which each index is a plane by itself.

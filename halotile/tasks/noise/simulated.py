@@ -56,12 +56,8 @@ def draw_cells(region: Region, seed: int, operator: int, draw: Sampler) -> NDArr
         line: NDArray[Any] = draw_cells(row, seed, operator, draw)[0]
         return line
     drawn = np.empty(region.shape, np.float64)
-    rows, columns = (
-        range(a // CELL, -(-b // CELL)) for a, b in zip(region.start[-2:], region.stop[-2:], strict=True)
-    )
-    planes = itertools.product(
-        *(range(a, b) for a, b in zip(region.start[:-2], region.stop[:-2], strict=True))
-    )
+    rows, columns = (range(a // CELL, -(-b // CELL)) for a, b in zip(region.start[-2:], region.stop[-2:], strict=True))
+    planes = itertools.product(*(range(a, b) for a, b in zip(region.start[:-2], region.stop[:-2], strict=True)))
     for plane in planes:
         key = np.random.SeedSequence([seed, operator, *plane]).generate_state(2, np.uint64)
         inner = tuple(p - a for p, a in zip(plane, region.start, strict=False))

@@ -15,13 +15,7 @@ from halotile.tasks.operators.base import OperatorKind, Shape
 from halotile.tasks.operators.common.kernel import Frame, Frames, Seen, Spread
 from halotile.tasks.options import check_whole
 
-RULES = {
-    "circular": "periodic",
-    "reflect": "mirror",
-    "replicate": "nearest",
-    "zero": "constant",
-    "valid": "cut",
-}
+RULES = {"circular": "periodic", "reflect": "mirror", "replicate": "nearest", "zero": "constant", "valid": "cut"}
 """Rim rules by the names of boundaries that are usual in imaging."""
 
 

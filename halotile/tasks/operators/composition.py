@@ -49,9 +49,7 @@ class Composition:
         shapes = self.shapes(image)
         number = next(i for i, operator in enumerate(self.operators) if operator.kind == "windowed")
         window = window_of(self.operators[number], shapes[number])
-        for operator, before, after in reversed(
-            list(zip(self.operators[:number], shapes, shapes[1:], strict=False))
-        ):
+        for operator, before, after in reversed(list(zip(self.operators[:number], shapes, shapes[1:], strict=False))):
             window = _needed(window, operator.reach, before, after)
         return window
 

@@ -16,15 +16,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Pixels, Readable
-from halotile.tasks.operators.base import (
-    Computed,
-    InMemory,
-    Operator,
-    OperatorKind,
-    PickledByFields,
-    Shape,
-    read_all,
-)
+from halotile.tasks.operators.base import Computed, InMemory, Operator, OperatorKind, PickledByFields, Shape, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.common.physics import REFUSALS, Physics, build
 from halotile.tasks.operators.mask import Mask
@@ -328,11 +320,7 @@ class DeepInv(PickledByFields):
         return self.calls.adjoint(measurement, (channels, *measurement.shape[-2:]))
 
     def _check_reach(
-        self,
-        declared: int,
-        forward: Callable[[Array], Array],
-        adjoint: Callable[[Array], Array],
-        channels: int,
+        self, declared: int, forward: Callable[[Array], Array], adjoint: Callable[[Array], Array], channels: int
     ) -> int | None:
         """Check the declared reach on windows; None if the physics does not take such an image."""
         side = max(SIDES[0], 6 * declared)

@@ -211,8 +211,7 @@ def around(region: Region, centre: Region) -> Iterator[Region]:
 def _span(region: Region, axis: int, start: int, stop: int) -> Region:
     """The region with another span on one axis."""
     return Region(
-        (*region.start[:axis], start, *region.start[axis + 1 :]),
-        (*region.stop[:axis], stop, *region.stop[axis + 1 :]),
+        (*region.start[:axis], start, *region.start[axis + 1 :]), (*region.stop[:axis], stop, *region.stop[axis + 1 :])
     )
 
 

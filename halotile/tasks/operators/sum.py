@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError, InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import (
-    Derived,
-    Operator,
-    OperatorKind,
-    Shape,
-    window_of,
-    with_engine,
-    working_dtype,
-)
+from halotile.tasks.operators.base import Derived, Operator, OperatorKind, Shape, window_of, with_engine, working_dtype
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,7 @@ class Plugged(DenoisingPrior):
     name: ClassVar[str] = "pnp"
     weighs_prox: ClassVar[bool] = False
 
-    denoiser: Denoiser = field(
-        metadata=with_description("a denoiser: {name: dncnn, weights: w.safetensors}, say")
-    )
+    denoiser: Denoiser = field(metadata=with_description("a denoiser: {name: dncnn, weights: w.safetensors}, say"))
     sigma: float | None = None
     weight: float = 1.0
 

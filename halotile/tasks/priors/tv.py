@@ -39,9 +39,7 @@ class Variation(DenoisingPrior):
         """Total-variation denoising with the strength ``weight step``."""
         kind = self.planned.denoiser
         assert isinstance(kind, TotalVariation)
-        return replace(
-            self.planned, source=image, denoiser=replace(kind, strength=self.weight * step, sigma=None)
-        )
+        return replace(self.planned, source=image, denoiser=replace(kind, strength=self.weight * step, sigma=None))
 
     def slope(self, image: Readable) -> Readable:
         """``x - prox(x)``: the slope of the envelope of ``g``."""

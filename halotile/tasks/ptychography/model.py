@@ -93,8 +93,7 @@ def zero_gradients(like: PatternGradients, box: Box, count: int) -> PatternGradi
 def added_gradients(total: PatternGradients, found: PatternGradients, some: slice) -> PatternGradients:
     """Add the gradients of some patterns to those of more, in place but for the loss."""
     inside = tuple(
-        slice(own.start - outer.start, own.stop - outer.start)
-        for own, outer in zip(found.box, total.box, strict=True)
+        slice(own.start - outer.start, own.stop - outer.start) for own, outer in zip(found.box, total.box, strict=True)
     )
     for name, part in found.parts.items():
         if name == "object":
@@ -180,9 +179,7 @@ class PatternModel:
             if unmoved is not None:
                 parts["probe"] = torch.fft.ifft2(unmoved[some].sum(0).conj())
                 if own.shares is not None and waves.variations is not None:
-                    parts |= _of_variations(
-                        unmoved[some, 0].conj().resolve_conj(), own.shares, waves.variations
-                    )
+                    parts |= _of_variations(unmoved[some, 0].conj().resolve_conj(), own.shares, waves.variations)
             kept = {name: parts[name] for name in PARTS if name in wanted and name in parts}
             if held_out is not None:
                 kept["held_out"] = (ranked[some] * held_out[some]).sum(dtype=torch.float64).float().view(1)
@@ -241,9 +238,7 @@ class PatternModel:
         if bool((positions.weight != 1).any()):
             weight = positions.weight[:, None, None, None]
             light = light * weight
-        seen = torch.stack([image[r : r + rows, c : c + columns] for r, c in positions.pixel.tolist()])[
-            :, None
-        ]
+        seen = torch.stack([image[r : r + rows, c : c + columns] for r, c in positions.pixel.tolist()])[:, None]
         factor = self.propagator.factor(ramp)
         wave, spectrum = self.propagator.forward(light * seen, factor)
         return _Waves(ramp, factor, weight, shifted, light, seen, wave, spectrum, varied)
@@ -271,15 +266,12 @@ class _Waves(NamedTuple):
     """The spectra of the variations, not shifted."""
 
 
-def _ramps(
-    fraction: torch.Tensor, shape: tuple[int, int], kind: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _ramps(fraction: torch.Tensor, shape: tuple[int, int], kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Factors of frequencies that shift by fractions of a pixel, (positions, rows) and (positions, columns): their product rounds once."""
     of_rows, of_columns = (
         torch.polar(torch.ones_like(turn), -turn).to(kind)
         for turn in (
-            fraction[:, axis : axis + 1].double() * frequencies(n, fraction.device)
-            for axis, n in enumerate(shape)
+            fraction[:, axis : axis + 1].double() * frequencies(n, fraction.device) for axis, n in enumerate(shape)
         )
     )
     return of_rows, of_columns
@@ -292,9 +284,7 @@ def _repeated(slope: torch.Tensor, oversampling: int) -> torch.Tensor:
     return slope.repeat_interleave(oversampling, 1).repeat_interleave(oversampling, 2)
 
 
-def _of_variations(
-    unmoved: torch.Tensor, shares: torch.Tensor, varied: torch.Tensor
-) -> dict[str, torch.Tensor]:
+def _of_variations(unmoved: torch.Tensor, shares: torch.Tensor, varied: torch.Tensor) -> dict[str, torch.Tensor]:
     """Gradients of the variations and of their shares, from the spectrum of that of the first mode of each position."""
     of_modes = torch.einsum("pv,prc->vrc", shares.to(unmoved.dtype), unmoved)
     own, common = (torch.view_as_real(wave).flatten(1).double() for wave in (unmoved, varied))

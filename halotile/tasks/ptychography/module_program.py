@@ -37,9 +37,7 @@ class ModuleRefinement(Refinement):
 
     def first_state(self) -> ReconstructionState:
         """The module as it was built on rank 0."""
-        for part in {part for stage in self.recipe.stages for part in stage.lr_factors}.difference(
-            self.refined
-        ):
+        for part in {part for stage in self.recipe.stages for part in stage.lr_factors}.difference(self.refined):
             raise ConfigError(
                 f"lr_factors names {part}, and the parameters of {self.recipe.module} are {', '.join(self.refined)}. Write some of them."
             )
@@ -56,9 +54,7 @@ class ModuleRefinement(Refinement):
     ) -> list[SlotGradients]:
         return [self._found_alone(state, *slot) for slot in zip(parts, places, strict=True)]
 
-    def _found_alone(
-        self, state: ReconstructionState, numbers: PatternNumbers, positions: Any
-    ) -> SlotGradients:
+    def _found_alone(self, state: ReconstructionState, numbers: PatternNumbers, positions: Any) -> SlotGradients:
         load(self.module, state.parameters)
         values = [dict(self.module.named_parameters())[name] for name in self.refined]
         total = torch.zeros((), dtype=torch.float64, device=self.group.device)

@@ -22,13 +22,7 @@ from halotile.tasks.groups.training.fit import read_content, state_in, write_sta
 from halotile.tasks.ptychography.patterns import Patterns, on_detector, turned
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, warning_of_halves
 from halotile.tasks.ptychography.resolution import RingCorrelation
-from halotile.tasks.ptychography.result import (
-    compared,
-    correlated_halves,
-    encoded_state,
-    extreme_patterns,
-    shown_probe,
-)
+from halotile.tasks.ptychography.result import compared, correlated_halves, encoded_state, extreme_patterns, shown_probe
 from halotile.tasks.ptychography.state import DIM, ReconstructionState, first_state, shift_limits, support_of
 
 
@@ -201,9 +195,7 @@ class OpenedScan:
         """
         self._check_free("the next ones cannot begin")
         if change := self.recipe.patterns.change():
-            raise InputError(
-                f"{self.recipe.patterns.path} {change} since the scan was opened. Open it again."
-            )
+            raise InputError(f"{self.recipe.patterns.path} {change} since the scan was opened. Open it again.")
 
     def hand_over(self, stage: SolverStage, checkpoint: Path, curve: Path, requests: Path) -> ScanRecipe:
         """Leave the state to ranks; return what they have to do."""
@@ -242,9 +234,7 @@ class OpenedScan:
             kind = "numbers" if there.is_complex() else "real numbers"
             raise ConfigError(f"{name} is no array of {kind}: {error}") from None
         if array.shape != tuple(there.shape):
-            raise ConfigError(
-                f"{name} has shape {list(array.shape)}, and the scan needs {list(there.shape)}."
-            )
+            raise ConfigError(f"{name} has shape {list(array.shape)}, and the scan needs {list(there.shape)}.")
         given = torch.from_numpy(array - origin).to(there.dtype)
         if name == "probe" and (support := support_of(self.recipe)) is not None:
             given *= support

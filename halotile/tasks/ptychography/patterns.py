@@ -94,9 +94,7 @@ def slots_of(batch: PatternNumbers, slots: int) -> list[PatternNumbers]:
     return [batch[slot * len(batch) // slots : (slot + 1) * len(batch) // slots] for slot in range(slots)]
 
 
-def _from_windows(
-    recipe: ScanRecipe, batch: int, random: np.random.Generator, used: NDArray[np.bool_]
-) -> EpochOrder:
+def _from_windows(recipe: ScanRecipe, batch: int, random: np.random.Generator, used: NDArray[np.bool_]) -> EpochOrder:
     chunk = recipe.chunk
     chunks = random.permutation(recipe.chunks)
     width = recipe.window // chunk

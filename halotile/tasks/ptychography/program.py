@@ -243,11 +243,7 @@ class Refinement:
         ]
 
     def _of_groups(
-        self,
-        state: ReconstructionState,
-        numbers: PatternNumbers,
-        positions: Positions,
-        groups: Sequence[slice],
+        self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions, groups: Sequence[slice]
     ) -> list[PatternGradients]:
         """Loss and gradients of groups of patterns."""
         parts, device = state.parameters, self.group.device
@@ -263,26 +259,20 @@ class Refinement:
             self.patterns.held_out(numbers, device),
         )
 
-    def _found_alone(
-        self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions
-    ) -> SlotGradients:
+    def _found_alone(self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions) -> SlotGradients:
         """The loss and the gradients of a slot."""
         if len(numbers):
             return by_name(self._gradients(state, numbers, positions))
         shapes, zeros = self._shapes(state, positions), partial(torch.zeros, device=self.group.device)
         return {"loss": zeros(1, dtype=torch.float64)} | {name: zeros(each) for name, each in shapes.items()}
 
-    def _gradients(
-        self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions
-    ) -> PatternGradients:
+    def _gradients(self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions) -> PatternGradients:
         """Loss and gradients of a slot, some of its patterns at a time."""
         total: PatternGradients | None = None
         for start in range(0, len(numbers), self.recipe.at_once):
             some = slice(start, start + self.recipe.at_once)
             self.patterns.expect(numbers[some.stop : some.stop + self.recipe.at_once])
-            (found,) = self._of_groups(
-                state, numbers[some], positions.some(some), [slice(0, self.recipe.at_once)]
-            )
+            (found,) = self._of_groups(state, numbers[some], positions.some(some), [slice(0, self.recipe.at_once)])
             if len(numbers) <= self.recipe.at_once:
                 return found
             if total is None:
@@ -330,12 +320,7 @@ class Refinement:
         return loss, total
 
     def _add(
-        self,
-        total: PartTensors,
-        name: str,
-        gradient: torch.Tensor,
-        numbers: PatternNumbers,
-        positions: Positions,
+        self, total: PartTensors, name: str, gradient: torch.Tensor, numbers: PatternNumbers, positions: Positions
     ) -> None:
         """Add a gradient of a slot to that of all."""
         if name in OWN_PARTS:
@@ -385,6 +370,4 @@ class Refinement:
         """The object, and the light that each of its pixels had."""
         places = self.recipe.places + state.parameters["positions"].cpu().numpy()
         image = state.parameters["object"].cpu().numpy()
-        return image, illumination(
-            state.probe.cpu().numpy(), places[:: 1 + len(places) // SHOWN], image.shape
-        )
+        return image, illumination(state.probe.cpu().numpy(), places[:: 1 + len(places) // SHOWN], image.shape)

@@ -65,13 +65,9 @@ class NearField:
     transfer: torch.Tensor  # factor of each frequency, in the order of `fft2`
 
     @classmethod
-    def of(
-        cls, shape: tuple[int, int], pixel: tuple[float, float], wavelength: float, distance: float
-    ) -> NearField:
+    def of(cls, shape: tuple[int, int], pixel: tuple[float, float], wavelength: float, distance: float) -> NearField:
         """The propagation over a distance; lengths have one unit."""
-        row, column = (
-            torch.fft.fftfreq(n, step, dtype=torch.float64) for n, step in zip(shape, pixel, strict=True)
-        )
+        row, column = (torch.fft.fftfreq(n, step, dtype=torch.float64) for n, step in zip(shape, pixel, strict=True))
         squared = 1 / wavelength**2 - row[:, None] ** 2 - column**2
         # The common phase of all waves is left out: it is millions of turns.
         phase = 2 * math.pi * distance * (squared.clamp(min=0).sqrt() - 1 / wavelength)

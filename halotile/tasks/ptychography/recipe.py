@@ -66,9 +66,7 @@ class PatternSolverTraits:
 SOLVER_TRAITS: Mapping[str, PatternSolverTraits] = {
     "adam": PatternSolverTraits(of_few=0.01, of_likelihood=0.005, options=("betas", "amsgrad")),
     "sgd": PatternSolverTraits(rate=0.0, objects=1, options=("momentum",)),
-    "rpie": PatternSolverTraits(
-        rate=0.5, any_model=False, losses=("amplitude_mse",), options=("alpha", "betas")
-    ),
+    "rpie": PatternSolverTraits(rate=0.5, any_model=False, losses=("amplitude_mse",), options=("alpha", "betas")),
     "lbfgs": PatternSolverTraits(rate=0.1, batch=0, objects=14),
 }
 
@@ -137,9 +135,7 @@ class Optics:
     focus: float | None = None
 
     @classmethod
-    def of(
-        cls, scan: Scan, shape: tuple[int, int], field: Literal["far", "near"], focus: float | None
-    ) -> Optics:
+    def of(cls, scan: Scan, shape: tuple[int, int], field: Literal["far", "near"], focus: float | None) -> Optics:
         """The optics of a scan, whose patterns have a shape; ``focus`` is the distance from the focus of the beam to the sample.
 
         >>> scan = Scan(1e-10, 1.0, (5e-5, 5e-5), np.zeros((1, 2)), np.zeros(1, int))

@@ -126,9 +126,7 @@ def ring_correlation(first: Waves, second: Waves, pixel: tuple[float, float]) ->
     correlation = common / np.sqrt(np.maximum(power[0] * power[1], np.finfo(float).tiny))
     # A window makes neighbours in the spectrum alike: fewer of them are independent.
     independent = (window**2).sum() ** 2 / (window.size * (window**4).sum())
-    return RingCorrelation(
-        np.arange(count) / extent, correlation, half_bit(total(np.ones(first.shape)) * independent)
-    )
+    return RingCorrelation(np.arange(count) / extent, correlation, half_bit(total(np.ones(first.shape)) * independent))
 
 
 def half_bit(count: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -153,10 +151,7 @@ def aligned(first: Waves, second: Waves, window: NDArray[np.float64]) -> Waves:
         cross[0, 0] = 0
         # All frequencies count alike: the strongest ones are the lowest, which tell least of a shift.
         shift = _peak(fft.fftshift(cross / np.maximum(np.abs(cross), np.finfo(float).tiny)))
-        moves = [
-            np.exp(-2j * math.pi * at * np.rint(fft.fftfreq(n) * n))
-            for at, n in zip(shift, shape, strict=True)
-        ]
+        moves = [np.exp(-2j * math.pi * at * np.rint(fft.fftfreq(n) * n)) for at, n in zip(shift, shape, strict=True)]
         second = fft.ifft2(fft.fft2(second) * np.multiply.outer(*moves))
     factor = (second.conj() * first * window).sum() / ((np.abs(second) ** 2) * window).sum()
     return np.asarray(factor * second)
@@ -169,13 +164,8 @@ def _peak(values: Waves) -> NDArray[np.float64]:
     found = np.array([fft.fftfreq(n)[at] for n, at in zip(values.shape, place, strict=True)])
     step = 1 / np.array(values.shape)
     for _ in range(2):
-        near = [
-            at + width * np.arange(-FINER, FINER + 1) / FINER for at, width in zip(found, step, strict=True)
-        ]
-        waves = [
-            np.exp(-2j * math.pi * np.outer(at, np.arange(n)))
-            for at, n in zip(near, values.shape, strict=True)
-        ]
+        near = [at + width * np.arange(-FINER, FINER + 1) / FINER for at, width in zip(found, step, strict=True)]
+        waves = [np.exp(-2j * math.pi * np.outer(at, np.arange(n))) for at, n in zip(near, values.shape, strict=True)]
         amount = np.abs(waves[0] @ values @ waves[1].T)
         best = np.unravel_index(amount.argmax(), amount.shape)
         found = np.array([at[number] for at, number in zip(near, best, strict=True)])

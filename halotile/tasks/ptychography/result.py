@@ -60,9 +60,7 @@ def draw_object(image: NDArray[Any], light: NDArray[Any]) -> list[bytes]:
     return encode_png(side_by_side(drawn))
 
 
-def illumination(
-    probe: NDArray[Any], places: NDArray[np.float64], shape: tuple[int, int]
-) -> NDArray[np.float64]:
+def illumination(probe: NDArray[Any], places: NDArray[np.float64], shape: tuple[int, int]) -> NDArray[np.float64]:
     """The sum of the intensities of a probe, (modes, rows, columns), at places of an object."""
     intensity = (np.abs(probe) ** 2).sum(0)
     rows, columns = intensity.shape
@@ -144,11 +142,7 @@ class Record:
             rows[-1]["faintest_mode"] = float(light.min() / light.sum())
         if is_last and (rings := correlated_halves(self.recipe, self.state)):
             halves = max(half.losses[-1] for half in self.state.halves)
-            rows[-1] |= {
-                "resolution": rings.resolution,
-                "resolution_bound": rings.bound,
-                "loss_of_halves": halves,
-            }
+            rows[-1] |= {"resolution": rings.resolution, "resolution_bound": rings.bound, "loss_of_halves": halves}
         write_curve(self.recipe.curve, len(rows), rows, is_awaited=self.recipe.requests is not None)
         self.written = time.monotonic()
 
@@ -164,7 +158,9 @@ def words_of_kept(recipe: ScanRecipe, epoch: int) -> str:
     first, _ = recipe.stage_of(epoch)
     if not first or recipe.requests:
         return ""
-    return f" The {first} epochs of the stages before are kept: with other stages after them the run goes on from there."
+    return (
+        f" The {first} epochs of the stages before are kept: with other stages after them the run goes on from there."
+    )
 
 
 def extreme_patterns(state: ReconstructionState) -> PatternNumbers:
@@ -226,9 +222,7 @@ def encoded_result(recipe: ScanRecipe) -> bytes:
     checkpoint = recipe.checkpoints[-1]
     state = ReconstructionState.of(state_in(read_content(checkpoint)), "cpu")
     if len(state.losses) != recipe.epochs:
-        raise DamagedData(
-            f"{checkpoint} has {len(state.losses)} of {recipe.epochs} epochs. Run again to go on."
-        )
+        raise DamagedData(f"{checkpoint} has {len(state.losses)} of {recipe.epochs} epochs. Run again to go on.")
     return encoded_state(recipe, state)
 
 
@@ -255,9 +249,7 @@ def contents(recipe: ScanRecipe, state: ReconstructionState) -> dict[str, Any]:
     return _of_every_model(recipe, state, order) | _of_patterns(recipe, state, order)
 
 
-def _of_every_model(
-    recipe: ScanRecipe, state: ReconstructionState, order: NDArray[np.int64]
-) -> dict[str, Any]:
+def _of_every_model(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[np.int64]) -> dict[str, Any]:
     scan = recipe.scan
     return {
         "image_1/data_space": "real",
@@ -293,9 +285,7 @@ def _of_patterns(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[
     return {
         "image_1/data": state.parameters["object"].numpy(),
         "image_2/data": shown_probe(state).numpy(),
-        "sample_1/geometry_1/translation": _translations(recipe.scan.positions + moved * recipe.optics.pixel)[
-            order
-        ],
+        "sample_1/geometry_1/translation": _translations(recipe.scan.positions + moved * recipe.optics.pixel)[order],
         "process_1/first_pixel": (recipe.places + moved)[order],
         "process_1/amplitude": state.parameters["intensities"].numpy()[order],
         "process_1/pattern_loss": state.parameters["pattern_loss"].numpy()[order],

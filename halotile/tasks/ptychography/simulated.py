@@ -70,10 +70,7 @@ class SimulatedScan:
     def __post_init__(self) -> None:
         rules = {
             "field": (self.field in ("far", "near"), "far or near"),
-            "raster": (
-                len(self.raster) == 2 and min(self.raster) > 0,
-                "numbers of rows and columns, such as (8, 8)",
-            ),
+            "raster": (len(self.raster) == 2 and min(self.raster) > 0, "numbers of rows and columns, such as (8, 8)"),
             "pattern": (self.pattern >= LEAST_PATTERN, f"{LEAST_PATTERN} or more"),
             "step": (self.step > 0, "a number above 0"),
             "modes": (1 <= self.modes <= MOST_MODES, f"1 to {MOST_MODES}"),
@@ -114,9 +111,7 @@ class SimulatedScan:
         """The modes of the probe, in roots of counts."""
         n = self.pattern
         row, column = np.meshgrid(*2 * [np.fft.fftfreq(n) * n], indexing="ij")
-        aperture = (np.hypot(row, column) < n / 6) * np.exp(
-            np.pi * self.defocus * 1j / n * (row**2 + column**2)
-        )
+        aperture = (np.hypot(row, column) < n / 6) * np.exp(np.pi * self.defocus * 1j / n * (row**2 + column**2))
         shapes = (1.0, row, column, row * column)
         modes = [np.fft.fftshift(np.fft.ifft2(aperture * shape)) for shape in shapes[: self.modes]]
         share = [0.1**mode for mode in range(self.modes)]
@@ -154,9 +149,7 @@ class SimulatedScan:
             exact = torch.fft.fftshift(exact, (-2, -1))
         if self.photons is None:
             return np.asarray(exact)
-        counted = [
-            self._random(10 + int(n)).poisson(one) for n, one in zip(numbers, exact.numpy(), strict=True)
-        ]
+        counted = [self._random(10 + int(n)).poisson(one) for n, one in zip(numbers, exact.numpy(), strict=True)]
         return np.array(counted, np.float32)
 
     @property

@@ -46,9 +46,7 @@ class PatternBatch:
 PatternSolver = Callable[[ReconstructionState, PartTensors, Mapping[str, float], PatternBatch], None]
 
 
-def adam(
-    state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch
-) -> None:
+def adam(state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch) -> None:
     """Adam, with real and imaginary parts by themselves.
 
     References
@@ -85,9 +83,7 @@ def _forget_other_betas(state: ReconstructionState, betas: torch.Tensor) -> None
             state.moments.pop(name, None)
 
 
-def sgd(
-    state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch
-) -> None:
+def sgd(state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch) -> None:
     """Steepest descent, with ``momentum`` that of the heavy ball.
 
     References
@@ -104,9 +100,7 @@ def sgd(
         state.parameters[name].add_(directions[name], alpha=-rate if momentum else -rate * batch.scale)
 
 
-def rpie(
-    state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch
-) -> None:
+def rpie(state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch) -> None:
     """The regularised ptychographic iterative engine, of several positions at once; with ``alpha`` 1 it is ePIE.
 
     The step of a pixel of the object is its gradient by the light that it had in this batch, where that is not faint; of the probe by
@@ -125,17 +119,10 @@ def rpie(
                 curvature += EDGES * smoothness_factor(state, batch.smoothness)
             step = gradients[name] / curvature
             state.parameters[name].add_(step, alpha=-rates[name] / (state.norm**2 if name == "probe" else 1))
-    adam(
-        state,
-        gradients,
-        {name: ADDED_RATE * rate for name, rate in rates.items() if name not in weights},
-        batch,
-    )
+    adam(state, gradients, {name: ADDED_RATE * rate for name, rate in rates.items() if name not in weights}, batch)
 
 
-def lbfgs(
-    state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch
-) -> None:
+def lbfgs(state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch) -> None:
     """Limited-memory BFGS, of all patterns at once, without a line search: each step is the learning rate times the direction.
 
     References

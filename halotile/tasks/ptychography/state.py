@@ -156,9 +156,7 @@ class ReconstructionState:
 
     def positions(self, recipe: ScanRecipe, numbers: np.ndarray[Any, Any]) -> Positions:
         """Some positions as they are now."""
-        place = (
-            torch.from_numpy(recipe.places_of(numbers)) + self.parameters["positions"][numbers].cpu().double()
-        )
+        place = torch.from_numpy(recipe.places_of(numbers)) + self.parameters["positions"][numbers].cpu().double()
         shares = self.parameters["shares"][numbers] if recipe.variations else None
         return Positions.at(place, self.parameters["intensities"][numbers], shares)
 

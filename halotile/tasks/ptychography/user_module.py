@@ -32,9 +32,7 @@ def built_module(recipe: ScanRecipe) -> torch.nn.Module:
                 f"the {name} of {recipe.module} is {what}. Add it as an attribute or a property: a complex tensor, ({axes})."
             )
     if wrong := [
-        name
-        for name, value in module.named_parameters()
-        if value.dtype not in (torch.float32, torch.complex64)
+        name for name, value in module.named_parameters() if value.dtype not in (torch.float32, torch.complex64)
     ]:
         raise ConfigError(
             f"the parameter {wrong[0]} of {recipe.module} is in double precision. Write float32 or complex64."

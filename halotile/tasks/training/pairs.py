@@ -65,9 +65,7 @@ class Pair:
         if not parts:
             return None
         smallest = [min(lengths) for lengths in zip(*(part[0].shape for part in parts), strict=True)]
-        first, second = (
-            np.stack([part[which][: smallest[0], : smallest[1]] for part in parts]) for which in (0, 1)
-        )
+        first, second = (np.stack([part[which][: smallest[0], : smallest[1]] for part in parts]) for which in (0, 1))
         means = first.mean((1, 2), keepdims=True), second.mean((1, 2), keepdims=True)
         offset = float(np.mean(means[1] - means[0]))
         deviation = float(first.std())
@@ -97,9 +95,7 @@ def _parts(first: Values, second: Values) -> Iterator[tuple[Values, Values]]:
             at = slice(row, row + edges[0]), slice(column, column + edges[1])
             known = finite[at]
             if known.mean() >= MEASURED:
-                one, other = (
-                    np.where(known, image[at], image[at][known].mean()) for image in (first, second)
-                )
+                one, other = (np.where(known, image[at], image[at][known].mean()) for image in (first, second))
                 yield one, other
 
 

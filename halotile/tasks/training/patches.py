@@ -109,9 +109,7 @@ class PatchSource:
         """Numbers of cells along rows and columns of a plane of each image."""
         counts = []
         for image in self.images:
-            edge = self.patch * (
-                CELL_PATCHES if min(image.edges) >= SMALL * self.patch else CELL_PATCHES // 2
-            )
+            edge = self.patch * (CELL_PATCHES if min(image.edges) >= SMALL * self.patch else CELL_PATCHES // 2)
             rows, columns = (max(1, n // edge) for n in image.edges)
             counts.append((rows, columns))
         return counts
@@ -149,9 +147,7 @@ class PatchSource:
         if pool != self._kept.get("pool"):
             self._kept.clear()
             self._kept["pool"] = pool
-        cells: list[Patches] = self._kept.get(slot) or self._kept.setdefault(
-            slot, self._pool(pool, slot, count)
-        )
+        cells: list[Patches] = self._kept.get(slot) or self._kept.setdefault(slot, self._pool(pool, slot, count))
         rng = np.random.default_rng((self.seed, step, slot, 1))
         return _stacked([self._patch(cell, rng) for cell in cells])
 
@@ -163,9 +159,7 @@ class PatchSource:
     def _pool(self, pool: int, slot: int, count: int) -> list[Patches]:
         rng = np.random.default_rng((self.seed, pool, slot, 0))
         numbers = (int(rng.integers(self.cells)) for _ in range(count * MOST_TRIES))
-        chosen = (
-            number for number in numbers if not (self.has_held_out and number % HELD_EVERY == HELD_FIRST)
-        )
+        chosen = (number for number in numbers if not (self.has_held_out and number % HELD_EVERY == HELD_FIRST))
         found = list(itertools.islice(self._usable(chosen), count))
         if not found:
             raise InputError(

@@ -90,9 +90,7 @@ def noise2self(batch: PatchBatch) -> BlindTask:
     """
     count, _, rows, columns = batch.pixels.shape
     first_row, first_column = (int(n) for n in torch.randint(GRID, (2,)))
-    grid = torch.meshgrid(
-        torch.arange(first_row, rows, GRID), torch.arange(first_column, columns, GRID), indexing="ij"
-    )
+    grid = torch.meshgrid(torch.arange(first_row, rows, GRID), torch.arange(first_column, columns, GRID), indexing="ij")
     row, column = (places.reshape(1, -1).expand(count, -1) for places in grid)
     return _hidden(batch, row, column, _random_neighbour)
 
@@ -105,9 +103,7 @@ def _random_places(batch: PatchBatch) -> tuple[torch.Tensor, torch.Tensor]:
     return places // columns, places % columns
 
 
-def _hidden(
-    batch: PatchBatch, row: torch.Tensor, column: torch.Tensor, replacement: Replacement
-) -> BlindTask:
+def _hidden(batch: PatchBatch, row: torch.Tensor, column: torch.Tensor, replacement: Replacement) -> BlindTask:
     """The prediction of some pixels of each patch, which have other values in what the network is given."""
     sample = torch.arange(len(row))[:, None].expand_as(row)
     given, counted = batch.pixels.clone(), torch.zeros_like(batch.valid)
@@ -127,9 +123,7 @@ def _median_neighbour(pixels: torch.Tensor, row: torch.Tensor, column: torch.Ten
     return around.median(dim=0).values
 
 
-def _neighbours(
-    pixels: torch.Tensor, row: torch.Tensor, column: torch.Tensor, offset: torch.Tensor
-) -> torch.Tensor:
+def _neighbours(pixels: torch.Tensor, row: torch.Tensor, column: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
     """Return the values at offsets from places."""
     sample = torch.arange(len(row))[:, None].expand_as(row)
     rows, columns = pixels.shape[-2:]
@@ -256,9 +250,7 @@ def draw_examples(noisy: NDArray[Any], denoised: NDArray[Any]) -> list[bytes]:
 
 def _drawn(patch: NDArray[Any], levels: list[tuple[float, float]]) -> NDArray[np.uint8]:
     """Draw each channel from black to white between its own levels: channels may be of very unlike brightness."""
-    scaled = [
-        (channel - low) / ((high - low) or 1.0) for channel, (low, high) in zip(patch, levels, strict=True)
-    ]
+    scaled = [(channel - low) / ((high - low) or 1.0) for channel, (low, high) in zip(patch, levels, strict=True)]
     return grey(np.stack(scaled), 0, 1)
 
 

@@ -130,9 +130,7 @@ def tune(task: DenoiseTask, request: TrialRequest, device: Device | None = None)
             f"{shared}. Write a smaller tile.size, or stop other programs that use the device."
         )
     fastest = min(each.seconds for each in tried)
-    best = min(
-        (each for each in tried if each.seconds <= (1 + GAIN) * fastest), key=lambda each: each.batch_bytes
-    )
+    best = min((each for each in tried if each.seconds <= (1 + GAIN) * fastest), key=lambda each: each.batch_bytes)
     precisions = tuple(trial.compare(best)) if request.compare else ()
     if request.layouts:
         best = trial.other_layout(best, request.sharing) or best
@@ -323,9 +321,7 @@ class _Trial:
 
     def compare(self, best: TileTrial) -> Iterator[Precision]:
         """Compare each precision with float32 on a CPU, on the first tile of the block."""
-        small = tuple(
-            -(-min(t, COMPARED) // k) * k for t, k in zip(best.tile, self.task.tiling.align, strict=True)
-        )
+        small = tuple(-(-min(t, COMPARED) // k) * k for t, k in zip(best.tile, self.task.tiling.align, strict=True))
         windows = windows_of(self.core, self.reach, self.planes, replace(self.task.tiling, tile=small))
         core = next(windows).core
         exact = self._compute_on_cpu(core, small)
@@ -352,9 +348,7 @@ class _Trial:
                 yield Precision(name, why_not="not enough memory")
                 continue
             error = _difference(pixels, exact)
-            yield Precision(
-                name, tried.seconds, error, "some pixels are NaN or infinite" if error is None else ""
-            )
+            yield Precision(name, tried.seconds, error, "some pixels are NaN or infinite" if error is None else "")
 
     def _compute_on_cpu(self, core: Region, tile: tuple[int, ...]) -> NDArray[Any]:
         stages = DenoiseStages(self.task, Device("cpu", "float32", self.device.channels_last))

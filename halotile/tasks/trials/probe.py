@@ -142,11 +142,7 @@ def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
 
 
 def check_purity(
-    denoiser: Denoiser,
-    dims: int,
-    model: Model | None = None,
-    sides: Collection[str] = (),
-    dtype: str = "float32",
+    denoiser: Denoiser, dims: int, model: Model | None = None, sides: Collection[str] = (), dtype: str = "float32"
 ) -> None:
     """Refuse a denoiser with memory: its results for a tile before and after another tile must agree in every bit.
 
@@ -166,8 +162,7 @@ def check_purity(
         in_batch = trial.run(torch.cat([tile, other]))[:1]
     if not torch.equal(tile, original):
         raise ConfigError(
-            f"{trial.name} changes its input. Write a function that leaves its input alone: clone() it at "
-            "the start."
+            f"{trial.name} changes its input. Write a function that leaves its input alone: clone() it at the start."
         )
     if not _same(first, again):
         change = float(_apart(first, again).max())
@@ -355,9 +350,7 @@ def _with_gradient(trial: Trial, axis: int, windows: torch.Tensor, places: list[
         windows = windows.clone().requires_grad_()
         try:
             result = trial.model(windows)
-            picked = [
-                result[i].narrow(1 + axis, place * trial.scale, trial.scale) for i, place in enumerate(places)
-            ]
+            picked = [result[i].narrow(1 + axis, place * trial.scale, trial.scale) for i, place in enumerate(places)]
             (gradient,) = torch.autograd.grad(sum((p * p).sum() for p in picked), windows, allow_unused=True)
         except Exception as error:  # a layer of the user's own may raise anything
             if is_out_of_memory(error):

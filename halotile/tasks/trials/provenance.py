@@ -95,14 +95,10 @@ def surroundings(denoiser: Denoiser, read: Collection[str]) -> str | None:
     options = denoiser.inner.options.values() if isinstance(denoiser.inner, UserNetwork | Function) else ()
     named = {option for option in options if isinstance(option, str) and os.path.isfile(option)}
     code = {
-        os.path.realpath(file)
-        for module in list(sys.modules.values())
-        if (file := getattr(module, "__file__", None))
+        os.path.realpath(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))
     }
     known = (f"{_PACKAGE}{os.sep}", *code)
-    data = sorted(
-        path for path in {*read, *named} if not path.startswith(known) and not path.endswith(".pyc")
-    )
+    data = sorted(path for path in {*read, *named} if not path.startswith(known) and not path.endswith(".pyc"))
     environment = sorted(item for item in os.environ.items() if not OF_SESSIONS.fullmatch(item[0]))
     try:
         # What is not there now may be there later.

@@ -86,9 +86,7 @@ def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
         computed, whole = compute_tiles(), future.result()
     differences = (
         _difference(tile, pixels, region, there, tiling)
-        for (tile, pixels), (region, there) in itertools.product(
-            computed, zip(references, whole, strict=True)
-        )
+        for (tile, pixels), (region, there) in itertools.product(computed, zip(references, whole, strict=True))
     )
     largest = max(float(there.abs().max()) for there in whole) or 1.0
     return max(math.inf if math.isnan(difference) else difference for difference in differences) / largest
@@ -181,9 +179,7 @@ def _modules(model: Model) -> set[int]:
     return {id(part) for part in (model.modules() if isinstance(model, torch.nn.Module) else [model])}
 
 
-def _difference(
-    tile: Window, computed: torch.Tensor, region: Region, whole: torch.Tensor, tiling: Tiling
-) -> float:
+def _difference(tile: Window, computed: torch.Tensor, region: Region, whole: torch.Tensor, tiling: Tiling) -> float:
     """The largest difference between the core of a tile and the part of a region that its ends do not affect."""
     # A tile may see the continuation of the image past its end, where the region has an end.
     ends = tuple(map(max, tiling.image, tile.reach.stop))
@@ -266,9 +262,7 @@ def _rehearse(stages: list[_Stage], search: bool) -> Rehearsal:
     return best
 
 
-def sample_difference(
-    denoiser: Denoiser, depth: Depth, samples: Sequence[Sample], *, is_cut: bool = True
-) -> float:
+def sample_difference(denoiser: Denoiser, depth: Depth, samples: Sequence[Sample], *, is_cut: bool = True) -> float:
     """The largest difference between the quarters of samples of the image and the whole samples, relative to the largest pixel.
 
     ``denoiser``: with its known alignment. Channels that a sample lacks are random: its side inputs; ``depth``: halo on each tiled axis; ``samples``:

@@ -89,9 +89,7 @@ class TrialImage:
         return compare(part, *images, self.denoiser.scale) / self.largest
 
 
-def compare(
-    part: Region, one: tuple[NDArray[Any], Region], other: tuple[NDArray[Any], Region], scale: int
-) -> float:
+def compare(part: Region, one: tuple[NDArray[Any], Region], other: tuple[NDArray[Any], Region], scale: int) -> float:
     """The largest difference of two images on a part of both, each given with its region; ``scale`` of their pixels lie in one of the region.
 
     Both may have the same infinity, or NaN.
@@ -209,9 +207,7 @@ def check_stateless(denoiser: ArrayDenoiser, dims: int) -> None:
         )
 
 
-def check_depth(
-    denoiser: ArrayDenoiser, depth: Depth, image: tuple[int, ...], *, is_cut: bool = True
-) -> None:
+def check_depth(denoiser: ArrayDenoiser, depth: Depth, image: tuple[int, ...], *, is_cut: bool = True) -> None:
     """Refuse a function that looks farther than this, or cuts its image into parts. Needs no torch.
 
     The function is tried on windows by themselves, and on an image with one window in the middle of pixels of another
@@ -228,9 +224,7 @@ def check_depth(
         across = math.prod(n + frames for i, n in enumerate(sides) if i != axis)
         long = min(length, LONG_PIXELS // across) - frames
         if long > sides[axis]:
-            _check_windows(
-                denoiser, (*sides[:axis], long, *sides[axis + 1 :]), depth, frame, is_cut=is_cut, tile=sides
-            )
+            _check_windows(denoiser, (*sides[:axis], long, *sides[axis + 1 :]), depth, frame, is_cut=is_cut, tile=sides)
 
 
 def _check_windows(

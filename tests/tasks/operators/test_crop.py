@@ -29,11 +29,7 @@ KINDS: dict[str, tuple[Operator, OperatorKind, Region]] = {
         "windowed",
         Region((0, 0, 6), (2, 40, 19)),
     ),
-    "window of fewer pixels": (
-        Composition((HALF, Crop(origin=(6, 6), size=(3, 3)))),
-        "windowed",
-        Region.whole(IMAGE),
-    ),
+    "window of fewer pixels": (Composition((HALF, Crop(origin=(6, 6), size=(3, 3)))), "windowed", Region.whole(IMAGE)),
     "local after local": (Composition((BLUR, MASK)), "local", Region.whole(IMAGE)),
     "two windows": (
         WeightedSum((CROP, Crop(origin=(0, 20), size=(12, 9))), (1.0, 1.0)),

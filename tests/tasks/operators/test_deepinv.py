@@ -152,9 +152,7 @@ def test_it_measures_what_deepinv_does() -> None:
 def test_an_image_of_one_channel_has_two_axes() -> None:
     x = numbers(30, 20).astype("float32")
     blur = named("Blur", filter=PSF, padding="reflect")
-    assert np.array_equal(
-        whole(blur.forward(InMemory(x))), whole(blur.forward(InMemory(x[None]))).reshape(30, 20)
-    )
+    assert np.array_equal(whole(blur.forward(InMemory(x))), whole(blur.forward(InMemory(x[None]))).reshape(30, 20))
     assert DeepInv(physics=made(differences, differences), reach_="auto").measured((30, 20)) == (30, 20)
 
 

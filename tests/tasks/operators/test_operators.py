@@ -65,10 +65,7 @@ OPERATORS: dict[str, Operator] = {
         for boundary, factor in [("reflect", 2), ("replicate", 3), ("zero", 4), ("valid", 3), ("reflect", 1)]
     },
     **{f"shift {b}": Shift(shift=(1.3, -2.6), boundary=b) for b in RULES if b != "valid"},
-    **{
-        f"crop {b}": Shift(shift=(10.25, -3.5), size=(20, 44), boundary=b)
-        for b in ("reflect", "replicate", "zero")
-    },
+    **{f"crop {b}": Shift(shift=(10.25, -3.5), size=(20, 44), boundary=b) for b in ("reflect", "replicate", "zero")},
     **{
         f"blur {boundary} {shape} fft": Blur(kernel=kernel(*shape), boundary=boundary, engine="fft")
         for boundary in RULES
@@ -79,20 +76,15 @@ OPERATORS: dict[str, Operator] = {
         for boundaries in (["circular", "circular"], ["reflect", "zero"])
         for engine in ("direct", "fft")
     },
-    "own": Own(
-        import_="halotile.tasks.operators.shift:Shift", options={"shift": (1.3, -2.6), "boundary": "zero"}
-    ),
+    "own": Own(import_="halotile.tasks.operators.shift:Shift", options={"shift": (1.3, -2.6), "boundary": "zero"}),
     "window": Crop(origin=(3, 7), size=(30, 20)),
-    "windows": WeightedSum(
-        (Crop(origin=(0, 0), size=(9, 9)), Crop(origin=(31, 24), size=(9, 9))), (1.0, 2.0)
-    ),
+    "windows": WeightedSum((Crop(origin=(0, 0), size=(9, 9)), Crop(origin=(31, 24), size=(9, 9))), (1.0, 2.0)),
     "window of a blur": Composition((Blur(kernel=kernel(5, 3)), Crop(origin=(4, 0), size=(30, 20)))),
     "blur in a window": Composition((Crop(origin=(3, 7), size=(30, 20)), Blur(kernel=kernel(5, 3)))),
     "mask": mask(40, 33),
     "mask of each plane": mask(2, 40, 33),
     "sum": WeightedSum(
-        (Blur(kernel=kernel(5, 3)), Blur(kernel=kernel(7, 7), boundary="reflect"), mask(40, 33)),
-        (2.0, -0.5, 1.0),
+        (Blur(kernel=kernel(5, 3)), Blur(kernel=kernel(7, 7), boundary="reflect"), mask(40, 33)), (2.0, -0.5, 1.0)
     ),
     "composition": Composition(
         (
@@ -227,18 +219,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: Shift(shift=(0.5, 33)).measured(IMAGE),
         r"shift is \(0\.5, 33\) and the image is 33 pixels long: only the zeros",
     ),
-    "shift before the image": (
-        lambda: Shift(shift=(-30, 0), size=(30, 9)).measured(IMAGE),
-        "Write a smaller shift",
-    ),
-    "circular crop": (
-        lambda: Shift(shift=(1, 1), size=(9, 9), boundary="circular").measured(IMAGE),
-        "Omit size",
-    ),
+    "shift before the image": (lambda: Shift(shift=(-30, 0), size=(30, 9)).measured(IMAGE), "Write a smaller shift"),
+    "circular crop": (lambda: Shift(shift=(1, 1), size=(9, 9), boundary="circular").measured(IMAGE), "Omit size"),
     "sum of different shapes": (
-        lambda: WeightedSum(
-            (Blur(kernel=kernel(3, 3)), Blur(kernel=kernel(3, 3), boundary="valid")), (1, 1)
-        ).measured(IMAGE),
+        lambda: WeightedSum((Blur(kernel=kernel(3, 3)), Blur(kernel=kernel(3, 3), boundary="valid")), (1, 1)).measured(
+            IMAGE
+        ),
         "stack them",
     ),
 }

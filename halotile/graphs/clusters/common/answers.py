@@ -82,9 +82,7 @@ def ask(
                 if time.monotonic() > end:
                     raise unanswered from None
             except (CommClosedError, CancelledError) as error:
-                raise ConnectionError(
-                    f"the cluster does not answer ({type(error).__name__}: {error})."
-                ) from error
+                raise ConnectionError(f"the cluster does not answer ({type(error).__name__}: {error}).") from error
             between()
     finally:
         asked.cancel()
@@ -103,9 +101,7 @@ def present_workers(client: Client, **limits: Any) -> dict[str, dict[str, Any]]:
 
     ``Client.scheduler_info`` keeps the answer where an update in the background may replace it by one without workers.
     """
-    workers: dict[str, dict[str, Any]] = ask(client, client.scheduler.identity, n_workers=-1, **limits)[
-        "workers"
-    ]
+    workers: dict[str, dict[str, Any]] = ask(client, client.scheduler.identity, n_workers=-1, **limits)["workers"]
     return workers
 
 

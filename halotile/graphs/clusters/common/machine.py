@@ -175,19 +175,14 @@ class BatchVariables:
 
 
 SYSTEMS = {
-    "Slurm": BatchVariables(
-        ("SLURM_JOB_ID",), "CPU", here=("SLURM_CPUS_ON_NODE",), whole=("SLURM_CPUS_PER_TASK",)
-    ),
+    "Slurm": BatchVariables(("SLURM_JOB_ID",), "CPU", here=("SLURM_CPUS_ON_NODE",), whole=("SLURM_CPUS_PER_TASK",)),
     # NCPUS is of the first chunk, and may be its ompthreads; the file has a line for each mpiproc in PBS Pro, for each core in Torque.
     "PBS": BatchVariables(
         ("PBS_JOBID",), here=("NCPUS", "PBS_NUM_PPN"), files={"PBS_NODEFILE": NAMES}, whole=("PBS_NP",)
     ),
     "SGE": BatchVariables(("JOB_ID", "SGE_TASK_ID"), "slot", files={"PE_HOSTFILE": ROWS}, whole=("NSLOTS",)),
     "LSF": BatchVariables(
-        ("LSB_JOBID",),
-        "slot",
-        lists={"LSB_MCPU_HOSTS": PAIRS, "LSB_HOSTS": NAMES},
-        whole=("LSB_DJOB_NUMPROC",),
+        ("LSB_JOBID",), "slot", lists={"LSB_MCPU_HOSTS": PAIRS, "LSB_HOSTS": NAMES}, whole=("LSB_DJOB_NUMPROC",)
     ),
     "OAR": BatchVariables(("OAR_JOB_ID",), files={"OAR_NODEFILE": NAMES}),
     "HTCondor": BatchVariables(("_CONDOR_JOB_AD",), files={"_CONDOR_MACHINE_AD": SLOT}),
@@ -277,8 +272,6 @@ def _cores_of_groups() -> Iterator[float]:
             quota, period = map(int, (folder / "cpu.max").read_text("utf-8").split())
             yield quota / period
         with suppress(OSError, ValueError):
-            quota, period = (
-                int((folder / f"cpu.cfs_{name}_us").read_text("utf-8")) for name in ("quota", "period")
-            )
+            quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text("utf-8")) for name in ("quota", "period"))
             if quota > 0:
                 yield quota / period

@@ -286,8 +286,7 @@ def own_address() -> str:
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     return next(
-        (address for name, address in _interfaces().items() if name in up and not is_loopback(address)),
-        LOOPBACK,
+        (address for name, address in _interfaces().items() if name in up and not is_loopback(address)), LOOPBACK
     )
 
 

@@ -22,11 +22,7 @@ from distributed.security import Security
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import Order, RunningCluster, traits_of
-from halotile.graphs.clusters.common.security import (
-    Credentials,
-    listening_address,
-    private_base,
-)
+from halotile.graphs.clusters.common.security import Credentials, listening_address, private_base
 from halotile.graphs.clusters.launches.base import Launch, LaunchState, number_of, tail_of
 from halotile.graphs.clusters.launches.remote_cluster import supervised_cluster
 from halotile.graphs.kinds import sections
@@ -110,9 +106,7 @@ def start_jobs(system: BatchSystem, order: Order) -> Iterator[RunningCluster]:
 
     with (
         _plain_path(order.folder) as folder,
-        supervised_cluster(
-            replace(order, folder=folder), address, make, partial(launch_states, system)
-        ) as cluster,
+        supervised_cluster(replace(order, folder=folder), address, make, partial(launch_states, system)) as cluster,
     ):
         yield cluster
 
@@ -158,11 +152,7 @@ def job_script(system: BatchSystem, order: Order, *, address: str, logs: Path, s
     """The script of one job, as it would be submitted."""
     with refusals_described(system, order.choice):
         job = system.cluster_class().job_cls(
-            address,
-            name=f"{NAME}-0",
-            protocol="tls://",
-            security=security,
-            **job_arguments(system, order, logs),
+            address, name=f"{NAME}-0", protocol="tls://", security=security, **job_arguments(system, order, logs)
         )
     return str(job.job_script())
 

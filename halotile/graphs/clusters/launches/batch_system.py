@@ -43,9 +43,7 @@ def answer_of(words: Sequence[str], **options: Any) -> str:
 
 def _run(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
-            words, capture_output=True, text=True, timeout=CALL_SECONDS, check=False, **options
-        )
+        return subprocess.run(words, capture_output=True, text=True, timeout=CALL_SECONDS, check=False, **options)
     except FileNotFoundError as error:
         raise ClusterFailed(
             f"{words[0]} is not installed here: this machine is not part of the cluster. Run the command on one that is."
@@ -53,9 +51,7 @@ def _run(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[st
     except OSError as error:
         raise ClusterFailed(f"{words[0]} does not start ({error}).") from error
     except subprocess.TimeoutExpired as error:
-        raise ClusterFailed(
-            f"{words[0]} did not answer within {CALL_SECONDS:g} s. Try again later."
-        ) from error
+        raise ClusterFailed(f"{words[0]} did not answer within {CALL_SECONDS:g} s. Try again later.") from error
 
 
 def _failure_of(done: subprocess.CompletedProcess[str]) -> ClusterFailed:

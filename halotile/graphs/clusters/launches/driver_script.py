@@ -53,13 +53,9 @@ def script_of(system: BatchSystem, job: Job, run: Path, umask: int) -> str:
 def driver_script(system: BatchSystem, job: Job, run: Path, umask: int) -> str:
     """The script of a job that holds the driver alone, with the directives of dask-jobqueue; its workers are jobs of their own."""
     directives = (*system.directives_of(job.cluster), *(system.driver or ()))
-    options = {
-        key: value for key, value in job.cluster.options.items() if key != "resource_spec"
-    }  # of workers
+    options = {key: value for key, value in job.cluster.options.items() if key != "resource_spec"}  # of workers
     choice = dataclasses.replace(job.cluster, cores=1, gpus=0, directives=directives, options=options)
-    order = Order(
-        workers=1, memory_bytes=parse_bytes(job.run.memory_per_worker) + DRIVER_BYTES, choice=choice
-    )
+    order = Order(workers=1, memory_bytes=parse_bytes(job.run.memory_per_worker) + DRIVER_BYTES, choice=choice)
     with refusals_described(system, choice):
         arguments = job_arguments(system, order, run) | {"log_directory": None}
         header = system.cluster_class().job_cls("", name=NAME, **arguments).job_header

@@ -102,9 +102,7 @@ class Supervisor(RunningCluster):
         now = time.monotonic()
         connected = self._connected()
         self._note_health(connected, now)
-        absent = {
-            name: launch for name, launch in dict(self.cluster.workers).items() if name not in connected
-        }
+        absent = {name: launch for name, launch in dict(self.cluster.workers).items() if name not in connected}
         states = self._states(list(absent.values()))
         over = {name: launch for name, launch in absent.items() if launch in states and states[launch].over}
         if over:
@@ -153,13 +151,13 @@ class Supervisor(RunningCluster):
         if self._ended_early < self.workers + SPARE and target:
             again = f"asking for {'it' if len(over) == 1 else 'them'} again"
             fewer = f"going on with {target} of {self.workers}"
-            self.report(
-                f"{counted(len(over), 'worker')} lost ({text}); {fewer if target < self.workers else again}"
-            )
+            self.report(f"{counted(len(over), 'worker')} lost ({text}); {fewer if target < self.workers else again}")
             return
         tail = launch.log_tail()
         log = f" The end of its log:\n{tail}" if tail else ""
-        self._failure = f"{counted(self._ended_early, 'worker')} one after the other ended before they did anything. {text}.{log}"
+        self._failure = (
+            f"{counted(self._ended_early, 'worker')} one after the other ended before they did anything. {text}.{log}"
+        )
         self._not_before = now + FORGIVE_SECONDS
         self.report(f"no more workers are asked for, for {FORGIVE_SECONDS / 60:.0f} minutes: {self._failure}")
 

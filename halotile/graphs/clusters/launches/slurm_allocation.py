@@ -52,10 +52,7 @@ def workers_in(environment: Mapping[str, str], device: str) -> tuple[int, str]:
 
 
 def slots_of(
-    nodes: Sequence[str],
-    environment: Mapping[str, str],
-    workers: int,
-    shares: Mapping[str, Share] = NO_SHARES,
+    nodes: Sequence[str], environment: Mapping[str, str], workers: int, shares: Mapping[str, Share] = NO_SHARES
 ) -> list[NodeSlot]:
     """Slots for so many workers: on a node as many as the job has tasks, else GPUs, else cores there, else equally many on each.
 
@@ -69,9 +66,7 @@ def slots_of(
     tasks, cores = _tasks_and_cores(environment, len(nodes))
     share = [shares.get(node, Share()) for node in nodes]
     equal = [-(-workers // len(nodes))] * len(nodes)
-    counts = next(
-        count for count in (tasks, [each.gpus for each in share], cores, equal) if sum(count) >= workers
-    )
+    counts = next(count for count in (tasks, [each.gpus for each in share], cores, equal) if sum(count) >= workers)
     slots = [(number, node) for node, count in enumerate(counts) for number in range(count)]
     taken = sorted(slots)[:workers]
     used = Counter(node for _, node in taken)

@@ -70,13 +70,7 @@ class WorkerStep(ProcessInterface):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        scheduler: str,
-        name: Any = None,
-        *,
-        slots: NodeSlots,
-        logs: Path,
-        arguments: Sequence[str],
+        self, scheduler: str, name: Any = None, *, slots: NodeSlots, logs: Path, arguments: Sequence[str]
     ) -> None:
         super().__init__()
         self.scheduler = scheduler
@@ -165,6 +159,4 @@ def states_of(steps: Sequence[Launch]) -> dict[Launch, LaunchState]:
             remaining = remaining_nodes(described(os.environ["SLURM_JOB_ID"]))
             for step in over:
                 step.lost = step.node not in remaining
-    return {
-        step: LaunchState(True, "its node is lost") if step.lost else state for step, state in states.items()
-    }
+    return {step: LaunchState(True, "its node is lost") if step.lost else state for step, state in states.items()}

@@ -18,12 +18,7 @@ import dask
 from distributed.cli.dask_worker import main as dask_worker
 
 from halotile.graphs.clusters.common.machine import gpus_here
-from halotile.graphs.clusters.common.security import (
-    LOOPBACK,
-    address_of_interface,
-    address_towards,
-    host_of,
-)
+from halotile.graphs.clusters.common.security import LOOPBACK, address_of_interface, address_towards, host_of
 from halotile.graphs.clusters.slurm_alloc import requeue_orphan
 from halotile.graphs.clusters.workers.fork_server import mark_leftovers
 from halotile.graphs.clusters.workers.settings import SETTINGS, keep_compiled_code_at_home, private_scratch

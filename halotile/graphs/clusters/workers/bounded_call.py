@@ -77,9 +77,7 @@ def _ending(code: int) -> str:
     return f"ended its process with exit code {code}"
 
 
-def _answer(
-    replies: Connection, requested: bytes, limit_bytes: int | None, environment: Mapping[str, str]
-) -> None:
+def _answer(replies: Connection, requested: bytes, limit_bytes: int | None, environment: Mapping[str, str]) -> None:
     """Run the call and send its result or error: the target of the process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(environment)

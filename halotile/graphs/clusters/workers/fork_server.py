@@ -98,9 +98,7 @@ def _await_dying() -> None:
 def _is_dying(pid: int) -> bool:
     """Return True for a child that is exiting, and False once it has ended."""
     try:
-        status, _, _, _, _, _, flags = (
-            Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(") ")[2].split()[:7]
-        )
+        status, _, _, _, _, _, flags = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(") ")[2].split()[:7]
     except OSError:
         return False
     return status != "Z" and bool(int(flags) & PF_EXITING)

@@ -69,9 +69,7 @@ def private_scratch() -> Iterator[str]:
     """
     import dask
 
-    from halotile.graphs.clusters.common.security import (
-        owned_folder,  # with tornado, which most commands do without
-    )
+    from halotile.graphs.clusters.common.security import owned_folder  # with tornado, which most commands do without
 
     with (
         owned_folder(Path(tempfile.gettempdir()), PREFIX) as folder,

@@ -29,14 +29,7 @@ from halotile.storage.views import measured, readable_parts
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.devices.device import torch_threads
-from halotile.tasks.noise.estimate import (
-    SAMPLES,
-    Values,
-    as_square,
-    plane_level,
-    plane_regions,
-    sample_regions,
-)
+from halotile.tasks.noise.estimate import SAMPLES, Values, as_square, plane_level, plane_regions, sample_regions
 from halotile.tasks.noise.photon_noise import Fit, fit_photon_noise
 from halotile.tasks.noise.residual import (
     Residual,
@@ -244,11 +237,7 @@ def _planned(job: Job, report: Report) -> Plan:
     if not isinstance(job, Denoising):
         raise ConfigError(f"job is {job.kind}, and only the settings of job: denoise are compared on a crop.")
     plan = make_plan(
-        replace(job, cluster=Cluster(kind="local")),
-        fresh=True,
-        refuse=False,
-        makes_folder=True,
-        report=report,
+        replace(job, cluster=Cluster(kind="local")), fresh=True, refuse=False, makes_folder=True, report=report
     )
     if plan.layout.shape != plan.sources[0].shape:
         raise ConfigError(
@@ -304,9 +293,7 @@ def _evaluated(setting: Setting, crop: DenoisedPlace, noise: Values, score: Scor
     else:
         error = blind_loss(noisy, noise, crop.denoise)
     if not math.isfinite(error):
-        raise InputError(
-            "no pixel of the crop can be compared: all are holes, or without noise. Take another region."
-        )
+        raise InputError("no pixel of the crop can be compared: all are holes, or without noise. Take another region.")
     return TriedSetting(setting, denoised, residual, Residual.of(residual), error)
 
 
@@ -404,10 +391,7 @@ def region_of(roles: Roles, shape: tuple[int, ...], place: Spans) -> Region:
     >>> region_of(Roles(("t", "c", "y", "x"), (2, 3), 1), (5, 3, 60, 70), {"t": (2, 3), "c": (0, 1), "y": (8, 16), "x": (0, 4)})
     Region(start=(2, 0, 8, 0), stop=(3, 3, 16, 4))
     """
-    spans = [
-        (0, shape[i]) if i == roles.channel else place.get(letter, (0, 1))
-        for i, letter in enumerate(roles.axes)
-    ]
+    spans = [(0, shape[i]) if i == roles.channel else place.get(letter, (0, 1)) for i, letter in enumerate(roles.axes)]
     return Region(tuple(a for a, _ in spans), tuple(b for _, b in spans))
 
 

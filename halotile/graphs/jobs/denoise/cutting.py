@@ -28,16 +28,7 @@ from halotile.graphs.plans.cutting import (
     growth_of,
 )
 from halotile.graphs.plans.inputs import kept_bytes
-from halotile.graphs.plans.needs import (
-    DECODED,
-    MIB,
-    MODEL,
-    PROCESS,
-    Footprint,
-    Need,
-    footprint,
-    gpu_bytes,
-)
+from halotile.graphs.plans.needs import DECODED, MIB, MODEL, PROCESS, Footprint, Need, footprint, gpu_bytes
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Depth
 from halotile.storage.rim import Readable
@@ -94,9 +85,7 @@ def tile_window(task: DenoiseTask) -> tuple[tuple[int, ...], tuple[int, ...]]:
     tile = tuple(min(t, n) for t, n in zip(tiling.tile, tiling.image, strict=True))
     rules = [task.rim.rules[i] for i in task.roles.spatial]
     grown = [t + a + b for t, (a, b) in zip(tile, tiling.depth, strict=True)]
-    window = tuple(
-        min(g, n) if rule == "cut" else g for g, n, rule in zip(grown, tiling.image, rules, strict=True)
-    )
+    window = tuple(min(g, n) if rule == "cut" else g for g, n, rule in zip(grown, tiling.image, rules, strict=True))
     return tile, window
 
 
@@ -179,9 +168,7 @@ def layout_of(
             geometry,
             job.output.shard,
             chunk,
-            growth_of(
-                parse_bytes(job.run.memory_per_worker), source.dtype.itemsize, source, previous, job.output
-            ),
+            growth_of(parse_bytes(job.run.memory_per_worker), source.dtype.itemsize, source, previous, job.output),
         ),
         chunk=chunk,
         codec=job.output.codec,

@@ -19,15 +19,7 @@ from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.ome_metadata import order
 from halotile.storage.spacing import voxel_shape
-from halotile.storage.views import (
-    ChannelAxis,
-    PlaneValues,
-    axes_of_side,
-    chunks_of,
-    measured,
-    readable_parts,
-    side_at,
-)
+from halotile.storage.views import ChannelAxis, PlaneValues, axes_of_side, chunks_of, measured, readable_parts, side_at
 from halotile.tasks.denoise_block import describe_range
 from halotile.tasks.denoisers.base import Denoiser, Leveled, Spaced
 from halotile.tasks.holes import Holes, describe_value, fill_reach
@@ -151,9 +143,7 @@ Levels = NDArray[np.float64]
 
 def open_input(job: Denoising) -> Source:
     """Open the image of a job, with the pixel sizes that it gives, and its axes in the order that OME-Zarr wants."""
-    source = open_source(
-        job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes
-    )
+    source = open_source(job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes)
     if job.output.format != "zarr":
         source = source.in_order(order(source.axes))
     return source.with_sizes(job.input.spacing) if job.input.spacing else source
@@ -212,12 +202,8 @@ def _open_side(key: str, path: str) -> Source:
         if not asked:
             raise
         is_group = os.path.isdir(path) or "://" in path
-        instead = (
-            f"the path of one, such as {path}/NAME" if is_group else "one to a file of its own, and its path"
-        )
-        raise InputError(
-            f"{key}: {problem}A side input has no dataset to choose. Write {instead}: {names}"
-        ) from error
+        instead = f"the path of one, such as {path}/NAME" if is_group else "one to a file of its own, and its path"
+        raise InputError(f"{key}: {problem}A side input has no dataset to choose. Write {instead}: {names}") from error
 
 
 def value_range(
@@ -231,9 +217,7 @@ def value_range(
     return (0.0, float(np.iinfo(dtype).max)) if dtype.kind in "iu" else None
 
 
-def check_units(
-    denoiser: Denoiser, values: tuple[float, float] | None, sides: Mapping[str, Readable]
-) -> None:
+def check_units(denoiser: Denoiser, values: tuple[float, float] | None, sides: Mapping[str, Readable]) -> None:
     """Refuse a noise level, or a strength in its place, that is in other units than the image that is denoised."""
     if values is None:
         return
@@ -241,9 +225,7 @@ def check_units(
     is_known = sigma is not None or "sigma" in sides
     in_units = {
         "sigma": sigma if "sigma" in denoiser.side_inputs else None,
-        "strength": getattr(denoiser, "strength", None)
-        if isinstance(denoiser, Leveled) and not is_known
-        else None,
+        "strength": getattr(denoiser, "strength", None) if isinstance(denoiser, Leveled) and not is_known else None,
     }
     for key, setting in in_units.items():
         if isinstance(setting, int | float) and setting > 1:
@@ -372,9 +354,7 @@ def note_of_far_value(ends: Ends, job: Denoising, *, by_samples: bool) -> tuple[
     if far is None or job.input.nodata == "none":
         return ()
     there = (
-        f"about {far.number / ends.pixels:.2%} of the pixels, by samples,"
-        if by_samples
-        else f"{far.number:,} pixels"
+        f"about {far.number / ends.pixels:.2%} of the pixels, by samples," if by_samples else f"{far.number:,} pixels"
     )
     return (
         f"{there} are {far.value:.10g}, far from all others ({far.low:,.5g} to {far.high:,.5g}): if they are no measurements, write "
@@ -453,9 +433,7 @@ def _noted(holes: Holes, dtype: np.dtype[np.generic], shape: tuple[int, ...]) ->
     if holes.value is None or math.isnan(holes.value):  # which nothing can be computed from
         return Holed(holes, (kept,))
     instead = "nan" if dtype.kind == "f" else "none"
-    return Holed(
-        holes, (f"{kept}. To denoise those of {holes.value:.10g} too, write input.nodata: {instead}",)
-    )
+    return Holed(holes, (f"{kept}. To denoise those of {holes.value:.10g} too, write input.nodata: {instead}",))
 
 
 def _number_text(share: float, shape: tuple[int, ...]) -> str:

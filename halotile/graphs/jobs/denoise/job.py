@@ -119,10 +119,7 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("input", str(figures["input"])),
         ("", f"{shape_text(figures['shape'])} {figures['dtype']}, axes {figures['axes']}"),
         ("output", str(figures["output"])),
-        (
-            "",
-            f"{shape_text(figures['output_shape'])} {figures['output_dtype']}, pixel size {figures['pixel_size']}",
-        ),
+        ("", f"{shape_text(figures['output_shape'])} {figures['output_dtype']}, pixel size {figures['pixel_size']}"),
         ("denoiser", f"{figures['denoiser']}, {device_text(figures)}"),
         ("", ""),
         *output_rows(figures),
@@ -149,18 +146,16 @@ def residual_row(planes: Sequence[str], residuals: Sequence[Residual], count: in
     ratios = [f"{r.ratio:.2f}" for r in residuals]
     correlations = [round(r.correlation, 2) + 0.0 for r in residuals]
     if len(planes) <= MOST_LISTED:
-        sizes = ", ".join(
-            f"{ratio} ({plane})" if plane else ratio for ratio, plane in zip(ratios, planes, strict=True)
-        )
+        sizes = ", ".join(f"{ratio} ({plane})" if plane else ratio for ratio, plane in zip(ratios, planes, strict=True))
         text = f"{sizes} of the noise level, correlation of neighbours {', '.join(f'{r:.2f}' for r in correlations)}"
         names = ""
     else:
         sizes = " to ".join(sorted({min(ratios), max(ratios)}))
-        text = f"{sizes} of the noise level, correlation of neighbours {min(correlations):.2f} to {max(correlations):.2f}"
+        text = (
+            f"{sizes} of the noise level, correlation of neighbours {min(correlations):.2f} to {max(correlations):.2f}"
+        )
         names = f", {planes[0]} to {planes[-1]}"
-    return "residual", text + (
-        f"; looked at {len(planes):,} of {count:,} planes{names}" if len(planes) < count else ""
-    )
+    return "residual", text + (f"; looked at {len(planes):,} of {count:,} planes{names}" if len(planes) < count else "")
 
 
 def residual_warning(planes: Sequence[str], residuals: Sequence[Residual]) -> str:

@@ -51,10 +51,7 @@ class Photons:
         """Return the side inputs of planes that differ."""
         if self.noise.gain.size == 1:
             return {}
-        return {
-            "gain": plane_values(self.noise.gain, roles),
-            "variance": plane_values(self.noise.variance, roles),
-        }
+        return {"gain": plane_values(self.noise.gain, roles), "variance": plane_values(self.noise.variance, roles)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the part of the identity of a job."""
@@ -79,15 +76,15 @@ class Photons:
         numbers = (noise.gain, noise.offset, noise.read_sigma)
         gain, offset, read = (values_text(each, roles) for each in numbers)
         origin = ", as given" if self.is_given else planes_text(noise.gain, roles)
-        constant = (
-            [tuple(map(int, place)) for place in np.argwhere(noise.gain == 0)] if noise.gain.ndim else []
-        )
+        constant = [tuple(map(int, place)) for place in np.argwhere(noise.gain == 0)] if noise.gain.ndim else []
         named = [
             f"{place_text(roles, place)} shows no photon noise: taken as constant, {noise.read_sigma[place]:.4g}"
             for place in constant[:NAMED_PLANES]
         ]
         more = [f"so do {len(constant) - NAMED_PLANES} more"] if len(constant) > NAMED_PLANES else []
-        rounds = f"photon noise of gain {gain}, offset {offset} and read noise {read}{origin}: denoised in {ROUNDS} rounds"
+        rounds = (
+            f"photon noise of gain {gain}, offset {offset} and read noise {read}{origin}: denoised in {ROUNDS} rounds"
+        )
         return "; ".join((rounds, *named, *more))
 
 
@@ -139,11 +136,7 @@ def _faults(job: Denoising, denoiser: Denoiser, noise: NoiseModel) -> Mapping[tu
 
 
 def remark_on_noise(
-    job: Denoising,
-    denoiser: Denoiser,
-    planes: Sequence[PlaneSurvey],
-    roles: Roles,
-    levels: Levels | None,
+    job: Denoising, denoiser: Denoiser, planes: Sequence[PlaneSurvey], roles: Roles, levels: Levels | None
 ) -> tuple[str, ...]:
     """Return a remark on noise that clearly grows with brightness, where one level is estimated for each plane."""
     if levels is None or _faults(job, denoiser, NoiseModel(model=MODEL)):
@@ -154,9 +147,7 @@ def remark_on_noise(
     if len(growing) < len(planes):
         more = " and others" if len(growing) > NAMED_PLANES else ""
         where = f" in {'; '.join(growing[:NAMED_PLANES])}{more}"
-    plane = plane_word(
-        "".join(roles.axes[i] for i, n in zip(roles.looped, levels.shape, strict=True) if n > 1)
-    )
+    plane = plane_word("".join(roles.axes[i] for i, n in zip(roles.looped, levels.shape, strict=True) if n > 1))
     one_by_one = f", {plane} by {plane}" if levels.size > 1 else ""
     return (
         f"the noise grows with brightness{where}, as that of counted photons does, and one level is taken for dark and bright alike. If "
@@ -169,9 +160,7 @@ def decided_noise(wanted: NoiseModel, photons: Photons | None) -> dict[str, Any]
     if photons is None:
         return {"model": "gaussian"}
     is_one = photons.noise.gain.size == 1
-    return {"model": MODEL} | {
-        name: float(np.ravel(v)[0]) for name, v in photons.noise.to_json().items() if is_one
-    }
+    return {"model": MODEL} | {name: float(np.ravel(v)[0]) for name, v in photons.noise.to_json().items() if is_one}
 
 
 SAMPLES = 8
@@ -303,10 +292,7 @@ def choose_type(
     if job.output.dtype == "auto" and is_held and all(abs(p.high) < EXACT > abs(p.low) for p in planes):
         return ResultType(
             "float32",
-            (
-                *remarks,
-                f"{_reason(coarse)}, so the result is float32. output.dtype: {own} rounds it all the same",
-            ),
+            (*remarks, f"{_reason(coarse)}, so the result is float32. output.dtype: {own} rounds it all the same"),
         )
     return ResultType(wanted, (*remarks, f"{_reason(coarse)}: output.dtype: float32 keeps them"))
 
@@ -405,7 +391,9 @@ def note_of_trained_pixels(
         where = f" of channel {channel}" if len(trained.mean) > 1 else ""
         found = f"the pixels{where} have {seen.outside(low, high)}, and the weights expect {learned.outside(low, high)}"
         lit = "darker" if seen.mean < learned.mean else "brighter"
-        instead = f"if it is the same, {lit} or in other units, write input.range: {_range_text(learned, middle, high - low)}"
+        instead = (
+            f"if it is the same, {lit} or in other units, write input.range: {_range_text(learned, middle, high - low)}"
+        )
         # No type of fewer numbers than those that were learned from has the same unit.
         is_narrower = dtype.kind in "iu" and np.iinfo(dtype).max < high
         if job.input.range == "auto" and (is_narrower or _is_in_other_units(seen, learned, high - low)):

@@ -213,12 +213,8 @@ def _open(job: Denoising, begun: Begun) -> _Opened:
     leveled, levels = tiled.denoiser, None
     if photons is None:
         leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous)
-    written = choose_type(
-        job, denoiser, view, roles, original, levels=levels, nodata=holed.value, previous=previous
-    )
-    return _Opened(
-        begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, written
-    )
+    written = choose_type(job, denoiser, view, roles, original, levels=levels, nodata=holed.value, previous=previous)
+    return _Opened(begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, written)
 
 
 @dataclass(frozen=True)
@@ -246,9 +242,7 @@ class _Sized:
         depth = max(map(max, self.halo.depth))
         return self.opened.holed.halo(self.denoiser, depth, self.geometry.dims)
 
-    def task_of(
-        self, block: tuple[int, ...], size: Size, tuned: Tuned | None = None
-    ) -> tuple[DenoiseTask, Footprint]:
+    def task_of(self, block: tuple[int, ...], size: Size, tuned: Tuned | None = None) -> tuple[DenoiseTask, Footprint]:
         """Return the task with these sizes, and the memory that a worker needs for it."""
         opened, computing, tile = self.opened, self.opened.computing, self.job.tile
         tiling = tiling_of(
@@ -310,12 +304,8 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     if halo.probed:
         denoiser = denoiser.probed(*halo.probed)
     if own_code and previous is None and job.tile.seams != "allow":
-        choose = partial(
-            choose_samples, opened.view(opened.source), roles, opened.values, halo.depth, halo.align
-        )
-        halo = compared_on_image(
-            halo, denoiser, choose, job.tile, run=job.run, report=request.report, sides=sides
-        )
+        choose = partial(choose_samples, opened.view(opened.source), roles, opened.values, halo.depth, halo.align)
+        halo = compared_on_image(halo, denoiser, choose, job.tile, run=job.run, report=request.report, sides=sides)
     if opened.photons:
         denoiser, halo = opened.photons.in_rounds(denoiser, halo, job.tile, len(image))
     geometry = geometry_of(opened.source, denoiser, roles, halo)
@@ -368,9 +358,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
         cuts = (sized, *(() if computing.on_gpu or previous else sized.in_larger_shards()))
         with_sizes = [(cut.unit, partial(cut.task_of, tuned=known)) for cut in cuts]
         machine, depth = computing.machine_bytes, sized.halo.depth
-        return choose_block(
-            job, sized.geometry, with_sizes, previous, machine, depth, on_gpu=computing.on_gpu
-        )
+        return choose_block(job, sized.geometry, with_sizes, previous, machine, depth, on_gpu=computing.on_gpu)
 
     def settle(chosen: tuple[DenoiseTask, Footprint]) -> ChosenTiles:
         with report_if_slow(request.report, trying(chosen[0])):

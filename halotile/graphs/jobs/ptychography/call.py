@@ -25,13 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from halotile.errors import ConfigError, RankFailed
 from halotile.graphs.distributed.context import DistributedContext
-from halotile.graphs.jobs.ptychography.job import (
-    ModelOptions,
-    Ptychography,
-    ResultFile,
-    ScanInput,
-    StageOptions,
-)
+from halotile.graphs.jobs.ptychography.job import ModelOptions, Ptychography, ResultFile, ScanInput, StageOptions
 from halotile.graphs.jobs.ptychography.passes import program_of
 from halotile.graphs.jobs.ptychography.plan import check_used, recipe_of, stage_of
 from halotile.graphs.rules.arguments import check_options, whole_path
@@ -94,9 +88,7 @@ def open(  # noqa: A001 - as open() of other modules
     check_options(ModelOptions, model)
     options = ModelOptions(**model)
     job = Ptychography(
-        input=ScanInput(
-            path=whole_path("path", path), start=None if start is None else whole_path("start", start)
-        ),
+        input=ScanInput(path=whole_path("path", path), start=None if start is None else whole_path("start", start)),
         output=ResultFile(path="result.cxi"),
         model=options,
         slots=slots,
@@ -158,9 +150,7 @@ class _Solver:
 
     name: Any
 
-    def __init__(
-        self, scan: OpenedScan, *, workers: int = 1, context: DistributedContext | None = None
-    ) -> None:
+    def __init__(self, scan: OpenedScan, *, workers: int = 1, context: DistributedContext | None = None) -> None:
         if context is None and workers > scan.recipe.slots:
             raise ConfigError(
                 f"workers is {workers}, and a batch has {scan.recipe.slots} parts. Open the scan with slots={workers}, or write fewer workers."

@@ -114,10 +114,7 @@ class Ptychography(Job):
     input: ScanInput
     output: ResultFile
     model: ModelOptions = field(default_factory=ModelOptions)
-    stages: tuple[StageOptions, ...] = (
-        StageOptions(epochs=150),
-        StageOptions(epochs=20, lr=0.005, batch=50),
-    )
+    stages: tuple[StageOptions, ...] = (StageOptions(epochs=150), StageOptions(epochs=20, lr=0.005, batch=50))
     """One after the other."""
     slots: int = 4
     """Parts of a batch that workers share: no more workers can take part. The result depends on it, and not on the number of workers."""
@@ -153,9 +150,7 @@ LIKELIHOOD = "poisson_nll"
 """The loss without a zero: the `amplitude_mse` of its result is compared with that of the noise."""
 FAR_ABOVE = 2
 """Loss, relative to that of the noise, of which the user is told what it may come from."""
-HELD_OUT = (
-    "{:.0%} of the pixels of each pattern are held out: their loss decides which epoch of a stage is kept"
-)
+HELD_OUT = "{:.0%} of the pixels of each pattern are held out: their loss decides which epoch of a stage is kept"
 MORE_EPOCHS = "the loss on the held-out pixels still falls: more epochs may give a better object"
 LOST = 5e-3
 """Share of the light of a mode that was not found."""
@@ -175,9 +170,7 @@ def title(job: Ptychography) -> str:
 def headline(figures: Figures) -> str:
     """Describe a plan in one line."""
     epochs, workers = counted(figures["epochs"], "epoch"), counted(figures["workers"], "worker")
-    return (
-        f"{counted(figures['positions'], 'pattern')} of {shape_text(figures['pattern'])}: {epochs}, {workers}"
-    )
+    return f"{counted(figures['positions'], 'pattern')} of {shape_text(figures['pattern'])}: {epochs}, {workers}"
 
 
 def plan_rows(figures: Figures) -> list[Row]:
@@ -187,18 +180,11 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("input", str(figures["input"])),
         ("", f"{counted(figures['positions'], 'pattern')} of {shape_text(figures['pattern'])}"),
         ("output", str(figures["output"])),
-        (
-            "object",
-            f"{shape_text(figures['object'])} pixels of {shown_length(height)} × {shown_length(width)}",
-        ),
+        ("object", f"{shape_text(figures['object'])} pixels of {shown_length(height)} × {shown_length(width)}"),
         ("model", f"{figures['module'] or _own_model(figures)}, {figures['loss']}"),
         *([("", HELD_OUT.format(figures["held_out"]))] if figures["held_out"] else []),
         ("refined", ", ".join(figures["refine"])),
-        *(
-            [("in memory", f"{counted(figures['window'], 'pattern')} a slot at a time")]
-            if figures["window"]
-            else []
-        ),
+        *([("in memory", f"{counted(figures['window'], 'pattern')} a slot at a time")] if figures["window"] else []),
         ("", ""),
         *[("stages" if n == 0 else "", stage) for n, stage in enumerate(figures["stages"])],
         *(
@@ -213,9 +199,7 @@ def plan_rows(figures: Figures) -> list[Row]:
 
 def _own_model(figures: Figures) -> str:
     length = figures["focus"]
-    focus = (
-        "" if length is None else f", {length if isinstance(length, str) else f'{length:g} m'} from the focus"
-    )
+    focus = "" if length is None else f", {length if isinstance(length, str) else f'{length:g} m'} from the focus"
     return f"{figures['field']} field{focus}, {counted(figures['modes'], 'mode')}"
 
 
@@ -252,18 +236,12 @@ def result_rows(
         what = "amplitude_mse" if loss == LIKELIHOOD else "loss"
         misfit = last.get("mean_loss", noise or 0.0) if loss == LIKELIHOOD else last["loss"]
         of_noise = noise if what == "loss" else None
-        about = (
-            f"; for these counts the noise of photons alone gives about {of_noise:.2g}" if of_noise else ""
-        )
+        about = f"; for these counts the noise of photons alone gives about {of_noise:.2g}" if of_noise else ""
         rows.append(("loss", f"{last['loss']:.4g}{about}"))
         if noise and misfit > FAR_ABOVE * noise:
-            rows.append(
-                ("warning", f"the {what} is {misfit / noise:.2g} times that of photons alone: {CAUSES}")
-            )
+            rows.append(("warning", f"the {what} is {misfit / noise:.2g} times that of photons alone: {CAUSES}"))
         if "kept" in last:
-            rows.append(
-                ("kept", f"epoch {last['kept']:,.0f}, which had the lowest loss on the held-out pixels")
-            )
+            rows.append(("kept", f"epoch {last['kept']:,.0f}, which had the lowest loss on the held-out pixels"))
             if last["kept"] == last.get("iteration"):
                 rows.append(("note", MORE_EPOCHS))
         elif noise and misfit < BELOW * (1 - free) * noise:

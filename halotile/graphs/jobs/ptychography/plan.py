@@ -130,9 +130,7 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
     margin = max(4, max(rows, columns) // 10) if model.margin == "auto" else model.margin
     refined = (*model.refine, *(VARYING if model.variations else ()))
     moves = "positions" in refined and job.input.start is None and model.import_ is None
-    recipe = ScanRecipe(
-        scan, patterns, optics, model.loss, model.modes, refined, (), job.slots, job.seed, margin
-    )
+    recipe = ScanRecipe(scan, patterns, optics, model.loss, model.modes, refined, (), job.slots, job.seed, margin)
     few = (mean_count(job.input.path) or FEW_COUNTS) < FEW_COUNTS
     usual = HELD_OUT if few and model.import_ is None else 0.0
     recipe = replace(
@@ -167,9 +165,7 @@ def _check_overlap(recipe: ScanRecipe) -> None:
     if len(pixels) < 2 or recipe.module:
         return
     span, (rows, columns) = np.ptp(pixels, axis=0), recipe.frame
-    remedy = (
-        "Are the positions in metres? Convert the scan with --position-unit, or correct them in the file."
-    )
+    remedy = "Are the positions in metres? Convert the scan with --position-unit, or correct them in the file."
     if span.max() < 1:
         raise ConfigError(
             f"all positions are within {span.max():.2g} of a pixel of the object, which is {shown_length(recipe.optics.pixel[0])}. {remedy}"
@@ -210,11 +206,7 @@ def _start(job: Ptychography, recipe: ScanRecipe) -> StartValues | None:
         return None
     start = StartValues.read(job.input.start)
     count = len(recipe.scan.positions)
-    shapes: dict[str, tuple[int, ...]] = {
-        "object": recipe.shape,
-        "probe": recipe.frame,
-        "background": recipe.pattern,
-    }
+    shapes: dict[str, tuple[int, ...]] = {"object": recipe.shape, "probe": recipe.frame, "background": recipe.pattern}
     shapes |= {"first_pixel": (count, 2), "amplitude": (count,)}
     if recipe.variations:
         shapes |= {"variations": (recipe.variations, *recipe.frame), "shares": (count, recipe.variations)}
@@ -241,9 +233,7 @@ def check_used(recipe: ScanRecipe) -> None:
                 "a resolution needs two halves, every second position each, and a stage uses no pattern of one. Write resolution: false, or a larger subset."
             )
     if recipe.window:
-        least = min(
-            len(np.unique(np.flatnonzero(recipe.used(n)) // recipe.chunk)) for n in _stage_begins(recipe)
-        )
+        least = min(len(np.unique(np.flatnonzero(recipe.used(n)) // recipe.chunk)) for n in _stage_begins(recipe))
         if least < recipe.slots:
             raise ConfigError(
                 f"a stage uses {counted(least, 'chunk')} of patterns, and each of the {recipe.slots} slots draws from chunks of its own: steps would have fewer patterns than batch. Write window: 0 where all patterns fit into memory, or slots: {least}."
@@ -279,9 +269,7 @@ def _window(job: Ptychography, recipe: ScanRecipe) -> int:
         window = -(-job.window // recipe.chunk) * recipe.chunk
     else:
         free = parse_bytes(job.run.memory_per_worker) - _fixed_bytes(recipe)
-        kept = (
-            count if free < 0 else free // _pattern_bytes(recipe)
-        )  # too little for the object is said later
+        kept = count if free < 0 else free // _pattern_bytes(recipe)  # too little for the object is said later
         if kept >= count:
             return 0
         # The window of each slot and the next one, and one more chunk of each, were they all on one worker.
@@ -353,7 +341,9 @@ def _figures(job: Ptychography, recipe: ScanRecipe) -> dict[str, Any]:
 
 
 def _stage_text(stage: SolverStage) -> str:
-    text = f"{counted(stage.epochs, 'epoch')} of {stage.solver}, lr {stage.lr:g}, {counted(stage.batch, 'pattern')} a step"
+    text = (
+        f"{counted(stage.epochs, 'epoch')} of {stage.solver}, lr {stage.lr:g}, {counted(stage.batch, 'pattern')} a step"
+    )
     return f"{text}, positions held for {stage.hold_positions}" if stage.hold_positions else text
 
 
@@ -401,6 +391,4 @@ def note_of_stages(begun: Begun, digest: str, identity: Mapping[str, Any]) -> tu
     if begun.previous is None or begun.previous["identity"]["stages"] == identity["stages"]:
         return ()
     kept = counted(kept_stages(begun.directory, digest, identity), "stage")
-    return (
-        f"stages are not those of the earlier run: it goes on from what that computed of the first {kept}",
-    )
+    return (f"stages are not those of the earlier run: it goes on from what that computed of the first {kept}",)

@@ -139,10 +139,7 @@ def import_of_model(
         yield ("resolution",), "is not there for a model of your own; leave it out"
     for number, stage in enumerate(stages):
         if not SOLVER_TRAITS[stage.solver].any_model:
-            yield (
-                ("stages", number, "solver"),
-                f"is {stage.solver}, which needs the model of halotile; write adam",
-            )
+            yield (("stages", number, "solver"), f"is {stage.solver}, which needs the model of halotile; write adam")
         if stage.smoothness:
             yield ("stages", number, "smoothness"), "is for the model of halotile; leave it out"
 
@@ -151,10 +148,7 @@ def smooth_objects(model: ModelOptions, stages: Sequence[StageOptions]) -> Fault
     """Yield a smoothness of an object that does not change."""
     for number, stage in enumerate(stages):
         if stage.smoothness and "object" not in model.refine:
-            yield (
-                ("stages", number, "smoothness"),
-                "is for the object, which refine does not name; leave it out",
-            )
+            yield (("stages", number, "smoothness"), "is for the object, which refine does not name; leave it out")
 
 
 def options_of_others(stages: Sequence[StageOptions]) -> Faults:

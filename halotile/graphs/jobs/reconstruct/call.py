@@ -145,9 +145,7 @@ def _prior(written: str | Words) -> PriorChoice:
     choice = section("prior", PriorChoice, written)
     denoiser = choice.options.get("denoiser")
     if isinstance(denoiser, str):
-        raise ConfigError(
-            f'prior: denoiser is {denoiser!r}, without its options. Write {{"name": {denoiser!r}, ...}}.'
-        )
+        raise ConfigError(f'prior: denoiser is {denoiser!r}, without its options. Write {{"name": {denoiser!r}, ...}}.')
     if not (isinstance(denoiser, Mapping) and "call" in denoiser):
         return choice
     if "depth" not in denoiser:
@@ -210,12 +208,7 @@ def measurement(
             f"operator is {shown(operator)}: that is neither a name nor an operator, nor a physics of deepinv. Write a name such as 'blur'."
         )
     else:
-        choice = OperatorChoice(
-            name=operator.name,
-            data=path,
-            noise_sigma=noise_sigma,
-            options={"operator": operator},
-        )
+        choice = OperatorChoice(name=operator.name, data=path, noise_sigma=noise_sigma, options={"operator": operator})
     absolute = whole_choice(choice)
     make_operator(absolute)
     return absolute

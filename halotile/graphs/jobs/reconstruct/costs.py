@@ -10,16 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.graphs.plans.needs import (
-    IMPORTS_BYTES,
-    MIB,
-    MODEL,
-    PROCESS,
-    TILES,
-    Footprint,
-    gpu_bytes,
-    pinned,
-)
+from halotile.graphs.plans.needs import IMPORTS_BYTES, MIB, MODEL, PROCESS, TILES, Footprint, gpu_bytes, pinned
 from halotile.graphs.solvers.base import (
     Map,
     Problem,
@@ -42,16 +33,7 @@ from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.options import Auto
 from halotile.tasks.priors.base import Prior, denoised_of
-from halotile.tasks.terms import (
-    MISFIT,
-    Contributions,
-    FoldedGradient,
-    Gradient,
-    NormalImage,
-    Sensitivity,
-    Term,
-    Wants,
-)
+from halotile.tasks.terms import MISFIT, Contributions, FoldedGradient, Gradient, NormalImage, Sensitivity, Term, Wants
 
 IMAGES_OF_A_GRADIENT = 9
 """Windows that a gradient holds at once: the operator's input, the measurement, their difference, and scratch."""
@@ -150,13 +132,7 @@ def comes_apart(requested: bool | Auto, form: Form, prior: Prior, grid: Grid, so
 
     ``requested``: fuse them: True, False or `auto`; ``form, prior, grid, solver``: computation, and its blocks.
     """
-    if (
-        not prior.reach()
-        or solver.traits.prior_by == "slope"
-        or not form.near
-        or form.whole
-        or form.per_pass > 1
-    ):
+    if not prior.reach() or solver.traits.prior_by == "slope" or not form.near or form.whole or form.per_pass > 1:
         return False
     if requested != "auto":
         return not requested
@@ -232,10 +208,7 @@ def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
         round(
             term.measurement.dtype.itemsize
             * pixels_read(
-                grid,
-                View(
-                    halo + (form.per_pass - 1) * (halo + form.reach), term.operator.reach, cells=form.is_fft
-                ),
+                grid, View(halo + (form.per_pass - 1) * (halo + form.reach), term.operator.reach, cells=form.is_fft)
             )
             * math.prod(term.measurement.shape)
             / pixels
@@ -346,9 +319,7 @@ class Form:
     def describe(self) -> str:
         """Describe the form, for the plan."""
         if self.folded is None:
-            engines = (
-                "; Fourier transforms where kernels are large" if self.is_fft else "; direct convolutions"
-            )
+            engines = "; Fourier transforms where kernels are large" if self.is_fft else "; direct convolutions"
             count = len(self.terms)
             engine_text = engines if self._engines else ""
             return f"plain, {count} operator{'s' if count > 1 else ''} there and back{engine_text}"
@@ -356,9 +327,7 @@ class Form:
         engine = "Fourier transforms" if self.is_fft else "direct convolution"
         return f"normal, all operators in one kernel of {rows} × {columns}; {engine}"
 
-    def gradient(
-        self, image: Readable, backprojection: Readable | None, *, records_misfit: bool = True
-    ) -> Readable:
+    def gradient(self, image: Readable, backprojection: Readable | None, *, records_misfit: bool = True) -> Readable:
         """Return ``∇f`` without the operators that see the whole image; its misfit is recorded if ``records_misfit``."""
         if self.folded is None:
             return Gradient(image, self.near, records_misfit)
@@ -369,9 +338,7 @@ class Form:
         """Return ``sum_i w_i A_i^T A_i x`` without the operators that see the whole image."""
         return NormalImage(image, self.near) if self.folded is None else self.folded(image)
 
-    def map(
-        self, wants: Wants, backprojection: Readable | None = None, *, records_misfit: bool = True
-    ) -> Map:
+    def map(self, wants: Wants, backprojection: Readable | None = None, *, records_misfit: bool = True) -> Map:
         """Return gradient, normal image or sensitivity of the operators as a map; parts outside the pass are staged."""
 
         def near(image: Readable) -> Readable:
@@ -396,9 +363,7 @@ def choose_form(
     So the cells are laid over the region that is read; and where operators do not fold, convolutions are
     direct.
     """
-    folds = all(can_fold(term.operator) and term.fidelity.is_square for term in terms) and not (
-        exact or by_subsets
-    )
+    folds = all(can_fold(term.operator) and term.fidelity.is_square for term in terms) and not (exact or by_subsets)
     direct = exact or (per_pass > 1 and not folds)
     decided = tuple(replace(term, operator=with_engine(term.operator, dtype, direct)) for term in terms)
     if not folds:

@@ -192,9 +192,7 @@ class Inversion:
         counts = self.form.terms[0].fidelity.is_of_counts
         needs_it = self.form.folded is not None
         form = replace(self.form, folded=None) if needs_it and backprojection is None else self.form
-        plain_gradient = (
-            form.map("gradient", backprojection, records_misfit=False) if form.per_pass > 1 else None
-        )
+        plain_gradient = form.map("gradient", backprojection, records_misfit=False) if form.per_pass > 1 else None
         return Problem(
             shape=self.grid.shape,
             dtype=np.dtype(self.state_layout.dtype),
@@ -230,9 +228,7 @@ class CutImage:
     form: Form
 
 
-def denoising_of(
-    cut: CutImage, layout: Layout, images: Iterable[Readable], output: OutputPath
-) -> DenoiseTask | None:
+def denoising_of(cut: CutImage, layout: Layout, images: Iterable[Readable], output: OutputPath) -> DenoiseTask | None:
     """Return the denoising of a prior on a block, region by region, as a task; None where it denoises nothing.
 
     ``cut``: blocks and the prior; ``layout``: layout of the solver's images; ``images``: first that could be an iterate is denoised, else random
@@ -268,13 +264,8 @@ def _grid(denoised: Denoised, cut: CutImage, layout: Layout) -> Grid:
     # Along the rim of the image operators are not folded, and transforms are extended to whole cells.
     drawn_out = PERIOD // 2 if form.is_fft else 0
     around = 2 * (form.per_pass - 1) * (cut.prior.reach() + form.fused_reach + drawn_out)
-    grown = (
-        min(b + around * (axis in spatial), n)
-        for axis, (b, n) in enumerate(zip(edges, grid.shape, strict=True))
-    )
-    return replace(
-        grid, block=tuple(-(-edge // align) * align for edge, align in zip(grown, grid.align, strict=True))
-    )
+    grown = (min(b + around * (axis in spatial), n) for axis, (b, n) in enumerate(zip(edges, grid.shape, strict=True)))
+    return replace(grid, block=tuple(-(-edge // align) * align for edge, align in zip(grown, grid.align, strict=True)))
 
 
 TILE = 512
@@ -324,18 +315,14 @@ def cut_for_prior(
         rim_of(job.tile, denoiser, roles),
         device=device,
         precision=precision,
-        channels_last=(
-            denoiser.convolutional and geometry.dims == 2 and channels_last_of(job.tile, device, precision)
-        ),
+        channels_last=(denoiser.convolutional and geometry.dims == 2 and channels_last_of(job.tile, device, precision)),
         seals=seals,
     )
     assert isinstance(prior, DenoisingPrior)
     return replace(prior, denoised=denoised), grid
 
 
-def describe_prior(
-    prior: Prior, denoiser: Denoiser | None, halo: Halo, seals: Mapping[str, str]
-) -> dict[str, Any]:
+def describe_prior(prior: Prior, denoiser: Denoiser | None, halo: Halo, seals: Mapping[str, str]) -> dict[str, Any]:
     """Return a prior as JSON, with the weights of its denoiser by their digests."""
     described: dict[str, Any] = {"name": prior.name, **describe_options(prior)}
     if denoiser is None:

@@ -200,9 +200,7 @@ def _solver(figures: Figures) -> str:
     before = figures["passes_before"]
     if not before:
         return iterations
-    return (
-        f"{iterations}, after {'one pass' if before == 1 else f'at most {before} passes'} that prepare them"
-    )
+    return f"{iterations}, after {'one pass' if before == 1 else f'at most {before} passes'} that prepare them"
 
 
 def traffic_text(figures: Figures) -> str:
@@ -242,9 +240,7 @@ def with_whole_paths(job: Reconstruction) -> Reconstruction:
 
 def whole_choice(choice: OperatorChoice) -> OperatorChoice:
     """Return a measurement in which every path is absolute."""
-    return replace(
-        choice, data=whole_path("data", choice.data), options=_whole_options(choice, choice.options)
-    )
+    return replace(choice, data=whole_path("data", choice.data), options=_whole_options(choice, choice.options))
 
 
 def _whole_options(choice: NamedChoice, options: Any) -> dict[str, Any]:

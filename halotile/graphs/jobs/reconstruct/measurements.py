@@ -105,9 +105,7 @@ def files_of(choices: Iterable[OperatorChoice]) -> Iterator[Path]:
             yield from (Path(value) for value in values if isinstance(value, str))
 
 
-def open_measurements(
-    choices: Iterable[OperatorChoice], operators: tuple[Operator, ...]
-) -> tuple[Source, ...]:
+def open_measurements(choices: Iterable[OperatorChoice], operators: tuple[Operator, ...]) -> tuple[Source, ...]:
     """Return the measurement of each operator, opened."""
     pairs = zip(choices, operators, strict=True)
     return tuple(_open_measurement(choice.data, operator) for choice, operator in pairs)
@@ -367,6 +365,4 @@ def _check_adjoint(title: str, operator: Operator, image: Shape) -> None:
 def _is_foreign(operator: Operator) -> bool:
     """Return True where somebody else wrote the operator or a part of it."""
     is_foreign = type(operator).__module__.partition(".")[0] != "halotile"
-    return (
-        is_foreign or isinstance(operator, Own) or any(map(_is_foreign, getattr(operator, "operators", ())))
-    )
+    return is_foreign or isinstance(operator, Own) or any(map(_is_foreign, getattr(operator, "operators", ())))

@@ -85,9 +85,7 @@ class ReconstructWork(Inversion, Work):
                 with suppress(OSError):
                     at.directory.write_iterations(iterations.rows)
                 back = "" if row in iterations.rows[-1:] else ", taken back"
-                at.report(
-                    f"iteration {row['iteration']:.0f} of {choice.iterations}{back}: {describe_figures(row)}"
-                )
+                at.report(f"iteration {row['iteration']:.0f} of {choice.iterations}{back}: {describe_figures(row)}")
             is_judged = not self.judges or (yield from iterations.judge())
         self._report_end(at, iterations)
         at.directory.write_output_iterations(iterations.rows)
@@ -145,9 +143,7 @@ class ReconstructWork(Inversion, Work):
             yield from backprojection.iterate()
         return self.problem(step_size, backprojection.image("b"), backprojection.state.numbers[MISFIT])
 
-    def _iterations(
-        self, at: RunView, solver: Solver, phase: str, problem: Problem, halo: int = 0
-    ) -> JudgedIterations:
+    def _iterations(self, at: RunView, solver: Solver, phase: str, problem: Problem, halo: int = 0) -> JudgedIterations:
         form = self.form
         if phase != ITERATE:
             form, problem = form.once, problem.once

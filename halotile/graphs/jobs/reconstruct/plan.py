@@ -184,9 +184,7 @@ def needs_of(work: Inversion, kept: int) -> Iterator[Need]:
     yield Need(f"one block of {list(work.grid.block)}", {**work.step_footprint(), **decoded}, SMALLER)
     for term, footprint in zip(work.form.whole, work.operator_footprints(), strict=True):
         number = next(n for n, other in enumerate(work.form.terms) if other is term)
-        what = (
-            f"operators[{number}] ({term.operator.name}) sees the whole image of {list(work.grid.shape)}, and"
-        )
+        what = f"operators[{number}] ({term.operator.name}) sees the whole image of {list(work.grid.shape)}, and"
         yield Need(what, {**footprint, **decoded}, "an operator that looks a few pixels far")
 
 
@@ -236,9 +234,7 @@ def _open(job: Reconstruction, begun: Begun, request: PlanRequest) -> _Opened:
     check_made(operators)
     check_masks(operators)
     data = open_measurements(job.operators, operators)
-    images = {
-        k: planes_last(open_source(p)) for k, p in (("start", job.start), ("reference", job.reference)) if p
-    }
+    images = {k: planes_last(open_source(p)) for k, p in (("start", job.start), ("reference", job.reference)) if p}
     check_decoding([*data, *images.values()], job.run)
     shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
     check_kernels(operators, shape)
@@ -379,9 +375,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
         task = denoising_of(cut, sized.state_layout, images, output)
         if task is None:
             if request.probe:
-                raise ConfigError(
-                    f"--probe tries a denoiser, and prior.name is {job.prior.name}: leave it out."
-                )
+                raise ConfigError(f"--probe tries a denoiser, and prior.name is {job.prior.name}: leave it out.")
             return None
         with report_if_slow(request.report, trying(task)):
             return choose_tiles(job, task, sized.geometry, previous, probe=request.probe)
@@ -443,8 +437,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
     triples = zip(opened.operators, opened.data, job.operators, strict=True)
     return {
         "operators": {
-            str(number): describe_operator(operator)
-            | {"data": source.fingerprint(), "noise_sigma": choice.noise_sigma}
+            str(number): describe_operator(operator) | {"data": source.fingerprint(), "noise_sigma": choice.noise_sigma}
             for number, (operator, source, choice) in enumerate(triples)
         },
         "fidelity": {"name": sized.fidelity.name, **describe_options(sized.fidelity)},

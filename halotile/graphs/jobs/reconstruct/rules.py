@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from halotile.errors import HalotileError
-from halotile.graphs.jobs.reconstruct.job import (
-    Bounds,
-    FidelityChoice,
-    OperatorChoice,
-    PriorChoice,
-    SolverChoice,
-)
+from halotile.graphs.jobs.reconstruct.job import Bounds, FidelityChoice, OperatorChoice, PriorChoice, SolverChoice
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.sections import Output, Run, Tile
 from halotile.graphs.plans.choices import make_chosen
@@ -93,10 +87,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
 
 def _some_operator(operators: tuple[OperatorChoice, ...]) -> Faults:
     if not operators:
-        yield (
-            ("operators",),
-            "is empty; write what was measured: - {name: blur, kernel: psf.npy, data: y.zarr}",
-        )
+        yield (("operators",), "is empty; write what was measured: - {name: blur, kernel: psf.npy, data: y.zarr}")
 
 
 def _sizes_of_image(output: Output, tile: Tile) -> Faults:
@@ -137,11 +128,7 @@ def _prior_of_solver(prior: PriorChoice, solver: SolverChoice) -> Faults:
             f"{prior.name} with solver {solver.name}, which knows no prior; write none, or solver.name: "
             f"{_solvers(lambda traits: traits.prior_by is not None)}",
         )
-    elif (
-        not kind.weighs_prox
-        and prior.options.get("weight", kind.weight) != kind.weight
-        and prior_by == "prox"
-    ):
+    elif not kind.weighs_prox and prior.options.get("weight", kind.weight) != kind.weight and prior_by == "prox":
         yield (
             ("prior", "weight"),
             f"a denoiser in the place of a prox has no weight, and solver {solver.name} has a prox; leave it out, or "
@@ -152,10 +139,7 @@ def _prior_of_solver(prior: PriorChoice, solver: SolverChoice) -> Faults:
 def _step_of_solver(solver: SolverChoice) -> Faults:
     traits = _traits(solver.name)
     if traits is not None and solver.step != "auto" and not traits.takes_steps:
-        yield (
-            ("solver", "step"),
-            f"{solver.step:g}, and {solver.name} finds its own; write auto, or leave it out",
-        )
+        yield (("solver", "step"), f"{solver.step:g}, and {solver.name} finds its own; write auto, or leave it out")
 
 
 def _checkpoints_of_solver(solver: SolverChoice, fuse: bool | Auto) -> Faults:
@@ -231,10 +215,7 @@ def _bounds_of_image(fidelity: FidelityChoice, solver: SolverChoice, bounds: Bou
     low, high = bounds
     if not traits.takes_steps:
         fitting = _solvers(lambda traits: traits.takes_steps)
-        yield (
-            ("bounds",),
-            f"{shown(bounds)}, and {solver.name} keeps to none; write auto, or solver.name: {fitting}",
-        )
+        yield (("bounds",), f"{shown(bounds)}, and {solver.name} keeps to none; write auto, or solver.name: {fitting}")
     elif _kind_of(fidelity.name).is_of_counts and (low is None or low < 0):
         yield ("bounds",), f"{shown(bounds)}, and counts come from images of 0 or more; write [0, null]"
     elif low is not None and high is not None and low >= high:

@@ -22,9 +22,7 @@ def headline(figures: Figures) -> str:
 
 def plan_rows(figures: Figures) -> list[Row]:
     """Return a plan as a table."""
-    measurements = [
-        ("" if number else "measurements", line) for number, line in enumerate(figures["measurements"])
-    ]
+    measurements = [("" if number else "measurements", line) for number, line in enumerate(figures["measurements"])]
     return [
         ("reference", f"{figures['reference']}, {shape_text(figures['shape'])}"),
         *measurements,

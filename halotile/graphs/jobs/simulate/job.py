@@ -93,9 +93,7 @@ class Simulation(Job):
 
     def moved_into(self, folder: str) -> Self:
         """Return the same job with all of its measurements in a folder."""
-        paths = (
-            os.path.join(folder, f"{n}-{os.path.basename(o.data)}") for n, o in enumerate(self.operators)
-        )
+        paths = (os.path.join(folder, f"{n}-{os.path.basename(o.data)}") for n, o in enumerate(self.operators))
         moved = zip(self.operators, paths, strict=True)
         return replace(self, operators=tuple(replace(operator, data=path) for operator, path in moved))
 
@@ -125,9 +123,7 @@ def simulation_of(job: Reconstruction, noise: NoiseChoice, *, overwrite: bool = 
             "reference is not there: measurements are simulated from the true image. Write reference: truth.zarr."
         )
     background = job.fidelity.options.get("background", 0.0) if noise.name == "poisson" else 0.0
-    storage = Storage(
-        overwrite=overwrite, shard=job.output.shard, chunk=job.output.chunk, codec=job.output.codec
-    )
+    storage = Storage(overwrite=overwrite, shard=job.output.shard, chunk=job.output.chunk, codec=job.output.codec)
     return Simulation(
         operators=job.operators,
         noise=replace(noise, background=background or noise.background),

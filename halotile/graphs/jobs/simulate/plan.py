@@ -25,14 +25,7 @@ from halotile.graphs.jobs.reconstruct.measurements import (
 from halotile.graphs.jobs.simulate.job import Simulation
 from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, PlanRequest, RunView, Sums, Work
 from halotile.graphs.kinds.sections import Output, parse_bytes
-from halotile.graphs.plans.cutting import (
-    Geometry,
-    axes_like,
-    block_unit,
-    blocks_for,
-    layout_like,
-    overlap_pays,
-)
+from halotile.graphs.plans.cutting import Geometry, axes_like, block_unit, blocks_for, layout_like, overlap_pays
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_whole, kept_bytes
 from halotile.graphs.plans.make import Begun, compute_on
@@ -73,9 +66,7 @@ class SimulateWork(Work):
         """Yield a pass for each measurement. Nothing is prefetched: an operator may read elsewhere than it writes."""
         for number, (output, simulated) in enumerate(self.measurements):
             task = ImageTask(
-                grid=output.grid,
-                images=((ShardWriter(output.path, output.layout), simulated),),
-                overlap=self.overlap,
+                grid=output.grid, images=((ShardWriter(output.path, output.layout), simulated),), overlap=self.overlap
             )
             title = f" while {output.path.name} was made"
             yield Pass(PHASE, task, output, number, title)
@@ -116,8 +107,7 @@ def plan_simulation(job: Simulation, begun: Begun, request: PlanRequest) -> Plan
     operators = make_operators(job.operators, job)
     check_kernels(operators, reference.shape)
     measurements = tuple(
-        _measurement(job, number, operator, reference, begun.previous)
-        for number, operator in enumerate(operators)
+        _measurement(job, number, operator, reference, begun.previous) for number, operator in enumerate(operators)
     )
     work = SimulateWork(tuple((m.output, m.simulated) for m in measurements), overlap_pays(job.run))
     whole_paths = [written(replace(choice, data=os.path.abspath(choice.data))) for choice in job.operators]
@@ -149,11 +139,7 @@ def plan_simulation(job: Simulation, begun: Begun, request: PlanRequest) -> Plan
 
 
 def _measurement(
-    job: Simulation,
-    number: int,
-    operator: Operator,
-    reference: Source,
-    previous: Mapping[str, Any] | None,
+    job: Simulation, number: int, operator: Operator, reference: Source, previous: Mapping[str, Any] | None
 ) -> _Measurement:
     choice = job.operators[number]
     dtype = working_dtype(reference.dtype)
@@ -174,9 +160,7 @@ def _measurement(
     block, needed = _block(job, geometry, layout, operator, reference, known.get("block"))
     poisson = job.noise.name == "poisson"
     simulated = Simulated(
-        with_engine(operator, dtype, job.exact).forward(
-            Shared(checked(reference, "reference"), operator.reach)
-        ),
+        with_engine(operator, dtype, job.exact).forward(Shared(checked(reference, "reference"), operator.reach)),
         job.noise.name,
         level=job.noise.gain if poisson else choice.noise_sigma,
         background=job.noise.background if poisson else 0.0,
@@ -208,8 +192,7 @@ def _block(
         return geometry.shape, IMPORTS_BYTES + image + needed + 2 * measured
     unit = block_unit(geometry, layout.shard)
     sized = [
-        (block, _bytes_of(block, layout, operator))
-        for block in blocks_for(geometry, unit, job.run.count, earlier)
+        (block, _bytes_of(block, layout, operator)) for block in blocks_for(geometry, unit, job.run.count, earlier)
     ]
     allowed = parse_bytes(job.run.memory_per_worker)
     block, needed = next(((b, size) for b, size in sized if size <= allowed), sized[-1])

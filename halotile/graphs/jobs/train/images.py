@@ -36,9 +36,7 @@ def notes_of_images(patches: PatchSource, sources: Sequence[Source]) -> list[str
     values = [image.values for image in patches.images]
     if ends := sorted({end for each in values for end in each.saturated}):
         listed = ", ".join(f"{end:g}" for end in ends[:3])
-        notes.append(
-            f"pixels of {listed} are saturated: those on their own, such as hot pixels, are left out"
-        )
+        notes.append(f"pixels of {listed} are saturated: those on their own, such as hot pixels, are left out")
     seconds = [image.second_values for image in patches.images]
     if far := next((each.far for each in (*values, *seconds) if each.far), None):
         notes.append(
@@ -131,9 +129,7 @@ def _judged(pair: Pair, first: str, second: str) -> list[str]:
         return []
     if any(pair.shift):
         rows, columns = (counted(n, word) for n, word in zip(pair.shift, ("row", "column"), strict=True))
-        return [
-            f"second: {second} is shifted by {rows} and {columns} against {first}: it learns to blur. Align them"
-        ]
+        return [f"second: {second} is shifted by {rows} and {columns} against {first}: it learns to blur. Align them"]
     return _unlike(pair, first, second)
 
 
@@ -162,9 +158,7 @@ def _unlike(pair: Pair, first: str, second: str) -> list[str]:
         differs.append(f"is {'brighter' if pair.offset > 0 else 'darker'}{than} by {by}")
     if not differs:
         return []
-    return [
-        f"second: {second} {', and '.join(differs)}: it learns the mean of both. Scale one of them to the other"
-    ]
+    return [f"second: {second} {', and '.join(differs)}: it learns the mean of both. Scale one of them to the other"]
 
 
 MOST_CHANNELS = 16
@@ -175,8 +169,7 @@ def open_images(job: Training, key: str, path: str) -> tuple[Source, ...]:
     paths = sorted(glob.glob(path, recursive=True)) if is_pattern(path) else [path]
     given = job.input
     sources = [
-        open_source(one, level=given.level, dataset=given.dataset, axes=given.axes).one_of_many()
-        for one in paths
+        open_source(one, level=given.level, dataset=given.dataset, axes=given.axes).one_of_many() for one in paths
     ]
     for source in sources:
         check_whole(source.path)
@@ -258,9 +251,7 @@ def _image(job: Training, source: Source, second: Source | None) -> TrainingImag
     view, values = _trusted(job, source, (rows, columns), looped)
     if second is None:
         return TrainingImage(view, (rows, columns), channel, values)
-    return TrainingImage(
-        view, (rows, columns), channel, values, *_trusted(job, second, (rows, columns), looped)
-    )
+    return TrainingImage(view, (rows, columns), channel, values, *_trusted(job, second, (rows, columns), looped))
 
 
 def _trusted(

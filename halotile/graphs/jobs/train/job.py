@@ -116,10 +116,7 @@ def one_length(steps: int | Auto, epochs: float | None, minutes: float | None) -
     given = {"steps": None if steps == "auto" else steps, "epochs": epochs, "minutes": minutes}
     names = [name for name, value in given.items() if value is not None]
     for name in names[1:]:
-        yield (
-            (name,),
-            f"stands beside {names[0]}, which says how long to train as well; leave one of them out",
-        )
+        yield ((name,), f"stands beside {names[0]}, which says how long to train as well; leave one of them out")
 
 
 def pairs(method: str, second: str | None) -> Faults:
@@ -130,10 +127,7 @@ def pairs(method: str, second: str | None) -> Faults:
             "is not there, and method: noise2noise learns from pairs; write the path of the second image",
         )
     elif method != "noise2noise" and second is not None:
-        yield (
-            ("second",),
-            f"is for method: noise2noise, and method is {method}; leave it out, or write that method",
-        )
+        yield (("second",), f"is for method: noise2noise, and method is {method}; leave it out, or write that method")
 
 
 def parts_of_batch(batch: int, slots: int) -> Faults:
@@ -175,7 +169,9 @@ def plan_rows(figures: Figures) -> list[Row]:
     if second:
         rows.append(("second", str(second)))
     took = figures["seconds_per_step"]
-    length = f"{counted(figures['steps'], 'step')} of {figures['batch']} patches of {figures['patch']} × {figures['patch']}"
+    length = (
+        f"{counted(figures['steps'], 'step')} of {figures['batch']} patches of {figures['patch']} × {figures['patch']}"
+    )
     return [
         *rows,
         ("output", str(figures["output"])),
@@ -209,17 +205,10 @@ def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples
         *rows,
         ("examples", str(examples)),
         ("denoise with", f"denoiser: {{{keys}}}"),
-        (
-            "compare",
-            f"a short training may be worse than tv. With a job file denoise.yaml of that denoiser: {compare}",
-        ),
+        ("compare", f"a short training may be worse than tv. With a job file denoise.yaml of that denoiser: {compare}"),
     ]
 
 
 def _images(figures: Figures) -> str:
     shapes = figures["shapes"]
-    return (
-        shape_text(shapes[0])
-        if len(shapes) == 1
-        else f"{len(shapes)} images, the first {shape_text(shapes[0])}"
-    )
+    return shape_text(shapes[0]) if len(shapes) == 1 else f"{len(shapes)} images, the first {shape_text(shapes[0])}"

@@ -119,15 +119,7 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
         job.output.overwrite,
     )
     recipe = Recipe(
-        patches,
-        network,
-        job.method,
-        length.steps,
-        job.batch,
-        job.slots,
-        job.lr,
-        max(1, length.steps // ROWS),
-        job.mode,
+        patches, network, job.method, length.steps, job.batch, job.slots, job.lr, max(1, length.steps // ROWS), job.mode
     )
     return Planned(
         computing=computing,
@@ -139,11 +131,7 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
         scratch_bytes=CHECKPOINTS * 3 * output.layout.size_bytes,
         decided={"steps": length.steps, "epochs": None, "minutes": None},
         figures=_figures(job, network, first, patches, length, computing),
-        notes=(
-            *first[0].remarks,
-            *notes_of_pairs(patches.images, first, second),
-            *notes_of_images(patches, first),
-        ),
+        notes=(*first[0].remarks, *notes_of_pairs(patches.images, first, second), *notes_of_images(patches, first)),
     )
 
 
@@ -176,12 +164,7 @@ def _check_patch(job: Training, network: Network, edge: int) -> None:
 
 
 def _length(
-    job: Training,
-    network: Network,
-    patches: PatchSource,
-    begun: Begun,
-    request: PlanRequest,
-    device: str,
+    job: Training, network: Network, patches: PatchSource, begun: Begun, request: PlanRequest, device: str
 ) -> _Length:
     """Decide the number of steps; a resumed run keeps those that a trial gave."""
     if job.minutes is None:
@@ -261,11 +244,7 @@ def _figures(
 
 
 def _identity(
-    job: Training,
-    network: Network,
-    images: tuple[Sequence[Source], Sequence[Source]],
-    length: _Length,
-    device: str,
+    job: Training, network: Network, images: tuple[Sequence[Source], Sequence[Source]], length: _Length, device: str
 ) -> dict[str, Any]:
     """Return everything that can change a bit of the weights."""
     first, second = images

@@ -20,13 +20,7 @@ from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.clusters.workers.fork_server import ensure_forks
 from halotile.graphs.kinds.sections import Run, Tile, parse_bytes
-from halotile.graphs.plans.cutting import (
-    DIFFER,
-    Halo,
-    is_cut_at_edge,
-    rehearsed,
-    resolve_halo,
-)
+from halotile.graphs.plans.cutting import DIFFER, Halo, is_cut_at_edge, rehearsed, resolve_halo
 from halotile.graphs.waiting import Report, report_if_slow
 from halotile.storage.cache import read_cached, write_cached
 from halotile.storage.grid import Depth
@@ -114,13 +108,7 @@ def tried(
 
 
 def compared(
-    halo: Halo,
-    task: DenoiseTask | None,
-    tile: Tile,
-    previous: Mapping[str, Any] | None,
-    *,
-    run: Run,
-    report: Report,
+    halo: Halo, task: DenoiseTask | None, tile: Tile, previous: Mapping[str, Any] | None, *, run: Run, report: Report
 ) -> Halo:
     """Compare tiles of a new job's own sizes with larger windows, for a network on the CPU; return the halo.
 
@@ -137,9 +125,7 @@ def compared(
         return halo
     title = task.denoiser.title
     on_trial = sides_as_channels(task.denoiser, task.sides)
-    sizes = replace(
-        task, denoiser=on_trial, source=RandomImage(task.grid.shape, np.dtype("float32"), 0), sides={}
-    )
+    sizes = replace(task, denoiser=on_trial, source=RandomImage(task.grid.shape, np.dtype("float32"), 0), sides={})
     with report_if_slow(report, f"comparing tiles of {title} with larger windows"):
         known = _known(on_trial, _question_of_bits(sizes))
         for at_once in (True, False):
@@ -171,9 +157,7 @@ def compared_on_image(
     with report_if_slow(report, f"trying {title} on parts of the image, in tiles and whole"):
         on_trial = sides_as_channels(denoiser, sides)
         if not (samples := choose()):
-            return replace(
-                halo, notes=(*halo.notes, f"{UNTRIED}: they cannot be read, or would be too large")
-            )
+            return replace(halo, notes=(*halo.notes, f"{UNTRIED}: they cannot be read, or would be too large"))
         measure = partial(_measure_samples, on_trial, halo.depth, samples, is_cut)
         try:
             difference = bounded(measure, title, run, seconds=SAMPLE_SECONDS)
@@ -274,12 +258,7 @@ def _question_of_bits(task: DenoiseTask) -> tuple[Any, ...]:
 
 
 def _try_code(
-    denoiser: Denoiser,
-    tile: Tile,
-    image: tuple[int, ...],
-    probed: list[int] | None,
-    *,
-    is_new: bool,
+    denoiser: Denoiser, tile: Tile, image: tuple[int, ...], probed: list[int] | None, *, is_new: bool
 ) -> DenoiserTrial:
     code = denoiser.check()
     if not denoiser.tried_apart:

@@ -217,9 +217,7 @@ def _request(job: TiledJob, task: DenoiseTask, geometry: Geometry, compare: bool
     )
 
 
-def _in_a_process_of_its_own(
-    task: DenoiseTask, request: TrialRequest, environment: Mapping[str, str]
-) -> Tuned:
+def _in_a_process_of_its_own(task: DenoiseTask, request: TrialRequest, environment: Mapping[str, str]) -> Tuned:
     try:
         # The memory that a GPU driver needs is unknown: no limit.
         return call_bounded(partial(_tune, task, request, environment), None, LIMIT_SECONDS)

@@ -216,9 +216,7 @@ class BlockPass(ClusterPass[Pass]):
                 self.outputs.look()
                 missing = self._cluster.missing(wanted)
                 if missing and missing != self._missing:
-                    self.status.report(
-                        f"waiting for another worker, since no present one can load the job: {missing}"
-                    )
+                    self.status.report(f"waiting for another worker, since no present one can load the job: {missing}")
                 self._missing = missing
                 with suppress(ClusterFailed):
                     self._cluster.check(wanted)
@@ -309,7 +307,5 @@ class BlockPass(ClusterPass[Pass]):
     def _stop_if_hurried(self) -> None:
         if self.signals.hurried:
             self.untidy = True
-            self.status.report(
-                "no time is left for the blocks in flight: they are given up, and done again later"
-            )
+            self.status.report("no time is left for the blocks in flight: they are given up, and done again later")
             self.stop_if_asked()

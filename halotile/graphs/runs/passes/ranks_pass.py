@@ -179,9 +179,7 @@ class RanksPass(ClusterPass[RankProgram]):
 
 
 @refusing_full("a rank cannot keep what it has computed")
-def _peak_of(
-    group: Any, program: Callable[[Any], None], directory: RunDirectory, driver: Mapping[str, Any]
-) -> int:
+def _peak_of(group: Any, program: Callable[[Any], None], directory: RunDirectory, driver: Mapping[str, Any]) -> int:
     """Run the program as a rank of a group; return the peak memory of this worker."""
     lock = WorkerLock(directory.path)
     lock.hold(dict(driver))

@@ -18,14 +18,7 @@ from typing import Any
 from distributed import Client, Future, KilledWorker
 
 from halotile.errors import Stalled, WorkerDied
-from halotile.graphs.clusters.common.answers import (
-    POLL_SECONDS,
-    RPC_SECONDS,
-    Unanswered,
-    ask,
-    fetch,
-    present_workers,
-)
+from halotile.graphs.clusters.common.answers import POLL_SECONDS, RPC_SECONDS, Unanswered, ask, fetch, present_workers
 
 TASKS_PER_WORKER = 3
 """Tasks in flight for each worker: one that runs, one that waits there, one on its way."""
@@ -205,9 +198,7 @@ class Stream:
         """Submit no more blocks; those that a worker has in hand still come back."""
         self.draining = True
 
-    def again(
-        self, numbers: Iterable[int], *, alone: bool = False, workers: Collection[str] | None = None
-    ) -> None:
+    def again(self, numbers: Iterable[int], *, alone: bool = False, workers: Collection[str] | None = None) -> None:
         """Send these blocks again, each as a task of its own, to one of ``workers``.
 
         With ``alone``, at the end and with nothing else in flight: if a worker dies then, the block is the cause.
@@ -231,9 +222,7 @@ class Stream:
             self._alone = None if future is self._alone else self._alone
             future.release()
 
-    def answers(
-        self, numbers: Iterator[int], total: int, poll_seconds: float = 0.5
-    ) -> Iterator[list[Answer]]:
+    def answers(self, numbers: Iterator[int], total: int, poll_seconds: float = 0.5) -> Iterator[list[Answer]]:
         """Yield the answers, in groups as they arrive; an empty list when ``poll_seconds`` pass without one."""
         self._remaining = total
         self._heard = time.monotonic()
@@ -384,10 +373,7 @@ class Stream:
 
 
 def results(
-    client: Client,
-    futures: Sequence[Future],
-    stall_seconds: float,
-    between: Callable[[], None] = lambda: None,
+    client: Client, futures: Sequence[Future], stall_seconds: float, between: Callable[[], None] = lambda: None
 ) -> list[Any]:
     """Return the results of the futures, in their order, and release them.
 
@@ -411,9 +397,7 @@ def await_all(client: Client, futures: Sequence[Future], stall_seconds: float) -
             future.release()
 
 
-def _await_all(
-    client: Client, futures: Sequence[Future], stall_seconds: float, between: Callable[[], None]
-) -> None:
+def _await_all(client: Client, futures: Sequence[Future], stall_seconds: float, between: Callable[[], None]) -> None:
     done: queue.SimpleQueue[Future] = queue.SimpleQueue()
     for future in futures:
         future.add_done_callback(done.put)

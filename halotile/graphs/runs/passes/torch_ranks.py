@@ -19,15 +19,7 @@ from typing import Any
 import cloudpickle
 from distributed import Client, Future, KilledWorker
 
-from halotile.errors import (
-    ConfigError,
-    DamagedData,
-    HalotileError,
-    InputUnreadable,
-    PeerLost,
-    RankFailed,
-    WorkerDied,
-)
+from halotile.errors import ConfigError, DamagedData, HalotileError, InputUnreadable, PeerLost, RankFailed, WorkerDied
 from halotile.graphs.clusters.common.answers import RPC_SECONDS, ask, fetch, present_workers
 from halotile.graphs.clusters.common.security import host_of
 from halotile.tasks.devices.device import release_memory
@@ -95,9 +87,7 @@ def _check_sendable(result: Any) -> None:
         with open(os.devnull, "wb") as nowhere:
             _TrialPickler(nowhere, protocol=5, buffer_callback=lambda _: False).dump(result)
     except Exception as error:
-        raise TypeError(
-            f"the result of the rank, a {type(result).__name__}, cannot be pickled: {error}"
-        ) from None
+        raise TypeError(f"the result of the rank, a {type(result).__name__}, cannot be pickled: {error}") from None
 
 
 def run_rank(call: Callable[[Rendezvous], Any], place: Rendezvous) -> RankEnd:
@@ -123,9 +113,7 @@ def _is_by_others(error: BaseException | None) -> bool:
     """Return True where an error, or one of its causes, is the end of another rank."""
     from halotile.tasks.groups.group import is_lost_peer
 
-    return error is not None and (
-        isinstance(error, PeerLost) or is_lost_peer(error) or _is_by_others(error.__cause__)
-    )
+    return error is not None and (isinstance(error, PeerLost) or is_lost_peer(error) or _is_by_others(error.__cause__))
 
 
 def stack_of_rank() -> str:
@@ -156,11 +144,7 @@ def place_of_rank() -> str:
 def has_returned() -> bool:
     """Return True where the function of the rank in this process has returned, and the rank waits for the others to return."""
     code = wait_at_end.__code__
-    return any(
-        frame.f_code is code
-        for top in sys._current_frames().values()
-        for frame, _ in traceback.walk_stack(top)
-    )
+    return any(frame.f_code is code for top in sys._current_frames().values() for frame, _ in traceback.walk_stack(top))
 
 
 LOOK_SECONDS = 2.0
@@ -280,9 +264,7 @@ class TorchProgram:
             except RankFailed as error:
                 if attempt == retries or is_final(error):
                     raise
-                warnings.warn(
-                    f"{error} Starting again: attempt {attempt + 2} of {retries + 1}.", stacklevel=3
-                )
+                warnings.warn(f"{error} Starting again: attempt {attempt + 2} of {retries + 1}.", stacklevel=3)
                 try:
                     workers = _returned(client, ranks, len(workers), between)[: len(workers)]
                 except ConfigError:  # fewer than were asked for came back
@@ -327,9 +309,7 @@ class TorchProgram:
         failed = [end for end in ends.values() if end.trace]
         if failed or hung:
             causes = (end.cause for end in failed if end.cause)
-            raise _failure(failed, left(), len(workers), is_restarted, hanging, self.advice) from next(
-                causes, None
-            )
+            raise _failure(failed, left(), len(workers), is_restarted, hanging, self.advice) from next(causes, None)
         return [ends[rank].result for rank in range(len(workers))]
 
     def _await(
@@ -343,9 +323,7 @@ class TorchProgram:
         """Wait until all ranks have ended, or some seconds after the first failure."""
         began, failed_at = time.monotonic(), None
         watch = RankWatch(client, workers, self.report)
-        while len(ends) < len(futures) and (
-            failed_at is None or time.monotonic() < failed_at + GRACE_SECONDS
-        ):
+        while len(ends) < len(futures) and (failed_at is None or time.monotonic() < failed_at + GRACE_SECONDS):
             is_young = not ends and time.monotonic() < began + QUICK_SECONDS
             time.sleep(POLL_SECONDS / 10 if is_young else POLL_SECONDS)
             between()
@@ -362,9 +340,7 @@ class TorchProgram:
             if failed_at is None:
                 watch.look(ends)
 
-    def _end_of(
-        self, client: Client, future: Future, rank: int, worker: str, between: Callable[[], None]
-    ) -> RankEnd:
+    def _end_of(self, client: Client, future: Future, rank: int, worker: str, between: Callable[[], None]) -> RankEnd:
         """Fetch the end of a rank from its worker, which may die meanwhile: no other worker would compute it again."""
 
         def look() -> None:
@@ -387,23 +363,14 @@ class TorchProgram:
 
 def is_final(error: RankFailed) -> bool:
     """Return True where another attempt would not help: a fault of the input or the settings. What cannot be read may be readable later."""
-    return isinstance(error.__cause__, HalotileError) and not isinstance(
-        error.__cause__, DamagedData | InputUnreadable
-    )
+    return isinstance(error.__cause__, HalotileError) and not isinstance(error.__cause__, DamagedData | InputUnreadable)
 
 
 def _failure(
-    failed: Sequence[RankEnd],
-    hung: Sequence[int],
-    count: int,
-    is_restarted: bool,
-    hanging: str = "",
-    advice: str = "",
+    failed: Sequence[RankEnd], hung: Sequence[int], count: int, is_restarted: bool, hanging: str = "", advice: str = ""
 ) -> RankFailed:
     """The error of a program: first that of the rank that failed by itself, or waited in vain, then the others in a line."""
-    causes = sorted(
-        failed, key=lambda end: (end.by_others, end.by_others and "imed out" not in end.trace, end.rank)
-    )
+    causes = sorted(failed, key=lambda end: (end.by_others, end.by_others and "imed out" not in end.trace, end.rank))
     first = causes[0]
     if first.by_others and hung:
         listed = ", ".join(map(str, hung))
@@ -447,8 +414,6 @@ def _restart(client: Client, workers: Sequence[str]) -> bool:
     """Start workers anew whose rank does not end, and return True if all are; where one has no nanny, they stay as they are."""
     if workers and client.status == "running":
         with suppress(Exception):
-            states = ask(
-                client, client.restart_workers, list(workers), timeout=RESTART_SECONDS, raise_for_error=False
-            )
+            states = ask(client, client.restart_workers, list(workers), timeout=RESTART_SECONDS, raise_for_error=False)
             return set(states.values()) == {"OK"}
     return False

@@ -59,9 +59,7 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         Folder that imports of the user's own code start from.
     """
 
-    def __init__(
-        self, token: str, task: BlockTask, run_directory: Path, import_folder: str | None = None
-    ) -> None:
+    def __init__(self, token: str, task: BlockTask, run_directory: Path, import_folder: str | None = None) -> None:
         self.name = f"halotile-{token}"
         self.token = token
         self.task = dumps(task)  # a worker that cannot unpickle it can say so
@@ -158,9 +156,7 @@ def _spread(client: Client, message: dict[str, Any], **limits: Any) -> dict[str,
         answers = await client.scheduler.broadcast(msg=message, workers=workers, on_error="return_pickle")
         errors = [loads(answer) for answer in answers.values() if isinstance(answer, bytes)]
         # What is no OSError was not a death: of the code of a worker, say, that differs from that of others.
-        if deadly := [
-            error for error in errors if not isinstance(error, OSError) or len(errors) == len(answers)
-        ]:
+        if deadly := [error for error in errors if not isinstance(error, OSError) or len(errors) == len(answers)]:
             raise deadly[0]
         return {worker: answer for worker, answer in answers.items() if not isinstance(answer, bytes)}
 
@@ -182,11 +178,7 @@ def run_blocks(
         _busy[token] += 1
     try:
         # A run that ends early, or is torn down, ends with the current block.
-        receipt = runner.run(
-            numbers,
-            lambda: token in _runners and not directory.is_stopping(),
-            limit_seconds,
-        )
+        receipt = runner.run(numbers, lambda: token in _runners and not directory.is_stopping(), limit_seconds)
         receipt.worker, receipt.host = get_worker().address, socket.gethostname()
         return receipt
     finally:

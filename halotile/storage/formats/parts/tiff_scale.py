@@ -256,9 +256,7 @@ def pixel_sizes(file: Any, series: int) -> tuple[Sizes, tuple[str, ...]]:
             continue
         sizes[axis] = in_known_unit(size, word.strip())
         if sizes[axis][1] is None and word.strip().lower() not in _UNITLESS:
-            remarks.append(
-                f"it has {word!r:.50} as the unit along {axis}, which is no unit of space or time: left out"
-            )
+            remarks.append(f"it has {word!r:.50} as the unit along {axis}, which is no unit of space or time: left out")
     if "<OME" in file.pages.first.description and not ome_images(file.pages.first.description):
         remarks.append("its OME-XML is damaged: sizes, units and names in it are left out")
     return sizes, tuple(remarks)

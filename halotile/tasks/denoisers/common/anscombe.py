@@ -37,9 +37,7 @@ class PhotonRounds(torch.nn.Module):  # type: ignore[misc]  # torch has no types
     combination in iterative Poisson denoising, IEEE Signal Process. Lett. 23 (2016) 1086-1090.
     """
 
-    def __init__(
-        self, model: Model, gain: float, variance: float, white: float, *, keeps_mean: bool = False
-    ) -> None:
+    def __init__(self, model: Model, gain: float, variance: float, white: float, *, keeps_mean: bool = False) -> None:
         super().__init__()
         self.model, self.keeps_mean = model, keeps_mean
         self.gain, self.variance, self.white = gain, variance, white
@@ -65,9 +63,7 @@ class PhotonRounds(torch.nn.Module):  # type: ignore[misc]  # torch has no types
             estimate = found if share == 1 else torch.where(counts, found, estimate)
         return estimate
 
-    def _denoised_by_map(
-        self, image: torch.Tensor, noise: torch.Tensor, valid: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _denoised_by_map(self, image: torch.Tensor, noise: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
         """Denoise an image whose noise is known at each pixel."""
         sides = {"sigma": noise[:, :1].div(self.white)}
         image = image.div(self.white)

@@ -27,9 +27,7 @@ def for_photon_noise(denoiser: Denoiser, noise: PhotonNoise, white: float) -> De
     >>> denoiser.title, denoiser.receptive_field()
     ('tv', 60)
     """
-    return cast(
-        Denoiser, _PhotonDenoiser(denoiser, float(noise.gain.flat[0]), float(noise.variance.flat[0]), white)
-    )
+    return cast(Denoiser, _PhotonDenoiser(denoiser, float(noise.gain.flat[0]), float(noise.variance.flat[0]), white))
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,5 @@ class _PhotonDenoiser(Around):
     def around(self, model: Model) -> Model:
         from halotile.tasks.denoisers.common.anscombe import PhotonRounds
 
-        rounds: Model = PhotonRounds(
-            model, self.gain, self.variance, self.white, keeps_mean=self.inner.keeps_mean
-        )
+        rounds: Model = PhotonRounds(model, self.gain, self.variance, self.white, keeps_mean=self.inner.keeps_mean)
         return rounds

@@ -138,9 +138,7 @@ def check_digest(path: Path, found: str, wanted: str) -> None:
 def _open_checked(path: Path, sha256: str | None) -> BufferedReader:
     """Open a file with a known suffix and the right checksum."""
     if path.suffix not in SUFFIXES:
-        raise WeightsError(
-            f"weights are {str(path)!r}: write a file that ends with one of {', '.join(SUFFIXES)}."
-        )
+        raise WeightsError(f"weights are {str(path)!r}: write a file that ends with one of {', '.join(SUFFIXES)}.")
     file = _open(path)
     if sha256 is None:
         return file
@@ -216,7 +214,6 @@ def _tensors_only(path: Path, content: Any) -> dict[str, torch.Tensor]:
     others = [str(key) for key, value in content.items() if not isinstance(value, torch.Tensor)]
     if others:
         raise WeightsError(
-            f"{str(path)!r} holds entries that are not tensors: {', '.join(others[:5])}. "
-            "Save only model.state_dict()."
+            f"{str(path)!r} holds entries that are not tensors: {', '.join(others[:5])}. Save only model.state_dict()."
         )
     return dict(content)

@@ -83,9 +83,7 @@ def by_plane(kernel: Kernel, batch: torch.Tensor, *arguments: Any) -> torch.Tens
     import torch
 
     out = torch.empty_like(batch, memory_format=torch.contiguous_format)
-    for plane, result in zip(
-        *(each.flatten(0, 1).unbind(0) for each in (batch.contiguous(), out)), strict=True
-    ):
+    for plane, result in zip(*(each.flatten(0, 1).unbind(0) for each in (batch.contiguous(), out)), strict=True):
         kernel(plane, *plane.shape, *arguments, result)
     return out
 

@@ -32,6 +32,4 @@ def network_in_c(network: Any) -> str:
 
 def _function(head: str, lines: list[str]) -> str:
     body = "\n    ".join(lines)
-    return (
-        f"INLINE {head} {{\n#pragma GCC ivdep\n  for (ptrdiff_t i = 0; i < n; i++) {{\n    {body}\n  }}\n}}\n"
-    )
+    return f"INLINE {head} {{\n#pragma GCC ivdep\n  for (ptrdiff_t i = 0; i < n; i++) {{\n    {body}\n  }}\n}}\n"

@@ -15,12 +15,7 @@ import torch
 from halotile.errors import ConfigError, InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Readable
-from halotile.tasks.distributed.stacks.linear_map import (
-    LinearMap,
-    find_image_shape,
-    is_supported,
-    measured_shapes,
-)
+from halotile.tasks.distributed.stacks.linear_map import LinearMap, find_image_shape, is_supported, measured_shapes
 from halotile.tasks.distributed.tiling.tiles import concatenate_grid
 from halotile.tasks.distributed.transport.calls import Call, Engine, Tensors, compute
 from halotile.tasks.distributed.transport.objects import Packed, make_packer
@@ -185,9 +180,7 @@ class LocalStack:
         transpose = partial(self._run, TRANSPOSE[output], image)
         return LinearMap(partial(self._run, output, image), transpose)(tensors)
 
-    def gradient(
-        self, x: torch.Tensor, y: Sequence[torch.Tensor], weights: tuple[float, ...]
-    ) -> torch.Tensor:
+    def gradient(self, x: torch.Tensor, y: Sequence[torch.Tensor], weights: tuple[float, ...]) -> torch.Tensor:
         """``sum_i w_i A_i^T (A_i x - y_i)``, a linear map of ``x`` and all ``y_i``."""
         image = tuple(x.shape)
         apply = partial(self._run, "gradient", image, weights=weights)
@@ -220,9 +213,7 @@ class LocalStack:
         calls, like = [], []
         for number, region in enumerate(regions):
             near = [wrapped_windows(share_of(region, image, shape), margin, shape) for shape in inputs]
-            function = BlockFunction(
-                self.packed, output, image, region, windows=tuple(zip(inputs, near, strict=True))
-            )
+            function = BlockFunction(self.packed, output, image, region, windows=tuple(zip(inputs, near, strict=True)))
             pixels = [array[w.slices] for array, windows in zip(arrays, near, strict=True) for w in windows]
             slots = range(number * count, (number + 1) * count)
             calls.append(Call(function, tuple(range(len(cut), len(cut) + len(pixels))), tuple(slots), number))
@@ -283,8 +274,7 @@ def cut_blocks(image: Shape) -> list[Region]:
     side = BLOCK if rows * columns >= 4 * BLOCK**2 else BLOCK // 2
     corners = itertools.product(range(0, rows, side), range(0, columns, side))
     return [
-        Region((*(0 for _ in front), y, x), (*front, min(y + side, rows), min(x + side, columns)))
-        for y, x in corners
+        Region((*(0 for _ in front), y, x), (*front, min(y + side, rows), min(x + side, columns))) for y, x in corners
     ]
 
 
@@ -307,9 +297,7 @@ def local_operator(
     return pack_local(engine, operator.replacement or operator, exact, operator.fixed_shape)
 
 
-def pack_local(
-    engine: Engine, operator: Operator, exact: bool, declared: Shape | None = None
-) -> LocalOperator:
+def pack_local(engine: Engine, operator: Operator, exact: bool, declared: Shape | None = None) -> LocalOperator:
     """Send an operator to the workers; ``exact``: with convolutions as direct sums."""
     chosen = with_engine(operator, SINGLE, exact)
     return LocalOperator(operator, chosen, make_packer(chosen, engine.folder, engine.device).pack(), declared)

@@ -16,12 +16,7 @@ from deepinv.optim.potential import Potential
 from halotile.errors import ConfigError
 from halotile.tasks.distributed.stacks.blockwise import is_large
 from halotile.tasks.distributed.stacks.krylov import System, conjugate_gradients
-from halotile.tasks.distributed.stacks.linear import (
-    MAX_PRODUCTS,
-    TOLERANCE,
-    DistributedStackedLinearPhysics,
-    as_weight,
-)
+from halotile.tasks.distributed.stacks.linear import MAX_PRODUCTS, TOLERANCE, DistributedStackedLinearPhysics, as_weight
 from halotile.tasks.distributed.stacks.operators import SentObjects, check_unchanged, chosen_numbers
 from halotile.tasks.distributed.stacks.physics import (
     ADJOINT,
@@ -41,11 +36,7 @@ DIVERGENCE = 10.0
 
 
 def evaluate_term(
-    output: Literal["fn", "grad"],
-    tensors: Sequence[torch.Tensor],
-    fidelity: Any,
-    physics: Any,
-    arguments: Any,
+    output: Literal["fn", "grad"], tensors: Sequence[torch.Tensor], fidelity: Any, physics: Any, arguments: Any
 ) -> Tensors:
     """Return ``d(A x, y)``, or its gradient ``A^T d'(A x, y)``: forward and adjoint in one call.
 
@@ -112,16 +103,12 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
         return self.fn(x, y, physics, *args, **kwargs)
 
     @convert_types
-    def fn(
-        self, x: torch.Tensor, y: Any, physics: Any, gather: bool = True, *args: Any, **kwargs: Any
-    ) -> Any:
+    def fn(self, x: torch.Tensor, y: Any, physics: Any, gather: bool = True, *args: Any, **kwargs: Any) -> Any:
         """``sum_i d_i(A_i x, y_i)``, for each image of a batch."""
         return self._sum(FORWARD, "fn", x, y, physics, args, kwargs)
 
     @convert_types
-    def grad(
-        self, x: torch.Tensor, y: Any, physics: Any, gather: bool = True, *args: Any, **kwargs: Any
-    ) -> Any:
+    def grad(self, x: torch.Tensor, y: Any, physics: Any, gather: bool = True, *args: Any, **kwargs: Any) -> Any:
         """``sum_i A_i^T d_i'(A_i x, y_i)``: forward and adjoint of an operator in one task."""
         return self._sum(ADJOINT, "grad", x, y, physics, args, kwargs)
 
@@ -163,9 +150,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
         solver = partial(conjugate_gradients, apply, tol=TOLERANCE, max_iter=MAX_PRODUCTS)
         return System(apply, solver, TOLERANCE, warn).solve(x - weight * offset)
 
-    def _check_prox(
-        self, result: torch.Tensor, x: torch.Tensor, slope: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
+    def _check_prox(self, result: torch.Tensor, x: torch.Tensor, slope: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Warn if ``u - x + gamma f'(u)`` is not 0 after the descent; refuse a result worse than ``x``."""
         step = float((result - x).norm())
         gap = float((result - x + slope(result)).norm())
@@ -193,9 +178,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
         packed, live = pack_arguments(arguments, self.ctx.folder, self.ctx.device)
         check_unchanged(physics.operators)
         # One fidelity for all operators, or one for each.
-        pairs = list(
-            zip(self.fidelities * (len(physics) // len(self.fidelities)), physics.operators, strict=True)
-        )
+        pairs = list(zip(self.fidelities * (len(physics) // len(self.fidelities)), physics.operators, strict=True))
         function = partial(evaluate_term, output)
         calls = {n: ObjectCall(function, (f.remote, o.remote, packed)) for n, (f, o) in enumerate(pairs)}
         held = [(*fidelity.live, *operator.live, *live) for fidelity, operator in pairs]
@@ -206,12 +189,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
     ) -> torch.Tensor | None:
         """Compute squares of local operators on large images by blocks; None for others."""
         weights = self._weights(len(parts))
-        if (
-            weights is None
-            or self.reduction_mode != "sum"
-            or self.ctx.is_lazy(x)
-            or not is_large(self.ctx, x)
-        ):
+        if weights is None or self.reduction_mode != "sum" or self.ctx.is_lazy(x) or not is_large(self.ctx, x):
             return None
         needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *parts))
         local = physics._local_stack() if isinstance(physics, DistributedStackedLinearPhysics) else None

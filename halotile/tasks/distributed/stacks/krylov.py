@@ -18,9 +18,7 @@ RESULT = "the result of the operators for a finite image"
 Apply = Callable[[torch.Tensor], torch.Tensor]
 
 
-def conjugate_gradients(
-    apply: Apply, right: torch.Tensor, tol: float, max_iter: int
-) -> tuple[torch.Tensor, float]:
+def conjugate_gradients(apply: Apply, right: torch.Tensor, tol: float, max_iter: int) -> tuple[torch.Tensor, float]:
     """Solve ``M x = b`` for each image of a batch by itself, from 0, until ``|b - M x| <= tol |b|``.
 
     Returns ``x`` and the largest ``|b - M x| / |b|`` of an image: above ``tol`` if ``max_iter`` products were
@@ -92,9 +90,7 @@ def largest_eigenvalue(apply: Apply, start: torch.Tensor, tol: float, max_iter: 
         diagonal.append(alpha)
         previous, estimate = estimate, _largest_ritz_value(diagonal, off_diagonal)
         beta = float(_dot(product, product)) ** 0.5
-        if abs(estimate - previous) <= 0.1 * tol * abs(estimate) or beta <= 1e-12 * max(
-            abs(estimate), 1e-300
-        ):
+        if abs(estimate - previous) <= 0.1 * tol * abs(estimate) or beta <= 1e-12 * max(abs(estimate), 1e-300):
             break
         off_diagonal.append(beta)
         before, vector = vector, product / beta

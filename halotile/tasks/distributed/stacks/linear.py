@@ -13,13 +13,7 @@ from deepinv.distributed.distribute import DistributedStackedLinearPhysics as De
 from deepinv.physics import LinearPhysics, StackedLinearPhysics
 
 from halotile.errors import ConfigError, WrongKind
-from halotile.tasks.distributed.stacks.blockwise import (
-    LocalOperator,
-    LocalStack,
-    OutputName,
-    is_large,
-    local_operator,
-)
+from halotile.tasks.distributed.stacks.blockwise import LocalOperator, LocalStack, OutputName, is_large, local_operator
 from halotile.tasks.distributed.stacks.krylov import Apply, System, conjugate_gradients, largest_eigenvalue
 from halotile.tasks.distributed.stacks.operators import SentObjects, check_unchanged, live_tensors
 from halotile.tasks.distributed.stacks.physics import ADJOINT, DistributedStackedPhysics, SingleLinearOperator
@@ -127,9 +121,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
         return self._remote_call("A_adjoint", (), self._measurements(y), reduce_op, kwargs)
 
     @convert_types
-    def A_adjoint_A(
-        self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
-    ) -> Any:
+    def A_adjoint_A(self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any) -> Any:
         """``sum_i A_i^T A_i x``, forward and adjoint in one task for each operator."""
         return self._remote_call("A_adjoint_A", [x], (), reduce_op, kwargs)
 
@@ -202,11 +194,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
         if local_only:
             options = {"max_iter": max_iter, "tol": tol, "verbose": False, **kwargs}
             return self._remote_call("compute_sqnorm", [x0], (), "sum", options).reshape(())
-        if (
-            torch.is_grad_enabled()
-            and live_tensors(self.operators)
-            and "compute_sqnorm" not in self._common.warned
-        ):
+        if torch.is_grad_enabled() and live_tensors(self.operators) and "compute_sqnorm" not in self._common.warned:
             self._common.warned.add("compute_sqnorm")
             warnings.warn(
                 "the norm of operators that want gradients is a constant: parameters get no gradient through it. This warning is "
@@ -221,11 +209,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
         return torch.tensor(norm, dtype=x0.real.dtype, device=x0.device)
 
     def _iterate(
-        self,
-        function: Callable[..., Tensors],
-        tensors: Sequence[torch.Tensor],
-        count: int,
-        kwargs: Mapping[str, Any],
+        self, function: Callable[..., Tensors], tensors: Sequence[torch.Tensor], count: int, kwargs: Mapping[str, Any]
     ) -> list[Any]:
         """Run an iteration with ``A^T A`` on one worker if its image is small, or here; return its ``count`` values."""
         size = tensors[0].numel() * tensors[0].element_size()

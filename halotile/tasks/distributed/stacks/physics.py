@@ -15,12 +15,7 @@ from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.stacks.linear_map import rewrite
-from halotile.tasks.distributed.stacks.operators import (
-    CommonOperators,
-    SentObjects,
-    check_unchanged,
-    chosen_numbers,
-)
+from halotile.tasks.distributed.stacks.operators import CommonOperators, SentObjects, check_unchanged, chosen_numbers
 from halotile.tasks.distributed.transport.calls import Call, Engine, ObjectCall, Tensors, evaluate
 from halotile.tasks.distributed.transport.objects import LiveTensors, Packed, pack_arguments
 from halotile.tasks.distributed.transport.tensors import DrawSequence, version_of
@@ -159,9 +154,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         return self._gather(self._remote_call("A", [x], (), reduce_op, kwargs), gather, reduce_op)
 
     @convert_types
-    def forward(
-        self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = None, **kwargs: Any
-    ) -> Any:
+    def forward(self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = None, **kwargs: Any) -> Any:
         """``A x`` with the operators' noise.
 
         Noise is drawn from the context's seed, or from a generator of the noise model, by the number of the
@@ -173,9 +166,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         return self._gather(results, gather, reduce_op)
 
     @convert_types
-    def A_vjp(
-        self, x: torch.Tensor, v: Any, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
-    ) -> Any:
+    def A_vjp(self, x: torch.Tensor, v: Any, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any) -> Any:
         """``sum_i J_i^T v_i`` with derivatives at ``x``; for ``reduce_op=None`` the list of terms."""
         return self._remote_call("A_vjp", [x], self._measurements(v), reduce_op, kwargs)
 
@@ -214,12 +205,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         common.tried.clear()
 
     def _store_parameters(
-        self,
-        name: str,
-        kwargs: Mapping[str, Any],
-        packed: Packed | None,
-        live: LiveTensors,
-        numbers: tuple[int, ...],
+        self, name: str, kwargs: Mapping[str, Any], packed: Packed | None, live: LiveTensors, numbers: tuple[int, ...]
     ) -> None:
         """Store the parameters of a call in the operators, as deepinv does, except in those of a factory."""
         if name not in UPDATING_METHODS or packed is None or self.operators[0].local is None:
@@ -234,11 +220,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         """Return the list of measurements, one for each operator."""
         is_array = isinstance(y, torch.Tensor) or self.ctx.is_lazy(y)
         if not isinstance(y, list | tuple | TensorList) and not (is_array and self.num_operators == 1):
-            given = (
-                f"one array of shape {tuple(y.shape)}"
-                if is_array
-                else f"an object of type {type(y).__name__}"
-            )
+            given = f"one array of shape {tuple(y.shape)}" if is_array else f"an object of type {type(y).__name__}"
             raise WrongKind(
                 f"{given} was given as the measurements of {self.num_operators} operators. Write a list or a TensorList, with one "
                 "measurement for each operator."

@@ -183,9 +183,7 @@ class TilingOptions:
     def __post_init__(self) -> None:
         for name in ("images_per_task", "max_batch_size"):
             if (size := getattr(self, name)) is not None and size < 1:
-                raise ConfigError(
-                    f"{name} is {size}: a task needs one at least. Write 1 or more, or leave it out."
-                )
+                raise ConfigError(f"{name} is {size}: a task needs one at least. Write 1 or more, or leave it out.")
         if isinstance(self.strategy, str):
             if self.strategy not in STRATEGIES:
                 raise ConfigError(
@@ -354,10 +352,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         call, weights = self._make_call(args, kwargs, arguments)
         self._stride(x, call, tensors, tiles.axes if len(tiles.numbers) > 1 else ())
         self._batch_norms(is_cut=True, is_lazy=False)
-        columns = [
-            batches,
-            *(tiles.cut_argument(a, t, batches) for a, t in zip(arguments, tensors, strict=True)),
-        ]
+        columns = [batches, *(tiles.cut_argument(a, t, batches) for a, t in zip(arguments, tensors, strict=True))]
         results = self._evaluate(call, weights, columns, range(len(batches)), "batch of tiles")
         return tiles.join(x, batches, results)
 
@@ -378,9 +373,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             inputs += row
         return evaluate(self.ctx, PHASE, calls, inputs, len(calls), what)
 
-    def _stride(
-        self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]
-    ) -> int:
+    def _stride(self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]) -> int:
         """Return the multiple on which tiles along these axes have to begin, tried once on a worker."""
         # A layer that normalises a batch in training mode is local after eval(): there is a warning for that.
         trains = any(running_statistics(held) for held in contents_of(self.processor))
@@ -402,9 +395,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             raise tiling_error(name, stride)
         return int(stride) if math.isfinite(stride) else 1
 
-    def _try_stride(
-        self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]
-    ) -> float:
+    def _try_stride(self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]) -> float:
         """Run :class:`StrideTrial` for these axes."""
         like = x.new_zeros(1) if isinstance(x, torch.Tensor) else torch.from_numpy(np.zeros(1, x.dtype))
         small = [shrink_argument(a, t.detach()) for a, t in zip(call.arguments, tensors, strict=True)]

@@ -193,9 +193,7 @@ def tiling_error(name: str, stride: float) -> ConfigError:
         else "gives other pixels where a window begins elsewhere: its result depends on the position of the tile. A position encoding "
         "does that. Write a network without one"
     )
-    return ConfigError(
-        f"{name} {reason}; or distribute(..., unsafe=True), if each tile by itself is what you want."
-    )
+    return ConfigError(f"{name} {reason}; or distribute(..., unsafe=True), if each tile by itself is what you want.")
 
 
 Images = tuple[int, int]
@@ -294,9 +292,7 @@ class ProcessorCall:
                     kwargs[argument.place] = tensor
             values = tensors[len(self.arguments) :]
             weights = dict(zip(self.weights, values, strict=False))
-            statistics = (
-                fixed_statistics(processor, values[len(weights) :]) if self.normalises else nullcontext()
-            )
+            statistics = fixed_statistics(processor, values[len(weights) :]) if self.normalises else nullcontext()
             try:
                 with statistics:
                     if weights:

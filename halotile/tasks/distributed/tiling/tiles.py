@@ -61,9 +61,7 @@ def cut_axis(length: int, patch: int, overlap: int, stride: int = 1) -> tuple[Ax
     )
 
 
-def blend_axis(
-    tiles: Sequence[AxisTile], length: int, overlap: int, kind: str, scale: int = 1
-) -> list[NDArray[Any]]:
+def blend_axis(tiles: Sequence[AxisTile], length: int, overlap: int, kind: str, scale: int = 1) -> list[NDArray[Any]]:
     """Weights of each tile on the part of its window inside the axis; they add up to 1 everywhere.
 
     ``length``: length of the axis; ``overlap``: halo width: weights rise from `overlap` pixels before the start of the inner part to as many after
@@ -277,9 +275,7 @@ def make_tiles(
             f"the image has the shape {tuple(shape)}: there are no pixels. Leave the call out where a batch is empty."
         )
     if tiling_dims is None:
-        axes = (
-            tuple(range(2, len(shape))) if isinstance(patch_size, int) else tuple(range(-len(patch_size), 0))
-        )
+        axes = tuple(range(2, len(shape))) if isinstance(patch_size, int) else tuple(range(-len(patch_size), 0))
     else:
         axes = (tiling_dims,) if isinstance(tiling_dims, int) else tuple(tiling_dims)
     if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):

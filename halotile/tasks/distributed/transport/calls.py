@@ -69,9 +69,7 @@ class Engine(Protocol):
     def result_path(self, name: str) -> Path:
         """Path of the next result of this name, without its suffix."""
 
-    def run(
-        self, phase: str, calls: Sequence[Call], inputs: Sequence[Stored], what: str
-    ) -> dict[int, Stored]:
+    def run(self, phase: str, calls: Sequence[Call], inputs: Sequence[Stored], what: str) -> dict[int, Stored]:
         """Return the total of each slot, added up in the order of the calls.
 
         ``phase``: name of the tasks on the dashboard; ``inputs``: arrays that calls refer to by position; ``what``: unit that a call's number counts:
@@ -114,9 +112,7 @@ class ObjectCall:
         return sum(sizes) + COPIES * (2 * images[0] if len(images) == 1 else sum(images))
 
 
-def _refuse_unknown_weights(
-    value: torch.Tensor | None, known: Sequence[torch.Tensor], objects: Sequence[Any]
-) -> None:
+def _refuse_unknown_weights(value: torch.Tensor | None, known: Sequence[torch.Tensor], objects: Sequence[Any]) -> None:
     """Refuse a value in which a weight takes part that the caller could not give a gradient to.
 
     Tensors that want gradients and that a method makes for itself may take part.
@@ -161,15 +157,11 @@ class Derivative:
                     inputs[place] = inputs[place].detach().requires_grad_()
                 targets.append(inputs[place])
             values = list(itertools.compress(self.function(*inputs), self.has_cotangent))
-            pairs = [
-                (v, c) for v, c in zip(values, cotangents, strict=True) if v is not None and v.requires_grad
-            ]
+            pairs = [(v, c) for v, c in zip(values, cotangents, strict=True) if v is not None and v.requires_grad]
             if not pairs:
                 return (None,) * len(targets)
             outputs, weights = zip(*pairs, strict=True)
-            gradients = torch.autograd.grad(
-                outputs, targets, weights, create_graph=create_graph, allow_unused=True
-            )
+            gradients = torch.autograd.grad(outputs, targets, weights, create_graph=create_graph, allow_unused=True)
         return tuple(gradients)
 
     def working_bytes(self, sizes: Sequence[int]) -> int:
@@ -184,9 +176,7 @@ def working_bytes(function: TensorFunction, sizes: Sequence[int]) -> int:
     return function.working_bytes(sizes) if isinstance(function, ObjectCall | Derivative) else 0
 
 
-def derive(
-    calls: Sequence[Call], needs_gradient: Sequence[bool], has_cotangent: Sequence[bool]
-) -> list[Call]:
+def derive(calls: Sequence[Call], needs_gradient: Sequence[bool], has_cotangent: Sequence[bool]) -> list[Call]:
     """Return the calls that compute gradients of tensors from all tensors, followed by the cotangents of slots."""
     slots = itertools.compress(itertools.count(), has_cotangent)
     places = {slot: len(needs_gradient) + place for place, slot in enumerate(slots)}

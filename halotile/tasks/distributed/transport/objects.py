@@ -132,9 +132,7 @@ def running_statistics(value: Any) -> list[tuple[str, torch.nn.Module]]:
     return [
         (name or type(layer).__name__, layer)
         for name, layer in value.named_modules()
-        if isinstance(layer, torch.nn.modules.batchnorm._NormBase)
-        and layer.training
-        and layer.running_mean is not None
+        if isinstance(layer, torch.nn.modules.batchnorm._NormBase) and layer.training and layer.running_mean is not None
     ]
 
 
@@ -418,9 +416,7 @@ class Snapshot:
         found = contents_of(value)
         networks = [held for held in found if isinstance(held, torch.nn.Module)]
         # In training mode running statistics have no effect, and each call changes them.
-        ignored = {
-            id(b) for net in networks for _, layer in running_statistics(net) for b in layer._buffers.values()
-        }
+        ignored = {id(b) for net in networks for _, layer in running_statistics(net) for b in layer._buffers.values()}
         containers = [held for held in found if isinstance(held, CONTAINERS)]
         self._containers = [(held, held.copy()) for held in containers if held]
         self._empty = [held for held in containers if not held]  # most of those of a network

@@ -44,9 +44,7 @@ def convert_types(method: Method) -> Method:
         elif isinstance(example, str | os.PathLike):
             stem = self.ctx.result_path(getattr(self, "result_name", method.__name__))
             output = functools.partial(write_result, stem, missing_axes(open_source(example).shape))
-            first = (
-                read_image(self.ctx, first) if example is first else [read_image(self.ctx, p) for p in first]
-            )
+            first = read_image(self.ctx, first) if example is first else [read_image(self.ctx, p) for p in first]
         else:
             return method(self, first, *args, **kwargs)
         convert = functools.partial(_to_tensors, self.ctx)

@@ -163,9 +163,7 @@ def _transformed(
 
     done: list[int] = []
     for axis in order:
-        if (
-            axis == at
-        ):  # to an axis that is not needed any more, if possible the one at which the result is cut
+        if axis == at:  # to an axis that is not needed any more, if possible the one at which the result is cut
             free = done or [other for other in (cut[1], last, 0) if other != at]
             x, at, parts = moved(cut[1] if cut[1] in free else free[0])
         done.append(axis)
@@ -194,9 +192,7 @@ class _RealTransform(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (gradient,) = gradients
-        weights = torch.full(
-            (gradient.shape[ctx.dim],), 0.5, dtype=gradient.real.dtype, device=gradient.device
-        )
+        weights = torch.full((gradient.shape[ctx.dim],), 0.5, dtype=gradient.real.dtype, device=gradient.device)
         weights[0] = 1.0
         if ctx.length % 2 == 0:
             weights[-1] = 1.0

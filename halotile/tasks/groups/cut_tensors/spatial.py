@@ -49,9 +49,7 @@ def check_counts(sizes: Sequence[int]) -> None:
         )
 
 
-def _window(
-    x: torch.Tensor, group: TorchGroup, kernel: int, stride: int, dilation: int, padding: int
-) -> torch.Tensor:
+def _window(x: torch.Tensor, group: TorchGroup, kernel: int, stride: int, dilation: int, padding: int) -> torch.Tensor:
     """The rows from which this rank's rows of the result are computed; a row of the result belongs to the rank of its central row."""
     sizes = row_counts(x, group)
     bounds = [*itertools.accumulate(sizes, initial=0)]
@@ -60,9 +58,7 @@ def _window(
     centre = reach // 2 - padding
     firsts = [min(max(0, -(-(bound - centre) // stride)), rows_out) for bound in bounds]
     firsts[0], firsts[-1] = 0, rows_out
-    needs = [
-        (a * stride - padding, (b - 1) * stride - padding + reach + 1) for a, b in itertools.pairwise(firsts)
-    ]
+    needs = [(a * stride - padding, (b - 1) * stride - padding + reach + 1) for a, b in itertools.pairwise(firsts)]
     before = max(0, *(bounds[r] - needs[r][0] for r in range(len(sizes)) if sizes[r]))
     after = max(0, *(needs[r][1] - bounds[r + 1] for r in range(len(sizes)) if sizes[r]))
     check_counts(sizes)
@@ -73,9 +69,7 @@ def _window(
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    rows, columns = (
-        (value, value) if isinstance(value, int) else (value * 2)[:2] if len(value) == 1 else value
-    )
+    rows, columns = (value, value) if isinstance(value, int) else (value * 2)[:2] if len(value) == 1 else value
     return int(rows), int(columns)
 
 
@@ -286,9 +280,7 @@ def _instance_norm(
     eps: float = 1e-5,
 ) -> torch.Tensor:
     if not use_input_stats or running_mean is not None:
-        raise ConfigError(
-            "the network has an instance norm with running statistics. Write track_running_stats=False."
-        )
+        raise ConfigError("the network has an instance norm with running statistics. Write track_running_stats=False.")
     return _affine(_normalised(input, group, (2, 3), eps)[0], weight, bias)
 
 
@@ -429,9 +421,7 @@ def spatial(module: Callable[..., Any], group: TorchGroup) -> Callable[..., Any]
         if group.world_size == 1 or _CUT.get() is group:
             return module(*args, **kwargs)
         if _CUT.get() is not None:
-            raise ConfigError(
-                "the network calls spatial with another group than its own. Write the same for both."
-            )
+            raise ConfigError("the network calls spatial with another group than its own. Write the same for both.")
         _check_parts(group, [*args, *kwargs.values()])
         token = _CUT.set(group)
         try:
@@ -469,11 +459,7 @@ class _CutRows(TorchFunctionMode):  # type: ignore[misc]
         self.depth = 0
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         self.depth += 1
         try:
@@ -507,11 +493,7 @@ class _Unseen(TorchDispatchMode):  # type: ignore[misc]
         self.refusal: ConfigError | None = None
 
     def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if not self.rows.depth:
             self.refusal = ConfigError(
@@ -570,9 +552,7 @@ def _check_index(image: torch.Tensor, index: Any, group: TorchGroup) -> None:
         if not isinstance(part, slice):
             _refuse("an index")
         start, stop, step = part.indices(image.shape[axis])
-        is_whole = (start, step) == (0, 1) and (
-            group.rank == group.world_size - 1 or stop == image.shape[axis]
-        )
+        is_whole = (start, step) == (0, 1) and (group.rank == group.world_size - 1 or stop == image.shape[axis])
         if axis == 2 and not is_whole:
             _refuse("an index")
 

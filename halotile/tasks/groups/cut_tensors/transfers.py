@@ -17,13 +17,7 @@ RULES = ("cut", "zero", "circular")
 
 
 def halo_exchange(
-    x: torch.Tensor,
-    group: TorchGroup,
-    sizes: Sequence[int],
-    dim: int,
-    before: int,
-    after: int,
-    boundary: str = "cut",
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int, before: int, after: int, boundary: str = "cut"
 ) -> torch.Tensor:
     """Extend the part of a rank by its neighbours' pixels; the gradient adds what comes back to the pixels of their owners, halves in float32.
 
@@ -77,9 +71,7 @@ def halo_exchange(
     return found
 
 
-def _wanted(
-    start: int, stop: int, before: int, after: int, length: int, boundary: str
-) -> list[tuple[int, int]]:
+def _wanted(start: int, stop: int, before: int, after: int, length: int, boundary: str) -> list[tuple[int, int]]:
     """The pieces of the whole that a part with its halo consists of, in order."""
     if start == stop:
         return []
@@ -102,10 +94,7 @@ def _inside(pieces: Sequence[tuple[int, int]], owned: tuple[int, int]) -> list[t
 
 
 def _in_order(
-    received: Sequence[torch.Tensor],
-    pieces: Sequence[tuple[int, int]],
-    owns: Sequence[tuple[int, int]],
-    dim: int,
+    received: Sequence[torch.Tensor], pieces: Sequence[tuple[int, int]], owns: Sequence[tuple[int, int]], dim: int
 ) -> torch.Tensor:
     """Join what came from the ranks in the order of the pieces."""
     taken = [0] * len(owns)
@@ -141,9 +130,7 @@ class _Exchange(torch.autograd.Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, group: TorchGroup, shapes: PartShapes, *parts: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, group: TorchGroup, shapes: PartShapes, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.group, ctx.shapes = group, [part.shape for part in parts]
         if memory := group.memory_for(parts[0]):
             places = [parts[0].new_empty(*shape) for shape in shapes]
@@ -191,9 +178,7 @@ class _Transpose(torch.autograd.Function):  # type: ignore[misc]
         return None, _Transpose.apply(ctx.group, gradients[0], ctx.joined, ctx.split), None, None
 
 
-def _exchanged(
-    parts: Sequence[torch.Tensor], shapes: PartShapes, group: TorchGroup
-) -> tuple[torch.Tensor, ...]:
+def _exchanged(parts: Sequence[torch.Tensor], shapes: PartShapes, group: TorchGroup) -> tuple[torch.Tensor, ...]:
     """The same by torch.distributed, packed into one message for each rank."""
     sent, received = [part.numel() for part in parts], [math.prod(shape) for shape in shapes]
     flat = parts[0].new_empty(sum(sent))
@@ -248,9 +233,7 @@ def even_sizes(length: int, ranks: int) -> list[int]:
     return [length // ranks + (rank < length % ranks) for rank in range(ranks)]
 
 
-def scatter_v(
-    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0, source: int = 0
-) -> torch.Tensor:
+def scatter_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0, source: int = 0) -> torch.Tensor:
     """Cut the tensor of rank ``source`` into parts, one for each rank; its gradient is gathered there.
 
     On the other ranks ``x`` gives the other axes and the dtype: pass an empty tensor of length 0 along ``dim``, which requires a gradient
@@ -294,9 +277,7 @@ def all_gather_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: 
 def all_reduce_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0) -> torch.Tensor:
     """Sum tensors of the size of the whole over the ranks, each of which keeps its part; halves are summed in float32, in the order of the ranks."""
     _check_sizes(group, sizes)
-    received = exchange(
-        x.split([*sizes], dim), shapes_like(x, dim, [sizes[group.rank]] * group.world_size), group
-    )
+    received = exchange(x.split([*sizes], dim), shapes_like(x, dim, [sizes[group.rank]] * group.world_size), group)
     return torch.stack(received).to(wide_type(x)).sum(0).to(x.dtype)
 
 
@@ -325,9 +306,7 @@ def copy_v(x: torch.Tensor, group: TorchGroup) -> torch.Tensor:
     return copied
 
 
-def all_to_all_v(
-    x: torch.Tensor, group: TorchGroup, sizes: Sequence[Sequence[int]], dim: int = 0
-) -> torch.Tensor:
+def all_to_all_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[Sequence[int]], dim: int = 0) -> torch.Tensor:
     """Send consecutive slices to the ranks, and join theirs: ``sizes[a][b]`` is the length that rank a sends to rank b."""
     _check_table(group, sizes)
     received = [row[group.rank] for row in sizes]
@@ -335,11 +314,7 @@ def all_to_all_v(
 
 
 def indexed_all_to_all_v(
-    x: torch.Tensor,
-    group: TorchGroup,
-    indices: Sequence[torch.Tensor],
-    sizes: Sequence[Sequence[int]],
-    dim: int = 0,
+    x: torch.Tensor, group: TorchGroup, indices: Sequence[torch.Tensor], sizes: Sequence[Sequence[int]], dim: int = 0
 ) -> torch.Tensor:
     """Send chosen slices to the ranks, and join theirs; a slice may go to several ranks, whose gradients are summed.
 

@@ -65,11 +65,7 @@ def _steps_alone(stepped: Any) -> bool:
 def check_loss(value: Any) -> None:
     """Refuse a loss that is not a tensor with one number."""
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        found = (
-            f"has shape {list(value.shape)}"
-            if isinstance(value, torch.Tensor)
-            else f"is a {type(value).__name__}"
-        )
+        found = f"has shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"is a {type(value).__name__}"
         raise ConfigError(
             f"the loss {found}. Return a tensor with one number, such as (module(data) - data).square().mean()."
         )
@@ -286,9 +282,7 @@ class _Training:
                 value = loss(self.module, batch(step, slot))
             check_loss(value)
             value.backward()
-            changes = [
-                as_real(b) - _origin(a) for a, b in zip(before, self.buffers, strict=True) if _has_mean(b)
-            ]
+            changes = [as_real(b) - _origin(a) for a, b in zip(before, self.buffers, strict=True) if _has_mean(b)]
             part = self._flat(value.detach(), changes)
             if self.group.is_alone and parts:
                 parts[0] += part  # as they are summed anyway, without a copy of the gradients for each slot
@@ -337,10 +331,7 @@ class _Training:
     def _take(self, mean: torch.Tensor, before: Sequence[torch.Tensor]) -> None:
         """Set the gradients to their means and change the running statistics by theirs."""
         averaged = [(new, old) for new, old in zip(self.buffers, before, strict=True) if _has_mean(new)]
-        sizes = [
-            1,
-            *(as_real(tensor).numel() for tensor in (*self.parameters, *(new for new, _ in averaged))),
-        ]
+        sizes = [1, *(as_real(tensor).numel() for tensor in (*self.parameters, *(new for new, _ in averaged)))]
         _, *pieces, has_gradient = mean.split([*sizes, len(self.parameters)])
         for parameter, piece, share in zip(self.parameters, pieces, has_gradient.tolist(), strict=False):
             gradient = torch.empty_like(parameter)

@@ -174,9 +174,7 @@ def _rim(source: Readable, rules: list[str]) -> Rim:
     return Rim(("cut",) * (len(source.shape) - 2) + tuple(rules))
 
 
-def _correlated(
-    pixels: Pixels, kernels: NDArray[Any], region: Region, dtype: np.dtype[Any], step: int
-) -> NDArray[Any]:
+def _correlated(pixels: Pixels, kernels: NDArray[Any], region: Region, dtype: np.dtype[Any], step: int) -> NDArray[Any]:
     """Correlate each plane with its kernel, in the working dtype."""
     planes = torch.from_numpy(np.ascontiguousarray(pixels, dtype)).reshape(-1, 1, *pixels.shape[-2:])
     weights = torch.from_numpy(np.array(kernels, dtype))
@@ -186,10 +184,7 @@ def _correlated(
         else:
             chosen = weights[_of_planes(len(planes), region)]
             result = torch.cat(
-                [
-                    correlate(plane[None], kernel[None], step)
-                    for plane, kernel in zip(planes, chosen, strict=True)
-                ]
+                [correlate(plane[None], kernel[None], step) for plane, kernel in zip(planes, chosen, strict=True)]
             )
     correlated: NDArray[Any] = result.reshape(*pixels.shape[:-2], *result.shape[-2:]).numpy()
     return correlated
@@ -214,9 +209,7 @@ def _of_planes(count: int, region: Region) -> list[int]:
     return [first + number % kinds for number in range(count)]
 
 
-def _folded(
-    pixels: NDArray[Any], axis: int, frame: Frame, wide: Region, start: int, stop: int
-) -> NDArray[Any]:
+def _folded(pixels: NDArray[Any], axis: int, frame: Frame, wide: Region, start: int, stop: int) -> NDArray[Any]:
     """Add values outside the image along an axis to the pixels that the rim rule read, and cut to ``start..stop``."""
     first, last = wide.start[axis], wide.stop[axis]
     inside = np.moveaxis(pixels, axis, 0)[start - first : stop - first]
