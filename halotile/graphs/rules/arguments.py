@@ -92,7 +92,7 @@ def cluster_of_script(written: str | Words | Cluster | Client) -> Cluster:
     check_one_script(kind)
     if dask and choice.kind == AUTO and not kind.traits.joins and dask.client._get_global_client():
         own = f"this call starts workers of its own ({kind.name}), beside those of the Client that is open"
-        warnings.warn(f"{own}. Write cluster=client to use these.", stacklevel=3)
+        warnings.warn(f"{own}. Write cluster=client to use these.", stacklevel=4)
     return choice
 
 

@@ -6,13 +6,17 @@ from collections.abc import Generator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.clusters.scheduler import workers_given
 from halotile.graphs.kinds.base import AnyPass, Gather, Inspection, JobOutput, Pass, RankProgram, Records, Sums
+from halotile.graphs.kinds.sections import Job
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
+from halotile.graphs.rules.arguments import Words, cluster_of_script
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of, spread_warning
 from halotile.graphs.runs.passes.block_pass import BlockPass
@@ -21,11 +25,14 @@ from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.runs.session import ClusterPass, Session, SharedCluster
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import RunContext, Status
-from halotile.graphs.watching.progress import Observer, Progress
+from halotile.graphs.watching.progress import Observer, Progress, progress_shown
 from halotile.storage.disk.durable import remove_partials
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.tasks.block import ONE_BLOCK, BadBlock
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 
 def run(
@@ -41,6 +48,13 @@ def run(
     with Signals() if signals is None else nullcontext(signals) as signals, claim(plan, signals) as outputs:
         context = RunContext(plan, outputs, directory, signals, Status(directory, plan, observer))
         return _Driver(context, cluster).run()
+
+
+def run_call(job: Job, cluster: str | Words | Client, *, fresh: bool, observer: Observer | None) -> Outcome:
+    """Run the job of a call in a script on the workers that its argument describes."""
+    job = replace(job, cluster=cluster_of_script(cluster), allow_import=True)
+    with progress_shown(observer) as observe:
+        return run(make_plan(job, fresh=fresh), observer=observe, cluster=workers_given(cluster))
 
 
 class _Driver:

@@ -11,14 +11,12 @@ from typing import Any
 from distributed import Client
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.scheduler import workers_given
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.rules.arguments import Words, cluster_of_script, section, whole_path
-from halotile.graphs.runs.driver import run
+from halotile.graphs.rules.arguments import Words, section, whole_path
+from halotile.graphs.runs.driver import run_call
 from halotile.graphs.runs.outcome import Outcome
-from halotile.graphs.watching.progress import Observer, progress_shown
+from halotile.graphs.watching.progress import Observer
 from halotile.graphs.words import shown
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.options import Auto
@@ -140,11 +138,8 @@ def denoise(
             device=device,  # type: ignore[arg-type]
             precision=precision,  # type: ignore[arg-type]
         ),
-        cluster=cluster_of_script(cluster),
-        allow_import=True,
     )
-    with progress_shown(observer) as observe:
-        return run(make_plan(job, fresh=fresh), observer=observe, cluster=workers_given(cluster))
+    return run_call(job, cluster, fresh=fresh, observer=observer)
 
 
 def _path(argument: str, path: Any) -> str:

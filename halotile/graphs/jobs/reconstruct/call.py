@@ -11,7 +11,6 @@ from typing import Any
 from distributed import Client
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.scheduler import workers_given
 from halotile.graphs.jobs.reconstruct.job import (
     Bounds,
     FidelityChoice,
@@ -23,11 +22,10 @@ from halotile.graphs.jobs.reconstruct.job import (
 )
 from halotile.graphs.jobs.reconstruct.measurements import make_operator
 from halotile.graphs.kinds.sections import Output, Run
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.rules.arguments import Words, cluster_of_script, section, whole_path
-from halotile.graphs.runs.driver import run
+from halotile.graphs.rules.arguments import Words, section, whole_path
+from halotile.graphs.runs.driver import run_call
 from halotile.graphs.runs.outcome import Outcome
-from halotile.graphs.watching.progress import Observer, progress_shown
+from halotile.graphs.watching.progress import Observer
 from halotile.graphs.words import shown
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.operators.base import Operator
@@ -133,11 +131,8 @@ def reconstruct(
         bounds=bounds,
         exact=exact,
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
-        cluster=cluster_of_script(cluster),
-        allow_import=True,
     )
-    with progress_shown(observer) as observe:
-        return run(make_plan(job, fresh=fresh), observer=observe, cluster=workers_given(cluster))
+    return run_call(job, cluster, fresh=fresh, observer=observer)
 
 
 def _prior(written: str | Words) -> PriorChoice:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 from distributed import Client
 
-from halotile.graphs.clusters.scheduler import workers_given
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage
 from halotile.graphs.kinds.sections import Run
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.rules.arguments import Words, cluster_of_script, whole_path
-from halotile.graphs.runs.driver import run
-from halotile.graphs.watching.progress import Observer, progress_shown
+from halotile.graphs.rules.arguments import Words, whole_path
+from halotile.graphs.runs.driver import run_call
+from halotile.graphs.watching.progress import Observer
+from halotile.storage.disk.object_path import full_path
 from halotile.tasks.noise.simulated import Noise
 from halotile.tasks.options import Auto
 
@@ -97,10 +96,6 @@ def simulate(
         output=Storage(overwrite=overwrite),
         reference=whole_path("reference", reference),
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
-        cluster=cluster_of_script(cluster),
-        allow_import=True,
     )
-    plan = make_plan(job, fresh=fresh)
-    with progress_shown(observer) as observe:
-        run(plan, observer=observe, cluster=workers_given(cluster))
-    return tuple(Path(str(output.path)) for output in plan.outputs)
+    run_call(job, cluster, fresh=fresh, observer=observer)
+    return tuple(Path(str(full_path(operator.data))) for operator in job.operators)

@@ -7,14 +7,12 @@ from typing import Any
 
 from distributed import Client
 
-from halotile.graphs.clusters.scheduler import workers_given
 from halotile.graphs.jobs.train.job import NetworkChoice, Training, WeightsFile
 from halotile.graphs.kinds.sections import Input, Run
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.rules.arguments import Words, cluster_of_script, whole_path
-from halotile.graphs.runs.driver import run
+from halotile.graphs.rules.arguments import Words, whole_path
+from halotile.graphs.runs.driver import run_call
 from halotile.graphs.runs.outcome import Outcome
-from halotile.graphs.watching.progress import Observer, progress_shown
+from halotile.graphs.watching.progress import Observer
 from halotile.tasks.options import Auto
 
 
@@ -89,10 +87,6 @@ def train(
         second=None if second is None else whole_path("second", second),
         network=NetworkChoice.of({"name": network} if isinstance(network, str) else network),
         run=Run(workers=workers, memory_per_worker=memory_per_worker, device=device),
-        cluster=cluster_of_script(cluster),
-        allow_import=True,
         **length,
     )
-    plan = make_plan(job, fresh=fresh)
-    with progress_shown(observer) as observe:
-        return run(plan, observer=observe, cluster=workers_given(cluster))
+    return run_call(job, cluster, fresh=fresh, observer=observer)
