@@ -15,9 +15,7 @@ from typing import Any
 from halotile import registry
 from halotile.errors import ConfigError, DamagedData, HalotileError, InputError, InputUnreadable
 from halotile.storage.disk.place import ZARR_FILES, broken_link, is_array
-from halotile.storage.formats import ome
 from halotile.storage.formats.base import Source, listed
-from halotile.storage.formats.zarr import ome_attributes, open_node
 from halotile.storage.rim import Readable
 from halotile.storage.stored_array import StoredArray, read_error
 
@@ -196,6 +194,8 @@ _MOST_NAMED = 20
 
 def find_image(path: str) -> Path | None:
     """The group of the image at a path on a disk, of the only image inside, or of the image whose level the path is; None where there is none."""
+    from halotile.storage.formats import ome
+
     top = Path(os.path.realpath(os.path.expanduser(path)))
     if "://" in path or not any((top / name).is_file() for name in ZARR_FILES):
         return None
@@ -207,6 +207,8 @@ def find_image(path: str) -> Path | None:
 
 def note_of_level(path: str) -> tuple[str, ...]:
     """A note on the array at a path on a disk that is a level of an image; none for another array."""
+    from halotile.storage.formats.zarr import open_node
+
     text = "it is read without the pixel sizes and channels of its OME-Zarr: for these, write "
     with suppress(InputError):
         if group := find_image(path):
@@ -226,6 +228,8 @@ def image_inside(
     (str, str or None) or None
         The path of its group inside the Zarr, empty for the Zarr itself, and that of the dataset inside the group; None where there is no image.
     """
+    from halotile.storage.formats.zarr import open_node
+
     try:
         top = open_node(os.path.expanduser(path))
     except InputError as error:
@@ -251,6 +255,9 @@ def image_inside(
 
 def _holder(top: Any, dataset: str) -> tuple[str, str | None] | None:
     """The path of the innermost group whose image a dataset is or belongs to, and the path of the dataset inside it."""
+    from halotile.storage.formats import ome
+    from halotile.storage.formats.zarr import ome_attributes
+
     parts = dataset.strip("/").split("/")
     for count in range(len(parts), -1, -1):
         group, inside = "/".join(parts[:count]), "/".join(parts[count:]) or None
@@ -269,6 +276,8 @@ def _node(top: Any, path: str) -> Any:
 
 def _images_in(group: Any, depth: int) -> Iterator[str]:
     """Paths of the images in a Zarr group and its nested groups."""
+    from halotile.storage.formats.zarr import ome_attributes
+
     attributes = ome_attributes(group.attrs)
     if attributes.get("multiscales"):
         yield group.path

@@ -34,7 +34,7 @@ def chunks_of(view: Readable) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Viewed:
     """An array of the shape and type of another one."""
 
     source: Readable
@@ -49,7 +49,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelAxis(View):
+class ChannelAxis(Viewed):
     """An array without channels, viewed with a channel axis of length 1: shape (1, *shape)."""
 
     @property
@@ -68,7 +68,7 @@ def checked(source: Readable, name: str, *, are_counts: bool = False) -> Readabl
 
 
 @dataclass(frozen=True, slots=True)
-class Checked(View):
+class Checked(Viewed):
     """An array that is refused where it is read with a hole, or with what is no count."""
 
     name: str
@@ -92,7 +92,7 @@ class Checked(View):
 
 
 @dataclass(frozen=True, slots=True)
-class WithGaps(View):
+class WithGaps(Viewed):
     """An array with NaN in some pixels; of floats, whatever it is stored as."""
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import threading
@@ -33,7 +32,7 @@ from halotile.graphs.runs.status import status_of
 from halotile.graphs.submission import SILENCE_SECONDS, Submission, attend, check_not_waiting, submission_in
 from halotile.graphs.waiting import patience_seconds
 from halotile.graphs.watching.progress import Progress
-from halotile.storage.run_directory.directory import WRITTEN, BatchFiles, RunDirectory
+from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
 from halotile.storage.run_directory.locks import WorkerLock
 from tests.cases import thorough
 from tests.faults import Scene
@@ -249,15 +248,6 @@ def test_a_submission_that_cannot_be_understood_is_damaged(run: MakeRun) -> None
     with pytest.raises(DamagedData, match=r"the record of its submission is damaged\. Submit it again"):
         submission_in(directory)
     check_not_waiting(directory)
-
-
-@pytest.mark.parametrize("rows", [3, [3], [{}], {"iteration": 3}])
-def test_odd_words_of_iterations_are_none(run: MakeRun, rows: Any) -> None:
-    directory = run(0.0)
-    directory.write_output_iterations([{"iteration": 3}])
-    assert directory.read_output_iterations() == [{"iteration": 3}]
-    (directory.path / WRITTEN).write_text(json.dumps({"iterations": rows}))
-    assert directory.read_output_iterations() == []
 
 
 def test_a_job_that_begins_before_its_number_is_stored_keeps_the_number(

@@ -108,7 +108,7 @@ def test_a_relative_path_is_kept_whole_so_that_a_run_goes_on_from_any_folder(
 ) -> None:
     write_zarr(tmp_path / "in.zarr", noisy_image((64, 64)))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("halotile.graphs.jobs.denoise.call.run", lambda plan, **_: plan.documents.asked)
+    monkeypatch.setattr("halotile.graphs.runs.driver.run", lambda plan, **_: plan.documents.asked)
     job: Any = halotile.denoise("in.zarr", "out.zarr", "gaussian", sigma=1.0, workers=1)
     assert job["input"]["path"] == str(tmp_path / "in.zarr")
     assert job["output"]["path"] == str(tmp_path / "out.zarr")

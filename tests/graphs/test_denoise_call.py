@@ -23,8 +23,7 @@ def test_an_option_that_is_named_like_an_argument_is_given_in_a_mapping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs: list[Any] = []
-    monkeypatch.setattr(call, "make_plan", lambda job, **_: jobs.append(job))
-    monkeypatch.setattr(call, "run", lambda plan, **_: None)
+    monkeypatch.setattr(call, "run_call", lambda job, *_, **__: jobs.append(job))
     section = {"name": "dncnn", "weights": tmp_path / "w.safetensors", "depth": 9}
     halotile.denoise(tmp_path / "in.zarr", tmp_path / "out.zarr", section, depth=12)
     (job,) = jobs

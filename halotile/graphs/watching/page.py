@@ -247,7 +247,7 @@ class _Job(_Handler):
         self.write(self.scheduler.plugins[NAME].to_json())
 
 
-Numbers = NDArray[np.intp]
+BlockNumbers = NDArray[np.intp]
 
 EDGE = 128
 """Cells along an edge of the map, at most."""
@@ -273,7 +273,7 @@ class Board:
     Parameters
     ----------
     counts : tuple of int
-        Numbers of blocks along each axis of the image. The last two axes that are cut are those of the map; others are summed
+        BlockNumbers of blocks along each axis of the image. The last two axes that are cut are those of the map; others are summed
         over.
     done : iterable of range
         Blocks that are done already.
@@ -362,11 +362,11 @@ class Board:
         seconds = "".join(map((LEVELS + UNKNOWN).__getitem__, levels))
         return {"least": least, "most": most, "seconds": seconds}
 
-    def _cells_of(self, numbers: Numbers) -> Numbers:
+    def _cells_of(self, numbers: BlockNumbers) -> BlockNumbers:
         """The cell that each block lies in."""
         index = np.unravel_index(numbers, self.counts)
         places = [index[axis] * edge // self.counts[axis] for axis, edge in zip(self.axes, self._edges, strict=True)]
-        cells: Numbers = places[-1]
+        cells: BlockNumbers = places[-1]
         return cells if len(places) == 1 else cells + places[0] * self.columns
 
 
@@ -376,7 +376,7 @@ def _separated(least: float, most: float) -> tuple[float, float]:
     return min(least, middle / math.sqrt(2)), max(most, middle * math.sqrt(2))
 
 
-def _array(numbers: Iterable[int]) -> Numbers:
+def _array(numbers: Iterable[int]) -> BlockNumbers:
     return np.fromiter(numbers, np.intp)
 
 

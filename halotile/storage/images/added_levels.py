@@ -46,7 +46,7 @@ from halotile.storage.sharded.shards import ShardFormat
 VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5")
 _SHARDING = "sharding_indexed"
 _ZATTRS, _ZARRAY, _ZMETADATA = ".zattrs", ".zarray", ".zmetadata"
-Documents = Mapping[str, Mapping[str, Any]]
+LevelDocuments = Mapping[str, Mapping[str, Any]]
 
 WORK = ".levels"
 """Folder in the group, with the files of a run directory, of levels that are being made."""
@@ -239,7 +239,7 @@ class _Image:
             attributes |= place.attributes([shape[rows], shape[columns]])
         return documents
 
-    def _naming(self, names: Sequence[str], documents: Documents) -> dict[str, bytes]:
+    def _naming(self, names: Sequence[str], documents: LevelDocuments) -> dict[str, bytes]:
         """The metadata files of the group that name further levels, whose metadata files these are, in the order of writing."""
         file = ZARR_JSON if self.zarr_format == 3 else _ZATTRS
         document = _read(self.group / file)
@@ -270,7 +270,7 @@ class _Image:
         start = base.position or tuple(at + (coarse - fine) / 2 for at, coarse, fine in places)
         return {"path": name, "coordinateTransformations": transformations(base.scale, start, covered)}
 
-    def _write(self, folder: Path, arrays: Sequence[LevelArray], documents: Documents, tick: Tick) -> None:
+    def _write(self, folder: Path, arrays: Sequence[LevelArray], documents: LevelDocuments, tick: Tick) -> None:
         """Write the levels, each from the one before."""
         for name, document in documents.items():
             self.disk.make_directory((folder / name).parent)

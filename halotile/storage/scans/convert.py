@@ -49,8 +49,8 @@ MOST_NAMED = 10
 """Patterns or pixels, at most, that are named in a line."""
 
 
-Numbers = NDArray[np.int64]
-Report = Callable[[int, int], None]
+Indices = NDArray[np.int64]
+Reporter = Callable[[int, int], None]
 """Called with the numbers of patterns that are done and of all."""
 
 
@@ -78,7 +78,7 @@ class PatternCounts:
         # patterns in which a pixel is far above all around it, of those that were looked at for it
         self.alone, self.looked_at = np.zeros(self.counting.shape, np.int64), 0
 
-    def cleaned(self, read: NDArray[Any], numbers: Numbers) -> NDArray[Any]:
+    def cleaned(self, read: NDArray[Any], numbers: Indices) -> NDArray[Any]:
         """Patterns of these numbers, with 0 for what is no count."""
         zero = read.dtype.type(0)
         at_most = _at_most(read)
@@ -104,7 +104,7 @@ class PatternCounts:
         self.looked_at += len(some)
         return read
 
-    def _negative_error(self, read: NDArray[Any], wrong: NDArray[np.bool_], numbers: Numbers) -> InputError:
+    def _negative_error(self, read: NDArray[Any], wrong: NDArray[np.bool_], numbers: Indices) -> InputError:
         """Say which pixels are no counts, and what to write."""
         first = np.argwhere(wrong)[0]
         row, column = self.framing.in_file(first[None, 1:], *self.shape[1:])[0]
@@ -120,34 +120,34 @@ class PatternCounts:
             f"{read[tuple(first)]:g} in pattern {numbers[first[0]]}, row {row}, column {column}. These negative pixels or NaN are no counts{advice}"
         )
 
-    def blank(self) -> Numbers:
-        """Numbers of the patterns with next to no count where others have many: the shutter was closed."""
+    def blank(self) -> Indices:
+        """Indices of the patterns with next to no count where others have many: the shutter was closed."""
         lit = self.totals[self.totals > 0]
         if not lit.size or np.median(lit) < BRIGHT * self.least:
             return np.empty(0, np.int64)
         return np.flatnonzero(self.totals <= DARK * np.median(lit))
 
-    def hot(self) -> Numbers:
+    def hot(self) -> Indices:
         """Rows and columns of the file, (pixels, 2), of what is far above its neighbours in nearly every pattern; not near the middle, where the beam may be."""
-        middle: Numbers = np.reshape(self.alone.shape, (2, 1, 1)) // 2
+        middle: Indices = np.reshape(self.alone.shape, (2, 1, 1)) // 2
         away = np.abs(np.indices(self.alone.shape) - middle).max(0)
         is_hot = self.looked_at >= LOOKED_AT and self.alone >= NEARLY_ALL * self.looked_at
         return self._in_file(is_hot & (away > BEAM))
 
-    def dead(self) -> Numbers:
+    def dead(self) -> Indices:
         """Those of what never counts though all around does."""
         least = minimum_filter(self.sum, footprint=AROUND, mode="constant")
         known = self.counting & ~self.full & ~self.negative
         return self._in_file((self.sum == 0) & known & (least >= BRIGHT * self.least))
 
-    def saturated(self) -> Numbers:
+    def saturated(self) -> Indices:
         """Those of what has the largest count, where more pixels have it than nearly as much: no light does that."""
         most, together = self.piled
         at_most, near = self.peak == most, self.peak >= NEAR * most
         is_cut = most >= MANY and together > PILED and 2 * at_most.sum() > near.sum()
         return self._in_file(at_most & is_cut)
 
-    def stop(self) -> Numbers:
+    def stop(self) -> Indices:
         """Those of some pixels around the middle that never count though what is beside them does."""
         regions, _ = label(self.sum == 0)
         number = regions[tuple(n // 2 for n in regions.shape)]
@@ -156,7 +156,7 @@ class PatternCounts:
         is_stop = region.sum() > 1 and beside.any() and np.median(self.sum[beside]) >= BRIGHT * self.least
         return self._in_file(region & is_stop)
 
-    def _in_file(self, chosen: NDArray[np.bool_]) -> Numbers:
+    def _in_file(self, chosen: NDArray[np.bool_]) -> Indices:
         return np.unique(self.framing.in_file(np.argwhere(chosen), *self.shape[1:]), axis=0)
 
     def notes(self) -> list[tuple[str, str]]:
@@ -223,7 +223,7 @@ def _alone(images: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(light > FAR_ABOVE * around)
 
 
-def blank_remarks(blank: Numbers) -> list[tuple[str, str]]:
+def blank_remarks(blank: Indices) -> list[tuple[str, str]]:
     """Say which patterns are left out.
 
     >>> blank_remarks(np.array([10, 77]))
@@ -273,7 +273,7 @@ def convert_scan(
     known: KnownValues = KnownValues(),
     *,
     overwrite: bool = False,
-    report: Report = lambda done, count: None,
+    report: Reporter = lambda done, count: None,
 ) -> None:
     """Write the scan in a file as a Zarr group, which is there as a whole or not at all."""
     with opened_scan(source, known) as found:
@@ -296,7 +296,7 @@ def write_scan(
     remedy: str = "overwrite=True",
     leaves_negative_out: bool = False,
     source: str = "",
-    report: Report = lambda done, count: None,
+    report: Reporter = lambda done, count: None,
 ) -> None:
     """Write a scan as a Zarr group, with patterns that are read some at once; errors as of :func:`convert_scan`."""
     check = partial(check_place, path, overwrite=overwrite, key="the path", remedy=remedy)
@@ -316,14 +316,14 @@ def _check_mask(mask: NDArray[np.bool_], source: str) -> None:
 
 
 def _write_group(
-    part: Path, scan: Scan, patterns: PatternArray, framing: Framing, negative: bool, source: str, report: Report
+    part: Path, scan: Scan, patterns: PatternArray, framing: Framing, negative: bool, source: str, report: Reporter
 ) -> None:
 
     if framing.corner:
         scan, patterns = shifted_scan(scan), ShiftedPatterns(patterns)
     kept = framed(scan, framing, patterns.shape)
 
-    def copied(order: Numbers) -> tuple[PatternCounts, NDArray[np.float32]]:
+    def copied(order: Indices) -> tuple[PatternCounts, NDArray[np.float32]]:
         seen = PatternCounts(patterns.shape, scan.mask, framing, negative=negative)
         return seen, _write_patterns(part, patterns, seen, order, source, report)
 
@@ -347,7 +347,7 @@ def _write_group(
     write_values(part, kept, source, {MEAN: mean, MAXIMUM: maximum})
 
 
-def along_curve(positions: NDArray[np.float64]) -> Numbers:
+def along_curve(positions: NDArray[np.float64]) -> Indices:
     """The order of positions along a Hilbert curve, whose neighbours are neighbours on the sample.
 
     References
@@ -373,7 +373,7 @@ def along_curve(positions: NDArray[np.float64]) -> Numbers:
 
 
 def _write_patterns(
-    part: Path, patterns: PatternArray, seen: PatternCounts, order: Numbers, source: str, report: Report
+    part: Path, patterns: PatternArray, seen: PatternCounts, order: Indices, source: str, report: Reporter
 ) -> NDArray[np.float32]:
     """Write the patterns shard by shard, in the order of the curve, and return the maximum of each pixel."""
     count, framing = len(order), seen.framing
