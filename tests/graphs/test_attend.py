@@ -73,7 +73,7 @@ def test_a_driver_sends_itself_the_signal_that_its_batch_system_does_not(
     run: MakeRun, requested: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = run(60)
-    monkeypatch.setenv(DRAIN_AT, str(int(time.time()) + 1))
+    monkeypatch.setenv(DRAIN_AT, str(int(time.time()) + 3))
 
     def go(*_: object) -> None:
         with Signals() as signals:

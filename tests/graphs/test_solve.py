@@ -16,6 +16,7 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct import call
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.plans.plan import Plan
+from halotile.graphs.runs import driver
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.operators.blur import Blur
@@ -41,7 +42,7 @@ def plans(monkeypatch: pytest.MonkeyPatch, cluster: RunningCluster) -> list[Plan
         made.append(plan)
         return reconstruct(plan, **options | {"cluster": cluster})
 
-    monkeypatch.setattr(call, "run", run)
+    monkeypatch.setattr(driver, "run", run)
     return made
 
 
