@@ -14,7 +14,6 @@ import pytest
 
 import halotile
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.denoise import call as main_job
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.jobs.ptychography.job import ModelOptions, Ptychography, ResultFile, ScanInput, StageOptions
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
@@ -26,6 +25,7 @@ from halotile.graphs.plans.identity import fingerprint
 from halotile.graphs.rules.check import check_job, credentials_in
 from halotile.graphs.rules.keys import build, faults_in, keys_of
 from halotile.graphs.rules.values import COMMON
+from halotile.graphs.runs import driver
 
 
 def job(section: str, part: Any) -> Denoising:
@@ -144,7 +144,7 @@ def test_every_check_is_of_a_key_that_there_is() -> None:
 def test_a_call_with_a_wrong_argument_starts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
 ) -> None:
-    monkeypatch.setattr(main_job, "run", lambda *_, **__: pytest.fail("was started"))
+    monkeypatch.setattr(driver, "run", lambda *_, **__: pytest.fail("was started"))
     np.save(tmp_path / "in.npy", np.zeros((40, 30), np.float32))
     monkeypatch.chdir(tmp_path)
     request: dict[str, Any] = {"source": "in.npy", "output": "out.zarr", "denoiser": "tv", "strength": 0.1} | changes
@@ -155,7 +155,7 @@ def test_a_call_with_a_wrong_argument_starts_nothing(
 
 def test_a_tilde_is_the_home_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Any] = []
-    monkeypatch.setattr(main_job, "run", lambda plan, **_: plans.append(plan))
+    monkeypatch.setattr(driver, "run", lambda plan, **_: plans.append(plan))
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("in.npy", "mask.npy"):
         np.save(tmp_path / name, np.zeros((40, 30), np.float32))
