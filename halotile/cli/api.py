@@ -189,7 +189,7 @@ def preview(
     PosixPath('clean.png')
     """
     request = PreviewRequest(
-        **_asked(path, file, region=region, plane=plane, level=level, dataset=dataset, overwrite=overwrite),
+        **_fields_of(path, file, region=region, plane=plane, level=level, dataset=dataset, overwrite=overwrite),
         size=size,
         against=os.fspath(against) if against is not None else None,
         values=values,
@@ -248,14 +248,14 @@ def export(
     >>> halotile.info(halotile.export(folder / "scan.npy", folder / "scan.tif"))["levels"]
     [[1500, 700], [750, 350], [375, 175]]
     """
-    asked = _asked(path, file, region=region, plane=plane, level=level, dataset=dataset, overwrite=overwrite)
+    asked = _fields_of(path, file, region=region, plane=plane, level=level, dataset=dataset, overwrite=overwrite)
     request = ExportRequest(**asked, cog=cog)
     write(request, quiet=True)
     return request.file
 
 
-def _asked(path: str | Path, file: str | Path, **options: Any) -> dict[str, Any]:
-    """Return what a call asks for as the fields of a request."""
+def _fields_of(path: str | Path, file: str | Path, **options: Any) -> dict[str, Any]:
+    """Return the arguments of a call as fields of a request."""
     return {"path": os.fspath(path), "file": Path(file), "is_call": True} | options
 
 

@@ -105,8 +105,8 @@ class Flags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Options of a run, and of its plan."""
+class RunOptions:
+    """Options of a run and of its plan."""
 
     fresh: Fresh = False
     same_input: SameInput = False
@@ -125,7 +125,7 @@ class FileRequest:
     """True where a script asks, whose messages name arguments, not options."""
 
     def spelled(self, name: str) -> str:
-        """Return an option as whoever asks writes it.
+        """Return the spelling of an option: ``--name`` on the command line, the argument in a call.
 
         >>> FileRequest(is_call=False).spelled("overwrite"), FileRequest(is_call=True).spelled("overwrite")
         ('--overwrite', 'overwrite=True')

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from typer import Exit
 
-from halotile.cli.arguments import Asked, Flags
+from halotile.cli.arguments import Flags, RunOptions
 from halotile.cli.exits import StoppedEarly
 from halotile.cli.screens.screen import complain, echo
 from halotile.cli.status import CANCELLED, QUEUE_SECONDS, read_status
@@ -54,7 +54,7 @@ class Prepared:
     run: RunDirectory  # directory of the run and its files
 
 
-def prepare(job: Job, asked: Asked) -> Prepared:
+def prepare(job: Job, asked: RunOptions) -> Prepared:
     """Plan a job as it will run inside its batch job; nothing is written."""
     from halotile.graphs.clusters.launches.driver_script import check_walltime, notice_seconds, script_of
     from halotile.graphs.plans.needs import Requested, workers_of
@@ -106,7 +106,7 @@ def prepare(job: Job, asked: Asked) -> Prepared:
     return Prepared(figures, rows, submission, script_of(batch_system, job, run.path, _umask()), run)
 
 
-def _planned(job: Job, asked: Asked) -> tuple[Mapping[str, Any], Sequence[Row], int]:
+def _planned(job: Job, asked: RunOptions) -> tuple[Mapping[str, Any], Sequence[Row], int]:
     """Plan a job, or that of each image: figures, rows, and the number of workers."""
     from halotile.cli import running
     from halotile.graphs.plans.make import make_plan
@@ -147,7 +147,7 @@ def attend(path: Path) -> None:
         options = submission.options
         flags = Flags(allow_import=options["allow_import"])
         job = check_saved_job(dict(submission.job), path, "batch.json", flags)
-        asked = Asked(fresh=fresh, same_input=options["same_input"])
+        asked = RunOptions(fresh=fresh, same_input=options["same_input"])
         try:
             if takes_many(job):
                 with run.lock(patience_seconds(LOCK_SECONDS)):

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from halotile.cli import exits
-from halotile.cli.arguments import Asked
+from halotile.cli.arguments import RunOptions
 from halotile.cli.screens.outcome_rows import look_rows, outcome_json, outcome_rows
 from halotile.cli.screens.progress_report import make_report
 from halotile.cli.screens.screen import complain, echo, print_json, print_rows
@@ -43,7 +43,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.groups.launchers import copy_of
 
 
-def show(job: Job, asked: Asked) -> None:
+def show(job: Job, asked: RunOptions) -> None:
     """Print what a run would do, and the script of a worker in a batch job; nothing is started or written."""
     if takes_many(job):
         show_images(job, asked)
@@ -61,7 +61,7 @@ def show(job: Job, asked: Asked) -> None:
     print_rows("plan", plan.kind.rows(figures))
 
 
-def show_plan(job: Job, asked: Asked, *, probe: bool) -> None:
+def show_plan(job: Job, asked: RunOptions, *, probe: bool) -> None:
     """Print what a run would do and cost, and raise the reason where it is refused."""
     if takes_many(job):
         if probe:
@@ -87,7 +87,7 @@ def show_plan(job: Job, asked: Asked, *, probe: bool) -> None:
         raise refusal
 
 
-def show_images(job: Job, asked: Asked) -> None:
+def show_images(job: Job, asked: RunOptions) -> None:
     """Print what a run would do for each image; nothing is started or written."""
     expect_no_workers()
     many = plan_images(job, asked, quiet=asked.as_json)
@@ -100,7 +100,7 @@ def show_images(job: Job, asked: Asked) -> None:
     _end(many.failed, len(many.plans))
 
 
-def go(job: Job, asked: Asked, *, quiet: bool = False) -> None:
+def go(job: Job, asked: RunOptions, *, quiet: bool = False) -> None:
     """Run a job, for each image where there are many; an interrupted run is resumed."""
     if takes_many(job):
         go_through_images(job, asked, quiet=quiet)
@@ -164,7 +164,7 @@ def figures_of(many: ManyPlans) -> dict[str, Any]:
 
 
 def go_through_images(
-    job: Job, asked: Asked, *, quiet: bool = False, directory: RunDirectory | None = None, since: float = math.inf
+    job: Job, asked: RunOptions, *, quiet: bool = False, directory: RunDirectory | None = None, since: float = math.inf
 ) -> None:
     """Run a job for each image; interrupted ones are resumed, and those that fail are named at the end.
 
@@ -206,7 +206,7 @@ def go_through_images(
     _end(ended.failed, len(ended.outcomes), is_bad=bool(bad))
 
 
-def plan_images(job: Job, asked: Asked, *, quiet: bool, since: float = math.inf) -> ManyPlans:
+def plan_images(job: Job, asked: RunOptions, *, quiet: bool, since: float = math.inf) -> ManyPlans:
     """Plan each image; ``fresh`` is for those that were not begun ``since``."""
     if copy_of() is not None:
         raise ConfigError(

@@ -126,7 +126,7 @@ def find_run(place: str | OutputPath) -> Path:
             return Path(first)
     if isinstance(path, Path) and path.suffix in (".yaml", ".yml", ".json") and path.is_file():
         raise ConfigError(
-            f"{path} is a job file: `recon-cli run {shlex.quote(str(path))}` continues its run. Or write the run directory or the output."
+            f"{path} is a job file. To continue its run, write: recon-cli run {shlex.quote(str(path))}. Otherwise write the run directory or the output."
         )
     raise ConfigError(
         f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to.{elsewhere(path)}"
@@ -484,7 +484,7 @@ def show_many(job: Job, *, follow: bool, as_json: bool) -> None:
     if together and together.batch:
         rows.append(("batch", together.batch.words))
     if "not begun" in counts and len(counts) > 1:
-        rows.append(("not begun", "`recon-cli plan` of this job says what keeps an image from it"))
+        rows.append(("not begun", "`recon-cli plan` of this job says why an image cannot begin"))
     print_rows(f"{counts.get('finished', 0):,} of {counted(len(stand), 'image')} finished", rows)
 
 
@@ -501,7 +501,7 @@ def _together(job: Job) -> RunStatus | None:
 
 def _followed(job: Job, *, quiet: bool) -> dict[str, RunStatus | None]:
     """Show the progress of the batch job, or else of one image after the other, until none has begun for a while."""
-    if together := _together(job):
+    if (together := _together(job)) and not together.over:
         watch(together.directory, make_report(quiet=quiet))
         return _stand(job)
     idle = 0

@@ -10,10 +10,12 @@ class _Lazy:
     """A module that is imported with its first attribute."""
 
     def __init__(self, name: str) -> None:
-        self._module = name
+        self.__name__ = name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._module), name)
+        module = importlib.import_module(self.__name__)
+        self.__dict__ = module.__dict__  # later names are found there, as fast as in the module itself
+        return getattr(module, name)
 
 
 if TYPE_CHECKING:

@@ -274,7 +274,7 @@ def test_a_file_that_is_no_output_is_not_verified(config: Path, name: str) -> No
 
 
 def test_a_job_file_is_resumed_by_run(config: Path) -> None:
-    assert f"is a job file: `recon-cli run {config}` continues its run" in refused("resume", config)
+    assert f"is a job file. To continue its run, write: recon-cli run {config}." in refused("resume", config)
 
 
 @pytest.mark.parametrize(

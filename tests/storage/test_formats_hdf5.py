@@ -366,7 +366,10 @@ def test_what_netcdf_never_wrote_is_a_hole_and_valid_values_are_noted(tmp_path: 
         stored.attrs["valid_range"] = np.array([0, 5.0])
     source = open_source(tmp_path / "a.nc")
     assert source.nodata == source[0, 0]
-    assert any("valid_range [0. 5.]): those outside count as measured" in remark for remark in source.remarks)
+    assert any(
+        "valid_range [0. 5.]), which is not applied: values outside it count as measured" in remark
+        for remark in source.remarks
+    )
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -15,7 +15,7 @@ from halotile.cli.screens.screen import complain, echo, print_json, print_rows
 @command()
 def submit(
     config: arg.Config,
-    asked: arg.Asked,
+    asked: arg.RunOptions,
     workers: arg.Workers = None,
     overrides: arg.Overrides = None,
     dry_run: Annotated[bool, arg.flag("--dry-run", "Show the script and the plan, and submit nothing.")] = False,

@@ -14,7 +14,7 @@ from halotile.cli.screens.screen import complain, echo, print_json, print_rows
 def run(
     config: arg.Config,
     flags: arg.Flags,
-    asked: arg.Asked,
+    asked: arg.RunOptions,
     overrides: arg.Overrides = None,
     dry_run: Annotated[
         bool, arg.flag("--dry-run", "Show the plan, and the script of a worker's batch job; start nothing.")
@@ -36,7 +36,7 @@ def run(
 def plan(
     config: arg.Config,
     flags: arg.Flags,
-    asked: arg.Asked,
+    asked: arg.RunOptions,
     overrides: arg.Overrides = None,
     probe: Annotated[
         bool, arg.flag("--probe", "Try the device: the speed of tiles and batches, and the error of each precision.")
@@ -145,7 +145,7 @@ def simulate(
 
     job = load_job(config, overrides or (), flags, makes_data=True)
     choice = NoiseChoice(name=noise, gain=gain, seed=seed)  # type: ignore[arg-type]
-    go(simulation(job, choice, overwrite=overwrite), arg.Asked(fresh=fresh, as_json=as_json), quiet=quiet)
+    go(simulation(job, choice, overwrite=overwrite), arg.RunOptions(fresh=fresh, as_json=as_json), quiet=quiet)
 
 
 @command()
@@ -161,4 +161,4 @@ def resume(
     from halotile.cli.running import go
     from halotile.cli.status import find_run
 
-    go(saved_job(find_run(run_path), flags), arg.Asked(same_input=same_input, as_json=as_json), quiet=quiet)
+    go(saved_job(find_run(run_path), flags), arg.RunOptions(same_input=same_input, as_json=as_json), quiet=quiet)

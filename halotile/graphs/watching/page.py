@@ -273,7 +273,7 @@ class Board:
     Parameters
     ----------
     counts : tuple of int
-        BlockNumbers of blocks along each axis of the image. The last two axes that are cut are those of the map; others are summed
+        Numbers of blocks along each axis of the image. The last two axes that are cut are those of the map; others are summed
         over.
     done : iterable of range
         Blocks that are done already.

@@ -239,7 +239,7 @@ def _remarks_on_values(
     names = [name for name in ("valid_min", "valid_max", "valid_range") if name in attributes]
     if valid := ", ".join(f"{name} {attributes[name]!s:.30}" for name in names):
         yield (
-            f"the file says which values are valid ({valid}): those outside "
+            f"the file declares a range of valid values ({valid}), which is not applied: values outside it "
             "count as measured. Write input.sides.mask, an image that is 0 in such pixels"
         )
     stated = attributes.get("coordinates")

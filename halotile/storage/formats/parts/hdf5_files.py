@@ -157,7 +157,7 @@ def _resolve(reference: _Reference, place: str) -> Iterator[tuple[str, str | Non
             # HDF5 ends the image there.
             name = _fill_number(reference.file, str(first))
             raise InputError(
-                f"some of the pixels of {place} are in another file, {name}, which is missing, while there are files of higher numbers. "
+                f"some of the pixels of {place} are in another file, {name}, which is missing, although files with higher numbers exist. "
                 "Put it there, or move the others elsewhere."
             )
     for number in sorted(numbers, key=str):

@@ -11,6 +11,7 @@ import pickle
 import sys
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -151,16 +152,16 @@ _cache: OrderedDict[RemoteObject, LoadedObject] = OrderedDict()
 _cache_lock = threading.RLock()
 
 
-class RemoteObject:
+class RemoteObject(ABC):
     """A small value that travels in place of an object, which a worker makes on first use."""
 
     live: int
     """Number of tensors that each call is given anew."""
     size_bytes: int = 0
 
+    @abstractmethod
     def make(self, live: Sequence[torch.Tensor]) -> Any:
         """Make the object, of the ``live`` tensors of one call if it has any."""
-        raise NotImplementedError
 
     def load(self, live: Sequence[torch.Tensor] = ()) -> LoadedObject:
         """Return the object: made on first use in this process, or of the ``live`` tensors of one call."""

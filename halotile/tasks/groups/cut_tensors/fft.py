@@ -17,7 +17,7 @@ from halotile.tasks.groups.group import TorchGroup
 
 __all__ = ["fft2", "fftn", "ifft2", "ifftn", "irfft2", "irfftn", "rfft2", "rfftn"]
 
-PLANE: dict[str, Any] = {"dim": (-2, -1)}
+PLANE = (-2, -1)
 """Axes of two-dimensional transforms by default."""
 
 
@@ -96,24 +96,32 @@ def irfftn(
     return _transformed(x, group, sizes, order, _of_last(dim, _irfft, torch.fft.ifft), dim=dim, **options)
 
 
-def fft2(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], **options: Any) -> torch.Tensor:
-    """:func:`fftn` along two axes, ``dim=(-2, -1)`` by default."""
-    return fftn(x, group, sizes, **PLANE | options)
+def fft2(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int] = PLANE, **options: Any
+) -> torch.Tensor:
+    """:func:`fftn` along two axes."""
+    return fftn(x, group, sizes, dim=dim, **options)
 
 
-def ifft2(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], **options: Any) -> torch.Tensor:
-    """:func:`ifftn` along two axes, ``dim=(-2, -1)`` by default."""
-    return ifftn(x, group, sizes, **PLANE | options)
+def ifft2(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int] = PLANE, **options: Any
+) -> torch.Tensor:
+    """:func:`ifftn` along two axes."""
+    return ifftn(x, group, sizes, dim=dim, **options)
 
 
-def rfft2(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], **options: Any) -> torch.Tensor:
-    """:func:`rfftn` along two axes, ``dim=(-2, -1)`` by default."""
-    return rfftn(x, group, sizes, **PLANE | options)
+def rfft2(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int] = PLANE, **options: Any
+) -> torch.Tensor:
+    """:func:`rfftn` along two axes."""
+    return rfftn(x, group, sizes, dim=dim, **options)
 
 
-def irfft2(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], **options: Any) -> torch.Tensor:
-    """:func:`irfftn` along two axes, ``dim=(-2, -1)`` by default."""
-    return irfftn(x, group, sizes, **PLANE | options)
+def irfft2(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int] = PLANE, **options: Any
+) -> torch.Tensor:
+    """:func:`irfftn` along two axes."""
+    return irfftn(x, group, sizes, dim=dim, **options)
 
 
 def _cut_last(dim: Sequence[int], options: dict[str, Any]) -> list[int]:
