@@ -120,7 +120,9 @@ class Receipt:
     """Address of the worker, which runs on ``host``."""
     host: str = ""
     cpu_kind: str = ""
-    """Everything that decides on the last bits: see :func:`~halotile.tasks.devices.device.cpu_kind`."""
+    """Everything that decides on the last bits: see :func:`~halotile.tasks.devices.device.cpu_kind`; then the name of the GPU."""
+    bits: dict[str, str] = field(default_factory=dict)
+    """By shape, the digest of a GPU's result for a fixed batch: see :meth:`~halotile.tasks.inner_tiles.TileRunner.finish`."""
     took: dict[int, float] = field(default_factory=dict)
     """Seconds that the computing thread took for each block that is done."""
     sums: dict[int, dict[str, list[float]]] = field(default_factory=dict)
@@ -161,14 +163,6 @@ class BlockTask(Protocol):
 class BlockStages(Protocol):
     """The three stages of a block. Each adds its numbers to the receipt."""
 
-    @property
-    def batch(self) -> int:
-        """Tiles that are computed at once now."""
-
-    @property
-    def device_peak_bytes(self) -> int:
-        """Peak memory of tensors on a GPU; 0 without one."""
-
     def check(self) -> None:
         """Refuse a denoiser that cannot be tiled, before the first block."""
 
@@ -180,6 +174,9 @@ class BlockStages(Protocol):
 
     def write(self, block: Block, result: Any, receipt: Receipt) -> None:
         """Write the result durably; perhaps on an io thread."""
+
+    def finish(self, receipt: Receipt) -> None:
+        """Add the figures of the device to the receipt of several blocks."""
 
 
 class BlockRunner:
@@ -222,9 +219,8 @@ class BlockRunner:
         self._collect(receipt)
         receipt.seconds = time.perf_counter() - began
         receipt.peak_memory_bytes = peak_memory_bytes()
-        receipt.device_peak_bytes = self.stages.device_peak_bytes
-        receipt.batch = self.stages.batch
         receipt.cpu_kind = cpu_kind()
+        self.stages.finish(receipt)
         return receipt
 
     def _write(self, block: Block, result: Any, receipt: Receipt) -> None:
@@ -293,7 +289,6 @@ class WriteFile:
     overlap: bool = False
     io_threads: int = 1
     batch: int = 1
-    device_peak_bytes: int = 0
 
     def stages(self) -> Self:
         return self
@@ -315,3 +310,6 @@ class WriteFile:
                     f"{self.path} has {len(present):,} bytes that no run wrote. Move it away and run again to write the result."
                 )
         receipt.enter(block.number, [WrittenBlock(*self.layout.write(self.path, result))])
+
+    def finish(self, receipt: Receipt) -> None:
+        """There is no device."""

@@ -158,14 +158,6 @@ class DenoiseStages:
         )
         self.tiles.device.reset_peak()
 
-    @property
-    def batch(self) -> int:
-        return self.tiles.batch
-
-    @property
-    def device_peak_bytes(self) -> int:
-        return self.tiles.device.peak_bytes()
-
     def check(self) -> None:
         task = self.task
         dims, dtype = len(task.roles.spatial), task.tiling.work_dtype
@@ -243,6 +235,10 @@ class DenoiseStages:
             receipt.not_finite += result.not_finite
             receipt.spoiled += int(np.count_nonzero(~np.isfinite(pixels)))
         receipt.enter(block.number, [task.writer.write(region, roles.restore(pixels))])
+
+    def finish(self, receipt: Receipt) -> None:
+        with unless_lost(self.tiles.device):
+            self.tiles.finish(receipt)
 
     def _restore_holes(self, result: Pixels, original: Pixels, valid: Valid) -> int:
         """Restore the pixels of holes, or mark them if the result has another shape; return their number in the image."""

@@ -218,15 +218,6 @@ class ImageStages:
         for runner in self.runners:
             runner.device.reset_peak()
 
-    @property
-    def batch(self) -> int:
-        """Tiles that are denoised at once now; 0 without a denoiser."""
-        return self.runners[0].batch if self.runners else 0
-
-    @property
-    def device_peak_bytes(self) -> int:
-        return max((runner.device.peak_bytes() for runner in self.runners), default=0)
-
     def check(self) -> None:
         for part, runner in zip(self.task.denoised, self.runners, strict=True):
             if runner not in _checked:
@@ -272,6 +263,10 @@ class ImageStages:
     def write(self, block: Block, result: list[NDArray[Any]], receipt: Receipt) -> None:
         images = zip(self.task.images, result, strict=True)
         receipt.enter(block.number, [writer.write(block.core, pixels) for (writer, _), pixels in images])
+
+    def finish(self, receipt: Receipt) -> None:
+        for runner in reversed(self.runners):  # the batch is the first one's
+            runner.finish(receipt)
 
 
 def cells_of(core: Region, shard: tuple[int, ...]) -> Iterator[Region]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import BlockFailed
 from halotile.storage.grid import Depth, Region, align_outward
+from halotile.tasks.block import Receipt
 from halotile.tasks.denoisers.base import CoreModel, Margin, Model
 from halotile.tasks.devices.device import Device, all_finite
 from halotile.tasks.lazy import torch
@@ -110,6 +113,7 @@ class TileRunner:
         self.name = name
         self.batch = tiling.batch
         self._batch_too_large = False
+        self._first: tuple[Model, tuple[int, ...], list[str]] | None = None
 
     @property
     def cpu_model(self) -> Model | None:
@@ -161,7 +165,7 @@ class TileRunner:
 
     def _halve_batch(self) -> None:
         """Compute half as many tiles at once from now on: memory ran out."""
-        self._batch_too_large = False
+        self._batch_too_large, self._first = False, None
         self.batch = max(1, self.batch // 2)
         self.device.release_cache()
 
@@ -177,6 +181,33 @@ class TileRunner:
                     self._denoise(group, work)
             return QueuedCore(work, self.device, self.name)
 
+    def finish(self, receipt: Receipt) -> None:
+        """Add the batch and the figures of a GPU: its name, its peak of memory, and the bits that it computes now.
+
+        When memory is short, cuDNN may choose another algorithm, with other last bits. torch does not report it, so a fixed batch
+        of the shape of the first one is computed again and again.
+        """
+        receipt.batch = self.batch
+        receipt.device_peak_bytes = max(receipt.device_peak_bytes, self.device.peak_bytes())
+        if not self.device.one_shape or self._first is None:
+            return
+        model, shape, sides = self._first
+        try:
+            with self.device.computing():
+                count = torch.arange(math.prod(shape), device=self.device.name)
+                batch = count.mul(0.618034).remainder(1).view(shape).to(getattr(torch, self.tiling.work_dtype))
+                output = self.device.run(model, batch, {name: torch.ones_like(batch) for name in sides})
+                pixels = self.device.fetch(output[:1].contiguous()).pixels()
+        except Exception as error:
+            if not self.device.is_out_of_memory(error):
+                raise
+            return
+        receipt.cpu_kind += f", {self.device.title}"
+        margin = f", margin {model.keywords['margin']}" if isinstance(model, partial) else ""
+        receipt.bits[f"{'×'.join(map(str, shape))}{margin}"] = hashlib.blake2b(
+            pixels.tobytes(), digest_size=8
+        ).hexdigest()
+
     def _batch_key(self, window: Window) -> Any:
         """The properties that all windows of a batch share."""
         return window.reach.shape, window.margin if isinstance(self.model, CoreModel) else None
@@ -191,6 +222,7 @@ class TileRunner:
         if isinstance(model, CoreModel):
             model, computed = partial(model.core, margin=group[0].margin), [window.core for window in group]
         output = self.device.run(model, batch, sides)
+        self._first = self._first or (model, tuple(batch.shape), list(sides))
         self._check_shape(tuple(output.shape), (*batch.shape[:2], *computed[0].shape), work.leading[-1])
         scale = (self.tiling.scale,) * len(work.core.start)
         for window, region, tile in zip(group, computed, output[: len(group)], strict=True):

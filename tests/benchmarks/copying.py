@@ -23,7 +23,6 @@ class Copy:
     io_threads: int
     overlap = True
     batch = 1
-    device_peak_bytes = 0
 
     def stages(self) -> Copy:
         """There is nothing to load."""
@@ -43,6 +42,9 @@ class Copy:
     def write(self, block: Block, result: Any, receipt: Receipt) -> None:
         """Encoded and durable, as every output is."""
         receipt.enter(block.number, [self.writer.write(block.core, result)])
+
+    def finish(self, receipt: Receipt) -> None:
+        """There is no device."""
 
 
 def copied(task: Copy) -> float:

@@ -82,6 +82,10 @@ def test_one_worker_and_two_on_a_gpu_write_the_same_bits_each_time(
         single = denoised(job(tmp_path, "single.zarr", name, gpu, workers=1), alone)
     np.testing.assert_array_equal(again, first)
     np.testing.assert_array_equal(single, first)
+    plans = [RunDirectory(tmp_path / f"{run}.zarr.run").read_valid_plan() for run in ("first", "again", "single")]
+    bits = [plan["bits"] for plan in plans if plan]
+    assert bits == bits[:1] * 3
+    assert bool(bits[0]) == (gpu != "cpu")
 
 
 @pytest.mark.thorough

@@ -24,7 +24,7 @@ vendor_id\t: none
 
 
 def warnings(scene: Scene) -> list[str]:
-    return [event["text"] for event in scene.events("message") if "kinds of CPUs" in event["text"]]
+    return [event["text"] for event in scene.events("message") if "kinds of CPUs or GPUs" in event["text"]]
 
 
 @pytest.mark.cluster

@@ -12,7 +12,7 @@ from halotile.graphs.runs.outcome import describe_bad_blocks
 from halotile.graphs.runs.status import Status
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.tasks.block import BadBlock
+from halotile.tasks.block import BadBlock, Receipt
 from tests.support import job_of, noisy_image, write_zarr
 
 
@@ -118,3 +118,21 @@ def test_a_bad_block_takes_one_line_of_the_message(status: Status) -> None:
     assert first.startswith("1 of 1 block failed after 3 retries")
     assert line.endswith("): ValueError: poisoned")
     assert last.startswith("Tracebacks are in ")
+
+
+def test_bits_of_a_gpu_that_change_are_reported_once(status: Status) -> None:
+    shown: list[str] = []
+    status.directory.write_plan({"fingerprint": status.fingerprint})
+    status = Status(status.directory, status.plan, lambda progress: shown.append(progress.message))
+    first, later = ({"4×1×64×64": digest, "4×1×8×8": "c"} for digest in "ab")
+    for bits in (first, {}, first, later, later):
+        status.note_arithmetic(Receipt(worker="tcp://w", host="node7", cpu_kind="an H200", bits=bits))
+    status.notify(status.progress("stop", done=1, failed=0))
+    assert "".join(shown).count("rounds differently") == 1
+    assert "tcp://w on node7" in "".join(shown)
+    again = Status(status.directory, status.plan, lambda progress: shown.append(progress.message))
+    again.note_arithmetic(Receipt(cpu_kind="an H200", bits=first))
+    again.note_arithmetic(Receipt(cpu_kind="another", bits=later))
+    again.notify(status.progress("stop", done=1, failed=0))
+    assert "2 kinds of CPUs or GPUs" in "".join(shown)
+    assert "".join(shown).count("rounds differently") == 1

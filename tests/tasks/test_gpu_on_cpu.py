@@ -343,3 +343,28 @@ def test_every_denoiser_stays_on_its_device(
     for block in (stages.task.grid.block_at(0), stages.task.grid.block_at(4)):
         computed = stages.compute(block, stages.read(block), Receipt()).computed
         assert computed._output.tensor.device.type == "meta"
+
+
+def test_a_gpu_whose_bits_change_is_seen() -> None:
+    """The fixed batch has the shape of the first one; its bits are those of any worker, until the device rounds differently."""
+
+    class Fickle(Gpu):
+        off = 0.0
+
+        def run(self, model: Any, batch: torch.Tensor, sides: Any) -> torch.Tensor:
+            return super().run(model, batch, sides) + self.off
+
+    found, pixels = [], image("float32")[:1, :, :64, :64]
+    for _ in range(2):
+        device = Fickle("cpu")
+        runner = TileRunner(blur, device, tiling(image=(64, 64)), "blur")
+        runner.finish(nothing := Receipt())
+        assert not nothing.bits
+        whole = Region((0, 0), (64, 64))
+        runner(pixels, whole, whole, 1, {})
+        for device.off in (0.0, 0.0, 1e-6):
+            runner.finish(receipt := Receipt())
+            found.append(receipt.bits)
+    assert found[:3] == found[3:]
+    assert found[0] == found[1] != found[2]
+    assert [shape[:4] for shape in found[0]] == ["4×1×"]

@@ -86,7 +86,7 @@ class Status:
         self.retired: dict[str, str] = {}
         """Workers that are given no more blocks, by address: host and reason."""
         self._rows: Sequence[Mapping[str, float]] = ()
-        self._cpu_kinds: set[str] = set()
+        self._hardware: set[str] = set()
         self._dashboard: str | None = None
         self._has_begun = False
         """True once a pass began."""
@@ -200,20 +200,28 @@ class Status:
         with suppress(OSError):  # a full disk is reported where blocks are written
             self.directory.update_plan(batch=batch)
 
-    def note_cpu_kind(self, cpu_kind: str) -> None:
-        """Warn once where workers with several kinds of CPU share a run."""
-        if cpu_kind in self._cpu_kinds:
+    def note_arithmetic(self, receipt: Receipt) -> None:
+        """Warn once where workers with several kinds of CPU or GPU share a run, or a GPU gives a fixed batch other bits."""
+        kinds = {receipt.cpu_kind, *(f"batch {shape}: {digest}" for shape, digest in receipt.bits.items())}
+        if kinds <= self._hardware:
             return
-        self._cpu_kinds.add(cpu_kind)
-        recorded = (self.directory.read_valid_plan() or {}).get("processors", [])
-        if cpu_kind in recorded:
-            return
+        self._hardware |= kinds
+        plan = self.directory.read_valid_plan() or {}
+        hardware, bits = plan.get("processors", []), plan.get("bits", {})
         with suppress(OSError):  # a full disk is reported where blocks are written
-            self.directory.update_plan(processors=[*recorded, cpu_kind])
-        if recorded:
+            self.directory.update_plan(
+                processors=[*dict.fromkeys((*hardware, receipt.cpu_kind))], bits=receipt.bits | bits
+            )
+        if hardware and receipt.cpu_kind not in hardware:
             self.report(
-                f"blocks of this run come from {len(recorded) + 1} kinds of CPUs, and their last bits may differ: "
-                f"{cpu_kind}; before: {'; '.join(recorded)}"
+                f"blocks of this run come from {len(hardware) + 1} kinds of CPUs or GPUs, and their last bits may differ: "
+                f"{receipt.cpu_kind}; before: {'; '.join(hardware)}"
+            )
+        elif any(bits.get(shape, digest) != digest for shape, digest in receipt.bits.items()):
+            self.report(
+                f"the GPU of worker {receipt.worker} on {receipt.host} now rounds differently: cuDNN has chosen another "
+                "algorithm, as it does when GPU memory is short. Last bits of blocks may differ from here on. Run nothing "
+                "else on that GPU; for the same bits everywhere, run again with --fresh."
             )
 
     def report_row(self, rows: Sequence[Mapping[str, float]], total: int) -> None:

@@ -165,7 +165,7 @@ class BlockPass(ClusterPass[Pass]):
         before = self.status.batch or self.task.batch
         if 0 < receipt.batch < before:
             self.status.batch_fell(receipt.batch, before)
-        self.status.note_cpu_kind(receipt.cpu_kind)
+        self.status.note_arithmetic(receipt)
         for bad in receipt.bad:
             self.faults[receipt.worker] = receipt.host, bad.error
             self._retry(bad, stream, receipt.worker)
