@@ -152,11 +152,14 @@ def written(setting: Setting) -> str:
 def rows_of(comparison: Comparison) -> list[Row]:
     """Return the figures of all settings as a table."""
     labels = _labels(comparison)
-    rows = [("crop", _place_text(comparison)), ("noise level", f"{comparison.noise:.4g}"), ("", "")]
+    rows = [("crop", _place_text(comparison)), ("noise", _noise_text(comparison)), ("", "")]
     for tried in comparison.tried:
         structure = "; the residual holds structure" if tried.statistics.is_structured else ""
         rows.append((labels[tried.setting], ", ".join(_lines(tried, comparison)) + structure))
-    return [*rows, ("", ""), ("suggested", _suggestion(comparison))] if len(comparison.tried) > 1 else rows
+    if len(comparison.tried) > 1:
+        rows += [("", ""), ("suggested", _suggestion(comparison))]
+        rows += [("faint detail", text) for text in _faint(comparison)]
+    return rows
 
 
 def failures_of(comparison: Comparison) -> Iterator[str]:
@@ -177,6 +180,7 @@ def comparison_json(comparison: Comparison, file: Path | None) -> dict[str, Any]
         "file": None if file is None else str(file),
         "place": {axis: list(span) for axis, span in comparison.place.items()},
         "noise_level": comparison.noise,
+        "photon_noise": comparison.photons and comparison.photons.to_json(),
         "score": comparison.score,
         "settings": [
             {
@@ -185,6 +189,7 @@ def comparison_json(comparison: Comparison, file: Path | None) -> dict[str, Any]
                 "correlation": tried.statistics.correlation,
                 "holds_structure": tried.statistics.is_structured,
                 "error": tried.error,
+                "faint_detail": [found._asdict() for found in tried.detail],
             }
             for tried in comparison.tried
         ],
@@ -236,7 +241,36 @@ def _lines(tried: TriedSetting, comparison: Comparison) -> list[str]:
         f"residual {found.ratio:.2f} of the noise",
         f"correlation {round(found.correlation, 2) + 0.0:.2f}",
         f"error {tried.error:.3f} ({comparison.score})",
+        *(
+            [f"faint detail {percents} %"]
+            if (percents := "/".join(f"{100 * d.kept:.0f}" for d in tried.detail))
+            else []
+        ),
     ]
+
+
+def _faint(comparison: Comparison) -> list[str]:
+    """Return a sentence on a setting that keeps more faint detail than the one with the least error."""
+    if (more := comparison.keeps_more) is None:
+        return []
+    best = comparison.best
+    return [
+        f"the setting with the least error keeps {100 * best.detail_kept:.0f} % of it, and {_labels(comparison)[more.setting]} "
+        f"{100 * more.detail_kept:.0f} %, with an error of {more.error:.3f}. For small faint things, take {written(more.setting)}"
+    ]
+
+
+def _noise_text(comparison: Comparison) -> str:
+    """Return the noise by which settings are judged, in the words of the plan."""
+    if comparison.photons is None:
+        return f"noise level {comparison.noise:.4g}"
+    import numpy as np
+
+    gain, offset, read = (
+        ", ".join(f"{number:.4g}" for number in dict.fromkeys(np.ravel(part).tolist()))
+        for part in comparison.photons.to_json().values()
+    )
+    return f"photon noise of gain {gain}, offset {offset} and read noise {read}; {comparison.noise:.4g} on average"
 
 
 def _place_text(comparison: Comparison) -> str:
@@ -248,9 +282,15 @@ def _place_text(comparison: Comparison) -> str:
 
 def _notes(comparison: Comparison) -> list[str]:
     notes = [
-        f"Crop {_place_text(comparison)}. Noise level {comparison.noise:.4g}.",
+        f"Crop {_place_text(comparison)}. Noise: {_noise_text(comparison)}.",
         f"Below each result: what it took away, the residual. Grey is 0, black and white are -{NOISE_LEVELS} and +{NOISE_LEVELS} noise levels.",
         "residual: its standard deviation relative to the noise. correlation: of its neighbouring pixels, about 0 for noise alone, larger "
         "where it holds structure of the image. error: estimated squared error of the result; that of the noisy crop is 1.",
+        "faint detail: height left of small spots and lines that were added at 1, 2 and 5 noise levels.",
     ]
-    return [*notes, f"Smallest error: {_suggestion(comparison)}"] if len(comparison.tried) > 1 else notes
+    if len(comparison.tried) > 1:
+        notes += [
+            f"Smallest error: {_suggestion(comparison)}",
+            *(f"Faint detail: {text}." for text in _faint(comparison)),
+        ]
+    return notes

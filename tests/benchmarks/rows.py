@@ -13,6 +13,7 @@ from tests.benchmarks.bars import (
     program,
     streamed_growth,
 )
+from tests.benchmarks.choosing import CHOOSING_ROWS
 from tests.benchmarks.commands import beyond_torch, gaussian_run, planned, start_up, trained_network_planned_again
 from tests.benchmarks.filters import FILTER_ROWS
 from tests.benchmarks.known_scans import FEW_ROWS, KNOWN_ROWS
@@ -272,6 +273,7 @@ FIGURES = [
         1,
     ),
     *(Figure("photons", *row, 1) for row in PHOTON_ROWS),
+    *CHOOSING_ROWS,
     Figure(
         "petra",
         "the same: loss after CDTools' own recipe",
@@ -308,7 +310,7 @@ GROUPS = {
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables, and the cases of each."""
-LONG_GROUPS = {
+LONG_GROUPS = {"choosing": ("choosing",)} | {
     f"training{size.suffix}": tuple(dict.fromkeys(case for case, *_ in size.rows())) for size in (FULL, LONG, QUICK)
 }
 """Those that are measured by name alone."""

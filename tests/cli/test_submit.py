@@ -342,6 +342,7 @@ def test_many_images_go_on_in_another_attempt_without_finished_ones(job: HpcJob,
     first = job.folder / "clean/a.zarr.run/status.json"
     wait_for(lambda: first.exists() and json.loads(first.read_text())["state"] == "finished")
     begun = wait_for(lambda: job.log()[BLOCKS + 2 :]) and first.stat().st_mtime
+    job.set_pace(1)  # the others are not done before the signal
     assert f"job {number}: RUNNING, 1 attempt so far" in job.call("status", str(batch))
     end_time(slurm, number)
     wait_for(lambda: job.json_of("status", str(batch))["state"] == "queued")

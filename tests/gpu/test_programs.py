@@ -110,7 +110,7 @@ def test_epochs_from_python_go_on_where_the_last_call_ended(folder: Path, gpu: s
         )
         with context, halotile.ptychography.Adam(scan, context=context) as adam:
             for epochs in calls:
-                list(adam.optimize(epochs, lr=0.05, batch_size=16))
+                list(adam.optimize(epochs, lr=0.01, batch_size=16))
         results.append((scan.losses, scan.object))
     assert results[0][0] == results[1][0]
     np.testing.assert_array_equal(results[0][1], results[1][1])

@@ -21,7 +21,8 @@ from halotile.tasks.denoisers.common.anscombe import SHARES, exact_inverse
 from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS
 from halotile.tasks.noise import estimate
 from halotile.tasks.noise.estimate import estimate_noise_levels, measure_plane, plane_level, sample_regions
-from halotile.tasks.noise.photon_noise import estimate_photon_noise, fit_photon_noise, survey_planes
+from halotile.tasks.noise.photon_noise import estimate_photon_noise, survey_planes
+from halotile.tasks.noise.quiet_windows import fit_noise, windows_of
 from tests.cases import in_folders, thorough
 from tests.tasks.denoising import Counted
 
@@ -321,21 +322,21 @@ def test_planes_are_estimated_by_themselves_and_an_even_one_like_the_others_wher
     rng = np.random.default_rng(1)
     lit, empty = 2 * rng.poisson(20.0, (500, 500)), 30 + 1.5 * rng.standard_normal((500, 500))
     planes = np.stack([counted(50), 3 * counted(50), lit, empty, np.full((500, 500), 7.0)])
-    found = estimate_photon_noise(Counted(planes), (1, 2), (0,))
+    found = estimate_photon_noise(Counted(planes), (1, 2), (0,), shared=False)
     assert found is not None
     alone = [estimate_photon_noise(Counted(plane), (0, 1)) for plane in planes[:2]]
     assert [part.gain for part in alone if part] == list(found.gain[:2])
     assert found.gain[2] == np.median(found.gain[:2])
     assert list(found.gain[3:]) == [0, 0]
     assert list(found.read_sigma[3:]) == pytest.approx([1.5, 0], abs=0.03)
-    assert estimate_photon_noise(Counted(planes), (1, 2), (0,), clearly=True) is None
+    assert estimate_photon_noise(Counted(planes), (1, 2), (0,), shared=False, clearly=True) is None
     assert [plane.grows for plane in survey_planes(Counted(planes), (1, 2), (0,))] == [True, True] + 3 * [False]
 
 
 def test_no_channel_gets_the_noise_of_another() -> None:
-    lit = 2 * np.random.default_rng(1).poisson(20.0, (500, 500)).astype(float)
+    lit = 40 + 2 * np.sqrt(20) * np.random.default_rng(1).standard_normal((500, 500))
     stack = np.stack([[2 * counted(50), lit], [lit, lit], [counted(50), lit]])
-    found = estimate_photon_noise(Counted(stack), (2, 3), (0, 1), apart=(1,))
+    found = estimate_photon_noise(Counted(stack), (2, 3), (0, 1), apart=(1,), shared=False)
     assert found is not None
     assert found.gain[1, 0] == np.median(found.gain[[0, 2], 0])
     assert list(found.gain[:, 1]) == [0, 0, 0]
@@ -358,7 +359,8 @@ def test_an_image_without_noise_shows_none() -> None:
         np.tile(np.arange(300.0) > 150, (300, 1)).astype(float),
     ]
     for pixels in rows:
-        assert fit_photon_noise([pixels]) is None
+        fit = fit_noise(windows_of([pixels]))
+        assert fit is None or fit.gain == 0
 
 
 def test_the_inverse_is_unbiased() -> None:

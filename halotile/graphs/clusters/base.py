@@ -150,8 +150,13 @@ class RunningCluster:
     """A running cluster, whose start waits for its workers; other kinds override the methods."""
 
     client: Any  # a client connected to it
-    workers: int  # number of workers asked for
+    asked: int  # number of workers asked for
     dashboard: str | None = None  # address of the dashboard's page, if there is one
+
+    @property
+    def workers(self) -> int:
+        """Number of workers to plan with."""
+        return self.asked
 
     def missing(self, wanted: int = 1) -> str | None:
         """Return the reason in a few words why there are fewer workers than ``wanted``; None once there are as many."""

@@ -35,17 +35,19 @@ def detect(environment: Environment) -> ChosenCluster | None:
 
 
 class JoinedWorkers(RunningCluster):
-    """The workers of somebody else's scheduler, who looks after them; ``workers`` are those that are there, one at least."""
+    """The workers of somebody else's scheduler, who looks after them."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client, 1, client.dashboard_link)
-        self.missing()
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that are there now, one at least."""
+        return max(1, len(present_workers(self.client)))
 
     def missing(self, wanted: int = 1) -> str | None:
-        """Count them; return a message that there are fewer."""
-        count = len(present_workers(self.client))
-        self.workers = max(1, count)
-        if count >= wanted:
+        """Return a message that there are fewer."""
+        if (count := len(present_workers(self.client))) >= wanted:
             return None
         return f"the scheduler has {count or 'none'}; start some, as with `dask worker`"
 

@@ -356,8 +356,8 @@ def _inspect_shard(
         with opened(file) as shard:
             size = shard.size
             if not thorough:
-                tail = form.index_bytes + DIGEST_BYTES * (thorough is None)
-                end = shard.read(tail, max(0, size - tail))
+                tail = min(size, form.index_bytes + DIGEST_BYTES * (thorough is None))
+                end = shard.read(tail, size - tail)
                 digest = digest_of([end]) if thorough is None else shard.digest
                 return inspect_index(end, size, shard.read, form, shape, digest)
             content = shard.whole()

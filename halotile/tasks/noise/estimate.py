@@ -16,10 +16,8 @@ from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import chunks_of
+from halotile.tasks.noise.quiet_windows import SATURATED_AT_MOST, Range, Values, fit_noise, saturated_ends, windows_of
 from halotile.tasks.roles import respanned, spanned
-
-Values = NDArray[np.float64]
-Range = tuple[float, float]
 
 NORMAL = NormalDist()
 NORMAL_MAD = 0.6744897501960817
@@ -192,11 +190,10 @@ AT_ONCE_BYTES = 2**28
 """Most bytes of samples in memory."""
 EDGE = 256
 """Edge of a square in pixels."""
-SATURATED = 1e-3
-PILED_UP = 3
-"""A detector saturates at the least or largest value of a plane that more than this fraction of the samples has, and so many times as many as the next value."""
 SATURATED_PLANES = 16
 """Planes that are looked at for values at which pixels are saturated."""
+ENOUGH_ARE_WHOLE = 0.1
+"""Share of the windows of a plane that are not saturated, above which they alone count."""
 LEAST_DETAILS = 100
 """Details that are left of a square in which most pixels are saturated, at least."""
 
@@ -337,7 +334,11 @@ def measure_plane(squares: Sequence[Values]) -> PlaneLevel:
 
     Saturated pixels are left out: in squares of which they are less than half; where there are none, in those that have enough others. Else all count.
     """
-    saturated = _ends_of(squares)
+    saturated = saturated_ends(squares)
+    if (fit := fit_noise(windows_of(squares, SATURATED_AT_MOST))) and (
+        fit.share > ENOUGH_ARE_WHOLE or np.isnan(saturated).all()
+    ):
+        return PlaneLevel(fit.level)
     shares = [np.isin(square, saturated).sum() / max(np.isfinite(square).sum(), 1) for square in squares]
     found = [square_level(square, saturated) for square in squares]
     if level := _median([each for each, share in zip(found, shares, strict=True) if share < 0.5]):
@@ -380,7 +381,7 @@ def image_values(source: Readable, spatial: Sequence[int], looped: Sequence[int]
     """Look at samples of the planes of an image, spread evenly where there are many."""
     saturated, ends, low, high, total = set[float](), NO_ENDS, math.inf, -math.inf, 0.0
     for _, squares in sampled_planes(source, spatial, looped, SATURATED_PLANES):
-        saturated.update(end for end in _ends_of(squares) if not math.isnan(end))
+        saturated.update(end for end in saturated_ends(squares) if not math.isnan(end))
         for square in squares:
             values = square[np.isfinite(square)]
             ends = ends.joined(Ends.of(values))
@@ -388,17 +389,6 @@ def image_values(source: Readable, spatial: Sequence[int], looped: Sequence[int]
             total += float(np.abs(values).sum())
     size = total / max(ends.pixels, 1)
     return ImageValues(tuple(sorted(saturated)), ends.far_value(), float(low), float(high), size)
-
-
-def finite_values(squares: Sequence[Values]) -> Values:
-    """The finite values of squares, in one array."""
-    return np.concatenate([np.zeros(0), *(square[np.isfinite(square)] for square in squares)])
-
-
-def _ends_of(squares: Sequence[Values]) -> Range:
-    """The least and the largest value, where pixels are saturated; NaN where they are not."""
-    values = finite_values(squares)
-    return (_piled_up(values), -_piled_up(-values) + 0.0)
 
 
 def _median(found: Sequence[SquareLevel]) -> float:
@@ -410,17 +400,6 @@ def _median(found: Sequence[SquareLevel]) -> float:
 def _shows_noise(found: Sequence[SquareLevel]) -> bool:
     """True where most squares have noise that is finer than steps such as those of few counts, of which many are 0 without being cut off."""
     return 2 * sum(each.is_coarse for each in found) < len(found)
-
-
-def _piled_up(values: Values) -> float:
-    """The least value if many have it that would lie below, else NaN; few counts do not: as many are 1 as 0 at a mean of 1."""
-    least = values.min(initial=np.inf)
-    others = values[values > least]
-    number = values.size - others.size
-    if number <= SATURATED * values.size:
-        return math.nan
-    piled = not others.size or number > PILED_UP * np.count_nonzero(others == others.min())
-    return float(least) if piled else math.nan
 
 
 def sample_regions(shape: tuple[int, ...], samples: int, square: tuple[int, ...], edge: int = EDGE) -> list[Region]:

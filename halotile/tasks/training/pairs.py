@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.ndimage import fourier_gaussian
 
-from halotile.tasks.noise.estimate import Values
+from halotile.tasks.noise.quiet_windows import Values
 
 PART = 128
 """Edge of the parts that are compared, in pixels: what fills an image is no structure of theirs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -29,19 +29,11 @@ from halotile.storage.views import measured, readable_parts
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.devices.device import torch_threads
-from halotile.tasks.noise.estimate import SAMPLES, Values, as_square, plane_level, plane_regions, sample_regions
-from halotile.tasks.noise.photon_noise import Fit, fit_photon_noise
-from halotile.tasks.noise.residual import (
-    Residual,
-    blind_loss,
-    has_noise_map,
-    has_photons,
-    local_mean,
-    measured_at,
-    noise_at,
-    photon_sigma,
-    unbiased_risk,
-)
+from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_level, plane_regions, sample_regions
+from halotile.tasks.noise.photon_noise import PhotonNoise
+from halotile.tasks.noise.quality import FaintDetail, faint_detail, noise_sigma, unbiased_risk
+from halotile.tasks.noise.quiet_windows import Values, fit_noise, windows_of
+from halotile.tasks.noise.residual import Residual, has_noise_map, has_photons, measured_at, noise_map_at
 from halotile.tasks.roles import Roles
 
 Spans = Mapping[str, tuple[int, int]]
@@ -55,6 +47,8 @@ SMALLEST, NARROWEST = 16, 4
 """Edge of the smallest square crop whose figures mean something, and of the narrowest one that has neighbours to go by."""
 LARGEST = 1024
 """Edge of the largest crop that is asked for."""
+NEAR, MUCH_LESS = 2.0, 2 / 3
+"""Ratio of errors up to which a setting may be preferred for the faint detail that it keeps, and what the best keeps of that at most."""
 COARSE = 8
 """Edge of the squares whose medians are compared."""
 
@@ -140,9 +134,8 @@ def _structure(pixels: Array, axes: tuple[str, ...]) -> float:
 
 Setting = tuple[str, ...]
 """Overrides of a job file, such as ``("denoiser.strength=0.5",)``."""
-Score = Literal["SURE", "Noise2Self"]
-GAUSSIAN_SCORE: Score = "SURE"
-PHOTON_SCORE: Score = "Noise2Self"
+Score = Literal["SURE", "PURE"]
+"""Unbiased risk estimates for Gaussian noise, and for noise of photons."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +148,12 @@ class TriedSetting:
     residual: Values
     statistics: Residual  # its size relative to the noise, and the correlation of its neighbouring pixels
     error: float  # estimate of the squared error relative to that of the noisy crop; it may be below 0
+    detail: tuple[FaintDetail, ...]  # faint detail that is left, by its height
+
+    @property
+    def detail_kept(self) -> float:
+        """Share of the faint detail that is left, the mean over its heights."""
+        return float(np.mean([found.kept for found in self.detail])) if self.detail else 1.0
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,10 @@ class Comparison:
     place: Spans  # crop: first and last pixel, excluding that, along each axis of the image
     noisy: Values  # crop; NaN in holes
     noise: float  # mean standard deviation of the noise there, in the units of the file
-    score: Score  # `SURE` or `Noise2Self`: the estimate of the error
+    photons: (
+        PhotonNoise | None
+    )  # noise by which all settings are judged, of shapes that broadcast to the crop; None for Gaussian noise
+    score: Score  # the estimate of the error
     tried: tuple[TriedSetting, ...]  # settings that could be used, as they were listed
     failed: Mapping[Setting, str]  # others, with the reason
 
@@ -178,6 +180,13 @@ class Comparison:
         """The same, if its estimated error is less than that of the noisy crop."""
         return self.best if self.best.error < 1 else None
 
+    @property
+    def keeps_more(self) -> TriedSetting | None:
+        """A setting of little more error than the best that keeps much more of the faint detail, which hardly counts in the error."""
+        near = [tried for tried in self.tried if tried.error <= NEAR * max(self.best.error, 0)]
+        most = max(near, key=lambda tried: tried.detail_kept, default=self.best)
+        return most if self.best.detail_kept < MUCH_LESS * most.detail_kept else None
+
 
 def compare(
     settings: Sequence[Setting],  # overrides of the job file
@@ -190,9 +199,12 @@ def compare(
     """Denoise one crop with each setting, as a run of the job would."""
     failed: dict[Setting, HalotileError] = {}
     plans: dict[Setting, Plan] = {}
+    level = 0.0  # where a job knows it
     for setting in settings:
         with _noted(failed, setting):
-            plans[setting] = _planned(job_of(setting), report)
+            job = job_of(setting)
+            plans[setting] = _planned(job, report)
+            level = level or job.noise.read_sigma  # type: ignore[attr-defined]
     if not plans:
         raise _none_left(failed)
     first, tasks = next(iter(plans.values())), {setting: _task_of(plan) for setting, plan in plans.items()}
@@ -200,17 +212,20 @@ def compare(
     # One description of the noise for all, or their figures could not be compared.
     known = next((task for task in tasks.values() if has_photons(task)), None)
     described = known or next((task for task in tasks.values() if has_noise_map(task)), _task_of(first))
-    noise, score = _noise_of(first, described, place)
+    plan_of_noise = next(plan for setting, plan in plans.items() if tasks[setting] is described)
+    noise = _noise_of(plan_of_noise, described, place, level)
     tried = []
     for setting, task in tasks.items():
         with _noted(failed, setting):
             _check_shape(task, _task_of(first))
-            tried.append(_evaluated(setting, DenoisedPlace(task, place), noise, score))
+            tried.append(_evaluated(setting, DenoisedPlace(task, place), noise))
     if not tried:
         raise _none_left(failed)
     noisy = DenoisedPlace(described, place).noisy
     reasons = {setting: str(error) for setting, error in failed.items()}
-    return Comparison(place, noisy, float(np.nanmean(noise)), score, tuple(tried), reasons)
+    mean = float(np.nanmean(np.where(np.isfinite(noisy), noise_sigma(noisy, noise), np.nan)))
+    photons = noise if np.any(noise.gain) else None
+    return Comparison(place, noisy, mean, photons, "PURE" if photons else "SURE", tuple(tried), reasons)
 
 
 @contextmanager
@@ -258,43 +273,60 @@ def _task_of(plan: Plan) -> DenoiseTask:
     return plan.work.task
 
 
-def _noise_of(plan: Plan, task: DenoiseTask, place: Spans) -> tuple[Values, Score]:
-    """Return the standard deviation of the noise of each pixel of a place, and the score for noise of this kind."""
-    crop, score, source = DenoisedPlace(task, place), GAUSSIAN_SCORE, plan.sources[0]
+def _noise_of(plan: Plan, task: DenoiseTask, place: Spans, level: float) -> PhotonNoise:
+    """Return the noise of a place, of shapes that broadcast to (channels, rows, columns); NaN where there is none."""
+    crop, source = DenoisedPlace(task, place), plan.sources[0]
     if has_photons(task):
-        noise, score = crop.noise(np.ones(len(crop.noisy))), PHOTON_SCORE
+        noise = PhotonNoise.from_json(plan.identity["noise"])
+        if noise.gain.ndim:
+            axes, looped = task.roles.axes, task.roles.looped
+            planes = [
+                tuple(c if axes[i] == "c" else place[axes[i]][0] for i in looped)
+                for c in range(*place.get("c", (0, 1)))
+            ]
+            noise = _per_channel(*([float(part[at]) for at in planes] for part in _parts(noise)))
     elif has_noise_map(task):
-        noise = crop.noise(np.ones(len(crop.noisy)))
+        sigma = crop.view(noise_map_at(task, crop.region)).astype(np.float64)
+        noise = PhotonNoise(np.zeros(()), np.zeros(()), np.where(sigma > 0, sigma, np.nan))
+    elif level:
+        noise = PhotonNoise(np.zeros(()), np.zeros(()), np.array(level))
     else:
         samples = list(samples_at(source, task, place))
-        fits = [fit for fit in map(fit_photon_noise, samples) if fit and fit.is_clear]
+        fits = [fit for fit in map(fit_noise, map(windows_of, samples)) if fit and fit.is_clear]
         if len(fits) == len(samples):
             # One level for dark and bright alike would reward what leaves the noise of the bright.
-            noise, score = crop.photon_noise(fits), PHOTON_SCORE
+            found = PhotonNoise.of(np.array([fit.gain for fit in fits]), np.array([fit.variance for fit in fits]))
+            noise = _per_channel(*_parts(found))
         else:
-            noise = crop.noise(np.array([plane_level(squares) for squares in samples]))
-    noise = np.where(noise > 0, noise, np.nan)  # a map may be 0 where nothing is to be done
-    if not (noise[np.isfinite(crop.noisy)] > 0).any():
+            levels = np.array([plane_level(squares) for squares in samples])
+            noise = _per_channel(0 * levels, 0 * levels, np.where(levels > 0, levels, np.nan))
+    if not (noise_sigma(crop.noisy, noise)[np.isfinite(crop.noisy)] > 0).any():
         raise InputError(
             f"{source.path}: no noise can be estimated in the plane of the crop, and settings are compared by it. "
             "Choose another plane or region."
         )
-    return noise, score
+    return noise
 
 
-def _evaluated(setting: Setting, crop: DenoisedPlace, noise: Values, score: Score) -> TriedSetting:
+def _parts(noise: PhotonNoise) -> list[Values]:
+    return [getattr(noise, part.name) for part in fields(noise)]
+
+
+def _per_channel(*parts: Any) -> PhotonNoise:
+    """Return the noise of several channels, which broadcasts to an image of them."""
+    gain, offset, read_sigma = (np.reshape(np.asarray(part, np.float64), (-1, 1, 1)) for part in parts)
+    return PhotonNoise(gain, offset, read_sigma)
+
+
+def _evaluated(setting: Setting, crop: DenoisedPlace, noise: PhotonNoise) -> TriedSetting:
     noisy, denoised = crop.noisy, crop.denoised
-    values = denoised.astype(np.float64)
-    residual = (noisy - values) / noise
-    if score == GAUSSIAN_SCORE:
-        is_exact = denoised.dtype.kind == "f" and denoised.dtype.itemsize >= 4
-        unrounded = values if is_exact else crop.denoise(noisy)
-        error = unbiased_risk(noisy, unrounded, noise, crop.denoise)
-    else:
-        error = blind_loss(noisy, noise, crop.denoise)
+    sigma, denoise = noise_sigma(noisy, noise), crop.denoise
+    residual = (noisy - denoised.astype(np.float64)) / sigma
+    error = unbiased_risk(noisy, noise, denoise)
     if not math.isfinite(error):
         raise InputError("no pixel of the crop can be compared: all are holes, or without noise. Take another region.")
-    return TriedSetting(setting, denoised, residual, Residual.of(residual), error)
+    detail = faint_detail(noisy, sigma, denoise, denoise(noisy))
+    return TriedSetting(setting, denoised, residual, Residual.of(residual), error, detail)
 
 
 class DenoisedPlace:
@@ -324,20 +356,6 @@ class DenoisedPlace:
     def denoised(self) -> Pixels:
         """The pixels that a run writes there."""
         return self.view(self._run(self.task))
-
-    def noise(self, levels: Array) -> Values:
-        """The standard deviation of the noise of each pixel; ``levels`` has one for each channel of the place, for a task that leaves it open."""
-        brightness = np.array(self._pixels, np.float64)
-        shown = self.view(brightness)
-        shown[...] = [local_mean(channel) for channel in self.noisy]
-        everywhere = np.zeros(brightness.shape)
-        self.view(everywhere)[...] = levels[:, None, None]
-        return self.view(noise_at(self.task, self.region, brightness, everywhere)).astype(np.float64)
-
-    def photon_noise(self, fits: Sequence[Fit]) -> Values:
-        """The same for noise of photons, one fit for each channel."""
-        channels = zip(self.noisy, fits, strict=True)
-        return np.array([photon_sigma(fit.gain, fit.variance, local_mean(each)) for each, fit in channels])
 
     def denoise(self, image: Values) -> Values:
         """Denoise another image at this place, among the pixels around it; unrounded, with NaN in holes."""

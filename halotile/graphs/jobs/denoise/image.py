@@ -243,10 +243,12 @@ def choose_noise_level(
     values: tuple[float, float] | None,
     sides: Mapping[str, Readable],
     previous: Mapping[str, Any] | None,
+    given: float = 0.0,
 ) -> tuple[Denoiser, Levels | None]:
     """Return the denoiser, and the noise level of each plane if it wants one; it is set where there is only one.
 
-    A noise map of the job takes the place of an estimate. A resumed run keeps the estimate that it began with.
+    A noise map of the job, or a level that is ``given`` in the units of the file, takes the place of an estimate. A resumed run keeps the estimate
+    that it began with.
 
     Returns
     -------
@@ -255,10 +257,12 @@ def choose_noise_level(
     """
     if not denoiser.wants_noise_level or "sigma" in sides:
         return denoiser, None
+    low, high = values or (0.0, 1.0)
+    if given:
+        return denoiser.with_noise_level(given / (high - low)), None
     known = previous["identity"].get("noise_level") if previous else None
     levels = np.asarray(known, float)
     if known is None or levels.shape != tuple(source.shape[i] for i in roles.looped):
-        low, high = values or (0.0, 1.0)
         levels = estimate_noise_levels(source, roles.spatial, roles.looped) / (high - low)
     return denoiser.with_noise_level(float(levels.flat[0])) if levels.size == 1 else denoiser, levels
 

@@ -33,7 +33,10 @@ class NoiseModel:
     offset: float = 0.0
     """poisson-gaussian with a gain: value without any photon, in the units of the file."""
     read_sigma: float = 0.0
-    """poisson-gaussian with a gain: standard deviation of the noise of the readout, in the units of the file."""
+    """gaussian: the noise level where it is known; poisson-gaussian with a gain: the noise of the readout. Standard deviation in the units of the file; 0 with
+    gaussian: estimated."""
+    shared: Literal["channel", "image", "none"] = "channel"
+    """poisson-gaussian without a gain: planes that one detector measured, and that are estimated together. none: each plane by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,8 @@ def sizes_of_input(output: Output, tile: Tile, denoiser: Denoiser) -> Faults:
 def noise_of_camera(noise: NoiseModel) -> Faults:
     """Yield values of a camera that a noise model has no use for."""
     given = [key for key in ("gain", "offset", "read_sigma") if getattr(noise, key) not in ("auto", 0)]
+    if given == ["read_sigma"] and noise.model == "gaussian":
+        return
     if given and noise.model != "poisson-gaussian":
         yield ("noise", given[0]), "is for model: poisson-gaussian; write that beside it, or leave it out"
     elif given and noise.gain == "auto":

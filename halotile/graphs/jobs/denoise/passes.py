@@ -17,7 +17,8 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
-from halotile.tasks.noise.estimate import Values, as_square, plane_level, plane_regions
+from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
+from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.noise.residual import Residual, has_photons, local_mean, measured_at, noise_at
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned

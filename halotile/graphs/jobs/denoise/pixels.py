@@ -112,13 +112,15 @@ def choose_photon_noise(
     known = previous["identity"].get("noise") if previous else None
     if known and known["estimated"]:
         kept = PhotonNoise.from_json(known)
-        if kept.gain.shape == tuple(source.shape[i] for i in roles.looped):
+        if kept.gain.shape in ((), tuple(source.shape[i] for i in roles.looped)):
             return Photons(kept, white, is_given=False)
     is_auto = wanted.model == "auto"
     if is_auto and previous and "noise" in previous["identity"]:
         return None
-    channels = [axis for axis in roles.looped if roles.axes[axis] == "c"]
-    found = estimate_photon_noise(source, roles.spatial, roles.looped, apart=channels, clearly=is_auto)
+    channels = [axis for axis in roles.looped if roles.axes[axis] == "c" and wanted.shared != "image"]
+    found = estimate_photon_noise(
+        source, roles.spatial, roles.looped, apart=channels, shared=wanted.shared != "none", clearly=is_auto
+    )
     if found is None and is_auto:
         return None
     if found is None:

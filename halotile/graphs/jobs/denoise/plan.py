@@ -212,7 +212,7 @@ def _open(job: Denoising, begun: Begun) -> _Opened:
     photons = choose_photon_noise(job, tiled.denoiser, view, roles, values, previous)
     leveled, levels = tiled.denoiser, None
     if photons is None:
-        leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous)
+        leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous, job.noise.read_sigma)
     written = choose_type(job, denoiser, view, roles, original, levels=levels, nodata=holed.value, previous=previous)
     return _Opened(begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, written)
 

@@ -18,7 +18,8 @@ from halotile.graphs.plans.inputs import check_whole
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.views import WithoutValue, measured, readable_parts
-from halotile.tasks.noise.estimate import ImageValues, Values, as_square, image_values
+from halotile.tasks.noise.estimate import ImageValues, as_square, image_values
+from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.training.pairs import Pair
 from halotile.tasks.training.patches import PatchSource, TrainingImage
 

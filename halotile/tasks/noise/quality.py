@@ -1,0 +1,172 @@
+"""Quality of a denoised image without the true one: an unbiased estimate of its squared error, and the faint detail that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from halotile.storage.rim import Array
+from halotile.tasks.noise.estimate import NORMAL_MAD
+from halotile.tasks.noise.photon_noise import PhotonNoise
+from halotile.tasks.noise.quiet_windows import Values
+from halotile.tasks.noise.residual import local_mean, photon_sigma
+
+Denoise = Callable[[Values], Values]
+"""Denoises an image of shape (channels, rows, columns)."""
+
+STEP = 0.1
+"""Standard deviation of the probe, relative to that of the noise."""
+FEW = 100
+"""Photons in a pixel, on the average, from which the count may be taken for continuous."""
+PITCH = 8
+"""Distance of the pixels that lose or gain a photon at once: beyond it, few denoisers mix them."""
+PLACES = (
+    *((1, 1), (3, 2), (0, 6), (2, 5), (4, 4), (5, 0), (6, 7), (7, 3)),
+    *((5, 3), (7, 4), (4, 0), (6, 6), (0, 5), (1, 2), (2, 1), (3, 7)),
+)
+"""Their positions, in turn."""
+
+
+def unbiased_risk(noisy: Values, noise: PhotonNoise, denoise: Denoise, seed: int = 0) -> float:
+    """Unbiased estimate of the mean squared error, relative to that of the noisy image; no change has 1.
+
+    With ``y`` the image, ``f`` the denoiser and ``v`` the variance at the value of each pixel, it is
+    ``mean((f(y) - y)² - v + 2 c) / mean(v)``. For Gaussian noise ``c`` is ``v`` times the slope of ``f``, by one random probe (SURE). Few
+    photons take whole steps: ``c`` is the signal times the change of ``f`` when its pixel loses one photon (PURE); read noise adds its slope there.
+
+    ``noisy``: image of shape (channels, rows, columns); NaN in holes, which do not count; ``noise``: its parts broadcast to the image; NaN where there
+    is none, which does not count; ``denoise``: `f`; ``seed``: which signs are drawn.
+
+    References
+    ----------
+    S. Ramani, T. Blu, M. Unser, Monte-Carlo SURE: a black-box optimization of regularization parameters for general denoising algorithms, IEEE
+    Trans. Image Process. 17 (2008) 1540-1554. F. Luisier, T. Blu, M. Unser, Image denoising in mixed Poisson-Gaussian noise, IEEE Trans. Image
+    Process. 20 (2011) 696-708.
+
+    Examples
+    --------
+    >>> counts = np.random.default_rng(0).poisson(3.0, (1, 256, 256)).astype(float)
+    >>> round(unbiased_risk(counts, PhotonNoise.of(np.array(1.0), np.array(0.0)), lambda image: (image + 3) / 2), 1)
+    0.2
+    """
+    denoised = denoise(noisy)
+    gain, offset, read = (np.broadcast_to(part, noisy.shape) for part in (noise.gain, noise.offset, noise.read_sigma))
+    own = np.where(np.isfinite(noisy), gain * (noisy - offset) + np.square(read), np.nan)
+    errors, signs = np.square(denoised - noisy) - own, np.random.default_rng(seed).choice([-1.0, 1.0], noisy.shape)
+    if np.nanmean(own) < FEW * np.nanmean(np.square(gain)):
+        changes = np.full(noisy.shape, np.nan)
+        for probed in _lattices(noisy.shape):
+            # Others gain a photon, or a filter that is wider than the lattice would see the mean fall.
+            lost, photons = probed & (signs > 0), np.where(probed, signs, 0)
+            fewer = denoise(noisy - photons * gain)
+            change = (noisy - offset) * (denoised - fewer)
+            if read.any():
+                change += read * (fewer - denoise(noisy - photons * (gain + STEP * read))) / STEP
+            changes[lost] = change[lost]
+    else:
+        step = STEP * noise_sigma(noisy, noise)
+        step = np.nan_to_num(step, nan=float(np.nanmean(step)))
+        changes = own * signs * (denoise(noisy + step * signs) - denoised) / step
+    return float((np.nanmean(errors) + 2 * np.nanmean(changes)) / np.nanmean(own))
+
+
+def noise_sigma(noisy: Values, noise: PhotonNoise) -> Values:
+    """Standard deviation of the noise of each pixel, by the mean brightness around it."""
+    around = np.array([local_mean(channel) for channel in noisy])
+    sigma: Values = np.broadcast_to(photon_sigma(noise.gain, noise.variance, around), noisy.shape)
+    return sigma
+
+
+def _lattices(shape: tuple[int, ...]) -> Iterator[Array]:
+    """Yield masks of the pixels that are probed at once: far from each other, and at other places in each channel."""
+    for row, column in PLACES:
+        probed = np.zeros(shape, bool)
+        for number, channel in enumerate(probed):
+            channel[(row + 3 * number) % PITCH :: PITCH, (column + 5 * number) % PITCH :: PITCH] = True
+        yield probed
+
+
+HEIGHTS = (1, 2, 5)
+"""Heights of the faint detail, in noise levels."""
+REACH, WIDTH, LENGTH = 7, 1.5, 10
+"""Pixels around the centre of a detail; standard deviation of a spot and across a line, and length of a line, in pixels."""
+APART, MOST = 32, 64
+"""Distance of the details in a crop, and their number, at most."""
+DETECTED = 3.0
+"""Standard deviations of the same contrast elsewhere above which a detail is detected."""
+FLAT = 0.02
+"""Least standard deviation of that contrast, in noise levels: in a flat result the smallest speck would stand out."""
+
+
+class FaintDetail(NamedTuple):
+    """Spots and lines of one height after denoising."""
+
+    height: float
+    """In noise levels."""
+    kept: float
+    """Share of the height that is left, on the average."""
+    detected: float
+    """Share that stands out by three standard deviations."""
+
+
+def faint_detail(noisy: Values, sigma: Values, denoise: Denoise, denoised: Values) -> tuple[FaintDetail, ...]:
+    """The faint detail that a denoiser keeps: spots and lines are added to copies of an image, and looked for in the results.
+
+    ``noisy, denoised``: image of shape (channels, rows, columns) and its result; NaN in holes; ``sigma``: standard deviation of the noise of each
+    pixel; ``denoise``: denoises an image of this shape. Empty where the image has no room.
+
+    >>> image, one = np.random.default_rng(0).standard_normal((1, 256, 256)), np.ones((1, 256, 256))
+    >>> [round(found.kept, 2) for found in faint_detail(image, one, lambda image: image / 2, image / 2)]
+    [0.5, 0.5, 0.5]
+    """
+    details = list(_details(noisy))
+    if not details:
+        return ()
+    added, level = np.zeros(noisy.shape), np.nan_to_num(sigma)
+    for place, shape in details:
+        added[place] += shape * level[place]
+    contrasts = _contrasts(denoised, sigma, [(_beside(place), shape) for place, shape in details])
+    spread = max(FLAT, float(np.nanmedian(np.abs(contrasts - np.nanmedian(contrasts)))) / NORMAL_MAD)
+    found = []
+    for height in HEIGHTS:
+        result = denoise(noisy + height * added)
+        kept = _contrasts(result - denoised, sigma, details) / height
+        seen = _contrasts(result, sigma, details) > DETECTED * spread
+        found.append(FaintDetail(height, float(np.nanmean(kept)), float(np.mean(seen[np.isfinite(kept)]))))
+    return tuple(found)
+
+
+def _details(noisy: Values) -> Iterator[tuple[tuple[slice | int, ...], Array]]:
+    """Yield the place of each detail and its shape, of height 1: spots and lines in turn, where nothing is missing."""
+    across = np.exp(-np.square(np.arange(-REACH, REACH + 1) / WIDTH) / 2)
+    along = (np.abs(np.arange(-REACH, REACH + 1)) <= LENGTH / 2).astype(float)
+    shapes = (np.outer(across, across), np.outer(across, along), np.outer(across, across), np.outer(along, across))
+    channels, rows, columns = noisy.shape
+    edge = 2 * REACH + 1
+    starts = [
+        (channel, row, column)
+        for channel in range(channels)
+        for row in range(REACH, rows - 2 * edge, APART)
+        for column in range(REACH, columns - 2 * edge, APART)
+    ]
+    for number, (channel, row, column) in enumerate(starts[:: -(-len(starts) // MOST) or 1]):
+        place = channel, slice(row, row + edge), slice(column, column + edge)
+        if np.isfinite(noisy[place]).all():
+            yield place, shapes[number % len(shapes)]
+
+
+def _beside(place: tuple[slice | int, ...]) -> tuple[slice | int, ...]:
+    """The place next to one, on the diagonal, where nothing was added."""
+    edge = 2 * REACH + 1
+    return tuple(p if isinstance(p, int) else slice(p.start + edge, p.stop + edge) for p in place)
+
+
+def _contrasts(image: Values, sigma: Values, details: list[tuple[tuple[slice | int, ...], Array]]) -> Values:
+    """Height of each detail in an image by its matched filter, in noise levels; brightness around it does not count."""
+    heights = []
+    for place, shape in details:
+        weights = shape - shape.mean()
+        heights.append((weights * (image[place] / sigma[place])).sum() / (weights * shape).sum())
+    return np.array(heights)

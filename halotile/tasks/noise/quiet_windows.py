@@ -1,0 +1,227 @@
+"""Variance of noise over brightness, from windows of a plane in quiet surroundings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+Range = tuple[float, float]
+WINDOW = 8
+"""Edge of the windows whose mean and variance are compared, in pixels."""
+LEAST_WINDOWS = 16
+"""Windows that have to count, at least."""
+LEAST_MEASURED = 0.2
+"""Share of the details of a window that has to be known: those with a hole in their 2 x 2 pixels are not."""
+FREEDOM = (WINDOW - 1) ** 2 / 2.25
+"""Degrees of freedom of the variance of a window; overlapping details count for less, by the sum of their squared correlations."""
+OUTLYING, ROUNDS = 4.0, 30
+"""Standard deviations of a window's variance above the line from which it does not count, and steps of the fit at most."""
+SATURATED_AT_MOST, EMPTY_AT_MOST = 0.02, 0.5
+"""Share of the pixels of a window that may have the largest value of a plane, and the least, where many pixels have these."""
+CERTAIN, CLEAR, CLEAR_RATIO = 3.0, 7.0, 1.6
+"""Gain in standard deviations from which there is one, and is clear; ratio of the variances of bright and dark, at least, where it is."""
+DARKEST = 0.005
+"""Quantile of the means of windows that the offset cannot exceed; bright and dark are compared at that from both ends."""
+DIGITS = 11
+"""Binary digits of a level, whose square float32 holds exactly: noise without photons has the bits of Gaussian noise."""
+SATURATED = 1e-3
+PILED_UP = 3
+"""A detector saturates at the least or largest value of a plane that more than this fraction of the samples has, and so many times as many as the next value."""
+
+
+class Fit(NamedTuple):
+    """Noise of a plane: its variance is ``gain * z + variance`` at a pixel of mean ``z``."""
+
+    gain: float
+    """0 where the noise does not grow with brightness."""
+    variance: float
+    level: float
+    """Standard deviation, root mean square over the plane."""
+    is_clear: bool
+    """True if it clearly grows with brightness."""
+    share: float = 1.0
+    """Share of the windows that could be compared."""
+
+
+class Windows(NamedTuple):
+    """Windows of one plane or more, in units of ``2**exponent``."""
+
+    means: Values
+    variances: Values
+    around: Values
+    """Mean variance of the windows beside each."""
+    all_means: Values
+    """The means also of windows that cannot be compared."""
+    exponent: int
+
+    @classmethod
+    def joined(cls, parts: Sequence[Windows]) -> Windows:
+        """The windows of several planes."""
+        exponent = max(part.exponent for part in parts)
+
+        def joined(name: str, power: int) -> Values:
+            found = [np.ldexp(getattr(part, name), power * (part.exponent - exponent)) for part in parts]
+            return np.concatenate(found)
+
+        means, all_means = (joined(name, 1) for name in ("means", "all_means"))
+        variances, around = (joined(name, 2) for name in ("variances", "around"))
+        return cls(means, variances, around, all_means, exponent)
+
+
+def fit_noise(windows: Windows | None) -> Fit | None:
+    """Fit a line to the variance of noise over brightness; None where too little of a plane can be compared.
+
+    Windows count whose neighbours have no more variance than the line. Neighbours share structure but not noise: so structure is left out, and the
+    variance is unbiased.
+
+    References
+    ----------
+    A. Foi, M. Trimeche, V. Katkovnik, K. Egiazarian, Practical Poissonian-Gaussian noise modeling and fitting for
+    single-image raw-data, IEEE Trans. Image Process. 17 (2008) 1737-1754.
+
+    Examples
+    --------
+    >>> ramp = np.tile(np.linspace(10.0, 1000.0, 512), (512, 1))
+    >>> fit = fit_noise(windows_of([2.0 * np.random.default_rng(0).poisson(ramp)]))
+    >>> abs(fit.gain - 2.0) < 0.1, round(fit.level / 1000**0.5, 1), fit.is_clear
+    (True, 1.4, True)
+    """
+    if windows is None:
+        return None
+    means, variances, around, all_means, exponent = windows
+    if np.isfinite(around).sum() < LEAST_WINDOWS:
+        return None
+    unit, share = math.ldexp(1.0, exponent), len(means) / len(all_means)
+    middle = float(means.mean())  # near which a large offset costs no digits
+    x = means - middle
+    level, gain, deviation, quiet = _quiet_line(x[:, None], variances, around)
+    offset, end = np.quantile(all_means, [DARKEST, 1 - DARKEST]) - middle
+    if gain * offset + level < 0:  # nothing is darker than without any photon
+        gain = float(variances[quiet].mean() / (x[quiet].mean() - offset))
+        level = -gain * offset
+    dark, bright = gain * offset + level, gain * end + level
+    if not deviation or gain < CERTAIN * deviation or bright <= 0:
+        even, *_ = _quiet_line(np.zeros((len(x), 0)), variances, around)
+        fraction, power = math.frexp(math.sqrt(even))
+        rounded = math.ldexp(round(fraction * 2**DIGITS), power - DIGITS) * unit
+        return Fit(0.0, rounded**2, rounded, is_clear=False, share=share)
+    mean = float(np.maximum(gain * (all_means - middle) + level, 0).mean())
+    is_clear = bool(gain > CLEAR * deviation and bright > CLEAR_RATIO * dark)
+    return Fit(gain * unit, (level - gain * middle) * unit**2, math.sqrt(mean) * unit, is_clear, share)
+
+
+def windows_of(squares: Sequence[Values], empty_at_most: float = EMPTY_AT_MOST) -> Windows | None:
+    """Measure the windows of a plane; None without any.
+
+    The variance of a window is that of its Haar diagonal details. Saturated, empty and constant windows are left out; pixels that are not finite do not
+    count.
+
+    ``squares``: parts of the plane; ``empty_at_most``: share of the pixels of a window that may have the least value of the plane, if many have it.
+    """
+    squares = _without_marks(squares)
+    exponent = math.frexp(np.abs(finite_values(squares)).max(initial=0.0))[1]
+    # In a unit in which squares neither overflow nor vanish.
+    squares = [np.ldexp(square, -exponent) for square in squares]
+    ends = zip(saturated_ends(squares), (empty_at_most, SATURATED_AT_MOST), strict=True)
+    piled_up = [(end, share) for end, share in ends if not math.isnan(end)]
+    found = []
+    for square in squares:
+        rows, columns = (n // WINDOW for n in square.shape)
+        windows = square[: rows * WINDOW, : columns * WINDOW].reshape(rows, WINDOW, columns, WINDOW)
+        left, right = windows[:, :, :, :-1], windows[:, :, :, 1:]
+        details = ((left - right)[:, :-1] - (left - right)[:, 1:]) / 2
+        means, filled = _measured_means(windows)
+        variances, measured = _measured_means(np.square(details))
+        known = (measured >= LEAST_MEASURED) & (variances > 0)
+        for end, share in piled_up:
+            known &= (windows == end).mean((1, 3)) <= share * filled
+        around = _mean_beside(np.where(known, variances, np.nan))
+        found.append((means[known], variances[known], around[known], means[filled >= LEAST_MEASURED]))
+    if not found:
+        return None
+    means, variances, around, all_means = (np.concatenate(part) for part in zip(*found, strict=True))
+    return Windows(means, variances, around, all_means, exponent)
+
+
+def _quiet_line(x: Values, y: Values, around: Values) -> tuple[float, float, float, NDArray[np.bool_]]:
+    """The line through the variances of windows in quiet surroundings, as :func:`_line` returns it, and these windows."""
+    quiet = np.isfinite(around)
+    for _ in range(ROUNDS):
+        level, gain, deviation = _line(x[quiet], y[quiet])
+        found = around <= level + gain * x.sum(1)
+        if np.array_equal(found, quiet) or found.sum() < LEAST_WINDOWS:
+            break
+        quiet = found
+    return level, gain, deviation, quiet
+
+
+def _line(x: Values, y: Values) -> tuple[float, float, float]:
+    """The likeliest line through variances whose spread is in proportion to them: its value at 0, its slope and the deviation of that.
+
+    ``x``: one column, or none for a line without slope.
+    """
+    least, spread = 1e-3 * float(np.median(y)), math.sqrt(2 / FREEDOM)
+    line, terms = np.full(len(y), np.median(y)), np.column_stack([np.ones(len(x)), x])
+    for _ in range(ROUNDS):
+        weights = (y < line * (1 + OUTLYING * spread)) / line**2
+        normal = (terms * weights[:, None]).T @ terms
+        if not np.linalg.det(normal):
+            return float(y.mean()), 0.0, 0.0
+        found = np.linalg.solve(normal, (terms * weights[:, None]).T @ y)
+        before, line = line, np.maximum(terms @ found, least)
+        if np.allclose(line, before, rtol=1e-6, atol=0):
+            break
+    level, *gain = found.tolist()
+    return level, *((gain[0], spread * math.sqrt(np.linalg.inv(normal)[1, 1])) if gain else (0.0, 0.0))
+
+
+def _mean_beside(values: Values) -> Values:
+    """Mean of the four neighbours of each value that are known; infinity without any."""
+    padded = np.pad(values, 1, constant_values=np.nan)
+    beside = np.stack([padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:]])
+    count = np.isfinite(beside).sum(0)
+    return np.where(count, np.nansum(beside, 0) / np.maximum(count, 1), np.inf)
+
+
+def _measured_means(windows: Values) -> tuple[Values, Values]:
+    """Mean of the finite pixels of each window, of shape (rows, edge, columns, edge), 0 without any; and their share."""
+    shares = np.isfinite(windows).mean((1, 3))
+    means: Values = np.nan_to_num(windows).mean((1, 3)) / np.where(shares, shares, 1)
+    return means, shares
+
+
+def _without_marks(squares: Sequence[Values]) -> Sequence[Values]:
+    """The squares with NaN for a least or largest value that lies farther from all others than these from each other: no light has it."""
+    values = np.unique(finite_values(squares))
+    if len(values) < 4:
+        return squares
+    gaps, width = np.diff(values), values[-2] - values[1]
+    marks = [end for end, gap in ((values[0], gaps[0]), (values[-1], gaps[-1])) if gap > width]
+    return [np.where(np.isin(square, marks), np.nan, square) for square in squares] if marks else squares
+
+
+def finite_values(squares: Sequence[Values]) -> Values:
+    """The finite values of squares, in one array."""
+    return np.concatenate([np.zeros(0), *(square[np.isfinite(square)] for square in squares)])
+
+
+def saturated_ends(squares: Sequence[Values]) -> Range:
+    """The least and the largest value, where pixels are saturated; NaN where they are not."""
+    values = finite_values(squares)
+    return (_piled_up(values), -_piled_up(-values) + 0.0)
+
+
+def _piled_up(values: Values) -> float:
+    """The least value if many have it that would lie below, else NaN; few counts do not: as many are 1 as 0 at a mean of 1."""
+    least = values.min(initial=np.inf)
+    others = values[values > least]
+    number = values.size - others.size
+    if number <= SATURATED * values.size:
+        return math.nan
+    piled = not others.size or number > PILED_UP * np.count_nonzero(others == others.min())
+    return float(least) if piled else math.nan

@@ -1,0 +1,137 @@
+"""Advice on settings and noise, against images whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from skimage.data import camera
+
+from halotile.graphs.jobs.denoise.compare import Comparison, TriedSetting, compare
+from halotile.graphs.kinds.sections import DenoiserChoice
+from halotile.graphs.plans.make import make_plan
+from halotile.tasks.noise.estimate import plane_level
+from halotile.tasks.noise.quiet_windows import fit_noise, windows_of
+from tests.benchmarks.choosing import NOISES, Row, losses, rows_of
+from tests.support import job_of, write_zarr
+
+Image = NDArray[np.float64]
+
+
+def nuclei(seed: int, count: int = 14, edge: int = 256, background: float = 4.0, brightest: float = 60.0) -> Image:
+    """Cells of 10 photons and more over a background."""
+    rng = np.random.default_rng(seed)
+    rows, columns = np.mgrid[:edge, :edge]
+    photons = np.full((edge, edge), background)
+    for _ in range(count):
+        row, column = rng.uniform(10, edge - 10, 2)
+        high, wide = rng.uniform(6, 13, 2)
+        inside = np.hypot((rows - row) / high, (columns - column) / wide)
+        photons = np.maximum(photons, background + rng.uniform(10, brightest) / (1 + np.exp(6 * (inside - 1))))
+    return photons
+
+
+def tried(folder: Path, pixels: NDArray[Any], settings: Sequence[tuple[float, str]], name: str = "tv") -> Comparison:
+    """Strengths with the model of the noise that each takes."""
+    job = job_of(write_zarr(folder / "a.zarr", pixels), folder / "o.zarr", name)
+
+    def job_with(setting: tuple[str, ...]) -> Any:
+        options = {"strength": float(setting[0]), "sigma": "auto"}
+        noise = replace(job.noise, model=setting[1])  # type: ignore[arg-type]
+        return replace(job, denoiser=DenoiserChoice(name=name, options=options), noise=noise)
+
+    return compare([(str(strength), model) for strength, model in settings], job_with)
+
+
+def true_error(one: TriedSetting, truth: Image, variance: Image) -> float:
+    return float(np.mean(np.square(one.denoised[0] - truth)) / variance.mean())
+
+
+def errors(found: Comparison, truth: Image, variance: Image) -> tuple[list[float], list[float]]:
+    """Estimates and truth."""
+    return [one.error for one in found.tried], [true_error(one, truth, variance) for one in found.tried]
+
+
+def test_counts_of_20_photons(tmp_path: Path) -> None:
+    truth = camera()[:256, :256] / 255 * 20.0
+    counts = np.random.default_rng(0).poisson(truth).astype(np.uint16)
+    found = tried(tmp_path, counts, [(0.01, "gaussian"), (0.5, "gaussian"), (0.5, "poisson-gaussian"), (2, "gaussian")])
+    estimates, true = errors(found, truth, truth)
+    assert true[0] == pytest.approx(0.97, abs=0.01)
+    assert estimates == pytest.approx(true, abs=0.03)
+
+
+def test_a_camera_with_gain_and_offset(tmp_path: Path) -> None:
+    photons = nuclei(3, count=30)
+    truth, variance = 2.2 * photons + 100, 2.2**2 * photons + 1.5**2
+    rng = np.random.default_rng(1)
+    pixels = (2.2 * rng.poisson(photons) + 100 + 1.5 * rng.standard_normal(photons.shape)).round().astype(np.uint16)
+    models = [(strength, model) for strength in (0.5, 1.0, 2.0) for model in ("gaussian", "poisson-gaussian")]
+    found = tried(tmp_path, pixels, models)
+    estimates, true = errors(found, truth, variance)
+    assert estimates == pytest.approx(true, abs=0.03)
+    assert int(np.argmin(estimates)) == int(np.argmin(true))
+    assert found.photons is not None
+    assert found.photons.gain.item() == pytest.approx(2.2, rel=0.1)
+
+
+def test_photon_noise_of_few_bright_pixels_is_seen_and_judged_by(tmp_path: Path) -> None:
+    fits = [fit_noise(windows_of([np.random.default_rng(s).poisson(nuclei(s)).astype(float)])) for s in range(50)]
+    assert sum(fit is not None and fit.is_clear for fit in fits) >= 45
+    assert np.mean([fit.gain for fit in fits if fit]) == pytest.approx(1, abs=0.05)
+    truth = nuclei(7)
+    counts = np.random.default_rng(7).poisson(truth).astype(np.uint16)
+    found = tried(tmp_path, counts, [(s, "poisson-gaussian") for s in (0.5, 1.0, 2.0)])
+    estimates, true = errors(found, truth, truth)
+    assert estimates == pytest.approx(true, abs=0.03)
+    assert int(np.argmin(estimates)) == int(np.argmin(true)) > 0
+
+
+def test_gaussian_noise_is_not_taken_for_that_of_photons() -> None:
+    images = [np.full((256, 256), 0.5), camera()[100:356, 100:356] / 255, nuclei(1) / 60]
+    noisy = [
+        image + sigma * np.random.default_rng(seed).standard_normal(image.shape)
+        for image in images
+        for sigma in (0.05, 0.2)
+        for seed in range(17)
+    ]
+    alarms = sum(bool((fit := fit_noise(windows_of([each]))) and fit.is_clear) for each in noisy)
+    assert alarms <= 0.02 * len(noisy)
+
+
+def test_the_noise_level_of_a_plane_is_that_of_all_its_pixels(tmp_path: Path) -> None:
+    """Of a dark plane with bright cells, medians over places have the level of the dark."""
+    photons = nuclei(5, count=25, brightest=200)
+    pixels = (2.2 * np.random.default_rng(2).poisson(photons) + 100).astype(np.float32)
+    truth = float(np.sqrt(np.mean(2.2**2 * photons)))
+    job = job_of(write_zarr(tmp_path / "a.zarr", pixels), tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"})
+    planned = make_plan(job).identity["noise_level"]
+    assert planned == pytest.approx(truth, rel=0.05)
+    assert planned == plane_level([pixels.astype(float)])
+
+
+def test_one_camera_has_one_gain(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    planes = [2.2 * rng.poisson(nuclei(100 + n, count=5, edge=128, brightest=40)) + 100 for n in range(28)]
+    noisy = np.stack(planes) + 2 * rng.standard_normal((28, 128, 128))
+    source = write_zarr(tmp_path / "a.zarr", noisy.round().astype(np.uint16), axes="tyx")
+    options: dict[str, Any] = {"strength": 1.0, "sigma": "auto"}
+    job = job_of(source, tmp_path / "o.zarr", "tv", options, noise={"model": "poisson-gaussian"})
+    noise = make_plan(job).identity["noise"]
+    assert noise["gain"] == pytest.approx(2.2, rel=0.1)
+    assert noise["offset"] == pytest.approx(100, abs=5)
+    by_plane = make_plan(replace(job, noise=replace(job.noise, shared="none"))).identity["noise"]
+    assert np.ptp(by_plane["gain"]) > 0.3
+
+
+def test_estimates_are_close_to_the_truth_and_suggestions_to_the_best() -> None:
+    """A few of the rows that ``make bench ARGS=choosing`` measures."""
+    noises = [noise for noise in NOISES if noise.name in ("gaussian 0.1", "20 photons")]
+    rows: list[Row] = list(rows_of(noises, names=("camera", "moon"), denoisers=("tv", "gaussian")))
+    assert np.mean([row.is_close for row in rows]) >= 0.95
+    assert max(losses(rows)) < 0.3
