@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from numpy.typing import NDArray
 from skimage.data import camera
 
@@ -135,3 +136,15 @@ def test_estimates_are_close_to_the_truth_and_suggestions_to_the_best() -> None:
     rows: list[Row] = list(rows_of(noises, names=("camera", "moon"), denoisers=("tv", "gaussian")))
     assert np.mean([row.is_close for row in rows]) >= 0.95
     assert max(losses(rows)) < 0.3
+
+
+@pytest.mark.parametrize("stated", [None, -1])
+def test_channels_without_colours_get_different_ones(tmp_path: Path, stated: int | None) -> None:
+    pixels = np.random.default_rng(0).poisson(20, (4, 64, 64)).astype(np.uint16)
+    channels: dict[str, Any] = {"Name": ["DAPI", "FITC", "TRITC", "Cy5"]} | ({"Color": [stated] * 4} if stated else {})
+    tifffile.imwrite(tmp_path / "a.tif", pixels, ome=True, metadata={"axes": "CYX", "Channel": channels})
+    plan = make_plan(job_of(tmp_path / "a.tif", tmp_path / "o.zarr", "gaussian", {"sigma": 1.0}))
+    omero: Any = plan.layout.omero
+    colours = [channel["color"] for channel in omero["channels"]]
+    assert len(set(colours)) == 4
+    assert "FFFFFF" not in colours

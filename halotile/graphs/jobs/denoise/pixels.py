@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -191,10 +192,13 @@ def display_channels(source: Source, pixels: Readable, begun: Begun) -> Channels
     described = source.channels or _unnamed(source, count, begun)
     if len(described) != count or (source.ome and source.ome.omero):
         return ()
+    colours = [channel.get("color", default) for channel, default in zip(described, itertools.cycle(_colours(count)))]
+    if set(colours) == {WHITE}:  # which OME-XML has for colours that nobody chose
+        colours = list(itertools.islice(itertools.cycle(_colours(count)), count))
     return tuple(
         {
             "label": channel.get("label", str(number)),
-            "color": channel.get("color", WHITE),
+            "color": colours[number],
             "active": channel.get("active", True),
             "window": _window(channel.get("window"), source, pixels, number),
         }
@@ -208,7 +212,12 @@ def _unnamed(source: Source, count: int, begun: Begun) -> Channels:
         return ({"label": stem(str(begun.output))},)
     if count > MOST_UNNAMED or choose_planes(source, {}, None).colour:
         return ()
-    return tuple({"color": color} for color in (PAIR if count == 2 else MANY)[:count])
+    return tuple({"color": color} for color in _colours(count)[:count])
+
+
+def _colours(count: int) -> tuple[str, ...]:
+    """Return the default colours of this many channels, as viewers choose them; of more than have one, they repeat."""
+    return {1: (WHITE,), 2: PAIR}.get(count, MANY)
 
 
 def _window(given: Any, source: Source, pixels: Readable, number: int) -> dict[str, float]:
