@@ -282,7 +282,7 @@ def _place_text(comparison: Comparison) -> str:
 
 def _notes(comparison: Comparison) -> list[str]:
     notes = [
-        f"Crop {_place_text(comparison)}. Noise: {_noise_text(comparison)}.",
+        f"Crop {_place_text(comparison)}. {_noise_text(comparison).capitalize()}.",
         f"Below each result: what it took away, the residual. Grey is 0, black and white are -{NOISE_LEVELS} and +{NOISE_LEVELS} noise levels.",
         "residual: its standard deviation relative to the noise. correlation: of its neighbouring pixels, about 0 for noise alone, larger "
         "where it holds structure of the image. error: estimated squared error of the result; that of the noisy crop is 1.",
