@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from halotile.cli.arguments import Flags, TryRequest
 from halotile.cli.config.loading import load_job
 from halotile.errors import ConfigError
+from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.base import Row
 from halotile.graphs.kinds.patterns import first_job
 from halotile.graphs.kinds.sections import Job
@@ -152,7 +153,7 @@ def written(setting: Setting) -> str:
 def rows_of(comparison: Comparison) -> list[Row]:
     """Return the figures of all settings as a table."""
     labels = _labels(comparison)
-    rows = [("crop", _place_text(comparison)), ("noise", _noise_text(comparison)), ("", "")]
+    rows = [("crop", _place_text(comparison)), ("noise", _noise_text(comparison)), *_outliers(comparison), ("", "")]
     for tried in comparison.tried:
         structure = "; the residual holds structure" if tried.statistics.is_structured else ""
         rows.append((labels[tried.setting], ", ".join(_lines(tried, comparison)) + structure))
@@ -181,6 +182,7 @@ def comparison_json(comparison: Comparison, file: Path | None) -> dict[str, Any]
         "place": {axis: list(span) for axis, span in comparison.place.items()},
         "noise_level": comparison.noise,
         "photon_noise": comparison.photons and comparison.photons.to_json(),
+        "outliers": comparison.outliers,
         "score": comparison.score,
         "settings": [
             {
@@ -260,6 +262,14 @@ def _faint(comparison: Comparison) -> list[str]:
     ]
 
 
+def _outliers(comparison: Comparison) -> list[Row]:
+    """Return the number of pixels that were left out."""
+    if not comparison.outliers:
+        return []
+    count = counted(comparison.outliers, "pixel")
+    return [("outliers", f"{count} far beyond the noise, hot or dead: left out of all figures")]
+
+
 def _noise_text(comparison: Comparison) -> str:
     """Return the noise by which settings are judged, in the words of the plan."""
     if comparison.photons is None:
@@ -282,6 +292,7 @@ def _place_text(comparison: Comparison) -> str:
 
 def _notes(comparison: Comparison) -> list[str]:
     notes = [
+        *(f"{text.capitalize()}." for _, text in _outliers(comparison)),
         f"Crop {_place_text(comparison)}. {_noise_text(comparison).capitalize()}.",
         f"Below each result: what it took away, the residual. Grey is 0, black and white are -{NOISE_LEVELS} and +{NOISE_LEVELS} noise levels.",
         "residual: its standard deviation relative to the noise. correlation: of its neighbouring pixels, about 0 for noise alone, larger "

@@ -17,6 +17,8 @@ from halotile.graphs.jobs.denoise.compare import Comparison, TriedSetting, compa
 from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.make import make_plan
 from halotile.tasks.noise.estimate import plane_level
+from halotile.tasks.noise.photon_noise import PhotonNoise
+from halotile.tasks.noise.quality import without_outliers
 from halotile.tasks.noise.quiet_windows import fit_noise, windows_of
 from tests.benchmarks.choosing import NOISES, Row, losses, rows_of
 from tests.support import job_of, write_zarr
@@ -148,3 +150,29 @@ def test_channels_without_colours_get_different_ones(tmp_path: Path, stated: int
     colours = [channel["color"] for channel in omero["channels"]]
     assert len(set(colours)) == 4
     assert "FFFFFF" not in colours
+
+
+@pytest.mark.parametrize("photons", [0, 20])
+def test_hot_pixels_change_no_error_and_are_counted(tmp_path: Path, photons: float) -> None:
+    truth = camera()[100:356, 100:356] / 255 * (photons or 1)
+    rng = np.random.default_rng(4)
+    clean = rng.poisson(truth) if photons else truth + 0.1 * rng.standard_normal(truth.shape)
+    hot = clean.astype(np.uint16 if photons else np.float32)
+    hot[[40, 200], [77, 130]] = 60000 if photons else 50
+    found = []
+    for number, pixels in enumerate((clean.astype(hot.dtype), hot)):
+        (tmp_path / str(number)).mkdir()
+        found.append(tried(tmp_path / str(number), pixels, [(0.5, "gaussian"), (2.0, "gaussian")]))
+    assert [one.outliers for one in found] == [0, 2]
+    whole, with_hot = ([one.error for one in comparison.tried] for comparison in found)
+    assert with_hot == pytest.approx(whole, abs=0.02)
+
+
+def test_stars_are_no_outliers() -> None:
+    rows, columns = np.mgrid[:9, :9] - 4
+    star = np.exp(-(rows**2 + columns**2) / (2 * 0.9**2))
+    image = np.random.default_rng(0).standard_normal((1, 128, 128))
+    for number, height in enumerate((5, 10, 30, 100, 1000)):
+        image[0, 20 * number + 4 : 20 * number + 13, 50:59] += height * star
+    found = without_outliers(image, PhotonNoise.of(np.array(0.0), np.array(1.0)))[1]
+    assert not found.any()

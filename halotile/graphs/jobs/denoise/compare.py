@@ -31,7 +31,7 @@ from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_level, plane_regions, sample_regions
 from halotile.tasks.noise.photon_noise import PhotonNoise
-from halotile.tasks.noise.quality import FaintDetail, faint_detail, noise_sigma, unbiased_risk
+from halotile.tasks.noise.quality import FaintDetail, faint_detail, noise_sigma, unbiased_risk, without_outliers
 from halotile.tasks.noise.quiet_windows import Values, fit_noise, windows_of
 from halotile.tasks.noise.residual import Residual, has_noise_map, has_photons, measured_at, noise_map_at
 from halotile.tasks.roles import Roles
@@ -169,6 +169,7 @@ class Comparison:
     score: Score  # the estimate of the error
     tried: tuple[TriedSetting, ...]  # settings that could be used, as they were listed
     failed: Mapping[Setting, str]  # others, with the reason
+    outliers: int = 0  # hot, dead and other pixels that noise does not explain: they were replaced, and do not count
 
     @property
     def best(self) -> TriedSetting:
@@ -214,18 +215,20 @@ def compare(
     described = known or next((task for task in tasks.values() if has_noise_map(task)), _task_of(first))
     plan_of_noise = next(plan for setting, plan in plans.items() if tasks[setting] is described)
     noise = _noise_of(plan_of_noise, described, place, level)
-    tried = []
+    noisy, tried = DenoisedPlace(described, place).noisy, []
+    repaired, outliers = without_outliers(noisy, noise)
     for setting, task in tasks.items():
         with _noted(failed, setting):
             _check_shape(task, _task_of(first))
-            tried.append(_evaluated(setting, DenoisedPlace(task, place), noise))
+            tried.append(_evaluated(setting, DenoisedPlace(task, place), noise, repaired, outliers))
     if not tried:
         raise _none_left(failed)
-    noisy = DenoisedPlace(described, place).noisy
     reasons = {setting: str(error) for setting, error in failed.items()}
     mean = float(np.nanmean(np.where(np.isfinite(noisy), noise_sigma(noisy, noise), np.nan)))
     photons = noise if np.any(noise.gain) else None
-    return Comparison(place, noisy, mean, photons, "PURE" if photons else "SURE", tuple(tried), reasons)
+    return Comparison(
+        place, noisy, mean, photons, "PURE" if photons else "SURE", tuple(tried), reasons, int(outliers.sum())
+    )
 
 
 @contextmanager
@@ -318,14 +321,16 @@ def _per_channel(*parts: Any) -> PhotonNoise:
     return PhotonNoise(gain, offset, read_sigma)
 
 
-def _evaluated(setting: Setting, crop: DenoisedPlace, noise: PhotonNoise) -> TriedSetting:
-    noisy, denoised = crop.noisy, crop.denoised
-    sigma, denoise = noise_sigma(noisy, noise), crop.denoise
-    residual = (noisy - denoised.astype(np.float64)) / sigma
-    error = unbiased_risk(noisy, noise, denoise)
+def _evaluated(
+    setting: Setting, crop: DenoisedPlace, noise: PhotonNoise, repaired: Values, outliers: NDArray[np.bool_]
+) -> TriedSetting:
+    denoised, denoise, sigma = crop.denoised, crop.denoise, noise_sigma(repaired, noise)
+    residual = (crop.noisy - denoised.astype(np.float64)) / sigma
+    counted = replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma)) if outliers.any() else noise
+    error = unbiased_risk(repaired, counted, denoise)
     if not math.isfinite(error):
         raise InputError("no pixel of the crop can be compared: all are holes, or without noise. Take another region.")
-    detail = faint_detail(noisy, sigma, denoise, denoise(noisy))
+    detail = faint_detail(repaired, sigma, denoise, denoise(repaired))
     return TriedSetting(setting, denoised, residual, Residual.of(residual), error, detail)
 
 
