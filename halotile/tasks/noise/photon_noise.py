@@ -13,7 +13,7 @@ import numpy as np
 from halotile.errors import InputError
 from halotile.storage.rim import Readable
 from halotile.tasks.noise.estimate import Ends, PlaneLevel, measure_plane, plane_level, sampled_planes
-from halotile.tasks.noise.quiet_windows import Fit, Values, Windows, finite_values, fit_noise, windows_of
+from halotile.tasks.noise.quiet_windows import Fit, PlaneWindows, Values, finite_values, fit_noise, windows_of
 
 SUITS = 2.0
 """Ratio of the variance that other planes predict for one and its own, or the inverse, up to which their noise is taken for it."""
@@ -87,14 +87,14 @@ def estimate_photon_noise(
     """
     channel = [number for number, axis in enumerate(looped) if axis in apart]
     kept = channel if shared else list(range(len(looped)))
-    windows: dict[tuple[int, ...], list[Windows]] = {}
+    windows: dict[tuple[int, ...], list[PlaneWindows]] = {}
     evens: dict[tuple[int, ...], list[Even]] = {}
     for place, squares in sampled_planes(source, spatial, looped):
         at, values = tuple(place[number] for number in kept), finite_values(squares)
         evens.setdefault(at, []).append(Even(float(np.median(values)) if values.size else 0.0, plane_level(squares)))
         if (found := windows_of(squares)) is not None:
             windows.setdefault(at, []).append(found)
-    fits = {at: fit for at, parts in windows.items() if (fit := fit_noise(Windows.joined(parts))) and fit.gain}
+    fits = {at: fit for at, parts in windows.items() if (fit := fit_noise(PlaneWindows.joined(parts))) and fit.gain}
     if not fits or (clearly and not (len(fits) == len(evens) and all(fit.is_clear for fit in fits.values()))):
         return None
     clear = {at: fit for at, fit in fits.items() if fit.is_clear}

@@ -48,7 +48,7 @@ class Fit(NamedTuple):
     """Share of the windows that could be compared."""
 
 
-class Windows(NamedTuple):
+class PlaneWindows(NamedTuple):
     """Windows of one plane or more, in units of ``2**exponent``."""
 
     means: Values
@@ -60,7 +60,7 @@ class Windows(NamedTuple):
     exponent: int
 
     @classmethod
-    def joined(cls, parts: Sequence[Windows]) -> Windows:
+    def joined(cls, parts: Sequence[PlaneWindows]) -> PlaneWindows:
         """The windows of several planes."""
         exponent = max(part.exponent for part in parts)
 
@@ -73,7 +73,7 @@ class Windows(NamedTuple):
         return cls(means, variances, around, all_means, exponent)
 
 
-def fit_noise(windows: Windows | None) -> Fit | None:
+def fit_noise(windows: PlaneWindows | None) -> Fit | None:
     """Fit a line to the variance of noise over brightness; None where too little of a plane can be compared.
 
     Windows count whose neighbours have no more variance than the line. Neighbours share structure but not noise: so structure is left out, and the
@@ -115,7 +115,7 @@ def fit_noise(windows: Windows | None) -> Fit | None:
     return Fit(gain * unit, (level - gain * middle) * unit**2, math.sqrt(mean) * unit, is_clear, share)
 
 
-def windows_of(squares: Sequence[Values], empty_at_most: float = EMPTY_AT_MOST) -> Windows | None:
+def windows_of(squares: Sequence[Values], empty_at_most: float = EMPTY_AT_MOST) -> PlaneWindows | None:
     """Measure the windows of a plane; None without any.
 
     The variance of a window is that of its Haar diagonal details. Saturated, empty and constant windows are left out; pixels that are not finite do not
@@ -145,7 +145,7 @@ def windows_of(squares: Sequence[Values], empty_at_most: float = EMPTY_AT_MOST) 
     if not found:
         return None
     means, variances, around, all_means = (np.concatenate(part) for part in zip(*found, strict=True))
-    return Windows(means, variances, around, all_means, exponent)
+    return PlaneWindows(means, variances, around, all_means, exponent)
 
 
 def _quiet_line(x: Values, y: Values, around: Values) -> tuple[float, float, float, NDArray[np.bool_]]:
