@@ -69,11 +69,8 @@ def test_the_suggestion_names_its_plane(folder: Path) -> None:
 
 
 def test_no_setting_is_suggested_where_none_beats_the_noisy_crop(folder: Path) -> None:
-    hot = np.load("a.npy")
-    hot[::20, ::20] = 60000
-    np.save("a.npy", hot)
     (folder / "job.yaml").write_text(JOB.replace("tv, strength: 1.0, sigma: auto", "gaussian, sigma: 1.0"))
-    lists = ("--set", "denoiser.sigma=1,2", "--region", "0:64,0:64")
+    lists = ("--set", "denoiser.sigma=8,12")
     result = ask("try", "job.yaml", "sheet.png", *lists)
     assert "no setting is better than the image as it is" in " ".join(result.stdout.split())
     assert "--set" not in result.stdout
