@@ -86,6 +86,8 @@ def test_counts_come_out_better_and_unbiased(tmp_path: Path, name: str, peak: in
         result = denoised(tmp_path, pixels, name, noise, AUTO)
         assert decibels(result, truth, peak) - plain >= least
         assert result.mean() == pytest.approx(pixels.mean(), rel=0.005)
+    if (name, peak) == ("tv", 20):  # 1 dB more than a median of levels gave, before one level was the root mean square
+        assert decibels(result, truth, peak) >= 33.32
     # As good as with the true gain, which compares with nothing that improves beside it.
     given = denoised(tmp_path, pixels, name, GIVEN, AUTO)
     assert decibels(result, truth, peak) >= decibels(given, truth, peak) - 0.1
