@@ -18,7 +18,7 @@ from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.make import make_plan
 from halotile.tasks.noise.estimate import plane_level
 from halotile.tasks.noise.photon_noise import PhotonNoise
-from halotile.tasks.noise.quality import without_outliers
+from halotile.tasks.noise.quality import unbiased_risk, without_outliers
 from halotile.tasks.noise.quiet_windows import fit_noise, windows_of
 from tests.benchmarks.choosing import NOISES, Row, losses, rows_of
 from tests.support import job_of, write_zarr
@@ -176,3 +176,18 @@ def test_stars_are_no_outliers() -> None:
         image[0, 20 * number + 4 : 20 * number + 13, 50:59] += height * star
     found = without_outliers(image, PhotonNoise.of(np.array(0.0), np.array(1.0)))[1]
     assert not found.any()
+
+
+def test_pixels_that_do_not_count_reach_no_denoiser_as_holes() -> None:
+    counts = np.random.default_rng(0).poisson(5.0, (1, 64, 64)).astype(float)
+    read = np.zeros(counts.shape)
+    read[0, 9, 9] = np.nan
+    seen: list[bool] = []
+
+    def denoise(image: Image) -> Image:
+        seen.append(bool(np.isfinite(image).all()))
+        return image
+
+    assert unbiased_risk(counts, PhotonNoise(np.array(1.0), np.array(0.0), read), denoise) == pytest.approx(1, abs=0.05)
+    assert all(seen)
+    assert len(seen) == 1 + 16

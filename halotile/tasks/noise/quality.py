@@ -57,7 +57,7 @@ def unbiased_risk(noisy: Values, noise: PhotonNoise, denoise: Denoise, seed: int
     own = np.where(np.isfinite(noisy), gain * (noisy - offset) + np.square(read), np.nan)
     errors, signs = np.square(denoised - noisy) - own, np.random.default_rng(seed).choice([-1.0, 1.0], noisy.shape)
     if np.nanmean(own) < FEW * np.nanmean(np.square(gain)):
-        changes = np.full(noisy.shape, np.nan)
+        changes, read = np.full(noisy.shape, np.nan), np.nan_to_num(read)  # no NaN may reach the denoiser
         for probed in _lattices(noisy.shape):
             # Others gain a photon, or a filter that is wider than the lattice would see the mean fall.
             lost, photons = probed & (signs > 0), np.where(probed, signs, 0)
