@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,6 @@ from skimage import color, data
 from skimage.transform import downscale_local_mean
 
 from halotile.graphs.jobs.denoise.compare import Comparison, Setting, compare
-from halotile.graphs.kinds.sections import DenoiserChoice
 from tests.benchmarks.bars import Figure
 from tests.support import job_of, write_zarr
 
@@ -79,8 +80,18 @@ STRENGTHS: dict[str, tuple[dict[str, Any], ...]] = {
     "nlm": tuple({"strength": s, "sigma": "auto"} for s in (0.2, 0.4, 0.7, 1.0, 1.5)),
     "gaussian": tuple({"sigma": s} for s in (0.4, 0.7, 1.0, 1.5, 2.5)),
     "median": tuple({"size": s} for s in (3, 5, 7, 9, 11)),
+    "dncnn": tuple({"trained": s, "depth": 5, "width": 16} for s in (0.02, 0.05, 0.1, 0.2, 0.4)),
 }
 MODELS = ("gaussian", "poisson-gaussian")
+
+
+@cache
+def weights_for(noise: float) -> str:
+    """Weights of a small network that learned this noise level, on images of 0 to 1."""
+    file = Path(tempfile.mkdtemp()) / "dncnn.safetensors"
+    options = f"--steps=300 --depth=5 --width=16 --sigma={noise}".split()
+    subprocess.run([sys.executable, "examples/train_dncnn.py", file, *options], check=True, stdout=subprocess.DEVNULL)
+    return str(file)
 
 
 class Row(NamedTuple):
@@ -110,24 +121,29 @@ def rows_of(
         for noise in noises:
             drawn, truth = noise.draw(image, number), noise.truth(image)
             relative = float(noise.variance(image).mean())
-            found = _compared(drawn, denoisers, noise if known else None)
+            found = _compared(drawn, denoisers, noise, known)
             spans = [slice(*found.place[axis]) for axis in "yx"]
             for tried in found.tried:
                 error = float(np.mean(np.square(tried.denoised[0] - truth[tuple(spans)]))) / relative
                 yield Row(name, noise.name, " ".join(tried.setting), tried.error, error)
 
 
-def _compared(drawn: NDArray[Any], denoisers: Sequence[str], noise: Noise | None) -> Comparison:
+def _compared(drawn: NDArray[Any], denoisers: Sequence[str], noise: Noise, known: bool) -> Comparison:
     with tempfile.TemporaryDirectory() as folder:
         source = write_zarr(Path(folder) / "a.zarr", drawn)
         jobs = {}
+        # The network takes values of 0 to 1.
+        ends = [offset := noise.offset, offset + noise.gain * (noise.photons or 1)]
         for denoiser in denoisers:
             for options in STRENGTHS[denoiser]:
-                kinds = MODELS if "strength" in options and drawn.dtype.kind == "u" else MODELS[:1]
-                for model in kinds:
-                    job = job_of(source, Path(folder) / "o.zarr", denoiser, options, noise=_section(model, noise))
-                    label: Setting = (denoiser, *(f"{k}={v}" for k, v in options.items() if v != "auto"), model)
-                    jobs[label] = replace(job, denoiser=DenoiserChoice(name=denoiser, options=options))
+                label: Setting = (denoiser, *(f"{k}={v}" for k, v in options.items() if v != "auto"))
+                trained, given = options.get("trained"), {k: v for k, v in options.items() if k != "trained"}
+                parts: dict[str, Any] = {}
+                if trained:
+                    given["weights"], parts["input"] = weights_for(trained), {"range": ends}
+                for model in MODELS if "strength" in options and drawn.dtype.kind == "u" else MODELS[:1]:
+                    parts["noise"] = _section(model, noise if known else None)
+                    jobs[*label, model] = job_of(source, Path(folder) / "o.zarr", denoiser, given, **parts)
         return compare(list(jobs), jobs.__getitem__)
 
 
