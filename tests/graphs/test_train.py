@@ -25,7 +25,7 @@ from safetensors.torch import load
 from halotile.errors import DamagedData, Diverged, HalotileError, InputError, OutputRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.jobs.train.job import FAST, plan_rows
+from halotile.graphs.jobs.train.job import FAST, WeightsFile, plan_rows
 from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs import held_output
@@ -137,6 +137,7 @@ def test_a_killed_worker_and_a_killed_driver_change_no_bit(
         until(lambda: driver.poll() is not None or read_curve(state / "curve.json")[0] > 100, seconds=60)
         assert driver.poll() is None
         driver.kill()
+    assert not Path(job.output.path).exists()
     _, weights = train(job)
     assert weights == expected
     assert curve_of(job) == curve_of(whole)
@@ -260,6 +261,25 @@ def test_a_file_that_is_put_there_meanwhile_is_not_overwritten(
     with pytest.raises(HalotileError, match=r"that no run wrote|has not written it yet"):
         train(job, cluster, fresh=fresh)
     assert Path(job.output.path).read_bytes() == b"mine"
+
+
+@pytest.mark.cluster
+def test_the_weights_have_their_name_once_they_are_trained(
+    images: Path, cluster: RunningCluster, expected: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "net.safetensors"
+    path.write_bytes(b"before")
+    job = training(images, tmp_path, output=WeightsFile(path=str(path), overwrite=True))
+    plan = make_plan(job)
+    with claim(plan):  # a run that is killed before its first step
+        path.with_name(f"{path.name}.1234.partial").write_bytes(b"half")
+        assert not path.exists()
+    named: list[bool] = []
+    run(plan, cluster=cluster, observer=lambda progress: named.append(path.exists() and progress.done < progress.total))
+    assert not any(named)
+    assert path.read_bytes() == expected
+    assert not list(tmp_path.glob("*.partial"))
+    assert verify(path, job=job).sound
 
 
 def set_checkpoint_seconds(seconds: float) -> float:
