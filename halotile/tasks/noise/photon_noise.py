@@ -57,6 +57,29 @@ class PhotonNoise:
         return variance
 
 
+def noise_of_planes(planes: Sequence[Sequence[Values]]) -> PhotonNoise:
+    """Noise of an image of some channels, (channels, rows, columns), by samples of the plane of each; NaN where there is none.
+
+    Photon noise where it clearly grows with brightness in every plane: one level for dark and bright alike would reward what leaves the noise of the bright.
+
+    >>> rng = np.random.default_rng(0)
+    >>> noise_of_planes([[rng.standard_normal((256, 256))]]).read_sigma.round(1).ravel().tolist()
+    [1.0]
+    """
+    fits = [fit for fit in map(fit_noise, map(windows_of, planes)) if fit and fit.is_clear]
+    if len(fits) == len(planes):
+        found = PhotonNoise.of(np.array([fit.gain for fit in fits]), np.array([fit.variance for fit in fits]))
+        return per_channel(found.gain, found.offset, found.read_sigma)
+    levels = np.array([plane_level(squares) for squares in planes])
+    return per_channel(0 * levels, 0 * levels, np.where(levels > 0, levels, np.nan))
+
+
+def per_channel(*parts: Any) -> PhotonNoise:
+    """Return the noise of several channels, which broadcasts to an image of them."""
+    gain, offset, read_sigma = (np.reshape(np.asarray(part, np.float64), (-1, 1, 1)) for part in parts)
+    return PhotonNoise(gain, offset, read_sigma)
+
+
 class Even(NamedTuple):
     """A plane in which noise does not grow with brightness."""
 

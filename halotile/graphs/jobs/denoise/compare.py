@@ -29,10 +29,10 @@ from halotile.storage.views import measured, readable_parts
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.devices.device import torch_threads
-from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_level, plane_regions, sample_regions
-from halotile.tasks.noise.photon_noise import PhotonNoise
+from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_regions, sample_regions
+from halotile.tasks.noise.photon_noise import PhotonNoise, noise_of_planes, per_channel
 from halotile.tasks.noise.quality import FaintDetail, faint_detail, noise_sigma, unbiased_risk, without_outliers
-from halotile.tasks.noise.quiet_windows import Values, fit_noise, windows_of
+from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.noise.residual import Residual, has_noise_map, has_photons, measured_at, noise_map_at
 from halotile.tasks.roles import Roles
 
@@ -287,22 +287,14 @@ def _noise_of(plan: Plan, task: DenoiseTask, place: Spans, level: float) -> Phot
                 tuple(c if axes[i] == "c" else place[axes[i]][0] for i in looped)
                 for c in range(*place.get("c", (0, 1)))
             ]
-            noise = _per_channel(*([float(part[at]) for at in planes] for part in _parts(noise)))
+            noise = per_channel(*([float(part[at]) for at in planes] for part in _parts(noise)))
     elif has_noise_map(task):
         sigma = crop.view(noise_map_at(task, crop.region)).astype(np.float64)
         noise = PhotonNoise(np.zeros(()), np.zeros(()), np.where(sigma > 0, sigma, np.nan))
     elif level:
         noise = PhotonNoise(np.zeros(()), np.zeros(()), np.array(level))
     else:
-        samples = list(samples_at(source, task, place))
-        fits = [fit for fit in map(fit_noise, map(windows_of, samples)) if fit and fit.is_clear]
-        if len(fits) == len(samples):
-            # One level for dark and bright alike would reward what leaves the noise of the bright.
-            found = PhotonNoise.of(np.array([fit.gain for fit in fits]), np.array([fit.variance for fit in fits]))
-            noise = _per_channel(*_parts(found))
-        else:
-            levels = np.array([plane_level(squares) for squares in samples])
-            noise = _per_channel(0 * levels, 0 * levels, np.where(levels > 0, levels, np.nan))
+        noise = noise_of_planes(list(samples_at(source, task, place)))
     if not (noise_sigma(crop.noisy, noise)[np.isfinite(crop.noisy)] > 0).any():
         raise InputError(
             f"{source.path}: no noise can be estimated in the plane of the crop, and settings are compared by it. "
@@ -313,12 +305,6 @@ def _noise_of(plan: Plan, task: DenoiseTask, place: Spans, level: float) -> Phot
 
 def _parts(noise: PhotonNoise) -> list[Values]:
     return [getattr(noise, part.name) for part in fields(noise)]
-
-
-def _per_channel(*parts: Any) -> PhotonNoise:
-    """Return the noise of several channels, which broadcasts to an image of them."""
-    gain, offset, read_sigma = (np.reshape(np.asarray(part, np.float64), (-1, 1, 1)) for part in parts)
-    return PhotonNoise(gain, offset, read_sigma)
 
 
 def _evaluated(

@@ -189,10 +189,12 @@ def plan_rows(figures: Figures) -> list[Row]:
 def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples: Path) -> list[Row]:
     """Return the end of a training as a table.
 
-    >>> rows = result_rows({"loss": 0.25, "validation": 0.3}, {"name": "unet", "weights": "unet.safetensors"}, Path("examples.png"))
+    >>> last = {"loss": 0.25, "validation": 0.3, "error": 0.0412, "tv": 0.05, "nlm": 0.06}
+    >>> rows = result_rows(last, {"name": "unet", "weights": "unet.safetensors"}, Path("examples.png"))
     >>> for row in rows:
     ...     print(*row)
     loss 0.25, on held-out patches 0.3
+    error 0.0412 of that of the noisy image, by an unbiased estimate on a held-out crop; tv 0.05, nlm 0.06
     examples examples.png
     denoise with denoiser: {name: unet, weights: unet.safetensors}
     compare a short training may be worse than tv. With a job file denoise.yaml of that denoiser: recon-cli try denoise.yaml --set "denoiser={name: unet, weights: unet.safetensors},{name: tv, strength: 1.0, sigma: auto}"
@@ -200,6 +202,14 @@ def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples
     held_out = f", on held-out patches {last['validation']:.4g}" if "validation" in last else ""
     keys = ", ".join(f"{key}: {value}" for key, value in denoiser.items())
     rows = [("loss", f"{last['loss']:.4g}{held_out}")] if "loss" in last else []
+    if "error" in last:
+        others = ", ".join(f"{name} {last[name]:.3g}" for name in ("tv", "nlm"))
+        rows.append(
+            (
+                "error",
+                f"{last['error']:.3g} of that of the noisy image, by an unbiased estimate on a held-out crop; {others}",
+            )
+        )
     compare = f'recon-cli try denoise.yaml --set "denoiser={{{keys}}},{OTHER}"'
     return [
         *rows,

@@ -67,7 +67,7 @@ class TrainWork(ProgramWork):
         """Return the last figures of the curve, and the denoiser to write into a job."""
         last, drawing = self.last_row()
         denoiser = {**self.recipe.network.denoiser(self.recipe.channels), "weights": str(self.output.path)}
-        figures = {name: last[name] for name in ("loss", "validation") if name in last}
+        figures = {name: last[name] for name in ("loss", "validation", "error", "tv", "nlm") if name in last}
         return Inspection(figures | {"denoiser": denoiser}, result_rows(last, denoiser, drawing))
 
 
