@@ -188,7 +188,7 @@ def comparison_json(comparison: Comparison, file: Path | None) -> dict[str, Any]
             {
                 "set": list(tried.setting),
                 "residual": tried.statistics.ratio,
-                "correlation": tried.statistics.correlation,
+                **tried.statistics.correlations_json(),
                 "holds_structure": tried.statistics.is_structured,
                 "error": tried.error,
                 "faint_detail": [found._asdict() for found in tried.detail],
@@ -241,7 +241,7 @@ def _lines(tried: TriedSetting, comparison: Comparison) -> list[str]:
     found = tried.statistics
     return [
         f"residual {found.ratio:.2f} of the noise",
-        f"correlation {round(found.correlation, 2) + 0.0:.2f}",
+        f"correlation {found.correlation_text}",
         f"error {tried.error:.3f} ({comparison.score})",
         *(
             [f"faint detail {percents} %"]
@@ -295,7 +295,7 @@ def _notes(comparison: Comparison) -> list[str]:
         *(f"{text.capitalize()}." for _, text in _outliers(comparison)),
         f"Crop {_place_text(comparison)}. {_noise_text(comparison).capitalize()}.",
         f"Below each result: what it took away, the residual. Grey is 0, black and white are -{NOISE_LEVELS} and +{NOISE_LEVELS} noise levels.",
-        "residual: its standard deviation relative to the noise. correlation: of its neighbouring pixels, about 0 for noise alone, larger "
+        "residual: its standard deviation relative to the noise. correlation: of its neighbouring pixels, the larger one of both axes, about 0 for noise alone, larger "
         "where it holds structure of the image. error: estimated squared error of the result; that of the noisy crop is 1.",
         "faint detail: height left of small spots and lines that were added at 1, 2 and 5 noise levels.",
     ]

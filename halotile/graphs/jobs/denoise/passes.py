@@ -46,7 +46,7 @@ def inspect_residual(task: DenoiseTask, output: OutputPath) -> Inspection:
         {
             "plane": place_text(_roles(task), place),
             "ratio": r.ratio,
-            "correlation": r.correlation,
+            **r.correlations_json(),
             "holds_structure": r.is_structured,
             "shift": r.shift,
         }
@@ -99,7 +99,8 @@ def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count
     level = plane_level([noisy for _, noisy, _ in squares])
     if not level > 0:
         return None
-    return Residual.of(_relative(task, *parts, level) for parts in squares)
+    letters = (roles.axes[square[0]], roles.axes[square[1]])
+    return Residual.of((_relative(task, *parts, level) for parts in squares), letters)
 
 
 def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values, level: float) -> Values:
