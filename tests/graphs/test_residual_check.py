@@ -100,6 +100,24 @@ def test_stripes_that_were_taken_away_are_structure_along_their_axis(tmp_path: P
     assert f"The correlation of neighbours is {entry['correlation']:.2f} {words}. " in inspection.warnings[0]
 
 
+def test_the_faint_detail_is_measured_where_it_takes_little_beside_the_run(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "a.zarr", np.stack([noisy("camera", 0.1)] * 2), axes="tyx")
+    job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"})
+    run_inline(job)
+    work = work_of(make_plan(job))
+    found = work.inspect(seconds=3600.0, pixel_seconds=1e-6)
+    detail = found.figures["faint_detail"]
+    assert [each["height"] for each in detail] == [1, 2, 5]
+    assert 0.1 < detail[0]["kept"] < detail[2]["kept"] < 1
+    assert detail[2]["detected"] > 0.9
+    text = dict(found.rows)["faint detail"]
+    assert text.startswith(f"{100 * detail[0]['kept']:.0f}, ")
+    assert " % of the height kept at 1, 2, 5 noise levels; " in text
+    assert text.endswith(" % detected; in t=0")
+    for seconds, pixel_seconds in ((3600.0, 1e-4), (2.0, 1e-6), (0.0, float("inf"))):
+        assert "faint_detail" not in work.inspect(seconds, pixel_seconds).figures
+
+
 def test_each_of_few_planes_has_its_figures(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     planes = [camera() + 5 * rng.standard_normal((512, 512)), 100 + 20 * rng.standard_normal((512, 512))]
@@ -250,7 +268,7 @@ def test_a_run_ends_with_its_figures_whatever_becomes_of_the_image(
     assert outcome_json(outcome, 0.0, 0.0)["residual"][0]["holds_structure"] is True
     (entry,) = outcome.inspection.figures["residual"]
     assert f"correlation of neighbours {entry['correlation']:.2f} " in dict(outcome_rows(outcome, 0.0, 0.0))["residual"]
-    monkeypatch.setattr(type(work_of(make_plan(job))), "inspect", lambda _: (tmp_path / "gone").stat())
+    monkeypatch.setattr(type(work_of(make_plan(job))), "inspect", lambda *_: (tmp_path / "gone").stat())
     assert run(make_plan(job), cluster=cluster).inspection == Inspection()
 
 

@@ -15,6 +15,7 @@ from halotile.storage.rim import Array, Pixels
 from halotile.storage.views import PlaneValues, axes_of_side, side_at
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.holes import Valid
+from halotile.tasks.noise.noise_correlation import direction_text
 from halotile.tasks.noise.quiet_windows import Values, finite_values
 
 PART = 128
@@ -59,7 +60,7 @@ class Residual:
         """
         residuals = list(residuals)
         values = finite_values(residuals)
-        found = [r for part in _parts(residuals) if np.isfinite(r := lag_correlations(part)).all()]
+        found = [r for part in _parts(residuals) if np.isfinite(r := _correlations(part)).all()]
         if not values.size:
             return cls(0.0, (0.0, 0.0), axes=axes)
         down, along = np.quantile(found, 0.75, axis=0).tolist() if found else (0.0, 0.0)
@@ -116,24 +117,15 @@ def _parts(residuals: Iterable[Values]) -> Iterator[Values]:
             yield from np.array_split(band, columns, 1)
 
 
-def direction_text(axis: str) -> str:
-    """An axis in words.
-
-    >>> direction_text("y"), direction_text("x"), direction_text("z")
-    ('down the columns (y)', 'along the rows (x)', 'along z')
-    """
-    return {"y": "down the columns (y)", "x": "along the rows (x)"}.get(axis, f"along {axis}")
-
-
-def lag_correlations(part: Values, lag: int = 1) -> Values:
-    """Correlation with the pixel so many further, along each axis; NaN where nothing varies, or most is not finite."""
+def _correlations(part: Values) -> Values:
+    """Correlation with the next pixel, along each axis; NaN where nothing varies, or most is not finite."""
     finite = np.isfinite(part)
     if finite.mean() < MEASURED:
         return np.full(2, math.nan)
     centred = np.where(finite, part - part[finite].mean(), 0.0)
     variance = np.square(centred).sum() / finite.sum()
-    products = [(each[lag:] * each[:-lag]).sum() for each in (centred, centred.T)]
-    pairs = [(each[lag:] & each[:-lag]).sum() for each in (finite, finite.T)]
+    products = [(each[1:] * each[:-1]).sum() for each in (centred, centred.T)]
+    pairs = [(each[1:] & each[:-1]).sum() for each in (finite, finite.T)]
     if not variance or not all(pairs):
         return np.full(2, math.nan)
     found: Values = np.divide(products, pairs) / variance
