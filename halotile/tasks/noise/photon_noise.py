@@ -13,6 +13,7 @@ import numpy as np
 from halotile.errors import InputError
 from halotile.storage.rim import Readable
 from halotile.tasks.noise.estimate import Ends, PlaneLevel, measure_plane, plane_level, sampled_planes
+from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
 from halotile.tasks.noise.quiet_windows import Fit, PlaneWindows, Values, finite_values, fit_noise, windows_of
 
 SUITS = 2.0
@@ -161,6 +162,7 @@ class PlaneSurvey:
     noise: PlaneLevel  # noise level in the same units; 0 or NaN where there is none
     grows: bool  # true if the noise clearly grows with brightness
     ends: Ends  # its least and largest values
+    correlation: NoiseCorrelation | None  # that of its noise; None where too little is quiet
 
 
 def survey_planes(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> tuple[PlaneSurvey, ...]:
@@ -180,4 +182,5 @@ def _surveyed(place: tuple[int, ...], squares: list[Values]) -> PlaneSurvey:
     low, high = np.quantile(values, [TAIL, 1 - TAIL]) if values.size else (math.nan, math.nan)
     fit = fit_noise(windows_of(squares))
     grows = fit is not None and fit.is_clear
-    return PlaneSurvey(place, float(low), float(high), measure_plane(squares), grows, Ends.of(values))
+    level, ends = measure_plane(squares), Ends.of(values)
+    return PlaneSurvey(place, float(low), float(high), level, grows, ends, noise_correlation(squares))

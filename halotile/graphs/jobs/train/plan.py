@@ -63,7 +63,7 @@ class TrainWork(ProgramWork):
         """Return a function that encodes the weights."""
         return partial(_encode, recipe)
 
-    def inspect(self) -> Inspection:
+    def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
         """Return the last figures of the curve, and the denoiser to write into a job."""
         last, drawing = self.last_row()
         denoiser = {**self.recipe.network.denoiser(self.recipe.channels), "weights": str(self.output.path)}
