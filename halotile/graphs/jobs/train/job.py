@@ -50,6 +50,8 @@ class Training(Job):
     output: WeightsFile
     method: Literal["noise2void", "noise2void2", "noise2self", "noise2noise"] = "noise2void"
     """noise2void, noise2void2, noise2self: from noisy images alone, whose noise differs from pixel to pixel; noise2noise: from pairs."""
+    structure: Literal["none", "x", "y"] | Auto = "auto"
+    """Axis along which neighbouring pixels share noise: pixels are hidden with those beside them along it. auto: measured."""
     second: ReadPath | None = None
     """noise2noise: the same as the input, with other noise."""
     network: NetworkChoice = field(default_factory=NetworkChoice)
@@ -130,6 +132,15 @@ def pairs(method: str, second: str | None) -> Faults:
         yield (("second",), f"is for method: noise2noise, and method is {method}; leave it out, or write that method")
 
 
+def structure_of_pairs(method: str, structure: str) -> Faults:
+    """Yield an axis that the method has no use for."""
+    if method == "noise2noise" and structure in ("x", "y"):
+        yield (
+            ("structure",),
+            f"is {structure}, and method: noise2noise hides no pixels; leave it out, or write method: noise2void",
+        )
+
+
 def parts_of_batch(batch: int, slots: int) -> Faults:
     """Yield parts that do not divide a batch."""
     if batch % slots:
@@ -143,12 +154,15 @@ def keys_of_input(input: Input) -> Faults:  # noqa: A002 - the name of the secti
             yield ("input", key), "is for job: denoise; leave it out"
 
 
-RULES = (one_length, pairs, parts_of_batch, workers_of_slots, keys_of_input)
+RULES = (one_length, pairs, structure_of_pairs, parts_of_batch, workers_of_slots, keys_of_input)
 
 
 OTHER = "{name: tv, strength: 1.0, sigma: auto}"
 """A denoiser that needs no training, to compare with."""
 FAST = "mode fast: added in the order of the backend; the bits of the weights depend on the number of workers"
+
+
+HIDDEN = {"none": ""} | {axis: f", pixels hidden with their neighbours along {axis}" for axis in "xy"}
 
 
 def title(job: Training) -> str:
@@ -176,7 +190,7 @@ def plan_rows(figures: Figures) -> list[Row]:
         *rows,
         ("output", str(figures["output"])),
         ("network", f"{figures['network']}, {figures['channels_text']}, on {figures['device_text']}"),
-        ("method", str(figures["method"])),
+        ("method", f"{figures['method']}{HIDDEN[figures['structure']]}"),
         *([("gradients", FAST)] if figures["mode"] == "fast" else []),
         ("", ""),
         ("length", f"{length}: {figures['epochs']:.3g} epochs"),

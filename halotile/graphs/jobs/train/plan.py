@@ -18,6 +18,7 @@ from halotile.graphs.jobs.train.images import (
     notes_of_pairs,
     open_images,
     patch_source,
+    shared_noise,
     smallest_edge,
     steps_of_epochs,
 )
@@ -111,6 +112,8 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
     first, second = _opened(job, begun)
     _check_patch(job, network, smallest_edge(first))
     patches = patch_source(job, first, second)
+    structure, white, shared = shared_noise(job, patches.images[0])
+    patches = replace(patches, structure=structure)
     length = _length(job, network, patches, begun, request, computing.device)
     output = OutputFile(
         Path(str(begun.output)),
@@ -118,20 +121,26 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
         ONE_BLOCK,
         job.output.overwrite,
     )
+    every = max(1, length.steps // ROWS)
     recipe = Recipe(
-        patches, network, job.method, length.steps, job.batch, job.slots, job.lr, max(1, length.steps // ROWS), job.mode
+        patches, network, job.method, length.steps, job.batch, job.slots, job.lr, every, job.mode, white=white
     )
     return Planned(
         computing=computing,
         work=TrainWork(recipe, output, computing.device),
         sources=(*first, *second),
-        identity=_identity(job, network, (first, second), length, computing.device),
+        identity=_identity(job, network, (first, second), length, computing.device) | {"structure": structure},
         needs=(_need(recipe, (*first, *second), computing.device),),
         smaller=SMALLER,
         scratch_bytes=CHECKPOINTS * 3 * output.layout.size_bytes,
-        decided={"steps": length.steps, "epochs": None, "minutes": None},
+        decided={"steps": length.steps, "epochs": None, "minutes": None, "structure": structure},
         figures=_figures(job, network, first, patches, length, computing),
-        notes=(*first[0].remarks, *notes_of_pairs(patches.images, first, second), *notes_of_images(patches, first)),
+        notes=(
+            *first[0].remarks,
+            *shared,
+            *notes_of_pairs(patches.images, first, second),
+            *notes_of_images(patches, first),
+        ),
     )
 
 
@@ -233,6 +242,7 @@ def _figures(
         "channels_text": "one channel" if channels == 1 else f"{channels} channels together",
         "device_text": "CPUs" if computing.device == "cpu" else "GPUs",
         "method": job.method,
+        "structure": patches.structure,
         "steps": length.steps,
         "epochs": epochs_of(patches, length.steps, job.batch),
         "seconds_per_step": length.seconds_per_step,
