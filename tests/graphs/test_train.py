@@ -12,6 +12,8 @@ import sys
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 
@@ -20,8 +22,10 @@ import PIL.Image
 import psutil
 import pytest
 import torch
+import yaml
 from safetensors.torch import load
 
+from halotile import __version__
 from halotile.errors import DamagedData, Diverged, HalotileError, InputError, OutputRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
@@ -280,6 +284,40 @@ def test_the_weights_have_their_name_once_they_are_trained(
     assert path.read_bytes() == expected
     assert not list(tmp_path.glob("*.partial"))
     assert verify(path, job=job).sound
+
+
+@pytest.mark.cluster
+def test_a_model_card_lies_beside_the_weights_and_keeps_its_licence(
+    images: Path, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    card = tmp_path / "net.md"
+    card.write_text("mine")
+    output = WeightsFile(path=str(tmp_path / "net.safetensors"), overwrite=True)
+    job = training(images, tmp_path, steps=2, output=output)
+    train(job, cluster)
+    assert card.read_text() == "mine"
+    card.unlink()
+    _, weights = train(job, cluster, fresh=True)
+    text = card.read_text()
+    _, head, body = text.split("---\n", 2)
+    header = yaml.safe_load(head)
+    assert header == {
+        "license": None, "library_name": "halotile", "pipeline_tag": "image-to-image", "tags": ["denoising", "noise2void", "unet"]
+    }  # fmt: skip
+    for said in (
+        f"| data | `{images / 'noisy.zarr'}` |", "| pixels | 30,720 (192 × 160", "| noise level | 0.2", "| method | noise2void |",
+        "| length | 2 steps of 8 patches of 16 × 16", f"`{sha256(weights).hexdigest()}`", f"halotile {__version__}",
+        "denoiser: {name: unet, weights: net.safetensors}", "| step | loss | validation |", "| 2 | ",
+    ):  # fmt: skip
+        assert said in body
+    filled = text.replace("license:", "license: cc-by-4.0")
+    card.write_text(filled)
+    train(job, cluster)
+    assert card.read_text() == filled
+    outcome, _ = train(replace(job, steps=3), cluster, fresh=True)
+    assert "license: cc-by-4.0" in card.read_text()
+    assert "| length | 3 steps" in card.read_text()
+    assert ("model card", str(card)) in outcome.inspection.rows
 
 
 def set_checkpoint_seconds(seconds: float) -> float:

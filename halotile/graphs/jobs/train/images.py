@@ -6,6 +6,7 @@ import glob
 import math
 import os
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from halotile.graphs.plans.inputs import check_whole
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.views import WithoutValue, measured, readable_parts
-from halotile.tasks.noise.estimate import ImageValues, as_square, image_values
-from halotile.tasks.noise.noise_correlation import noise_correlation
+from halotile.tasks.noise.estimate import ImageValues, as_square, image_values, plane_level
+from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
 from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.training.pairs import Pair
 from halotile.tasks.training.patches import PatchSource, Structure, TrainingImage
@@ -80,14 +81,28 @@ ALONG_ONE = 0.5
 """Ratio of the correlations along both axes below which noise is shared along one."""
 
 
-def shared_noise(job: Training, image: TrainingImage) -> tuple[Structure, bool, tuple[str, ...]]:
+class ImageNoise(NamedTuple):
+    """Noise of an image, and what follows from it."""
+
+    levels: list[float]
+    """Of each channel, in the units of the image; NaN where none is known."""
+    correlations: list[NoiseCorrelation]
+    """Those that are clear."""
+
+    @classmethod
+    def of(cls, image: TrainingImage) -> ImageNoise:
+        """Look at a few places."""
+        planes = [
+            [_square(image, part) for _, part in readable_parts(image.source, image.sampled(SAMPLED, channel))]
+            for channel in range(image.channels)
+        ]
+        correlations = [found for squares in planes if (found := noise_correlation(squares)) and found.is_clear]
+        return cls([plane_level(squares) for squares in planes], correlations)
+
+
+def hidden_with(job: Training, noise: ImageNoise) -> tuple[Structure, bool, tuple[str, ...]]:
     """Return the axis along which pixels are hidden with their neighbours, True where noise differs from pixel to pixel, and a note on the decision."""
-    found = []
-    for channel in range(image.channels):
-        parts = readable_parts(image.source, image.sampled(SAMPLED, channel))
-        correlation = noise_correlation([_square(image, part) for _, part in parts])
-        if correlation and correlation.is_clear:
-            found.append(correlation)
+    found = noise.correlations
     structure: Structure = "none" if job.structure == "auto" else job.structure
     if job.method == "noise2noise" or not found:
         return structure, structure == "none" and not found, ()

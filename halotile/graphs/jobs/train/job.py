@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -231,6 +232,80 @@ def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples
         ("denoise with", f"denoiser: {{{keys}}}"),
         ("compare", f"a short training may be worse than tv. With a job file denoise.yaml of that denoiser: {compare}"),
     ]
+
+
+LICENCE = "license:  # the licence of these weights, for you to fill in, such as cc-by-4.0"
+HUB = "library_name: halotile"
+CARD_ROWS = 10
+
+
+def model_card(
+    figures: Figures,
+    code: Mapping[str, str],
+    denoiser: Mapping[str, Any],
+    sha256: str,
+    rows: Sequence[Mapping[str, float]],
+    before: str = "",
+) -> str:
+    """Return a description of weights as Markdown, with a header as model hubs read it.
+
+    ``figures``: those of the plan; ``code``: versions; ``denoiser``: its keys with the name of the file; ``rows``: curve; ``before``: the card of
+    earlier weights, whose licence stays.
+    """
+    licence = next((line for line in before.splitlines() if line.startswith("license:")), LICENCE)
+    pixels = sum(math.prod(shape) for shape in figures["shapes"])
+    levels = ", ".join("not known" if math.isnan(level) else f"{level:.4g}" for level in figures["noise_levels"])
+    facts = {
+        "data": " and ".join(f"`{figures[key]}`" for key in ("input", "second") if figures[key]),
+        "pixels": f"{pixels:,} ({_images(figures)})",
+        "noise level": f"{levels}, in the units of the data",
+        **dict(row for row in plan_rows(figures) if row[0] in ("network", "method", "length")),
+        "sha256": f"`{sha256}`",
+        "versions": ", ".join(f"{name} {version}" for name, version in code.items()),
+    }
+    columns = [
+        name for name in ("iteration", "loss", "validation", "error", "tv", "nlm") if any(name in row for row in rows)
+    ]
+    kept = rows[:: -(-len(rows) // CARD_ROWS) or 1]
+    curve = [
+        [f"{row[name]:.4g}" if name in row else "" for name in columns] for row in [*kept, *rows[-1:]][-CARD_ROWS:]
+    ]
+    lines = [
+        *(
+            "---",
+            licence,
+            HUB,
+            "pipeline_tag: image-to-image",
+            f"tags: [denoising, {figures['method']}, {figures['network']}]",
+            "---",
+        ),
+        *(
+            f"# {denoiser['weights']}",
+            "",
+            "A denoiser for images like these, trained by halotile without clean ones.",
+            "",
+        ),
+        *_markdown(["", ""], facts.items()),
+        *(
+            "",
+            "## Use",
+            "",
+            "```yaml",
+            f"denoiser: {{{', '.join(f'{key}: {value}' for key, value in denoiser.items())}}}",
+            "```",
+        ),
+        *("", "## Curve", "", *_markdown(["step", *columns[1:]], curve)),
+        *(
+            "",
+            "loss, validation: of hidden pixels in training and of held-out patches. error, tv, nlm: squared error of the network and of two filters on a ",
+        ),
+        "held-out crop, relative to that of the noisy image, by an unbiased estimate.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
 
 
 def _images(figures: Figures) -> str:

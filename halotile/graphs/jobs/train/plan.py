@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,17 +13,18 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
 from halotile.graphs.jobs.train.images import (
+    ImageNoise,
     epochs_of,
+    hidden_with,
     notes_of_images,
     notes_of_pairs,
     open_images,
     patch_source,
-    shared_noise,
     smallest_edge,
     steps_of_epochs,
 )
-from halotile.graphs.jobs.train.job import LEAST_PATCH, Training, result_rows
-from halotile.graphs.kinds.base import Inspection, OutputFile, PlanRequest
+from halotile.graphs.jobs.train.job import HUB, LEAST_PATCH, Training, model_card, result_rows
+from halotile.graphs.kinds.base import AnyPass, Inspection, OutputFile, PlanRequest, RunView, Sums
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import describe_options, make_part
 from halotile.graphs.plans.identity import code_versions
@@ -33,11 +34,13 @@ from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
 from halotile.graphs.plans.plan import Computing, Planned
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
+from halotile.storage.disk.durable import DISK
 from halotile.storage.sharded.output import FileLayout
 from halotile.storage.stored_array import MOST_SHARED
 from halotile.tasks.block import ONE_BLOCK
 from halotile.tasks.networks.base import Network
 from halotile.tasks.training.patches import PatchSource, Recipe
+from halotile.tasks.user_code import file_digest
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,39 @@ class TrainWork(ProgramWork):
         """Return a function that encodes the weights."""
         return partial(_encode, recipe)
 
+    def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
+        """Yield the passes, and describe the weights once they are written."""
+        yield from super().run(at)
+        weights, card = Path(str(self.output.path)), self.card
+        try:
+            before, digest = card.read_text() if card.exists() else "", file_digest(weights)
+            if before and HUB not in before:
+                at.report(f"{card} is there, and no training wrote it: the weights have no model card.")
+            elif digest not in before:
+                stored = at.directory.read_plan() or {}
+                keys = self._denoiser(weights.name)
+                rows = at.directory.read_output_iterations()
+                text = model_card(stored["summary"], stored["identity"]["code"], keys, digest, rows, before)
+                DISK.write_file(card, [text.encode()])
+        except (OSError, UnicodeDecodeError) as error:
+            at.report(f"{card}: the model card was not written: {error}.")
+
+    @property
+    def card(self) -> Path:
+        """Path of the model card."""
+        return Path(str(self.output.path)).with_suffix(".md")
+
+    def _denoiser(self, weights: str) -> dict[str, Any]:
+        return {**self.recipe.network.denoiser(self.recipe.channels), "weights": weights}
+
     def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
         """Return the last figures of the curve, and the denoiser to write into a job."""
         last, drawing = self.last_row()
-        denoiser = {**self.recipe.network.denoiser(self.recipe.channels), "weights": str(self.output.path)}
+        denoiser = self._denoiser(str(self.output.path))
         figures = {name: last[name] for name in ("loss", "validation", "error", "tv", "nlm") if name in last}
-        return Inspection(figures | {"denoiser": denoiser}, result_rows(last, denoiser, drawing))
+        return Inspection(
+            figures | {"denoiser": denoiser}, [*result_rows(last, denoiser, drawing), ("model card", str(self.card))]
+        )
 
 
 def _train(recipe: Recipe, group: Any) -> None:
@@ -112,7 +142,8 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
     first, second = _opened(job, begun)
     _check_patch(job, network, smallest_edge(first))
     patches = patch_source(job, first, second)
-    structure, white, shared = shared_noise(job, patches.images[0])
+    noise = ImageNoise.of(patches.images[0])
+    structure, white, shared = hidden_with(job, noise)
     patches = replace(patches, structure=structure)
     length = _length(job, network, patches, begun, request, computing.device)
     output = OutputFile(
@@ -134,7 +165,7 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
         smaller=SMALLER,
         scratch_bytes=CHECKPOINTS * 3 * output.layout.size_bytes,
         decided={"steps": length.steps, "epochs": None, "minutes": None, "structure": structure},
-        figures=_figures(job, network, first, patches, length, computing),
+        figures=_figures(job, network, first, patches, length, computing) | {"noise_levels": noise.levels},
         notes=(
             *first[0].remarks,
             *shared,
