@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -14,6 +14,7 @@ from halotile.graphs.kinds.sections import Input, Job, NamedChoice
 from halotile.graphs.plans.rows import cost_rows
 from halotile.graphs.rules.combinations import Faults, workers_of_slots
 from halotile.graphs.rules.values import Above, AtLeast, filled, seed
+from halotile.graphs.watching.progress import describe_figures
 from halotile.tasks.options import Auto, OwnPath, ReadPath
 
 
@@ -234,78 +235,59 @@ def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples
     ]
 
 
-LICENCE = "license:  # the licence of these weights, for you to fill in, such as cc-by-4.0"
 HUB = "library_name: halotile"
+CARD = """---
+{licence}
+{hub}
+pipeline_tag: image-to-image
+tags: [denoising, {method}, {network}]
+---
+# {weights}
+
+Weights of a denoiser for images like these, from a training of halotile without clean ones.
+
+| | |
+|---|---|
+{facts}
+
+```yaml
+denoiser: {{{keys}}}
+```
+
+## Curve
+
+{curve}
+"""
+LICENCE = "license:  # the licence of these weights, for you to fill in, such as cc-by-4.0"
 CARD_ROWS = 10
 
 
 def model_card(
-    figures: Figures,
-    code: Mapping[str, str],
-    denoiser: Mapping[str, Any],
-    sha256: str,
-    rows: Sequence[Mapping[str, float]],
-    before: str = "",
+    plan: Mapping[str, Any], denoiser: Mapping[str, Any], sha256: str, rows: Sequence[Figures], before: str
 ) -> str:
     """Return a description of weights as Markdown, with a header as model hubs read it.
 
-    ``figures``: those of the plan; ``code``: versions; ``denoiser``: its keys with the name of the file; ``rows``: curve; ``before``: the card of
-    earlier weights, whose licence stays.
+    ``plan``: that of the run directory; ``denoiser``: its keys with the name of the file; ``rows``: curve; ``before``: the card of earlier weights,
+    whose licence stays.
     """
-    licence = next((line for line in before.splitlines() if line.startswith("license:")), LICENCE)
-    pixels = sum(math.prod(shape) for shape in figures["shapes"])
-    levels = ", ".join("not known" if math.isnan(level) else f"{level:.4g}" for level in figures["noise_levels"])
-    facts = {
-        "data": " and ".join(f"`{figures[key]}`" for key in ("input", "second") if figures[key]),
-        "pixels": f"{pixels:,} ({_images(figures)})",
-        "noise level": f"{levels}, in the units of the data",
-        **dict(row for row in plan_rows(figures) if row[0] in ("network", "method", "length")),
-        "sha256": f"`{sha256}`",
-        "versions": ", ".join(f"{name} {version}" for name, version in code.items()),
-    }
-    columns = [
-        name for name in ("iteration", "loss", "validation", "error", "tv", "nlm") if any(name in row for row in rows)
+    figures = plan["summary"]
+    shown = [("data", f"`{figures[key]}`") for key in ("input", "second") if figures[key]]
+    shown += [row for row in plan_rows(figures) if row[0] in ("network", "method", "length")]
+    shown += [
+        ("pixels", f"{sum(math.prod(shape) for shape in figures['shapes']):,} ({_images(figures)})"),
+        ("noise level", ", ".join(f"{level:.4g}" for level in figures["noise_levels"]) + ", in the units of the data"),
+        ("sha256", f"`{sha256}`"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in plan["identity"]["code"].items())),
     ]
-    kept = rows[:: -(-len(rows) // CARD_ROWS) or 1]
-    curve = [
-        [f"{row[name]:.4g}" if name in row else "" for name in columns] for row in [*kept, *rows[-1:]][-CARD_ROWS:]
-    ]
-    lines = [
-        *(
-            "---",
-            licence,
-            HUB,
-            "pipeline_tag: image-to-image",
-            f"tags: [denoising, {figures['method']}, {figures['network']}]",
-            "---",
-        ),
-        *(
-            f"# {denoiser['weights']}",
-            "",
-            "A denoiser for images like these, trained by halotile without clean ones.",
-            "",
-        ),
-        *_markdown(["", ""], facts.items()),
-        *(
-            "",
-            "## Use",
-            "",
-            "```yaml",
-            f"denoiser: {{{', '.join(f'{key}: {value}' for key, value in denoiser.items())}}}",
-            "```",
-        ),
-        *("", "## Curve", "", *_markdown(["step", *columns[1:]], curve)),
-        *(
-            "",
-            "loss, validation: of hidden pixels in training and of held-out patches. error, tv, nlm: squared error of the network and of two filters on a ",
-        ),
-        "held-out crop, relative to that of the noisy image, by an unbiased estimate.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    step = -(-len(rows) // CARD_ROWS) or 1
+    return CARD.format(
+        licence=next((line for line in before.splitlines() if line.startswith("license:")), LICENCE),
+        hub=HUB,
+        **figures | denoiser,
+        facts="\n".join(f"| {name} | {text} |" for name, text in shown),
+        keys=", ".join(f"{key}: {value}" for key, value in denoiser.items()),
+        curve="\n".join(f"- step {row['iteration']}: {describe_figures(row)}" for row in rows[::-step][::-1]),
+    )
 
 
 def _images(figures: Figures) -> str:

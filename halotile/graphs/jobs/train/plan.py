@@ -70,18 +70,15 @@ class TrainWork(ProgramWork):
     def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
         """Yield the passes, and describe the weights once they are written."""
         yield from super().run(at)
-        weights, card = Path(str(self.output.path)), self.card
+        weights, card, plan = Path(str(self.output.path)), self.card, at.directory.read_plan()
         try:
-            before, digest = card.read_text() if card.exists() else "", file_digest(weights)
+            before, digest = card.read_text(errors="replace") if card.exists() else "", file_digest(weights)
             if before and HUB not in before:
                 at.report(f"{card} is there, and no training wrote it: the weights have no model card.")
-            elif digest not in before:
-                stored = at.directory.read_plan() or {}
-                keys = self._denoiser(weights.name)
+            elif digest not in before and plan:
                 rows = at.directory.read_output_iterations()
-                text = model_card(stored["summary"], stored["identity"]["code"], keys, digest, rows, before)
-                DISK.write_file(card, [text.encode()])
-        except (OSError, UnicodeDecodeError) as error:
+                DISK.write_file(card, [model_card(plan, self._denoiser(weights.name), digest, rows, before).encode()])
+        except OSError as error:
             at.report(f"{card}: the model card was not written: {error}.")
 
     @property
