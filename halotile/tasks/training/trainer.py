@@ -399,16 +399,19 @@ class _Recorder:
         """Errors on a crop; None where the noise is not known, or the training is too short for them."""
         recipe = self.recipe
         crop = recipe.patches.crop(CROP, CROPS) if recipe.white else None
-        if (
-            crop is None
-            or not np.isfinite(crop.noise.read_sigma).all()
-            or not (crop.noise.gain + crop.noise.read_sigma > 0).all()
-        ):
+        alignment = recipe.network.alignment
+        if crop is None or min(crop.noisy.shape[1:]) < CONTEXT + alignment:
             return None
-        found = HeldOutErrors(crop, self.trainer.device)
+        if not (crop.noise.gain + crop.noise.read_sigma > 0).all():  # which NaN is not
+            return None
+        found = HeldOutErrors(crop, self.trainer.device, alignment)
         work = SHARE * WORK * recipe.steps * recipe.batch / 2 * recipe.patches.patch**2
         estimates = int(work / found.work) - len(FILTERS) * len(STRENGTHS)
-        return (found, math.ceil(recipe.steps / recipe.every / estimates)) if estimates > 0 else None
+        return (
+            (found, math.ceil(recipe.steps / recipe.every / estimates))
+            if estimates > 0 and math.isfinite(found.unchanged)
+            else None
+        )
 
     def __call__(self, step: int, loss: float) -> None:
         self.losses.append(loss)
@@ -501,13 +504,13 @@ STRENGTHS = 0.5, 1.0, 2.0
 class HeldOutErrors:
     """Estimated errors on a crop, relative to that of the noisy one, as :func:`~halotile.tasks.noise.quality.unbiased_risk` has them."""
 
-    def __init__(self, crop: Crop, device: Any) -> None:
-        self.crop, self.device = crop, device
+    def __init__(self, crop: Crop, device: Any, alignment: int = 1) -> None:
+        self.crop, self.device, self.alignment = crop, device, alignment
         self.noisy, outliers = without_outliers(*crop)
         self.noise = replace(crop.noise, read_sigma=np.where(outliers, np.nan, crop.noise.read_sigma))
         self.used = 0
         """Number of times that a model was used."""
-        self.error(lambda pixels: pixels)
+        self.unchanged = self.error(lambda pixels: pixels)
         rows, columns = self.noisy.shape[1:]
         self.work = self.used * (rows + 2 * CONTEXT) * (columns + 2 * CONTEXT)
         """Pixels that an estimate computes."""
@@ -519,8 +522,12 @@ class HeldOutErrors:
         def denoise(image: Values) -> Values:
             self.used += 1
             pixels = torch.from_numpy(np.nan_to_num(image, nan=usual)[None].astype(np.float32)).to(self.device)
-            around = pad(pixels, (CONTEXT,) * 4, mode="reflect")
-            found: Values = model(around)[0, :, CONTEXT:-CONTEXT, CONTEXT:-CONTEXT].cpu().double().numpy()
+            rows, columns = image.shape[1:]
+            down, right = (CONTEXT + -(n + 2 * CONTEXT) % self.alignment for n in (rows, columns))
+            around = pad(pixels, (CONTEXT, right, CONTEXT, down), mode="reflect")
+            found: Values = (
+                model(around)[0, :, CONTEXT : CONTEXT + rows, CONTEXT : CONTEXT + columns].cpu().double().numpy()
+            )
             return found
 
         return unbiased_risk(self.noisy, self.noise, denoise)
