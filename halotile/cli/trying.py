@@ -153,7 +153,7 @@ def written(setting: Setting) -> str:
 def rows_of(comparison: Comparison) -> list[Row]:
     """Return the figures of all settings as a table."""
     labels = _labels(comparison)
-    rows = [("crop", _place_text(comparison)), ("noise", _noise_text(comparison)), *_outliers(comparison), ("", "")]
+    rows = [("crop", _place_text(comparison)), ("noise", _noise_text(comparison)), *_remarks(comparison), ("", "")]
     for tried in comparison.tried:
         structure = "; the residual holds structure" if tried.statistics.is_structured else ""
         rows.append((labels[tried.setting], ", ".join(_lines(tried, comparison)) + structure))
@@ -183,14 +183,15 @@ def comparison_json(comparison: Comparison, file: Path | None) -> dict[str, Any]
         "noise_level": comparison.noise,
         "photon_noise": comparison.photons and comparison.photons.to_json(),
         "outliers": comparison.outliers,
+        "noise_correlation": comparison.correlation and {a: list(getattr(comparison.correlation, a)) for a in "yx"},
         "score": comparison.score,
         "settings": [
             {
                 "set": list(tried.setting),
                 "residual": tried.statistics.ratio,
-                "correlation": tried.statistics.correlation,
+                **tried.statistics.correlations_json(),
                 "holds_structure": tried.statistics.is_structured,
-                "error": tried.error,
+                "error": None if math.isnan(tried.error) else tried.error,
                 "faint_detail": [found._asdict() for found in tried.detail],
             }
             for tried in comparison.tried
@@ -223,7 +224,9 @@ def draw(file: Path, comparison: Comparison) -> None:
 
 
 def _suggestion(comparison: Comparison) -> str:
-    """Return the best setting, and the plane that it is best for; a sentence where none is worth it."""
+    """Return the best setting, and the plane that it is best for; a sentence where none is worth it, or none is known to be."""
+    if comparison.correlation:
+        return "none: settings cannot be compared by their errors. Compare the residuals, and the faint detail"
     if comparison.suggested is None:
         return "no setting is better than the image as it is, by this estimate"
     plane = _plane_text(comparison)
@@ -239,16 +242,17 @@ def _plane_text(comparison: Comparison) -> str:
 
 def _lines(tried: TriedSetting, comparison: Comparison) -> list[str]:
     found = tried.statistics
+    kept, seen = _percents(d.kept for d in tried.detail), _percents(d.detected for d in tried.detail)
     return [
         f"residual {found.ratio:.2f} of the noise",
-        f"correlation {round(found.correlation, 2) + 0.0:.2f}",
-        f"error {tried.error:.3f} ({comparison.score})",
-        *(
-            [f"faint detail {percents} %"]
-            if (percents := "/".join(f"{100 * d.kept:.0f}" for d in tried.detail))
-            else []
-        ),
+        f"correlation {found.correlation_text}",
+        *([] if math.isnan(tried.error) else [f"error {tried.error:.3f} ({comparison.score})"]),
+        *([f"faint detail {kept} % kept, {seen} % detected"] if kept else []),
     ]
+
+
+def _percents(shares: Iterable[float]) -> str:
+    return "/".join(f"{100 * share:.0f}" for share in shares)
 
 
 def _faint(comparison: Comparison) -> list[str]:
@@ -262,12 +266,14 @@ def _faint(comparison: Comparison) -> list[str]:
     ]
 
 
-def _outliers(comparison: Comparison) -> list[Row]:
-    """Return the number of pixels that were left out."""
-    if not comparison.outliers:
-        return []
-    count = counted(comparison.outliers, "pixel")
-    return [("outliers", f"{count} far beyond the noise, hot or dead: left out of all figures")]
+def _remarks(comparison: Comparison) -> Iterator[Row]:
+    """Yield the number of pixels that were left out, and the reason why no error can be estimated."""
+    if comparison.outliers:
+        count = counted(comparison.outliers, "pixel")
+        yield "outliers", f"{count} far beyond the noise, hot or dead: left out of all figures"
+    if found := comparison.correlation:
+        why = f"the noise is correlated, by {found}, and the estimate takes it for independent from pixel to pixel"
+        yield "error", f"none can be estimated: {why}. {found.advice}"
 
 
 def _noise_text(comparison: Comparison) -> str:
@@ -292,16 +298,16 @@ def _place_text(comparison: Comparison) -> str:
 
 def _notes(comparison: Comparison) -> list[str]:
     notes = [
-        *(f"{text.capitalize()}." for _, text in _outliers(comparison)),
+        *(f"{label.capitalize()}: {text}." for label, text in _remarks(comparison)),
         f"Crop {_place_text(comparison)}. {_noise_text(comparison).capitalize()}.",
         f"Below each result: what it took away, the residual. Grey is 0, black and white are -{NOISE_LEVELS} and +{NOISE_LEVELS} noise levels.",
-        "residual: its standard deviation relative to the noise. correlation: of its neighbouring pixels, about 0 for noise alone, larger "
+        "residual: its standard deviation relative to the noise. correlation: of its neighbouring pixels, the larger one of both axes, about 0 for noise alone, larger "
         "where it holds structure of the image. error: estimated squared error of the result; that of the noisy crop is 1.",
-        "faint detail: height left of small spots and lines that were added at 1, 2 and 5 noise levels.",
+        "faint detail: height left of small spots and lines that were added at 1, 2 and 5 noise levels, and share of them that stands out.",
     ]
     if len(comparison.tried) > 1:
         notes += [
-            f"Smallest error: {_suggestion(comparison)}",
+            f"{'Suggested' if comparison.correlation else 'Smallest error'}: {_suggestion(comparison)}",
             *(f"Faint detail: {text}." for text in _faint(comparison)),
         ]
     return notes

@@ -303,7 +303,7 @@ class WriteFile:
         return what_was_read
 
     def write(self, block: Block, result: bytes, receipt: Receipt) -> None:
-        """Replace the empty file that the run has made."""
+        """Write the file, unless another program has put one there."""
         with suppress(FileNotFoundError):
             if (present := self.path.read_bytes()) not in (b"", result):
                 raise OutputRefused(

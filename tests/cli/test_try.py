@@ -38,6 +38,7 @@ def test_every_combination_is_drawn_and_the_best_is_named(folder: Path) -> None:
     lists = ("--set", "denoiser.name=tv,nlm", "--set", "denoiser.strength=0.2,0.8,8")
     result = printed("try", "job.yaml", "sheet.png", *lists)
     assert result.count("(SURE)") == 6
+    assert " ".join(result.split()).count("% detected") == 6
     assert result.count("strength=8") == result.count("; the residual holds structure") == 2
     suggested = result.partition("suggested")[2]
     assert "--set denoiser.strength=0.8" in suggested
@@ -79,10 +80,28 @@ def test_no_setting_is_suggested_where_none_beats_the_noisy_crop(folder: Path) -
     assert found["suggested"] is None
 
 
+def test_correlated_noise_has_no_error_and_the_reason_is_given(folder: Path) -> None:
+    noise = 15 * np.random.default_rng(0).standard_normal((256, 256))
+    np.save("a.npy", (camera()[:256, :256] + noise + np.roll(noise, 1, 1)).astype("f4"))
+    lists = ("--set", "denoiser.strength=0.5,1")
+    result = " ".join(printed("try", "job.yaml", "sheet.png", *lists).split())
+    assert "error none can be estimated: the noise is correlated, by " in result
+    assert "The likely cause is a readout or scan along x: train a network with structure: x" in result
+    assert "suggested none: settings cannot be compared by their errors" in result
+    assert "SURE" not in result
+    found = json.loads(ask("try", "job.yaml", *lists, "--json").stdout)
+    assert [entry["error"] for entry in found["settings"]] == [None, None]
+    assert found["suggested"] is None
+    assert found["noise_correlation"]["x"][0] == pytest.approx(0.5, abs=0.08)
+
+
 def test_figures_for_programs(folder: Path) -> None:
     result = ask("try", "job.yaml", "--json", "--set", "denoiser.strength=1,-1", "--region", "0:64,0:64")
     found = json.loads(result.stdout)
     assert found["place"] == {"y": [0, 64], "x": [0, 64]}
+    (entry,) = found["settings"]
+    assert entry["correlation"] == max(entry["correlations"].values())
+    assert found["noise_correlation"] is None
     assert [entry["set"] for entry in found["settings"]] == [["denoiser.strength=1"]] == [found["suggested"]]
     assert [entry["set"] for entry in found["failed"]] == [["denoiser.strength=-1"]]
     assert result.stderr.startswith("not shown: strength=-1: ")

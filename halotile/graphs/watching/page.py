@@ -385,7 +385,7 @@ LAST_SECONDS = 2.0
 """Timeout of the last message."""
 ROWS = 400
 """Iterations of the curve, at most."""
-CURVES = ("residual", "objective", "misfit", "loss", "validation", "change", "psnr", "rate")
+CURVES = ("residual", "objective", "misfit", "loss", "validation", "error", "tv", "nlm", "change", "psnr", "rate")
 STAGES = ("read", "compute", "write")
 UNSEEN = ("message", "figures", "counted", "holes", "workers", "start_seconds")
 PROGRESS = ("state", *(name for name in Progress.__slots__ if name not in UNSEEN), *RATES)

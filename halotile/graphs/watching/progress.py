@@ -123,6 +123,9 @@ _FIGURES = {
     "psnr": "PSNR {:.2f} dB",
     "loss": "loss {:.4g}",
     "validation": "{:.4g} on held-out patches",
+    "error": "error {:.3g} on a crop",
+    "tv": "that of tv {:.3g}",
+    "nlm": "of nlm {:.3g}",
 }
 
 

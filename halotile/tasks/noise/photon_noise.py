@@ -13,6 +13,7 @@ import numpy as np
 from halotile.errors import InputError
 from halotile.storage.rim import Readable
 from halotile.tasks.noise.estimate import Ends, PlaneLevel, measure_plane, plane_level, sampled_planes
+from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
 from halotile.tasks.noise.quiet_windows import Fit, PlaneWindows, Values, finite_values, fit_noise, windows_of
 
 SUITS = 2.0
@@ -55,6 +56,29 @@ class PhotonNoise:
         """Variance of the noise less ``gain`` times the value of the pixel."""
         variance: Values = self.read_sigma**2 - self.gain * self.offset
         return variance
+
+
+def noise_of_planes(planes: Sequence[Sequence[Values]]) -> PhotonNoise:
+    """Noise of an image of some channels, (channels, rows, columns), by samples of the plane of each; NaN where there is none.
+
+    Photon noise where it clearly grows with brightness in every plane: one level for dark and bright alike would reward what leaves the noise of the bright.
+
+    >>> rng = np.random.default_rng(0)
+    >>> noise_of_planes([[rng.standard_normal((256, 256))]]).read_sigma.round(1).ravel().tolist()
+    [1.0]
+    """
+    fits = [fit for fit in map(fit_noise, map(windows_of, planes)) if fit and fit.is_clear]
+    if len(fits) == len(planes):
+        found = PhotonNoise.of(np.array([fit.gain for fit in fits]), np.array([fit.variance for fit in fits]))
+        return per_channel(found.gain, found.offset, found.read_sigma)
+    levels = np.array([plane_level(squares) for squares in planes])
+    return per_channel(0 * levels, 0 * levels, np.where(levels > 0, levels, np.nan))
+
+
+def per_channel(*parts: Any) -> PhotonNoise:
+    """Return the noise of several channels, which broadcasts to an image of them."""
+    gain, offset, read_sigma = (np.reshape(np.asarray(part, np.float64), (-1, 1, 1)) for part in parts)
+    return PhotonNoise(gain, offset, read_sigma)
 
 
 class Even(NamedTuple):
@@ -138,6 +162,7 @@ class PlaneSurvey:
     noise: PlaneLevel  # noise level in the same units; 0 or NaN where there is none
     grows: bool  # true if the noise clearly grows with brightness
     ends: Ends  # its least and largest values
+    correlation: NoiseCorrelation | None  # that of its noise; None where too little is quiet
 
 
 def survey_planes(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> tuple[PlaneSurvey, ...]:
@@ -157,4 +182,5 @@ def _surveyed(place: tuple[int, ...], squares: list[Values]) -> PlaneSurvey:
     low, high = np.quantile(values, [TAIL, 1 - TAIL]) if values.size else (math.nan, math.nan)
     fit = fit_noise(windows_of(squares))
     grows = fit is not None and fit.is_clear
-    return PlaneSurvey(place, float(low), float(high), measure_plane(squares), grows, Ends.of(values))
+    level, ends = measure_plane(squares), Ends.of(values)
+    return PlaneSurvey(place, float(low), float(high), level, grows, ends, noise_correlation(squares))

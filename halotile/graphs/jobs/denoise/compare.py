@@ -29,10 +29,11 @@ from halotile.storage.views import measured, readable_parts
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.devices.device import torch_threads
-from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_level, plane_regions, sample_regions
-from halotile.tasks.noise.photon_noise import PhotonNoise
+from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_regions, sample_regions
+from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
+from halotile.tasks.noise.photon_noise import PhotonNoise, noise_of_planes, per_channel
 from halotile.tasks.noise.quality import FaintDetail, faint_detail, noise_sigma, unbiased_risk, without_outliers
-from halotile.tasks.noise.quiet_windows import Values, fit_noise, windows_of
+from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.noise.residual import Residual, has_noise_map, has_photons, measured_at, noise_map_at
 from halotile.tasks.roles import Roles
 
@@ -147,7 +148,8 @@ class TriedSetting:
     # noisy crop less the denoised one, relative to the standard deviation of the noise; NaN in holes
     residual: Values
     statistics: Residual  # its size relative to the noise, and the correlation of its neighbouring pixels
-    error: float  # estimate of the squared error relative to that of the noisy crop; it may be below 0
+    # estimate of the squared error relative to that of the noisy crop; it may be below 0. NaN where noise is correlated
+    error: float
     detail: tuple[FaintDetail, ...]  # faint detail that is left, by its height
 
     @property
@@ -170,10 +172,11 @@ class Comparison:
     tried: tuple[TriedSetting, ...]  # settings that could be used, as they were listed
     failed: Mapping[Setting, str]  # others, with the reason
     outliers: int = 0  # hot, dead and other pixels that noise does not explain: they were replaced, and do not count
+    correlation: NoiseCorrelation | None = None  # that of the noise, where it is clear: no error can be estimated then
 
     @property
     def best(self) -> TriedSetting:
-        """The setting with the smallest estimated error."""
+        """The setting with the smallest estimated error; the first where none can be estimated."""
         return min(self.tried, key=lambda tried: tried.error)
 
     @property
@@ -214,21 +217,25 @@ def compare(
     known = next((task for task in tasks.values() if has_photons(task)), None)
     described = known or next((task for task in tasks.values() if has_noise_map(task)), _task_of(first))
     plan_of_noise = next(plan for setting, plan in plans.items() if tasks[setting] is described)
-    noise = _noise_of(plan_of_noise, described, place, level)
+    # A map tells where there is little noise, and these places would count most.
+    samples = [] if has_noise_map(described) else [*samples_at(plan_of_noise.sources[0], described, place)]
+    correlated = [found for each in samples if (found := noise_correlation(each)) and found.is_clear]
+    noise = _noise_of(plan_of_noise, described, place, level, samples)
     noisy, tried = DenoisedPlace(described, place).noisy, []
     repaired, outliers = without_outliers(noisy, noise)
+    judged = None if correlated else replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma))
     for setting, task in tasks.items():
         with _noted(failed, setting):
             _check_shape(task, _task_of(first))
-            tried.append(_evaluated(setting, DenoisedPlace(task, place), noise, repaired, outliers))
+            tried.append(_evaluated(setting, DenoisedPlace(task, place), noise, repaired, judged))
     if not tried:
         raise _none_left(failed)
     reasons = {setting: str(error) for setting, error in failed.items()}
     mean = float(np.nanmean(np.where(np.isfinite(noisy), noise_sigma(noisy, noise), np.nan)))
     photons = noise if np.any(noise.gain) else None
-    return Comparison(
-        place, noisy, mean, photons, "PURE" if photons else "SURE", tuple(tried), reasons, int(outliers.sum())
-    )
+    score: Score = "PURE" if photons else "SURE"
+    count, correlation = int(outliers.sum()), next(iter(correlated), None)
+    return Comparison(place, noisy, mean, photons, score, tuple(tried), reasons, count, correlation)
 
 
 @contextmanager
@@ -276,7 +283,9 @@ def _task_of(plan: Plan) -> DenoiseTask:
     return plan.work.task
 
 
-def _noise_of(plan: Plan, task: DenoiseTask, place: Spans, level: float) -> PhotonNoise:
+def _noise_of(
+    plan: Plan, task: DenoiseTask, place: Spans, level: float, samples: Sequence[Sequence[Values]]
+) -> PhotonNoise:
     """Return the noise of a place, of shapes that broadcast to (channels, rows, columns); NaN where there is none."""
     crop, source = DenoisedPlace(task, place), plan.sources[0]
     if has_photons(task):
@@ -287,22 +296,14 @@ def _noise_of(plan: Plan, task: DenoiseTask, place: Spans, level: float) -> Phot
                 tuple(c if axes[i] == "c" else place[axes[i]][0] for i in looped)
                 for c in range(*place.get("c", (0, 1)))
             ]
-            noise = _per_channel(*([float(part[at]) for at in planes] for part in _parts(noise)))
+            noise = per_channel(*([float(part[at]) for at in planes] for part in _parts(noise)))
     elif has_noise_map(task):
         sigma = crop.view(noise_map_at(task, crop.region)).astype(np.float64)
         noise = PhotonNoise(np.zeros(()), np.zeros(()), np.where(sigma > 0, sigma, np.nan))
     elif level:
         noise = PhotonNoise(np.zeros(()), np.zeros(()), np.array(level))
     else:
-        samples = list(samples_at(source, task, place))
-        fits = [fit for fit in map(fit_noise, map(windows_of, samples)) if fit and fit.is_clear]
-        if len(fits) == len(samples):
-            # One level for dark and bright alike would reward what leaves the noise of the bright.
-            found = PhotonNoise.of(np.array([fit.gain for fit in fits]), np.array([fit.variance for fit in fits]))
-            noise = _per_channel(*_parts(found))
-        else:
-            levels = np.array([plane_level(squares) for squares in samples])
-            noise = _per_channel(0 * levels, 0 * levels, np.where(levels > 0, levels, np.nan))
+        noise = noise_of_planes(samples)
     if not (noise_sigma(crop.noisy, noise)[np.isfinite(crop.noisy)] > 0).any():
         raise InputError(
             f"{source.path}: no noise can be estimated in the plane of the crop, and settings are compared by it. "
@@ -315,20 +316,14 @@ def _parts(noise: PhotonNoise) -> list[Values]:
     return [getattr(noise, part.name) for part in fields(noise)]
 
 
-def _per_channel(*parts: Any) -> PhotonNoise:
-    """Return the noise of several channels, which broadcasts to an image of them."""
-    gain, offset, read_sigma = (np.reshape(np.asarray(part, np.float64), (-1, 1, 1)) for part in parts)
-    return PhotonNoise(gain, offset, read_sigma)
-
-
 def _evaluated(
-    setting: Setting, crop: DenoisedPlace, noise: PhotonNoise, repaired: Values, outliers: NDArray[np.bool_]
+    setting: Setting, crop: DenoisedPlace, noise: PhotonNoise, repaired: Values, judged: PhotonNoise | None
 ) -> TriedSetting:
+    """Evaluate a setting; ``judged``: noise with NaN in outliers, None where it is correlated, which an estimate takes for structure."""
     denoised, denoise, sigma = crop.denoised, crop.denoise, noise_sigma(repaired, noise)
     residual = (crop.noisy - denoised.astype(np.float64)) / sigma
-    counted = replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma)) if outliers.any() else noise
-    error = unbiased_risk(repaired, counted, denoise)
-    if not math.isfinite(error):
+    error = unbiased_risk(repaired, judged, denoise) if judged else math.nan
+    if judged and not math.isfinite(error):
         raise InputError("no pixel of the crop can be compared: all are holes, or without noise. Take another region.")
     detail = faint_detail(repaired, sigma, denoise, denoise(repaired))
     return TriedSetting(setting, denoised, residual, Residual.of(residual), error, detail)

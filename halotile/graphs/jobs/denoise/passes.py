@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from halotile.storage.rim import Readable
 from halotile.storage.views import readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
+from halotile.tasks.noise.quality import HEIGHTS, FaintDetail, faint_detail
 from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.noise.residual import Residual, has_photons, local_mean, measured_at, noise_at
 from halotile.tasks.roles import Roles
@@ -27,8 +29,17 @@ PLANES, PLACES, CHANNELS = 4, 16, 64
 """Planes that are looked at, squares of all of them together, and channels: more planes and squares only where there are more channels."""
 
 
-def inspect_residual(task: DenoiseTask, output: OutputPath) -> Inspection:
-    """Measure the residual of an image that was denoised; nothing is found where there is no noise, or no common shape."""
+DETAIL_SECONDS, SHARE, TORCH_SECONDS = 2.0, 0.05, 4.0
+"""Seconds of computing that the faint detail may take, share of a run, and seconds until PyTorch is loaded."""
+
+
+def inspect_residual(
+    task: DenoiseTask, output: OutputPath, seconds: float = 0.0, pixel_seconds: float = math.inf
+) -> Inspection:
+    """Measure the residual of an image that was denoised, and its faint detail if that is quick beside a run of so many seconds.
+
+    Nothing is found where there is no noise, or no common shape.
+    """
     if task.denoiser.scale != 1 or task.source.dtype.kind == "b":
         return Inspection()
     result = open_array(str(output))
@@ -46,7 +57,7 @@ def inspect_residual(task: DenoiseTask, output: OutputPath) -> Inspection:
         {
             "plane": place_text(_roles(task), place),
             "ratio": r.ratio,
-            "correlation": r.correlation,
+            **r.correlations_json(),
             "holds_structure": r.is_structured,
             "shift": r.shift,
         }
@@ -56,8 +67,33 @@ def inspect_residual(task: DenoiseTask, output: OutputPath) -> Inspection:
     names = [_name(place_text(_roles(task), place), labels) for place in found]
     warnings = [residual_warning(names, residuals), shift_warning(names, residuals)]
     count = math.prod(task.source.shape[i] for i in _roles(task).looped)
-    row = residual_row(names, residuals, count)
-    return Inspection({"residual": figures}, [row], [*filter(None, warnings)])
+    rows, more = [residual_row(names, residuals, count)], {}
+    if detail := _detail(task, next(iter(found)), seconds, pixel_seconds):
+        kept, seen = (", ".join(f"{100 * each[i]:.0f}" for each in detail) for i in (1, 2))
+        text = f"{kept} % of the height kept at {', '.join(map(str, HEIGHTS))} noise levels; {seen} % detected"
+        rows.append(("faint detail", f"{text}; in {names[0]}" if len(found) > 1 else text))
+        more = {"faint_detail": [each._asdict() for each in detail]}
+    return Inspection({"residual": figures, **more}, rows, [*filter(None, warnings)])
+
+
+def _detail(task: DenoiseTask, place: tuple[int, ...], seconds: float, pixel_seconds: float) -> tuple[FaintDetail, ...]:
+    """Return the faint detail that is left in the middle of a plane; nothing where it takes too long, or workers have another device."""
+    from halotile.graphs.jobs.denoise.compare import DenoisedPlace  # which imports this module
+
+    roles = _roles(task)
+    square = (roles.spatial[-2], roles.spatial[-1])
+    if task.device != "cpu" or [roles.axes[i] for i in square] != ["y", "x"]:
+        return ()
+    (region,) = plane_regions(task.source.shape, square, dict(zip(roles.looped, place, strict=True)), 1)
+    spans = zip(region.start, region.stop, strict=True)
+    crop = DenoisedPlace(task, dict(zip(roles.axes, spans, strict=True)))
+    cost = (2 + len(HEIGHTS)) * task.grid.window_of(crop.region).size * pixel_seconds
+    loading = 0.0 if "torch" in sys.modules else TORCH_SECONDS
+    if cost > DETAIL_SECONDS or cost + loading > SHARE * seconds:
+        return ()
+    noisy = crop.noisy
+    sigma = _noise(task, region, noisy[0], plane_level([noisy[0]]))[None]
+    return faint_detail(noisy, sigma, crop.denoise, crop.denoise(noisy))
 
 
 def _roles(task: DenoiseTask) -> Roles:
@@ -99,16 +135,22 @@ def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count
     level = plane_level([noisy for _, noisy, _ in squares])
     if not level > 0:
         return None
-    return Residual.of(_relative(task, *parts, level) for parts in squares)
+    letters = (roles.axes[square[0]], roles.axes[square[1]])
+    return Residual.of((_relative(task, *parts, level) for parts in squares), letters)
 
 
 def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values, level: float) -> Values:
     """Return the residual relative to the noise."""
+    return (noisy - denoised) / _noise(task, region, noisy, level)
+
+
+def _noise(task: DenoiseTask, region: Region, noisy: Values, level: float) -> Values:
+    """Return the standard deviation of the noise of each pixel; NaN where there is none."""
     square = task.roles.spatial[-2:]
     brightness = local_mean(noisy) if has_photons(task) else noisy
     shaped = (brightness if square[0] < square[1] else brightness.T).reshape(region.shape)
     noise = as_square(noise_at(task, region, shaped, level), square)
-    return (noisy - denoised) / np.where(noise > 0, noise, np.nan)
+    return np.where(noise > 0, noise, np.nan)
 
 
 def _labels(task: DenoiseTask) -> dict[str, str]:
@@ -147,9 +189,9 @@ class DenoiseWork(Work):
         """One pass over every block."""
         return (PassCount(PHASE, self.task.grid),)
 
-    def inspect(self) -> Inspection:
+    def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
         """Compare a few places of the result with the image."""
-        return inspect_residual(self.task, self.output.path)
+        return inspect_residual(self.task, self.output.path, seconds, pixel_seconds)
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
         yield Pass(

@@ -144,17 +144,33 @@ def remark_on_noise(
     """Return a remark on noise that clearly grows with brightness, where one level is estimated for each plane."""
     if levels is None or _faults(job, denoiser, NoiseModel(model=MODEL)):
         return ()
-    if not (growing := [place_text(roles, plane.place) for plane in planes if plane.grows]):
+    if not (growing := [plane for plane in planes if plane.grows]):
         return ()
-    where = ""
-    if len(growing) < len(planes):
-        more = " and others" if len(growing) > NAMED_PLANES else ""
-        where = f" in {'; '.join(growing[:NAMED_PLANES])}{more}"
+    where = _where(growing, planes, roles)
     plane = plane_word("".join(roles.axes[i] for i, n in zip(roles.looped, levels.shape, strict=True) if n > 1))
     one_by_one = f", {plane} by {plane}" if levels.size > 1 else ""
     return (
         f"the noise grows with brightness{where}, as that of counted photons does, and one level is taken for dark and bright alike. If "
         f"photons are counted, write noise: {{model: {MODEL}}}, or compare the two with `recon-cli try`{one_by_one}",
+    )
+
+
+def _where(some: Sequence[PlaneSurvey], planes: Sequence[PlaneSurvey], roles: Roles) -> str:
+    """Return the names of some of the planes; nothing for all."""
+    names = "; ".join(place_text(roles, plane.place) for plane in some[:NAMED_PLANES])
+    return "" if len(some) == len(planes) else f" in {names}{' and others' if len(some) > NAMED_PLANES else ''}"
+
+
+def _remark_on_correlation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[str, ...]:
+    """Return a remark on noise that is clearly not independent from pixel to pixel."""
+    clear = [plane for plane in planes if plane.correlation and plane.correlation.is_clear]
+    if not clear:
+        return ()
+    found, more = clear[0].correlation, "" if len(clear) == 1 else " in the first of them"
+    assert found
+    return (
+        f"the noise is correlated{_where(clear, planes, roles)}, by {found}{more}: denoisers take such noise for structure of the image, "
+        f"and keep it. {found.advice}",
     )
 
 
@@ -290,7 +306,7 @@ def choose_type(
     if levels is None:  # a network takes channels together, whose values may be very different ones
         roles = replace(roles, channel=None)
     planes = survey_planes(source, roles.spatial, roles.looped)
-    remarks = remark_on_noise(job, denoiser, planes, roles, levels)
+    remarks = (*remark_on_noise(job, denoiser, planes, roles, levels), *_remark_on_correlation(planes, roles))
     if levels is not None:
         remarks = (*_remark_on_saturation(planes, roles), *remarks)
     if stored.kind in "iu":  # floats were looked at with their holes
