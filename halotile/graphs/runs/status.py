@@ -308,7 +308,7 @@ class Status:
         self._written = time.monotonic()
         if self._finished:
             return
-        own = {"dashboard": self._dashboard, "retired": list(self.retired.values())}
+        own: dict[str, Any] = {"dashboard": self._dashboard, "retired": list(self.retired.values())}
         own["all_seconds"] = self._earlier_seconds + progress.seconds
         status = status_of(progress, state, reason, output=str(self.plan.output)) | own
         with suppress(OSError):  # as for events
