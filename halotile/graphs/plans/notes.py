@@ -95,16 +95,16 @@ def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ..
 
 
 def levels_text(levels: NDArray[np.float64], roles: Roles, values: tuple[float, float] | None = None) -> str:
-    """Return the noise levels of the planes of an image as a sentence, in the units of the file as well where ``values`` are 0 and 1.
+    """Return the noise levels of the planes of an image as a sentence, in the units of the file; and relative to a range of ``values``.
 
     >>> levels_text(np.array([0.02, 0.2]), Roles(("c", "y", "x"), (1, 2), None))
     'noise level 0.02, 0.2 of c 0 to 1, estimated channel by channel'
     >>> levels_text(np.array([0.02]), Roles(("y", "x"), (0, 1), None), (0, 255))
-    'noise level 0.02 (5.1 in the file), estimated from the whole image'
+    'noise level 5.1 (0.02 of the range), estimated from the whole image'
     """
     width = values[1] - values[0] if values else 1
-    in_file = f" ({values_text(levels * width, roles)} in the file)" if width != 1 else ""
-    return f"noise level {values_text(levels, roles)}{in_file}{planes_text(levels, roles)}"
+    relative = f" ({values_text(levels, roles)} of the range)" if width != 1 else ""
+    return f"noise level {values_text(levels * width, roles)}{relative}{planes_text(levels, roles)}"
 
 
 def _noiseless(levels: NDArray[np.float64], roles: Roles) -> tuple[str, ...]:

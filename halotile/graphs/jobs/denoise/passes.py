@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shift_warning
+from halotile.graphs.jobs.denoise.place import DenoisedPlace
 from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, RunView, Sums, Work
 from halotile.graphs.plans.notes import place_text
 from halotile.storage.arrays import open_array
@@ -68,7 +70,10 @@ def inspect_residual(
     warnings = [residual_warning(names, residuals), shift_warning(names, residuals)]
     count = math.prod(task.source.shape[i] for i in _roles(task).looped)
     rows, more = [residual_row(names, residuals, count)], {}
-    if detail := _detail(task, next(iter(found)), seconds, pixel_seconds):
+    detail: tuple[FaintDetail, ...] = ()
+    with suppress(Exception):  # the workers may have a library that is missing here
+        detail = _detail(task, next(iter(found)), seconds, pixel_seconds)
+    if detail:
         kept, seen = (", ".join(f"{100 * each[i]:.0f}" for each in detail) for i in (1, 2))
         text = f"{kept} % of the height kept at {', '.join(map(str, HEIGHTS))} noise levels; {seen} % detected"
         rows.append(("faint detail", f"{text}; in {names[0]}" if len(found) > 1 else text))
@@ -78,8 +83,6 @@ def inspect_residual(
 
 def _detail(task: DenoiseTask, place: tuple[int, ...], seconds: float, pixel_seconds: float) -> tuple[FaintDetail, ...]:
     """Return the faint detail that is left in the middle of a plane; nothing where it takes too long, or workers have another device."""
-    from halotile.graphs.jobs.denoise.compare import DenoisedPlace  # which imports this module
-
     roles = _roles(task)
     square = (roles.spatial[-2], roles.spatial[-1])
     if task.device != "cpu" or [roles.axes[i] for i in square] != ["y", "x"]:

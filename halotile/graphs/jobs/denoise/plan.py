@@ -61,7 +61,7 @@ from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths
 from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.needs import Footprint, Requested, io_threads_for, no_more_than
-from halotile.graphs.plans.notes import note_of_files, notes_of, notes_of_place
+from halotile.graphs.plans.notes import levels_text, note_of_files, notes_of, notes_of_place
 from halotile.graphs.plans.plan import Computing, Planned
 from halotile.graphs.plans.trials.denoiser_trials import compared, compared_on_image, expect_trial, tried
 from halotile.graphs.plans.trials.gpu_trials import (
@@ -395,9 +395,16 @@ def _identify(settled: _Settled) -> Planned:
         smaller_output="a smaller output.dtype",
         given={} if is_named else {"denoiser": describe_denoiser(opened.given)},
         decided=decided_parts(task) | {"noise": decided_noise(job.noise, opened.photons)},
-        figures=figures_of(job, task, settled.halo, settled.tuned),
+        figures=figures_of(job, task, settled.halo, settled.tuned) | _noise(opened),
         notes=_notes(settled),
     )
+
+
+def _noise(opened: _Opened) -> dict[str, str]:
+    """Return the noise that was estimated or given, in words, for the status of a run."""
+    if opened.photons:
+        return {"noise": opened.photons.note(opened.roles)}
+    return {} if opened.levels is None else {"noise": levels_text(opened.levels, opened.roles, opened.values)}
 
 
 def _notes(settled: _Settled) -> tuple[str, ...]:
