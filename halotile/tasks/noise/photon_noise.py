@@ -12,6 +12,7 @@ import numpy as np
 
 from halotile.errors import InputError
 from halotile.storage.rim import Readable
+from halotile.tasks.noise.defects import outliers
 from halotile.tasks.noise.estimate import Ends, PlaneLevel, measure_plane, plane_level, sampled_planes
 from halotile.tasks.noise.quiet_windows import Fit, PlaneWindows, Values, finite_values, fit_noise, windows_of
 
@@ -123,6 +124,8 @@ def _fit_of_even(even: Even, others: Sequence[Fit]) -> Fit:
 
 PLANES = 64
 """Planes that are looked at, at most."""
+ROUNDED = 0.25
+"""Least variance of whole numbers: details of one step are none of noise."""
 TAIL = 1e-3
 """Share of the samples below the range of values, and above."""
 
@@ -138,6 +141,8 @@ class PlaneSurvey:
     noise: PlaneLevel  # noise level in the same units; 0 or NaN where there is none
     grows: bool  # true if the noise clearly grows with brightness
     ends: Ends  # its least and largest values
+    defects: int  # samples that the noise does not explain
+    size: int  # number of the samples
 
 
 def survey_planes(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> tuple[PlaneSurvey, ...]:
@@ -156,5 +161,15 @@ def _surveyed(place: tuple[int, ...], squares: list[Values]) -> PlaneSurvey:
     values = finite_values(squares)
     low, high = np.quantile(values, [TAIL, 1 - TAIL]) if values.size else (math.nan, math.nan)
     fit = fit_noise(windows_of(squares))
-    grows = fit is not None and fit.is_clear
-    return PlaneSurvey(place, float(low), float(high), measure_plane(squares), grows, Ends.of(values))
+    grows, level = fit is not None and fit.is_clear, measure_plane(squares)
+    gain, variance = noise_of_plane(squares, fit, level.level)
+    defects = sum(len(outliers(square, gain, variance)) for square in squares)
+    return PlaneSurvey(place, float(low), float(high), level, grows, Ends.of(values), defects, values.size)
+
+
+def noise_of_plane(squares: Sequence[Values], fit: Fit | None, level: float) -> tuple[float, float]:
+    """Return the gain and the variance of a plane: that of its photons where the fit is clear, or else of one level; no less than that of rounding."""
+    if fit is not None and fit.is_clear:
+        return fit.gain, fit.variance
+    is_whole = not np.any(np.nan_to_num(squares[0]) % 1)
+    return 0.0, max(level**2, ROUNDED * is_whole) if level > 0 else 0.0

@@ -291,6 +291,10 @@ def choose_type(
         roles = replace(roles, channel=None)
     planes = survey_planes(source, roles.spatial, roles.looped)
     remarks = remark_on_noise(job, denoiser, planes, roles, levels)
+    if job.input.defects == "none" and (found := sum(plane.defects for plane in planes)):
+        there = defects_text(found / sum(plane.size for plane in planes), source.shape)
+        advice = "they spoil the pixels around them. To replace such pixels, write input.defects: auto"
+        remarks = (*remarks, f"{there} stand out of the noise alone, as hot and dead ones do: {advice}")
     if levels is not None:
         remarks = (*_remark_on_saturation(planes, roles), *remarks)
     if stored.kind in "iu":  # floats were looked at with their holes
@@ -319,6 +323,16 @@ def _remark_on_saturation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[
         f"about {plane.noise.share:.0%} of the pixels{where} are {ends}, at the end of the range of values, where noise was cut off: the "
         "estimated noise level may be too low. Write sigma as a number",
     )
+
+
+def defects_text(share: float, shape: Sequence[int]) -> str:
+    """Return the number of pixels of a share of an image.
+
+    >>> defects_text(1e-5, (480, 448))
+    'about 2 of 215,040 pixels'
+    """
+    size = math.prod(shape)
+    return f"about {round(share * size):,} of {size:,} pixels"
 
 
 def _is_coarse(plane: PlaneSurvey, dtype: np.dtype[Any]) -> bool:

@@ -1,0 +1,211 @@
+"""Defects of an image: pixels that the noise of their plane does not explain, or that are known, and what takes their place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import InputError
+from halotile.storage.grid import Region
+from halotile.storage.rim import Array, Pixels, Readable
+from halotile.storage.views import PlaneValues, Viewed, side_at
+from halotile.tasks.holes import Valid
+from halotile.tasks.noise.residual import measured_at
+from halotile.tasks.roles import respanned
+
+if TYPE_CHECKING:
+    from halotile.tasks.denoise_block import DenoiseTask
+
+OUTLYING, ALONE = 6.0, 4.0
+"""Noise levels from the median around it beyond which a pixel is an outlier, or medians of such distances around it where these are more; and
+multiple of the largest such distance of a neighbour: the neighbours of a star are bright as well."""
+LEAST_AROUND = 5
+"""Pixels around the neighbours that are known, at least: as in the corner of an image."""
+STANDS_OUT = OUTLYING * (1 - 1 / ALONE) - 0.1
+"""Noise levels between an outlier and each of its neighbours, at least: it follows from the two above, less an allowance for float32."""
+AROUND = np.argwhere(np.ones((5, 5))) - 2
+"""Places of 5 x 5 pixels, from the middle one."""
+INNER, OUTER = (np.abs(AROUND).max(1) == reach for reach in (1, 2))
+"""The neighbours of the middle one, and those around them."""
+MARGIN = 4
+"""Pixels around one that decide on its value: those that may take its place, and those that show whether these are good."""
+STRIP_PIXELS = 1 << 18
+"""Pixels that are looked at at once, which fit the cache of a core."""
+Places = NDArray[np.intp]
+"""Positions of pixels, one in each row."""
+
+
+def stabilised(pixels: Array, gain: float, variance: float) -> Array:
+    """The pixels where their noise has a level of 1: after the Anscombe transform for photons.
+
+    >>> stabilised(np.array([0.0, 100.0]), 1.0, 0.0).round(2), stabilised(np.array([3.0]), 0.0, 4.0)
+    (array([ 1.22, 20.04]), array([1.5]))
+    """
+    even: Array = pixels.astype(np.result_type(pixels.dtype, np.float32))
+    kind = even.dtype.type
+    even *= kind(4 / gain if gain > 0 else variance**-0.5)
+    if gain > 0:
+        even += kind(4 * (variance / gain**2 + 0.375))
+        np.sqrt(np.maximum(even, 0, out=even), out=even)
+    return even
+
+
+def outliers(pixels: Array, gain: float, variance: float, valid: Valid | None = None) -> Places:
+    """The row and column of each outlier of the noise, such as a hot or dead pixel or a cosmic ray.
+
+    Noise alone has fewer than one in a million: see docs/design/035-defects.md.
+
+    ``pixels``: rows and columns, finite where they are ``valid``, or NaN where they are not; ``gain, variance``: the noise has variance
+    ``gain * z + variance`` at a pixel of mean ``z``; nothing is found where both are 0.
+
+    >>> image = np.random.default_rng(0).standard_normal((64, 64))
+    >>> image[3, 5] = 40
+    >>> outliers(image, 0.0, 1.0)
+    array([[3, 5]])
+    """
+    rows, columns = pixels.shape
+    found = [np.zeros((0, 2), np.intp)]
+    height = max(1, STRIP_PIXELS // columns)
+    for top in range(0, rows if max(gain, variance) > 0 else 0, height):
+        strip = slice(top, top + height)
+        inner = stabilised(pixels[strip], gain, variance)
+        if valid is not None:
+            inner[~valid[strip]] = np.nan
+        even = np.full((len(inner) + 2, columns + 2), np.nan, inner.dtype)
+        even[1:-1, 1:-1] = inner
+        row, column = np.divmod(_standing_out(even.ravel(), columns + 2), columns + 2)
+        at = np.stack([row + top - 1, column - 1], 1)
+        found.append(at[_is_outlier(_around(pixels, at, valid), gain, variance)])
+    return np.concatenate(found)
+
+
+def _standing_out(even: Array, width: int) -> Places:
+    """Pixels that are higher or lower than all their neighbours, or these are not known; the image is in one line, in lines of that width."""
+    is_near = np.abs(even[1:] - even[:-1]) <= STANDS_OUT
+    at = np.flatnonzero(~(is_near[1:] | is_near[:-1])) + 1
+    at = at[np.isfinite(even[at])]
+    beyond = even[at][:, None] - even[at[:, None] + AROUND[INNER] @ (width, 1)]
+    found: Places = at[~(beyond <= STANDS_OUT).any(1) | ~(beyond >= -STANDS_OUT).any(1)]
+    return found
+
+
+def _is_outlier(around: Array, gain: float, variance: float) -> Valid:
+    """True where the middle of 5 x 5 pixels is an outlier."""
+    even, middle = stabilised(around, gain, variance), len(AROUND) // 2
+    median = np.add(*_middles(even[:, OUTER]))[:, None] / 2
+    away, beside = even[:, [middle]] - median, even[:, INNER] - median
+    spread = _middles(np.abs(even[:, OUTER] - median))[0]  # larger in texture than in noise
+    least = np.maximum(OUTLYING * np.fmax(spread, 1), ALONE * np.nan_to_num(beside * np.sign(away)).max(-1, initial=0))
+    # Few photons are skewed, and the transform overrates what is missing.
+    usual = _middles(around[:, OUTER])[0]
+    below = (usual - around[:, middle]) / np.sqrt(np.maximum(gain * usual + variance, gain**2))
+    is_known = np.isfinite(around[:, OUTER]).sum(-1) >= LEAST_AROUND
+    is_outlier: Valid = is_known & (np.abs(away[:, 0]) > least) & ((away[:, 0] > 0) | (below > OUTLYING))
+    return is_outlier
+
+
+def _around(pixels: Array, at: Places, known: Valid | None = None) -> Array:
+    """The 5 x 5 pixels around each place, on the last axis; NaN beyond the edge, and where they are not known."""
+    places = at[:, None] + AROUND
+    rows, columns = np.moveaxis(places.clip(0, np.array(pixels.shape) - 1), -1, 0)
+    is_known = ((places >= 0) & (places < pixels.shape)).all(-1)
+    if known is not None:
+        is_known &= known[rows, columns]
+    around: Array = np.where(is_known, pixels[rows, columns].astype(np.float64), np.nan)
+    return around
+
+
+def _middles(pixels: Array) -> tuple[Array, Array]:
+    """The two in the middle of the known pixels, on the last axis; NaN where none is."""
+    ordered, count = np.sort(pixels, -1), np.isfinite(pixels).sum(-1)
+    low, high = (np.take_along_axis(ordered, at[:, None], -1)[:, 0] for at in ((count - 1) // 2, count // 2))
+    return low, high
+
+
+def replacements(pixels: Array, at: Places, valid: Valid | None = None) -> Array:
+    """The median of the good neighbours of each defect, or else of the good pixels around these; NaN where there is none.
+
+    It is the lower of two, so a value of the image.
+    """
+    good = np.ones(pixels.shape, bool) if valid is None else valid.copy()
+    good[tuple(at.T)] = False
+    around = _around(pixels, at, good)
+    near = _middles(around[:, INNER])[0]
+    replaced: Array = np.where(np.isnan(near), _middles(around)[0], near)
+    return replaced
+
+
+@dataclass(frozen=True, eq=False)
+class Defects:
+    """The pixels of an image that are replaced before anything is computed."""
+
+    noise: tuple[PlaneValues, PlaneValues] | None = None  # gain and variance of each plane, whose outliers are replaced
+    places: Places | None = None  # further ones, on all axes; -1 for all along an axis
+    given: Readable | None = None  # not 0 where a pixel is one: with all axes, the spatial ones, or rows and columns
+    are_kept: bool = False  # true if the output has their own values
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired(Viewed):
+    """The image of a task with other values in the place of its defects, whatever part of it is read."""
+
+    task: DenoiseTask
+    defects: Defects
+    found: list[tuple[Places, Array]] = field(default_factory=list, compare=False)
+    """Places and values of the defects in what was read, for each plane that has any."""
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``; its defects are entered in `found`."""
+        plane, dims = self.task.roles.spatial[-2:], len(self.shape)
+        others = [axis for axis in range(dims) if axis not in plane]
+        margin = tuple((MARGIN * (axis in plane),) * 2 for axis in range(dims))
+        window = region.grow(margin).clip(Region.whole(self.shape))
+        pixels: Array = self.source.read(window).copy()
+        valid = measured_at(self.task, window, pixels)
+        planes, measured = (np.moveaxis(part, plane, (-2, -1)) for part in (pixels, valid))
+        for place in np.ndindex(planes.shape[:-2]):
+            one, known = planes[place], None if measured[place].all() else measured[place]
+            starts = (window.start[axis] + index for axis, index in zip(others, place, strict=True))
+            spot = respanned(window, {axis: (start, start + 1) for axis, start in zip(others, starts, strict=True)})
+            at = self._defects_of(one, known, spot)
+            values, places = replacements(one, at, known), np.tile(np.array(spot.start), (len(at), 1))
+            places[:, plane] += at
+            is_good = np.isfinite(values)
+            if self.defects.given is not None and not is_good.all():
+                row, column = places[~is_good][0, plane].tolist()
+                raise InputError(
+                    f"input.defects marks row {row}, column {column} and every measured pixel within 2 of it, so none can take its place. "
+                    "Write a mask that is 0 there, input.sides.mask."
+                )
+            inside = is_good & ((places >= region.start) & (places < region.stop)).all(1)
+            self.found.append((places[inside], one[tuple(at[inside].T)]))
+            one[tuple(at[is_good].T)] = values[is_good]
+        return pixels[region.relative_to(window).slices]
+
+    def _defects_of(self, one: Array, known: Valid | None, spot: Region) -> Places:
+        """The row and column of each defect of a plane."""
+        defects, spatial, dims = self.defects, self.task.roles.spatial, len(self.shape)
+        found = [np.zeros((0, 2), np.intp)]
+        if defects.noise is not None:
+            gain, variance = (float(part.read(spot).flat[0]) for part in defects.noise)
+            found.append(outliers(one, gain, variance, known))
+        if defects.places is not None:
+            from_start = np.where(defects.places < 0, 0, defects.places - spot.start)
+            is_here = ((from_start >= 0) & (from_start < spot.shape)).all(1)
+            found.append(from_start[is_here][:, spatial[-2:]])
+        if defects.given is not None:
+            length = len(defects.given.shape)
+            axes = tuple(axis - dims for axis in (range(dims) if length == dims else spatial[-length:]))
+            found.append(np.argwhere(side_at(defects.given, axes, spot).reshape(one.shape)))
+        at = np.unique(np.concatenate(found), axis=0)
+        return at if known is None else at[known[tuple(at.T)]]
+
+    def defects_of(self, region: Region) -> tuple[Places, Array]:
+        """The places of the defects of a region that was read, from its start, and their values."""
+        at, values = (np.concatenate(parts) for parts in zip(*self.found, strict=True))
+        inside = ((at >= region.start) & (at < region.stop)).all(1)
+        places: Places = at[inside] - np.array(region.start)
+        return places, values[inside]
