@@ -140,7 +140,7 @@ def test_only_the_defects_of_a_path_are_replaced(tmp_path: Path) -> None:
     np.save(tmp_path / "defects.npy", mask)
     own = done(tmp_path, "hot", hot, "median", input={"defects": str(tmp_path / "defects.npy")})
     repaired = hot.copy()
-    repaired[50, 60] = replacements(hot, np.array([[50, 60]]))[0]
+    repaired[50, 60] = replacements(hot, np.array([[50, 60]]), np.ones(hot.shape, bool))[0][0]
     assert np.array_equal(own, done(tmp_path, "repaired", repaired, "median"))
 
 

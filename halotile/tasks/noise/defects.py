@@ -14,7 +14,6 @@ from halotile.storage.rim import Array, Pixels, Readable
 from halotile.storage.views import PlaneValues, Viewed, side_at
 from halotile.tasks.holes import Valid
 from halotile.tasks.noise.residual import measured_at
-from halotile.tasks.roles import respanned
 
 if TYPE_CHECKING:
     from halotile.tasks.denoise_block import DenoiseTask
@@ -125,17 +124,18 @@ def _middles(pixels: Array) -> tuple[Array, Array]:
     return low, high
 
 
-def replacements(pixels: Array, at: Places, valid: Valid | None = None) -> Array:
-    """The median of the good neighbours of each defect, or else of the good pixels around these; NaN where there is none.
+def replacements(pixels: Array, at: Places, valid: Valid) -> tuple[Array, Valid]:
+    """The median of the good neighbours of each defect, or else of the good pixels around these; and True where there are some.
 
     It is the lower of two, so a value of the image.
     """
-    good = np.ones(pixels.shape, bool) if valid is None else valid.copy()
+    good = valid.copy()
     good[tuple(at.T)] = False
     around = _around(pixels, at, good)
-    near = _middles(around[:, INNER])[0]
-    replaced: Array = np.where(np.isnan(near), _middles(around)[0], near)
-    return replaced
+    near, far = _middles(around[:, INNER])[0], _middles(around)[0]
+    found = np.where(np.isnan(near), far, near)
+    is_good = np.isfinite(found)
+    return np.where(is_good, found, pixels[tuple(at.T)]), is_good
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,48 +160,43 @@ class Repaired(Viewed):
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``; its defects are entered in `found`."""
         plane, dims = self.task.roles.spatial[-2:], len(self.shape)
-        others = [axis for axis in range(dims) if axis not in plane]
         margin = tuple((MARGIN * (axis in plane),) * 2 for axis in range(dims))
         window = region.grow(margin).clip(Region.whole(self.shape))
-        pixels: Array = self.source.read(window).copy()
-        valid = measured_at(self.task, window, pixels)
-        planes, measured = (np.moveaxis(part, plane, (-2, -1)) for part in (pixels, valid))
-        for place in np.ndindex(planes.shape[:-2]):
-            one, known = planes[place], None if measured[place].all() else measured[place]
-            starts = (window.start[axis] + index for axis, index in zip(others, place, strict=True))
-            spot = respanned(window, {axis: (start, start + 1) for axis, start in zip(others, starts, strict=True)})
-            at = self._defects_of(one, known, spot)
-            values, places = replacements(one, at, known), np.tile(np.array(spot.start), (len(at), 1))
-            places[:, plane] += at
-            is_good = np.isfinite(values)
+        stored: Array = self.source.read(window)
+        pixels, valid, bad = stored.copy(), measured_at(self.task, window, stored), self._known(window)
+        noise = [np.broadcast_to(part.read(window), window.shape) for part in self.defects.noise or ()]
+        moved = [np.moveaxis(part, plane, (-2, -1)) for part in (pixels, valid, bad, *noise)]
+        for place in np.ndindex(moved[0].shape[:-2]):
+            one, known, marked, *numbers = (part[place] for part in moved)
+            if numbers:
+                gain, variance = (float(number[0, 0]) for number in numbers)
+                marked[tuple(outliers(one, gain, variance, None if known.all() else known).T)] = True
+            marked &= known
+            at = np.argwhere(marked)
+            one[tuple(at.T)], is_good = replacements(one, at, known)
+            marked[tuple(at[~is_good].T)] = False
             if self.defects.given is not None and not is_good.all():
-                row, column = places[~is_good][0, plane].tolist()
+                row, column = (start + window.start[axis] for start, axis in zip(at[~is_good][0], plane, strict=True))
                 raise InputError(
                     f"input.defects marks row {row}, column {column} and every measured pixel within 2 of it, so none can take its place. "
                     "Write a mask that is 0 there, input.sides.mask."
                 )
-            inside = is_good & ((places >= region.start) & (places < region.stop)).all(1)
-            self.found.append((places[inside], one[tuple(at[inside].T)]))
-            one[tuple(at[is_good].T)] = values[is_good]
-        return pixels[region.relative_to(window).slices]
+        inner = region.relative_to(window).slices
+        self.found.append((np.argwhere(bad[inner]) + np.array(region.start), stored[inner][bad[inner]]))
+        return pixels[inner]
 
-    def _defects_of(self, one: Array, known: Valid | None, spot: Region) -> Places:
-        """The row and column of each defect of a plane."""
-        defects, spatial, dims = self.defects, self.task.roles.spatial, len(self.shape)
-        found = [np.zeros((0, 2), np.intp)]
-        if defects.noise is not None:
-            gain, variance = (float(part.read(spot).flat[0]) for part in defects.noise)
-            found.append(outliers(one, gain, variance, known))
-        if defects.places is not None:
-            from_start = np.where(defects.places < 0, 0, defects.places - spot.start)
-            is_here = ((from_start >= 0) & (from_start < spot.shape)).all(1)
-            found.append(from_start[is_here][:, spatial[-2:]])
+    def _known(self, window: Region) -> Valid:
+        """True where a pixel is known to be a defect."""
+        bad, defects, dims = np.zeros(window.shape, bool), self.defects, len(window.start)
+        for place in [] if defects.places is None else defects.places.tolist():
+            spans = [*zip(place, window.start, window.stop, strict=True)]
+            if all(index < 0 or start <= index < stop for index, start, stop in spans):
+                bad[tuple(slice(None) if index < 0 else index - start for index, start, _ in spans)] = True
         if defects.given is not None:
             length = len(defects.given.shape)
-            axes = tuple(axis - dims for axis in (range(dims) if length == dims else spatial[-length:]))
-            found.append(np.argwhere(side_at(defects.given, axes, spot).reshape(one.shape)))
-        at = np.unique(np.concatenate(found), axis=0)
-        return at if known is None else at[known[tuple(at.T)]]
+            axes = range(dims) if length == dims else self.task.roles.spatial[-length:]
+            bad |= side_at(defects.given, tuple(axis - dims for axis in axes), window) != 0
+        return bad
 
     def defects_of(self, region: Region) -> tuple[Places, Array]:
         """The places of the defects of a region that was read, from its start, and their values."""

@@ -87,7 +87,7 @@ def without_outliers(noisy: Values, noise: PhotonNoise) -> tuple[Values, NDArray
         gain, variance = (np.broadcast_to(part, noisy.shape)[number] for part in (noise.gain, noise.variance))
         one = float(gain[0, 0])  # else the noise may be another one in each pixel
         at = outliers(image, one, float(variance[0, 0])) if one > 0 else outliers(image / np.sqrt(variance), 0.0, 1.0)
-        repaired[number][tuple(at.T)] = replacements(image, at)
+        repaired[number][tuple(at.T)] = replacements(image, at, np.isfinite(image))[0]
         found[number][tuple(at.T)] = True
     return repaired, found
 

@@ -68,7 +68,7 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
         itemsize_work=np.dtype(tiling.work_dtype).itemsize,
         itemsize_out=np.dtype(layout.dtype).itemsize,
         stored_piece=piece,
-        sides=sum(not isinstance(side, PlaneValues) for side in task.sides.values()) + holed + copied,
+        sides=sum(not isinstance(side, PlaneValues) for side in task.sides.values()) + holed + 2 * copied,
         bytes_per_pixel=denoiser.bytes_per_pixel() + HOLED_BYTES * (holed and denoiser.takes_valid),
         weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
         overlap=task.overlap,

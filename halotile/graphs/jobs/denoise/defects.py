@@ -118,15 +118,15 @@ def _lasting(view: Readable, roles: Roles, gain: PlaneValues, variance: PlaneVal
     groups = planes_at_once(view, along, MOST_PLANES)
     count = min(len(groups), max(1, MOST_PLANES // groups[0].size))
     chosen = [groups[number * len(groups) // count] for number in range(count)]
+    ends = [dict(zip(along, zip(group.start, group.stop, strict=True), strict=True)) for group in chosen]
     chunk = chunks_of(view)[plane[0]]
     step = max(chunk, STRIP_PIXELS // width // chunk * chunk)
     for other in np.ndindex(*(1 if axis in (*along, *plane) else n for axis, n in enumerate(view.shape))):
         mean = np.full((height, width), np.nan)
+        spans = {axis: (index, index + 1) for axis, index in enumerate(other) if axis not in plane}
         for top in range(0, height, step):
-            at = {axis: (index, index + 1) for axis, index in enumerate(other) if axis not in plane}
-            at[plane[0]] = (top, min(top + step, height))
-            spans = (dict(zip(along, zip(group.start, group.stop, strict=True), strict=True)) for group in chosen)
-            parts = (respanned(whole, at | span) for span in spans)
+            spans[plane[0]] = (top, min(top + step, height))
+            parts = [respanned(whole, spans | further) for further in ends]
             mean[top : top + step] = _trimmed_mean(view, parts, plane, gain, variance)
         lasting = outliers(mean, 0.0, 1.0)
         places = np.tile(other, (len(lasting), 1))
