@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from skimage.data import retina
 
 from halotile.errors import InputError
+from halotile.graphs.jobs.denoise.compare import compare
 from halotile.graphs.jobs.denoise.job import kept_defects
 from halotile.graphs.jobs.denoise.passes import inspect_residual
 from halotile.graphs.plans.make import make_plan
@@ -226,6 +227,14 @@ def test_replaced_defects_are_no_residual(tmp_path: Path) -> None:
         plan = make_plan(replace(job, output=replace(job.output, overwrite=True)), fresh=True)
         ratios.append(inspect_residual(work_of(plan).task, plan.output).figures["residual"][0]["ratio"])
     assert max(ratios) < 1.3
+
+
+def test_a_crop_is_that_of_the_run(tmp_path: Path) -> None:
+    hot = with_defects(scene())
+    job = job_on(tmp_path, "hot", hot, "tv", **AUTO)
+    found = compare([("a",)], lambda _: job, region=Region((70, 40), (170, 180)))
+    assert found.outliers == 2
+    assert np.array_equal(found.tried[0].denoised[0], run_inline(job)[70:170, 40:180])
 
 
 @pytest.mark.parametrize(
