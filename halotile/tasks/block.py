@@ -102,6 +102,8 @@ class Receipt:
     pixels: int = 0
     holes: int = 0
     """Pixels that were left as they are, because they hold no measurement or a mask keeps them."""
+    defects: int = 0
+    """Pixels that were replaced before anything was computed."""
     not_finite: int = 0
     """NaN and infinities that were taken for measurements."""
     spoiled: int = 0

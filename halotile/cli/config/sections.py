@@ -37,7 +37,7 @@ from halotile.graphs.rules.keys import (
     unknown,
     written_keys,
 )
-from halotile.graphs.words import KeyPath, expected, nearest, parts, shown
+from halotile.graphs.words import KeyPath, choices, expected, nearest, parts, shown
 from halotile.storage.disk.place import broken_link
 from halotile.tasks.options import OwnPath, ReadPath
 
@@ -153,7 +153,7 @@ class Findings:
             value, allowed, place = values[key], parts(keys[key].type), (*path, (written or {}).get(key, key))
             if (OwnPath in allowed or Path in allowed) and isinstance(value, str):
                 resolved[key] = self.absolute(value)
-            elif ReadPath in allowed:
+            elif ReadPath in allowed and value not in choices(keys[key].type):
                 resolved[key] = self.read(place, value)
             elif Mapping[str, ReadPath] in allowed and isinstance(value, dict):
                 resolved[key] = {name: self.read((*place, name), file) for name, file in value.items()}

@@ -58,6 +58,11 @@ class Input:
     """Values mapped to 0 and 1 before denoising, and back after. auto: the range of an integer type, floats unchanged; of weights of a job train as there."""
     sides: Mapping[str, ReadPath] = field(default_factory=dict)
     """Per-pixel inputs tiled with the image, name to path: sigma (a noise map), mask (0 = keep the pixel)."""
+    defects: Literal["none", "auto"] | ReadPath = "none"
+    """Hot, dead and other pixels that the noise does not explain, which are replaced before anything is computed. auto: found in the image; a path: an
+    image that is not 0 where one is, of the shape of the image, or of its tiled axes."""
+    defects_in_output: Literal["replaced", "kept"] = "replaced"
+    """replaced: the result has the denoiser's value there; kept: that of the image."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 STATUS_SECONDS = 1.0
 NOTIFY_SECONDS = 0.4
-_SUMMED = ("holes", "read_bytes", "written_bytes", "compute_seconds")
+_SUMMED = ("holes", "defects", "read_bytes", "written_bytes", "compute_seconds")
 """Fields of a receipt that are added up under the same name."""
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from halotile.errors import InputError
 from halotile.storage.rim import Readable
+from halotile.tasks.noise.defects import outliers
 from halotile.tasks.noise.estimate import Ends, PlaneLevel, measure_plane, plane_level, sampled_planes
 from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
 from halotile.tasks.noise.quiet_windows import Fit, PlaneWindows, Values, finite_values, fit_noise, windows_of
@@ -147,6 +148,8 @@ def _fit_of_even(even: Even, others: Sequence[Fit]) -> Fit:
 
 PLANES = 64
 """Planes that are looked at, at most."""
+ROUNDED = 0.25
+"""Least variance of whole numbers: details of one step are none of noise."""
 TAIL = 1e-3
 """Share of the samples below the range of values, and above."""
 
@@ -163,6 +166,8 @@ class PlaneSurvey:
     grows: bool  # true if the noise clearly grows with brightness
     ends: Ends  # its least and largest values
     correlation: NoiseCorrelation | None  # that of its noise; None where too little is quiet
+    defects: int  # samples that the noise does not explain
+    size: int  # number of the samples
 
 
 def survey_planes(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> tuple[PlaneSurvey, ...]:
@@ -181,6 +186,16 @@ def _surveyed(place: tuple[int, ...], squares: list[Values]) -> PlaneSurvey:
     values = finite_values(squares)
     low, high = np.quantile(values, [TAIL, 1 - TAIL]) if values.size else (math.nan, math.nan)
     fit = fit_noise(windows_of(squares))
-    grows = fit is not None and fit.is_clear
-    level, ends = measure_plane(squares), Ends.of(values)
-    return PlaneSurvey(place, float(low), float(high), level, grows, ends, noise_correlation(squares))
+    grows, level = fit is not None and fit.is_clear, measure_plane(squares)
+    gain, variance = noise_of_plane(squares, fit, level.level)
+    ends, correlation = Ends.of(values), noise_correlation(squares)
+    defects = sum(len(outliers(square, gain, variance)) for square in squares)
+    return PlaneSurvey(place, float(low), float(high), level, grows, ends, correlation, defects, values.size)
+
+
+def noise_of_plane(squares: Sequence[Values], fit: Fit | None, level: float) -> tuple[float, float]:
+    """Return the gain and the variance of a plane: that of its photons where the fit is clear, or else of one level; no less than that of rounding."""
+    if fit is not None and fit.is_clear:
+        return fit.gain, fit.variance
+    is_whole = not np.any(np.nan_to_num(squares[0]) % 1)
+    return 0.0, max(level**2, ROUNDED * is_whole) if level > 0 else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Pixels
 from halotile.storage.views import PlaneValues, axes_of_side, side_at
-from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.holes import Valid
 from halotile.tasks.noise.noise_correlation import direction_text
 from halotile.tasks.noise.quiet_windows import Values, finite_values
+
+if TYPE_CHECKING:
+    from halotile.tasks.denoise_block import DenoiseTask
 
 PART = 128
 """Edge of the parts whose correlations are measured one by one, in pixels: structure fills a part of an image."""

@@ -55,6 +55,7 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
         min(w, n) if rule == "cut" else w
         for w, n, rule in zip(middle.window.shape, task.grid.shape, task.rim.rules, strict=True)
     )
+    copied = task.defects is not None
     holed = (task.holes is not None and task.holes.are_likely) or "mask" in task.sides
     core_out = task.roles.output_region(middle.core, tiling.scale, task.channels_out)
     needed = footprint(
@@ -67,7 +68,7 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
         itemsize_work=np.dtype(tiling.work_dtype).itemsize,
         itemsize_out=np.dtype(layout.dtype).itemsize,
         stored_piece=piece,
-        sides=sum(not isinstance(side, PlaneValues) for side in task.sides.values()) + holed,
+        sides=sum(not isinstance(side, PlaneValues) for side in task.sides.values()) + holed + 2 * copied,
         bytes_per_pixel=denoiser.bytes_per_pixel() + HOLED_BYTES * (holed and denoiser.takes_valid),
         weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
         overlap=task.overlap,

@@ -178,12 +178,9 @@ def open_sides(
                 f"{key}: {denoiser.title} changes the image's shape, so no pixel can be kept. "
                 f"{without.strip() or 'Leave the mask out.'}"
             )
-        side = open_source(path, level=job.input.level, dataset=own) if is_own else _open_side(key, path)
+        side = open_source(path, level=job.input.level, dataset=own) if is_own else open_side(key, path)
         check_whole(side.path)
-        # It has its axes as the file of the image has them.
-        if len(side.shape) == len(original.shape) and side.order == tuple(range(len(side.shape))):
-            moved = side.in_order(original.order)
-            side = moved if moved.shape == original.shape else side
+        side = ordered_like(side, original)
         if side.shape not in (source.shape, spatial_shape):
             raise InputError(
                 f"{key} has shape {side.shape}. Give it the image's shape {source.shape} "
@@ -193,7 +190,15 @@ def open_sides(
     return sides
 
 
-def _open_side(key: str, path: str) -> Source:
+def ordered_like(side: Source, original: Source) -> Source:
+    """Return a side input with its axes in the order of the image, as whose file it has them."""
+    if len(side.shape) == len(original.shape) and side.order == tuple(range(len(side.shape))):
+        moved = side.in_order(original.order)
+        return moved if moved.shape == original.shape else side
+    return side
+
+
+def open_side(key: str, path: str) -> Source:
     """Open the file of a side input, which has no dataset to choose."""
     try:
         return open_source(path)

@@ -110,7 +110,13 @@ def noise_of_denoiser(
         )
 
 
-RULES = (check_pattern, sizes_of_input, check_depth, noise_of_camera, noise_of_denoiser)
+def kept_defects(input: Input, denoiser: Denoiser) -> Faults:  # noqa: A002 - the name of the section
+    """Yield defects that are to be kept where the result has other pixels."""
+    if input.defects_in_output == "kept" and (denoiser.scale != 1 or denoiser.channels[0] != denoiser.channels[1]):
+        yield ("input", "defects_in_output"), f"is kept, and {denoiser.title} changes the image's shape; write replaced"
+
+
+RULES = (check_pattern, sizes_of_input, check_depth, noise_of_camera, noise_of_denoiser, kept_defects)
 
 
 def title(job: Denoising) -> str:

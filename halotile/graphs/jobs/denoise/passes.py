@@ -131,7 +131,9 @@ def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count
     at = dict(zip(roles.looped, place, strict=True))
     regions = plane_regions(task.source.shape, square, at, count)
     squares: list[tuple[Region, Values, Values]] = []
-    for region, pixels in readable_parts(task.source, regions):
+    # Kept defects are the same in both images; the others would count as structure that was taken away.
+    kept = task.defects is not None and task.defects.are_kept
+    for region, pixels in readable_parts(task.source if kept else task.repaired(), regions):
         measured = np.where(measured_at(task, region, pixels), pixels, np.nan)
         denoised = as_square(result.read(region), square)
         squares.append((region, as_square(measured, square), denoised))

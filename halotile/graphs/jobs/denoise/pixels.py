@@ -300,13 +300,22 @@ def choose_type(
         return ResultType(before if job.output.dtype == "auto" and before == "float32" else wanted)
     is_rounded = stored.kind in "iu" and np.dtype(wanted).kind in "iu" and not denoiser.keeps_values
     # Programs show photographs of whole numbers alone.
-    is_rounded = is_rounded and not is_photo(known_channels(original))
-    if not is_rounded and levels is None:
+    photo = is_photo(known_channels(original))
+    is_rounded = is_rounded and not photo
+    looks_for_defects = job.input.defects == "none" and not photo and stored.kind in "iuf"
+    if not is_rounded and levels is None and not looks_for_defects:
         return ResultType(wanted)
     if levels is None:  # a network takes channels together, whose values may be very different ones
         roles = replace(roles, channel=None)
     planes = survey_planes(source, roles.spatial, roles.looped)
-    remarks = (*remark_on_noise(job, denoiser, planes, roles, levels), *_remark_on_correlation(planes, roles))
+    defects: tuple[str, ...] = ()
+    if looks_for_defects and (found := sum(plane.defects for plane in planes)):
+        there = defects_text(found / sum(plane.size for plane in planes), source.shape)
+        advice = "they spoil the pixels around them. To replace such pixels, write input.defects: auto"
+        defects = (f"{there} stand out of the noise alone, as hot and dead ones do: {advice}",)
+    if not is_rounded and levels is None:
+        return ResultType(wanted, defects)
+    remarks = (*remark_on_noise(job, denoiser, planes, roles, levels), *_remark_on_correlation(planes, roles), *defects)
     if levels is not None:
         remarks = (*_remark_on_saturation(planes, roles), *remarks)
     if stored.kind in "iu":  # floats were looked at with their holes
@@ -335,6 +344,16 @@ def _remark_on_saturation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[
         f"about {plane.noise.share:.0%} of the pixels{where} are {ends}, at the end of the range of values, where noise was cut off: the "
         "estimated noise level may be too low. Write sigma as a number",
     )
+
+
+def defects_text(share: float, shape: Sequence[int]) -> str:
+    """Return the number of pixels of a share of an image.
+
+    >>> defects_text(1e-5, (480, 448))
+    'about 2 of 215,040 pixels'
+    """
+    size = math.prod(shape)
+    return f"about {round(share * size):,} of {size:,} pixels"
 
 
 def _is_coarse(plane: PlaneSurvey, dtype: np.dtype[Any]) -> bool:

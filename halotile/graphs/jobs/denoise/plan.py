@@ -20,6 +20,7 @@ from halotile.graphs.jobs.denoise.cutting import (
     need_of,
     tile_window,
 )
+from halotile.graphs.jobs.denoise.defects import ChosenDefects, choose_defects
 from halotile.graphs.jobs.denoise.image import (
     Holed,
     Levels,
@@ -167,6 +168,7 @@ class _Opened:
     """Noise level of each plane, where they are estimated."""
     photons: Photons | None
     """Photon noise of each plane; None where noise does not depend on brightness."""
+    defects: ChosenDefects
     written: ResultType
     """Type of the result, with notes on it and on the noise."""
 
@@ -213,8 +215,11 @@ def _open(job: Denoising, begun: Begun) -> _Opened:
     leveled, levels = tiled.denoiser, None
     if photons is None:
         leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous, job.noise.read_sigma)
+    defects = choose_defects(job, original, view, roles, photons.noise if photons else None, previous)
     written = choose_type(job, denoiser, view, roles, original, levels=levels, nodata=holed.value, previous=previous)
-    return _Opened(begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, written)
+    return _Opened(
+        begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, defects, written
+    )
 
 
 @dataclass(frozen=True)
@@ -273,6 +278,7 @@ class _Sized:
             precision=computing.precision,
             on_nan=self.job.run.on_nan,
             holes=opened.holed.holes,
+            defects=opened.defects.defects,
             overlap=self.overlap,
             channels_last=convolves and channels_last_of(tile, computing.device, computing.precision),
             io_threads=self.io_threads,
@@ -387,7 +393,7 @@ def _identify(settled: _Settled) -> Planned:
     return Planned(
         computing=replace(opened.computing, job=job, requested=sized.requested),
         work=DenoiseWork(output, task, settled.tuned),
-        sources=(opened.original, *opened.sides.values()),
+        sources=(opened.original, *opened.sides.values(), *opened.defects.sources),
         files=(*task.denoiser.files(), *map(Path, job.input.sides.values())),
         identity=_identity(settled),
         needs=(need_of(task, settled.needed, allowed, machine),),
@@ -413,6 +419,7 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
         *opened.original.remarks,
         *opened.tiled.notes,
         *opened.holed.notes,
+        *opened.defects.notes,
         *notes_of(
             opened.original,
             opened.source.dtype,
@@ -447,6 +454,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         **on_device(task, opened.begun.previous),
         "on_nan": task.on_nan,
         "holes": asdict(task.holes) if task.holes else None,
+        "defects": opened.defects.to_json(),
         "layout": task.writer.layout.to_json(),
         "block": list(task.grid.block),
         "code": {**code_versions(), **sized.own_code},
