@@ -359,7 +359,7 @@ class Trainer:
         """Patches on the device."""
         arrays = (np.ascontiguousarray(part, np.float32) for part in patches)
         tensors = (torch.from_numpy(array).to(self.device) for array in arrays)
-        return PatchBatch(*tensors, self.recipe.patches.structure)
+        return PatchBatch(*tensors, structure=self.recipe.patches.structure)
 
     def trained(self) -> dict[str, Any]:
         """The weights in the checkpoint, as the denoiser reads them."""
