@@ -22,7 +22,7 @@ import PIL.Image
 import psutil
 import pytest
 import torch
-import yaml
+from ruamel.yaml import YAML
 from safetensors.torch import load
 
 from halotile import __version__
@@ -300,7 +300,7 @@ def test_a_model_card_lies_beside_the_weights_and_keeps_its_licence(
     _, weights = train(job, cluster, fresh=True)
     text = card.read_text()
     _, head, body = text.split("---\n", 2)
-    header = yaml.safe_load(head)
+    header = YAML(typ="safe").load(head)
     assert header == {
         "license": None, "library_name": "halotile", "pipeline_tag": "image-to-image", "tags": ["denoising", "noise2void", "unet"]
     }  # fmt: skip

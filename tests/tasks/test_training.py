@@ -151,7 +151,7 @@ def test_errors_are_those_by_the_truth(photons: float) -> None:
 
 def test_errors_are_shown_where_they_are_known_and_cost_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noisy = noisy_waves()[1]
-    shown = []
+    shown: list[list[float]] = []
     for share, pixels, white in ((1.2, noisy, True), (0.05, noisy, True), (1.2, noisy, False), (1.2, 0 * noisy, True)):
         monkeypatch.setattr(trainer, "SHARE", share)
         (folder := tmp_path / str(len(shown))).mkdir()

@@ -102,7 +102,7 @@ class Patches(NamedTuple):
     second: NDArray[np.float32]
 
 
-class Crop(NamedTuple):
+class HeldOutCrop(NamedTuple):
     """Pixels that no step has seen, normalised, (channels, rows, columns), NaN where they do not count; and their noise."""
 
     noisy: Values
@@ -207,7 +207,7 @@ class PatchSource:
             if cell := self._cell(number):
                 yield cell
 
-    def crop(self, edge: int, most: int) -> Crop | None:
+    def crop(self, edge: int, most: int) -> HeldOutCrop | None:
         """The middle of that cell which has most structure of so many that are held out; None where there are none of a quarter of that edge or more."""
         numbers = range(HELD_FIRST, self.cells, HELD_EVERY)
         found = [(cell, n) for n in numbers[:: max(1, len(numbers) // most)] if (cell := self._cell(n))][:most]
@@ -224,7 +224,7 @@ class PatchSource:
             at = others if image.channel is None else others | {image.channel: channel}
             parts = readable_parts(image.source, plane_regions(image.source.shape, image.spatial, at, SAMPLES))
             planes.append([(as_square(part, image.spatial) - low) / (high - low) for _, part in parts])
-        return Crop(noisy, noise_of_planes(planes)) if min(noisy.shape[1:]) >= edge // 4 else None
+        return HeldOutCrop(noisy, noise_of_planes(planes)) if min(noisy.shape[1:]) >= edge // 4 else None
 
     def _place(self, number: int) -> tuple[TrainingImage, list[int], list[range]]:
         """The image of a cell, its place on the axes of planes, and its rows and columns."""

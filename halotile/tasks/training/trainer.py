@@ -36,7 +36,7 @@ from halotile.tasks.networks.base import Network
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quality import unbiased_risk, without_outliers
 from halotile.tasks.noise.quiet_windows import Values
-from halotile.tasks.training.patches import Crop, Patches, Recipe, Structure
+from halotile.tasks.training.patches import HeldOutCrop, Patches, Recipe, Structure
 
 MASKED = 0.03
 """Share of the pixels of a patch that Noise2Void hides."""
@@ -358,8 +358,8 @@ class Trainer:
     def tensors(self, patches: Patches) -> PatchBatch:
         """Patches on the device."""
         arrays = (np.ascontiguousarray(part, np.float32) for part in patches)
-        tensors = (torch.from_numpy(array).to(self.device) for array in arrays)
-        return PatchBatch(*tensors, self.recipe.patches.structure)
+        pixels, valid, second = (torch.from_numpy(array).to(self.device) for array in arrays)
+        return PatchBatch(pixels, valid, second, self.recipe.patches.structure)
 
     def trained(self) -> dict[str, Any]:
         """The weights in the checkpoint, as the denoiser reads them."""
@@ -504,7 +504,7 @@ STRENGTHS = 0.5, 1.0, 2.0
 class HeldOutErrors:
     """Estimated errors on a crop, relative to that of the noisy one, as :func:`~halotile.tasks.noise.quality.unbiased_risk` has them."""
 
-    def __init__(self, crop: Crop, device: Any, alignment: int = 1) -> None:
+    def __init__(self, crop: HeldOutCrop, device: Any, alignment: int = 1) -> None:
         self.crop, self.device, self.alignment = crop, device, alignment
         self.noisy, outliers = without_outliers(*crop)
         self.noise = replace(crop.noise, read_sigma=np.where(outliers, np.nan, crop.noise.read_sigma))

@@ -262,7 +262,7 @@ LICENCE = "license:  # the licence of these weights, for you to fill in, such as
 CARD_ROWS = 10
 
 
-def model_card(
+def describe_weights(
     plan: Mapping[str, Any], denoiser: Mapping[str, Any], sha256: str, rows: Sequence[Figures], before: str
 ) -> str:
     """Return a description of weights as Markdown, with a header as model hubs read it.

@@ -23,7 +23,7 @@ from halotile.graphs.jobs.train.images import (
     smallest_edge,
     steps_of_epochs,
 )
-from halotile.graphs.jobs.train.job import HUB, LEAST_PATCH, Training, model_card, result_rows
+from halotile.graphs.jobs.train.job import HUB, LEAST_PATCH, Training, describe_weights, result_rows
 from halotile.graphs.kinds.base import AnyPass, Inspection, OutputFile, PlanRequest, RunView, Sums
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import describe_options, make_part
@@ -70,19 +70,24 @@ class TrainWork(ProgramWork):
     def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
         """Yield the passes, and describe the weights once they are written."""
         yield from super().run(at)
-        weights, card, plan = Path(str(self.output.path)), self.card, at.directory.read_plan()
+        weights, description, plan = Path(str(self.output.path)), self.description, at.directory.read_plan()
         try:
-            before, digest = card.read_text(errors="replace") if card.exists() else "", file_digest(weights)
+            before, digest = (
+                description.read_text(errors="replace") if description.exists() else "",
+                file_digest(weights),
+            )
             if before and HUB not in before:
-                at.report(f"{card} is there, and no training wrote it: the weights have no model card.")
+                at.report(f"{description} is there, and no training wrote it: the weights have no model card.")
             elif digest not in before and plan:
                 rows = at.directory.read_output_iterations()
-                DISK.write_file(card, [model_card(plan, self._denoiser(weights.name), digest, rows, before).encode()])
+                DISK.write_file(
+                    description, [describe_weights(plan, self._denoiser(weights.name), digest, rows, before).encode()]
+                )
         except OSError as error:
-            at.report(f"{card}: the model card was not written: {error}.")
+            at.report(f"{description}: the model card was not written: {error}.")
 
     @property
-    def card(self) -> Path:
+    def description(self) -> Path:
         """Path of the model card."""
         return Path(str(self.output.path)).with_suffix(".md")
 
@@ -95,7 +100,8 @@ class TrainWork(ProgramWork):
         denoiser = self._denoiser(str(self.output.path))
         figures = {name: last[name] for name in ("loss", "validation", "error", "tv", "nlm") if name in last}
         return Inspection(
-            figures | {"denoiser": denoiser}, [*result_rows(last, denoiser, drawing), ("model card", str(self.card))]
+            figures | {"denoiser": denoiser},
+            [*result_rows(last, denoiser, drawing), ("model card", str(self.description))],
         )
 
 
