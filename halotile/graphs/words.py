@@ -109,7 +109,8 @@ def expected(annotation: Any) -> str:
 
 def _phrase(part: Any) -> str:
     if (kinds := entry_types(part, 1)) is not None:
-        entries = expected(kinds[0]) if get_origin(kinds[0]) is Literal else _PLURALS.get(kinds[0], "values")
+        plurals = " or ".join(_PLURALS.get(each, "values") for each in parts(kinds[0]))
+        entries = expected(kinds[0]) if get_origin(kinds[0]) is Literal else plurals
         return f"a list of {entries}" if len(kinds) == 1 else f"a list of {len(kinds)} {entries}"
     if (kind := value_type(part)) is not None:
         return f"a mapping of names to {_PLURALS[kind]}" if kind in _PLURALS else "a mapping"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 
 from halotile.errors import ConfigError
 from halotile.storage.arrays import Source
+from halotile.storage.formats.base import listed
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.sharded.ome_metadata import Channels, are_colours
@@ -138,6 +140,30 @@ def known_channels(source: Source) -> Channels:
     """The channels as the file describes them; none where it does not."""
     omero = source.ome.omero if source.ome else None
     return source.channels or tuple(omero["channels"] if omero else ())
+
+
+def channel_names(source: Source) -> list[str]:
+    """The names of the channels, or their numbers where the file has no name for each."""
+    names = [str(channel.get("label", number)) for number, channel in enumerate(known_channels(source))]
+    count = _along(source, "c") if "c" in source.axes else 1
+    return names if len(set(names)) == len(names) == count else [str(number) for number in range(count)]
+
+
+def channel_number(source: Source, channel: str | int, key: str) -> int:
+    """The number of a channel that ``key`` has by its name, or by its number."""
+    if "c" not in source.axes:
+        raise ConfigError(
+            f"{key}: the image has no channels, its axes are {''.join(source.axes)}. Leave it out, or name them with input.axes."
+        )
+    names, count = channel_names(source), _along(source, "c")
+    if channel in names:
+        return names.index(str(channel))
+    if str(channel).isdecimal() and int(channel) < count:
+        return int(channel)
+    known = listed([name if name == str(n) else f"{name} ({n})" for n, name in enumerate(names)])
+    near = difflib.get_close_matches(str(channel), names, n=1)
+    hint = f"Did you mean {near[0]}?" if near else "Write a name as it is here, or a number."
+    raise ConfigError(f"{key}: the image has no channel {channel}, but {known}. {hint}")
 
 
 def _is_colour(source: Source) -> bool:
