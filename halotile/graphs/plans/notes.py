@@ -44,13 +44,20 @@ def notes_of(
     """The notes of a plan, one sentence each; ``dtype`` is that of the pixels as they are read, ``values`` are those of 0 and 1."""
     return (
         *((of_trial,) if of_trial else ()),
-        *(() if levels is None else (levels_text(levels, roles, values), *_noiseless(levels, roles))),
+        *notes_of_levels(levels, roles, values),
         *halo.remarks,
         *_metadata(layout),
         *note_of_packing(original),
         *_narrowing(dtype, np.dtype(layout.dtype)),
         *_decoding(original, roles, grid),
     )
+
+
+def notes_of_levels(
+    levels: NDArray[np.float64] | None, roles: Roles, values: tuple[float, float] | None
+) -> tuple[str, ...]:
+    """Return the noise levels that were estimated as a sentence, and one on planes without noise."""
+    return () if levels is None else (levels_text(levels, roles, values), *_noiseless(levels, roles))
 
 
 def note_of_packing(

@@ -105,9 +105,10 @@ def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count
 def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values, level: float) -> Values:
     """Return the residual relative to the noise."""
     square = task.roles.spatial[-2:]
-    brightness = local_mean(noisy) if has_photons(task) else noisy
+    own, there = task.at(region)
+    brightness = local_mean(noisy) if has_photons(own) else noisy
     shaped = (brightness if square[0] < square[1] else brightness.T).reshape(region.shape)
-    noise = as_square(noise_at(task, region, shaped, level), square)
+    noise = as_square(noise_at(own, there, shaped, level), square)
     return (noisy - denoised) / np.where(noise > 0, noise, np.nan)
 
 

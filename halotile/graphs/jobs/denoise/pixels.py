@@ -102,9 +102,9 @@ def choose_photon_noise(
     A resumed run keeps the estimate that it began with.
     """
     wanted = job.noise
-    for place, message in _faults(job, denoiser, wanted).items():
+    for place, message in faults_of_noise(job, denoiser, wanted).items():
         raise ConfigError(f"{dotted(place)}: {message}.")
-    if wanted.model == "gaussian" or _faults(job, denoiser, replace(wanted, model=MODEL)):
+    if wanted.model == "gaussian" or faults_of_noise(job, denoiser, replace(wanted, model=MODEL)):
         return None
     white = values[1] if values else 1.0
     if not isinstance(wanted.gain, str):
@@ -132,7 +132,7 @@ def choose_photon_noise(
     return Photons(found, white, is_given=False)
 
 
-def _faults(job: Denoising, denoiser: Denoiser, noise: NoiseModel) -> Mapping[tuple[str | int, ...], str]:
+def faults_of_noise(job: Denoising, denoiser: Denoiser, noise: NoiseModel) -> Mapping[tuple[str | int, ...], str]:
     """Return the faults of a noise model for this job."""
     parts = {"noise": noise, "denoiser": denoiser, "input": job.input}
     return apply_rules((noise_of_camera, noise_of_denoiser), parts)
@@ -142,7 +142,7 @@ def remark_on_noise(
     job: Denoising, denoiser: Denoiser, planes: Sequence[PlaneSurvey], roles: Roles, levels: Levels | None
 ) -> tuple[str, ...]:
     """Return a remark on noise that clearly grows with brightness, where one level is estimated for each plane."""
-    if levels is None or _faults(job, denoiser, NoiseModel(model=MODEL)):
+    if levels is None or faults_of_noise(job, denoiser, NoiseModel(model=MODEL)):
         return ()
     if not (growing := [place_text(roles, plane.place) for plane in planes if plane.grows]):
         return ()
