@@ -193,8 +193,8 @@ def numbered(case: Case) -> Case:
 def test_equal_denoisers_are_one(tmp_path: Path) -> None:
     source = stained(tmp_path)
     plain = make_plan(single_job(source, tmp_path / "o.zarr", TV))
-    same = Case({**TV, "strength": [1, 1.0, 1, 1], "iterations": {"FISH": 50}}, {"GFP": TV}, [])
-    assert TotalVariation(strength=1.0).iterations == 50
+    same = Case({**TV, "strength": [1, 1.0, 1, 1], "iterations": {"FISH": 20}}, {"GFP": TV}, [])
+    assert TotalVariation(strength=1.0).iterations == 20
     assert make_plan(apart_job(source, tmp_path / "o.zarr", same)).identity == plain.identity
 
 
@@ -233,7 +233,8 @@ def test_a_network_beside_filters_has_its_own_tiles(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 def test_a_run_goes_on_with_what_it_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pixels = (10 * np.random.default_rng(0).poisson(noisy_image((4, 96, 80)) * 100) + 100).astype("uint16")
+    photons = np.linspace(5, 200, 80) * np.ones((4, 96, 80))
+    pixels = (10 * np.random.default_rng(0).poisson(photons) + 100).astype("uint16")
     case = Case({**TV, "strength": {"DAPI": 0.5, "GFP": 1.0, "FISH": 2.0}}, {"Cy5": NONE}, [])
     job = apart_job(stained(tmp_path, pixels), tmp_path / "o.zarr", case, noise={"model": "poisson-gaussian"})
     done = run(make_plan(job))

@@ -246,7 +246,8 @@ def _read_apart(
 ) -> tuple[Mapping[str, Any] | None, Any]:
     """Return a choice with some options for each channel, as :func:`read_choice` does: every value is checked by itself."""
     resolved = found.with_paths(path, keys, {key: value for key, value in values.items() if key not in apart})
-    faults = faults_in(keys, {**resolved, **dict.fromkeys(apart, None)}, in_file=False)
+    elsewhere = partial(fault_of_option, DenoiserChoice, name)
+    faults = faults_in(keys, values, elsewhere=elsewhere)
     faults = {place: message for place, message in faults.items() if place[0] not in apart}
     channels: dict[Any, dict[str, Any]] = {}
     for key, entries in apart.items():
@@ -266,7 +267,7 @@ def _read_apart(
         for place, message in wrong.items():
             found.fault((*path, *place[:1], *([who] if place[:1] and place[0] in own else []), *place[1:]), message)
         builts.append(built)
-    return {"name": name, **resolved}, builts[0]
+    return {"name": name, **{key: resolved[key] for key in values if key in resolved}}, builts[0]
 
 
 def _name(found: Findings, path: KeyPath, choice: type[NamedChoice], name: Any) -> str | None:
