@@ -18,6 +18,7 @@ from halotile.graphs.kinds.base import Row
 from halotile.graphs.kinds.patterns import first_job
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.waiting import Report, no_report
+from halotile.graphs.words import flow
 
 if TYPE_CHECKING:
     from halotile.graphs.jobs.denoise.compare import Comparison, Setting, TriedSetting
@@ -151,14 +152,34 @@ def written(setting: Setting) -> str:
 
 
 def rows_of(comparison: Comparison) -> list[Row]:
-    """Return the figures of all settings as a table."""
+    """Return the figures of all settings as a table, for each channel where they were compared apart."""
+    if not comparison.channels:
+        return _rows_of(comparison)
+    rows = [row for name, one in comparison.channels.items() for row in (*_rows_of(one, name), ("", ""))]
+    return [*rows, *(("to paste" if n == 0 else "", line) for n, line in enumerate(_to_paste(comparison)))]
+
+
+def _to_paste(comparison: Comparison) -> list[str]:
+    """Return the lines of a job file with the suggestions for all channels."""
+    best = [one.suggested.setting for one in comparison.channels.values() if one.suggested]
+    others = {tuple(part for part in one if not part.startswith(("denoiser", "channels"))) for one in best}
+    if len(others) > 1:
+        return ["the suggestions differ in more than the denoiser: write a job for each channel, with input.channels"]
+    if comparison.written:
+        more = [f"and with {written(*others)}"] if any(others) else []
+        return [f"{key}: {flow(value)}" for key, value in comparison.written.items()] + more
+    return [f"{written(best[0]) or 'the job as it is'}, for all channels"] if best and len(comparison.tried) > 1 else []
+
+
+def _rows_of(comparison: Comparison, channel: str = "") -> list[Row]:
     labels = _labels(comparison)
     rows = [("crop", _place_text(comparison)), ("noise", _noise_text(comparison)), *_outliers(comparison), ("", "")]
+    rows = [*([("channel", channel)] if channel else []), *rows]
     for tried in comparison.tried:
         structure = "; the residual holds structure" if tried.statistics.is_structured else ""
         rows.append((labels[tried.setting], ", ".join(_lines(tried, comparison)) + structure))
     if len(comparison.tried) > 1:
-        rows += [("", ""), ("suggested", _suggestion(comparison))]
+        rows += [("", ""), ("suggested", _best(comparison) if channel else _suggestion(comparison))]
         rows += [("faint detail", text) for text in _faint(comparison)]
     return rows
 
@@ -178,6 +199,8 @@ def failures_of(comparison: Comparison) -> Iterator[str]:
 def comparison_json(comparison: Comparison, file: Path | None) -> dict[str, Any]:
     """Return the figures of all settings, for programs."""
     return {
+        **({"written": dict(comparison.written)} if comparison.channels else {}),
+        "channels": {name: comparison_json(one, None) for name, one in comparison.channels.items()},
         "file": None if file is None else str(file),
         "place": {axis: list(span) for axis, span in comparison.place.items()},
         "noise_level": comparison.noise,
@@ -224,11 +247,15 @@ def draw(file: Path, comparison: Comparison) -> None:
 
 def _suggestion(comparison: Comparison) -> str:
     """Return the best setting, and the plane that it is best for; a sentence where none is worth it."""
+    plane = _plane_text(comparison)
+    where = f" (for plane {plane}; others may need another: --plane)" if plane and comparison.suggested else ""
+    return _best(comparison) + where
+
+
+def _best(comparison: Comparison) -> str:
     if comparison.suggested is None:
         return "no setting is better than the image as it is, by this estimate"
-    plane = _plane_text(comparison)
-    where = f" (for plane {plane}; others may need another: --plane)" if plane else ""
-    return (written(comparison.suggested.setting) or "the job as it is") + where
+    return written(comparison.suggested.setting) or "the job as it is"
 
 
 def _plane_text(comparison: Comparison) -> str:

@@ -21,6 +21,8 @@ WINDOW_BYTES = 32 * 2**20
 """Maximum size of one read, unless a single chunk is larger."""
 
 
+MOST_CHANNELS = 8
+"""Channels that are looked at one by one, or drawn in their colours."""
 Component = Literal["modulus", "phase", "real", "imag"]
 _PARTS: Mapping[Component, Any] = {"modulus": np.abs, "phase": np.angle, "real": np.real, "imag": np.imag}
 
@@ -109,19 +111,22 @@ class Planes:
         return min(sizes["y"], _along(self.source, "y")), min(sizes["x"], _along(self.source, "x"))
 
 
-def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) -> Planes:
+def choose_planes(source: Source, at: Mapping[str, int | str], region: Region | None) -> Planes:
     """The planes of an image, or of a part of it.
 
-    ``source``: image; ``at``: index along axes other than y and x, such as `{"t": 0, "c": 1}`; ``region``: rows and columns of the part; None: all.
+    ``source``: image; ``at``: index along axes other than y and x, such as `{"t": 0, "c": 1}`, that of a channel also as its name; ``region``: rows and columns of the part; None: all.
     """
     loops = [axis for axis in source.axes if axis not in ("y", "x")]
+    found: dict[str, int] = {}
     for axis, index in at.items():
         if axis not in loops:
             raise ConfigError(
                 f"plane {axis}={index}: the image's axes are {''.join(source.axes)}. "
                 f"Write axes of {', '.join(loops) or 'an image that has more than y and x'}."
             )
-        if not 0 <= index < _along(source, axis):
+        named = isinstance(index, str) or (axis == "c" and index >= _along(source, axis))
+        found[axis] = channel_number(source, index, f"plane {axis}={index}") if named else int(index)
+        if not 0 <= found[axis] < _along(source, axis):
             raise ConfigError(
                 f"plane {axis}={index}: the image has {_along(source, axis)} along {axis}. "
                 f"Write 0 to {_along(source, axis) - 1}."
@@ -133,7 +138,7 @@ def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) 
             f"region {y0}:{y1},{x0}:{x1}: the image has {whole.shape[0]} rows and {whole.shape[1]} columns. "
             "Write a part of it, as first row:last row,first column:last column, excluding the last ones."
         )
-    return Planes(source, dict(at), region or whole, "c" not in at and _is_colour(source))
+    return Planes(source, found, region or whole, "c" not in at and _is_colour(source))
 
 
 def known_channels(source: Source) -> Channels:
@@ -156,9 +161,10 @@ def channel_number(source: Source, channel: str | int, key: str) -> int:
             f"{key}: the image has no channels, its axes are {''.join(source.axes)}. Leave it out, or name them with input.axes."
         )
     names, count = channel_names(source), _along(source, "c")
-    if channel in names:
+    is_number = str(channel).isdecimal() and int(channel) < count
+    if str(channel) in names and not (is_number and isinstance(channel, int)):
         return names.index(str(channel))
-    if str(channel).isdecimal() and int(channel) < count:
+    if is_number:
         return int(channel)
     known = listed([name if name == str(n) else f"{name} ({n})" for n, name in enumerate(names)])
     near = difflib.get_close_matches(str(channel), names, n=1)

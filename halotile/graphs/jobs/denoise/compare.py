@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,13 +16,14 @@ from halotile.errors import ConfigError, HalotileError, InputError, InputUnreada
 from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
-from halotile.graphs.kinds.sections import Cluster, Job
+from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Job
+from halotile.graphs.plans.choices import choices_of_channels
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.waiting import Report, no_report
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Block, Region
-from halotile.storage.images.planes import choose_planes
+from halotile.storage.images.planes import MOST_CHANNELS, channel_names, choose_planes
 from halotile.storage.rim import Array, Pixels, Readable
 from halotile.storage.sharded.output import ShardWriter, WrittenBlock, to_dtype
 from halotile.storage.views import measured, readable_parts
@@ -53,7 +54,7 @@ COARSE = 8
 """Edge of the squares whose medians are compared."""
 
 
-def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int], region: Region | None) -> Spans:
+def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int | str], region: Region | None) -> Spans:
     """Return the place to compare settings on; where it is left open, the one with most structure of a fixed number of places.
 
     ``source``: image as it is stored; ``task``: what is known of its holes; ``at``: index along axes other than y and x; ``region``: rows and
@@ -170,6 +171,10 @@ class Comparison:
     tried: tuple[TriedSetting, ...]  # settings that could be used, as they were listed
     failed: Mapping[Setting, str]  # others, with the reason
     outliers: int = 0  # hot, dead and other pixels that noise does not explain: they were replaced, and do not count
+    # that of each channel by its name, this one first, and what a job file has for the suggestions where they differ;
+    # empty where one channel was compared, or all together
+    channels: Mapping[str, Comparison] = field(default_factory=dict)
+    written: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def best(self) -> TriedSetting:
@@ -193,7 +198,7 @@ def compare(
     settings: Sequence[Setting],  # overrides of the job file
     job_of: Callable[[Setting], Job],  # returns the job with these overrides
     *,
-    at: Mapping[str, int] | None = None,  # index along axes other than y and x
+    at: Mapping[str, int | str] | None = None,  # index along axes other than y and x, or the name of a channel
     region: Region | None = None,  # rows and columns of the crop; by default those with most structure
     report: Report = no_report,  # called with a line about each slow operation
 ) -> Comparison:
@@ -209,18 +214,63 @@ def compare(
     if not plans:
         raise _none_left(failed)
     first, tasks = next(iter(plans.values())), {setting: _task_of(plan) for setting, plan in plans.items()}
-    place = choose_crop(first.sources[0], _task_of(first), at or {}, region)
+    source, main = first.sources[0], _task_of(first)
+    place = choose_crop(source, main, at or {}, region)
+    names, spans = channel_names(source), place.get("c", (0, 1))
+    by_channel = any(task.channels for task in tasks.values()) or spans[1] - spans[0] == 1
+    if "c" in (at or {}) or not by_channel or not 2 <= len(names) <= MOST_CHANNELS or main.roles.channel is not None:
+        return _compared(plans, place, level, failed)
+    found: dict[str, Comparison] = {}
+    without: dict[Setting, HalotileError] = {}
+    for number, name in enumerate(names):
+        with _noted(without, (name,)):
+            found[name] = _compared(plans, {**place, "c": (number, number + 1)}, level, dict(failed))
+    if not found:
+        raise _none_left(without)
+    best = {name: one.suggested.setting if one.suggested else None for name, one in found.items()}
+    return replace(next(iter(found.values())), channels=found, written=_written(best, job_of, source))
+
+
+def _written(best: Mapping[str, Setting | None], job_of: Callable[[Setting], Job], source: Source) -> dict[str, Any]:
+    """Return the denoisers that a job file has for these settings of channels, None for what no setting improves; nothing where all are alike."""
+    if len(set(best.values())) == 1:
+        return {}
+    choices: dict[str, DenoiserChoice] = {}
+    for name, setting in best.items():
+        job: Any = job_of(setting) if setting is not None else None
+        of_all = choices_of_channels(job.denoiser, job.channels, source) if job else [DenoiserChoice(name="none")]
+        choices[name] = of_all[channel_names(source).index(name) if len(of_all) > 1 else 0]
+    main = max(choices.values(), key=lambda choice: sum(each.name == choice.name for each in choices.values()))
+    alike = {name: choice.options for name, choice in choices.items() if choice.name == main.name}
+    merged = {
+        key: main.options[key] if len({str(own.get(key)) for own in alike.values()}) == 1 else _each(alike, key)
+        for key in dict.fromkeys(key for own in alike.values() for key in own)
+    }
+    others = {n: {"name": each.name, **each.options} for n, each in choices.items() if n not in alike}
+    return {"denoiser": {"name": main.name, **merged}, **({"channels": others} if others else {})}
+
+
+def _each(options: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
+    return {name: own[key] for name, own in options.items() if key in own}
+
+
+def _compared(
+    plans: Mapping[Setting, Plan], place: Spans, level: float, failed: dict[Setting, HalotileError]
+) -> Comparison:
+    """Compare settings at one place."""
+    first = _task_of(next(iter(plans.values())))
+    crops = {setting: DenoisedPlace(_task_of(plan), place) for setting, plan in plans.items()}
     # One description of the noise for all, or their figures could not be compared.
-    known = next((task for task in tasks.values() if has_photons(task)), None)
-    described = known or next((task for task in tasks.values() if has_noise_map(task)), _task_of(first))
-    plan_of_noise = next(plan for setting, plan in plans.items() if tasks[setting] is described)
-    noise = _noise_of(plan_of_noise, described, place, level)
-    noisy, tried = DenoisedPlace(described, place).noisy, []
+    known = [setting for setting, crop in crops.items() if has_photons(crop.task)]
+    known += [setting for setting, crop in crops.items() if has_noise_map(crop.task)]
+    described = next(iter(known or plans))
+    noise = _noise_of(plans[described], place, level)
+    noisy, tried = crops[described].noisy, []
     repaired, outliers = without_outliers(noisy, noise)
-    for setting, task in tasks.items():
+    for setting, crop in crops.items():
         with _noted(failed, setting):
-            _check_shape(task, _task_of(first))
-            tried.append(_evaluated(setting, DenoisedPlace(task, place), noise, repaired, outliers))
+            _check_shape(_task_of(plans[setting]), first)
+            tried.append(_evaluated(setting, crop, noise, repaired, outliers))
     if not tried:
         raise _none_left(failed)
     reasons = {setting: str(error) for setting, error in failed.items()}
@@ -276,11 +326,15 @@ def _task_of(plan: Plan) -> DenoiseTask:
     return plan.work.task
 
 
-def _noise_of(plan: Plan, task: DenoiseTask, place: Spans, level: float) -> PhotonNoise:
+def _noise_of(plan: Plan, place: Spans, level: float) -> PhotonNoise:
     """Return the noise of a place, of shapes that broadcast to (channels, rows, columns); NaN where there is none."""
-    crop, source = DenoisedPlace(task, place), plan.sources[0]
+    whole, source = _task_of(plan), plan.sources[0]
+    crop, samples_of = DenoisedPlace(whole, place), partial(samples_at, source, whole, place)
+    task, place, identity = crop.task, crop.place, plan.identity
+    if whole.channels:
+        identity = identity["channels"][next(n for n, part in enumerate(whole.parts) if part is task)]
     if has_photons(task):
-        noise = PhotonNoise.from_json(plan.identity["noise"])
+        noise = PhotonNoise.from_json(identity["noise"])
         if noise.gain.ndim:
             axes, looped = task.roles.axes, task.roles.looped
             planes = [
@@ -294,7 +348,7 @@ def _noise_of(plan: Plan, task: DenoiseTask, place: Spans, level: float) -> Phot
     elif level:
         noise = PhotonNoise(np.zeros(()), np.zeros(()), np.array(level))
     else:
-        samples = list(samples_at(source, task, place))
+        samples = list(samples_of())
         fits = [fit for fit in map(fit_noise, map(windows_of, samples)) if fit and fit.is_clear]
         if len(fits) == len(samples):
             # One level for dark and bright alike would reward what leaves the noise of the bright.
@@ -348,8 +402,9 @@ class DenoisedPlace:
     """
 
     def __init__(self, task: DenoiseTask, place: Spans) -> None:
-        self.task, self.place = task, place
-        self.region = region_of(task.roles, task.grid.shape, place)
+        self.task, self.region = task.at(region_of(task.roles, task.grid.shape, place))
+        spans = zip(task.roles.axes, zip(self.region.start, self.region.stop, strict=True), strict=True)
+        self.place = dict(spans) if task.channels else place
 
     @cached_property
     def noisy(self) -> Values:
