@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from halotile.storage.arrays import Source
 from halotile.storage.formats.base import listed
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
-from halotile.storage.sharded.ome_metadata import Channels, are_colours
+from halotile.storage.sharded.ome_metadata import Channels, are_colours, shown_colours
 
 WINDOW_BYTES = 32 * 2**20
 """Maximum size of one read, unless a single chunk is larger."""
@@ -47,6 +47,8 @@ class Planes:
     colour: bool
     # the part of complex pixels that is read; None: the pixels as they are
     component: Component | None = None
+    # colours in which all channels are drawn over one another, six hexadecimal digits each; empty: as they are
+    blend: tuple[str, ...] = ()
 
     @property
     def loops(self) -> tuple[str, ...]:
@@ -93,6 +95,23 @@ class Planes:
         if self.component is not None:
             pixels = _PARTS[self.component](pixels)
         return pixels.reshape(*part.shape, self.samples) if self.colour else pixels.reshape(part.shape)
+
+    def blended(self) -> Planes:
+        """The same planes with several channels, not of colours and none of them chosen, over one another in their colours."""
+        if "c" not in self.loops or not 2 <= _along(self.source, "c") <= MOST_CHANNELS:
+            return self
+        known = known_channels(self.source)
+        known = known if len(known) == _along(self.source, "c") else ({},) * _along(self.source, "c")
+        colours = zip(known, shown_colours(known), strict=True)
+        shown = tuple(colour if channel.get("active", True) else "000000" for channel, colour in colours)
+        return replace(self, colour=True, blend=shown)
+
+    @property
+    def contrasts(self) -> list[tuple[float, float] | None]:
+        """The values that the file has for black and white of each channel, None where it has none."""
+        windows = [channel.get("window") for channel in known_channels(self.source)]
+        ends = [(w["start"], w["end"]) if isinstance(w, Mapping) else w for w in windows]
+        return ends if len(ends) == len(self.blend) else [None] * len(self.blend)
 
     def parts(self) -> Iterator[Region]:
         """Divide the plane into parts of whole chunks of the image, row by row, each of a bounded size."""

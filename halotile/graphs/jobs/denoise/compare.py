@@ -175,6 +175,7 @@ class Comparison:
     # empty where one channel was compared, or all together
     channels: Mapping[str, Comparison] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
+    colours: tuple[str, ...] = ()  # colours of these channels, six hexadecimal digits each
 
     @property
     def best(self) -> TriedSetting:
@@ -228,7 +229,10 @@ def compare(
     if not found:
         raise _none_left(without)
     best = {name: one.suggested.setting if one.suggested else None for name, one in found.items()}
-    return replace(next(iter(found.values())), channels=found, written=_written(best, job_of, source))
+    colours = dict(zip(names, choose_planes(source, {}, None).blended().blend, strict=True))
+    shown = tuple(colours[name] for name in found)
+    written = _written(best, job_of, source)
+    return replace(next(iter(found.values())), channels=found, written=written, colours=shown)
 
 
 def _written(best: Mapping[str, Setting | None], job_of: Callable[[Setting], Job], source: Source) -> dict[str, Any]:
