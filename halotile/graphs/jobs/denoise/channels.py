@@ -18,7 +18,7 @@ from halotile.graphs.plans.cutting import Halo
 from halotile.graphs.plans.make import Begun
 from halotile.graphs.words import flow
 from halotile.storage.arrays import Source
-from halotile.storage.grid import Grid
+from halotile.storage.grid import Depth, Grid
 from halotile.storage.images.planes import channel_names
 
 
@@ -57,10 +57,12 @@ class ChannelPart:
 def parts_of(job: Denoising, source: Source) -> list[ChannelPart]:
     """Return the channels of an image by their denoisers, those of the main one first; a single part where all have the same."""
     choices = choices_of_channels(job.denoiser, job.channels, source)
+    if len(choices) == 1:
+        return [ChannelPart((), (), job)]
     names = [f"c={name}" if name.isdecimal() else name for name in channel_names(source)]
     found: list[tuple[Any, Any, list[int]]] = []
     for number, choice in enumerate(choices):
-        with ChannelPart((), names[number : number + 1] if len(choices) > 1 else (), job).naming_errors():
+        with ChannelPart((number,), (names[number],), job).naming_errors():
             made = make_chosen(choice, job) if isinstance(choice, DenoiserChoice) else choice
         alike = next((numbers for other, _, numbers in found if other == made), None)
         if alike is None:
@@ -102,18 +104,20 @@ def check_alike(computing: Sequence[tuple[str, str]], parts: Sequence[ChannelPar
 def widest(halos: Sequence[Halo]) -> Halo:
     """Return a halo that suffices for all channels."""
     deepest = max(halos, key=lambda halo: max(map(max, halo.depth)))
-    sides = zip(*(halo.depth for halo in halos), strict=True)
-    depth = tuple((max(a for a, _ in axis), max(b for _, b in axis)) for axis in sides)
+    depth = _deepest([halo.depth for halo in halos])
     align = math.lcm(*(halo.align for halo in halos))
     return replace(deepest, depth=depth, align=align, probed=None, notes=(), difference=0.0)
 
 
+def _deepest(depths: Sequence[Depth]) -> Depth:
+    return tuple((max(a for a, _ in axis), max(b for _, b in axis)) for axis in zip(*depths, strict=True))
+
+
 def cut_for_all(grid: Grid, grids: Sequence[Grid]) -> Grid:
     """Return a grid whose blocks read what each of several grids reads."""
-    depths = zip(*(each.depth for each in grids), strict=True)
     return replace(
         grid,
-        depth=tuple((max(a for a, _ in axis), max(b for _, b in axis)) for axis in depths),
+        depth=_deepest([each.depth for each in grids]),
         align=tuple(math.lcm(*axis) for axis in zip(*(each.align for each in grids), strict=True)),
         least=tuple(max(axis) for axis in zip(*(each.least for each in grids), strict=True)),
     )

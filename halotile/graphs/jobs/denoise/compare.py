@@ -450,7 +450,7 @@ class DenoisedPlace:
 
     @cached_property
     def _stages(self) -> DenoiseStages:
-        stages = self.task.stages()
+        stages = DenoiseStages(self.task)
         stages.check()
         return stages
 

@@ -386,11 +386,11 @@ def _tried(opened: _Opened, request: PlanRequest) -> tuple[Denoiser, Halo, Mappi
 def _size(opened: _Opened, request: PlanRequest, parts: Sequence[_Sized] = ()) -> _Sized:
     computing, previous, roles = opened.computing, opened.begun.previous, opened.roles
     job = computing.job
-    if parts:
+    if not parts:
+        denoiser, halo, own_code = _tried(opened, request)
+    else:
         denoiser, halo = parts[0].denoiser, widest([part.halo for part in parts])
         own_code = {name: digest for part in parts for name, digest in part.own_code.items()}
-    else:
-        denoiser, halo, own_code = _tried(opened, request)
     geometry = geometry_of(opened.source, denoiser, roles, halo)
     layout = layout_of(
         job,
@@ -483,7 +483,7 @@ def _identify(settled: _Settled) -> Planned:
     task = settled.task.changed(partial(as_it_went, previous=begun.previous))
     allowed, machine = parse_bytes(job.run.memory_per_worker), opened.computing.machine_bytes
     output = OutputArray(begun.output, task.writer.layout, task.grid, job.output.overwrite)
-    is_named = isinstance(job.denoiser, DenoiserChoice)
+    given = job.denoiser
     return Planned(
         computing=replace(opened.computing, job=job, requested=sized.requested),
         work=DenoiseWork(output, task, settled.tuned),
@@ -493,7 +493,7 @@ def _identify(settled: _Settled) -> Planned:
         needs=(need_of(task, settled.needed, allowed, machine),),
         smaller=SMALLER,
         smaller_output="a smaller output.dtype",
-        given={} if is_named else {"denoiser": describe_denoiser(job.denoiser)},
+        given={} if isinstance(given, DenoiserChoice) else {"denoiser": describe_denoiser(given)},
         decided=_decided(settled, task),
         figures=figures_of(job, task, settled.halo, settled.tuned) | _figures_of_parts(opened),
         notes=_notes(settled),
@@ -517,37 +517,25 @@ def _figures_of_parts(opened: _Opened) -> dict[str, Any]:
 
 
 def _notes(settled: _Settled) -> tuple[str, ...]:
-    sized, opened, task = settled.sized, settled.sized.opened, settled.task
-    apart = notes_of_parts(opened.parts, list(map(_notes_of_part, sized.parts))) if sized.parts else []
+    sized, opened, layout = settled.sized, settled.sized.opened, settled.task.writer.layout
+    apart = [_own_notes(part.opened, part.halo) for part in sized.parts]
     return (
         *opened.original.remarks,
-        *(apart or (*opened.tiled.notes, *opened.holed.notes)),
-        *notes_of(
-            opened.original,
-            opened.source.dtype,
-            layout=task.writer.layout,
-            roles=opened.roles,
-            grid=task.grid,
-            halo=settled.halo,
-            levels=None if sized.parts else opened.levels,
-            values=opened.values,
-            of_trial=settled.note,
-        ),
-        *opened.written.notes,
-        *([opened.photons.note(opened.roles)] if opened.photons and not sized.parts else []),
-        *note_of_files(task.writer.layout, sized.job.output, opened.roles),
+        *(notes_of_parts(opened.parts, apart) if apart else _own_notes(opened, settled.halo)),
+        *filter(None, [settled.note]),
+        *notes_of(opened.original, opened.source.dtype, layout=layout, roles=opened.roles, grid=settled.task.grid),
+        *note_of_files(layout, sized.job.output, opened.roles),
         *notes_of_place(opened.begun.output, opened.begun.directory),
     )
 
 
-def _notes_of_part(part: _Sized) -> list[str]:
-    """Return the notes on channels with a denoiser of their own."""
-    opened = part.opened
+def _own_notes(opened: _Opened, halo: Halo) -> list[str]:
+    """Return the notes on an image, or on channels with a denoiser of their own."""
     return [
         *opened.tiled.notes,
         *opened.holed.notes,
         *notes_of_levels(opened.levels, opened.roles, opened.values),
-        *part.halo.remarks,
+        *halo.remarks,
         *opened.written.notes,
         *([opened.photons.note(opened.roles)] if opened.photons else []),
     ]
