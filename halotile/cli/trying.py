@@ -156,8 +156,9 @@ def rows_of(comparison: Comparison) -> list[Row]:
     if not comparison.channels:
         return _rows_of(comparison)
     rows = [row for name, one in comparison.channels.items() for row in (*_rows_of(one, name), ("", ""))]
-    label = "to paste" if comparison.written else "for all"
-    return [*rows, *(("" if n else label, line) for n, line in enumerate(_to_paste(comparison)))]
+    lines = _to_paste(comparison)
+    label = "to paste" if lines[:1] and lines[0].startswith("denoiser:") else "for all"
+    return [*rows, *(("" if n else label, line) for n, line in enumerate(lines))]
 
 
 def _to_paste(comparison: Comparison) -> list[str]:

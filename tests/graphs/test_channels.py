@@ -224,8 +224,19 @@ def test_a_network_beside_filters_has_its_own_tiles(tmp_path: Path) -> None:
     weights = str(dncnn_weights(tmp_path / "w.safetensors"))
     network = {"name": "dncnn", "weights": weights, "depth": 5, "width": 8}
     pixels = noisy_image((4, 200, 230), "float64")
-    case = Case(TV, {"GFP": network, "FISH": NONE}, [TV, network, NONE, TV])
-    whole = run_inline(apart_job(stained(tmp_path, pixels), tmp_path / "o.zarr", case))
+    case = Case(TV, {"DAPI": network, "FISH": NONE}, [network, TV, NONE, TV])
+    job = apart_job(stained(tmp_path, pixels), tmp_path / "o.zarr", case)
+    whole = run_inline(job)
+    parts: Any = make_plan(job).identity["channels"]
+    assert [(part["numbers"], part["denoiser"]["name"]) for part in parts] == [
+        ([1, 3], "tv"),
+        ([0], "dncnn"),
+        ([2], "none"),
+    ]
+    assert [len(part["weights"]) for part in parts] == [0, 1, 0]
+    light = replace(job, denoiser=DenoiserChoice(name="none"), channels={})
+    heavy = replace(light, channels={"GFP": job.denoiser})
+    assert make_plan(heavy).memory_bytes > make_plan(light).memory_bytes
     for number, denoiser in enumerate(case.of_channel):
         job = single_job(tmp_path / "a.tif", tmp_path / f"{number}.zarr", denoiser, input={"channels": (number,)})
         assert (run_inline(job)[0] == whole[number]).all()

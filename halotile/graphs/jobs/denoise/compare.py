@@ -334,9 +334,10 @@ def _noise_of(plan: Plan, place: Spans, level: float) -> PhotonNoise:
     """Return the noise of a place, of shapes that broadcast to (channels, rows, columns); NaN where there is none."""
     whole, source = _task_of(plan), plan.sources[0]
     crop, samples_of = DenoisedPlace(whole, place), partial(samples_at, source, whole, place)
-    task, place, identity = crop.task, crop.place, plan.identity
+    task, identity, at = crop.task, plan.identity, place.get("c", (0, 1))[0]
+    place = crop.place
     if whole.channels:
-        identity = identity["channels"][next(n for n, part in enumerate(whole.parts) if part is task)]
+        identity = next(part for part in identity["channels"] if at in part["numbers"])
     if has_photons(task):
         noise = PhotonNoise.from_json(identity["noise"])
         if noise.gain.ndim:

@@ -326,13 +326,11 @@ class _Sized:
             seals=self.seals,
         )
         if self.parts:
-            return self._with_channels(task, block, size, tuned)
+            task = self._with_channels(task, block, size, tuned)
         return task, self.footprint_of(task, tuned)
 
-    def _with_channels(
-        self, task: DenoiseTask, block: tuple[int, ...], size: Size, tuned: Tuned | None
-    ) -> tuple[DenoiseTask, Footprint]:
-        """Return the task with those of its channels, which are cut alike, and the memory of the largest with all models."""
+    def _with_channels(self, task: DenoiseTask, block: tuple[int, ...], size: Size, tuned: Tuned | None) -> DenoiseTask:
+        """Return the task with those of its channels, which are cut alike."""
         alike = [
             replace(part, layout=self.layout, geometry=replace(part.geometry, align=self.geometry.align))
             for part in self.parts
@@ -347,10 +345,7 @@ class _Sized:
             n: (each, i) for each, own in zip(tasks, self.opened.parts, strict=True) for i, n in enumerate(own.numbers)
         }
         channels = tuple(of_channel[number] for number in sorted(of_channel))
-        needs = [part.footprint_of(each, tuned) for part, each in zip(alike, tasks, strict=True)]
-        models = sum(need[MODEL] for need in needs)
-        needed = {key: max(need[key] for need in needs) for key in needs[0]} | {MODEL: models}
-        return replace(task, grid=grid, channels=channels), needed
+        return replace(task, grid=grid, channels=channels)
 
     def in_larger_shards(self) -> Iterator[Self]:
         """Return the same for a volume that is cut into larger blocks."""
@@ -359,9 +354,16 @@ class _Sized:
             yield replace(self, layout=layout, unit=block_unit(self.geometry, shard))
 
     def footprint_of(self, task: DenoiseTask, tuned: Tuned | None = None) -> Footprint:
-        """Return the memory that a worker needs for a task."""
+        """Return the memory that a worker needs for a task: that of the largest of its channels, with the models of all."""
         original = self.opened.original
-        return footprint_of(task, original.chunks if not original.mapped else (1,), tuned)
+        piece = original.chunks if not original.mapped else (1,)
+        needs = [footprint_of(part, piece, tuned) for part in task.parts]
+        return {key: max(need[key] for need in needs) for key in needs[0]} | {MODEL: sum(need[MODEL] for need in needs)}
+
+    def with_tasks(self, task: DenoiseTask) -> list[tuple[_Sized, DenoiseTask]]:
+        """Return the parts with their tasks in that of the image."""
+        pairs = zip(self.parts, self.opened.parts, strict=True)
+        return [(part, task.channels[own.numbers[0]][0]) for part, own in pairs]
 
 
 def _tried(opened: _Opened, request: PlanRequest) -> tuple[Denoiser, Halo, Mapping[str, str]]:
@@ -462,7 +464,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
         task, needed = chosen_tiles.task, sized.footprint_of(chosen_tiles.task, chosen_tiles.tuned)
     check = partial(compared, tile=job.tile, previous=previous, run=job.run, report=request.report)
     if sized.parts:
-        pairs = zip(sized.parts, task.parts, strict=True)
+        pairs = sized.with_tasks(task)
         sized = replace(sized, parts=tuple(replace(part, halo=check(part.halo, own)) for part, own in pairs))
         halo = sized.halo
     else:
@@ -506,7 +508,7 @@ def _decided(settled: _Settled, task: DenoiseTask) -> dict[str, Any]:
     decided = decided_parts(task)
     if not parts:
         return decided | {"noise": decided_noise(sized.job.noise, opened.photons)}
-    own = [describe_denoiser(part.denoiser.inner) for part in task.parts]
+    own = [describe_denoiser(each.denoiser.inner) for _, each in sized.with_tasks(task)]
     tile = decided["tile"] | {"boundary": sized.job.tile.boundary}
     return decided | {"tile": tile, "denoiser": own[0], "channels": described(parts, own)}
 
@@ -544,8 +546,8 @@ def _own_notes(opened: _Opened, halo: Halo) -> list[str]:
 def _identity(settled: _Settled) -> dict[str, Any]:
     """Return everything that can change a bit of the output."""
     sized, opened, task = settled.sized, settled.sized.opened, settled.task
-    pairs = zip(sized.parts, task.parts, opened.parts, strict=True) if sized.parts else ()
-    apart = [{"numbers": list(own.numbers), **_identity_of(part, each, part.halo)} for part, each, own in pairs]
+    pairs = zip(opened.parts, sized.with_tasks(task), strict=True)
+    apart = [{"numbers": list(own.numbers), **_identity_of(part, each, part.halo)} for own, (part, each) in pairs]
     return {
         "input": opened.original.fingerprint(),
         "sides": {name: side.fingerprint() for name, side in opened.sides.items()},
