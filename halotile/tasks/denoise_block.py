@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from halotile.tasks.holes import Holes, Valid, fill_from_nearest
 from halotile.tasks.image_task import keep_on_gpus
 from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, Tiling
 from halotile.tasks.noise.defects import Defects, Places, Repaired
-from halotile.tasks.roles import Roles
+from halotile.tasks.roles import Roles, respanned
 from halotile.tasks.trials.probe import check_purity
 from halotile.tasks.trials.provenance import build_sealed
 
@@ -119,12 +119,33 @@ class DenoiseTask:
     seals: Mapping[str, str] = field(default_factory=dict)
     """Digests of the files and the code that the denoiser must be built from: see :func:`~halotile.tasks.trials.provenance.seals_of`."""
 
+    channels: tuple[tuple[DenoiseTask, int], ...] = ()
+    """The task of each channel, on an image of the channels that have the same one, and its number there; empty where all have this one."""
+
     @property
     def batch(self) -> int:
         return self.tiling.batch
 
-    def stages(self) -> DenoiseStages:
-        return DenoiseStages(self)
+    @property
+    def parts(self) -> tuple[DenoiseTask, ...]:
+        """The different tasks of the channels, in their order."""
+        return tuple({id(task): task for task, _ in self.channels}.values()) or (self,)
+
+    def changed(self, change: Callable[[DenoiseTask], DenoiseTask]) -> DenoiseTask:
+        """The task and those of its channels, changed."""
+        made = {id(task): change(task) for task, _ in self.channels}
+        return replace(change(self), channels=tuple((made[id(task)], number) for task, number in self.channels))
+
+    def at(self, region: Region) -> tuple[DenoiseTask, Region]:
+        """The task that computes a region of one channel, and the region in the image of that task."""
+        if not self.channels:
+            return self, region
+        axis = self.roles.axes.index("c")
+        task, number = self.channels[region.start[axis]]
+        return task, respanned(region, {axis: (number, number + 1)})
+
+    def stages(self) -> DenoiseStages | ChannelStages:
+        return ChannelStages(self) if self.channels else DenoiseStages(self)
 
     def repaired(self) -> Readable:
         """The image with other values in the place of its defects."""
@@ -296,3 +317,38 @@ class DenoiseStages:
         if side.ndim == len(roles.axes):
             return roles.arrange(side)
         return side[(None,) * (len(roles.looped) + 1)]
+
+
+class ChannelStages:
+    """The stages of an image whose channels have tasks of their own: a block is one of a single channel."""
+
+    def __init__(self, task: DenoiseTask) -> None:
+        self.task = task
+        devices: dict[bool, Device] = {}
+        self._stages: dict[int, DenoiseStages] = {}
+        for part in task.parts:
+            stages = self._stages[id(part)] = DenoiseStages(part, devices.get(part.channels_last))
+            devices[part.channels_last] = stages.tiles.device
+
+    def _of(self, block: Block) -> tuple[DenoiseStages, Block]:
+        (task, core), (_, window) = self.task.at(block.core), self.task.at(block.window)
+        return self._stages[id(task)], replace(block, core=core, window=window)
+
+    def check(self) -> None:
+        for stages in self._stages.values():
+            stages.check()
+
+    def read(self, block: Block) -> ReadBlock:
+        stages, there = self._of(block)
+        return stages.read(there)
+
+    def compute(self, block: Block, what_was_read: ReadBlock, receipt: Receipt) -> CoreImage:
+        stages, there = self._of(block)
+        return stages.compute(there, what_was_read, receipt)
+
+    def write(self, block: Block, result: CoreImage, receipt: Receipt) -> None:
+        self._of(block)[0].write(block, result, receipt)
+
+    def finish(self, receipt: Receipt) -> None:
+        for stages in reversed(self._stages.values()):  # the batch is the first one's
+            stages.finish(receipt)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from skimage.data import camera
 
@@ -190,3 +191,27 @@ def test_numbers_of_numpy_and_single_values_are_taken(folder: Path) -> None:
     assert len(halotile.try_settings("job.yaml", settings).tried) == 2
     with pytest.raises(ConfigError, match=r"region is \(slice.*0:512,1000:1512"):
         halotile.try_settings("job.yaml", {}, region=(slice(0, 9),))  # type: ignore[arg-type]
+
+
+def test_each_channel_is_tried_and_the_lines_to_paste_make_a_job(folder: Path) -> None:
+    rng, image = np.random.default_rng(0), camera()[60:188, 150:278].astype("f4")
+    stack = np.stack([image + 2 * rng.standard_normal(image.shape), image + 60 * rng.standard_normal(image.shape)])
+    names = {"Name": ["DAPI", "Alexa 488"]}
+    tifffile.imwrite("a.tif", stack.astype("f4"), ome=True, metadata={"axes": "CYX", "Channel": names})
+    job = JOB.replace("a.npy", "a.tif")
+    Path("job.yaml").write_text(job)
+    result = printed("try", "job.yaml", "sheet.png", "--set", "denoiser.strength=0.2,1.5")
+    line = 'denoiser: {name: tv, strength: {DAPI: 0.2, "Alexa 488": 1.5}, sigma: auto}'
+    assert result.rstrip().endswith(f"to paste      {line}")
+    Path("pasted.yaml").write_text(job.replace(JOB.splitlines()[-1], line))
+    assert "Alexa 488: {name: tv, strength: 1.5, sigma: auto}" in printed("plan", "pasted.yaml")
+    again = printed("try", "pasted.yaml", "--plane", "c=Alexa 488")
+    assert "error" in again
+    assert "c=1" in again
+    found = halotile.try_settings("job.yaml", {"denoiser": [TV_TEXT, "{name: gaussian, sigma: 2}"]})
+    assert [one.place["y"] for one in found.channels.values()] == [(0, 128)] * 2
+    assert found.written["denoiser"] == {"name": "tv", "strength": 0.2, "sigma": "auto"}
+    assert found.written["channels"] == {"Alexa 488": {"name": "gaussian", "sigma": 2}}
+
+
+TV_TEXT = "{name: tv, strength: 0.2, sigma: auto}"

@@ -236,3 +236,26 @@ def test_pixels_that_do_not_count_reach_no_denoiser_as_holes() -> None:
     assert unbiased_risk(counts, PhotonNoise(np.array(1.0), np.array(0.0), read), denoise) == pytest.approx(1, abs=0.05)
     assert all(seen)
     assert len(seen) == 1 + 16
+
+
+def test_each_channel_gets_the_strength_that_is_best_for_it(tmp_path: Path) -> None:
+    rng, rows = np.random.default_rng(0), np.mgrid[:192, :192][0]
+    smooth = 128 + 100 * np.sin(rows / 40)
+    truth = np.stack([camera()[y : y + 192, 100:292].astype(float) for y in (60, 120, 200)] + [smooth])
+    noisy = (truth + 20 * rng.standard_normal(truth.shape)).astype("f4")
+    job = job_of(write_zarr(tmp_path / "a.zarr", noisy, axes="cyx"), tmp_path / "o.zarr", "tv")
+
+    def job_with(setting: tuple[str, ...]) -> Any:
+        options = {"strength": float(setting[0]), "sigma": "auto"}
+        return replace(job, denoiser=DenoiserChoice(name="tv", options=options))
+
+    found = compare([("0.5",), ("1",), ("4",)], job_with)
+    assert list(found.channels) == ["0", "1", "2", "3"]
+    best = {}
+    for (name, one), clean in zip(found.channels.items(), truth, strict=True):
+        true = [true_error(each, clean, np.full(clean.shape, 400.0)) for each in one.tried]
+        best[name] = float(one.tried[int(np.argmin(true))].setting[0])
+    assert len(set(best.values())) > 1
+    assert found.written == {"denoiser": {"name": "tv", "strength": best, "sigma": "auto"}}
+    pasted = DenoiserChoice.of(found.written["denoiser"])
+    assert len(make_plan(replace(job, denoiser=pasted)).identity["channels"]) == len(set(best.values()))

@@ -49,6 +49,8 @@ class Input:
     """Path of the dataset inside an HDF5 file, of the array or image inside a Zarr, number of a TIFF's series, or scene of a microscope's file."""
     axes: str | None = None
     """One letter for each axis, such as "zyx" or "tcyx", where the file does not name them."""
+    channels: tuple[str | int, ...] = ()
+    """Channels that are read, by name or by number from 0, such as [DAPI, 2]; left out: all of them."""
     spacing: Mapping[str, float | str] = field(default_factory=dict)
     """Size of a pixel along some axes, with a unit or without, such as {z: 0.3 um}, where the file does not know it."""
     nodata: float | Literal["auto", "nan", "none"] = "auto"

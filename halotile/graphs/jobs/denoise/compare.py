@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,13 +16,14 @@ from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
 from halotile.graphs.jobs.denoise.place import DenoisedPlace, Spans
-from halotile.graphs.kinds.sections import Cluster, Job
+from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Job
+from halotile.graphs.plans.choices import choices_of_channels
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.waiting import Report, no_report
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
-from halotile.storage.images.planes import choose_planes
+from halotile.storage.images.planes import MOST_CHANNELS, channel_names, choose_planes
 from halotile.storage.rim import Array, Readable
 from halotile.storage.views import measured, readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
@@ -47,7 +48,7 @@ COARSE = 8
 """Edge of the squares whose medians are compared."""
 
 
-def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int], region: Region | None) -> Spans:
+def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int | str], region: Region | None) -> Spans:
     """Return the place to compare settings on; where it is left open, the one with most structure of a fixed number of places.
 
     ``source``: image as it is stored; ``task``: what is known of its holes; ``at``: index along axes other than y and x; ``region``: rows and
@@ -166,6 +167,11 @@ class Comparison:
     failed: Mapping[Setting, str]  # others, with the reason
     outliers: int = 0  # hot, dead and other pixels that noise does not explain: they were replaced, and do not count
     correlation: NoiseCorrelation | None = None  # that of the noise, where it is clear: no error can be estimated then
+    # that of each channel by its name, this one first, and what a job file has for the suggestions where they differ;
+    # empty where one channel was compared, or all together
+    channels: Mapping[str, Comparison] = field(default_factory=dict)
+    written: Mapping[str, Any] = field(default_factory=dict)
+    colours: tuple[str, ...] = ()  # colours of these channels, six hexadecimal digits each
 
     @property
     def best(self) -> TriedSetting:
@@ -189,7 +195,7 @@ def compare(
     settings: Sequence[Setting],  # overrides of the job file
     job_of: Callable[[Setting], Job],  # returns the job with these overrides
     *,
-    at: Mapping[str, int] | None = None,  # index along axes other than y and x
+    at: Mapping[str, int | str] | None = None,  # index along axes other than y and x, or the name of a channel
     region: Region | None = None,  # rows and columns of the crop; by default those with most structure
     report: Report = no_report,  # called with a line about each slow operation
 ) -> Comparison:
@@ -205,22 +211,71 @@ def compare(
     if not plans:
         raise _none_left(failed)
     first, tasks = next(iter(plans.values())), {setting: _task_of(plan) for setting, plan in plans.items()}
-    place = choose_crop(first.sources[0], _task_of(first), at or {}, region)
+    source, main = first.sources[0], _task_of(first)
+    place = choose_crop(source, main, at or {}, region)
+    names, spans = channel_names(source), place.get("c", (0, 1))
+    by_channel = any(task.channels for task in tasks.values()) or spans[1] - spans[0] == 1
+    if "c" in (at or {}) or not by_channel or not 2 <= len(names) <= MOST_CHANNELS or main.roles.channel is not None:
+        return _compared(plans, place, level, failed)
+    found: dict[str, Comparison] = {}
+    without: dict[Setting, HalotileError] = {}
+    for number, name in enumerate(names):
+        with _noted(without, (name,)):
+            found[name] = _compared(plans, {**place, "c": (number, number + 1)}, level, dict(failed))
+    if not found:
+        raise _none_left(without)
+    best = {name: one.suggested.setting if one.suggested else None for name, one in found.items()}
+    colours = dict(zip(names, choose_planes(source, {}, None).blended().blend, strict=True))
+    shown = tuple(colours[name] for name in found)
+    written = _written(best, job_of, source)
+    return replace(next(iter(found.values())), channels=found, written=written, colours=shown)
+
+
+def _written(best: Mapping[str, Setting | None], job_of: Callable[[Setting], Job], source: Source) -> dict[str, Any]:
+    """Return the denoisers that a job file has for these settings of channels, None for what no setting improves; nothing where all are alike."""
+    if len(set(best.values())) == 1:
+        return {}
+    choices: dict[str, DenoiserChoice] = {}
+    for name, setting in best.items():
+        job: Any = job_of(setting) if setting is not None else None
+        of_all = choices_of_channels(job.denoiser, job.channels, source) if job else [DenoiserChoice(name="none")]
+        choices[name] = of_all[channel_names(source).index(name) if len(of_all) > 1 else 0]
+    main = max(choices.values(), key=lambda choice: sum(each.name == choice.name for each in choices.values()))
+    alike = {name: choice.options for name, choice in choices.items() if choice.name == main.name}
+    merged = {
+        key: main.options[key] if len({str(own.get(key)) for own in alike.values()}) == 1 else _each(alike, key)
+        for key in dict.fromkeys(key for own in alike.values() for key in own)
+    }
+    others = {n: {"name": each.name, **each.options} for n, each in choices.items() if n not in alike}
+    return {"denoiser": {"name": main.name, **merged}, **({"channels": others} if others else {})}
+
+
+def _each(options: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
+    return {name: own[key] for name, own in options.items() if key in own}
+
+
+def _compared(
+    plans: Mapping[Setting, Plan], place: Spans, level: float, failed: dict[Setting, HalotileError]
+) -> Comparison:
+    """Compare settings at one place."""
+    first = _task_of(next(iter(plans.values())))
+    crops = {setting: DenoisedPlace(_task_of(plan), place) for setting, plan in plans.items()}
     # One description of the noise for all, or their figures could not be compared.
-    known = next((task for task in tasks.values() if has_photons(task)), None)
-    described = known or next((task for task in tasks.values() if has_noise_map(task)), _task_of(first))
-    plan_of_noise = next(plan for setting, plan in plans.items() if tasks[setting] is described)
+    known = [setting for setting, crop in crops.items() if has_photons(crop.task)]
+    known += [setting for setting, crop in crops.items() if has_noise_map(crop.task)]
+    described = next(iter(known or plans))
     # A map tells where there is little noise, and these places would count most.
-    samples = [] if has_noise_map(described) else [*samples_at(plan_of_noise.sources[0], described, place)]
+    is_mapped = has_noise_map(crops[described].task)
+    samples = [] if is_mapped else [*samples_at(plans[described].sources[0], _task_of(plans[described]), place)]
     correlated = [found for each in samples if (found := noise_correlation(each)) and found.is_clear]
-    noise = _noise_of(plan_of_noise, described, place, level, samples)
-    noisy, tried = DenoisedPlace(described, place).noisy, []
+    noise = _noise_of(plans[described], place, level, samples)
+    noisy, tried = crops[described].noisy, []
     repaired, outliers = without_outliers(noisy, noise)
     judged = None if correlated else replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma))
-    for setting, task in tasks.items():
+    for setting, crop in crops.items():
         with _noted(failed, setting):
-            _check_shape(task, _task_of(first))
-            tried.append(_evaluated(setting, DenoisedPlace(task, place), noise, repaired, judged))
+            _check_shape(_task_of(plans[setting]), first)
+            tried.append(_evaluated(setting, crop, noise, repaired, judged))
     if not tried:
         raise _none_left(failed)
     reasons = {setting: str(error) for setting, error in failed.items()}
@@ -276,13 +331,16 @@ def _task_of(plan: Plan) -> DenoiseTask:
     return plan.work.task
 
 
-def _noise_of(
-    plan: Plan, task: DenoiseTask, place: Spans, level: float, samples: Sequence[Sequence[Values]]
-) -> PhotonNoise:
+def _noise_of(plan: Plan, place: Spans, level: float, samples: Sequence[Sequence[Values]]) -> PhotonNoise:
     """Return the noise of a place, of shapes that broadcast to (channels, rows, columns); NaN where there is none."""
-    crop, source = DenoisedPlace(task, place), plan.sources[0]
+    whole, source = _task_of(plan), plan.sources[0]
+    crop = DenoisedPlace(whole, place)
+    task, identity, at = crop.task, plan.identity, place.get("c", (0, 1))[0]
+    place = crop.place
+    if whole.channels:
+        identity = next(part for part in identity["channels"] if at in part["numbers"])
     if has_photons(task):
-        noise = PhotonNoise.from_json(plan.identity["noise"])
+        noise = PhotonNoise.from_json(identity["noise"])
         if noise.gain.ndim:
             axes, looped = task.roles.axes, task.roles.looped
             planes = [

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from halotile.errors import InputError
-from halotile.graphs.jobs.denoise.image import open_side, ordered_like, plane_values
+from halotile.graphs.jobs.denoise.image import open_side, plane_values
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.pixels import defects_text
 from halotile.graphs.plans.inputs import check_whole
@@ -79,7 +79,7 @@ def choose_defects(
 
 def _given(path: str, original: Source, view: Readable, roles: Roles) -> Source:
     """Open the image of defects that a job names."""
-    side = ordered_like(open_side("input.defects", path), original)
+    side = open_side("input.defects", path).arranged_as(original)
     check_whole(side.path)
     spatial = tuple(view.shape[axis] for axis in roles.spatial)
     if side.shape not in (view.shape, spatial, spatial[-2:]):

@@ -48,6 +48,8 @@ class Denoising(TiledJob):
     input: Input
     denoiser: DenoiserChoice | Any
     """A :class:`DenoiserChoice`, or the denoiser itself where a script passes one."""
+    channels: Mapping[str, DenoiserChoice] = field(default_factory=dict)
+    """Other denoisers of some channels, by name or by number from 0, such as {FISH: {name: none}}."""
     noise: NoiseModel = field(default_factory=NoiseModel)
 
 
@@ -132,6 +134,7 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("output", str(figures["output"])),
         ("", f"{shape_text(figures['output_shape'])} {figures['output_dtype']}, pixel size {figures['pixel_size']}"),
         ("denoiser", f"{figures['denoiser']}, {device_text(figures)}"),
+        *(("", f"{', '.join(part['channels'])}: {part['setting']}") for part in figures.get("channels", ())),
         ("", ""),
         *output_rows(figures),
         ("tiles", tiles_text(figures)),

@@ -129,14 +129,16 @@ def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count
     roles = _roles(task)
     square = (roles.spatial[-2], roles.spatial[-1])
     at = dict(zip(roles.looped, place, strict=True))
-    regions = plane_regions(task.source.shape, square, at, count)
+    # By its place in the image of the channel, if that has a denoiser of its own.
+    regions = {task.at(region)[1]: region for region in plane_regions(task.source.shape, square, at, count)}
+    own, _ = task.at(next(iter(regions.values())))
     squares: list[tuple[Region, Values, Values]] = []
     # Kept defects are the same in both images; the others would count as structure that was taken away.
-    kept = task.defects is not None and task.defects.are_kept
-    for region, pixels in readable_parts(task.source if kept else task.repaired(), regions):
-        measured = np.where(measured_at(task, region, pixels), pixels, np.nan)
-        denoised = as_square(result.read(region), square)
-        squares.append((region, as_square(measured, square), denoised))
+    kept = own.defects is not None and own.defects.are_kept
+    for there, pixels in readable_parts(own.source if kept else own.repaired(), regions):
+        measured = np.where(measured_at(own, there, pixels), pixels, np.nan)
+        denoised = as_square(result.read(regions[there]), square)
+        squares.append((regions[there], as_square(measured, square), denoised))
     level = plane_level([noisy for _, noisy, _ in squares])
     if not level > 0:
         return None
@@ -152,9 +154,10 @@ def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values
 def _noise(task: DenoiseTask, region: Region, noisy: Values, level: float) -> Values:
     """Return the standard deviation of the noise of each pixel; NaN where there is none."""
     square = task.roles.spatial[-2:]
-    brightness = local_mean(noisy) if has_photons(task) else noisy
+    own, there = task.at(region)
+    brightness = local_mean(noisy) if has_photons(own) else noisy
     shaped = (brightness if square[0] < square[1] else brightness.T).reshape(region.shape)
-    noise = as_square(noise_at(task, region, shaped, level), square)
+    noise = as_square(noise_at(own, there, shaped, level), square)
     return np.where(noise > 0, noise, np.nan)
 
 

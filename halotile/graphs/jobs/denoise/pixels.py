@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from halotile.storage.arrays import Source
 from halotile.storage.formats.base import number_of_type
 from halotile.storage.images.planes import choose_planes, known_channels
 from halotile.storage.rim import Pixels, Readable
-from halotile.storage.sharded.ome_metadata import Channels, is_photo
+from halotile.storage.sharded.ome_metadata import MANY, Channels, is_photo, shown_colours
 from halotile.storage.views import PlaneValues, readable_parts
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS, for_photon_noise
@@ -102,9 +101,9 @@ def choose_photon_noise(
     A resumed run keeps the estimate that it began with.
     """
     wanted = job.noise
-    for place, message in _faults(job, denoiser, wanted).items():
+    for place, message in faults_of_noise(job, denoiser, wanted).items():
         raise ConfigError(f"{dotted(place)}: {message}.")
-    if wanted.model == "gaussian" or _faults(job, denoiser, replace(wanted, model=MODEL)):
+    if wanted.model == "gaussian" or faults_of_noise(job, denoiser, replace(wanted, model=MODEL)):
         return None
     white = values[1] if values else 1.0
     if not isinstance(wanted.gain, str):
@@ -132,7 +131,7 @@ def choose_photon_noise(
     return Photons(found, white, is_given=False)
 
 
-def _faults(job: Denoising, denoiser: Denoiser, noise: NoiseModel) -> Mapping[tuple[str | int, ...], str]:
+def faults_of_noise(job: Denoising, denoiser: Denoiser, noise: NoiseModel) -> Mapping[tuple[str | int, ...], str]:
     """Return the faults of a noise model for this job."""
     parts = {"noise": noise, "denoiser": denoiser, "input": job.input}
     return apply_rules((noise_of_camera, noise_of_denoiser), parts)
@@ -142,7 +141,7 @@ def remark_on_noise(
     job: Denoising, denoiser: Denoiser, planes: Sequence[PlaneSurvey], roles: Roles, levels: Levels | None
 ) -> tuple[str, ...]:
     """Return a remark on noise that clearly grows with brightness, where one level is estimated for each plane."""
-    if levels is None or _faults(job, denoiser, NoiseModel(model=MODEL)):
+    if levels is None or faults_of_noise(job, denoiser, NoiseModel(model=MODEL)):
         return ()
     if not (growing := [plane for plane in planes if plane.grows]):
         return ()
@@ -186,10 +185,6 @@ SAMPLES = 8
 """Squares of each channel from which its contrast is taken."""
 TAILS = (0.1, 99.9)
 """Percentiles that are shown as black and white."""
-WHITE = "FFFFFF"
-PAIR = ("FF00FF", "00FF00")
-MANY = ("00FFFF", "FFFF00", "FF00FF", "FF0000", "00FF00", "0000FF")
-"""Colours of two channels, and of more."""
 MOST_UNNAMED = len(MANY)
 
 
@@ -208,9 +203,7 @@ def display_channels(source: Source, pixels: Readable, begun: Begun) -> Channels
     described = source.channels or _unnamed(source, count, begun)
     if len(described) != count or (source.ome and source.ome.omero):
         return ()
-    colours = [channel.get("color", default) for channel, default in zip(described, itertools.cycle(_colours(count)))]
-    if set(colours) == {WHITE}:  # which OME-XML has for colours that nobody chose
-        colours = list(itertools.islice(itertools.cycle(_colours(count)), count))
+    colours = shown_colours(described)
     return tuple(
         {
             "label": channel.get("label", str(number)),
@@ -228,12 +221,7 @@ def _unnamed(source: Source, count: int, begun: Begun) -> Channels:
         return ({"label": stem(str(begun.output))},)
     if count > MOST_UNNAMED or choose_planes(source, {}, None).colour:
         return ()
-    return tuple({"color": color} for color in _colours(count)[:count])
-
-
-def _colours(count: int) -> tuple[str, ...]:
-    """Return the default colours of this many channels, as viewers choose them; of more than have one, they repeat."""
-    return {1: (WHITE,), 2: PAIR}.get(count, MANY)
+    return ({},) * count
 
 
 def _window(given: Any, source: Source, pixels: Readable, number: int) -> dict[str, float]:

@@ -37,8 +37,9 @@ class DenoisedPlace:
     """
 
     def __init__(self, task: DenoiseTask, place: Spans) -> None:
-        self.task, self.place = task, place
-        self.region = region_of(task.roles, task.grid.shape, place)
+        self.task, self.region = task.at(region_of(task.roles, task.grid.shape, place))
+        spans = zip(task.roles.axes, zip(self.region.start, self.region.stop, strict=True), strict=True)
+        self.place = dict(spans) if task.channels else place
 
     @cached_property
     def noisy(self) -> Values:
@@ -80,7 +81,7 @@ class DenoisedPlace:
 
     @cached_property
     def _stages(self) -> DenoiseStages:
-        stages = self.task.stages()
+        stages = DenoiseStages(self.task)
         stages.check()
         return stages
 

@@ -15,7 +15,7 @@ from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.denoise.image import nodata_value, value_range
 from halotile.graphs.jobs.train.job import Training
 from halotile.graphs.kinds.patterns import is_pattern
-from halotile.graphs.plans.inputs import check_whole
+from halotile.graphs.plans.inputs import check_whole, with_selected
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.views import WithoutValue, measured, readable_parts
@@ -214,9 +214,8 @@ def open_images(job: Training, key: str, path: str) -> tuple[Source, ...]:
     """Open the image at a path, or those that a pattern matches, in the order of their paths."""
     paths = sorted(glob.glob(path, recursive=True)) if is_pattern(path) else [path]
     given = job.input
-    sources = [
-        open_source(one, level=given.level, dataset=given.dataset, axes=given.axes).one_of_many() for one in paths
-    ]
+    opened = (open_source(one, level=given.level, dataset=given.dataset, axes=given.axes) for one in paths)
+    sources = [with_selected(source, given.channels).one_of_many() for source in opened]
     for source in sources:
         check_whole(source.path)
         first = sources[0]
@@ -320,7 +319,7 @@ def _measured(job: Training, source: Source, spatial: tuple[int, int]) -> Readab
     value = nodata_value(wanted, source, source.dtype)
     own = None
     if source.mask:
-        own = open_source(source.path, level=job.input.level, dataset=source.mask).one_of_many()
+        own = open_source(source.path, level=job.input.level, dataset=source.mask).arranged_as(source).one_of_many()
     return measured(source, value, own, spatial, len(source.shape))
 
 
