@@ -14,7 +14,12 @@ KIND = JobKind(
     checks=CHECKS,
     rules=RULES,
     how=("tile",),
-    identity_words={"sides": "input.sides", "range": "input.range", "holes": "input.nodata"},
+    identity_words={
+        "sides": "input.sides",
+        "range": "input.range",
+        "holes": "input.nodata",
+        "stripes": "input.stripes",
+    },
     inputs=("input", "sides"),
     checks_nan=True,
 )

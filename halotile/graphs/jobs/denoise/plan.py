@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,6 +44,7 @@ from halotile.graphs.jobs.denoise.pixels import (
     display_channels,
     note_of_trained_pixels,
 )
+from halotile.graphs.jobs.denoise.stripes import Striped, choose_stripes
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
 from halotile.graphs.plans.choices import describe_denoiser, make_chosen
@@ -167,6 +168,7 @@ class _Opened:
     """Noise level of each plane, where they are estimated."""
     photons: Photons | None
     """Photon noise of each plane; None where noise does not depend on brightness."""
+    striped: Striped
     written: ResultType
     """Type of the result, with notes on it and on the noise."""
 
@@ -174,6 +176,11 @@ class _Opened:
     def source(self) -> Readable:
         """The input with the axes that the denoiser takes."""
         return self.tiled.source
+
+    @cached_property
+    def corrected(self) -> Readable:
+        """The same without the stripes that are removed."""
+        return self.striped.read(self.source, self.view(self.source))
 
     @property
     def roles(self) -> Roles:
@@ -209,12 +216,15 @@ def _open(job: Denoising, begun: Begun) -> _Opened:
     view = holed.view(tiled.source, sides.get("mask"), roles)
     notes = note_of_trained_pixels(job, denoiser, view, roles, values, tiled.source.dtype, previous)
     tiled = tiled._replace(notes=(*tiled.notes, *notes))
-    photons = choose_photon_noise(job, tiled.denoiser, view, roles, values, previous)
+    striped = choose_stripes(job, view, roles, previous)
+    photons = choose_photon_noise(job, tiled.denoiser, striped.samples(view), roles, values, previous)
     leveled, levels = tiled.denoiser, None
     if photons is None:
         leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous, job.noise.read_sigma)
     written = choose_type(job, denoiser, view, roles, original, levels=levels, nodata=holed.value, previous=previous)
-    return _Opened(begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, written)
+    return _Opened(
+        begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, striped, written
+    )
 
 
 @dataclass(frozen=True)
@@ -254,13 +264,13 @@ class _Sized:
             size,
             block,
             None if opened.photons else opened.values,
-            opened.source.dtype,
+            opened.corrected.dtype,
         )
         convolves = self.denoiser.convolutional and self.geometry.dims == 2
         written = opened.roles.output_region(Region.whole(block), tiling.scale, self.denoiser.channels[1])
         layout = self.layout.in_levels(written.stop, self.job.output.levels)
         task = DenoiseTask(
-            source=opened.source,
+            source=opened.corrected,
             sides=opened.all_sides,
             writer=ShardWriter(opened.begun.output, layout),
             grid=grid_of(self.geometry, opened.roles, self.halo, block, tiling, further=self.further),
@@ -386,7 +396,7 @@ def _identify(settled: _Settled) -> Planned:
     is_named = isinstance(job.denoiser, DenoiserChoice)
     return Planned(
         computing=replace(opened.computing, job=job, requested=sized.requested),
-        work=DenoiseWork(output, task, settled.tuned),
+        work=DenoiseWork(output, task, settled.tuned, opened.striped.text),
         sources=(opened.original, *opened.sides.values()),
         files=(*task.denoiser.files(), *map(Path, job.input.sides.values())),
         identity=_identity(settled),
@@ -394,8 +404,9 @@ def _identify(settled: _Settled) -> Planned:
         smaller=SMALLER,
         smaller_output="a smaller output.dtype",
         given={} if is_named else {"denoiser": describe_denoiser(opened.given)},
-        decided=decided_parts(task) | {"noise": decided_noise(job.noise, opened.photons)},
-        figures=figures_of(job, task, settled.halo, settled.tuned),
+        decided=decided_parts(task)
+        | {"noise": decided_noise(job.noise, opened.photons), "input": {"stripes": opened.striped.decided}},
+        figures=figures_of(job, task, settled.halo, settled.tuned) | {"stripes": opened.striped.text},
         notes=_notes(settled),
     )
 
@@ -406,6 +417,7 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
         *opened.original.remarks,
         *opened.tiled.notes,
         *opened.holed.notes,
+        *opened.striped.notes,
         *notes_of(
             opened.original,
             opened.source.dtype,
@@ -440,6 +452,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         **on_device(task, opened.begun.previous),
         "on_nan": task.on_nan,
         "holes": asdict(task.holes) if task.holes else None,
+        "stripes": asdict(opened.striped.lines) if opened.striped.lines else None,
         "layout": task.writer.layout.to_json(),
         "block": list(task.grid.block),
         "code": {**code_versions(), **sized.own_code},

@@ -138,8 +138,8 @@ def parts_of_batch(batch: int, slots: int) -> Faults:
 
 def keys_of_input(input: Input) -> Faults:  # noqa: A002 - the name of the section
     """Yield keys of the input that a training has no use for."""
-    for key in ("sides", "spacing"):
-        if getattr(input, key):
+    for key in ("sides", "spacing", "stripes"):
+        if getattr(input, key) not in ({}, "none"):
             yield ("input", key), "is for job: denoise; leave it out"
 
 

@@ -1,0 +1,293 @@
+"""Stripes: values that whole lines of an image are off by, estimated from the image and removed while it is read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels, Readable
+from halotile.storage.views import Viewed
+from halotile.tasks.noise.estimate import NORMAL_MAD
+from halotile.tasks.noise.quiet_windows import Values
+from halotile.tasks.operators.base import InMemory
+from halotile.tasks.roles import respanned
+
+GROUP, MARGIN = 1024, 256
+"""Lines that are estimated together, and lines on each side that are read besides: their influence has faded there."""
+SEGMENTS = 8
+"""Parts of a line that are estimated by themselves: they agree on a stripe, and seldom on the image."""
+RUN, THICK, MOST = 8, 16, 256
+"""Means that are read in one piece, pixels in each at most, and means of a line at most."""
+LEAST_LENGTH, LEAST_LINES = 32, 16
+"""Pixels of the shortest line, and the least number of lines, that stripes can be measured on."""
+LAGS = (1, 2, 4, 8, 16, 32, 64)
+"""Distances between the lines that are compared."""
+FAR = 3.0
+"""Noise levels from which a difference does not count: it is an edge of the image."""
+ROUNDS, STEPS = 5, 120
+SMOOTH = 8
+"""Lines on each side whose errors are averaged."""
+DRIFT = 0.1
+"""Standard deviation of the image's own change over lag 1, relative to that of the stripes; it grows with the lag to the power of 3/4."""
+TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of an image."""
+
+    across: int  # position of the axis along which lines differ
+    along: int  # position of the axis along a line
+    gain: bool = False  # true: lines differ by a factor as well
+
+
+class Estimate(NamedTuple):
+    """The offsets of lines, and the standard deviation of the stripes that segments agree on."""
+
+    offsets: Values
+    rms: float
+
+
+def line_offsets(means: Values) -> Estimate:
+    """Estimate the offset of each line from means of its pixels.
+
+    Pairs of lines at several distances are compared place by place. A robust mean of their differences leaves out edges of the image; the scatter
+    between segments of the line is its error. The offsets are the most likely ones for these differences, where offsets are independent with the variance
+    that segments agree on, and the image drifts slowly: without stripes they are 0.
+
+    ``means``: places along a line, a multiple of ``SEGMENTS``, and lines; NaN where nothing is measured.
+    """
+    lines = means.shape[1]
+    lags = [lag for lag in LAGS if lag <= lines // 2]
+    differences = [means[:, lag:] - means[:, :-lag] for lag in lags]
+    guesses = [_median(part) for part in differences]
+    scale = _median(np.abs(differences[0] - guesses[0]).ravel()) / NORMAL_MAD + TINY
+    offsets, variance = np.zeros(lines), 0.0
+    for _ in range(ROUNDS):
+        found: list[tuple[int, Values, Values]] = []
+        for lag, part, guess in zip(lags, differences, guesses, strict=True):
+            weights, sums = _by_segment(part - guess, scale)
+            total = np.maximum(weights.sum(0), 1e-3)
+            off = sums.sum(0) / total
+            scatter = np.square(sums - weights * off).sum(0) / total**2 * SEGMENTS / (SEGMENTS - 1)
+            found.append((lag, guess + off, np.maximum(_running_mean(scatter), scale**2 / total)))
+            if lag == 1:
+                each = guess + sums / np.maximum(weights, 1e-3)
+                pairs = np.square(each.sum(0)) - np.square(each).sum(0)
+                variance = max(float(pairs.mean()) / (SEGMENTS * (SEGMENTS - 1)) / 2, TINY)
+        drifts = {lag: variance * DRIFT**2 * lag**1.5 for lag in lags}
+        offsets = _most_likely([(lag, off, 1 / (error + drifts[lag])) for lag, off, error in found], 1 / variance)
+        guesses = [offsets[lag:] - offsets[:-lag] for lag in lags]
+    return Estimate(offsets, math.sqrt(variance))
+
+
+def agreement(means: Values) -> float:
+    """Share of the lines that nearly all segments see off in the same direction from the two beside; 0.07 without stripes.
+
+    The lines beside cancel a slope of the image. An edge runs along a line seldom.
+    """
+    off = means[:, 1:-1] - (means[:, :-2] + means[:, 2:]) / 2
+    parts = np.split(off, SEGMENTS)
+    guesses = [_median(part) for part in parts]
+    scale = _median(np.abs(np.concatenate([part - g for part, g in zip(parts, guesses, strict=True)])).ravel())
+    scale = scale / NORMAL_MAD + TINY
+    for _ in range(2):
+        found = [_weighed(part - guess, scale) for part, guess in zip(parts, guesses, strict=True)]
+        guesses = [guess + s.sum(0) / np.maximum(w.sum(0), 1e-3) for (w, s), guess in zip(found, guesses, strict=True)]
+    return float(np.mean(np.abs(np.sign(guesses).sum(0)) >= SEGMENTS - 2))
+
+
+def _median(values: Values) -> Any:
+    """Median along the first axis of what is finite; 0 without any."""
+    finite = np.isfinite(values)
+    if finite.all():
+        return np.median(values, 0)
+    known = finite.any(0)
+    return np.where(known, np.nanmedian(np.where(known, values, 0.0), 0), 0.0)
+
+
+def _weighed(off: Values, scale: float) -> tuple[Values, Values]:
+    """Weights of Tukey's biweight, and the weighted values; both 0 where they are not finite."""
+    weights = np.square(np.clip(1 - np.square(off / (FAR * scale)), 0, None))
+    if np.isfinite(off).all():
+        return weights, weights * off
+    weights = np.nan_to_num(weights, nan=0.0)
+    return weights, weights * np.nan_to_num(off)
+
+
+def _by_segment(off: Values, scale: float) -> tuple[Values, Values]:
+    """Sums of the weights and of the weighted values over each segment."""
+    weights, sums = (part.reshape(SEGMENTS, -1, off.shape[1]).sum(1) for part in _weighed(off, scale))
+    return weights, sums
+
+
+def _running_mean(values: Values) -> Values:
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    low, high = np.maximum(at - SMOOTH, 0), np.minimum(at + SMOOTH + 1, len(values))
+    mean: Values = (sums[high] - sums[low]) / (high - low)
+    return mean
+
+
+def _most_likely(differences: Sequence[tuple[int, Values, Values]], precision: float) -> Values:
+    """Minimise ``sum weight * (o[j + lag] - o[j] - difference)² + precision * sum o²`` by conjugate gradients, in a fixed order."""
+    lines = differences[0][0] + len(differences[0][1])
+
+    def pulled(forces: Iterable[Values]) -> Values:
+        total = np.zeros(lines)
+        for (lag, _, _), force in zip(differences, forces, strict=True):
+            total[lag:] += force
+            total[:-lag] -= force
+        return total
+
+    residual = pulled(weight * difference for _, difference, weight in differences)
+    offsets, direction, square = np.zeros(lines), residual, float(np.sum(residual**2))
+    end = square * TINY
+    for _ in range(STEPS):
+        if square <= end:
+            break
+        moved = pulled(weight * (direction[lag:] - direction[:-lag]) for lag, _, weight in differences)
+        moved += precision * direction
+        length = square / float(np.sum(direction * moved))
+        offsets, residual = offsets + length * direction, residual - length * moved
+        before, square = square, float(np.sum(residual**2))
+        direction = residual + square / before * direction
+    return offsets
+
+
+@dataclass(frozen=True, eq=False)
+class LineCorrections:
+    """The offset of each line of an image, and its gain less 1 where that is wanted: two pixels, or one, along the line.
+
+    Lines are estimated in groups that lie at the same places whatever is read, so that the same numbers come out.
+    """
+
+    image: Readable  # with NaN in its holes
+    lines: Lines
+    kept: dict[tuple[int, ...], Values] = field(default_factory=dict, repr=False)  # groups that were computed
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(1 + self.lines.gain if i == self.lines.along else n for i, n in enumerate(self.image.shape))
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        return np.result_type(self.image.dtype, np.float32)
+
+    def read(self, region: Region) -> Pixels:
+        across, along = self.lines.across, self.lines.along
+        result = np.empty(region.shape, self.dtype)
+        first, last = region.start[across] // GROUP, (region.stop[across] - 1) // GROUP
+        for place, number in itertools.product(planes_of(region, self.lines), range(first, last + 1)):
+            group = respanned(place, {across: (number * GROUP, (number + 1) * GROUP)}).clip(Region.whole(self.shape))
+            part = group.clip(region)
+            key = group.start
+            if key not in self.kept:
+                self.kept[key] = self._computed(group)
+            numbers = self.kept[key][region.start[along] : region.stop[along]]
+            numbers = numbers[:, part.start[across] - group.start[across] : part.stop[across] - group.start[across]]
+            result[part.relative_to(region).slices] = (numbers if along < across else numbers.T).reshape(part.shape)
+        return result
+
+    def _computed(self, group: Region) -> Values:
+        """Offsets, and gains less 1, of a group of one plane."""
+        across = self.lines.across
+        start, stop = group.start[across], group.stop[across]
+        low, high = max(0, start - MARGIN), min(self.image.shape[across], stop + MARGIN)
+        means = means_along(self.image, self.lines, respanned(group, {across: (low, high)}))
+        offsets = line_offsets(means).offsets
+        found = offsets[None] if not self.lines.gain else _with_gains(means, offsets)
+        return found[:, start - low : stop - low]
+
+
+def _with_gains(means: Values, offsets: Values) -> Values:
+    """Offsets and gains less 1: the line through the offsets of dark and of bright places."""
+    plain = means - offsets
+    bright = plain > _median(plain)
+    centres, off = [], []
+    for chosen in (~bright, bright):
+        part = np.where(chosen, plain, np.nan)
+        off.append(line_offsets(part).offsets)
+        centres.append(_median(part))
+    apart = centres[1] - centres[0]
+    gains = np.divide(off[1] - off[0], apart, out=np.zeros(len(apart)), where=apart > 0)
+    return np.stack([offsets + (off[0] + off[1]) / 2 - gains * (centres[0] + centres[1]) / 2, gains])
+
+
+def planes_of(region: Region, lines: Lines) -> Iterator[Region]:
+    """Each plane of a region, with all of its lines."""
+    others = [i for i in range(len(region.start)) if i not in (lines.across, lines.along)]
+    for index in itertools.product(*(range(region.start[i], region.stop[i]) for i in others)):
+        yield respanned(region, {axis: (at, at + 1) for axis, at in zip(others, index, strict=True)})
+
+
+def means_along(image: Readable, lines: Lines, place: Region, most: int = MOST) -> Values:
+    """Means of pixels that follow each other along the lines of a place in one plane, spread evenly; NaN where most are not finite.
+
+    Returns
+    -------
+    ndarray
+        Shape (means of a line, lines); at most ``most`` means of at most 16 pixels, in runs of 128 pixels.
+    """
+    length = image.shape[lines.along]
+    thick = max(1, min(THICK, length // LEAST_LENGTH))
+    count = min(length // thick, most) // RUN
+    parts = []
+    for number in range(count):
+        start = number * (length - RUN * thick) // max(1, count - 1)
+        pixels = image.read(respanned(place, {lines.along: (start, start + RUN * thick)}))
+        pixels = np.moveaxis(pixels, (lines.along, lines.across), (0, 1)).reshape(RUN, thick, -1).astype(np.float64)
+        finite = np.isfinite(pixels)
+        known = finite.sum(1)
+        total = np.where(finite, pixels, 0.0).sum(1)
+        parts.append(np.where(2 * known >= thick, total / np.maximum(known, 1), np.nan))
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WithoutStripes(Viewed):
+    """An image less what its lines are off by; its holes stay as they are."""
+
+    image: Readable  # with NaN in its holes
+    corrections: Readable
+    lines: Lines
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of one pixel: of floats, whatever the image is stored as."""
+        return np.result_type(self.source.dtype, np.float32)
+
+    def read(self, region: Region) -> Pixels:
+        along = self.lines.along
+        numbers = self.corrections.read(respanned(region, {along: (0, self.corrections.shape[along])}))
+        pixels: NDArray[Any] = self.image.read(region).astype(self.dtype)
+        first, *gains = np.split(numbers, numbers.shape[along], along)
+        corrected = pixels - (first + gains[0] * pixels if gains else first)
+        holes = ~np.isfinite(pixels)
+        return np.where(holes, self.source.read(region).astype(self.dtype), corrected) if holes.any() else corrected
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WithoutOwnStripes(Viewed):
+    """An image in samples: the stripes of each part that is read are estimated from that part alone."""
+
+    lines: Lines
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        return np.result_type(self.source.dtype, np.float32)
+
+    def read(self, region: Region) -> Pixels:
+        part = InMemory(self.source.read(region).astype(self.dtype))
+        if part.shape[self.lines.along] < LEAST_LENGTH or part.shape[self.lines.across] < LEAST_LINES:
+            return part.read(Region.whole(part.shape))
+        corrections = LineCorrections(part, self.lines)
+        return WithoutStripes(part, part, corrections, self.lines).read(Region.whole(part.shape))
