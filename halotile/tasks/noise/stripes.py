@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import uniform_filter1d
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.storage.views import Viewed
+from halotile.storage.views import WithGaps
 from halotile.tasks.noise.estimate import NORMAL_MAD
 from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.operators.base import InMemory
@@ -33,11 +34,13 @@ LAGS = (1, 2, 4, 8, 16, 32, 64)
 FAR = 3.0
 """Noise levels from which a difference does not count: it is an edge of the image."""
 ROUNDS, STEPS = 5, 120
-SMOOTH = 8
-"""Lines on each side whose errors are averaged."""
+SMOOTH = 17
+"""Lines whose errors are averaged."""
 DRIFT = 0.1
 """Standard deviation of the image's own change over lag 1, relative to that of the stripes; it grows with the lag to the power of 3/4."""
 TINY = 1e-12
+MOST_KEPT = 4096
+"""Groups of lines that a reader remembers, of a few kilobytes each."""
 
 
 @dataclass(frozen=True)
@@ -60,31 +63,31 @@ def line_offsets(means: Values) -> Estimate:
     """Estimate the offset of each line from means of its pixels.
 
     Pairs of lines at several distances are compared place by place. A robust mean of their differences leaves out edges of the image; the scatter
-    between segments of the line is its error. The offsets are the most likely ones for these differences, where offsets are independent with the variance
-    that segments agree on, and the image drifts slowly: without stripes they are 0.
+    between segments of the line is its error. The offsets are the most likely ones for these differences, where offsets are independent with the
+    variance that segments agree on, and the image drifts slowly: without stripes they are 0.
 
     ``means``: places along a line, a multiple of ``SEGMENTS``, and lines; NaN where nothing is measured.
     """
     lines = means.shape[1]
     lags = [lag for lag in LAGS if lag <= lines // 2]
-    differences = [means[:, lag:] - means[:, :-lag] for lag in lags]
+    differences = [(means[:, lag:] - means[:, :-lag]).reshape(SEGMENTS, -1, lines - lag) for lag in lags]
     guesses = [_median(part) for part in differences]
-    scale = _median(np.abs(differences[0] - guesses[0]).ravel()) / NORMAL_MAD + TINY
+    scale = _scale(differences[0] - guesses[0])
     offsets, variance = np.zeros(lines), 0.0
     for _ in range(ROUNDS):
-        found: list[tuple[int, Values, Values]] = []
+        found = []
         for lag, part, guess in zip(lags, differences, guesses, strict=True):
-            weights, sums = _by_segment(part - guess, scale)
+            weights, sums = _weighed(part - guess, scale)
             total = np.maximum(weights.sum(0), 1e-3)
             off = sums.sum(0) / total
             scatter = np.square(sums - weights * off).sum(0) / total**2 * SEGMENTS / (SEGMENTS - 1)
-            found.append((lag, guess + off, np.maximum(_running_mean(scatter), scale**2 / total)))
             if lag == 1:
                 each = guess + sums / np.maximum(weights, 1e-3)
                 pairs = np.square(each.sum(0)) - np.square(each).sum(0)
                 variance = max(float(pairs.mean()) / (SEGMENTS * (SEGMENTS - 1)) / 2, TINY)
-        drifts = {lag: variance * DRIFT**2 * lag**1.5 for lag in lags}
-        offsets = _most_likely([(lag, off, 1 / (error + drifts[lag])) for lag, off, error in found], 1 / variance)
+            error = np.maximum(uniform_filter1d(scatter, SMOOTH), scale**2 / total)
+            found.append((lag, guess + off, 1 / (error + variance * DRIFT**2 * lag**1.5)))
+        offsets = _most_likely(found, 1 / variance)
         guesses = [offsets[lag:] - offsets[:-lag] for lag in lags]
     return Estimate(offsets, math.sqrt(variance))
 
@@ -92,49 +95,35 @@ def line_offsets(means: Values) -> Estimate:
 def agreement(means: Values) -> float:
     """Share of the lines that nearly all segments see off in the same direction from the two beside; 0.07 without stripes.
 
-    The lines beside cancel a slope of the image. An edge runs along a line seldom.
+    The lines beside cancel a slope of the image, and an edge seldom runs along a whole line.
     """
-    off = means[:, 1:-1] - (means[:, :-2] + means[:, 2:]) / 2
-    parts = np.split(off, SEGMENTS)
-    guesses = [_median(part) for part in parts]
-    scale = _median(np.abs(np.concatenate([part - g for part, g in zip(parts, guesses, strict=True)])).ravel())
-    scale = scale / NORMAL_MAD + TINY
+    parts = (means[:, 1:-1] - (means[:, :-2] + means[:, 2:]) / 2).reshape(SEGMENTS, -1, means.shape[1] - 2)
+    found = np.stack([_median(part) for part in parts])
+    scale = _scale(parts - found[:, None])
     for _ in range(2):
-        found = [_weighed(part - guess, scale) for part, guess in zip(parts, guesses, strict=True)]
-        guesses = [guess + s.sum(0) / np.maximum(w.sum(0), 1e-3) for (w, s), guess in zip(found, guesses, strict=True)]
-    return float(np.mean(np.abs(np.sign(guesses).sum(0)) >= SEGMENTS - 2))
+        weights, sums = _weighed(parts - found[:, None], scale)
+        found = found + sums / np.maximum(weights, 1e-3)
+    return float(np.mean(np.abs(np.sign(found).sum(0)) >= SEGMENTS - 2))
 
 
-def _median(values: Values) -> Any:
-    """Median along the first axis of what is finite; 0 without any."""
+def _median(values: Values) -> Values:
+    """Median of each line, of what is finite; 0 without any."""
+    values = values.reshape(-1, values.shape[-1])
     finite = np.isfinite(values)
     if finite.all():
         return np.median(values, 0)
-    known = finite.any(0)
-    return np.where(known, np.nanmedian(np.where(known, values, 0.0), 0), 0.0)
+    return np.nanmedian(np.where(finite.any(0), values, 0.0), 0)
+
+
+def _scale(off: Values) -> float:
+    return float(np.nanmedian(np.abs(off))) / NORMAL_MAD + TINY
 
 
 def _weighed(off: Values, scale: float) -> tuple[Values, Values]:
-    """Weights of Tukey's biweight, and the weighted values; both 0 where they are not finite."""
+    """Sums over each segment of the weights of Tukey's biweight, and of the weighted values."""
+    off = np.where(np.isfinite(off), off, np.inf) if not np.isfinite(off).all() else off
     weights = np.square(np.clip(1 - np.square(off / (FAR * scale)), 0, None))
-    if np.isfinite(off).all():
-        return weights, weights * off
-    weights = np.nan_to_num(weights, nan=0.0)
-    return weights, weights * np.nan_to_num(off)
-
-
-def _by_segment(off: Values, scale: float) -> tuple[Values, Values]:
-    """Sums of the weights and of the weighted values over each segment."""
-    weights, sums = (part.reshape(SEGMENTS, -1, off.shape[1]).sum(1) for part in _weighed(off, scale))
-    return weights, sums
-
-
-def _running_mean(values: Values) -> Values:
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    at = np.arange(len(values))
-    low, high = np.maximum(at - SMOOTH, 0), np.minimum(at + SMOOTH + 1, len(values))
-    mean: Values = (sums[high] - sums[low]) / (high - low)
-    return mean
+    return weights.sum(1), (weights * np.where(weights > 0, off, 0.0)).sum(1)
 
 
 def _most_likely(differences: Sequence[tuple[int, Values, Values]], precision: float) -> Values:
@@ -185,41 +174,40 @@ class LineCorrections:
     def read(self, region: Region) -> Pixels:
         across, along = self.lines.across, self.lines.along
         result = np.empty(region.shape, self.dtype)
-        first, last = region.start[across] // GROUP, (region.stop[across] - 1) // GROUP
-        for place, number in itertools.product(planes_of(region, self.lines), range(first, last + 1)):
-            group = respanned(place, {across: (number * GROUP, (number + 1) * GROUP)}).clip(Region.whole(self.shape))
+        numbers = range(region.start[across] // GROUP, -(-region.stop[across] // GROUP))
+        for place, number in itertools.product(planes_of(region, self.lines), numbers):
+            group = respanned(place, {along: (0, self.shape[along]), across: (number * GROUP, (number + 1) * GROUP)})
+            group = group.clip(Region.whole(self.shape))
+            if group.start not in self.kept:
+                if len(self.kept) >= MOST_KEPT:
+                    self.kept.clear()
+                self.kept[group.start] = self._computed(group)
             part = group.clip(region)
-            key = group.start
-            if key not in self.kept:
-                self.kept[key] = self._computed(group)
-            numbers = self.kept[key][region.start[along] : region.stop[along]]
-            numbers = numbers[:, part.start[across] - group.start[across] : part.stop[across] - group.start[across]]
-            result[part.relative_to(region).slices] = (numbers if along < across else numbers.T).reshape(part.shape)
+            result[part.relative_to(region).slices] = self.kept[group.start][part.relative_to(group).slices]
         return result
 
     def _computed(self, group: Region) -> Values:
-        """Offsets, and gains less 1, of a group of one plane."""
-        across = self.lines.across
+        """The numbers of a group of one plane."""
+        across, along = self.lines.across, self.lines.along
         start, stop = group.start[across], group.stop[across]
         low, high = max(0, start - MARGIN), min(self.image.shape[across], stop + MARGIN)
         means = means_along(self.image, self.lines, respanned(group, {across: (low, high)}))
         offsets = line_offsets(means).offsets
-        found = offsets[None] if not self.lines.gain else _with_gains(means, offsets)
-        return found[:, start - low : stop - low]
+        found = (_with_gains(means, offsets) if self.lines.gain else offsets[None])[:, start - low : stop - low]
+        return (found if along < across else found.T).reshape(group.shape)
 
 
 def _with_gains(means: Values, offsets: Values) -> Values:
     """Offsets and gains less 1: the line through the offsets of dark and of bright places."""
     plain = means - offsets
     bright = plain > _median(plain)
-    centres, off = [], []
-    for chosen in (~bright, bright):
-        part = np.where(chosen, plain, np.nan)
-        off.append(line_offsets(part).offsets)
-        centres.append(_median(part))
-    apart = centres[1] - centres[0]
-    gains = np.divide(off[1] - off[0], apart, out=np.zeros(len(apart)), where=apart > 0)
-    return np.stack([offsets + (off[0] + off[1]) / 2 - gains * (centres[0] + centres[1]) / 2, gains])
+    (dark_off, dark), (bright_off, light) = (
+        (line_offsets(part).offsets, _median(part))
+        for chosen in (~bright, bright)
+        for part in [np.where(chosen, plain, np.nan)]
+    )
+    gains = np.divide(bright_off - dark_off, light - dark, out=np.zeros(len(dark)), where=light > dark)
+    return np.stack([offsets + dark_off - gains * dark, gains])
 
 
 def planes_of(region: Region, lines: Lines) -> Iterator[Region]:
@@ -245,25 +233,19 @@ def means_along(image: Readable, lines: Lines, place: Region, most: int = MOST) 
         start = number * (length - RUN * thick) // max(1, count - 1)
         pixels = image.read(respanned(place, {lines.along: (start, start + RUN * thick)}))
         pixels = np.moveaxis(pixels, (lines.along, lines.across), (0, 1)).reshape(RUN, thick, -1).astype(np.float64)
-        finite = np.isfinite(pixels)
-        known = finite.sum(1)
-        total = np.where(finite, pixels, 0.0).sum(1)
+        known = np.isfinite(pixels).sum(1)
+        total = np.where(np.isfinite(pixels), pixels, 0.0).sum(1)
         parts.append(np.where(2 * known >= thick, total / np.maximum(known, 1), np.nan))
     return np.concatenate(parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WithoutStripes(Viewed):
+class WithoutStripes(WithGaps):
     """An image less what its lines are off by; its holes stay as they are."""
 
     image: Readable  # with NaN in its holes
     corrections: Readable
     lines: Lines
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """Type of one pixel: of floats, whatever the image is stored as."""
-        return np.result_type(self.source.dtype, np.float32)
 
     def read(self, region: Region) -> Pixels:
         along = self.lines.along
@@ -276,14 +258,10 @@ class WithoutStripes(Viewed):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WithoutOwnStripes(Viewed):
+class WithoutOwnStripes(WithGaps):
     """An image in samples: the stripes of each part that is read are estimated from that part alone."""
 
     lines: Lines
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        return np.result_type(self.source.dtype, np.float32)
 
     def read(self, region: Region) -> Pixels:
         part = InMemory(self.source.read(region).astype(self.dtype))

@@ -452,7 +452,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         **on_device(task, opened.begun.previous),
         "on_nan": task.on_nan,
         "holes": asdict(task.holes) if task.holes else None,
-        "stripes": asdict(opened.striped.lines) if opened.striped.lines else None,
+        "stripes": asdict(opened.striped.removed) if opened.striped.removed else None,
         "layout": task.writer.layout.to_json(),
         "block": list(task.grid.block),
         "code": {**code_versions(), **sized.own_code},

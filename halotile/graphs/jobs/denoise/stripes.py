@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,18 +22,8 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_metadata
 from halotile.tasks.image_task import ImageTask
-from halotile.tasks.noise.stripes import (
-    GROUP,
-    LEAST_LENGTH,
-    LEAST_LINES,
-    LineCorrections,
-    Lines,
-    WithoutOwnStripes,
-    WithoutStripes,
-    agreement,
-    line_offsets,
-    means_along,
-)
+from halotile.tasks.noise import stripes
+from halotile.tasks.noise.stripes import LineCorrections, Lines, WithoutOwnStripes, WithoutStripes
 from halotile.tasks.roles import Roles, respanned
 
 PHASE = "stripes"
@@ -45,22 +35,22 @@ PLANES = 16
 """Planes whose lines are written together."""
 
 
-@dataclass(frozen=True)
-class Striped:
-    """The decision on stripes, with their standard deviation in samples."""
+class Striped(NamedTuple):
+    """Lines that are off, which are removed or reported."""
 
-    lines: Lines | None = None  # lines whose stripes are removed
-    axis: str = ""  # axis along which lines differ; empty without clear stripes, and where none are removed
-    rms: float = 0.0
+    lines: Lines | None = None
+    axis: str = ""  # axis along which lines differ; empty without stripes
+    rms: float = 0.0  # standard deviation in samples
+    are_removed: bool = False
 
     @property
     def text(self) -> str:
         """The stripes in a few words; empty without any."""
-        return f"{self.rms:.3g} rms along {self.axis}, {'removed' if self.lines else 'kept'}" if self.axis else ""
+        return f"{self.rms:.3g} rms along {self.axis}, {'removed' if self.are_removed else 'kept'}" if self.axis else ""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if not self.axis or self.lines:
+        if not self.axis or self.are_removed:
             return ()
         lines = "columns" if self.axis == "x" else "rows"
         return (
@@ -71,88 +61,91 @@ class Striped:
     @property
     def decided(self) -> str | dict[str, str | bool]:
         """The value of ``input.stripes``."""
-        return ({"axis": self.axis} | ({"gain": True} if self.lines.gain else {})) if self.lines else "none"
+        return {"axis": self.axis, "gain": self.removed.gain} if self.removed else "none"
+
+    @property
+    def removed(self) -> Lines | None:
+        """The lines whose stripes are removed."""
+        return self.lines if self.are_removed else None
 
     def samples(self, view: Readable) -> Readable:
         """The image without stripes, as far as each sample shows its own."""
-        return WithoutOwnStripes(view, self.lines) if self.lines else view
+        return WithoutOwnStripes(view, self.removed) if self.removed else view
 
     def read(self, source: Readable, view: Readable) -> Readable:
         """The image without stripes, which are measured where it is read."""
-        return WithoutStripes(source, view, LineCorrections(view, self.lines), self.lines) if self.lines else source
+        lines = self.removed
+        return WithoutStripes(source, view, LineCorrections(view, lines), lines) if lines else source
 
 
 def choose_stripes(job: Denoising, view: Readable, roles: Roles, previous: Mapping[str, Any] | None) -> Striped:
     """Decide whether stripes are removed; a resumed run keeps the decision that it began with. ``view``: image with NaN in its holes."""
-    wanted = job.input.stripes
-    known = previous["identity"].get("stripes") if previous else None
-    if isinstance(wanted, str):
-        found = {axis: _seen(view, lines) for axis in "xy" if (lines := _lines(view, roles, axis))}
-        clear = {axis: seen.rms for axis, seen in found.items() if seen.share > CLEAR}
-        if wanted == "auto" and previous is not None:
-            lines = Lines(**known) if known else None
-            axis = roles.axes[lines.across] if lines else ""
-            return Striped(lines, axis, found[axis].rms if axis else 0.0)
-        if not clear:
-            return Striped()
-        axis = max(clear, key=lambda each: clear[each])
-        return Striped(_lines(view, roles, axis) if wanted == "auto" else None, axis, clear[axis])
-    axis = str(wanted["axis"])
-    lines = _lines(view, roles, axis)
-    if lines is None:
-        raise ConfigError(
-            f"input.stripes.axis is {axis}, and the image has {shape_text(view.shape)} pixels along {''.join(roles.axes)}: stripes are measured on "
-            f"{LEAST_LINES} lines or more of {LEAST_LENGTH} pixels or more along y and x. Leave input.stripes out."
+    wanted, rms = job.input.stripes, None
+    if wanted == "auto" and previous is not None:
+        known = previous["identity"].get("stripes")
+        lines = Lines(**known) if known else None
+    elif isinstance(wanted, str):
+        found = {
+            each: seen for axis in "xy" if (each := _lines(view, roles, axis)) and (seen := _seen(view, each)).are_clear
+        }
+        lines, rms = max(
+            ((each, seen.rms) for each, seen in found.items()), key=lambda pair: pair[1], default=(None, None)
         )
-    return Striped(replace(lines, gain=bool(wanted.get("gain", False))), axis, _seen(view, lines).rms)
+    else:
+        lines = _lines(view, roles, str(wanted["axis"]), gain=bool(wanted.get("gain", False)))
+        if lines is None:
+            raise ConfigError(
+                f"input.stripes.axis is {wanted['axis']}, and the image has {shape_text(view.shape)} pixels along {''.join(roles.axes)}: stripes are "
+                f"measured on {stripes.LEAST_LINES} lines or more of {stripes.LEAST_LENGTH} pixels or more along y and x. Leave input.stripes out."
+            )
+    if lines is None:
+        return Striped()
+    rms = _seen(view, lines).rms if rms is None else rms
+    return Striped(lines, roles.axes[lines.across], rms, wanted != "none")
 
 
-def _lines(view: Readable, roles: Roles, axis: str) -> Lines | None:
+def _lines(view: Readable, roles: Roles, axis: str, *, gain: bool = False) -> Lines | None:
     """Return the lines that differ along an axis; None where they are too few or too short."""
     if not {"x", "y"} <= set(roles.axes):
         return None
     across, along = roles.axes.index(axis), roles.axes.index("y" if axis == "x" else "x")
-    is_enough = view.shape[across] >= LEAST_LINES and view.shape[along] >= LEAST_LENGTH
-    return Lines(across, along) if is_enough else None
+    is_enough = view.shape[across] >= stripes.LEAST_LINES and view.shape[along] >= stripes.LEAST_LENGTH
+    return Lines(across, along, gain) if is_enough else None
 
 
 class _Seen(NamedTuple):
-    """Standard deviation of stripes in samples, and the share of lines that are off over their whole length."""
+    """Standard deviation of stripes in samples."""
 
     rms: float
-    share: float
+    are_clear: bool
 
 
 def _seen(view: Readable, lines: Lines) -> _Seen:
     """Look for stripes at a few places that are spread evenly."""
-    others = [axis for axis in range(len(view.shape)) if axis not in (lines.across, lines.along)]
-    counts = tuple(view.shape[axis] for axis in others)
-    places: dict[Region, None] = {}
+    counts = tuple(1 if axis in (lines.across, lines.along) else n for axis, n in enumerate(view.shape))
+    room = max(0, view.shape[lines.across] - SAMPLED_LINES)
+    places = set()
     for number in range(PLACES):
-        index = np.unravel_index(number * math.prod(counts) // PLACES, counts) if others else ()
-        room = max(0, view.shape[lines.across] - SAMPLED_LINES)
+        at = tuple(map(int, np.unravel_index(number * math.prod(counts) // PLACES, counts)))
         start = number * room // (PLACES - 1)
-        spans = {axis: (int(at), int(at) + 1) for axis, at in zip(others, index, strict=True)}
-        spans[lines.across] = (start, min(start + SAMPLED_LINES, view.shape[lines.across]))
-        places[respanned(Region.whole(view.shape), spans)] = None
+        spans = {lines.across: (start, min(start + SAMPLED_LINES, view.shape[lines.across]))}
+        places.add(respanned(Region(at, tuple(i + 1 for i in at)), spans))
     found = []
-    for place in places:
+    for place in sorted(places, key=lambda each: each.start):
         with suppress(DamagedData, InputUnreadable):  # a run names the blocks that they belong to
-            means = means_along(view, lines, place, SAMPLED_MEANS)
-            found.append(_Seen(line_offsets(means).rms, agreement(means)))
-    if not found:
-        return _Seen(0.0, 0.0)
-    return _Seen(math.sqrt(np.mean([seen.rms**2 for seen in found])), float(np.median([seen.share for seen in found])))
+            means = stripes.means_along(view, lines, place, SAMPLED_MEANS)
+            found.append((stripes.line_offsets(means).rms, stripes.agreement(means)))
+    rms, shares = np.array(found or [(0.0, 0.0)]).T
+    return _Seen(float(np.sqrt(np.mean(rms**2))), bool(np.median(shares) > CLEAR))
 
 
 def grid_of(corrections: LineCorrections) -> Grid:
-    """Return the blocks of the pass that measures lines: a group of lines, of several planes where these are small."""
+    """Return the blocks of the pass that measures lines: a group of lines, of several planes at once."""
     lines, shape = corrections.lines, corrections.shape
-    block = [GROUP if axis == lines.across else n if axis == lines.along else 1 for axis, n in enumerate(shape)]
-    last = max((axis for axis in range(len(shape)) if axis not in (lines.across, lines.along)), default=None)
-    if last is not None:
-        block[last] = PLANES
-    return Grid(shape, tuple(map(min, block, shape)), ((0, 0),) * len(shape))
+    edges = {lines.across: stripes.GROUP, lines.along: shape[lines.along]}
+    looped = [axis for axis in range(len(shape)) if axis not in edges]
+    edges |= dict.fromkeys(looped, 1) | dict.fromkeys(looped[-1:], PLANES)
+    return Grid(shape, tuple(min(edges[axis], n) for axis, n in enumerate(shape)), ((0, 0),) * len(shape))
 
 
 def corrections_pass(
