@@ -38,6 +38,8 @@ SMOOTH = 17
 """Lines whose errors are averaged."""
 DRIFT = 0.1
 """Standard deviation of the image's own change over lag 1, relative to that of the stripes; it grows with the lag to the power of 3/4."""
+EVEN = 0.1
+"""Share of the mean contrast below which a line shows little of its gain; both are squared."""
 TINY = 1e-12
 MOST_KEPT = 4096
 """Groups of lines that a reader remembers, of a few kilobytes each."""
@@ -198,16 +200,18 @@ class LineCorrections:
 
 
 def _with_gains(means: Values, offsets: Values) -> Values:
-    """Offsets and gains less 1: the line through the offsets of dark and of bright places."""
+    """Offsets and gains less 1: the line through the offsets of dark and of bright places, by the brightness of the lines beside."""
     plain = means - offsets
-    bright = plain > _median(plain)
-    (dark_off, dark), (bright_off, light) = (
-        (line_offsets(part).offsets, _median(part))
-        for chosen in (~bright, bright)
-        for part in [np.where(chosen, plain, np.nan)]
+    around = uniform_filter1d(np.where(np.isfinite(plain), plain, _median(plain)), SMOOTH, 1)
+    is_bright = around > np.median(around, 0)
+    (dark_off, dark), (bright_off, bright) = (
+        (line_offsets(np.where(chosen, plain, np.nan)).offsets, _median(np.where(chosen, around, np.nan)))
+        for chosen in (~is_bright, is_bright)
     )
-    gains = np.divide(bright_off - dark_off, light - dark, out=np.zeros(len(dark)), where=light > dark)
-    return np.stack([offsets + dark_off - gains * dark, gains])
+    apart = bright - dark
+    gains = (bright_off - dark_off) * apart / (apart**2 + EVEN * np.mean(apart**2) + TINY)
+    middle = (dark_off + bright_off - gains * (dark + bright)) / 2
+    return np.stack([offsets + middle, gains])
 
 
 def planes_of(region: Region, lines: Lines) -> Iterator[Region]:
@@ -255,6 +259,11 @@ class WithoutStripes(WithGaps):
         corrected = pixels - (first + gains[0] * pixels if gains else first)
         holes = ~np.isfinite(pixels)
         return np.where(holes, self.source.read(region).astype(self.dtype), corrected) if holes.any() else corrected
+
+    def in_samples(self, image: Readable) -> Readable:
+        """Another view of the image, perhaps without its first axis, less what samples of it show."""
+        less = len(self.shape) - len(image.shape)
+        return WithoutOwnStripes(image, Lines(self.lines.across - less, self.lines.along - less, self.lines.gain))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
