@@ -65,7 +65,7 @@ def left(found: Image, offsets: Image) -> float:
     return float((found - offsets).std())
 
 
-@pytest.mark.parametrize("name", all_of(("moon", "retina", "hubble_deep_field"), thorough=["hubble_deep_field"]))
+@pytest.mark.parametrize("name", ["moon", "retina"])
 def test_stripes_of_17_leave_at_most_2_and_the_own_columns_of_an_image_stay(name: str) -> None:
     clean = natural(name)
     offsets = drawn(clean.shape[1])
@@ -74,7 +74,15 @@ def test_stripes_of_17_leave_at_most_2_and_the_own_columns_of_an_image_stay(name
 
 
 @pytest.mark.parametrize(
-    "name", ["camera", thorough("coffee"), thorough("rocket"), thorough("coins"), thorough("cell")]
+    "name",
+    [
+        "camera",
+        thorough("hubble_deep_field"),
+        thorough("coffee"),
+        thorough("rocket"),
+        thorough("coins"),
+        thorough("cell"),
+    ],
 )
 def test_most_of_the_stripes_goes_from_images_with_much_of_their_own(name: str) -> None:
     clean = natural(name)
@@ -285,7 +293,7 @@ def test_auto_takes_nothing_from_an_image_without_stripes(tmp_path: Path) -> Non
     assert len(plan.work.passes) == 1
 
 
-@pytest.mark.parametrize("shape", [(31, 100), (100, 15)])
+@pytest.mark.parametrize("shape", [(31, 100), (100, 31)])
 def test_few_or_short_lines_are_refused(tmp_path: Path, shape: tuple[int, int]) -> None:
     write_zarr(tmp_path / "in.zarr", noisy(np.zeros(shape)).astype("float32"))
     job = job_of(

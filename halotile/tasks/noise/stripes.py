@@ -27,7 +27,7 @@ SEGMENTS = 8
 """Parts of a line that are estimated by themselves: they agree on a stripe, and seldom on the image."""
 RUN, THICK, MOST = 8, 16, 256
 """Means that are read in one piece, pixels in each at most, and means of a line at most."""
-LEAST_LENGTH, LEAST_LINES = 32, 16
+LEAST_LENGTH, LEAST_LINES = 32, 32
 """Pixels of the shortest line, and the least number of lines, that stripes can be measured on."""
 LAGS = (1, 2, 4, 8, 16, 32, 64)
 """Distances between the lines that are compared."""
@@ -118,7 +118,7 @@ def _median(values: Values) -> Values:
 
 
 def _scale(off: Values) -> float:
-    return float(np.nanmedian(np.abs(off))) / NORMAL_MAD + TINY
+    return float(_median(np.abs(off).reshape(-1, 1))[0]) / NORMAL_MAD + TINY
 
 
 def _weighed(off: Values, scale: float) -> tuple[Values, Values]:

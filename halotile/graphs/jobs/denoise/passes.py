@@ -170,8 +170,7 @@ class DenoiseWork(Work):
         """Compare a few places of the result with the image."""
         source = with_kept(self.task.source, RunDirectory.beside(self.output.path))
         found = inspect_residual(replace(self.task, source=source), self.output.path)
-        rows = [("stripes", self.stripes)] if self.stripes else []
-        return replace(found, rows=[*rows, *found.rows])
+        return replace(found, rows=[("stripes", self.stripes), *found.rows]) if self.stripes else found
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
         task = self.task
