@@ -228,6 +228,9 @@ def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> 
     sides = Input(path=str(images / "noisy.zarr"), sides={"mask": str(images / "noisy.zarr")})
     with pytest.raises(ConfigError, match=r"input.sides: is for job: denoise"):
         make_plan(training(images, tmp_path, input=sides))
+    striped = Input(path=str(images / "noisy.zarr"), stripes="auto")
+    with pytest.raises(ConfigError, match=r"input.stripes: is for job: denoise"):
+        make_plan(training(images, tmp_path, input=striped))
 
 
 @pytest.mark.parametrize(
