@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -40,7 +39,7 @@ WITHOUT_STRIPES = (
 def natural(name: str) -> Image:
     """An image of 0 to 255."""
     image = np.asarray(getattr(skimage.data, name)(), float)
-    grey = image[..., :3].mean(-1) if image.ndim == 3 else image
+    grey: Image = image[..., :3].mean(-1) if image.ndim == 3 else image
     return grey * 255 if grey.max() <= 1 else grey
 
 
@@ -51,8 +50,9 @@ def noisy(clean: Image, offsets: Image | float = 0.0, sigma: float = 20.0, seed:
 
 def drawn(count: int, rms: float = 17.0, seed: int = 1) -> Image:
     """Independent offsets of mean 0."""
-    offsets = np.random.default_rng(seed).normal(0, rms, count)
-    return offsets - offsets.mean()
+    offsets: Image = np.random.default_rng(seed).normal(0, rms, count)
+    offsets -= offsets.mean()
+    return offsets
 
 
 def corrections(image: Image, lines: Lines) -> Image:
@@ -272,7 +272,8 @@ def test_a_plan_names_stripes_and_what_to_write(tmp_path: Path, axis: str, wante
         tmp_path / "in.zarr", tmp_path / "out.zarr", "tv", {"strength": 1.0, "sigma": "auto"}, input={"stripes": wanted}
     )
     plan = make_plan(job)
-    rms, along, end = re.fullmatch(r"([\d.]+) rms along (.), (\w+)", plan.summary()["stripes"]).groups()
+    rms, _, _, along, end = plan.summary()["stripes"].split()
+    along = along.removesuffix(",")
     assert float(rms) == pytest.approx(17, rel=0.1)
     assert (along, end) == (axis, text)
     notes = [note for note in plan.notes if f"input.stripes: {{axis: {axis}}}" in note]

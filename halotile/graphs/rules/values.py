@@ -217,12 +217,11 @@ def _address(value: str) -> str | None:
     return f"{shown(value)} is not the address of a scheduler; write one such as tls://10.0.0.7:8786"
 
 
+_LINES = [{"gain": gain, "axis": axis} for gain in (False, True) for axis in "xy"]
+
+
 def _stripes(value: Any) -> str | None:
-    if isinstance(value, str) or (
-        value.get("axis") in ("x", "y")
-        and isinstance(value.get("gain", False), bool)
-        and set(value) <= {"axis", "gain"}
-    ):
+    if isinstance(value, str) or ({"gain": False} | dict(value) in _LINES):
         return None
     return f"{shown(dict(value))} names no lines; write {{axis: x}} where columns are off, or {{axis: y}} for rows; with gain: true beside it for factors"
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import solveh_banded
 from scipy.ndimage import uniform_filter1d
 
 from halotile.storage.grid import Region
@@ -33,7 +34,7 @@ LAGS = (1, 2, 4, 8, 16, 32, 64)
 """Distances between the lines that are compared."""
 FAR = 3.0
 """Noise levels from which a difference does not count: it is an edge of the image."""
-ROUNDS, STEPS = 5, 120
+ROUNDS = 5
 SMOOTH = 17
 """Lines whose errors are averaged."""
 DRIFT = 0.1
@@ -129,28 +130,16 @@ def _weighed(off: Values, scale: float) -> tuple[Values, Values]:
 
 
 def _most_likely(differences: Sequence[tuple[int, Values, Values]], precision: float) -> Values:
-    """Minimise ``sum weight * (o[j + lag] - o[j] - difference)² + precision * sum o²`` by conjugate gradients, in a fixed order."""
+    """Minimise ``sum weight * (o[j + lag] - o[j] - difference)² + precision * sum o²``."""
     lines = differences[0][0] + len(differences[0][1])
-
-    def pulled(forces: Iterable[Values]) -> Values:
-        total = np.zeros(lines)
-        for (lag, _, _), force in zip(differences, forces, strict=True):
-            total[lag:] += force
-            total[:-lag] -= force
-        return total
-
-    residual = pulled(weight * difference for _, difference, weight in differences)
-    offsets, direction, square = np.zeros(lines), residual, float(np.sum(residual**2))
-    end = square * TINY
-    for _ in range(STEPS):
-        if square <= end:
-            break
-        moved = pulled(weight * (direction[lag:] - direction[:-lag]) for lag, _, weight in differences)
-        moved += precision * direction
-        length = square / float(np.sum(direction * moved))
-        offsets, residual = offsets + length * direction, residual - length * moved
-        before, square = square, float(np.sum(residual**2))
-        direction = residual + square / before * direction
+    bands, pull = np.zeros((1 + differences[-1][0], lines)), np.zeros(lines)
+    bands[0] = precision
+    for lag, difference, weight in differences:
+        bands[lag, :-lag] -= weight
+        for part, sign in ((slice(lag, None), 1), (slice(None, -lag), -1)):
+            bands[0, part] += weight
+            pull[part] += sign * weight * difference
+    offsets: Values = solveh_banded(bands, pull, lower=True)
     return offsets
 
 

@@ -404,8 +404,7 @@ def _identify(settled: _Settled) -> Planned:
         smaller=SMALLER,
         smaller_output="a smaller output.dtype",
         given={} if is_named else {"denoiser": describe_denoiser(opened.given)},
-        decided=decided_parts(task)
-        | {"noise": decided_noise(job.noise, opened.photons), "input": {"stripes": opened.striped.decided}},
+        decided=decided_parts(task) | {"noise": decided_noise(job.noise, opened.photons)},
         figures=figures_of(job, task, settled.halo, settled.tuned) | {"stripes": opened.striped.text},
         notes=_notes(settled),
     )
@@ -452,7 +451,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         **on_device(task, opened.begun.previous),
         "on_nan": task.on_nan,
         "holes": asdict(task.holes) if task.holes else None,
-        "stripes": asdict(opened.striped.removed) if opened.striped.removed else None,
+        "stripes": asdict(opened.striped.lines) if opened.striped.lines else None,
         "layout": task.writer.layout.to_json(),
         "block": list(task.grid.block),
         "code": {**code_versions(), **sized.own_code},
