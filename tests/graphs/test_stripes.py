@@ -23,7 +23,7 @@ from halotile.graphs.jobs.denoise.stripes import PHASE
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.grid import Region
-from halotile.tasks.noise.stripes import LineCorrections, Lines, agreement, line_offsets, means_along
+from halotile.tasks.noise.stripes import LineCorrections, StripedLines, agreement, line_offsets, means_along
 from halotile.tasks.operators.base import InMemory
 from tests.cases import all_of, thorough
 from tests.faults import REPOSITORY, members, until
@@ -55,7 +55,7 @@ def drawn(count: int, rms: float = 17.0, seed: int = 1) -> Image:
     return offsets
 
 
-def corrections(image: Image, lines: Lines) -> Image:
+def corrections(image: Image, lines: StripedLines) -> Image:
     readable = LineCorrections(InMemory(image), lines)
     return np.asarray(readable.read(Region.whole(readable.shape)), float)
 
@@ -69,8 +69,8 @@ def left(found: Image, offsets: Image) -> float:
 def test_stripes_of_17_leave_at_most_2_and_the_own_columns_of_an_image_stay(name: str) -> None:
     clean = natural(name)
     offsets = drawn(clean.shape[1])
-    assert left(corrections(noisy(clean, offsets), Lines(1, 0))[0], offsets) <= 2
-    assert np.sqrt(np.mean(corrections(noisy(clean), Lines(1, 0)) ** 2)) <= 1
+    assert left(corrections(noisy(clean, offsets), StripedLines(1, 0))[0], offsets) <= 2
+    assert np.sqrt(np.mean(corrections(noisy(clean), StripedLines(1, 0)) ** 2)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_stripes_of_17_leave_at_most_2_and_the_own_columns_of_an_image_stay(name
 def test_most_of_the_stripes_goes_from_images_with_much_of_their_own(name: str) -> None:
     clean = natural(name)
     offsets = drawn(clean.shape[1])
-    assert left(corrections(noisy(clean, offsets), Lines(1, 0))[0], offsets) < 17 / 5
-    assert np.sqrt(np.mean(corrections(noisy(clean), Lines(1, 0)) ** 2)) <= 1
+    assert left(corrections(noisy(clean, offsets), StripedLines(1, 0))[0], offsets) < 17 / 5
+    assert np.sqrt(np.mean(corrections(noisy(clean), StripedLines(1, 0)) ** 2)) <= 1
 
 
 @pytest.mark.parametrize("name", all_of(WITHOUT_STRIPES, thorough=WITHOUT_STRIPES[3:]))
@@ -97,7 +97,7 @@ def test_nothing_is_seen_in_images_without_stripes_and_stripes_are_seen_in_all(n
     clean = natural(name)
     for image in (clean, clean.T):
         plain, striped = (
-            means_along(InMemory(noisy(image, off, sigma)), Lines(1, 0), Region.whole(image.shape), 128)
+            means_along(InMemory(noisy(image, off, sigma)), StripedLines(1, 0), Region.whole(image.shape), 128)
             for off in (0.0, drawn(image.shape[1]))
         )
         assert agreement(plain) < 0.25
@@ -112,7 +112,7 @@ def test_gains_are_removed_with_offsets() -> None:
     image = noisy(clean * (1 + gains), drawn(clean.shape[1], 5), 5)
     errors = []
     for gain in (False, True):
-        lines = Lines(1, 0, gain)
+        lines = StripedLines(1, 0, gain)
         first, *rest = corrections(image, lines)
         corrected = image - first - (rest[0] * image if rest else 0)
         error = corrected - noisy(clean, 0.0, 5)
@@ -124,7 +124,7 @@ def test_gains_are_removed_with_offsets() -> None:
 @pytest.mark.parametrize(("shape", "axis"), [((300, 5000), 1), ((5000, 300), 0)])
 def test_bands_have_the_bits_of_the_whole(shape: tuple[int, int], axis: int) -> None:
     image = noisy(np.zeros(shape))
-    lines = Lines(axis, 1 - axis, gain=True)
+    lines = StripedLines(axis, 1 - axis, gain=True)
     whole = LineCorrections(InMemory(image), lines)
     everything = whole.read(Region.whole(whole.shape))
     for start, stop in ((0, 10), (1000, 1030), (1024, 3000), (4990, 5000)):
@@ -134,7 +134,7 @@ def test_bands_have_the_bits_of_the_whole(shape: tuple[int, int], axis: int) -> 
 
 def test_groups_of_lines_have_no_seam() -> None:
     offsets = drawn(3000)
-    off = corrections(noisy(np.zeros((512, 3000)), offsets), Lines(1, 0))[0] - offsets
+    off = corrections(noisy(np.zeros((512, 3000)), offsets), StripedLines(1, 0))[0] - offsets
     steps = np.abs(np.diff(off))
     assert steps[[1023, 2047]].max() < np.quantile(steps, 0.99)
 

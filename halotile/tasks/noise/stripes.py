@@ -47,7 +47,7 @@ MOST_KEPT = 4096
 
 
 @dataclass(frozen=True)
-class Lines:
+class StripedLines:
     """The lines of an image."""
 
     across: int  # position of the axis along which lines differ
@@ -151,7 +151,7 @@ class LineCorrections:
     """
 
     image: Readable  # with NaN in its holes
-    lines: Lines
+    lines: StripedLines
     kept: dict[tuple[int, ...], Values] = field(default_factory=dict, repr=False)  # groups that were computed
 
     @cached_property
@@ -203,14 +203,14 @@ def _with_gains(means: Values, offsets: Values) -> Values:
     return np.stack([offsets + middle, gains])
 
 
-def planes_of(region: Region, lines: Lines) -> Iterator[Region]:
+def planes_of(region: Region, lines: StripedLines) -> Iterator[Region]:
     """Each plane of a region, with all of its lines."""
     others = [i for i in range(len(region.start)) if i not in (lines.across, lines.along)]
     for index in itertools.product(*(range(region.start[i], region.stop[i]) for i in others)):
         yield respanned(region, {axis: (at, at + 1) for axis, at in zip(others, index, strict=True)})
 
 
-def means_along(image: Readable, lines: Lines, place: Region, most: int = MOST) -> Values:
+def means_along(image: Readable, lines: StripedLines, place: Region, most: int = MOST) -> Values:
     """Means of pixels that follow each other along the lines of a place in one plane, spread evenly; NaN where most are not finite.
 
     Returns
@@ -238,7 +238,7 @@ class WithoutStripes(WithGaps):
 
     image: Readable  # with NaN in its holes
     corrections: Readable
-    lines: Lines
+    lines: StripedLines
 
     def read(self, region: Region) -> Pixels:
         along = self.lines.along
@@ -252,14 +252,16 @@ class WithoutStripes(WithGaps):
     def in_samples(self, image: Readable) -> Readable:
         """Another view of the image, perhaps without its first axis, less what samples of it show."""
         less = len(self.shape) - len(image.shape)
-        return WithoutOwnStripes(image, Lines(self.lines.across - less, self.lines.along - less, self.lines.gain))
+        return WithoutOwnStripes(
+            image, StripedLines(self.lines.across - less, self.lines.along - less, self.lines.gain)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WithoutOwnStripes(WithGaps):
     """An image in samples: the stripes of each part that is read are estimated from that part alone."""
 
-    lines: Lines
+    lines: StripedLines
 
     def read(self, region: Region) -> Pixels:
         part = InMemory(self.source.read(region).astype(self.dtype))

@@ -23,7 +23,7 @@ from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_metadata
 from halotile.tasks.image_task import ImageTask
 from halotile.tasks.noise import stripes
-from halotile.tasks.noise.stripes import LineCorrections, Lines, WithoutOwnStripes, WithoutStripes
+from halotile.tasks.noise.stripes import LineCorrections, StripedLines, WithoutOwnStripes, WithoutStripes
 from halotile.tasks.roles import Roles, respanned
 
 PHASE = "stripes"
@@ -38,7 +38,7 @@ PLANES = 8
 class Striped(NamedTuple):
     """Stripes of an image, which are removed or reported."""
 
-    lines: Lines | None = None  # lines whose stripes are removed
+    lines: StripedLines | None = None  # lines whose stripes are removed
     axis: str = ""  # axis along which lines differ; empty without stripes
     rms: float = 0.0  # standard deviation in samples
 
@@ -78,7 +78,7 @@ def choose_stripes(job: Denoising, view: Readable, roles: Roles, previous: Mappi
         possible, is_open = [given], False
     elif wanted == "auto" and previous is not None:
         known = previous["identity"].get("stripes")
-        possible, is_open = [Lines(**known)] if known else [], False
+        possible, is_open = [StripedLines(**known)] if known else [], False
     else:
         possible = [lines for axis in "xy" if (lines := _lines(view, roles, axis))]
     seen = [(rms, lines) for lines in possible for rms, is_clear in [_seen(view, lines)] if is_clear or not is_open]
@@ -88,16 +88,16 @@ def choose_stripes(job: Denoising, view: Readable, roles: Roles, previous: Mappi
     return Striped(None if wanted == "none" else lines, roles.axes[lines.across], rms)
 
 
-def _lines(view: Readable, roles: Roles, axis: str, *, gain: bool = False) -> Lines | None:
+def _lines(view: Readable, roles: Roles, axis: str, *, gain: bool = False) -> StripedLines | None:
     """Return the lines that differ along an axis; None where they are too few or too short."""
     if not {"x", "y"} <= set(roles.axes):
         return None
     across, along = roles.axes.index(axis), roles.axes.index("y" if axis == "x" else "x")
     is_enough = view.shape[across] >= stripes.LEAST_LINES and view.shape[along] >= stripes.LEAST_LENGTH
-    return Lines(across, along, gain) if is_enough else None
+    return StripedLines(across, along, gain) if is_enough else None
 
 
-def _seen(view: Readable, lines: Lines) -> tuple[float, bool]:
+def _seen(view: Readable, lines: StripedLines) -> tuple[float, bool]:
     """Return the standard deviation of stripes at a few places that are spread evenly, and True if they are clear."""
     counts = tuple(1 if axis in (lines.across, lines.along) else n for axis, n in enumerate(view.shape))
     width, places = min(SAMPLED_LINES, view.shape[lines.across]), {}
