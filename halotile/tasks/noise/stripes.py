@@ -19,7 +19,6 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.storage.views import WithGaps
 from halotile.tasks.noise.estimate import NORMAL_MAD
 from halotile.tasks.noise.quiet_windows import Values
-from halotile.tasks.operators.base import InMemory
 from halotile.tasks.roles import respanned
 
 GROUP, MARGIN = 1024, 256
@@ -248,24 +247,3 @@ class WithoutStripes(WithGaps):
         corrected = pixels - (first + gains[0] * pixels if gains else first)
         holes = ~np.isfinite(pixels)
         return np.where(holes, self.source.read(region).astype(self.dtype), corrected) if holes.any() else corrected
-
-    def in_samples(self, image: Readable) -> Readable:
-        """Another view of the image, perhaps without its first axis, less what samples of it show."""
-        less = len(self.shape) - len(image.shape)
-        return WithoutOwnStripes(
-            image, StripedLines(self.lines.across - less, self.lines.along - less, self.lines.gain)
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WithoutOwnStripes(WithGaps):
-    """An image in samples: the stripes of each part that is read are estimated from that part alone."""
-
-    lines: StripedLines
-
-    def read(self, region: Region) -> Pixels:
-        part = InMemory(self.source.read(region).astype(self.dtype))
-        if part.shape[self.lines.along] < LEAST_LENGTH or part.shape[self.lines.across] < LEAST_LINES:
-            return part.read(Region.whole(part.shape))
-        corrections = LineCorrections(part, self.lines)
-        return WithoutStripes(part, part, corrections, self.lines).read(Region.whole(part.shape))

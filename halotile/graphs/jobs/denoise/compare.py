@@ -34,7 +34,6 @@ from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quality import FaintDetail, faint_detail, noise_sigma, unbiased_risk, without_outliers
 from halotile.tasks.noise.quiet_windows import Values, fit_noise, windows_of
 from halotile.tasks.noise.residual import Residual, has_noise_map, has_photons, measured_at, noise_map_at
-from halotile.tasks.noise.stripes import WithoutStripes
 from halotile.tasks.roles import Roles
 
 Spans = Mapping[str, tuple[int, int]]
@@ -98,8 +97,6 @@ def image_of(source: Readable, task: DenoiseTask) -> Readable:
 def samples_at(source: Source, task: DenoiseTask, place: Spans) -> Iterator[list[Array]]:
     """Yield samples of the whole plane of each channel of a place, in the units of the file."""
     axes, image = source.axes, image_of(source, task)
-    if isinstance(task.source, WithoutStripes):
-        image = task.source.in_samples(image)
     square = axes.index("y"), axes.index("x")
     tiled = {task.roles.axes[i] for i in task.roles.spatial}
     for channel in range(*place.get("c", (0, 1))):

@@ -217,7 +217,7 @@ def _open(job: Denoising, begun: Begun) -> _Opened:
     notes = note_of_trained_pixels(job, denoiser, view, roles, values, tiled.source.dtype, previous)
     tiled = tiled._replace(notes=(*tiled.notes, *notes))
     striped = choose_stripes(job, view, roles, previous)
-    photons = choose_photon_noise(job, tiled.denoiser, striped.samples(view), roles, values, previous)
+    photons = choose_photon_noise(job, tiled.denoiser, view, roles, values, previous)
     leveled, levels = tiled.denoiser, None
     if photons is None:
         leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous, job.noise.read_sigma)
@@ -405,7 +405,8 @@ def _identify(settled: _Settled) -> Planned:
         smaller_output="a smaller output.dtype",
         given={} if is_named else {"denoiser": describe_denoiser(opened.given)},
         decided=decided_parts(task) | {"noise": decided_noise(job.noise, opened.photons)},
-        figures=figures_of(job, task, settled.halo, settled.tuned) | {"stripes": opened.striped.text},
+        figures=figures_of(job, task, settled.halo, settled.tuned)
+        | {"dtype": str(opened.source.dtype), "stripes": opened.striped.text},
         notes=_notes(settled),
     )
 

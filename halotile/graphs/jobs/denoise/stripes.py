@@ -23,7 +23,7 @@ from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_metadata
 from halotile.tasks.image_task import ImageTask
 from halotile.tasks.noise import stripes
-from halotile.tasks.noise.stripes import LineCorrections, StripedLines, WithoutOwnStripes, WithoutStripes
+from halotile.tasks.noise.stripes import LineCorrections, StripedLines, WithoutStripes
 from halotile.tasks.roles import Roles, respanned
 
 PHASE = "stripes"
@@ -54,10 +54,6 @@ class Striped(NamedTuple):
             f"which a denoiser keeps in part. To remove them first, write input.stripes: {{axis: {self.axis}}}"
         )
         return (note,) if self.axis and not self.lines else ()
-
-    def samples(self, view: Readable) -> Readable:
-        """The image without stripes, as far as each sample shows its own."""
-        return WithoutOwnStripes(view, self.lines) if self.lines else view
 
     def read(self, source: Readable, view: Readable) -> Readable:
         """The image without stripes, which are measured where it is read."""
