@@ -244,6 +244,7 @@ class WithoutStripes(WithGaps):
         numbers = self.corrections.read(respanned(region, {along: (0, self.corrections.shape[along])}))
         pixels: NDArray[Any] = self.image.read(region).astype(self.dtype)
         first, *gains = np.split(numbers, numbers.shape[along], along)
-        corrected = pixels - (first + gains[0] * pixels if gains else first)
+        with np.errstate(invalid="ignore"):
+            corrected = pixels - (first + gains[0] * pixels if gains else first)
         holes = ~np.isfinite(pixels)
         return np.where(holes, self.source.read(region).astype(self.dtype), corrected) if holes.any() else corrected
