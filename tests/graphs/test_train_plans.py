@@ -270,6 +270,9 @@ def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> 
         make_plan(training(images, tmp_path, input=sides))
     with pytest.raises(ConfigError, match=r"input.defects: is for job: denoise"):
         make_plan(training(images, tmp_path, input=Input(path=str(images / "noisy.zarr"), defects="auto")))
+    striped = Input(path=str(images / "noisy.zarr"), stripes="auto")
+    with pytest.raises(ConfigError, match=r"input.stripes: is for job: denoise"):
+        make_plan(training(images, tmp_path, input=striped))
 
 
 @pytest.mark.parametrize(

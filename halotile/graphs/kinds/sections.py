@@ -58,6 +58,9 @@ class Input:
     (GDAL_NODATA, _FillValue, GDAL's mask); none: every value is a measurement."""
     range: tuple[float, float] | Auto = "auto"
     """Values mapped to 0 and 1 before denoising, and back after. auto: the range of an integer type, floats unchanged; of weights of a job train as there."""
+    stripes: Mapping[str, str | bool] | Literal["auto", "none"] = "none"
+    """Offsets of whole lines that are removed first: {axis: x} where columns differ, {axis: y} where rows do; with gain: true factors as well.
+    auto: where samples show them clearly."""
     sides: Mapping[str, ReadPath] = field(default_factory=dict)
     """Per-pixel inputs tiled with the image, name to path: sigma (a noise map), mask (0 = keep the pixel)."""
     defects: Literal["none", "auto"] | ReadPath = "none"

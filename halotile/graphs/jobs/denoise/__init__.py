@@ -19,6 +19,7 @@ KIND = JobKind(
         "range": "input.range",
         "holes": "input.nodata",
         "defects": "input.defects",
+        "stripes": "input.stripes",
     },
     inputs=("input", "sides"),
     checks_nan=True,

@@ -38,6 +38,7 @@ from halotile.storage.stored_array import StoredArray
 from halotile.storage.views import PlaneValues
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.noise.stripes import WithoutStripes
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 
@@ -68,7 +69,10 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
         itemsize_work=np.dtype(tiling.work_dtype).itemsize,
         itemsize_out=np.dtype(layout.dtype).itemsize,
         stored_piece=piece,
-        sides=sum(not isinstance(side, PlaneValues) for side in task.sides.values()) + holed + 2 * copied,
+        sides=sum(not isinstance(side, PlaneValues) for side in task.sides.values())
+        + holed
+        + 2 * copied
+        + isinstance(task.source, WithoutStripes),
         bytes_per_pixel=denoiser.bytes_per_pixel() + HOLED_BYTES * (holed and denoiser.takes_valid),
         weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
         overlap=task.overlap,

@@ -140,6 +140,7 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("tiles", tiles_text(figures)),
         ("depth", f"{_depth(figures['depth'])} pixels, {figures['depth_from']}"),
         ("boundary", str(figures["boundary"])),
+        *([("stripes", str(figures["stripes"]))] if figures.get("stripes") else []),
         ("read", f"{figures['read_amplification']:.2f} × the image"),
         ("computed", f"{figures['compute_redundancy']:.2f} × the image"),
         ("", ""),

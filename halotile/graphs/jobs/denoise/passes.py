@@ -12,18 +12,22 @@ import numpy as np
 
 from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shift_warning
 from halotile.graphs.jobs.denoise.place import DenoisedPlace
+from halotile.graphs.jobs.denoise.stripes import PHASE as STRIPES
+from halotile.graphs.jobs.denoise.stripes import corrections_pass, grid_of, with_kept
 from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, RunView, Sums, Work
 from halotile.graphs.plans.notes import place_text
 from halotile.storage.arrays import open_array
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
 from halotile.tasks.noise.quality import HEIGHTS, FaintDetail, faint_detail
 from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.noise.residual import Residual, has_photons, local_mean, measured_at, noise_at
+from halotile.tasks.noise.stripes import LineCorrections, WithoutStripes
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 
@@ -186,6 +190,8 @@ class DenoiseWork(Work):
     output: OutputArray
     task: DenoiseTask
     tuned: Tuned | None = None
+    stripes: str = ""
+    """Stripes of the image in a few words."""
 
     @property
     def outputs(self) -> tuple[OutputArray, ...]:
@@ -194,17 +200,36 @@ class DenoiseWork(Work):
 
     @property
     def passes(self) -> tuple[PassCount, ...]:
-        """One pass over every block."""
-        return (PassCount(PHASE, self.task.grid),)
+        """One pass over every block; before it, one over the lines where stripes are removed."""
+        denoised = PassCount(PHASE, self.task.grid)
+        return (PassCount(STRIPES, grid_of(self._lines)), denoised) if self._lines else (denoised,)
+
+    @property
+    def _lines(self) -> LineCorrections | None:
+        """The corrections of lines that a run measures."""
+        source = self.task.source
+        corrections = source.corrections if isinstance(source, WithoutStripes) else None
+        return corrections if isinstance(corrections, LineCorrections) else None
+
+    @property
+    def keeps_state(self) -> bool:
+        """True with corrections of lines, by which the result is inspected."""
+        return self._lines is not None
 
     def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
         """Compare a few places of the result with the image."""
-        return inspect_residual(self.task, self.output.path, seconds, pixel_seconds)
+        source = with_kept(self.task.source, RunDirectory.beside(self.output.path))
+        found = inspect_residual(replace(self.task, source=source), self.output.path, seconds, pixel_seconds)
+        return replace(found, rows=[("stripes", self.stripes), *found.rows]) if self.stripes else found
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
+        task = self.task
+        if self._lines:
+            yield corrections_pass(self._lines, task.roles.axes, at.directory, task.io_threads)
+            task = replace(task, source=with_kept(task.source, at.directory))
         yield Pass(
             PHASE,
-            self.task,
+            task,
             self.output,
             task_seconds=None if self.task.device == "cpu" else GPU_TASK_SECONDS,
             seconds_per_block=self.tuned.seconds_per_block if self.tuned else None,

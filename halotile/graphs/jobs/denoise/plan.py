@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
+from halotile.errors import ConfigError
 from halotile.graphs.amounts import pixel_size_text
 from halotile.graphs.jobs.denoise.channels import (
     ChannelPart,
@@ -54,6 +55,7 @@ from halotile.graphs.jobs.denoise.pixels import (
     display_channels,
     note_of_trained_pixels,
 )
+from halotile.graphs.jobs.denoise.stripes import Striped, choose_stripes
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
 from halotile.graphs.plans.choices import describe_denoiser, make_chosen
@@ -167,6 +169,11 @@ def _sized_apart(
     job: Denoising, begun: Begun, request: PlanRequest, original: Source, parts: Sequence[ChannelPart]
 ) -> _Sized:
     """Size an image whose channels have different denoisers, each as that of a job with those channels alone."""
+    if job.input.stripes != "none":
+        raise ConfigError(
+            "input.stripes, and channels with denoisers of their own: stripes are measured before all channels are denoised alike. Write a job for "
+            "each of these channels with input.channels."
+        )
     tiled = job.tile
     sized: list[_Sized] = []
     for number, part in enumerate(parts):
@@ -212,6 +219,7 @@ class _Opened:
     """Noise level of each plane, where they are estimated."""
     photons: Photons | None
     """Photon noise of each plane; None where noise does not depend on brightness."""
+    striped: Striped
     defects: ChosenDefects
     written: ResultType
     """Type of the result, with notes on it and on the noise."""
@@ -222,6 +230,11 @@ class _Opened:
     def source(self) -> Readable:
         """The input with the axes that the denoiser takes."""
         return self.tiled.source
+
+    @cached_property
+    def corrected(self) -> Readable:
+        """The same without the stripes that are removed."""
+        return self.striped.read(self.source, self.view(self.source))
 
     @property
     def roles(self) -> Roles:
@@ -256,6 +269,7 @@ def _open(job: Denoising, begun: Begun, original: Source) -> _Opened:
     view = holed.view(tiled.source, sides.get("mask"), roles)
     notes = note_of_trained_pixels(job, denoiser, view, roles, values, tiled.source.dtype, previous)
     tiled = tiled._replace(notes=(*tiled.notes, *notes))
+    striped = choose_stripes(job, view, roles, previous)
     photons = choose_photon_noise(job, tiled.denoiser, view, roles, values, previous)
     leveled, levels = tiled.denoiser, None
     if photons is None:
@@ -263,7 +277,20 @@ def _open(job: Denoising, begun: Begun, original: Source) -> _Opened:
     defects = choose_defects(job, original, view, roles, photons.noise if photons else None, previous)
     written = choose_type(job, denoiser, view, roles, original, levels=levels, nodata=holed.value, previous=previous)
     return _Opened(
-        begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, defects, written
+        begun,
+        computing,
+        original,
+        tiled,
+        holed,
+        sides,
+        values,
+        denoiser,
+        leveled,
+        levels,
+        photons,
+        striped,
+        defects,
+        written,
     )
 
 
@@ -306,13 +333,13 @@ class _Sized:
             size,
             block,
             None if opened.photons else opened.values,
-            opened.source.dtype,
+            opened.corrected.dtype,
         )
         convolves = self.denoiser.convolutional and self.geometry.dims == 2
         written = opened.roles.output_region(Region.whole(block), tiling.scale, self.denoiser.channels[1])
         layout = self.layout.in_levels(written.stop, self.job.output.levels)
         task = DenoiseTask(
-            source=opened.source,
+            source=opened.corrected,
             sides=opened.all_sides,
             writer=ShardWriter(opened.begun.output, layout),
             grid=grid_of(self.geometry, opened.roles, self.halo, block, tiling, further=self.further),
@@ -494,7 +521,7 @@ def _identify(settled: _Settled) -> Planned:
     given = job.denoiser
     return Planned(
         computing=replace(opened.computing, job=job, requested=sized.requested),
-        work=DenoiseWork(output, task, settled.tuned),
+        work=DenoiseWork(output, task, settled.tuned, opened.striped.text),
         sources=(opened.original, *opened.sides.values(), *opened.defects.sources),
         files=(*(file for part in task.parts for file in part.denoiser.files()), *map(Path, job.input.sides.values())),
         identity=_identity(settled),
@@ -503,7 +530,10 @@ def _identify(settled: _Settled) -> Planned:
         smaller_output="a smaller output.dtype",
         given={} if isinstance(given, DenoiserChoice) else {"denoiser": describe_denoiser(given)},
         decided=_decided(settled, task),
-        figures=figures_of(job, task, settled.halo, settled.tuned) | _figures_of_parts(opened) | _noise(opened),
+        figures=figures_of(job, task, settled.halo, settled.tuned)
+        | {"dtype": str(opened.source.dtype), "stripes": opened.striped.text}
+        | _figures_of_parts(opened)
+        | _noise(opened),
         notes=_notes(settled),
     )
 
@@ -549,6 +579,7 @@ def _own_notes(opened: _Opened, halo: Halo) -> list[str]:
     return [
         *opened.tiled.notes,
         *opened.holed.notes,
+        *opened.striped.notes,
         *opened.defects.notes,
         *notes_of_levels(opened.levels, opened.roles, opened.values),
         *halo.remarks,
@@ -570,6 +601,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         "precision": task.precision,
         **on_device(task, opened.begun.previous),
         "on_nan": task.on_nan,
+        "stripes": asdict(opened.striped.lines) if opened.striped.lines else None,
         "layout": task.writer.layout.to_json(),
         "block": list(task.grid.block),
         "code": {**code_versions(), **sized.own_code},

@@ -151,7 +151,8 @@ def parts_of_batch(batch: int, slots: int) -> Faults:
 
 def keys_of_input(input: Input) -> Faults:  # noqa: A002 - the name of the section
     """Yield keys of the input that a training has no use for."""
-    for key, default in (("sides", {}), ("spacing", {}), ("defects", "none"), ("defects_in_output", "replaced")):
+    unused = {"sides": {}, "spacing": {}, "stripes": "none", "defects": "none", "defects_in_output": "replaced"}
+    for key, default in unused.items():
         if getattr(input, key) != default:
             yield ("input", key), "is for job: denoise; leave it out"
 
