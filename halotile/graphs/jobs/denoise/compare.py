@@ -33,6 +33,7 @@ from halotile.tasks.noise.photon_noise import PhotonNoise, noise_of_planes, per_
 from halotile.tasks.noise.quality import FaintDetail, faint_detail, noise_sigma, unbiased_risk, without_outliers
 from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.noise.residual import Residual, has_noise_map, has_photons, noise_map_at
+from halotile.tasks.noise.stripes import WithoutStripes
 
 EDGE = 512
 """Edge of a crop in pixels."""
@@ -86,6 +87,8 @@ def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int | str], 
 def image_of(source: Readable, task: DenoiseTask) -> Readable:
     """Return the image with NaN in its holes, and where it is masked."""
     value, roles = task.holes.value if task.holes else None, task.roles
+    if isinstance(task.source, WithoutStripes):
+        source = replace(task.source, source=source)
     return measured(source, value, task.sides.get("mask"), roles.spatial, len(roles.axes))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import pixel_size_text
 from halotile.graphs.jobs.denoise.channels import (
     ChannelPart,
     check_alike,
@@ -23,12 +21,13 @@ from halotile.graphs.jobs.denoise.channels import (
 from halotile.graphs.jobs.denoise.cutting import (
     SMALLER,
     choose_block,
+    decided_parts,
+    figures_of,
     footprint_of,
     geometry_of,
     larger_shards,
     layout_of,
     need_of,
-    tile_window,
 )
 from halotile.graphs.jobs.denoise.defects import ChosenDefects, choose_defects
 from halotile.graphs.jobs.denoise.image import (
@@ -85,7 +84,6 @@ from halotile.graphs.plans.trials.gpu_trials import (
     on_device,
     sized_as,
     trying,
-    written_tiles,
 )
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
@@ -98,59 +96,6 @@ from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 from halotile.tasks.trials.provenance import seals_of
 from halotile.tasks.trials.trial import choose_samples
-
-
-def figures_of(job: Denoising, task: DenoiseTask, halo: Halo, tuned: Tuned | None) -> dict[str, Any]:
-    """Return the figures of a plan, by name."""
-    grid, roles, layout = task.grid, task.roles, task.writer.layout
-    spatial_core = roles.spatial_part(grid.middle.core).size
-    spatial_window = roles.spatial_part(task.rim.reach(grid.middle.window, grid.shape)).size
-    tile, window = map(math.prod, tile_window(task))
-    return {
-        "input": job.input.path,
-        "shape": list(grid.shape),
-        "axes": "".join(roles.axes),
-        "tiled_axes": "".join(roles.axes[i] for i in roles.spatial),
-        "dtype": str(task.source.dtype),
-        "output_shape": list(layout.shape),
-        "output_dtype": layout.dtype,
-        "pixel_size": pixel_size_text(layout.axes, layout.scale, layout.units),
-        "denoiser": job.denoiser.name,
-        "tile": list(task.tiling.tile),
-        "batch": task.tiling.batch,
-        "device": task.device,
-        "precision": task.precision,
-        "device_memory_bytes": tuned.device_bytes if tuned and task.device != "cpu" else None,
-        "tuned": tuned.to_json() if tuned else None,
-        "depth": [list(d) for d in task.tiling.depth],
-        "depth_from": halo.origin,
-        "boundary": task.rim.rules[roles.spatial[0]],
-        "read_amplification": round(spatial_window / spatial_core, 4),
-        "compute_redundancy": round(window / tile, 4),
-    }
-
-
-def decided_parts(task: DenoiseTask) -> dict[str, Any]:
-    """Return the keys whose values were decided; with them the job makes the same output."""
-    spatial, layout = task.roles.spatial, task.writer.layout
-
-    def edges(sizes: tuple[int, ...]) -> list[int]:
-        return [sizes[i] for i in spatial]
-
-    block = edges(task.grid.block)
-    if task.tiling.scale == 1:  # a block that ends with the image is as good as one that ends with its shard
-        block = [-(-b // s) * s for b, s in zip(block, edges(layout.shard), strict=True)]
-    return {
-        "denoiser": describe_denoiser(task.denoiser.inner),
-        "output": {"shard": edges(layout.shard), "chunk": edges(layout.chunk), "dtype": layout.dtype},
-        "tile": {
-            **written_tiles(task),
-            "depth": [max(pair) for pair in task.tiling.depth],
-            "boundary": task.rim.rules[spatial[0]],
-            "block": block,
-            "axes": "".join(task.roles.axes[i] for i in spatial),
-        },
-    }
 
 
 def plan_denoising(job: Denoising, begun: Begun, request: PlanRequest) -> Planned:
@@ -274,8 +219,9 @@ def _open(job: Denoising, begun: Begun, original: Source) -> _Opened:
     leveled, levels = tiled.denoiser, None
     if photons is None:
         leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous, job.noise.read_sigma)
-    defects = choose_defects(job, original, view, roles, photons.noise if photons else None, previous)
-    written = choose_type(job, denoiser, view, roles, original, levels=levels, nodata=holed.value, previous=previous)
+    even = striped.read(view, view)
+    defects = choose_defects(job, original, even, roles, photons.noise if photons else None, previous)
+    written = choose_type(job, denoiser, even, roles, original, levels=levels, nodata=holed.value, previous=previous)
     return _Opened(
         begun,
         computing,
