@@ -175,8 +175,12 @@ class Repaired(Viewed):
             at = np.argwhere(marked)
             one[tuple(at.T)], is_good = replacements(one, at, known)
             marked[tuple(at[~is_good].T)] = False
-            if self.defects.given is not None and not is_good.all():
-                row, column = (start + window.start[axis] for start, axis in zip(at[~is_good][0], plane, strict=True))
+            # Pixels beside the region may have good ones that are not read.
+            lost = at[~is_good] + [window.start[axis] for axis in plane]
+            ends = np.array([(region.start[axis], region.stop[axis]) for axis in plane]).T
+            lost = lost[((lost >= ends[0]) & (lost < ends[1])).all(1)]
+            if self.defects.given is not None and len(lost):
+                row, column = lost[0]
                 raise InputError(
                     f"input.defects marks row {row}, column {column} and every measured pixel within 2 of it, so none can take its place. "
                     "Write a mask that is 0 there, input.sides.mask."

@@ -132,7 +132,9 @@ def noise_correlation(squares: Sequence[Values]) -> NoiseCorrelation | None:
     lags = []
     for each in across:
         each = each[kept]
-        lags.append(tuple(float((each[:, n:] * each[:, :-n]).mean() / np.square(each).mean()) for n in LAGS))
+        if not (square := float(np.square(each).mean())) > 0:
+            return None
+        lags.append(tuple(float((each[:, n:] * each[:, :-n]).mean() / square) for n in LAGS))
     mosaic, blocks = _patterns(windows[kept], places[kept])
     return NoiseCorrelation(lags[0], lags[1], mosaic, blocks)
 
@@ -146,6 +148,10 @@ def _patterns(windows: Values, places: Values) -> tuple[float, float]:
     for number in np.unique(places):
         at = places == number
         phases, edges = excess[at].sum(0), [step[at].sum(0) for step in steps]
-        mosaic += [phases.max() / max(phases.min(), TINY * phases.max())] * int(at.sum())
-        blocks += [min(edge.max() / np.median(edge) for edge in edges)] * int(at.sum())
+        mosaic += [_ratio(phases.max(), phases.min())] * int(at.sum())
+        blocks += [min(_ratio(edge.max(), np.median(edge)) for edge in edges)] * int(at.sum())
     return float(np.median(mosaic)), float(np.median(blocks))
+
+
+def _ratio(most: float, usual: float) -> float:
+    return most / max(usual, TINY * most) if most > 0 else 1.0

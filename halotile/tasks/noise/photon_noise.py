@@ -197,5 +197,6 @@ def noise_of_plane(squares: Sequence[Values], fit: Fit | None, level: float) -> 
     """Return the gain and the variance of a plane: that of its photons where the fit is clear, or else of one level; no less than that of rounding."""
     if fit is not None and fit.is_clear:
         return fit.gain, fit.variance
-    is_whole = not np.any(np.nan_to_num(squares[0]) % 1)
+    values = finite_values(squares)
+    is_whole = values.any() and not np.any(values % 1)
     return 0.0, max(level**2, ROUNDED * is_whole) if level > 0 else 0.0

@@ -70,7 +70,8 @@ def line_offsets(means: Values) -> Estimate:
 
     ``means``: places along a line, a multiple of ``SEGMENTS``, and lines; NaN where nothing is measured.
     """
-    lines = means.shape[1]
+    unit = _unit(means)
+    means, lines = means / unit, means.shape[1]
     lags = [lag for lag in LAGS if lag <= lines // 2]
     differences = [(means[:, lag:] - means[:, :-lag]).reshape(SEGMENTS, -1, lines - lag) for lag in lags]
     guesses = [_median(part) for part in differences]
@@ -91,7 +92,7 @@ def line_offsets(means: Values) -> Estimate:
             found.append((lag, guess + off, 1 / (error + variance * DRIFT**2 * lag**1.5)))
         offsets = _most_likely(found, 1 / variance)
         guesses = [offsets[lag:] - offsets[:-lag] for lag in lags]
-    return Estimate(offsets, math.sqrt(variance))
+    return Estimate(offsets * unit, math.sqrt(variance) * unit)
 
 
 def agreement(means: Values) -> float:
@@ -99,6 +100,7 @@ def agreement(means: Values) -> float:
 
     The lines beside cancel a slope of the image, and an edge seldom runs along a whole line.
     """
+    means = means / _unit(means)
     parts = (means[:, 1:-1] - (means[:, :-2] + means[:, 2:]) / 2).reshape(SEGMENTS, -1, means.shape[1] - 2)
     found = np.stack([_median(part) for part in parts])
     scale = _scale(parts - found[:, None])
@@ -106,6 +108,13 @@ def agreement(means: Values) -> float:
         weights, sums = _weighed(parts - found[:, None], scale)
         found = found + sums / np.maximum(weights, 1e-3)
     return float(np.mean(np.abs(np.sign(found).sum(0)) >= SEGMENTS - 2))
+
+
+def _unit(means: Values) -> float:
+    """The standard deviation of what is finite, to the next power of two: a division by it leaves all digits."""
+    finite = means[np.isfinite(means)]
+    spread = float(finite.std()) if finite.size else 0.0
+    return math.ldexp(1.0, math.frexp(spread)[1]) if spread > 0 else 1.0
 
 
 def _median(values: Values) -> Values:
@@ -197,7 +206,8 @@ def _with_gains(means: Values, offsets: Values) -> Values:
         for chosen in (~is_bright, is_bright)
     )
     apart = bright - dark
-    gains = (bright_off - dark_off) * apart / (apart**2 + EVEN * np.mean(apart**2) + TINY)
+    squares = apart**2 + EVEN * np.mean(apart**2)
+    gains = np.divide((bright_off - dark_off) * apart, squares, where=squares > 0, out=np.zeros(len(squares)))
     middle = (dark_off + bright_off - gains * (dark + bright)) / 2
     return np.stack([offsets + middle, gains])
 

@@ -58,7 +58,7 @@ def parts_of(job: Denoising, source: Source) -> list[ChannelPart]:
     """Return the channels of an image by their denoisers, those of the main one first; a single part where all have the same."""
     choices = choices_of_channels(job.denoiser, job.channels, source)
     if len(choices) == 1:
-        return [ChannelPart((), (), job)]
+        return [ChannelPart((), (), replace(job, denoiser=choices[0], channels={}))]
     names = [f"c={name}" if name.isdecimal() else name for name in channel_names(source)]
     found: list[tuple[Any, Any, list[int]]] = []
     for number, choice in enumerate(choices):
@@ -128,9 +128,13 @@ def notes_of_parts(parts: Sequence[ChannelPart], notes: Sequence[Sequence[str]])
     common = set.intersection(*map(set, notes))
     found = []
     for part, own in zip(parts, notes, strict=True):
+        numbered = dict(enumerate(part.names))
+
+        def name(match: re.Match[str], numbered: dict[int, str] = numbered) -> str:
+            return numbered.get(int(match[1]), match[0])
+
         for note in own:
-            text = re.sub(r"\bc=(\d+)", lambda match, names=part.names: names[int(match[1])], note)  # type: ignore[misc]
-            text = re.sub(r" of c 0 to \d+", "", text)
+            text = re.sub(r" of c 0 to \d+", "", re.sub(r"\bc=(\d+)", name, note))
             found.append(note if note in common else f"{', '.join(part.names)}: {text}")
     return list(dict.fromkeys(found))
 

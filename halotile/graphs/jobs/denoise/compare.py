@@ -227,11 +227,13 @@ def compare(
             found[name] = _compared(plans, {**place, "c": (number, number + 1)}, level, dict(failed))
     if not found:
         raise _none_left(without)
-    best = {name: one.suggested.setting if one.suggested else None for name, one in found.items()}
+    best = {name: one.suggested.setting if (one := found.get(name)) and one.suggested else None for name in names}
     colours = dict(zip(names, choose_planes(source, {}, None).blended().blend, strict=True))
     shown = tuple(colours[name] for name in found)
     written = _written(best, job_of, source)
-    return replace(next(iter(found.values())), channels=found, written=written, colours=shown)
+    first_one = next(iter(found.values()))
+    missing = {setting: str(error) for setting, error in without.items()}
+    return replace(first_one, channels=found, written=written, colours=shown, failed={**first_one.failed, **missing})
 
 
 def _written(best: Mapping[str, Setting | None], job_of: Callable[[Setting], Job], source: Source) -> dict[str, Any]:

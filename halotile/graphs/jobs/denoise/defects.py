@@ -17,7 +17,7 @@ from halotile.graphs.plans.inputs import check_whole
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Readable
-from halotile.storage.views import PlaneValues, chunks_of
+from halotile.storage.views import PlaneValues, chunks_of, readable_parts
 from halotile.tasks.noise.defects import Defects, Places, outliers, stabilised
 from halotile.tasks.noise.estimate import plane_level, planes_at_once, sampled_planes
 from halotile.tasks.noise.photon_noise import PLANES, PhotonNoise, noise_of_plane
@@ -70,7 +70,7 @@ def choose_defects(
         gain, variance = (PlaneValues(np.asarray(part, np.float64)) for part in known["noise"])
         places = np.asarray(known["places"], np.intp).reshape(-1, len(view.shape))
         return ChosenDefects(Defects((gain, variance), places, are_kept=kept))
-    gain, variance, share = _noise_of(view, roles, photons)
+    gain, variance, share = _noise_of(view, roles, photons, job.noise.read_sigma)
     places = _lasting(view, roles, gain, variance)
     also = f", and {len(places):,} in the mean of several planes" if len(places) else ""
     note = f"{defects_text(share, view.shape)} stand out of the noise alone{also}: defects, replaced before anything is computed"
@@ -90,15 +90,22 @@ def _given(path: str, original: Source, view: Readable, roles: Roles) -> Source:
     return side
 
 
-def _noise_of(view: Readable, roles: Roles, photons: PhotonNoise | None) -> tuple[PlaneValues, PlaneValues, float]:
+def _noise_of(
+    view: Readable, roles: Roles, photons: PhotonNoise | None, level: float
+) -> tuple[PlaneValues, PlaneValues, float]:
     """Return the gain and the variance of each plane, and the share of the samples that are defects."""
     apart = replace(roles, channel=None)
     gain, variance = (np.zeros([view.shape[axis] for axis in apart.looped]) for _ in range(2))
     if photons is not None:
-        gain[...], variance[...] = photons.gain, photons.variance
+        lacking = [apart.looped.index(axis) for axis in apart.looped if axis not in roles.looped]
+        gain[...], variance[...] = (
+            np.expand_dims(part, lacking) if part.ndim else part for part in (photons.gain, photons.variance)
+        )
+    elif level:
+        variance[...] = level**2
     found = looked = 0
-    for place, squares in sampled_planes(view, roles.spatial, apart.looped, PLANES if photons else None):
-        if photons is None:
+    for place, squares in sampled_planes(view, roles.spatial, apart.looped, PLANES if photons or level else None):
+        if photons is None and not level:
             gain[place], variance[place] = noise_of_plane(squares, fit_noise(windows_of(squares)), plane_level(squares))
         found += sum(len(outliers(square, float(gain[place]), float(variance[place]))) for square in squares)
         looked += sum(square.size for square in squares)
@@ -144,7 +151,12 @@ def _trimmed_mean(
     most: Any = -np.inf
     count = 0
     for part in parts:
-        pixels, *noise = (np.moveaxis(each.read(part), plane, (-2, -1)) for each in (view, gain, variance))
+        read = readable_parts(view, [part])
+        if not read:
+            continue
+        pixels, *noise = (
+            np.moveaxis(each, plane, (-2, -1)) for each in (read[0][1], gain.read(part), variance.read(part))
+        )
         for place in np.ndindex(pixels.shape[:-2]):
             numbers = [float(np.broadcast_to(each, (*pixels.shape[:-2], 1, 1))[place][0, 0]) for each in noise]
             if max(numbers) > 0:

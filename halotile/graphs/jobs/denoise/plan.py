@@ -221,6 +221,7 @@ def _open(job: Denoising, begun: Begun, original: Source) -> _Opened:
         leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous, job.noise.read_sigma)
     even = striped.read(view, view)
     defects = choose_defects(job, original, even, roles, photons.noise if photons else None, previous)
+    check_decoding(defects.sources, job.run)
     written = choose_type(job, denoiser, even, roles, original, levels=levels, nodata=holed.value, previous=previous)
     return _Opened(
         begun,
@@ -485,7 +486,9 @@ def _identify(settled: _Settled) -> Planned:
 
 
 def _noise(opened: _Opened) -> dict[str, str]:
-    """Return the noise that was estimated or given, in words, for the status of a run."""
+    """Return the noise that was estimated or given, in words, for the status of a run; that of channels apart is in their notes."""
+    if opened.parts:
+        return {}
     if opened.photons:
         return {"noise": opened.photons.note(opened.roles)}
     return {} if opened.levels is None else {"noise": levels_text(opened.levels, opened.roles, opened.values)}
@@ -554,6 +557,13 @@ def _identity(settled: _Settled) -> dict[str, Any]:
     }
 
 
+def _level(opened: _Opened) -> Any:
+    """Return the noise level of each plane, or the one that is given."""
+    if opened.levels is None:
+        return (None if opened.photons else opened.computing.job.noise.read_sigma) or None
+    return opened.levels.tolist()
+
+
 def _identity_of(sized: _Sized, task: DenoiseTask, halo: Halo) -> dict[str, Any]:
     """Return the part of the identity that channels with a denoiser of their own have for themselves."""
     opened = sized.opened
@@ -565,7 +575,7 @@ def _identity_of(sized: _Sized, task: DenoiseTask, halo: Halo) -> dict[str, Any]
         "boundary": list(task.rim.rules),
         "holes": asdict(task.holes) if task.holes else None,
         "defects": opened.defects.to_json(),
-        "noise_level": None if opened.levels is None else opened.levels.tolist(),
+        "noise_level": _level(opened),
         "noise": opened.photons.to_json() if opened.photons else None,
         "probed": list(halo.probed) if halo.probed else None,
     }
