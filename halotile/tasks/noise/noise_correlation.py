@@ -60,7 +60,7 @@ class NoiseCorrelation(NamedTuple):
         """The likely cause, and what helps.
 
         >>> print(NoiseCorrelation((0.4, 0.4, 0.4), (0.0, 0.0, 0.0)).advice)
-        The likely cause is line noise, stripes along y: write input.stripes: auto
+        The likely cause is line noise, columns that are off: write input.stripes: auto
         """
         cause, remedy = self._cause()
         return f"The likely cause is {cause}: {remedy}"
@@ -69,7 +69,7 @@ class NoiseCorrelation(NamedTuple):
         axis, most, least = ("y", self.y, self.x) if self.y[0] > self.x[0] else ("x", self.x, self.y)
         smooth = "bin the image by 2, or take a larger strength"
         if most[2] > LEVEL * most[0] and least[0] < CLEAR:
-            return f"line noise, stripes along {axis}", "write input.stripes: auto"
+            return f"line noise, {'columns' if axis == 'y' else 'rows'} that are off", "write input.stripes: auto"
         if self.blocks > BLOCKS:
             return (
                 "lossy compression in blocks of 8 × 8, as JPEG has",
@@ -130,9 +130,9 @@ def noise_correlation(squares: Sequence[Values]) -> NoiseCorrelation | None:
     energy = sum(np.square(each).mean((1, 2)) for each in across)
     kept = energy <= OUTLYING * np.median(energy)
     lags = []
-    for each in across:
-        each = each[kept]
-        if not (square := float(np.square(each).mean())) > 0:
+    for across_one in across:
+        each = across_one[kept]
+        if not (square := np.square(each).mean()) > 0:
             return None
         lags.append(tuple(float((each[:, n:] * each[:, :-n]).mean() / square) for n in LAGS))
     mosaic, blocks = _patterns(windows[kept], places[kept])

@@ -280,6 +280,10 @@ def _compared(
     for setting, crop in crops.items():
         with _noted(failed, setting):
             _check_shape(_task_of(plans[setting]), first)
+            if not np.array_equal(crop.noisy, noisy, equal_nan=True):
+                raise ConfigError(
+                    "its image has other pixels there, so their errors cannot be compared. Look at it apart."
+                )
             tried.append(_evaluated(setting, crop, noise, repaired, judged))
     if not tried:
         raise _none_left(failed)
@@ -377,7 +381,8 @@ def _evaluated(
 ) -> TriedSetting:
     """Evaluate a setting; ``judged``: noise with NaN in outliers, None where it is correlated, which an estimate takes for structure."""
     denoised, denoise, sigma = crop.denoised, crop.denoise, noise_sigma(repaired, noise)
-    residual = (crop.noisy - denoised.astype(np.float64)) / sigma
+    # Outliers do not count here either.
+    residual = (np.where(crop.noisy == repaired, repaired, np.nan) - denoised.astype(np.float64)) / sigma
     error = unbiased_risk(repaired, judged, denoise) if judged else math.nan
     if judged and not math.isfinite(error):
         raise InputError("no pixel of the crop can be compared: all are holes, or without noise. Take another region.")

@@ -215,11 +215,11 @@ def _open(job: Denoising, begun: Begun, original: Source) -> _Opened:
     notes = note_of_trained_pixels(job, denoiser, view, roles, values, tiled.source.dtype, previous)
     tiled = tiled._replace(notes=(*tiled.notes, *notes))
     striped = choose_stripes(job, view, roles, previous)
-    photons = choose_photon_noise(job, tiled.denoiser, view, roles, values, previous)
+    even = striped.read(view, view)
+    photons = choose_photon_noise(job, tiled.denoiser, even, roles, values, previous)
     leveled, levels = tiled.denoiser, None
     if photons is None:
-        leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous, job.noise.read_sigma)
-    even = striped.read(view, view)
+        leveled, levels = choose_noise_level(leveled, even, roles, values, sides, previous, job.noise.read_sigma)
     defects = choose_defects(job, original, even, roles, photons.noise if photons else None, previous)
     check_decoding(defects.sources, job.run)
     written = choose_type(job, denoiser, even, roles, original, levels=levels, nodata=holed.value, previous=previous)
