@@ -33,7 +33,8 @@ def scene(dtype: str = "uint16") -> NDArray[Any]:
     """A real image of photons: a dim one of the camera of a microscope, or a bright one of few grey levels."""
     clean = retina()[300:520, 300:530, 1] / 255
     photons = np.random.default_rng(0).poisson(clean * 60) * 2.2
-    return np.rint(photons + 20 if dtype == "uint8" else photons + 100).astype(dtype)
+    image: NDArray[Any] = np.rint(photons + 20 if dtype == "uint8" else photons + 100).astype(dtype)
+    return image
 
 
 def with_defects(pixels: NDArray[Any]) -> NDArray[Any]:
@@ -65,8 +66,8 @@ def planned(folder: Path, name: str, pixels: NDArray[Any], denoiser: str = "tv",
     return make_plan(job_on(folder, name, pixels, denoiser, **parts))
 
 
-PHOTONS = {"noise": {"model": "poisson-gaussian"}}
-AUTO = {"input": {"defects": "auto"}}
+PHOTONS: dict[str, Any] = {"noise": {"model": "poisson-gaussian"}}
+AUTO: dict[str, Any] = {"input": {"defects": "auto"}}
 
 
 def test_two_hot_pixels_change_no_other(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_every_image_that_was_denoised_too_much_is_named(
 ) -> None:
     (config.parent / "scans/none.npy").unlink()
     for name in ("a", "b.c"):
-        waves = np.sin(np.arange(300) / 4) + np.zeros((300, 1))
+        waves = np.sin(np.arange(300) / 4 + np.arange(300)[:, None] / 9)
         np.save(config.parent / f"scans/{name}.npy", (waves + noisy_image((300, 300))).astype("float32"))
     words = ["--set", "denoiser={name: gaussian, sigma: 6.0}", "--set", "input.sides={}"]
     code, out, told = command("run", config, *words)

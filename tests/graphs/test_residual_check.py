@@ -96,7 +96,7 @@ def test_stripes_that_were_taken_away_are_structure_along_their_axis(tmp_path: P
     assert entry["holds_structure"]
     assert entry["correlation"] == max(entry["correlations"].values()) == entry["correlations"][axis] > 0.15
     assert min(entry["correlations"].values()) < 0.05
-    assert inspection.rows[0][1].endswith(f"{entry['correlation']:.2f} {words}")
+    assert dict(inspection.rows)["residual"].endswith(f"{entry['correlation']:.2f} {words}")
     assert f"The correlation of neighbours is {entry['correlation']:.2f} {words}. " in inspection.warnings[0]
 
 

@@ -70,7 +70,8 @@ def outliers(pixels: Array, gain: float, variance: float, valid: Valid | None = 
     height = max(1, STRIP_PIXELS // columns)
     for top in range(0, rows if max(gain, variance) > 0 else 0, height):
         strip = slice(top, top + height)
-        inner = stabilised(pixels[strip], gain, variance)
+        with np.errstate(over="ignore"):
+            inner = stabilised(pixels[strip], gain, variance)
         if valid is not None:
             inner[~valid[strip]] = np.nan
         even = np.full((len(inner) + 2, columns + 2), np.nan, inner.dtype)

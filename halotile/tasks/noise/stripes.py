@@ -41,6 +41,8 @@ DRIFT = 0.1
 EVEN = 0.1
 """Share of the mean contrast below which a line shows little of its gain; both are squared."""
 TINY = 1e-12
+LARGEST = 1e100
+"""Means from which no squares are computed."""
 MOST_KEPT = 4096
 """Groups of lines that a reader remembers, of a few kilobytes each."""
 
@@ -238,7 +240,8 @@ def means_along(image: Readable, lines: StripedLines, place: Region, most: int =
         known = np.isfinite(pixels).sum(1)
         total = np.where(np.isfinite(pixels), pixels, 0.0).sum(1)
         parts.append(np.where(2 * known >= thick, total / np.maximum(known, 1), np.nan))
-    return np.concatenate(parts)
+    means = np.concatenate(parts)
+    return np.where(np.abs(means) < LARGEST, means, np.nan)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
