@@ -32,7 +32,7 @@ INNER, OUTER = (np.abs(AROUND).max(1) == reach for reach in (1, 2))
 MARGIN = 4
 """Pixels around one that decide on its value: those that may take its place, and those that show whether these are good."""
 STRIP_PIXELS = 1 << 18
-"""Pixels that are looked at at once, which fit the cache of a core."""
+"""Pixels of a strip, which fits the cache of a core."""
 Places = NDArray[np.intp]
 """Positions of pixels, one in each row."""
 

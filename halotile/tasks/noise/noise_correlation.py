@@ -79,10 +79,8 @@ class NoiseCorrelation(NamedTuple):
             return "colours interpolated from a mosaic", f"denoise the image from before that, {smooth}"
         if least[0] < CLEAR / 2:
             return f"a readout or scan along {axis}", f"train a network with structure: {axis}, {smooth}"
-        return (
-            "resampling, smoothing, or colours interpolated from a mosaic",
-            f"train a network with structure: auto, {smooth}",
-        )
+        # A training that hides neighbours along one axis does not help against noise that is shared along both.
+        return "resampling, smoothing, or colours interpolated from a mosaic", smooth
 
 
 def direction_text(axis: str) -> str:
@@ -115,7 +113,7 @@ def noise_correlation(squares: Sequence[Values]) -> NoiseCorrelation | None:
         rows, columns = (n // WINDOW for n in square.shape)
         windows = square[: rows * WINDOW, : columns * WINDOW].reshape(rows, WINDOW, columns, WINDOW).swapaxes(1, 2)
         energy = sum(np.square(np.diff(windows, ORDER, axis)).mean((2, 3)) for axis in (2, 3))
-        known = energy > 0  # which NaN is not
+        known = energy > 0  # False for NaN
         for end, most in ends:
             known &= (windows == end).mean((2, 3)) <= most
         parts.append(windows[known])

@@ -402,7 +402,7 @@ class _Recorder:
         alignment = recipe.network.alignment
         if crop is None or min(crop.noisy.shape[1:]) < CONTEXT + alignment:
             return None
-        if not (crop.noise.gain + crop.noise.read_sigma > 0).all():  # which NaN is not
+        if not (crop.noise.gain + crop.noise.read_sigma > 0).all():  # False for NaN
             return None
         found = HeldOutErrors(crop, self.trainer.device, alignment)
         work = SHARE * WORK * recipe.steps * recipe.batch / 2 * recipe.patches.patch**2

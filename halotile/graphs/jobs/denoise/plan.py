@@ -512,7 +512,9 @@ def _figures_of_parts(opened: _Opened) -> dict[str, Any]:
 
 def _notes(settled: _Settled) -> tuple[str, ...]:
     sized, opened, layout = settled.sized, settled.sized.opened, settled.task.writer.layout
-    apart = [_own_notes(part.opened, part.halo) for part in sized.parts]
+    # Stripes cannot be removed where channels have denoisers of their own: no note may ask for it.
+    of_parts = (replace(part.opened, striped=Striped()) for part in sized.parts)
+    apart = [_own_notes(own, part.halo) for own, part in zip(of_parts, sized.parts, strict=True)]
     return (
         *opened.original.remarks,
         *(notes_of_parts(opened.parts, apart) if apart else _own_notes(opened, settled.halo)),
