@@ -41,13 +41,13 @@ from halotile.tasks.training.patches import Patches, Recipe, Structure
 MASKED = 0.03
 """Share of the pixels of a patch that Noise2Void hides."""
 AROUND = torch.tensor([place for place in itertools.product(range(-2, 3), repeat=2) if place != (0, 0)])
-"""Offsets of the neighbours, of which one replaces a hidden pixel, or their median."""
+"""Offsets of the neighbours; one of them, or their median, replaces a hidden pixel."""
 REACH = 4
 """Pixels on each side of a hidden one that are replaced as well, along the axis where neighbours share noise."""
 GRID = 4
 """Distance of the pixels that Noise2Self hides."""
 LAYOUT = torch.channels_last
-"""Order in which weights and activations lie in memory: a step on CPUs takes a fifth less than with channels first."""
+"""Memory format of weights and activations: a step on CPUs takes a fifth less than with channels first."""
 
 
 class BlindTask(NamedTuple):
@@ -490,7 +490,7 @@ class _Recorder:
 
 
 CROP, CROPS, CONTEXT = 128, 16, 16
-"""Edge of the crop on which the network is compared with filters; held-out cells of which the one with most structure is taken; and pixels that are
+"""Edge of the crop on which the network is compared with filters; most held-out cells, among which the one with most structure is taken; and pixels that are
 mirrored around it, as at the rim of an image."""
 SHARE, WORK = 0.05, 3
 """Share of the work of one of two ranks for the comparison, at most, and work of a step relative to that of the network in use."""

@@ -27,7 +27,7 @@ from halotile.tasks.training.patches import PatchSource, Structure, TrainingImag
 UNLIKE = 10.0
 """Ratio of brightness, offset included, of the brightest and the darkest image or channel above which there is a note."""
 SAMPLED = 16
-"""Squares of each channel that are looked at."""
+"""Squares of each channel that are sampled."""
 
 
 def notes_of_images(patches: PatchSource, sources: Sequence[Source]) -> list[str]:

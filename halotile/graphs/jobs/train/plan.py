@@ -117,7 +117,7 @@ USUAL_STEPS = 1000
 ROWS = 50
 """Rows of the curve."""
 CHECKPOINTS = 4
-"""The current one, the next while it is written, and two that are kept while the input is looked at; each has the network and two moments of Adam."""
+"""The current one, the next while it is written, and two that are kept while the input is checked; each has the network and two moments of Adam."""
 EXCHANGE = 1.1
 """Time of a step with the exchange of gradients and the reading of patches, relative to that of the network."""
 SMALLER = "a smaller patch or batch, or a narrower network"
