@@ -21,7 +21,7 @@ from halotile.storage.spacing import converted
 if TYPE_CHECKING:
     from halotile.storage.images.served import ServedImage
 
-HOME = "127.0.0.1"
+HOME, OPEN = "127.0.0.1", "open"
 SAMPLED = 1024
 """Longest edge of the level by which the contrast is chosen."""
 RESIDUAL = "residual"
@@ -71,8 +71,12 @@ class ImageServer:
     @property
     def address(self) -> str:
         """Address of the view."""
-        root = f"http://{HOME}:{self.port}/v/{self.token}"
-        return f"{root}/#!{quote(json.dumps(state(self.panels, root)))}"
+        return f"http://{HOME}:{self.port}/{OPEN}/{self.token}"
+
+    def wait(self) -> None:
+        """Wait until it is closed, or Ctrl-C."""
+        while not self._over.wait(ALIVE_SECONDS):
+            pass
 
     def close(self) -> None:
         """Serve nothing any more."""
@@ -87,7 +91,7 @@ class ImageServer:
         self.close()
 
     def _repr_html_(self) -> str:
-        return f'<iframe src="{self.address}" width="100%" height="600" style="border: 0"></iframe>'
+        return f'<iframe src="{self.address}" width="100%" height="600"></iframe>'
 
 
 def _handler(
@@ -103,6 +107,9 @@ def _handler(
             host = self.headers.get("Host", "").rpartition(":")[0]
             if host not in (HOME, "localhost") or not secrets.compare_digest(given.encode(), token.encode()):
                 self._answer(403, b"")
+            elif kind == OPEN:  # by the name and the port that a tunnel has on the other side
+                root = f"http://{self.headers['Host']}/v/{token}"
+                self._answer(302, b"", location=f"/v/{token}/#!{quote(json.dumps(state(panels, root)))}")
             elif kind == "events":
                 self._wait()
             else:
@@ -133,8 +140,10 @@ def _handler(
                 return panels[int(number)].image.file(rest)
             return files[name].read_bytes() if name in files else None
 
-        def _answer(self, code: int, content: bytes, kind: str = "text/plain") -> None:
+        def _answer(self, code: int, content: bytes, kind: str = "text/plain", location: str = "") -> None:
             self.send_response(code)
+            if location:
+                self.send_header("Location", location)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", "no-store")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -129,6 +130,31 @@ def preview(request: arg.PreviewRequest, quiet: arg.Quiet = False) -> None:
     description = write_preview(request, quiet=quiet)
     if not quiet:
         echo(description)
+
+
+@command()
+def view(
+    paths: Annotated[list[str], arg.argument("IMAGE...", "Images, side by side.")],
+    against: Annotated[
+        str | None,
+        arg.option(
+            "OTHER", "The image before; it is the first panel, and its difference from the first IMAGE the last."
+        ),
+    ] = None,
+    no_browser: Annotated[bool, arg.flag("--no-browser", "Print the address, and open nothing.")] = False,
+) -> None:
+    """Pan and zoom through images in a browser, before beside after, until Ctrl-C."""
+    import webbrowser
+
+    from halotile.cli.batch import tunnel_here
+    from halotile.cli.viewing import ImageServer, panels_of
+
+    with ImageServer(panels_of(paths, against)) as server:
+        echo(f"{tunnel_here(server.address)}\nCtrl-C ends it.")
+        if not no_browser:
+            webbrowser.open(server.address)
+        with suppress(KeyboardInterrupt):
+            server.wait()
 
 
 @command()
