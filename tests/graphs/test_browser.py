@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,20 +17,13 @@ from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.page import ADDRESS, TOPIC, JobPage
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import PAGE, RunDirectory
+from tests.browsing import chromium, needs_browser
 from tests.faults import Scene, until
 from tests.graphs.trainings import training
 from tests.support import write_zarr
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.cluster,
-    pytest.mark.skipif(not CHROMIUM or not DRIVER, reason="chromium or chromedriver is not installed"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.cluster, needs_browser]
 
-ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1120,1100")
 COLOURS = """
 const canvas = document.getElementById(arguments[0]), found = new Map();
 const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -50,16 +42,8 @@ CURVE = {"iteration": [1, 2, 3], "residual": [1.0, 0.1, 0.01], "psnr": [20.1, 25
 @pytest.fixture
 def browser() -> Iterator[Any]:
     """Headless Chromium, which records errors of its pages."""
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ARGUMENTS:
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield opened
-    opened.quit()
+    with chromium("--disable-gpu") as opened:
+        yield opened
 
 
 def page_of(cluster: RunningCluster) -> str:
