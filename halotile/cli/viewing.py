@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import mimetypes
 import secrets
 import threading
@@ -39,6 +40,10 @@ void main() {{
   {sums}
   if ({hole}) emitTransparent(); else emitRGB(mixed);
 }}"""
+
+
+Windows = Sequence[tuple[float, float]]
+"""The values that are black and white, of each channel."""
 
 
 @dataclass(frozen=True)
@@ -157,51 +162,63 @@ def _handler(
 
 
 def panels_of(paths: Sequence[str], against: str | None) -> list[Panel]:
-    """Open the images: those that are named, before the first the one that it is compared with, and behind all its residual."""
+    """Open the images: before the first the one that it is compared with, and behind all the difference of both."""
     from halotile.storage.images.served import ServedImage
 
-    opened = {path: ServedImage.open(path) for path in (*([against] if against else []), *paths)}
-    windows = _windows([*opened.values()])
-    panels = [Panel(_short(path), image, _shader(image, windows)) for path, image in opened.items()]
+    named = [*([against] if against else []), *paths]
+    shown, pair = [ServedImage.open(path) for path in named], 2 if against else 1
+    common = _windows(shown[:pair])
+    panels = []
+    for number, (path, image) in enumerate(zip(named, shown, strict=True)):
+        window = common if number < pair else _windows([image])
+        window = common if _are_alike(window, common) else window
+        panels.append(Panel(path.rstrip("/").rpartition("/")[2], image, _shader(image, window)))
     if against:
-        before, after = opened[against], opened[paths[0]]
-        residual = before.minus(after)
+        residual = shown[0].minus(shown[1])
         if not residual.levels:
-            shapes = [" × ".join(map(str, image.shape(0))) for image in (before, after)]
+            sizes = [" × ".join(map(str, image.shape(0))) for image in shown]
             raise ConfigError(
-                f"--against {against}: it has {shapes[0]} pixels, and {paths[0]} has {shapes[1]}. Name an image of that shape."
+                f"--against {against}: it has {sizes[0]} pixels, and {paths[0]} has {sizes[1]}. Name an image of that shape."
             )
-        panels.append(Panel(RESIDUAL, residual, _shader(residual, _windows([residual], symmetric=True))))
-    return (
-        [replace(panel, name=f"{n + 1} {panel.name}") for n, panel in enumerate(panels)]
-        if len({p.name for p in panels}) < len(panels)
-        else panels
-    )
+        ends = [max(map(abs, window)) for window in _windows([residual])]
+        panels.append(Panel(RESIDUAL, residual, _shader(residual, [(-end, end) for end in ends])))
+    if len({panel.name for panel in panels}) < len(panels):
+        panels = [replace(panel, name=f"{n} {panel.name}") for n, panel in enumerate(panels, 1)]
+    return panels
 
 
-def _short(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]
-
-
-def _windows(images: Sequence[ServedImage], *, symmetric: bool = False) -> list[tuple[float, float]]:
-    """Return the values that are black and white of each channel, the same for all images: as the first file has them, or percentiles of a coarse level."""
+def _windows(images: Sequence[ServedImage]) -> Windows:
+    """Return the same values for all images: those of the first file, or percentiles of a coarse level."""
     from halotile.storage.images.planes import choose_planes
     from halotile.storage.images.png import contrast
 
-    planes = choose_planes(images[0].source, {}, None).blended()
-    if not symmetric and planes.blend and all(planes.contrasts):
-        return [window for window in planes.contrasts if window]
+    planes = choose_planes(images[0].source, {}, None)
+    given = planes.blended().contrasts
+    if given and all(given):
+        return [window for window in given if window]
     means = [image.sample(SAMPLED) for image in images]
-    found = [contrast([each[n] for each in means]) for n in range(len(means[0]))]
-    return [(-max(map(abs, window)), max(map(abs, window))) for window in found] if symmetric else found
+    parts = [[each] if planes.colour else [*each] for each in means]
+    found = [contrast([*of_channel]) for of_channel in zip(*parts, strict=False)]
+    return found * len(means[0]) if planes.colour else found
 
 
-def _shader(image: ServedImage, windows: Sequence[tuple[float, float]]) -> str:
+def _are_alike(one: Windows, other: Windows) -> bool:
+    """Return True where values for black and white are near each other in all channels: an image and its standard deviation have others."""
+    widths = [(b - a) / (d - c) if d > c else 0.0 for (a, b), (c, d) in zip(one, other, strict=False)]
+    overlap = all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=False))
+    return len(one) == len(other) and overlap and all(0.5 <= width <= 2 for width in widths)
+
+
+def _shader(image: ServedImage, windows: Windows) -> str:
     """Return the program that draws a pixel."""
     from halotile.storage.images.planes import choose_planes
     from halotile.storage.images.served import HOLE
 
-    hole = f"value < {HOLE / 2:.1e}" if image.dtype.kind == "f" else "false"
+    hole = "false"
+    if image.dtype.kind == "f":
+        hole = f"value < {HOLE / 2:.1e}"
+    else:
+        windows = [(math.floor(low), math.ceil(high)) for low, high in windows]
     if image.together == 1:
         (low, high), *_ = windows
         return GREY.format(low=low, high=high, hole=hole)

@@ -108,6 +108,24 @@ def test_the_address_opens_the_panels_wherever_a_tunnel_ends(images: dict[str, P
         assert server.address in server._repr_html_()
 
 
+def test_an_image_of_another_range_has_its_own_contrast(images: dict[str, Path], tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).uniform(0, 1000, (64, 64))
+    for name, image in {
+        "mean": pixels,
+        "alike": 1.5 * pixels,
+        "deviation": 0.01 * pixels,
+        "colours": pixels.astype("u1").repeat(3).reshape(64, 64, 3),
+    }.items():
+        np.save(tmp_path / f"{name}.npy", image)
+    mean, alike, deviation, colours = panels_of(
+        [str(tmp_path / f"{name}.npy") for name in ("mean", "alike", "deviation", "colours")], None
+    )
+    assert mean.shader == alike.shader != deviation.shader
+    assert colours.shader.count("range=[0, 255]") == 3
+    (names,) = {tuple(panel.name for panel in panels_of([str(images["clean"])] * 1, str(images["clean"])))}
+    assert len(set(names)) == len(names)
+
+
 def test_images_of_other_shapes_are_not_compared(images: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="1500 × 1500 pixels"):
         panels_of([str(images["cells"])], str(images["noisy"]))

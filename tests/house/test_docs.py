@@ -215,13 +215,7 @@ def run_command(words: list[str], folder: Path, environment: dict[str, str]) -> 
     if words[1] == "view":  # until Ctrl-C
         command = ["timeout", "--preserve-status", "--signal=INT", "10", *command, "--no-browser"]
     done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, f"{shlex.join(words)} exits with {done.returncode}\n{done.stdout}\n{done.stderr}"
 
