@@ -73,16 +73,19 @@ class TrainWork(ProgramWork):
         """Yield the passes, and describe the weights once they are written."""
         yield from super().run(at)
         weights, plan = Path(str(self.output.path)), at.directory.read_plan()
-        before, digest = self.card.read_text(errors="replace") if self.card.exists() else HUB, file_digest(weights)
+        before, digest = (
+            self.description.read_text(errors="replace") if self.description.exists() else HUB,
+            file_digest(weights),
+        )
         if HUB not in before:
-            at.report(f"{self.card} is there, and no training wrote it: the weights have no model card.")
+            at.report(f"{self.description} is there, and no training wrote it: the weights have no model card.")
         elif digest not in before and plan:
             rows = at.directory.read_output_iterations()
             text = describe_weights(plan, self._denoiser(weights.name), digest, rows, before)
-            DISK.write_file(self.card, [text.encode()])
+            DISK.write_file(self.description, [text.encode()])
 
     @property
-    def card(self) -> Path:
+    def description(self) -> Path:
         """Path of the model card."""
         return Path(str(self.output.path)).with_suffix(".md")
 
@@ -95,7 +98,8 @@ class TrainWork(ProgramWork):
         denoiser = self._denoiser(str(self.output.path))
         figures = {name: last[name] for name in ("loss", "validation", "error", "tv", "nlm") if name in last}
         return Inspection(
-            figures | {"denoiser": denoiser}, [*result_rows(last, denoiser, drawing), ("model card", str(self.card))]
+            figures | {"denoiser": denoiser},
+            [*result_rows(last, denoiser, drawing), ("model card", str(self.description))],
         )
 
 
