@@ -42,7 +42,7 @@ void main() {{
 }}"""
 
 
-Windows = Sequence[tuple[float, float]]
+Contrast = Sequence[tuple[float, float]]
 """The values that are black and white, of each channel."""
 
 
@@ -78,7 +78,7 @@ class ImageServer:
         """Address of the view."""
         return f"http://{HOME}:{self.port}/{OPEN}/{self.token}"
 
-    def wait(self) -> None:
+    def wait_for_ctrl_c(self) -> None:
         """Wait until it is closed, or Ctrl-C."""
         while not self._over.wait(ALIVE_SECONDS):
             pass
@@ -187,7 +187,7 @@ def panels_of(paths: Sequence[str], against: str | None) -> list[Panel]:
     return panels
 
 
-def _windows(images: Sequence[ServedImage]) -> Windows:
+def _windows(images: Sequence[ServedImage]) -> Contrast:
     """Return the same values for all images: those of the first file, or percentiles of a coarse level."""
     from halotile.storage.images.planes import choose_planes
     from halotile.storage.images.png import contrast
@@ -202,14 +202,14 @@ def _windows(images: Sequence[ServedImage]) -> Windows:
     return found * len(means[0]) if planes.colour else found
 
 
-def _are_alike(one: Windows, other: Windows) -> bool:
+def _are_alike(one: Contrast, other: Contrast) -> bool:
     """Return True where values for black and white are near each other in all channels: an image and its standard deviation have others."""
     widths = [(b - a) / (d - c) if d > c else 0.0 for (a, b), (c, d) in zip(one, other, strict=False)]
     overlap = all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=False))
     return len(one) == len(other) and overlap and all(0.5 <= width <= 2 for width in widths)
 
 
-def _shader(image: ServedImage, windows: Windows) -> str:
+def _shader(image: ServedImage, windows: Contrast) -> str:
     """Return the program that draws a pixel."""
     from halotile.storage.images.planes import choose_planes
     from halotile.storage.images.served import HOLE

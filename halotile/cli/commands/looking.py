@@ -154,7 +154,7 @@ def view(
         if not no_browser:
             webbrowser.open(server.address)
         with suppress(KeyboardInterrupt):
-            server.wait()
+            server.wait_for_ctrl_c()
 
 
 @command()
