@@ -47,6 +47,24 @@ def status(
 
 
 @command()
+def report(
+    run_path: arg.RunPath, is_opened: Annotated[bool, arg.flag("--open", "Open it in a browser.")] = False
+) -> None:
+    """Name the page of a run, one file: once it has finished, with images before and after, figures, and the job."""
+    import webbrowser
+
+    from halotile.cli.status import find_run
+    from halotile.storage.run_directory.directory import PAGE
+
+    page = find_run(run_path) / PAGE
+    if not page.is_file():
+        raise ConfigError(f"{page} does not exist: it is written when a run ends, unless its dashboard was off.")
+    echo(str(page))
+    if is_opened:
+        webbrowser.open(page.resolve().as_uri())
+
+
+@command()
 def verify(
     path: Annotated[str, arg.argument("OUTPUT", "A Zarr that a run wrote.")],
     repair: Annotated[bool, arg.flag("--repair", "Do the damaged blocks again, and those that are not done.")] = False,
