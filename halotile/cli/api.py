@@ -308,7 +308,7 @@ def try_settings(
     >>> halotile.try_settings("job.yaml", {"denoiser.strength": [0.5, 1, 2]}, "try.png").best.setting  # doctest: +SKIP
     ('denoiser.strength=1',)
     """
-    values = [f"{key}={trying.listed(trying.several(values))}" for key, values in settings.items()]
+    values = [f"{key}={trying.listed(values)}" for key, values in settings.items()]
     request = TryRequest(
         config=Path(job),
         overrides=values,

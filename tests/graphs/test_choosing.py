@@ -146,8 +146,8 @@ CORRELATED: dict[str, tuple[Callable[[Image], Image], str]] = {
     "white": (lambda noise: noise, ""),
     "stripes": (lambda noise: noise + 0.85 * noise[:1], "line noise, columns that are off: write input.stripes: auto"),
     "scan": (lambda noise: ndimage.uniform_filter1d(noise, 3, axis=1), "a readout or scan along x: train a network"),
-    "smooth": (lambda noise: ndimage.gaussian_filter(noise, 0.7), "resampling, smoothing, or colours"),
-    "mosaic": (_mosaic, "colours interpolated from a mosaic: denoise the image from before"),
+    "smooth": (lambda noise: ndimage.gaussian_filter(noise, 0.7), "resampling, smoothing, a mosaic of colours"),
+    "mosaic": (_mosaic, "or lossy compression: denoise the image from before that"),
 }
 
 

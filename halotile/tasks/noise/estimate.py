@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import NormalDist
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import chunks_of
-from halotile.tasks.noise.quiet_windows import SATURATED_AT_MOST, Range, Values, fit_noise, saturated_ends, windows_of
+from halotile.tasks.noise.quiet_windows import ENOUGH_ARE_WHOLE, Range, Values, fit_noise, saturated_ends, windows_of
 from halotile.tasks.roles import respanned, spanned
 
 NORMAL = NormalDist()
@@ -192,8 +192,6 @@ EDGE = 256
 """Edge of a square in pixels."""
 SATURATED_PLANES = 16
 """Planes that are looked at for values at which pixels are saturated."""
-ENOUGH_ARE_WHOLE = 0.1
-"""Share of the windows of a plane that are not saturated, above which they alone count."""
 LEAST_DETAILS = 100
 """Details that are left of a square in which most pixels are saturated, at least."""
 
@@ -223,7 +221,7 @@ def estimate_noise_levels(source: Readable, spatial: Sequence[int], looped: Sequ
     for place, squares in sampled_planes(source, spatial, looped):
         levels[place] = plane_level(squares)
     if not (levels > 0).any():
-        why = "its pixels are equal wherever it was sampled"
+        why = "in most places of every sample, 2 x 2 pixels have no diagonal difference, as in a flat image or a ramp"
         if np.isnan(levels).all():
             why = "no 2 x 2 pixels are finite wherever it was sampled"
         stored = getattr(source, "source", source)  # of integers with holes a view has floats
@@ -253,28 +251,30 @@ def sampled_planes(
         )
     lengths = tuple(source.shape[axis] for axis in looped)
     samples = max(LEAST_SAMPLES, min(SAMPLES, ALL_SAMPLES // max(1, math.prod(lengths))))
-    total = math.prod(lengths)
-    count = min(total, total if most is None else most)
-    chosen = {number * total // count for number in range(count)}
-    wanted = {place for number, place in enumerate(np.ndindex(lengths)) if number in chosen}
+    every = [*np.ndindex(lengths)]
+    wanted = {*spread_evenly(every, most or len(every))}
     regions = plane_regions(source.shape, square, dict.fromkeys(looped, 0), samples)
     plane_bytes = sum(region.size for region in regions) * source.dtype.itemsize
     for planes in planes_at_once(source, looped, AT_ONCE_BYTES // plane_bytes):
-        places = [place for place in np.ndindex(planes.shape) if _add(planes.start, place) in wanted]
+        places = [place for place in np.ndindex(planes.shape) if tuple(np.add(planes.start, place).tolist()) in wanted]
         if not places:
             continue
         ends = zip(planes.start, planes.stop, strict=True)
         spans = dict(zip(looped, ends, strict=True))
         read = [source.read(respanned(region, spans)) for region in regions]
         for place in places:
-            at = [slice(None)] * len(source.shape)
-            for axis, index in zip(looped, place, strict=True):
-                at[axis] = slice(index, index + 1)
-            yield _add(planes.start, place), [as_square(pixels[tuple(at)], square) for pixels in read]
+            at = dict(zip(looped, place, strict=True))
+            index = tuple(slice(at[i], at[i] + 1) if i in at else slice(None) for i in range(len(source.shape)))
+            yield tuple(np.add(planes.start, place).tolist()), [as_square(pixels[index], square) for pixels in read]
 
 
-def _add(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
-    return tuple(a + b for a, b in zip(first, second, strict=True))
+T = TypeVar("T")
+
+
+def spread_evenly(things: Sequence[T], most: int) -> list[T]:
+    """So many of some things at most, spread evenly from the first."""
+    count = min(len(things), most)
+    return [things[number * len(things) // count] for number in range(count)]
 
 
 def planes_at_once(source: Readable, looped: Sequence[int], most: int) -> list[Region]:
@@ -295,15 +295,10 @@ def planes_at_once(source: Readable, looped: Sequence[int], most: int) -> list[R
 def plane_regions(shape: tuple[int, ...], square: tuple[int, ...], at: Mapping[int, int], samples: int) -> list[Region]:
     """Squares of one plane, at these places on the other axes; they lie where they would in an image of this plane alone."""
     inside = [axis for axis in range(len(shape)) if axis not in at]
-    regions = sample_regions(tuple(shape[axis] for axis in inside), samples, tuple(map(inside.index, square)))
-    return [_in_plane(region, inside, at) for region in regions]
-
-
-def _in_plane(region: Region, inside: Sequence[int], at: Mapping[int, int]) -> Region:
-    """A region of a plane as one of the image, at these places on the other axes."""
-    spans = dict(zip(inside, zip(region.start, region.stop, strict=True), strict=True))
-    spans |= {axis: (index, index + 1) for axis, index in at.items()}
-    return spanned(spans[axis] for axis in range(len(spans)))
+    fixed = {axis: (index, index + 1) for axis, index in at.items()}
+    found = sample_regions(tuple(shape[axis] for axis in inside), samples, tuple(map(inside.index, square)))
+    spans = [dict(zip(inside, zip(region.start, region.stop, strict=True), strict=True)) | fixed for region in found]
+    return [spanned(each[axis] for axis in range(len(shape))) for each in spans]
 
 
 def as_square(pixels: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.float64]:
@@ -335,7 +330,7 @@ def measure_plane(squares: Sequence[Values]) -> PlaneLevel:
     Saturated pixels are left out: in squares of which they are less than half; where there are none, in those that have enough others. Else all count.
     """
     saturated = saturated_ends(squares)
-    if (fit := fit_noise(windows_of(squares, SATURATED_AT_MOST))) and (
+    if (fit := fit_noise(windows_of(squares, whole=True))) and (
         fit.share > ENOUGH_ARE_WHOLE or np.isnan(saturated).all()
     ):
         return PlaneLevel(fit.level)

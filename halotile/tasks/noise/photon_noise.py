@@ -70,16 +70,9 @@ def noise_of_planes(planes: Sequence[Sequence[Values]]) -> PhotonNoise:
     """
     fits = [fit for fit in map(fit_noise, map(windows_of, planes)) if fit and fit.is_clear]
     if len(fits) == len(planes):
-        found = PhotonNoise.of(np.array([fit.gain for fit in fits]), np.array([fit.variance for fit in fits]))
-        return per_channel(found.gain, found.offset, found.read_sigma)
-    levels = np.array([plane_level(squares) for squares in planes])
-    return per_channel(0 * levels, 0 * levels, np.where(levels > 0, levels, np.nan))
-
-
-def per_channel(*parts: Any) -> PhotonNoise:
-    """Return the noise of several channels, which broadcasts to an image of them."""
-    gain, offset, read_sigma = (np.reshape(np.asarray(part, np.float64), (-1, 1, 1)) for part in parts)
-    return PhotonNoise(gain, offset, read_sigma)
+        return PhotonNoise.of(*(np.reshape([fit[i] for fit in fits], (-1, 1, 1)) for i in (0, 1)))
+    levels = np.reshape([plane_level(squares) for squares in planes], (-1, 1, 1))
+    return PhotonNoise(0 * levels, 0 * levels, np.where(levels > 0, levels, np.nan))
 
 
 class Even(NamedTuple):
@@ -178,24 +171,18 @@ def survey_planes(source: Readable, spatial: Sequence[int], looped: Sequence[int
     found = []
     with suppress(InputError):  # a run says so, where it matters
         for place, squares in sampled_planes(source, spatial, looped, PLANES):
-            found.append(_surveyed(place, squares))
+            values, level = finite_values(squares), measure_plane(squares)
+            low, high = np.quantile(values, [TAIL, 1 - TAIL]).tolist() if values.size else (math.nan, math.nan)
+            gain, variance = noise_of_plane(squares, level.level)
+            defects = sum(len(outliers(square, gain, variance)) for square in squares)
+            ends, correlation = Ends.of(values), noise_correlation(squares)
+            found.append(PlaneSurvey(place, low, high, level, gain > 0, ends, correlation, defects, values.size))
     return tuple(found)
 
 
-def _surveyed(place: tuple[int, ...], squares: list[Values]) -> PlaneSurvey:
-    values = finite_values(squares)
-    low, high = np.quantile(values, [TAIL, 1 - TAIL]) if values.size else (math.nan, math.nan)
-    fit = fit_noise(windows_of(squares))
-    grows, level = fit is not None and fit.is_clear, measure_plane(squares)
-    gain, variance = noise_of_plane(squares, fit, level.level)
-    ends, correlation = Ends.of(values), noise_correlation(squares)
-    defects = sum(len(outliers(square, gain, variance)) for square in squares)
-    return PlaneSurvey(place, float(low), float(high), level, grows, ends, correlation, defects, values.size)
-
-
-def noise_of_plane(squares: Sequence[Values], fit: Fit | None, level: float) -> tuple[float, float]:
-    """Return the gain and the variance of a plane: that of its photons where the fit is clear, or else of one level; no less than that of rounding."""
-    if fit is not None and fit.is_clear:
+def noise_of_plane(squares: Sequence[Values], level: float) -> tuple[float, float]:
+    """Return the gain and the variance of a plane: of its photons where these are clear, or else of its level; no less than that of rounding."""
+    if (fit := fit_noise(windows_of(squares))) and fit.is_clear:
         return fit.gain, fit.variance
     values = finite_values(squares)
     is_whole = values.any() and not np.any(values % 1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shift_warning
-from halotile.graphs.jobs.denoise.place import DenoisedPlace
+from halotile.graphs.jobs.denoise.place import DenoisedPlace, noise_at
 from halotile.graphs.jobs.denoise.stripes import PHASE as STRIPES
 from halotile.graphs.jobs.denoise.stripes import corrections_pass, grid_of, with_kept
 from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, RunView, Sums, Work
@@ -23,10 +23,12 @@ from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.holes import measured_at
 from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
-from halotile.tasks.noise.quality import HEIGHTS, FaintDetail, faint_detail
+from halotile.tasks.noise.photon_noise import PhotonNoise
+from halotile.tasks.noise.quality import HEIGHTS, FaintDetail, faint_detail, noise_sigma
 from halotile.tasks.noise.quiet_windows import Values
-from halotile.tasks.noise.residual import Residual, has_photons, local_mean, measured_at, noise_at
+from halotile.tasks.noise.residual import Residual
 from halotile.tasks.noise.stripes import LineCorrections, WithoutStripes
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
@@ -140,29 +142,24 @@ def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count
     # Kept defects are the same in both images; the others would count as structure that was taken away.
     kept = own.defects is not None and own.defects.are_kept
     for there, pixels in readable_parts(own.source if kept else own.repaired(), regions):
-        measured = np.where(measured_at(own, there, pixels), pixels, np.nan)
+        valid = measured_at(own.holes, own.sides.get("mask"), own.roles.spatial, there, pixels)
+        measured = np.where(valid, pixels, np.nan)
         denoised = as_square(result.read(regions[there]), square)
         squares.append((regions[there], as_square(measured, square), denoised))
     level = plane_level([noisy for _, noisy, _ in squares])
     if not level > 0:
         return None
     letters = (roles.axes[square[0]], roles.axes[square[1]])
-    return Residual.of((_relative(task, *parts, level) for parts in squares), letters)
-
-
-def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values, level: float) -> Values:
-    """Return the residual relative to the noise."""
-    return (noisy - denoised) / _noise(task, region, noisy, level)
+    relative = ((noisy - denoised) / _noise(task, at, noisy, level) for at, noisy, denoised in squares)
+    return Residual.of(relative, letters)
 
 
 def _noise(task: DenoiseTask, region: Region, noisy: Values, level: float) -> Values:
     """Return the standard deviation of the noise of each pixel; NaN where there is none."""
-    square = task.roles.spatial[-2:]
-    own, there = task.at(region)
-    brightness = local_mean(noisy) if has_photons(own) else noisy
-    shaped = (brightness if square[0] < square[1] else brightness.T).reshape(region.shape)
-    noise = as_square(noise_at(own, there, shaped, level), square)
-    return np.where(noise > 0, noise, np.nan)
+    square, (own, there) = task.roles.spatial[-2:], task.at(region)
+    noise = noise_at(own, there, level)
+    parts = (np.broadcast_to(part, there.shape) for part in (noise.gain, noise.offset, noise.read_sigma))
+    return noise_sigma(noisy[None], PhotonNoise(*(as_square(part, square)[None] for part in parts)))[0]
 
 
 def _labels(task: DenoiseTask) -> dict[str, str]:
