@@ -16,9 +16,11 @@ from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import chunks_of
-from halotile.tasks.noise.quiet_windows import ENOUGH_ARE_WHOLE, Range, Values, fit_noise, saturated_ends, windows_of
+from halotile.tasks.noise import quiet_windows
+from halotile.tasks.noise.quiet_windows import Values, crowded, finite_values, fit_noise, saturated_ends, windows_of
 from halotile.tasks.roles import respanned, spanned
 
+Range = tuple[float, float]
 NORMAL = NormalDist()
 NORMAL_MAD = 0.6744897501960817
 """Median of |z| for a standard normal z."""
@@ -151,14 +153,13 @@ class Ends(NamedTuple):
     def of(cls, values: NDArray[Any]) -> Self:
         """The ends of the finite values of a part."""
         counts: Counter[float] = Counter()
-        for sign in (1, -1):
+        for end_of in (np.min, np.max):
             rest = values.ravel()
             for _ in range(2):
                 if rest.size:
-                    end = rest.min() if sign == 1 else rest.max()
-                    others = rest[rest > end] if sign == 1 else rest[rest < end]
-                    counts[float(end)] = rest.size - others.size
-                    rest = others
+                    end, size = end_of(rest), rest.size
+                    rest = rest[rest != end]
+                    counts[float(end)] = size - rest.size
         return cls(counts, values.size)
 
     def joined(self, other: Ends) -> Ends:
@@ -225,12 +226,10 @@ def estimate_noise_levels(source: Readable, spatial: Sequence[int], looped: Sequ
         if np.isnan(levels).all():
             why = "no 2 x 2 pixels are finite wherever it was sampled"
         stored = getattr(source, "source", source)  # of integers with holes a view has floats
-        labels = (
-            "; or, where the values are classes or labels, do not denoise it: gaussian and median would mix classes"
-        )
-        end = labels if np.dtype(stored.dtype).kind in "iub" else ""
+        end = "; or, where the values are classes or labels, do not denoise it: gaussian and median would mix classes"
         raise InputError(
-            f"sigma is auto, but no noise could be estimated in {getattr(stored, 'path', 'the image')}: {why}. Write sigma as a number{end}."
+            f"sigma is auto, but no noise could be estimated in {getattr(stored, 'path', 'the image')}: {why}. "
+            f"Write sigma as a number{end if np.dtype(stored.dtype).kind in 'iub' else ''}."
         )
     known: NDArray[np.float64] = np.nan_to_num(levels)
     return known
@@ -330,9 +329,8 @@ def measure_plane(squares: Sequence[Values]) -> PlaneLevel:
     Saturated pixels are left out: in squares of which they are less than half; where there are none, in those that have enough others. Else all count.
     """
     saturated = saturated_ends(squares)
-    if (fit := fit_noise(windows_of(squares, whole=True))) and (
-        fit.share > ENOUGH_ARE_WHOLE or np.isnan(saturated).all()
-    ):
+    fit = fit_noise(windows_of(squares, whole=True))
+    if fit and (fit.share > quiet_windows.ENOUGH_ARE_WHOLE or np.isnan(saturated).all()):
         return PlaneLevel(fit.level)
     shares = [np.isin(square, saturated).sum() / max(np.isfinite(square).sum(), 1) for square in squares]
     found = [square_level(square, saturated) for square in squares]
@@ -344,14 +342,8 @@ def measure_plane(squares: Sequence[Values]) -> PlaneLevel:
     whole = [square_level(square) for square in squares]
     level = _median(whole)
     if 0 < level < _median(found) and _shows_noise(found):
-        return PlaneLevel(level, saturated, _share_of(squares, saturated))
+        return PlaneLevel(level, saturated, float(np.isin(finite_values(squares), saturated).mean()))
     return PlaneLevel(math.nan if not any(each.details for each in whole) else level)
-
-
-def _share_of(squares: Sequence[Values], ends: Range) -> float:
-    """Share of the pixels that have one of these values."""
-    count = sum(np.isfinite(square).sum() for square in squares)
-    return float(sum(np.isin(square, ends).sum() for square in squares) / count)
 
 
 class ImageValues(NamedTuple):
@@ -374,16 +366,14 @@ UNKNOWN = ImageValues((), None, math.inf, -math.inf, 0.0)
 
 def image_values(source: Readable, spatial: Sequence[int], looped: Sequence[int]) -> ImageValues:
     """Look at samples of the planes of an image, spread evenly where there are many."""
-    saturated, ends, low, high, total = set[float](), NO_ENDS, math.inf, -math.inf, 0.0
+    saturated, ends, total = set[float](), NO_ENDS, 0.0
     for _, squares in sampled_planes(source, spatial, looped, SATURATED_PLANES):
-        saturated.update(end for end in saturated_ends(squares) if not math.isnan(end))
-        for square in squares:
-            values = square[np.isfinite(square)]
-            ends = ends.joined(Ends.of(values))
-            low, high = values.min(initial=low), values.max(initial=high)
-            total += float(np.abs(values).sum())
-    size = total / max(ends.pixels, 1)
-    return ImageValues(tuple(sorted(saturated)), ends.far_value(), float(low), float(high), size)
+        saturated.update(end for end, _ in crowded(squares))
+        values = finite_values(squares)
+        ends = ends.joined(Ends.of(values))
+        total += float(np.abs(values).sum())
+    low, high = min(ends.counts, default=math.inf), max(ends.counts, default=-math.inf)
+    return ImageValues(tuple(sorted(saturated)), ends.far_value(), low, high, total / max(ends.pixels, 1))
 
 
 def _median(found: Sequence[SquareLevel]) -> float:

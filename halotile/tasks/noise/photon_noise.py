@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -75,14 +75,6 @@ def noise_of_planes(planes: Sequence[Sequence[Values]]) -> PhotonNoise:
     return PhotonNoise(0 * levels, 0 * levels, np.where(levels > 0, levels, np.nan))
 
 
-class Even(NamedTuple):
-    """A plane in which noise does not grow with brightness."""
-
-    median: float
-    level: float
-    """Its noise level; NaN where nothing is measured."""
-
-
 def estimate_photon_noise(
     source: Readable,  # image
     # spatial, looped: positions of the spatial axes, and of those of which each index is a plane by itself
@@ -106,10 +98,12 @@ def estimate_photon_noise(
     channel = [number for number, axis in enumerate(looped) if axis in apart]
     kept = channel if shared else list(range(len(looped)))
     windows: dict[tuple[int, ...], list[PlaneWindows]] = {}
-    evens: dict[tuple[int, ...], list[Even]] = {}
+    evens: dict[
+        tuple[int, ...], list[tuple[float, float]]
+    ] = {}  # median and level of each plane; NaN where nothing is measured
     for place, squares in sampled_planes(source, spatial, looped):
         at, values = tuple(place[number] for number in kept), finite_values(squares)
-        evens.setdefault(at, []).append(Even(float(np.median(values)) if values.size else 0.0, plane_level(squares)))
+        evens.setdefault(at, []).append((float(np.median(values)) if values.size else 0.0, plane_level(squares)))
         if (found := windows_of(squares)) is not None:
             windows.setdefault(at, []).append(found)
     fits = {at: fit for at, parts in windows.items() if (fit := fit_noise(PlaneWindows.joined(parts))) and fit.gain}
@@ -119,7 +113,7 @@ def estimate_photon_noise(
     for at, planes in evens.items():
         if at not in clear:
             like = [] if shared else [fit for other, fit in clear.items() if all(other[i] == at[i] for i in channel)]
-            others = _fit_of_even(Even(*np.nanmedian(planes, axis=0).tolist()), like)
+            others = _fit_of_even(*np.nanmedian(planes, axis=0).tolist(), others=like)
             fits[at] = others if others.gain else fits.get(at, others)
     lengths = tuple(source.shape[axis] for axis in looped)
     parts = [np.array([fits[tuple(at[n] for n in kept)][i] for at in np.ndindex(lengths)]) for i in range(2)]
@@ -127,16 +121,14 @@ def estimate_photon_noise(
     return PhotonNoise.of(gain, variance)
 
 
-def _fit_of_even(even: Even, others: Sequence[Fit]) -> Fit:
+def _fit_of_even(median: float, level: float, others: Sequence[Fit]) -> Fit:
     """Return the noise of a plane whose own does not grow with brightness: that of the others where it suits, else of one level."""
-    measured = not math.isnan(even.level)
     if others:
         gain, variance = (float(np.median([fit[i] for fit in others])) for i in range(2))
-        predicted = gain * even.median + variance
-        suits = even.level > 0 and 1 / SUITS <= predicted / even.level**2 <= SUITS
-        if suits or not measured:
-            return Fit(gain, variance, even.level, is_clear=False)
-    return Fit(0.0, even.level**2 if measured else 0.0, even.level, is_clear=False)
+        suits = level > 0 and 1 / SUITS <= (gain * median + variance) / level**2 <= SUITS
+        if suits or math.isnan(level):
+            return Fit(gain, variance, level, is_clear=False)
+    return Fit(0.0, np.nan_to_num(level) ** 2, level, is_clear=False)
 
 
 PLANES = 64

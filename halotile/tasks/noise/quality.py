@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -175,12 +176,8 @@ def _details(noisy: Values) -> Iterator[tuple[tuple[slice | int, ...], Array]]:
     shapes = (np.outer(across, across), np.outer(across, along), np.outer(across, across), np.outer(along, across))
     channels, rows, columns = noisy.shape
     edge = 2 * REACH + 1
-    starts = [
-        (channel, row, column)
-        for channel in range(channels)
-        for row in range(REACH, rows - 2 * edge, APART)
-        for column in range(REACH, columns - 2 * edge, APART)
-    ]
+    lines = (range(REACH, length - 2 * edge, APART) for length in (rows, columns))
+    starts = [*itertools.product(range(channels), *lines)]
     for number, (channel, row, column) in enumerate(starts[:: -(-len(starts) // MOST) or 1]):
         place = channel, slice(row, row + edge), slice(column, column + edge)
         if np.isfinite(noisy[place]).all():

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
-Range = tuple[float, float]
 WINDOW = 8
 """Edge of the windows whose mean and variance are compared, in pixels."""
 LEAST_WINDOWS = 16
@@ -68,10 +67,7 @@ class PlaneWindows(NamedTuple):
         """The windows of several planes."""
         exponent = max(part.exponent for part in parts)
         scaled = [
-            [
-                np.ldexp(found, power * (part.exponent - exponent))
-                for found, power in zip(part, (1, 2, 2, 1), strict=False)
-            ]
+            [np.ldexp(found, n * (part.exponent - exponent)) for found, n in zip(part[:4], (1, 2, 2, 1), strict=True)]
             for part in parts
         ]
         means, variances, around, all_means = (np.concatenate(found) for found in zip(*scaled, strict=True))
@@ -118,8 +114,8 @@ def fit_noise(windows: PlaneWindows | None) -> Fit | None:
     mean = float(np.maximum(gain * (all_means - middle) + level, 0).mean())
     is_clear = bool(gain > CLEAR * deviation and bright > CLEAR_RATIO * dark)
     if is_clear and not whole.all() and whole.mean() * share > ENOUGH_ARE_WHOLE:  # or dark noise may have been cut off
-        found = (part[whole] for part in (means, variances, around, means, whole))
-        is_clear = (rest := fit_noise(PlaneWindows(*found, exponent))) is None or rest.is_clear
+        found: Any = (part[whole] for part in (means, variances, around, means, whole))
+        is_clear = (rest := fit_noise(PlaneWindows(*found, exponent=exponent))) is None or rest.is_clear
     return Fit(gain * unit, (level - gain * middle) * unit**2, math.sqrt(mean) * unit, is_clear, share)
 
 
@@ -151,7 +147,9 @@ def windows_of(squares: Sequence[Values], *, whole: bool = False) -> PlaneWindow
         around = mean_beside(np.where(known, variances, np.nan))
         parts = (means, variances, around)
         found.append((*(part[known] for part in parts), means[filled >= LEAST_MEASURED], is_whole[known]))
-    return PlaneWindows(*(np.concatenate(part) for part in zip(*found, strict=True)), exponent) if found else None
+    return (
+        PlaneWindows(*(np.concatenate(part) for part in zip(*found, strict=True)), exponent=exponent) if found else None
+    )
 
 
 def cut(images: NDArray[Any], edge: int = WINDOW) -> NDArray[Any]:
@@ -222,7 +220,7 @@ def finite_values(squares: Sequence[Values]) -> Values:
     return np.concatenate([np.zeros(0), *(square[np.isfinite(square)] for square in squares)])
 
 
-def saturated_ends(squares: Sequence[Values]) -> Range:
+def saturated_ends(squares: Sequence[Values]) -> tuple[float, float]:
     """The least and the largest value, where pixels are saturated; NaN where they are not."""
     values = finite_values(squares)
     return (_piled_up(values), -_piled_up(-values) + 0.0)

@@ -19,7 +19,6 @@ from halotile.graphs.jobs.denoise.place import DenoisedPlace, Spans, has_noise_m
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Job
 from halotile.graphs.plans.choices import choices_of_channels
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan
 from halotile.graphs.waiting import Report, no_report
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
@@ -208,34 +207,38 @@ def compare(
     """Denoise one crop with each setting, as a run of the job would."""
     failed: dict[Setting, HalotileError] = {}
     jobs: dict[Setting, Job] = {}
-    plans: dict[Setting, Plan] = {}
+    tasks: dict[Setting, DenoiseTask] = {}
+    sources: list[Source] = []
     for setting in settings:
         with _noted(failed, setting):
             jobs[setting] = job_of(setting)
-            plans[setting] = _planned(jobs[setting], report)
-    if not plans:
+            source, task = _planned(jobs[setting], report)
+            if sources and source.shape != sources[0].shape:
+                raise ConfigError("its image has another shape, so there is no common crop. Compare it apart.")
+            tasks[setting] = task
+            sources.append(source)
+    if not tasks:
         raise _none_left(failed)
-    levels = {known for setting, plan in plans.items() if (known := _known_level(jobs[setting], _task_of(plan)))}
+    levels = {known for setting, task in tasks.items() if (known := _known_level(jobs[setting], task))}
     level = levels.pop() if len(levels) == 1 else 0.0  # else the level is what is tried
     own: Setting | None = None
     with _noted({}, ()):
-        own = next((setting for setting in plans if jobs[setting] == job_of(())), None)
-    first, tasks = next(iter(plans.values())), [_task_of(plan) for plan in plans.values()]
-    source, main = first.sources[0], tasks[0]
+        own = next((setting for setting in tasks if jobs[setting] == job_of(())), None)
+    source, main = sources[0], next(iter(tasks.values()))
     place = choose_crop(source, main, at or {}, region)
     names, spans = channel_names(source), place.get("c", (0, 1))
-    by_channel = any(task.channels for task in tasks) or spans[1] - spans[0] == 1
+    by_channel = any(task.channels for task in tasks.values()) or spans[1] - spans[0] == 1
     if "c" in (at or {}) or not by_channel or not 2 <= len(names) <= MOST_CHANNELS or main.roles.channel is not None:
-        return replace(_compared(plans, place, level, failed), preferred=own)
+        return replace(_compared(tasks, source, place, level, failed), preferred=own)
     found: dict[str, Comparison] = {}
     without: dict[Setting, HalotileError] = {}
     for number, name in enumerate(names):
         with _noted(without, (name,)):
-            found[name] = _compared(plans, {**place, "c": (number, number + 1)}, level, dict(failed))
+            found[name] = _compared(tasks, source, {**place, "c": (number, number + 1)}, level, dict(failed))
     if not found:
         raise _none_left(without)
     tied = [{tried.setting for tried in one.tied} for one in found.values() if one.suggested]
-    common = [setting for setting in plans if all(setting in settings for settings in tied)]
+    common = [setting for setting in tasks if all(setting in equal for equal in tied)]
     preferred = own if own in common else next(iter(common), own)
     found = {name: replace(one, preferred=preferred) for name, one in found.items()}
     best = {name: one.suggested.setting if (one := found.get(name)) and one.suggested else None for name in names}
@@ -254,8 +257,8 @@ def _known_level(job: Any, task: DenoiseTask) -> float:
     """Return the noise level that a job has, in the units of the file; 0 where it has none."""
     options = getattr(job.denoiser, "options", None) or {"sigma": getattr(job.denoiser, "sigma", None)}
     given, (low, high) = options.get("sigma"), task.tiling.range or (0.0, 1.0)
-    is_number = isinstance(task.denoiser, Leveled) and isinstance(given, int | float)
-    return float(job.noise.read_sigma or (given * (high - low) if is_number else 0.0))
+    is_level = isinstance(given, int | float) and isinstance(task.denoiser, Leveled)
+    return float(job.noise.read_sigma or (given and is_level and given * (high - low)) or 0)
 
 
 def _written(best: Mapping[str, Setting | None], jobs: Mapping[Setting, Any], source: Source) -> dict[str, Any]:
@@ -282,18 +285,21 @@ def _each(options: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
 
 
 def _compared(
-    plans: Mapping[Setting, Plan], place: Spans, level: float, failed: dict[Setting, HalotileError]
+    tasks: Mapping[Setting, DenoiseTask],
+    source: Source,
+    place: Spans,
+    level: float,
+    failed: dict[Setting, HalotileError],
 ) -> Comparison:
     """Compare settings at one place."""
-    first = _task_of(next(iter(plans.values())))
-    crops = {setting: DenoisedPlace(_task_of(plan), place) for setting, plan in plans.items()}
+    crops = {setting: DenoisedPlace(task, place) for setting, task in tasks.items()}
     # One description of the noise for all, or their figures could not be compared.
     with_photons = [s for s, crop in crops.items() if isinstance(crop.task.denoiser, PhotonDenoiser)]
     with_maps = [s for s, crop in crops.items() if has_noise_map(crop.task)]
-    described = next(iter((*with_photons, *with_maps, *plans)))
-    source, crop = plans[described].sources[0], crops[described]
+    described = next(iter((*with_photons, *with_maps, *tasks)))
+    crop = crops[described]
     # A map tells where there is little noise, and these places would count most.
-    samples = [] if has_noise_map(crop.task) else [*samples_at(source, _task_of(plans[described]), place)]
+    samples = [] if has_noise_map(crop.task) else [*samples_at(source, tasks[described], place)]
     correlated = [found for each in samples if (found := noise_correlation(each)) and found.is_clear]
     is_known = with_photons or with_maps or level
     noise, noisy, tried = crop.noise(level) if is_known else noise_of_planes(samples), crop.noisy, []
@@ -306,12 +312,8 @@ def _compared(
     judged = None if correlated else replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma))
     for setting, crop in crops.items():
         with _noted(failed, setting):
-            if _task_of(plans[setting]).source.shape != first.source.shape:
-                raise ConfigError("its image has another shape, so there is no common crop. Compare it apart.")
             if not np.array_equal(crop.noisy, noisy, equal_nan=True):
-                raise ConfigError(
-                    "its image has other pixels there, so their errors cannot be compared. Look at it apart."
-                )
+                raise ConfigError("its image has other pixels there: errors cannot be compared. Look at it apart.")
             tried.append(_evaluated(setting, crop, noise, repaired, judged))
     if not tried:
         raise _none_left(failed)
@@ -342,24 +344,19 @@ def _none_left(failed: Mapping[Setting, HalotileError]) -> HalotileError:
     return ConfigError(f"none of {counted(len(failed), 'setting')} can be used.\n{lines}")
 
 
-def _planned(job: Job, report: Report) -> Plan:
-    """Plan a run from its beginning on this machine; nothing is claimed or written."""
+def _planned(job: Job, report: Report) -> tuple[Source, DenoiseTask]:
+    """Plan a run from its beginning on this machine: its image and its task. Nothing is claimed or written."""
     if not isinstance(job, Denoising):
         raise ConfigError(f"job is {job.kind}, and only the settings of job: denoise are compared on a crop.")
-    plan = make_plan(
-        replace(job, cluster=Cluster(kind="local")), fresh=True, refuse=False, makes_folder=True, report=report
-    )
+    local = replace(job, cluster=Cluster(kind="local"))
+    plan = make_plan(local, fresh=True, refuse=False, makes_folder=True, report=report)
     if plan.layout.shape != plan.sources[0].shape:
         raise ConfigError(
             f"{job.denoiser.name} changes the shape of the image, so there is no residual to compare it by. "
             "Use a denoiser that keeps it."
         )
-    return plan
-
-
-def _task_of(plan: Plan) -> DenoiseTask:
     assert isinstance(plan.work, DenoiseWork)
-    return plan.work.task
+    return plan.sources[0], plan.work.task
 
 
 def _evaluated(

@@ -159,7 +159,8 @@ def _noise(task: DenoiseTask, region: Region, noisy: Values, level: float) -> Va
     square, (own, there) = task.roles.spatial[-2:], task.at(region)
     noise = noise_at(own, there, level)
     parts = (np.broadcast_to(part, there.shape) for part in (noise.gain, noise.offset, noise.read_sigma))
-    return noise_sigma(noisy[None], PhotonNoise(*(as_square(part, square)[None] for part in parts)))[0]
+    sigma: Values = noise_sigma(noisy[None], PhotonNoise(*(as_square(part, square)[None] for part in parts)))[0]
+    return sigma
 
 
 def _labels(task: DenoiseTask) -> dict[str, str]:

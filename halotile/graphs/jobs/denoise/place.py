@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from halotile.storage.grid import Block, Region
-from halotile.storage.rim import Array, Pixels, Readable
+from halotile.storage.rim import Array, Pixels
 from halotile.storage.sharded.output import ShardWriter, WrittenBlock, to_dtype
-from halotile.storage.views import PlaneValues, axes_of_side, side_at
+from halotile.storage.views import PlaneValues, Viewed, axes_of_side, side_at
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
@@ -116,13 +116,14 @@ def has_noise_map(task: DenoiseTask) -> bool:
 def noise_at(task: DenoiseTask, region: Region, level: float) -> PhotonNoise:
     """The noise at a region in the units of the file: that of photons, or the map of the job, NaN where it is 0, or else of one level."""
     if "gain" in task.sides:
-        return PhotonNoise.of(*(np.asarray(task.sides[name].read(region)) for name in ("gain", "variance")))
+        return PhotonNoise.of(*(task.sides[name].read(region).astype(np.float64) for name in ("gain", "variance")))
     if isinstance(task.denoiser, PhotonDenoiser):
         return task.denoiser.noise
     sigma = np.asarray(level)
     if has_noise_map(task):
         side, (low, high) = task.sides["sigma"], task.tiling.range or (0.0, 1.0)
-        sigma = side_at(side, axes_of_side(side, task.roles.spatial, len(region.start)), region) * (high - low)
+        sigma = side_at(side, axes_of_side(side, task.roles.spatial, len(region.start)), region).astype(np.float64)
+        sigma *= high - low
     return PhotonNoise(np.zeros(()), np.zeros(()), np.where(sigma > 0, sigma, np.nan))
 
 
@@ -148,16 +149,11 @@ class _KeptRegion(ShardWriter):
 
 
 @dataclass(frozen=True)
-class _Replaced:
+class _Replaced(Viewed):
     """An image with other pixels in a region."""
 
-    source: Readable
     region: Region
     pixels: Pixels
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
