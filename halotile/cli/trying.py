@@ -6,7 +6,8 @@ import itertools
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,22 +45,19 @@ def try_settings(request: TryRequest, report: Report = no_report) -> Comparison:
         if request.file.suffix.lower() != ".png":
             raise ConfigError(f"{request.file}: a sheet is written as PNG. Write a name that ends in .png.")
         check_drawing()
-    comparison = compare(settings, _loader(request), at=at, region=region, report=report)
+    comparison = compare(settings, partial(_load, request), at=at, region=region, report=report)
     if request.file is not None:
         draw(request.file, comparison)
     return comparison
 
 
-def _loader(request: TryRequest) -> Callable[[Setting], Job]:
-    def load(setting: Setting) -> Job:
-        # A setting may name another image.
-        job = first_job(load_job(request.config, setting, Flags(allow_import=request.allow_import)))
-        if request.file is not None:
-            source = getattr(job, "input", None)
-            request.check_file(request.file, [*([source.path] if source else []), job.place])
-        return job
-
-    return load
+def _load(request: TryRequest, setting: Setting) -> Job:
+    # A setting may name another image.
+    job = first_job(load_job(request.config, setting, Flags(allow_import=request.allow_import)))
+    if request.file is not None:
+        source = getattr(job, "input", None)
+        request.check_file(request.file, [*([source.path] if source else []), job.place])
+    return job
 
 
 def settings_of(overrides: Sequence[str]) -> list[Setting]:

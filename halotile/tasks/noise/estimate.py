@@ -270,9 +270,8 @@ def sampled_planes(
 T = TypeVar("T")
 
 
-def spread_evenly(things: Sequence[T], most: int) -> list[T]:
-    """So many of some things at most, spread evenly from the first."""
-    count = min(len(things), most)
+def spread_evenly(things: Sequence[T], count: int) -> list[T]:
+    """So many of some things, spread evenly from the first; some twice where there are fewer."""
     return [things[number * len(things) // count] for number in range(count)]
 
 

@@ -113,7 +113,7 @@ def estimate_photon_noise(
     for at, planes in evens.items():
         if at not in clear:
             like = [] if shared else [fit for other, fit in clear.items() if all(other[i] == at[i] for i in channel)]
-            others = _fit_of_even(*np.nanmedian(planes, axis=0).tolist(), others=like)
+            others = _fit_of_even(like, *np.nanmedian(planes, axis=0).tolist())
             fits[at] = others if others.gain else fits.get(at, others)
     lengths = tuple(source.shape[axis] for axis in looped)
     parts = [np.array([fits[tuple(at[n] for n in kept)][i] for at in np.ndindex(lengths)]) for i in range(2)]
@@ -121,7 +121,7 @@ def estimate_photon_noise(
     return PhotonNoise.of(gain, variance)
 
 
-def _fit_of_even(median: float, level: float, others: Sequence[Fit]) -> Fit:
+def _fit_of_even(others: Sequence[Fit], median: float, level: float) -> Fit:
     """Return the noise of a plane whose own does not grow with brightness: that of the others where it suits, else of one level."""
     if others:
         gain, variance = (float(np.median([fit[i] for fit in others])) for i in range(2))

@@ -52,6 +52,7 @@ class Fit(NamedTuple):
 class PlaneWindows(NamedTuple):
     """Windows of one plane or more, in units of ``2**exponent``."""
 
+    exponent: int
     means: Values
     variances: Values
     around: Values
@@ -60,18 +61,17 @@ class PlaneWindows(NamedTuple):
     """The means also of windows that cannot be compared."""
     whole: NDArray[np.bool_]
     """True where noise was hardly cut off at the least value."""
-    exponent: int
 
     @classmethod
     def joined(cls, parts: Sequence[PlaneWindows]) -> PlaneWindows:
         """The windows of several planes."""
         exponent = max(part.exponent for part in parts)
         scaled = [
-            [np.ldexp(found, n * (part.exponent - exponent)) for found, n in zip(part[:4], (1, 2, 2, 1), strict=True)]
+            [np.ldexp(found, n * (part.exponent - exponent)) for found, n in zip(part[1:5], (1, 2, 2, 1), strict=True)]
             for part in parts
         ]
         means, variances, around, all_means = (np.concatenate(found) for found in zip(*scaled, strict=True))
-        return cls(means, variances, around, all_means, np.concatenate([part.whole for part in parts]), exponent)
+        return cls(exponent, means, variances, around, all_means, np.concatenate([part.whole for part in parts]))
 
 
 def fit_noise(windows: PlaneWindows | None) -> Fit | None:
@@ -94,7 +94,7 @@ def fit_noise(windows: PlaneWindows | None) -> Fit | None:
     """
     if windows is None:
         return None
-    means, variances, around, all_means, whole, exponent = windows
+    exponent, means, variances, around, all_means, whole = windows
     if np.isfinite(around).sum() < LEAST_WINDOWS:
         return None
     unit, share = math.ldexp(1.0, exponent), len(means) / len(all_means)
@@ -115,7 +115,7 @@ def fit_noise(windows: PlaneWindows | None) -> Fit | None:
     is_clear = bool(gain > CLEAR * deviation and bright > CLEAR_RATIO * dark)
     if is_clear and not whole.all() and whole.mean() * share > ENOUGH_ARE_WHOLE:  # or dark noise may have been cut off
         found: Any = (part[whole] for part in (means, variances, around, means, whole))
-        is_clear = (rest := fit_noise(PlaneWindows(*found, exponent=exponent))) is None or rest.is_clear
+        is_clear = (rest := fit_noise(PlaneWindows(exponent, *found))) is None or rest.is_clear
     return Fit(gain * unit, (level - gain * middle) * unit**2, math.sqrt(mean) * unit, is_clear, share)
 
 
@@ -147,9 +147,9 @@ def windows_of(squares: Sequence[Values], *, whole: bool = False) -> PlaneWindow
         around = mean_beside(np.where(known, variances, np.nan))
         parts = (means, variances, around)
         found.append((*(part[known] for part in parts), means[filled >= LEAST_MEASURED], is_whole[known]))
-    return (
-        PlaneWindows(*(np.concatenate(part) for part in zip(*found, strict=True)), exponent=exponent) if found else None
-    )
+    if not found:
+        return None
+    return PlaneWindows(exponent, *(np.concatenate(part) for part in zip(*found, strict=True)))
 
 
 def cut(images: NDArray[Any], edge: int = WINDOW) -> NDArray[Any]:

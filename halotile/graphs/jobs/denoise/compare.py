@@ -154,9 +154,8 @@ class Comparison:
     place: Spans  # crop: first and last pixel, excluding that, along each axis of the image
     noisy: Values  # crop; NaN in holes
     noise: float  # mean standard deviation of the noise there, in the units of the file
-    photons: (
-        PhotonNoise | None
-    )  # noise by which all settings are judged, of shapes that broadcast to the crop; None for Gaussian noise
+    # noise by which all settings are judged, of shapes that broadcast to the crop; None for Gaussian noise
+    photons: PhotonNoise | None
     score: Score  # the estimate of the error
     tried: tuple[TriedSetting, ...]  # settings that could be used, as they were listed
     failed: Mapping[Setting, str]  # others, with the reason

@@ -120,7 +120,7 @@ def _lasting(view: Readable, roles: Roles, gain: PlaneValues, variance: PlaneVal
     if math.prod(view.shape[axis] for axis in along) < LEAST_PLANES or height * width > PLANE_PIXELS:
         return found[0]
     groups = planes_at_once(view, along, MOST_PLANES)
-    chosen = spread_evenly(groups, max(1, MOST_PLANES // groups[0].size))
+    chosen = dict.fromkeys(spread_evenly(groups, max(1, MOST_PLANES // groups[0].size)))
     chunk = chunks_of(view)[plane[0]]
     step = max(chunk, STRIP_PIXELS // width // chunk * chunk)
     for other in np.ndindex(*(1 if axis in (*along, *plane) else n for axis, n in enumerate(view.shape))):

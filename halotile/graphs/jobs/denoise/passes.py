@@ -24,7 +24,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.holes import measured_at
-from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
+from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions, spread_evenly
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quality import HEIGHTS, FaintDetail, faint_detail, noise_sigma
 from halotile.tasks.noise.quiet_windows import Values
@@ -115,19 +115,13 @@ def _planes(task: DenoiseTask) -> list[tuple[int, ...]]:
     roles = _roles(task)
     lengths = {roles.axes[i]: task.source.shape[i] for i in roles.looped}
     others = {axis: length for axis, length in lengths.items() if axis != "c"}
-    channels = _spread(lengths.get("c", 1), CHANNELS)
+    channels = [*dict.fromkeys(spread_evenly(range(lengths.get("c", 1)), CHANNELS))]
     count = max(1, PLANES // len(channels)) * len(channels)
     places = set()
-    for n, number in enumerate(np.linspace(0, math.prod(others.values()) - 1, count)):
-        index = np.unravel_index(round(number), tuple(others.values())) if others else ()
+    for n, index in enumerate(spread_evenly([*np.ndindex(*others.values())], count)):
         place = {"c": channels[n % len(channels)], **dict(zip(others, index, strict=True))}
-        places.add(tuple(int(place[axis]) for axis in lengths))
+        places.add(tuple(place[axis] for axis in lengths))
     return sorted(places)
-
-
-def _spread(length: int, most: int) -> list[int]:
-    """Return at most so many indices, spread evenly."""
-    return sorted({round(n) for n in np.linspace(0, length - 1, min(length, most))})
 
 
 def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count: int) -> Residual | None:

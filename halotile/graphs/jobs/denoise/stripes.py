@@ -23,6 +23,7 @@ from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_metadata
 from halotile.tasks.image_task import ImageTask
 from halotile.tasks.noise import stripes
+from halotile.tasks.noise.estimate import spread_evenly
 from halotile.tasks.noise.stripes import LineCorrections, StripedLines, WithoutStripes
 from halotile.tasks.roles import Roles, respanned
 
@@ -104,8 +105,7 @@ def _seen(view: Readable, lines: StripedLines) -> tuple[float, bool, bool]:
     """Return the standard deviation of stripes at a few places that are spread evenly, and True if they are clear, and if they are factors."""
     counts = tuple(1 if axis in (lines.across, lines.along) else n for axis, n in enumerate(view.shape))
     width, places = min(SAMPLED_LINES, view.shape[lines.across]), {}
-    for number in range(PLACES):
-        at = tuple(map(int, np.unravel_index(number * math.prod(counts) // PLACES, counts)))
+    for number, at in enumerate(spread_evenly([*np.ndindex(counts)], PLACES)):
         start = number * (view.shape[lines.across] - width) // (PLACES - 1)
         place = respanned(Region(at, tuple(i + 1 for i in at)), {lines.across: (start, start + width)})
         with suppress(DamagedData, InputUnreadable), np.errstate(invalid="ignore"):  # a run names damaged blocks
