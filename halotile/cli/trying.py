@@ -226,7 +226,7 @@ def draw(file: Path, comparison: Comparison) -> None:
 
     channels = list(comparison.channels.values()) or [comparison]
     labels = _labels(comparison)
-    windows = [_contrast(one.noisy) for one in channels]
+    windows = [tuple(np.nanpercentile(one.noisy, TAILS).tolist()) for one in channels]
 
     def drawn(images: Sequence[Any]) -> Any:
         if len(channels) == 1:
@@ -251,15 +251,6 @@ def draw(file: Path, comparison: Comparison) -> None:
         is_best = all(suggested) and len(comparison.tried) > 1
         cells.append(Cell(labels[tried.setting], images, lines, is_best, remark))
     draw_sheet(file, cells, [*_notes(comparison), *(f"Not shown: {failure}" for failure in failures_of(comparison))])
-
-
-def _contrast(pixels: Any) -> tuple[float, float]:
-    """Return the values that are black and white."""
-    import numpy as np
-
-    measured = pixels[np.isfinite(pixels)]
-    low, high = np.percentile(measured, TAILS) if measured.size else (0.0, 1.0)
-    return float(low), float(high)
 
 
 def _suggestion(comparison: Comparison, channel: str = "") -> str:

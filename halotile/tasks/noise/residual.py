@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +53,11 @@ class Residual:
         ``residuals``: rows and columns, relative to the standard deviation of the noise; NaN in holes; ``axes``: letters of both axes.
         """
         residuals = list(residuals)
-        values = finite_values(residuals)
-        found = [r for part in _parts(residuals) if np.isfinite(r := _correlations(part)).all()]
+        values, found = finite_values(residuals), []
+        for residual in residuals:
+            rows, columns = (max(1, round(n / PART)) for n in residual.shape)
+            parts = (part for band in np.array_split(residual, rows, 0) for part in np.array_split(band, columns, 1))
+            found += [r for part in parts if np.isfinite(r := _correlations(part)).all()]
         if not values.size:
             return cls(0.0, (0.0, 0.0), axes=axes)
         down, along = np.quantile(found, 0.75, axis=0).tolist() if found else (0.0, 0.0)
@@ -85,13 +88,6 @@ class Residual:
     def is_shifted(self) -> bool:
         """True if the brightness was changed."""
         return abs(self.shift) > SHIFTED
-
-
-def _parts(residuals: Iterable[Values]) -> Iterator[Values]:
-    for residual in residuals:
-        rows, columns = (max(1, round(n / PART)) for n in residual.shape)
-        for band in np.array_split(residual, rows, 0):
-            yield from np.array_split(band, columns, 1)
 
 
 def _correlations(part: Values) -> Values:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -72,7 +72,8 @@ def inspect_residual(
         for place, r in found.items()
     ]
     labels, residuals = _labels(task), list(found.values())
-    names = [_name(place_text(_roles(task), place), labels) for place in found]
+    planes = (place_text(_roles(task), place).split(", ") for place in found)
+    names = [", ".join(labels.get(part, part) for part in plane) for plane in planes]  # such as t=0, DAPI
     warnings = [residual_warning(names, residuals), shift_warning(names, residuals)]
     count = math.prod(task.source.shape[i] for i in _roles(task).looped)
     rows, more = [residual_row(names, residuals, count)], {}
@@ -163,11 +164,6 @@ def _labels(task: DenoiseTask) -> dict[str, str]:
     labels = [str(channel.get("label", n)) for n, channel in enumerate(omero["channels"])] if omero else []
     is_named = len(set(labels)) == len(labels)
     return {f"c={n}": label for n, label in enumerate(labels) if is_named and label not in ("", str(n))}
-
-
-def _name(plane: str, labels: Mapping[str, str]) -> str:
-    """Return the name of a plane with those of channels, such as ``t=0, DAPI``."""
-    return ", ".join(labels.get(part, part) for part in plane.split(", "))
 
 
 PHASE = "denoise"
