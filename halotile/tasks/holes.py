@@ -61,7 +61,8 @@ def measured_at(
     holes: Holes | None, mask: Readable | None, spatial: Sequence[int], region: Region, pixels: NDArray[Any]
 ) -> Valid:
     """The pixels of a region that are finite, no holes, and that no mask keeps as they are."""
-    valid, kept = holes.valid(pixels) if holes else None, np.isfinite(pixels)
+    valid = holes.valid(pixels) if holes else None
+    kept: Valid = np.isfinite(pixels)
     if mask is not None:
         kept = kept & (side_at(mask, axes_of_side(mask, spatial, len(region.start)), region) != 0)
     return kept if valid is None else kept & valid

@@ -28,8 +28,8 @@ def for_photon_noise(denoiser: Denoiser, noise: PhotonNoise, white: float) -> De
     >>> denoiser.title, denoiser.receptive_field()
     ('tv', 60)
     """
-    numbers = (float(part.flat[0]) for part in (noise.gain, noise.offset, noise.read_sigma))
-    return cast(Denoiser, PhotonDenoiser(denoiser, *numbers, white))
+    gain, offset, read_sigma = (float(part.flat[0]) for part in (noise.gain, noise.offset, noise.read_sigma))
+    return cast(Denoiser, PhotonDenoiser(denoiser, gain, offset, read_sigma, white))
 
 
 @dataclass(frozen=True)
