@@ -83,16 +83,12 @@ def listed(values: Any) -> str:
     >>> listed(["tv", 0.5, [64, 64]]), list(_split(listed(["a,b", "c"])))
     ('tv,0.5,[64, 64]', ['"a,b"', 'c'])
     """
-    is_one = isinstance(values, str) or not isinstance(values, Iterable)
-    return ",".join(
-        value if isinstance(value, str) and len(list(_split(value))) == 1 else json.dumps(value, default=_plain)
-        for value in ([values] if is_one else values)
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Return a number of NumPy as one of Python."""
-    return value.item() if hasattr(value, "item") else str(value)
+    texts = []
+    for value in [values] if isinstance(values, str) or not isinstance(values, Iterable) else values:
+        is_word = isinstance(value, str) and len(list(_split(value))) == 1
+        text = json.dumps(value, default=lambda each: each.item() if hasattr(each, "item") else str(each))  # of NumPy
+        texts.append(value if is_word else text)
+    return ",".join(texts)
 
 
 def _split(text: str) -> Iterator[str]:

@@ -6,7 +6,6 @@ import glob
 import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -81,28 +80,18 @@ ALONG_ONE = 0.5
 """Ratio of the correlations along both axes below which noise is shared along one."""
 
 
-class ImageNoise(NamedTuple):
-    """Noise of an image, and what follows from it."""
-
-    levels: list[float]
-    """Of each channel, in the units of the image; NaN where none is known."""
-    correlations: list[NoiseCorrelation]
-    """Those that are clear."""
-
-    @classmethod
-    def of(cls, image: TrainingImage) -> ImageNoise:
-        """Look at a few places."""
-        planes = [
-            [_square(image, part) for _, part in readable_parts(image.source, image.sampled(SAMPLED, channel))]
-            for channel in range(image.channels)
-        ]
-        correlations = [found for squares in planes if (found := noise_correlation(squares)) and found.is_clear]
-        return cls([plane_level(squares) for squares in planes], correlations)
+def noise_of(image: TrainingImage) -> tuple[list[float], list[NoiseCorrelation]]:
+    """Return the noise level of each channel by a few places, in the units of the image, NaN where none is known; and the correlations that are clear."""
+    planes = [
+        [_square(image, part) for _, part in readable_parts(image.source, image.sampled(SAMPLED, channel))]
+        for channel in range(image.channels)
+    ]
+    correlations = [found for squares in planes if (found := noise_correlation(squares)) and found.is_clear]
+    return [plane_level(squares) for squares in planes], correlations
 
 
-def hidden_with(job: Training, noise: ImageNoise) -> tuple[Structure, bool, tuple[str, ...]]:
+def hidden_with(job: Training, found: Sequence[NoiseCorrelation]) -> tuple[Structure, bool, tuple[str, ...]]:
     """Return the axis along which pixels are hidden with their neighbours, True where noise differs from pixel to pixel, and a note on the decision."""
-    found = noise.correlations
     structure: Structure = "none" if job.structure == "auto" else job.structure
     if job.method == "noise2noise" or not found:
         return structure, structure == "none" and not found, ()

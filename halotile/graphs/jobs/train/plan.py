@@ -13,9 +13,9 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
 from halotile.graphs.jobs.train.images import (
-    ImageNoise,
     epochs_of,
     hidden_with,
+    noise_of,
     notes_of_images,
     notes_of_pairs,
     open_images,
@@ -145,8 +145,8 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
     first, second = _opened(job, begun)
     _check_patch(job, network, smallest_edge(first))
     patches = patch_source(job, first, second)
-    noise = ImageNoise.of(patches.images[0])
-    structure, white, shared = hidden_with(job, noise)
+    noise_levels, correlations = noise_of(patches.images[0])
+    structure, white, shared = hidden_with(job, correlations)
     patches = replace(patches, structure=structure)
     length = _length(job, network, patches, begun, request, computing.device)
     output = OutputFile(
@@ -168,7 +168,7 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
         smaller=SMALLER,
         scratch_bytes=CHECKPOINTS * 3 * output.layout.size_bytes,
         decided={"steps": length.steps, "epochs": None, "minutes": None, "structure": structure},
-        figures=_figures(job, network, first, patches, length, computing) | {"noise_levels": noise.levels},
+        figures=_figures(job, network, first, patches, length, computing) | {"noise_levels": noise_levels},
         notes=(
             *first[0].remarks,
             *shared,
