@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,8 +63,8 @@ from halotile.tasks.shared import Shared
 SMALLER = "a smaller tile.block or output.shard, or fewer draws"
 IMAGES_AT_ONCE = 9
 """Images of each right-hand side that a solution holds at once: an estimate."""
-WINDOW, WINDOWS = 256, 16
-"""Edge and number of the windows that the prior is found from."""
+EDGES, WINDOWS = (256, 128, 64, 32), 16
+"""Edges of the windows that the prior is found from, where they have no holes, and their number."""
 HALOS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 TRIED, PLACES = 64, 4
 """Edge and number of the blocks that halos are tried on."""
@@ -115,6 +116,11 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
         if operator.kind != "local":
             raise ConfigError(
                 f"operator {operator.name} sees more than a neighbourhood of each pixel, and posterior.method: blocks needs that."
+            )
+        if getattr(operator, "boundary", "") == "circular":
+            raise ConfigError(
+                "boundary is circular, which joins opposite edges of the image, and posterior.method: blocks solves each block with the pixels around it. "
+                "Write boundary: reflect, replicate, zero or valid, as the instrument does."
             )
     with report_if_slow(request.report, "comparing adjoints with forwards"):
         notes = try_adjoints(operators, shape, job.run)
@@ -176,10 +182,10 @@ def _prior(given: Matern, parts: Sequence[Measurement], previous: Mapping[str, A
         return Likely(Matern(**{key: previous["prior"][key] for key in ("std", "range", "mean")}), 0.0, 0.0)
     if "auto" not in (given.std, given.range, given.mean):
         return Likely(given, 0.0, 0.0)
-    for part in parts:
-        edge = min(WINDOW, *part.data.shape[-2:])
+    for part, edge in itertools.product(parts, EDGES):
+        edge = min(edge, *part.data.shape[-2:])
         transfer = transfer_of(part.operator, edge)
-        windows = list(_windows(part, edge))
+        windows = list(_windows(part, edge)) if transfer is not None else []
         if transfer is not None and windows:
             return likely(windows, transfer, given)
     missing = " and ".join(f"prior.{key}" for key in ("std", "range", "mean") if getattr(given, key) == "auto")
