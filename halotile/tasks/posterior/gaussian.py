@@ -260,7 +260,7 @@ def _padded(images: Values, pixels: int) -> Values:
 
 @dataclass(frozen=True)
 class Solution:
-    """Solutions of shape (number, *window), with the relative residual of each."""
+    """Solutions of shape (number, *window), with the residual of each."""
 
     images: Values
     residuals: Values
@@ -270,7 +270,8 @@ class Solution:
 def solve(apply: Callable[[Values], Values], sides: Values, scale: Values, tol: float, most: int = 2000) -> Solution:
     """Conjugate gradients for several right-hand sides at once, each with its own steps.
 
-    ``apply``: the precision; ``sides``: of shape (number, *window); ``scale``: about the diagonal of the precision; ``tol``: largest relative residual.
+    ``apply``: the precision; ``sides``: of shape (number, *window); ``scale``: about the diagonal of the precision; ``tol``: largest
+    residual, relative to the side of a draw.
 
     >>> found = solve(lambda x: 2 * x, np.ones((1, 2, 2)), np.ones((2, 2)), 1e-6)
     >>> found.images.tolist(), found.iterations
@@ -282,9 +283,9 @@ def solve(apply: Callable[[Values], Values], sides: Values, scale: Values, tol: 
     if not np.isfinite(first).all():
         raise InputError("the data, or the noise level, are not finite here. Look at what noise_sigma and data name.")
     search = residual * inverse
-    length, left = first, first
+    length, left, most_left = first, first, tol**2 * residual[0].size
     done = 0
-    while done < most and (active := left > tol**2 * first).any():
+    while done < most and (active := left > most_left).any():
         done += 1
         seen = apply(search)
         steps = _ratio(length, _dots(search, seen), active)
@@ -295,7 +296,7 @@ def solve(apply: Callable[[Values], Values], sides: Values, scale: Values, tol: 
         search *= _spread(_ratio(left, length, active), search, ones=True)
         search += scaled
         length = left
-    return Solution(images, np.sqrt(_ratio(left, first, first > 0)), done)
+    return Solution(images, np.sqrt(left / residual[0].size), done)
 
 
 def _dots(left: Values, right: Values) -> Values:
@@ -311,6 +312,10 @@ def _spread(factors: Values, images: Values, ones: bool = False) -> Values:
     """One factor for each image, multiplied with it."""
     shaped: Values = factors.astype(images.dtype).reshape(-1, *[1] * (images.ndim - 1))
     return shaped if ones else shaped * images
+
+
+SOLVED = 0.03
+"""Share of the tolerance for the solver: its error is not spread evenly."""
 
 
 @dataclass(frozen=True)
@@ -363,9 +368,9 @@ class Solved:
         return np.stack([mean, std, *(mean + image for image in images[1:-1])]).astype(self.dtype), error
 
     def residual(self, scale: Values) -> float:
-        """Relative residual that keeps the error below a tenth of the tolerance."""
+        """Residual, relative to that of a draw, that keeps the error well below the tolerance in every pixel."""
         least = self.posterior.prior.least
-        return 0.1 * self.tol * math.sqrt(least / float(scale.max()))
+        return SOLVED * self.tol * math.sqrt(least / float(scale.max()))
 
 
 SHARE = 2 / 3
