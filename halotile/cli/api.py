@@ -292,7 +292,8 @@ def try_settings(
     -------
     Comparison
         ``best`` is the setting with the smallest estimated error; ``tried`` has ``denoised`` (shape (channels, rows, columns)),
-        ``residual`` (in noise levels), its ``statistics``, and ``error`` of each; ``failed`` has why others could not be used.
+        ``residual`` (in noise levels), its ``statistics``, and ``error`` of each; ``failed`` has why others could not be used. If an image has
+        2 to 8 channels and ``plane`` names none, ``channels`` has the comparison of each by its name, and ``written`` what a job file has for them.
 
     Raises
     ------

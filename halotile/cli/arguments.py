@@ -119,7 +119,7 @@ class FileRequest:
     """Options of a file with a part of an image, from the command line or a call."""
 
     region: Annotated[str | None, option("Y0:Y1,X0:X1", "Only these rows and columns, pixel by pixel.")] = None
-    plane: Annotated[str | None, option("AXIS=N,...", "Which plane, such as t=0,c=1.")] = None
+    plane: Annotated[str | None, option("AXIS=N,...", "Which plane, such as t=0,c=1 or c=DAPI.")] = None
     overwrite: Overwrite = False
     is_call: bool = False
     """True where a script asks, whose messages name arguments, not options."""
@@ -152,22 +152,22 @@ class FileRequest:
         return Region((y0, x0), (y1, x1))
 
     @property
-    def at(self) -> dict[str, int]:
-        """Places along axes from ``t=0,c=1``.
+    def at(self) -> dict[str, int | str]:
+        """Places along axes from ``t=0,c=1``, or ``c=DAPI`` for a channel by its name.
 
-        >>> FileRequest(plane="t=0, c=1").at
-        {'t': 0, 'c': 1}
+        >>> FileRequest(plane="t=0, c=1").at, FileRequest(plane="c=Alexa 488").at
+        ({'t': 0, 'c': 1}, {'c': 'Alexa 488'})
         """
-        positions: dict[str, int] = {}
+        positions: dict[str, int | str] = {}
         self._check_text("plane", self.plane or "", "t=0,c=1")
         for entry in self.plane.split(",") if self.plane else ():
-            match = re.fullmatch(r"\s*([A-Za-z])\s*=\s*(\d+)\s*", entry)
+            match = re.fullmatch(r"\s*([A-Za-z])\s*=\s*(\d+|(?<=[cC]=)\S.*?)\s*", entry)
             if match is None or match[1].lower() in positions:
                 name = self.spelled("plane")
                 raise ConfigError(
                     f"{name} {self.plane}: not a number for each axis. Write it as {name} t=0,c=1, each axis once."
                 )
-            positions[match[1].lower()] = int(match[2])
+            positions[match[1].lower()] = int(match[2]) if match[2].isdecimal() else match[2]
         return positions
 
     def _check_text(self, name: str, text: object, instead: str) -> None:

@@ -16,6 +16,7 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import Row
 from halotile.graphs.kinds.patterns import is_pattern, jobs_of
 from halotile.graphs.kinds.sections import STEM, DenoiserChoice, Input, Output
+from halotile.graphs.words import flow
 from halotile.storage.disk.place import outside_zarr
 
 if TYPE_CHECKING:
@@ -169,11 +170,11 @@ def job_text(
     path: str, denoiser: str, word: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None
 ) -> str:
     """Return a configuration with a denoiser, whose output has the name of the image and a word."""
-    chosen = {"path": _yaml_text(path)}
+    chosen = {"path": flow(path)}
     if level:
         chosen["level"] = str(level)
     if dataset is not None:
-        chosen["dataset"] = _yaml_text(dataset)
+        chosen["dataset"] = flow(dataset)
     if axes is not None:
         chosen["axes"] = axes
     inside = ", ".join(f"{key}: {value}" for key, value in chosen.items())
@@ -181,7 +182,7 @@ def job_text(
         "version: 1\n"
         "job: denoise\n"
         f"input: {{{inside}}}\n"
-        f"output: {{path: {_yaml_text(_output_of(path, word))}}}\n"
+        f"output: {{path: {flow(_output_of(path, word))}}}\n"
         f"denoiser: {denoiser}\n"
     )
 
@@ -192,23 +193,6 @@ def _denoiser(source: Source) -> str:
     if source.dtype.kind == "b" or min(sides) < 2:
         return "{name: median, size: 3}"
     return "{name: tv, strength: 1.0, sigma: auto}  # in noise levels: 0.5 is gentle, 2 is strong"
-
-
-def _yaml_text(text: str) -> str:
-    """Return a text as YAML, with quotes only where they are needed."""
-    import json
-
-    plain = re.fullmatch(r"[A-Za-z0-9_./~-]*[A-Za-z_/][A-Za-z0-9_./~-]*", text) and not text.startswith(("-", "~"))
-    words = text.lower() in ("null", "true", "false")
-    return text if plain and not words and not _is_number(text) else json.dumps(text, ensure_ascii=False)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def info_rows(facts: dict[str, Any]) -> list[Row]:

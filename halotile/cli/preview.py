@@ -28,6 +28,8 @@ def preview(request: PreviewRequest, *, quiet: bool = False) -> str:
         images.append(opened_planes(replace(request, path=request.against, level=0, dataset=None)))
         _refuse_other_shape(request, *images)
     images = [part for image in images for part in _components(image)]
+    if images[0].blend != images[-1].blend:  # as the second has other channels
+        images = [replace(image, colour=False, blend=()) if image.blend else image for image in images]
     with progress(request.file.name, quiet) as tick:
         return _png(request, images, tick)
 
@@ -66,7 +68,7 @@ def opened_planes(request: ImageRequest) -> Planes:
 def _components(planes: Planes) -> list[Planes]:
     """Return what is drawn of an image: modulus and phase of complex pixels, else the image itself."""
     if planes.source.dtype.kind != "c":
-        return [planes]
+        return [planes.blended()]
     return [replace(planes, component="modulus"), replace(planes, component="phase")]
 
 
@@ -81,16 +83,17 @@ def _refuse_other_shape(request: PreviewRequest, first: Planes, second: Planes) 
 
 
 def _png(request: PreviewRequest, images: list[Planes], tick: Callable[[float], None]) -> str:
+    from halotile.storage.images.planes import channel_names
     from halotile.storage.images.png import write_png
 
     edge = None if request.region is not None else request.size or SIZE
     drawn = write_png(request.file, images, edge=edge, values=request.values, tick=tick)
     averaging = f", each the mean of {drawn.step} × {drawn.step}" if drawn.step > 1 else ""
     phase = "; modulus and phase, the phase from -π to π" if images[0].component else ""
-    return (
-        f"{request.file}: {size_text(drawn.shape)}{averaging}; black is {drawn.low:g}, white {drawn.high:g}"
-        f"{phase}{_plane_text(images[0])}"
-    )
+    limits = f"black is {drawn.low:g}, white {drawn.high:g}"
+    if images[0].blend:
+        limits = f"channels {', '.join(channel_names(images[0].source))} in their colours"
+    return f"{request.file}: {size_text(drawn.shape)}{averaging}; {limits}{phase}{_plane_text(images[0])}"
 
 
 def _plane_text(planes: Planes) -> str:

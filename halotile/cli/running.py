@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import PurePath
@@ -247,11 +248,23 @@ def _notes(many: ManyPlans) -> list[str]:
     for path, plan in many.plans.items():
         for note in plan.notes:
             alike.setdefault(re.sub(r"[0-9.]+", "", note), []).append((path, note))
-    notes = [_of_images(each, len(many.plans)) for each in alike.values()]
+    notes = [*_odd_channels(many), *(_of_images(each, len(many.plans)) for each in alike.values())]
     if new := many.new_folders:
         others = f", and {counted(len(new) - 1, 'other')}" if new[1:] else ""
         notes.insert(0, f"there is no folder {new[0]} yet: the run makes it{others}")
     return notes
+
+
+def _odd_channels(many: ManyPlans) -> list[str]:
+    """Return a note on images with another number of channels than most."""
+    sources = {path: plan.sources[0] for path, plan in many.plans.items() if plan.sources}
+    forms = {path: dict(zip(one.axes, one.shape, strict=True)) for path, one in sources.items()}
+    counts = {path: form.get("c", 1) for path, form in forms.items()}
+    usual = Counter(counts.values()).most_common(1)[0][0]
+    if not (odd := [path for path, count in counts.items() if count != usual]):
+        return []
+    more = f" (and {counted(len(odd) - 1, 'more image')} another number than most)" if odd[1:] else ""
+    return [f"{_name(odd[0])} has {counted(counts[odd[0]], 'channel')}, and most images have {usual}{more}"]
 
 
 def _of_images(alike: Sequence[tuple[str, str]], count: int) -> str:

@@ -246,6 +246,9 @@ def status_rows(status: RunStatus) -> list[Row]:
         ("output", str(recorded.get("output", RunDirectory(status.directory).output))),
         *([("batch", status.batch.words)] if status.batch else []),
     ]
+    with suppress(DamagedData):
+        summary = (RunDirectory(status.directory).read_plan() or {}).get("summary", {})
+        rows += [("noise", summary["noise"])] if "noise" in summary else []
     if not status.over and progress.phase == "start":
         rows.append(("phase", "start: the workers are not ready yet"))
     if progress.total:

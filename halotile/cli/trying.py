@@ -18,6 +18,7 @@ from halotile.graphs.kinds.base import Row
 from halotile.graphs.kinds.patterns import first_job
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.waiting import Report, no_report
+from halotile.graphs.words import flow
 
 if TYPE_CHECKING:
     from halotile.graphs.jobs.denoise.compare import Comparison, Setting, TriedSetting
@@ -151,14 +152,36 @@ def written(setting: Setting) -> str:
 
 
 def rows_of(comparison: Comparison) -> list[Row]:
-    """Return the figures of all settings as a table."""
+    """Return the figures of all settings as a table, for each channel where they were compared apart."""
+    if not comparison.channels:
+        return _rows_of(comparison)
+    rows = [row for name, one in comparison.channels.items() for row in (*_rows_of(one, name), ("", ""))]
+    lines = _to_paste(comparison)
+    label = "to paste" if lines[:1] and lines[0].startswith("denoiser:") else "for all"
+    return [*rows, *(("" if n else label, line) for n, line in enumerate(lines))]
+
+
+def _to_paste(comparison: Comparison) -> list[str]:
+    """Return the lines of a job file with the suggestions for all channels."""
+    best = [one.suggested.setting for one in comparison.channels.values() if one.suggested]
+    others = {tuple(part for part in one if not part.startswith(("denoiser", "channels"))) for one in best}
+    if len(others) > 1:
+        return ["the suggestions differ in more than the denoiser: write a job for each channel, with input.channels"]
+    if comparison.written:
+        more = [f"and with {written(*others)}"] if any(others) else []
+        return [f"{key}: {flow(value)}" for key, value in comparison.written.items()] + more
+    return [written(best[0]) or "the job as it is"] if best and len(comparison.tried) > 1 else []
+
+
+def _rows_of(comparison: Comparison, channel: str = "") -> list[Row]:
     labels = _labels(comparison)
-    rows = [("crop", _place_text(comparison)), ("noise", _noise_text(comparison)), *_outliers(comparison), ("", "")]
+    rows = [("crop", _place_text(comparison)), ("noise", _noise_text(comparison)), *_remarks(comparison), ("", "")]
+    rows = [*([("channel", channel)] if channel else []), *rows]
     for tried in comparison.tried:
         structure = "; the residual holds structure" if tried.statistics.is_structured else ""
         rows.append((labels[tried.setting], ", ".join(_lines(tried, comparison)) + structure))
     if len(comparison.tried) > 1:
-        rows += [("", ""), ("suggested", _suggestion(comparison))]
+        rows += [("", ""), ("suggested", _best(comparison) if channel else _suggestion(comparison))]
         rows += [("faint detail", text) for text in _faint(comparison)]
     return rows
 
@@ -178,19 +201,22 @@ def failures_of(comparison: Comparison) -> Iterator[str]:
 def comparison_json(comparison: Comparison, file: Path | None) -> dict[str, Any]:
     """Return the figures of all settings, for programs."""
     return {
+        **({"written": dict(comparison.written)} if comparison.channels else {}),
+        "channels": {name: comparison_json(one, None) for name, one in comparison.channels.items()},
         "file": None if file is None else str(file),
         "place": {axis: list(span) for axis, span in comparison.place.items()},
         "noise_level": comparison.noise,
         "photon_noise": comparison.photons and comparison.photons.to_json(),
         "outliers": comparison.outliers,
+        "noise_correlation": comparison.correlation and {a: list(getattr(comparison.correlation, a)) for a in "yx"},
         "score": comparison.score,
         "settings": [
             {
                 "set": list(tried.setting),
                 "residual": tried.statistics.ratio,
-                "correlation": tried.statistics.correlation,
+                **tried.statistics.correlations_json(),
                 "holds_structure": tried.statistics.is_structured,
-                "error": tried.error,
+                "error": None if math.isnan(tried.error) else tried.error,
                 "faint_detail": [found._asdict() for found in tried.detail],
             }
             for tried in comparison.tried
@@ -204,31 +230,64 @@ def draw(file: Path, comparison: Comparison) -> None:
     """Draw the sheet: the noisy crop, and each setting's result above its residual."""
     import numpy as np
 
+    from halotile.storage.images.png import blends
     from halotile.storage.images.sheet import Cell, draw_sheet, grey
 
-    measured = comparison.noisy[np.isfinite(comparison.noisy)]
-    low, high = np.percentile(measured, TAILS) if measured.size else (0.0, 1.0)
+    channels = list(comparison.channels.values()) or [comparison]
     labels = _labels(comparison)
-    cells = [Cell("noisy", [grey(comparison.noisy, low, high)])]
+    windows = [_contrast(one.noisy) for one in channels]
+
+    def drawn(images: Sequence[Any]) -> Any:
+        if len(channels) == 1:
+            return grey(images[0], *windows[0])
+        ((mixed, _),) = blends([np.stack([image[0] for image in images], -1)], comparison.colours, windows)
+        return grey(np.moveaxis(mixed, -1, 0), 0, 1)
+
+    cells = [Cell("noisy", [drawn([one.noisy for one in channels])])]
     has_others = len(comparison.tried) > 1
     for tried in comparison.tried:
-        is_best, is_structured = tried is comparison.suggested, tried.statistics.is_structured
-        residual = grey(tried.residual, -NOISE_LEVELS, NOISE_LEVELS, GREY)
-        images = [grey(tried.denoised, low, high), residual]
-        remark = "the residual holds structure" if is_structured else ""
+        same = [each for one in channels for each in one.tried if each.setting == tried.setting]
+        if len(same) < len(channels):
+            continue
+        worst = max(same, key=lambda each: each.statistics.correlation)
+        residual = grey(worst.residual, -NOISE_LEVELS, NOISE_LEVELS, GREY)
+        is_best = all(each is one.suggested for each, one in zip(same, channels, strict=True))
+        remark = "the residual holds structure" if worst.statistics.is_structured else ""
         lines = _lines(tried, comparison)
+        if comparison.channels:
+            named = zip(comparison.channels.items(), same, strict=True)
+            lines = [
+                f"{name}: error {each.error:.3f}{', the least' * (each is one.suggested)}"
+                for (name, one), each in named
+            ]
+        images = [drawn([each.denoised for each in same]), residual]
         cells.append(Cell(labels[tried.setting], images, lines, is_best and has_others, remark))
     failures = [f"Not shown: {failure}" for failure in failures_of(comparison)]
     draw_sheet(file, cells, [*_notes(comparison), *failures])
 
 
+def _contrast(pixels: Any) -> tuple[float, float]:
+    """Return the values that are black and white."""
+    import numpy as np
+
+    measured = pixels[np.isfinite(pixels)]
+    low, high = np.percentile(measured, TAILS) if measured.size else (0.0, 1.0)
+    return float(low), float(high)
+
+
 def _suggestion(comparison: Comparison) -> str:
-    """Return the best setting, and the plane that it is best for; a sentence where none is worth it."""
+    """Return the best setting, and the plane that it is best for; a sentence where none is worth it, or none is known to be."""
+    plane = _plane_text(comparison)
+    where = f" (for plane {plane}; others may need another: --plane)" if plane and comparison.suggested else ""
+    return _best(comparison) + where
+
+
+def _best(comparison: Comparison) -> str:
+    if comparison.correlation:
+        return "none: settings cannot be compared by their errors. Compare the residuals, and the faint detail"
     if comparison.suggested is None:
         return "no setting is better than the image as it is, by this estimate"
-    plane = _plane_text(comparison)
-    where = f" (for plane {plane}; others may need another: --plane)" if plane else ""
-    return (written(comparison.suggested.setting) or "the job as it is") + where
+    return written(comparison.suggested.setting) or "the job as it is"
 
 
 def _plane_text(comparison: Comparison) -> str:
@@ -239,16 +298,17 @@ def _plane_text(comparison: Comparison) -> str:
 
 def _lines(tried: TriedSetting, comparison: Comparison) -> list[str]:
     found = tried.statistics
+    kept, seen = _percents(d.kept for d in tried.detail), _percents(d.detected for d in tried.detail)
     return [
         f"residual {found.ratio:.2f} of the noise",
-        f"correlation {round(found.correlation, 2) + 0.0:.2f}",
-        f"error {tried.error:.3f} ({comparison.score})",
-        *(
-            [f"faint detail {percents} %"]
-            if (percents := "/".join(f"{100 * d.kept:.0f}" for d in tried.detail))
-            else []
-        ),
+        f"correlation {found.correlation_text}",
+        *([] if math.isnan(tried.error) else [f"error {tried.error:.3f} ({comparison.score})"]),
+        *([f"faint detail {kept} % kept, {seen} % detected"] if kept else []),
     ]
+
+
+def _percents(shares: Iterable[float]) -> str:
+    return "/".join(f"{100 * share:.0f}" for share in shares)
 
 
 def _faint(comparison: Comparison) -> list[str]:
@@ -262,12 +322,14 @@ def _faint(comparison: Comparison) -> list[str]:
     ]
 
 
-def _outliers(comparison: Comparison) -> list[Row]:
-    """Return the number of pixels that were left out."""
-    if not comparison.outliers:
-        return []
-    count = counted(comparison.outliers, "pixel")
-    return [("outliers", f"{count} far beyond the noise, hot or dead: left out of all figures")]
+def _remarks(comparison: Comparison) -> Iterator[Row]:
+    """Yield the number of pixels that were left out, and the reason why no error can be estimated."""
+    if comparison.outliers:
+        count = counted(comparison.outliers, "pixel")
+        yield "outliers", f"{count} far beyond the noise, hot or dead: left out of all figures"
+    if found := comparison.correlation:
+        why = f"the noise is correlated, by {found}, and the estimate takes it for independent from pixel to pixel"
+        yield "error", f"none can be estimated: {why}. {found.advice}"
 
 
 def _noise_text(comparison: Comparison) -> str:
@@ -291,17 +353,28 @@ def _place_text(comparison: Comparison) -> str:
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    notes = [
-        *(f"{text.capitalize()}." for _, text in _outliers(comparison)),
+    place = [
+        *(f"{label.capitalize()}: {text}." for label, text in _remarks(comparison)),
         f"Crop {_place_text(comparison)}. {_noise_text(comparison).capitalize()}.",
-        f"Below each result: what it took away, the residual. Grey is 0, black and white are -{NOISE_LEVELS} and +{NOISE_LEVELS} noise levels.",
-        "residual: its standard deviation relative to the noise. correlation: of its neighbouring pixels, about 0 for noise alone, larger "
-        "where it holds structure of the image. error: estimated squared error of the result; that of the noisy crop is 1.",
-        "faint detail: height left of small spots and lines that were added at 1, 2 and 5 noise levels.",
     ]
+    if comparison.channels:
+        rows, columns = (":".join(map(str, comparison.place[axis])) for axis in "yx")
+        names = ", ".join(comparison.channels)
+        place = [
+            f"Crop {rows},{columns} (rows, columns) of channels {names} in their colours; residual of the one with most structure in it."
+        ]
+    notes = [
+        *place,
+        f"Below each result: what it took away, the residual. Grey is 0, black and white are -{NOISE_LEVELS} and +{NOISE_LEVELS} noise levels.",
+        "residual: its standard deviation relative to the noise. correlation: of its neighbouring pixels, the larger one of both axes, about 0 for noise alone, larger "
+        "where it holds structure of the image. error: estimated squared error of the result; that of the noisy crop is 1.",
+        "faint detail: height left of small spots and lines that were added at 1, 2 and 5 noise levels, and share of them that stands out.",
+    ]
+    if comparison.channels:
+        return [*notes[:2], *_to_paste(comparison)]
     if len(comparison.tried) > 1:
         notes += [
-            f"Smallest error: {_suggestion(comparison)}",
+            f"{'Suggested' if comparison.correlation else 'Smallest error'}: {_suggestion(comparison)}",
             *(f"Faint detail: {text}." for text in _faint(comparison)),
         ]
     return notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,31 @@ def shown(value: Any) -> str:
         text = repr(value)
     text = redacted(text)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def flow(value: Any) -> str:
+    """Return a value as YAML on one line, with quotes only where they are needed.
+
+    >>> flow({"name": "tv", "strength": {"DAPI": 1.0, "Alexa 488": 0.5}, "sizes": [1, 2]}), flow("1e3")
+    ('{name: tv, strength: {DAPI: 1.0, "Alexa 488": 0.5}, sizes: [1, 2]}', '"1e3"')
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{flow(str(key))}: {flow(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    if not isinstance(value, str):
+        return json.dumps(value, default=str)
+    plain = re.fullmatch(r"[A-Za-z0-9_./~-]*[A-Za-z_/][A-Za-z0-9_./~-]*", value) and not value.startswith(("-", "~"))
+    words = value.lower() in ("null", "true", "false")
+    return value if plain and not words and not _is_number(value) else json.dumps(value, ensure_ascii=False)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def dotted(path: Iterable[str | int]) -> str:
@@ -109,7 +135,8 @@ def expected(annotation: Any) -> str:
 
 def _phrase(part: Any) -> str:
     if (kinds := entry_types(part, 1)) is not None:
-        entries = expected(kinds[0]) if get_origin(kinds[0]) is Literal else _PLURALS.get(kinds[0], "values")
+        plurals = " or ".join(_PLURALS.get(each, "values") for each in parts(kinds[0]))
+        entries = expected(kinds[0]) if get_origin(kinds[0]) is Literal else plurals
         return f"a list of {entries}" if len(kinds) == 1 else f"a list of {len(kinds)} {entries}"
     if (kind := value_type(part)) is not None:
         return f"a mapping of names to {_PLURALS[kind]}" if kind in _PLURALS else "a mapping"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,8 +17,11 @@ import numpy as np
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable
 from halotile.storage.disk.durable import GONE
 from halotile.storage.formats.base import Header, Reader
+from halotile.storage.formats.parts.geotiff import METADATA
+from halotile.storage.formats.parts.tiff_scale import PLANES
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
+from halotile.storage.sharded.ome_metadata import Channels
 from halotile.storage.spacing import with_sizes
 
 Opener = Callable[..., Reader]
@@ -61,6 +65,8 @@ class StoredArray:
         self.georeference, self.mask = header.georeference, header.mask
         self.attributes = header.attributes
         self.order = tuple(range(self.ndim))
+        # axis of the file with channels, and their indices along it; None: all
+        self.selected: tuple[int, tuple[int, ...]] | None = None
 
     def with_sizes(self, sizes: Mapping[str, float | str]) -> Self:
         """The same array with the user's pixel sizes of some axes, such as ``{"z": "0.3 um"}``."""
@@ -95,6 +101,44 @@ class StoredArray:
             array.ome = replace(self.ome, translation=moved(self.ome.translation))
         return array
 
+    def with_channels(self, numbers: Sequence[int]) -> Self:
+        """The same array with some of its channels, in this order.
+
+        >>> import tempfile
+        >>> from halotile.storage.arrays import open_source
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.save(f"{folder}/rgb.npy", np.arange(3) + np.zeros((4, 5, 3)))
+        ...     image = open_source(f"{folder}/rgb.npy", axes="yxc").with_channels((2, 0))
+        ...     image.shape, image[0, 0].tolist()
+        ((4, 5, 2), [2.0, 0.0])
+        """
+        axis, array = self.axes.index("c"), self._copy()
+        count, before = self.shape[axis], self.selected[1] if self.selected else range(self.shape[axis])
+        array.selected = self.order[axis], tuple(before[number] for number in numbers)
+        array.shape = (*self.shape[:axis], len(numbers), *self.shape[axis + 1 :])
+
+        def kept(described: Channels) -> Channels:
+            return tuple(described[number] for number in numbers) if len(described) == count else ()
+
+        array.channels = kept(self.channels)
+        if array.selected[1] != tuple(range(count)):  # values of each plane, or each band, would be those of others
+            array.attributes = {name: value for name, value in self.attributes.items() if name != PLANES}
+            if self.georeference:
+                geokeys = {key: value for key, value in self.georeference.geokeys.items() if key != str(METADATA)}
+                array.georeference = replace(self.georeference, geokeys=geokeys)
+        if self.ome is not None and self.ome.omero:
+            shown = list(kept(tuple(self.ome.omero["channels"])))
+            array.ome = replace(self.ome, omero={**self.ome.omero, "channels": shown} if shown else None)
+        return array
+
+    def arranged_as(self, image: Self) -> Self:
+        """The same array in the order, and with the channels, of an image whose file has the same shape; itself beside another one."""
+        if self._header.shape != image._header.shape or self.order != tuple(range(self.ndim)):
+            return self
+        array = self.in_order(image.order)
+        array.selected, array.shape = image.selected, image.shape
+        return array
+
     def one_of_many(self) -> Self:
         """The same array, whose file is closed once :data:`MOST_SHARED` others were read."""
         array = copy.copy(self)
@@ -110,13 +154,28 @@ class StoredArray:
         try:
             stored = [self.order.index(axis) for axis in range(self.ndim)]
             bounds = (tuple(ends[axis] for axis in stored) for ends in (region.start, region.stop))
-            pixels = self.reader().read(Region(*bounds)).transpose(self.order)
+            parts = [self.reader().read(part) for part in self._in_file(Region(*bounds))]
+            pixels = parts[0] if self.selected is None else np.concatenate(parts, self.selected[0])
+            pixels = pixels.transpose(self.order)
         except Exception as error:
             if isinstance(error, (HalotileError, MemoryError)) and not isinstance(error, DamagedData):
                 raise
             what = f"{self.path}: the pixels from {region.start} to {region.stop} cannot be read"
             raise read_error(what, error) from error
         return np.ascontiguousarray(pixels, dtype=self.dtype)
+
+    def _in_file(self, region: Region) -> Iterator[Region]:
+        """Yield the regions of the file, in its order, that make up one of the channels that are kept."""
+        if self.selected is None:
+            yield region
+            return
+        axis, numbers = self.selected
+        wanted = enumerate(numbers[region.start[axis] : region.stop[axis]])
+        for _, run in itertools.groupby(wanted, lambda pair: pair[1] - pair[0]):
+            _, along = zip(*run, strict=True)
+            start, stop = list(region.start), list(region.stop)
+            start[axis], stop[axis] = along[0], along[-1] + 1
+            yield Region(tuple(start), tuple(stop))
 
     def __getitem__(self, index: Any) -> Pixels:
         """The pixels at integers and slices of step 1, as in NumPy: ``source[0, :512, 256:512]``."""
@@ -169,6 +228,7 @@ class StoredArray:
             "shape": list(self.shape),
             "dtype": self.dtype.name,
             "axes": "".join(self.axes),
+            **({"channels": list(self.selected[1])} if self.selected else {}),
             **self._header.identity,
         }
 

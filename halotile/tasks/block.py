@@ -102,6 +102,8 @@ class Receipt:
     pixels: int = 0
     holes: int = 0
     """Pixels that were left as they are, because they hold no measurement or a mask keeps them."""
+    defects: int = 0
+    """Pixels that were replaced before anything was computed."""
     not_finite: int = 0
     """NaN and infinities that were taken for measurements."""
     spoiled: int = 0
@@ -303,7 +305,7 @@ class WriteFile:
         return what_was_read
 
     def write(self, block: Block, result: bytes, receipt: Receipt) -> None:
-        """Replace the empty file that the run has made."""
+        """Write the file, unless another program has put one there."""
         with suppress(FileNotFoundError):
             if (present := self.path.read_bytes()) not in (b"", result):
                 raise OutputRefused(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ from halotile.tasks.devices.gpu import open_device
 from halotile.tasks.holes import Holes, Valid, fill_from_nearest
 from halotile.tasks.image_task import keep_on_gpus
 from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, Tiling
-from halotile.tasks.roles import Roles
+from halotile.tasks.noise.defects import Defects, Places, Repaired
+from halotile.tasks.roles import Roles, respanned
 from halotile.tasks.trials.probe import check_purity
 from halotile.tasks.trials.provenance import build_sealed
 
@@ -108,6 +109,8 @@ class DenoiseTask:
     overlap: bool
     holes: Holes | None = None
     """Values without a measurement; None if every value is one."""
+    defects: Defects | None = None
+    """Pixels that are replaced before anything is computed."""
     channels_last: bool = False
     io_threads: int = 1
     """Threads that read and write the chunks of a block in parallel."""
@@ -116,12 +119,37 @@ class DenoiseTask:
     seals: Mapping[str, str] = field(default_factory=dict)
     """Digests of the files and the code that the denoiser must be built from: see :func:`~halotile.tasks.trials.provenance.seals_of`."""
 
+    channels: tuple[tuple[DenoiseTask, int], ...] = ()
+    """The task of each channel, on an image of the channels that have the same one, and its number there; empty where all have this one."""
+
     @property
     def batch(self) -> int:
         return self.tiling.batch
 
-    def stages(self) -> DenoiseStages:
-        return DenoiseStages(self)
+    @property
+    def parts(self) -> tuple[DenoiseTask, ...]:
+        """The different tasks of the channels, in their order."""
+        return tuple({id(task): task for task, _ in self.channels}.values()) or (self,)
+
+    def changed(self, change: Callable[[DenoiseTask], DenoiseTask]) -> DenoiseTask:
+        """The task and those of its channels, changed."""
+        made = {id(task): change(task) for task, _ in self.channels}
+        return replace(change(self), channels=tuple((made[id(task)], number) for task, number in self.channels))
+
+    def at(self, region: Region) -> tuple[DenoiseTask, Region]:
+        """The task that computes a region of one channel, and the region in the image of that task."""
+        if not self.channels:
+            return self, region
+        axis = self.roles.axes.index("c")
+        task, number = self.channels[region.start[axis]]
+        return task, respanned(region, {axis: (number, number + 1)})
+
+    def stages(self) -> DenoiseStages | ChannelStages:
+        return ChannelStages(self) if self.channels else DenoiseStages(self)
+
+    def repaired(self) -> Readable:
+        """The image with other values in the place of its defects."""
+        return self.source if self.defects is None else Repaired(self.source, self, self.defects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +161,8 @@ class ReadBlock:
     holed: tuple[Pixels, Valid] | None
     not_finite: int | None
     """NaN and infinities of the core that are taken for measurements; None where the window has none."""
+    defects: tuple[Places, Pixels] | None
+    """Places of the defects of the core, from its start, and their values; None where defects are not looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +172,7 @@ class CoreImage:
     computed: QueuedCore
     holed: tuple[Pixels, Valid] | None
     not_finite: int | None
+    defects: tuple[Places, Pixels] | None
 
 
 class DenoiseStages:
@@ -166,7 +197,8 @@ class DenoiseStages:
     def read(self, block: Block) -> ReadBlock:
         """Read the window of the image and of each side input, and stage them."""
         task, roles = self.task, self.task.roles
-        pixels = read_window(task.source, block.window, task.rim)
+        image = task.repaired()
+        pixels = read_window(image, block.window, task.rim)
         if task.on_nan == "fail":
             check_image(pixels, task.source, block.window, task.rim, roles.axes)
         given = original = roles.arrange(pixels)
@@ -185,7 +217,8 @@ class DenoiseStages:
         if not (task.holes and task.holes.nan) and not all_finite(pixels):
             core = block.core.relative_to(task.rim.reach(block.window, task.grid.shape))
             not_finite = int(np.count_nonzero(~np.isfinite(pixels[core.slices])))
-        return ReadBlock(staged, size, None if valid is None else (original, valid), not_finite)
+        defects = image.defects_of(block.core) if isinstance(image, Repaired) else None
+        return ReadBlock(staged, size, None if valid is None else (original, valid), not_finite, defects)
 
     def _valid(self, pixels: Pixels, mask: Pixels | None) -> Valid | None:
         """The pixels of a block that were measured and are not masked; None where all are."""
@@ -213,7 +246,7 @@ class DenoiseStages:
             )
         receipt.pixels += block.core.size
         receipt.read_bytes += what_was_read.size
-        return CoreImage(computed, what_was_read.holed, what_was_read.not_finite)
+        return CoreImage(computed, what_was_read.holed, what_was_read.not_finite, what_was_read.defects)
 
     def write(self, block: Block, result: CoreImage, receipt: Receipt) -> None:
         task, roles = self.task, self.task.roles
@@ -221,7 +254,8 @@ class DenoiseStages:
             pixels = result.computed.collect()
         receipt.compute_seconds += result.computed.seconds
         nodata = task.writer.layout.nodata
-        if nodata is not None or result.holed is not None:  # else the writer converts shard by shard
+        are_kept = task.defects is not None and task.defects.are_kept
+        if nodata is not None or result.holed is not None or are_kept:  # else the writer converts shard by shard
             pixels = to_dtype(pixels, task.writer.layout.dtype)
         if nodata is not None:
             avoid_value(pixels, nodata)
@@ -230,6 +264,11 @@ class DenoiseStages:
             reach = roles.spatial_part(task.rim.reach(block.window, task.grid.shape))
             inner: tuple[Any, ...] = (..., *roles.spatial_part(block.core).relative_to(reach).slices)
             receipt.holes += self._restore_holes(pixels, original[inner], valid[inner])
+        if result.defects is not None:
+            places, values = result.defects
+            receipt.defects += len(places)
+            if are_kept:
+                roles.restore(pixels)[tuple(places.T)] = to_dtype(values, pixels.dtype)
         region = roles.output_region(block.core, task.tiling.scale, task.channels_out)
         if result.not_finite is not None:
             receipt.not_finite += result.not_finite
@@ -278,3 +317,38 @@ class DenoiseStages:
         if side.ndim == len(roles.axes):
             return roles.arrange(side)
         return side[(None,) * (len(roles.looped) + 1)]
+
+
+class ChannelStages:
+    """The stages of an image whose channels have tasks of their own: a block is one of a single channel."""
+
+    def __init__(self, task: DenoiseTask) -> None:
+        self.task = task
+        devices: dict[bool, Device] = {}
+        self._stages: dict[int, DenoiseStages] = {}
+        for part in task.parts:
+            stages = self._stages[id(part)] = DenoiseStages(part, devices.get(part.channels_last))
+            devices[part.channels_last] = stages.tiles.device
+
+    def _of(self, block: Block) -> tuple[DenoiseStages, Block]:
+        (task, core), (_, window) = self.task.at(block.core), self.task.at(block.window)
+        return self._stages[id(task)], replace(block, core=core, window=window)
+
+    def check(self) -> None:
+        for stages in self._stages.values():
+            stages.check()
+
+    def read(self, block: Block) -> ReadBlock:
+        stages, there = self._of(block)
+        return stages.read(there)
+
+    def compute(self, block: Block, what_was_read: ReadBlock, receipt: Receipt) -> CoreImage:
+        stages, there = self._of(block)
+        return stages.compute(there, what_was_read, receipt)
+
+    def write(self, block: Block, result: CoreImage, receipt: Receipt) -> None:
+        self._of(block)[0].write(block, result, receipt)
+
+    def finish(self, receipt: Receipt) -> None:
+        for stages in reversed(self._stages.values()):  # the batch is the first one's
+            stages.finish(receipt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -47,6 +48,33 @@ def test_every_plane_and_level_is_written(folder: Path) -> None:
 def test_a_part_of_some_planes_is_written(folder: Path) -> None:
     assert ask("export", "a.zarr", "a.tif", "--region", "10:500,20:90", "--plane", "c=1", "--quiet").stdout == ""
     assert np.array_equal(tifffile.imread(folder / "a.tif"), PIXELS[:, 1, 10:500, 20:])
+
+
+def test_times_and_positions_of_planes_are_those_of_the_file_that_was_denoised(folder: Path) -> None:
+    values: dict[str, Any] = {
+        "ExposureTime": [0.1 * n for n in range(6)],
+        "ExposureTimeUnit": ["ms"] * 6,
+        "PositionX": [100.0 + n // 3 for n in range(6)],
+        "DeltaT": [float(n) for n in range(6)],
+    }
+    tifffile.imwrite("in.ome.tif", PIXELS[..., :64, :], ome=True, metadata={"axes": "TCYX", "Plane": values})
+    job = "version: 1\njob: denoise\ninput: {path: in.ome.tif}\noutput: {path: o.zarr}\n"
+    (folder / "job.yaml").write_text(job + "denoiser: {name: gaussian, sigma: 1.0}\nrun: {workers: 1}\n")
+    assert ask("run", "job.yaml").exit_code == 0
+    assert ask("export", "o.zarr", "out.ome.tif").exit_code == 0
+    assert ask("export", "o.zarr", "part.ome.tif", "--plane", "c=1").exit_code == 0
+    assert ask("export", "a.zarr", "none.ome.tif").exit_code == 0
+    kept = {name: _plane_values(name) for name in ("in.ome.tif", "out.ome.tif", "part.ome.tif", "none.ome.tif")}
+    assert kept["out.ome.tif"] == kept["in.ome.tif"]
+    assert kept["part.ome.tif"] == [kept["in.ome.tif"][1], kept["in.ome.tif"][4]]
+    assert not any(kept["none.ome.tif"])
+
+
+def _plane_values(path: str) -> list[dict[str, str]]:
+    """The attributes of each plane besides its place."""
+    with tifffile.TiffFile(path) as file:
+        elements = ElementTree.fromstring(file.ome_metadata or "").findall(".//{*}Plane")
+        return [{key: text for key, text in plane.attrib.items() if key[:3] != "The"} for plane in elements]
 
 
 @pytest.mark.parametrize(

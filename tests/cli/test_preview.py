@@ -194,3 +194,21 @@ def test_no_extra_package_is_needed(folder: Path, words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (folder / words[-1]).exists()
+
+
+def test_channels_are_drawn_in_their_colours_and_contrasts(folder: Path) -> None:
+    ramp = np.tile(np.arange(50, dtype="u2") * 10, (40, 1))
+    stack = np.stack([ramp, ramp[:, ::-1]])
+    names: dict[str, Any] = {"Name": ["DAPI", "GFP"], "Color": [0x0000FFFF, 0x00FF00FF]}
+    tifffile.imwrite("c.tif", stack, ome=True, metadata={"axes": "CYX", "Channel": names})
+    whole = ("--region", "0:40,0:50", "--range", "0", "490")
+    assert "channels DAPI, GFP in their colours" in printed("preview", "c.tif", "c.png", *whole)
+    drawn, level = read_png(folder / "c.png"), (ramp / 490 * 255).round()
+    assert [np.abs(drawn[..., n] - want).max() <= 1 for n, want in enumerate((0, level[:, ::-1], level))] == [True] * 3
+    printed("preview", "c.tif", "own.png", "--region", "0:40,0:50")
+    assert read_png(folder / "own.png")[0, -1].tolist() == [0, 0, 255]
+    assert printed("preview", "c.tif", "g.png", "--plane", "c=GFP", *whole).rstrip().endswith("plane c=1")
+    assert np.abs(read_png(folder / "g.png") - level[:, ::-1]).max() <= 1
+    assert "no channel GFPP, but DAPI (0), GFP (1). Did you mean GFP?" in refused(
+        "preview", "c.tif", "x.png", "--plane", "c=GFPP"
+    )

@@ -12,16 +12,21 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
+from skimage.data import camera
 
 from halotile.cli import batch, running
 from halotile.cli.config import loading
+from halotile.cli.config.loading import load_job
 from halotile.cli.exits import StoppedEarly
 from halotile.cli.screens.progress_report import Lines
 from halotile.cli.status import SILENCE_SECONDS, read_status, watch
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.clusters.base import ADDRESS, ATTENDED, VARIABLE
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.claim import kept_of
 from halotile.graphs.submission import Submission
 from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
 from tests.cli.engine import MonkeyPatch, ask, printed, refused
@@ -54,6 +59,25 @@ def test_a_running_run_tells_how_far_it_is(directory: RunDirectory) -> None:
     assert shown["done"] == "150 of 400 blocks (100 resumed), 37.5 %"
     assert shown["left"] == "50 s"
     assert shown["rate"] == "5 Mpix/s, 0 MB/s over 10 s"
+
+
+def test_the_noise_is_that_of_the_plan_and_of_settings_that_are_tried(tmp_path: Path) -> None:
+    pixels = camera()[:256, :256] + 15 * np.random.default_rng(0).standard_normal((256, 256))
+    np.save(tmp_path / "a.npy", pixels.clip(0, 255).astype("u1"))
+    job = tmp_path / "job.yaml"
+    places = f"input: {{path: {tmp_path / 'a.npy'}}}\noutput: {{path: {tmp_path / 'o.zarr'}}}\n"
+    job.write_text(f"version: 1\njob: denoise\n{places}denoiser: {{name: tv, strength: 1.0, sigma: auto}}\n")
+    level = json.loads(ask("try", job, "--json").stdout)["noise_level"]
+    relative = f"noise level {level:.4g} ({level / 255:.4g} of the range), estimated from the whole image"
+    shown = {name: " ".join(printed(name, job).split()) for name in ("try", "plan")}
+    run = RunDirectory.beside(tmp_path / "o.zarr")
+    run.create()
+    record(run, state="finished")
+    run.write_plan(kept_of(make_plan(load_job(job), fresh=True)))
+    shown["status"] = " ".join(printed("status", run.path).split())
+    assert f"noise noise level {level:.4g} " in shown["try"]
+    assert relative in shown["plan"]
+    assert f"noise {relative}" in shown["status"]
 
 
 def test_what_was_held_of_a_card_is_told(directory: RunDirectory) -> None:

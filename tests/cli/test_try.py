@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from skimage.data import camera
 
@@ -38,6 +39,7 @@ def test_every_combination_is_drawn_and_the_best_is_named(folder: Path) -> None:
     lists = ("--set", "denoiser.name=tv,nlm", "--set", "denoiser.strength=0.2,0.8,8")
     result = printed("try", "job.yaml", "sheet.png", *lists)
     assert result.count("(SURE)") == 6
+    assert " ".join(result.split()).count("% detected") == 6
     assert result.count("strength=8") == result.count("; the residual holds structure") == 2
     suggested = result.partition("suggested")[2]
     assert "--set denoiser.strength=0.8" in suggested
@@ -79,10 +81,28 @@ def test_no_setting_is_suggested_where_none_beats_the_noisy_crop(folder: Path) -
     assert found["suggested"] is None
 
 
+def test_correlated_noise_has_no_error_and_the_reason_is_given(folder: Path) -> None:
+    noise = 15 * np.random.default_rng(0).standard_normal((256, 256))
+    np.save("a.npy", (camera()[:256, :256] + noise + np.roll(noise, 1, 1)).astype("f4"))
+    lists = ("--set", "denoiser.strength=0.5,1")
+    result = " ".join(printed("try", "job.yaml", "sheet.png", *lists).split())
+    assert "error none can be estimated: the noise is correlated, by " in result
+    assert "The likely cause is a readout or scan along x: train a network with structure: x" in result
+    assert "suggested none: settings cannot be compared by their errors" in result
+    assert "SURE" not in result
+    found = json.loads(ask("try", "job.yaml", *lists, "--json").stdout)
+    assert [entry["error"] for entry in found["settings"]] == [None, None]
+    assert found["suggested"] is None
+    assert found["noise_correlation"]["x"][0] == pytest.approx(0.5, abs=0.08)
+
+
 def test_figures_for_programs(folder: Path) -> None:
     result = ask("try", "job.yaml", "--json", "--set", "denoiser.strength=1,-1", "--region", "0:64,0:64")
     found = json.loads(result.stdout)
     assert found["place"] == {"y": [0, 64], "x": [0, 64]}
+    (entry,) = found["settings"]
+    assert entry["correlation"] == max(entry["correlations"].values())
+    assert found["noise_correlation"] is None
     assert [entry["set"] for entry in found["settings"]] == [["denoiser.strength=1"]] == [found["suggested"]]
     assert [entry["set"] for entry in found["failed"]] == [["denoiser.strength=-1"]]
     assert result.stderr.startswith("not shown: strength=-1: ")
@@ -171,3 +191,27 @@ def test_numbers_of_numpy_and_single_values_are_taken(folder: Path) -> None:
     assert len(halotile.try_settings("job.yaml", settings).tried) == 2
     with pytest.raises(ConfigError, match=r"region is \(slice.*0:512,1000:1512"):
         halotile.try_settings("job.yaml", {}, region=(slice(0, 9),))  # type: ignore[arg-type]
+
+
+def test_each_channel_is_tried_and_the_lines_to_paste_make_a_job(folder: Path) -> None:
+    rng, image = np.random.default_rng(0), camera()[60:188, 150:278].astype("f4")
+    stack = np.stack([image + 2 * rng.standard_normal(image.shape), image + 60 * rng.standard_normal(image.shape)])
+    names = {"Name": ["DAPI", "Alexa 488"]}
+    tifffile.imwrite("a.tif", stack.astype("f4"), ome=True, metadata={"axes": "CYX", "Channel": names})
+    job = JOB.replace("a.npy", "a.tif")
+    Path("job.yaml").write_text(job)
+    result = printed("try", "job.yaml", "sheet.png", "--set", "denoiser.strength=0.2,1.5")
+    line = 'denoiser: {name: tv, strength: {DAPI: 0.2, "Alexa 488": 1.5}, sigma: auto}'
+    assert result.rstrip().endswith(f"to paste      {line}")
+    Path("pasted.yaml").write_text(job.replace(JOB.splitlines()[-1], line))
+    assert "Alexa 488: {name: tv, strength: 1.5, sigma: auto}" in printed("plan", "pasted.yaml")
+    again = printed("try", "pasted.yaml", "--plane", "c=Alexa 488")
+    assert "error" in again
+    assert "c=1" in again
+    found = halotile.try_settings("job.yaml", {"denoiser": [TV_TEXT, "{name: gaussian, sigma: 2}"]})
+    assert [one.place["y"] for one in found.channels.values()] == [(0, 128)] * 2
+    assert found.written["denoiser"] == {"name": "tv", "strength": 0.2, "sigma": "auto"}
+    assert found.written["channels"] == {"Alexa 488": {"name": "gaussian", "sigma": 2}}
+
+
+TV_TEXT = "{name: tv, strength: 0.2, sigma: auto}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 import tifffile
 from numpy.typing import NDArray
-from skimage.data import camera
+from scipy import ndimage
+from skimage.data import camera, cell, clock, coins, moon
 
 from halotile.graphs.jobs.denoise.compare import Comparison, TriedSetting, compare
 from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.make import make_plan
 from halotile.tasks.noise.estimate import plane_level
+from halotile.tasks.noise.noise_correlation import noise_correlation
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quality import unbiased_risk, without_outliers
 from halotile.tasks.noise.quiet_windows import fit_noise, windows_of
-from tests.benchmarks.choosing import NOISES, Row, losses, rows_of
+from tests.benchmarks.choosing import NOISES, Row, images, losses, rows_of
 from tests.support import job_of, write_zarr
 
 Image = NDArray[np.float64]
@@ -132,6 +134,49 @@ def test_one_camera_has_one_gain(tmp_path: Path) -> None:
     assert np.ptp(by_plane["gain"]) > 0.3
 
 
+def _mosaic(noise: Image) -> Image:
+    """Noise of every second pixel of rows and columns, and the mean of its neighbours between."""
+    measured = np.where(np.add.outer(np.arange(len(noise)) % 2, np.arange(noise.shape[1]) % 2) == 0, noise, 0)
+    for axis in (0, 1):
+        measured = ndimage.convolve1d(measured, [0.5, 1, 0.5], axis=axis)
+    return measured
+
+
+CORRELATED: dict[str, tuple[Callable[[Image], Image], str]] = {
+    "white": (lambda noise: noise, ""),
+    "stripes": (lambda noise: noise + 0.85 * noise[:1], "line noise, columns that are off: write input.stripes: auto"),
+    "scan": (lambda noise: ndimage.uniform_filter1d(noise, 3, axis=1), "a readout or scan along x: train a network"),
+    "smooth": (lambda noise: ndimage.gaussian_filter(noise, 0.7), "resampling, smoothing, or colours"),
+    "mosaic": (_mosaic, "colours interpolated from a mosaic: denoise the image from before"),
+}
+
+
+@pytest.mark.parametrize("kind", CORRELATED)
+def test_correlated_noise_is_seen_with_its_cause_and_no_error_is_estimated_by_it(tmp_path: Path, kind: str) -> None:
+    correlate, advice = CORRELATED[kind]
+    noise = correlate(np.random.default_rng(0).standard_normal((512, 512)))
+    pixels = (camera() + 20 * noise / noise.std()).astype(np.float32)
+    found = tried(tmp_path, pixels, [(0.5, "gaussian"), (2, "gaussian")])
+    job = job_of(tmp_path / "a.zarr", tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"})
+    notes = [note for note in make_plan(job).notes if note.startswith("the noise is correlated, by ")]
+    if kind == "white":
+        assert not notes
+        assert found.suggested
+        return
+    assert advice in notes[0]
+    assert found.correlation is not None
+    assert np.isnan([one.error for one in found.tried]).all()
+    assert found.suggested is found.keeps_more is None
+    assert found.tried[0].detail[2].kept > 0.5
+
+
+def test_white_noise_is_not_taken_for_correlated_noise() -> None:
+    """Of gaussian and Poisson noise on the images of the bench and larger ones, at most 2 %: see docs/design/037."""
+    known = [*images().values(), *(image() / 255 for image in (camera, moon, coins, clock, cell))]
+    found = [noise_correlation([noise.draw(image, 1).astype(float)]) for image in known for noise in NOISES]
+    assert sum(each is not None and each.is_clear for each in found) <= 0.02 * len(found)
+
+
 def test_estimates_are_close_to_the_truth_and_suggestions_to_the_best() -> None:
     """A few of the rows that ``make bench ARGS=choosing`` measures."""
     noises = [noise for noise in NOISES if noise.name in ("gaussian 0.1", "20 photons")]
@@ -191,3 +236,26 @@ def test_pixels_that_do_not_count_reach_no_denoiser_as_holes() -> None:
     assert unbiased_risk(counts, PhotonNoise(np.array(1.0), np.array(0.0), read), denoise) == pytest.approx(1, abs=0.05)
     assert all(seen)
     assert len(seen) == 1 + 16
+
+
+def test_each_channel_gets_the_strength_that_is_best_for_it(tmp_path: Path) -> None:
+    rng, rows = np.random.default_rng(0), np.mgrid[:192, :192][0]
+    smooth = 128 + 100 * np.sin(rows / 40)
+    truth = np.stack([camera()[y : y + 192, 100:292].astype(float) for y in (60, 120, 200)] + [smooth])
+    noisy = (truth + 20 * rng.standard_normal(truth.shape)).astype("f4")
+    job = job_of(write_zarr(tmp_path / "a.zarr", noisy, axes="cyx"), tmp_path / "o.zarr", "tv")
+
+    def job_with(setting: tuple[str, ...]) -> Any:
+        options = {"strength": float(setting[0]), "sigma": "auto"}
+        return replace(job, denoiser=DenoiserChoice(name="tv", options=options))
+
+    found = compare([("0.5",), ("1",), ("4",)], job_with)
+    assert list(found.channels) == ["0", "1", "2", "3"]
+    best = {}
+    for (name, one), clean in zip(found.channels.items(), truth, strict=True):
+        true = [true_error(each, clean, np.full(clean.shape, 400.0)) for each in one.tried]
+        best[name] = float(one.tried[int(np.argmin(true))].setting[0])
+    assert len(set(best.values())) > 1
+    assert found.written == {"denoiser": {"name": "tv", "strength": best, "sigma": "auto"}}
+    pasted = DenoiserChoice.of(found.written["denoiser"])
+    assert len(make_plan(replace(job, denoiser=pasted)).identity["channels"]) == len(set(best.values()))

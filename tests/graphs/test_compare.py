@@ -200,9 +200,9 @@ def test_where_nothing_is_asked_for_the_crop_has_structure(tmp_path: Path) -> No
     pixels = np.random.default_rng(0).standard_normal((2, 1500, 1500)).astype(np.float32)
     pixels[1, 900:1400, 900:1400] += camera()[:500, :500] / 10
     pixels[1, 20, 20] = 1e5
-    source = write_zarr(tmp_path / "a.zarr", pixels, chunk=256, axes="cyx")
+    source = write_zarr(tmp_path / "a.zarr", pixels, chunk=256, axes="tyx")
     place = only(job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1.0}), region=None).place
-    assert place["c"] == (1, 2)
+    assert place["t"] == (1, 2)
     assert all(b - a == 512 and b > 1000 for a, b in (place["y"], place["x"]))
 
 

@@ -368,3 +368,37 @@ def test_a_tensor_deep_inside_an_argument_gets_no_gradient_in_silence(ctx: Distr
         assert torch.equal(tiled(ctx, scale)(x, NoiseLevel(True)), 2 * x)
     with pytest.raises(ConfigError, match=r"shape \(2,\) wants a gradient inside another argument"):
         tiled(ctx, scale)(x, NoiseLevel(True))
+
+
+CELL = """
+import torch
+
+def scale():
+    return {factor}
+
+class Pointwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return scale() * x
+
+class Inner(torch.nn.Module):
+    def forward(self, x):
+        return Pointwise.apply(x)
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x, sigma=None):
+        return self.inner(x)
+"""
+
+
+@pytest.mark.parametrize("module", ["__main__", "of_no_file"])
+def test_a_network_of_a_notebook_is_that_of_the_cell_that_ran_last(ctx: DistributedContext, module: str) -> None:
+    namespace: dict[str, Any] = {"__name__": module}
+    x = image(1, 1, 40, 16)
+    for number, factor in enumerate((2.0, 3.0)):
+        exec(compile(CELL.format(factor=factor), f"<ipython-input-{number}>", "exec"), namespace)
+        assert torch.equal(tiled(ctx, namespace["Network"]())(x), factor * x)

@@ -213,7 +213,7 @@ def test_every_image_that_was_denoised_too_much_is_named(
 ) -> None:
     (config.parent / "scans/none.npy").unlink()
     for name in ("a", "b.c"):
-        waves = np.sin(np.arange(300) / 4) + np.zeros((300, 1))
+        waves = np.sin(np.arange(300) / 4 + np.arange(300)[:, None] / 9)
         np.save(config.parent / f"scans/{name}.npy", (waves + noisy_image((300, 300))).astype("float32"))
     words = ["--set", "denoiser={name: gaussian, sigma: 6.0}", "--set", "input.sides={}"]
     code, out, told = command("run", config, *words)
@@ -332,3 +332,14 @@ def test_a_single_image_has_no_folder_made_for_it(config: Path) -> None:
     _, _, told = command("run", config, "--set", "input.path=scans/a.npy")
     assert "Make it first" in told
     assert not (config.parent / "clean").exists()
+
+
+def test_an_image_with_other_channels_is_named_in_the_plan(tmp_path: Path) -> None:
+    for name, count in {"a": 2, "b": 3, "c": 2}.items():
+        channels = {"axes": "CYX", "Channel": {"Name": ["DAPI", "GFP", "FISH"][:count]}}
+        tifffile.imwrite(tmp_path / f"{name}.tif", noisy_image((count, 40, 50)), ome=True, metadata=channels)
+    text = 'version: 1\njob: denoise\ninput: {path: "*.tif"}\noutput: {path: "{stem}.zarr"}\ndenoiser: {name: none}\n'
+    (tmp_path / "job.yaml").write_text(text)
+    shown = CliRunner().invoke(app, ["plan", str(tmp_path / "job.yaml")]).stdout
+    assert "b.tif has 3 channels, and most images have 2" in " ".join(shown.split())
+    assert "a.tif has" not in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,35 +14,28 @@ import pytest
 
 from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.needs import IMPORTS_BYTES
+from halotile.storage.sharded.output import create_output
 from tests.cases import all_of
-from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
 MIB = 2**20
 SLACK_BYTES = 48 * MIB
 """What the allocator keeps and the interpreter makes in passing."""
 
 MEASURE = """
-import ctypes, json, sys
+import json, pickle, sys
 from pathlib import Path
 import psutil
 import halotile.graphs.runs.passes.worker_setup, halotile.graphs.runs.driver  # what a worker has imported
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.needs import IMPORTS_BYTES
-from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, peak_memory_bytes
 from halotile.tasks.devices.device import prepare_process
-from tests.support import job_of, work_of
-
-folder, name, options, block = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
 prepare_process(1)
-job = job_of(folder / "in.zarr", folder / "out.zarr", name, options, shard="auto", chunk="auto", tile={"block": block})
-plan = make_plan(job)
-create_output(plan.output, plan.layout)
-ctypes.CDLL(None).malloc_trim(0)  # what the planning had: a worker does not plan
+task = pickle.loads(Path(sys.argv[1]).read_bytes())
 before = psutil.Process().memory_info().rss
-receipt = BlockRunner(work_of(plan).task).run(range(min(3, len(plan.grid))))
+receipt = BlockRunner(task).run(range(int(sys.argv[2])))
 assert not receipt.bad, receipt.bad[0].traceback
-print(json.dumps([before, peak_memory_bytes(), IMPORTS_BYTES, plan.memory_bytes]))
+print(json.dumps([before, peak_memory_bytes()]))
 """
 
 CASES: dict[str, dict[str, Any]] = {
@@ -89,17 +83,23 @@ def test_a_thin_block_at_the_edge_tells_nothing_of_the_others(tmp_path: Path) ->
 
 
 def check(source: Path, folder: Path, name: str, options: dict[str, Any], block: int) -> None:
-    """Denoise a few blocks in a process of its own, and hold its peak against the plan."""
+    """Denoise a few blocks in a process that did not plan, and hold its peak against the plan."""
     (folder / "in.zarr").symlink_to(source)
+    tile = {"block": block}
+    job = job_of(folder / "in.zarr", folder / "out.zarr", name, options, shard="auto", chunk="auto", tile=tile)
+    plan = make_plan(job)
+    create_output(plan.output, plan.layout)
+    (folder / "task.pickle").write_bytes(pickle.dumps(work_of(plan).task))
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(folder), name, json.dumps(options), str(block)],
+        [sys.executable, "-c", MEASURE, str(folder / "task.pickle"), str(min(3, len(plan.grid)))],
         env=os.environ | WORKER_ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    before, peak, imports, total = json.loads(done.stdout)
+    before, peak = json.loads(done.stdout)
+    imports, total = IMPORTS_BYTES, plan.memory_bytes
     print(
         f"{name}: {before / MIB:.0f} before, {(peak - before) / MIB:.0f} used, {(total - imports) / MIB:.0f} projected"
     )

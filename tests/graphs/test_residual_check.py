@@ -84,6 +84,40 @@ def test_sensible_settings_are_not(tmp_path: Path, image: str, denoiser: str, si
     assert 0.25 < residuals(inspection)[0]["ratio"] < 1.15
 
 
+@pytest.mark.parametrize(("axis", "words"), [("y", "down the columns (y)"), ("x", "along the rows (x)")])
+def test_stripes_that_were_taken_away_are_structure_along_their_axis(tmp_path: Path, axis: str, words: str) -> None:
+    """Stripes of 17 under noise of 20: the other axis has no correlation, and the mean of both is small."""
+    rng = np.random.default_rng(0)
+    noise, stripes = 20 * rng.standard_normal((512, 512)), 17 * rng.standard_normal(512)
+    band = camera()[:512, :512] + noise + (stripes if axis == "y" else stripes[:, None])
+    source = write_zarr(tmp_path / "a.zarr", band.astype(np.float32))
+    inspection = inspected(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"}))
+    (entry,) = residuals(inspection)
+    assert entry["holds_structure"]
+    assert entry["correlation"] == max(entry["correlations"].values()) == entry["correlations"][axis] > 0.15
+    assert min(entry["correlations"].values()) < 0.05
+    assert dict(inspection.rows)["residual"].endswith(f"{entry['correlation']:.2f} {words}")
+    assert f"The correlation of neighbours is {entry['correlation']:.2f} {words}. " in inspection.warnings[0]
+
+
+def test_the_faint_detail_is_measured_where_it_takes_little_beside_the_run(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "a.zarr", np.stack([noisy("camera", 0.1)] * 2), axes="tyx")
+    job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"})
+    run_inline(job)
+    work = work_of(make_plan(job))
+    found = work.inspect(seconds=3600.0, pixel_seconds=1e-6)
+    detail = found.figures["faint_detail"]
+    assert [each["height"] for each in detail] == [1, 2, 5]
+    assert 0.1 < detail[0]["kept"] < detail[2]["kept"] < 1
+    assert detail[2]["detected"] > 0.9
+    text = dict(found.rows)["faint detail"]
+    assert text.startswith(f"{100 * detail[0]['kept']:.0f}, ")
+    assert " % of the height kept at 1, 2, 5 noise levels; " in text
+    assert text.endswith(" % detected; in t=0")
+    for seconds, pixel_seconds in ((3600.0, 1e-4), (2.0, 1e-6), (0.0, float("inf"))):
+        assert "faint_detail" not in work.inspect(seconds, pixel_seconds).figures
+
+
 def test_each_of_few_planes_has_its_figures(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     planes = [camera() + 5 * rng.standard_normal((512, 512)), 100 + 20 * rng.standard_normal((512, 512))]
@@ -232,10 +266,9 @@ def test_a_run_ends_with_its_figures_whatever_becomes_of_the_image(
     outcome = run(make_plan(job), cluster=cluster, observer=watch)
     assert [line for line in lines if line.startswith("warning: the residual")]
     assert outcome_json(outcome, 0.0, 0.0)["residual"][0]["holds_structure"] is True
-    assert dict(outcome_rows(outcome, 0.0, 0.0))["residual"].endswith(
-        f"{outcome.inspection.figures['residual'][0]['correlation']:.2f}"
-    )
-    monkeypatch.setattr(type(work_of(make_plan(job))), "inspect", lambda _: (tmp_path / "gone").stat())
+    (entry,) = outcome.inspection.figures["residual"]
+    assert f"correlation of neighbours {entry['correlation']:.2f} " in dict(outcome_rows(outcome, 0.0, 0.0))["residual"]
+    monkeypatch.setattr(type(work_of(make_plan(job))), "inspect", lambda *_: (tmp_path / "gone").stat())
     assert run(make_plan(job), cluster=cluster).inspection == Inspection()
 
 

@@ -56,6 +56,14 @@ def test_a_run_that_does_blocks_again_speaks_for_itself(status: Status) -> None:
     assert go_through(status, begin=0, end=1) != first
 
 
+def test_the_time_of_all_attempts_is_kept(tmp_path: Path) -> None:
+    status = status_of(tmp_path, blocks=3)
+    attempts = [
+        go_through(status, begin=begin, end=end)["all_seconds"] for begin, end in ((0, 1), (1, 2), (2, 3), (0, 3))
+    ]
+    assert attempts == [7, 14, 21, 7]
+
+
 def test_a_run_cut_off_after_its_last_block_is_called_finished_by_the_next(status: Status) -> None:
     status.begin(0)
     assert go_through(status, begin=1, end=1)["state"] == "finished"

@@ -12,6 +12,8 @@ import sys
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 
@@ -20,12 +22,14 @@ import PIL.Image
 import psutil
 import pytest
 import torch
+from ruamel.yaml import YAML
 from safetensors.torch import load
 
+from halotile import __version__
 from halotile.errors import DamagedData, Diverged, HalotileError, InputError, OutputRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.jobs.train.job import FAST, plan_rows
+from halotile.graphs.jobs.train.job import FAST, WeightsFile, plan_rows
 from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs import held_output
@@ -137,6 +141,7 @@ def test_a_killed_worker_and_a_killed_driver_change_no_bit(
         until(lambda: driver.poll() is not None or read_curve(state / "curve.json")[0] > 100, seconds=60)
         assert driver.poll() is None
         driver.kill()
+    assert not Path(job.output.path).exists()
     _, weights = train(job)
     assert weights == expected
     assert curve_of(job) == curve_of(whole)
@@ -260,6 +265,59 @@ def test_a_file_that_is_put_there_meanwhile_is_not_overwritten(
     with pytest.raises(HalotileError, match=r"that no run wrote|has not written it yet"):
         train(job, cluster, fresh=fresh)
     assert Path(job.output.path).read_bytes() == b"mine"
+
+
+@pytest.mark.cluster
+def test_the_weights_have_their_name_once_they_are_trained(
+    images: Path, cluster: RunningCluster, expected: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "net.safetensors"
+    path.write_bytes(b"before")
+    job = training(images, tmp_path, output=WeightsFile(path=str(path), overwrite=True))
+    plan = make_plan(job)
+    with claim(plan):  # a run that is killed before its first step
+        path.with_name(f"{path.name}.1234.partial").write_bytes(b"half")
+        assert not path.exists()
+    named: list[bool] = []
+    run(plan, cluster=cluster, observer=lambda progress: named.append(path.exists() and progress.done < progress.total))
+    assert not any(named)
+    assert path.read_bytes() == expected
+    assert not list(tmp_path.glob("*.partial"))
+    assert verify(path, job=job).sound
+
+
+@pytest.mark.cluster
+def test_a_model_card_lies_beside_the_weights_and_keeps_its_licence(
+    images: Path, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    card = tmp_path / "net.md"
+    card.write_text("mine")
+    output = WeightsFile(path=str(tmp_path / "net.safetensors"), overwrite=True)
+    job = training(images, tmp_path, steps=2, output=output)
+    train(job, cluster)
+    assert card.read_text() == "mine"
+    card.unlink()
+    _, weights = train(job, cluster, fresh=True)
+    text = card.read_text()
+    _, head, body = text.split("---\n", 2)
+    header = YAML(typ="safe").load(head)
+    assert header == {
+        "license": None, "library_name": "halotile", "pipeline_tag": "image-to-image", "tags": ["denoising", "noise2void", "unet"]
+    }  # fmt: skip
+    for said in (
+        f"| data | `{images / 'noisy.zarr'}` |", "| pixels | 30,720 (192 × 160", "| noise level | 0.2", "| method | noise2void |",
+        "| length | 2 steps of 8 patches of 16 × 16", f"`{sha256(weights).hexdigest()}`", f"halotile {__version__}",
+        "denoiser: {name: unet, weights: net.safetensors}", "- step 2: loss ",
+    ):  # fmt: skip
+        assert said in body
+    filled = text.replace("license:", "license: cc-by-4.0")
+    card.write_text(filled)
+    train(job, cluster)
+    assert card.read_text() == filled
+    outcome, _ = train(replace(job, steps=3), cluster, fresh=True)
+    assert "license: cc-by-4.0" in card.read_text()
+    assert "| length | 3 steps" in card.read_text()
+    assert ("model card", str(card)) in outcome.inspection.rows
 
 
 def set_checkpoint_seconds(seconds: float) -> float:

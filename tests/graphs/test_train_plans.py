@@ -7,18 +7,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import tifffile
+from scipy.ndimage import uniform_filter
 from skimage.data import brick, camera, grass, immunohistochemistry
 
 from halotile.errors import ConfigError, HalotileError, InputError, MemoryRefused, ResumeRefused
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common import machine as gpu_detection
 from halotile.graphs.clusters.common.machine import Gpus
-from halotile.graphs.jobs.train.job import NetworkChoice, WeightsFile
+from halotile.graphs.jobs.train.job import NetworkChoice, WeightsFile, plan_rows
 from halotile.graphs.kinds.sections import Cluster, Input, Run
 from halotile.graphs.plans import needs
 from halotile.graphs.plans.make import make_plan
@@ -27,7 +28,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.stored_array import MOST_SHARED
 from tests.cases import thorough
 from tests.graphs.trainings import recipe_of, train, training, write_images
-from tests.support import write_zarr
+from tests.support import read_zarr, write_zarr
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +176,7 @@ def test_a_trial_measures_a_slot(images: Path, tmp_path: Path) -> None:
         ({"epochs": 2.0}, ConfigError, "epochs: stands beside steps"),
         ({"method": "noise2noise"}, ConfigError, "second: is not there"),
         ({"second": "b.zarr"}, ConfigError, "second: is for method: noise2noise"),
+        ({"method": "noise2noise", "second": "b.zarr", "structure": "x"}, ConfigError, "hides no pixels; leave it out"),
         ({"batch": 9}, ConfigError, "slots: is 4, which does not divide batch: 9"),
         ({"run": Run(workers=8)}, ConfigError, "a batch has 4 parts; write slots: 8, or fewer workers"),
         ({"patch": 17}, ConfigError, "the network reduces by 2. Write patch: 18"),
@@ -193,6 +195,44 @@ def test_what_cannot_be_trained_is_refused(
     with pytest.raises(kind, match=said.replace("(", r"\(")):
         make_plan(training(images, tmp_path, **options))
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("widths", "asked", "decided", "said"),
+    [
+        ((1, 1), "auto", "none", ""),
+        ((1, 1), "x", "x", ""),
+        (
+            (1, 3),
+            "auto",
+            "x",
+            "share noise: their correlation is |Structure is x: pixels are hidden with their neighbours",
+        ),
+        ((3, 1), "auto", "y", "Structure is y"),
+        ((1, 3), "none", "none", "The network would learn to keep it: write structure: x"),
+        ((3, 3), "auto", "none", "Hidden pixels keep what is shared along both axes"),
+        ((3, 3), "y", "y", "Hidden pixels keep what is shared along both axes"),
+    ],
+)
+def test_pixels_are_hidden_along_the_axis_of_shared_noise(
+    images: Path,
+    tmp_path: Path,
+    widths: tuple[int, int],
+    asked: Literal["auto", "none", "x", "y"],
+    decided: str,
+    said: str,
+) -> None:
+    clean, noisy = (read_zarr(images / f"{name}.zarr") for name in ("clean", "noisy"))
+    shared = uniform_filter(noisy - clean, widths, mode="wrap") * np.prod(widths) ** 0.5
+    write_zarr(tmp_path / "shared.zarr", (clean + shared).astype(np.float32))
+    job = training(images, tmp_path, input=Input(path=str(tmp_path / "shared.zarr")), structure=asked)
+    plan, recipe = make_plan(job), recipe_of(job)
+    assert (recipe.patches.structure, recipe.white) == (decided, widths == (1, 1) and asked == "auto")
+    assert plan.identity["structure"] == decided
+    assert ("hidden with their neighbours along" in dict(plan_rows(plan.summary()))["method"]) == (decided != "none")
+    notes = " ".join(note for note in plan.notes if "share noise" in note)
+    assert all(part in notes for part in said.split("|"))
+    assert bool(notes) == bool(said)
 
 
 def test_a_precision_is_not_for_a_training(images: Path, tmp_path: Path) -> None:
@@ -228,6 +268,11 @@ def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> 
     sides = Input(path=str(images / "noisy.zarr"), sides={"mask": str(images / "noisy.zarr")})
     with pytest.raises(ConfigError, match=r"input.sides: is for job: denoise"):
         make_plan(training(images, tmp_path, input=sides))
+    with pytest.raises(ConfigError, match=r"input.defects: is for job: denoise"):
+        make_plan(training(images, tmp_path, input=Input(path=str(images / "noisy.zarr"), defects="auto")))
+    striped = Input(path=str(images / "noisy.zarr"), stripes="auto")
+    with pytest.raises(ConfigError, match=r"input.stripes: is for job: denoise"):
+        make_plan(training(images, tmp_path, input=striped))
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,19 @@ def test_the_demo_denoises_a_real_image_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
+def test_noise_that_a_job_names_comes_out_better_than_as_plain_noise(tmp_path: Path) -> None:
+    """The picture of docs/noise.md, with the errors below it."""
+    command = [sys.executable, str(ROOT / "examples/noises.py"), "--out", str(tmp_path)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    errors = {line[:20].strip(): [float(number) for number in re.findall(r"\d+\.\d+", line)] for line in lines}
+    assert [*errors] == ["photons of a camera", "hot pixels", "column stripes"]
+    assert all(own < plain < noisy for noisy, plain, own in errors.values())
+    assert errors["hot pixels"][2] < 0.4 * errors["hot pixels"][1]
+    assert errors["column stripes"][2] < 0.75 * errors["column stripes"][1]
+    assert (tmp_path / "noises.png").stat().st_size > 100_000
+
+
+@pytest.mark.cluster
 @pytest.mark.thorough
 def test_a_scan_becomes_a_picture_with_one_command(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples/ptychography/star.py"), "--out", str(tmp_path), "--epochs", "6"]

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from scipy.ndimage import uniform_filter1d
+from torch.nn.functional import avg_pool2d
 
 from halotile import registry
 from halotile.storage.sharded.output import FileLayout
@@ -31,10 +34,11 @@ from halotile.tasks.networks.base import Network
 from halotile.tasks.networks.dncnn import DnCNNNetwork
 from halotile.tasks.networks.unet import UNetNetwork
 from halotile.tasks.training import trainer
-from halotile.tasks.training.patches import Recipe
+from halotile.tasks.training.patches import Recipe, Structure
 from halotile.tasks.training.trainer import (
     GAP_PIXELS,
     AdamOptimizer,
+    HeldOutErrors,
     PatchBatch,
     Trainer,
     draw_examples,
@@ -80,7 +84,10 @@ UNET, DNCNN = UNetNetwork(width=8, levels=2), DnCNNNetwork(depth=4, width=12)
         (DNCNN, "noise2self"),
     ],
 )
-def test_a_network_learns_to_denoise_from_the_noisy_image(tmp_path: Path, network: Network, method: str) -> None:
+def test_a_network_learns_to_denoise_from_the_noisy_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: Network, method: str
+) -> None:
+    monkeypatch.setattr(trainer, "SHARE", 1.0)
     clean, noisy = noisy_waves()
     recipe = recipe_of(tmp_path, network, noisy, method=method)
     Trainer(recipe, "cpu").train(TorchGroup())
@@ -95,7 +102,63 @@ def test_a_network_learns_to_denoise_from_the_noisy_image(tmp_path: Path, networ
     done, rows = read_curve(recipe.curve)
     assert (done, [row["iteration"] for row in rows]) == (60, [20, 40, 60])
     assert rows[-1]["validation"] < 0.95, "better than the mean of the image"
+    assert rows[-1]["error"] == pytest.approx(np.var(denoised - clean) / np.var(noisy - clean), abs=0.1)
     assert rows[-1]["rate"] == 0 < rows[0]["rate"] < 3e-3
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_noise_that_a_line_of_pixels_shares_is_not_learned(tmp_path: Path, axis: Structure) -> None:
+    clean, noisy = noisy_waves()
+    shared = clean + 3**0.5 * uniform_filter1d(noisy - clean, 3, "yx".index(axis), mode="wrap")
+    left = {}
+    for structure in ("none", axis):
+        (folder := tmp_path / structure).mkdir()
+        recipe = recipe_of(folder, DNCNN, shared)
+        recipe = replace(recipe, patches=replace(recipe.patches, structure=structure))
+        Trainer(recipe, "cpu").train(TorchGroup())
+        save_file(Trainer(recipe, "cpu").trained(), path := folder / "net.safetensors")
+        model = DnCNN(weights=str(path), depth=4, width=12, channels=(1, 1), residual="subtract").build()
+        with torch.no_grad():
+            left[structure] = np.var(model(torch.from_numpy(shared)[None, None])[0, 0].numpy() - clean)
+    assert left[axis] < 10**-0.4 * left["none"], "4 dB"
+
+
+def mean_of_nine(pixels: torch.Tensor) -> torch.Tensor:
+    smoothed: torch.Tensor = avg_pool2d(pixels, 3, 1, 1, count_include_pad=False)
+    return smoothed
+
+
+@pytest.mark.parametrize("photons", [0.0, 20.0, 1000.0])
+def test_errors_are_those_by_the_truth(photons: float) -> None:
+    y, x = np.mgrid[:512, :512]
+    clean = 0.5 + 0.3 * np.sin(y / 9) * np.cos(x / 7)
+    rng = np.random.default_rng(1)
+    noisy = rng.poisson(photons * clean) / photons if photons else clean + 0.2 * rng.standard_normal(clean.shape)
+    hot = noisy.copy()
+    hot[::16, ::16] = 40
+    truth = np.square(mean_of_nine(torch.from_numpy(noisy)[None])[0].numpy() - clean).mean()
+    truth /= np.square(noisy - clean).mean()
+    for image in (noisy, hot):
+        crop = source_of(image, patch=32).crop(96, 16)
+        assert crop is not None
+        assert crop.noisy.shape == (1, 96, 96)
+        errors = HeldOutErrors(crop, "cpu")
+        assert errors.error(lambda pixels: pixels) == pytest.approx(1.0, abs=0.06)
+        assert errors.error(mean_of_nine) == pytest.approx(truth, abs=0.06)
+        assert errors.filters.keys() == {"tv", "nlm"}
+        assert -0.03 < min(errors.filters.values()) < truth
+
+
+def test_errors_are_shown_where_they_are_known_and_cost_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noisy = noisy_waves()[1]
+    shown: list[list[float]] = []
+    for share, pixels, white in ((1.2, noisy, True), (0.05, noisy, True), (1.2, noisy, False), (1.2, 0 * noisy, True)):
+        monkeypatch.setattr(trainer, "SHARE", share)
+        (folder := tmp_path / str(len(shown))).mkdir()
+        recipe = recipe_of(folder, UNetNetwork(width=2, levels=1), pixels, steps=12, every=1, white=white)
+        Trainer(recipe, "cpu").train(TorchGroup())
+        shown.append([row["iteration"] for row in rows_of(recipe) if "error" in row])
+    assert shown == [[4, 8, 12], [], [], []]
 
 
 class Restless(UNetNetwork):

@@ -11,7 +11,7 @@ import torch
 
 from halotile.errors import InputError
 from halotile.tasks.noise.estimate import UNKNOWN
-from halotile.tasks.training.patches import HELD_EVERY, HELD_FIRST, HELD_PATCHES, PatchSource, TrainingImage
+from halotile.tasks.training.patches import HELD_EVERY, HELD_FIRST, HELD_PATCHES, PatchSource, Structure, TrainingImage
 from halotile.tasks.training.trainer import METHODS, PatchBatch, mean_loss
 from tests.tasks.denoising import Counted
 from tests.tasks.training_images import numbered, source_of
@@ -158,6 +158,30 @@ def test_the_median_of_neighbours_stands_for_a_pixel() -> None:
         x = [column - dx if not 0 <= column + dx < columns else column + dx for dx in range(-2, 3)]
         window = np.delete(pixels[patch, channel].numpy()[np.ix_(y, x)], 12)
         assert blind.given[patch, channel, row, column] == np.sort(window)[11]
+
+
+@pytest.mark.parametrize("method", ["noise2void", "noise2void2", "noise2self"])
+@pytest.mark.parametrize("axis", ["y", "x"])
+def test_a_line_through_a_hidden_pixel_has_values_of_other_lines(method: str, axis: Structure) -> None:
+    """Each pixel has the number of its line."""
+    along, across = ("yx".index(axis), "xy".index(axis))
+    lines = torch.arange(40.0).expand(40, 40)
+    pixels = (lines if axis == "y" else lines.T)[None, None].repeat(2, 1, 1, 1)
+    blind = METHODS[method](batch_of(pixels)._replace(structure=axis))
+    assert torch.equal(blind.wanted, pixels)
+    changed = (blind.given != pixels)[:, 0]
+    for patch, *place in torch.nonzero(blind.counted[:, 0]).tolist():
+        line = changed[patch].select(across, place[across])
+        assert line[max(0, place[along] - 4) : place[along] + 5].all()
+    assert blind.counted.mean() < 0.07
+
+
+def test_patches_keep_the_axis_along_which_noise_is_shared() -> None:
+    rows = np.arange(128, dtype=np.float32)[:, None].repeat(128, 1)
+    for structure in ("none", "x", "y"):
+        drawn = replace(source_of(rows), structure=structure).draw(0, 0, 64).pixels
+        assert (drawn == drawn[..., :1]).all() == (structure != "none")
+        assert len(np.unique(drawn[:, 0, 0, 0] > drawn[:, 0, -1, 0])) == 2, "flipped"
 
 
 def test_pairs_are_predicted_from_one_another() -> None:

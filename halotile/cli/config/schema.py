@@ -63,6 +63,16 @@ def _job_schema(name: str, keys: JobKeys) -> dict[str, Any]:
         if section in keys.lists:
             described = {"description": entry["description"]}
             properties[section] = {**described, "type": "array", "minItems": 1, "items": entry}
+    for section, choice in keys.mappings.items():
+        described = {"description": _attribute_docs(keys.schema)[section], "type": "object"}
+        properties[section] = {**described, "additionalProperties": _section_schema(section, choice, kind)}
+    for denoiser in properties["denoiser"]["anyOf"] if keys.mappings else ():
+        for key, option in denoiser["properties"].items():
+            if key != "name":
+                of_channel = {part: option[part] for part in option if part not in ("description", "default")}
+                each = {"type": "object", "additionalProperties": of_channel}, {"type": "array", "items": of_channel}
+                rest = {part: option[part] for part in option if part not in of_channel}
+                denoiser["properties"][key] = rest | {"anyOf": [of_channel, *each]}
     properties |= _properties(keys.values, _attribute_docs(keys.schema), checks_of("", keys.schema, kind))
     required = ["version", "job", *filter(keys.requires, keys.keys)]
     return _object(name, keys.schema, properties, required)

@@ -37,7 +37,8 @@ from halotile.graphs.rules.keys import (
     unknown,
     written_keys,
 )
-from halotile.graphs.words import KeyPath, expected, nearest, parts, shown
+from halotile.graphs.rules.keys import by_channel as options_by_channel
+from halotile.graphs.words import KeyPath, choices, expected, nearest, parts, shown, value_type
 from halotile.storage.disk.place import broken_link
 from halotile.tasks.options import OwnPath, ReadPath
 
@@ -57,12 +58,14 @@ class JobKeys:
     # sections, lists: its sections, each by its dataclass, and its lists, each by the dataclass of an entry
     sections: Mapping[str, type]
     lists: Mapping[str, type] = field(default_factory=dict)
+    # its mappings of names, such as those of channels, to choices
+    mappings: Mapping[str, type[NamedChoice]] = field(default_factory=dict)
     values: Keys = field(default_factory=dict)  # keys outside all sections
 
     @property
     def keys(self) -> list[str]:
         """Keys at the top of a file, after its head."""
-        return [*self.sections, *self.lists, *self.values]
+        return [*self.sections, *self.lists, *self.mappings, *self.values]
 
     def requires(self, key: str) -> bool:
         """Return True where a key has to be written."""
@@ -74,12 +77,13 @@ def keys_of_job(name: str) -> JobKeys:
     """Return the keys of a kind of job: its own come first, and among these input and output.
 
     >>> keys_of_job("denoise").keys
-    ['input', 'output', 'denoiser', 'tile', 'noise', 'run', 'cluster']
+    ['input', 'output', 'denoiser', 'tile', 'noise', 'run', 'cluster', 'channels']
     """
     job = find_kind(name).job
     keys, shared = keys_of(job), keys_of(Job)
     sections: dict[str, Any] = {}
     lists: dict[str, Any] = {}
+    mappings: dict[str, Any] = {}
     values: dict[str, Key] = {}
     first = ("input", "output", "denoiser")
     for key in sorted(keys, key=lambda key: (key in shared, first.index(key) if key in first else len(first))):
@@ -90,9 +94,11 @@ def keys_of_job(name: str) -> JobKeys:
             sections[key] = section
         elif dataclasses.is_dataclass(entry):
             lists[key] = entry
+        elif dataclasses.is_dataclass(named := value_type(hint)):
+            mappings[key] = named
         elif key not in FLAGS:
             values[key] = keys[key]
-    return JobKeys(job, sections, lists, values)
+    return JobKeys(job, sections, lists, mappings, values)
 
 
 class Findings:
@@ -153,7 +159,7 @@ class Findings:
             value, allowed, place = values[key], parts(keys[key].type), (*path, (written or {}).get(key, key))
             if (OwnPath in allowed or Path in allowed) and isinstance(value, str):
                 resolved[key] = self.absolute(value)
-            elif ReadPath in allowed:
+            elif ReadPath in allowed and value not in choices(keys[key].type):
                 resolved[key] = self.read(place, value)
             elif Mapping[str, ReadPath] in allowed and isinstance(value, dict):
                 resolved[key] = {name: self.read((*place, name), file) for name, file in value.items()}
@@ -202,8 +208,12 @@ def read_choice(
     checks: Checks,
     *,
     is_nested: bool = False,
+    by_channel: bool = False,
 ) -> tuple[Mapping[str, Any] | None, Any]:
-    """Return the choice in a mapping with absolute paths, and as an instance of its class; None for what is wrong."""
+    """Return the choice in a mapping with absolute paths, and as an instance of its class; None for what is wrong.
+
+    ``by_channel``: options may have a value for each channel; the instance is then that of the first.
+    """
     key = "name" if "name" in values else next((k for k in values if nearest(k, ["name"])), "name")
     if key != "name":
         found.fault((*path, key), "unknown key; did you mean name?")
@@ -213,6 +223,8 @@ def read_choice(
         return None, None
     keys = written_keys(declared, None if is_nested else choice)
     beside = {option: value for option, value in values.items() if option != key}
+    if by_channel and (apart := options_by_channel(beside, keys)):
+        return _read_apart(found, path, declared, keys, name, beside, apart)
     resolved = found.with_paths(path, keys, _with_nested(found, path, choice, declared, beside))
     elsewhere = partial(fault_of_option, choice, name)
     built = found.built(path, declared, keys, resolved, faults_in(keys, beside, checks, elsewhere))
@@ -221,6 +233,41 @@ def read_choice(
             option = next((option for option in resolved if str(resolved[option]) == str(file)), "")
             found.fault((*path, option) if option else path, missing(file))
     return {"name": name, **resolved}, built
+
+
+def _read_apart(
+    found: Findings,
+    path: KeyPath,
+    declared: type,
+    keys: Keys,
+    name: str,
+    values: Mapping[str, Any],
+    apart: Mapping[str, Any],
+) -> tuple[Mapping[str, Any] | None, Any]:
+    """Return a choice with some options for each channel, as :func:`read_choice` does: every value is checked by itself."""
+    resolved = found.with_paths(path, keys, {key: value for key, value in values.items() if key not in apart})
+    elsewhere = partial(fault_of_option, DenoiserChoice, name)
+    faults = faults_in(keys, values, elsewhere=elsewhere)
+    faults = {place: message for place, message in faults.items() if place[0] not in apart}
+    channels: dict[Any, dict[str, Any]] = {}
+    for key, entries in apart.items():
+        each = dict(enumerate(entries) if isinstance(entries, list) else entries)
+        same = dict.fromkeys(each, keys[key])
+        given = found.with_paths((*path, key), same, each)
+        for place, message in faults_in(same, given).items():
+            found.fault((*path, key, *place), message)
+        resolved[key] = list(given.values()) if isinstance(entries, list) else given
+        for who, value in given.items():
+            channels.setdefault(who, {})[key] = value
+    builts = []
+    for who, own in channels.items():
+        right = {key: value for key, value in own.items() if not found.is_wrong((*path, key, who))}
+        common = {key: value for key, value in resolved.items() if key not in apart}
+        built, wrong = build(declared, keys, common | right, faults)
+        for place, message in wrong.items():
+            found.fault((*path, *place[:1], *([who] if place[:1] and place[0] in own else []), *place[1:]), message)
+        builts.append(built)
+    return {"name": name, **{key: resolved[key] for key in values if key in resolved}}, builts[0]
 
 
 def _name(found: Findings, path: KeyPath, choice: type[NamedChoice], name: Any) -> str | None:
@@ -345,6 +392,7 @@ class _Check:
         self._unknown_parts()
         schemas = {**self.kind.sections, **self.kind.lists}
         read = {name: self._section(name, schema) for name, schema in schemas.items()}
+        read |= {name: self._mapping(name, choice) for name, choice in self.kind.mappings.items()}
         built = {name: part for name, part in read.items() if part is not None} | self._values()
         self._check_rules(built)
         return built
@@ -393,6 +441,19 @@ class _Check:
             return None if self.found.is_wrong((key,)) else tuple(entries)
         return None
 
+    def _mapping(self, name: str, choice: type[NamedChoice]) -> Any:
+        """Return the choices of a mapping by their names; None where one has faults."""
+        key = self.written[name]
+        values = self.tree.get(key, {})
+        if not isinstance(values, dict):
+            self.found.fault((key,), f"{shown(values)} is not a mapping; write `{name}: {{NAME: {{name: ...}}}}`")
+            return None
+        for who, value in values.items():
+            if not isinstance(value, dict):
+                self.found.fault((key, who), f"{shown(value)} is not a mapping; write `{{name: {value}, ...}}`")
+        entries = {who: self._part((key, who), name, choice, v) for who, v in values.items() if isinstance(v, dict)}
+        return None if self.found.is_wrong((key,)) else entries
+
     def _part(self, place: KeyPath, section: str, schema: Any, values: Mapping[str, Any]) -> Any:
         """Return a section, or an entry of a list, as its dataclass; None where it has faults."""
         checks = checks_of(section, schema, self.job)
@@ -400,7 +461,8 @@ class _Check:
             keys = keys_of(schema)
             resolved = self.found.with_paths(place, keys, values)
             return self.found.built(place, schema, keys, resolved, faults_in(keys, values, checks, self._elsewhere))
-        written, built = read_choice(self.found, place, schema, values, checks)
+        by_channel = section == "denoiser" and bool(self.kind.mappings)
+        written, built = read_choice(self.found, place, schema, values, checks, by_channel=by_channel)
         if section == "denoiser":
             self.denoiser = None if self.found.is_wrong(place) else built
         if written is None or (section in self.kind.lists and self.found.is_wrong(place)):

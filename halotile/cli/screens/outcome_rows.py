@@ -30,7 +30,7 @@ BARS, PLAIN_BARS, MOST_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@", 32
 
 JSON = (
     "output", "run_directory", "done", "total", "resumed", "seconds", "start_seconds", "megapixels_per_second",
-    "peak_memory_bytes", "device_peak_bytes", "compute_seconds", "holes",
+    "peak_memory_bytes", "device_peak_bytes", "compute_seconds", "holes", "defects",
 )  # fmt: skip
 """Figures of an outcome for programs."""
 
@@ -39,8 +39,10 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
     """Return the outcome of a run, with commands to inspect the result. The total is from the command to its end."""
     resumed = f", {outcome.resumed:,} of them by an earlier run" if outcome.resumed else ""
     rows = [("output", outcome.output), (f"{outcome.counted}s", f"{outcome.done:,} of {outcome.total:,} done{resumed}")]
+    since = " in the blocks of this run" if outcome.resumed else ""
+    if outcome.defects:
+        rows.append(("defects", f"{counted(outcome.defects, 'pixel')}{since} replaced before anything was computed"))
     if outcome.holes:
-        since = " in the blocks of this run" if outcome.resumed else ""
         rows.append(("holes", f"{counted(outcome.holes, 'pixel')}{since} left as they are: no measurement, or masked"))
     if outcome.done > outcome.resumed:
         if rate := outcome.megapixels_per_second:

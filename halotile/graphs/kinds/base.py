@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -327,8 +328,11 @@ class Work(ABC):
         """Return True where the outputs hold an earlier result of this job that has to be computed again."""
         return False
 
-    def inspect(self) -> Inspection:
-        """Look at a few places of outputs of which every block is done; it costs little beside a run."""
+    def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
+        """Look at a few places of outputs of which every block is done; it costs little beside a run.
+
+        ``seconds``: duration of the run; ``pixel_seconds``: its speed on one worker.
+        """
         return Inspection()
 
     @abstractmethod

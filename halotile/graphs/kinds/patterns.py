@@ -66,7 +66,7 @@ def first_job(job: AJob) -> AJob:
 
 
 def for_its_image(job: AJob) -> AJob:
-    """Return a job with the stem of its image in place of ``{stem}``, in the paths of its output and of side inputs."""
+    """Return a job with the stem of its image in place of ``{stem}``, in the paths of its output, of side inputs and of defects."""
     section: Any = getattr(job, "input", None)
     if section is None:
         return job
@@ -79,7 +79,8 @@ def for_its_image(job: AJob) -> AJob:
     if not hasattr(section, "sides"):
         return moved
     sides = {name: side.replace(STEM, word) for name, side in section.sides.items()}
-    return replace(moved, input=replace(section, sides=sides))  # type: ignore[call-arg]
+    defects = section.defects.replace(STEM, word)
+    return replace(moved, input=replace(section, sides=sides, defects=defects))  # type: ignore[call-arg]
 
 
 def stem(path: str) -> str:

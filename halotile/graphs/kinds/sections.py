@@ -49,6 +49,8 @@ class Input:
     """Path of the dataset inside an HDF5 file, of the array or image inside a Zarr, number of a TIFF's series, or scene of a microscope's file."""
     axes: str | None = None
     """One letter for each axis, such as "zyx" or "tcyx", where the file does not name them."""
+    channels: tuple[str | int, ...] = ()
+    """Channels that are read, by name or by number from 0, such as [DAPI, 2]; left out: all of them."""
     spacing: Mapping[str, float | str] = field(default_factory=dict)
     """Size of a pixel along some axes, with a unit or without, such as {z: 0.3 um}, where the file does not know it."""
     nodata: float | Literal["auto", "nan", "none"] = "auto"
@@ -56,8 +58,16 @@ class Input:
     (GDAL_NODATA, _FillValue, GDAL's mask); none: every value is a measurement."""
     range: tuple[float, float] | Auto = "auto"
     """Values mapped to 0 and 1 before denoising, and back after. auto: the range of an integer type, floats unchanged; of weights of a job train as there."""
+    stripes: Mapping[str, str | bool] | Literal["auto", "none"] = "none"
+    """Offsets of whole lines that are removed first: {axis: x} where columns differ, {axis: y} where rows do; with gain: true factors as well.
+    auto: where samples show them clearly."""
     sides: Mapping[str, ReadPath] = field(default_factory=dict)
     """Per-pixel inputs tiled with the image, name to path: sigma (a noise map), mask (0 = keep the pixel)."""
+    defects: Literal["none", "auto"] | ReadPath = "none"
+    """Hot, dead and other pixels that the noise does not explain, which are replaced before anything is computed. auto: found in the image; a path: an
+    image that is not 0 where one is, of the shape of the image, or of its tiled axes."""
+    defects_in_output: Literal["replaced", "kept"] = "replaced"
+    """replaced: the result has the denoiser's value there; kept: that of the image."""
 
 
 @dataclass(frozen=True, kw_only=True)

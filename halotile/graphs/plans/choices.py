@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
 from halotile.errors import ConfigError, InputError
+from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.sections import DenoiserChoice, Job, NamedChoice
 from halotile.graphs.plans.inputs import check_whole
-from halotile.graphs.rules.keys import WrittenAs, keys_of, stand_ins
+from halotile.graphs.rules.keys import WrittenAs, by_channel, keys_of, stand_ins, written_keys
+from halotile.graphs.words import shown
 from halotile.storage.arrays import Source, open_array, planes_last
 from halotile.storage.grid import Region
+from halotile.storage.images.planes import channel_number
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.options import import_from, option_fields
@@ -76,6 +80,43 @@ def make_chosen(choice: NamedChoice, job: Job | None = None) -> Any:
         )
     except TypeError as error:
         raise ConfigError(f"{what}: {error}. `recon-cli schema` lists its options.") from None
+
+
+def choices_of_channels(given: Any, others: Mapping[str, DenoiserChoice], source: Source) -> list[Any]:
+    """Return the choice for each channel, from a denoiser with options by channel, and other ones; a single one where nothing differs."""
+    options = given.options if isinstance(given, DenoiserChoice) else {}
+    apart = by_channel(options, written_keys(given.declared(given.name))) if options else {}
+    if not apart and not others:
+        return [given]
+    count = source.shape[source.axes.index("c")] if "c" in source.axes else 1
+    chosen = [given] * count
+    if apart:
+        each: list[dict[str, Any]] = [{} for _ in range(count)]
+        for key, value in options.items():
+            if key not in apart:
+                entries: Mapping[int, Any] = dict.fromkeys(range(count), value)
+            elif isinstance(value, Mapping):
+                entries = _numbered(value, source, f"denoiser.{key}")
+            elif len(value) == count:
+                entries = dict(enumerate(value))
+            else:
+                raise ConfigError(
+                    f"denoiser.{key} is {shown(value)}, and the image has {counted(count, 'channel')}. Write a value for each."
+                )
+            for number, own in entries.items():
+                each[number][key] = own
+        chosen = [replace(given, options=own) for own in each]
+    for number, other in _numbered(others, source, "channels").items():
+        chosen[number] = other
+    return chosen
+
+
+def _numbered(values: Mapping[Any, Any], source: Source, key: str) -> dict[int, Any]:
+    """Return values by the numbers of the channels that their keys name."""
+    found = {channel_number(source, channel, key): value for channel, value in values.items()}
+    if len(found) < len(values):
+        raise ConfigError(f"{key} names a channel twice, in {', '.join(map(str, values))}. Write each once.")
+    return found
 
 
 def make_part(section: str, choice: NamedChoice, job: Job) -> Any:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from halotile.errors import DamagedData, MemoryRefused
+from halotile.errors import ConfigError, DamagedData, MemoryRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.kinds.sections import Run, parse_bytes
+from halotile.graphs.words import shown
 from halotile.storage.arrays import Source
 from halotile.storage.disk import place
 from halotile.storage.disk.object_path import OutputPath, path_of
+from halotile.storage.images.planes import channel_number
 from halotile.storage.run_directory.object_claim import check_finished
 from halotile.storage.sharded.local_reader import lost_by_name
 from halotile.storage.stored_array import StoredArray, read_error
+
+
+def with_selected(source: Source, channels: Sequence[str | int]) -> Source:
+    """Return an image with the channels that ``input.channels`` selects; all where it names none."""
+    numbers = [channel_number(source, channel, "input.channels") for channel in channels]
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"input.channels is {shown(channels)}, which has a channel twice. Write each once.")
+    return source.with_channels(numbers) if numbers else source
 
 
 def check_paths(source: Source, output: OutputPath, key: str = "output.path") -> None:

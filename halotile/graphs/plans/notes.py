@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.kinds.sections import Output
-from halotile.graphs.plans.cutting import Halo
 from halotile.graphs.plans.inputs import kept_bytes
 from halotile.storage.arrays import Source
 from halotile.storage.disk.object_path import ObjectPath, OutputPath
@@ -29,28 +28,21 @@ DECODED_AT_MOST = 4
 """Ratio of pixels decoded to pixels needed above which a plan has a note."""
 
 
-def notes_of(
-    original: Source,
-    dtype: np.dtype[Any],
-    *,
-    layout: Layout,
-    roles: Roles,
-    grid: Grid,
-    halo: Halo,
-    levels: NDArray[np.float64] | None,
-    values: tuple[float, float] | None = None,
-    of_trial: str = "",
-) -> tuple[str, ...]:
-    """The notes of a plan, one sentence each; ``dtype`` is that of the pixels as they are read, ``values`` are those of 0 and 1."""
+def notes_of(original: Source, dtype: np.dtype[Any], *, layout: Layout, roles: Roles, grid: Grid) -> tuple[str, ...]:
+    """The notes on the output of a plan and on the file of its input; ``dtype`` is that of the pixels as they are read."""
     return (
-        *((of_trial,) if of_trial else ()),
-        *(() if levels is None else (levels_text(levels, roles, values), *_noiseless(levels, roles))),
-        *halo.remarks,
         *_metadata(layout),
         *note_of_packing(original),
         *_narrowing(dtype, np.dtype(layout.dtype)),
         *_decoding(original, roles, grid),
     )
+
+
+def notes_of_levels(
+    levels: NDArray[np.float64] | None, roles: Roles, values: tuple[float, float] | None
+) -> tuple[str, ...]:
+    """Return the noise levels that were estimated as a sentence, and one on planes without noise."""
+    return () if levels is None else (levels_text(levels, roles, values), *_noiseless(levels, roles))
 
 
 def note_of_packing(
@@ -95,16 +87,16 @@ def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ..
 
 
 def levels_text(levels: NDArray[np.float64], roles: Roles, values: tuple[float, float] | None = None) -> str:
-    """Return the noise levels of the planes of an image as a sentence, in the units of the file as well where ``values`` are 0 and 1.
+    """Return the noise levels of the planes of an image as a sentence, in the units of the file; and relative to a range of ``values``.
 
     >>> levels_text(np.array([0.02, 0.2]), Roles(("c", "y", "x"), (1, 2), None))
     'noise level 0.02, 0.2 of c 0 to 1, estimated channel by channel'
     >>> levels_text(np.array([0.02]), Roles(("y", "x"), (0, 1), None), (0, 255))
-    'noise level 0.02 (5.1 in the file), estimated from the whole image'
+    'noise level 5.1 (0.02 of the range), estimated from the whole image'
     """
     width = values[1] - values[0] if values else 1
-    in_file = f" ({values_text(levels * width, roles)} in the file)" if width != 1 else ""
-    return f"noise level {values_text(levels, roles)}{in_file}{planes_text(levels, roles)}"
+    relative = f" ({values_text(levels, roles)} of the range)" if width != 1 else ""
+    return f"noise level {values_text(levels * width, roles)}{relative}{planes_text(levels, roles)}"
 
 
 def _noiseless(levels: NDArray[np.float64], roles: Roles) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ from halotile.tasks.options import job_key
 J = TypeVar("J", bound=Job)
 PRIVATE = ("allow_import", "import_folder")
 """Keys that no file may set: a file must not allow itself to run code."""
+WHOLE = ("denoiser", "channels")
+"""Keys whose values are decided as a whole."""
 
 
 def documents_of(
@@ -41,7 +43,7 @@ def documents_of(
     requested_document = {"version": 1, "job": job.kind, **parts, **(given or {})}
     decided = {key: value for key, value in requested_document.items() if key not in PRIVATE}
     for key, value in (resolved or {}).items():
-        decided[key] = decided[key] | value if isinstance(decided.get(key), dict) and key != "denoiser" else value
+        decided[key] = decided[key] | value if isinstance(decided.get(key), dict) and key not in WHOLE else value
     return Documents(requested_document, decided)
 
 
@@ -55,7 +57,7 @@ def _written(part: Any) -> Any:
         return {job_key(item.name): _written(getattr(part, item.name)) for item in fields(part)}
     if isinstance(part, tuple | list):
         return [_written(item) for item in part]
-    return part
+    return {key: _written(item) for key, item in part.items()} if isinstance(part, Mapping) else part
 
 
 @dataclass(frozen=True)

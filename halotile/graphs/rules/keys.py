@@ -125,6 +125,20 @@ def _kind_of(hint: Any) -> WrittenAs | None:
     return None
 
 
+def by_channel(options: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+    """Return the options that have a list or mapping of values, one for each channel, in place of a value.
+
+    >>> from halotile.tasks.denoisers.tv import TotalVariation
+    >>> by_channel({"strength": {"DAPI": 1.0}, "iterations": 20, "spacing": [1, 1]}, written_keys(TotalVariation))
+    {'strength': {'DAPI': 1.0}}
+    """
+    return {
+        key: value
+        for key, value in options.items()
+        if key in keys and isinstance(value, Mapping | list | tuple) and value and not fits(value, keys[key].type)
+    }
+
+
 def fault_of_option(choice: type[NamedChoice], name: str, option: str) -> str | None:
     """Return the fault of an option that belongs to other names than the written one, if it does.
 

@@ -217,6 +217,15 @@ def _address(value: str) -> str | None:
     return f"{shown(value)} is not the address of a scheduler; write one such as tls://10.0.0.7:8786"
 
 
+_LINES = [{"gain": gain, "axis": axis} for gain in (False, True) for axis in "xy"]
+
+
+def _stripes(value: Any) -> str | None:
+    if isinstance(value, str) or ({"gain": False} | dict(value) in _LINES):
+        return None
+    return f"{shown(dict(value))} names no lines; write {{axis: x}} where columns are off, or {{axis: y}} for rows; with gain: true beside it for factors"
+
+
 def _walltime(value: str) -> str | None:
     if is_walltime(value):
         return None
@@ -246,6 +255,7 @@ COMMON: Mapping[tuple[type, str], Check] = {
     (Input, "axes"): _axes,
     (Input, "spacing"): _spacing,
     (Input, "range"): _range,
+    (Input, "stripes"): _stripes,
     (Output, "path"): output_path,
     (Output, "levels"): AtLeast(1),
     (Output, "shard"): AtLeast(1),

@@ -329,7 +329,7 @@ def _done_before(outputs: tuple[WantedOutput, ...]) -> int | None:
         if not any(owned):
             return None
     for wanted, journal in zip(outputs, journals, strict=True):
-        if not wanted.path.exists():
+        if not wanted.path.exists() and (journal.done or not wanted.is_file):
             _check_nothing_done(wanted, done)
             return None
         if problems := RecordedImage(wanted.path, wanted.output.layout, wanted.blocks, journal).metadata_problems():

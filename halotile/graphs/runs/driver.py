@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
@@ -201,7 +202,9 @@ class _Driver:
     def _inspect(self) -> Inspection:
         """Look at the result; a run that has finished does not fail because of that."""
         try:
-            inspection = self.plan.work.inspect()
+            run = self._progress("stop")
+            speed = run.compute_seconds / run.pixels_done if run.pixels_done else math.inf
+            inspection = self.plan.work.inspect(run.seconds, speed)
         except Exception as error:
             self.status.event("not inspected", error=f"{type(error).__name__}: {error}")
             return Inspection()

@@ -31,7 +31,7 @@ _OF_ALL = (DiskRefused, ClusterFailed, Stalled, Stopped)
 
 
 _SUMMED = (
-    "done", "resumed", "pixels_done", "seconds", "read_bytes", "written_bytes", "compute_seconds", "retried", "failed", "holes",
+    "done", "resumed", "pixels_done", "seconds", "read_bytes", "written_bytes", "compute_seconds", "retried", "failed", "holes", "defects",
 )  # fmt: skip
 _OF_THE_CLUSTER = ("cluster: ", "dashboard: ")
 """Beginnings of messages that are the same for every image."""

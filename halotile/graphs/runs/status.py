@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 STATUS_SECONDS = 1.0
 NOTIFY_SECONDS = 0.4
-_SUMMED = ("holes", "read_bytes", "written_bytes", "compute_seconds")
+_SUMMED = ("holes", "defects", "read_bytes", "written_bytes", "compute_seconds")
 """Fields of a receipt that are added up under the same name."""
 
 
@@ -105,6 +105,8 @@ class Status:
         """Held while lines are added or taken: a run reports from one thread and notifies from another."""
         self._finished = False
         """True where an earlier run left nothing to do: its status stays."""
+        self._earlier_seconds = 0.0
+        """Duration of the attempts before this one."""
 
     @property
     def fingerprint(self) -> str:
@@ -118,6 +120,7 @@ class Status:
         progress = self.progress("start", done=done, failed=0)
         before = self.directory.read_status() or {}
         self._finished = progress.done == progress.total and before.get("state") == "finished"
+        self._earlier_seconds = before.get("all_seconds", 0.0) if progress.done else 0.0
         self.event("begin", fingerprint=self.plan.fingerprint, resumed=progress.done)
         self._sums = replace(self._sums, resumed=progress.done)
         self._write("running", replace(progress, resumed=progress.done))
@@ -305,7 +308,8 @@ class Status:
         self._written = time.monotonic()
         if self._finished:
             return
-        own = {"dashboard": self._dashboard, "retired": list(self.retired.values())}
+        own: dict[str, Any] = {"dashboard": self._dashboard, "retired": list(self.retired.values())}
+        own["all_seconds"] = self._earlier_seconds + progress.seconds
         status = status_of(progress, state, reason, output=str(self.plan.output)) | own
         with suppress(OSError):  # as for events
             self.directory.write_status(status)

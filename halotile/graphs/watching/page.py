@@ -385,10 +385,10 @@ LAST_SECONDS = 2.0
 """Timeout of the last message."""
 ROWS = 400
 """Iterations of the curve, at most."""
-CURVES = ("residual", "objective", "misfit", "loss", "validation", "change", "psnr", "rate")
+CURVES = ("residual", "objective", "misfit", "loss", "validation", "error", "tv", "nlm", "change", "psnr", "rate")
 STAGES = ("read", "compute", "write")
-UNSEEN = ("message", "figures", "counted", "holes", "workers", "start_seconds")
-PROGRESS = ("state", *(name for name in Progress.__slots__ if name not in UNSEEN), *RATES)
+UNSEEN = ("message", "figures", "counted", "holes", "defects", "workers", "start_seconds")
+PROGRESS = ("state", "all_seconds", *(name for name in Progress.__slots__ if name not in UNSEEN), *RATES)
 """Status fields sent to the page. The owner and the paths of a run are not among them."""
 
 

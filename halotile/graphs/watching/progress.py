@@ -82,6 +82,8 @@ class Progress:
     failed: int = 0
     holes: int = 0
     """Pixels of this run's blocks that were left as they are: without a measurement, or masked."""
+    defects: int = 0
+    """Pixels of this run's blocks that were replaced before anything was computed."""
     counted: str = "block"
     """Unit of the counts, such as step."""
     message: str = ""
@@ -123,6 +125,9 @@ _FIGURES = {
     "psnr": "PSNR {:.2f} dB",
     "loss": "loss {:.4g}",
     "validation": "{:.4g} on held-out patches",
+    "error": "error {:.3g} on a crop",
+    "tv": "that of tv {:.3g}",
+    "nlm": "of nlm {:.3g}",
 }
 
 

@@ -273,7 +273,7 @@ def remove_partials(root: OutputPath, disk: Disk = DISK) -> int:
     """
     if not isinstance(root, Path):
         return 0
-    if root.is_file():
+    if not root.is_dir():
         beside = [path for path in root.parent.glob(f"{glob.escape(root.name)}.*{PARTIAL}") if path.is_file()]
         for path in beside:
             disk._unlink(path)

@@ -96,6 +96,12 @@ class Source(Readable, Protocol):
     def in_order(self, order: Sequence[int]) -> Self:
         """The same array with its axes in another order."""
 
+    def with_channels(self, numbers: Sequence[int]) -> Self:
+        """The same array with some of its channels, in this order."""
+
+    def arranged_as(self, image: Self) -> Self:
+        """The same array in the order, and with the channels, of an image whose file has the same shape."""
+
     def __getitem__(self, index: Any) -> Pixels:
         """The pixels at integers and slices of step 1, as in NumPy."""
 

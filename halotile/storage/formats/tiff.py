@@ -199,6 +199,7 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
         identity={"series": ALL if is_stack else number, "level": level, **file_identity(path, others)},
         ome=OmeImage() if file.is_ome else None,
         fill=_nodata(series.keyframe),
+        attributes={} if is_stack else tiff_scale.plane_attributes(file, number),
     )
     header = replace(header, channels=tiff_scale.channels_of(file, number))
     finest = (*((len(chosen),) if is_stack else ()), *file.series[number].shape)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from halotile.errors import ConfigError
 from halotile.storage.arrays import Source
+from halotile.storage.formats.base import listed
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
-from halotile.storage.sharded.ome_metadata import Channels, are_colours
+from halotile.storage.sharded.ome_metadata import Channels, are_colours, shown_colours
 
 WINDOW_BYTES = 32 * 2**20
 """Maximum size of one read, unless a single chunk is larger."""
 
 
+MOST_CHANNELS = 8
+"""Channels that are looked at one by one, or drawn in their colours."""
 Component = Literal["modulus", "phase", "real", "imag"]
 _PARTS: Mapping[Component, Any] = {"modulus": np.abs, "phase": np.angle, "real": np.real, "imag": np.imag}
 
@@ -43,6 +47,8 @@ class Planes:
     colour: bool
     # the part of complex pixels that is read; None: the pixels as they are
     component: Component | None = None
+    # colours in which all channels are drawn over one another, six hexadecimal digits each; empty: as they are
+    blend: tuple[str, ...] = ()
 
     @property
     def loops(self) -> tuple[str, ...]:
@@ -90,6 +96,23 @@ class Planes:
             pixels = _PARTS[self.component](pixels)
         return pixels.reshape(*part.shape, self.samples) if self.colour else pixels.reshape(part.shape)
 
+    def blended(self) -> Planes:
+        """The same planes with several channels, not of colours and none of them chosen, over one another in their colours."""
+        if "c" not in self.loops or not 2 <= _along(self.source, "c") <= MOST_CHANNELS:
+            return self
+        known = known_channels(self.source)
+        known = known if len(known) == _along(self.source, "c") else ({},) * _along(self.source, "c")
+        colours = zip(known, shown_colours(known), strict=True)
+        shown = tuple(colour if channel.get("active", True) else "000000" for channel, colour in colours)
+        return replace(self, colour=True, blend=shown)
+
+    @property
+    def contrasts(self) -> list[tuple[float, float] | None]:
+        """The values that the file has for black and white of each channel, None where it has none."""
+        windows = [channel.get("window") for channel in known_channels(self.source)]
+        ends = [(w["start"], w["end"]) if isinstance(w, Mapping) else w for w in windows]
+        return ends if len(ends) == len(self.blend) else [None] * len(self.blend)
+
     def parts(self) -> Iterator[Region]:
         """Divide the plane into parts of whole chunks of the image, row by row, each of a bounded size."""
         height, width = self.shape
@@ -107,19 +130,22 @@ class Planes:
         return min(sizes["y"], _along(self.source, "y")), min(sizes["x"], _along(self.source, "x"))
 
 
-def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) -> Planes:
+def choose_planes(source: Source, at: Mapping[str, int | str], region: Region | None) -> Planes:
     """The planes of an image, or of a part of it.
 
-    ``source``: image; ``at``: index along axes other than y and x, such as `{"t": 0, "c": 1}`; ``region``: rows and columns of the part; None: all.
+    ``source``: image; ``at``: index along axes other than y and x, such as `{"t": 0, "c": 1}`, that of a channel also as its name; ``region``: rows and columns of the part; None: all.
     """
     loops = [axis for axis in source.axes if axis not in ("y", "x")]
+    found: dict[str, int] = {}
     for axis, index in at.items():
         if axis not in loops:
             raise ConfigError(
                 f"plane {axis}={index}: the image's axes are {''.join(source.axes)}. "
                 f"Write axes of {', '.join(loops) or 'an image that has more than y and x'}."
             )
-        if not 0 <= index < _along(source, axis):
+        named = isinstance(index, str) or (axis == "c" and index >= _along(source, axis))
+        found[axis] = channel_number(source, index, f"plane {axis}={index}") if named else int(index)
+        if not 0 <= found[axis] < _along(source, axis):
             raise ConfigError(
                 f"plane {axis}={index}: the image has {_along(source, axis)} along {axis}. "
                 f"Write 0 to {_along(source, axis) - 1}."
@@ -131,13 +157,38 @@ def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) 
             f"region {y0}:{y1},{x0}:{x1}: the image has {whole.shape[0]} rows and {whole.shape[1]} columns. "
             "Write a part of it, as first row:last row,first column:last column, excluding the last ones."
         )
-    return Planes(source, dict(at), region or whole, "c" not in at and _is_colour(source))
+    return Planes(source, found, region or whole, "c" not in at and _is_colour(source))
 
 
 def known_channels(source: Source) -> Channels:
     """The channels as the file describes them; none where it does not."""
     omero = source.ome.omero if source.ome else None
     return source.channels or tuple(omero["channels"] if omero else ())
+
+
+def channel_names(source: Source) -> list[str]:
+    """The names of the channels, or their numbers where the file has no name for each."""
+    names = [str(channel.get("label", number)) for number, channel in enumerate(known_channels(source))]
+    count = _along(source, "c") if "c" in source.axes else 1
+    return names if len(set(names)) == len(names) == count else [str(number) for number in range(count)]
+
+
+def channel_number(source: Source, channel: str | int, key: str) -> int:
+    """The number of a channel that ``key`` has by its name, or by its number."""
+    if "c" not in source.axes:
+        raise ConfigError(
+            f"{key}: the image has no channels, its axes are {''.join(source.axes)}. Leave it out, or name them with input.axes."
+        )
+    names, count = channel_names(source), _along(source, "c")
+    is_number = str(channel).isdecimal() and int(channel) < count
+    if str(channel) in names and not (is_number and isinstance(channel, int)):
+        return names.index(str(channel))
+    if is_number:
+        return int(channel)
+    known = listed([name if name == str(n) else f"{name} ({n})" for n, name in enumerate(names)])
+    near = difflib.get_close_matches(str(channel), names, n=1)
+    hint = f"Did you mean {near[0]}?" if near else "Write a name as it is here, or a number."
+    raise ConfigError(f"{key}: the image has no channel {channel}, but {known}. {hint}")
 
 
 def _is_colour(source: Source) -> bool:

@@ -69,6 +69,9 @@ def write_png(
         is_phase = image.component == "phase"
         averaged = (_phase_means if is_phase else block_means)(image, step, _share(tick, n, len(planes)))
         means.append((averaged, is_phase))
+    if blend := planes[0].blend:
+        means = blends([mean for mean, _ in means], blend, [values or own for own in planes[0].contrasts])
+        values = (0.0, 1.0)
     low, high = values or contrast([mean for mean, is_phase in means if not is_phase])
     limits = {True: (-math.pi, math.pi), False: (low, high)}
     drawn = side_by_side([_to_bytes(mean, *limits[is_phase]) for mean, is_phase in means])
@@ -93,7 +96,7 @@ def _phase_means(planes: Planes, step: int, tick: Tick) -> Means:
 def block_means(planes: Planes, step: int, tick: Tick = lambda _: None) -> Means:
     """Means of the first plane over squares of ``step`` pixels, which are smaller at the far edges."""
     height, width = planes.shape
-    samples = min(planes.samples, 3)
+    samples = planes.samples if planes.blend else min(planes.samples, 3)
     sums = np.zeros((-(-height // step), -(-width // step), samples))
     counts = np.zeros_like(sums)
     first = (0,) * len(planes.counts)
@@ -138,6 +141,24 @@ def _sum(pixels: Pixels, rows: _Squares, columns: _Squares) -> NDArray[np.float6
         down = np.add.reduceat(pixels, rows.starts, axis=0, dtype=np.float64)
         across: NDArray[np.float64] = np.add.reduceat(down, columns.starts, axis=1)
     return across
+
+
+def blends(
+    images: Sequence[Means], colours: Sequence[str], windows: Sequence[tuple[float, float] | None]
+) -> list[tuple[Means, bool]]:
+    """Images with the channels over one another in their colours, black as 0 and white as 1, each with False: it has no phases.
+
+    Windows are the values that are black and white of each channel; None: as :func:`contrast` finds them in all images.
+    """
+    drawn = [np.zeros((*image.shape[:2], 3)) for image in images]
+    for number, (colour, window) in enumerate(zip(colours, windows, strict=True)):
+        low, high = window or contrast([image[..., number] for image in images])
+        for image, result in zip(images, drawn, strict=True):
+            fraction = np.clip(
+                np.nan_to_num((image[..., number].astype(np.float64) - low) / ((high - low) or 1.0)), 0, 1
+            )
+            result += fraction[..., None] * (np.frombuffer(bytes.fromhex(colour), np.uint8) / 255)
+    return [(result, False) for result in drawn]
 
 
 def contrast(images: Sequence[Means]) -> tuple[float, float]:

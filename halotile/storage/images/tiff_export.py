@@ -24,6 +24,7 @@ from halotile.errors import ConfigError, InputError
 from halotile.registry import optional
 from halotile.storage.arrays import open_source
 from halotile.storage.formats.parts import geotiff
+from halotile.storage.formats.parts.tiff_scale import PLANES
 from halotile.storage.grid import Region
 from halotile.storage.images.planes import WINDOW_BYTES, Planes, choose_planes, known_channels
 from halotile.storage.images.png import Tick
@@ -282,7 +283,21 @@ def _calibration(planes: Planes) -> dict[str, Any]:
         names = [_NOT_XML.sub("\ufffd", str(one.get("label", n))) for n, one in enumerate(channels)]
         colours = [_ome_colour(channel.get("color", "FFFFFF")) for channel in channels]
         attributes["Channel"] = {"Name": names, "Color": colours}
-    return attributes
+    return attributes | _plane_values(planes)
+
+
+def _plane_values(planes: Planes) -> dict[str, Any]:
+    """Exposure time, position and so on of each plane that is written, where the image has kept them from an OME-TIFF."""
+    kept, lengths = (
+        planes.source.attributes.get(PLANES),
+        dict(zip(planes.source.axes, planes.source.shape, strict=True)),
+    )
+    places = [dict(zip(planes.loops, index, strict=True)) for index in itertools.product(*map(range, planes.counts))]
+    sizes = [1 if planes.colour and axis == "c" else lengths.get(axis, 1) for axis in "tcz"]
+    if not isinstance(kept, dict) or kept.get("sizes") != sizes or not set(planes.loops) <= set("tcz"):
+        return {}
+    numbers = [np.ravel_multi_index([{**planes.at, **place}.get(a, 0) for a in "tcz"], sizes) for place in places]
+    return {"Plane": [kept["planes"][number] for number in numbers]}
 
 
 def _channels(planes: Planes) -> Channels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,11 @@ RGB = {"red": "FF0000", "green": "00FF00", "blue": "0000FF"}
 """Channels of a colour image."""
 OPACITY = "opacity"
 """Name of a fourth one."""
+
+WHITE = "FFFFFF"
+PAIR = ("FF00FF", "00FF00")
+MANY = ("00FFFF", "FFFF00", "FF00FF", "FF0000", "00FF00", "0000FF")
+"""Colours of two channels, and of more."""
 
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 _COLOUR = "[0-9a-fA-F]{6}"
@@ -136,6 +142,17 @@ def rgb_channels(dtype: np.dtype[Any], samples: int) -> Channels:
     colours: list[Any] = [{"label": name, "color": colour, **whole} for name, colour in RGB.items()]
     opacity = {"label": OPACITY, "color": "FFFFFF", "active": False, **whole}
     return tuple([*colours, opacity][:samples])
+
+
+def shown_colours(channels: Channels) -> list[str]:
+    """The colours of channels; those that viewers choose, which repeat, where a channel has none, and where all are white: nobody chose that.
+
+    >>> shown_colours(({}, {"color": "0000FF"})), shown_colours(({"color": "FFFFFF"},) * 2)
+    (['FF00FF', '0000FF'], ['FF00FF', '00FF00'])
+    """
+    defaults = {1: (WHITE,), 2: PAIR}.get(len(channels), MANY)
+    colours = [channel.get("color", own) for channel, own in zip(channels, itertools.cycle(defaults))]
+    return list(itertools.islice(itertools.cycle(defaults), len(channels))) if set(colours) == {WHITE} else colours
 
 
 def are_colours(channels: Channels) -> bool:

@@ -41,7 +41,7 @@ UNREADABLE = "cannot be read"
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The layout of an output that is one file; empty until its only block is written."""
+    """The layout of an output that is one file, which is not there until its only block is written."""
 
     file_bytes: int  # size of the file, at most
     shape: ClassVar[tuple[int, ...]] = (1,)
@@ -69,12 +69,12 @@ class FileLayout:
         return {"format": "file"}
 
     def create(self, path: Path, disk: Disk = DISK, *, overwrite: bool = False) -> None:
-        """Create an empty file; durable on return."""
+        """Remove a file that is replaced; durable on return."""
         check_place(path, overwrite=overwrite, is_file=True)
-        disk.write_file(path, [b""])
+        disk.remove(path)
 
     def write(self, path: Path, content: bytes, disk: Disk = DISK) -> tuple[int, bytes]:
-        """Replace the file; durable on return. Returns its size and its digest."""
+        """Write the file as a whole; durable on return. Returns its size and its digest."""
         return disk.write_file(path, [content]), digest_of([content])
 
     def inspect(self, path: Path) -> tuple[list[str], bytes]:

@@ -259,7 +259,7 @@ def sampled_planes(
     wanted = {place for number, place in enumerate(np.ndindex(lengths)) if number in chosen}
     regions = plane_regions(source.shape, square, dict.fromkeys(looped, 0), samples)
     plane_bytes = sum(region.size for region in regions) * source.dtype.itemsize
-    for planes in _planes_at_once(source, looped, AT_ONCE_BYTES // plane_bytes):
+    for planes in planes_at_once(source, looped, AT_ONCE_BYTES // plane_bytes):
         places = [place for place in np.ndindex(planes.shape) if _add(planes.start, place) in wanted]
         if not places:
             continue
@@ -277,7 +277,7 @@ def _add(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
     return tuple(a + b for a, b in zip(first, second, strict=True))
 
 
-def _planes_at_once(source: Readable, looped: Sequence[int], most: int) -> list[Region]:
+def planes_at_once(source: Readable, looped: Sequence[int], most: int) -> list[Region]:
     """Ranges of at most so many planes that lie in the same chunks, which are decoded once for all of them."""
     lengths = tuple(source.shape[axis] for axis in looped)
     chunks = chunks_of(source)

@@ -12,7 +12,9 @@ import numpy as np
 
 from halotile.errors import InputError
 from halotile.storage.rim import Readable
+from halotile.tasks.noise.defects import outliers
 from halotile.tasks.noise.estimate import Ends, PlaneLevel, measure_plane, plane_level, sampled_planes
+from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
 from halotile.tasks.noise.quiet_windows import Fit, PlaneWindows, Values, finite_values, fit_noise, windows_of
 
 SUITS = 2.0
@@ -55,6 +57,29 @@ class PhotonNoise:
         """Variance of the noise less ``gain`` times the value of the pixel."""
         variance: Values = self.read_sigma**2 - self.gain * self.offset
         return variance
+
+
+def noise_of_planes(planes: Sequence[Sequence[Values]]) -> PhotonNoise:
+    """Noise of an image of some channels, (channels, rows, columns), by samples of the plane of each; NaN where there is none.
+
+    Photon noise where it clearly grows with brightness in every plane: one level for dark and bright alike would reward what leaves the noise of the bright.
+
+    >>> rng = np.random.default_rng(0)
+    >>> noise_of_planes([[rng.standard_normal((256, 256))]]).read_sigma.round(1).ravel().tolist()
+    [1.0]
+    """
+    fits = [fit for fit in map(fit_noise, map(windows_of, planes)) if fit and fit.is_clear]
+    if len(fits) == len(planes):
+        found = PhotonNoise.of(np.array([fit.gain for fit in fits]), np.array([fit.variance for fit in fits]))
+        return per_channel(found.gain, found.offset, found.read_sigma)
+    levels = np.array([plane_level(squares) for squares in planes])
+    return per_channel(0 * levels, 0 * levels, np.where(levels > 0, levels, np.nan))
+
+
+def per_channel(*parts: Any) -> PhotonNoise:
+    """Return the noise of several channels, which broadcasts to an image of them."""
+    gain, offset, read_sigma = (np.reshape(np.asarray(part, np.float64), (-1, 1, 1)) for part in parts)
+    return PhotonNoise(gain, offset, read_sigma)
 
 
 class Even(NamedTuple):
@@ -123,6 +148,8 @@ def _fit_of_even(even: Even, others: Sequence[Fit]) -> Fit:
 
 PLANES = 64
 """Planes that are looked at, at most."""
+ROUNDED = 0.25
+"""Least variance of whole numbers: details of one step are none of noise."""
 TAIL = 1e-3
 """Share of the samples below the range of values, and above."""
 
@@ -138,6 +165,9 @@ class PlaneSurvey:
     noise: PlaneLevel  # noise level in the same units; 0 or NaN where there is none
     grows: bool  # true if the noise clearly grows with brightness
     ends: Ends  # its least and largest values
+    correlation: NoiseCorrelation | None  # that of its noise; None where too little is quiet
+    defects: int  # samples that the noise does not explain
+    size: int  # number of the samples
 
 
 def survey_planes(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> tuple[PlaneSurvey, ...]:
@@ -156,5 +186,17 @@ def _surveyed(place: tuple[int, ...], squares: list[Values]) -> PlaneSurvey:
     values = finite_values(squares)
     low, high = np.quantile(values, [TAIL, 1 - TAIL]) if values.size else (math.nan, math.nan)
     fit = fit_noise(windows_of(squares))
-    grows = fit is not None and fit.is_clear
-    return PlaneSurvey(place, float(low), float(high), measure_plane(squares), grows, Ends.of(values))
+    grows, level = fit is not None and fit.is_clear, measure_plane(squares)
+    gain, variance = noise_of_plane(squares, fit, level.level)
+    ends, correlation = Ends.of(values), noise_correlation(squares)
+    defects = sum(len(outliers(square, gain, variance)) for square in squares)
+    return PlaneSurvey(place, float(low), float(high), level, grows, ends, correlation, defects, values.size)
+
+
+def noise_of_plane(squares: Sequence[Values], fit: Fit | None, level: float) -> tuple[float, float]:
+    """Return the gain and the variance of a plane: that of its photons where the fit is clear, or else of one level; no less than that of rounding."""
+    if fit is not None and fit.is_clear:
+        return fit.gain, fit.variance
+    values = finite_values(squares)
+    is_whole = values.any() and not np.any(values % 1)
+    return 0.0, max(level**2, ROUNDED * is_whole) if level > 0 else 0.0

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.rim import Array
+from halotile.tasks.noise.defects import outliers, replacements
 from halotile.tasks.noise.estimate import NORMAL_MAD
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quiet_windows import Values
@@ -73,47 +74,22 @@ def unbiased_risk(noisy: Values, noise: PhotonNoise, denoise: Denoise, seed: int
     return float((np.nanmean(errors) + 2 * np.nanmean(changes)) / np.nanmean(own))
 
 
-OUTLYING, ALONE = 6.0, 4.0
-"""Noise levels from the median around it beyond which a pixel is an outlier, and multiple of the largest such distance of a neighbour: the
-neighbours of a star are bright as well."""
-INNER = np.pad(np.ones((3, 3), bool), 1)
-INNER[2, 2] = False
-OUTER = ~np.pad(np.ones((3, 3), bool), 1)
-"""Of 5 x 5 pixels, the neighbours of the middle one, and those around them."""
-
-
 def without_outliers(noisy: Values, noise: PhotonNoise) -> tuple[Values, NDArray[np.bool_]]:
     """The image with the median of its neighbours for each outlier of the noise, such as a hot or dead pixel; and the outliers.
-
-    Noise alone has fewer than one in a million. Distances are taken where the noise has a level of 1: after the Anscombe transform for photons.
 
     >>> image = np.random.default_rng(0).standard_normal((1, 64, 64))
     >>> image[0, 3, 5] = 40
     >>> np.argwhere(without_outliers(image, PhotonNoise.of(np.array(0.0), np.array(1.0)))[1])
     array([[0, 3, 5]])
     """
-    gain = noise.gain + np.zeros(noisy.shape)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        counted = np.sqrt(np.maximum(gain * noisy + noise.variance + 0.375 * gain**2, 0)) * 2 / gain
-        even = np.where(gain > 0, counted, noisy / noise_sigma(noisy, noise))
-    median = _median(_around(even, OUTER))
-    away = even - median
-    beside = (_around(even, INNER) - median[..., None]) * np.sign(away)[..., None]
-    found = np.abs(away) > np.maximum(OUTLYING, ALONE * np.nan_to_num(beside).max(-1))
-    return np.where(found, _median(_around(noisy, INNER)), noisy), found
-
-
-def _around(image: Values, which: NDArray[np.bool_]) -> Values:
-    """The pixels around each pixel of an image, on the last axis; NaN beyond the edge."""
-    padded = np.pad(image, [(0, 0), (2, 2), (2, 2)], constant_values=np.nan)
-    around: Values = np.lib.stride_tricks.sliding_window_view(padded, which.shape, (1, 2))[..., which]
-    return around
-
-
-def _median(pixels: Values) -> Values:
-    """Median over the last axis of what is known; 0 where nothing is."""
-    median: Values = np.nanmedian(np.where(np.isfinite(pixels).any(-1, keepdims=True), pixels, 0.0), -1)
-    return median
+    repaired, found = noisy.copy(), np.zeros(noisy.shape, bool)
+    for number, image in enumerate(noisy):
+        gain, variance = (np.broadcast_to(part, noisy.shape)[number] for part in (noise.gain, noise.variance))
+        one = float(gain[0, 0])  # else the noise may be another one in each pixel
+        at = outliers(image, one, float(variance[0, 0])) if one > 0 else outliers(image / np.sqrt(variance), 0.0, 1.0)
+        repaired[number][tuple(at.T)] = replacements(image, at, np.isfinite(image))[0]
+        found[number][tuple(at.T)] = True
+    return repaired, found
 
 
 def noise_sigma(noisy: Values, noise: PhotonNoise) -> Values:

@@ -123,7 +123,7 @@ def windows_of(squares: Sequence[Values], empty_at_most: float = EMPTY_AT_MOST) 
 
     ``squares``: parts of the plane; ``empty_at_most``: share of the pixels of a window that may have the least value of the plane, if many have it.
     """
-    squares = _without_marks(squares)
+    squares = without_marks(squares)
     exponent = math.frexp(np.abs(finite_values(squares)).max(initial=0.0))[1]
     # In a unit in which squares neither overflow nor vanish.
     squares = [np.ldexp(square, -exponent) for square in squares]
@@ -140,7 +140,7 @@ def windows_of(squares: Sequence[Values], empty_at_most: float = EMPTY_AT_MOST) 
         known = (measured >= LEAST_MEASURED) & (variances > 0)
         for end, share in piled_up:
             known &= (windows == end).mean((1, 3)) <= share * filled
-        around = _mean_beside(np.where(known, variances, np.nan))
+        around = mean_beside(np.where(known, variances, np.nan))
         found.append((means[known], variances[known], around[known], means[filled >= LEAST_MEASURED]))
     if not found:
         return None
@@ -180,7 +180,7 @@ def _line(x: Values, y: Values) -> tuple[float, float, float]:
     return level, *((gain[0], spread * math.sqrt(np.linalg.inv(normal)[1, 1])) if gain else (0.0, 0.0))
 
 
-def _mean_beside(values: Values) -> Values:
+def mean_beside(values: Values) -> Values:
     """Mean of the four neighbours of each value that are known; infinity without any."""
     padded = np.pad(values, 1, constant_values=np.nan)
     beside = np.stack([padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:]])
@@ -195,7 +195,7 @@ def _measured_means(windows: Values) -> tuple[Values, Values]:
     return means, shares
 
 
-def _without_marks(squares: Sequence[Values]) -> Sequence[Values]:
+def without_marks(squares: Sequence[Values]) -> Sequence[Values]:
     """The squares with NaN for a least or largest value that lies farther from all others than these from each other: no light has it."""
     values = np.unique(finite_values(squares))
     if len(values) < 4:

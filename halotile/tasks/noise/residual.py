@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Pixels
 from halotile.storage.views import PlaneValues, axes_of_side, side_at
-from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.holes import Valid
+from halotile.tasks.noise.noise_correlation import direction_text
 from halotile.tasks.noise.quiet_windows import Values, finite_values
+
+if TYPE_CHECKING:
+    from halotile.tasks.denoise_block import DenoiseTask
 
 PART = 128
 """Edge of the parts whose correlations are measured one by one, in pixels: structure fills a part of an image."""
-STRUCTURED = 0.12
+STRUCTURED = 0.15
 """Correlation above which a residual holds structure: see docs/choosing.md for what it was measured on."""
 SHIFTED = 0.5
 """Mean above which, relative to the noise, brightness was changed: filters keep it."""
@@ -33,7 +36,7 @@ class Residual:
 
     >>> noise = np.random.default_rng(0).standard_normal((256, 256))
     >>> found = Residual.of([noise])
-    >>> round(found.ratio, 1), abs(found.correlation) < 0.01, found.is_structured
+    >>> round(found.ratio, 1), abs(found.correlation) < 0.02, found.is_structured
     (1.0, True, False)
     >>> Residual.of([noise + np.sin(np.arange(256) / 5)]).is_structured
     True
@@ -43,26 +46,43 @@ class Residual:
 
     # standard deviation relative to that of the noise: 1 where all noise was taken away and nothing else
     ratio: float
-    # correlation of neighbouring pixels, the mean of both directions, exceeded in a quarter of the parts: about 0 for
-    # white noise, less where noise was only smoothed, more where the residual holds structure of the image
-    correlation: float
+    # correlation of neighbouring pixels along both axes, each exceeded in a quarter of the parts: about
+    # 0 for white noise, less where noise was only smoothed, more where the residual holds structure of the image
+    correlations: tuple[float, float]
     # mean relative to the noise, or median where that is closer to 0: a few hot pixels have a large mean, skewed
     # noise has a median of its own
     shift: float = 0.0
+    axes: tuple[str, str] = ("y", "x")  # letters of both axes
 
     @classmethod
-    def of(cls, residuals: Iterable[Values]) -> Residual:
+    def of(cls, residuals: Iterable[Values], axes: tuple[str, str] = ("y", "x")) -> Residual:
         """The statistics of places of one image.
 
-        ``residuals``: rows and columns, relative to the standard deviation of the noise; NaN in holes.
+        ``residuals``: rows and columns, relative to the standard deviation of the noise; NaN in holes; ``axes``: letters of both axes.
         """
         residuals = list(residuals)
         values = finite_values(residuals)
-        found = [r for part in _parts(residuals) if math.isfinite(r := _correlation(part))]
+        found = [r for part in _parts(residuals) if np.isfinite(r := _correlations(part)).all()]
         if not values.size:
-            return cls(0.0, 0.0)
-        correlation = float(np.quantile(found, 0.75)) if found else 0.0
-        return cls(float(values.std()), correlation, float(min(values.mean(), np.median(values), key=abs)))
+            return cls(0.0, (0.0, 0.0), axes=axes)
+        down, along = np.quantile(found, 0.75, axis=0).tolist() if found else (0.0, 0.0)
+        shift = float(min(values.mean(), np.median(values), key=abs))
+        return cls(float(values.std()), (down, along), shift, axes)
+
+    @property
+    def correlation(self) -> float:
+        """The larger correlation of both axes."""
+        return max(self.correlations)
+
+    @property
+    def correlation_text(self) -> str:
+        """The larger correlation, and its axis."""
+        axis = self.axes[self.correlations.index(self.correlation)]
+        return f"{round(self.correlation, 2) + 0.0:.2f} {direction_text(axis)}"
+
+    def correlations_json(self) -> dict[str, Any]:
+        """The larger correlation, and that of each axis, for programs."""
+        return {"correlation": self.correlation, "correlations": dict(zip(self.axes, self.correlations, strict=True))}
 
     @property
     def is_structured(self) -> bool:
@@ -99,18 +119,19 @@ def _parts(residuals: Iterable[Values]) -> Iterator[Values]:
             yield from np.array_split(band, columns, 1)
 
 
-def _correlation(part: Values) -> float:
-    """Mean correlation with the next pixel along both axes; NaN where nothing varies, or most is not finite."""
+def _correlations(part: Values) -> Values:
+    """Correlation with the next pixel, along each axis; NaN where nothing varies, or most is not finite."""
     finite = np.isfinite(part)
     if finite.mean() < MEASURED:
-        return math.nan
+        return np.full(2, math.nan)
     centred = np.where(finite, part - part[finite].mean(), 0.0)
     variance = np.square(centred).sum() / finite.sum()
-    products = [(centred[1:] * centred[:-1]).sum(), (centred[:, 1:] * centred[:, :-1]).sum()]
-    pairs = [(finite[1:] & finite[:-1]).sum(), (finite[:, 1:] & finite[:, :-1]).sum()]
+    products = [(each[1:] * each[:-1]).sum() for each in (centred, centred.T)]
+    pairs = [(each[1:] & each[:-1]).sum() for each in (finite, finite.T)]
     if not variance or not all(pairs):
-        return math.nan
-    return float(np.mean(np.divide(products, pairs)) / variance)
+        return np.full(2, math.nan)
+    found: Values = np.divide(products, pairs) / variance
+    return found
 
 
 def measured_at(task: DenoiseTask, region: Region, pixels: Pixels) -> Valid:

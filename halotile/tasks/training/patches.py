@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
+from halotile.storage.views import readable_parts
 from halotile.tasks.networks.base import Network
-from halotile.tasks.noise.estimate import UNKNOWN, ImageValues, sample_regions
+from halotile.tasks.noise.estimate import SAMPLES, UNKNOWN, ImageValues, as_square, plane_regions, sample_regions
+from halotile.tasks.noise.photon_noise import PhotonNoise, noise_of_planes
+from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.roles import respanned, spanned
 
 HELD_EVERY, HELD_FIRST = 11, 5
@@ -33,7 +36,11 @@ LEAST_VALID = 0.5
 """Share of valid pixels of a cell that is used."""
 ALONE_EDGE, ALONE = 5, 2
 """A saturated pixel may be on its own where at most so many are saturated in the square around it, itself included."""
+COARSE = 8
+"""Edge of the squares by which the structure of a cell is seen."""
 MOST_TRIES = 200
+Structure = Literal["none", "x", "y"]
+"""Axis along which neighbours share noise."""
 VALIDATION = 2**32
 """Number in place of a step for the places of patches that validate."""
 
@@ -95,6 +102,13 @@ class Patches(NamedTuple):
     second: NDArray[np.float32]
 
 
+class HeldOutCrop(NamedTuple):
+    """Pixels that no step has seen, normalised, (channels, rows, columns), NaN where they do not count; and their noise."""
+
+    noisy: Values
+    noise: PhotonNoise
+
+
 @dataclass(frozen=True)
 class PatchSource:
     """Draws patches of images; the same ones for the same numbers."""
@@ -103,6 +117,7 @@ class PatchSource:
     patch: int  # edge of a patch
     values: tuple[float, float] = (0.0, 1.0)  # values of the pixels that become 0 and 1
     seed: int = 0  # number that all places follow from
+    structure: Structure = "none"  # axis along which neighbours share noise
 
     @cached_property
     def counts(self) -> list[tuple[int, int]]:
@@ -192,22 +207,45 @@ class PatchSource:
             if cell := self._cell(number):
                 yield cell
 
-    def _cell(self, number: int) -> Patches | None:
-        """The pixels of a cell, normalised; None where there is too little to learn from."""
+    def crop(self, edge: int, most: int) -> HeldOutCrop | None:
+        """The middle of that cell which has most structure of so many that are held out; None where there are none of a quarter of that edge or more."""
+        numbers = range(HELD_FIRST, self.cells, HELD_EVERY)
+        found = [(cell, n) for n in numbers[:: max(1, len(numbers) // most)] if (cell := self._cell(n))][:most]
+        if not found:
+            return None
+        (pixels, valid, _), number = max(found, key=lambda each: _structure(each[0].pixels))
+        inside = tuple(slice((n - min(n, edge)) // 2, (n + min(n, edge)) // 2) for n in pixels.shape[1:])
+        noisy = np.where(valid, pixels, np.nan)[:, *inside].astype(np.float64)
+        image, plane, _ = self._place(number)
+        others = {axis: n for axis, n in enumerate(plane) if axis not in image.spatial}
+        low, high = self.values
+        planes = []
+        for channel in range(image.channels):
+            at = others if image.channel is None else others | {image.channel: channel}
+            parts = readable_parts(image.source, plane_regions(image.source.shape, image.spatial, at, SAMPLES))
+            planes.append([(as_square(part, image.spatial) - low) / (high - low) for _, part in parts])
+        return HeldOutCrop(noisy, noise_of_planes(planes)) if min(noisy.shape[1:]) >= edge // 4 else None
+
+    def _place(self, number: int) -> tuple[TrainingImage, list[int], list[range]]:
+        """The image of a cell, its place on the axes of planes, and its rows and columns."""
         which = bisect.bisect_right(self.ends, number)
         image, (rows, columns) = self.images[which], self.counts[which]
         inside = number - (self.ends[which - 1] if which else 0)
         plane, cell = divmod(inside, rows * columns)
-        place = np.unravel_index(plane, image.planes)
         ranges = [
             range(n * index // parts, n * (index + 1) // parts)
             for n, index, parts in zip(image.edges, divmod(cell, columns), (rows, columns), strict=True)
         ]
-        stored = image.read(image.source, [int(i) for i in place], *ranges)
+        return image, [int(i) for i in np.unravel_index(plane, image.planes)], ranges
+
+    def _cell(self, number: int) -> Patches | None:
+        """The pixels of a cell, normalised; None where there is too little to learn from."""
+        image, place, ranges = self._place(number)
+        stored = image.read(image.source, place, *ranges)
         valid = _trusted(stored, image.values.saturated)
         pixels = second = self._filled(stored)
         if image.second is not None:
-            other = image.read(image.second, [int(i) for i in place], *ranges)
+            other = image.read(image.second, place, *ranges)
             valid, second = valid & _trusted(other, image.second_values.saturated), self._filled(other)
         if valid.mean() < LEAST_VALID or np.isin(stored[valid], image.values.saturated).all():
             return None
@@ -232,6 +270,8 @@ class PatchSource:
             for start in [int(rng.integers(n - self.patch + 1))]
         )
         turns, flip, swap = int(rng.integers(4)), bool(rng.integers(2)), bool(rng.integers(2))
+        if self.structure != "none":  # its axis stays that
+            turns -= turns % 2
 
         def turned(part: NDArray[Any]) -> NDArray[Any]:
             return np.rot90(part[:, rows, columns][:, :: -1 if flip else 1], turns, (1, 2))
@@ -261,6 +301,13 @@ def _trusted(stored: NDArray[Any], ends: Sequence[float]) -> NDArray[np.bool_]:
     return trusted
 
 
+def _structure(pixels: NDArray[np.float32]) -> float:
+    """Deviation of the means of squares: that of pixels would choose a cell by its noise."""
+    channels, rows, columns = pixels.shape[0], *(n // COARSE for n in pixels.shape[1:])
+    squares = pixels[:, : rows * COARSE, : columns * COARSE].reshape(channels, rows, COARSE, columns, COARSE)
+    return float(squares.mean((2, 4)).std())
+
+
 def _stacked(patches: Sequence[Patches]) -> Patches:
     pixels, valid, second = zip(*patches, strict=True)
     return Patches(np.stack(pixels), np.stack(valid), np.stack(second))
@@ -280,6 +327,7 @@ class Recipe:
     rate: float  # learning rate of Adam in the first step; it ends at 0, along half a cosine
     every: int  # steps from one row of the curve to the next
     mode: Literal["exact", "fast"] = "exact"  # order in which gradients are added: see `fit`
+    white: bool = True  # true where the noise differs from pixel to pixel, and errors can be estimated
     checkpoint: Path = Path()  # checkpoint, curve, examples: files on a disk that all ranks see
     curve: Path = Path()
     examples: Path = Path()

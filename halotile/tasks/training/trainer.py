@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,23 +17,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save
+from torch.nn.functional import pad
 
 from halotile.errors import DamagedData
 from halotile.storage.disk.durable import DISK
 from halotile.storage.images.png import contrast, encode_png, side_by_side
 from halotile.storage.images.sheet import grey
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.common.photon_denoiser import for_photon_noise
 from halotile.tasks.denoisers.common.weights import METADATA
+from halotile.tasks.denoisers.nlm import NonLocalMeans
+from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.devices.device import prepare_program, torch_threads
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import CurveRow, read_curve, write_curve
 from halotile.tasks.groups.training.fit import fit, read_content, state_in
 from halotile.tasks.networks.base import Network
-from halotile.tasks.training.patches import Patches, Recipe
+from halotile.tasks.noise.photon_noise import PhotonNoise
+from halotile.tasks.noise.quality import unbiased_risk, without_outliers
+from halotile.tasks.noise.quiet_windows import Values
+from halotile.tasks.training.patches import HeldOutCrop, Patches, Recipe, Structure
 
 MASKED = 0.03
 """Share of the pixels of a patch that Noise2Void hides."""
 AROUND = torch.tensor([place for place in itertools.product(range(-2, 3), repeat=2) if place != (0, 0)])
 """Offsets of the neighbours, of which one replaces a hidden pixel, or their median."""
+REACH = 4
+"""Pixels on each side of a hidden one that are replaced as well, along the axis where neighbours share noise."""
 GRID = 4
 """Distance of the pixels that Noise2Self hides."""
 LAYOUT = torch.channels_last
@@ -48,8 +58,8 @@ class BlindTask(NamedTuple):
     counted: torch.Tensor
 
 
-Replacement = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of pixels, and rows and columns of places in them: the values that stand there instead."""
+Replacement = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of pixels, rows and columns of places in them, and offsets of their neighbours: the values that stand there instead."""
 
 
 class PatchBatch(NamedTuple):
@@ -58,6 +68,7 @@ class PatchBatch(NamedTuple):
     pixels: torch.Tensor
     valid: torch.Tensor
     second: torch.Tensor
+    structure: Structure = "none"
 
 
 def noise2void(batch: PatchBatch) -> BlindTask:
@@ -104,22 +115,41 @@ def _random_places(batch: PatchBatch) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _hidden(batch: PatchBatch, row: torch.Tensor, column: torch.Tensor, replacement: Replacement) -> BlindTask:
-    """The prediction of some pixels of each patch, which have other values in what the network is given."""
+    """The prediction of some pixels of each patch, which have other values in what the network is given.
+
+    Where neighbours share noise along an axis, the line of pixels through each has other values as well, of other lines.
+
+    References
+    ----------
+    C. Broaddus, A. Krull, M. Weigert, U. Schmidt, G. Myers, Removing structured noise with self-supervised blind-spot networks, ISBI (2020).
+    """
     sample = torch.arange(len(row))[:, None].expand_as(row)
     given, counted = batch.pixels.clone(), torch.zeros_like(batch.valid)
-    given[sample, :, row, column] = replacement(batch.pixels, row, column)
     counted[sample, :, row, column] = batch.valid[sample, :, row, column]
+    rows, columns = batch.pixels.shape[-2:]
+    line, around = [(0, 0)], AROUND
+    if batch.structure == "x":
+        line, around = [(0, n) for n in range(-REACH, REACH + 1)], AROUND[AROUND[:, 0] != 0]
+    elif batch.structure == "y":
+        line, around = [(n, 0) for n in range(-REACH, REACH + 1)], AROUND[AROUND[:, 1] != 0]
+    for down, right in line:
+        at = _inside(row, torch.tensor(down), rows), _inside(column, torch.tensor(right), columns)
+        given[sample, :, at[0], at[1]] = replacement(batch.pixels, *at, around)
     return BlindTask(given, batch.pixels, counted)
 
 
-def _random_neighbour(pixels: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+def _random_neighbour(
+    pixels: torch.Tensor, row: torch.Tensor, column: torch.Tensor, around: torch.Tensor
+) -> torch.Tensor:
     """Return the value of one neighbour of each place, (patches, places, channels)."""
-    return _neighbours(pixels, row, column, AROUND[torch.randint(len(AROUND), row.shape)])
+    return _neighbours(pixels, row, column, around[torch.randint(len(around), row.shape)])
 
 
-def _median_neighbour(pixels: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+def _median_neighbour(
+    pixels: torch.Tensor, row: torch.Tensor, column: torch.Tensor, around: torch.Tensor
+) -> torch.Tensor:
     """Return the median of the neighbours of each place, of the two in the middle the lower one."""
-    around = torch.stack([_neighbours(pixels, row, column, offset) for offset in AROUND])
+    around = torch.stack([_neighbours(pixels, row, column, offset) for offset in around])
     return around.median(dim=0).values
 
 
@@ -328,7 +358,8 @@ class Trainer:
     def tensors(self, patches: Patches) -> PatchBatch:
         """Patches on the device."""
         arrays = (np.ascontiguousarray(part, np.float32) for part in patches)
-        return PatchBatch(*(torch.from_numpy(array).to(self.device) for array in arrays))
+        pixels, valid, second = (torch.from_numpy(array).to(self.device) for array in arrays)
+        return PatchBatch(pixels, valid, second, self.recipe.patches.structure)
 
     def trained(self) -> dict[str, Any]:
         """The weights in the checkpoint, as the denoiser reads them."""
@@ -361,6 +392,26 @@ class _Recorder:
         self.shown = patches[:: -(-len(patches) // EXAMPLES)].to(trainer.device)
         """Patches that are drawn."""
         self.drawn = -math.inf
+        self.compared = self._held_out_errors()
+        """Errors of the network and of filters, and the number of rows from one estimate to the next."""
+
+    def _held_out_errors(self) -> tuple[HeldOutErrors, int] | None:
+        """Errors on a crop; None where the noise is not known, or the training is too short for them."""
+        recipe = self.recipe
+        crop = recipe.patches.crop(CROP, CROPS) if recipe.white else None
+        alignment = recipe.network.alignment
+        if crop is None or min(crop.noisy.shape[1:]) < CONTEXT + alignment:
+            return None
+        if not (crop.noise.gain + crop.noise.read_sigma > 0).all():  # False for NaN
+            return None
+        found = HeldOutErrors(crop, self.trainer.device, alignment)
+        work = SHARE * WORK * recipe.steps * recipe.batch / 2 * recipe.patches.patch**2
+        estimates = int(work / found.work) - len(FILTERS) * len(STRENGTHS)
+        return (
+            (found, math.ceil(recipe.steps / recipe.every / estimates))
+            if estimates > 0 and math.isfinite(found.unchanged)
+            else None
+        )
 
     def __call__(self, step: int, loss: float) -> None:
         self.losses.append(loss)
@@ -384,6 +435,11 @@ class _Recorder:
         row = self._trained(step)
         if self.held_out is not None:
             row["validation"] = self._validate(self.held_out)
+        if self.compared is not None:
+            errors, rows = self.compared
+            if step == self.recipe.steps or step // self.recipe.every % rows == 0:
+                with self._apart():
+                    row |= {"error": errors.error(self.module)} | errors.filters
         self.began = time.monotonic()
         return row | {"seconds": seconds}
 
@@ -434,6 +490,61 @@ class _Recorder:
         finally:
             for part in training:
                 part.training = True
+
+
+CROP, CROPS, CONTEXT = 128, 16, 16
+"""Edge of the crop on which the network is compared with filters; held-out cells of which the one with most structure is taken; and pixels that are
+mirrored around it, as at the rim of an image."""
+SHARE, WORK = 0.05, 3
+"""Share of the work of one of two ranks for the comparison, at most, and work of a step relative to that of the network in use."""
+FILTERS = {"tv": TotalVariation, "nlm": NonLocalMeans}
+STRENGTHS = 0.5, 1.0, 2.0
+
+
+class HeldOutErrors:
+    """Estimated errors on a crop, relative to that of the noisy one, as :func:`~halotile.tasks.noise.quality.unbiased_risk` has them."""
+
+    def __init__(self, crop: HeldOutCrop, device: Any, alignment: int = 1) -> None:
+        self.crop, self.device, self.alignment = crop, device, alignment
+        self.noisy, outliers = without_outliers(*crop)
+        self.noise = replace(crop.noise, read_sigma=np.where(outliers, np.nan, crop.noise.read_sigma))
+        self.used = 0
+        """Number of times that a model was used."""
+        self.unchanged = self.error(lambda pixels: pixels)
+        rows, columns = self.noisy.shape[1:]
+        self.work = self.used * (rows + 2 * CONTEXT) * (columns + 2 * CONTEXT)
+        """Pixels that an estimate computes."""
+
+    def error(self, model: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        """The estimated error of a model."""
+        usual = float(np.nanmedian(self.noisy))
+
+        def denoise(image: Values) -> Values:
+            self.used += 1
+            pixels = torch.from_numpy(np.nan_to_num(image, nan=usual)[None].astype(np.float32)).to(self.device)
+            rows, columns = image.shape[1:]
+            down, right = (CONTEXT + -(n + 2 * CONTEXT) % self.alignment for n in (rows, columns))
+            around = pad(pixels, (CONTEXT, right, CONTEXT, down), mode="reflect")
+            found: Values = (
+                model(around)[0, :, CONTEXT : CONTEXT + rows, CONTEXT : CONTEXT + columns].cpu().double().numpy()
+            )
+            return found
+
+        return unbiased_risk(self.noisy, self.noise, denoise)
+
+    @cached_property
+    def filters(self) -> CurveRow:
+        """The errors of filters, each at its best strength."""
+        return {
+            name: min(self.error(self._filter(kind(strength=strength, sigma="auto"))) for strength in STRENGTHS)
+            for name, kind in FILTERS.items()
+        }
+
+    def _filter(self, denoiser: Denoiser) -> Callable[[torch.Tensor], torch.Tensor]:
+        noise = self.crop.noise
+        parts = zip(noise.gain, noise.offset, noise.read_sigma, strict=True)
+        models = [for_photon_noise(denoiser, PhotonNoise(*part), 1.0).build() for part in parts]
+        return lambda pixels: torch.cat([model(pixels[:, [n]]) for n, model in enumerate(models)], 1)
 
 
 TIMES = 3

@@ -14,7 +14,13 @@ KIND = JobKind(
     checks=CHECKS,
     rules=RULES,
     how=("tile",),
-    identity_words={"sides": "input.sides", "range": "input.range", "holes": "input.nodata"},
+    identity_words={
+        "sides": "input.sides",
+        "range": "input.range",
+        "holes": "input.nodata",
+        "defects": "input.defects",
+        "stripes": "input.stripes",
+    },
     inputs=("input", "sides"),
     checks_nan=True,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ def denoise(
     fresh: bool = False,
     observer: Observer | None = None,
     sides: Mapping[str, str | Path] | None = None,
+    channels: Sequence[str | int] | Mapping[str | int, Mapping[str, Any]] = (),
     noise: str | Words = "gaussian",
     device: str = "auto",
     precision: str = "float32",
@@ -79,6 +80,9 @@ def denoise(
         progress bar is shown at a terminal and in a notebook.
     sides : mapping, optional
         Per-pixel inputs, name to path: ``sigma``, ``mask``.
+    channels : sequence or mapping, optional
+        Names or numbers of the channels to read; or other denoisers of some, such as ``{"FISH": {"name": "none"}}``. An option may have a value
+        for each channel as well: ``strength={"DAPI": 1.0, "FISH": 0.5}``.
     noise : str or mapping
         Model of the noise, for a denoiser with ``sigma="auto"``: ``"gaussian"``, ``"poisson-gaussian"`` for counted
         photons, ``"auto"``, or the noise section of a job file with ``gain``, ``offset`` and ``read_sigma``.
@@ -122,13 +126,20 @@ def denoise(
         raise ConfigError("a function needs depth: how far, in pixels, it looks. Write depth=8, say.")
     else:
         choice = GivenFunction(call=partial(denoiser, **options) if options else denoiser, depth=depth)
+    others = channels if isinstance(channels, Mapping) else {}
+    if wrong := [name for name, other in others.items() if not isinstance(other, Mapping) or "name" not in other]:
+        raise ConfigError(
+            f"channels[{wrong[0]!r}] is {shown(others[wrong[0]])}. Write a mapping with a name, such as {{'name': 'none'}}."
+        )
     job = Denoising(
         input=Input(
             path=_path("source", source),
+            channels=() if isinstance(channels, Mapping) else tuple(channels),
             sides={name: _path(f"sides[{name!r}]", path) for name, path in (sides or {}).items()},
         ),
         output=Output(path=_path("output", output), overwrite=overwrite),
         denoiser=choice,
+        channels={str(name): DenoiserChoice.of(other) for name, other in others.items()},
         noise=section("noise", NoiseModel, noise, "model"),
         tile=Tile(boundary=boundary, depth="auto" if depth is None else depth),  # type: ignore[arg-type]  # looked at in the plan
         # Other values are refused when the plan is made.

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -16,28 +15,25 @@ from halotile.errors import ConfigError, HalotileError, InputError, InputUnreada
 from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
-from halotile.graphs.kinds.sections import Cluster, Job
+from halotile.graphs.jobs.denoise.place import DenoisedPlace, Spans
+from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Job
+from halotile.graphs.plans.choices import choices_of_channels
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.waiting import Report, no_report
 from halotile.storage.arrays import Source
-from halotile.storage.grid import Block, Region
-from halotile.storage.images.planes import choose_planes
-from halotile.storage.rim import Array, Pixels, Readable
-from halotile.storage.sharded.output import ShardWriter, WrittenBlock, to_dtype
+from halotile.storage.grid import Region
+from halotile.storage.images.planes import MOST_CHANNELS, channel_names, choose_planes
+from halotile.storage.rim import Array, Readable
 from halotile.storage.views import measured, readable_parts
-from halotile.tasks.block import Receipt
-from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
-from halotile.tasks.devices.device import torch_threads
-from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_level, plane_regions, sample_regions
-from halotile.tasks.noise.photon_noise import PhotonNoise
+from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_regions, sample_regions
+from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
+from halotile.tasks.noise.photon_noise import PhotonNoise, noise_of_planes, per_channel
 from halotile.tasks.noise.quality import FaintDetail, faint_detail, noise_sigma, unbiased_risk, without_outliers
-from halotile.tasks.noise.quiet_windows import Values, fit_noise, windows_of
-from halotile.tasks.noise.residual import Residual, has_noise_map, has_photons, measured_at, noise_map_at
-from halotile.tasks.roles import Roles
-
-Spans = Mapping[str, tuple[int, int]]
-"""First and last pixel, excluding that, along each axis by its letter."""
+from halotile.tasks.noise.quiet_windows import Values
+from halotile.tasks.noise.residual import Residual, has_noise_map, has_photons, noise_map_at
+from halotile.tasks.noise.stripes import WithoutStripes
 
 EDGE = 512
 """Edge of a crop in pixels."""
@@ -53,7 +49,7 @@ COARSE = 8
 """Edge of the squares whose medians are compared."""
 
 
-def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int], region: Region | None) -> Spans:
+def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int | str], region: Region | None) -> Spans:
     """Return the place to compare settings on; where it is left open, the one with most structure of a fixed number of places.
 
     ``source``: image as it is stored; ``task``: what is known of its holes; ``at``: index along axes other than y and x; ``region``: rows and
@@ -91,6 +87,8 @@ def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int], region
 def image_of(source: Readable, task: DenoiseTask) -> Readable:
     """Return the image with NaN in its holes, and where it is masked."""
     value, roles = task.holes.value if task.holes else None, task.roles
+    if isinstance(task.source, WithoutStripes):
+        source = replace(task.source, source=source)
     return measured(source, value, task.sides.get("mask"), roles.spatial, len(roles.axes))
 
 
@@ -147,7 +145,8 @@ class TriedSetting:
     # noisy crop less the denoised one, relative to the standard deviation of the noise; NaN in holes
     residual: Values
     statistics: Residual  # its size relative to the noise, and the correlation of its neighbouring pixels
-    error: float  # estimate of the squared error relative to that of the noisy crop; it may be below 0
+    # estimate of the squared error relative to that of the noisy crop; it may be below 0. NaN where noise is correlated
+    error: float
     detail: tuple[FaintDetail, ...]  # faint detail that is left, by its height
 
     @property
@@ -170,10 +169,16 @@ class Comparison:
     tried: tuple[TriedSetting, ...]  # settings that could be used, as they were listed
     failed: Mapping[Setting, str]  # others, with the reason
     outliers: int = 0  # hot, dead and other pixels that noise does not explain: they were replaced, and do not count
+    correlation: NoiseCorrelation | None = None  # that of the noise, where it is clear: no error can be estimated then
+    # that of each channel by its name, this one first, and what a job file has for the suggestions where they differ;
+    # empty where one channel was compared, or all together
+    channels: Mapping[str, Comparison] = field(default_factory=dict)
+    written: Mapping[str, Any] = field(default_factory=dict)
+    colours: tuple[str, ...] = ()  # colours of these channels, six hexadecimal digits each
 
     @property
     def best(self) -> TriedSetting:
-        """The setting with the smallest estimated error."""
+        """The setting with the smallest estimated error; the first where none can be estimated."""
         return min(self.tried, key=lambda tried: tried.error)
 
     @property
@@ -193,7 +198,7 @@ def compare(
     settings: Sequence[Setting],  # overrides of the job file
     job_of: Callable[[Setting], Job],  # returns the job with these overrides
     *,
-    at: Mapping[str, int] | None = None,  # index along axes other than y and x
+    at: Mapping[str, int | str] | None = None,  # index along axes other than y and x, or the name of a channel
     region: Region | None = None,  # rows and columns of the crop; by default those with most structure
     report: Report = no_report,  # called with a line about each slow operation
 ) -> Comparison:
@@ -209,26 +214,85 @@ def compare(
     if not plans:
         raise _none_left(failed)
     first, tasks = next(iter(plans.values())), {setting: _task_of(plan) for setting, plan in plans.items()}
-    place = choose_crop(first.sources[0], _task_of(first), at or {}, region)
+    source, main = first.sources[0], _task_of(first)
+    place = choose_crop(source, main, at or {}, region)
+    names, spans = channel_names(source), place.get("c", (0, 1))
+    by_channel = any(task.channels for task in tasks.values()) or spans[1] - spans[0] == 1
+    if "c" in (at or {}) or not by_channel or not 2 <= len(names) <= MOST_CHANNELS or main.roles.channel is not None:
+        return _compared(plans, place, level, failed)
+    found: dict[str, Comparison] = {}
+    without: dict[Setting, HalotileError] = {}
+    for number, name in enumerate(names):
+        with _noted(without, (name,)):
+            found[name] = _compared(plans, {**place, "c": (number, number + 1)}, level, dict(failed))
+    if not found:
+        raise _none_left(without)
+    best = {name: one.suggested.setting if (one := found.get(name)) and one.suggested else None for name in names}
+    colours = dict(zip(names, choose_planes(source, {}, None).blended().blend, strict=True))
+    shown = tuple(colours[name] for name in found)
+    written = _written(best, job_of, source)
+    first_one = next(iter(found.values()))
+    missing = {setting: str(error) for setting, error in without.items()}
+    return replace(first_one, channels=found, written=written, colours=shown, failed={**first_one.failed, **missing})
+
+
+def _written(best: Mapping[str, Setting | None], job_of: Callable[[Setting], Job], source: Source) -> dict[str, Any]:
+    """Return the denoisers that a job file has for these settings of channels, None for what no setting improves; nothing where all are alike."""
+    if len(set(best.values())) == 1:
+        return {}
+    choices: dict[str, DenoiserChoice] = {}
+    for name, setting in best.items():
+        job: Any = job_of(setting) if setting is not None else None
+        of_all = choices_of_channels(job.denoiser, job.channels, source) if job else [DenoiserChoice(name="none")]
+        choices[name] = of_all[channel_names(source).index(name) if len(of_all) > 1 else 0]
+    main = max(choices.values(), key=lambda choice: sum(each.name == choice.name for each in choices.values()))
+    alike = {name: choice.options for name, choice in choices.items() if choice.name == main.name}
+    merged = {
+        key: main.options[key] if len({str(own.get(key)) for own in alike.values()}) == 1 else _each(alike, key)
+        for key in dict.fromkeys(key for own in alike.values() for key in own)
+    }
+    others = {n: {"name": each.name, **each.options} for n, each in choices.items() if n not in alike}
+    return {"denoiser": {"name": main.name, **merged}, **({"channels": others} if others else {})}
+
+
+def _each(options: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
+    return {name: own[key] for name, own in options.items() if key in own}
+
+
+def _compared(
+    plans: Mapping[Setting, Plan], place: Spans, level: float, failed: dict[Setting, HalotileError]
+) -> Comparison:
+    """Compare settings at one place."""
+    first = _task_of(next(iter(plans.values())))
+    crops = {setting: DenoisedPlace(_task_of(plan), place) for setting, plan in plans.items()}
     # One description of the noise for all, or their figures could not be compared.
-    known = next((task for task in tasks.values() if has_photons(task)), None)
-    described = known or next((task for task in tasks.values() if has_noise_map(task)), _task_of(first))
-    plan_of_noise = next(plan for setting, plan in plans.items() if tasks[setting] is described)
-    noise = _noise_of(plan_of_noise, described, place, level)
-    noisy, tried = DenoisedPlace(described, place).noisy, []
+    known = [setting for setting, crop in crops.items() if has_photons(crop.task)]
+    known += [setting for setting, crop in crops.items() if has_noise_map(crop.task)]
+    described = next(iter(known or plans))
+    # A map tells where there is little noise, and these places would count most.
+    is_mapped = has_noise_map(crops[described].task)
+    samples = [] if is_mapped else [*samples_at(plans[described].sources[0], _task_of(plans[described]), place)]
+    correlated = [found for each in samples if (found := noise_correlation(each)) and found.is_clear]
+    noise = _noise_of(plans[described], place, level, samples)
+    noisy, tried = crops[described].noisy, []
     repaired, outliers = without_outliers(noisy, noise)
-    for setting, task in tasks.items():
+    judged = None if correlated else replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma))
+    for setting, crop in crops.items():
         with _noted(failed, setting):
-            _check_shape(task, _task_of(first))
-            tried.append(_evaluated(setting, DenoisedPlace(task, place), noise, repaired, outliers))
+            _check_shape(_task_of(plans[setting]), first)
+            if not np.array_equal(crop.noisy, noisy, equal_nan=True):
+                raise ConfigError(
+                    "its image has other pixels there, so their errors cannot be compared. Look at it apart."
+                )
+            tried.append(_evaluated(setting, crop, noise, repaired, judged))
     if not tried:
         raise _none_left(failed)
     reasons = {setting: str(error) for setting, error in failed.items()}
     mean = float(np.nanmean(np.where(np.isfinite(noisy), noise_sigma(noisy, noise), np.nan)))
     photons = noise if np.any(noise.gain) else None
-    return Comparison(
-        place, noisy, mean, photons, "PURE" if photons else "SURE", tuple(tried), reasons, int(outliers.sum())
-    )
+    score: Score = "PURE" if photons else "SURE"
+    count, correlation = int(outliers.sum()), next(iter(correlated), None)
+    return Comparison(place, noisy, mean, photons, score, tuple(tried), reasons, count, correlation)
 
 
 @contextmanager
@@ -276,33 +340,30 @@ def _task_of(plan: Plan) -> DenoiseTask:
     return plan.work.task
 
 
-def _noise_of(plan: Plan, task: DenoiseTask, place: Spans, level: float) -> PhotonNoise:
+def _noise_of(plan: Plan, place: Spans, level: float, samples: Sequence[Sequence[Values]]) -> PhotonNoise:
     """Return the noise of a place, of shapes that broadcast to (channels, rows, columns); NaN where there is none."""
-    crop, source = DenoisedPlace(task, place), plan.sources[0]
+    whole, source = _task_of(plan), plan.sources[0]
+    crop = DenoisedPlace(whole, place)
+    task, identity, at = crop.task, plan.identity, place.get("c", (0, 1))[0]
+    place = crop.place
+    if whole.channels:
+        identity = next(part for part in identity["channels"] if at in part["numbers"])
     if has_photons(task):
-        noise = PhotonNoise.from_json(plan.identity["noise"])
+        noise = PhotonNoise.from_json(identity["noise"])
         if noise.gain.ndim:
             axes, looped = task.roles.axes, task.roles.looped
             planes = [
                 tuple(c if axes[i] == "c" else place[axes[i]][0] for i in looped)
                 for c in range(*place.get("c", (0, 1)))
             ]
-            noise = _per_channel(*([float(part[at]) for at in planes] for part in _parts(noise)))
+            noise = per_channel(*([float(part[at]) for at in planes] for part in _parts(noise)))
     elif has_noise_map(task):
         sigma = crop.view(noise_map_at(task, crop.region)).astype(np.float64)
         noise = PhotonNoise(np.zeros(()), np.zeros(()), np.where(sigma > 0, sigma, np.nan))
     elif level:
         noise = PhotonNoise(np.zeros(()), np.zeros(()), np.array(level))
     else:
-        samples = list(samples_at(source, task, place))
-        fits = [fit for fit in map(fit_noise, map(windows_of, samples)) if fit and fit.is_clear]
-        if len(fits) == len(samples):
-            # One level for dark and bright alike would reward what leaves the noise of the bright.
-            found = PhotonNoise.of(np.array([fit.gain for fit in fits]), np.array([fit.variance for fit in fits]))
-            noise = _per_channel(*_parts(found))
-        else:
-            levels = np.array([plane_level(squares) for squares in samples])
-            noise = _per_channel(0 * levels, 0 * levels, np.where(levels > 0, levels, np.nan))
+        noise = noise_of_planes(samples)
     if not (noise_sigma(crop.noisy, noise)[np.isfinite(crop.noisy)] > 0).any():
         raise InputError(
             f"{source.path}: no noise can be estimated in the plane of the crop, and settings are compared by it. "
@@ -315,138 +376,15 @@ def _parts(noise: PhotonNoise) -> list[Values]:
     return [getattr(noise, part.name) for part in fields(noise)]
 
 
-def _per_channel(*parts: Any) -> PhotonNoise:
-    """Return the noise of several channels, which broadcasts to an image of them."""
-    gain, offset, read_sigma = (np.reshape(np.asarray(part, np.float64), (-1, 1, 1)) for part in parts)
-    return PhotonNoise(gain, offset, read_sigma)
-
-
 def _evaluated(
-    setting: Setting, crop: DenoisedPlace, noise: PhotonNoise, repaired: Values, outliers: NDArray[np.bool_]
+    setting: Setting, crop: DenoisedPlace, noise: PhotonNoise, repaired: Values, judged: PhotonNoise | None
 ) -> TriedSetting:
+    """Evaluate a setting; ``judged``: noise with NaN in outliers, None where it is correlated, which an estimate takes for structure."""
     denoised, denoise, sigma = crop.denoised, crop.denoise, noise_sigma(repaired, noise)
-    residual = (crop.noisy - denoised.astype(np.float64)) / sigma
-    counted = replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma)) if outliers.any() else noise
-    error = unbiased_risk(repaired, counted, denoise)
-    if not math.isfinite(error):
+    # Outliers do not count here either.
+    residual = (np.where(crop.noisy == repaired, repaired, np.nan) - denoised.astype(np.float64)) / sigma
+    error = unbiased_risk(repaired, judged, denoise) if judged else math.nan
+    if judged and not math.isfinite(error):
         raise InputError("no pixel of the crop can be compared: all are holes, or without noise. Take another region.")
     detail = faint_detail(repaired, sigma, denoise, denoise(repaired))
     return TriedSetting(setting, denoised, residual, Residual.of(residual), error, detail)
-
-
-class DenoisedPlace:
-    """Rows and columns of an image, with one index along each other axis, or several channels, and what a task makes of them.
-
-    Images of the place have the shape (channels, rows, columns).
-
-    Parameters
-    ----------
-    task : DenoiseTask
-        The task, as a worker has it; its denoiser keeps the shape of the image.
-    place : mapping of str to (int, int)
-        The place.
-    """
-
-    def __init__(self, task: DenoiseTask, place: Spans) -> None:
-        self.task, self.place = task, place
-        self.region = region_of(task.roles, task.grid.shape, place)
-
-    @cached_property
-    def noisy(self) -> Values:
-        """The image, with NaN in holes and where a mask keeps it."""
-        pixels = np.where(self._measured, self._pixels, np.nan) if not self._measured.all() else self._pixels
-        return self.view(pixels).astype(np.float64)
-
-    @cached_property
-    def denoised(self) -> Pixels:
-        """The pixels that a run writes there."""
-        return self.view(self._run(self.task))
-
-    def denoise(self, image: Values) -> Values:
-        """Denoise another image at this place, among the pixels around it; unrounded, with NaN in holes."""
-        pixels = self._pixels.astype(np.result_type(self._pixels.dtype, np.float32))
-        shown, kept = self.view(pixels), self.view(self._measured)
-        shown[kept] = image[kept]
-        task = replace(self.task, source=_Replaced(self.task.source, self.region, pixels))
-        return np.where(kept, self.view(self._run(task, "float64")), np.nan)
-
-    def view(self, pixels: Array) -> Array:
-        """Arrange pixels of the region as an image of the place; never a copy."""
-        axes = self.task.roles.axes
-        shown = [axes.index(letter) for letter in "cyx" if letter in axes]
-        others = [axis for axis in range(len(axes)) if axis not in shown]
-        view: Array = pixels.transpose(others + shown)[(0,) * len(others)]
-        if "c" not in axes:
-            return np.expand_dims(view, 0)
-        takes_all = self.task.roles.channel is not None and "c" in self.place
-        return view[slice(*self.place["c"])] if takes_all else view
-
-    @cached_property
-    def _pixels(self) -> Array:
-        return self.task.source.read(self.region)
-
-    @cached_property
-    def _measured(self) -> Array:
-        return measured_at(self.task, self.region, self._pixels)
-
-    @cached_property
-    def _stages(self) -> DenoiseStages:
-        stages = self.task.stages()
-        stages.check()
-        return stages
-
-    def _run(self, task: DenoiseTask, dtype: str | None = None) -> Pixels:
-        """Read, denoise and keep the region as a worker does, except that nothing is stored."""
-        layout = task.writer.layout
-        kept = _KeptRegion("", replace(layout, dtype=dtype or layout.dtype))
-        block = Block(0, (0,) * len(self.region.start), self.region, task.grid.window_of(self.region))
-        receipt = Receipt()
-        with torch_threads():
-            stages = self._stages
-            stages.task = replace(task, writer=kept)
-            stages.write(block, stages.compute(block, stages.read(block), receipt), receipt)
-        return kept.written[0]
-
-
-def region_of(roles: Roles, shape: tuple[int, ...], place: Spans) -> Region:
-    """The region of an image at a place, with all channels where the denoiser takes them together.
-
-    >>> region_of(Roles(("t", "c", "y", "x"), (2, 3), 1), (5, 3, 60, 70), {"t": (2, 3), "c": (0, 1), "y": (8, 16), "x": (0, 4)})
-    Region(start=(2, 0, 8, 0), stop=(3, 3, 16, 4))
-    """
-    spans = [(0, shape[i]) if i == roles.channel else place.get(letter, (0, 1)) for i, letter in enumerate(roles.axes)]
-    return Region(tuple(a for a, _ in spans), tuple(b for _, b in spans))
-
-
-@dataclass(frozen=True)
-class _KeptRegion(ShardWriter):
-    """A writer that keeps what it is given, in the type of the output."""
-
-    written: list[Pixels] = field(default_factory=list, compare=False)
-
-    def write(self, region: Region, pixels: Array) -> WrittenBlock:
-        self.written.append(to_dtype(pixels, self.layout.dtype))
-        return WrittenBlock(0, b"")
-
-
-@dataclass(frozen=True)
-class _Replaced:
-    """An image with other pixels in a region."""
-
-    source: Readable
-    region: Region
-    pixels: Pixels
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.pixels.dtype
-
-    def read(self, region: Region) -> Pixels:
-        common = region.clip(self.region)
-        pixels = self.source.read(region).astype(self.dtype)
-        pixels[common.relative_to(region).slices] = self.pixels[common.relative_to(self.region).slices]
-        return pixels

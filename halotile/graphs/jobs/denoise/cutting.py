@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from halotile.graphs.amounts import pixel_size_text
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Size, parse_bytes
+from halotile.graphs.plans.choices import describe_denoiser
 from halotile.graphs.plans.cutting import (
     BLOCKS_PER_WORKER,
     CHUNK,
@@ -29,6 +31,7 @@ from halotile.graphs.plans.cutting import (
 )
 from halotile.graphs.plans.inputs import kept_bytes
 from halotile.graphs.plans.needs import DECODED, MIB, MODEL, PROCESS, Footprint, Need, footprint, gpu_bytes
+from halotile.graphs.plans.trials.gpu_trials import written_tiles
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Depth
 from halotile.storage.rim import Readable
@@ -38,6 +41,7 @@ from halotile.storage.stored_array import StoredArray
 from halotile.storage.views import PlaneValues
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.noise.stripes import WithoutStripes
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 
@@ -55,6 +59,7 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
         min(w, n) if rule == "cut" else w
         for w, n, rule in zip(middle.window.shape, task.grid.shape, task.rim.rules, strict=True)
     )
+    copied = task.defects is not None
     holed = (task.holes is not None and task.holes.are_likely) or "mask" in task.sides
     core_out = task.roles.output_region(middle.core, tiling.scale, task.channels_out)
     needed = footprint(
@@ -67,7 +72,10 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
         itemsize_work=np.dtype(tiling.work_dtype).itemsize,
         itemsize_out=np.dtype(layout.dtype).itemsize,
         stored_piece=piece,
-        sides=sum(not isinstance(side, PlaneValues) for side in task.sides.values()) + holed,
+        sides=sum(not isinstance(side, PlaneValues) for side in task.sides.values())
+        + holed
+        + 2 * copied
+        + isinstance(task.source, WithoutStripes),
         bytes_per_pixel=denoiser.bytes_per_pixel() + HOLED_BYTES * (holed and denoiser.takes_valid),
         weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
         overlap=task.overlap,
@@ -77,6 +85,59 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
     )
     kept = kept_bytes(side for side in task.sides.values() if isinstance(side, StoredArray))
     return needed | {DECODED: needed[DECODED] + kept}
+
+
+def figures_of(job: Denoising, task: DenoiseTask, halo: Halo, tuned: Tuned | None) -> dict[str, Any]:
+    """Return the figures of a plan, by name."""
+    grid, roles, layout = task.grid, task.roles, task.writer.layout
+    spatial_core = roles.spatial_part(grid.middle.core).size
+    spatial_window = roles.spatial_part(task.rim.reach(grid.middle.window, grid.shape)).size
+    tile, window = map(math.prod, tile_window(task))
+    return {
+        "input": job.input.path,
+        "shape": list(grid.shape),
+        "axes": "".join(roles.axes),
+        "tiled_axes": "".join(roles.axes[i] for i in roles.spatial),
+        "dtype": str(task.source.dtype),
+        "output_shape": list(layout.shape),
+        "output_dtype": layout.dtype,
+        "pixel_size": pixel_size_text(layout.axes, layout.scale, layout.units),
+        "denoiser": job.denoiser.name,
+        "tile": list(task.tiling.tile),
+        "batch": task.tiling.batch,
+        "device": task.device,
+        "precision": task.precision,
+        "device_memory_bytes": tuned.device_bytes if tuned and task.device != "cpu" else None,
+        "tuned": tuned.to_json() if tuned else None,
+        "depth": [list(d) for d in task.tiling.depth],
+        "depth_from": halo.origin,
+        "boundary": task.rim.rules[roles.spatial[0]],
+        "read_amplification": round(spatial_window / spatial_core, 4),
+        "compute_redundancy": round(window / tile, 4),
+    }
+
+
+def decided_parts(task: DenoiseTask) -> dict[str, Any]:
+    """Return the keys whose values were decided; with them the job makes the same output."""
+    spatial, layout = task.roles.spatial, task.writer.layout
+
+    def edges(sizes: tuple[int, ...]) -> list[int]:
+        return [sizes[i] for i in spatial]
+
+    block = edges(task.grid.block)
+    if task.tiling.scale == 1:  # a block that ends with the image is as good as one that ends with its shard
+        block = [-(-b // s) * s for b, s in zip(block, edges(layout.shard), strict=True)]
+    return {
+        "denoiser": describe_denoiser(task.denoiser.inner),
+        "output": {"shard": edges(layout.shard), "chunk": edges(layout.chunk), "dtype": layout.dtype},
+        "tile": {
+            **written_tiles(task),
+            "depth": [max(pair) for pair in task.tiling.depth],
+            "boundary": task.rim.rules[spatial[0]],
+            "block": block,
+            "axes": "".join(task.roles.axes[i] for i in spatial),
+        },
+    }
 
 
 def tile_window(task: DenoiseTask) -> tuple[tuple[int, ...], tuple[int, ...]]:

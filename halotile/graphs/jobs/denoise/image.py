@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.plans.inputs import check_whole
+from halotile.graphs.plans.inputs import check_whole, with_selected
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.formats.base import number_of_type
 from halotile.storage.grid import Grid, Region
@@ -146,6 +146,7 @@ def open_input(job: Denoising) -> Source:
     source = open_source(job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes)
     if job.output.format != "zarr":
         source = source.in_order(order(source.axes))
+    source = with_selected(source, job.input.channels)
     return source.with_sizes(job.input.spacing) if job.input.spacing else source
 
 
@@ -178,12 +179,9 @@ def open_sides(
                 f"{key}: {denoiser.title} changes the image's shape, so no pixel can be kept. "
                 f"{without.strip() or 'Leave the mask out.'}"
             )
-        side = open_source(path, level=job.input.level, dataset=own) if is_own else _open_side(key, path)
+        side = open_source(path, level=job.input.level, dataset=own) if is_own else open_side(key, path)
         check_whole(side.path)
-        # It has its axes as the file of the image has them.
-        if len(side.shape) == len(original.shape) and side.order == tuple(range(len(side.shape))):
-            moved = side.in_order(original.order)
-            side = moved if moved.shape == original.shape else side
+        side = side.arranged_as(original)  # it has its axes as the file of the image has them
         if side.shape not in (source.shape, spatial_shape):
             raise InputError(
                 f"{key} has shape {side.shape}. Give it the image's shape {source.shape} "
@@ -193,7 +191,7 @@ def open_sides(
     return sides
 
 
-def _open_side(key: str, path: str) -> Source:
+def open_side(key: str, path: str) -> Source:
     """Open the file of a side input, which has no dataset to choose."""
     try:
         return open_source(path)

@@ -48,6 +48,8 @@ class Denoising(TiledJob):
     input: Input
     denoiser: DenoiserChoice | Any
     """A :class:`DenoiserChoice`, or the denoiser itself where a script passes one."""
+    channels: Mapping[str, DenoiserChoice] = field(default_factory=dict)
+    """Other denoisers of some channels, by name or by number from 0, such as {FISH: {name: none}}."""
     noise: NoiseModel = field(default_factory=NoiseModel)
 
 
@@ -110,7 +112,13 @@ def noise_of_denoiser(
         )
 
 
-RULES = (check_pattern, sizes_of_input, check_depth, noise_of_camera, noise_of_denoiser)
+def kept_defects(input: Input, denoiser: Denoiser) -> Faults:  # noqa: A002 - the name of the section
+    """Yield defects that are to be kept where the result has other pixels."""
+    if input.defects_in_output == "kept" and (denoiser.scale != 1 or denoiser.channels[0] != denoiser.channels[1]):
+        yield ("input", "defects_in_output"), f"is kept, and {denoiser.title} changes the image's shape; write replaced"
+
+
+RULES = (check_pattern, sizes_of_input, check_depth, noise_of_camera, noise_of_denoiser, kept_defects)
 
 
 def title(job: Denoising) -> str:
@@ -126,11 +134,13 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("output", str(figures["output"])),
         ("", f"{shape_text(figures['output_shape'])} {figures['output_dtype']}, pixel size {figures['pixel_size']}"),
         ("denoiser", f"{figures['denoiser']}, {device_text(figures)}"),
+        *(("", f"{', '.join(part['channels'])}: {part['setting']}") for part in figures.get("channels", ())),
         ("", ""),
         *output_rows(figures),
         ("tiles", tiles_text(figures)),
         ("depth", f"{_depth(figures['depth'])} pixels, {figures['depth_from']}"),
         ("boundary", str(figures["boundary"])),
+        *([("stripes", str(figures["stripes"]))] if figures.get("stripes") else []),
         ("read", f"{figures['read_amplification']:.2f} × the image"),
         ("computed", f"{figures['compute_redundancy']:.2f} × the image"),
         ("", ""),
@@ -143,34 +153,35 @@ def residual_row(planes: Sequence[str], residuals: Sequence[Residual], count: in
     """Return the size of the residual in each plane that was looked at, of so many, with its correlation; of many planes, the ranges.
 
     >>> from halotile.tasks.noise.residual import Residual
-    >>> residual_row(["DAPI", "GFP"], [Residual(0.97, -0.01), Residual(1.2, 0.31)], 2)
-    ('residual', '0.97 (DAPI), 1.20 (GFP) of the noise level, correlation of neighbours -0.01, 0.31')
-    >>> residual_row([f"t={n}" for n in range(0, 40, 4)], [Residual(0.9, n / 100) for n in range(10)], 40)[1]
-    '0.90 of the noise level, correlation of neighbours 0.00 to 0.09; looked at 10 of 40 planes, t=0 to t=36'
+    >>> residual_row(["DAPI", "GFP"], [Residual(0.97, (-0.02, -0.01)), Residual(1.2, (0.31, 0.02))], 2)[1]
+    '0.97 (DAPI), 1.20 (GFP) of the noise level, correlation of neighbours -0.01 along the rows (x), 0.31 down the columns (y)'
+    >>> residual_row([f"t={n}" for n in range(0, 40, 4)], [Residual(0.9, (n / 100, 0.0)) for n in range(10)], 40)[1]
+    '0.90 of the noise level, correlation of neighbours 0.00 to 0.09 down the columns (y); looked at 10 of 40 planes, t=0 to t=36'
     """
     ratios = [f"{r.ratio:.2f}" for r in residuals]
-    correlations = [round(r.correlation, 2) + 0.0 for r in residuals]
+    correlations = sorted(residuals, key=lambda r: r.correlation)
     if len(planes) <= MOST_LISTED:
         sizes = ", ".join(f"{ratio} ({plane})" if plane else ratio for ratio, plane in zip(ratios, planes, strict=True))
-        text = f"{sizes} of the noise level, correlation of neighbours {', '.join(f'{r:.2f}' for r in correlations)}"
+        text = ", ".join(r.correlation_text for r in residuals)
         names = ""
     else:
         sizes = " to ".join(sorted({min(ratios), max(ratios)}))
-        text = (
-            f"{sizes} of the noise level, correlation of neighbours {min(correlations):.2f} to {max(correlations):.2f}"
-        )
+        text = f"{round(correlations[0].correlation, 2) + 0.0:.2f} to {correlations[-1].correlation_text}"
         names = f", {planes[0]} to {planes[-1]}"
-    return "residual", text + (f"; looked at {len(planes):,} of {count:,} planes{names}" if len(planes) < count else "")
+    looked = f"; looked at {len(planes):,} of {count:,} planes{names}" if len(planes) < count else ""
+    return "residual", f"{sizes} of the noise level, correlation of neighbours {text}{looked}"
 
 
 def residual_warning(planes: Sequence[str], residuals: Sequence[Residual]) -> str:
     """Return a warning where more than noise was taken away; empty where not."""
-    named = [plane for plane, residual in zip(planes, residuals, strict=True) if residual.is_structured]
-    if not named:
+    found = [(plane, residual) for plane, residual in zip(planes, residuals, strict=True) if residual.is_structured]
+    if not found:
         return ""
-    where = f" in {'; '.join(named)}" if any(named) else ""
+    where = f" in {'; '.join(plane for plane, _ in found)}" if any(plane for plane, _ in found) else ""
+    most = max((residual for _, residual in found), key=lambda residual: residual.correlation)
     return (
         f"the residual, what was taken away, holds structure of the image{where}: denoised too much, unless the noise itself is correlated. "
+        f"The correlation of neighbours is {most.correlation_text}. "
         "`recon-cli try` compares settings on a crop"
     )
 
@@ -179,7 +190,7 @@ def shift_warning(planes: Sequence[str], residuals: Sequence[Residual]) -> str:
     """Return a warning where the brightness was changed; empty where not.
 
     >>> from halotile.tasks.noise.residual import Residual
-    >>> shift_warning(["c=0", "c=1"], [Residual(1.0, 0.0, -2.5), Residual(1.0, 0.0, 0.1)]).partition(":")[0]
+    >>> shift_warning(["c=0", "c=1"], [Residual(1.0, (0.0, 0.0), -2.5), Residual(1.0, (0.0, 0.0), 0.1)]).partition(":")[0]
     'the result is brighter than the image in c=0, by 2.5 noise levels on average'
     """
     shifted = [(plane, r.shift) for plane, r in zip(planes, residuals, strict=True) if r.is_shifted]

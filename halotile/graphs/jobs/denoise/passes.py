@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shift_warning
+from halotile.graphs.jobs.denoise.place import DenoisedPlace
+from halotile.graphs.jobs.denoise.stripes import PHASE as STRIPES
+from halotile.graphs.jobs.denoise.stripes import corrections_pass, grid_of, with_kept
 from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, RunView, Sums, Work
 from halotile.graphs.plans.notes import place_text
 from halotile.storage.arrays import open_array
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
+from halotile.tasks.noise.quality import HEIGHTS, FaintDetail, faint_detail
 from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.noise.residual import Residual, has_photons, local_mean, measured_at, noise_at
+from halotile.tasks.noise.stripes import LineCorrections, WithoutStripes
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 
@@ -27,8 +35,17 @@ PLANES, PLACES, CHANNELS = 4, 16, 64
 """Planes that are looked at, squares of all of them together, and channels: more planes and squares only where there are more channels."""
 
 
-def inspect_residual(task: DenoiseTask, output: OutputPath) -> Inspection:
-    """Measure the residual of an image that was denoised; nothing is found where there is no noise, or no common shape."""
+DETAIL_SECONDS, SHARE, TORCH_SECONDS = 2.0, 0.05, 4.0
+"""Seconds of computing that the faint detail may take, share of a run, and seconds until PyTorch is loaded."""
+
+
+def inspect_residual(
+    task: DenoiseTask, output: OutputPath, seconds: float = 0.0, pixel_seconds: float = math.inf
+) -> Inspection:
+    """Measure the residual of an image that was denoised, and its faint detail if that is quick beside a run of so many seconds.
+
+    Nothing is found where there is no noise, or no common shape.
+    """
     if task.denoiser.scale != 1 or task.source.dtype.kind == "b":
         return Inspection()
     result = open_array(str(output))
@@ -46,7 +63,7 @@ def inspect_residual(task: DenoiseTask, output: OutputPath) -> Inspection:
         {
             "plane": place_text(_roles(task), place),
             "ratio": r.ratio,
-            "correlation": r.correlation,
+            **r.correlations_json(),
             "holds_structure": r.is_structured,
             "shift": r.shift,
         }
@@ -56,8 +73,34 @@ def inspect_residual(task: DenoiseTask, output: OutputPath) -> Inspection:
     names = [_name(place_text(_roles(task), place), labels) for place in found]
     warnings = [residual_warning(names, residuals), shift_warning(names, residuals)]
     count = math.prod(task.source.shape[i] for i in _roles(task).looped)
-    row = residual_row(names, residuals, count)
-    return Inspection({"residual": figures}, [row], [*filter(None, warnings)])
+    rows, more = [residual_row(names, residuals, count)], {}
+    detail: tuple[FaintDetail, ...] = ()
+    with suppress(Exception):  # the workers may have a library that is missing here
+        detail = _detail(task, next(iter(found)), seconds, pixel_seconds)
+    if detail:
+        kept, seen = (", ".join(f"{100 * each[i]:.0f}" for each in detail) for i in (1, 2))
+        text = f"{kept} % of the height kept at {', '.join(map(str, HEIGHTS))} noise levels; {seen} % detected"
+        rows.append(("faint detail", f"{text}; in {names[0]}" if len(found) > 1 else text))
+        more = {"faint_detail": [each._asdict() for each in detail]}
+    return Inspection({"residual": figures, **more}, rows, [*filter(None, warnings)])
+
+
+def _detail(task: DenoiseTask, place: tuple[int, ...], seconds: float, pixel_seconds: float) -> tuple[FaintDetail, ...]:
+    """Return the faint detail that is left in the middle of a plane; nothing where it takes too long, or workers have another device."""
+    roles = _roles(task)
+    square = (roles.spatial[-2], roles.spatial[-1])
+    if task.device != "cpu" or [roles.axes[i] for i in square] != ["y", "x"]:
+        return ()
+    (region,) = plane_regions(task.source.shape, square, dict(zip(roles.looped, place, strict=True)), 1)
+    spans = zip(region.start, region.stop, strict=True)
+    crop = DenoisedPlace(task, dict(zip(roles.axes, spans, strict=True)))
+    cost = (2 + len(HEIGHTS)) * task.grid.window_of(crop.region).size * pixel_seconds
+    loading = 0.0 if "torch" in sys.modules else TORCH_SECONDS
+    if cost > DETAIL_SECONDS or cost + loading > SHARE * seconds:
+        return ()
+    noisy = crop.noisy
+    sigma = _noise(task, region, noisy[0], plane_level([noisy[0]]))[None]
+    return faint_detail(noisy, sigma, crop.denoise, crop.denoise(noisy))
 
 
 def _roles(task: DenoiseTask) -> Roles:
@@ -90,25 +133,36 @@ def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count
     roles = _roles(task)
     square = (roles.spatial[-2], roles.spatial[-1])
     at = dict(zip(roles.looped, place, strict=True))
-    regions = plane_regions(task.source.shape, square, at, count)
+    # By its place in the image of the channel, if that has a denoiser of its own.
+    regions = {task.at(region)[1]: region for region in plane_regions(task.source.shape, square, at, count)}
+    own, _ = task.at(next(iter(regions.values())))
     squares: list[tuple[Region, Values, Values]] = []
-    for region, pixels in readable_parts(task.source, regions):
-        measured = np.where(measured_at(task, region, pixels), pixels, np.nan)
-        denoised = as_square(result.read(region), square)
-        squares.append((region, as_square(measured, square), denoised))
+    # Kept defects are the same in both images; the others would count as structure that was taken away.
+    kept = own.defects is not None and own.defects.are_kept
+    for there, pixels in readable_parts(own.source if kept else own.repaired(), regions):
+        measured = np.where(measured_at(own, there, pixels), pixels, np.nan)
+        denoised = as_square(result.read(regions[there]), square)
+        squares.append((regions[there], as_square(measured, square), denoised))
     level = plane_level([noisy for _, noisy, _ in squares])
     if not level > 0:
         return None
-    return Residual.of(_relative(task, *parts, level) for parts in squares)
+    letters = (roles.axes[square[0]], roles.axes[square[1]])
+    return Residual.of((_relative(task, *parts, level) for parts in squares), letters)
 
 
 def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values, level: float) -> Values:
     """Return the residual relative to the noise."""
+    return (noisy - denoised) / _noise(task, region, noisy, level)
+
+
+def _noise(task: DenoiseTask, region: Region, noisy: Values, level: float) -> Values:
+    """Return the standard deviation of the noise of each pixel; NaN where there is none."""
     square = task.roles.spatial[-2:]
-    brightness = local_mean(noisy) if has_photons(task) else noisy
+    own, there = task.at(region)
+    brightness = local_mean(noisy) if has_photons(own) else noisy
     shaped = (brightness if square[0] < square[1] else brightness.T).reshape(region.shape)
-    noise = as_square(noise_at(task, region, shaped, level), square)
-    return (noisy - denoised) / np.where(noise > 0, noise, np.nan)
+    noise = as_square(noise_at(own, there, shaped, level), square)
+    return np.where(noise > 0, noise, np.nan)
 
 
 def _labels(task: DenoiseTask) -> dict[str, str]:
@@ -136,6 +190,8 @@ class DenoiseWork(Work):
     output: OutputArray
     task: DenoiseTask
     tuned: Tuned | None = None
+    stripes: str = ""
+    """Stripes of the image in a few words."""
 
     @property
     def outputs(self) -> tuple[OutputArray, ...]:
@@ -144,17 +200,36 @@ class DenoiseWork(Work):
 
     @property
     def passes(self) -> tuple[PassCount, ...]:
-        """One pass over every block."""
-        return (PassCount(PHASE, self.task.grid),)
+        """One pass over every block; before it, one over the lines where stripes are removed."""
+        denoised = PassCount(PHASE, self.task.grid)
+        return (PassCount(STRIPES, grid_of(self._lines)), denoised) if self._lines else (denoised,)
 
-    def inspect(self) -> Inspection:
+    @property
+    def _lines(self) -> LineCorrections | None:
+        """The corrections of lines that a run measures."""
+        source = self.task.source
+        corrections = source.corrections if isinstance(source, WithoutStripes) else None
+        return corrections if isinstance(corrections, LineCorrections) else None
+
+    @property
+    def keeps_state(self) -> bool:
+        """True with corrections of lines, by which the result is inspected."""
+        return self._lines is not None
+
+    def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
         """Compare a few places of the result with the image."""
-        return inspect_residual(self.task, self.output.path)
+        source = with_kept(self.task.source, RunDirectory.beside(self.output.path))
+        found = inspect_residual(replace(self.task, source=source), self.output.path, seconds, pixel_seconds)
+        return replace(found, rows=[("stripes", self.stripes), *found.rows]) if self.stripes else found
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
+        task = self.task
+        if self._lines:
+            yield corrections_pass(self._lines, task.roles.axes, at.directory, task.io_threads)
+            task = replace(task, source=with_kept(task.source, at.directory))
         yield Pass(
             PHASE,
-            self.task,
+            task,
             self.output,
             task_seconds=None if self.task.device == "cpu" else GPU_TASK_SECONDS,
             seconds_per_block=self.tuned.seconds_per_block if self.tuned else None,

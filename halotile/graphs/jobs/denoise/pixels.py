@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from halotile.storage.arrays import Source
 from halotile.storage.formats.base import number_of_type
 from halotile.storage.images.planes import choose_planes, known_channels
 from halotile.storage.rim import Pixels, Readable
-from halotile.storage.sharded.ome_metadata import Channels, is_photo
+from halotile.storage.sharded.ome_metadata import MANY, Channels, is_photo, shown_colours
 from halotile.storage.views import PlaneValues, readable_parts
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS, for_photon_noise
@@ -102,9 +101,9 @@ def choose_photon_noise(
     A resumed run keeps the estimate that it began with.
     """
     wanted = job.noise
-    for place, message in _faults(job, denoiser, wanted).items():
+    for place, message in faults_of_noise(job, denoiser, wanted).items():
         raise ConfigError(f"{dotted(place)}: {message}.")
-    if wanted.model == "gaussian" or _faults(job, denoiser, replace(wanted, model=MODEL)):
+    if wanted.model == "gaussian" or faults_of_noise(job, denoiser, replace(wanted, model=MODEL)):
         return None
     white = values[1] if values else 1.0
     if not isinstance(wanted.gain, str):
@@ -132,7 +131,7 @@ def choose_photon_noise(
     return Photons(found, white, is_given=False)
 
 
-def _faults(job: Denoising, denoiser: Denoiser, noise: NoiseModel) -> Mapping[tuple[str | int, ...], str]:
+def faults_of_noise(job: Denoising, denoiser: Denoiser, noise: NoiseModel) -> Mapping[tuple[str | int, ...], str]:
     """Return the faults of a noise model for this job."""
     parts = {"noise": noise, "denoiser": denoiser, "input": job.input}
     return apply_rules((noise_of_camera, noise_of_denoiser), parts)
@@ -142,19 +141,35 @@ def remark_on_noise(
     job: Denoising, denoiser: Denoiser, planes: Sequence[PlaneSurvey], roles: Roles, levels: Levels | None
 ) -> tuple[str, ...]:
     """Return a remark on noise that clearly grows with brightness, where one level is estimated for each plane."""
-    if levels is None or _faults(job, denoiser, NoiseModel(model=MODEL)):
+    if levels is None or faults_of_noise(job, denoiser, NoiseModel(model=MODEL)):
         return ()
-    if not (growing := [place_text(roles, plane.place) for plane in planes if plane.grows]):
+    if not (growing := [plane for plane in planes if plane.grows]):
         return ()
-    where = ""
-    if len(growing) < len(planes):
-        more = " and others" if len(growing) > NAMED_PLANES else ""
-        where = f" in {'; '.join(growing[:NAMED_PLANES])}{more}"
+    where = _where(growing, planes, roles)
     plane = plane_word("".join(roles.axes[i] for i, n in zip(roles.looped, levels.shape, strict=True) if n > 1))
     one_by_one = f", {plane} by {plane}" if levels.size > 1 else ""
     return (
         f"the noise grows with brightness{where}, as that of counted photons does, and one level is taken for dark and bright alike. If "
         f"photons are counted, write noise: {{model: {MODEL}}}, or compare the two with `recon-cli try`{one_by_one}",
+    )
+
+
+def _where(some: Sequence[PlaneSurvey], planes: Sequence[PlaneSurvey], roles: Roles) -> str:
+    """Return the names of some of the planes; nothing for all."""
+    names = "; ".join(place_text(roles, plane.place) for plane in some[:NAMED_PLANES])
+    return "" if len(some) == len(planes) else f" in {names}{' and others' if len(some) > NAMED_PLANES else ''}"
+
+
+def _remark_on_correlation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[str, ...]:
+    """Return a remark on noise that is clearly not independent from pixel to pixel."""
+    clear = [plane for plane in planes if plane.correlation and plane.correlation.is_clear]
+    if not clear:
+        return ()
+    found, more = clear[0].correlation, "" if len(clear) == 1 else " in the first of them"
+    assert found
+    return (
+        f"the noise is correlated{_where(clear, planes, roles)}, by {found}{more}: denoisers take such noise for structure of the image, "
+        f"and keep it. {found.advice}",
     )
 
 
@@ -170,10 +185,6 @@ SAMPLES = 8
 """Squares of each channel from which its contrast is taken."""
 TAILS = (0.1, 99.9)
 """Percentiles that are shown as black and white."""
-WHITE = "FFFFFF"
-PAIR = ("FF00FF", "00FF00")
-MANY = ("00FFFF", "FFFF00", "FF00FF", "FF0000", "00FF00", "0000FF")
-"""Colours of two channels, and of more."""
 MOST_UNNAMED = len(MANY)
 
 
@@ -192,9 +203,7 @@ def display_channels(source: Source, pixels: Readable, begun: Begun) -> Channels
     described = source.channels or _unnamed(source, count, begun)
     if len(described) != count or (source.ome and source.ome.omero):
         return ()
-    colours = [channel.get("color", default) for channel, default in zip(described, itertools.cycle(_colours(count)))]
-    if set(colours) == {WHITE}:  # which OME-XML has for colours that nobody chose
-        colours = list(itertools.islice(itertools.cycle(_colours(count)), count))
+    colours = shown_colours(described)
     return tuple(
         {
             "label": channel.get("label", str(number)),
@@ -212,12 +221,7 @@ def _unnamed(source: Source, count: int, begun: Begun) -> Channels:
         return ({"label": stem(str(begun.output))},)
     if count > MOST_UNNAMED or choose_planes(source, {}, None).colour:
         return ()
-    return tuple({"color": color} for color in _colours(count)[:count])
-
-
-def _colours(count: int) -> tuple[str, ...]:
-    """Return the default colours of this many channels, as viewers choose them; of more than have one, they repeat."""
-    return {1: (WHITE,), 2: PAIR}.get(count, MANY)
+    return ({},) * count
 
 
 def _window(given: Any, source: Source, pixels: Readable, number: int) -> dict[str, float]:
@@ -284,13 +288,22 @@ def choose_type(
         return ResultType(before if job.output.dtype == "auto" and before == "float32" else wanted)
     is_rounded = stored.kind in "iu" and np.dtype(wanted).kind in "iu" and not denoiser.keeps_values
     # Programs show photographs of whole numbers alone.
-    is_rounded = is_rounded and not is_photo(known_channels(original))
-    if not is_rounded and levels is None:
+    photo = is_photo(known_channels(original))
+    is_rounded = is_rounded and not photo
+    looks_for_defects = job.input.defects == "none" and not photo and stored.kind in "iuf"
+    if not is_rounded and levels is None and not looks_for_defects:
         return ResultType(wanted)
     if levels is None:  # a network takes channels together, whose values may be very different ones
         roles = replace(roles, channel=None)
     planes = survey_planes(source, roles.spatial, roles.looped)
-    remarks = remark_on_noise(job, denoiser, planes, roles, levels)
+    defects: tuple[str, ...] = ()
+    if looks_for_defects and (found := sum(plane.defects for plane in planes)):
+        there = defects_text(found / sum(plane.size for plane in planes), source.shape)
+        advice = "they spoil the pixels around them. To replace such pixels, write input.defects: auto"
+        defects = (f"{there} stand out of the noise alone, as hot and dead ones do: {advice}",)
+    if not is_rounded and levels is None:
+        return ResultType(wanted, defects)
+    remarks = (*remark_on_noise(job, denoiser, planes, roles, levels), *_remark_on_correlation(planes, roles), *defects)
     if levels is not None:
         remarks = (*_remark_on_saturation(planes, roles), *remarks)
     if stored.kind in "iu":  # floats were looked at with their holes
@@ -319,6 +332,16 @@ def _remark_on_saturation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[
         f"about {plane.noise.share:.0%} of the pixels{where} are {ends}, at the end of the range of values, where noise was cut off: the "
         "estimated noise level may be too low. Write sigma as a number",
     )
+
+
+def defects_text(share: float, shape: Sequence[int]) -> str:
+    """Return the number of pixels of a share of an image.
+
+    >>> defects_text(1e-5, (480, 448))
+    'about 2 of 215,040 pixels'
+    """
+    size = math.prod(shape)
+    return f"about {round(share * size):,} of {size:,} pixels"
 
 
 def _is_coarse(plane: PlaneSurvey, dtype: np.dtype[Any]) -> bool:

@@ -66,7 +66,7 @@ class PtychographyWork(ProgramWork):
         """Return a function that encodes the result."""
         return partial(_encode, SentRecipe(recipe, self.digests))
 
-    def inspect(self) -> Inspection:
+    def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
         """Return the last figures of the curve."""
         last, drawing = self.last_row()
         figures: dict[str, Any] = {

@@ -63,7 +63,8 @@ def train(
     observer : callable, optional
         Called with a :class:`~halotile.graphs.watching.progress.Progress` about twice a second.
     **length
-        Further keys of the job: ``steps``, ``epochs`` or ``minutes``; ``patch``, ``batch``, ``slots``, ``lr``, ``mode``, ``seed``.
+        Further keys of the job: ``steps``, ``epochs`` or ``minutes``; ``structure``, ``patch``, ``batch``, ``slots``,
+        ``lr``, ``mode``, ``seed``.
 
     Raises
     ------

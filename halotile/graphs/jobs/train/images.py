@@ -6,6 +6,7 @@ import glob
 import math
 import os
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,14 +15,15 @@ from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.denoise.image import nodata_value, value_range
 from halotile.graphs.jobs.train.job import Training
 from halotile.graphs.kinds.patterns import is_pattern
-from halotile.graphs.plans.inputs import check_whole
+from halotile.graphs.plans.inputs import check_whole, with_selected
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.views import WithoutValue, measured, readable_parts
-from halotile.tasks.noise.estimate import ImageValues, as_square, image_values
+from halotile.tasks.noise.estimate import ImageValues, as_square, image_values, plane_level
+from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
 from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.training.pairs import Pair
-from halotile.tasks.training.patches import PatchSource, TrainingImage
+from halotile.tasks.training.patches import PatchSource, Structure, TrainingImage
 
 UNLIKE = 10.0
 """Ratio of brightness, offset included, of the brightest and the darkest image or channel above which there is a note."""
@@ -73,6 +75,49 @@ def _size(image: TrainingImage, channel: int) -> float:
     parts = readable_parts(image.source, image.sampled(SAMPLED, channel))
     values = np.concatenate([np.zeros(0), *(part[np.isfinite(part)] for _, part in parts)])
     return float(np.abs(values).mean()) if values.size else 0.0
+
+
+ALONG_ONE = 0.5
+"""Ratio of the correlations along both axes below which noise is shared along one."""
+
+
+class ImageNoise(NamedTuple):
+    """Noise of an image, and what follows from it."""
+
+    levels: list[float]
+    """Of each channel, in the units of the image; NaN where none is known."""
+    correlations: list[NoiseCorrelation]
+    """Those that are clear."""
+
+    @classmethod
+    def of(cls, image: TrainingImage) -> ImageNoise:
+        """Look at a few places."""
+        planes = [
+            [_square(image, part) for _, part in readable_parts(image.source, image.sampled(SAMPLED, channel))]
+            for channel in range(image.channels)
+        ]
+        correlations = [found for squares in planes if (found := noise_correlation(squares)) and found.is_clear]
+        return cls([plane_level(squares) for squares in planes], correlations)
+
+
+def hidden_with(job: Training, noise: ImageNoise) -> tuple[Structure, bool, tuple[str, ...]]:
+    """Return the axis along which pixels are hidden with their neighbours, True where noise differs from pixel to pixel, and a note on the decision."""
+    found = noise.correlations
+    structure: Structure = "none" if job.structure == "auto" else job.structure
+    if job.method == "noise2noise" or not found:
+        return structure, structure == "none" and not found, ()
+    most = max(found, key=lambda each: sum(each.x) + sum(each.y))
+    axis: Structure = "x" if sum(most.x) > sum(most.y) else "y"
+    seen = f"neighbouring pixels share noise: their correlation is {most}"
+    if min(sum(most.x), sum(most.y)) > ALONG_ONE * max(sum(most.x), sum(most.y)):
+        return (
+            structure,
+            False,
+            (f"{seen}. Hidden pixels keep what is shared along both axes: bin the image by 2, or learn from pairs",),
+        )
+    if job.structure not in ("auto", axis):
+        return structure, False, (f"{seen}. The network would learn to keep it: write structure: {axis}",)
+    return axis, False, (f"{seen}. Structure is {axis}: pixels are hidden with their neighbours along it",)
 
 
 PAIRS, CHANNELS, SQUARES = 8, 8, 16
@@ -169,9 +214,8 @@ def open_images(job: Training, key: str, path: str) -> tuple[Source, ...]:
     """Open the image at a path, or those that a pattern matches, in the order of their paths."""
     paths = sorted(glob.glob(path, recursive=True)) if is_pattern(path) else [path]
     given = job.input
-    sources = [
-        open_source(one, level=given.level, dataset=given.dataset, axes=given.axes).one_of_many() for one in paths
-    ]
+    opened = (open_source(one, level=given.level, dataset=given.dataset, axes=given.axes) for one in paths)
+    sources = [with_selected(source, given.channels).one_of_many() for source in opened]
     for source in sources:
         check_whole(source.path)
         first = sources[0]
@@ -189,7 +233,7 @@ def smallest_edge(sources: Sequence[Source]) -> int:
 
 
 def patch_source(job: Training, first: Sequence[Source], second: Sequence[Source]) -> PatchSource:
-    """Return the patches of the images of a job."""
+    """Return the patches of the images of a job, whose noise is taken to differ from pixel to pixel."""
     if second and [*map(_form, second)] != [*map(_form, first)]:
         raise InputError(
             f"second: {counted(len(second), 'image')} of {_form_text(second[0])}, and input.path: {counted(len(first), 'image')} of "
@@ -275,7 +319,7 @@ def _measured(job: Training, source: Source, spatial: tuple[int, int]) -> Readab
     value = nodata_value(wanted, source, source.dtype)
     own = None
     if source.mask:
-        own = open_source(source.path, level=job.input.level, dataset=source.mask).one_of_many()
+        own = open_source(source.path, level=job.input.level, dataset=source.mask).arranged_as(source).one_of_many()
     return measured(source, value, own, spatial, len(source.shape))
 
 

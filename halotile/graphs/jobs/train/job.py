@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -13,6 +14,7 @@ from halotile.graphs.kinds.sections import Input, Job, NamedChoice
 from halotile.graphs.plans.rows import cost_rows
 from halotile.graphs.rules.combinations import Faults, workers_of_slots
 from halotile.graphs.rules.values import Above, AtLeast, filled, seed
+from halotile.graphs.watching.progress import describe_figures
 from halotile.tasks.options import Auto, OwnPath, ReadPath
 
 
@@ -50,6 +52,8 @@ class Training(Job):
     output: WeightsFile
     method: Literal["noise2void", "noise2void2", "noise2self", "noise2noise"] = "noise2void"
     """noise2void, noise2void2, noise2self: from noisy images alone, whose noise differs from pixel to pixel; noise2noise: from pairs."""
+    structure: Literal["none", "x", "y"] | Auto = "auto"
+    """Axis along which neighbouring pixels share noise: pixels are hidden with those beside them along it. auto: measured."""
     second: ReadPath | None = None
     """noise2noise: the same as the input, with other noise."""
     network: NetworkChoice = field(default_factory=NetworkChoice)
@@ -130,6 +134,15 @@ def pairs(method: str, second: str | None) -> Faults:
         yield (("second",), f"is for method: noise2noise, and method is {method}; leave it out, or write that method")
 
 
+def structure_of_pairs(method: str, structure: str) -> Faults:
+    """Yield an axis that the method has no use for."""
+    if method == "noise2noise" and structure in ("x", "y"):
+        yield (
+            ("structure",),
+            f"is {structure}, and method: noise2noise hides no pixels; leave it out, or write method: noise2void",
+        )
+
+
 def parts_of_batch(batch: int, slots: int) -> Faults:
     """Yield parts that do not divide a batch."""
     if batch % slots:
@@ -138,17 +151,21 @@ def parts_of_batch(batch: int, slots: int) -> Faults:
 
 def keys_of_input(input: Input) -> Faults:  # noqa: A002 - the name of the section
     """Yield keys of the input that a training has no use for."""
-    for key in ("sides", "spacing"):
-        if getattr(input, key):
+    unused = {"sides": {}, "spacing": {}, "stripes": "none", "defects": "none", "defects_in_output": "replaced"}
+    for key, default in unused.items():
+        if getattr(input, key) != default:
             yield ("input", key), "is for job: denoise; leave it out"
 
 
-RULES = (one_length, pairs, parts_of_batch, workers_of_slots, keys_of_input)
+RULES = (one_length, pairs, structure_of_pairs, parts_of_batch, workers_of_slots, keys_of_input)
 
 
 OTHER = "{name: tv, strength: 1.0, sigma: auto}"
 """A denoiser that needs no training, to compare with."""
 FAST = "mode fast: added in the order of the backend; the bits of the weights depend on the number of workers"
+
+
+HIDDEN = {"none": ""} | {axis: f", pixels hidden with their neighbours along {axis}" for axis in "xy"}
 
 
 def title(job: Training) -> str:
@@ -176,7 +193,7 @@ def plan_rows(figures: Figures) -> list[Row]:
         *rows,
         ("output", str(figures["output"])),
         ("network", f"{figures['network']}, {figures['channels_text']}, on {figures['device_text']}"),
-        ("method", str(figures["method"])),
+        ("method", f"{figures['method']}{HIDDEN[figures['structure']]}"),
         *([("gradients", FAST)] if figures["mode"] == "fast" else []),
         ("", ""),
         ("length", f"{length}: {figures['epochs']:.3g} epochs"),
@@ -189,10 +206,12 @@ def plan_rows(figures: Figures) -> list[Row]:
 def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples: Path) -> list[Row]:
     """Return the end of a training as a table.
 
-    >>> rows = result_rows({"loss": 0.25, "validation": 0.3}, {"name": "unet", "weights": "unet.safetensors"}, Path("examples.png"))
+    >>> last = {"loss": 0.25, "validation": 0.3, "error": 0.0412, "tv": 0.05, "nlm": 0.06}
+    >>> rows = result_rows(last, {"name": "unet", "weights": "unet.safetensors"}, Path("examples.png"))
     >>> for row in rows:
     ...     print(*row)
     loss 0.25, on held-out patches 0.3
+    error 0.0412 of that of the noisy image, by an unbiased estimate on a held-out crop; tv 0.05, nlm 0.06
     examples examples.png
     denoise with denoiser: {name: unet, weights: unet.safetensors}
     compare a short training may be worse than tv. With a job file denoise.yaml of that denoiser: recon-cli try denoise.yaml --set "denoiser={name: unet, weights: unet.safetensors},{name: tv, strength: 1.0, sigma: auto}"
@@ -200,6 +219,14 @@ def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples
     held_out = f", on held-out patches {last['validation']:.4g}" if "validation" in last else ""
     keys = ", ".join(f"{key}: {value}" for key, value in denoiser.items())
     rows = [("loss", f"{last['loss']:.4g}{held_out}")] if "loss" in last else []
+    if "error" in last:
+        others = ", ".join(f"{name} {last[name]:.3g}" for name in ("tv", "nlm"))
+        rows.append(
+            (
+                "error",
+                f"{last['error']:.3g} of that of the noisy image, by an unbiased estimate on a held-out crop; {others}",
+            )
+        )
     compare = f'recon-cli try denoise.yaml --set "denoiser={{{keys}}},{OTHER}"'
     return [
         *rows,
@@ -207,6 +234,61 @@ def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples
         ("denoise with", f"denoiser: {{{keys}}}"),
         ("compare", f"a short training may be worse than tv. With a job file denoise.yaml of that denoiser: {compare}"),
     ]
+
+
+HUB = "library_name: halotile"
+CARD = """---
+{licence}
+{hub}
+pipeline_tag: image-to-image
+tags: [denoising, {method}, {network}]
+---
+# {weights}
+
+Weights of a denoiser for images like these, from a training of halotile without clean ones.
+
+| | |
+|---|---|
+{facts}
+
+```yaml
+denoiser: {{{keys}}}
+```
+
+## Curve
+
+{curve}
+"""
+LICENCE = "license:  # the licence of these weights, for you to fill in, such as cc-by-4.0"
+CARD_ROWS = 10
+
+
+def describe_weights(
+    plan: Mapping[str, Any], denoiser: Mapping[str, Any], sha256: str, rows: Sequence[Figures], before: str
+) -> str:
+    """Return a description of weights as Markdown, with a header as model hubs read it.
+
+    ``plan``: that of the run directory; ``denoiser``: its keys with the name of the file; ``rows``: curve; ``before``: the card of earlier weights,
+    whose licence stays.
+    """
+    figures = plan["summary"]
+    shown = [("data", f"`{figures[key]}`") for key in ("input", "second") if figures[key]]
+    shown += [row for row in plan_rows(figures) if row[0] in ("network", "method", "length")]
+    shown += [
+        ("pixels", f"{sum(math.prod(shape) for shape in figures['shapes']):,} ({_images(figures)})"),
+        ("noise level", ", ".join(f"{level:.4g}" for level in figures["noise_levels"]) + ", in the units of the data"),
+        ("sha256", f"`{sha256}`"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in plan["identity"]["code"].items())),
+    ]
+    step = -(-len(rows) // CARD_ROWS) or 1
+    return CARD.format(
+        licence=next((line for line in before.splitlines() if line.startswith("license:")), LICENCE),
+        hub=HUB,
+        **figures | denoiser,
+        facts="\n".join(f"| {name} | {text} |" for name, text in shown),
+        keys=", ".join(f"{key}: {value}" for key, value in denoiser.items()),
+        curve="\n".join(f"- step {row['iteration']}: {describe_figures(row)}" for row in rows[::-step][::-1]),
+    )
 
 
 def _images(figures: Figures) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,9 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
 from halotile.graphs.jobs.train.images import (
+    ImageNoise,
     epochs_of,
+    hidden_with,
     notes_of_images,
     notes_of_pairs,
     open_images,
@@ -21,8 +23,8 @@ from halotile.graphs.jobs.train.images import (
     smallest_edge,
     steps_of_epochs,
 )
-from halotile.graphs.jobs.train.job import LEAST_PATCH, Training, result_rows
-from halotile.graphs.kinds.base import Inspection, OutputFile, PlanRequest
+from halotile.graphs.jobs.train.job import HUB, LEAST_PATCH, Training, describe_weights, result_rows
+from halotile.graphs.kinds.base import AnyPass, Inspection, OutputFile, PlanRequest, RunView, Sums
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import describe_options, make_part
 from halotile.graphs.plans.identity import code_versions
@@ -32,11 +34,13 @@ from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
 from halotile.graphs.plans.plan import Computing, Planned
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
+from halotile.storage.disk.durable import DISK
 from halotile.storage.sharded.output import FileLayout
 from halotile.storage.stored_array import MOST_SHARED
 from halotile.tasks.block import ONE_BLOCK
 from halotile.tasks.networks.base import Network
 from halotile.tasks.training.patches import PatchSource, Recipe
+from halotile.tasks.user_code import file_digest
 
 
 @dataclass(frozen=True)
@@ -63,12 +67,42 @@ class TrainWork(ProgramWork):
         """Return a function that encodes the weights."""
         return partial(_encode, recipe)
 
-    def inspect(self) -> Inspection:
+    def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
+        """Yield the passes, and describe the weights once they are written."""
+        yield from super().run(at)
+        weights, description, plan = Path(str(self.output.path)), self.description, at.directory.read_plan()
+        try:
+            before, digest = (
+                description.read_text(errors="replace") if description.exists() else "",
+                file_digest(weights),
+            )
+            if before and HUB not in before:
+                at.report(f"{description} is there, and no training wrote it: the weights have no model card.")
+            elif digest not in before and plan:
+                rows = at.directory.read_output_iterations()
+                DISK.write_file(
+                    description, [describe_weights(plan, self._denoiser(weights.name), digest, rows, before).encode()]
+                )
+        except OSError as error:
+            at.report(f"{description}: the model card was not written: {error}.")
+
+    @property
+    def description(self) -> Path:
+        """Path of the model card."""
+        return Path(str(self.output.path)).with_suffix(".md")
+
+    def _denoiser(self, weights: str) -> dict[str, Any]:
+        return {**self.recipe.network.denoiser(self.recipe.channels), "weights": weights}
+
+    def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
         """Return the last figures of the curve, and the denoiser to write into a job."""
         last, drawing = self.last_row()
-        denoiser = {**self.recipe.network.denoiser(self.recipe.channels), "weights": str(self.output.path)}
-        figures = {name: last[name] for name in ("loss", "validation") if name in last}
-        return Inspection(figures | {"denoiser": denoiser}, result_rows(last, denoiser, drawing))
+        denoiser = self._denoiser(str(self.output.path))
+        figures = {name: last[name] for name in ("loss", "validation", "error", "tv", "nlm") if name in last}
+        return Inspection(
+            figures | {"denoiser": denoiser},
+            [*result_rows(last, denoiser, drawing), ("model card", str(self.description))],
+        )
 
 
 def _train(recipe: Recipe, group: Any) -> None:
@@ -111,6 +145,9 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
     first, second = _opened(job, begun)
     _check_patch(job, network, smallest_edge(first))
     patches = patch_source(job, first, second)
+    noise = ImageNoise.of(patches.images[0])
+    structure, white, shared = hidden_with(job, noise)
+    patches = replace(patches, structure=structure)
     length = _length(job, network, patches, begun, request, computing.device)
     output = OutputFile(
         Path(str(begun.output)),
@@ -118,20 +155,26 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
         ONE_BLOCK,
         job.output.overwrite,
     )
+    every = max(1, length.steps // ROWS)
     recipe = Recipe(
-        patches, network, job.method, length.steps, job.batch, job.slots, job.lr, max(1, length.steps // ROWS), job.mode
+        patches, network, job.method, length.steps, job.batch, job.slots, job.lr, every, job.mode, white=white
     )
     return Planned(
         computing=computing,
         work=TrainWork(recipe, output, computing.device),
         sources=(*first, *second),
-        identity=_identity(job, network, (first, second), length, computing.device),
+        identity=_identity(job, network, (first, second), length, computing.device) | {"structure": structure},
         needs=(_need(recipe, (*first, *second), computing.device),),
         smaller=SMALLER,
         scratch_bytes=CHECKPOINTS * 3 * output.layout.size_bytes,
-        decided={"steps": length.steps, "epochs": None, "minutes": None},
-        figures=_figures(job, network, first, patches, length, computing),
-        notes=(*first[0].remarks, *notes_of_pairs(patches.images, first, second), *notes_of_images(patches, first)),
+        decided={"steps": length.steps, "epochs": None, "minutes": None, "structure": structure},
+        figures=_figures(job, network, first, patches, length, computing) | {"noise_levels": noise.levels},
+        notes=(
+            *first[0].remarks,
+            *shared,
+            *notes_of_pairs(patches.images, first, second),
+            *notes_of_images(patches, first),
+        ),
     )
 
 
@@ -233,6 +276,7 @@ def _figures(
         "channels_text": "one channel" if channels == 1 else f"{channels} channels together",
         "device_text": "CPUs" if computing.device == "cpu" else "GPUs",
         "method": job.method,
+        "structure": patches.structure,
         "steps": length.steps,
         "epochs": epochs_of(patches, length.steps, job.batch),
         "seconds_per_step": length.seconds_per_step,

@@ -64,10 +64,10 @@ def as_it_went(tiled: T, previous: Mapping[str, Any] | None) -> T:
     return replace(tiled, tiling=replace(tiled.tiling, batch=batch))
 
 
-def sized_as(denoised: Denoised, task: DenoiseTask) -> Denoised:
-    """Return a denoised image with the tile, batch and memory layout of a task."""
-    tiling = replace(denoised.tiling, tile=task.tiling.tile, batch=task.tiling.batch)
-    return replace(denoised, tiling=tiling, channels_last=task.channels_last, records=task.records)
+def sized_as(tiled: T, task: DenoiseTask) -> T:
+    """Return a task or image with the tile, batch and memory layout of a task."""
+    tiling = replace(tiled.tiling, tile=task.tiling.tile, batch=task.tiling.batch)
+    return replace(tiled, tiling=tiling, channels_last=task.channels_last, records=task.records)
 
 
 def on_device(tiled: DenoiseTask | Denoised, previous: Mapping[str, Any] | None) -> dict[str, Any]:

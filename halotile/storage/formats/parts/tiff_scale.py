@@ -285,10 +285,31 @@ def ome_images(xml: str) -> list[ElementTree.Element]:
         return []
 
 
+PLANES = "ome_planes"
+"""Attribute of an array with the exposure times, positions and other values of its planes, in the order t, c, z, as OME-XML has them."""
+
+
+def _ome_planes(file: Any, series: int) -> list[Mapping[str, str]]:
+    element = _ome_pixels(file.ome_metadata, series) if file.is_ome else None
+    return [e.attrib for e in (() if element is None else element) if e.tag.endswith("Plane")]
+
+
+def plane_attributes(file: Any, series: int) -> dict[str, Any]:
+    """The attribute :data:`PLANES` of an OME-TIFF: lengths along t, c and z, and the values of each plane; empty without any."""
+    found: dict[tuple[int, ...], dict[str, str]] = {}
+    with suppress(KeyError, ValueError):
+        for plane in _ome_planes(file, series):
+            values = {name: text for name, text in plane.items() if not name.startswith("The")}
+            found[tuple(int(plane[f"The{letter}"]) for letter in "TCZ")] = values
+        sizes = [1 + max(place[i] for place in found) for i in range(3)]
+        if any(found.values()) and math.prod(sizes) == len(found):
+            return {PLANES: {"sizes": sizes, "planes": [found[place] for place in sorted(found)]}}
+    return {}
+
+
 def positions(file: Any, series: int) -> Sizes:
     """Position of the first pixel and its unit for each axis letter, where all planes of an OME-TIFF agree; along z that of the first planes."""
-    element = _ome_pixels(file.ome_metadata, series) if file.is_ome else None
-    planes = [e.attrib for e in (() if element is None else element) if e.tag.endswith("Plane")]
+    planes = _ome_planes(file, series)
     found: Sizes = {}
     for axis in "zyx":
         name = f"Position{axis.upper()}"

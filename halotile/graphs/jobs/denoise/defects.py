@@ -1,0 +1,165 @@
+"""Defects of the image of a denoising job: those that stand out of the noise, those that stand out in many planes, and those that the job names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from halotile.errors import InputError
+from halotile.graphs.jobs.denoise.image import open_side, plane_values
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.pixels import defects_text
+from halotile.graphs.plans.inputs import check_whole
+from halotile.storage.arrays import Source
+from halotile.storage.grid import Region
+from halotile.storage.rim import Array, Readable
+from halotile.storage.views import PlaneValues, chunks_of, readable_parts
+from halotile.tasks.noise.defects import Defects, Places, outliers, stabilised
+from halotile.tasks.noise.estimate import plane_level, planes_at_once, sampled_planes
+from halotile.tasks.noise.photon_noise import PLANES, PhotonNoise, noise_of_plane
+from halotile.tasks.noise.quiet_windows import fit_noise, windows_of
+from halotile.tasks.roles import Roles, respanned
+
+LEAST_PLANES, MOST_PLANES = 4, 16
+"""Planes along z and t in which defects are looked for that are the same in all, and planes that are looked at for these."""
+PLANE_PIXELS, STRIP_PIXELS = 1 << 26, 1 << 22
+"""Pixels of the largest plane in which they are looked for, and of a part that is read at once."""
+
+
+class ChosenDefects(NamedTuple):
+    """The pixels that are replaced, the image that names them, and notes."""
+
+    defects: Defects | None = None
+    sources: tuple[Source, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any] | None:
+        """Return the part of the identity of a job."""
+        if (chosen := self.defects) is None:
+            return None
+        return {
+            "kept": chosen.are_kept,
+            "given": [side.fingerprint() for side in self.sources],
+            "noise": [part.values.tolist() for part in chosen.noise or ()],
+            "places": [] if chosen.places is None else chosen.places.tolist(),
+        }
+
+
+def choose_defects(
+    job: Denoising,
+    original: Source,  # image as it is stored
+    view: Readable,  # image, with NaN in its holes
+    roles: Roles,
+    photons: PhotonNoise | None,
+    previous: Mapping[str, Any] | None,
+) -> ChosenDefects:
+    """Decide which pixels are replaced. A resumed run keeps the noise and the places that it began with."""
+    wanted, kept = job.input.defects, job.input.defects_in_output == "kept"
+    if wanted == "none":
+        return ChosenDefects()
+    if wanted != "auto":
+        given = _given(wanted, original, view, roles)
+        note = f"pixels that are not 0 in {wanted} are defects, and replaced before anything is computed"
+        return ChosenDefects(Defects(given=given, are_kept=kept), (given,), (note,))
+    known = (previous["identity"].get("defects") or {}) if previous else {}
+    if known.get("noise"):
+        gain, variance = (PlaneValues(np.asarray(part, np.float64)) for part in known["noise"])
+        places = np.asarray(known["places"], np.intp).reshape(-1, len(view.shape))
+        return ChosenDefects(Defects((gain, variance), places, are_kept=kept))
+    gain, variance, share = _noise_of(view, roles, photons, job.noise.read_sigma)
+    places = _lasting(view, roles, gain, variance)
+    also = f", and {len(places):,} in the mean of several planes" if len(places) else ""
+    note = f"{defects_text(share, view.shape)} stand out of the noise alone{also}: defects, replaced before anything is computed"
+    return ChosenDefects(Defects((gain, variance), places, are_kept=kept), (), (note,))
+
+
+def _given(path: str, original: Source, view: Readable, roles: Roles) -> Source:
+    """Open the image of defects that a job names."""
+    side = open_side("input.defects", path).arranged_as(original)
+    check_whole(side.path)
+    spatial = tuple(view.shape[axis] for axis in roles.spatial)
+    if side.shape not in (view.shape, spatial, spatial[-2:]):
+        raise InputError(
+            f"input.defects has shape {side.shape}. Write an image that is not 0 where a pixel is a defect, of the shape of the image {view.shape} "
+            f"or of its tiled axes {spatial}; or auto."
+        )
+    return side
+
+
+def _noise_of(
+    view: Readable, roles: Roles, photons: PhotonNoise | None, level: float
+) -> tuple[PlaneValues, PlaneValues, float]:
+    """Return the gain and the variance of each plane, and the share of the samples that are defects."""
+    apart = replace(roles, channel=None)
+    gain, variance = (np.zeros([view.shape[axis] for axis in apart.looped]) for _ in range(2))
+    if photons is not None:
+        lacking = [apart.looped.index(axis) for axis in apart.looped if axis not in roles.looped]
+        gain[...], variance[...] = (
+            np.expand_dims(part, lacking) if part.ndim else part for part in (photons.gain, photons.variance)
+        )
+    elif level:
+        variance[...] = level**2
+    found = looked = 0
+    for place, squares in sampled_planes(view, roles.spatial, apart.looped, PLANES if photons or level else None):
+        if photons is None and not level:
+            gain[place], variance[place] = noise_of_plane(squares, fit_noise(windows_of(squares)), plane_level(squares))
+        found += sum(len(outliers(square, float(gain[place]), float(variance[place]))) for square in squares)
+        looked += sum(square.size for square in squares)
+    return plane_values(gain, apart), plane_values(variance, apart), found / max(looked, 1)
+
+
+def _lasting(view: Readable, roles: Roles, gain: PlaneValues, variance: PlaneValues) -> Places:
+    """Return the places, -1 along z and t, of pixels that stand out in the mean of planes there, though perhaps in none of them.
+
+    The least and the largest value of each pixel do not count, such as those of a cosmic ray.
+    """
+    plane, whole = roles.spatial[-2:], Region.whole(view.shape)
+    along = [axis for axis, letter in enumerate(roles.axes) if letter in "zt" and axis not in plane]
+    (height, width), found = (view.shape[axis] for axis in plane), [np.zeros((0, len(view.shape)), np.intp)]
+    if math.prod(view.shape[axis] for axis in along) < LEAST_PLANES or height * width > PLANE_PIXELS:
+        return found[0]
+    groups = planes_at_once(view, along, MOST_PLANES)
+    count = min(len(groups), max(1, MOST_PLANES // groups[0].size))
+    chosen = [groups[number * len(groups) // count] for number in range(count)]
+    ends = [dict(zip(along, zip(group.start, group.stop, strict=True), strict=True)) for group in chosen]
+    chunk = chunks_of(view)[plane[0]]
+    step = max(chunk, STRIP_PIXELS // width // chunk * chunk)
+    for other in np.ndindex(*(1 if axis in (*along, *plane) else n for axis, n in enumerate(view.shape))):
+        mean = np.full((height, width), np.nan)
+        spans = {axis: (index, index + 1) for axis, index in enumerate(other) if axis not in plane}
+        for top in range(0, height, step):
+            spans[plane[0]] = (top, min(top + step, height))
+            parts = [respanned(whole, spans | further) for further in ends]
+            mean[top : top + step] = _trimmed_mean(view, parts, plane, gain, variance)
+        lasting = outliers(mean, 0.0, 1.0)
+        places = np.tile(other, (len(lasting), 1))
+        places[:, along], places[:, plane] = -1, lasting
+        found.append(places)
+    return np.concatenate(found)
+
+
+def _trimmed_mean(
+    view: Readable, parts: Iterable[Region], plane: tuple[int, ...], gain: PlaneValues, variance: PlaneValues
+) -> Array | float:
+    """Return the mean of planes without the least and the largest, in units in which its noise has a level of at most 1; NaN of too few planes."""
+    total: Any = 0.0
+    least: Any = np.inf
+    most: Any = -np.inf
+    count = 0
+    for part in parts:
+        read = readable_parts(view, [part])
+        if not read:
+            continue
+        pixels, *noise = (
+            np.moveaxis(each, plane, (-2, -1)) for each in (read[0][1], gain.read(part), variance.read(part))
+        )
+        for place in np.ndindex(pixels.shape[:-2]):
+            numbers = [float(np.broadcast_to(each, (*pixels.shape[:-2], 1, 1))[place][0, 0]) for each in noise]
+            if max(numbers) > 0:
+                even = stabilised(pixels[place], *numbers)
+                total, least, most, count = total + even, np.minimum(least, even), np.maximum(most, even), count + 1
+    return (total - least - most) / math.sqrt(count - 2) if count >= LEAST_PLANES else math.nan

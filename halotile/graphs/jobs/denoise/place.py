@@ -1,0 +1,142 @@
+"""Rows and columns of an image, and what a task makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from halotile.storage.grid import Block, Region
+from halotile.storage.rim import Array, Pixels, Readable
+from halotile.storage.sharded.output import ShardWriter, WrittenBlock, to_dtype
+from halotile.tasks.block import Receipt
+from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
+from halotile.tasks.devices.device import torch_threads
+from halotile.tasks.noise.quiet_windows import Values
+from halotile.tasks.noise.residual import measured_at
+from halotile.tasks.roles import Roles
+
+Spans = Mapping[str, tuple[int, int]]
+"""First and last pixel, excluding that, along each axis by its letter."""
+
+
+class DenoisedPlace:
+    """Rows and columns of an image, with one index along each other axis, or several channels, and what a task makes of them.
+
+    Images of the place have the shape (channels, rows, columns).
+
+    Parameters
+    ----------
+    task : DenoiseTask
+        The task, as a worker has it; its denoiser keeps the shape of the image.
+    place : mapping of str to (int, int)
+        The place.
+    """
+
+    def __init__(self, task: DenoiseTask, place: Spans) -> None:
+        self.task, self.region = task.at(region_of(task.roles, task.grid.shape, place))
+        spans = zip(task.roles.axes, zip(self.region.start, self.region.stop, strict=True), strict=True)
+        self.place = dict(spans) if task.channels else place
+
+    @cached_property
+    def noisy(self) -> Values:
+        """The image, with NaN in holes and where a mask keeps it."""
+        pixels = np.where(self._measured, self._pixels, np.nan) if not self._measured.all() else self._pixels
+        return self.view(pixels).astype(np.float64)
+
+    @cached_property
+    def denoised(self) -> Pixels:
+        """The pixels that a run writes there."""
+        return self.view(self._run(self.task))
+
+    def denoise(self, image: Values) -> Values:
+        """Denoise another image at this place, among the pixels around it; unrounded, with NaN in holes."""
+        pixels = self._pixels.astype(np.result_type(self._pixels.dtype, np.float32))
+        shown, kept = self.view(pixels), self.view(self._measured)
+        shown[kept] = image[kept]
+        task = replace(self.task, source=_Replaced(self.task.source, self.region, pixels))
+        return np.where(kept, self.view(self._run(task, "float64")), np.nan)
+
+    def view(self, pixels: Array) -> Array:
+        """Arrange pixels of the region as an image of the place; never a copy."""
+        axes = self.task.roles.axes
+        shown = [axes.index(letter) for letter in "cyx" if letter in axes]
+        others = [axis for axis in range(len(axes)) if axis not in shown]
+        view: Array = pixels.transpose(others + shown)[(0,) * len(others)]
+        if "c" not in axes:
+            return np.expand_dims(view, 0)
+        takes_all = self.task.roles.channel is not None and "c" in self.place
+        return view[slice(*self.place["c"])] if takes_all else view
+
+    @cached_property
+    def _pixels(self) -> Array:
+        return self.task.source.read(self.region)
+
+    @cached_property
+    def _measured(self) -> Array:
+        return measured_at(self.task, self.region, self._pixels)
+
+    @cached_property
+    def _stages(self) -> DenoiseStages:
+        stages = DenoiseStages(self.task)
+        stages.check()
+        return stages
+
+    def _run(self, task: DenoiseTask, dtype: str | None = None) -> Pixels:
+        """Read, denoise and keep the region as a worker does, except that nothing is stored."""
+        layout = task.writer.layout
+        kept = _KeptRegion("", replace(layout, dtype=dtype or layout.dtype))
+        block = Block(0, (0,) * len(self.region.start), self.region, task.grid.window_of(self.region))
+        receipt = Receipt()
+        with torch_threads():
+            stages = self._stages
+            stages.task = replace(task, writer=kept)
+            stages.write(block, stages.compute(block, stages.read(block), receipt), receipt)
+        return kept.written[0]
+
+
+def region_of(roles: Roles, shape: tuple[int, ...], place: Spans) -> Region:
+    """The region of an image at a place, with all channels where the denoiser takes them together.
+
+    >>> region_of(Roles(("t", "c", "y", "x"), (2, 3), 1), (5, 3, 60, 70), {"t": (2, 3), "c": (0, 1), "y": (8, 16), "x": (0, 4)})
+    Region(start=(2, 0, 8, 0), stop=(3, 3, 16, 4))
+    """
+    spans = [(0, shape[i]) if i == roles.channel else place.get(letter, (0, 1)) for i, letter in enumerate(roles.axes)]
+    return Region(tuple(a for a, _ in spans), tuple(b for _, b in spans))
+
+
+@dataclass(frozen=True)
+class _KeptRegion(ShardWriter):
+    """A writer that keeps what it is given, in the type of the output."""
+
+    written: list[Pixels] = field(default_factory=list, compare=False)
+
+    def write(self, region: Region, pixels: Array) -> WrittenBlock:
+        self.written.append(to_dtype(pixels, self.layout.dtype))
+        return WrittenBlock(0, b"")
+
+
+@dataclass(frozen=True)
+class _Replaced:
+    """An image with other pixels in a region."""
+
+    source: Readable
+    region: Region
+    pixels: Pixels
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.pixels.dtype
+
+    def read(self, region: Region) -> Pixels:
+        common = region.clip(self.region)
+        pixels = self.source.read(region).astype(self.dtype)
+        pixels[common.relative_to(region).slices] = self.pixels[common.relative_to(self.region).slices]
+        return pixels

@@ -1,0 +1,141 @@
+"""Stripes of the image of a job: what samples show, the decision, and the pass that measures every line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from halotile.errors import ConfigError, DamagedData, InputUnreadable
+from halotile.graphs.amounts import shape_text
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.kinds.base import Pass, Records
+from halotile.storage.arrays import open_source
+from halotile.storage.grid import Grid, Region
+from halotile.storage.rim import Readable
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.sharded.layout import Layout
+from halotile.storage.sharded.output import ShardWriter, create_metadata
+from halotile.tasks.image_task import ImageTask
+from halotile.tasks.noise import stripes
+from halotile.tasks.noise.stripes import LineCorrections, StripedLines, WithoutStripes
+from halotile.tasks.roles import Roles, respanned
+
+PHASE = "stripes"
+PLACES, SAMPLED_LINES, SAMPLED_MEANS = 4, 512, 128
+"""Places where stripes are looked for along each axis, lines of each, and means along a line."""
+CLEAR = 0.4
+"""Share of lines that have to be off in all parts of their length for stripes to be clear: noise alone has 0.07."""
+PLANES = 8
+"""Planes along each axis whose lines are written together."""
+
+
+class Striped(NamedTuple):
+    """Stripes of an image, which are removed or reported."""
+
+    lines: StripedLines | None = None  # lines whose stripes are removed
+    axis: str = ""  # axis along which lines differ; empty without stripes
+    rms: float = 0.0  # standard deviation in samples
+
+    @property
+    def text(self) -> str:
+        """The stripes in a few words; empty without any."""
+        return f"{self.rms:.3g} rms along {self.axis}, {'removed' if self.lines else 'kept'}" if self.axis else ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        note = (
+            f"{'columns' if self.axis == 'x' else 'rows'} are off by {self.rms:.3g} rms, each over its whole length in samples: stripes of the instrument, "
+            f"which a denoiser keeps in part. To remove them first, write input.stripes: {{axis: {self.axis}}}"
+        )
+        return (note,) if self.axis and not self.lines else ()
+
+    def read(self, source: Readable, view: Readable) -> Readable:
+        """The image without stripes, which are measured where it is read."""
+        lines = self.lines
+        return WithoutStripes(source, view, LineCorrections(view, lines), lines) if lines else source
+
+
+def choose_stripes(job: Denoising, view: Readable, roles: Roles, previous: Mapping[str, Any] | None) -> Striped:
+    """Decide whether stripes are removed; a resumed run keeps the decision that it began with. ``view``: image with NaN in its holes."""
+    wanted, is_open = job.input.stripes, True
+    if not isinstance(wanted, str):
+        given = _lines(view, roles, str(wanted["axis"]), gain=bool(wanted.get("gain", False)))
+        if given is None:
+            raise ConfigError(
+                f"input.stripes.axis is {wanted['axis']}, and the image has {shape_text(view.shape)} pixels along {''.join(roles.axes)}: stripes are "
+                f"measured on {stripes.LEAST_LINES} lines or more of {stripes.LEAST_LENGTH} pixels or more along y and x. Leave input.stripes out."
+            )
+        possible, is_open = [given], False
+    elif wanted == "auto" and previous is not None:
+        known = previous["identity"].get("stripes")
+        possible, is_open = [StripedLines(**known)] if known else [], False
+    else:
+        possible = [lines for axis in "xy" if (lines := _lines(view, roles, axis))]
+    seen = [(rms, lines) for lines in possible for rms, is_clear in [_seen(view, lines)] if is_clear or not is_open]
+    if not seen:
+        return Striped()
+    rms, lines = max(seen, key=lambda each: each[0])
+    return Striped(None if wanted == "none" else lines, roles.axes[lines.across], rms)
+
+
+def _lines(view: Readable, roles: Roles, axis: str, *, gain: bool = False) -> StripedLines | None:
+    """Return the lines that differ along an axis; None where they are too few or too short."""
+    if not {"x", "y"} <= set(roles.axes):
+        return None
+    across, along = roles.axes.index(axis), roles.axes.index("y" if axis == "x" else "x")
+    is_enough = view.shape[across] >= stripes.LEAST_LINES and view.shape[along] >= stripes.LEAST_LENGTH
+    return StripedLines(across, along, gain) if is_enough else None
+
+
+def _seen(view: Readable, lines: StripedLines) -> tuple[float, bool]:
+    """Return the standard deviation of stripes at a few places that are spread evenly, and True if they are clear."""
+    counts = tuple(1 if axis in (lines.across, lines.along) else n for axis, n in enumerate(view.shape))
+    width, places = min(SAMPLED_LINES, view.shape[lines.across]), {}
+    for number in range(PLACES):
+        at = tuple(map(int, np.unravel_index(number * math.prod(counts) // PLACES, counts)))
+        start = number * (view.shape[lines.across] - width) // (PLACES - 1)
+        place = respanned(Region(at, tuple(i + 1 for i in at)), {lines.across: (start, start + width)})
+        with suppress(DamagedData, InputUnreadable):  # a run names the blocks that they belong to
+            if place not in places:
+                means = stripes.means_along(view, lines, place, SAMPLED_MEANS)
+                places[place] = stripes.line_offsets(means).rms, stripes.agreement(means)
+    rms, shares = np.array([*places.values()] or [(0.0, 0.0)]).T
+    return float(np.sqrt(np.mean(rms**2))), bool(np.median(shares) > CLEAR)
+
+
+def grid_of(corrections: LineCorrections) -> Grid:
+    """Return the blocks of the pass that measures lines: a group of lines, of several planes at once."""
+    edges = {corrections.lines.across: stripes.GROUP, corrections.lines.along: 2}
+    shape = corrections.shape
+    return Grid(shape, tuple(min(edges.get(axis, PLANES), n) for axis, n in enumerate(shape)), ((0, 0),) * len(shape))
+
+
+def corrections_pass(
+    corrections: LineCorrections, axes: tuple[str, ...], directory: RunDirectory, threads: int
+) -> Pass:
+    """Return the pass that measures every line, and writes the corrections beside the run."""
+    grid, path = grid_of(corrections), kept_at(directory)
+    ones, units = (1.0,) * len(axes), (None,) * len(axes)
+    layout = Layout(grid.shape, str(corrections.dtype), grid.block, grid.block, "none", axes, ones, units, ome=False)
+    create_metadata(path, layout)
+    images = ((ShardWriter(path, layout), replace(corrections, kept={})),)
+    return Pass(PHASE, ImageTask(grid, images, io_threads=threads), Records(path.parent, PHASE, (path,), layout))
+
+
+def kept_at(directory: RunDirectory) -> Path:
+    """Return the place of the corrections that a run has measured."""
+    return directory.state_path / "stripes" / "lines.zarr"
+
+
+def with_kept(source: Readable, directory: RunDirectory) -> Readable:
+    """Return an image whose corrections are those that a run has measured, where there are any."""
+    path = kept_at(directory)
+    if not isinstance(source, WithoutStripes) or not path.exists():
+        return source
+    return replace(source, corrections=open_source(path))

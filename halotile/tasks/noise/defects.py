@@ -1,0 +1,211 @@
+"""Defects of an image: pixels that the noise of their plane does not explain, or that are known, and what takes their place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import InputError
+from halotile.storage.grid import Region
+from halotile.storage.rim import Array, Pixels, Readable
+from halotile.storage.views import PlaneValues, Viewed, side_at
+from halotile.tasks.holes import Valid
+from halotile.tasks.noise.residual import measured_at
+
+if TYPE_CHECKING:
+    from halotile.tasks.denoise_block import DenoiseTask
+
+OUTLYING, ALONE = 6.0, 4.0
+"""Noise levels from the median around it beyond which a pixel is an outlier, or medians of such distances around it where these are more; and
+multiple of the largest such distance of a neighbour: the neighbours of a star are bright as well."""
+LEAST_AROUND = 5
+"""Pixels around the neighbours that are known, at least: as in the corner of an image."""
+STANDS_OUT = OUTLYING * (1 - 1 / ALONE) - 0.1
+"""Noise levels between an outlier and each of its neighbours, at least: it follows from the two above, less an allowance for float32."""
+AROUND = np.argwhere(np.ones((5, 5))) - 2
+"""Places of 5 x 5 pixels, from the middle one."""
+INNER, OUTER = (np.abs(AROUND).max(1) == reach for reach in (1, 2))
+"""The neighbours of the middle one, and those around them."""
+MARGIN = 4
+"""Pixels around one that decide on its value: those that may take its place, and those that show whether these are good."""
+STRIP_PIXELS = 1 << 18
+"""Pixels of a strip, which fits the cache of a core."""
+Places = NDArray[np.intp]
+"""Positions of pixels, one in each row."""
+
+
+def stabilised(pixels: Array, gain: float, variance: float) -> Array:
+    """The pixels where their noise has a level of 1: after the Anscombe transform for photons.
+
+    >>> stabilised(np.array([0.0, 100.0]), 1.0, 0.0).round(2), stabilised(np.array([3.0]), 0.0, 4.0)
+    (array([ 1.22, 20.04]), array([1.5]))
+    """
+    even: Array = pixels.astype(np.result_type(pixels.dtype, np.float32))
+    kind = even.dtype.type
+    even *= kind(4 / gain if gain > 0 else variance**-0.5)
+    if gain > 0:
+        even += kind(4 * (variance / gain**2 + 0.375))
+        np.sqrt(np.maximum(even, 0, out=even), out=even)
+    return even
+
+
+def outliers(pixels: Array, gain: float, variance: float, valid: Valid | None = None) -> Places:
+    """The row and column of each outlier of the noise, such as a hot or dead pixel or a cosmic ray.
+
+    Noise alone has fewer than one in a million: see docs/design/035-defects.md.
+
+    ``pixels``: rows and columns, finite where they are ``valid``, or NaN where they are not; ``gain, variance``: the noise has variance
+    ``gain * z + variance`` at a pixel of mean ``z``; nothing is found where both are 0.
+
+    >>> image = np.random.default_rng(0).standard_normal((64, 64))
+    >>> image[3, 5] = 40
+    >>> outliers(image, 0.0, 1.0)
+    array([[3, 5]])
+    """
+    rows, columns = pixels.shape
+    found = [np.zeros((0, 2), np.intp)]
+    height = max(1, STRIP_PIXELS // columns)
+    for top in range(0, rows if max(gain, variance) > 0 else 0, height):
+        strip = slice(top, top + height)
+        with np.errstate(over="ignore"):
+            inner = stabilised(pixels[strip], gain, variance)
+        if valid is not None:
+            inner[~valid[strip]] = np.nan
+        even = np.full((len(inner) + 2, columns + 2), np.nan, inner.dtype)
+        even[1:-1, 1:-1] = inner
+        row, column = np.divmod(_standing_out(even.ravel(), columns + 2), columns + 2)
+        at = np.stack([row + top - 1, column - 1], 1)
+        found.append(at[_is_outlier(_around(pixels, at, valid), gain, variance)])
+    return np.concatenate(found)
+
+
+def _standing_out(even: Array, width: int) -> Places:
+    """Pixels that are higher or lower than all their neighbours, or these are not known; the image is in one line, in lines of that width."""
+    is_near = np.abs(even[1:] - even[:-1]) <= STANDS_OUT
+    at = np.flatnonzero(~(is_near[1:] | is_near[:-1])) + 1
+    at = at[np.isfinite(even[at])]
+    beyond = even[at][:, None] - even[at[:, None] + AROUND[INNER] @ (width, 1)]
+    found: Places = at[~(beyond <= STANDS_OUT).any(1) | ~(beyond >= -STANDS_OUT).any(1)]
+    return found
+
+
+def _is_outlier(around: Array, gain: float, variance: float) -> Valid:
+    """True where the middle of 5 x 5 pixels is an outlier."""
+    even, middle = stabilised(around, gain, variance), len(AROUND) // 2
+    median = np.add(*_middles(even[:, OUTER]))[:, None] / 2
+    away, beside = even[:, [middle]] - median, even[:, INNER] - median
+    spread = _middles(np.abs(even[:, OUTER] - median))[0]  # larger in texture than in noise
+    least = np.maximum(OUTLYING * np.fmax(spread, 1), ALONE * np.nan_to_num(beside * np.sign(away)).max(-1, initial=0))
+    # Few photons are skewed, and the transform overrates what is missing.
+    usual = _middles(around[:, OUTER])[0]
+    below = (usual - around[:, middle]) / np.sqrt(np.maximum(gain * usual + variance, gain**2))
+    is_known = np.isfinite(around[:, OUTER]).sum(-1) >= LEAST_AROUND
+    is_outlier: Valid = is_known & (np.abs(away[:, 0]) > least) & ((away[:, 0] > 0) | (below > OUTLYING))
+    return is_outlier
+
+
+def _around(pixels: Array, at: Places, known: Valid | None = None) -> Array:
+    """The 5 x 5 pixels around each place, on the last axis; NaN beyond the edge, and where they are not known."""
+    places = at[:, None] + AROUND
+    rows, columns = np.moveaxis(places.clip(0, np.array(pixels.shape) - 1), -1, 0)
+    is_known = ((places >= 0) & (places < pixels.shape)).all(-1)
+    if known is not None:
+        is_known &= known[rows, columns]
+    around: Array = np.where(is_known, pixels[rows, columns].astype(np.float64), np.nan)
+    return around
+
+
+def _middles(pixels: Array) -> tuple[Array, Array]:
+    """The two in the middle of the known pixels, on the last axis; NaN where none is."""
+    ordered, count = np.sort(pixels, -1), np.isfinite(pixels).sum(-1)
+    low, high = (np.take_along_axis(ordered, at[:, None], -1)[:, 0] for at in ((count - 1) // 2, count // 2))
+    return low, high
+
+
+def replacements(pixels: Array, at: Places, valid: Valid) -> tuple[Array, Valid]:
+    """The median of the good neighbours of each defect, or else of the good pixels around these; and True where there are some.
+
+    It is the lower of two, so a value of the image.
+    """
+    good = valid.copy()
+    good[tuple(at.T)] = False
+    around = _around(pixels, at, good)
+    near, far = _middles(around[:, INNER])[0], _middles(around)[0]
+    found = np.where(np.isnan(near), far, near)
+    is_good = np.isfinite(found)
+    return np.where(is_good, found, pixels[tuple(at.T)]), is_good
+
+
+@dataclass(frozen=True, eq=False)
+class Defects:
+    """The pixels of an image that are replaced before anything is computed."""
+
+    noise: tuple[PlaneValues, PlaneValues] | None = None  # gain and variance of each plane, whose outliers are replaced
+    places: Places | None = None  # further ones, on all axes; -1 for all along an axis
+    given: Readable | None = None  # not 0 where a pixel is one: with all axes, the spatial ones, or rows and columns
+    are_kept: bool = False  # true if the output has their own values
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired(Viewed):
+    """The image of a task with other values in the place of its defects, whatever part of it is read."""
+
+    task: DenoiseTask
+    defects: Defects
+    found: list[tuple[Places, Array]] = field(default_factory=list, compare=False)
+    """Places and values of the defects in what was read, for each plane that has any."""
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``; its defects are entered in `found`."""
+        plane, dims = self.task.roles.spatial[-2:], len(self.shape)
+        margin = tuple((MARGIN * (axis in plane),) * 2 for axis in range(dims))
+        window = region.grow(margin).clip(Region.whole(self.shape))
+        stored: Array = self.source.read(window)
+        pixels, valid, bad = stored.copy(), measured_at(self.task, window, stored), self._known(window)
+        noise = [np.broadcast_to(part.read(window), window.shape) for part in self.defects.noise or ()]
+        moved = [np.moveaxis(part, plane, (-2, -1)) for part in (pixels, valid, bad, *noise)]
+        for place in np.ndindex(moved[0].shape[:-2]):
+            one, known, marked, *numbers = (part[place] for part in moved)
+            if numbers:
+                gain, variance = (float(number[0, 0]) for number in numbers)
+                marked[tuple(outliers(one, gain, variance, None if known.all() else known).T)] = True
+            marked &= known
+            at = np.argwhere(marked)
+            one[tuple(at.T)], is_good = replacements(one, at, known)
+            marked[tuple(at[~is_good].T)] = False
+            # Pixels beside the region may have good ones that are not read.
+            lost = at[~is_good] + [window.start[axis] for axis in plane]
+            ends = np.array([(region.start[axis], region.stop[axis]) for axis in plane]).T
+            lost = lost[((lost >= ends[0]) & (lost < ends[1])).all(1)]
+            if self.defects.given is not None and len(lost):
+                row, column = lost[0]
+                raise InputError(
+                    f"input.defects marks row {row}, column {column} and every measured pixel within 2 of it, so none can take its place. "
+                    "Write a mask that is 0 there, input.sides.mask."
+                )
+        inner = region.relative_to(window).slices
+        self.found.append((np.argwhere(bad[inner]) + np.array(region.start), stored[inner][bad[inner]]))
+        return pixels[inner]
+
+    def _known(self, window: Region) -> Valid:
+        """True where a pixel is known to be a defect."""
+        bad, defects, dims = np.zeros(window.shape, bool), self.defects, len(window.start)
+        for place in [] if defects.places is None else defects.places.tolist():
+            spans = [*zip(place, window.start, window.stop, strict=True)]
+            if all(index < 0 or start <= index < stop for index, start, stop in spans):
+                bad[tuple(slice(None) if index < 0 else index - start for index, start, _ in spans)] = True
+        if defects.given is not None:
+            length = len(defects.given.shape)
+            axes = range(dims) if length == dims else self.task.roles.spatial[-length:]
+            bad |= side_at(defects.given, tuple(axis - dims for axis in axes), window) != 0
+        return bad
+
+    def defects_of(self, region: Region) -> tuple[Places, Array]:
+        """The places of the defects of a region that was read, from its start, and their values."""
+        at, values = (np.concatenate(parts) for parts in zip(*self.found, strict=True))
+        inside = ((at >= region.start) & (at < region.stop)).all(1)
+        places: Places = at[inside] - np.array(region.start)
+        return places, values[inside]

@@ -1,0 +1,317 @@
+"""Channels that a job selects, and that have settings of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from jsonschema import validate
+from ruamel.yaml import YAML
+
+import halotile
+from halotile.cli.config.loading import check_saved_job
+from halotile.cli.config.schema import config_schema
+from halotile.errors import ConfigError, HalotileError
+from halotile.graphs.kinds.sections import DenoiserChoice
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
+from halotile.tasks.denoisers.tv import TotalVariation
+from tests.support import Image, dncnn_weights, job_of, load_denoising, noisy_image, read_zarr, run_inline, write_zarr
+
+NAMES = ["DAPI", "GFP", "FISH", "Cy5"]
+
+
+def stained(folder: Path, pixels: Image | None = None, name: str = "a.tif") -> Path:
+    """Four channels with names and colours."""
+    pixels = noisy_image((4, 96, 80), "uint16") if pixels is None else pixels
+    colours = [0x0000FFFF, 0x00FF00FF, -16776961, 0xFFFF00FF - 2**32]
+    channels = {"Name": NAMES[: len(pixels)], "Color": colours[: len(pixels)]}
+    tifffile.imwrite(folder / name, pixels, ome=True, metadata={"axes": "CYX", "Channel": channels})
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("wanted", "numbers"), [(["FISH", "DAPI"], [2, 0]), ([1, "Cy5"], [1, 3]), ([2], [2]), (["3"], [3])]
+)
+def test_channels_are_selected_with_what_describes_them(tmp_path: Path, wanted: list[Any], numbers: list[int]) -> None:
+    pixels = noisy_image((4, 96, 80), "uint16")
+    job = job_of(stained(tmp_path, pixels), tmp_path / "o.zarr", "none", input={"channels": tuple(wanted)})
+    assert (run_inline(job) == pixels[numbers]).all()
+    whole: Any = make_plan(replace(job, input=replace(job.input, channels=()))).layout.omero
+    omero: Any = make_plan(job).layout.omero
+    for kept, number in zip(omero["channels"], numbers, strict=True):
+        assert (kept["label"], kept["color"]) == (NAMES[number], whole["channels"][number]["color"])
+
+
+def test_a_selection_is_part_of_the_identity(tmp_path: Path) -> None:
+    job = job_of(stained(tmp_path), tmp_path / "o.zarr", "none")
+    one, other, none = (
+        make_plan(replace(job, input=replace(job.input, channels=each))) for each in (("DAPI",), ("GFP",), ())
+    )
+    assert one.fingerprint != other.fingerprint
+    assert "channels" not in none.identity["input"]
+
+
+def test_a_map_of_all_channels_is_selected_too(tmp_path: Path) -> None:
+    pixels = noisy_image((4, 96, 80))
+    sigma = np.broadcast_to(np.array([0.1, 0.2, 0.3, 0.4], "float32")[:, None, None], pixels.shape)
+    source = write_zarr(tmp_path / "a.zarr", pixels, axes="cyx")
+    results = []
+    for number, side in enumerate((sigma, sigma[[3, 1]])):
+        path = write_zarr(tmp_path / f"s{number}.zarr", np.ascontiguousarray(side))
+        given = {"channels": (3, 1), "sides": {"sigma": str(path)}}
+        results.append(run_inline(job_of(source, tmp_path / f"o{number}.zarr", "tv", {"strength": 1.0}, input=given)))
+    assert (results[0] == results[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "axes", "words"),
+    [
+        (("DAPY",), None, "no channel DAPY, but DAPI (0), GFP (1), FISH (2), Cy5 (3). Did you mean DAPI?"),
+        (("dapi",), None, "no channel dapi"),
+        ((4,), None, "no channel 4"),
+        ((-1,), None, "no channel -1"),
+        (("DAPI", 0), None, "a channel twice"),
+        ((0,), "zyx", "has no channels"),
+    ],
+)
+def test_channels_that_there_are_not(tmp_path: Path, wanted: tuple[Any, ...], axes: str | None, words: str) -> None:
+    job = job_of(stained(tmp_path), tmp_path / "o.zarr", "none", input={"channels": wanted, "axes": axes})
+    with pytest.raises(ConfigError) as caught:
+        make_plan(job)
+    assert words in str(caught.value)
+
+
+TV: dict[str, Any] = {"name": "tv", "strength": 1.0, "sigma": "auto"}
+"""The denoiser of channels that the cases below leave alone."""
+
+
+def single_job(source: Path, place: Path, denoiser: dict[str, Any], **parts: Any) -> Any:
+    """A job of small blocks whose result is not rounded."""
+    options = {key: value for key, value in denoiser.items() if key != "name"}
+    job = job_of(source, place, denoiser["name"], options, shard=32, chunk=16, **parts)
+    return replace(job, output=replace(job.output, dtype="float32"))
+
+
+def apart_job(source: Path, place: Path, case: Case, **parts: Any) -> Any:
+    others = {key: DenoiserChoice.of(other) for key, other in case.channels.items()}
+    return replace(single_job(source, place, case.denoiser, **parts), channels=others)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job, and what it says of each of four channels."""
+
+    denoiser: dict[str, Any]
+    channels: dict[str, dict[str, Any]]
+    of_channel: list[dict[str, Any]]
+
+
+NONE, GAUSSIAN = {"name": "none"}, {"name": "gaussian", "sigma": 1.5}
+CASES = {
+    "names": Case(
+        {**TV, "strength": {"DAPI": 0.5, "GFP": 1.0, "FISH": 2.0, "Cy5": 1.0}},
+        {},
+        [{**TV, "strength": strength} for strength in (0.5, 1.0, 2.0, 1.0)],
+    ),
+    "numbers": Case(
+        {**TV, "iterations": {"1": 5, "3": 7}}, {}, [TV, {**TV, "iterations": 5}, TV, {**TV, "iterations": 7}]
+    ),
+    "a list": Case({**TV, "strength": [1, 1, 1, 2]}, {}, [TV, TV, TV, {**TV, "strength": 2}]),
+    "known levels": Case(
+        {**TV, "sigma": {"DAPI": 0.05, "GFP": "auto", "FISH": "auto", "Cy5": 0.2}},
+        {},
+        [{**TV, "sigma": sigma} for sigma in (0.05, "auto", "auto", 0.2)],
+    ),
+    "others": Case(TV, {"FISH": NONE, "1": GAUSSIAN}, [TV, GAUSSIAN, NONE, TV]),
+    "no main one": Case(NONE, {"DAPI": TV, "GFP": GAUSSIAN, "FISH": TV, "Cy5": GAUSSIAN}, [TV, GAUSSIAN, TV, GAUSSIAN]),
+    "nlm": Case(
+        {"name": "nlm", "strength": 1.0, "patch": 3, "distance": [2, 3, 2, 3], "sigma": "auto"},
+        {"Cy5": {"name": "median", "size": 5}},
+        [{"name": "nlm", "strength": 1.0, "patch": 3, "distance": n, "sigma": "auto"} for n in (2, 3, 2)]
+        + [{"name": "median", "size": 5}],
+    ),
+}
+
+
+SCENES = ("float64", "holes", "mask", "sigma", "photons", "volume")
+CROSSED = [
+    *(("uint16", name) for name in CASES),
+    *((scene, "known levels") for scene in SCENES),
+    *((scene, "others") for scene in SCENES),
+]
+
+
+@pytest.mark.parametrize(("scene", "name"), CROSSED)
+def test_each_channel_has_the_bits_of_a_job_with_it_alone(tmp_path: Path, name: str, scene: str) -> None:
+    case = CASES[name]
+    dtype = {"uint16": "uint16", "float64": "float64", "photons": "uint16"}.get(scene, "float32")
+    pixels = noisy_image((4, 12, 40, 36) if scene == "volume" else (4, 96, 80), dtype)
+    given: dict[str, Any] = {"spacing": {"z": 1.0, "y": 1.0, "x": 1.0}} if scene == "volume" else {}
+    if scene == "holes":
+        pixels[:, 20:30, 30:50] = np.nan
+    if scene == "photons":
+        pixels = (10 * np.random.default_rng(0).poisson(pixels / 500) + 100).astype("uint16")
+    sides = {
+        "mask": (np.arange(80) % 9 > 1) * np.ones((4, 96, 80), "uint8"),
+        "sigma": np.linspace(0.05, 0.2, 4 * 96 * 80, dtype="float32").reshape(4, 96, 80),
+    }
+    if scene in sides:
+        given["sides"] = {scene: str(write_zarr(tmp_path / "side.zarr", sides[scene]))}
+    noise = {"model": "poisson-gaussian", "gain": 10.0, "offset": 100.0} if scene == "photons" else {}
+    if scene == "volume":
+        source, named = write_zarr(tmp_path / "a.zarr", pixels, axes="czyx"), numbered(case)
+    else:
+        source, named = stained(tmp_path, pixels), case
+    whole = run_inline(apart_job(source, tmp_path / "o.zarr", named, input=given, noise=noise))
+    for number, denoiser in enumerate(case.of_channel):
+        own = {**given, "channels": (number,)}
+        if scene == "sigma" and denoiser["name"] not in ("tv", "nlm"):
+            own["sides"] = {}
+        of_level = noise if denoiser.get("sigma") == "auto" else {}
+        job = single_job(source, tmp_path / f"o{number}.zarr", denoiser, input=own, noise=of_level)
+        if scene == "volume":
+            job = replace(job, tile=replace(job.tile, axes="yx" if case.denoiser["name"] == "none" else "zyx"))
+        assert np.array_equal(run_inline(job)[0], whole[number], equal_nan=True), (number, denoiser)
+
+
+def numbered(case: Case) -> Case:
+    """The case with numbers in place of names."""
+
+    def renamed(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {str(NAMES.index(key)) if key in NAMES else key: renamed(entry) for key, entry in value.items()}
+
+    return Case(renamed(case.denoiser), renamed(case.channels), case.of_channel)
+
+
+def test_equal_denoisers_are_one(tmp_path: Path) -> None:
+    source = stained(tmp_path)
+    plain = make_plan(single_job(source, tmp_path / "o.zarr", TV))
+    same = Case({**TV, "strength": [1, 1.0, 1, 1], "iterations": {"FISH": 20}}, {"GFP": TV}, [])
+    assert TotalVariation(strength=1.0).iterations == 20
+    assert make_plan(apart_job(source, tmp_path / "o.zarr", same)).identity == plain.identity
+
+
+@pytest.mark.parametrize(
+    ("denoiser", "channels", "words"),
+    [
+        ({**TV, "strength": {"DAPI": 1.0}}, {}, "GFP: denoiser tv: write strength, which has no default"),
+        ({**TV, "strength": [1, 2]}, {}, "denoiser.strength is [1, 2], and the image has 4 channels"),
+        ({**TV, "iterations": {"DAPY": 9}}, {}, "denoiser.iterations: the image has no channel DAPY"),
+        ({**TV, "iterations": {"DAPI": 9, "0": 8}}, {}, "denoiser.iterations names a channel twice"),
+        ({**TV, "strength": {"DAPI": -1, "GFP": 1, "FISH": 1, "Cy5": 1}}, {}, "DAPI: strength is -1"),
+        (TV, {"Texas": NONE}, "channels: the image has no channel Texas, but DAPI (0)"),
+        (TV, {"FISH": {"name": "tvv"}}, "FISH: denoiser 'tvv' is not known here. Did you mean 'tv'?"),
+        (TV, {"FISH": {"name": "dncnn", "channels": [2, 2]}}, "FISH: dncnn takes 2 channels together"),
+    ],
+)
+def test_settings_that_cannot_be(tmp_path: Path, denoiser: Any, channels: Any, words: str) -> None:
+    if denoiser is TV and "dncnn" in str(channels):
+        channels["FISH"]["weights"] = str(dncnn_weights(tmp_path / "w.safetensors", channels=(2, 2)))
+    with pytest.raises(HalotileError) as caught:
+        make_plan(apart_job(stained(tmp_path), tmp_path / "o.zarr", Case(denoiser, channels, [])))
+    assert words in str(caught.value)
+
+
+def test_a_network_beside_filters_has_its_own_tiles(tmp_path: Path) -> None:
+    """Its windows are longer than a block, and its rim is another one."""
+    weights = str(dncnn_weights(tmp_path / "w.safetensors"))
+    network = {"name": "dncnn", "weights": weights, "depth": 5, "width": 8}
+    pixels = noisy_image((4, 200, 230), "float64")
+    case = Case(TV, {"DAPI": network, "FISH": NONE}, [network, TV, NONE, TV])
+    job = apart_job(stained(tmp_path, pixels), tmp_path / "o.zarr", case)
+    whole = run_inline(job)
+    parts: Any = make_plan(job).identity["channels"]
+    assert [(part["numbers"], part["denoiser"]["name"]) for part in parts] == [
+        ([1, 3], "tv"),
+        ([0], "dncnn"),
+        ([2], "none"),
+    ]
+    assert [len(part["weights"]) for part in parts] == [0, 1, 0]
+    light = replace(job, denoiser=DenoiserChoice(name="none"), channels={})
+    heavy = replace(light, channels={"GFP": job.denoiser})
+    assert make_plan(heavy).memory_bytes > make_plan(light).memory_bytes
+    for number, denoiser in enumerate(case.of_channel):
+        job = single_job(tmp_path / "a.tif", tmp_path / f"{number}.zarr", denoiser, input={"channels": (number,)})
+        assert (run_inline(job)[0] == whole[number]).all()
+
+
+@pytest.mark.cluster
+def test_a_run_goes_on_with_what_it_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photons = np.linspace(5, 200, 80) * np.ones((4, 96, 80))
+    pixels = (10 * np.random.default_rng(0).poisson(photons) + 100).astype("uint16")
+    case = Case({**TV, "strength": {"DAPI": 0.5, "GFP": 1.0, "FISH": 2.0}}, {"Cy5": NONE}, [])
+    job = apart_job(stained(tmp_path, pixels), tmp_path / "o.zarr", case, noise={"model": "poisson-gaussian"})
+    done = run(make_plan(job))
+    assert {row["plane"] for row in done.inspection.figures["residual"]} == {"c=0", "c=1", "c=2"}
+    written = read_zarr(tmp_path / "o.zarr")
+    again = replace(job, output=replace(job.output, path=str(tmp_path / "again.zarr")))
+    assert (run_inline(again) == written).all()
+    monkeypatch.setattr("halotile.graphs.jobs.denoise.pixels.estimate_photon_noise", None)
+    plan = make_plan(job)
+    assert plan.resumes
+    assert [part["channels"] for part in plan.summary()["channels"]] == [["DAPI"], ["GFP"], ["FISH"], ["Cy5"]]
+    for shard in sorted((tmp_path / "o.zarr" / "0" / "c").rglob("*")):
+        if shard.is_file() and shard.relative_to(tmp_path / "o.zarr" / "0" / "c").parts[0] == "2":
+            shard.write_bytes(b"")
+    assert halotile.verify(tmp_path / "o.zarr", repair=True).sound
+    assert (read_zarr(tmp_path / "o.zarr") == written).all()
+
+
+CONFIG = """\
+version: 1
+job: denoise
+input: {path: a.tif, channels: [DAPI, 1, FISH]}
+output: {path: o.zarr}
+denoiser: {name: tv, strength: {DAPI: 1.0, GFP: 2, FISH: 1}, sigma: auto}
+channels:
+  FISH: {name: gaussian, sigma: 1}
+"""
+
+
+def test_a_file_has_settings_of_channels(tmp_path: Path) -> None:
+    stained(tmp_path)
+    (tmp_path / "job.yaml").write_text(CONFIG)
+    job = load_denoising(tmp_path / "job.yaml")
+    plan = make_plan(job)
+    assert [part["setting"] for part in plan.summary()["channels"]] == [
+        "{name: tv, strength: 1.0, sigma: auto}",
+        "{name: tv, strength: 2, sigma: auto}",
+        "{name: gaussian, sigma: 1}",
+    ]
+    assert check_saved_job(plan.documents.asked, tmp_path, "saved") == replace(job, run=job.run)
+    decided = check_saved_job({**plan.documents.resolved, "version": 1, "job": "denoise"}, tmp_path, "decided")
+    assert (run_inline(decided) == run_inline(job)).all()  # type: ignore[arg-type]
+    validate(instance=YAML(typ="safe").load(CONFIG), schema=config_schema())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "words"),
+    [
+        ("GFP: 2", 'GFP: "2"', 'denoiser.strength.GFP: "2" is not a number; write it without quotes'),
+        ("GFP: 2", "GFP: -2", "denoiser.strength.GFP: strength is -2"),
+        ("{DAPI: 1.0, GFP: 2, FISH: 1}", "[1, x, 2]", 'denoiser.strength[1]: "x" is not a number'),
+        ("sigma: auto}", "sigma: auto, patch: {DAPI: 3}}", "denoiser.patch: is for denoiser nlm"),
+        ("sigma: 1}", "sigma: -1}", "channels.FISH.sigma: sigma is -1"),
+        ("{name: gaussian, sigma: 1}", "none", 'channels.FISH: "none" is not a mapping; write `{name: none, ...}`'),
+        (
+            "name: gaussian",
+            "name: gausian",
+            "channels.FISH.name: no denoiser is called gausian; did you mean gaussian?",
+        ),
+        ("[DAPI, 1, FISH]", "DAPI", 'input.channels: "DAPI" is not a list of texts or whole numbers'),
+    ],
+)
+def test_mistakes_in_settings_of_channels_have_their_places(tmp_path: Path, wrong: str, right: str, words: str) -> None:
+    stained(tmp_path)
+    assert wrong in CONFIG
+    (tmp_path / "job.yaml").write_text(CONFIG.replace(wrong, right))
+    with pytest.raises(ConfigError) as caught:
+        load_denoising(tmp_path / "job.yaml")
+    assert words in str(caught.value)

@@ -1,0 +1,302 @@
+"""Hot, dead and other pixels that the noise does not explain are replaced before anything is computed, when the job asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from numpy.typing import NDArray
+from skimage.data import retina
+
+from halotile.errors import InputError
+from halotile.graphs.jobs.denoise.compare import compare
+from halotile.graphs.jobs.denoise.job import kept_defects
+from halotile.graphs.jobs.denoise.passes import inspect_residual
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import Plan
+from halotile.graphs.runs.driver import run as run_job
+from halotile.storage.grid import Region
+from halotile.tasks.noise import defects
+from halotile.tasks.noise.defects import outliers, replacements
+from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
+
+HOT, DEAD = (100, 64), (131, 140)
+MEDIAN = {"size": 3}
+
+
+def scene(dtype: str = "uint16") -> NDArray[Any]:
+    """A real image of photons: a dim one of the camera of a microscope, or a bright one of few grey levels."""
+    clean = retina()[300:520, 300:530, 1] / 255
+    photons = np.random.default_rng(0).poisson(clean * 60) * 2.2
+    image: NDArray[Any] = np.rint(photons + 20 if dtype == "uint8" else photons + 100).astype(dtype)
+    return image
+
+
+def with_defects(pixels: NDArray[Any]) -> NDArray[Any]:
+    hot = pixels.copy()
+    hot[HOT], hot[DEAD] = 255 if pixels.dtype == np.uint8 else 60000, 0
+    return hot
+
+
+def marked(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    mask = np.zeros(shape, np.uint8)
+    mask[HOT] = mask[DEAD] = 1
+    return mask
+
+
+def job_on(folder: Path, name: str, pixels: NDArray[Any], denoiser: str, axes: str | None = None, **parts: Any) -> Any:
+    options: dict[str, Any] = {"tv": {"strength": 1.0, "sigma": "auto"}, "median": MEDIAN, "gaussian": {"sigma": 1.0}}
+    source = folder / f"{name}.zarr"
+    if not source.exists():
+        write_zarr(source, pixels, axes=axes)
+    output = folder / f"{len([*folder.iterdir()])}.out.zarr"
+    return job_of(source, output, denoiser, options[denoiser], **parts)
+
+
+def done(folder: Path, name: str, pixels: NDArray[Any], denoiser: str = "tv", **parts: Any) -> Any:
+    return run_inline(job_on(folder, name, pixels, denoiser, **parts))
+
+
+def planned(folder: Path, name: str, pixels: NDArray[Any], denoiser: str = "tv", **parts: Any) -> Plan:
+    return make_plan(job_on(folder, name, pixels, denoiser, **parts))
+
+
+PHOTONS: dict[str, Any] = {"noise": {"model": "poisson-gaussian"}}
+AUTO: dict[str, Any] = {"input": {"defects": "auto"}}
+
+
+def test_two_hot_pixels_change_no_other(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    clean = retina()[300:780, 300:748, 1] / 255 * 40
+    plain = np.rint(2.2 * rng.poisson(clean) + 100 + 2 * rng.standard_normal(clean.shape)).astype(np.uint16)
+    hot, mask = plain.copy(), np.ones(plain.shape, np.uint8)
+    hot[200, 100], hot[300, 301] = 60000, 8000
+    mask[200, 100] = mask[300, 301] = 0
+    np.save(tmp_path / "mask.npy", mask)
+    expected, spoilt = (done(tmp_path, name, image, **PHOTONS) for name, image in (("plain", plain), ("hot", hot)))
+    found = done(tmp_path, "hot", hot, **PHOTONS, **AUTO)
+    masked = done(tmp_path, "hot", hot, **PHOTONS, input={"sides": {"mask": str(tmp_path / "mask.npy")}})
+    others = mask == 1
+    assert np.abs(spoilt - expected)[others].max() > 80
+    assert np.abs(found - masked)[others].max() <= 2.4
+    assert np.abs(found - expected).max() <= 2.4
+    assert np.array_equal(done(tmp_path, "plain", plain, **PHOTONS, **AUTO), expected)
+    plans = (
+        planned(tmp_path, name, hot, **PHOTONS, **parts) for name, parts in (("plain", {}), ("hot", {}), ("hot", AUTO))
+    )
+    notes = [[note for note in plan.notes if "stand out" in note] for plan in plans]
+    assert notes[0] == []
+    assert notes[1][0].endswith("write input.defects: auto")
+    assert notes[2][0].endswith("replaced before anything is computed")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+@pytest.mark.parametrize("denoiser", ["tv", "median"])
+def test_tiles_give_the_bits_of_the_whole_image(tmp_path: Path, dtype: str, denoiser: str) -> None:
+    hot = with_defects(scene(dtype))
+    hot[[0, 0, 219, 127, 128], [0, 229, 100, 127, 40]] = 250 if dtype == "uint8" else 9000
+    whole = done(tmp_path, "hot", hot, denoiser, shard=256, **AUTO)
+    for shard in (32, 64, 96):
+        assert np.array_equal(done(tmp_path, "hot", hot, denoiser, shard=shard, tile={"size": 32}, **AUTO), whole)
+
+
+def test_workers_give_the_same_bits_and_the_outcome_has_the_number(tmp_path: Path) -> None:
+    hot = with_defects(scene())
+    expected = done(tmp_path, "hot", hot, **AUTO)
+    job = job_of(
+        tmp_path / "hot.zarr",
+        tmp_path / "out.zarr",
+        "tv",
+        {"strength": 1.0, "sigma": "auto"},
+        run={"workers": 2},
+        **AUTO,
+    )
+    outcome = run_job(make_plan(job))
+    assert outcome.defects == 2
+    assert np.array_equal(read_zarr(tmp_path / "out.zarr"), expected)
+
+
+@pytest.mark.parametrize("how", ["auto", "path"])
+def test_kept_defects_have_their_own_values(tmp_path: Path, how: str) -> None:
+    hot = with_defects(scene())
+    tifffile.imwrite(tmp_path / "defects.tif", marked(hot.shape))
+    wanted = {"defects": "auto" if how == "auto" else str(tmp_path / "defects.tif")}
+    replaced = done(tmp_path, "hot", hot, input=wanted)
+    kept = done(tmp_path, "hot", hot, input=wanted | {"defects_in_output": "kept"})
+    is_defect = marked(hot.shape) == 1
+    assert np.array_equal(kept[is_defect], hot[is_defect])
+    assert np.array_equal(kept[~is_defect], replaced[~is_defect])
+    assert (np.abs(replaced - hot.astype(float))[is_defect] > 50).all()
+
+
+def test_only_the_defects_of_a_path_are_replaced(tmp_path: Path) -> None:
+    pixels, mask = scene(), np.zeros((220, 230), np.uint8)
+    mask[50, 60] = 1
+    hot = with_defects(pixels)
+    hot[50, 60] = 0
+    np.save(tmp_path / "defects.npy", mask)
+    own = done(tmp_path, "hot", hot, "median", input={"defects": str(tmp_path / "defects.npy")})
+    repaired = hot.copy()
+    repaired[50, 60] = replacements(hot, np.array([[50, 60]]), np.ones(hot.shape, bool))[0][0]
+    assert np.array_equal(own, done(tmp_path, "repaired", repaired, "median"))
+
+
+def test_a_stack_has_its_own_noise_and_defects_in_each_plane(tmp_path: Path) -> None:
+    stack = np.stack([scene(), with_defects(scene()) // 2, scene()])
+    stack[2, 9, 9] = 3000
+    together = done(tmp_path, "stack", stack, axes="cyx", **AUTO)
+    for number, plane in enumerate(stack):
+        assert np.array_equal(together[number], done(tmp_path, f"plane{number}", plane, **AUTO))
+
+
+def test_a_volume_is_repaired_plane_by_plane(tmp_path: Path) -> None:
+    volume = np.stack([np.roll(scene()[:96, :96], 7 * z, 0) for z in range(8)])
+    volume[3, 40, 50] = 60000
+    results = [
+        done(
+            tmp_path,
+            "volume",
+            volume,
+            "gaussian",
+            axes="zyx",
+            shard=shard,
+            chunk=16,
+            tile={"axes": "zyx", "size": 32},
+            **AUTO,
+        )
+        for shard in (96, 32)
+    ]
+    plain = done(tmp_path, "plain", np.delete(volume, 3, 0), "gaussian", axes="zyx", tile={"axes": "zyx"})
+    assert np.array_equal(*results)
+    assert results[0].max() < 1.1 * plain.max()
+
+
+def test_pixels_that_are_hot_in_no_plane_but_in_all_are_found(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    stack = (rng.standard_normal((12, 1, 90, 100)) + 100).astype(np.float32)
+    stack[:, 0, 20, 30] += 3
+    stack[5, 0, 70, 70] += 300  # a cosmic ray is in one plane alone
+    plan = planned(tmp_path, "stack", stack, "gaussian", axes="tcyx", **AUTO)
+    assert plan.identity["defects"]["places"] == [[-1, 0, 20, 30]]
+    task = work_of(plan).task
+    image: Any = task.repaired()
+    repaired = image.read(Region.whole(stack.shape))
+    assert (repaired != stack)[:, 0, 20, 30].all()
+    assert np.count_nonzero(repaired != stack) == 13
+
+
+def test_holes_are_neither_defects_nor_neighbours(tmp_path: Path) -> None:
+    hot = with_defects(scene("float32"))
+    hot[HOT[0] - 1 : HOT[0] + 2, HOT[1] + 1] = np.nan
+    hot[HOT[0] - 1, HOT[1] - 1] = -9999
+    wanted = {"defects": "auto", "nodata": -9999.0}
+    found = done(tmp_path, "holed", hot, input=wanted)
+    plan = planned(tmp_path, "holed", hot, input=wanted)
+    holes = np.isnan(hot) | (hot == -9999)
+    assert np.array_equal(found[holes], hot[holes], equal_nan=True)
+    assert 100 < found[HOT] < 250
+    assert np.isfinite(found[~holes]).all()
+    image: Any = work_of(plan).task.repaired()
+    image.read(Region.whole(hot.shape))
+    assert image.defects_of(Region.whole(hot.shape))[0].tolist() == [[*HOT], [*DEAD]]
+
+
+def test_a_run_goes_on_with_the_noise_that_it_began_with(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", with_defects(scene()))
+    job = job_of(source, tmp_path / "out.zarr", "median", MEDIAN, run={"workers": 1}, **AUTO)
+    run_job(make_plan(job))
+    first, again = make_plan(job, fresh=True).identity, make_plan(job).identity
+    assert again["defects"] == first["defects"] != None  # noqa: E711
+    assert run_job(make_plan(job)).resumed > 0
+
+
+def test_replaced_defects_are_no_residual(tmp_path: Path) -> None:
+    hot = scene()
+    hot[np.random.default_rng(1).integers(5, 215, 60), np.random.default_rng(2).integers(5, 215, 60)] = 60000
+    source = write_zarr(tmp_path / "in.zarr", hot)
+    ratios = []
+    for kept in ("replaced", "kept"):
+        job = job_of(
+            source, tmp_path / f"{kept}.zarr", "median", MEDIAN, input={"defects": "auto", "defects_in_output": kept}
+        )
+        run_inline(job)
+        plan = make_plan(replace(job, output=replace(job.output, overwrite=True)), fresh=True)
+        ratios.append(inspect_residual(work_of(plan).task, plan.output).figures["residual"][0]["ratio"])
+    assert max(ratios) < 1.3
+
+
+def test_a_crop_is_that_of_the_run(tmp_path: Path) -> None:
+    hot = with_defects(scene())
+    job = job_on(tmp_path, "hot", hot, "tv", **AUTO)
+    found = compare([("a",)], lambda _: job, region=Region((70, 40), (170, 180)))
+    assert found.outliers == 2
+    assert np.array_equal(found.tried[0].denoised[0], run_inline(job)[70:170, 40:180])
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ({"defects": "{folder}/other.npy"}, r"input\.defects has shape \(5, 6\)"),
+        ({"defects": "{folder}/missing.npy"}, r"missing\.npy"),
+        ({"defects": "{folder}/large.npy"}, r"input\.defects marks row 12, column 32 and every measured pixel"),
+    ],
+)
+def test_a_path_that_cannot_be_used(tmp_path: Path, written: dict[str, str], words: str) -> None:
+    large = np.zeros((220, 230), np.uint8)
+    large[10:17, 30:37] = 1
+    np.save(tmp_path / "large.npy", large)
+    np.save(tmp_path / "other.npy", np.zeros((5, 6)))
+    given = {key: value.format(folder=tmp_path) for key, value in written.items()}
+    with pytest.raises((InputError, AssertionError), match=words):
+        done(tmp_path, "in", scene(), "median", input=given)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name", "words"), [("auto", "median", []), ("auto", "dncnn", ["changes the image's shape"])]
+)
+def test_defects_that_cannot_be_kept(tmp_path: Path, wanted: str, name: str, words: list[str]) -> None:
+    job = job_of("a", tmp_path, "median", MEDIAN, input={"defects": wanted, "defects_in_output": "kept"})
+    given = SimpleNamespace(scale=1 if name == "median" else 2, channels=(1, 1), title=name)
+    faults = [message for _, message in kept_defects(job.input, given)]  # type: ignore[arg-type]
+    assert len(faults) == len(words)
+    assert all(word in fault for word, fault in zip(words, faults, strict=True))
+
+
+@pytest.mark.parametrize("photons", [0.5, 2, 13, 20, 500])
+@pytest.mark.parametrize(("gain", "offset", "read"), [(1.0, 0.0, 0.0), (2.2, 100.0, 2.0)])
+def test_noise_has_no_defects(photons: float, gain: float, offset: float, read: float) -> None:
+    rng = np.random.default_rng(5)
+    image = gain * rng.poisson(photons, (1024, 1024)) + offset + read * rng.standard_normal((1024, 1024))
+    assert len(outliers(np.rint(image).clip(0).astype(np.uint16), gain, read**2 - gain * offset)) == 0
+
+
+def test_point_sources_survive() -> None:
+    rng, (rows, columns) = np.random.default_rng(0), np.mgrid[-8:8, -8:8]
+    image = rng.standard_normal((1024, 1024))
+    for at in np.ndindex(64, 64):
+        width, height = rng.uniform(0.8, 2.5), rng.uniform(5, 200)
+        row, column = rng.uniform(-0.5, 0.5, 2)
+        spot = np.exp(-((rows - row) ** 2 + (columns - column) ** 2) / (2 * width**2))
+        image[16 * at[0] : 16 * at[0] + 16, 16 * at[1] : 16 * at[1] + 16] += height * spot
+    assert len(outliers(image, 0.0, 1.0)) == 0
+
+
+@pytest.mark.parametrize(("gain", "variance"), [(0.0, 1.0), (1.0, 0.0)])
+def test_the_pixels_that_are_looked_at_closely_are_all_that_can_be_outliers(
+    monkeypatch: pytest.MonkeyPatch, gain: float, variance: float
+) -> None:
+    rng = np.random.default_rng(2)
+    image = (rng.poisson(30, (120, 130)) if gain else 5 * rng.standard_t(2, (120, 130))).astype(np.float32)
+    image[rng.random(image.shape) < 0.05] = 200
+    valid = rng.random(image.shape) > 0.1
+    at = np.argwhere(valid)
+    expected = at[defects._is_outlier(defects._around(image, at, valid), gain, variance)]
+    assert len(expected) > 20
+    for strip in (130, 1 << 18):
+        monkeypatch.setattr(defects, "STRIP_PIXELS", strip)
+        assert np.array_equal(outliers(image, gain, variance, valid), expected)

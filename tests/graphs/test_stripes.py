@@ -1,0 +1,310 @@
+"""Stripes are measured, reported and removed; the image keeps its own columns, and nothing depends on tiles or workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import skimage.data
+from numpy.typing import NDArray
+
+from halotile.errors import ConfigError
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.denoise.compare import compare
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.stripes import PHASE
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
+from halotile.storage.grid import Region
+from halotile.tasks.noise.stripes import LineCorrections, StripedLines, agreement, line_offsets, means_along
+from halotile.tasks.operators.base import InMemory
+from tests.cases import all_of, thorough
+from tests.faults import REPOSITORY, members, until
+from tests.support import job_of, read_zarr, run_inline, write_zarr
+
+Image = NDArray[Any]
+WITHOUT_STRIPES = (
+    *("brick", "grass", "gravel", "text", "page", "coins", "retina", "shepp_logan_phantom", "checkerboard", "camera"),
+    *("moon", "astronaut", "coffee", "cat", "rocket", "clock", "horse", "hubble_deep_field", "cell", "colorwheel"),
+)
+
+
+def natural(name: str) -> Image:
+    """An image of 0 to 255."""
+    image = np.asarray(getattr(skimage.data, name)(), float)
+    grey: Image = image[..., :3].mean(-1) if image.ndim == 3 else image
+    return grey * 255 if grey.max() <= 1 else grey
+
+
+def noisy(clean: Image, offsets: Image | float = 0.0, sigma: float = 20.0, seed: int = 0) -> Image:
+    noise = np.random.default_rng(seed).normal(0, sigma, clean.shape)
+    return clean + noise + offsets
+
+
+def drawn(count: int, rms: float = 17.0, seed: int = 1) -> Image:
+    """Independent offsets of mean 0."""
+    offsets: Image = np.random.default_rng(seed).normal(0, rms, count)
+    offsets -= offsets.mean()
+    return offsets
+
+
+def corrections(image: Image, lines: StripedLines) -> Image:
+    readable = LineCorrections(InMemory(image), lines)
+    return np.asarray(readable.read(Region.whole(readable.shape)), float)
+
+
+def left(found: Image, offsets: Image) -> float:
+    """Standard deviation of what is left of stripes."""
+    return float((found - offsets).std())
+
+
+@pytest.mark.parametrize("name", ["moon", "retina"])
+def test_stripes_of_17_leave_at_most_2_and_the_own_columns_of_an_image_stay(name: str) -> None:
+    clean = natural(name)
+    offsets = drawn(clean.shape[1])
+    assert left(corrections(noisy(clean, offsets), StripedLines(1, 0))[0], offsets) <= 2
+    assert np.sqrt(np.mean(corrections(noisy(clean), StripedLines(1, 0)) ** 2)) <= 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "camera",
+        thorough("hubble_deep_field"),
+        thorough("coffee"),
+        thorough("rocket"),
+        thorough("coins"),
+        thorough("cell"),
+    ],
+)
+def test_most_of_the_stripes_goes_from_images_with_much_of_their_own(name: str) -> None:
+    clean = natural(name)
+    offsets = drawn(clean.shape[1])
+    assert left(corrections(noisy(clean, offsets), StripedLines(1, 0))[0], offsets) < 17 / 5
+    assert np.sqrt(np.mean(corrections(noisy(clean), StripedLines(1, 0)) ** 2)) <= 1
+
+
+@pytest.mark.parametrize("name", all_of(WITHOUT_STRIPES, thorough=WITHOUT_STRIPES[3:]))
+@pytest.mark.parametrize("sigma", [5, 20])
+def test_nothing_is_seen_in_images_without_stripes_and_stripes_are_seen_in_all(name: str, sigma: float) -> None:
+    clean = natural(name)
+    for image in (clean, clean.T):
+        plain, striped = (
+            means_along(InMemory(noisy(image, off, sigma)), StripedLines(1, 0), Region.whole(image.shape), 128)
+            for off in (0.0, drawn(image.shape[1]))
+        )
+        assert agreement(plain) < 0.25
+        assert agreement(striped) > 0.5
+        assert line_offsets(striped).rms == pytest.approx(17, rel=0.2)
+
+
+def test_gains_are_removed_with_offsets() -> None:
+    clean = natural("retina")
+    rng = np.random.default_rng(3)
+    gains = rng.normal(0, 0.08, clean.shape[1])
+    image = noisy(clean * (1 + gains), drawn(clean.shape[1], 5), 5)
+    errors = []
+    for gain in (False, True):
+        lines = StripedLines(1, 0, gain)
+        first, *rest = corrections(image, lines)
+        corrected = image - first - (rest[0] * image if rest else 0)
+        error = corrected - noisy(clean, 0.0, 5)
+        errors.append(np.std(error - error.mean()))
+    assert errors[1] < 0.6 * errors[0]
+    assert errors[1] < 3
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((300, 5000), 1), ((5000, 300), 0)])
+def test_bands_have_the_bits_of_the_whole(shape: tuple[int, int], axis: int) -> None:
+    image = noisy(np.zeros(shape))
+    lines = StripedLines(axis, 1 - axis, gain=True)
+    whole = LineCorrections(InMemory(image), lines)
+    everything = whole.read(Region.whole(whole.shape))
+    for start, stop in ((0, 10), (1000, 1030), (1024, 3000), (4990, 5000)):
+        part = Region((0, start), (2, stop)) if axis else Region((start, 0), (stop, 2))
+        np.testing.assert_array_equal(LineCorrections(InMemory(image), lines).read(part), everything[part.slices])
+
+
+def test_groups_of_lines_have_no_seam() -> None:
+    offsets = drawn(3000)
+    off = corrections(noisy(np.zeros((512, 3000)), offsets), StripedLines(1, 0))[0] - offsets
+    steps = np.abs(np.diff(off))
+    assert steps[[1023, 2047]].max() < np.quantile(steps, 0.99)
+
+
+def stack(dtype: str = "float32", axis: str = "x", holes: bool = False) -> tuple[Image, Image]:
+    """A stack whose planes have different stripes, and the same without any."""
+    clean = np.stack([natural("moon")[100 + 20 * z : 356 + 20 * z, 100:420] for z in range(3)])
+    offsets = np.stack([drawn(320 if axis == "x" else 256, seed=z) for z in range(3)])
+    off = offsets[:, None] if axis == "x" else offsets[:, :, None]
+    noise = np.random.default_rng(5).normal(0, 10, clean.shape)
+    scale = 200 if dtype == "uint16" else 1
+    striped, plain = scale * (clean + noise + off), scale * (clean + noise)
+    if holes:
+        at = np.random.default_rng(6).random(clean.shape) < 0.01
+        at[:, 50:90, 100:140] = True
+        striped = np.where(at, np.nan, striped)
+    if np.dtype(dtype).kind == "u":
+        striped = np.clip(np.rint(striped), 0, np.iinfo(dtype).max)
+    return striped.astype(dtype), plain
+
+
+def stack_job(folder: Path, pixels: Image, name: str = "out.zarr", **options: Any) -> Denoising:
+    source = folder / "in.zarr"
+    if not source.exists():
+        write_zarr(source, pixels, axes="zyx")
+    striped = options.pop("stripes", {"axis": "x"})
+    given = {"stripes": striped, **options.pop("input", {})}
+    job = job_of(
+        source,
+        folder / name,
+        "gaussian",
+        {"sigma": 1.0},
+        input=given,
+        tile={"axes": "yx", **options.pop("tile", {})},
+        **options,
+    )
+    return job
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_a_run_removes_the_stripes_of_each_plane(tmp_path: Path, dtype: str, axis: str) -> None:
+    pixels, plain = stack(dtype, axis)
+    scale = 200 if dtype == "uint16" else 1
+    errors = []
+    for wanted in ("none", {"axis": axis}):
+        job = stack_job(tmp_path, pixels, f"{wanted != 'none'}.zarr", stripes=wanted)
+        result = run_inline(job)
+        assert result.dtype == dtype
+        inside = plain[:, 8:-8, 8:-8] / scale
+        lines = (result[:, 8:-8, 8:-8] / scale - inside).mean(1 if axis == "x" else 2)
+        errors.append(float((np.diff(lines, axis=1)).std()))
+    assert errors[1] < errors[0] / 3
+
+
+def test_holes_stay_and_do_not_count(tmp_path: Path) -> None:
+    pixels, _ = stack(holes=True)
+    result = run_inline(stack_job(tmp_path, pixels))
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(pixels))
+    valued = np.where(np.isnan(pixels), np.float32(-9999), pixels)
+    (tmp_path / "valued").mkdir()
+    same = run_inline(stack_job(tmp_path / "valued", valued, input={"nodata": -9999}))
+    np.testing.assert_array_equal(np.where(same == -9999, np.nan, same), result)
+    np.save(tmp_path / "mask.npy", ~np.isnan(pixels))
+    wild = np.where(np.isnan(pixels), np.float32(1e4), pixels)
+    (tmp_path / "masked").mkdir()
+    masked = run_inline(stack_job(tmp_path / "masked", wild, input={"sides": {"mask": str(tmp_path / "mask.npy")}}))
+    assert (masked[np.isnan(pixels)] == 1e4).all()
+    np.testing.assert_array_equal(np.where(np.isnan(pixels), np.nan, masked), result)
+
+
+@pytest.mark.cluster
+def test_tiles_and_workers_do_not_change_a_bit(tmp_path: Path, cluster: RunningCluster) -> None:
+    pixels, _ = stack()
+    wanted = run_inline(stack_job(tmp_path, pixels, "whole.zarr", stripes={"axis": "x", "gain": True}))
+    for size in (40, 100):
+        job = stack_job(tmp_path, pixels, f"{size}.zarr", stripes={"axis": "x", "gain": True}, tile={"size": size})
+        outcome = run(make_plan(job), cluster=cluster)
+        assert outcome.inspection.rows[0][1].endswith("rms along x, removed")
+        np.testing.assert_array_equal(read_zarr(tmp_path / f"{size}.zarr"), wanted)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
+from tests.graphs.test_stripes import long_job
+if __name__ == "__main__":
+    run(make_plan(long_job(Path(sys.argv[1]), "killed.zarr")))
+"""
+
+
+def long_job(folder: Path, name: str) -> Denoising:
+    """A stack whose lines are measured in several blocks."""
+    if not (folder / "in.zarr").exists():
+        write_zarr(folder / "in.zarr", noisy(np.zeros((40, 256, 128)), drawn(128)).astype("float32"), axes="zyx")
+    return stack_job(folder, np.zeros(1), name, run={"workers": 1})
+
+
+@pytest.mark.cluster
+def test_a_killed_run_goes_on_with_the_lines_that_it_has_measured(tmp_path: Path, cluster: RunningCluster) -> None:
+    wanted = run_inline(long_job(tmp_path, "whole.zarr"))
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    driver = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], env=environment)
+    shards = tmp_path / "killed.zarr.run" / "state" / PHASE / "lines.zarr" / "c"
+    journal = shards.parents[1] / f"journal.{PHASE}"
+    until(lambda: driver.poll() is not None or (journal.exists() and len(journal.read_bytes().splitlines()) > 1))
+    assert driver.poll() is None
+    for pid in members(driver.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    driver.wait()
+    before = {path: path.stat().st_mtime_ns for path in shards.rglob("*") if path.is_file()}
+    assert before
+    run(make_plan(long_job(tmp_path, "killed.zarr")), cluster=cluster)
+    after = {path: path.stat().st_mtime_ns for path in shards.rglob("*") if path.is_file()}
+    assert len(after) == 5
+    assert any(before.get(path) == time for path, time in after.items())
+    np.testing.assert_array_equal(read_zarr(tmp_path / "killed.zarr"), wanted)
+
+
+def test_a_crop_that_is_tried_has_the_bits_of_a_run(tmp_path: Path) -> None:
+    pixels, _ = stack()
+    crop = Region((37, 101), (150, 230))
+    job = stack_job(tmp_path, pixels)
+    tried = compare([()], lambda _: job, at={"z": 1}, region=crop).best
+    np.testing.assert_array_equal(tried.denoised[0], run_inline(job)[1][crop.slices])
+
+
+@pytest.mark.parametrize(
+    ("axis", "wanted", "text"),
+    [("x", "none", "kept"), ("x", "auto", "removed"), ("y", "auto", "removed"), ("x", {"axis": "x"}, "removed")],
+)
+def test_a_plan_names_stripes_and_what_to_write(tmp_path: Path, axis: str, wanted: Any, text: str) -> None:
+    clean = natural("moon")
+    off = drawn(512)
+    image = noisy(clean, off if axis == "x" else off[:, None])
+    write_zarr(tmp_path / "in.zarr", image.clip(0, 255).astype("uint8"))
+    job = job_of(
+        tmp_path / "in.zarr", tmp_path / "out.zarr", "tv", {"strength": 1.0, "sigma": "auto"}, input={"stripes": wanted}
+    )
+    plan = make_plan(job)
+    rms, _, _, along, end = plan.summary()["stripes"].split()
+    along = along.removesuffix(",")
+    assert float(rms) == pytest.approx(17, rel=0.1)
+    assert (along, end) == (axis, text)
+    notes = [note for note in plan.notes if f"input.stripes: {{axis: {axis}}}" in note]
+    assert len(notes) == (text == "kept")
+    assert plan.identity["range"] == [0, 255]
+    assert plan.layout.dtype == plan.summary()["dtype"] == "uint8"
+    level = plan.identity["noise_level"] * 255
+    assert level == pytest.approx(20, rel=0.1)
+
+
+def test_auto_takes_nothing_from_an_image_without_stripes(tmp_path: Path) -> None:
+    write_zarr(tmp_path / "in.zarr", noisy(natural("brick")).astype("float32"))
+    plan = make_plan(
+        job_of(tmp_path / "in.zarr", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, input={"stripes": "auto"})
+    )
+    assert plan.summary()["stripes"] == ""
+    assert plan.identity["stripes"] is None
+    assert len(plan.work.passes) == 1
+
+
+@pytest.mark.parametrize("shape", [(31, 100), (100, 31)])
+def test_few_or_short_lines_are_refused(tmp_path: Path, shape: tuple[int, int]) -> None:
+    write_zarr(tmp_path / "in.zarr", noisy(np.zeros(shape)).astype("float32"))
+    job = job_of(
+        tmp_path / "in.zarr", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, input={"stripes": {"axis": "x"}}
+    )
+    with pytest.raises(ConfigError, match=r"input\.stripes\.axis is x, and the image has .* Leave input\.stripes out"):
+        make_plan(job)
