@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,14 @@ from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
+from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.simulated import CELL
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.mask import Mask
+from halotile.tasks.posterior import gaussian
 from halotile.tasks.posterior.gaussian import Filled, Measurement, Posterior, Solved, Weights, normals, solve
-from halotile.tasks.posterior.hyper import Window, likely, transfer_of
+from halotile.tasks.posterior.hyper import Excerpt, likely, transfer_of
 from halotile.tasks.priors.matern import Matern
 
 Values = NDArray[Any]
@@ -24,9 +28,16 @@ N = 16
 PRIOR = Matern(std=0.5, range=4.0, mean=0.2)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _as_in_workers() -> Iterator[None]:
+    with torch_threads():
+        yield
+
+
 def kernel(sigma: float, reach: int) -> Values:
     line = np.exp(-np.square(np.arange(-reach, reach + 1) / sigma) / 2)
-    return np.outer(line, line) / line.sum() ** 2
+    outer: Values = np.outer(line, line) / line.sum() ** 2
+    return outer
 
 
 def data(n: int = N, hole: bool = True) -> tuple[Values, Values]:
@@ -73,10 +84,11 @@ def dense(of: Posterior) -> tuple[Values, Values, list[tuple[Values, Values, Val
     d = matrix(white, inner)
     parts = []
     for part in of.measurements:
-        a = matrix(
-            lambda unit, part=part: read_all(part.operator.forward(InMemory(unit[edge:-edge, edge:-edge].copy()))),
-            inner,
-        )
+
+        def seen(unit: Values, operator: Any = part.operator) -> Values:
+            return read_all(operator.forward(InMemory(unit[edge:-edge, edge:-edge].copy())))
+
+        a = matrix(seen, inner)
         parts.append((a, read_all(part.weight).ravel(), read_all(part.data).ravel()))
     q = d.T @ d + sum(a.T @ (w[:, None] * a) for a, w, _ in parts)
     return q, d.T @ d, parts
@@ -130,9 +142,9 @@ def test_sides_have_the_covariance_of_the_precision_and_one_field_has_the_same_n
     assert np.mean(np.square((seen - q) / spread)) == pytest.approx(1, abs=0.1)
     part = Region((3, 5), (12, 14))
     own = of.sides(part, (7,))
-    inner = part.relative_to(window).slices
-    assert np.array_equal(own[1], of.sides(window, (3, 7))[(2, *inner)])
-    assert np.array_equal(own[0], of.sides(window, ())[(0, *inner)])
+    inner: tuple[Any, ...] = (slice(None), *part.relative_to(window).slices)
+    assert np.array_equal(own[1], of.sides(window, (3, 7))[inner][2])
+    assert np.array_equal(own[0], of.sides(window, ())[inner][0])
 
 
 def test_numbers_are_drawn_by_position() -> None:
@@ -192,8 +204,22 @@ def test_a_block_has_the_mean_and_the_draws_of_the_whole(tol: float) -> None:
             halos.append(halo)
             assert seen <= tol
     assert halos
-    with pytest.raises(InputError, match="Write a larger posterior"):
+    with pytest.raises(InputError, match=r"Write posterior\.halo: 4"):
         Solved(of, 2, draws, tol).read(Region((0, *core.start), (5, *core.stop)))
+
+
+def test_a_long_range_is_solved_in_double_precision_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"), n=24, prior=Matern(std=3.0, range=24.0, mean=0.0))
+    single = replace(of, dtype=np.dtype(np.float32))
+    core = Region.whole(of.shape)
+    exact, _ = Solved(of, 10**6, (0, 1), 1e-4).solved(core)
+    solved = Solved(single, 10**6, (0, 1), 1e-2)
+    found, _ = solved.solved(core)
+    assert found.dtype == np.float32
+    assert np.abs((found - exact)[[0, 2, 3]] / exact[1]).max() < 1e-2
+    monkeypatch.setattr(gaussian, "solve", partial(solve, most=20))
+    with pytest.raises(InputError, match=r"are not solved after 20 steps. Write a larger posterior.tol than 0.01"):
+        solved.solved(core)
 
 
 def test_the_prior_has_its_deviation_up_to_the_edge() -> None:
@@ -203,9 +229,7 @@ def test_the_prior_has_its_deviation_up_to_the_edge() -> None:
     )
     of = Posterior((nothing,), Matern(std=2.0, range=6.0, mean=0.0), (24, 24), np.dtype(np.float64))
     window = whole(of)
-    units = np.eye(window.size).reshape(-1, *window.shape)
-    found = solve(of.precision(window), units, np.full(window.shape, of.prior.diagonal), 1e-10)
-    std = np.sqrt(np.diag(found.images.reshape(window.size, -1))).reshape(window.shape)[6:-6, 6:-6]
+    std = np.sqrt(np.diag(np.linalg.inv(dense(of)[1]))).reshape(window.shape)[6:-6, 6:-6]
     assert std.min() > 0.9 * 2.0
     assert std.max() < 1.05 * 2.0
 
@@ -227,8 +251,11 @@ def test_the_prior_is_found_from_windows_of_the_data(size: float, blurred: bool)
     white = np.fft.fft2(rng.standard_normal((512, 512)))
     field = np.fft.ifft2(white * np.sqrt(true.spectrum((512, 512)))).real + 3.0
     operator = Blur(kernel=kernel(1.5, 4) if blurred else np.ones((1, 1)), boundary="circular")
-    seen = np.asarray(read_all(operator.forward(InMemory(field)))) + 0.1 * rng.standard_normal((512, 512))
-    windows = [Window(seen[a : a + edge, b : b + edge], 0.01) for a in range(0, 512, edge) for b in range(0, 512, edge)]
+    blurred_field: Values = read_all(operator.forward(InMemory(field)))
+    seen = blurred_field + 0.1 * rng.standard_normal((512, 512))
+    windows = [
+        Excerpt(seen[a : a + edge, b : b + edge], 0.01) for a in range(0, 512, edge) for b in range(0, 512, edge)
+    ]
     transfer = transfer_of(operator, edge)
     assert transfer is not None
     found = likely(windows, transfer, Matern())

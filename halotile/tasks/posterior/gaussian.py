@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
-from halotile.storage.rim import Pixels, Readable
+from halotile.storage.rim import Array, Pixels, Readable
 from halotile.storage.views import Constant
+from halotile.tasks.image_task import cells_of
 from halotile.tasks.noise.simulated import CELL, draw_cells
 from halotile.tasks.operators.base import Derived, Operator, Shape
 from halotile.tasks.priors.matern import Matern
 from halotile.tasks.shared import Scope
 
-Values = NDArray[Any]
 MEASURED, FIELD = 0, 1
 """Roles of random numbers: noise of a measurement, and white noise of the prior."""
 
@@ -43,7 +42,7 @@ class Weights(Derived):
     def read(self, region: Region) -> Pixels:
         sigma = self.sigma.read(region).astype(np.float64)
         is_known = np.isfinite(self.image.read(region)) & np.isfinite(sigma) & (sigma > 0)
-        weights: Values = np.divide(1, np.square(sigma), where=is_known, out=np.zeros(sigma.shape))
+        weights: Array = np.divide(1, np.square(sigma), where=is_known, out=np.zeros(sigma.shape))
         return weights.astype(self.dtype)
 
 
@@ -52,7 +51,7 @@ class Filled(Derived):
     """A measurement with 0 where it is no number."""
 
     def read(self, region: Region) -> Pixels:
-        filled: Values = np.nan_to_num(self.image.read(region).astype(self.dtype), nan=0.0, posinf=0.0, neginf=0.0)
+        filled: Array = np.nan_to_num(self.image.read(region).astype(self.dtype), nan=0.0, posinf=0.0, neginf=0.0)
         return filled
 
 
@@ -60,7 +59,7 @@ class Filled(Derived):
 class Placed:
     """Several images that are 0 outside a region of their last axes, of shape (number, *shape)."""
 
-    pixels: Values
+    pixels: Array
     region: Region
     whole: Shape
 
@@ -93,12 +92,12 @@ class Weighted(Derived):
 
     def read(self, region: Region) -> Pixels:
         weights = self.weight.read(Region(region.start[1:], region.stop[1:]))
-        weighted: Values = self.image.read(region) * weights.astype(self.dtype, copy=False)
+        weighted: Array = self.image.read(region) * weights.astype(self.dtype, copy=False)
         return weighted
 
 
 @dataclass(frozen=True)
-class Residual(Derived):
+class Unexplained(Derived):
     """``w (y - A μ)``, of shape (1, *shape), for the image ``A μ``."""
 
     measurement: Measurement
@@ -107,7 +106,7 @@ class Residual(Derived):
         of = Region(region.start[1:], region.stop[1:])
         reads = ((self.measurement.data, of), (self.measurement.weight, of), (self.image, region))
         measured, weights, seen = (np.asarray(image.read(at), np.float64) for image, at in reads)
-        weighted: Values = weights * (measured - seen)
+        weighted: Array = weights * (measured - seen)
         return weighted.astype(self.dtype, copy=False)
 
 
@@ -134,7 +133,7 @@ class RandomMeasurements:
         return self.draws[region.start[0] : region.stop[0]]
 
 
-def normals(region: Region, seed: int, role: int, operator: int, draw: int) -> Values:
+def normals(region: Region, seed: int, role: int, operator: int, draw: int) -> Array:
     """Standard normal numbers by position, each a function of seed, role, operator, draw and pixel alone."""
     return draw_cells(region, seed, (role, operator, draw), lambda stream: stream.standard_normal((CELL, CELL)))
 
@@ -152,7 +151,7 @@ class Posterior:
     @property
     def padding(self) -> int:
         """Pixels by which the field goes on beyond the frame: it has its own deviation there up to the edge."""
-        return math.ceil(math.sqrt(8 / self.prior.kappa2) - 1e-9)
+        return math.ceil(self.prior.length)
 
     @property
     def domain(self) -> Region:
@@ -162,12 +161,12 @@ class Posterior:
     def window(self, core: Region, halo: int) -> Region:
         return _widened(core, halo).clip(self.domain)
 
-    def precision(self, window: Region) -> Callable[[Values], Values]:
+    def precision(self, window: Region) -> Callable[[Array], Array]:
         """``Q`` of images that are 0 outside a window, there."""
         inner = window.clip(Region.whole(self.shape))
         at: tuple[Any, ...] = (..., *inner.relative_to(window).slices[-2:])
 
-        def apply(images: Values) -> Values:
+        def apply(images: Array) -> Array:
             result = self.prior.apply(self.prior.apply(_padded(images, 2)))
             if inner.size:
                 result[at] += self._measured(Placed(images[at], inner, self.shape), inner)
@@ -175,13 +174,13 @@ class Posterior:
 
         return apply
 
-    def _measured(self, images: Readable, inner: Region) -> Values:
+    def _measured(self, images: Readable, inner: Region) -> Array:
         """``Σ Aᵢᵀ Wᵢ Aᵢ x`` on a region, for images of shape (number, *shape)."""
         return self._adjoints(
             [Weighted(part.operator.forward(images), part.weight) for part in self.measurements], inner
         )
 
-    def _adjoints(self, measured: Sequence[Readable], inner: Region) -> Values:
+    def _adjoints(self, measured: Sequence[Readable], inner: Region) -> Array:
         """``Σ Aᵢᵀ yᵢ`` on a region, for measurements of shape (number, *shape)."""
         count = measured[0].shape[0]
         region = Region((0, *inner.start), (count, *inner.stop))
@@ -190,13 +189,13 @@ class Posterior:
             total += part.operator.adjoint(image, (count, *self.shape)).read(region)
         return total
 
-    def _embedded(self, window: Region, inner: Region, pixels: Values) -> Values:
+    def _embedded(self, window: Region, inner: Region, pixels: Array) -> Array:
         """Images of a region of the frame on a window around it, with zeros elsewhere."""
         images = np.zeros((len(pixels), *window.shape), self.dtype)
         images[:, *inner.relative_to(window).slices] = pixels
         return images
 
-    def sides(self, window: Region, draws: Sequence[int]) -> Values:
+    def sides(self, window: Region, draws: Sequence[int]) -> Array:
         """Right-hand sides on a window: of the mean, of each draw, and of the image that has one deviation of the prior everywhere."""
         inner, parts = window.clip(Region.whole(self.shape)), self.measurements
         field = np.zeros((2 + len(draws), *window.shape), self.dtype)
@@ -208,7 +207,7 @@ class Posterior:
         if not inner.size:
             return field
         level = Constant((1, *self.shape), self.dtype, self.prior.level)
-        of_mean = self._adjoints([Residual(part.operator.forward(level), part) for part in parts], inner)
+        of_mean = self._adjoints([Unexplained(part.operator.forward(level), part) for part in parts], inner)
         field[:1] += self._embedded(window, inner, of_mean)
         if draws:
             noise = [RandomMeasurements(part, draws, self.seed, self.dtype) for part in parts]
@@ -217,14 +216,14 @@ class Posterior:
         field[-1:] += self._embedded(window, inner, self._measured(everywhere, inner))
         return field
 
-    def _inside(self, region: Region) -> Values:
+    def _inside(self, region: Region) -> Array:
         """The deviation of the prior within the domain, 0 beyond it."""
         inside = np.zeros(region.shape, np.float64)
         part = region.clip(self.domain)
         inside[part.relative_to(region).slices] = self.prior.deviation
         return inside
 
-    def diagonal(self, window: Region) -> Values:
+    def diagonal(self, window: Region) -> Array:
         """Diagonal of the precision on a window; NaN where an operator does not tell it."""
         diagonal = np.full(window.shape, self.prior.diagonal)
         inner = window.clip(Region.whole(self.shape))
@@ -234,13 +233,13 @@ class Posterior:
         return diagonal
 
 
-def _squared(part: Measurement, shape: Shape, inner: Region) -> Values:
+def _squared(part: Measurement, shape: Shape, inner: Region) -> Array:
     """Diagonal of ``AᵀWA``; NaN where it is not known."""
     squared = getattr(part.operator, "squared", None)
     if squared is None:
         return np.full(inner.shape, np.nan)
     operator, exact = squared(shape)
-    diagonal: Values = operator.adjoint(part.weight, shape).read(inner).astype(np.float64)
+    diagonal: Array = operator.adjoint(part.weight, shape).read(inner).astype(np.float64)
     known = inner.clip(exact)
     hidden = np.ones(inner.shape, bool)
     if known.size:
@@ -254,7 +253,7 @@ def _widened(region: Region, pixels: int) -> Region:
     return region.grow(((0, 0),) * (len(region.start) - 2) + ((pixels, pixels),) * 2)
 
 
-def _padded(images: Values, pixels: int) -> Values:
+def _padded(images: Array, pixels: int) -> Array:
     return np.pad(images, [(0, 0)] * (images.ndim - 2) + [(pixels, pixels)] * 2)
 
 
@@ -262,12 +261,12 @@ def _padded(images: Values, pixels: int) -> Values:
 class Solution:
     """Solutions of shape (number, *window), with the residual of each."""
 
-    images: Values
-    residuals: Values
+    images: Array
+    residuals: Array
     iterations: int
 
 
-def solve(apply: Callable[[Values], Values], sides: Values, scale: Values, tol: float, most: int = 2000) -> Solution:
+def solve(apply: Callable[[Array], Array], sides: Array, scale: Array, tol: float, most: int = 2000) -> Solution:
     """Conjugate gradients for several right-hand sides at once, each with its own steps.
 
     ``apply``: the precision; ``sides``: of shape (number, *window); ``scale``: about the diagonal of the precision; ``tol``: largest
@@ -299,28 +298,30 @@ def solve(apply: Callable[[Values], Values], sides: Values, scale: Values, tol: 
     return Solution(images, np.sqrt(left / residual[0].size), done)
 
 
-def _dots(left: Values, right: Values) -> Values:
+def _dots(left: Array, right: Array) -> Array:
     return np.array([np.sum(a * b, dtype=np.float64) for a, b in zip(left, right, strict=True)])
 
 
-def _ratio(above: Values, below: Values, active: Values) -> Values:
+def _ratio(above: Array, below: Array, active: Array) -> Array:
     """The ratio where there is something to gain, else 0."""
     return np.divide(above, below, where=active & (below > 0), out=np.zeros(len(above)))
 
 
-def _spread(factors: Values, images: Values, ones: bool = False) -> Values:
+def _spread(factors: Array, images: Array, ones: bool = False) -> Array:
     """One factor for each image, multiplied with it."""
-    shaped: Values = factors.astype(images.dtype).reshape(-1, *[1] * (images.ndim - 1))
+    shaped: Array = factors.astype(images.dtype).reshape(-1, *[1] * (images.ndim - 1))
     return shaped if ones else shaped * images
 
 
+SINGLE = 1e-6
+"""Least residual that is reached in single precision."""
 SOLVED = 0.03
 """Share of the tolerance for the solver: its error is not spread evenly."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """Mean, standard deviation, and draws of a posterior, of shape (2 + draws, *shape): each region on itself with a halo."""
+    """Mean, standard deviation, and draws if they are kept, of shape (images, *shape): each cell on itself with a halo."""
 
     posterior: Posterior
     halo: int
@@ -328,34 +329,47 @@ class Solved:
     tol: float
     """Largest error of mean and draws, in standard deviations."""
     estimator: str = "rao-blackwell"
+    cell: Shape = ()
+    """Edges of the parts that are solved each by itself: the bits depend on no other region."""
+    keeps_draws: bool = False
 
     @property
     def shape(self) -> Shape:
-        return (2 + len(self.draws), *self.posterior.shape)
+        return (2 + len(self.draws) * self.keeps_draws, *self.posterior.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         return self.posterior.dtype
 
     def read(self, region: Region) -> Pixels:
+        images = np.empty(region.shape, self.dtype)
         core = Region(region.start[1:], region.stop[1:])
-        found, error = self.solved(core)
-        if (worst := float(np.abs(error).max())) > self.tol:
-            raise InputError(
-                f"the halo of {self.halo} pixels leaves errors of {worst:.2g} standard deviations here, where little is measured, and posterior.tol is "
-                f"{self.tol:g}. Write a larger posterior.halo, a larger posterior.tol, or posterior.method: cg."
-            )
-        return found[region.start[0] : region.stop[0]]
+        for cell in cells_of(core, self.cell or core.shape):
+            found, error = self.solved(cell)
+            if (worst := float(np.abs(error).max())) > self.tol:
+                raise InputError(
+                    f"the halo of {self.halo} pixels leaves errors of {worst:.2g} standard deviations from {list(cell.start)} on, where little is measured, "
+                    f"and posterior.tol is {self.tol:g}. Write posterior.halo: {2 * self.halo}, or more than the width of a hole; or a larger posterior.tol."
+                )
+            images[:, *cell.relative_to(core).slices] = found[region.start[0] : region.stop[0]]
+        return images
 
-    def solved(self, core: Region) -> tuple[Values, Values]:
+    def solved(self, core: Region) -> tuple[Array, Array]:
         """Mean, deviation and draws on a core; and the effect of one deviation of the prior beyond the window, in standard deviations."""
         posterior, window = self.posterior, self.posterior.window(core, self.halo)
         outer = Scope.current()
         with Scope() as scope:
-            sides = posterior.sides(window, self.draws)
             diagonal = posterior.diagonal(window)
             scale = np.nan_to_num(diagonal, nan=float(np.nanmax(diagonal, initial=posterior.prior.diagonal)))
-            found = solve(posterior.precision(window), sides, scale, self.residual(scale))
+            if (least := self.residual(scale)) < SINGLE:
+                posterior = replace(posterior, dtype=np.dtype(np.float64))
+            sides = posterior.sides(window, self.draws)
+            found = solve(posterior.precision(window), sides, scale, least)
+        if found.residuals.max() > least:
+            raise InputError(
+                f"the equations of a block from {list(core.start)} on are not solved after {found.iterations} steps. Write a larger posterior.tol than "
+                f"{self.tol:g}, or a smaller prior.range than {posterior.prior.length:.4g}."
+            )
         if outer is not None:
             outer.read_bytes += scope.read_bytes
         at: tuple[Any, ...] = (slice(None), *core.relative_to(window).slices)
@@ -367,7 +381,7 @@ class Solved:
         mean = posterior.prior.level + images[0]
         return np.stack([mean, std, *(mean + image for image in images[1:-1])]).astype(self.dtype), error
 
-    def residual(self, scale: Values) -> float:
+    def residual(self, scale: Array) -> float:
         """Residual, relative to that of a draw, that keeps the error well below the tolerance in every pixel."""
         least = self.posterior.prior.least
         return SOLVED * self.tol * math.sqrt(least / float(scale.max()))
@@ -377,7 +391,7 @@ SHARE = 2 / 3
 """Weight of the products: the best one is 1/2 for pixels that are known by themselves, and 1 for those known by others."""
 
 
-def variance(draws: Values, sides: Values, diagonal: Values, scale: Values, estimator: str) -> Values:
+def variance(draws: Array, sides: Array, diagonal: Array, scale: Array, estimator: str) -> Array:
     """Variance of each pixel from draws around 0 and their right-hand sides.
 
     ``1/Q_ii`` is the variance of a pixel where all others are known; that of its mean given the others is left to the draws (Rao-Blackwell). Where the
@@ -390,11 +404,11 @@ def variance(draws: Values, sides: Values, diagonal: Values, scale: Values, esti
     """
     if not len(draws):
         return np.full(diagonal.shape, np.nan)
-    plain: Values = np.mean(np.square(draws), 0)
+    plain: Array = np.mean(np.square(draws), 0)
     if estimator == "samples":
         return plain
     with np.errstate(invalid="ignore"):
         given = 1 / diagonal + np.mean(np.square(draws - sides / diagonal), 0)
     products = plain - 2 * SHARE / scale * (np.mean(draws * sides, 0) - 1)
-    variances: Values = np.where(np.isfinite(given), given, np.maximum(products, 1 / scale))
+    variances: Array = np.where(np.isfinite(given), given, np.maximum(products, 1 / scale))
     return variances

@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halotile.storage.grid import Region
+from halotile.storage.rim import Array
 from halotile.tasks.operators.base import InMemory, Operator
 from halotile.tasks.priors.matern import Matern
 
-Values = NDArray[np.float64]
 
-
-class Window(NamedTuple):
+class Excerpt(NamedTuple):
     """A part of a measurement without holes."""
 
-    pixels: Values
+    pixels: Array
     variance: float
     """Mean variance of its noise."""
 
@@ -32,7 +30,7 @@ class Likely(NamedTuple):
     range_error: float
 
 
-def transfer_of(operator: Operator, edge: int) -> Values | None:
+def transfer_of(operator: Operator, edge: int) -> Array | None:
     """Square of the transfer function of an operator that treats all pixels alike, by its response to one pixel; None for others."""
     shape = (edge, edge)
     if operator.kind != "local" or operator.measured(shape) != shape or 2 * operator.reach >= edge:
@@ -43,8 +41,8 @@ def transfer_of(operator: Operator, edge: int) -> Values | None:
     return np.square(np.abs(np.fft.fft2(seen)))
 
 
-def likely(windows: Sequence[Window], transfer: Values, given: Matern) -> Likely:
-    """The most likely deviation and range; those that are given stay.
+def likely(windows: Sequence[Excerpt], transfer: Array, given: Matern) -> Likely:
+    """The most likely deviation, and range up to the edge of a window; those that are given stay.
 
     The likelihood is that of the frequencies of tapered windows, as if they were independent (Whittle 1954).
     """
@@ -63,7 +61,7 @@ def likely(windows: Sequence[Window], transfer: Values, given: Matern) -> Likely
     counted = np.ones(transfer.shape, bool)
     counted[:2, :2] = counted[-1:, :2] = counted[:2, -1:] = counted[-1:, -1:] = False
 
-    def unlikeliness(logs: Values) -> float:
+    def unlikeliness(logs: Array) -> float:
         prior = _with(found, **dict(zip(free, np.exp(logs).tolist(), strict=True)))
         signal = transfer * prior.spectrum(transfer.shape)
         total = 0.0
@@ -79,7 +77,10 @@ def likely(windows: Sequence[Window], transfer: Values, given: Matern) -> Likely
     first = {"std": deviation or 1.0, "range": edge / 8}
     starts = [np.log([first[key] * (width if key == "range" else 1) for key in free]) for width in (0.2, 1, 5)]
     start = min(starts, key=unlikeliness)
-    best = minimize(unlikeliness, start, method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-3})
+    # Windows know nothing of longer ranges than theirs.
+    limits = [(0.0, math.log(edge)) if key == "range" else (None, None) for key in free]
+    options = {"xatol": 1e-3, "fatol": 1e-3}
+    best = minimize(unlikeliness, start, method="Nelder-Mead", bounds=limits, options=options)
     errors = dict(zip(free, _errors(unlikeliness, best.x), strict=True))
     prior = _with(found, **dict(zip(free, np.exp(best.x).tolist(), strict=True)))
     return Likely(prior, errors.get("std", 0.0), errors.get("range", 0.0))
@@ -94,7 +95,7 @@ TAPERED = 2.1
 """Factor on errors: a taper leaves about so many correlated frequencies for each independent one."""
 
 
-def _errors(unlikeliness: object, at: Values) -> Values:
+def _errors(unlikeliness: object, at: Array) -> Array:
     """Standard errors of the logarithms, by the inverse of the curvature."""
     assert callable(unlikeliness)
     count = len(at)
@@ -106,5 +107,5 @@ def _errors(unlikeliness: object, at: Values) -> Values:
             curvature[i, j] = (corners[0] - corners[1] - corners[2] + corners[3]) / (4 * STEP**2)
     # Each real window has every frequency twice.
     with np.errstate(invalid="ignore"):
-        errors: Values = np.sqrt(np.diag(np.linalg.pinv(curvature / 2))) * math.sqrt(TAPERED)
+        errors: Array = np.sqrt(np.diag(np.linalg.pinv(curvature / 2))) * math.sqrt(TAPERED)
     return errors

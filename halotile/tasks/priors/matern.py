@@ -61,8 +61,13 @@ class Matern(Prior):
         return self._decided("mean")
 
     @property
+    def length(self) -> float:
+        """The range, once it is decided."""
+        return self._decided("range")
+
+    @property
     def kappa2(self) -> float:
-        return 8.0 / self._decided("range") ** 2
+        return 8.0 / self.length**2
 
     @property
     def tau(self) -> float:

@@ -27,11 +27,21 @@ class MeasuredOperator(OperatorChoice):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FieldPrior(PriorChoice):
+    """The prior of the image by name, with its options."""
+
+    name: str = "matern"
+    """Name of a file in halotile.tasks.priors that is Gaussian."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MapOutput(Output):
-    """The mean, and the map of standard deviations."""
+    """The mean, the map of standard deviations, and the draws."""
 
     std: OwnPath | None = None
     """Path of the Zarr with the standard deviation of each pixel."""
+    samples: OwnPath | None = None
+    """Path of the draws: draws.zarr stands for draws-000.zarr, draws-001.zarr, and so on; null: draws are not stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +71,7 @@ class Sampling(TiledJob):
     output: MapOutput
     operators: tuple[MeasuredOperator, ...]
     fidelity: FidelityChoice = field(default_factory=FidelityChoice)
-    prior: PriorChoice = field(default_factory=lambda: PriorChoice(name="matern"))
+    prior: FieldPrior = field(default_factory=FieldPrior)
     posterior: PosteriorOptions = field(default_factory=PosteriorOptions)
     shape: tuple[int, ...] | Auto = "auto"
     """Shape of the image in pixels; auto: that of the measurements."""
@@ -73,10 +83,11 @@ class Sampling(TiledJob):
         import os
 
         moved = super().moved_into(folder)
-        if self.output.std is None:
-            return moved
-        std = os.path.join(folder, os.path.basename(os.path.normpath(self.output.std)))
-        return replace(moved, output=replace(moved.output, std=std))
+        further = {key: path for key in ("std", "samples") if (path := getattr(self.output, key))}
+        places: dict[str, Any] = {
+            key: os.path.join(folder, os.path.basename(os.path.normpath(p))) for key, p in further.items()
+        }
+        return replace(moved, output=replace(moved.output, **places))
 
 
 def _tolerance(value: float) -> str | None:
@@ -100,7 +111,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
 }
 
 
-def _gaussian(fidelity: FidelityChoice, prior: PriorChoice) -> Faults:
+def _gaussian(fidelity: FidelityChoice, prior: FieldPrior) -> Faults:
     if prior.name != "matern":
         yield (("prior", "name"), f"{prior.name}, which leaves no Gaussian posterior; write matern")
     if fidelity.name != "l2":
@@ -109,8 +120,9 @@ def _gaussian(fidelity: FidelityChoice, prior: PriorChoice) -> Faults:
 
 def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions) -> Faults:
     yield from check_sizes(output, tile, 1)
-    if output.std and not posterior.count:
-        yield ("posterior", "count"), "is 0, and the standard deviation of output.std comes from draws; write 16"
+    wanted = ("std" if output.std else "") or ("samples" if output.samples else "")
+    if wanted and not posterior.count:
+        yield ("posterior", "count"), f"is 0, and output.{wanted} needs draws; write 16"
     if output.std and posterior.estimator == "samples" and posterior.count == 1:
         yield ("posterior", "count"), "is 1: one draw gives no standard deviation; write 16"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import itertools
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +42,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class SampleWork(Work):
-    """Mean and standard deviation, written by one pass."""
+    """Mean, standard deviation and draws, written by one pass."""
 
     maps: tuple[OutputArray, ...]
     solved: Solved
@@ -49,7 +50,7 @@ class SampleWork(Work):
 
     @property
     def outputs(self) -> tuple[OutputArray, ...]:
-        """The mean, and the standard deviation where it is wanted."""
+        """The mean, the standard deviation and the draws, where they are wanted."""
         return self.maps
 
     @property
@@ -62,12 +63,19 @@ class SampleWork(Work):
         """One pass, counted for each output."""
         return (PassCount(PHASE, self.grid, len(self.maps)),)
 
+    @property
+    def layers(self) -> Iterator[int]:
+        """The image of each output: mean 0, standard deviation 1, draws from 2 on."""
+        further = itertools.count(2)
+        places = {"output.path": 0, "output.std": 1}
+        return (places[output.key] if output.key in places else next(further) for output in self.maps)
+
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
         images = Shared(self.solved, computed=True)
         writers = (ShardWriter(output.path, output.layout) for output in self.maps)
         task = ImageTask(
             grid=self.grid,
-            images=tuple((writer, Layer(images, number)) for number, writer in enumerate(writers)),
+            images=tuple((w, Layer(images, n)) for w, n in zip(writers, self.layers, strict=True)),
             overlap=self.overlap,
         )
         first, *also = self.maps

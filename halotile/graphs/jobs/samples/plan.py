@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import ConfigError, InputError
+from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.reconstruct.job import whole_choice
 from halotile.graphs.jobs.reconstruct.measurements import (
     check_kernels,
@@ -48,21 +49,22 @@ from halotile.graphs.plans.notes import note_of_packing, notes_of_place
 from halotile.graphs.plans.plan import Planned
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source, open_source, planes_last
-from halotile.storage.disk.object_path import full_path
+from halotile.storage.disk.object_path import OutputPath, full_path
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import Constant, readable_parts
+from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.estimate import as_square, plane_level, sample_regions
 from halotile.tasks.operators.base import Operator, with_engine, working_dtype
 from halotile.tasks.posterior.gaussian import Filled, Measurement, Posterior, Solved, Weights
-from halotile.tasks.posterior.hyper import Likely, Window, likely, transfer_of
+from halotile.tasks.posterior.hyper import Excerpt, Likely, likely, transfer_of
 from halotile.tasks.priors.matern import Matern
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
 
 SMALLER = "a smaller tile.block or output.shard, or fewer draws"
-IMAGES_AT_ONCE = 9
-"""Images of each right-hand side that a solution holds at once: an estimate."""
+IMAGES_AT_ONCE, COPIES = 9, 3
+"""Images of each right-hand side that a solution holds at once, in double precision: an estimate; and copies of a result that is written."""
 EDGES, WINDOWS = (256, 128, 64, 32), 16
 """Edges of the windows that the prior is found from, where they have no holes, and their number."""
 HALOS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -101,7 +103,10 @@ class _Opened:
 
     def solved(self, halo: int, count: int) -> Solved:
         options = self.job.posterior
-        return Solved(self.posterior, halo, tuple(range(count)), options.tol, options.estimator)
+        keeps_draws = self.job.output.samples is not None
+        return Solved(
+            self.posterior, halo, tuple(range(count)), options.tol, options.estimator, keeps_draws=keeps_draws
+        )
 
 
 def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
@@ -140,8 +145,23 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
     given: Matern = make_part("prior", job.prior, job)
     found = _prior(given, parts, previous)
     posterior = Posterior(parts, found.prior, shape, dtype, job.posterior.seed)
-    remarks = (*data[0].remarks, *note_of_packing(data[0], "sampled", "The maps are in them too, and name no packing"))
+    remarks = (
+        *_note_of_range(found.prior, shape),
+        *data[0].remarks,
+        *note_of_packing(data[0], "sampled", "The maps are in them too, and name no packing"),
+    )
     return _Opened(job, begun, data, levels, posterior, found, (*notes, *remarks))
+
+
+def _note_of_range(prior: Matern, shape: tuple[int, ...]) -> Iterator[str]:
+    """Yield a note on a range that an image of this shape says little about; refuse one beyond it."""
+    edge = min(shape[-2:])
+    if prior.length > edge:
+        raise ConfigError(
+            f"prior.range is {prior.length:.4g} pixels, and the image has {edge}: it would be constant but for its mean. Write a smaller range."
+        )
+    if prior.length > edge / 3:
+        yield f"prior.range is {prior.length:.3g} of {edge} pixels: few such lengths fit into the image, and standard deviations depend on the range."
 
 
 def _measurement(operator: Operator, source: Source, level: Source | float, number: int) -> Measurement:
@@ -194,11 +214,11 @@ def _prior(given: Matern, parts: Sequence[Measurement], previous: Mapping[str, A
     )
 
 
-def _windows(part: Measurement, edge: int) -> Iterator[Window]:
+def _windows(part: Measurement, edge: int) -> Iterator[Excerpt]:
     for region, weights in readable_parts(part.weight, _squares(part.data, edge, WINDOWS)):
         if weights.all():
             pixels = np.asarray(part.data.read(region), np.float64).reshape(edge, edge)
-            yield Window(pixels, float(np.mean(1 / weights.astype(np.float64))))
+            yield Excerpt(pixels, float(np.mean(1 / weights.astype(np.float64))))
 
 
 def _halo(opened: _Opened, request: PlanRequest) -> tuple[int, str]:
@@ -208,7 +228,7 @@ def _halo(opened: _Opened, request: PlanRequest) -> tuple[int, str]:
         return given, "as written"
     if previous:
         return int(previous["identity"]["halo"]), "that of the run so far"
-    with report_if_slow(request.report, "trying halos"):
+    with report_if_slow(request.report, "trying halos"), torch_threads():
         return _tried(opened), f"for errors below {opened.job.posterior.tol:g} standard deviations"
 
 
@@ -219,15 +239,29 @@ def _tried(opened: _Opened) -> int:
     weight = posterior.measurements[0].weight
     if weight.shape == posterior.shape:
         blocks = sorted(blocks, key=lambda block: np.count_nonzero(weight.read(block)))
-    most = max(posterior.shape[-2:])
+    most, reach, tried = max(posterior.shape[-2:]), 0.0, list[tuple[int, float]]()
     for halo in HALOS:
+        if halo < reach and halo < most:
+            continue
         solved = opened.solved(halo, 2)
-        if halo >= most or all(float(np.abs(solved.solved(b)[1]).max()) <= tol for b in blocks[:PLACES]):
+        errors = (float(np.abs(solved.solved(block)[1]).max()) for block in blocks[:PLACES])
+        if halo >= most or (worst := next((error for error in errors if error > tol), 0.0)) == 0:
             return halo
+        tried.append((halo, worst))
+        reach = _reach(tried, tol)
     raise ConfigError(
         f"no halo of up to {HALOS[-1]} pixels keeps the error below posterior.tol: {tol:g} standard deviations: the prior's range is "
-        f"{math.sqrt(8 / posterior.prior.kappa2):.3g} pixels, and little is measured. Write a larger tol, or posterior.method: cg."
+        f"{posterior.prior.length:.3g} pixels, and little is measured. Write a larger tol, a smaller prior.range, or posterior.halo."
     )
+
+
+def _reach(tried: Sequence[tuple[int, float]], tol: float) -> float:
+    """Return the least halo that may do, as the last errors fall with the halo; 0 where that is not known."""
+    if len(tried) < 2:
+        return 0.0
+    (near, larger), (far, smaller) = tried[-2:]
+    fall = math.log(larger / smaller) / (far - near)
+    return math.inf if fall <= 0 else far + 0.8 * math.log(smaller / tol) / fall
 
 
 def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
@@ -242,24 +276,23 @@ def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
     )
     unit = block_unit(geometry, layout.shard)
     job, requested = no_more_than(job, computing.requested, shape, unit)
-    solved = opened.solved(halo, job.posterior.count)
+    draws = job.posterior.count if job.output.std or job.output.samples else 0
     kept = kept_bytes(opened.sources)
     allowed = allowed_bytes(job.run, computing.machine_bytes)
+    solved = _in_cells(opened.solved(halo, draws), layout.shard, partial(_need, kept=kept), allowed, begun)
     if job.tile.block != "auto":
         candidates = [check_block(geometry, job.tile.block, unit)]
     else:
         candidates = blocks_for(
             geometry, unit, job.run.count, begun.previous["identity"]["block"] if begun.previous else None
         )
-    need = partial(_need, solved, kept)
+    need = partial(_need, solved, kept=kept)
     block = next((b for b in candidates if need(b).total_bytes <= allowed), candidates[-1])
     edges = tuple(min(b, n) for b, n in zip(block, shape, strict=True))
     grid = Grid(shape, edges, ((0, 0),) * count)
     layout = layout.in_levels(block, job.output.levels)
-    maps = [OutputArray(begun.output, layout, grid, job.output.overwrite)]
-    if job.output.std:
-        maps.append(OutputArray(full_path(job.output.std), layout, grid, job.output.overwrite, "output.std"))
-    window = [b + 2 * halo for b in edges[-2:]]
+    maps = [OutputArray(place, layout, grid, job.output.overwrite, key) for key, place in _places(job, begun.output)]
+    window = [c + 2 * halo for c in solved.cell[-2:]]
     figures = {
         "shape": list(shape),
         "dtype": layout.dtype,
@@ -268,18 +301,18 @@ def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
         "data": [choice.data for choice in job.operators],
         "noise": [f"{level:.4g}" if isinstance(level, float) else f"of {level.path}" for level in opened.levels],
         "prior": _prior_text(opened.found),
-        "count": job.posterior.count,
+        "count": draws,
         "estimator": job.posterior.estimator,
         "halo": halo,
         "halo_from": halo_from,
-        "read_amplification": round(math.prod(window) / math.prod(edges[-2:]), 4),
+        "read_amplification": round(math.prod(window) / math.prod(solved.cell[-2:]), 4),
     }
     return Planned(
         computing=replace(computing, job=job, requested=requested),
         work=SampleWork(tuple(maps), solved, overlap_pays(job.run)),
         sources=opened.sources,
         files=tuple(files_of(job.operators)),
-        identity=_identity(opened, halo, layout.to_json(), edges),
+        identity=_identity(opened, solved, layout.to_json(), edges),
         needs=(need(edges),),
         smaller=SMALLER,
         given={"operators": [written(choice) for choice in job.operators]},
@@ -288,20 +321,43 @@ def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
     )
 
 
-def _need(solved: Solved, kept: int, block: tuple[int, ...]) -> Need:
+def _in_cells(solved: Solved, shard: tuple[int, ...], need: Callable[..., Need], allowed: int, begun: Begun) -> Solved:
+    """Return the solution of cells that fit in memory: whole shards, or halves of them."""
+    if begun.previous:
+        return replace(solved, cell=tuple(begun.previous["identity"]["cell"]))
+    cell = tuple(min(s, n) for s, n in zip(shard, solved.posterior.shape, strict=True))
+    while need(replace(solved, cell=cell), cell).total_bytes > allowed:
+        halves = (*cell[:-2], *(c // 2 if c % 2 == 0 and c > 2 * solved.halo else c for c in cell[-2:]))
+        if halves == cell:
+            break
+        cell = halves
+    return replace(solved, cell=cell)
+
+
+def _places(job: Sampling, first: OutputPath) -> Iterator[tuple[str, OutputPath]]:
+    """Yield the key and the path of each image that is written: mean, standard deviation, draws."""
+    yield "output.path", first
+    if job.output.std:
+        yield "output.std", full_path(job.output.std)
+    stem = (job.output.samples or "").removesuffix(".zarr")
+    for number in range(job.posterior.count if job.output.samples else 0):
+        yield "output.samples", full_path(f"{stem}-{number:03d}.zarr")
+
+
+def _need(solved: Solved, block: tuple[int, ...], kept: int) -> Need:
     """Return the memory of a worker during a block."""
-    window = math.prod(b + 2 * solved.halo for b in block[-2:]) * math.prod(block[:-2])
-    size = window * len(solved.draws) + 2 * window
+    window = math.prod(c + 2 * solved.halo for c in solved.cell[-2:]) * math.prod(solved.cell[:-2])
+    images = (len(solved.draws) + 2) * IMAGES_AT_ONCE * window + COPIES * solved.shape[0] * math.prod(block)
     return Need(
-        f"one block of {list(block)} with {len(solved.draws)} draws",
-        {PROCESS: IMPORTS_BYTES, "solutions": size * IMAGES_AT_ONCE * solved.dtype.itemsize, DECODED: kept},
+        f"one block of {list(block)} with {counted(len(solved.draws), 'draw')}",
+        {PROCESS: IMPORTS_BYTES, "solutions": images * 8, DECODED: kept},
         SMALLER,
     )
 
 
 def _prior_text(found: Likely) -> str:
     prior = found.prior
-    around = f"matern, std {prior.deviation:.3g}{_sure(found.std_error)}, range {math.sqrt(8 / prior.kappa2):.3g}{_sure(found.range_error)} pixels"
+    around = f"matern, std {prior.deviation:.3g}{_sure(found.std_error)}, range {prior.length:.3g}{_sure(found.range_error)} pixels"
     return f"{around}, around {prior.level:.4g}"
 
 
@@ -309,7 +365,7 @@ def _sure(error: float) -> str:
     return f" ± {error:.0%}".replace("%", " %") if error else ""
 
 
-def _identity(opened: _Opened, halo: int, layout: Mapping[str, Any], block: tuple[int, ...]) -> dict[str, Any]:
+def _identity(opened: _Opened, solved: Solved, layout: Mapping[str, Any], block: tuple[int, ...]) -> dict[str, Any]:
     """Return everything that can change a bit of the maps."""
     posterior, options = opened.posterior, opened.job.posterior
     triples = zip(opened.operators, opened.data, opened.levels, strict=True)
@@ -328,7 +384,8 @@ def _identity(opened: _Opened, halo: int, layout: Mapping[str, Any], block: tupl
             "tol": options.tol,
             "estimator": options.estimator,
         },
-        "halo": halo,
+        "halo": solved.halo,
+        "cell": list(solved.cell),
         "layout": dict(layout),
         "block": list(block),
         "code": code_versions(),
