@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 IMAGE = "the image"
-"""Name of the image where it has to be mended."""
+"""Name of the image where it has to be repaired."""
 
 
 def bytes_text(count: float) -> str:
@@ -66,7 +66,7 @@ def first_line(text: str) -> str:
 
 
 def faulty_input(errors: Iterable[str]) -> str:
-    """The image, or the key of the side input, that has to be mended after errors of blocks for their input.
+    """The image, or the key of the side input, to repair after blocks failed because of their input.
 
     >>> faulty_input(["InputError: the side input sigma holds NaN in row 3."] * 2)
     'input.sides.sigma'

@@ -67,12 +67,12 @@ class Region:
         )
 
     def clip(self, other: Region) -> Region:
-        """The part that lies inside ``other``."""
+        """The part inside ``other``."""
         start = _per_axis(max, self.start, other.start)
         return Region(start, _per_axis(max, start, _per_axis(min, self.stop, other.stop)))
 
     def inside(self, other: Region) -> bool:
-        """Return True when every pixel lies in ``other``."""
+        """Return True when every pixel is in ``other``."""
         return self.clip(other) == self
 
     def shift(self, offset: tuple[int, ...]) -> Region:

@@ -46,7 +46,7 @@ class Readable(Protocol):
         """Type of one pixel."""
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``, which lies inside the array."""
+        """The pixels of ``region``, which is inside the array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +134,14 @@ def read_window(source: Readable, window: Region, rim: Rim) -> Pixels:
 
 
 def _holds(start: int, stop: int, position: NDArray[np.intp]) -> bool:
-    """Return True where what lies inside the array is all that the positions of an axis need."""
+    """Return True where the positions of an axis need no pixels outside the array."""
     return start < stop and bool(((position < 0) | ((position >= start) & (position < stop))).all())
 
 
 def _surrounded(
     pixels: Pixels, place: Region, inside: Region, positions: list[NDArray[np.intp]], values: tuple[float, ...]
 ) -> Pixels:
-    """Put the pixels of ``inside`` in their place of a window, and fill what lies around it from them, one axis after the other."""
+    """Put the pixels of ``inside`` in their place of a window, and fill the pixels around it from them, one axis after the other."""
     window = np.empty([len(position) for position in positions], pixels.dtype)
     filled: list[Any] = list(place.slices)
     window[tuple(filled)] = pixels

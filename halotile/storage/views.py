@@ -166,7 +166,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaneValues:
-    """One number for each plane of an image: an array of length 1 on the axes that the planes lie on."""
+    """One number for each plane of an image: an array of length 1 on the axes of the planes."""
 
     values: NDArray[np.generic]
 

@@ -126,7 +126,7 @@ class Written:
     dtype: np.dtype[Any]
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``, which lies in the core of the current block."""
+        """The pixels of ``region``, which is in the core of the current block."""
         scope = Scope.current()
         assert scope is not None
         core, pixels = scope.written[self.place]

@@ -145,7 +145,7 @@ def whole_digest(value: Any, *, with_code: bool = True) -> str | None:
 def loaded_code() -> dict[str, str] | None:
     """Digests of the user's files that this process imported, and of the installed packages, without halotile.
 
-    None if they cannot be determined: a file was deleted, or lies in an archive.
+    None if they cannot be determined: a file was deleted, or is in an archive.
     """
     try:
         digests = {"installed": _installed()}

@@ -97,6 +97,29 @@ def test_photon_noise_of_few_bright_pixels_is_seen_and_judged_by(tmp_path: Path)
     assert int(np.argmin(estimates)) == int(np.argmin(true)) > 0
 
 
+@pytest.mark.thorough
+def test_faint_spots_are_kept_by_what_is_suggested(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows, columns = np.mgrid[:256, :256]
+    truth, spots = np.full((256, 256), 3.0), []
+    for (row, column), height in zip(rng.uniform(8, 248, (60, 2)), rng.uniform(6, 12, 60), strict=True):
+        truth += height * np.exp(-((rows - row) ** 2 + (columns - column) ** 2) / (2 * 1.2**2))
+        spots.append((round(row), round(column), height))
+    counts = rng.poisson(truth).astype(np.uint16)
+    kept, visible = {}, {}
+    for name in ("tv", "nlm"):
+        (tmp_path / name).mkdir()
+        found = tried(tmp_path / name, counts, [(0.5, "poisson-gaussian"), (1.0, "poisson-gaussian")], name)
+        for one in found.tried:
+            setting = f"{name} {one.setting[0]}"
+            kept[setting] = one.detail_kept
+            visible[setting] = np.mean([one.denoised[0][y, x] - 3 > height / 3 for y, x, height in spots])
+        if name == "tv":
+            assert found.best.setting[0] == "1.0"
+    assert visible["tv 1.0"] > 0.7 > 0.55 > visible["nlm 1.0"], "of the spots"
+    assert sorted(kept, key=kept.__getitem__) == sorted(visible, key=visible.__getitem__)
+
+
 def test_gaussian_noise_is_not_taken_for_that_of_photons() -> None:
     images = [np.full((256, 256), 0.5), camera()[100:356, 100:356] / 255, nuclei(1) / 60]
     noisy = [

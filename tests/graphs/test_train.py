@@ -305,7 +305,7 @@ def test_a_model_card_lies_beside_the_weights_and_keeps_its_licence(
         "license": None, "library_name": "halotile", "pipeline_tag": "image-to-image", "tags": ["denoising", "noise2void", "unet"]
     }  # fmt: skip
     for said in (
-        f"| data | `{images / 'noisy.zarr'}` |", "| pixels | 30,720 (192 × 160", "| noise level | 0.2", "| method | noise2void |",
+        "| data | `noisy.zarr` |", "| pixels | 30,720 (192 × 160", "| noise level | 0.2", "| method | noise2void |",
         "| length | 2 steps of 8 patches of 16 × 16", f"`{sha256(weights).hexdigest()}`", f"halotile {__version__}",
         "denoiser: {name: unet, weights: net.safetensors}", "- step 2: loss ",
     ):  # fmt: skip

@@ -227,7 +227,7 @@ def test_pixels_are_hidden_along_the_axis_of_shared_noise(
     write_zarr(tmp_path / "shared.zarr", (clean + shared).astype(np.float32))
     job = training(images, tmp_path, input=Input(path=str(tmp_path / "shared.zarr")), structure=asked)
     plan, recipe = make_plan(job), recipe_of(job)
-    assert (recipe.patches.structure, recipe.white) == (decided, widths == (1, 1) and asked == "auto")
+    assert (recipe.patches.structure, recipe.noise is not None) == (decided, widths == (1, 1) and asked == "auto")
     assert plan.identity["structure"] == decided
     assert ("hidden with their neighbours along" in dict(plan_rows(plan.summary()))["method"]) == (decided != "none")
     notes = " ".join(note for note in plan.notes if "share noise" in note)

@@ -33,6 +33,7 @@ from halotile.tasks.groups.training.fit import fit, read_content, state_in
 from halotile.tasks.networks.base import Network
 from halotile.tasks.networks.dncnn import DnCNNNetwork
 from halotile.tasks.networks.unet import UNetNetwork
+from halotile.tasks.noise.photon_noise import noise_of_planes
 from halotile.tasks.training import trainer
 from halotile.tasks.training.patches import Recipe, Structure
 from halotile.tasks.training.trainer import (
@@ -89,7 +90,7 @@ def test_a_network_learns_to_denoise_from_the_noisy_image(
 ) -> None:
     monkeypatch.setattr(trainer, "SHARE", 1.0)
     clean, noisy = noisy_waves()
-    recipe = recipe_of(tmp_path, network, noisy, method=method)
+    recipe = recipe_of(tmp_path, network, noisy, method=method, noise=noise_of_planes([[noisy.astype(float)]]))
     Trainer(recipe, "cpu").train(TorchGroup())
     path = tmp_path / "weights.safetensors"
     BlockRunner(WriteFile(partial(encoded_weights, recipe), path, FileLayout(10**6))).run([0])
@@ -141,8 +142,8 @@ def test_errors_are_those_by_the_truth(photons: float) -> None:
     for image in (noisy, hot):
         crop = source_of(image, patch=32).crop(96, 16)
         assert crop is not None
-        assert crop.noisy.shape == (1, 96, 96)
-        errors = HeldOutErrors(crop, "cpu")
+        assert crop.shape == (1, 96, 96)
+        errors = HeldOutErrors(crop, noise_of_planes([[image]]), "cpu")
         assert errors.error(lambda pixels: pixels) == pytest.approx(1.0, abs=0.06)
         assert errors.error(mean_of_nine) == pytest.approx(truth, abs=0.06)
         assert errors.filters.keys() == {"tv", "nlm"}
@@ -151,11 +152,17 @@ def test_errors_are_those_by_the_truth(photons: float) -> None:
 
 def test_errors_are_shown_where_they_are_known_and_cost_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noisy = noisy_waves()[1]
+    of_noisy = noise_of_planes([[noisy.astype(float)]])
     shown: list[list[float]] = []
-    for share, pixels, white in ((1.2, noisy, True), (0.05, noisy, True), (1.2, noisy, False), (1.2, 0 * noisy, True)):
+    for share, pixels, noise in (
+        (1.2, noisy, of_noisy),
+        (0.05, noisy, of_noisy),
+        (1.2, noisy, None),
+        (1.2, noisy, noise_of_planes([[0.0 * noisy.astype(float)]])),
+    ):
         monkeypatch.setattr(trainer, "SHARE", share)
         (folder := tmp_path / str(len(shown))).mkdir()
-        recipe = recipe_of(folder, UNetNetwork(width=2, levels=1), pixels, steps=12, every=1, white=white)
+        recipe = recipe_of(folder, UNetNetwork(width=2, levels=1), pixels, steps=12, every=1, noise=noise)
         Trainer(recipe, "cpu").train(TorchGroup())
         shown.append([row["iteration"] for row in rows_of(recipe) if "error" in row])
     assert shown == [[4, 8, 12], [], [], []]

@@ -47,7 +47,7 @@ def submit(
 def logs(
     run_path: arg.RunPath,
     lines: Annotated[int, arg.count("How many of each log, from its end.")] = 40,
-    with_workers: Annotated[bool, arg.flag("--workers", "Those of the workers too.")] = False,
+    with_workers: Annotated[bool, arg.flag("--workers", "Show the workers' logs too.")] = False,
     follow: Annotated[bool, arg.flag("--follow", "Go on showing until the run is over.")] = False,
 ) -> None:
     """Show what a run's batch job printed, and its workers."""

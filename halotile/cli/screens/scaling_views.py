@@ -192,7 +192,7 @@ def _ticks(low: float, high: float, *, log: bool) -> list[float]:
 
 
 def _apart(ticks: Sequence[float], place: Callable[[float], float]) -> list[float]:
-    """Leave out values whose labels would lie on those of others; the first and the last stay.
+    """Leave out values whose labels would overlap those of others; the first and the last stay.
 
     >>> _apart([0.0963, 0.1, 0.2, 0.3], lambda value: 1000 * value), _apart([2.0], float)
     ([0.0963, 0.2, 0.3], [2.0])

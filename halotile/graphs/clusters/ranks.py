@@ -117,7 +117,7 @@ def as_first() -> Iterator[None]:
 
 
 def _end_file() -> Path:
-    """The file that marks the end of the first copy: a run that is refused has no directory, so it lies elsewhere."""
+    """The file that marks the end of the first copy: a refused run has no directory, so the file is elsewhere."""
     folder = private_base() / WORKERS
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder / f"over-{_launch()}"

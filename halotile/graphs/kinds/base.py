@@ -139,7 +139,7 @@ class JobKind:
     # parts that are stored anew then
     essentials: Callable[[dict[str, Any]], dict[str, Any]] = dict
     changes: Callable[[Mapping[str, Any]], Any] = lambda _: None
-    # refuses places of outputs under the kind's own keys, before any is looked at
+    # refuses places of outputs under the kind's own keys, before any is opened
     check_places: Callable[[Any], None] = lambda _: None
     steps: Steps | None = None  # its steps, where it iterates
     revision: Revision | None = None  # part that may change while a run is not finished
@@ -312,7 +312,7 @@ class Work(ABC):
     @property
     @abstractmethod
     def outputs(self) -> tuple[JobOutput, ...]:
-        """The arrays and files that are written; the run directory lies beside the first."""
+        """The arrays and files that are written; the run directory is beside the first."""
 
     @property
     @abstractmethod
@@ -329,7 +329,7 @@ class Work(ABC):
         return False
 
     def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
-        """Look at a few places of outputs of which every block is done; it costs little beside a run.
+        """Inspect a few places of finished outputs; the cost is small beside a run.
 
         ``seconds``: duration of the run; ``pixel_seconds``: its speed on one worker.
         """

@@ -33,7 +33,7 @@ def takes_many(job: Job) -> bool:
 def jobs_of(job: AJob) -> dict[str, AJob]:
     """Return a job for each image that the pattern matches, by its path, in the order of the paths.
 
-    Outputs of these jobs and their run directories are left out, so that they may lie beside the images.
+    Outputs of these jobs and their run directories are left out, so that they may be beside the images.
     """
     section: Any = job.input  # type: ignore[attr-defined]
     pattern = section.path

@@ -264,7 +264,7 @@ class Job(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """Path of the first output; the run directory lies beside it."""
+        """Path of the first output; the run directory is beside it."""
 
     @abstractmethod
     def moved_to(self, place: str) -> Self:

@@ -28,7 +28,7 @@ def with_selected(source: Source, channels: Sequence[str | int]) -> Source:
 
 
 def check_paths(source: Source, output: OutputPath, key: str = "output.path") -> None:
-    """Refuse an output that is the input, lies in it, or contains it."""
+    """Refuse an output that is the input, is inside it, or contains it."""
     check_apart(source.path, output, key)
 
 
@@ -59,7 +59,7 @@ def kept_bytes(sources: Iterable[Source | StoredArray], most: int | None = None)
 
 
 def check_decoding(sources: Iterable[Source], run: Run) -> None:
-    """Refuse inputs of which a single chunk takes more memory than a worker has, before any is decoded."""
+    """Refuse inputs whose single chunk takes more memory than a worker has, before any is decoded."""
     for source in sources:
         chunk = 1 if source.mapped else math.prod(source.chunks) * source.dtype.itemsize
         # It is in memory both encoded and decoded, or in two forms.

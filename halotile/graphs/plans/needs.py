@@ -27,7 +27,7 @@ MIB = 1024**2
 IMPORTS_BYTES = 700 * MIB
 """Resident memory of a worker before its first block: Python, Dask, zarr, torch."""
 SHARED_BYTES = 240 * MIB
-"""Part of it that is program files, of which a machine keeps one copy for all its workers."""
+"""Part of it that is program files; a machine keeps one copy for all its workers."""
 GPU_BYTES = 2048 * MIB
 """Allowance for a GPU driver and its libraries in a process that uses a GPU, until a trial has measured them."""
 CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")

@@ -58,7 +58,7 @@ def note_of_packing(
 
 
 def notes_of_place(output: OutputPath, directory: RunDirectory) -> tuple[str, ...]:
-    """Return notes on where an output and its run directory lie: in a store, or where other machines do not see locks."""
+    """Return notes on an output in an object store, or on a disk where other machines do not see locks."""
     if isinstance(output, ObjectPath):
         return (
             f"the run directory is {directory.path}: start resume, status and verify in the folder that contains it",
@@ -100,7 +100,7 @@ def levels_text(levels: NDArray[np.float64], roles: Roles, values: tuple[float, 
 
 
 def _noiseless(levels: NDArray[np.float64], roles: Roles) -> tuple[str, ...]:
-    """Return a note on planes among others of which no noise could be estimated."""
+    """Return a note on planes without a noise estimate, among others with one."""
     places = [place_text(roles, place) for place in np.ndindex(levels.shape) if levels[place] == 0]
     if not places:
         return ()
@@ -160,7 +160,7 @@ def plane_word(letters: str) -> str:
 
 
 def _metadata(layout: Layout) -> tuple[str, ...]:
-    """Return a note on axes because of which the output is no OME-Zarr."""
+    """Return a note on axes that OME-Zarr cannot have."""
     if layout.ome or fits(layout.axes):
         return ()
     return (

@@ -65,7 +65,7 @@ class WantedOutput:
 
     @property
     def folder(self) -> Path:
-        """Folder of an output on a disk: that of its files, or that the file lies in."""
+        """Folder of an output on a disk: of its files, or of its one file."""
         path = Path(str(self.path))
         return path.parent if self.is_file else path
 
@@ -86,7 +86,7 @@ class WantedOutput:
 
     @property
     def claim(self) -> ObjectClaim | None:
-        """The claim of an output in a store; None on a disk, where the run directory lies beside it."""
+        """The claim of an output in a store; None on a disk, where the run directory is beside it."""
         return ObjectClaim(self.path, self.directory) if isinstance(self.path, ObjectPath) else None
 
     @property
@@ -325,7 +325,7 @@ def _done_before(outputs: tuple[WantedOutput, ...]) -> int | None:
             )
         return None
     if previous is None:
-        owned = [*map(_is_own_journal, outputs, journals)]  # each is looked at: one of another job is refused
+        owned = [*map(_is_own_journal, outputs, journals)]  # each is checked: one of another job is refused
         if not any(owned):
             return None
     for wanted, journal in zip(outputs, journals, strict=True):

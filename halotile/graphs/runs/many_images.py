@@ -128,7 +128,7 @@ def run_many(
 
 
 class _Together:
-    """Adds the progress of an image to that of the images before it: one start, one end, and its cluster told once."""
+    """Adds the progress of an image to that of the images before it: one start, one end, and its cluster reported once."""
 
     def __init__(self, plans: Mapping[str, Plan], observer: Observer | None, directory: RunDirectory | None) -> None:
         self.observer = observer

@@ -138,9 +138,9 @@ class Status:
         self._sums = replace(self._sums, resumed=max(self._sums.resumed - damaged, 0))
 
     def pass_begins(self, phase: str, number: int, done: int) -> None:
-        """Count from here on the blocks of another pass, of which some are done."""
+        """Count from here on the blocks of another pass; some may be done."""
         self._before = self._counts.before(phase, number)
-        # The blocks of earlier runs do not measure the speed of this one. Those of outputs were counted at the beginning.
+        # The blocks of earlier runs do not measure the speed of this one. Output blocks were counted at the beginning.
         if not self._has_begun and self._counts.total > self.plan.blocks:
             self._sums = replace(self._sums, resumed=self._before + done)
         self._has_begun = True

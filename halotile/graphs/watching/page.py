@@ -363,7 +363,7 @@ class Board:
         return {"least": least, "most": most, "seconds": seconds}
 
     def _cells_of(self, numbers: BlockNumbers) -> BlockNumbers:
-        """The cell that each block lies in."""
+        """The cell of each block."""
         index = np.unravel_index(numbers, self.counts)
         places = [index[axis] * edge // self.counts[axis] for axis, edge in zip(self.axes, self._edges, strict=True)]
         cells: BlockNumbers = places[-1]
@@ -420,7 +420,7 @@ class Watch:
         return cluster.dashboard
 
     def begin(self, grid: Grid, done: RangeSet, quarantined: Collection[int], phase: str, title: str) -> None:
-        """Begin another pass over all blocks, of which some are done."""
+        """Begin another pass over all blocks; some may be done."""
         if self.client is None:
             return
         self.grid = grid

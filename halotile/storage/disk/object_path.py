@@ -23,7 +23,7 @@ SCHEMES = ("s3", "gs", "az")
 
 @dataclass(frozen=True, order=True)
 class ObjectPath:
-    """A place in an object store. There are no folders: one "exists" where an object lies below it.
+    """A place in an object store. There are no folders: one "exists" where an object is below it.
 
     >>> clean = ObjectPath("s3://scans/day/clean.zarr")
     >>> str(clean / "c/0/1"), str(clean.parent), clean.name
@@ -60,12 +60,12 @@ class ObjectPath:
 
     @property
     def parent(self) -> ObjectPath:
-        """The place that this one lies in."""
+        """The place that contains this one."""
         return ObjectPath(self.url.rpartition("/")[0]) if self.key else self
 
     @property
     def parents(self) -> tuple[ObjectPath, ...]:
-        """All places that this one lies in, the bucket last."""
+        """All places that contain this one, the bucket last."""
         return (self.parent, *self.parent.parents) if self.key else ()
 
     @property
@@ -108,11 +108,11 @@ class ObjectPath:
         return True
 
     def is_dir(self) -> bool:
-        """Return True where an object lies below."""
+        """Return True where there is an object below."""
         return next(self.objects(), None) is not None
 
     def exists(self) -> bool:
-        """Return True for an object, and where one lies below."""
+        """Return True for an object, and where there is one below."""
         return self.is_file() or self.is_dir()
 
     def facts(self) -> Any:

@@ -52,7 +52,7 @@ def _has_global_beegfs_locks(options: Sequence[str]) -> bool:
 
 ZARR_JSON = "zarr.json"
 ZARR_FILES = (ZARR_JSON, ".zgroup", ".zarray")
-"""Metadata files, one of which every Zarr has at its root."""
+"""Metadata files; every Zarr has one of them at its root."""
 
 
 def outside_zarr(path: str) -> str:
@@ -107,7 +107,7 @@ def check_path(path: str | OutputPath, key: str = "output.path") -> None:
 
 
 def check_dots(path: str | OutputPath, key: str = "output.path") -> None:
-    """Refuse a path whose ``..`` lies behind a symlink: made absolute, it would be another one."""
+    """Refuse a path with ``..`` behind a symlink: made absolute, it would be another one."""
     if isinstance(path := path_of(path), ObjectPath):
         return
     if os.path.realpath(path) != os.path.realpath(os.path.abspath(path)):
@@ -145,7 +145,7 @@ def check_parents(path: str | OutputPath, key: str = "output.path", *, may_make:
 
 
 def check_apart(source: OutputPath, output: OutputPath, key: str = "output.path") -> None:
-    """Refuse an output that is the input, lies in it, or contains it."""
+    """Refuse an output that is the input, is inside it, or contains it."""
     read, written = source.resolve(), output.resolve()
     if read == written:
         raise OutputRefused(f"{key} is {output}: that is the input. Write another path.")

@@ -45,7 +45,7 @@ def open_png(path: str, *, axes: str | None) -> Reader:
 
 
 def _describe(path: str) -> tuple[tuple[int, ...], type, list[str]]:
-    """Shape, type and remarks, from the header and the kinds of the chunks of the file, all of which have to be there."""
+    """Shape, type and remarks, from the header and the kinds of the chunks of the file, which all have to be there."""
     with Path(path).open("rb") as file:
         start = file.read(33)
         kinds: set[bytes] = set()

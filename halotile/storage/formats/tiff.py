@@ -182,7 +182,7 @@ def _refuse_palette(page: Any) -> None:
 
 
 def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str | None, path: str) -> Header:
-    """The header of the chosen series, of which there may be several alike, the first of that number."""
+    """The header of the chosen series; the first, where several have that number."""
     series, is_stack = chosen[0], len(chosen) > 1
     if series.dtype is None:
         raise InputError("its pixels have a number of bits that cannot be read. Save it with 8, 16 or 32 bits.")

@@ -22,7 +22,7 @@ WINDOW_BYTES = 32 * 2**20
 
 
 MOST_CHANNELS = 8
-"""Channels that are looked at one by one, or drawn in their colours."""
+"""Most channels that are examined one by one, or drawn in their colours."""
 Component = Literal["modulus", "phase", "real", "imag"]
 _PARTS: Mapping[Component, Any] = {"modulus": np.abs, "phase": np.angle, "real": np.real, "imag": np.imag}
 

@@ -330,7 +330,7 @@ def _nodata(planes: Planes) -> float | None:
 
 
 def _nodata_tags(planes: Planes) -> list[geotiff.Tag]:
-    """The value of holes; in floats with a georeference they are NaN, which programs for maps want to be told."""
+    """The value of holes; with a georeference, NaN in floats is declared as well, because GIS programs need it."""
     nodata, is_float = _nodata(planes), planes.source.dtype.kind == "f"
     if nodata is None and is_float and planes.source.georeference:
         nodata = math.nan

@@ -37,8 +37,8 @@ WORKERS = "workers"  # output of workers on other machines, and their certificat
 BATCH = "batch.json"  # the batch job: its number and its request
 SCRIPT, LOG = "batch.sh", "batch.log"  # the batch script and its output
 FINISHED, FAILED = "finished", "failed"  # the end of the run, for other programs; the second has the reason
-PRIMARY = "primary.json"  # beside a further output: path of the run directory, which lies beside the first
-CLAIM = "claim.json"  # the claim on an output in an object store, as it lies beside that
+PRIMARY = "primary.json"  # beside a further output: path of the run directory, beside the first
+CLAIM = "claim.json"  # the claim on an output in an object store, as it is beside that
 REPLACED = "replaced"  # in the state of a scratch folder: what was there before
 STOP = "stop"  # exists while a run ends early: workers start no further block
 NAMES = {
@@ -151,7 +151,7 @@ class RunDirectory:
         return _or_none(self.read_job)
 
     def read_primary(self) -> str | None:
-        """The directory that keeps the run, where this one lies beside a further output of it."""
+        """The directory that keeps the run, where this one is beside a further output of it."""
         run = (_or_none(lambda: self._read(self.path / PRIMARY)) or {}).get("run")
         return os.path.normpath(self.path.parent / run) if run else None
 

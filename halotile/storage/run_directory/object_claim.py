@@ -1,4 +1,4 @@
-"""Claim of an output in an object store by one run directory, wherever that lies: locks of files do not reach there."""
+"""Claim of an output in an object store by one run directory on any machine: file locks do not work there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ObjectClaim:
         return self.output.with_name(f"{self.output.name}.run") / CLAIM
 
     def holder(self) -> dict[str, Any] | None:
-        """The claim that lies in the store; None where there is none. Raises OSError where the store does not answer."""
+        """The claim in the store; None where there is none. Raises OSError where the store does not answer."""
         try:
             holder = json.loads(self.place.read_bytes())
         except FileNotFoundError:

@@ -75,7 +75,7 @@ class PatternCounts:
         self.least = np.inf
         self.peak = np.zeros(self.counting.shape)  # the largest count of each pixel that counts
         self.piled = (0.0, 0)  # the largest of them, and the pixels that have it in one pattern
-        # patterns in which a pixel is far above all around it, of those that were looked at for it
+        # patterns in which a pixel is far above all around it, of the sampled ones
         self.alone, self.looked_at = np.zeros(self.counting.shape, np.int64), 0
 
     def cleaned(self, read: NDArray[Any], numbers: Indices) -> NDArray[Any]:
@@ -135,20 +135,20 @@ class PatternCounts:
         return self._in_file(is_hot & (away > BEAM))
 
     def dead(self) -> Indices:
-        """Those of what never counts though all around does."""
+        """Pixels that never count although all pixels around them do."""
         least = minimum_filter(self.sum, footprint=AROUND, mode="constant")
         known = self.counting & ~self.full & ~self.negative
         return self._in_file((self.sum == 0) & known & (least >= BRIGHT * self.least))
 
     def saturated(self) -> Indices:
-        """Those of what has the largest count, where more pixels have it than nearly as much: no light does that."""
+        """Pixels at the largest count, where more pixels have it than nearly as much: no light does that."""
         most, together = self.piled
         at_most, near = self.peak == most, self.peak >= NEAR * most
         is_cut = most >= MANY and together > PILED and 2 * at_most.sum() > near.sum()
         return self._in_file(at_most & is_cut)
 
     def stop(self) -> Indices:
-        """Those of some pixels around the middle that never count though what is beside them does."""
+        """Pixels around the middle that never count although their neighbours do."""
         regions, _ = label(self.sum == 0)
         number = regions[tuple(n // 2 for n in regions.shape)]
         region = (regions == number) & self.counting & (number > 0)
@@ -256,7 +256,7 @@ ORDER = 16
 
 
 class PatternArray(Protocol):
-    """Patterns, (positions, rows, columns), of which some are read at once."""
+    """Patterns, (positions, rows, columns); some are read at once."""
 
     @property
     def shape(self) -> tuple[int, ...]:

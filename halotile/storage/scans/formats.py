@@ -165,7 +165,7 @@ def _of_chunk(file: Any, chunk: str, name: str, ndim: int, tail: tuple[int, ...]
 
 
 def _meta(file: Any, name: str, count: int = 1) -> list[float]:
-    """Finite numbers among the metadata, of which there may be one for all."""
+    """Finite numbers among the metadata; there may be one for all."""
     option = "pixel" if name == "psize" else name
     if (found := dataset_in(file, f"meta/{name}")) is None:
         raise InputError(f"{file.filename} has no meta/{name}. Write --{option}.")

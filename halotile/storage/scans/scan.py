@@ -23,7 +23,7 @@ MARK = "halotile_scan"
 VERSION = 1
 PATTERNS = "patterns"
 MEAN, MAXIMUM = "mean", "maximum"
-"""Arrays that are there to be looked at: over all patterns."""
+"""Arrays for inspection: over all patterns."""
 LENGTHS = {"wavelength": "energy", "distance": "distance", "pixel": "pixel"}
 """Options of `recon-cli convert` that give a length."""
 SHORTEST, LONGEST = 1e-15, 1e-3
@@ -126,7 +126,7 @@ def is_scan(path: str | Path) -> bool:
 
 
 def write_values(part: Path, scan: Scan, source: str, summary: Mapping[str, NDArray[Any]]) -> None:
-    """Write everything of a scan into the group of its patterns, and what is there to be looked at."""
+    """Write everything of a scan into the group of its patterns, and the arrays for inspection."""
     import zarr
 
     attributes = {name: getattr(scan, name) for name in VALUES} | {"source": os.path.basename(source)}

@@ -17,7 +17,7 @@ PROCESS = "entry_1/process_1"
 
 @dataclass(frozen=True, eq=False)
 class StartValues:
-    """Values to begin with; None: the first guess. Those of patterns are in the order of the file that the scan came from."""
+    """Values to begin with; None: the first guess. Values of patterns are in the order of the file that the scan came from."""
 
     object: NDArray[Any] | None = None  # complex
     obj: NDArray[Any] | None = None  # same with margins of any width around the scan, as CDTools writes it

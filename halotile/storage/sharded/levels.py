@@ -114,7 +114,7 @@ def level_arrays(
 
 
 def _cut(whole: int, length: int, shard: int, chunk: int, block: int, part: int) -> tuple[int, int]:
-    """Edge of a shard and of a chunk along one axis of a level, one pixel of which covers ``part``."""
+    """Edge of a shard and of a chunk along one axis of a level whose pixel covers ``part``."""
     if part == 1:
         return shard, chunk
     if block < whole:

@@ -238,7 +238,7 @@ def group_attributes(
 def transformations(
     scale: Sequence[float], translation: Sequence[float], covered: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Size and position of the pixels of a level, each of which covers some of the finest one."""
+    """Size and position of the pixels of a level; each covers some of the finest ones."""
     if not covered or max(covered) == 1:
         first = [{"type": "translation", "translation": list(translation)}] if translation else []
         return [{"type": "scale", "scale": list(scale)}, *first]

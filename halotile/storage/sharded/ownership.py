@@ -120,7 +120,7 @@ def remove_added_levels(place: str | OutputPath, layout: AnyLayout, disk: Output
 
 
 def stored_digest(path: str | OutputPath, remedy: str = "") -> bytes:
-    """Digest of all shards of a finished output, of which only the ends are read; empty if halotile did not lay it out.
+    """Digest of all shards of a finished output; only their ends are read; empty if halotile did not lay it out.
 
     A lost shard is refused with a remedy, by default that of an image.
     """
@@ -177,7 +177,7 @@ def foreign_pixels_reason(problems: Mapping[int, list[str]], done: int) -> str:
 
 
 def _has_further_shards(root: str | OutputPath, layout: AnyLayout) -> bool:
-    """Return True where shards lie outside the array that the run wrote: a user appended them."""
+    """Return True where there are shards outside the array that the run wrote: a user appended them."""
     for array in layout.arrays:
         counts = array.grid.counts
         for name in files_below(array.path(root) / "c"):

@@ -16,7 +16,7 @@ from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata
 class Vectors:
     """The images of one solver in one folder.
 
-    Those of iteration k are in copy ``k`` modulo the number of copies, so that a pass never writes the copy it reads.
+    Vectors of iteration k are in copy ``k`` modulo the number of copies, so that a pass never writes the copy it reads.
     """
 
     folder: Path  # folder of the images

@@ -1,4 +1,4 @@
-"""Activations with the same bits for a pixel wherever it lies in its window.
+"""Activations with the same bits for a pixel at any place in its window.
 
 torch computes an elementwise function on whole vectors of the CPU, and the remainder at the end of a
 tensor one by one, by another formula: a sigmoid, or anything made of exponentials, may differ there in its last bit.

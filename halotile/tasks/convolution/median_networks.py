@@ -71,7 +71,7 @@ class MedianNetwork:
         return ends
 
     def __call__(self, source: torch.Tensor) -> torch.Tensor:
-        """Return the median of every window that lies in ``source``."""
+        """Return the median of every window inside ``source``."""
         import torch
 
         values = {0: source}

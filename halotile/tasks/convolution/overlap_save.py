@@ -1,6 +1,6 @@
 """Correlation of images with kernels by Fourier transforms of overlapping cells (overlap-save).
 
-The cells have fixed places in the plane: along each axis their edges lie 32 pixels before and after every multiple of
+The cells have fixed places in the plane: along each axis their edges are 32 pixels before and after every multiple of
 1024, and halfway between. A region is computed from all cells that it touches, each by the same
 transform of the same pixels, so any region has the bits of the whole. A core of 1024 or 2048 pixels, on a
 multiple of 1024 and with a halo of up to 32, ends on cell edges: compared to cells cut for the region it costs

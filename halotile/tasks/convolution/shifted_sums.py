@@ -2,7 +2,7 @@
 
 A convolution routine chooses its algorithm by the size of its input, and a running sum
 depends on its start: their last bits depend on the tile. Here each output pixel is the same
-sequence of single multiplications and additions wherever it lies in whatever window, so its bits
+sequence of single multiplications and additions at any place in any window, so its bits
 are the same too. For that reason nothing here uses a fused multiply-add (``alpha=``, ``addcmul``),
 which may be rounded once in a vector loop and twice in its remainder.
 """

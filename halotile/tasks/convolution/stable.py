@@ -31,7 +31,7 @@ def is_few(image: torch.Tensor) -> bool:
 
 
 def make_steady(module: Any) -> None:
-    """Make every convolution layer of a module go to oneDNN, with two copies of a small single image, of which one is kept."""
+    """Make every convolution layer of a module go to oneDNN, with two copies of a small single image, and keep one result."""
     for layer in _layers(module):
         dilations = tuple(layer.dilation), _spread(layer)
         layer.forward = partial(_steady_layer, layer, layer.forward, dilations)

@@ -49,7 +49,7 @@ class CoreModel(ABC):
 
 
 class Denoiser(Protocol):
-    """The options of a denoiser and its declarations, most of which have defaults for those who derive from it."""
+    """The options of a denoiser and its declarations, most with defaults for subclasses."""
 
     name: ClassVar[str]
     """The name in a job file."""
@@ -82,7 +82,7 @@ class Denoiser(Protocol):
 
     @property
     def alignment(self) -> int:
-        """Number of pixels of which tile origins must be multiples (the total stride of a strided network)."""
+        """Alignment: tile origins must be multiples of it (the total stride of a strided network)."""
         return 1
 
     @property
@@ -302,7 +302,7 @@ class LeveledFilter(Leveled, Spaced):
 
 
 def _unit_of(strength: float | torch.Tensor, image: torch.Tensor) -> Any:
-    """A power of two near a strength; None for one that needs no other unit, and for a map of several, whose least and largest may lie far apart.
+    """A power of two near a strength; None for one that needs no other unit, and for a map of several, whose least and largest may be far apart.
 
     A GPU is not waited for: it gets a tensor. Squares of the image in that unit do not overflow.
     """

@@ -117,7 +117,7 @@ def _padded(rows: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def _middle(source: torch.Tensor, size: int, network: MedianNetwork | None) -> torch.Tensor:
-    """The median of every window that lies inside."""
+    """The median of every window inside the image."""
     if network is not None:
         return network(source)
     windows = source

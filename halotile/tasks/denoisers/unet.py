@@ -90,7 +90,7 @@ class UNet(Pixelwise):
 
     @property
     def channels(self) -> tuple[int, int]:
-        """Those of the images that it was trained on."""
+        """Values of the images that it was trained on."""
         return (self.architecture.channels, self.architecture.channels)
 
     @property

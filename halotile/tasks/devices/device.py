@@ -342,7 +342,7 @@ def all_finite(pixels: NDArray[Any]) -> bool:
     if pixels.dtype.kind != "f":
         return True
     with np.errstate(over="ignore", invalid="ignore"):
-        total = pixels.sum()  # overflows to infinity for some finite pixels: then each is looked at
+        total = pixels.sum()  # overflows to infinity for some finite pixels: then each is checked
     return bool(np.isfinite(total)) or bool(np.isfinite(pixels).all())
 
 

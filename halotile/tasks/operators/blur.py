@@ -85,7 +85,7 @@ class Blur:
 
     @property
     def reach(self) -> int:
-        """Half the kernel size; all of it for ``valid``, where a measurement pixel lies at the first pixel of the kernel."""
+        """Half the kernel size; all of it for ``valid``, where a measurement pixel is at the first pixel of the kernel."""
         taps = int(max(self.kernel.shape[-2:]))
         return taps - 1 if self.boundary == "valid" else taps // 2
 

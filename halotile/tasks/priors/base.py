@@ -100,7 +100,7 @@ class Density(Derived):
 class Within(Derived):
     """An image inside bounds: the projection onto them, pixel by pixel.
 
-    ``low, high``: least and greatest value; None for none; ``before``: the image before a step, of which at least half remains.
+    ``low, high``: least and greatest value; None for none; ``before``: the image before a step; at least half of it remains.
 
     >>> from halotile.tasks.operators.base import InMemory, read_all
     >>> read_all(Within(InMemory(np.array([-2.0, 1.0, 9.0])), 0.0, 5.0, InMemory(np.array([1.0, 4.0, 0.0])))).tolist()

@@ -16,7 +16,7 @@ from halotile.tasks.ptychography.recipe import PARTS, VARYING, ScanRecipe
 
 Box = tuple[slice, slice]
 OWN_PARTS = ("positions", "intensities", "shares", "pattern_loss")
-"""Parts of which each pattern has its own; its loss is beside the gradients."""
+"""Parts that each pattern has for itself; its loss is beside the gradients."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Positions:
 
     @classmethod
     def joined(cls, parts: Sequence[Positions]) -> Positions:
-        """Those of several parts, one after the other."""
+        """Concatenate several parts."""
         shares = [part.shares for part in parts if part.shares is not None]
         pixel, fraction, weight = (
             torch.cat([getattr(part, name) for part in parts]) for name in ("pixel", "fraction", "weight")
@@ -250,7 +250,7 @@ class _Waves(NamedTuple):
     ramp: torch.Tensor
     """Factors of frequencies that shift by the fraction of a pixel."""
     factor: Any
-    """Those of the propagation."""
+    """Tensors of the propagation."""
     weight: torch.Tensor | None
     """Amplitude of the beam, (positions, 1, 1, 1); None where it is 1."""
     shifted: torch.Tensor

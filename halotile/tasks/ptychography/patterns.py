@@ -70,7 +70,7 @@ class EpochOrder:
 
 
 def steps_of(recipe: ScanRecipe, epoch: int, half: int | None = None) -> EpochOrder:
-    """The patterns of each slot in each step of an epoch of all positions or of a half, some of which may be none.
+    """The patterns of each slot in each step of an epoch of all positions or of a half; some may be empty.
 
     With all patterns in memory a step has any of them, and a slot has neighbours among those. Otherwise a slot draws from a window of some
     whole chunks, which are read in a random order.
@@ -86,7 +86,7 @@ def steps_of(recipe: ScanRecipe, epoch: int, half: int | None = None) -> EpochOr
 
 
 def slots_of(batch: PatternNumbers, slots: int) -> list[PatternNumbers]:
-    """A batch in as many parts of neighbours, some of which may be empty.
+    """A batch in as many parts of neighbours; some may be empty.
 
     >>> [part.tolist() for part in slots_of(np.arange(5), 4)]
     [[0], [1], [2], [3, 4]]

@@ -121,7 +121,7 @@ class Refinement:
         return total / pixels
 
     def check_end(self, state: ReconstructionState, epoch: int) -> None:
-        """Refuse the end of a stage that its last step has made worse than any loss tells, each of which is from before its step."""
+        """Refuse the end of a stage whose last step diverged: each loss is from before its step and would not show it."""
         for half, one in zip(self.recipe.halves, (state, *state.halves), strict=True):
             if one.is_spoilt(one.stage_begun, one.losses[-1], self.recipe.loss):
                 raise Diverged(
@@ -225,7 +225,7 @@ class Refinement:
         return [self._found_alone(state, *slot) for slot in zip(parts, places, strict=True)]
 
     def _has_same_bits_together(self, state: ReconstructionState, parts: Sequence[PatternNumbers]) -> bool:
-        """Compute slots in both ways, with an object and a probe of which nothing cancels or is 0."""
+        """Compute slots in both ways, with an object and a probe without zeros or cancellations."""
         drawn = state.at_random(self.refined, self.recipe.seed)
         places = self.positions(drawn, parts)
         apart = [self._found_alone(drawn, *slot) for slot in zip(parts, places, strict=True)]

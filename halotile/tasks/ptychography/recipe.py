@@ -281,7 +281,7 @@ class ScanRecipe:
         return self.places_of(slice(None))
 
     def places_of(self, numbers: NDArray[np.int64] | slice) -> NDArray[np.float64]:
-        """Those of some patterns."""
+        """Positions of the given patterns."""
         return np.asarray(self.scan.positions[numbers] / self.optics.pixel - self._least + self.margin)
 
     @cached_property

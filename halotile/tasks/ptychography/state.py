@@ -167,7 +167,7 @@ def _power(wave: torch.Tensor) -> float:
 
 
 def _moved(tensors: Mapping[str, torch.Tensor], device: Any) -> PartTensors:
-    """The tensors on a device, all in one layout: the kernel of Adam takes them as they lie in memory."""
+    """The tensors on a device, all in one layout: the kernel of Adam takes them in their order in memory."""
     return {name: tensor.to(device).contiguous() for name, tensor in tensors.items()}
 
 
@@ -320,7 +320,7 @@ def by_name(found: PatternGradients) -> SlotGradients:
 
 
 def unpacked(vector: torch.Tensor, shapes: Mapping[str, tuple[int, ...]]) -> SlotGradients:
-    """Those of a slot that another rank sent."""
+    """Gradients of a slot that another rank sent."""
     loss, *pieces = vector.split([LOSS_NUMBERS, *map(math.prod, shapes.values())])
     found = {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
     return {"loss": loss.clone().view(torch.float64)} | found

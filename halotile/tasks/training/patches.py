@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
-from halotile.storage.views import readable_parts
 from halotile.tasks.networks.base import Network
-from halotile.tasks.noise.estimate import SAMPLES, UNKNOWN, ImageValues, as_square, plane_regions, sample_regions
-from halotile.tasks.noise.photon_noise import PhotonNoise, noise_of_planes
+from halotile.tasks.noise.estimate import UNKNOWN, ImageValues, sample_regions
+from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.roles import respanned, spanned
 
@@ -100,13 +99,6 @@ class Patches(NamedTuple):
     pixels: NDArray[np.float32]
     valid: NDArray[np.bool_]
     second: NDArray[np.float32]
-
-
-class HeldOutCrop(NamedTuple):
-    """Pixels that no step has seen, normalised, (channels, rows, columns), NaN where they do not count; and their noise."""
-
-    noisy: Values
-    noise: PhotonNoise
 
 
 @dataclass(frozen=True)
@@ -207,27 +199,22 @@ class PatchSource:
             if cell := self._cell(number):
                 yield cell
 
-    def crop(self, edge: int, most: int) -> HeldOutCrop | None:
-        """The middle of that cell which has most structure of so many that are held out; None where there are none of a quarter of that edge or more."""
-        numbers = range(HELD_FIRST, self.cells, HELD_EVERY)
-        found = [(cell, n) for n in numbers[:: max(1, len(numbers) // most)] if (cell := self._cell(n))][:most]
+    def crop(self, edge: int, most: int) -> Values | None:
+        """The middle of that cell of the first image which has most structure of so many that are held out, normalised, (channels, rows, columns).
+
+        Pixels that do not count are NaN. None where no cell has a quarter of that edge or more.
+        """
+        numbers = range(HELD_FIRST, self.ends[0], HELD_EVERY)
+        found = [cell for n in numbers[:: max(1, len(numbers) // most)] if (cell := self._cell(n))][:most]
         if not found:
             return None
-        (pixels, valid, _), number = max(found, key=lambda each: _structure(each[0].pixels))
+        pixels, valid, _ = max(found, key=lambda cell: _structure(cell.pixels))
         inside = tuple(slice((n - min(n, edge)) // 2, (n + min(n, edge)) // 2) for n in pixels.shape[1:])
         noisy = np.where(valid, pixels, np.nan)[:, *inside].astype(np.float64)
-        image, plane, _ = self._place(number)
-        others = {axis: n for axis, n in enumerate(plane) if axis not in image.spatial}
-        low, high = self.values
-        planes = []
-        for channel in range(image.channels):
-            at = others if image.channel is None else others | {image.channel: channel}
-            parts = readable_parts(image.source, plane_regions(image.source.shape, image.spatial, at, SAMPLES))
-            planes.append([(as_square(part, image.spatial) - low) / (high - low) for _, part in parts])
-        return HeldOutCrop(noisy, noise_of_planes(planes)) if min(noisy.shape[1:]) >= edge // 4 else None
+        return noisy if min(noisy.shape[1:]) >= edge // 4 else None
 
-    def _place(self, number: int) -> tuple[TrainingImage, list[int], list[range]]:
-        """The image of a cell, its place on the axes of planes, and its rows and columns."""
+    def _cell(self, number: int) -> Patches | None:
+        """The pixels of a cell, normalised; None where there is too little to learn from."""
         which = bisect.bisect_right(self.ends, number)
         image, (rows, columns) = self.images[which], self.counts[which]
         inside = number - (self.ends[which - 1] if which else 0)
@@ -236,11 +223,7 @@ class PatchSource:
             range(n * index // parts, n * (index + 1) // parts)
             for n, index, parts in zip(image.edges, divmod(cell, columns), (rows, columns), strict=True)
         ]
-        return image, [int(i) for i in np.unravel_index(plane, image.planes)], ranges
-
-    def _cell(self, number: int) -> Patches | None:
-        """The pixels of a cell, normalised; None where there is too little to learn from."""
-        image, place, ranges = self._place(number)
+        place = [int(i) for i in np.unravel_index(plane, image.planes)]
         stored = image.read(image.source, place, *ranges)
         valid = _trusted(stored, image.values.saturated)
         pixels = second = self._filled(stored)
@@ -327,7 +310,9 @@ class Recipe:
     rate: float  # learning rate of Adam in the first step; it ends at 0, along half a cosine
     every: int  # steps from one row of the curve to the next
     mode: Literal["exact", "fast"] = "exact"  # order in which gradients are added: see `fit`
-    white: bool = True  # true where the noise differs from pixel to pixel, and errors can be estimated
+    noise: PhotonNoise | None = (
+        None  # that of each channel of the first image, normalised; None where pixels share noise
+    )
     checkpoint: Path = Path()  # checkpoint, curve, examples: files on a disk that all ranks see
     curve: Path = Path()
     examples: Path = Path()

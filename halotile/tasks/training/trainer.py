@@ -36,18 +36,18 @@ from halotile.tasks.networks.base import Network
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quality import unbiased_risk, without_outliers
 from halotile.tasks.noise.quiet_windows import Values
-from halotile.tasks.training.patches import HeldOutCrop, Patches, Recipe, Structure
+from halotile.tasks.training.patches import Patches, Recipe, Structure
 
 MASKED = 0.03
 """Share of the pixels of a patch that Noise2Void hides."""
 AROUND = torch.tensor([place for place in itertools.product(range(-2, 3), repeat=2) if place != (0, 0)])
-"""Offsets of the neighbours, of which one replaces a hidden pixel, or their median."""
+"""Offsets of the neighbours; one of them, or their median, replaces a hidden pixel."""
 REACH = 4
 """Pixels on each side of a hidden one that are replaced as well, along the axis where neighbours share noise."""
 GRID = 4
 """Distance of the pixels that Noise2Self hides."""
 LAYOUT = torch.channels_last
-"""Order in which weights and activations lie in memory: a step on CPUs takes a fifth less than with channels first."""
+"""Memory format of weights and activations: a step on CPUs takes a fifth less than with channels first."""
 
 
 class BlindTask(NamedTuple):
@@ -397,21 +397,18 @@ class _Recorder:
 
     def _held_out_errors(self) -> tuple[HeldOutErrors, int] | None:
         """Errors on a crop; None where the noise is not known, or the training is too short for them."""
-        recipe = self.recipe
-        crop = recipe.patches.crop(CROP, CROPS) if recipe.white else None
-        alignment = recipe.network.alignment
-        if crop is None or min(crop.noisy.shape[1:]) < CONTEXT + alignment:
+        recipe, noise, alignment = self.recipe, self.recipe.noise, self.recipe.network.alignment
+        if noise is None or not (noise.gain + noise.read_sigma > 0).all():  # False for NaN
             return None
-        if not (crop.noise.gain + crop.noise.read_sigma > 0).all():  # False for NaN
+        crop = recipe.patches.crop(CROP, CROPS)
+        if crop is None or min(crop.shape[1:]) < CONTEXT + alignment:
             return None
-        found = HeldOutErrors(crop, self.trainer.device, alignment)
+        found = HeldOutErrors(crop, noise, self.trainer.device, alignment)
         work = SHARE * WORK * recipe.steps * recipe.batch / 2 * recipe.patches.patch**2
         estimates = int(work / found.work) - len(FILTERS) * len(STRENGTHS)
-        return (
-            (found, math.ceil(recipe.steps / recipe.every / estimates))
-            if estimates > 0 and math.isfinite(found.unchanged)
-            else None
-        )
+        if estimates <= 0 or not math.isfinite(found.unchanged):
+            return None
+        return found, math.ceil(recipe.steps / recipe.every / estimates)
 
     def __call__(self, step: int, loss: float) -> None:
         self.losses.append(loss)
@@ -493,7 +490,7 @@ class _Recorder:
 
 
 CROP, CROPS, CONTEXT = 128, 16, 16
-"""Edge of the crop on which the network is compared with filters; held-out cells of which the one with most structure is taken; and pixels that are
+"""Edge of the crop on which the network is compared with filters; most held-out cells, among which the one with most structure is taken; and pixels that are
 mirrored around it, as at the rim of an image."""
 SHARE, WORK = 0.05, 3
 """Share of the work of one of two ranks for the comparison, at most, and work of a step relative to that of the network in use."""
@@ -504,10 +501,10 @@ STRENGTHS = 0.5, 1.0, 2.0
 class HeldOutErrors:
     """Estimated errors on a crop, relative to that of the noisy one, as :func:`~halotile.tasks.noise.quality.unbiased_risk` has them."""
 
-    def __init__(self, crop: HeldOutCrop, device: Any, alignment: int = 1) -> None:
-        self.crop, self.device, self.alignment = crop, device, alignment
-        self.noisy, outliers = without_outliers(*crop)
-        self.noise = replace(crop.noise, read_sigma=np.where(outliers, np.nan, crop.noise.read_sigma))
+    def __init__(self, crop: Values, noise: PhotonNoise, device: Any, alignment: int = 1) -> None:
+        self.of_channels, self.device, self.alignment = noise, device, alignment
+        self.noisy, outliers = without_outliers(crop, noise)
+        self.noise = replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma))
         self.used = 0
         """Number of times that a model was used."""
         self.unchanged = self.error(lambda pixels: pixels)
@@ -541,7 +538,7 @@ class HeldOutErrors:
         }
 
     def _filter(self, denoiser: Denoiser) -> Callable[[torch.Tensor], torch.Tensor]:
-        noise = self.crop.noise
+        noise = self.of_channels
         parts = zip(noise.gain, noise.offset, noise.read_sigma, strict=True)
         models = [for_photon_noise(denoiser, PhotonNoise(*part), 1.0).build() for part in parts]
         return lambda pixels: torch.cat([model(pixels[:, [n]]) for n, model in enumerate(models)], 1)

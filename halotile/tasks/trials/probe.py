@@ -126,7 +126,7 @@ def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
     Returns
     -------
     (int, int)
-        The receptive field, and the number of which tile origins must be multiples.
+        The receptive field, and the alignment: tile origins must be multiples of it.
 
     Examples
     --------
@@ -265,7 +265,7 @@ def _probe_axis(trial: Trial, axis: int, likely: tuple[int, int] | None) -> tupl
 
 
 def stride_along(trial: Trial, axis: int) -> int:
-    """Number of which tile origins must be multiples along an axis; :data:`FAR` or :data:`PLACED` if tiles are impossible.
+    """Alignment of tile origins along an axis; :data:`FAR` or :data:`PLACED` if tiles are impossible.
 
     For a model that may draw random numbers or keep state; for such a model only :data:`FAR` is detected.
     """
@@ -299,7 +299,7 @@ def _reach_at_most(trial: Trial, axis: int) -> int | None:
 
 
 def _reach(trial: Trial, axis: int, length: int, positions: list[int], probes: Iterable[Probe]) -> int | None:
-    """Largest distance to a pixel that these positions affect; None if that may lie beyond the window."""
+    """Largest distance to a pixel that these positions affect; None if that may be beyond the window."""
     reach = 0
     window = trial.noise(trial.shape(axis, length))
     at_once = max(1, BATCH_PIXELS // window[0, 0].numel())

@@ -140,7 +140,7 @@ def _features(tile: Window) -> frozenset[Hashable]:
 def _long_windows(tile: Region, tiling: Tiling) -> list[Region]:
     """For each axis a window of half as many pixels as the tile or more, long on that axis and short on the others.
 
-    A third of a long window lies before the tile, if there is as much: a network may look backwards, or cut its image
+    A third of a long window is before the tile, if there is as much: a network may look backwards, or cut its image
     into parts that begin at its first pixel.
     """
     short = [

@@ -25,7 +25,7 @@ from halotile.tasks.noise.estimate import sample_regions
 from halotile.tasks.roles import Roles, respanned, spanned
 
 CANDIDATES = 16
-"""Places that are looked at."""
+"""Places that are tried."""
 LARGEST = 1 << 22
 """Most pixels of a sample."""
 EDGE = {1: 4096, 2: 128, 3: 32}
@@ -90,7 +90,7 @@ class TrialImage:
 
 
 def compare(part: Region, one: tuple[NDArray[Any], Region], other: tuple[NDArray[Any], Region], scale: int) -> float:
-    """The largest difference of two images on a part of both, each given with its region; ``scale`` of their pixels lie in one of the region.
+    """The largest difference of two images on a part of both, each given with its region; ``scale`` of their pixels are in one of the region.
 
     Both may have the same infinity, or NaN.
 
@@ -117,7 +117,7 @@ def choose_samples(
     tiles only where tiles differ in it.
 
     ``source``: image; ``roles``: its axes; ``values``: values that are mapped to 0 and 1; ``depth``: halo on each tiled axis; ``align``: number of
-    pixels of which tile origins must be multiples.
+    the alignment of tile origins in pixels.
     """
     dims = len(roles.spatial)
     edge = _multiple(max(EDGE[dims], max(map(max, depth)) + EDGE[dims] // 2), align)
@@ -190,7 +190,7 @@ def _side_by_side(places: list[Sample], dims: int) -> Sample:
 
 
 ODD = 5
-"""Added to the pixels before a window, of which there are an odd number then: a stride of two does not begin with it."""
+"""Added to the pixels before a window to make their number odd: a stride of two does not begin with it."""
 LONG_PIXELS = 2**18
 """Pixels of a long image."""
 

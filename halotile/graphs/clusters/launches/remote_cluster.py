@@ -113,7 +113,7 @@ class Supervisor(RunningCluster):
         if waiting := [state.text for state in states.values() if not state.over]:
             self._waiting = _describe(waiting)
         if now >= self._not_before:
-            if self._failure is not None:  # the workers left have gone on; the fault may be mended
+            if self._failure is not None:  # the workers left have gone on; the cause may be gone
                 self._failure, self._ended_early = None, 0
             self.cluster.scale(self._target())
 

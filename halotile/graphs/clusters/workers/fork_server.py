@@ -1,6 +1,6 @@
 """The process that workers are forked from, which has imported the modules that each of them needs.
 
-So they are imported once and not once a worker, lie in memory once, and a worker that takes the place of a dead one works
+So they are imported once and not once a worker, take memory once, and a worker that takes the place of a dead one works
 at once. The process has one thread and computes nothing: processes forked from it are safe to compute with.
 """
 
@@ -58,7 +58,7 @@ def ensure_forks() -> None:
     with children_spared_from_ctrl_c(), own_environment():
         # Batch systems send them to every process. Without this one no worker starts, and Dask waits for it; workers get them.
         signal.pthread_sigmask(signal.SIG_BLOCK, SPARED)
-        # It imports the same modules as this process, and nothing that happens to lie in the working directory.
+        # It imports the same modules as this process, and nothing from the working directory.
         path = os.pathsep.join(filter(None, sys.path))
         os.environ.update(WORKER_ENVIRONMENT, PYTHONPATH=path, PYTHONSAFEPATH="1")
         try:

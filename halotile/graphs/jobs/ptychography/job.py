@@ -149,7 +149,7 @@ def shortened(job: Ptychography, rows: int) -> Ptychography:
 LIKELIHOOD = "poisson_nll"
 """The loss without a zero: the `amplitude_mse` of its result is compared with that of the noise."""
 FAR_ABOVE = 2
-"""Loss, relative to that of the noise, of which the user is told what it may come from."""
+"""Loss, relative to that of the noise, above which the outcome names possible causes."""
 HELD_OUT = "{:.0%} of the pixels of each pattern are held out: their loss decides which epoch of a stage is kept"
 MORE_EPOCHS = "the loss on the held-out pixels still falls: more epochs may give a better object"
 LOST = 5e-3

@@ -147,7 +147,7 @@ SHAPES = (0.05, 1e6)
 PARTS = 8
 """Parts of a distribution, each with its mean count."""
 SOME_BYTES = 2**27
-"""Most bytes of the patterns whose counts are looked at."""
+"""Most bytes of patterns that are read to examine their counts."""
 
 
 def photon_loss(mean: NDArray[np.floating]) -> float:

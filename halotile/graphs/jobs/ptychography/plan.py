@@ -63,7 +63,7 @@ FEW_COUNTS = 0.5
 HELD_OUT = 0.05
 """Share of the pixels that are held out where counts are few."""
 SOME_POSITIONS = 1000
-"""Positions, about, whose nearest neighbours are looked at."""
+"""Approximate number of positions whose nearest neighbours are found."""
 FARTHEST = 10**9
 """Sizes of a pattern beyond which all positions are as far away."""
 MOST_HELD = 100

@@ -6,7 +6,6 @@ import glob
 import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,10 +16,10 @@ from halotile.graphs.jobs.train.job import Training
 from halotile.graphs.kinds.patterns import is_pattern
 from halotile.graphs.plans.inputs import check_whole, with_selected
 from halotile.storage.arrays import Source, open_source
-from halotile.storage.rim import Pixels, Readable
+from halotile.storage.rim import Readable
 from halotile.storage.views import WithoutValue, measured, readable_parts
-from halotile.tasks.noise.estimate import ImageValues, as_square, image_values, plane_level
-from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
+from halotile.tasks.noise.estimate import ImageValues, as_square, image_values
+from halotile.tasks.noise.noise_correlation import noise_correlation
 from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.training.pairs import Pair
 from halotile.tasks.training.patches import PatchSource, Structure, TrainingImage
@@ -28,7 +27,7 @@ from halotile.tasks.training.patches import PatchSource, Structure, TrainingImag
 UNLIKE = 10.0
 """Ratio of brightness, offset included, of the brightest and the darkest image or channel above which there is a note."""
 SAMPLED = 16
-"""Squares of each channel that are looked at."""
+"""Squares of each channel that are sampled."""
 
 
 def notes_of_images(patches: PatchSource, sources: Sequence[Source]) -> list[str]:
@@ -81,28 +80,15 @@ ALONG_ONE = 0.5
 """Ratio of the correlations along both axes below which noise is shared along one."""
 
 
-class ImageNoise(NamedTuple):
-    """Noise of an image, and what follows from it."""
-
-    levels: list[float]
-    """Of each channel, in the units of the image; NaN where none is known."""
-    correlations: list[NoiseCorrelation]
-    """Those that are clear."""
-
-    @classmethod
-    def of(cls, image: TrainingImage) -> ImageNoise:
-        """Look at a few places."""
-        planes = [
-            [_square(image, part) for _, part in readable_parts(image.source, image.sampled(SAMPLED, channel))]
-            for channel in range(image.channels)
-        ]
-        correlations = [found for squares in planes if (found := noise_correlation(squares)) and found.is_clear]
-        return cls([plane_level(squares) for squares in planes], correlations)
+def samples_of(image: TrainingImage) -> list[list[Values]]:
+    """Return squares of each channel of an image, in the units of the image."""
+    parts = (readable_parts(image.source, image.sampled(SAMPLED, channel)) for channel in range(image.channels))
+    return [[as_square(pixels, image.spatial) for _, pixels in each] for each in parts]
 
 
-def hidden_with(job: Training, noise: ImageNoise) -> tuple[Structure, bool, tuple[str, ...]]:
+def hidden_with(job: Training, planes: Sequence[Sequence[Values]]) -> tuple[Structure, bool, tuple[str, ...]]:
     """Return the axis along which pixels are hidden with their neighbours, True where noise differs from pixel to pixel, and a note on the decision."""
-    found = noise.correlations
+    found = [each for squares in planes if (each := noise_correlation(squares)) and each.is_clear]
     structure: Structure = "none" if job.structure == "auto" else job.structure
     if job.method == "noise2noise" or not found:
         return structure, structure == "none" and not found, ()
@@ -110,14 +96,12 @@ def hidden_with(job: Training, noise: ImageNoise) -> tuple[Structure, bool, tupl
     axis: Structure = "x" if sum(most.x) > sum(most.y) else "y"
     seen = f"neighbouring pixels share noise: their correlation is {most}"
     if min(sum(most.x), sum(most.y)) > ALONG_ONE * max(sum(most.x), sum(most.y)):
-        return (
-            structure,
-            False,
-            (f"{seen}. Hidden pixels keep what is shared along both axes: bin the image by 2, or learn from pairs",),
-        )
-    if job.structure not in ("auto", axis):
-        return structure, False, (f"{seen}. The network would learn to keep it: write structure: {axis}",)
-    return axis, False, (f"{seen}. Structure is {axis}: pixels are hidden with their neighbours along it",)
+        note = "Hidden pixels keep what is shared along both axes: bin the image by 2, or learn from pairs"
+    elif job.structure not in ("auto", axis):
+        note = f"The network would learn to keep it: write structure: {axis}"
+    else:
+        structure, note = axis, f"Structure is {axis}: pixels are hidden with their neighbours along it"
+    return structure, False, (f"{seen}. {note}",)
 
 
 PAIRS, CHANNELS, SQUARES = 8, 8, 16
@@ -156,13 +140,9 @@ def _compared(image: TrainingImage, squares: int) -> Iterator[tuple[str, Pair]]:
         parts = readable_parts(image.source, image.sampled(squares, channel))
         second = [image.second.read(region) for region, _ in parts]
         pairs = zip((part for _, part in parts), second, strict=True)
-        pair = Pair.of((_square(image, one), _square(image, other)) for one, other in pairs)
+        pair = Pair.of((as_square(one, image.spatial), as_square(other, image.spatial)) for one, other in pairs)
         if pair is not None:
             yield (f", channel {channel}," if image.channels > 1 else ""), pair
-
-
-def _square(image: TrainingImage, pixels: Pixels) -> Values:
-    return as_square(pixels, image.spatial)
 
 
 def _judged(pair: Pair, first: str, second: str) -> list[str]:

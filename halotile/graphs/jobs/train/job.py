@@ -272,7 +272,7 @@ def describe_weights(
     whose licence stays.
     """
     figures = plan["summary"]
-    shown = [("data", f"`{figures[key]}`") for key in ("input", "second") if figures[key]]
+    shown = [("data", f"`{Path(figures[key]).name}`") for key in ("input", "second") if figures[key]]
     shown += [row for row in plan_rows(figures) if row[0] in ("network", "method", "length")]
     shown += [
         ("pixels", f"{sum(math.prod(shape) for shape in figures['shapes']):,} ({_images(figures)})"),

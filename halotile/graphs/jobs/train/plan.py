@@ -13,13 +13,13 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
 from halotile.graphs.jobs.train.images import (
-    ImageNoise,
     epochs_of,
     hidden_with,
     notes_of_images,
     notes_of_pairs,
     open_images,
     patch_source,
+    samples_of,
     smallest_edge,
     steps_of_epochs,
 )
@@ -39,6 +39,8 @@ from halotile.storage.sharded.output import FileLayout
 from halotile.storage.stored_array import MOST_SHARED
 from halotile.tasks.block import ONE_BLOCK
 from halotile.tasks.networks.base import Network
+from halotile.tasks.noise.estimate import plane_level
+from halotile.tasks.noise.photon_noise import noise_of_planes
 from halotile.tasks.training.patches import PatchSource, Recipe
 from halotile.tasks.user_code import file_digest
 
@@ -70,21 +72,17 @@ class TrainWork(ProgramWork):
     def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
         """Yield the passes, and describe the weights once they are written."""
         yield from super().run(at)
-        weights, description, plan = Path(str(self.output.path)), self.description, at.directory.read_plan()
-        try:
-            before, digest = (
-                description.read_text(errors="replace") if description.exists() else "",
-                file_digest(weights),
-            )
-            if before and HUB not in before:
-                at.report(f"{description} is there, and no training wrote it: the weights have no model card.")
-            elif digest not in before and plan:
-                rows = at.directory.read_output_iterations()
-                DISK.write_file(
-                    description, [describe_weights(plan, self._denoiser(weights.name), digest, rows, before).encode()]
-                )
-        except OSError as error:
-            at.report(f"{description}: the model card was not written: {error}.")
+        weights, plan = Path(str(self.output.path)), at.directory.read_plan()
+        before, digest = (
+            self.description.read_text(errors="replace") if self.description.exists() else HUB,
+            file_digest(weights),
+        )
+        if HUB not in before:
+            at.report(f"{self.description} is there, and no training wrote it: the weights have no model card.")
+        elif digest not in before and plan:
+            rows = at.directory.read_output_iterations()
+            text = describe_weights(plan, self._denoiser(weights.name), digest, rows, before)
+            DISK.write_file(self.description, [text.encode()])
 
     @property
     def description(self) -> Path:
@@ -123,7 +121,7 @@ USUAL_STEPS = 1000
 ROWS = 50
 """Rows of the curve."""
 CHECKPOINTS = 4
-"""The current one, the next while it is written, and two that are kept while the input is looked at; each has the network and two moments of Adam."""
+"""The current one, the next while it is written, and two that are kept while the input is checked; each has the network and two moments of Adam."""
 EXCHANGE = 1.1
 """Time of a step with the exchange of gradients and the reading of patches, relative to that of the network."""
 SMALLER = "a smaller patch or batch, or a narrower network"
@@ -145,8 +143,9 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
     first, second = _opened(job, begun)
     _check_patch(job, network, smallest_edge(first))
     patches = patch_source(job, first, second)
-    noise = ImageNoise.of(patches.images[0])
-    structure, white, shared = hidden_with(job, noise)
+    planes, (low, high) = samples_of(patches.images[0]), patches.values
+    structure, is_white, shared = hidden_with(job, planes)
+    noise = noise_of_planes([[(square - low) / (high - low) for square in squares] for squares in planes])
     patches = replace(patches, structure=structure)
     length = _length(job, network, patches, begun, request, computing.device)
     output = OutputFile(
@@ -157,7 +156,16 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
     )
     every = max(1, length.steps // ROWS)
     recipe = Recipe(
-        patches, network, job.method, length.steps, job.batch, job.slots, job.lr, every, job.mode, white=white
+        patches,
+        network,
+        job.method,
+        length.steps,
+        job.batch,
+        job.slots,
+        job.lr,
+        every,
+        job.mode,
+        noise if is_white else None,
     )
     return Planned(
         computing=computing,
@@ -168,7 +176,8 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
         smaller=SMALLER,
         scratch_bytes=CHECKPOINTS * 3 * output.layout.size_bytes,
         decided={"steps": length.steps, "epochs": None, "minutes": None, "structure": structure},
-        figures=_figures(job, network, first, patches, length, computing) | {"noise_levels": noise.levels},
+        figures=_figures(job, network, first, patches, length, computing)
+        | {"noise_levels": [*map(plane_level, planes)]},
         notes=(
             *first[0].remarks,
             *shared,

@@ -251,7 +251,7 @@ class TorchProgram:
         # number of ranks, each on a worker of its own; None: one on every worker that is there
         ranks: int | None,
         retries: int,  # further attempts, from the beginning of the function, after a rank has failed
-        # number of workers of the cluster, some of which may just be coming back; no more take part
+        # number of workers of the cluster, and some may just be coming back; no more take part
         usual: int = 1,
         # called again and again while the ranks work; its errors end them
         between: Callable[[], None] = lambda: None,

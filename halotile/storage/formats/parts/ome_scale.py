@@ -43,7 +43,7 @@ def coordinates(image: Mapping[str, Any], entry: Mapping[str, Any], count: int) 
 
 
 def _transformations(holder: Mapping[str, Any], count: int) -> Iterator[tuple[str, list[float]]]:
-    """Scales and translations in order, without other types. Those of another number of axes are not looked into."""
+    """Scales and translations in order, without other types. Transforms for another number of axes are ignored."""
     steps = holder.get("coordinateTransformations") or []
     try:
         for step in steps:

@@ -34,7 +34,7 @@ Numbers = NDArray[np.generic]
 
 
 def check_tiff(path: str) -> None:
-    """Raise when a directory, a value or a segment of pixels lies past the end of the file, or is not named.
+    """Raise when a directory, a value or a segment of pixels is past the end of the file, or is missing.
 
     A TIFF is a chain of directories that point to values, to pixels and to the next directory. Readers fill missing pixels with zeros, or drop
     pages, without an error. No pixel is read here.

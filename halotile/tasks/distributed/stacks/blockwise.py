@@ -69,7 +69,7 @@ def _runs(start: int, stop: int, length: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class PartialArray:
-    """An array of which only some windows are present."""
+    """An array with only some windows present."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

@@ -48,7 +48,7 @@ def live_tensors(sent: SentObjects) -> LiveTensors:
 
 
 def check_unchanged(sent: SentObjects, what: str = "operator") -> None:
-    """Refuse objects of which a tensor was changed since it was sent, or wants a gradient since: it would get none."""
+    """Refuse objects with a tensor that was changed since it was sent, or wants a gradient since: it would get none."""
     for number, each in enumerate(sent):
         for tensor, version in each.constant:
             is_late = tensor.requires_grad and torch.is_grad_enabled()

@@ -312,7 +312,7 @@ class ProcessorCall:
 
 @dataclass(frozen=True)
 class ImageCall:
-    """A processor call on some tiles of an image, of which only their windows are read."""
+    """A processor call on some tiles of an image; only their windows are read."""
 
     call: ProcessorCall  # call on the batch
     tiles: Tiles  # tiles of the images

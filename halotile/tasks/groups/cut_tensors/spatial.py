@@ -36,7 +36,7 @@ def row_counts(x: torch.Tensor, group: TorchGroup) -> list[int]:
 
 
 def check_counts(sizes: Sequence[int]) -> None:
-    """Refuse an image of which a rank has no rows.
+    """Refuse an image that leaves a rank without rows.
 
     Raises
     ------
@@ -439,7 +439,7 @@ def spatial(module: Callable[..., Any], group: TorchGroup) -> Callable[..., Any]
 
 
 def _check_parts(group: TorchGroup, values: Sequence[Any]) -> None:
-    """Refuse, on all ranks alike, an image of which a rank has no rows: layers and norms would fail there in words of torch."""
+    """Refuse, on all ranks alike, an image that leaves a rank without rows: layers and norms would fail there in words of torch."""
     images = (each for each in values if isinstance(each, torch.Tensor) and each.ndim == 4)
     if (image := next(images, None)) is not None:
         check_counts(row_counts(image, group))
@@ -535,7 +535,7 @@ def _own_functions(base: type) -> dict[CodeType, str]:
 
 
 def _check_image(name: str, value: Any) -> None:
-    """Refuse tensors of which the second axis need not be that of the channels."""
+    """Refuse tensors whose second axis need not be the channels."""
     tensors = value if isinstance(value, tuple | list) else [value]
     if any(not isinstance(tensor, torch.Tensor) or tensor.ndim != 4 for tensor in tensors):
         _refuse(f"{name} on a tensor without the axes batch, channels, rows, columns")

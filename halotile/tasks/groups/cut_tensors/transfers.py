@@ -275,7 +275,7 @@ def all_gather_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: 
 
 
 def all_reduce_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0) -> torch.Tensor:
-    """Sum tensors of the size of the whole over the ranks, each of which keeps its part; halves are summed in float32, in the order of the ranks."""
+    """Sum tensors of the size of the whole over the ranks; each rank keeps its part. Halves are summed in float32, in the order of the ranks."""
     _check_sizes(group, sizes)
     received = exchange(x.split([*sizes], dim), shapes_like(x, dim, [sizes[group.rank]] * group.world_size), group)
     return torch.stack(received).to(wide_type(x)).sum(0).to(x.dtype)
@@ -301,7 +301,7 @@ class _Copy(torch.autograd.Function):  # type: ignore[misc]
 
 
 def copy_v(x: torch.Tensor, group: TorchGroup) -> torch.Tensor:
-    """Return a tensor that all ranks have, for a computation of which each rank does a part; its gradient is summed over the ranks, in their order."""
+    """Return a tensor that all ranks have, for a computation that is shared by the ranks; its gradient is summed over the ranks, in their order."""
     copied: torch.Tensor = _Copy.apply(x, group)
     return copied
 

@@ -44,7 +44,7 @@ class StepRequests:
     def await_step(self, step: int, group: TorchGroup, quiet: Callable[[], None]) -> bool:
         """Wait on all ranks until a step is asked for; return False once no more will be.
 
-        ``step``: number of the step, from 0; ``group``: ranks, of which the first one looks; ``quiet``: called on rank 0 where the loop takes its
+        ``step``: number of the step, from 0; ``group``: ranks; the first one looks; ``quiet``: called on rank 0 where the loop takes its
         time, again and again, and at the end.
         """
         while True:

@@ -127,7 +127,7 @@ def fit(
     Parameters
     ----------
     group : TorchGroup
-        The ranks, all of which call this function.
+        The ranks; all of them call this function.
     module : Module
         The network; that of rank 0 is copied to the others. Running statistics, as of batch norm, are averaged over the slots;
         integers that it keeps, such as counters, are those of the last slot.

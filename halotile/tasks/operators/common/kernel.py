@@ -41,18 +41,18 @@ class Frame:
     """Rim rule for pixels outside the image."""
 
     def seen(self, start: int, stop: int) -> tuple[int, int]:
-        """The image pixels that these measurement pixels depend on; they may lie outside."""
+        """The image pixels that these measurement pixels depend on; some may be outside."""
         return self.step * start - self.before, self.step * (stop - 1) - self.before + self.taps
 
     def touching(self, start: int, stop: int) -> tuple[int, int]:
-        """The measurement pixels that depend on any of these image pixels; they may lie outside."""
+        """The measurement pixels that depend on any of these image pixels; some may be outside."""
         first = -(-(start + self.before - self.taps + 1) // self.step)
         return first, (stop - 1 + self.before) // self.step + 1
 
     def unfolded(self, start: int, stop: int) -> tuple[int, int]:
         """The span that the adjoint needs for these image pixels before the rim is folded back.
 
-        A span that ends within the fold is extended to the edge, all of which is folded.
+        A span that ends within the fold is extended to the edge.
         """
         low, high = self.seen(0, self.count)
         before, after = max(0, -low), max(0, high - self.length)
