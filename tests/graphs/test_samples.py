@@ -255,6 +255,9 @@ def test_a_map_of_the_noise_has_holes_and_weights_and_noise_can_be_estimated(
     assert same(computed(job), whole[:2])
     plan = make_plan(job_in(tmp_path, {"output": place, "operators": {"noise_sigma": "auto"}}))
     assert float(plan.figures["noise"][0]) == pytest.approx(SIGMA, rel=0.1)
+    for level, count in ((SIGMA, 0), (1.0, 1)):
+        notes = make_plan(job_in(tmp_path, {"output": place, "operators": {"noise_sigma": level}})).notes
+        assert len([note for note in notes if "and the measurement shows about" in note]) == count
 
 
 REFUSED: list[tuple[dict[str, Any], type[HalotileError], str]] = [
@@ -298,7 +301,7 @@ def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
     plan = make_plan(job_in(folder, {"output": {"samples": "draws2"}}))
     assert plan.disk_bytes > 1.5 * make_plan(job).disk_bytes
     plan = replace(plan, free_disk_bytes=plan.disk_bytes - 1)
-    with pytest.raises(DiskRefused, match=r"Write output\.path on a larger disk"):
+    with pytest.raises(DiskRefused, match=r"Write output\.path on a larger disk, or leave out output\.samples"):
         plan.check_fits()
 
 
@@ -323,3 +326,6 @@ def test_the_call_does_the_same(folder: Path, tmp_path: Path, cluster: RunningCl
         },
     )
     assert same(tuple(read_zarr(tmp_path / f"{name}.zarr") for name in "ms"), computed(job))
+    about = zarr.open_array(tmp_path / "s.zarr/0").attrs
+    assert about["long_name"] == "posterior standard deviation"
+    assert about["posterior"] == {"prior": {"name": "matern", **PRIOR}, "count": 2, "seed": 0, "tol": 0.01}

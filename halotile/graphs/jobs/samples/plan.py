@@ -52,6 +52,7 @@ from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.disk.object_path import OutputPath, full_path
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
+from halotile.storage.sharded.output import Layout
 from halotile.storage.views import Constant, readable_parts
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.estimate import as_square, plane_level, sample_regions
@@ -68,6 +69,8 @@ IMAGES_AT_ONCE, COPIES = 9, 3
 EDGES, WINDOWS = (256, 128, 64, 32), 16
 """Edges of the windows that the prior is found from, where they have no holes, and their number."""
 HALOS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+FAR = 3
+"""Ratio of noise levels from which on one of them is probably a mistake."""
 TRIED, PLACES = 64, 4
 """Edge and number of the blocks that halos are tried on."""
 
@@ -176,11 +179,9 @@ def _level(number: int, given: float | str, source: Source, previous: Mapping[st
     if given == "auto":
         if known := previous.get("operators", {}).get(str(number)):
             return float(known["noise"])
-        squares = [part for _, part in readable_parts(source, _squares(source))]
-        level = plane_level([as_square(part, (part.ndim - 2, part.ndim - 1)) for part in squares])
-        if not level > 0:
+        if not (level := _estimated(source)) > 0:
             raise InputError(f"{key} is auto, and {source.path} shows no noise. Write its standard deviation.")
-        return float(level)
+        return level
     if not isinstance(given, str):
         return float(given)
     sigma = planes_last(open_source(given))
@@ -189,6 +190,21 @@ def _level(number: int, given: float | str, source: Source, previous: Mapping[st
             f"{key} is {given} of shape {list(sigma.shape)}, and the measurement has {list(source.shape)}. Write a map of that shape, or a number."
         )
     return sigma
+
+
+def _estimated(source: Source) -> float:
+    squares = [part for _, part in readable_parts(source, _squares(source))]
+    return float(plane_level([as_square(part, (part.ndim - 2, part.ndim - 1)) for part in squares]))
+
+
+def _notes_of_noise(levels: Sequence[Source | float], data: Sequence[Source]) -> Iterator[str]:
+    """Yield a note on each noise level that is far from the measurement's."""
+    for number, (level, source) in enumerate(zip(levels, data, strict=True)):
+        if isinstance(level, float) and not level / FAR < (seen := _estimated(source)) < level * FAR:
+            yield (
+                f"operators[{number}].noise_sigma is {level:.4g}, and the measurement shows about {seen:.4g}: mean and standard deviation are only as "
+                "right as it is. Write auto to use what is seen."
+            )
 
 
 def _squares(source: Readable, edge: int = 128, count: int = 16) -> list[Region]:
@@ -291,7 +307,10 @@ def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
     edges = tuple(min(b, n) for b, n in zip(block, shape, strict=True))
     grid = Grid(shape, edges, ((0, 0),) * count)
     layout = layout.in_levels(block, job.output.levels)
-    maps = [OutputArray(place, layout, grid, job.output.overwrite, key) for key, place in _places(job, begun.output)]
+    maps = [
+        OutputArray(place, _titled(layout, title, opened), grid, job.output.overwrite, key)
+        for key, place, title in _places(job, begun.output)
+    ]
     window = [c + 2 * halo for c in solved.cell[-2:]]
     figures = {
         "shape": list(shape),
@@ -315,6 +334,7 @@ def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
         identity=_identity(opened, solved, layout.to_json(), edges),
         needs=(need(edges),),
         smaller=SMALLER,
+        smaller_output="leave out output.samples" if job.output.samples else "",
         given={"operators": [written(choice) for choice in job.operators]},
         figures=figures,
         notes=(*opened.notes, *notes_of_place(begun.output, begun.directory)),
@@ -334,14 +354,22 @@ def _in_cells(solved: Solved, shard: tuple[int, ...], need: Callable[..., Need],
     return replace(solved, cell=cell)
 
 
-def _places(job: Sampling, first: OutputPath) -> Iterator[tuple[str, OutputPath]]:
-    """Yield the key and the path of each image that is written: mean, standard deviation, draws."""
-    yield "output.path", first
+def _places(job: Sampling, first: OutputPath) -> Iterator[tuple[str, OutputPath, str]]:
+    """Yield the key, the path and the title of each image that is written: mean, standard deviation, draws."""
+    yield "output.path", first, "posterior mean"
     if job.output.std:
-        yield "output.std", full_path(job.output.std)
+        yield "output.std", full_path(job.output.std), "posterior standard deviation"
     stem = (job.output.samples or "").removesuffix(".zarr")
     for number in range(job.posterior.count if job.output.samples else 0):
-        yield "output.samples", full_path(f"{stem}-{number:03d}.zarr")
+        yield "output.samples", full_path(f"{stem}-{number:03d}.zarr"), f"posterior draw {number}"
+
+
+def _titled(layout: Layout, title: str, opened: _Opened) -> Layout:
+    """Return a layout whose attributes say what the image is, and what it was computed from."""
+    options, prior = opened.job.posterior, opened.posterior.prior
+    field = {"name": prior.name, "std": prior.deviation, "range": prior.length, "mean": prior.level}
+    values = {"prior": field, "count": options.count, "seed": options.seed, "tol": options.tol}
+    return replace(layout, attributes={**layout.attributes, "long_name": title, "posterior": values})
 
 
 def _need(solved: Solved, block: tuple[int, ...], kept: int) -> Need:
