@@ -71,6 +71,8 @@ EDGES, WINDOWS = (256, 128, 64, 32), 16
 HALOS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 FAR = 3
 """Ratio of noise levels from which on one of them is probably a mistake."""
+MARGIN = 0.5
+"""Share of the tolerance that a halo leaves where it is tried: other places leave more."""
 TRIED, PLACES = 64, 4
 """Edge and number of the blocks that halos are tried on."""
 
@@ -149,6 +151,7 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
     found = _prior(given, parts, previous)
     posterior = Posterior(parts, found.prior, shape, dtype, job.posterior.seed)
     remarks = (
+        *_notes_of_noise(levels, data),
         *_note_of_range(found.prior, shape),
         *data[0].remarks,
         *note_of_packing(data[0], "sampled", "The maps are in them too, and name no packing"),
@@ -250,7 +253,7 @@ def _halo(opened: _Opened, request: PlanRequest) -> tuple[int, str]:
 
 def _tried(opened: _Opened) -> int:
     """Return the smallest halo that is wide enough on a few blocks, where the least is measured."""
-    posterior, tol = opened.posterior, opened.job.posterior.tol
+    posterior, tol = opened.posterior, opened.job.posterior.tol * MARGIN
     blocks = _squares(Constant(posterior.shape, posterior.dtype), TRIED, 4 * PLACES)
     weight = posterior.measurements[0].weight
     if weight.shape == posterior.shape:
@@ -266,7 +269,7 @@ def _tried(opened: _Opened) -> int:
         tried.append((halo, worst))
         reach = _reach(tried, tol)
     raise ConfigError(
-        f"no halo of up to {HALOS[-1]} pixels keeps the error below posterior.tol: {tol:g} standard deviations: the prior's range is "
+        f"no halo of up to {HALOS[-1]} pixels keeps the error below posterior.tol: {opened.job.posterior.tol:g} standard deviations: the prior's range is "
         f"{posterior.prior.length:.3g} pixels, and little is measured. Write a larger tol, a smaller prior.range, or posterior.halo."
     )
 
