@@ -26,7 +26,7 @@ from halotile import errors
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from halotile.cli.api import export, info, plan, preview, status, try_settings, validate, verify
+    from halotile.cli.api import export, info, plan, preview, status, try_settings, validate, verify, view
     from halotile.cli.export import add_levels
     from halotile.graphs.distributed.context import DistributedContext
     from halotile.graphs.distributed.distribute import distribute
@@ -65,11 +65,13 @@ __all__ = [
     "try_settings",
     "validate",
     "verify",
+    "view",
 ]
 
 _PUBLIC = {
     **dict.fromkeys(
-        ("export", "info", "plan", "preview", "status", "try_settings", "validate", "verify"), "halotile.cli.api"
+        ("export", "info", "plan", "preview", "status", "try_settings", "validate", "verify", "view"),
+        "halotile.cli.api",
     ),
     "add_levels": "halotile.cli.export",
     "DistributedContext": "halotile.graphs.distributed.context",

@@ -16,6 +16,7 @@ from halotile.cli.export import export as write
 from halotile.cli.info import describe
 from halotile.cli.preview import preview as draw
 from halotile.cli.status import RunStatus, find_run, output_of, read_status
+from halotile.cli.viewing import ImageServer, panels_of
 from halotile.graphs.kinds.sections import Job
 
 if TYPE_CHECKING:
@@ -132,6 +133,36 @@ def info(path: str | Path, *, level: int = 0, dataset: str | None = None) -> dic
     ([40, 30], 'yx', 'uint16')
     """
     return describe(os.fspath(path), level=level, dataset=dataset)
+
+
+def view(*paths: str | Path, against: str | Path | None = None) -> ImageServer:
+    """Show images in a browser, or in a notebook: they pan and zoom together.
+
+    Parameters
+    ----------
+    *paths : path
+        Images in any format, side by side.
+    against : path, optional
+        The image before. It is the first panel, and its difference from the first of ``paths`` the last.
+
+    Returns
+    -------
+    ImageServer
+        Its ``address`` shows the images until ``close()`` is called. A notebook shows it as a frame.
+
+    Raises
+    ------
+    ConfigError, InputError
+        When an image cannot be read, or images that are compared have different shapes.
+    MissingPackage
+        Without neuroglancer.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> halotile.view("clean.zarr", against="noisy.zarr")  # doctest: +SKIP
+    """
+    return ImageServer(panels_of([os.fspath(path) for path in paths], None if against is None else os.fspath(against)))
 
 
 def preview(

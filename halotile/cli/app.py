@@ -30,6 +30,8 @@ COMMANDS = {
         "status": "show progress or outcome of a run",
     },
     "Results": {
+        "view": "pan and zoom through images in a browser",
+        "report": "name the page of a run: images, figures, the job",
         "preview": "draw an image as a small PNG",
         "export": "write an image as OME-TIFF or GeoTIFF, draw a scan as PNG",
         "verify": "check every stored block, and repair damaged ones",

@@ -281,6 +281,12 @@ def tunnel_words(address: str, *, host: str, login: str, user: str) -> str:
     )
 
 
+def tunnel_here(address: str) -> str:
+    """Describe an address on this machine's loopback, and how to reach it from elsewhere."""
+    name = _this_machine()
+    return tunnel_words(address, host=name, login=name, user=getpass.getuser())
+
+
 def _umask() -> int:
     """Return the umask of this process; it can only be read by setting it."""
     before = os.umask(0o077)

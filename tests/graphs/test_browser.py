@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,20 +17,13 @@ from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.page import ADDRESS, TOPIC, JobPage
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import PAGE, RunDirectory
+from tests.browsing import chromium, needs_browser
 from tests.faults import Scene, until
 from tests.graphs.trainings import training
-from tests.support import write_zarr
+from tests.support import job_of, write_zarr
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.cluster,
-    pytest.mark.skipif(not CHROMIUM or not DRIVER, reason="chromium or chromedriver is not installed"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.cluster, needs_browser]
 
-ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1120,1100")
 COLOURS = """
 const canvas = document.getElementById(arguments[0]), found = new Map();
 const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -50,16 +42,8 @@ CURVE = {"iteration": [1, 2, 3], "residual": [1.0, 0.1, 0.01], "psnr": [20.1, 25
 @pytest.fixture
 def browser() -> Iterator[Any]:
     """Headless Chromium, which records errors of its pages."""
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ARGUMENTS:
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield opened
-    opened.quit()
+    with chromium("--disable-gpu") as opened:
+        yield opened
 
 
 def page_of(cluster: RunningCluster) -> str:
@@ -198,3 +182,32 @@ TOLD: dict[str, Any] = {
         "rows": 2, "columns": 3, "states": "222300", "filled": "999000", "least": 0.1, "most": 0.2, "seconds": "0Za...", "extent": [4, 6],
     },
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [1400, 360])
+def test_the_kept_page_is_the_report_of_a_run(cluster: RunningCluster, tmp_path: Path, width: int) -> None:
+    clean = np.kron(np.random.default_rng(0).uniform(50, 200, (12, 12)), np.ones((32, 32)))
+    source = write_zarr(
+        tmp_path / "a <b>.zarr", (clean + 10 * np.random.default_rng(1).standard_normal(clean.shape)).astype("f4")
+    )
+    job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"})
+    outcome = run(make_plan(job), cluster=cluster)
+    page = RunDirectory.beside(job.output.path).path / PAGE
+    assert page.stat().st_size < 2 * 2**20
+    with chromium("--disable-gpu", f"--window-size={width},1000") as opened:
+        opened.get(page.as_uri())
+        shown = opened.execute_script("return document.getElementById('report').innerText")
+        images = opened.execute_script(
+            "return [...document.querySelectorAll('#report img')].map((each) => [each.alt, each.naturalWidth])"
+        )
+        is_wider = opened.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
+        assert opened.get_log("browser") == []
+    assert [alt.partition(",")[0] for alt, _ in images] == ["before", "after", "residual"] * (len(images) // 3)
+    assert images
+    assert all(width == 256 for _, width in images)
+    assert not is_wider
+    for name, text in outcome.inspection.rows:
+        assert f"{name}\t{text}" in shown
+    assert f"recon-cli view {job.output.path} --against '{source}'" in shown
+    assert '"strength": 1.0' in shown
+    assert "halotile" in shown

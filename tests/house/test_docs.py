@@ -211,14 +211,11 @@ def run_command(words: list[str], folder: Path, environment: dict[str, str]) -> 
     # The command itself: unlike `python -m`, it does not put the folder it is called in on the path.
     ours = {"python": sys.executable, "recon-cli": str(Path(sys.executable).with_name("recon-cli"))}
     assert program in {*ours, "salloc", "srun"}
+    command = [ours.get(word, word) for word in words]
+    if words[1] == "view":  # until Ctrl-C
+        command = ["timeout", "--preserve-status", "--signal=INT", "10", *command, "--no-browser"]
     done = subprocess.run(
-        [ours.get(word, word) for word in words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, f"{shlex.join(words)} exits with {done.returncode}\n{done.stdout}\n{done.stderr}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,24 @@ def status(
     print_rows(now.state, status_rows(now))
     if advice_text := advice(now):
         echo(advice_text)
+
+
+@command()
+def report(
+    run_path: arg.RunPath, is_opened: Annotated[bool, arg.flag("--open", "Open it in a browser.")] = False
+) -> None:
+    """Name the page of a run, one file: once it has finished, with images before and after, figures, and the job."""
+    import webbrowser
+
+    from halotile.cli.status import find_run
+    from halotile.storage.run_directory.directory import PAGE
+
+    page = find_run(run_path) / PAGE
+    if not page.is_file():
+        raise ConfigError(f"{page} does not exist: it is written when a run ends, unless its dashboard was off.")
+    echo(str(page))
+    if is_opened:
+        webbrowser.open(page.resolve().as_uri())
 
 
 @command()
@@ -129,6 +148,31 @@ def preview(request: arg.PreviewRequest, quiet: arg.Quiet = False) -> None:
     description = write_preview(request, quiet=quiet)
     if not quiet:
         echo(description)
+
+
+@command()
+def view(
+    paths: Annotated[list[str], arg.argument("IMAGE...", "Images, side by side.")],
+    against: Annotated[
+        str | None,
+        arg.option(
+            "OTHER", "The image before; it is the first panel, and its difference from the first IMAGE the last."
+        ),
+    ] = None,
+    no_browser: Annotated[bool, arg.flag("--no-browser", "Print the address, and open nothing.")] = False,
+) -> None:
+    """Pan and zoom through images in a browser, before beside after, until Ctrl-C."""
+    import webbrowser
+
+    from halotile.cli.batch import tunnel_here
+    from halotile.cli.viewing import ImageServer, panels_of
+
+    with ImageServer(panels_of(paths, against)) as server:
+        echo(f"{tunnel_here(server.address)}\nCtrl-C ends it.")
+        if not no_browser:
+            webbrowser.open(server.address)
+        with suppress(KeyboardInterrupt):
+            server.wait_for_ctrl_c()
 
 
 @command()

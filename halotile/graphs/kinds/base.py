@@ -8,7 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.sections import Job
@@ -297,6 +299,15 @@ class RunView(Protocol):
         ...
 
 
+class InspectedPlace(NamedTuple):
+    """A part of an image, (channels, rows, columns), as the report of a run shows it."""
+
+    title: str
+    before: NDArray[Any]
+    after: NDArray[Any]
+    residual: NDArray[Any]  # in noise levels
+
+
 @dataclass(frozen=True)
 class Inspection:
     """Figures of a finished result, from a few places of it."""
@@ -304,6 +315,7 @@ class Inspection:
     figures: Figures = field(default_factory=dict)  # by name, for programs
     rows: Sequence[Row] = ()  # same as a table shows them
     warnings: Sequence[str] = ()  # sentences about what the user may not have wanted
+    places: Sequence[InspectedPlace] = ()
 
 
 class Work(ABC):

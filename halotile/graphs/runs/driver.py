@@ -26,9 +26,11 @@ from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.runs.session import ClusterPass, Session, SharedCluster
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import RunContext, Status
+from halotile.graphs.watching.page import with_report
 from halotile.graphs.watching.progress import Observer, Progress, progress_shown
+from halotile.graphs.watching.report import report_of
 from halotile.storage.disk.durable import remove_partials
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.directory import PAGE, RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.tasks.block import ONE_BLOCK, BadBlock
 
@@ -213,6 +215,9 @@ class _Driver:
         self.status.event("inspected", **inspection.figures)
         for warning in inspection.warnings:
             self.status.report(f"warning: {warning}")
+        with suppress(Exception):  # the page does without
+            page = self.context.directory.path / PAGE
+            self.context.directory.write_page(with_report(page.read_text("utf-8"), report_of(self.plan, inspection)))
         return inspection
 
 

@@ -111,8 +111,8 @@ ADDRESS = "halotile"
 WAIT_SECONDS = 5.0
 """Time after which a browser gets an answer without news."""
 HTML = Path(__file__).with_name("page.html")
-KEPT = "const kept = null;"
-"""Statement of the page that a kept one has its message in."""
+KEPT, REPORT = "const kept = null;", "const found = null;"
+"""Statements of the page that a kept one has its message and its report in."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -210,8 +210,16 @@ class JobPage(SchedulerPlugin):  # type: ignore[misc]
 
 def kept_page(message: Mapping[str, Any]) -> str:
     """Return the page as it shows the last message of a run, for a file."""
-    shown = json.dumps(message, allow_nan=False).replace("<", "\\u003c")  # no name ends the script
-    return HTML.read_text("utf-8").replace(KEPT, f"const kept = {shown};")
+    return HTML.read_text("utf-8").replace(KEPT, f"const kept = {_script(message)};")
+
+
+def with_report(page: str, report: Mapping[str, Any]) -> str:
+    """Return a page that was kept, with the report of its run."""
+    return page.replace(REPORT, f"const found = {_script(report)};")
+
+
+def _script(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, allow_nan=False).replace("<", "\\u003c")  # no name ends the script
 
 
 def application(scheduler: Any) -> Application:

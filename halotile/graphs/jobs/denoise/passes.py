@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,17 @@ from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shi
 from halotile.graphs.jobs.denoise.place import DenoisedPlace
 from halotile.graphs.jobs.denoise.stripes import PHASE as STRIPES
 from halotile.graphs.jobs.denoise.stripes import corrections_pass, grid_of, with_kept
-from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, RunView, Sums, Work
+from halotile.graphs.kinds.base import (
+    Gather,
+    InspectedPlace,
+    Inspection,
+    OutputArray,
+    Pass,
+    PassCount,
+    RunView,
+    Sums,
+    Work,
+)
 from halotile.graphs.plans.notes import place_text
 from halotile.storage.arrays import open_array
 from halotile.storage.disk.object_path import OutputPath
@@ -51,10 +61,10 @@ def inspect_residual(
     result = open_array(str(output))
     if result.shape != task.source.shape:
         return Inspection()
-    found = {}
+    found, squares = {}, list[InspectedPlace]()
     places = _planes(task)
     for place in places:
-        residual = _of_plane(task, result, place, max(1, PLACES // len(places)))
+        residual = _of_plane(task, result, place, max(1, PLACES // len(places)), squares)
         if residual and residual.ratio > 0:
             found[place] = residual
     if not found:
@@ -82,7 +92,17 @@ def inspect_residual(
         text = f"{kept} % of the height kept at {', '.join(map(str, HEIGHTS))} noise levels; {seen} % detected"
         rows.append(("faint detail", f"{text}; in {names[0]}" if len(found) > 1 else text))
         more = {"faint_detail": [each._asdict() for each in detail]}
-    return Inspection({"residual": figures, **more}, rows, [*filter(None, warnings)])
+    return Inspection({"residual": figures, **more}, rows, [*filter(None, warnings)], _shown(squares))
+
+
+def _shown(seen: Sequence[InspectedPlace]) -> list[InspectedPlace]:
+    """Return the places with most structure and with the largest residual, one where they are the same."""
+    wanted = {"most structure": "after", "largest residual": "residual"}
+    found: dict[int, list[str]] = {}
+    for title, part in wanted.items():
+        spreads = [float(np.nan_to_num(np.nanstd(getattr(place, part)))) for place in seen]
+        found.setdefault(int(np.argmax(spreads)), []).append(title)
+    return [seen[n]._replace(title=f"{seen[n].title}: {' and '.join(titles)}") for n, titles in found.items()]
 
 
 def _detail(task: DenoiseTask, place: tuple[int, ...], seconds: float, pixel_seconds: float) -> tuple[FaintDetail, ...]:
@@ -128,8 +148,10 @@ def _spread(length: int, most: int) -> list[int]:
     return sorted({round(n) for n in np.linspace(0, length - 1, min(length, most))})
 
 
-def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count: int) -> Residual | None:
-    """Return the residual of a plane; None where it has no noise."""
+def _of_plane(
+    task: DenoiseTask, result: Readable, place: tuple[int, ...], count: int, seen: list[InspectedPlace]
+) -> Residual | None:
+    """Return the residual of a plane, None where it has no noise; add its squares to those that were seen."""
     roles = _roles(task)
     square = (roles.spatial[-2], roles.spatial[-1])
     at = dict(zip(roles.looped, place, strict=True))
@@ -147,7 +169,12 @@ def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count
     if not level > 0:
         return None
     letters = (roles.axes[square[0]], roles.axes[square[1]])
-    return Residual.of((_relative(task, *parts, level) for parts in squares), letters)
+    relative = [_relative(task, *parts, level) for parts in squares]
+    for (region, noisy, denoised), residual in zip(squares, relative, strict=True):
+        spans = zip(roles.axes, region.start, region.stop, strict=True)
+        where = ", ".join(f"{axis} {a}" if b == a + 1 else f"{axis} {a} to {b - 1}" for axis, a, b in spans)
+        seen.append(InspectedPlace(where, noisy[None], denoised[None], residual[None]))
+    return Residual.of(relative, letters)
 
 
 def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values, level: float) -> Values:
