@@ -268,6 +268,7 @@ REFUSED: list[tuple[dict[str, Any], type[HalotileError], str]] = [
     ({"posterior": {"count": 0}}, ConfigError, r"posterior.count: is 0, and output.std needs draws"),
     ({"posterior": {"count": 1, "estimator": "samples"}}, ConfigError, "one draw gives no standard deviation"),
     ({"posterior": {"tol": 2.0}}, ConfigError, r"2 standard deviations would be no result"),
+    ({"tile": {"depth": 8}}, ConfigError, "tile.depth: is for denoisers"),
     ({"posterior": {"halo": 100000}}, HalotileError, "smaller"),
     ({"prior": {"range": 100.0}}, ConfigError, "prior.range is 100 pixels, and the image has 96"),
 ]

@@ -120,6 +120,12 @@ def _gaussian(fidelity: FidelityChoice, prior: FieldPrior) -> Faults:
 
 def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions) -> Faults:
     yield from check_sizes(output, tile, 1)
+    for key in ("size", "depth", "boundary", "batch", "axes"):
+        if getattr(tile, key) != "auto":
+            yield (
+                ("tile", key),
+                "is for denoisers, and blocks of samples have a halo: leave it out, or write posterior.halo",
+            )
     wanted = ("std" if output.std else "") or ("samples" if output.samples else "")
     if wanted and not posterior.count:
         yield ("posterior", "count"), f"is 0, and output.{wanted} needs draws; write 16"
