@@ -324,7 +324,8 @@ def try_settings(
     Comparison
         ``best`` is the setting with the smallest estimated error; ``tried`` has ``denoised`` (shape (channels, rows, columns)),
         ``residual`` (in noise levels), its ``statistics``, and ``error`` of each; ``failed`` has why others could not be used. If an image has
-        2 to 8 channels and ``plane`` names none, ``channels`` has the comparison of each by its name, and ``written`` what a job file has for them.
+        2 to 8 channels and ``plane`` names none, ``channels`` has the comparison of each by its name, ``missing`` why others could not be compared,
+        and ``written`` what a job file has for them. ``suggested`` is the best setting, or one of an error that is equal: see ``docs/choosing.md``.
 
     Raises
     ------
@@ -339,7 +340,7 @@ def try_settings(
     >>> halotile.try_settings("job.yaml", {"denoiser.strength": [0.5, 1, 2]}, "try.png").best.setting  # doctest: +SKIP
     ('denoiser.strength=1',)
     """
-    values = [f"{key}={trying.listed(trying.several(values))}" for key, values in settings.items()]
+    values = [f"{key}={trying.listed(values)}" for key, values in settings.items()]
     request = TryRequest(
         config=Path(job),
         overrides=values,

@@ -73,8 +73,7 @@ def _components(planes: Planes) -> list[Planes]:
 
 
 def _refuse_other_shape(request: PreviewRequest, first: Planes, second: Planes) -> None:
-    shapes = [dict(zip(p.source.axes, p.source.shape, strict=True)) for p in (first, second)]
-    sizes = [(shape["y"], shape["x"]) for shape in shapes]
+    sizes = [tuple(p.source.shape[p.source.axes.index(axis)] for axis in "yx") for p in (first, second)]
     if sizes[0] != sizes[1]:
         raise ConfigError(
             f"{request.spelled('against')} {request.against}: {size_text(sizes[1])} cannot be laid beside {size_text(sizes[0])} of "

@@ -6,7 +6,8 @@ import itertools
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,22 +45,19 @@ def try_settings(request: TryRequest, report: Report = no_report) -> Comparison:
         if request.file.suffix.lower() != ".png":
             raise ConfigError(f"{request.file}: a sheet is written as PNG. Write a name that ends in .png.")
         check_drawing()
-    comparison = compare(settings, _loader(request), at=at, region=region, report=report)
+    comparison = compare(settings, partial(_load, request), at=at, region=region, report=report)
     if request.file is not None:
         draw(request.file, comparison)
     return comparison
 
 
-def _loader(request: TryRequest) -> Callable[[Setting], Job]:
-    def load(setting: Setting) -> Job:
-        # A setting may name another image.
-        job = first_job(load_job(request.config, setting, Flags(allow_import=request.allow_import)))
-        if request.file is not None:
-            source = getattr(job, "input", None)
-            request.check_file(request.file, [*([source.path] if source else []), job.place])
-        return job
-
-    return load
+def _load(request: TryRequest, setting: Setting) -> Job:
+    # A setting may name another image.
+    job = first_job(load_job(request.config, setting, Flags(allow_import=request.allow_import)))
+    if request.file is not None:
+        source = getattr(job, "input", None)
+        request.check_file(request.file, [*([source.path] if source else []), job.place])
+    return job
 
 
 def settings_of(overrides: Sequence[str]) -> list[Setting]:
@@ -79,26 +77,18 @@ def settings_of(overrides: Sequence[str]) -> list[Setting]:
     return list(itertools.product(*values.values()))
 
 
-def several(values: Any) -> list[Any]:
-    """Return the values of a key as a list; a text or a number is one value."""
-    return [values] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
-
-
-def listed(values: Sequence[Any]) -> str:
-    """Return values as a list of the command line.
+def listed(values: Any) -> str:
+    """Return values as a list of the command line; a text or a number is one value.
 
     >>> listed(["tv", 0.5, [64, 64]]), list(_split(listed(["a,b", "c"])))
     ('tv,0.5,[64, 64]', ['"a,b"', 'c'])
     """
-    return ",".join(
-        value if isinstance(value, str) and len(list(_split(value))) == 1 else json.dumps(value, default=_plain)
-        for value in values
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Return a number of NumPy as one of Python."""
-    return value.item() if hasattr(value, "item") else str(value)
+    texts = []
+    for value in [values] if isinstance(values, str) or not isinstance(values, Iterable) else values:
+        is_word = isinstance(value, str) and len(list(_split(value))) == 1
+        text = json.dumps(value, default=lambda each: each.item() if hasattr(each, "item") else str(each))  # of NumPy
+        texts.append(value if is_word else text)
+    return ",".join(texts)
 
 
 def _split(text: str) -> Iterator[str]:
@@ -126,16 +116,15 @@ def labels_of(settings: Sequence[Setting]) -> dict[Setting, str]:
     """
     differing = [len(set(values)) > 1 for values in zip(*settings, strict=True)]
     differing = differing if any(differing) else [True] * len(differing)
-    keys = [part.partition("=")[0] for part, differs in zip(settings[0], differing, strict=True) if differs]
+    keys = [part.partition("=")[0] for part in itertools.compress(settings[0], differing)]
     ends = [key.rpartition(".")[2] for key in keys]
     shown = ends if len(set(ends)) == len(ends) else keys
-
-    def label(setting: Setting) -> str:
-        parts = itertools.compress(setting, differing)
-        pairs = (f"{name}={part.partition('=')[2]}" for name, part in zip(shown, parts, strict=True))
-        return ", ".join(pairs) or "the job as it is"
-
-    return {setting: label(setting) for setting in settings}
+    labels = {}
+    for setting in settings:
+        parts = zip(shown, itertools.compress(setting, differing), strict=True)
+        pairs = (f"{name}={part.partition('=')[2]}" for name, part in parts)
+        labels[setting] = ", ".join(pairs) or "the job as it is"
+    return labels
 
 
 def _labels(comparison: Comparison) -> dict[Setting, str]:
@@ -153,9 +142,18 @@ def written(setting: Setting) -> str:
 
 def rows_of(comparison: Comparison) -> list[Row]:
     """Return the figures of all settings as a table, for each channel where they were compared apart."""
-    if not comparison.channels:
-        return _rows_of(comparison)
-    rows = [row for name, one in comparison.channels.items() for row in (*_rows_of(one, name), ("", ""))]
+    rows: list[Row] = []
+    for name, one in (comparison.channels or {"": comparison}).items():
+        labels = _labels(one)
+        rows += [("channel", name)] if name else []
+        rows += [("crop", _place_text(one)), ("noise", _noise_text(one)), *_remarks(one), ("", "")]
+        for tried in one.tried:
+            structure = "; the residual holds structure" if tried.statistics.is_structured else ""
+            rows.append((labels[tried.setting], ", ".join(_lines(tried, one)) + structure))
+        if len(one.tried) > 1:
+            rows += [("", ""), ("suggested", _suggestion(one, name))]
+            rows += [("faint detail", text) for text in _faint(one)]
+        rows += [("", "")] if name else []
     lines = _to_paste(comparison)
     label = "to paste" if lines[:1] and lines[0].startswith("denoiser:") else "for all"
     return [*rows, *(("" if n else label, line) for n, line in enumerate(lines))]
@@ -173,21 +171,9 @@ def _to_paste(comparison: Comparison) -> list[str]:
     return [written(best[0]) or "the job as it is"] if best and len(comparison.tried) > 1 else []
 
 
-def _rows_of(comparison: Comparison, channel: str = "") -> list[Row]:
-    labels = _labels(comparison)
-    rows = [("crop", _place_text(comparison)), ("noise", _noise_text(comparison)), *_remarks(comparison), ("", "")]
-    rows = [*([("channel", channel)] if channel else []), *rows]
-    for tried in comparison.tried:
-        structure = "; the residual holds structure" if tried.statistics.is_structured else ""
-        rows.append((labels[tried.setting], ", ".join(_lines(tried, comparison)) + structure))
-    if len(comparison.tried) > 1:
-        rows += [("", ""), ("suggested", _best(comparison) if channel else _suggestion(comparison))]
-        rows += [("faint detail", text) for text in _faint(comparison)]
-    return rows
-
-
 def failures_of(comparison: Comparison) -> Iterator[str]:
-    """Yield the settings that cannot be used, by their reasons."""
+    """Yield the channels and settings that cannot be used, these by their reasons."""
+    yield from (f"channel {name}: {why}" for name, why in comparison.missing.items())
     labels = _labels(comparison)
     settings: dict[str, list[str]] = {}
     for setting, why in comparison.failed.items():
@@ -222,6 +208,7 @@ def comparison_json(comparison: Comparison, file: Path | None) -> dict[str, Any]
             for tried in comparison.tried
         ],
         "failed": [{"set": list(setting), "error": why} for setting, why in comparison.failed.items()],
+        "missing": dict(comparison.missing),
         "suggested": None if comparison.suggested is None else list(comparison.suggested.setting),
     }
 
@@ -235,7 +222,7 @@ def draw(file: Path, comparison: Comparison) -> None:
 
     channels = list(comparison.channels.values()) or [comparison]
     labels = _labels(comparison)
-    windows = [_contrast(one.noisy) for one in channels]
+    windows = [tuple(np.nanpercentile(one.noisy, TAILS).tolist()) for one in channels]
 
     def drawn(images: Sequence[Any]) -> Any:
         if len(channels) == 1:
@@ -244,50 +231,33 @@ def draw(file: Path, comparison: Comparison) -> None:
         return grey(np.moveaxis(mixed, -1, 0), 0, 1)
 
     cells = [Cell("noisy", [drawn([one.noisy for one in channels])])]
-    has_others = len(comparison.tried) > 1
     for tried in comparison.tried:
         same = [each for one in channels for each in one.tried if each.setting == tried.setting]
         if len(same) < len(channels):
             continue
         worst = max(same, key=lambda each: each.statistics.correlation)
         residual = grey(worst.residual, -NOISE_LEVELS, NOISE_LEVELS, GREY)
-        is_best = all(each is one.suggested for each, one in zip(same, channels, strict=True))
+        suggested = [each is one.suggested for each, one in zip(same, channels, strict=True)]
         remark = "the residual holds structure" if worst.statistics.is_structured else ""
         lines = _lines(tried, comparison)
         if comparison.channels:
-            named = zip(comparison.channels.items(), same, strict=True)
-            lines = [
-                f"{name}: error {each.error:.3f}{', the least' * (each is one.suggested)}"
-                for (name, one), each in named
-            ]
+            named = zip(comparison.channels, same, suggested, strict=True)
+            lines = [f"{name}: error {each.error:.3f}{', suggested' * is_best}" for name, each, is_best in named]
         images = [drawn([each.denoised for each in same]), residual]
-        cells.append(Cell(labels[tried.setting], images, lines, is_best and has_others, remark))
-    failures = [f"Not shown: {failure}" for failure in failures_of(comparison)]
-    draw_sheet(file, cells, [*_notes(comparison), *failures])
+        is_best = all(suggested) and len(comparison.tried) > 1
+        cells.append(Cell(labels[tried.setting], images, lines, is_best, remark))
+    draw_sheet(file, cells, [*_notes(comparison), *(f"Not shown: {failure}" for failure in failures_of(comparison))])
 
 
-def _contrast(pixels: Any) -> tuple[float, float]:
-    """Return the values that are black and white."""
-    import numpy as np
-
-    measured = pixels[np.isfinite(pixels)]
-    low, high = np.percentile(measured, TAILS) if measured.size else (0.0, 1.0)
-    return float(low), float(high)
-
-
-def _suggestion(comparison: Comparison) -> str:
+def _suggestion(comparison: Comparison, channel: str = "") -> str:
     """Return the best setting, and the plane that it is best for; a sentence where none is worth it, or none is known to be."""
-    plane = _plane_text(comparison)
-    where = f" (for plane {plane}; others may need another: --plane)" if plane and comparison.suggested else ""
-    return _best(comparison) + where
-
-
-def _best(comparison: Comparison) -> str:
     if comparison.correlation:
         return "none: settings cannot be compared by their errors. Compare the residuals, and the faint detail"
     if comparison.suggested is None:
         return "no setting is better than the image as it is, by this estimate"
-    return written(comparison.suggested.setting) or "the job as it is"
+    plane = "" if channel else _plane_text(comparison)
+    where = f" (for plane {plane}; others may need another: --plane)" if plane else ""
+    return (written(comparison.suggested.setting) or "the job as it is") + where
 
 
 def _plane_text(comparison: Comparison) -> str:
@@ -298,7 +268,7 @@ def _plane_text(comparison: Comparison) -> str:
 
 def _lines(tried: TriedSetting, comparison: Comparison) -> list[str]:
     found = tried.statistics
-    kept, seen = _percents(d.kept for d in tried.detail), _percents(d.detected for d in tried.detail)
+    kept, seen = ("/".join(f"{100 * each[i]:.0f}" for each in tried.detail) for i in (1, 2))
     return [
         f"residual {found.ratio:.2f} of the noise",
         f"correlation {found.correlation_text}",
@@ -307,17 +277,12 @@ def _lines(tried: TriedSetting, comparison: Comparison) -> list[str]:
     ]
 
 
-def _percents(shares: Iterable[float]) -> str:
-    return "/".join(f"{100 * share:.0f}" for share in shares)
-
-
 def _faint(comparison: Comparison) -> list[str]:
-    """Return a sentence on a setting that keeps more faint detail than the one with the least error."""
-    if (more := comparison.keeps_more) is None:
+    """Return a sentence on a setting that keeps more faint detail than the suggested one."""
+    if (more := comparison.keeps_more) is None or (suggested := comparison.suggested) is None:
         return []
-    best = comparison.best
     return [
-        f"the setting with the least error keeps {100 * best.detail_kept:.0f} % of it, and {_labels(comparison)[more.setting]} "
+        f"the suggested setting keeps {100 * suggested.detail_kept:.0f} % of it, and {_labels(comparison)[more.setting]} "
         f"{100 * more.detail_kept:.0f} %, with an error of {more.error:.3f}. For small faint things, take {written(more.setting)}"
     ]
 
@@ -346,35 +311,28 @@ def _noise_text(comparison: Comparison) -> str:
 
 
 def _place_text(comparison: Comparison) -> str:
-    spans = comparison.place
-    rows, columns = spans["y"], spans["x"]
-    plane = f"; plane {text}" if (text := _plane_text(comparison)) else ""
-    return f"{rows[0]}:{rows[1]},{columns[0]}:{columns[1]} (rows, columns){plane}"
+    rows, columns = (":".join(map(str, comparison.place[axis])) for axis in "yx")
+    plane = f"; plane {text}" if (text := _plane_text(comparison)) and not comparison.channels else ""
+    return f"{rows},{columns} (rows, columns){plane}"
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    place = [
+    below = (
+        f"Below each result: what it took away, the residual. Grey is 0, black and white are -{NOISE_LEVELS} and +{NOISE_LEVELS} noise levels.",
+    )
+    if comparison.channels:
+        of = (
+            f"channels {', '.join(comparison.channels)} in their colours; residual of the one with most structure in it"
+        )
+        return [f"Crop {_place_text(comparison)} of {of}.", *below, *_to_paste(comparison)]
+    several = len(comparison.tried) > 1
+    return [
         *(f"{label.capitalize()}: {text}." for label, text in _remarks(comparison)),
         f"Crop {_place_text(comparison)}. {_noise_text(comparison).capitalize()}.",
-    ]
-    if comparison.channels:
-        rows, columns = (":".join(map(str, comparison.place[axis])) for axis in "yx")
-        names = ", ".join(comparison.channels)
-        place = [
-            f"Crop {rows},{columns} (rows, columns) of channels {names} in their colours; residual of the one with most structure in it."
-        ]
-    notes = [
-        *place,
-        f"Below each result: what it took away, the residual. Grey is 0, black and white are -{NOISE_LEVELS} and +{NOISE_LEVELS} noise levels.",
+        *below,
         "residual: its standard deviation relative to the noise. correlation: of its neighbouring pixels, the larger one of both axes, about 0 for noise alone, larger "
         "where it holds structure of the image. error: estimated squared error of the result; that of the noisy crop is 1.",
         "faint detail: height left of small spots and lines that were added at 1, 2 and 5 noise levels, and share of them that stands out.",
+        *([f"Suggested: {_suggestion(comparison)}"] if several else []),
+        *([f"Faint detail: {text}." for text in _faint(comparison)] if several else []),
     ]
-    if comparison.channels:
-        return [*notes[:2], *_to_paste(comparison)]
-    if len(comparison.tried) > 1:
-        notes += [
-            f"{'Suggested' if comparison.correlation else 'Smallest error'}: {_suggestion(comparison)}",
-            *(f"Faint detail: {text}." for text in _faint(comparison)),
-        ]
-    return notes

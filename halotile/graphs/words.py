@@ -57,17 +57,10 @@ def flow(value: Any) -> str:
         return "[" + ", ".join(map(flow, value)) + "]"
     if not isinstance(value, str):
         return json.dumps(value, default=str)
-    plain = re.fullmatch(r"[A-Za-z0-9_./~-]*[A-Za-z_/][A-Za-z0-9_./~-]*", value) and not value.startswith(("-", "~"))
-    words = value.lower() in ("null", "true", "false")
-    return value if plain and not words and not _is_number(value) else json.dumps(value, ensure_ascii=False)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    is_plain = re.fullmatch(r"(\.{0,2}/|[A-Za-z_])[A-Za-z0-9_./~-]*", value)
+    return (
+        value if is_plain and value.lower() not in ("null", "true", "false") else json.dumps(value, ensure_ascii=False)
+    )
 
 
 def dotted(path: Iterable[str | int]) -> str:

@@ -149,7 +149,9 @@ class DenoiseTask:
 
     def repaired(self) -> Readable:
         """The image with other values in the place of its defects."""
-        return self.source if self.defects is None else Repaired(self.source, self, self.defects)
+        if self.defects is None:
+            return self.source
+        return Repaired(self.source, self.roles.spatial, self.holes, self.sides.get("mask"), self.defects)
 
 
 @dataclass(frozen=True, slots=True)

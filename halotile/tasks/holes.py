@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halotile.storage.grid import Region
+from halotile.storage.rim import Readable
+from halotile.storage.views import axes_of_side, side_at
 from halotile.tasks.devices.device import all_finite
 
 SWEEP = {1: 64, 2: 16, 3: 4}
@@ -51,6 +55,17 @@ class Holes:
             measured = np.isfinite(pixels)
             valid = measured if valid is None else valid & measured
         return None if valid is None or valid.all() else valid
+
+
+def measured_at(
+    holes: Holes | None, mask: Readable | None, spatial: Sequence[int], region: Region, pixels: NDArray[Any]
+) -> Valid:
+    """The pixels of a region that are finite, no holes, and that no mask keeps as they are."""
+    valid = holes.valid(pixels) if holes else None
+    kept: Valid = np.isfinite(pixels)
+    if mask is not None:
+        kept = kept & (side_at(mask, axes_of_side(mask, spatial, len(region.start)), region) != 0)
+    return kept if valid is None else kept & valid
 
 
 def fill_reach(dims: int) -> int:

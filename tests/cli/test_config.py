@@ -83,6 +83,8 @@ LIES = [
     ("level: 0", "stripes: {axis: z}", 3, 'input.stripes: {"axis": "z"} names no lines'),
     ("level: 0", "stripes: {axis: x, gain: 2}", 3, "input.stripes"),
     ("level: 0", "stripes: {axes: x}", 3, "write {axis: x} where columns are off"),
+    ("level: 0", "stripes: y", 3, 'input.stripes: "y" is not auto, none or a mapping; write {axis: y}'),
+    ("level: 0", "stripes: {axis: x, gian: true}", 3, "{axis: y} for rows; with gain: true beside it"),
     ("level: 0", "range: [0, 1, 2]", 3, "not auto or a list of 2 numbers"),
     ("level: 0", "sides: {sigma: 3}", 3, "input.sides.sigma: 3 is not a path"),
     ("overwrite: false", "overwrite: NO", 4, 'overwrite: "NO" is not true or false; in YAML 1.2 that is text: write false'),

@@ -214,4 +214,20 @@ def test_each_channel_is_tried_and_the_lines_to_paste_make_a_job(folder: Path) -
     assert found.written["channels"] == {"Alexa 488": {"name": "gaussian", "sigma": 2}}
 
 
+def test_a_channel_that_cannot_be_compared_is_named_and_the_others_are_drawn(folder: Path) -> None:
+    rng, image = np.random.default_rng(0), camera()[60:188, 150:278].astype("f4")
+    stack = np.stack([np.ones_like(image), *(image + sigma * rng.standard_normal(image.shape) for sigma in (10, 20))])
+    tifffile.imwrite("a.tif", stack.astype("f4"), ome=True, metadata={"axes": "CYX", "Channel": {"Name": [*"ABC"]}})
+    Path("job.yaml").write_text(JOB.replace("a.npy", "a.tif"))
+    lists = ("--set", "denoiser.strength=0.5,1", "--set", "denoiser.iterations=20")
+    result = ask("try", "job.yaml", "sheet.png", *lists)
+    assert result.exit_code == 0
+    assert "not shown: channel A: " in result.stderr
+    with Image.open("sheet.png") as sheet:
+        assert sheet.size[0] > 3 * 128
+    found = json.loads(ask("try", "job.yaml", *lists, "--json").stdout)
+    assert [*found["channels"]] == ["B", "C"]
+    assert "no noise can be estimated" in found["missing"]["A"]
+
+
 TV_TEXT = "{name: tv, strength: 0.2, sigma: auto}"

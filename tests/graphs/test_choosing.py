@@ -20,7 +20,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.tasks.noise.estimate import plane_level
 from halotile.tasks.noise.noise_correlation import noise_correlation
 from halotile.tasks.noise.photon_noise import PhotonNoise
-from halotile.tasks.noise.quality import unbiased_risk, without_outliers
+from halotile.tasks.noise.quality import faint_detail, unbiased_risk, without_outliers
 from halotile.tasks.noise.quiet_windows import fit_noise, windows_of
 from tests.benchmarks.choosing import NOISES, Row, images, losses, rows_of
 from tests.support import job_of, write_zarr
@@ -169,8 +169,8 @@ CORRELATED: dict[str, tuple[Callable[[Image], Image], str]] = {
     "white": (lambda noise: noise, ""),
     "stripes": (lambda noise: noise + 0.85 * noise[:1], "line noise, columns that are off: write input.stripes: auto"),
     "scan": (lambda noise: ndimage.uniform_filter1d(noise, 3, axis=1), "a readout or scan along x: train a network"),
-    "smooth": (lambda noise: ndimage.gaussian_filter(noise, 0.7), "resampling, smoothing, or colours"),
-    "mosaic": (_mosaic, "colours interpolated from a mosaic: denoise the image from before"),
+    "smooth": (lambda noise: ndimage.gaussian_filter(noise, 0.7), "resampling, smoothing, a mosaic of colours"),
+    "mosaic": (_mosaic, "or lossy compression: denoise the image from before that"),
 }
 
 
@@ -282,3 +282,52 @@ def test_each_channel_gets_the_strength_that_is_best_for_it(tmp_path: Path) -> N
     assert found.written == {"denoiser": {"name": "tv", "strength": best, "sigma": "auto"}}
     pasted = DenoiserChoice.of(found.written["denoiser"])
     assert len(make_plan(replace(job, denoiser=pasted)).identity["channels"]) == len(set(best.values()))
+
+
+@pytest.mark.parametrize(
+    ("strengths", "own", "suggested"), [((1.0, 1.01), 1.01, "1.01"), ((1.0, 1.01, 9.0), 9.0, "1.0")]
+)
+def test_settings_of_equal_errors_make_no_advice(
+    tmp_path: Path, strengths: tuple[float, ...], own: float, suggested: str
+) -> None:
+    rng = np.random.default_rng(0)
+    truth = np.stack([camera()[y : y + 128, 100:228].astype(float) for y in (60, 200)])
+    noisy = (truth + 20 * rng.standard_normal(truth.shape)).astype("f4")
+    job = job_of(write_zarr(tmp_path / "a.zarr", noisy, axes="cyx"), tmp_path / "o.zarr", "tv")
+
+    def job_with(setting: tuple[str, ...]) -> Any:
+        options = {"strength": float(setting[0]) if setting else own, "sigma": "auto"}
+        return replace(job, denoiser=DenoiserChoice(name="tv", options=options))
+
+    settings = [(str(strength),) for strength in strengths]
+    found = compare(settings, job_with)
+    chosen = [one.suggested and one.suggested.setting for one in found.channels.values()]
+    assert chosen == [(suggested,)] * 2
+    assert found.written == {}
+    alone = compare(settings[:2], job_with, at={"c": 0}).suggested
+    assert alone
+    assert (alone.setting == (str(own),)) or own == 9.0
+
+
+@pytest.mark.parametrize("values", [None, (0.0, 255.0)])
+def test_a_level_in_the_job_is_that_by_which_settings_are_judged(
+    tmp_path: Path, values: tuple[float, float] | None
+) -> None:
+    noisy = (camera()[:128, :128] + 20 * np.random.default_rng(0).standard_normal((128, 128))).astype("f4")
+    width = values[1] if values else 1.0
+    source, wanted = write_zarr(tmp_path / "a.zarr", noisy), {"range": values} if values else {}
+    job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 30 / width}, input=wanted)
+    assert compare([()], lambda _: job).noise == pytest.approx(30)
+
+    def job_with(setting: tuple[str, ...]) -> Any:
+        return replace(job, denoiser=DenoiserChoice(name="tv", options={"strength": 1.0, "sigma": float(setting[0])}))
+
+    tried = compare([(str(level / width),) for level in (10, 20, 40)], job_with)
+    assert tried.noise == pytest.approx(20, rel=0.1)
+
+
+def test_what_is_bright_without_the_faint_detail_is_not_detected() -> None:
+    image = np.random.default_rng(0).standard_normal((1, 256, 256))
+    pattern = 9 * ndimage.gaussian_filter(image, (0, 1.5, 1.5))
+    found = faint_detail(image, np.ones(image.shape), lambda _: pattern, pattern)
+    assert [(each.kept, each.detected) for each in found] == [(0, 0)] * 3

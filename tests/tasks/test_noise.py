@@ -73,10 +73,11 @@ def test_missing_pixels_are_left_out() -> None:
 
 
 def test_a_image_whose_noise_cannot_be_estimated_is_refused() -> None:
-    rows: list[tuple[float, str]] = [(3.0, "its pixels are equal"), (np.nan, "no 2 x 2 pixels are finite")]
-    for value, why in rows:
-        with pytest.raises(InputError, match=f"no noise could be estimated .* {why} .* Write sigma as a number"):
-            level_of(Counted(np.full((300, 300), value)))
+    flat, level = np.full((300, 300), 3.0), "2 x 2 pixels have no diagonal difference"
+    rows = [(flat, level), (np.tile(np.arange(300.0), (300, 1)), level), (flat * np.nan, "no 2 x 2 pixels are finite")]
+    for pixels, why in rows:
+        with pytest.raises(InputError, match=f"no noise could be estimated .* {why}.* Write sigma as a number"):
+            level_of(Counted(pixels))
 
 
 def test_labels_without_noise_are_not_to_be_denoised() -> None:
@@ -348,6 +349,14 @@ def test_noise_of_one_level_is_not_taken_for_that_of_photons() -> None:
         pixels = clean() + sigma * np.random.default_rng(0).standard_normal(clean().shape)
         for stored in (pixels, np.rint(255 * pixels)):
             assert not survey_planes(Counted(stored), (0, 1))[0].grows
+
+
+@pytest.mark.parametrize("image", [camera(), retina()[..., 1]], ids=["black and white", "black around"])
+def test_gaussian_noise_that_was_cut_off_is_not_taken_for_that_of_photons(image: NDArray[np.uint8]) -> None:
+    for seed in range(10):
+        noise = 20 * np.random.default_rng(seed).standard_normal(image.shape)
+        stored = np.rint(image + noise).clip(0, 255).astype(np.uint8)
+        assert not survey_planes(Counted(stored), (0, 1))[0].grows
 
 
 def test_an_image_without_noise_shows_none() -> None:

@@ -244,6 +244,8 @@ def _advice(value: Any, annotation: Any) -> str:
     if isinstance(value, str):
         if bool in allowed and value.lower() in _YES + _NO:
             return f"; in YAML 1.2 that is text: write {'true' if value.lower() in _YES else 'false'}"
+        if value in ("x", "y") and Mapping[str, str | bool] in allowed:
+            return f"; write {{axis: {value}}}"
         if {int, float} & allowed:
             with suppress(ValueError):
                 return "; write it without quotes" if math.isfinite(float(value)) else ""

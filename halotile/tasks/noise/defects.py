@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +11,7 @@ from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Pixels, Readable
 from halotile.storage.views import PlaneValues, Viewed, side_at
-from halotile.tasks.holes import Valid
-from halotile.tasks.noise.residual import measured_at
-
-if TYPE_CHECKING:
-    from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.holes import Holes, Valid, measured_at
 
 OUTLYING, ALONE = 6.0, 4.0
 """Noise levels from the median around it beyond which a pixel is an outlier, or medians of such distances around it where these are more; and
@@ -153,18 +148,21 @@ class Defects:
 class Repaired(Viewed):
     """The image of a task with other values in the place of its defects, whatever part of it is read."""
 
-    task: DenoiseTask
+    spatial: tuple[int, ...]
+    holes: Holes | None
+    mask: Readable | None
     defects: Defects
     found: list[tuple[Places, Array]] = field(default_factory=list, compare=False)
     """Places and values of the defects in what was read, for each plane that has any."""
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``; its defects are entered in `found`."""
-        plane, dims = self.task.roles.spatial[-2:], len(self.shape)
+        plane, dims = self.spatial[-2:], len(self.shape)
         margin = tuple((MARGIN * (axis in plane),) * 2 for axis in range(dims))
         window = region.grow(margin).clip(Region.whole(self.shape))
         stored: Array = self.source.read(window)
-        pixels, valid, bad = stored.copy(), measured_at(self.task, window, stored), self._known(window)
+        valid = measured_at(self.holes, self.mask, self.spatial, window, stored)
+        pixels, bad = stored.copy(), self._known(window)
         noise = [np.broadcast_to(part.read(window), window.shape) for part in self.defects.noise or ()]
         moved = [np.moveaxis(part, plane, (-2, -1)) for part in (pixels, valid, bad, *noise)]
         for place in np.ndindex(moved[0].shape[:-2]):
@@ -199,7 +197,7 @@ class Repaired(Viewed):
                 bad[tuple(slice(None) if index < 0 else index - start for index, start, _ in spans)] = True
         if defects.given is not None:
             length = len(defects.given.shape)
-            axes = range(dims) if length == dims else self.task.roles.spatial[-length:]
+            axes = range(dims) if length == dims else self.spatial[-length:]
             bad |= side_at(defects.given, tuple(axis - dims for axis in axes), window) != 0
         return bad
 

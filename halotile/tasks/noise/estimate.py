@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import NormalDist
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,11 @@ from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import chunks_of
-from halotile.tasks.noise.quiet_windows import SATURATED_AT_MOST, Range, Values, fit_noise, saturated_ends, windows_of
+from halotile.tasks.noise import quiet_windows
+from halotile.tasks.noise.quiet_windows import Values, crowded, finite_values, fit_noise, saturated_ends, windows_of
 from halotile.tasks.roles import respanned, spanned
 
+Range = tuple[float, float]
 NORMAL = NormalDist()
 NORMAL_MAD = 0.6744897501960817
 """Median of |z| for a standard normal z."""
@@ -151,14 +153,13 @@ class Ends(NamedTuple):
     def of(cls, values: NDArray[Any]) -> Self:
         """The ends of the finite values of a part."""
         counts: Counter[float] = Counter()
-        for sign in (1, -1):
+        for end_of in (np.min, np.max):
             rest = values.ravel()
             for _ in range(2):
                 if rest.size:
-                    end = rest.min() if sign == 1 else rest.max()
-                    others = rest[rest > end] if sign == 1 else rest[rest < end]
-                    counts[float(end)] = rest.size - others.size
-                    rest = others
+                    end, size = end_of(rest), rest.size
+                    rest = rest[rest != end]
+                    counts[float(end)] = size - rest.size
         return cls(counts, values.size)
 
     def joined(self, other: Ends) -> Ends:
@@ -192,8 +193,6 @@ EDGE = 256
 """Edge of a square in pixels."""
 SATURATED_PLANES = 16
 """Planes that are looked at for values at which pixels are saturated."""
-ENOUGH_ARE_WHOLE = 0.1
-"""Share of the windows of a plane that are not saturated, above which they alone count."""
 LEAST_DETAILS = 100
 """Details that are left of a square in which most pixels are saturated, at least."""
 
@@ -223,16 +222,14 @@ def estimate_noise_levels(source: Readable, spatial: Sequence[int], looped: Sequ
     for place, squares in sampled_planes(source, spatial, looped):
         levels[place] = plane_level(squares)
     if not (levels > 0).any():
-        why = "its pixels are equal wherever it was sampled"
+        why = "in most places of every sample, 2 x 2 pixels have no diagonal difference, as in a flat image or a ramp"
         if np.isnan(levels).all():
             why = "no 2 x 2 pixels are finite wherever it was sampled"
         stored = getattr(source, "source", source)  # of integers with holes a view has floats
-        labels = (
-            "; or, where the values are classes or labels, do not denoise it: gaussian and median would mix classes"
-        )
-        end = labels if np.dtype(stored.dtype).kind in "iub" else ""
+        end = "; or, where the values are classes or labels, do not denoise it: gaussian and median would mix classes"
         raise InputError(
-            f"sigma is auto, but no noise could be estimated in {getattr(stored, 'path', 'the image')}: {why}. Write sigma as a number{end}."
+            f"sigma is auto, but no noise could be estimated in {getattr(stored, 'path', 'the image')}: {why}. "
+            f"Write sigma as a number{end if np.dtype(stored.dtype).kind in 'iub' else ''}."
         )
     known: NDArray[np.float64] = np.nan_to_num(levels)
     return known
@@ -253,28 +250,29 @@ def sampled_planes(
         )
     lengths = tuple(source.shape[axis] for axis in looped)
     samples = max(LEAST_SAMPLES, min(SAMPLES, ALL_SAMPLES // max(1, math.prod(lengths))))
-    total = math.prod(lengths)
-    count = min(total, total if most is None else most)
-    chosen = {number * total // count for number in range(count)}
-    wanted = {place for number, place in enumerate(np.ndindex(lengths)) if number in chosen}
+    every = [*np.ndindex(lengths)]
+    wanted = {*spread_evenly(every, most or len(every))}
     regions = plane_regions(source.shape, square, dict.fromkeys(looped, 0), samples)
     plane_bytes = sum(region.size for region in regions) * source.dtype.itemsize
     for planes in planes_at_once(source, looped, AT_ONCE_BYTES // plane_bytes):
-        places = [place for place in np.ndindex(planes.shape) if _add(planes.start, place) in wanted]
+        places = [place for place in np.ndindex(planes.shape) if tuple(np.add(planes.start, place).tolist()) in wanted]
         if not places:
             continue
         ends = zip(planes.start, planes.stop, strict=True)
         spans = dict(zip(looped, ends, strict=True))
         read = [source.read(respanned(region, spans)) for region in regions]
         for place in places:
-            at = [slice(None)] * len(source.shape)
-            for axis, index in zip(looped, place, strict=True):
-                at[axis] = slice(index, index + 1)
-            yield _add(planes.start, place), [as_square(pixels[tuple(at)], square) for pixels in read]
+            at = dict(zip(looped, place, strict=True))
+            index = tuple(slice(at[i], at[i] + 1) if i in at else slice(None) for i in range(len(source.shape)))
+            yield tuple(np.add(planes.start, place).tolist()), [as_square(pixels[index], square) for pixels in read]
 
 
-def _add(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
-    return tuple(a + b for a, b in zip(first, second, strict=True))
+T = TypeVar("T")
+
+
+def spread_evenly(things: Sequence[T], count: int) -> list[T]:
+    """So many of some things, spread evenly from the first; some twice where there are fewer."""
+    return [things[number * len(things) // count] for number in range(count)]
 
 
 def planes_at_once(source: Readable, looped: Sequence[int], most: int) -> list[Region]:
@@ -295,15 +293,10 @@ def planes_at_once(source: Readable, looped: Sequence[int], most: int) -> list[R
 def plane_regions(shape: tuple[int, ...], square: tuple[int, ...], at: Mapping[int, int], samples: int) -> list[Region]:
     """Squares of one plane, at these places on the other axes; they lie where they would in an image of this plane alone."""
     inside = [axis for axis in range(len(shape)) if axis not in at]
-    regions = sample_regions(tuple(shape[axis] for axis in inside), samples, tuple(map(inside.index, square)))
-    return [_in_plane(region, inside, at) for region in regions]
-
-
-def _in_plane(region: Region, inside: Sequence[int], at: Mapping[int, int]) -> Region:
-    """A region of a plane as one of the image, at these places on the other axes."""
-    spans = dict(zip(inside, zip(region.start, region.stop, strict=True), strict=True))
-    spans |= {axis: (index, index + 1) for axis, index in at.items()}
-    return spanned(spans[axis] for axis in range(len(spans)))
+    fixed = {axis: (index, index + 1) for axis, index in at.items()}
+    found = sample_regions(tuple(shape[axis] for axis in inside), samples, tuple(map(inside.index, square)))
+    spans = [dict(zip(inside, zip(region.start, region.stop, strict=True), strict=True)) | fixed for region in found]
+    return [spanned(each[axis] for axis in range(len(shape))) for each in spans]
 
 
 def as_square(pixels: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.float64]:
@@ -335,9 +328,8 @@ def measure_plane(squares: Sequence[Values]) -> PlaneLevel:
     Saturated pixels are left out: in squares of which they are less than half; where there are none, in those that have enough others. Else all count.
     """
     saturated = saturated_ends(squares)
-    if (fit := fit_noise(windows_of(squares, SATURATED_AT_MOST))) and (
-        fit.share > ENOUGH_ARE_WHOLE or np.isnan(saturated).all()
-    ):
+    fit = fit_noise(windows_of(squares, whole=True))
+    if fit and (fit.share > quiet_windows.ENOUGH_ARE_WHOLE or np.isnan(saturated).all()):
         return PlaneLevel(fit.level)
     shares = [np.isin(square, saturated).sum() / max(np.isfinite(square).sum(), 1) for square in squares]
     found = [square_level(square, saturated) for square in squares]
@@ -349,14 +341,8 @@ def measure_plane(squares: Sequence[Values]) -> PlaneLevel:
     whole = [square_level(square) for square in squares]
     level = _median(whole)
     if 0 < level < _median(found) and _shows_noise(found):
-        return PlaneLevel(level, saturated, _share_of(squares, saturated))
+        return PlaneLevel(level, saturated, float(np.isin(finite_values(squares), saturated).mean()))
     return PlaneLevel(math.nan if not any(each.details for each in whole) else level)
-
-
-def _share_of(squares: Sequence[Values], ends: Range) -> float:
-    """Share of the pixels that have one of these values."""
-    count = sum(np.isfinite(square).sum() for square in squares)
-    return float(sum(np.isin(square, ends).sum() for square in squares) / count)
 
 
 class ImageValues(NamedTuple):
@@ -379,16 +365,14 @@ UNKNOWN = ImageValues((), None, math.inf, -math.inf, 0.0)
 
 def image_values(source: Readable, spatial: Sequence[int], looped: Sequence[int]) -> ImageValues:
     """Look at samples of the planes of an image, spread evenly where there are many."""
-    saturated, ends, low, high, total = set[float](), NO_ENDS, math.inf, -math.inf, 0.0
+    saturated, ends, total = set[float](), NO_ENDS, 0.0
     for _, squares in sampled_planes(source, spatial, looped, SATURATED_PLANES):
-        saturated.update(end for end in saturated_ends(squares) if not math.isnan(end))
-        for square in squares:
-            values = square[np.isfinite(square)]
-            ends = ends.joined(Ends.of(values))
-            low, high = values.min(initial=low), values.max(initial=high)
-            total += float(np.abs(values).sum())
-    size = total / max(ends.pixels, 1)
-    return ImageValues(tuple(sorted(saturated)), ends.far_value(), float(low), float(high), size)
+        saturated.update(end for end, _ in crowded(squares))
+        values = finite_values(squares)
+        ends = ends.joined(Ends.of(values))
+        total += float(np.abs(values).sum())
+    low, high = min(ends.counts, default=math.inf), max(ends.counts, default=-math.inf)
+    return ImageValues(tuple(sorted(saturated)), ends.far_value(), low, high, total / max(ends.pixels, 1))
 
 
 def _median(found: Sequence[SquareLevel]) -> float:

@@ -7,15 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from halotile.tasks.noise.quiet_windows import (
-    EMPTY_AT_MOST,
-    SATURATED_AT_MOST,
-    WINDOW,
-    Values,
-    mean_beside,
-    saturated_ends,
-    without_marks,
-)
+from halotile.tasks.noise.quiet_windows import WINDOW, Values, crowded, cut, mean_beside, without_marks
 
 LAGS = (1, 2, 3)
 ORDER = 4
@@ -29,8 +21,6 @@ CLEAR, CLEAR_FAR = 0.27, 0.14
 """Correlation at lag 1, and at each of three lags, from which noise is not white: see docs/design/037."""
 LEVEL = 0.6
 """Ratio of the correlations at lags 3 and 1 from which noise is the same along whole lines."""
-MOSAIC, BLOCKS, TINY = 1.5, 1.4, 1e-6
-"""Ratio of the energies of pixels at different places of a 2 x 2 mosaic, and of steps at the edges of blocks and elsewhere, from which there is one."""
 
 
 class NoiseCorrelation(NamedTuple):
@@ -38,10 +28,6 @@ class NoiseCorrelation(NamedTuple):
 
     y: tuple[float, ...]
     x: tuple[float, ...]
-    mosaic: float = 1.0
-    """Ratio of the energies of pixels at the four places of 2 x 2."""
-    blocks: float = 1.0
-    """Ratio of the steps at one place of every 8 pixels, and at the others."""
 
     @property
     def is_clear(self) -> bool:
@@ -62,25 +48,14 @@ class NoiseCorrelation(NamedTuple):
         >>> print(NoiseCorrelation((0.4, 0.4, 0.4), (0.0, 0.0, 0.0)).advice)
         The likely cause is line noise, columns that are off: write input.stripes: auto
         """
-        cause, remedy = self._cause()
-        return f"The likely cause is {cause}: {remedy}"
-
-    def _cause(self) -> tuple[str, str]:
         axis, most, least = ("y", self.y, self.x) if self.y[0] > self.x[0] else ("x", self.x, self.y)
-        smooth = "bin the image by 2, or take a larger strength"
         if most[2] > LEVEL * most[0] and least[0] < CLEAR:
-            return f"line noise, {'columns' if axis == 'y' else 'rows'} that are off", "write input.stripes: auto"
-        if self.blocks > BLOCKS:
-            return (
-                "lossy compression in blocks of 8 × 8, as JPEG has",
-                "denoise the image from before that, or take a larger strength",
-            )
-        if self.mosaic > MOSAIC:
-            return "colours interpolated from a mosaic", f"denoise the image from before that, {smooth}"
-        if least[0] < CLEAR / 2:
-            return f"a readout or scan along {axis}", f"train a network with structure: {axis}, {smooth}"
+            lines = "columns" if axis == "y" else "rows"
+            return f"The likely cause is line noise, {lines} that are off: write input.stripes: auto"
+        if least[0] >= CLEAR / 2:
+            return "The likely cause is resampling, smoothing, a mosaic of colours, or lossy compression: denoise the image from before that, or its means of 2 × 2 pixels"
         # A training that hides neighbours along one axis does not help against noise that is shared along both.
-        return "resampling, smoothing, or colours interpolated from a mosaic", smooth
+        return f"The likely cause is a readout or scan along {axis}: train a network with structure: {axis}"
 
 
 def direction_text(axis: str) -> str:
@@ -105,51 +80,27 @@ def noise_correlation(squares: Sequence[Values]) -> NoiseCorrelation | None:
     ([False, True], 0.5, 0.0)
     """
     squares = without_marks(squares[:SQUARES])
-    ends = [(end, most) for end, most in zip(saturated_ends(squares), (EMPTY_AT_MOST, SATURATED_AT_MOST), strict=True)]
-    parts, around, numbers = [np.zeros((0, WINDOW, WINDOW))], [np.zeros(0)], [np.zeros(0, int)]
-    for number, square in enumerate(squares):
+    parts, around = [np.zeros((0, WINDOW, WINDOW))], [np.zeros(0)]
+    for square in squares:
         # They begin between those of JPEG, whose edges are then inside.
-        square = square[WINDOW // 2 :, WINDOW // 2 :]
-        rows, columns = (n // WINDOW for n in square.shape)
-        windows = square[: rows * WINDOW, : columns * WINDOW].reshape(rows, WINDOW, columns, WINDOW).swapaxes(1, 2)
+        windows = cut(square[WINDOW // 2 :, WINDOW // 2 :]).swapaxes(1, 2)
         energy = sum(np.square(np.diff(windows, ORDER, axis)).mean((2, 3)) for axis in (2, 3))
         known = energy > 0  # False for NaN
-        for end, most in ends:
+        for end, most in crowded(squares):
             known &= (windows == end).mean((2, 3)) <= most
         parts.append(windows[known])
         around.append(mean_beside(np.where(known, energy, np.nan))[known])
-        numbers.append(np.full(int(known.sum()), number))
-    windows, beside, places = np.concatenate(parts), np.concatenate(around), np.concatenate(numbers)
+    windows, beside = np.concatenate(parts), np.concatenate(around)
     if len(windows) < LEAST:
         return None
-    chosen = np.argsort(beside, kind="stable")[: max(LEAST, round(QUIETEST * len(windows)))]
-    windows, places = windows[chosen], places[chosen]
+    windows = windows[np.argsort(beside, kind="stable")[: max(LEAST, round(QUIETEST * len(windows)))]]
     across = [np.diff(windows, ORDER, 2), np.diff(windows, ORDER, 1).swapaxes(1, 2)]
     energy = sum(np.square(each).mean((1, 2)) for each in across)
     kept = energy <= OUTLYING * np.median(energy)
     lags = []
-    for across_one in across:
-        each = across_one[kept]
+    for each in across:
+        each = each[kept]
         if not (square := np.square(each).mean()) > 0:
             return None
         lags.append(tuple(float((each[:, n:] * each[:, :-n]).mean() / square) for n in LAGS))
-    mosaic, blocks = _patterns(windows[kept], places[kept])
-    return NoiseCorrelation(lags[0], lags[1], mosaic, blocks)
-
-
-def _patterns(windows: Values, places: Values) -> tuple[float, float]:
-    """Ratios of energies: of pixels at the places of a mosaic, and of steps at those of a block; places are the same within a square."""
-    beside = windows[:, :-2, 1:-1] + windows[:, 2:, 1:-1] + windows[:, 1:-1, :-2] + windows[:, 1:-1, 2:]
-    excess = np.square(windows[:, 1:-1, 1:-1] - beside / 4).reshape(-1, 3, 2, 3, 2).sum((1, 3)).reshape(-1, 4)
-    steps = [np.square(np.diff(windows, 1, axis)).sum(3 - axis) for axis in (1, 2)]
-    mosaic, blocks = [], []
-    for number in np.unique(places):
-        at = places == number
-        phases, edges = excess[at].sum(0), [step[at].sum(0) for step in steps]
-        mosaic += [_ratio(phases.max(), phases.min())] * int(at.sum())
-        blocks += [min(_ratio(edge.max(), np.median(edge)) for edge in edges)] * int(at.sum())
-    return float(np.median(mosaic)), float(np.median(blocks))
-
-
-def _ratio(most: float, usual: float) -> float:
-    return most / max(usual, TINY * most) if most > 0 else 1.0
+    return NoiseCorrelation(*lags)

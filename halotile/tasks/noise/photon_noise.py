@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -70,24 +70,9 @@ def noise_of_planes(planes: Sequence[Sequence[Values]]) -> PhotonNoise:
     """
     fits = [fit for fit in map(fit_noise, map(windows_of, planes)) if fit and fit.is_clear]
     if len(fits) == len(planes):
-        found = PhotonNoise.of(np.array([fit.gain for fit in fits]), np.array([fit.variance for fit in fits]))
-        return per_channel(found.gain, found.offset, found.read_sigma)
-    levels = np.array([plane_level(squares) for squares in planes])
-    return per_channel(0 * levels, 0 * levels, np.where(levels > 0, levels, np.nan))
-
-
-def per_channel(*parts: Any) -> PhotonNoise:
-    """Return the noise of several channels, which broadcasts to an image of them."""
-    gain, offset, read_sigma = (np.reshape(np.asarray(part, np.float64), (-1, 1, 1)) for part in parts)
-    return PhotonNoise(gain, offset, read_sigma)
-
-
-class Even(NamedTuple):
-    """A plane in which noise does not grow with brightness."""
-
-    median: float
-    level: float
-    """Its noise level; NaN where nothing is measured."""
+        return PhotonNoise.of(*(np.reshape([fit[i] for fit in fits], (-1, 1, 1)) for i in (0, 1)))
+    levels = np.reshape([plane_level(squares) for squares in planes], (-1, 1, 1))
+    return PhotonNoise(0 * levels, 0 * levels, np.where(levels > 0, levels, np.nan))
 
 
 def estimate_photon_noise(
@@ -113,10 +98,12 @@ def estimate_photon_noise(
     channel = [number for number, axis in enumerate(looped) if axis in apart]
     kept = channel if shared else list(range(len(looped)))
     windows: dict[tuple[int, ...], list[PlaneWindows]] = {}
-    evens: dict[tuple[int, ...], list[Even]] = {}
+    evens: dict[
+        tuple[int, ...], list[tuple[float, float]]
+    ] = {}  # median and level of each plane; NaN where nothing is measured
     for place, squares in sampled_planes(source, spatial, looped):
         at, values = tuple(place[number] for number in kept), finite_values(squares)
-        evens.setdefault(at, []).append(Even(float(np.median(values)) if values.size else 0.0, plane_level(squares)))
+        evens.setdefault(at, []).append((float(np.median(values)) if values.size else 0.0, plane_level(squares)))
         if (found := windows_of(squares)) is not None:
             windows.setdefault(at, []).append(found)
     fits = {at: fit for at, parts in windows.items() if (fit := fit_noise(PlaneWindows.joined(parts))) and fit.gain}
@@ -126,7 +113,7 @@ def estimate_photon_noise(
     for at, planes in evens.items():
         if at not in clear:
             like = [] if shared else [fit for other, fit in clear.items() if all(other[i] == at[i] for i in channel)]
-            others = _fit_of_even(Even(*np.nanmedian(planes, axis=0).tolist()), like)
+            others = _fit_of_even(like, *np.nanmedian(planes, axis=0).tolist())
             fits[at] = others if others.gain else fits.get(at, others)
     lengths = tuple(source.shape[axis] for axis in looped)
     parts = [np.array([fits[tuple(at[n] for n in kept)][i] for at in np.ndindex(lengths)]) for i in range(2)]
@@ -134,16 +121,14 @@ def estimate_photon_noise(
     return PhotonNoise.of(gain, variance)
 
 
-def _fit_of_even(even: Even, others: Sequence[Fit]) -> Fit:
+def _fit_of_even(others: Sequence[Fit], median: float, level: float) -> Fit:
     """Return the noise of a plane whose own does not grow with brightness: that of the others where it suits, else of one level."""
-    measured = not math.isnan(even.level)
     if others:
         gain, variance = (float(np.median([fit[i] for fit in others])) for i in range(2))
-        predicted = gain * even.median + variance
-        suits = even.level > 0 and 1 / SUITS <= predicted / even.level**2 <= SUITS
-        if suits or not measured:
-            return Fit(gain, variance, even.level, is_clear=False)
-    return Fit(0.0, even.level**2 if measured else 0.0, even.level, is_clear=False)
+        suits = level > 0 and 1 / SUITS <= (gain * median + variance) / level**2 <= SUITS
+        if suits or math.isnan(level):
+            return Fit(gain, variance, level, is_clear=False)
+    return Fit(0.0, np.nan_to_num(level) ** 2, level, is_clear=False)
 
 
 PLANES = 64
@@ -178,24 +163,18 @@ def survey_planes(source: Readable, spatial: Sequence[int], looped: Sequence[int
     found = []
     with suppress(InputError):  # a run says so, where it matters
         for place, squares in sampled_planes(source, spatial, looped, PLANES):
-            found.append(_surveyed(place, squares))
+            values, level = finite_values(squares), measure_plane(squares)
+            low, high = np.quantile(values, [TAIL, 1 - TAIL]).tolist() if values.size else (math.nan, math.nan)
+            gain, variance = noise_of_plane(squares, level.level)
+            defects = sum(len(outliers(square, gain, variance)) for square in squares)
+            ends, correlation = Ends.of(values), noise_correlation(squares)
+            found.append(PlaneSurvey(place, low, high, level, gain > 0, ends, correlation, defects, values.size))
     return tuple(found)
 
 
-def _surveyed(place: tuple[int, ...], squares: list[Values]) -> PlaneSurvey:
-    values = finite_values(squares)
-    low, high = np.quantile(values, [TAIL, 1 - TAIL]) if values.size else (math.nan, math.nan)
-    fit = fit_noise(windows_of(squares))
-    grows, level = fit is not None and fit.is_clear, measure_plane(squares)
-    gain, variance = noise_of_plane(squares, fit, level.level)
-    ends, correlation = Ends.of(values), noise_correlation(squares)
-    defects = sum(len(outliers(square, gain, variance)) for square in squares)
-    return PlaneSurvey(place, float(low), float(high), level, grows, ends, correlation, defects, values.size)
-
-
-def noise_of_plane(squares: Sequence[Values], fit: Fit | None, level: float) -> tuple[float, float]:
-    """Return the gain and the variance of a plane: that of its photons where the fit is clear, or else of one level; no less than that of rounding."""
-    if fit is not None and fit.is_clear:
+def noise_of_plane(squares: Sequence[Values], level: float) -> tuple[float, float]:
+    """Return the gain and the variance of a plane: of its photons where these are clear, or else of its level; no less than that of rounding."""
+    if (fit := fit_noise(windows_of(squares))) and fit.is_clear:
         return fit.gain, fit.variance
     values = finite_values(squares)
     is_whole = values.any() and not np.any(values % 1)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import convolve1d
 
 from halotile.storage.rim import Array
 from halotile.tasks.noise.defects import outliers, replacements
 from halotile.tasks.noise.estimate import NORMAL_MAD
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quiet_windows import Values
-from halotile.tasks.noise.residual import local_mean, photon_sigma
 
 Denoise = Callable[[Values], Values]
 """Denoises an image of shape (channels, rows, columns)."""
@@ -94,9 +95,20 @@ def without_outliers(noisy: Values, noise: PhotonNoise) -> tuple[Values, NDArray
 
 def noise_sigma(noisy: Values, noise: PhotonNoise) -> Values:
     """Standard deviation of the noise of each pixel, by the mean brightness around it."""
-    around = np.array([local_mean(channel) for channel in noisy])
-    sigma: Values = np.broadcast_to(photon_sigma(noise.gain, noise.variance, around), noisy.shape)
-    return sigma
+    around = np.array([_local_mean(channel) for channel in noisy])
+    # No less than that of one photon: the brightness is not exact.
+    variance = np.maximum(noise.gain * around + noise.variance, np.square(noise.gain))
+    return np.broadcast_to(np.sqrt(variance), noisy.shape)
+
+
+def _local_mean(pixels: Values) -> Values:
+    """Mean of the finite pixels of the 5 x 5 around each; NaN without any."""
+    sums = [np.nan_to_num(pixels), np.isfinite(pixels).astype(np.float64)]
+    for axis in (0, 1):
+        sums = [convolve1d(part, np.ones(5), axis, mode="constant") for part in sums]
+    with np.errstate(invalid="ignore"):
+        mean: Values = sums[0] / sums[1]
+    return mean
 
 
 def _lattices(shape: tuple[int, ...]) -> Iterator[Array]:
@@ -128,7 +140,7 @@ class FaintDetail(NamedTuple):
     kept: float
     """Share of the height that is left, on the average."""
     detected: float
-    """Share that stands out by three standard deviations."""
+    """Share that stands out: what is left is more than three standard deviations of the same contrast in the result without it."""
 
 
 def faint_detail(noisy: Values, sigma: Values, denoise: Denoise, denoised: Values) -> tuple[FaintDetail, ...]:
@@ -151,10 +163,9 @@ def faint_detail(noisy: Values, sigma: Values, denoise: Denoise, denoised: Value
     spread = max(FLAT, float(np.nanmedian(np.abs(contrasts - np.nanmedian(contrasts)))) / NORMAL_MAD)
     found = []
     for height in HEIGHTS:
-        result = denoise(noisy + height * added)
-        kept = _contrasts(result - denoised, sigma, details) / height
-        seen = _contrasts(result, sigma, details) > DETECTED * spread
-        found.append(FaintDetail(height, float(np.nanmean(kept)), float(np.mean(seen[np.isfinite(kept)]))))
+        left = _contrasts(denoise(noisy + height * added) - denoised, sigma, details)
+        left = left[np.isfinite(left)]
+        found.append(FaintDetail(height, float(left.mean()) / height, float(np.mean(left > DETECTED * spread))))
     return tuple(found)
 
 
@@ -165,12 +176,8 @@ def _details(noisy: Values) -> Iterator[tuple[tuple[slice | int, ...], Array]]:
     shapes = (np.outer(across, across), np.outer(across, along), np.outer(across, across), np.outer(along, across))
     channels, rows, columns = noisy.shape
     edge = 2 * REACH + 1
-    starts = [
-        (channel, row, column)
-        for channel in range(channels)
-        for row in range(REACH, rows - 2 * edge, APART)
-        for column in range(REACH, columns - 2 * edge, APART)
-    ]
+    lines = (range(REACH, length - 2 * edge, APART) for length in (rows, columns))
+    starts = [*itertools.product(range(channels), *lines)]
     for number, (channel, row, column) in enumerate(starts[:: -(-len(starts) // MOST) or 1]):
         place = channel, slice(row, row + edge), slice(column, column + edge)
         if np.isfinite(noisy[place]).all():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
-Range = tuple[float, float]
 WINDOW = 8
 """Edge of the windows whose mean and variance are compared, in pixels."""
 LEAST_WINDOWS = 16
@@ -23,6 +22,8 @@ OUTLYING, ROUNDS = 4.0, 30
 """Standard deviations of a window's variance above the line from which it does not count, and steps of the fit at most."""
 SATURATED_AT_MOST, EMPTY_AT_MOST = 0.02, 0.5
 """Share of the pixels of a window that may have the largest value of a plane, and the least, where many pixels have these."""
+ENOUGH_ARE_WHOLE = 0.1
+"""Share of the windows of a plane that are not saturated, above which they alone count."""
 CERTAIN, CLEAR, CLEAR_RATIO = 3.0, 7.0, 1.6
 """Gain in standard deviations from which there is one, and is clear; ratio of the variances of bright and dark, at least, where it is."""
 DARKEST = 0.005
@@ -51,26 +52,26 @@ class Fit(NamedTuple):
 class PlaneWindows(NamedTuple):
     """Windows of one plane or more, in units of ``2**exponent``."""
 
+    exponent: int
     means: Values
     variances: Values
     around: Values
     """Mean variance of the windows beside each."""
     all_means: Values
     """The means also of windows that cannot be compared."""
-    exponent: int
+    whole: NDArray[np.bool_]
+    """True where noise was hardly cut off at the least value."""
 
     @classmethod
     def joined(cls, parts: Sequence[PlaneWindows]) -> PlaneWindows:
         """The windows of several planes."""
         exponent = max(part.exponent for part in parts)
-
-        def joined(name: str, power: int) -> Values:
-            found = [np.ldexp(getattr(part, name), power * (part.exponent - exponent)) for part in parts]
-            return np.concatenate(found)
-
-        means, all_means = (joined(name, 1) for name in ("means", "all_means"))
-        variances, around = (joined(name, 2) for name in ("variances", "around"))
-        return cls(means, variances, around, all_means, exponent)
+        scaled = [
+            [np.ldexp(found, n * (part.exponent - exponent)) for found, n in zip(part[1:5], (1, 2, 2, 1), strict=True)]
+            for part in parts
+        ]
+        means, variances, around, all_means = (np.concatenate(found) for found in zip(*scaled, strict=True))
+        return cls(exponent, means, variances, around, all_means, np.concatenate([part.whole for part in parts]))
 
 
 def fit_noise(windows: PlaneWindows | None) -> Fit | None:
@@ -93,7 +94,7 @@ def fit_noise(windows: PlaneWindows | None) -> Fit | None:
     """
     if windows is None:
         return None
-    means, variances, around, all_means, exponent = windows
+    exponent, means, variances, around, all_means, whole = windows
     if np.isfinite(around).sum() < LEAST_WINDOWS:
         return None
     unit, share = math.ldexp(1.0, exponent), len(means) / len(all_means)
@@ -112,40 +113,49 @@ def fit_noise(windows: PlaneWindows | None) -> Fit | None:
         return Fit(0.0, rounded**2, rounded, is_clear=False, share=share)
     mean = float(np.maximum(gain * (all_means - middle) + level, 0).mean())
     is_clear = bool(gain > CLEAR * deviation and bright > CLEAR_RATIO * dark)
+    if is_clear and not whole.all() and whole.mean() * share > ENOUGH_ARE_WHOLE:  # or dark noise may have been cut off
+        found: Any = (part[whole] for part in (means, variances, around, means, whole))
+        is_clear = (rest := fit_noise(PlaneWindows(exponent, *found))) is None or rest.is_clear
     return Fit(gain * unit, (level - gain * middle) * unit**2, math.sqrt(mean) * unit, is_clear, share)
 
 
-def windows_of(squares: Sequence[Values], empty_at_most: float = EMPTY_AT_MOST) -> PlaneWindows | None:
+def windows_of(squares: Sequence[Values], *, whole: bool = False) -> PlaneWindows | None:
     """Measure the windows of a plane; None without any.
 
     The variance of a window is that of its Haar diagonal details. Saturated, empty and constant windows are left out; pixels that are not finite do not
     count.
 
-    ``squares``: parts of the plane; ``empty_at_most``: share of the pixels of a window that may have the least value of the plane, if many have it.
+    ``squares``: parts of the plane; ``whole``: True without windows in which noise was cut off at the least value of the plane.
     """
     squares = without_marks(squares)
     exponent = math.frexp(np.abs(finite_values(squares)).max(initial=0.0))[1]
     # In a unit in which squares neither overflow nor vanish.
     squares = [np.ldexp(square, -exponent) for square in squares]
-    ends = zip(saturated_ends(squares), (empty_at_most, SATURATED_AT_MOST), strict=True)
-    piled_up = [(end, share) for end, share in ends if not math.isnan(end)]
-    found = []
+    limits, found = crowded(squares), []
     for square in squares:
-        rows, columns = (n // WINDOW for n in square.shape)
-        windows = square[: rows * WINDOW, : columns * WINDOW].reshape(rows, WINDOW, columns, WINDOW)
+        windows = cut(square)
         left, right = windows[:, :, :, :-1], windows[:, :, :, 1:]
         details = ((left - right)[:, :-1] - (left - right)[:, 1:]) / 2
         means, filled = _measured_means(windows)
         variances, measured = _measured_means(np.square(details))
         known = (measured >= LEAST_MEASURED) & (variances > 0)
-        for end, share in piled_up:
-            known &= (windows == end).mean((1, 3)) <= share * filled
+        is_whole = np.ones(known.shape, bool)
+        for end, most in limits:
+            share = (windows == end).mean((1, 3)) / np.where(filled, filled, 1)
+            is_whole &= share <= SATURATED_AT_MOST
+            known &= is_whole if whole else share <= most
         around = mean_beside(np.where(known, variances, np.nan))
-        found.append((means[known], variances[known], around[known], means[filled >= LEAST_MEASURED]))
+        parts = (means, variances, around)
+        found.append((*(part[known] for part in parts), means[filled >= LEAST_MEASURED], is_whole[known]))
     if not found:
         return None
-    means, variances, around, all_means = (np.concatenate(part) for part in zip(*found, strict=True))
-    return PlaneWindows(means, variances, around, all_means, exponent)
+    return PlaneWindows(exponent, *(np.concatenate(part) for part in zip(*found, strict=True)))
+
+
+def cut(images: NDArray[Any], edge: int = WINDOW) -> NDArray[Any]:
+    """The windows of images, of shape (..., rows, edge, columns, edge)."""
+    rows, columns = (n // edge for n in images.shape[-2:])
+    return images[..., : rows * edge, : columns * edge].reshape(*images.shape[:-2], rows, edge, columns, edge)
 
 
 def _quiet_line(x: Values, y: Values, around: Values) -> tuple[float, float, float, NDArray[np.bool_]]:
@@ -210,10 +220,16 @@ def finite_values(squares: Sequence[Values]) -> Values:
     return np.concatenate([np.zeros(0), *(square[np.isfinite(square)] for square in squares)])
 
 
-def saturated_ends(squares: Sequence[Values]) -> Range:
+def saturated_ends(squares: Sequence[Values]) -> tuple[float, float]:
     """The least and the largest value, where pixels are saturated; NaN where they are not."""
     values = finite_values(squares)
     return (_piled_up(values), -_piled_up(-values) + 0.0)
+
+
+def crowded(squares: Sequence[Values]) -> list[tuple[float, float]]:
+    """The values at which pixels are saturated, with the share of the pixels of a window that may have them."""
+    ends = zip(saturated_ends(squares), (EMPTY_AT_MOST, SATURATED_AT_MOST), strict=True)
+    return [(end, most) for end, most in ends if not math.isnan(end)]
 
 
 def _piled_up(values: Values) -> float:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,14 +56,7 @@ class StripedLines:
     gain: bool = False  # true: lines differ by a factor as well
 
 
-class Estimate(NamedTuple):
-    """The offsets of lines, and the standard deviation of the stripes that segments agree on."""
-
-    offsets: Values
-    rms: float
-
-
-def line_offsets(means: Values) -> Estimate:
+def line_offsets(means: Values) -> Values:
     """Estimate the offset of each line from means of its pixels.
 
     Pairs of lines at several distances are compared place by place. A robust mean of their differences leaves out edges of the image; the scatter
@@ -94,7 +87,7 @@ def line_offsets(means: Values) -> Estimate:
             found.append((lag, guess + off, 1 / (error + variance * DRIFT**2 * lag**1.5)))
         offsets = _most_likely(found, 1 / variance)
         guesses = [offsets[lag:] - offsets[:-lag] for lag in lags]
-    return Estimate(offsets * unit, math.sqrt(variance) * unit)
+    return offsets * unit
 
 
 def agreement(means: Values) -> float:
@@ -193,18 +186,18 @@ class LineCorrections:
         start, stop = group.start[across], group.stop[across]
         low, high = max(0, start - MARGIN), min(self.image.shape[across], stop + MARGIN)
         means = means_along(self.image, self.lines, respanned(group, {across: (low, high)}))
-        offsets = line_offsets(means).offsets
-        found = (_with_gains(means, offsets) if self.lines.gain else offsets[None])[:, start - low : stop - low]
+        offsets = line_offsets(means)
+        found = (with_gains(means, offsets) if self.lines.gain else offsets[None])[:, start - low : stop - low]
         return (found if along < across else found.T).reshape(group.shape)
 
 
-def _with_gains(means: Values, offsets: Values) -> Values:
+def with_gains(means: Values, offsets: Values) -> Values:
     """Offsets and gains less 1: the line through the offsets of dark and of bright places, by the brightness of the lines beside."""
     plain = means - offsets
     around = uniform_filter1d(np.where(np.isfinite(plain), plain, _median(plain)), SMOOTH, 1)
     is_bright = around > np.median(around, 0)
     (dark_off, dark), (bright_off, bright) = (
-        (line_offsets(np.where(chosen, plain, np.nan)).offsets, _median(np.where(chosen, around, np.nan)))
+        (line_offsets(np.where(chosen, plain, np.nan)), _median(np.where(chosen, around, np.nan)))
         for chosen in (~is_bright, is_bright)
     )
     apart = bright - dark

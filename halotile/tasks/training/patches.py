@@ -20,7 +20,7 @@ from halotile.storage.rim import Readable
 from halotile.tasks.networks.base import Network
 from halotile.tasks.noise.estimate import UNKNOWN, ImageValues, sample_regions
 from halotile.tasks.noise.photon_noise import PhotonNoise
-from halotile.tasks.noise.quiet_windows import Values
+from halotile.tasks.noise.quiet_windows import Values, cut
 from halotile.tasks.roles import respanned, spanned
 
 HELD_EVERY, HELD_FIRST = 11, 5
@@ -35,8 +35,6 @@ LEAST_VALID = 0.5
 """Share of valid pixels of a cell that is used."""
 ALONE_EDGE, ALONE = 5, 2
 """A saturated pixel may be on its own where at most so many are saturated in the square around it, itself included."""
-COARSE = 8
-"""Edge of the squares by which the structure of a cell is seen."""
 MOST_TRIES = 200
 Structure = Literal["none", "x", "y"]
 """Axis along which neighbours share noise."""
@@ -286,9 +284,7 @@ def _trusted(stored: NDArray[Any], ends: Sequence[float]) -> NDArray[np.bool_]:
 
 def _structure(pixels: NDArray[np.float32]) -> float:
     """Deviation of the means of squares: that of pixels would choose a cell by its noise."""
-    channels, rows, columns = pixels.shape[0], *(n // COARSE for n in pixels.shape[1:])
-    squares = pixels[:, : rows * COARSE, : columns * COARSE].reshape(channels, rows, COARSE, columns, COARSE)
-    return float(squares.mean((2, 4)).std())
+    return float(cut(pixels).mean((2, 4)).std())
 
 
 def _stacked(patches: Sequence[Patches]) -> Patches:

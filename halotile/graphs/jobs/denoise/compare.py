@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +15,10 @@ from halotile.errors import ConfigError, HalotileError, InputError, InputUnreada
 from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
-from halotile.graphs.jobs.denoise.place import DenoisedPlace, Spans
+from halotile.graphs.jobs.denoise.place import DenoisedPlace, Spans, has_noise_map
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Job
 from halotile.graphs.plans.choices import choices_of_channels
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan
 from halotile.graphs.waiting import Report, no_report
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
@@ -27,13 +26,16 @@ from halotile.storage.images.planes import MOST_CHANNELS, channel_names, choose_
 from halotile.storage.rim import Array, Readable
 from halotile.storage.views import measured, readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.denoisers.base import Leveled
+from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
 from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_regions, sample_regions
 from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
-from halotile.tasks.noise.photon_noise import PhotonNoise, noise_of_planes, per_channel
+from halotile.tasks.noise.photon_noise import PhotonNoise, noise_of_planes
 from halotile.tasks.noise.quality import FaintDetail, faint_detail, noise_sigma, unbiased_risk, without_outliers
-from halotile.tasks.noise.quiet_windows import Values
-from halotile.tasks.noise.residual import Residual, has_noise_map, has_photons, noise_map_at
+from halotile.tasks.noise.quiet_windows import WINDOW, Values, cut
+from halotile.tasks.noise.residual import Residual
 from halotile.tasks.noise.stripes import WithoutStripes
+from halotile.tasks.roles import respanned
 
 EDGE = 512
 """Edge of a crop in pixels."""
@@ -45,8 +47,8 @@ LARGEST = 1024
 """Edge of the largest crop that is asked for."""
 NEAR, MUCH_LESS = 2.0, 2 / 3
 """Ratio of errors up to which a setting may be preferred for the faint detail that it keeps, and what the best keeps of that at most."""
-COARSE = 8
-"""Edge of the squares whose medians are compared."""
+TIE = 10**0.01
+"""Ratio of errors, 0.1 dB, up to which settings are equal."""
 
 
 def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int | str], region: Region | None) -> Spans:
@@ -107,25 +109,15 @@ def _candidates(source: Source, fixed: Spans) -> list[Region]:
     """Return places spread evenly over the axes that are not fixed."""
     square = source.axes.index("y"), source.axes.index("x")
     spread = sample_regions(source.shape, CANDIDATES, square, EDGE)
-    ends = [fixed.get(axis) for axis in source.axes]
-    moved = [
-        Region(
-            tuple(end[0] if end else a for a, end in zip(region.start, ends, strict=True)),
-            tuple(end[1] if end else b for b, end in zip(region.stop, ends, strict=True)),
-        )
-        for region in spread
-    ]
-    return list(dict.fromkeys(moved))
+    spans = {source.axes.index(axis): span for axis, span in fixed.items()}
+    return list(dict.fromkeys(respanned(region, spans) for region in spread))
 
 
 def _structure(pixels: Array, axes: tuple[str, ...]) -> float:
     """Return the mean difference of neighbouring squares; those without measured pixels count as 0."""
     image = np.moveaxis(pixels.astype(np.float64), (axes.index("y"), axes.index("x")), (-2, -1))
-    rows, columns = (max(1, n // COARSE) for n in image.shape[-2:])
-    edge = min(COARSE, *image.shape[-2:])
-    image = image[..., : rows * edge, : columns * edge]
     # Medians, which neither noise nor single bright pixels move much.
-    squares = np.median(image.reshape(*image.shape[:-2], rows, edge, columns, edge), (-3, -1))
+    squares = np.median(cut(image, min(WINDOW, *image.shape[-2:])), (-3, -1))
     steps = [np.abs(np.diff(squares, axis=axis)) for axis in (-2, -1)]
     return float(sum(np.where(np.isfinite(step), step, 0).sum() for step in steps) / squares.size)
 
@@ -162,19 +154,20 @@ class Comparison:
     place: Spans  # crop: first and last pixel, excluding that, along each axis of the image
     noisy: Values  # crop; NaN in holes
     noise: float  # mean standard deviation of the noise there, in the units of the file
-    photons: (
-        PhotonNoise | None
-    )  # noise by which all settings are judged, of shapes that broadcast to the crop; None for Gaussian noise
+    # noise by which all settings are judged, of shapes that broadcast to the crop; None for Gaussian noise
+    photons: PhotonNoise | None
     score: Score  # the estimate of the error
     tried: tuple[TriedSetting, ...]  # settings that could be used, as they were listed
     failed: Mapping[Setting, str]  # others, with the reason
     outliers: int = 0  # hot, dead and other pixels that noise does not explain: they were replaced, and do not count
     correlation: NoiseCorrelation | None = None  # that of the noise, where it is clear: no error can be estimated then
+    preferred: Setting | None = None  # the one that is suggested among those of equal errors
     # that of each channel by its name, this one first, and what a job file has for the suggestions where they differ;
     # empty where one channel was compared, or all together
     channels: Mapping[str, Comparison] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
     colours: tuple[str, ...] = ()  # colours of these channels, six hexadecimal digits each
+    missing: Mapping[str, str] = field(default_factory=dict)  # channels that cannot be compared, with the reason
 
     @property
     def best(self) -> TriedSetting:
@@ -182,16 +175,24 @@ class Comparison:
         return min(self.tried, key=lambda tried: tried.error)
 
     @property
+    def tied(self) -> list[TriedSetting]:
+        """The settings whose errors are the smallest as far as the estimate can tell."""
+        return [tried for tried in self.tried if tried.error <= max(TIE * self.best.error, self.best.error)]
+
+    @property
     def suggested(self) -> TriedSetting | None:
-        """The same, if its estimated error is less than that of the noisy crop."""
-        return self.best if self.best.error < 1 else None
+        """One of these, if the smallest error is less than that of the noisy crop."""
+        preferred = (tried for tried in self.tied if tried.setting == self.preferred)
+        return next(preferred, self.best) if self.best.error < 1 else None
 
     @property
     def keeps_more(self) -> TriedSetting | None:
         """A setting of little more error than the best that keeps much more of the faint detail, which hardly counts in the error."""
+        if (suggested := self.suggested) is None:
+            return None
         near = [tried for tried in self.tried if tried.error <= NEAR * max(self.best.error, 0)]
-        most = max(near, key=lambda tried: tried.detail_kept, default=self.best)
-        return most if self.best.detail_kept < MUCH_LESS * most.detail_kept else None
+        most = max(near, key=lambda tried: tried.detail_kept, default=suggested)
+        return most if suggested.detail_kept < MUCH_LESS * most.detail_kept else None
 
 
 def compare(
@@ -204,45 +205,68 @@ def compare(
 ) -> Comparison:
     """Denoise one crop with each setting, as a run of the job would."""
     failed: dict[Setting, HalotileError] = {}
-    plans: dict[Setting, Plan] = {}
-    level = 0.0  # where a job knows it
+    jobs: dict[Setting, Job] = {}
+    tasks: dict[Setting, DenoiseTask] = {}
+    sources: list[Source] = []
     for setting in settings:
         with _noted(failed, setting):
-            job = job_of(setting)
-            plans[setting] = _planned(job, report)
-            level = level or job.noise.read_sigma  # type: ignore[attr-defined]
-    if not plans:
+            jobs[setting] = job_of(setting)
+            source, task = _planned(jobs[setting], report)
+            if sources and source.shape != sources[0].shape:
+                raise ConfigError("its image has another shape, so there is no common crop. Compare it apart.")
+            tasks[setting] = task
+            sources.append(source)
+    if not tasks:
         raise _none_left(failed)
-    first, tasks = next(iter(plans.values())), {setting: _task_of(plan) for setting, plan in plans.items()}
-    source, main = first.sources[0], _task_of(first)
+    levels = {known for setting, task in tasks.items() if (known := _known_level(jobs[setting], task))}
+    level = levels.pop() if len(levels) == 1 else 0.0  # else the level is what is tried
+    own: Setting | None = None
+    with _noted({}, ()):
+        own = next((setting for setting in tasks if jobs[setting] == job_of(())), None)
+    source, main = sources[0], next(iter(tasks.values()))
     place = choose_crop(source, main, at or {}, region)
     names, spans = channel_names(source), place.get("c", (0, 1))
     by_channel = any(task.channels for task in tasks.values()) or spans[1] - spans[0] == 1
     if "c" in (at or {}) or not by_channel or not 2 <= len(names) <= MOST_CHANNELS or main.roles.channel is not None:
-        return _compared(plans, place, level, failed)
+        return replace(_compared(tasks, source, place, level, failed), preferred=own)
     found: dict[str, Comparison] = {}
     without: dict[Setting, HalotileError] = {}
     for number, name in enumerate(names):
         with _noted(without, (name,)):
-            found[name] = _compared(plans, {**place, "c": (number, number + 1)}, level, dict(failed))
+            found[name] = _compared(tasks, source, {**place, "c": (number, number + 1)}, level, dict(failed))
     if not found:
         raise _none_left(without)
+    tied = [{tried.setting for tried in one.tied} for one in found.values() if one.suggested]
+    common = [setting for setting in tasks if all(setting in equal for equal in tied)]
+    preferred = own if own in common else next(iter(common), own)
+    found = {name: replace(one, preferred=preferred) for name, one in found.items()}
     best = {name: one.suggested.setting if (one := found.get(name)) and one.suggested else None for name in names}
     colours = dict(zip(names, choose_planes(source, {}, None).blended().blend, strict=True))
-    shown = tuple(colours[name] for name in found)
-    written = _written(best, job_of, source)
-    first_one = next(iter(found.values()))
-    missing = {setting: str(error) for setting, error in without.items()}
-    return replace(first_one, channels=found, written=written, colours=shown, failed={**first_one.failed, **missing})
+    return replace(
+        next(iter(found.values())),
+        channels=found,
+        written=_written(best, jobs, source),
+        colours=tuple(colours[name] for name in found),
+        failed={setting: why for one in found.values() for setting, why in one.failed.items()},
+        missing={name: str(error) for (name,), error in without.items()},
+    )
 
 
-def _written(best: Mapping[str, Setting | None], job_of: Callable[[Setting], Job], source: Source) -> dict[str, Any]:
+def _known_level(job: Any, task: DenoiseTask) -> float:
+    """Return the noise level that a job has, in the units of the file; 0 where it has none."""
+    options = getattr(job.denoiser, "options", None) or {"sigma": getattr(job.denoiser, "sigma", None)}
+    given, (low, high) = options.get("sigma"), task.tiling.range or (0.0, 1.0)
+    is_level = isinstance(given, int | float) and isinstance(task.denoiser, Leveled)
+    return float(job.noise.read_sigma or (given and is_level and given * (high - low)) or 0)
+
+
+def _written(best: Mapping[str, Setting | None], jobs: Mapping[Setting, Any], source: Source) -> dict[str, Any]:
     """Return the denoisers that a job file has for these settings of channels, None for what no setting improves; nothing where all are alike."""
     if len(set(best.values())) == 1:
         return {}
     choices: dict[str, DenoiserChoice] = {}
     for name, setting in best.items():
-        job: Any = job_of(setting) if setting is not None else None
+        job = jobs[setting] if setting is not None else None
         of_all = choices_of_channels(job.denoiser, job.channels, source) if job else [DenoiserChoice(name="none")]
         choices[name] = of_all[channel_names(source).index(name) if len(of_all) > 1 else 0]
     main = max(choices.values(), key=lambda choice: sum(each.name == choice.name for each in choices.values()))
@@ -260,30 +284,35 @@ def _each(options: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
 
 
 def _compared(
-    plans: Mapping[Setting, Plan], place: Spans, level: float, failed: dict[Setting, HalotileError]
+    tasks: Mapping[Setting, DenoiseTask],
+    source: Source,
+    place: Spans,
+    level: float,
+    failed: dict[Setting, HalotileError],
 ) -> Comparison:
     """Compare settings at one place."""
-    first = _task_of(next(iter(plans.values())))
-    crops = {setting: DenoisedPlace(_task_of(plan), place) for setting, plan in plans.items()}
+    crops = {setting: DenoisedPlace(task, place) for setting, task in tasks.items()}
     # One description of the noise for all, or their figures could not be compared.
-    known = [setting for setting, crop in crops.items() if has_photons(crop.task)]
-    known += [setting for setting, crop in crops.items() if has_noise_map(crop.task)]
-    described = next(iter(known or plans))
+    with_photons = [s for s, crop in crops.items() if isinstance(crop.task.denoiser, PhotonDenoiser)]
+    with_maps = [s for s, crop in crops.items() if has_noise_map(crop.task)]
+    described = next(iter((*with_photons, *with_maps, *tasks)))
+    crop = crops[described]
     # A map tells where there is little noise, and these places would count most.
-    is_mapped = has_noise_map(crops[described].task)
-    samples = [] if is_mapped else [*samples_at(plans[described].sources[0], _task_of(plans[described]), place)]
+    samples = [] if has_noise_map(crop.task) else [*samples_at(source, tasks[described], place)]
     correlated = [found for each in samples if (found := noise_correlation(each)) and found.is_clear]
-    noise = _noise_of(plans[described], place, level, samples)
-    noisy, tried = crops[described].noisy, []
+    is_known = with_photons or with_maps or level
+    noise, noisy, tried = crop.noise(level) if is_known else noise_of_planes(samples), crop.noisy, []
+    if not (noise_sigma(noisy, noise)[np.isfinite(noisy)] > 0).any():
+        raise InputError(
+            f"{source.path}: no noise can be estimated in the plane of the crop, and settings are compared by it. "
+            "Choose another plane or region."
+        )
     repaired, outliers = without_outliers(noisy, noise)
     judged = None if correlated else replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma))
     for setting, crop in crops.items():
         with _noted(failed, setting):
-            _check_shape(_task_of(plans[setting]), first)
             if not np.array_equal(crop.noisy, noisy, equal_nan=True):
-                raise ConfigError(
-                    "its image has other pixels there, so their errors cannot be compared. Look at it apart."
-                )
+                raise ConfigError("its image has other pixels there: errors cannot be compared. Look at it apart.")
             tried.append(_evaluated(setting, crop, noise, repaired, judged))
     if not tried:
         raise _none_left(failed)
@@ -314,66 +343,19 @@ def _none_left(failed: Mapping[Setting, HalotileError]) -> HalotileError:
     return ConfigError(f"none of {counted(len(failed), 'setting')} can be used.\n{lines}")
 
 
-def _planned(job: Job, report: Report) -> Plan:
-    """Plan a run from its beginning on this machine; nothing is claimed or written."""
+def _planned(job: Job, report: Report) -> tuple[Source, DenoiseTask]:
+    """Plan a run from its beginning on this machine: its image and its task. Nothing is claimed or written."""
     if not isinstance(job, Denoising):
         raise ConfigError(f"job is {job.kind}, and only the settings of job: denoise are compared on a crop.")
-    plan = make_plan(
-        replace(job, cluster=Cluster(kind="local")), fresh=True, refuse=False, makes_folder=True, report=report
-    )
+    local = replace(job, cluster=Cluster(kind="local"))
+    plan = make_plan(local, fresh=True, refuse=False, makes_folder=True, report=report)
     if plan.layout.shape != plan.sources[0].shape:
         raise ConfigError(
             f"{job.denoiser.name} changes the shape of the image, so there is no residual to compare it by. "
             "Use a denoiser that keeps it."
         )
-    return plan
-
-
-def _check_shape(task: DenoiseTask, first: DenoiseTask) -> None:
-    """Refuse a setting that denoises another image than the first one."""
-    if task.source.shape != first.source.shape:
-        raise ConfigError("its image has another shape, so there is no common crop. Compare it apart.")
-
-
-def _task_of(plan: Plan) -> DenoiseTask:
     assert isinstance(plan.work, DenoiseWork)
-    return plan.work.task
-
-
-def _noise_of(plan: Plan, place: Spans, level: float, samples: Sequence[Sequence[Values]]) -> PhotonNoise:
-    """Return the noise of a place, of shapes that broadcast to (channels, rows, columns); NaN where there is none."""
-    whole, source = _task_of(plan), plan.sources[0]
-    crop = DenoisedPlace(whole, place)
-    task, identity, at = crop.task, plan.identity, place.get("c", (0, 1))[0]
-    place = crop.place
-    if whole.channels:
-        identity = next(part for part in identity["channels"] if at in part["numbers"])
-    if has_photons(task):
-        noise = PhotonNoise.from_json(identity["noise"])
-        if noise.gain.ndim:
-            axes, looped = task.roles.axes, task.roles.looped
-            planes = [
-                tuple(c if axes[i] == "c" else place[axes[i]][0] for i in looped)
-                for c in range(*place.get("c", (0, 1)))
-            ]
-            noise = per_channel(*([float(part[at]) for at in planes] for part in _parts(noise)))
-    elif has_noise_map(task):
-        sigma = crop.view(noise_map_at(task, crop.region)).astype(np.float64)
-        noise = PhotonNoise(np.zeros(()), np.zeros(()), np.where(sigma > 0, sigma, np.nan))
-    elif level:
-        noise = PhotonNoise(np.zeros(()), np.zeros(()), np.array(level))
-    else:
-        noise = noise_of_planes(samples)
-    if not (noise_sigma(crop.noisy, noise)[np.isfinite(crop.noisy)] > 0).any():
-        raise InputError(
-            f"{source.path}: no noise can be estimated in the plane of the crop, and settings are compared by it. "
-            "Choose another plane or region."
-        )
-    return noise
-
-
-def _parts(noise: PhotonNoise) -> list[Values]:
-    return [getattr(noise, part.name) for part in fields(noise)]
+    return plan.sources[0], plan.work.task
 
 
 def _evaluated(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,14 +19,13 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Readable
 from halotile.storage.views import PlaneValues, chunks_of, readable_parts
 from halotile.tasks.noise.defects import Defects, Places, outliers, stabilised
-from halotile.tasks.noise.estimate import plane_level, planes_at_once, sampled_planes
+from halotile.tasks.noise.estimate import plane_level, planes_at_once, sampled_planes, spread_evenly
 from halotile.tasks.noise.photon_noise import PLANES, PhotonNoise, noise_of_plane
-from halotile.tasks.noise.quiet_windows import fit_noise, windows_of
 from halotile.tasks.roles import Roles, respanned
 
 LEAST_PLANES, MOST_PLANES = 4, 16
 """Planes along z and t in which defects are looked for that are the same in all, and planes that are looked at for these."""
-PLANE_PIXELS, STRIP_PIXELS = 1 << 26, 1 << 22
+PLANE_PIXELS, STRIP_PIXELS = 1 << 26, 1 << 20
 """Pixels of the largest plane in which they are looked for, and of a part that is read at once."""
 
 
@@ -96,17 +95,15 @@ def _noise_of(
     """Return the gain and the variance of each plane, and the share of the samples that are defects."""
     apart = replace(roles, channel=None)
     gain, variance = (np.zeros([view.shape[axis] for axis in apart.looped]) for _ in range(2))
-    if photons is not None:
+    known = photons or (PhotonNoise(*map(np.asarray, (0.0, 0.0, level))) if level else None)
+    if known:
         lacking = [apart.looped.index(axis) for axis in apart.looped if axis not in roles.looped]
-        gain[...], variance[...] = (
-            np.expand_dims(part, lacking) if part.ndim else part for part in (photons.gain, photons.variance)
-        )
-    elif level:
-        variance[...] = level**2
+        parts = (known.gain, known.variance)
+        gain[...], variance[...] = (np.expand_dims(part, lacking) if part.ndim else part for part in parts)
     found = looked = 0
-    for place, squares in sampled_planes(view, roles.spatial, apart.looped, PLANES if photons or level else None):
-        if photons is None and not level:
-            gain[place], variance[place] = noise_of_plane(squares, fit_noise(windows_of(squares)), plane_level(squares))
+    for place, squares in sampled_planes(view, roles.spatial, apart.looped, PLANES if known else None):
+        if not known:
+            gain[place], variance[place] = noise_of_plane(squares, plane_level(squares))
         found += sum(len(outliers(square, float(gain[place]), float(variance[place]))) for square in squares)
         looked += sum(square.size for square in squares)
     return plane_values(gain, apart), plane_values(variance, apart), found / max(looked, 1)
@@ -123,18 +120,20 @@ def _lasting(view: Readable, roles: Roles, gain: PlaneValues, variance: PlaneVal
     if math.prod(view.shape[axis] for axis in along) < LEAST_PLANES or height * width > PLANE_PIXELS:
         return found[0]
     groups = planes_at_once(view, along, MOST_PLANES)
-    count = min(len(groups), max(1, MOST_PLANES // groups[0].size))
-    chosen = [groups[number * len(groups) // count] for number in range(count)]
-    ends = [dict(zip(along, zip(group.start, group.stop, strict=True), strict=True)) for group in chosen]
+    chosen = dict.fromkeys(spread_evenly(groups, max(1, MOST_PLANES // groups[0].size)))
     chunk = chunks_of(view)[plane[0]]
     step = max(chunk, STRIP_PIXELS // width // chunk * chunk)
     for other in np.ndindex(*(1 if axis in (*along, *plane) else n for axis, n in enumerate(view.shape))):
         mean = np.full((height, width), np.nan)
-        spans = {axis: (index, index + 1) for axis, index in enumerate(other) if axis not in plane}
         for top in range(0, height, step):
+            spans = {axis: (index, index + 1) for axis, index in enumerate(other)} | {plane[1]: (0, width)}
             spans[plane[0]] = (top, min(top + step, height))
-            parts = [respanned(whole, spans | further) for further in ends]
-            mean[top : top + step] = _trimmed_mean(view, parts, plane, gain, variance)
+            ends = (zip(along, zip(group.start, group.stop, strict=True), strict=True) for group in chosen)
+            parts = [respanned(whole, spans | dict(each)) for each in ends]
+            levels = np.stack([*_in_levels(view, parts, plane, gain, variance)] or [mean[top : top + step]])
+            if len(levels) >= LEAST_PLANES:
+                others = levels.sum(0) - levels.min(0) - levels.max(0)
+                mean[top : top + step] = others / math.sqrt(len(levels) - 2)
         lasting = outliers(mean, 0.0, 1.0)
         places = np.tile(other, (len(lasting), 1))
         places[:, along], places[:, plane] = -1, lasting
@@ -142,24 +141,14 @@ def _lasting(view: Readable, roles: Roles, gain: PlaneValues, variance: PlaneVal
     return np.concatenate(found)
 
 
-def _trimmed_mean(
+def _in_levels(
     view: Readable, parts: Iterable[Region], plane: tuple[int, ...], gain: PlaneValues, variance: PlaneValues
-) -> Array | float:
-    """Return the mean of planes without the least and the largest, in units in which its noise has a level of at most 1; NaN of too few planes."""
-    total: Any = 0.0
-    least: Any = np.inf
-    most: Any = -np.inf
-    count = 0
-    for part in parts:
-        read = readable_parts(view, [part])
-        if not read:
-            continue
-        pixels, *noise = (
-            np.moveaxis(each, plane, (-2, -1)) for each in (read[0][1], gain.read(part), variance.read(part))
-        )
-        for place in np.ndindex(pixels.shape[:-2]):
-            numbers = [float(np.broadcast_to(each, (*pixels.shape[:-2], 1, 1))[place][0, 0]) for each in noise]
-            if max(numbers) > 0:
-                even = stabilised(pixels[place], *numbers)
-                total, least, most, count = total + even, np.minimum(least, even), np.maximum(most, even), count + 1
-    return (total - least - most) / math.sqrt(count - 2) if count >= LEAST_PLANES else math.nan
+) -> Iterator[Array]:
+    """Yield planes in units in which their noise has a level of 1."""
+    for part, read in readable_parts(view, parts):
+        pixels = np.moveaxis(read, plane, (-2, -1))
+        noise = (np.moveaxis(each.read(part), plane, (-2, -1)) for each in (gain, variance))
+        numbers = (np.broadcast_to(each, (*pixels.shape[:-2], 1, 1)).ravel().tolist() for each in noise)
+        for one, *each in zip(pixels.reshape(-1, *pixels.shape[-2:]), *numbers, strict=True):
+            if max(each) > 0:
+                yield stabilised(one, *each)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shift_warning
-from halotile.graphs.jobs.denoise.place import DenoisedPlace
+from halotile.graphs.jobs.denoise.place import DenoisedPlace, noise_at
 from halotile.graphs.jobs.denoise.stripes import PHASE as STRIPES
 from halotile.graphs.jobs.denoise.stripes import corrections_pass, grid_of, with_kept
 from halotile.graphs.kinds.base import (
@@ -33,10 +33,12 @@ from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
-from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
-from halotile.tasks.noise.quality import HEIGHTS, FaintDetail, faint_detail
+from halotile.tasks.holes import measured_at
+from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions, spread_evenly
+from halotile.tasks.noise.photon_noise import PhotonNoise
+from halotile.tasks.noise.quality import HEIGHTS, FaintDetail, faint_detail, noise_sigma
 from halotile.tasks.noise.quiet_windows import Values
-from halotile.tasks.noise.residual import Residual, has_photons, local_mean, measured_at, noise_at
+from halotile.tasks.noise.residual import Residual
 from halotile.tasks.noise.stripes import LineCorrections, WithoutStripes
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
@@ -80,7 +82,8 @@ def inspect_residual(
         for place, r in found.items()
     ]
     labels, residuals = _labels(task), list(found.values())
-    names = [_name(place_text(_roles(task), place), labels) for place in found]
+    planes = (place_text(_roles(task), place).split(", ") for place in found)
+    names = [", ".join(labels.get(part, part) for part in plane) for plane in planes]  # such as t=0, DAPI
     warnings = [residual_warning(names, residuals), shift_warning(names, residuals)]
     count = math.prod(task.source.shape[i] for i in _roles(task).looped)
     rows, more = [residual_row(names, residuals, count)], {}
@@ -133,19 +136,13 @@ def _planes(task: DenoiseTask) -> list[tuple[int, ...]]:
     roles = _roles(task)
     lengths = {roles.axes[i]: task.source.shape[i] for i in roles.looped}
     others = {axis: length for axis, length in lengths.items() if axis != "c"}
-    channels = _spread(lengths.get("c", 1), CHANNELS)
+    channels = [*dict.fromkeys(spread_evenly(range(lengths.get("c", 1)), CHANNELS))]
     count = max(1, PLANES // len(channels)) * len(channels)
     places = set()
-    for n, number in enumerate(np.linspace(0, math.prod(others.values()) - 1, count)):
-        index = np.unravel_index(round(number), tuple(others.values())) if others else ()
+    for n, index in enumerate(spread_evenly([*np.ndindex(*others.values())], count)):
         place = {"c": channels[n % len(channels)], **dict(zip(others, index, strict=True))}
-        places.add(tuple(int(place[axis]) for axis in lengths))
+        places.add(tuple(place[axis] for axis in lengths))
     return sorted(places)
-
-
-def _spread(length: int, most: int) -> list[int]:
-    """Return at most so many indices, spread evenly."""
-    return sorted({round(n) for n in np.linspace(0, length - 1, min(length, most))})
 
 
 def _of_plane(
@@ -162,14 +159,15 @@ def _of_plane(
     # Kept defects are the same in both images; the others would count as structure that was taken away.
     kept = own.defects is not None and own.defects.are_kept
     for there, pixels in readable_parts(own.source if kept else own.repaired(), regions):
-        measured = np.where(measured_at(own, there, pixels), pixels, np.nan)
+        valid = measured_at(own.holes, own.sides.get("mask"), own.roles.spatial, there, pixels)
+        measured = np.where(valid, pixels, np.nan)
         denoised = as_square(result.read(regions[there]), square)
         squares.append((regions[there], as_square(measured, square), denoised))
     level = plane_level([noisy for _, noisy, _ in squares])
     if not level > 0:
         return None
     letters = (roles.axes[square[0]], roles.axes[square[1]])
-    relative = [_relative(task, *parts, level) for parts in squares]
+    relative = [(noisy - denoised) / _noise(task, at, noisy, level) for at, noisy, denoised in squares]
     for (region, noisy, denoised), residual in zip(squares, relative, strict=True):
         spans = zip(roles.axes, region.start, region.stop, strict=True)
         where = ", ".join(f"{axis} {a}" if b == a + 1 else f"{axis} {a} to {b - 1}" for axis, a, b in spans)
@@ -177,19 +175,13 @@ def _of_plane(
     return Residual.of(relative, letters)
 
 
-def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values, level: float) -> Values:
-    """Return the residual relative to the noise."""
-    return (noisy - denoised) / _noise(task, region, noisy, level)
-
-
 def _noise(task: DenoiseTask, region: Region, noisy: Values, level: float) -> Values:
     """Return the standard deviation of the noise of each pixel; NaN where there is none."""
-    square = task.roles.spatial[-2:]
-    own, there = task.at(region)
-    brightness = local_mean(noisy) if has_photons(own) else noisy
-    shaped = (brightness if square[0] < square[1] else brightness.T).reshape(region.shape)
-    noise = as_square(noise_at(own, there, shaped, level), square)
-    return np.where(noise > 0, noise, np.nan)
+    square, (own, there) = task.roles.spatial[-2:], task.at(region)
+    noise = noise_at(own, there, level)
+    parts = (np.broadcast_to(part, there.shape) for part in (noise.gain, noise.offset, noise.read_sigma))
+    sigma: Values = noise_sigma(noisy[None], PhotonNoise(*(as_square(part, square)[None] for part in parts)))[0]
+    return sigma
 
 
 def _labels(task: DenoiseTask) -> dict[str, str]:
@@ -198,11 +190,6 @@ def _labels(task: DenoiseTask) -> dict[str, str]:
     labels = [str(channel.get("label", n)) for n, channel in enumerate(omero["channels"])] if omero else []
     is_named = len(set(labels)) == len(labels)
     return {f"c={n}": label for n, label in enumerate(labels) if is_named and label not in ("", str(n))}
-
-
-def _name(plane: str, labels: Mapping[str, str]) -> str:
-    """Return the name of a plane with those of channels, such as ``t=0, DAPI``."""
-    return ", ".join(labels.get(part, part) for part in plane.split(", "))
 
 
 PHASE = "denoise"

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from halotile.storage.grid import Block, Region
-from halotile.storage.rim import Array, Pixels, Readable
+from halotile.storage.rim import Array, Pixels
 from halotile.storage.sharded.output import ShardWriter, WrittenBlock, to_dtype
+from halotile.storage.views import PlaneValues, Viewed, axes_of_side, side_at
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
+from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
 from halotile.tasks.devices.device import torch_threads
+from halotile.tasks.holes import measured_at
+from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quiet_windows import Values
-from halotile.tasks.noise.residual import measured_at
 from halotile.tasks.roles import Roles
 
 Spans = Mapping[str, tuple[int, int]]
@@ -69,7 +72,13 @@ class DenoisedPlace:
         if "c" not in axes:
             return np.expand_dims(view, 0)
         takes_all = self.task.roles.channel is not None and "c" in self.place
-        return view[slice(*self.place["c"])] if takes_all else view
+        return view[slice(*self.place["c"])] if takes_all and len(view) > 1 else view
+
+    def noise(self, level: float) -> PhotonNoise:
+        """The noise of the place, of shapes that broadcast to its images."""
+        found = noise_at(self.task, self.region, level)
+        parts = (found.gain, found.offset, found.read_sigma)
+        return PhotonNoise(*(self.view(part) if part.ndim else part for part in parts))
 
     @cached_property
     def _pixels(self) -> Array:
@@ -77,7 +86,8 @@ class DenoisedPlace:
 
     @cached_property
     def _measured(self) -> Array:
-        return measured_at(self.task, self.region, self._pixels)
+        task = self.task
+        return measured_at(task.holes, task.sides.get("mask"), task.roles.spatial, self.region, self._pixels)
 
     @cached_property
     def _stages(self) -> DenoiseStages:
@@ -96,6 +106,25 @@ class DenoisedPlace:
             stages.task = replace(task, writer=kept)
             stages.write(block, stages.compute(block, stages.read(block), receipt), receipt)
         return kept.written[0]
+
+
+def has_noise_map(task: DenoiseTask) -> bool:
+    """True where a job has a noise level for each pixel."""
+    return "sigma" in task.sides and not isinstance(task.sides["sigma"], PlaneValues)
+
+
+def noise_at(task: DenoiseTask, region: Region, level: float) -> PhotonNoise:
+    """The noise at a region in the units of the file: that of photons, or the map of the job, NaN where it is 0, or else of one level."""
+    if "gain" in task.sides:
+        return PhotonNoise.of(*(task.sides[name].read(region).astype(np.float64) for name in ("gain", "variance")))
+    if isinstance(task.denoiser, PhotonDenoiser):
+        return task.denoiser.noise
+    sigma = np.asarray(level)
+    if has_noise_map(task):
+        side, (low, high) = task.sides["sigma"], task.tiling.range or (0.0, 1.0)
+        sigma = side_at(side, axes_of_side(side, task.roles.spatial, len(region.start)), region).astype(np.float64)
+        sigma *= high - low
+    return PhotonNoise(np.zeros(()), np.zeros(()), np.where(sigma > 0, sigma, np.nan))
 
 
 def region_of(roles: Roles, shape: tuple[int, ...], place: Spans) -> Region:
@@ -120,16 +149,11 @@ class _KeptRegion(ShardWriter):
 
 
 @dataclass(frozen=True)
-class _Replaced:
+class _Replaced(Viewed):
     """An image with other pixels in a region."""
 
-    source: Readable
     region: Region
     pixels: Pixels
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -23,6 +23,7 @@ from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_metadata
 from halotile.tasks.image_task import ImageTask
 from halotile.tasks.noise import stripes
+from halotile.tasks.noise.estimate import spread_evenly
 from halotile.tasks.noise.stripes import LineCorrections, StripedLines, WithoutStripes
 from halotile.tasks.roles import Roles, respanned
 
@@ -31,6 +32,8 @@ PLACES, SAMPLED_LINES, SAMPLED_MEANS = 4, 512, 128
 """Places where stripes are looked for along each axis, lines of each, and means along a line."""
 CLEAR = 0.4
 """Share of lines that have to be off in all parts of their length for stripes to be clear: noise alone has 0.07."""
+ALIKE = 6.0
+"""Correlation of offsets and gains, relative to that of noise, from which lines differ by factors."""
 PLANES = 8
 """Planes along each axis whose lines are written together."""
 
@@ -41,6 +44,7 @@ class Striped(NamedTuple):
     lines: StripedLines | None = None  # lines whose stripes are removed
     axis: str = ""  # axis along which lines differ; empty without stripes
     rms: float = 0.0  # standard deviation in samples
+    gain: bool = False  # true if lines clearly differ by factors
 
     @property
     def text(self) -> str:
@@ -49,11 +53,15 @@ class Striped(NamedTuple):
 
     @property
     def notes(self) -> tuple[str, ...]:
+        lines, wanted = "columns" if self.axis == "x" else "rows", f"axis: {self.axis}{', gain: true' * self.gain}"
+        if self.lines:
+            is_lacking = self.gain and not self.lines.gain
+            return (f"{lines} differ by factors as well: write input.stripes: {{{wanted}}}",) * is_lacking
         note = (
-            f"{'columns' if self.axis == 'x' else 'rows'} are off by {self.rms:.3g} rms, each over its whole length in samples: stripes of the instrument, "
-            f"which a denoiser keeps in part. To remove them first, write input.stripes: {{axis: {self.axis}}}"
+            f"{lines} are off by {self.rms:.3g} rms, each over its whole length in samples: stripes of the instrument, "
+            f"which a denoiser keeps in part. To remove them first, write input.stripes: {{{wanted}}}"
         )
-        return (note,) if self.axis and not self.lines else ()
+        return (note,) * bool(self.axis)
 
     def read(self, source: Readable, view: Readable) -> Readable:
         """The image without stripes, which are measured where it is read."""
@@ -77,11 +85,11 @@ def choose_stripes(job: Denoising, view: Readable, roles: Roles, previous: Mappi
         possible, is_open = [StripedLines(**known)] if known else [], False
     else:
         possible = [lines for axis in "xy" if (lines := _lines(view, roles, axis))]
-    seen = [(rms, lines) for lines in possible for rms, is_clear in [_seen(view, lines)] if is_clear or not is_open]
+    seen = [(*found, lines) for lines in possible if (found := _seen(view, lines))[1] or not is_open]
     if not seen:
         return Striped()
-    rms, lines = max(seen, key=lambda each: each[0])
-    return Striped(None if wanted == "none" else lines, roles.axes[lines.across], rms)
+    rms, _, gain, lines = max(seen, key=lambda each: each[0])
+    return Striped(None if wanted == "none" else lines, roles.axes[lines.across], rms, gain)
 
 
 def _lines(view: Readable, roles: Roles, axis: str, *, gain: bool = False) -> StripedLines | None:
@@ -93,20 +101,22 @@ def _lines(view: Readable, roles: Roles, axis: str, *, gain: bool = False) -> St
     return StripedLines(across, along, gain) if is_enough else None
 
 
-def _seen(view: Readable, lines: StripedLines) -> tuple[float, bool]:
-    """Return the standard deviation of stripes at a few places that are spread evenly, and True if they are clear."""
+def _seen(view: Readable, lines: StripedLines) -> tuple[float, bool, bool]:
+    """Return the standard deviation of stripes at a few places that are spread evenly, and True if they are clear, and if they are factors."""
     counts = tuple(1 if axis in (lines.across, lines.along) else n for axis, n in enumerate(view.shape))
     width, places = min(SAMPLED_LINES, view.shape[lines.across]), {}
-    for number in range(PLACES):
-        at = tuple(map(int, np.unravel_index(number * math.prod(counts) // PLACES, counts)))
+    for number, at in enumerate(spread_evenly([*np.ndindex(counts)], PLACES)):
         start = number * (view.shape[lines.across] - width) // (PLACES - 1)
         place = respanned(Region(at, tuple(i + 1 for i in at)), {lines.across: (start, start + width)})
-        with suppress(DamagedData, InputUnreadable):  # a run names the blocks that they belong to
+        with suppress(DamagedData, InputUnreadable), np.errstate(invalid="ignore"):  # a run names damaged blocks
             if place not in places:
                 means = stripes.means_along(view, lines, place, SAMPLED_MEANS)
-                places[place] = stripes.line_offsets(means).rms, stripes.agreement(means)
-    rms, shares = np.array([*places.values()] or [(0.0, 0.0)]).T
-    return float(np.sqrt(np.mean(rms**2))), bool(np.median(shares) > CLEAR)
+                offsets, share, alike = stripes.line_offsets(means), stripes.agreement(means), 0.0
+                if share > CLEAR:
+                    alike = math.sqrt(width) * np.corrcoef(offsets, stripes.with_gains(means, offsets)[1])[0, 1]
+                places[place] = offsets.std(), share, abs(alike)
+    rms, shares, alike = np.array([*places.values()] or [(0.0, 0.0, 0.0)]).T
+    return float(np.sqrt(np.mean(rms**2))), bool(np.median(shares) > CLEAR), bool(np.median(alike) > ALIKE)
 
 
 def grid_of(corrections: LineCorrections) -> Grid:
