@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from halotile.graphs.jobs.denoise.call import denoise
     from halotile.graphs.jobs.ptychography import call as ptychography
     from halotile.graphs.jobs.reconstruct.call import measurement, reconstruct
+    from halotile.graphs.jobs.samples.call import samples
     from halotile.graphs.jobs.simulate.call import simulate
     from halotile.graphs.jobs.train.call import train
     from halotile.graphs.map_overlap import map_overlap
@@ -56,6 +57,7 @@ __all__ = [
     "preview",
     "ptychography",
     "reconstruct",
+    "samples",
     "simulate",
     "status",
     "torch_group",
@@ -80,6 +82,7 @@ _PUBLIC = {
     "open_source": "halotile.storage.arrays",
     "ordered_subset": "halotile.graphs.subsets",
     "reconstruct": "halotile.graphs.jobs.reconstruct.call",
+    "samples": "halotile.graphs.jobs.samples.call",
     "simulate": "halotile.graphs.jobs.simulate.call",
     "train": "halotile.graphs.jobs.train.call",
 }

@@ -14,6 +14,7 @@ from halotile.cli.config.schema import config_schema
 from halotile.cli.config.sections import keys_of_job
 from halotile.cli.config.yaml_source import read_text
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
+from halotile.graphs.jobs.samples.job import MeasuredOperator
 from halotile.graphs.kinds.base import kind_names
 from halotile.graphs.kinds.sections import NamedChoice
 from halotile.graphs.rules.keys import Keys, keys_of, written_keys
@@ -24,6 +25,7 @@ EXAMPLES = {
     "reconstruct": ("reconstruction.md", "every-key-of-a-reconstruction.yaml"),
     "simulate": ("reconstruction.md", "every-key-of-a-simulation.yaml"),
     "ptychography": ("ptychography.md", "every-key-of-ptychography.yaml"),
+    "samples": ("samples.md", "every-key-of-samples.yaml"),
     "train": ("training.md", "every-key-of-a-training.yaml"),
 }
 SHARED = {
@@ -31,6 +33,7 @@ SHARED = {
     "reconstruct": ("output", "tile", "run", "cluster"),
     "simulate": ("run", "cluster"),
     "ptychography": ("run", "cluster"),
+    "samples": ("tile", "run", "cluster"),
     "train": ("input", "run", "cluster"),
 }
 """Sections that are those of a denoising job."""
@@ -79,16 +82,16 @@ def test_the_examples_have_every_key_with_its_default(examples: dict[str, dict[s
 
 
 def test_the_examples_have_every_key_outside_of_sections(examples: dict[str, dict[str, Any]]) -> None:
-    for job in ("ptychography", "reconstruct", "simulate", "train"):
+    for job in ("ptychography", "reconstruct", "samples", "simulate", "train"):
         keys = keys_of_job(job).values
         assert keys
         check_values(job, {key: examples[job][key] for key in keys}, keys)
 
 
 def test_the_examples_have_every_key_of_an_operator(examples: dict[str, dict[str, Any]]) -> None:
-    for job in ("reconstruct", "simulate"):
+    for job, choice in (("reconstruct", OperatorChoice), ("samples", MeasuredOperator), ("simulate", OperatorChoice)):
         operator = dict(examples[job]["operators"][0])
-        keys = written_keys(OperatorChoice.declared(operator.pop("name")), OperatorChoice)
+        keys = written_keys(choice.declared(operator.pop("name")), choice)
         check_values(job, operator, keys)
 
 

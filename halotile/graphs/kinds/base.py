@@ -214,6 +214,7 @@ class Pass:
     task_seconds: float | None = None  # minimum duration of a task
     seconds_per_block: float | None = None  # estimate from a trial
     blocks: int | None = None  # compute only so many blocks, the first ones
+    also: tuple[JobOutput, ...] = ()  # further outputs of the same blocks, in the order of the task's images
 
     @property
     def grid(self) -> Grid:

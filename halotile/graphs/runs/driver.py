@@ -141,10 +141,12 @@ class _Driver:
     def _write_output(self, next_pass: Pass, output: JobOutput, session: Session) -> Sums:
         if next_pass.grid != output.grid:
             raise ValueError(f"the task of pass {next_pass.phase} has other blocks than its output")
-        journal = self.outputs.journal_of(output)
+        journal, *others = (self.outputs.journal_of(each) for each in (output, *next_pass.also))
+        for other in others:
+            journal.unmark(number for number in list(journal.done) if number not in other.done)
         given_up = self.bad.setdefault(str(output.path), {})
         pace = self.pace.get(next_pass.phase)
-        blocks = BlockPass(next_pass, journal, None, self.context, bad=given_up, seconds_per_block=pace)
+        blocks = BlockPass(next_pass, journal, None, self.context, bad=given_up, seconds_per_block=pace, others=others)
         self._through(blocks, session)
         given_up.update(blocks.bad)
         if given_up and self.plan.run.on_bad_block == "fail":
@@ -169,7 +171,7 @@ class _Driver:
 
     def _through(self, under_way: ClusterPass[Any], session: Session) -> None:
         next_pass = under_way.wanted
-        self.status.pass_begins(next_pass.phase, next_pass.number, under_way.done)
+        self.status.pass_begins(next_pass.phase, next_pass.number, under_way.counted)
         self.under_way = under_way
         session.compute(under_way)
         if isinstance(under_way, BlockPass):

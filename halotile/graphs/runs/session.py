@@ -75,6 +75,11 @@ class ClusterPass(ABC, Generic[Wanted]):
         return len(self.journal.done)
 
     @property
+    def counted(self) -> int:
+        """Number of its blocks that are done in all outputs together."""
+        return self.done
+
+    @property
     @abstractmethod
     def if_stopped(self) -> str:
         """End of the message of a stop."""
@@ -91,7 +96,7 @@ class ClusterPass(ABC, Generic[Wanted]):
 
     def progress(self, phase: str) -> Progress:
         """Return the progress of the run."""
-        return self.status.progress(phase, done=self.done, failed=len(self.bad))
+        return self.status.progress(phase, done=self.counted, failed=len(self.bad))
 
     def record(self, sums: Mapping[int, Mapping[str, Any]], digests: Mapping[int, bytes]) -> None:
         """Record blocks as done."""

@@ -39,11 +39,11 @@ class RandomImage:
 Sampler = Callable[[np.random.Generator], NDArray[Any]]
 
 
-def draw_cells(region: Region, seed: int, operator: int, draw: Sampler) -> NDArray[Any]:
+def draw_cells(region: Region, seed: int, operator: int | tuple[int, ...], draw: Sampler) -> NDArray[Any]:
     """Draw numbers for the pixels of a region, by their global positions.
 
     ``region``: cells lie on the last two axes; a region of one axis lies in the first row; ``seed, operator``: image of random numbers: each 0 or
-    more; ``draw``: returns the numbers of one cell, shape (CELL, CELL).
+    more, and the second one or several; ``draw``: returns the numbers of one cell, shape (CELL, CELL).
 
     >>> normal = lambda stream: stream.standard_normal((CELL, CELL))
     >>> whole = draw_cells(Region((0, 0), (100, 100)), 1, 0, normal)
@@ -59,10 +59,11 @@ def draw_cells(region: Region, seed: int, operator: int, draw: Sampler) -> NDArr
     rows, columns = (range(a // CELL, -(-b // CELL)) for a, b in zip(region.start[-2:], region.stop[-2:], strict=True))
     planes = itertools.product(*(range(a, b) for a, b in zip(region.start[:-2], region.stop[:-2], strict=True)))
     for plane in planes:
-        key = np.random.SeedSequence([seed, operator, *plane]).generate_state(2, np.uint64)
+        image = (operator,) if isinstance(operator, int) else operator
+        key = np.random.SeedSequence([seed, *image, *plane]).generate_state(2, np.uint64)
         inner = tuple(p - a for p, a in zip(plane, region.start, strict=False))
         for y, x in itertools.product(rows, columns):
-            stream = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, y, x]))
+            stream = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, y % 2**63, x % 2**63]))
             cell = Region((y * CELL, x * CELL), ((y + 1) * CELL, (x + 1) * CELL))
             window = Region(region.start[-2:], region.stop[-2:])
             part = cell.clip(window)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
+from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.tasks.convolution.overlap_save import EngineName, engine_for
 from halotile.tasks.operators.base import OperatorKind, Shape
@@ -138,6 +139,13 @@ class Blur:
     def adjoint(self, measurement: Readable, image: Shape) -> Spread:
         """``A^T y``: a convolution with the flipped kernel."""
         return Spread(measurement, self._kernels[:, ::-1, ::-1], self.frames(image), self.engine)
+
+    def squared(self, image: Shape) -> tuple[Blur, Region]:
+        """The operator with the squares of the entries, and the part of an image where its adjoint has them: values beyond the rim are not folded there."""
+        edge = 0 if self.boundary in ("circular", "zero", "valid") else self.reach + 1
+        whole = Region.whole(image)
+        inner = whole.grow(((0, 0),) * (len(image) - 2) + ((-edge, -edge),) * 2)
+        return replace(self, kernel=np.square(self.kernel, dtype=np.float64), engine="direct"), inner
 
     @property
     def _kernels(self) -> NDArray[Any]:

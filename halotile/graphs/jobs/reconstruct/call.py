@@ -150,7 +150,7 @@ def _prior(written: str | Words) -> PriorChoice:
 
 
 def measurement(
-    operator: str | Operator | Any, data: str | Path, *, noise_sigma: float = 1.0, **options: Any
+    operator: str | Operator | Any, data: str | Path, *, noise_sigma: float | str | Path = 1.0, **options: Any
 ) -> OperatorChoice:
     """Describe a measurement of an image: an entry of ``operators``, as in a job file.
 
@@ -162,16 +162,16 @@ def measurement(
     data : path
         The measurement: Zarr, TIFF, ``.npy`` or HDF5. :func:`halotile.simulate` writes it. A relative path
         starts from the folder that the script was started in.
-    noise_sigma : float
+    noise_sigma : float, "auto" or path
         Standard deviation of its noise, in the units of its pixels: the measurement is weighted by
-        ``1 / noise_sigma²``.
+        ``1 / noise_sigma²``. ``"auto"`` and an image with that of each pixel are for :func:`halotile.samples`.
     **options
         Options of the operator; for an array, such as a kernel, the array itself or the path of a file.
 
     Returns
     -------
     OperatorChoice
-        For :func:`halotile.reconstruct` and :func:`halotile.simulate`.
+        For :func:`halotile.reconstruct`, :func:`halotile.samples` and :func:`halotile.simulate`.
 
     Raises
     ------
@@ -191,9 +191,10 @@ def measurement(
     if is_physics(operator):
         operator, options = "deepinv", {"physics": operator, **options}
     path = whole_path("data", data)
+    level: Any = noise_sigma if isinstance(noise_sigma, float | int) else os.fspath(noise_sigma)
     if isinstance(operator, str):
         plain = {key: os.fspath(v) if isinstance(v, os.PathLike) else v for key, v in options.items()}
-        choice = OperatorChoice(name=operator, data=path, noise_sigma=noise_sigma, options=plain)
+        choice = OperatorChoice(name=operator, data=path, noise_sigma=level, options=plain)
     elif options:
         raise ConfigError(
             f"{next(iter(options))} is given beside an operator, which has its options already. Leave it out."
@@ -203,7 +204,7 @@ def measurement(
             f"operator is {shown(operator)}: that is neither a name nor an operator, nor a physics of deepinv. Write a name such as 'blur'."
         )
     else:
-        choice = OperatorChoice(name=operator.name, data=path, noise_sigma=noise_sigma, options={"operator": operator})
+        choice = OperatorChoice(name=operator.name, data=path, noise_sigma=level, options={"operator": operator})
     absolute = whole_choice(choice)
     make_operator(absolute)
     return absolute

@@ -6,9 +6,10 @@ import itertools
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from typing import Any
 
 from distributed import KilledWorker
 
@@ -24,6 +25,7 @@ from halotile.graphs.runs.status import RunContext
 from halotile.storage.disk.durable import is_full
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.json_files import Ledger
+from halotile.storage.sharded.shards import DIGEST_BYTES
 from halotile.tasks.block import BadBlock, Receipt
 
 TASK_SECONDS = 1.0
@@ -47,6 +49,8 @@ class BlockPass(ClusterPass[Pass]):
         Blocks that have been given up already.
     seconds_per_block : float, optional
         Duration of a block in an earlier pass of this phase; of this one, once it is finished.
+    others : sequence of Journal, optional
+        Journals of further outputs that each block is written to: a block is done where all journals have it.
     """
 
     def __init__(
@@ -58,8 +62,10 @@ class BlockPass(ClusterPass[Pass]):
         *,
         bad: Mapping[int, BadBlock] | None = None,
         seconds_per_block: float | None = None,
+        others: Sequence[Journal] = (),
     ) -> None:
         super().__init__(wanted, journal, ledger, context)
+        self.others = others
         self.task = wanted.task
         self.total = len(wanted.grid) if wanted.blocks is None else min(wanted.blocks, len(wanted.grid))
         self.options = context.plan.run
@@ -77,6 +83,19 @@ class BlockPass(ClusterPass[Pass]):
         """Host and last error of a worker on which a block failed."""
         self.synced = time.monotonic()
         self._missing: str | None = None
+
+    @property
+    def counted(self) -> int:
+        return self.done * (1 + len(self.others))
+
+    def record(self, sums: Mapping[int, Mapping[str, Any]], digests: Mapping[int, bytes]) -> None:
+        """Record blocks as done, in the first journal last: it decides what is left."""
+        if not self.others:
+            super().record(sums, digests)
+            return
+        for place, journal in reversed([*enumerate((self.journal, *self.others))]):
+            part = slice(place * DIGEST_BYTES, (place + 1) * DIGEST_BYTES)
+            journal.mark({number: digest[part] for number, digest in digests.items()})
 
     @property
     def if_stopped(self) -> str:
@@ -297,7 +316,8 @@ class BlockPass(ClusterPass[Pass]):
             self.status.report(f"{self.signals.name}: finishing the blocks in flight, starting no more")
         self._stop_if_hurried()
         if time.monotonic() - self.synced > SYNC_SECONDS:
-            self.journal.sync()
+            for journal in (*self.others, self.journal):
+                journal.sync()
             if self.failed_on or self.status.retired:
                 self._find_fit(stream)
             self.synced = time.monotonic()

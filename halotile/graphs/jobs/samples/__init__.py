@@ -1,0 +1,17 @@
+"""The job ``samples``: mean and standard deviation of an image, given its measurements and a prior."""
+
+from __future__ import annotations
+
+from halotile.graphs.jobs.samples.job import CHECKS, RULES, Sampling, headline, plan_rows, title
+from halotile.graphs.kinds.base import JobKind
+
+KIND = JobKind(
+    job=Sampling,
+    plan="halotile.graphs.jobs.samples.plan:plan_samples",
+    title=title,
+    headline=headline,
+    rows=plan_rows,
+    checks=CHECKS,
+    rules=RULES,
+    how=("tile", "exact"),
+)

@@ -1,0 +1,110 @@
+"""``halotile.samples``: mean and standard deviation of an image as one call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from distributed import Client
+
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice
+from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOperator, PosteriorOptions, Sampling
+from halotile.graphs.kinds.sections import Run
+from halotile.graphs.rules.arguments import Words, section
+from halotile.graphs.runs.driver import run_call
+from halotile.graphs.runs.outcome import Outcome
+from halotile.graphs.watching.progress import Observer
+from halotile.tasks.options import Auto
+
+
+def samples(
+    measurements: Sequence[OperatorChoice],
+    output: str | Path,
+    *,
+    std: str | Path | None = None,
+    draws: str | Path | None = None,
+    prior: str | Words = "matern",
+    posterior: Words | None = None,
+    shape: tuple[int, ...] | None = None,
+    workers: int | Auto = "auto",
+    memory_per_worker: str | int = "4GiB",
+    cluster: str | Words | Client = "auto",
+    overwrite: bool = False,
+    fresh: bool = False,
+    observer: Observer | None = None,
+) -> Outcome:
+    """Compute mean and standard deviation of an image, given its measurements and a prior, from disk to disk.
+
+    Noise and prior are Gaussian. The draws behind the standard deviation depend on the seed and the place of each pixel: the
+    result has the same bits for any number of workers. After an interruption, the same call resumes the run.
+
+    Parameters
+    ----------
+    measurements : sequence of OperatorChoice
+        The measurements, each from :func:`halotile.measurement`. Its ``noise_sigma`` is a number; the path of an image
+        of the measurement's shape, with the standard deviation of each pixel and 0 or NaN where nothing was measured; or
+        ``"auto"``: estimated.
+    output : path
+        Zarr to write: the mean.
+    std : path, optional
+        Zarr to write: the standard deviation of each pixel, in the units of the image.
+    draws : path, optional
+        Zarrs to write: the draws, with a number after the name: ``draws.zarr`` becomes ``draws-000.zarr``, and so on.
+    prior : str or mapping
+        Prior of the image: ``{"name": "matern", "std": 0.5, "range": 12.0, "mean": 1.0}``, each ``"auto"`` by default.
+    posterior : mapping, optional
+        Section ``posterior`` of a job file, such as ``{"count": 16, "tol": 1e-2}``.
+    shape : tuple of int, optional
+        Shape of the image in pixels, where it does not follow from the measurements.
+    workers : int or "auto"
+        Number of worker processes; by default as the cores and the memory of this machine permit, or all of
+        an allocation.
+    memory_per_worker : str or int
+        Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
+    cluster : str, mapping or distributed.Client
+        Kind of cluster, such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` chooses as the
+        environment indicates, else this machine. An open Client: its workers.
+    overwrite : bool
+        Replace existing Zarrs.
+    fresh : bool
+        Start over, even where an earlier run can be resumed.
+    observer : callable, optional
+        Called with a :class:`~halotile.graphs.watching.progress.Progress` about twice a second; by default a
+        progress bar is shown at a terminal and in a notebook.
+
+    Returns
+    -------
+    Outcome
+        Blocks done, and seconds.
+
+    Raises
+    ------
+    ConfigError
+        When an argument is not valid: the message has the names of a job file.
+    HalotileError
+        See :mod:`halotile.errors`.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> seen = halotile.measurement("blur", "y.zarr", kernel=[[0.5, 0.5]], noise_sigma="auto")
+    >>> halotile.samples([seen], "mean.zarr", std="std.zarr", prior="tv")
+    Traceback (most recent call last):
+    halotile.errors.ConfigError: prior.name: tv, which leaves no Gaussian posterior; write matern
+    >>> halotile.samples([seen], "mean.zarr", std="std.zarr", posterior={"count": 32})  # doctest: +SKIP
+    """
+    mean, deviation, drawn = (None if p is None else os.path.expanduser(os.fspath(p)) for p in (output, std, draws))
+    assert mean is not None
+    job = Sampling(
+        output=MapOutput(path=mean, overwrite=overwrite, std=deviation, samples=drawn),
+        operators=tuple(
+            MeasuredOperator(name=each.name, data=each.data, noise_sigma=each.noise_sigma, options=each.options)
+            for each in measurements
+        ),
+        prior=section("prior", FieldPrior, prior),
+        posterior=section("posterior", PosteriorOptions, posterior or {}),
+        shape="auto" if shape is None else tuple(shape),
+        run=Run(workers=workers, memory_per_worker=memory_per_worker),
+    )
+    return run_call(job, cluster, fresh=fresh, observer=observer)

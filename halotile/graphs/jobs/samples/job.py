@@ -1,0 +1,169 @@
+"""The job ``samples`` as plain frozen values, its checks and rules, and its plan as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
+
+from halotile.graphs.amounts import counted, shape_text
+from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice
+from halotile.graphs.jobs.reconstruct.rules import CHECKS as RECONSTRUCTION
+from halotile.graphs.jobs.reconstruct.rules import OPERATOR_RULES, NoiseLevel
+from halotile.graphs.kinds.base import Check, Figures, Row
+from halotile.graphs.kinds.sections import Output, Tile, TiledJob
+from halotile.graphs.plans.rows import cost_rows, output_rows
+from halotile.graphs.rules.combinations import Faults, check_sizes
+from halotile.graphs.rules.values import Above, AtLeast
+from halotile.tasks.options import Auto, OwnPath, ReadPath
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredOperator(OperatorChoice):
+    """An operator by name, with its options, its measurement and the noise of that."""
+
+    noise_sigma: float | Auto | ReadPath = "auto"  # type: ignore[assignment]
+    """Standard deviation of the noise of the measurement: a number, or an image with that of each pixel; auto: estimated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldPrior(PriorChoice):
+    """The prior of the image by name, with its options."""
+
+    name: str = "matern"
+    """Name of a file in halotile.tasks.priors that is Gaussian."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapOutput(Output):
+    """The mean, the map of standard deviations, and the draws."""
+
+    std: OwnPath | None = None
+    """Path of the Zarr with the standard deviation of each pixel."""
+    samples: OwnPath | None = None
+    """Path of the draws: draws.zarr stands for draws-000.zarr, draws-001.zarr, and so on; null: draws are not stored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PosteriorOptions:
+    """The posterior distribution, and its draws."""
+
+    method: Literal["auto", "blocks"] = "auto"
+    """blocks: each block is solved on itself with a halo."""
+    count: int = 16
+    """Draws that the standard deviation comes from; 0: the mean alone."""
+    seed: int = 0
+    """Seed of the draws: 0 or more."""
+    tol: float = 1e-2
+    """Largest error of mean and draws, in standard deviations."""
+    halo: int | Auto = "auto"
+    """blocks: pixels around each block that it is solved with; auto: as many as the tolerance needs, by a trial."""
+    estimator: Literal["rao-blackwell", "samples"] = "rao-blackwell"
+    """samples: the mean of squares of the draws. rao-blackwell: the variance of a pixel among known ones, and the draws for the rest, with less error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(TiledJob):
+    """A job for mean and standard deviation of an image."""
+
+    kind: ClassVar[str] = "samples"
+
+    output: MapOutput
+    operators: tuple[MeasuredOperator, ...]
+    fidelity: FidelityChoice = field(default_factory=FidelityChoice)
+    prior: FieldPrior = field(default_factory=FieldPrior)
+    posterior: PosteriorOptions = field(default_factory=PosteriorOptions)
+    shape: tuple[int, ...] | Auto = "auto"
+    """Shape of the image in pixels; auto: that of the measurements."""
+    exact: bool = False
+    """Use direct convolutions only."""
+
+    def moved_into(self, folder: str) -> Self:
+        """Return the same job with its outputs in a folder."""
+        import os
+
+        moved = super().moved_into(folder)
+        further = {key: path for key in ("std", "samples") if (path := getattr(self.output, key))}
+        places: dict[str, Any] = {
+            key: os.path.join(folder, os.path.basename(os.path.normpath(p))) for key, p in further.items()
+        }
+        return replace(moved, output=replace(moved.output, **places))
+
+
+def _tolerance(value: float) -> str | None:
+    if value >= 1:
+        return f"{value:g} standard deviations would be no result: write less than 1, such as 0.01"
+    return Above(0)(value)
+
+
+def _noise(value: Any) -> str | None:
+    return None if isinstance(value, str) else NoiseLevel(0)(value)
+
+
+CHECKS: Mapping[tuple[str, str], Check] = {
+    key: RECONSTRUCTION[key] for key in (("operators", "data"), ("fidelity", "name"), ("prior", "name"), ("", "shape"))
+} | {
+    ("operators", "noise_sigma"): _noise,
+    ("posterior", "count"): AtLeast(0),
+    ("posterior", "seed"): AtLeast(0),
+    ("posterior", "tol"): _tolerance,
+    ("posterior", "halo"): AtLeast(1),
+}
+
+
+def _gaussian(fidelity: FidelityChoice, prior: FieldPrior) -> Faults:
+    if prior.name != "matern":
+        yield (("prior", "name"), f"{prior.name}, which leaves no Gaussian posterior; write matern")
+    if fidelity.name != "l2":
+        yield ("fidelity", "name"), f"{fidelity.name}, and draws are of Gaussian noise; write l2"
+
+
+def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions) -> Faults:
+    yield from check_sizes(output, tile, 1)
+    for key in ("size", "depth", "boundary", "batch", "axes"):
+        if getattr(tile, key) != "auto":
+            yield (
+                ("tile", key),
+                "is for denoisers, and blocks of samples have a halo: leave it out, or write posterior.halo",
+            )
+    wanted = ("std" if output.std else "") or ("samples" if output.samples else "")
+    if wanted and not posterior.count:
+        yield ("posterior", "count"), f"is 0, and output.{wanted} needs draws; write 16"
+    if output.std and posterior.estimator == "samples" and posterior.count == 1:
+        yield ("posterior", "count"), "is 1: one draw gives no standard deviation; write 16"
+
+
+RULES = (*OPERATOR_RULES, _gaussian, _maps)
+
+
+def title(job: Sampling) -> str:
+    """Describe a job in a few words."""
+    return f"mean and standard deviation from {counted(len(job.operators), 'operator')} to {job.output.path}"
+
+
+def headline(figures: Figures) -> str:
+    """Describe a plan in one line."""
+    return (
+        f"{counted(figures['count'], 'draw')} of {shape_text(figures['shape'])} {figures['dtype']} from "
+        f"{counted(len(figures['operators']), 'operator')}, halo {figures['halo']}, {counted(figures['blocks'], 'block')}, "
+        f"{counted(figures['workers'], 'worker')}"
+    )
+
+
+def plan_rows(figures: Figures) -> list[Row]:
+    """Return a plan as a table."""
+    pairs = zip(figures["operators"], figures["data"], figures["noise"], strict=True)
+    lines = [f"{name} of {data}, noise {noise}" for name, data, noise in pairs]
+    return [
+        *(("" if number else "operators", line) for number, line in enumerate(lines)),
+        ("mean", str(figures["output"])),
+        *([("std", str(figures["std"]))] if figures["std"] else []),
+        ("", f"{shape_text(figures['shape'])} {figures['dtype']}"),
+        ("prior", str(figures["prior"])),
+        ("draws", f"{figures['count']}, {figures['estimator']}" if figures["count"] else "none: the mean alone"),
+        ("halo", f"{figures['halo']} pixels, {figures['halo_from']}, {figures['read_amplification']:.2f} × the image"),
+        ("", ""),
+        *output_rows(figures),
+        ("", ""),
+        *cost_rows(figures),
+    ]

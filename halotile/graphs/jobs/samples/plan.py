@@ -1,0 +1,423 @@
+"""The plan of posterior samples."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from halotile.errors import ConfigError, InputError
+from halotile.graphs.amounts import counted
+from halotile.graphs.jobs.reconstruct.job import whole_choice
+from halotile.graphs.jobs.reconstruct.measurements import (
+    check_kernels,
+    check_made,
+    describe_operator,
+    files_of,
+    image_shape,
+    make_operators,
+    open_measurements,
+    sources_in,
+    try_adjoints,
+    written,
+)
+from halotile.graphs.jobs.samples.job import Sampling
+from halotile.graphs.jobs.samples.passes import SampleWork
+from halotile.graphs.kinds.base import OutputArray, PlanRequest
+from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.plans.choices import make_part
+from halotile.graphs.plans.cutting import (
+    Geometry,
+    allowed_bytes,
+    axes_like,
+    block_unit,
+    blocks_for,
+    check_block,
+    layout_like,
+    overlap_pays,
+)
+from halotile.graphs.plans.identity import code_versions
+from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
+from halotile.graphs.plans.make import Begun, compute_on
+from halotile.graphs.plans.needs import DECODED, IMPORTS_BYTES, PROCESS, Need, no_more_than
+from halotile.graphs.plans.notes import note_of_packing, notes_of_place
+from halotile.graphs.plans.plan import Planned
+from halotile.graphs.waiting import report_if_slow
+from halotile.storage.arrays import Source, open_source, planes_last
+from halotile.storage.disk.object_path import OutputPath, full_path
+from halotile.storage.grid import Grid, Region
+from halotile.storage.rim import Readable
+from halotile.storage.sharded.output import Layout
+from halotile.storage.views import Constant, readable_parts
+from halotile.tasks.devices.device import torch_threads
+from halotile.tasks.noise.estimate import as_square, plane_level, sample_regions
+from halotile.tasks.operators.base import Operator, with_engine, working_dtype
+from halotile.tasks.posterior.gaussian import Filled, Measurement, Posterior, Solved, Weights
+from halotile.tasks.posterior.hyper import Excerpt, Likely, likely, transfer_of
+from halotile.tasks.priors.matern import Matern
+from halotile.tasks.roles import Roles
+from halotile.tasks.shared import Shared
+
+SMALLER = "a smaller tile.block or output.shard, or fewer draws"
+IMAGES_AT_ONCE, COPIES = 9, 3
+"""Images of each right-hand side that a solution holds at once, in double precision: an estimate; and copies of a result that is written."""
+EDGES, WINDOWS = (256, 128, 64, 32), 16
+"""Edges of the windows that the prior is found from, where they have no holes, and their number."""
+HALOS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+FAR = 3
+"""Ratio of noise levels from which on one of them is probably a mistake."""
+MARGIN = 0.5
+"""Share of the tolerance that a halo leaves where it is tried: other places leave more."""
+TRIED, PLACES = 64, 4
+"""Edge and number of the blocks that halos are tried on."""
+
+
+def plan_samples(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
+    """Decide every size of a job of samples."""
+    opened = _open(job, begun, request)
+    halo, halo_from = _halo(opened, request)
+    return _planned(opened, halo, halo_from)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The measurements, opened, with the prior that was decided."""
+
+    job: Sampling
+    begun: Begun
+    data: tuple[Source, ...]
+    levels: tuple[Source | float, ...]
+    posterior: Posterior
+    found: Likely
+    notes: tuple[str, ...]
+
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        return tuple(part.operator for part in self.posterior.measurements)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Measurements, maps of their noise, and the images that operators read."""
+        maps = (level for level in self.levels if not isinstance(level, float))
+        return (*self.data, *maps, *(s for operator in self.operators for s in sources_in(operator)))
+
+    def solved(self, halo: int, count: int) -> Solved:
+        options = self.job.posterior
+        keeps_draws = self.job.output.samples is not None
+        return Solved(
+            self.posterior, halo, tuple(range(count)), options.tol, options.estimator, keeps_draws=keeps_draws
+        )
+
+
+def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
+    job = replace(job, operators=tuple(whole_choice(choice) for choice in job.operators))  # type: ignore[misc]
+    operators = make_operators(job.operators, job)
+    check_made(operators)
+    data = open_measurements(job.operators, operators)
+    check_decoding(data, job.run)
+    shape = image_shape(operators, data, job.shape)
+    check_kernels(operators, shape)
+    for operator in operators:
+        if operator.kind != "local":
+            raise ConfigError(
+                f"operator {operator.name} sees more than a neighbourhood of each pixel, and posterior.method: blocks needs that."
+            )
+        if getattr(operator, "boundary", "") == "circular":
+            raise ConfigError(
+                "boundary is circular, which joins opposite edges of the image, and posterior.method: blocks solves each block with the pixels around it. "
+                "Write boundary: reflect, replicate, zero or valid, as the instrument does."
+            )
+    with report_if_slow(request.report, "comparing adjoints with forwards"):
+        notes = try_adjoints(operators, shape, job.run)
+    for source in data:
+        check_paths(source, begun.output)
+    dtype = working_dtype(np.result_type(*(source.dtype for source in data)))
+    operators = tuple(with_engine(operator, dtype, job.exact) for operator in operators)
+    previous = begun.previous["identity"] if begun.previous else {}
+    levels = tuple(
+        _level(number, choice.noise_sigma, source, previous)
+        for number, (choice, source) in enumerate(zip(job.operators, data, strict=True))
+    )
+    parts = tuple(
+        _measurement(operator, source, level, number)
+        for number, (operator, source, level) in enumerate(zip(operators, data, levels, strict=True))
+    )
+    given: Matern = make_part("prior", job.prior, job)
+    found = _prior(given, parts, previous)
+    posterior = Posterior(parts, found.prior, shape, dtype, job.posterior.seed)
+    remarks = (
+        *_notes_of_noise(levels, data),
+        *_note_of_range(found.prior, shape),
+        *data[0].remarks,
+        *note_of_packing(data[0], "sampled", "The maps are in them too, and name no packing"),
+    )
+    return _Opened(job, begun, data, levels, posterior, found, (*notes, *remarks))
+
+
+def _note_of_range(prior: Matern, shape: tuple[int, ...]) -> Iterator[str]:
+    """Yield a note on a range that an image of this shape says little about; refuse one beyond it."""
+    edge = min(shape[-2:])
+    if prior.length > edge:
+        raise ConfigError(
+            f"prior.range is {prior.length:.4g} pixels, and the image has {edge}: it would be constant but for its mean. Write a smaller range."
+        )
+    if prior.length > edge / 3:
+        yield f"prior.range is {prior.length:.3g} of {edge} pixels: few such lengths fit into the image, and standard deviations depend on the range."
+
+
+def _measurement(operator: Operator, source: Source, level: Source | float, number: int) -> Measurement:
+    data = Shared(source)
+    sigma = Constant(source.shape, np.dtype(np.float64), level) if isinstance(level, float) else level
+    return Measurement(operator, Filled(data), Shared(Weights(data, sigma), computed=True), number)
+
+
+def _level(number: int, given: float | str, source: Source, previous: Mapping[str, Any]) -> Source | float:
+    """Return the noise level of a measurement, or the map of it."""
+    key = f"operators[{number}].noise_sigma"
+    if given == "auto":
+        if known := previous.get("operators", {}).get(str(number)):
+            return float(known["noise"])
+        if not (level := _estimated(source)) > 0:
+            raise InputError(f"{key} is auto, and {source.path} shows no noise. Write its standard deviation.")
+        return level
+    if not isinstance(given, str):
+        return float(given)
+    sigma = planes_last(open_source(given))
+    if sigma.shape != source.shape:
+        raise InputError(
+            f"{key} is {given} of shape {list(sigma.shape)}, and the measurement has {list(source.shape)}. Write a map of that shape, or a number."
+        )
+    return sigma
+
+
+def _estimated(source: Source) -> float:
+    squares = [part for _, part in readable_parts(source, _squares(source))]
+    return float(plane_level([as_square(part, (part.ndim - 2, part.ndim - 1)) for part in squares]))
+
+
+def _notes_of_noise(levels: Sequence[Source | float], data: Sequence[Source]) -> Iterator[str]:
+    """Yield a note on each noise level that is far from the measurement's."""
+    for number, (level, source) in enumerate(zip(levels, data, strict=True)):
+        if isinstance(level, float) and not level / FAR < (seen := _estimated(source)) < level * FAR:
+            yield (
+                f"operators[{number}].noise_sigma is {level:.4g}, and the measurement shows about {seen:.4g}: mean and standard deviation are only as "
+                "right as it is. Write auto to use what is seen."
+            )
+
+
+def _squares(source: Readable, edge: int = 128, count: int = 16) -> list[Region]:
+    axes = len(source.shape)
+    return sample_regions(source.shape, count, (axes - 2, axes - 1), edge)
+
+
+def _prior(given: Matern, parts: Sequence[Measurement], previous: Mapping[str, Any]) -> Likely:
+    """Return the prior with what is auto decided: by the likelihood of windows of the first measurement that has some."""
+    if "prior" in previous:
+        return Likely(Matern(**{key: previous["prior"][key] for key in ("std", "range", "mean")}), 0.0, 0.0)
+    if "auto" not in (given.std, given.range, given.mean):
+        return Likely(given, 0.0, 0.0)
+    for part, edge in itertools.product(parts, EDGES):
+        edge = min(edge, *part.data.shape[-2:])
+        transfer = transfer_of(part.operator, edge)
+        windows = list(_windows(part, edge)) if transfer is not None else []
+        if transfer is not None and windows:
+            return likely(windows, transfer, given)
+    missing = " and ".join(f"prior.{key}" for key in ("std", "range", "mean") if getattr(given, key) == "auto")
+    raise InputError(
+        f"{missing}: auto comes from windows of a measurement without holes, by an operator that treats all pixels alike; there is none. Write numbers."
+    )
+
+
+def _windows(part: Measurement, edge: int) -> Iterator[Excerpt]:
+    for region, weights in readable_parts(part.weight, _squares(part.data, edge, WINDOWS)):
+        if weights.all():
+            pixels = np.asarray(part.data.read(region), np.float64).reshape(edge, edge)
+            yield Excerpt(pixels, float(np.mean(1 / weights.astype(np.float64))))
+
+
+def _halo(opened: _Opened, request: PlanRequest) -> tuple[int, str]:
+    """Return the halo of a block, and its origin."""
+    given, previous = opened.job.posterior.halo, opened.begun.previous
+    if given != "auto":
+        return given, "as written"
+    if previous:
+        return int(previous["identity"]["halo"]), "that of the run so far"
+    with report_if_slow(request.report, "trying halos"), torch_threads():
+        return _tried(opened), f"for errors below {opened.job.posterior.tol:g} standard deviations"
+
+
+def _tried(opened: _Opened) -> int:
+    """Return the smallest halo that is wide enough on a few blocks, where the least is measured."""
+    posterior, tol = opened.posterior, opened.job.posterior.tol * MARGIN
+    blocks = _squares(Constant(posterior.shape, posterior.dtype), TRIED, 4 * PLACES)
+    weight = posterior.measurements[0].weight
+    if weight.shape == posterior.shape:
+        blocks = sorted(blocks, key=lambda block: np.count_nonzero(weight.read(block)))
+    most, reach, tried = max(posterior.shape[-2:]), 0.0, list[tuple[int, float]]()
+    for halo in HALOS:
+        if halo < reach and halo < most:
+            continue
+        solved = opened.solved(halo, 2)
+        errors = (float(np.abs(solved.solved(block)[1]).max()) for block in blocks[:PLACES])
+        if halo >= most or (worst := next((error for error in errors if error > tol), 0.0)) == 0:
+            return halo
+        tried.append((halo, worst))
+        reach = _reach(tried, tol)
+    raise ConfigError(
+        f"no halo of up to {HALOS[-1]} pixels keeps the error below posterior.tol: {opened.job.posterior.tol:g} standard deviations: the prior's range is "
+        f"{posterior.prior.length:.3g} pixels, and little is measured. Write a larger tol, a smaller prior.range, or posterior.halo."
+    )
+
+
+def _reach(tried: Sequence[tuple[int, float]], tol: float) -> float:
+    """Return the least halo that may do, as the last errors fall with the halo; 0 where that is not known."""
+    if len(tried) < 2:
+        return 0.0
+    (near, larger), (far, smaller) = tried[-2:]
+    fall = math.log(larger / smaller) / (far - near)
+    return math.inf if fall <= 0 else far + 0.8 * math.log(smaller / tol) / fall
+
+
+def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
+    job, begun, posterior = opened.job, opened.begun, opened.posterior
+    computing = compute_on(job, None)
+    job = computing.job
+    shape, count = posterior.shape, len(posterior.shape)
+    roles = Roles(axes_like(opened.data[0], count), (count - 2, count - 1), None)
+    geometry = Geometry(shape, shape, roles, 1, 1)
+    layout = layout_like(
+        opened.data[0], job.output, geometry, posterior.dtype, parse_bytes(job.run.memory_per_worker), begun.previous
+    )
+    unit = block_unit(geometry, layout.shard)
+    job, requested = no_more_than(job, computing.requested, shape, unit)
+    draws = job.posterior.count if job.output.std or job.output.samples else 0
+    kept = kept_bytes(opened.sources)
+    allowed = allowed_bytes(job.run, computing.machine_bytes)
+    solved = _in_cells(opened.solved(halo, draws), layout.shard, partial(_need, kept=kept), allowed, begun)
+    if job.tile.block != "auto":
+        candidates = [check_block(geometry, job.tile.block, unit)]
+    else:
+        candidates = blocks_for(
+            geometry, unit, job.run.count, begun.previous["identity"]["block"] if begun.previous else None
+        )
+    need = partial(_need, solved, kept=kept)
+    block = next((b for b in candidates if need(b).total_bytes <= allowed), candidates[-1])
+    edges = tuple(min(b, n) for b, n in zip(block, shape, strict=True))
+    grid = Grid(shape, edges, ((0, 0),) * count)
+    layout = layout.in_levels(block, job.output.levels)
+    maps = [
+        OutputArray(place, _titled(layout, title, opened), grid, job.output.overwrite, key)
+        for key, place, title in _places(job, begun.output)
+    ]
+    window = [c + 2 * halo for c in solved.cell[-2:]]
+    figures = {
+        "shape": list(shape),
+        "dtype": layout.dtype,
+        "std": job.output.std,
+        "operators": [operator.name for operator in opened.operators],
+        "data": [choice.data for choice in job.operators],
+        "noise": [f"{level:.4g}" if isinstance(level, float) else f"of {level.path}" for level in opened.levels],
+        "prior": _prior_text(opened.found),
+        "count": draws,
+        "estimator": job.posterior.estimator,
+        "halo": halo,
+        "halo_from": halo_from,
+        "read_amplification": round(math.prod(window) / math.prod(solved.cell[-2:]), 4),
+    }
+    return Planned(
+        computing=replace(computing, job=job, requested=requested),
+        work=SampleWork(tuple(maps), solved, overlap_pays(job.run)),
+        sources=opened.sources,
+        files=tuple(files_of(job.operators)),
+        identity=_identity(opened, solved, layout.to_json(), edges),
+        needs=(need(edges),),
+        smaller=SMALLER,
+        smaller_output="leave out output.samples" if job.output.samples else "",
+        given={"operators": [written(choice) for choice in job.operators]},
+        figures=figures,
+        notes=(*opened.notes, *notes_of_place(begun.output, begun.directory)),
+    )
+
+
+def _in_cells(solved: Solved, shard: tuple[int, ...], need: Callable[..., Need], allowed: int, begun: Begun) -> Solved:
+    """Return the solution of cells that fit in memory: whole shards, or halves of them."""
+    if begun.previous:
+        return replace(solved, cell=tuple(begun.previous["identity"]["cell"]))
+    cell = tuple(min(s, n) for s, n in zip(shard, solved.posterior.shape, strict=True))
+    while need(replace(solved, cell=cell), cell).total_bytes > allowed:
+        halves = (*cell[:-2], *(c // 2 if c % 2 == 0 and c > 2 * solved.halo else c for c in cell[-2:]))
+        if halves == cell:
+            break
+        cell = halves
+    return replace(solved, cell=cell)
+
+
+def _places(job: Sampling, first: OutputPath) -> Iterator[tuple[str, OutputPath, str]]:
+    """Yield the key, the path and the title of each image that is written: mean, standard deviation, draws."""
+    yield "output.path", first, "posterior mean"
+    if job.output.std:
+        yield "output.std", full_path(job.output.std), "posterior standard deviation"
+    stem = (job.output.samples or "").removesuffix(".zarr")
+    for number in range(job.posterior.count if job.output.samples else 0):
+        yield "output.samples", full_path(f"{stem}-{number:03d}.zarr"), f"posterior draw {number}"
+
+
+def _titled(layout: Layout, title: str, opened: _Opened) -> Layout:
+    """Return a layout whose attributes say what the image is, and what it was computed from."""
+    options, prior = opened.job.posterior, opened.posterior.prior
+    field = {"name": prior.name, "std": prior.deviation, "range": prior.length, "mean": prior.level}
+    values = {"prior": field, "count": options.count, "seed": options.seed, "tol": options.tol}
+    return replace(layout, attributes={**layout.attributes, "long_name": title, "posterior": values})
+
+
+def _need(solved: Solved, block: tuple[int, ...], kept: int) -> Need:
+    """Return the memory of a worker during a block."""
+    window = math.prod(c + 2 * solved.halo for c in solved.cell[-2:]) * math.prod(solved.cell[:-2])
+    images = (len(solved.draws) + 2) * IMAGES_AT_ONCE * window + COPIES * solved.shape[0] * math.prod(block)
+    return Need(
+        f"one block of {list(block)} with {counted(len(solved.draws), 'draw')}",
+        {PROCESS: IMPORTS_BYTES, "solutions": images * 8, DECODED: kept},
+        SMALLER,
+    )
+
+
+def _prior_text(found: Likely) -> str:
+    prior = found.prior
+    around = f"matern, std {prior.deviation:.3g}{_sure(found.std_error)}, range {prior.length:.3g}{_sure(found.range_error)} pixels"
+    return f"{around}, around {prior.level:.4g}"
+
+
+def _sure(error: float) -> str:
+    return f" ± {error:.0%}".replace("%", " %") if error else ""
+
+
+def _identity(opened: _Opened, solved: Solved, layout: Mapping[str, Any], block: tuple[int, ...]) -> dict[str, Any]:
+    """Return everything that can change a bit of the maps."""
+    posterior, options = opened.posterior, opened.job.posterior
+    triples = zip(opened.operators, opened.data, opened.levels, strict=True)
+    prior = posterior.prior
+    return {
+        "operators": {
+            str(number): describe_operator(operator)
+            | {"data": source.fingerprint(), "noise": level if isinstance(level, float) else level.fingerprint()}
+            for number, (operator, source, level) in enumerate(triples)
+        },
+        "prior": {"name": prior.name, "std": prior.std, "range": prior.range, "mean": prior.mean},
+        "posterior": {
+            "method": "blocks",
+            "count": options.count,
+            "seed": options.seed,
+            "tol": options.tol,
+            "estimator": options.estimator,
+        },
+        "halo": solved.halo,
+        "cell": list(solved.cell),
+        "layout": dict(layout),
+        "block": list(block),
+        "code": code_versions(),
+    }

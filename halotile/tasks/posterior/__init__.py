@@ -1,0 +1,1 @@
+"""Posterior distributions of an image: their mean, draws and standard deviation."""

@@ -1,0 +1,332 @@
+"""Posterior samples from disk to disk: the same bits for any workers, blocks and kills; maps that are as sure as they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from numpy.typing import NDArray
+
+import halotile
+from halotile.errors import ConfigError, DiskRefused, HalotileError, InputError, ResumeRefused
+from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import Order, RunningCluster
+from halotile.graphs.jobs.reconstruct.job import FidelityChoice
+from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOperator, PosteriorOptions, Sampling
+from halotile.graphs.kinds.base import OutputArray
+from halotile.graphs.kinds.sections import Cluster, Run, Tile
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.claim import claim
+from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.verify import verify
+from halotile.storage.grid import Region
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.journal import Journal
+from halotile.storage.sharded.output import create_output
+from halotile.tasks.block import BlockRunner
+from halotile.tasks.devices.device import torch_threads
+from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.operators.blur import Blur
+from halotile.tasks.priors.matern import Matern
+from tests.faults import REPOSITORY, until
+from tests.support import read_zarr, work_of
+
+Pixels = NDArray[Any]
+PRIOR = {"std": 0.5, "range": 6.0, "mean": 1.0}
+N, SIGMA = 96, 0.2
+HOLE = (slice(40, 47), slice(28, 36))
+
+
+def kernel() -> Pixels:
+    line = np.exp(-np.square(np.arange(-2, 3)) / 2)
+    outer: Pixels = np.outer(line, line) / line.sum() ** 2
+    return outer
+
+
+def scene(folder: Path, n: int = N, *, hole: bool = True) -> Pixels:
+    """Write a kernel and a measurement of a truth that is drawn from the prior; return the truth."""
+    rng, wide = np.random.default_rng(3), (2 * n, 2 * n)
+    white = np.fft.fft2(rng.standard_normal(wide))
+    truth: Pixels = np.fft.ifft2(white * np.sqrt(Matern(**PRIOR).spectrum(wide))).real[:n, :n] + PRIOR["mean"]
+    seen: Pixels = read_all(Blur(kernel=kernel(), boundary="reflect").forward(InMemory(truth)))
+    seen = seen + SIGMA * rng.standard_normal(seen.shape)
+    seen[HOLE] = np.nan if hole else seen[HOLE]
+    np.save(folder / "k.npy", kernel())
+    zarr.create_array(folder / "y.zarr", data=seen.astype("float32"), chunks=(32, 32), overwrite=True)
+    return truth
+
+
+def job_in(folder: Path, parts: Mapping[str, Mapping[str, Any]] | None = None, **changes: Any) -> Sampling:
+    """A job of three draws; ``parts``: values of its sections."""
+    options: dict[str, dict[str, Any]] = {
+        "operators": {"noise_sigma": SIGMA},
+        "output": {"path": "mean.zarr", "std": "std.zarr", "shard": 32, "chunk": 32},
+        "posterior": {"count": 3, "halo": 16},
+        "prior": dict(PRIOR),
+        "tile": {"block": 32},
+    }
+    for name, values in (parts or {}).items():
+        options[name] |= values
+    for key in ("path", "std", "samples"):
+        if options["output"].get(key):
+            options["output"][key] = str(folder / str(options["output"][key]))
+    blur = {"kernel": str(folder / "k.npy"), "boundary": "reflect"}
+    name = options["prior"].pop("name", "matern")
+    job = Sampling(
+        output=MapOutput(**options["output"]),
+        operators=(MeasuredOperator(name="blur", data=str(folder / "y.zarr"), options=blur, **options["operators"]),),
+        prior=FieldPrior(name=name, options=options["prior"]),
+        posterior=PosteriorOptions(**options["posterior"]),
+        tile=Tile(**options["tile"]),
+        run=Run(workers=1, memory_per_worker="3GiB"),
+        cluster=Cluster(dashboard=False),
+    )
+    return replace(job, **changes)
+
+
+def computed(job: Sampling) -> tuple[Pixels, ...]:
+    """Every image of a job, in this process."""
+    plan = make_plan(job)
+    for output in plan.outputs:
+        assert isinstance(output, OutputArray)
+        create_output(output.path, output.layout, overwrite=True)
+    (wanted,) = work_of(plan).run(None)
+    receipt = BlockRunner(wanted.task).run(range(len(wanted.grid)))
+    assert not receipt.bad, receipt.bad[0].traceback
+    return tuple(read_zarr(output.path) for output in plan.outputs)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _as_in_workers() -> Iterator[None]:
+    with torch_threads():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A measurement with a hole."""
+    place = tmp_path_factory.mktemp("samples")
+    scene(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> tuple[Pixels, ...]:
+    """Mean, standard deviation and three draws of that measurement."""
+    place = {"path": "mean0.zarr", "std": "std0.zarr", "samples": "draws0"}
+    return computed(job_in(folder, {"output": place}))
+
+
+def same(images: tuple[Pixels, ...], others: tuple[Pixels, ...]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(images, others, strict=True))
+
+
+def test_blocks_counts_and_what_is_stored_change_no_bit(folder: Path, whole: tuple[Pixels, ...]) -> None:
+    rows: list[tuple[dict[str, dict[str, Any]], tuple[Pixels, ...]]] = [
+        ({"tile": {"block": 96}}, whole[:2]),
+        ({"output": {"std": None}}, whole[:1]),
+        ({"posterior": {"count": 2}, "output": {"samples": "draws1"}}, (whole[0], *whole[2:4])),
+    ]
+    for number, (parts, expected) in enumerate(rows):
+        place = {"path": f"{number}.zarr", "std": f"{number}s.zarr"} | parts.get("output", {})
+        found = computed(job_in(folder, {**parts, "output": place}))
+        if len(expected) == 3:
+            found = (found[0], *found[2:])
+        assert same(found, expected), parts
+
+
+def test_any_number_of_workers_gives_the_same_bits(
+    folder: Path, tmp_path: Path, whole: tuple[Pixels, ...], cluster: RunningCluster
+) -> None:
+    """One worker is that of the run that is killed."""
+    with local.start(Order(workers=3, memory_bytes=4 * 2**30)) as three:
+        for name, workers in (("two", cluster), ("three", three)):
+            place = {"path": tmp_path / f"{name}.zarr", "std": tmp_path / f"{name}-std.zarr"}
+            run(make_plan(job_in(folder, {"output": place})), cluster=workers)
+            assert same(tuple(read_zarr(path) for path in place.values()), whole[:2])
+
+
+def journalled(folder: Path, name: str) -> set[int]:
+    path = RunDirectory(folder / f"{name}.run").journal_path
+    return set(Journal.open_any(path).done) if path.exists() else set()
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(folder: Path, tmp_path: Path, whole: tuple[Pixels, ...]) -> None:
+    job = job_in(folder)
+    written = {
+        "version": 1,
+        "job": "samples",
+        "operators": [
+            {"name": "blur", "data": job.operators[0].data, "noise_sigma": SIGMA, **job.operators[0].options}
+        ],
+        "prior": PRIOR,
+        "posterior": {"count": 3, "halo": 16},
+        "output": {"path": "mean.zarr", "std": "std.zarr", "shard": 32, "chunk": 32},
+        "tile": {"block": 32},
+        "run": {"workers": 1, "memory_per_worker": "3GiB"},
+        "cluster": {"dashboard": False},
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(written))
+    command = [sys.executable, "-m", "halotile", "run", "job.yaml"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    start = partial(subprocess.Popen, command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    with start(start_new_session=True) as process:
+        try:
+            until(lambda: process.poll() is not None or len(journalled(tmp_path, "std.zarr")) >= 2)
+            assert process.poll() is None, process.communicate()[1]
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert 0 < len(journalled(tmp_path, "mean.zarr")) < 9
+    place = {"path": tmp_path / "mean.zarr", "std": tmp_path / "std.zarr"}
+    with claim(make_plan(job_in(folder, {"output": place}))) as outputs:
+        # A block that one of two journals has is computed again.
+        journal = outputs.journal_of(outputs.plan.outputs[1])
+        journal.unmark([min(journal.done)])
+    with start() as process:
+        assert process.wait(120) == 0, process.communicate()[1]
+    assert same((read_zarr(tmp_path / "mean.zarr"), read_zarr(tmp_path / "std.zarr")), whole[:2])
+    assert verify(tmp_path / "mean.zarr").problems == verify(tmp_path / "std.zarr").problems == ()
+    plan = make_plan(job_in(folder, {"output": place, "posterior": {"seed": 1}}))
+    with pytest.raises(ResumeRefused, match=r"posterior\.seed was 0, is 1"), claim(plan):
+        pass
+
+
+@pytest.mark.parametrize("tol", [1e-2, 1e-3])
+def test_blocks_with_the_halo_that_is_found_agree_with_the_whole_image_in_double_precision(
+    folder: Path, tmp_path: Path, tol: float
+) -> None:
+    place = {"path": tmp_path / "m.zarr", "std": tmp_path / "s.zarr", "samples": tmp_path / "d"}
+    job = job_in(folder, {"output": place, "posterior": {"tol": tol, "halo": "auto"}})
+    found = np.stack(computed(job))
+    solved = work_of(make_plan(job)).solved
+    assert solved.halo < N / 2
+    posterior = replace(solved.posterior, dtype=np.dtype(np.float64))
+    exact, _ = replace(solved, posterior=posterior, halo=10**6, tol=tol / 30).solved(Region.whole((N, N)))
+    error = (found - exact)[[0, 2, 3, 4]] / exact[1]
+    assert np.abs(error).max() <= tol
+    assert np.sqrt(np.mean(np.square(error))) <= tol / 5
+
+
+def test_a_truth_that_is_drawn_from_the_prior_lies_as_near_as_the_map_says(tmp_path: Path) -> None:
+    truth = scene(tmp_path, 320, hole=False)
+    output = {"shard": 320, "chunk": 64}
+    mean, std = computed(
+        job_in(tmp_path, {"output": output, "tile": {"block": 320}, "posterior": {"count": 16, "halo": 320}})
+    )
+    away = (truth - mean) / std
+    assert 0.95 <= np.sqrt(np.mean(np.square(away))) <= 1.06
+    assert 0.935 <= np.mean(np.abs(away) <= 2) <= 0.968
+    # Far from the edge, the variance is that of a periodic image.
+    response = np.square(np.abs(np.fft.fft2(kernel(), (320, 320))))
+    exact = np.sqrt(np.mean(1 / (1 / Matern(**PRIOR).spectrum((320, 320)) + response / SIGMA**2)))
+    assert np.sqrt(np.mean(np.square(std[40:-40, 40:-40]))) == pytest.approx(exact, rel=0.01)
+
+
+def test_draws_that_are_stored_have_the_deviation_of_the_map(
+    folder: Path, tmp_path: Path, whole: tuple[Pixels, ...]
+) -> None:
+    place = {"path": tmp_path / "m.zarr", "std": tmp_path / "s.zarr"}
+    mean, std = computed(job_in(folder, {"output": place, "posterior": {"estimator": "samples"}}))
+    assert np.allclose(std, np.sqrt(np.mean(np.square(np.stack(whole[2:]) - mean), 0)), rtol=1e-3)
+
+
+def test_a_map_of_the_noise_has_holes_and_weights_and_noise_can_be_estimated(
+    folder: Path, tmp_path: Path, whole: tuple[Pixels, ...]
+) -> None:
+    sigma = np.full((N, N), SIGMA)
+    sigma[HOLE] = np.where(np.arange(8) % 2, 0, np.nan)
+    np.save(tmp_path / "sigma.npy", sigma)
+    scene(tmp_path, hole=False)
+    place = {"path": tmp_path / "m.zarr", "std": tmp_path / "s.zarr"}
+    job = job_in(tmp_path, {"output": place, "operators": {"noise_sigma": str(tmp_path / "sigma.npy")}})
+    assert same(computed(job), whole[:2])
+    plan = make_plan(job_in(tmp_path, {"output": place, "operators": {"noise_sigma": "auto"}}))
+    assert float(plan.figures["noise"][0]) == pytest.approx(SIGMA, rel=0.1)
+    for level, count in ((SIGMA, 0), (1.0, 1)):
+        notes = make_plan(job_in(tmp_path, {"output": place, "operators": {"noise_sigma": level}})).notes
+        assert len([note for note in notes if "and the measurement shows about" in note]) == count
+
+
+REFUSED: list[tuple[dict[str, Any], type[HalotileError], str]] = [
+    ({"prior": {"name": "tv"}}, ConfigError, "prior.name: tv, which leaves no Gaussian posterior; write matern"),
+    ({"operators": {"noise_sigma": 0.0}}, ConfigError, r"noise_sigma: 0"),
+    ({"operators": {"noise_sigma": float("nan")}}, ConfigError, r"noise_sigma: "),
+    ({"operators": {"noise_sigma": "k.npy"}}, InputError, r"of shape \[5, 5\], and the measurement has \[96, 96\]"),
+    ({"posterior": {"count": 0}}, ConfigError, r"posterior.count: is 0, and output.std needs draws"),
+    ({"posterior": {"count": 1, "estimator": "samples"}}, ConfigError, "one draw gives no standard deviation"),
+    ({"posterior": {"tol": 2.0}}, ConfigError, r"2 standard deviations would be no result"),
+    ({"tile": {"depth": 8}}, ConfigError, "tile.depth: is for denoisers"),
+    ({"posterior": {"halo": 100000}}, HalotileError, "smaller"),
+    ({"prior": {"range": 100.0}}, ConfigError, "prior.range is 100 pixels, and the image has 96"),
+]
+
+
+@pytest.mark.parametrize(("parts", "kind", "words"), REFUSED, ids=[words[:30] for _, _, words in REFUSED])
+def test_bad_input_is_refused_in_words(
+    folder: Path, parts: dict[str, Any], kind: type[HalotileError], words: str
+) -> None:
+    parts = {name: dict(values) for name, values in parts.items()}
+    prior = parts.get("prior", {})
+    if parts.get("operators", {}).get("noise_sigma") == "k.npy":
+        parts["operators"]["noise_sigma"] = str(folder / "k.npy")
+    job = job_in(folder, parts)
+    if prior.get("name"):
+        job = replace(job, prior=FieldPrior(name="tv"))
+    with pytest.raises(kind, match=words):
+        make_plan(job).check_fits()
+
+
+def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
+    job = job_in(folder)
+    with pytest.raises(ConfigError, match=r"fidelity.name: poisson, and draws are of Gaussian noise; write l2"):
+        make_plan(replace(job, fidelity=FidelityChoice(name="poisson")))
+    circular = replace(job.operators[0], options={"kernel": str(folder / "k.npy")})
+    with pytest.raises(ConfigError, match=r"boundary is circular"):
+        make_plan(replace(job, operators=(circular,)))
+    narrow = job_in(folder, {"posterior": {"halo": 2}})
+    with pytest.raises(InputError, match=r"the halo of 2 pixels leaves errors of .* Write posterior.halo: 4"):
+        work_of(make_plan(narrow)).solved.read(Region((0, 32, 32), (2, 64, 64)))
+    plan = make_plan(job_in(folder, {"output": {"samples": "draws2"}}))
+    assert plan.disk_bytes > 1.5 * make_plan(job).disk_bytes
+    plan = replace(plan, free_disk_bytes=plan.disk_bytes - 1)
+    with pytest.raises(DiskRefused, match=r"Write output\.path on a larger disk, or leave out output\.samples"):
+        plan.check_fits()
+
+
+def test_the_call_does_the_same(folder: Path, tmp_path: Path, cluster: RunningCluster) -> None:
+    seen = halotile.measurement("blur", folder / "y.zarr", kernel=kernel(), boundary="reflect", noise_sigma=SIGMA)
+    halotile.samples(
+        [seen],
+        tmp_path / "m.zarr",
+        std=tmp_path / "s.zarr",
+        draws=tmp_path / "draws.zarr",
+        prior=PRIOR,
+        posterior={"count": 2, "halo": 16},
+        cluster=cluster.client,
+    )
+    assert sorted(path.name for path in tmp_path.glob("draws*.zarr")) == ["draws-000.zarr", "draws-001.zarr"]
+    job = job_in(
+        folder,
+        {
+            "output": {"path": "m2.zarr", "std": "s2.zarr", "shard": "auto", "chunk": "auto"},
+            "tile": {"block": "auto"},
+            "posterior": {"count": 2},
+        },
+    )
+    assert same(tuple(read_zarr(tmp_path / f"{name}.zarr") for name in "ms"), computed(job))
+    about = zarr.open_array(tmp_path / "s.zarr/0").attrs
+    assert about["long_name"] == "posterior standard deviation"
+    assert about["posterior"] == {"prior": {"name": "matern", **PRIOR}, "count": 2, "seed": 0, "tol": 0.01}

@@ -1,0 +1,266 @@
+"""Gaussian posteriors against dense linear algebra: precision, covariance, mean, draws and the map of deviations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from halotile.errors import InputError
+from halotile.storage.grid import Region
+from halotile.tasks.devices.device import torch_threads
+from halotile.tasks.noise.simulated import CELL
+from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.mask import Mask
+from halotile.tasks.posterior import gaussian
+from halotile.tasks.posterior.gaussian import Filled, Measurement, Posterior, Solved, Weights, normals, solve
+from halotile.tasks.posterior.hyper import Excerpt, likely, transfer_of
+from halotile.tasks.priors.matern import Matern
+
+Values = NDArray[Any]
+N = 12
+PRIOR = Matern(std=0.5, range=4.0, mean=0.2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _as_in_workers() -> Iterator[None]:
+    with torch_threads():
+        yield
+
+
+def kernel(sigma: float, reach: int) -> Values:
+    line = np.exp(-np.square(np.arange(-reach, reach + 1) / sigma) / 2)
+    outer: Values = np.outer(line, line) / line.sum() ** 2
+    return outer
+
+
+def data(n: int = N, hole: bool = True) -> tuple[Values, Values]:
+    """A measurement with a hole, and the map of its noise."""
+    y = 0.2 + 0.4 * np.random.default_rng(1).standard_normal((n, n))
+    if hole:
+        y[n // 3 : n // 2, n // 4 : n // 2] = np.nan
+    return y, np.where(np.arange(n) < n // 2, 0.1, 0.3) * np.ones((n, n))
+
+
+def posterior(*operators: Any, n: int = N, prior: Matern = PRIOR, hole: bool = True) -> Posterior:
+    y, sigma = data(n, hole)
+    parts = tuple(
+        Measurement(operator, Filled(InMemory(y)), Weights(InMemory(y), InMemory(sigma)), number)
+        for number, operator in enumerate(operators)
+    )
+    return Posterior(parts, prior, (n, n), np.dtype(np.float64))
+
+
+def whole(of: Posterior) -> Region:
+    return of.window(Region.whole(of.shape), 10**6)
+
+
+def matrix(apply: Callable[[Values], Values], shape: tuple[int, ...]) -> Values:
+    """The matrix of a linear map, a column for each pixel."""
+    size = int(np.prod(shape))
+    units = np.eye(size).reshape(size, *shape)
+    return np.stack([np.asarray(apply(unit)).ravel() for unit in units], 1)
+
+
+def dense(of: Posterior) -> tuple[Values, Values, list[tuple[Values, Values, Values]]]:
+    """Precision, that of the prior, and operator, weights and data of each measurement, on the domain; by other code."""
+    window = whole(of)
+    edge, inner = of.padding, window.shape
+    prior = of.prior
+    wide = np.pad(np.zeros(inner), 1)
+
+    def white(unit: Values) -> Values:
+        field = np.pad(unit, 2)
+        around = sum(np.roll(field, step, axis) for step in (1, -1) for axis in (0, 1))
+        return (prior.tau * ((prior.kappa2 + 4) * field - around))[1:-1, 1:-1]
+
+    assert white(np.zeros(inner)).shape == wide.shape
+    d = matrix(white, inner)
+    parts = []
+    for part in of.measurements:
+
+        def seen(unit: Values, operator: Any = part.operator) -> Values:
+            return read_all(operator.forward(InMemory(unit[edge:-edge, edge:-edge].copy())))
+
+        a = matrix(seen, inner)
+        parts.append((a, read_all(part.weight).ravel(), read_all(part.data).ravel()))
+    q = d.T @ d + sum(a.T @ (w[:, None] * a) for a, w, _ in parts)
+    return q, d.T @ d, parts
+
+
+OPERATORS = {
+    "pixels": (Blur(kernel=np.ones((1, 1)), boundary="zero"),),
+    "blur": (Blur(kernel=kernel(1.2, 2), boundary="zero"),),
+    "folded": (Blur(kernel=kernel(1.2, 2), boundary="reflect"),),
+    "halves": (Blur(kernel=kernel(1.0, 2), boundary="replicate"), Mask(mask=InMemory(np.eye(N) + 0.5))),
+}
+
+
+@pytest.mark.parametrize("operators", OPERATORS.values(), ids=OPERATORS)
+def test_the_precision_and_its_inverse_are_those_of_dense_matrices(operators: tuple[Any, ...]) -> None:
+    of = posterior(*operators)
+    window, (q, _, _) = whole(of), dense(of)
+    apply = of.precision(window)
+    units = np.eye(len(q)).reshape(-1, *window.shape)
+    assert np.abs(apply(units).reshape(len(q), -1).T - q).max() < 1e-12 * np.abs(q).max()
+    found = solve(apply, units, np.ones(window.shape) * np.diag(q).max(), 1e-13)
+    covariance = np.linalg.inv(q)
+    assert np.abs(found.images.reshape(len(q), -1) - covariance).max() < 1e-9 * np.abs(covariance).max()
+
+
+@pytest.mark.parametrize("operators", OPERATORS.values(), ids=OPERATORS)
+def test_the_mean_is_that_of_the_wiener_filter_of_the_data(operators: tuple[Any, ...]) -> None:
+    """A formula in the space of the data, which has no precision in it."""
+    of = posterior(*operators)
+    _, prior, parts = dense(of)
+    field = np.linalg.inv(prior)
+    a, w, y = (np.concatenate(part) for part in zip(*parts, strict=True))
+    seen = w > 0
+    a, noise = a[seen], np.diag(1 / w[seen])
+    away = y[seen] - a.sum(1) * of.prior.level
+    expected = of.prior.level + field @ a.T @ np.linalg.solve(a @ field @ a.T + noise, away)
+    frame = np.zeros(whole(of).shape, bool)
+    frame[of.padding : -of.padding, of.padding : -of.padding] = True
+    found, _ = Solved(of, 10**6, (), 1e-11).solved(Region.whole(of.shape))
+    assert np.abs(found[0].ravel() - expected[frame.ravel()]).max() < 1e-9
+
+
+def test_sides_have_the_covariance_of_the_precision_and_one_field_has_the_same_numbers_in_any_window() -> None:
+    of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"))
+    window, (q, _, _) = whole(of), dense(of)
+    draws = range(4000)
+    sides = of.sides(window, draws)[1:-1].reshape(len(draws), -1)
+    seen = sides.T @ sides / len(draws)
+    spread = np.sqrt((np.square(q) + np.outer(np.diag(q), np.diag(q))) / len(draws))
+    assert np.abs((seen - q) / spread).max() < 6
+    assert np.mean(np.square((seen - q) / spread)) == pytest.approx(1, abs=0.1)
+    part = Region((3, 5), (12, 14))
+    own = of.sides(part, (7,))
+    inner: tuple[Any, ...] = (slice(None), *part.relative_to(window).slices)
+    assert np.array_equal(own[1], of.sides(window, (3, 7))[inner][2])
+    assert np.array_equal(own[0], of.sides(window, ())[inner][0])
+
+
+def test_numbers_are_drawn_by_position() -> None:
+    wide = normals(Region((-CELL - 3, -5), (40, 70)), 1, 0, 2, 3)
+    part = normals(Region((-10, 60), (5, 66)), 1, 0, 2, 3)
+    assert np.array_equal(part, wide[CELL - 7 : CELL + 8, 65:71])
+    others = [
+        normals(Region((0, 0), (64, 64)), *key) for key in ((1, 0, 2, 3), (2, 0, 2, 3), (1, 1, 2, 3), (1, 0, 2, 4))
+    ]
+    correlation = np.corrcoef([other.ravel() for other in others])
+    assert np.abs(correlation - np.eye(4)).max() < 0.06
+
+
+@pytest.mark.parametrize(
+    ("operator", "most"),
+    [(Blur(kernel=np.ones((1, 1)), boundary="zero"), 0.6), (Blur(kernel=kernel(1.2, 3), boundary="zero"), 0.75)],
+    ids=["denoising", "deblurring"],
+)
+def test_the_map_of_deviations_needs_fewer_draws_than_plain_squares(operator: Blur, most: float) -> None:
+    of = posterior(operator, n=24, prior=Matern(std=0.5, range=8.0, mean=0.0))
+    window, (q, _, _) = whole(of), dense(of)
+    core = Region.whole(of.shape)
+    exact = np.sqrt(np.diag(np.linalg.inv(q))).reshape(window.shape)[core.relative_to(window).slices]
+
+    def error(estimator: str) -> float:
+        found, _ = Solved(of, 10**6, tuple(range(16)), 1e-3, estimator).solved(core)
+        return float(np.sqrt(np.mean(np.square(found[1] / exact - 1))))
+
+    assert error("samples") == pytest.approx(1 / np.sqrt(32), rel=0.25)
+    assert error("rao-blackwell") < most * error("samples")
+
+
+def test_where_an_operator_folds_its_edge_the_variance_is_unbiased() -> None:
+    """The diagonal of the precision is not known there."""
+    of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"), n=12)
+    window, (q, _, _) = whole(of), dense(of)
+    core = Region.whole(of.shape)
+    known = of.diagonal(window)
+    assert np.isnan(known).any()
+    assert np.allclose(known[np.isfinite(known)], np.diag(q).reshape(window.shape)[np.isfinite(known)])
+    exact = np.diag(np.linalg.inv(q)).reshape(window.shape)[core.relative_to(window).slices]
+    found, _ = Solved(of, 10**6, tuple(range(400)), 1e-3).solved(core)
+    assert np.mean(np.square(found[1]) / exact) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("tol", [1e-2, 1e-3])
+def test_a_block_has_the_mean_and_the_draws_of_the_whole(tol: float) -> None:
+    of = posterior(Blur(kernel=kernel(1.2, 3), boundary="reflect"), n=64)
+    core, draws = Region((20, 20), (40, 44)), (0, 1, 2)
+    exact, _ = Solved(of, 10**6, draws, 1e-6).solved(Region.whole(of.shape))
+    exact = exact[(slice(None), *core.slices)]
+    halos = []
+    for halo in (4, 8, 12, 16, 24):
+        found, error = Solved(of, halo, draws, tol).solved(core)
+        seen = np.abs((found - exact)[[0, 2, 3, 4]] / exact[1]).max()
+        if np.abs(error).max() <= tol:
+            halos.append(halo)
+            assert seen <= tol
+    assert halos
+    with pytest.raises(InputError, match=r"Write posterior\.halo: 4"):
+        Solved(of, 2, draws, tol).read(Region((0, *core.start), (5, *core.stop)))
+
+
+def test_a_long_range_is_solved_in_double_precision_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"), n=24, prior=Matern(std=3.0, range=24.0, mean=0.0))
+    single = replace(of, dtype=np.dtype(np.float32))
+    core = Region.whole(of.shape)
+    exact, _ = Solved(of, 10**6, (0, 1), 1e-4).solved(core)
+    solved = Solved(single, 10**6, (0, 1), 1e-2)
+    found, _ = solved.solved(core)
+    assert found.dtype == np.float32
+    assert np.abs((found - exact)[[0, 2, 3]] / exact[1]).max() < 1e-2
+    monkeypatch.setattr(gaussian, "solve", partial(solve, most=20))
+    with pytest.raises(InputError, match=r"are not solved after 20 steps. Write a larger posterior.tol than 0.01"):
+        solved.solved(core)
+
+
+def test_the_prior_has_its_deviation_up_to_the_edge() -> None:
+    y, _ = data(24)
+    nothing = Measurement(
+        Blur(kernel=np.ones((1, 1)), boundary="zero"), Filled(InMemory(y)), InMemory(np.zeros((24, 24)))
+    )
+    of = Posterior((nothing,), Matern(std=2.0, range=6.0, mean=0.0), (24, 24), np.dtype(np.float64))
+    window = whole(of)
+    std = np.sqrt(np.diag(np.linalg.inv(dense(of)[1]))).reshape(window.shape)[6:-6, 6:-6]
+    assert std.min() > 0.9 * 2.0
+    assert std.max() < 1.05 * 2.0
+
+
+def test_zeros_and_single_sides_freeze_their_own_column_only() -> None:
+    sides = np.stack([np.zeros((4, 4)), np.ones((4, 4)), np.arange(16.0).reshape(4, 4)])
+    found = solve(lambda image: image * 2, sides, np.ones((4, 4)), 1e-8)
+    assert np.allclose(found.images, sides / 2)
+    assert not found.images[0].any()
+    with pytest.raises(InputError, match="not finite"):
+        solve(lambda image: image, np.full((1, 2, 2), np.nan), np.ones((2, 2)), 1e-3)
+
+
+@pytest.mark.parametrize("size", [4.0, 12.0])
+@pytest.mark.parametrize("blurred", [False, True])
+def test_the_prior_is_found_from_windows_of_the_data(size: float, blurred: bool) -> None:
+    true = Matern(std=0.5, range=size, mean=3.0)
+    rng, edge = np.random.default_rng(5), 128
+    white = np.fft.fft2(rng.standard_normal((512, 512)))
+    field = np.fft.ifft2(white * np.sqrt(true.spectrum((512, 512)))).real + 3.0
+    operator = Blur(kernel=kernel(1.5, 4) if blurred else np.ones((1, 1)), boundary="circular")
+    blurred_field: Values = read_all(operator.forward(InMemory(field)))
+    seen = blurred_field + 0.1 * rng.standard_normal((512, 512))
+    windows = [
+        Excerpt(seen[a : a + edge, b : b + edge], 0.01) for a in range(0, 512, edge) for b in range(0, 512, edge)
+    ]
+    transfer = transfer_of(operator, edge)
+    assert transfer is not None
+    found = likely(windows, transfer, Matern())
+    assert found.prior.deviation == pytest.approx(0.5, rel=0.08)
+    assert found.prior.range == pytest.approx(size, rel=0.1)
+    assert found.prior.level == pytest.approx(3.0, abs=0.1)
+    assert 0.002 < found.std_error < 0.08
+    assert likely(windows, transfer, Matern(std=0.7, range=9.0, mean=1.0)).prior == Matern(std=0.7, range=9.0, mean=1.0)
