@@ -17,7 +17,15 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import chunks_of
 from halotile.tasks.noise import quiet_windows
-from halotile.tasks.noise.quiet_windows import Values, crowded, finite_values, fit_noise, saturated_ends, windows_of
+from halotile.tasks.noise.quiet_windows import (
+    Fit,
+    Values,
+    crowded,
+    finite_values,
+    fit_noise,
+    saturated_ends,
+    windows_of,
+)
 from halotile.tasks.roles import respanned, spanned
 
 Range = tuple[float, float]
@@ -322,13 +330,13 @@ def plane_level(squares: Sequence[Values]) -> float:
     return measure_plane(squares).level
 
 
-def measure_plane(squares: Sequence[Values]) -> PlaneLevel:
-    """Measure the noise of a plane.
+def measure_plane(squares: Sequence[Values], fit: Fit | None = None) -> PlaneLevel:
+    """Measure the noise of a plane; ``fit``: that of its windows, if all are whole.
 
     Saturated pixels are left out: in squares of which they are less than half; where there are none, in those that have enough others. Else all count.
     """
     saturated = saturated_ends(squares)
-    fit = fit_noise(windows_of(squares, whole=True))
+    fit = fit or fit_noise(windows_of(squares, whole=True))
     if fit and (fit.share > quiet_windows.ENOUGH_ARE_WHOLE or np.isnan(saturated).all()):
         return PlaneLevel(fit.level)
     shares = [np.isin(square, saturated).sum() / max(np.isfinite(square).sum(), 1) for square in squares]

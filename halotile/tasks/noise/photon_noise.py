@@ -131,8 +131,8 @@ def _fit_of_even(others: Sequence[Fit], median: float, level: float) -> Fit:
     return Fit(0.0, np.nan_to_num(level) ** 2, level, is_clear=False)
 
 
-PLANES = 64
-"""Planes that are looked at, at most."""
+PLANES, SURVEYED = 64, 16
+"""Planes that are surveyed, and squares of each, at most."""
 ROUNDED = 0.25
 """Least variance of whole numbers: details of one step are none of noise."""
 TAIL = 1e-3
@@ -162,20 +162,22 @@ def survey_planes(source: Readable, spatial: Sequence[int], looped: Sequence[int
     """
     found = []
     with suppress(InputError):  # a run says so, where it matters
-        for place, squares in sampled_planes(source, spatial, looped, PLANES):
-            values, level = finite_values(squares), measure_plane(squares)
+        for place, sampled in sampled_planes(source, spatial, looped, PLANES):
+            squares = sampled[:: -(-len(sampled) // SURVEYED)]
+            values, (level, gain, variance) = finite_values(squares), noise_of_plane(squares)
             low, high = np.quantile(values, [TAIL, 1 - TAIL]).tolist() if values.size else (math.nan, math.nan)
-            gain, variance = noise_of_plane(squares, level.level)
             defects = sum(len(outliers(square, gain, variance)) for square in squares)
             ends, correlation = Ends.of(values), noise_correlation(squares)
             found.append(PlaneSurvey(place, low, high, level, gain > 0, ends, correlation, defects, values.size))
     return tuple(found)
 
 
-def noise_of_plane(squares: Sequence[Values], level: float) -> tuple[float, float]:
-    """Return the gain and the variance of a plane: of its photons where these are clear, or else of its level; no less than that of rounding."""
-    if (fit := fit_noise(windows_of(squares))) and fit.is_clear:
-        return fit.gain, fit.variance
+def noise_of_plane(squares: Sequence[Values]) -> tuple[PlaneLevel, float, float]:
+    """Return the level of a plane, and its gain and variance: of its photons where these are clear, or else of the level; no less than that of rounding."""
+    fit = fit_noise(windows := windows_of(squares))
+    found = measure_plane(squares, fit if windows and windows.whole.all() else None)
+    if fit and fit.is_clear:
+        return found, fit.gain, fit.variance
     values = finite_values(squares)
     is_whole = values.any() and not np.any(values % 1)
-    return 0.0, max(level**2, ROUNDED * is_whole) if level > 0 else 0.0
+    return found, 0.0, max(found.level**2, ROUNDED * is_whole) if found.level > 0 else 0.0

@@ -184,7 +184,7 @@ def _line(x: Values, y: Values) -> tuple[float, float, float]:
             return float(y.mean()), 0.0, 0.0
         found = np.linalg.solve(normal, (terms * weights[:, None]).T @ y)
         before, line = line, np.maximum(terms @ found, least)
-        if np.allclose(line, before, rtol=1e-6, atol=0):
+        if (np.abs(line - before) <= 1e-6 * np.abs(before)).all():
             break
     level, *gain = found.tolist()
     return level, *((gain[0], spread * math.sqrt(np.linalg.inv(normal)[1, 1])) if gain else (0.0, 0.0))

@@ -19,7 +19,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Readable
 from halotile.storage.views import PlaneValues, chunks_of, readable_parts
 from halotile.tasks.noise.defects import Defects, Places, outliers, stabilised
-from halotile.tasks.noise.estimate import plane_level, planes_at_once, sampled_planes, spread_evenly
+from halotile.tasks.noise.estimate import planes_at_once, sampled_planes, spread_evenly
 from halotile.tasks.noise.photon_noise import PLANES, PhotonNoise, noise_of_plane
 from halotile.tasks.roles import Roles, respanned
 
@@ -103,7 +103,7 @@ def _noise_of(
     found = looked = 0
     for place, squares in sampled_planes(view, roles.spatial, apart.looped, PLANES if known else None):
         if not known:
-            gain[place], variance[place] = noise_of_plane(squares, plane_level(squares))
+            _, gain[place], variance[place] = noise_of_plane(squares)
         found += sum(len(outliers(square, float(gain[place]), float(variance[place]))) for square in squares)
         looked += sum(square.size for square in squares)
     return plane_values(gain, apart), plane_values(variance, apart), found / max(looked, 1)
