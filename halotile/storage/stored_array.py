@@ -101,8 +101,8 @@ class StoredArray:
             array.ome = replace(self.ome, translation=moved(self.ome.translation))
         return array
 
-    def with_channels(self, numbers: Sequence[int]) -> Self:
-        """The same array with some of its channels, in this order.
+    def with_channels(self, numbers: Sequence[int], axis: int | None = None) -> Self:
+        """The same array with some of its channels, in this order; ``axis``: that of the channels, where the file does not name it.
 
         >>> import tempfile
         >>> from halotile.storage.arrays import open_source
@@ -112,7 +112,7 @@ class StoredArray:
         ...     image.shape, image[0, 0].tolist()
         ((4, 5, 2), [2.0, 0.0])
         """
-        axis, array = self.axes.index("c"), self._copy()
+        axis, array = self.axes.index("c") if axis is None else axis, self._copy()
         count, before = self.shape[axis], self.selected[1] if self.selected else range(self.shape[axis])
         array.selected = self.order[axis], tuple(before[number] for number in numbers)
         array.shape = (*self.shape[:axis], len(numbers), *self.shape[axis + 1 :])

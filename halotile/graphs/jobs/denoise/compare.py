@@ -26,7 +26,7 @@ from halotile.storage.grid import Region
 from halotile.storage.images.planes import MOST_CHANNELS, channel_names, choose_planes
 from halotile.storage.rim import Array, Readable
 from halotile.storage.views import measured, readable_parts
-from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask
 from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_regions, sample_regions
 from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
 from halotile.tasks.noise.photon_noise import PhotonNoise, noise_of_planes, per_channel
@@ -214,10 +214,10 @@ def compare(
     if not plans:
         raise _none_left(failed)
     first, tasks = next(iter(plans.values())), {setting: _task_of(plan) for setting, plan in plans.items()}
-    source, main = first.sources[0], _task_of(first)
+    source, main = first.sources[0], _task_of(first).parts[0]
     place = choose_crop(source, main, at or {}, region)
     names, spans = channel_names(source), place.get("c", (0, 1))
-    by_channel = any(task.channels for task in tasks.values()) or spans[1] - spans[0] == 1
+    by_channel = any(len(task.parts) > 1 for task in tasks.values()) or spans[1] - spans[0] == 1
     if "c" in (at or {}) or not by_channel or not 2 <= len(names) <= MOST_CHANNELS or main.roles.channel is not None:
         return _compared(plans, place, level, failed)
     found: dict[str, Comparison] = {}
@@ -271,7 +271,7 @@ def _compared(
     described = next(iter(known or plans))
     # A map tells where there is little noise, and these places would count most.
     is_mapped = has_noise_map(crops[described].task)
-    samples = [] if is_mapped else [*samples_at(plans[described].sources[0], _task_of(plans[described]), place)]
+    samples = [] if is_mapped else [*samples_at(plans[described].sources[0], crops[described].task, place)]
     correlated = [found for each in samples if (found := noise_correlation(each)) and found.is_clear]
     noise = _noise_of(plans[described], place, level, samples)
     noisy, tried = crops[described].noisy, []
@@ -329,25 +329,25 @@ def _planned(job: Job, report: Report) -> Plan:
     return plan
 
 
-def _check_shape(task: DenoiseTask, first: DenoiseTask) -> None:
+def _check_shape(task: AnyDenoiseTask, first: AnyDenoiseTask) -> None:
     """Refuse a setting that denoises another image than the first one."""
-    if task.source.shape != first.source.shape:
+    if task.grid.shape != first.grid.shape:
         raise ConfigError("its image has another shape, so there is no common crop. Compare it apart.")
 
 
-def _task_of(plan: Plan) -> DenoiseTask:
+def _task_of(plan: Plan) -> AnyDenoiseTask:
     assert isinstance(plan.work, DenoiseWork)
     return plan.work.task
 
 
 def _noise_of(plan: Plan, place: Spans, level: float, samples: Sequence[Sequence[Values]]) -> PhotonNoise:
     """Return the noise of a place, of shapes that broadcast to (channels, rows, columns); NaN where there is none."""
-    whole, source = _task_of(plan), plan.sources[0]
-    crop = DenoisedPlace(whole, place)
-    task, identity, at = crop.task, plan.identity, place.get("c", (0, 1))[0]
-    place = crop.place
-    if whole.channels:
-        identity = next(part for part in identity["channels"] if at in part["numbers"])
+    source, identity, crop = plan.sources[0], plan.identity, DenoisedPlace(_task_of(plan), place)
+    task, number = crop.task, place.get("c", (0, 1))[0]
+    if "channels" in identity:
+        identity = next(part for part in identity["channels"] if number in part["numbers"])
+        number = identity["numbers"].index(number)
+        place = {**place, "c": (number, number + 1)}
     if has_photons(task):
         noise = PhotonNoise.from_json(identity["noise"])
         if noise.gain.ndim:

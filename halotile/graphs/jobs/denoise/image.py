@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -151,9 +151,9 @@ def open_input(job: Denoising) -> Source:
 
 
 def open_sides(
-    job: Denoising, denoiser: Denoiser, original: Source, source: Readable, roles: Roles
+    job: Denoising, denoiser: Denoiser, names: Collection[str], original: Source, source: Readable, roles: Roles
 ) -> dict[str, Source]:
-    """Open the side inputs of a job, of which the mask may be in the file of the image."""
+    """Open the side inputs of a job, of which the mask may be in the file of the image; ``names``: those that denoisers take."""
     sides: dict[str, Source] = {}
     paths = dict(job.input.sides)
     own = original.mask if job.input.nodata != "none" else None
@@ -164,7 +164,7 @@ def open_sides(
         )
     if own:
         paths["mask"] = original.path
-    allowed = {*denoiser.side_inputs, "mask"}
+    allowed = {*names, "mask"}
     spatial_shape = tuple(source.shape[i] for i in roles.spatial)
     for name, path in paths.items():
         is_own = name == "mask" and own is not None

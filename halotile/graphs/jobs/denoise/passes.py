@@ -22,7 +22,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import readable_parts
-from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask
 from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
 from halotile.tasks.noise.quality import HEIGHTS, FaintDetail, faint_detail
 from halotile.tasks.noise.quiet_windows import Values
@@ -40,19 +40,20 @@ DETAIL_SECONDS, SHARE, TORCH_SECONDS = 2.0, 0.05, 4.0
 
 
 def inspect_residual(
-    task: DenoiseTask, output: OutputPath, seconds: float = 0.0, pixel_seconds: float = math.inf
+    task: AnyDenoiseTask, output: OutputPath, seconds: float = 0.0, pixel_seconds: float = math.inf
 ) -> Inspection:
     """Measure the residual of an image that was denoised, and its faint detail if that is quick beside a run of so many seconds.
 
     Nothing is found where there is no noise, or no common shape.
     """
-    if task.denoiser.scale != 1 or task.source.dtype.kind == "b":
+    main = task.parts[0]
+    if main.denoiser.scale != 1 or main.source.dtype.kind == "b":
         return Inspection()
     result = open_array(str(output))
-    if result.shape != task.source.shape:
+    if result.shape != main.source.shape:
         return Inspection()
-    found = {}
-    places = _planes(task)
+    found, roles = {}, _roles(main)
+    places = _planes(main)
     for place in places:
         residual = _of_plane(task, result, place, max(1, PLACES // len(places)))
         if residual and residual.ratio > 0:
@@ -61,7 +62,7 @@ def inspect_residual(
         return Inspection()
     figures = [
         {
-            "plane": place_text(_roles(task), place),
+            "plane": place_text(roles, place),
             "ratio": r.ratio,
             **r.correlations_json(),
             "holds_structure": r.is_structured,
@@ -69,10 +70,10 @@ def inspect_residual(
         }
         for place, r in found.items()
     ]
-    labels, residuals = _labels(task), list(found.values())
-    names = [_name(place_text(_roles(task), place), labels) for place in found]
+    labels, residuals = _labels(main), list(found.values())
+    names = [_name(place_text(roles, place), labels) for place in found]
     warnings = [residual_warning(names, residuals), shift_warning(names, residuals)]
-    count = math.prod(task.source.shape[i] for i in _roles(task).looped)
+    count = math.prod(main.source.shape[i] for i in roles.looped)
     rows, more = [residual_row(names, residuals, count)], {}
     detail: tuple[FaintDetail, ...] = ()
     with suppress(Exception):  # the workers may have a library that is missing here
@@ -85,15 +86,16 @@ def inspect_residual(
     return Inspection({"residual": figures, **more}, rows, [*filter(None, warnings)])
 
 
-def _detail(task: DenoiseTask, place: tuple[int, ...], seconds: float, pixel_seconds: float) -> tuple[FaintDetail, ...]:
+def _detail(
+    whole: AnyDenoiseTask, place: tuple[int, ...], seconds: float, pixel_seconds: float
+) -> tuple[FaintDetail, ...]:
     """Return the faint detail that is left in the middle of a plane; nothing where it takes too long, or workers have another device."""
-    roles = _roles(task)
-    square = (roles.spatial[-2], roles.spatial[-1])
-    if task.device != "cpu" or [roles.axes[i] for i in square] != ["y", "x"]:
+    (region,) = _regions(whole, place, 1)
+    task = whole.at(region)
+    if task.device != "cpu" or [task.roles.axes[i] for i in task.roles.spatial[-2:]] != ["y", "x"]:
         return ()
-    (region,) = plane_regions(task.source.shape, square, dict(zip(roles.looped, place, strict=True)), 1)
     spans = zip(region.start, region.stop, strict=True)
-    crop = DenoisedPlace(task, dict(zip(roles.axes, spans, strict=True)))
+    crop = DenoisedPlace(task, dict(zip(task.roles.axes, spans, strict=True)))
     cost = (2 + len(HEIGHTS)) * task.grid.window_of(crop.region).size * pixel_seconds
     loading = 0.0 if "torch" in sys.modules else TORCH_SECONDS
     if cost > DETAIL_SECONDS or cost + loading > SHARE * seconds:
@@ -101,6 +103,14 @@ def _detail(task: DenoiseTask, place: tuple[int, ...], seconds: float, pixel_sec
     noisy = crop.noisy
     sigma = _noise(task, region, noisy[0], plane_level([noisy[0]]))[None]
     return faint_detail(noisy, sigma, crop.denoise, crop.denoise(noisy))
+
+
+def _regions(task: AnyDenoiseTask, place: tuple[int, ...], count: int) -> list[Region]:
+    """Return squares of a plane."""
+    main = task.parts[0]
+    roles, shape = _roles(main), main.source.shape
+    at = dict(zip(roles.looped, place, strict=True))
+    return plane_regions(shape, (roles.spatial[-2], roles.spatial[-1]), at, count)
 
 
 def _roles(task: DenoiseTask) -> Roles:
@@ -128,25 +138,21 @@ def _spread(length: int, most: int) -> list[int]:
     return sorted({round(n) for n in np.linspace(0, length - 1, min(length, most))})
 
 
-def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count: int) -> Residual | None:
+def _of_plane(whole: AnyDenoiseTask, result: Readable, place: tuple[int, ...], count: int) -> Residual | None:
     """Return the residual of a plane; None where it has no noise."""
-    roles = _roles(task)
-    square = (roles.spatial[-2], roles.spatial[-1])
-    at = dict(zip(roles.looped, place, strict=True))
-    # By its place in the image of the channel, if that has a denoiser of its own.
-    regions = {task.at(region)[1]: region for region in plane_regions(task.source.shape, square, at, count)}
-    own, _ = task.at(next(iter(regions.values())))
+    regions = _regions(whole, place, count)
+    task = whole.at(regions[0])
+    square = (task.roles.spatial[-2], task.roles.spatial[-1])
     squares: list[tuple[Region, Values, Values]] = []
     # Kept defects are the same in both images; the others would count as structure that was taken away.
-    kept = own.defects is not None and own.defects.are_kept
-    for there, pixels in readable_parts(own.source if kept else own.repaired(), regions):
-        measured = np.where(measured_at(own, there, pixels), pixels, np.nan)
-        denoised = as_square(result.read(regions[there]), square)
-        squares.append((regions[there], as_square(measured, square), denoised))
+    kept = task.defects is not None and task.defects.are_kept
+    for region, pixels in readable_parts(task.source if kept else task.repaired(), regions):
+        measured = np.where(measured_at(task, region, pixels), pixels, np.nan)
+        squares.append((region, as_square(measured, square), as_square(result.read(region), square)))
     level = plane_level([noisy for _, noisy, _ in squares])
     if not level > 0:
         return None
-    letters = (roles.axes[square[0]], roles.axes[square[1]])
+    letters = (task.roles.axes[square[0]], task.roles.axes[square[1]])
     return Residual.of((_relative(task, *parts, level) for parts in squares), letters)
 
 
@@ -158,10 +164,9 @@ def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values
 def _noise(task: DenoiseTask, region: Region, noisy: Values, level: float) -> Values:
     """Return the standard deviation of the noise of each pixel; NaN where there is none."""
     square = task.roles.spatial[-2:]
-    own, there = task.at(region)
-    brightness = local_mean(noisy) if has_photons(own) else noisy
+    brightness = local_mean(noisy) if has_photons(task) else noisy
     shaped = (brightness if square[0] < square[1] else brightness.T).reshape(region.shape)
-    noise = as_square(noise_at(own, there, shaped, level), square)
+    noise = as_square(noise_at(task, region, shaped, level), square)
     return np.where(noise > 0, noise, np.nan)
 
 
@@ -188,7 +193,7 @@ class DenoiseWork(Work):
     """A denoiser applied to every block of an image."""
 
     output: OutputArray
-    task: DenoiseTask
+    task: AnyDenoiseTask
     tuned: Tuned | None = None
     stripes: str = ""
     """Stripes of the image in a few words."""
@@ -207,7 +212,7 @@ class DenoiseWork(Work):
     @property
     def _lines(self) -> LineCorrections | None:
         """The corrections of lines that a run measures."""
-        source = self.task.source
+        source = self.task.parts[0].source
         corrections = source.corrections if isinstance(source, WithoutStripes) else None
         return corrections if isinstance(corrections, LineCorrections) else None
 
@@ -218,19 +223,24 @@ class DenoiseWork(Work):
 
     def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
         """Compare a few places of the result with the image."""
-        source = with_kept(self.task.source, RunDirectory.beside(self.output.path))
-        found = inspect_residual(replace(self.task, source=source), self.output.path, seconds, pixel_seconds)
+        task = _with_kept(self.task, RunDirectory.beside(self.output.path))
+        found = inspect_residual(task, self.output.path, seconds, pixel_seconds)
         return replace(found, rows=[("stripes", self.stripes), *found.rows]) if self.stripes else found
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
-        task = self.task
+        task, main = self.task, self.task.parts[0]
         if self._lines:
-            yield corrections_pass(self._lines, task.roles.axes, at.directory, task.io_threads)
-            task = replace(task, source=with_kept(task.source, at.directory))
+            yield corrections_pass(self._lines, main.roles.axes, at.directory, task.io_threads)
+            task = _with_kept(task, at.directory)
         yield Pass(
             PHASE,
             task,
             self.output,
-            task_seconds=None if self.task.device == "cpu" else GPU_TASK_SECONDS,
+            task_seconds=None if main.device == "cpu" else GPU_TASK_SECONDS,
             seconds_per_block=self.tuned.seconds_per_block if self.tuned else None,
         )
+
+
+def _with_kept(task: AnyDenoiseTask, directory: RunDirectory) -> AnyDenoiseTask:
+    """Return a task whose image has the corrections that a run has measured, where there are any."""
+    return task.changed(lambda part: replace(part, source=with_kept(part.source, directory)))
