@@ -17,8 +17,8 @@ import numpy as np
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable
 from halotile.storage.disk.durable import GONE
 from halotile.storage.formats.base import Header, Reader
-from halotile.storage.formats.parts.geotiff import METADATA
-from halotile.storage.formats.parts.tiff_scale import PLANES
+from halotile.storage.formats.parts.geotiff import METADATA, band_metadata
+from halotile.storage.formats.parts.tiff_scale import planes_of_channels
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.sharded.ome_metadata import Channels
@@ -121,11 +121,11 @@ class StoredArray:
             return tuple(described[number] for number in numbers) if len(described) == count else ()
 
         array.channels = kept(self.channels)
-        if array.selected[1] != tuple(range(count)):  # values of each plane, or each band, would be those of others
-            array.attributes = {name: value for name, value in self.attributes.items() if name != PLANES}
-            if self.georeference:
-                geokeys = {key: value for key, value in self.georeference.geokeys.items() if key != str(METADATA)}
-                array.georeference = replace(self.georeference, geokeys=geokeys)
+        array.attributes = planes_of_channels(self.attributes, numbers)
+        if self.georeference:
+            keys, bands = self.georeference.geokeys, str(METADATA)
+            metadata = {bands: band_metadata(keys[bands], numbers)} if bands in keys else {}
+            array.georeference = replace(self.georeference, geokeys={**keys, **metadata})
         if self.ome is not None and self.ome.omero:
             shown = list(kept(tuple(self.ome.omero["channels"])))
             array.ome = replace(self.ome, omero={**self.ome.omero, "channels": shown} if shown else None)

@@ -188,5 +188,5 @@ class PlaneValues:
     def among(self, axis: int, numbers: Sequence[int], length: int) -> PlaneValues:
         """The same numbers at some indices of a longer axis, with 0 at the others."""
         values = np.zeros((*self.shape[:axis], length, *self.shape[axis + 1 :]), self.dtype)
-        values[(*(slice(None),) * axis, list(numbers))] = self.values
+        np.moveaxis(values, axis, 0)[list(numbers)] = np.moveaxis(self.values, axis, 0)
         return PlaneValues(values)

@@ -24,6 +24,7 @@ from halotile.tasks.holes import Holes, Valid, fill_from_nearest
 from halotile.tasks.image_task import keep_on_gpus
 from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, Tiling
 from halotile.tasks.noise.defects import Defects, Places, Repaired
+from halotile.tasks.noise.stripes import WithoutStripes
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.probe import check_purity
 from halotile.tasks.trials.provenance import build_sealed
@@ -244,6 +245,8 @@ class DenoiseStages:
             core = block.core.relative_to(task.rim.reach(block.window, task.grid.shape))
             not_finite = int(np.count_nonzero(~np.isfinite(pixels[core.slices])))
         defects = image.defects_of(block.core) if isinstance(image, Repaired) else None
+        if defects and task.defects and task.defects.are_kept and isinstance(task.source, WithoutStripes):
+            defects = defects[0], task.source.source.read(block.core)[tuple(defects[0].T)]  # as they are stored
         return ReadBlock(staged, size, None if valid is None else (original, valid), not_finite, defects)
 
     def _valid(self, pixels: Pixels, mask: Pixels | None) -> Valid | None:

@@ -13,7 +13,7 @@ import numpy as np
 from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shift_warning
 from halotile.graphs.jobs.denoise.place import DenoisedPlace
 from halotile.graphs.jobs.denoise.stripes import PHASE as STRIPES
-from halotile.graphs.jobs.denoise.stripes import corrections_pass, grid_of, with_kept
+from halotile.graphs.jobs.denoise.stripes import Striped, corrections_pass, grid_of, with_kept
 from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, RunView, Sums, Work
 from halotile.graphs.plans.notes import place_text
 from halotile.storage.arrays import open_array
@@ -31,6 +31,7 @@ from halotile.tasks.noise.stripes import LineCorrections, WithoutStripes
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 
+NO_STRIPES = Striped()
 PLANES, PLACES, CHANNELS = 4, 16, 64
 """Planes that are looked at, squares of all of them together, and channels: more planes and squares only where there are more channels."""
 
@@ -40,7 +41,11 @@ DETAIL_SECONDS, SHARE, TORCH_SECONDS = 2.0, 0.05, 4.0
 
 
 def inspect_residual(
-    task: AnyDenoiseTask, output: OutputPath, seconds: float = 0.0, pixel_seconds: float = math.inf
+    task: AnyDenoiseTask,
+    output: OutputPath,
+    seconds: float = 0.0,
+    pixel_seconds: float = math.inf,
+    striped: Striped = NO_STRIPES,
 ) -> Inspection:
     """Measure the residual of an image that was denoised, and its faint detail if that is quick beside a run of so many seconds.
 
@@ -72,7 +77,7 @@ def inspect_residual(
     ]
     labels, residuals = _labels(main), list(found.values())
     names = [_name(place_text(roles, place), labels) for place in found]
-    warnings = [residual_warning(names, residuals), shift_warning(names, residuals)]
+    warnings = [residual_warning(names, residuals, striped.notes), shift_warning(names, residuals)]
     count = math.prod(main.source.shape[i] for i in roles.looped)
     rows, more = [residual_row(names, residuals, count)], {}
     detail: tuple[FaintDetail, ...] = ()
@@ -195,8 +200,7 @@ class DenoiseWork(Work):
     output: OutputArray
     task: AnyDenoiseTask
     tuned: Tuned | None = None
-    stripes: str = ""
-    """Stripes of the image in a few words."""
+    striped: Striped = NO_STRIPES
 
     @property
     def outputs(self) -> tuple[OutputArray, ...]:
@@ -224,8 +228,9 @@ class DenoiseWork(Work):
     def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
         """Compare a few places of the result with the image."""
         task = _with_kept(self.task, RunDirectory.beside(self.output.path))
-        found = inspect_residual(task, self.output.path, seconds, pixel_seconds)
-        return replace(found, rows=[("stripes", self.stripes), *found.rows]) if self.stripes else found
+        found = inspect_residual(task, self.output.path, seconds, pixel_seconds, self.striped)
+        text = self.striped.text
+        return replace(found, rows=[("stripes", text), *found.rows]) if text else found
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
         task, main = self.task, self.task.parts[0]

@@ -297,7 +297,8 @@ def choose_type(
         roles = replace(roles, channel=None)
     planes = survey_planes(source, roles.spatial, roles.looped)
     defects: tuple[str, ...] = ()
-    if looks_for_defects and (found := sum(plane.defects for plane in planes)):
+    found = sum(plane.defects for plane in planes)
+    if looks_for_defects and found:
         there = defects_text(found / sum(plane.size for plane in planes), source.shape)
         advice = "they spoil the pixels around them. To replace such pixels, write input.defects: auto"
         defects = (f"{there} stand out of the noise alone, as hot and dead ones do: {advice}",)
@@ -308,7 +309,7 @@ def choose_type(
         remarks = (*_remark_on_saturation(planes, roles), *remarks)
     if stored.kind in "iu":  # floats were looked at with their holes
         ends = reduce(Ends.joined, (plane.ends for plane in planes), NO_ENDS)
-        remarks = (*note_of_far_value(ends, job, by_samples=True), *remarks)
+        remarks = (*note_of_far_value(ends, job, by_samples=True, alone=found), *remarks)
     coarse = [plane for plane in planes if is_rounded and _is_coarse(plane, stored)]
     if not coarse:
         return ResultType(wanted, remarks)

@@ -34,6 +34,7 @@ from halotile.graphs.jobs.denoise.image import (
     Holed,
     Levels,
     assign_axes,
+    check_marked,
     check_units,
     choose_holes,
     choose_noise_level,
@@ -107,6 +108,7 @@ def plan_denoising(job: Denoising, begun: Begun, request: PlanRequest) -> Planne
     photons = parts[0].photons.noise if len(parts) == 1 and parts[0].photons else None
     defects = choose_defects(image.job, image.original, image.even, image.roles, photons, begun.previous)
     check_decoding(defects.sources, job.run)
+    check_marked(defects.sources, image.view, image.roles)
     return _planned(*_settle(_size(replace(image, defects=defects), parts), request))
 
 
@@ -394,7 +396,7 @@ def _planned(sized: _Sized, task: AnyDenoiseTask, needed: Footprint, tiles: Chos
     output = OutputArray(image.begun.output, layout, task.grid, job.output.overwrite)
     return Planned(
         computing=replace(image.computing, job=job, requested=sized.requested),
-        work=DenoiseWork(output, task, tiles.tuned, image.striped.text),
+        work=DenoiseWork(output, task, tiles.tuned, image.striped),
         sources=(image.original, *image.sides.values(), *image.defects.sources),
         files=(*(file for part in task.parts for file in part.denoiser.files()), *map(Path, job.input.sides.values())),
         identity=identity,
