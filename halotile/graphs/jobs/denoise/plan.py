@@ -52,6 +52,7 @@ from halotile.graphs.jobs.denoise.pixels import (
     choose_type,
     decided_noise,
     display_channels,
+    note_of_defects,
     note_of_trained_pixels,
 )
 from halotile.graphs.jobs.denoise.stripes import Striped, choose_stripes
@@ -105,7 +106,9 @@ def plan_denoising(job: Denoising, begun: Begun, request: PlanRequest) -> Planne
     for place, each in enumerate(channels):
         with naming(each.title):
             parts.append(_part(each, image, previous_of(begun.previous, place), request))
-    photons = parts[0].photons.noise if len(parts) == 1 and parts[0].photons else None
+    # Noise that is estimated for some channels is not that of the others.
+    known = (part.photons for part in parts if part.photons and (part.photons.is_given or len(parts) == 1))
+    photons = next((each.noise for each in known), None)
     defects = choose_defects(image.job, image.original, image.even, image.roles, photons, begun.previous)
     check_decoding(defects.sources, job.run)
     check_marked(defects.sources, image.view, image.roles)
@@ -338,6 +341,7 @@ def _size(image: _Image, parts: Sequence[_Part]) -> _Sized:
     """Decide on the layout of the output."""
     roles, previous, original = image.roles, image.begun.previous, image.original
     align = math.lcm(*(part.halo.align for part in parts))
+    shown = image.holed.view(original, image.sides.get("mask"), roles)
     geometry = geometry_of(image.source, parts[0].denoiser, roles, align)
     layout = layout_of(
         image.job,
@@ -347,7 +351,7 @@ def _size(image: _Image, parts: Sequence[_Part]) -> _Sized:
         previous,
         dtype=max((part.written.dtype for part in parts), key="float32".__eq__),
         nodata=image.holed.value,
-        channels=display_channels(original, image.view, image.begun),
+        channels=display_channels(original, shown, image.begun),
     )
     unit = block_unit(geometry, layout.shard)
     job, requested = no_more_than(image.job, image.computing.requested, geometry.shape, unit)
@@ -440,6 +444,7 @@ def _notes(sized: _Sized, layout: Layout, grid: Grid, note: str) -> tuple[str, .
         *image.striped.notes,
         *image.defects.notes,
         *notes_of_parts([part.channels for part in sized.parts], [_own_notes(part, roles) for part in sized.parts]),
+        *note_of_defects(sum(part.written.alone for part in sized.parts), image.source.shape),
         *filter(None, [note]),
         *notes_of(image.original, image.source.dtype, layout=layout, roles=roles, grid=grid),
         *note_of_files(layout, sized.job.output, roles),
