@@ -101,23 +101,12 @@ def previous_of(previous: Mapping[str, Any] | None, place: int) -> dict[str, Any
     return {**previous, "identity": identity | own[0]}
 
 
-def notes_of_parts(parts: Sequence[Channels], notes: Sequence[Sequence[str]]) -> list[str]:
+def notes_of_parts(parts: Sequence[tuple[Channels, Sequence[str]]]) -> list[str]:
     """Return the notes on all channels, with names where they are on some."""
-    common = set.intersection(*map(set, notes))
+    common = set.intersection(*(set(own) for _, own in parts))
     found = []
-    for part, own in zip(parts, notes, strict=True):
-        numbered = dict(enumerate(part.names))
-
-        def name(match: re.Match[str], numbered: dict[int, str] = numbered) -> str:
-            return numbered.get(int(match[1]), match[0])
-
+    for part, own in parts:
         for note in own:
-            text = re.sub(r" of c 0 to \d+", "", re.sub(r"\bc=(\d+)", name, note))
-            found.append(note if note in common else f"{part.title}: {text}")
+            named = re.sub(r"\bc=(\d+)", lambda match, names=part.names: names[int(match[1])], note)  # type: ignore[misc]
+            found.append(note if note in common else f"{part.title}: {re.sub(r' of c 0 to [0-9]+', '', named)}")
     return list(dict.fromkeys(found))
-
-
-def described(parts: Sequence[Channels], denoisers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the denoiser of each channel by its number, as a job file has them."""
-    of_channel = {n: each for part, each in zip(parts, denoisers, strict=True) for n in part.numbers}
-    return {str(number): of_channel[number] for number in sorted(of_channel)}

@@ -13,7 +13,6 @@ from halotile.graphs.jobs.denoise.channels import (
     Channels,
     channels_of,
     check_alike,
-    described,
     naming,
     notes_of_parts,
     previous_of,
@@ -421,17 +420,16 @@ def _figures_of(sized: _Sized) -> dict[str, Any]:
     parts = [part for part in sized.parts if part.channels.numbers]
     settings = [{"channels": list(part.channels.names), "setting": part.channels.setting} for part in parts]
     texts = [(part.channels, part.noise_text(sized.image.roles)) for part in sized.parts]
-    named = notes_of_parts([each for each, _ in texts], [[text] if text else [] for _, text in texts])
+    named = notes_of_parts([(each, [text] if text else []) for each, text in texts])
     return ({"channels": settings} if settings else {}) | ({"noise": "\n".join(named)} if named else {})
 
 
 def _decided(sized: _Sized, task: AnyDenoiseTask) -> dict[str, Any]:
     """Return the keys that were decided; noise and rims of channels with denoisers of their own stay as they are written."""
-    main, tile, channels = task.parts[0], sized.job.tile, [part.channels for part in sized.parts]
-    decided = decided_parts(main)
-    if len(channels) == 1:
+    tile, decided = sized.job.tile, decided_parts(task.parts[0])
+    if not isinstance(task, ChannelsTask):
         return decided | {"noise": decided_noise(sized.job.noise, sized.parts[0].photons)}
-    own = described(channels, [describe_denoiser(each.denoiser.inner) for each in task.parts])
+    own = {str(n): describe_denoiser(task.parts[place].denoiser.inner) for n, place in sorted(task.of_channel.items())}
     return decided | {"tile": decided["tile"] | {"boundary": tile.boundary, "depth": tile.depth}, "channels": own}
 
 
@@ -443,7 +441,7 @@ def _notes(sized: _Sized, layout: Layout, grid: Grid, note: str) -> tuple[str, .
         *image.holed.notes,
         *image.striped.notes,
         *image.defects.notes,
-        *notes_of_parts([part.channels for part in sized.parts], [_own_notes(part, roles) for part in sized.parts]),
+        *notes_of_parts([(part.channels, _own_notes(part, roles)) for part in sized.parts]),
         *note_of_defects(sum(part.written.alone for part in sized.parts), image.source.shape),
         *filter(None, [note]),
         *notes_of(image.original, image.source.dtype, layout=layout, roles=roles, grid=grid),
