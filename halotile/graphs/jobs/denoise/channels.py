@@ -20,7 +20,7 @@ from halotile.tasks.denoisers.base import Denoiser
 
 
 @dataclass(frozen=True)
-class Channels:
+class ChannelGroup:
     """Channels with the same denoiser: some, by their numbers and names, or the whole image."""
 
     job: Denoising  # that of these channels alone
@@ -52,7 +52,7 @@ def naming(title: str) -> Iterator[None]:
         raise type(error)(f"{title}: {error}") from error
 
 
-def channels_of(job: Denoising, source: Source) -> list[Channels]:
+def channels_of(job: Denoising, source: Source) -> list[ChannelGroup]:
     """Return the channels of an image by their denoisers, those of the main one first; the whole image where all have the same."""
     choices = choices_of_channels(job.denoiser, job.channels, source)
     names = [f"c={name}" if name.isdecimal() else name for name in channel_names(source)]
@@ -63,14 +63,14 @@ def channels_of(job: Denoising, source: Source) -> list[Channels]:
     alike = [[n for n, other in enumerate(made) if other == denoiser] for denoiser in made]
     groups = [group for number, group in enumerate(alike) if group[0] == number]
     if len(groups) == 1:
-        return [Channels(replace(job, denoiser=choices[0], channels={}), made[0], made[0])]
+        return [ChannelGroup(replace(job, denoiser=choices[0], channels={}), made[0], made[0])]
     without = [bool(faults_of_noise(job, made[group[0]], job.noise)) for group in groups]
     found = []
     for group, is_without in zip(groups, without, strict=True):
         noise = NoiseModel() if is_without and not all(without) else job.noise
         own = replace(job, denoiser=choices[group[0]], channels={}, noise=noise)
         denoiser, named = made[group[0]], tuple(names[number] for number in group)
-        part = Channels(own, denoiser, denoiser, tuple(group), named)
+        part = ChannelGroup(own, denoiser, denoiser, tuple(group), named)
         if denoiser.channels != (1, 1) or denoiser.scale != 1:
             takes = f"takes {denoiser.channels[0]} channels together"
             changes = takes if denoiser.scale == 1 else "changes the size of the image"
@@ -82,7 +82,7 @@ def channels_of(job: Denoising, source: Source) -> list[Channels]:
     return sorted(found, key=lambda part: part.job.denoiser.name != job.denoiser.name)
 
 
-def check_alike(computing: Sequence[tuple[str, str]], parts: Sequence[Channels]) -> None:
+def check_alike(computing: Sequence[tuple[str, str]], parts: Sequence[ChannelGroup]) -> None:
     """Refuse channels that would be computed on different devices or in different precisions."""
     for part, (device, precision) in zip(parts, computing, strict=True):
         if (device, precision) != computing[0]:
@@ -101,7 +101,7 @@ def previous_of(previous: Mapping[str, Any] | None, place: int) -> dict[str, Any
     return {**previous, "identity": identity | own[0]}
 
 
-def notes_of_parts(parts: Sequence[tuple[Channels, Sequence[str]]]) -> list[str]:
+def notes_of_parts(parts: Sequence[tuple[ChannelGroup, Sequence[str]]]) -> list[str]:
     """Return the notes on all channels, with names where they are on some."""
     common = set.intersection(*(set(own) for _, own in parts))
     found = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from halotile.graphs.jobs.denoise.channels import (
-    Channels,
+    ChannelGroup,
     channels_of,
     check_alike,
     naming,
@@ -154,7 +154,7 @@ class _Image:
         return replace(self, original=some, source=some, sides=sides)
 
 
-def _open(job: Denoising, begun: Begun) -> tuple[_Image, list[Channels]]:
+def _open(job: Denoising, begun: Begun) -> tuple[_Image, list[ChannelGroup]]:
     """Open the images of a job, and return the denoisers of its channels."""
     original, previous = open_input(job), begun.previous
     check_paths(original, begun.output)
@@ -196,7 +196,7 @@ def _open(job: Denoising, begun: Begun) -> tuple[_Image, list[Channels]]:
 class _Part:
     """Channels with the same denoiser, and what it has to know of their noise."""
 
-    channels: Channels
+    channels: ChannelGroup
     denoiser: Denoiser  # with its noise level and what a trial found
     sides: dict[str, Readable]  # with the noise levels of planes where they were estimated
     values: tuple[float, float] | None
@@ -215,7 +215,7 @@ class _Part:
         return "" if self.levels is None else levels_text(self.levels, roles, self.values)
 
 
-def _part(channels: Channels, whole: _Image, previous: Mapping[str, Any] | None, request: PlanRequest) -> _Part:
+def _part(channels: ChannelGroup, whole: _Image, previous: Mapping[str, Any] | None, request: PlanRequest) -> _Part:
     """Decide on the noise of some channels, and on the halo of their denoiser."""
     image, roles, job = whole.of(channels.numbers), whole.roles, channels.job
     given, denoiser = channels.given, channels.denoiser
