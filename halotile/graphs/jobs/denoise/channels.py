@@ -107,6 +107,9 @@ def notes_of_parts(parts: Sequence[tuple[ChannelGroup, Sequence[str]]]) -> list[
     found = []
     for part, own in parts:
         for note in own:
-            named = re.sub(r"\bc=(\d+)", lambda match, names=part.names: names[int(match[1])], note)  # type: ignore[misc]
-            found.append(note if note in common else f"{part.title}: {re.sub(r' of c 0 to [0-9]+', '', named)}")
+            if note not in common:
+                text = re.sub(r" of c 0 to \d+", "", note)
+                text = re.sub(r"\bc=(\d+)", lambda match, names=part.names: names[int(match[1])], text)  # type: ignore[misc]
+                note = f"{part.title}: {text}"
+            found.append(note)
     return list(dict.fromkeys(found))
