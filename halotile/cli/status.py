@@ -248,7 +248,8 @@ def status_rows(status: RunStatus) -> list[Row]:
     ]
     with suppress(DamagedData):
         summary = (RunDirectory(status.directory).read_plan() or {}).get("summary", {})
-        rows += [("noise", summary["noise"])] if "noise" in summary else []
+        texts = summary.get("noise", "").splitlines()
+        rows += zip(["noise", *[""] * len(texts)], texts, strict=False)
     if not status.over and progress.phase == "start":
         rows.append(("phase", "start: the workers are not ready yet"))
     if progress.total:

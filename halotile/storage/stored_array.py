@@ -17,8 +17,8 @@ import numpy as np
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable
 from halotile.storage.disk.durable import GONE
 from halotile.storage.formats.base import Header, Reader
-from halotile.storage.formats.parts.geotiff import METADATA
-from halotile.storage.formats.parts.tiff_scale import PLANES
+from halotile.storage.formats.parts.geotiff import METADATA, band_metadata
+from halotile.storage.formats.parts.tiff_scale import planes_of_channels
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.sharded.ome_metadata import Channels
@@ -101,8 +101,8 @@ class StoredArray:
             array.ome = replace(self.ome, translation=moved(self.ome.translation))
         return array
 
-    def with_channels(self, numbers: Sequence[int]) -> Self:
-        """The same array with some of its channels, in this order.
+    def with_channels(self, numbers: Sequence[int], axis: int | None = None) -> Self:
+        """The same array with some of its channels, in this order; ``axis``: that of the channels, where the file does not name it.
 
         >>> import tempfile
         >>> from halotile.storage.arrays import open_source
@@ -112,7 +112,7 @@ class StoredArray:
         ...     image.shape, image[0, 0].tolist()
         ((4, 5, 2), [2.0, 0.0])
         """
-        axis, array = self.axes.index("c"), self._copy()
+        axis, array = self.axes.index("c") if axis is None else axis, self._copy()
         count, before = self.shape[axis], self.selected[1] if self.selected else range(self.shape[axis])
         array.selected = self.order[axis], tuple(before[number] for number in numbers)
         array.shape = (*self.shape[:axis], len(numbers), *self.shape[axis + 1 :])
@@ -121,11 +121,11 @@ class StoredArray:
             return tuple(described[number] for number in numbers) if len(described) == count else ()
 
         array.channels = kept(self.channels)
-        if array.selected[1] != tuple(range(count)):  # values of each plane, or each band, would be those of others
-            array.attributes = {name: value for name, value in self.attributes.items() if name != PLANES}
-            if self.georeference:
-                geokeys = {key: value for key, value in self.georeference.geokeys.items() if key != str(METADATA)}
-                array.georeference = replace(self.georeference, geokeys=geokeys)
+        array.attributes = planes_of_channels(self.attributes, numbers)
+        if self.georeference:
+            keys, bands = self.georeference.geokeys, str(METADATA)
+            metadata = {bands: band_metadata(keys[bands], numbers)} if bands in keys else {}
+            array.georeference = replace(self.georeference, geokeys={**keys, **metadata})
         if self.ome is not None and self.ome.omero:
             shown = list(kept(tuple(self.ome.omero["channels"])))
             array.ome = replace(self.ome, omero={**self.ome.omero, "channels": shown} if shown else None)

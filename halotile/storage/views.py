@@ -184,3 +184,9 @@ class PlaneValues:
         """The numbers of the planes in ``region`` of the image."""
         parts = zip(self.shape, region.slices, strict=True)
         return self.values[tuple(slice(None) if n == 1 else part for n, part in parts)]
+
+    def among(self, axis: int, numbers: Sequence[int], length: int) -> PlaneValues:
+        """The same numbers at some indices of a longer axis, with 0 at the others."""
+        values = np.zeros((*self.shape[:axis], length, *self.shape[axis + 1 :]), self.dtype)
+        np.moveaxis(values, axis, 0)[list(numbers)] = np.moveaxis(self.values, axis, 0)
+        return PlaneValues(values)

@@ -24,7 +24,8 @@ from halotile.tasks.holes import Holes, Valid, fill_from_nearest
 from halotile.tasks.image_task import keep_on_gpus
 from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, Tiling
 from halotile.tasks.noise.defects import Defects, Places, Repaired
-from halotile.tasks.roles import Roles, respanned
+from halotile.tasks.noise.stripes import WithoutStripes
+from halotile.tasks.roles import Roles
 from halotile.tasks.trials.probe import check_purity
 from halotile.tasks.trials.provenance import build_sealed
 
@@ -107,20 +108,13 @@ class DenoiseTask:
     precision: str
     on_nan: str
     overlap: bool
-    holes: Holes | None = None
-    """Values without a measurement; None if every value is one."""
-    defects: Defects | None = None
-    """Pixels that are replaced before anything is computed."""
+    holes: Holes | None = None  # values without a measurement; None if every value is one
+    defects: Defects | None = None  # pixels that are replaced before anything is computed
     channels_last: bool = False
-    io_threads: int = 1
-    """Threads that read and write the chunks of a block in parallel."""
-    records: bool = False
-    """True if a GPU records the launches of a batch: see :class:`~halotile.tasks.devices.gpu.Gpu`."""
+    io_threads: int = 1  # threads that read and write the chunks of a block in parallel
+    records: bool = False  # true if a GPU records the launches of a batch: see `Gpu`
+    # digests of the files and the code that the denoiser must be built from: see `seals_of`
     seals: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the files and the code that the denoiser must be built from: see :func:`~halotile.tasks.trials.provenance.seals_of`."""
-
-    channels: tuple[tuple[DenoiseTask, int], ...] = ()
-    """The task of each channel, on an image of the channels that have the same one, and its number there; empty where all have this one."""
 
     @property
     def batch(self) -> int:
@@ -128,30 +122,63 @@ class DenoiseTask:
 
     @property
     def parts(self) -> tuple[DenoiseTask, ...]:
-        """The different tasks of the channels, in their order."""
-        return tuple({id(task): task for task, _ in self.channels}.values()) or (self,)
+        """This task alone."""
+        return (self,)
 
     def changed(self, change: Callable[[DenoiseTask], DenoiseTask]) -> DenoiseTask:
-        """The task and those of its channels, changed."""
-        made = {id(task): change(task) for task, _ in self.channels}
-        return replace(change(self), channels=tuple((made[id(task)], number) for task, number in self.channels))
+        """The task, changed."""
+        return change(self)
 
-    def at(self, region: Region) -> tuple[DenoiseTask, Region]:
-        """The task that computes a region of one channel, and the region in the image of that task."""
-        if not self.channels:
-            return self, region
-        axis = self.roles.axes.index("c")
-        task, number = self.channels[region.start[axis]]
-        return task, respanned(region, {axis: (number, number + 1)})
+    def at(self, region: Region) -> DenoiseTask:
+        """The task that computes a region."""
+        return self
 
-    def stages(self) -> DenoiseStages | ChannelStages:
-        return ChannelStages(self) if self.channels else DenoiseStages(self)
+    def stages(self) -> DenoiseStages:
+        return DenoiseStages(self)
 
     def repaired(self) -> Readable:
         """The image with other values in the place of its defects."""
         if self.defects is None:
             return self.source
         return Repaired(self.source, self.roles.spatial, self.holes, self.sides.get("mask"), self.defects)
+
+
+@dataclass(frozen=True)
+class ChannelsTask:
+    """The tasks of channels with denoisers of their own: each reads and writes the whole image, and computes some channels of it."""
+
+    parts: tuple[DenoiseTask, ...]
+    of_channel: Mapping[int, int]  # place of the task of each channel
+
+    @property
+    def grid(self) -> Grid:
+        return self.parts[0].grid
+
+    @property
+    def overlap(self) -> bool:
+        return self.parts[0].overlap
+
+    @property
+    def io_threads(self) -> int:
+        return self.parts[0].io_threads
+
+    @property
+    def batch(self) -> int:
+        return self.parts[0].batch
+
+    def changed(self, change: Callable[[DenoiseTask], DenoiseTask]) -> ChannelsTask:
+        """The same with every task changed."""
+        return replace(self, parts=tuple(map(change, self.parts)))
+
+    def at(self, region: Region) -> DenoiseTask:
+        """The task that computes a region of one channel."""
+        return self.parts[self.of_channel[region.start[self.parts[0].roles.axes.index("c")]]]
+
+    def stages(self) -> ChannelStages:
+        return ChannelStages(self)
+
+
+AnyDenoiseTask = DenoiseTask | ChannelsTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +247,8 @@ class DenoiseStages:
             core = block.core.relative_to(task.rim.reach(block.window, task.grid.shape))
             not_finite = int(np.count_nonzero(~np.isfinite(pixels[core.slices])))
         defects = image.defects_of(block.core) if isinstance(image, Repaired) else None
+        if defects and task.defects and task.defects.are_kept and isinstance(task.source, WithoutStripes):
+            defects = defects[0], task.source.source.read(block.core)[tuple(defects[0].T)]  # as they are stored
         return ReadBlock(staged, size, None if valid is None else (original, valid), not_finite, defects)
 
     def _valid(self, pixels: Pixels, mask: Pixels | None) -> Valid | None:
@@ -324,7 +353,7 @@ class DenoiseStages:
 class ChannelStages:
     """The stages of an image whose channels have tasks of their own: a block is one of a single channel."""
 
-    def __init__(self, task: DenoiseTask) -> None:
+    def __init__(self, task: ChannelsTask) -> None:
         self.task = task
         devices: dict[bool, Device] = {}
         self._stages: dict[int, DenoiseStages] = {}
@@ -332,24 +361,22 @@ class ChannelStages:
             stages = self._stages[id(part)] = DenoiseStages(part, devices.get(part.channels_last))
             devices[part.channels_last] = stages.tiles.device
 
-    def _of(self, block: Block) -> tuple[DenoiseStages, Block]:
-        (task, core), (_, window) = self.task.at(block.core), self.task.at(block.window)
-        return self._stages[id(task)], replace(block, core=core, window=window)
-
     def check(self) -> None:
         for stages in self._stages.values():
             stages.check()
 
-    def read(self, block: Block) -> ReadBlock:
-        stages, there = self._of(block)
-        return stages.read(there)
+    def read(self, block: Block) -> tuple[DenoiseStages, Block, ReadBlock]:
+        task = self.task.at(block.core)
+        stages, own = self._stages[id(task)], replace(block, window=task.grid.window_of(block.core))
+        return stages, own, stages.read(own)
 
-    def compute(self, block: Block, what_was_read: ReadBlock, receipt: Receipt) -> CoreImage:
-        stages, there = self._of(block)
-        return stages.compute(there, what_was_read, receipt)
+    def compute(self, block: Block, what_was_read: Any, receipt: Receipt) -> tuple[DenoiseStages, Block, CoreImage]:
+        stages, own, read = what_was_read
+        return stages, own, stages.compute(own, read, receipt)
 
-    def write(self, block: Block, result: CoreImage, receipt: Receipt) -> None:
-        self._of(block)[0].write(block, result, receipt)
+    def write(self, block: Block, result: Any, receipt: Receipt) -> None:
+        stages, own, core = result
+        stages.write(own, core, receipt)
 
     def finish(self, receipt: Receipt) -> None:
         for stages in reversed(self._stages.values()):  # the batch is the first one's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def stained(folder: Path, pixels: Image | None = None, name: str = "a.tif") -> P
     pixels = noisy_image((4, 96, 80), "uint16") if pixels is None else pixels
     colours = [0x0000FFFF, 0x00FF00FF, -16776961, 0xFFFF00FF - 2**32]
     channels = {"Name": NAMES[: len(pixels)], "Color": colours[: len(pixels)]}
-    tifffile.imwrite(folder / name, pixels, ome=True, metadata={"axes": "CYX", "Channel": channels})
+    planes = {"ExposureTime": list(range(len(pixels)))}
+    tifffile.imwrite(folder / name, pixels, ome=True, metadata={"axes": "CYX", "Channel": channels, "Plane": planes})
     return folder / name
 
 
@@ -42,7 +44,10 @@ def test_channels_are_selected_with_what_describes_them(tmp_path: Path, wanted: 
     job = job_of(stained(tmp_path, pixels), tmp_path / "o.zarr", "none", input={"channels": tuple(wanted)})
     assert (run_inline(job) == pixels[numbers]).all()
     whole: Any = make_plan(replace(job, input=replace(job.input, channels=()))).layout.omero
-    omero: Any = make_plan(job).layout.omero
+    layout: Any = make_plan(job).layout
+    omero, planes = layout.omero, layout.attributes["ome_planes"]
+    assert planes["sizes"] == [1, len(numbers), 1]
+    assert [float(plane["ExposureTime"]) for plane in planes["planes"]] == numbers
     for kept, number in zip(omero["channels"], numbers, strict=True):
         assert (kept["label"], kept["color"]) == (NAMES[number], whole["channels"][number]["color"])
 
@@ -56,7 +61,8 @@ def test_a_selection_is_part_of_the_identity(tmp_path: Path) -> None:
     assert "channels" not in none.identity["input"]
 
 
-def test_a_map_of_all_channels_is_selected_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strength", [1.0, [1.0, 2.0]])
+def test_a_map_of_all_channels_is_selected_too(tmp_path: Path, strength: Any) -> None:
     pixels = noisy_image((4, 96, 80))
     sigma = np.broadcast_to(np.array([0.1, 0.2, 0.3, 0.4], "float32")[:, None, None], pixels.shape)
     source = write_zarr(tmp_path / "a.zarr", pixels, axes="cyx")
@@ -64,7 +70,9 @@ def test_a_map_of_all_channels_is_selected_too(tmp_path: Path) -> None:
     for number, side in enumerate((sigma, sigma[[3, 1]])):
         path = write_zarr(tmp_path / f"s{number}.zarr", np.ascontiguousarray(side))
         given = {"channels": (3, 1), "sides": {"sigma": str(path)}}
-        results.append(run_inline(job_of(source, tmp_path / f"o{number}.zarr", "tv", {"strength": 1.0}, input=given)))
+        results.append(
+            run_inline(job_of(source, tmp_path / f"o{number}.zarr", "tv", {"strength": strength}, input=given))
+        )
     assert (results[0] == results[1]).all()
 
 
@@ -142,7 +150,7 @@ SCENES = ("float64", "holes", "mask", "sigma", "photons", "volume")
 CROSSED = [
     *(("uint16", name) for name in CASES),
     *((scene, "known levels") for scene in SCENES),
-    *((scene, "others") for scene in SCENES),
+    *((scene, "others") for scene in (*SCENES, "stripes", "defects")),
 ]
 
 
@@ -156,6 +164,10 @@ def test_each_channel_has_the_bits_of_a_job_with_it_alone(tmp_path: Path, name: 
         pixels[:, 20:30, 30:50] = np.nan
     if scene == "photons":
         pixels = (10 * np.random.default_rng(0).poisson(pixels / 500) + 100).astype("uint16")
+    if scene == "stripes":
+        pixels, given["stripes"] = pixels + np.random.default_rng(1).normal(0, 0.1, 80).astype("float32"), {"axis": "x"}
+    if scene == "defects":
+        pixels[:, 30, 40], given["defects"] = 50, "auto"
     sides = {
         "mask": (np.arange(80) % 9 > 1) * np.ones((4, 96, 80), "uint8"),
         "sigma": np.linspace(0.05, 0.2, 4 * 96 * 80, dtype="float32").reshape(4, 96, 80),
@@ -167,7 +179,13 @@ def test_each_channel_has_the_bits_of_a_job_with_it_alone(tmp_path: Path, name: 
         source, named = write_zarr(tmp_path / "a.zarr", pixels, axes="czyx"), numbered(case)
     else:
         source, named = stained(tmp_path, pixels), case
-    whole = run_inline(apart_job(source, tmp_path / "o.zarr", named, input=given, noise=noise))
+    job = apart_job(source, tmp_path / "o.zarr", named, input=given, noise=noise)
+    if scene == "defects":
+        for each in (job, replace(job, input=replace(job.input, defects="none"))):
+            assert len([note for note in make_plan(each).notes if "about 4 of 30,720 pixels stand out" in note]) == 1
+    if scene == "stripes":
+        assert [each.phase for each in make_plan(job).work.passes] == ["stripes", "denoise"]
+    whole = run_inline(job)
     for number, denoiser in enumerate(case.of_channel):
         own = {**given, "channels": (number,)}
         if scene == "sigma" and denoiser["name"] not in ("tv", "nlm"):
@@ -289,6 +307,9 @@ def test_a_file_has_settings_of_channels(tmp_path: Path) -> None:
     decided = check_saved_job({**plan.documents.resolved, "version": 1, "job": "denoise"}, tmp_path, "decided")
     assert (run_inline(decided) == run_inline(job)).all()  # type: ignore[arg-type]
     validate(instance=YAML(typ="safe").load(CONFIG), schema=config_schema())
+    assert re.fullmatch(
+        r"DAPI: noise level .*\nGFP: noise level .*, estimated from the whole image", plan.summary()["noise"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,22 @@ def test_kept_defects_have_their_own_values(tmp_path: Path, how: str) -> None:
     assert (np.abs(replaced - hot.astype(float))[is_defect] > 50).all()
 
 
+def test_kept_defects_have_their_own_values_where_stripes_are_removed(tmp_path: Path) -> None:
+    hot = with_defects(scene().astype("float32") + np.random.default_rng(1).normal(0, 20, 230).astype("float32"))
+    kept = done(tmp_path, "hot", hot, input={"defects": "auto", "defects_in_output": "kept", "stripes": {"axis": "x"}})
+    is_defect = marked(hot.shape) == 1
+    assert np.array_equal(kept[is_defect], hot[is_defect])
+
+
+def test_a_hot_value_is_no_hole(tmp_path: Path) -> None:
+    hot = scene()
+    hot[np.arange(10, 200, 10), np.arange(10, 200, 10)] = 65535
+    for wanted in ("none", "auto"):
+        notes = make_plan(job_on(tmp_path, "hot", hot, "tv", input={"defects": wanted})).notes
+        assert [note for note in notes if "stand out of the noise alone" in note]
+        assert not [note for note in notes if "nodata" in note]
+
+
 def test_only_the_defects_of_a_path_are_replaced(tmp_path: Path) -> None:
     pixels, mask = scene(), np.zeros((220, 230), np.uint8)
     mask[50, 60] = 1
@@ -252,8 +268,8 @@ def test_a_path_that_cannot_be_used(tmp_path: Path, written: dict[str, str], wor
     np.save(tmp_path / "large.npy", large)
     np.save(tmp_path / "other.npy", np.zeros((5, 6)))
     given = {key: value.format(folder=tmp_path) for key, value in written.items()}
-    with pytest.raises((InputError, AssertionError), match=words):
-        done(tmp_path, "in", scene(), "median", input=given)
+    with pytest.raises(InputError, match=words):
+        make_plan(job_on(tmp_path, "in", scene(), "median", input=given))
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,15 @@ def test_a_value_far_from_all_others_is_noted(tmp_path: Path, name: str) -> None
     assert far_notes(tmp_path, pixels, name, input={"nodata": "none"}) == []
 
 
-def test_hot_pixels_of_integers_are_noted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_areas_of_a_far_integer_are_noted_and_hot_pixels_are_defects(tmp_path: Path, alone: bool) -> None:
     pixels = np.random.default_rng(0).normal(200, 30, (600, 600)).clip(0, 399).astype(np.uint16)
     pixels.flat[::1000] = 65535
+    if alone:
+        assert far_notes(tmp_path, pixels) == []
+        return
+    pixels[300:310, 300:310] = 65535
     (note,) = far_notes(tmp_path, pixels)
-    assert note.startswith("about 0.1")
     assert "% of the pixels, by samples, are 65535, far from all others" in note
     assert "write input.nodata: 65535, or" in note
 

@@ -371,3 +371,6 @@ def test_names_of_bands_are_those_that_gdal_shows(tmp_path: Path) -> None:
         with rasterio.open(path) as file:
             assert file.descriptions[0] == name
         assert open_source(path).channels[0]["label"] == name
+        write_tiff(tmp_path / "b.tif", choose_planes(open_source(path).with_channels([1, 0]), {"c": 1}, None))
+        with rasterio.open(tmp_path / "b.tif") as file:
+            assert file.descriptions == (name,)

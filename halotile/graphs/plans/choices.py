@@ -89,23 +89,20 @@ def choices_of_channels(given: Any, others: Mapping[str, DenoiserChoice], source
     if not apart and not others:
         return [given]
     count = source.shape[source.axes.index("c")] if "c" in source.axes else 1
+    for key, value in apart.items():
+        if isinstance(value, Mapping):
+            apart[key] = _numbered(value, source, f"denoiser.{key}")
+        elif len(value) == count:
+            apart[key] = dict(enumerate(value))
+        else:
+            raise ConfigError(
+                f"denoiser.{key} is {shown(value)}, and the image has {counted(count, 'channel')}. Write a value for each."
+            )
     chosen = [given] * count
-    if apart:
-        each: list[dict[str, Any]] = [{} for _ in range(count)]
-        for key, value in options.items():
-            if key not in apart:
-                entries: Mapping[int, Any] = dict.fromkeys(range(count), value)
-            elif isinstance(value, Mapping):
-                entries = _numbered(value, source, f"denoiser.{key}")
-            elif len(value) == count:
-                entries = dict(enumerate(value))
-            else:
-                raise ConfigError(
-                    f"denoiser.{key} is {shown(value)}, and the image has {counted(count, 'channel')}. Write a value for each."
-                )
-            for number, own in entries.items():
-                each[number][key] = own
-        chosen = [replace(given, options=own) for own in each]
+    for number in range(count if apart else 0):
+        known = {key: value for key, value in options.items() if number in apart.get(key, [number])}
+        own = {key: apart[key][number] if key in apart else value for key, value in known.items()}
+        chosen[number] = replace(given, options=own)
     for number, other in _numbered(others, source, "channels").items():
         chosen[number] = other
     return chosen

@@ -115,8 +115,8 @@ class Status:
 
     def begin(self, done: int) -> None:
         """Report that the run holds its outputs, with this number of all their blocks done."""
-        if done == self.plan.blocks:  # the passes before the output are done as well
-            self._before = self._counts.total - done
+        if done:  # the passes before the output are done as well
+            self._before = self._counts.total - self.plan.blocks
         progress = self.progress("start", done=done, failed=0)
         before = self.directory.read_status() or {}
         self._finished = progress.done == progress.total and before.get("state") == "finished"
@@ -142,7 +142,7 @@ class Status:
         self._before = self._counts.before(phase, number)
         # The blocks of earlier runs do not measure the speed of this one. Output blocks were counted at the beginning.
         if not self._has_begun and self._counts.total > self.plan.blocks:
-            self._sums = replace(self._sums, resumed=self._before + done)
+            self._sums = replace(self._sums, resumed=max(self._sums.resumed, self._before + done))
         self._has_begun = True
 
     def all_passes_are_over(self) -> None:

@@ -96,7 +96,7 @@ class Source(Readable, Protocol):
     def in_order(self, order: Sequence[int]) -> Self:
         """The same array with its axes in another order."""
 
-    def with_channels(self, numbers: Sequence[int]) -> Self:
+    def with_channels(self, numbers: Sequence[int], axis: int | None = None) -> Self:
         """The same array with some of its channels, in this order."""
 
     def arranged_as(self, image: Self) -> Self:

@@ -25,7 +25,7 @@ from halotile.storage.grid import Region
 from halotile.storage.images.planes import MOST_CHANNELS, channel_names, choose_planes
 from halotile.storage.rim import Array, Readable
 from halotile.storage.views import measured, readable_parts
-from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask
 from halotile.tasks.denoisers.base import Leveled
 from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
 from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_regions, sample_regions
@@ -206,7 +206,7 @@ def compare(
     """Denoise one crop with each setting, as a run of the job would."""
     failed: dict[Setting, HalotileError] = {}
     jobs: dict[Setting, Job] = {}
-    tasks: dict[Setting, DenoiseTask] = {}
+    tasks: dict[Setting, AnyDenoiseTask] = {}
     sources: list[Source] = []
     for setting in settings:
         with _noted(failed, setting):
@@ -218,15 +218,15 @@ def compare(
             sources.append(source)
     if not tasks:
         raise _none_left(failed)
-    levels = {known for setting, task in tasks.items() if (known := _known_level(jobs[setting], task))}
+    levels = {known for setting, task in tasks.items() if (known := _known_level(jobs[setting], task.parts[0]))}
     level = levels.pop() if len(levels) == 1 else 0.0  # else the level is what is tried
     own: Setting | None = None
     with _noted({}, ()):
         own = next((setting for setting in tasks if jobs[setting] == job_of(())), None)
-    source, main = sources[0], next(iter(tasks.values()))
+    source, main = sources[0], next(iter(tasks.values())).parts[0]
     place = choose_crop(source, main, at or {}, region)
     names, spans = channel_names(source), place.get("c", (0, 1))
-    by_channel = any(task.channels for task in tasks.values()) or spans[1] - spans[0] == 1
+    by_channel = any(len(task.parts) > 1 for task in tasks.values()) or spans[1] - spans[0] == 1
     if "c" in (at or {}) or not by_channel or not 2 <= len(names) <= MOST_CHANNELS or main.roles.channel is not None:
         return replace(_compared(tasks, source, place, level, failed), preferred=own)
     found: dict[str, Comparison] = {}
@@ -284,7 +284,7 @@ def _each(options: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
 
 
 def _compared(
-    tasks: Mapping[Setting, DenoiseTask],
+    tasks: Mapping[Setting, AnyDenoiseTask],
     source: Source,
     place: Spans,
     level: float,
@@ -298,7 +298,7 @@ def _compared(
     described = next(iter((*with_photons, *with_maps, *tasks)))
     crop = crops[described]
     # A map tells where there is little noise, and these places would count most.
-    samples = [] if has_noise_map(crop.task) else [*samples_at(source, tasks[described], place)]
+    samples = [] if has_noise_map(crop.task) else [*samples_at(source, crop.task, place)]
     correlated = [found for each in samples if (found := noise_correlation(each)) and found.is_clear]
     is_known = with_photons or with_maps or level
     noise, noisy, tried = crop.noise(level) if is_known else noise_of_planes(samples), crop.noisy, []
@@ -343,7 +343,7 @@ def _none_left(failed: Mapping[Setting, HalotileError]) -> HalotileError:
     return ConfigError(f"none of {counted(len(failed), 'setting')} can be used.\n{lines}")
 
 
-def _planned(job: Job, report: Report) -> tuple[Source, DenoiseTask]:
+def _planned(job: Job, report: Report) -> tuple[Source, AnyDenoiseTask]:
     """Plan a run from its beginning on this machine: its image and its task. Nothing is claimed or written."""
     if not isinstance(job, Denoising):
         raise ConfigError(f"job is {job.kind}, and only the settings of job: denoise are compared on a crop.")

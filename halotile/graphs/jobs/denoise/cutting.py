@@ -39,7 +39,7 @@ from halotile.storage.sharded.ome_metadata import Channels, OmeImage, output_fie
 from halotile.storage.sharded.output import Layout
 from halotile.storage.stored_array import StoredArray
 from halotile.storage.views import PlaneValues
-from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.noise.stripes import WithoutStripes
 from halotile.tasks.roles import Roles
@@ -192,12 +192,12 @@ def _remark_on_depth(task: DenoiseTask) -> str:
 T = TypeVar("T")
 
 
-def geometry_of(source: Readable, denoiser: Denoiser, roles: Roles, halo: Halo) -> Geometry:
+def geometry_of(source: Readable, denoiser: Denoiser, roles: Roles, align: int) -> Geometry:
     """Return the input and output shapes, with the constraints on the cuts."""
     output_shape = [n * f for n, f in zip(source.shape, roles.per_axis(denoiser.scale, 1), strict=True)]
     if roles.channel is not None:
         output_shape[roles.channel] = denoiser.channels[1]
-    return Geometry(source.shape, tuple(output_shape), roles, denoiser.scale, halo.align)
+    return Geometry(source.shape, tuple(output_shape), roles, denoiser.scale, align)
 
 
 def layout_of(
@@ -247,13 +247,13 @@ def layout_of(
 def choose_block(
     job: Denoising,
     geometry: Geometry,
-    cuts: Sequence[tuple[tuple[int, ...], Callable[[tuple[int, ...], Size], tuple[DenoiseTask, Footprint]]]],
+    cuts: Sequence[tuple[tuple[int, ...], Callable[[tuple[int, ...], Size], tuple[AnyDenoiseTask, Footprint]]]],
     previous: dict[str, Any] | None,
     machine: int | None,
     depth: Depth,
     *,
     on_gpu: bool = False,
-) -> tuple[DenoiseTask, Footprint]:
+) -> tuple[AnyDenoiseTask, Footprint]:
     """Choose the largest tile and super-block that fit the memory of a worker, or else the smallest.
 
     ``cuts`` are the smallest blocks that come into question, each with a function that returns the task with these sizes, and its
@@ -284,10 +284,10 @@ def _first_or_last(values: Iterable[T], fits: Callable[[T], bool]) -> T:
     return value
 
 
-def _redundancy(task: DenoiseTask) -> float:
-    """Return the ratio of computed to written pixels."""
-    pairs = zip(task.tiling.tile, task.tiling.depth, strict=True)
-    return math.prod((edge + before + after) / edge for edge, (before, after) in pairs)
+def _redundancy(task: AnyDenoiseTask) -> float:
+    """Return the ratio of computed to written pixels, of the part with the largest."""
+    pairs = [zip(part.tiling.tile, part.tiling.depth, strict=True) for part in task.parts]
+    return max(math.prod((edge + before + after) / edge for edge, (before, after) in pair) for pair in pairs)
 
 
 def larger_shards(job: Denoising, geometry: Geometry, layout: Layout) -> Iterator[tuple[int, ...]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
@@ -25,7 +26,7 @@ from halotile.tasks.denoisers.base import Denoiser, Leveled, Spaced
 from halotile.tasks.holes import Holes, describe_value, fill_reach
 from halotile.tasks.noise.estimate import NO_ENDS, Ends, estimate_noise_levels, sample_regions
 from halotile.tasks.options import Auto
-from halotile.tasks.roles import Roles
+from halotile.tasks.roles import Roles, respanned
 
 FLAT = 2.0
 """Ratio of the distances along z and within a plane from which planes are denoised one by one."""
@@ -151,9 +152,9 @@ def open_input(job: Denoising) -> Source:
 
 
 def open_sides(
-    job: Denoising, denoiser: Denoiser, original: Source, source: Readable, roles: Roles
+    job: Denoising, denoiser: Denoiser, names: Collection[str], original: Source, source: Readable, roles: Roles
 ) -> dict[str, Source]:
-    """Open the side inputs of a job, of which the mask may be in the file of the image."""
+    """Open the side inputs of a job, of which the mask may be in the file of the image; ``names``: those that denoisers take."""
     sides: dict[str, Source] = {}
     paths = dict(job.input.sides)
     own = original.mask if job.input.nodata != "none" else None
@@ -164,7 +165,7 @@ def open_sides(
         )
     if own:
         paths["mask"] = original.path
-    allowed = {*denoiser.side_inputs, "mask"}
+    allowed = {*names, "mask"}
     spatial_shape = tuple(source.shape[i] for i in roles.spatial)
     for name, path in paths.items():
         is_own = name == "mask" and own is not None
@@ -350,10 +351,10 @@ def choose_holes(
     return Holed(Holes(**known) if is_kept else holed.holes, tuple(notes))
 
 
-def note_of_far_value(ends: Ends, job: Denoising, *, by_samples: bool) -> tuple[str, ...]:
-    """Return a note on a value far from all others, which nothing declares as that of holes."""
+def note_of_far_value(ends: Ends, job: Denoising, *, by_samples: bool, alone: int = 0) -> tuple[str, ...]:
+    """Return a note on a value far from all others, which nothing declares as that of holes; none where no more pixels have it than stand alone."""
     far = ends.far_value()
-    if far is None or job.input.nodata == "none":
+    if far is None or job.input.nodata == "none" or far.number <= alone:
         return ()
     there = (
         f"about {far.number / ends.pixels:.2%} of the pixels, by samples," if by_samples else f"{far.number:,} pixels"
@@ -400,6 +401,34 @@ def _squares(view: Readable, plane: tuple[int, ...]) -> Sequence[Region]:
         for axis, (n, chunk) in enumerate(zip(shape, chunks_of(view), strict=True))
     )
     return [block.core for block in Grid(shape, edges, ((0, 0),) * len(shape))]
+
+
+REACH = 2
+"""Pixels on each side of a defect of which one takes its place."""
+
+
+def check_marked(marked: Sequence[Source], view: Readable, roles: Roles) -> None:
+    """Refuse images that mark a whole area as defects, of which no pixel can be replaced: where they, or samples of large ones, show it."""
+    for side in marked:
+        dims, length = len(view.shape), len(side.shape)
+        axes = tuple(range(dims)) if length == dims else roles.spatial[-length:]
+        plane = tuple(axes.index(axis) for axis in roles.spatial[-2:])
+        inner = tuple((-REACH * (axis in plane),) * 2 for axis in range(length))
+        for region, pixels in readable_parts(side, _squares(side, plane)):
+            inside = region.grow(inner)
+            if min(inside.shape) < 1:
+                continue
+            areas = sliding_window_view(pixels != 0, (2 * REACH + 1,) * 2, plane).all((-2, -1))
+            spans = dict(zip(axes, zip(inside.start, inside.stop, strict=True), strict=True))
+            there = [respanned(Region((0,) * dims, (1,) * dims), spans)] if areas.any() else []
+            for _, seen in readable_parts(view, there):
+                places = np.argwhere(areas & np.isfinite(seen.reshape(areas.shape)))
+                if len(places):
+                    row, column = (places[0] + inside.start)[list(plane)]
+                    raise InputError(
+                        f"input.defects marks row {row}, column {column} and every measured pixel within {REACH} of it, so none can take its place. "
+                        "Write a mask that is 0 there, input.sides.mask."
+                    )
 
 
 def nodata_value(

@@ -172,8 +172,8 @@ def residual_row(planes: Sequence[str], residuals: Sequence[Residual], count: in
     return "residual", f"{sizes} of the noise level, correlation of neighbours {text}{looked}"
 
 
-def residual_warning(planes: Sequence[str], residuals: Sequence[Residual]) -> str:
-    """Return a warning where more than noise was taken away; empty where not."""
+def residual_warning(planes: Sequence[str], residuals: Sequence[Residual], known: Sequence[str] = ()) -> str:
+    """Return a warning where more than noise was taken away, with what is known of the reason; empty where not."""
     found = [(plane, residual) for plane, residual in zip(planes, residuals, strict=True) if residual.is_structured]
     if not found:
         return ""
@@ -182,7 +182,7 @@ def residual_warning(planes: Sequence[str], residuals: Sequence[Residual]) -> st
     return (
         f"the residual, what was taken away, holds structure of the image{where}: denoised too much, unless the noise itself is correlated. "
         f"The correlation of neighbours is {most.correlation_text}. "
-        "`recon-cli try` compares settings on a crop"
+        f"{'. '.join([*(note[0].upper() + note[1:] for note in known), '`recon-cli try` compares settings on a crop'])}"
     )
 
 

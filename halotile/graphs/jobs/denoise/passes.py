@@ -13,7 +13,7 @@ import numpy as np
 from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shift_warning
 from halotile.graphs.jobs.denoise.place import DenoisedPlace, noise_at
 from halotile.graphs.jobs.denoise.stripes import PHASE as STRIPES
-from halotile.graphs.jobs.denoise.stripes import corrections_pass, grid_of, with_kept
+from halotile.graphs.jobs.denoise.stripes import Striped, corrections_pass, grid_of, with_kept
 from halotile.graphs.kinds.base import (
     Gather,
     InspectedPlace,
@@ -32,7 +32,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import readable_parts
-from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask
 from halotile.tasks.holes import measured_at
 from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions, spread_evenly
 from halotile.tasks.noise.photon_noise import PhotonNoise
@@ -43,6 +43,7 @@ from halotile.tasks.noise.stripes import LineCorrections, WithoutStripes
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 
+NO_STRIPES = Striped()
 PLANES, PLACES, CHANNELS = 4, 16, 64
 """Planes that are looked at, squares of all of them together, and channels: more planes and squares only where there are more channels."""
 
@@ -52,19 +53,24 @@ DETAIL_SECONDS, SHARE, TORCH_SECONDS = 2.0, 0.05, 4.0
 
 
 def inspect_residual(
-    task: DenoiseTask, output: OutputPath, seconds: float = 0.0, pixel_seconds: float = math.inf
+    task: AnyDenoiseTask,
+    output: OutputPath,
+    seconds: float = 0.0,
+    pixel_seconds: float = math.inf,
+    striped: Striped = NO_STRIPES,
 ) -> Inspection:
     """Measure the residual of an image that was denoised, and its faint detail if that is quick beside a run of so many seconds.
 
     Nothing is found where there is no noise, or no common shape.
     """
-    if task.denoiser.scale != 1 or task.source.dtype.kind == "b":
+    main = task.parts[0]
+    if main.denoiser.scale != 1 or main.source.dtype.kind == "b":
         return Inspection()
     result = open_array(str(output))
-    if result.shape != task.source.shape:
+    if result.shape != main.source.shape:
         return Inspection()
-    found, squares = {}, list[InspectedPlace]()
-    places = _planes(task)
+    found, roles, squares = {}, _roles(main), list[InspectedPlace]()
+    places = _planes(main)
     for place in places:
         residual = _of_plane(task, result, place, max(1, PLACES // len(places)), squares)
         if residual and residual.ratio > 0:
@@ -73,7 +79,7 @@ def inspect_residual(
         return Inspection()
     figures = [
         {
-            "plane": place_text(_roles(task), place),
+            "plane": place_text(roles, place),
             "ratio": r.ratio,
             **r.correlations_json(),
             "holds_structure": r.is_structured,
@@ -81,11 +87,11 @@ def inspect_residual(
         }
         for place, r in found.items()
     ]
-    labels, residuals = _labels(task), list(found.values())
-    planes = (place_text(_roles(task), place).split(", ") for place in found)
+    labels, residuals = _labels(main), list(found.values())
+    planes = (place_text(roles, place).split(", ") for place in found)
     names = [", ".join(labels.get(part, part) for part in plane) for plane in planes]  # such as t=0, DAPI
-    warnings = [residual_warning(names, residuals), shift_warning(names, residuals)]
-    count = math.prod(task.source.shape[i] for i in _roles(task).looped)
+    warnings = [residual_warning(names, residuals, striped.notes), shift_warning(names, residuals)]
+    count = math.prod(main.source.shape[i] for i in roles.looped)
     rows, more = [residual_row(names, residuals, count)], {}
     detail: tuple[FaintDetail, ...] = ()
     with suppress(Exception):  # the workers may have a library that is missing here
@@ -108,15 +114,16 @@ def _shown(seen: Sequence[InspectedPlace]) -> list[InspectedPlace]:
     return [seen[n]._replace(title=f"{seen[n].title}: {' and '.join(titles)}") for n, titles in found.items()]
 
 
-def _detail(task: DenoiseTask, place: tuple[int, ...], seconds: float, pixel_seconds: float) -> tuple[FaintDetail, ...]:
+def _detail(
+    whole: AnyDenoiseTask, place: tuple[int, ...], seconds: float, pixel_seconds: float
+) -> tuple[FaintDetail, ...]:
     """Return the faint detail that is left in the middle of a plane; nothing where it takes too long, or workers have another device."""
-    roles = _roles(task)
-    square = (roles.spatial[-2], roles.spatial[-1])
-    if task.device != "cpu" or [roles.axes[i] for i in square] != ["y", "x"]:
+    (region,) = _regions(whole, place, 1)
+    task = whole.at(region)
+    if task.device != "cpu" or [task.roles.axes[i] for i in task.roles.spatial[-2:]] != ["y", "x"]:
         return ()
-    (region,) = plane_regions(task.source.shape, square, dict(zip(roles.looped, place, strict=True)), 1)
     spans = zip(region.start, region.stop, strict=True)
-    crop = DenoisedPlace(task, dict(zip(roles.axes, spans, strict=True)))
+    crop = DenoisedPlace(task, dict(zip(task.roles.axes, spans, strict=True)))
     cost = (2 + len(HEIGHTS)) * task.grid.window_of(crop.region).size * pixel_seconds
     loading = 0.0 if "torch" in sys.modules else TORCH_SECONDS
     if cost > DETAIL_SECONDS or cost + loading > SHARE * seconds:
@@ -124,6 +131,14 @@ def _detail(task: DenoiseTask, place: tuple[int, ...], seconds: float, pixel_sec
     noisy = crop.noisy
     sigma = _noise(task, region, noisy[0], plane_level([noisy[0]]))[None]
     return faint_detail(noisy, sigma, crop.denoise, crop.denoise(noisy))
+
+
+def _regions(task: AnyDenoiseTask, place: tuple[int, ...], count: int) -> list[Region]:
+    """Return squares of a plane."""
+    main = task.parts[0]
+    roles, shape = _roles(main), main.source.shape
+    at = dict(zip(roles.looped, place, strict=True))
+    return plane_regions(shape, (roles.spatial[-2], roles.spatial[-1]), at, count)
 
 
 def _roles(task: DenoiseTask) -> Roles:
@@ -146,30 +161,26 @@ def _planes(task: DenoiseTask) -> list[tuple[int, ...]]:
 
 
 def _of_plane(
-    task: DenoiseTask, result: Readable, place: tuple[int, ...], count: int, seen: list[InspectedPlace]
+    whole: AnyDenoiseTask, result: Readable, place: tuple[int, ...], count: int, seen: list[InspectedPlace]
 ) -> Residual | None:
     """Return the residual of a plane, None where it has no noise; add its squares to those that were seen."""
-    roles = _roles(task)
-    square = (roles.spatial[-2], roles.spatial[-1])
-    at = dict(zip(roles.looped, place, strict=True))
-    # By its place in the image of the channel, if that has a denoiser of its own.
-    regions = {task.at(region)[1]: region for region in plane_regions(task.source.shape, square, at, count)}
-    own, _ = task.at(next(iter(regions.values())))
+    regions = _regions(whole, place, count)
+    task = whole.at(regions[0])
+    square = (task.roles.spatial[-2], task.roles.spatial[-1])
     squares: list[tuple[Region, Values, Values]] = []
     # Kept defects are the same in both images; the others would count as structure that was taken away.
-    kept = own.defects is not None and own.defects.are_kept
-    for there, pixels in readable_parts(own.source if kept else own.repaired(), regions):
-        valid = measured_at(own.holes, own.sides.get("mask"), own.roles.spatial, there, pixels)
+    kept = task.defects is not None and task.defects.are_kept
+    for region, pixels in readable_parts(task.source if kept else task.repaired(), regions):
+        valid = measured_at(task.holes, task.sides.get("mask"), task.roles.spatial, region, pixels)
         measured = np.where(valid, pixels, np.nan)
-        denoised = as_square(result.read(regions[there]), square)
-        squares.append((regions[there], as_square(measured, square), denoised))
+        squares.append((region, as_square(measured, square), as_square(result.read(region), square)))
     level = plane_level([noisy for _, noisy, _ in squares])
     if not level > 0:
         return None
-    letters = (roles.axes[square[0]], roles.axes[square[1]])
+    letters = (task.roles.axes[square[0]], task.roles.axes[square[1]])
     relative = [(noisy - denoised) / _noise(task, at, noisy, level) for at, noisy, denoised in squares]
     for (region, noisy, denoised), residual in zip(squares, relative, strict=True):
-        spans = zip(roles.axes, region.start, region.stop, strict=True)
+        spans = zip(task.roles.axes, region.start, region.stop, strict=True)
         where = ", ".join(f"{axis} {a}" if b == a + 1 else f"{axis} {a} to {b - 1}" for axis, a, b in spans)
         seen.append(InspectedPlace(where, noisy[None], denoised[None], residual[None]))
     return Residual.of(relative, letters)
@@ -177,9 +188,8 @@ def _of_plane(
 
 def _noise(task: DenoiseTask, region: Region, noisy: Values, level: float) -> Values:
     """Return the standard deviation of the noise of each pixel; NaN where there is none."""
-    square, (own, there) = task.roles.spatial[-2:], task.at(region)
-    noise = noise_at(own, there, level)
-    parts = (np.broadcast_to(part, there.shape) for part in (noise.gain, noise.offset, noise.read_sigma))
+    square, noise = task.roles.spatial[-2:], noise_at(task, region, level)
+    parts = (np.broadcast_to(part, region.shape) for part in (noise.gain, noise.offset, noise.read_sigma))
     sigma: Values = noise_sigma(noisy[None], PhotonNoise(*(as_square(part, square)[None] for part in parts)))[0]
     return sigma
 
@@ -202,10 +212,9 @@ class DenoiseWork(Work):
     """A denoiser applied to every block of an image."""
 
     output: OutputArray
-    task: DenoiseTask
+    task: AnyDenoiseTask
     tuned: Tuned | None = None
-    stripes: str = ""
-    """Stripes of the image in a few words."""
+    striped: Striped = NO_STRIPES
 
     @property
     def outputs(self) -> tuple[OutputArray, ...]:
@@ -221,7 +230,7 @@ class DenoiseWork(Work):
     @property
     def _lines(self) -> LineCorrections | None:
         """The corrections of lines that a run measures."""
-        source = self.task.source
+        source = self.task.parts[0].source
         corrections = source.corrections if isinstance(source, WithoutStripes) else None
         return corrections if isinstance(corrections, LineCorrections) else None
 
@@ -232,19 +241,25 @@ class DenoiseWork(Work):
 
     def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
         """Compare a few places of the result with the image."""
-        source = with_kept(self.task.source, RunDirectory.beside(self.output.path))
-        found = inspect_residual(replace(self.task, source=source), self.output.path, seconds, pixel_seconds)
-        return replace(found, rows=[("stripes", self.stripes), *found.rows]) if self.stripes else found
+        task = _with_kept(self.task, RunDirectory.beside(self.output.path))
+        found = inspect_residual(task, self.output.path, seconds, pixel_seconds, self.striped)
+        text = self.striped.text
+        return replace(found, rows=[("stripes", text), *found.rows]) if text else found
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
-        task = self.task
+        task, main = self.task, self.task.parts[0]
         if self._lines:
-            yield corrections_pass(self._lines, task.roles.axes, at.directory, task.io_threads)
-            task = replace(task, source=with_kept(task.source, at.directory))
+            yield corrections_pass(self._lines, main.roles.axes, at.directory, task.io_threads)
+            task = _with_kept(task, at.directory)
         yield Pass(
             PHASE,
             task,
             self.output,
-            task_seconds=None if self.task.device == "cpu" else GPU_TASK_SECONDS,
+            task_seconds=None if main.device == "cpu" else GPU_TASK_SECONDS,
             seconds_per_block=self.tuned.seconds_per_block if self.tuned else None,
         )
+
+
+def _with_kept(task: AnyDenoiseTask, directory: RunDirectory) -> AnyDenoiseTask:
+    """Return a task whose image has the corrections that a run has measured, where there are any."""
+    return task.changed(lambda part: replace(part, source=with_kept(part.source, directory)))

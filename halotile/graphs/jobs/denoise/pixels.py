@@ -262,6 +262,7 @@ class ResultType(NamedTuple):
 
     dtype: str
     notes: tuple[str, ...] = ()
+    alone: float = 0.0  # pixels that stand out of the noise alone, by samples, and stay
 
 
 def choose_type(
@@ -296,29 +297,29 @@ def choose_type(
     if levels is None:  # a network takes channels together, whose values may be very different ones
         roles = replace(roles, channel=None)
     planes = survey_planes(source, roles.spatial, roles.looped)
-    defects: tuple[str, ...] = ()
-    if looks_for_defects and (found := sum(plane.defects for plane in planes)):
-        there = defects_text(found / sum(plane.size for plane in planes), source.shape)
-        advice = "they spoil the pixels around them. To replace such pixels, write input.defects: auto"
-        defects = (f"{there} stand out of the noise alone, as hot and dead ones do: {advice}",)
+    found = sum(plane.defects for plane in planes)
+    alone = (
+        found / sum(plane.size for plane in planes) * math.prod(source.shape) if looks_for_defects and found else 0.0
+    )
     if not is_rounded and levels is None:
-        return ResultType(wanted, defects)
-    remarks = (*remark_on_noise(job, denoiser, planes, roles, levels), *_remark_on_correlation(planes, roles), *defects)
+        return ResultType(wanted, (), alone)
+    remarks = (*remark_on_noise(job, denoiser, planes, roles, levels), *_remark_on_correlation(planes, roles))
     if levels is not None:
         remarks = (*_remark_on_saturation(planes, roles), *remarks)
     if stored.kind in "iu":  # floats were looked at with their holes
         ends = reduce(Ends.joined, (plane.ends for plane in planes), NO_ENDS)
-        remarks = (*note_of_far_value(ends, job, by_samples=True), *remarks)
+        remarks = (*note_of_far_value(ends, job, by_samples=True, alone=found), *remarks)
     coarse = [plane for plane in planes if is_rounded and _is_coarse(plane, stored)]
     if not coarse:
-        return ResultType(wanted, remarks)
+        return ResultType(wanted, remarks, alone)
     is_held = nodata is None or number_of_type(nodata, np.dtype(np.float32)) is not None
     if job.output.dtype == "auto" and is_held and all(abs(p.high) < EXACT > abs(p.low) for p in planes):
         return ResultType(
             "float32",
             (*remarks, f"{_reason(coarse)}, so the result is float32. output.dtype: {own} rounds it all the same"),
+            alone,
         )
-    return ResultType(wanted, (*remarks, f"{_reason(coarse)}: output.dtype: float32 keeps them"))
+    return ResultType(wanted, (*remarks, f"{_reason(coarse)}: output.dtype: float32 keeps them"), alone)
 
 
 def _remark_on_saturation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[str, ...]:
@@ -332,6 +333,13 @@ def _remark_on_saturation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[
         f"about {plane.noise.share:.0%} of the pixels{where} are {ends}, at the end of the range of values, where noise was cut off: the "
         "estimated noise level may be too low. Write sigma as a number",
     )
+
+
+def note_of_defects(alone: float, shape: Sequence[int]) -> tuple[str, ...]:
+    """Return a note on pixels that stand out of the noise alone, and stay."""
+    there = defects_text(alone / math.prod(shape), shape)
+    advice = "they spoil the pixels around them. To replace such pixels, write input.defects: auto"
+    return (f"{there} stand out of the noise alone, as hot and dead ones do: {advice}",) if alone else ()
 
 
 def defects_text(share: float, shape: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from halotile.storage.rim import Array, Pixels
 from halotile.storage.sharded.output import ShardWriter, WrittenBlock, to_dtype
 from halotile.storage.views import PlaneValues, Viewed, axes_of_side, side_at
 from halotile.tasks.block import Receipt
-from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.holes import measured_at
@@ -33,16 +33,15 @@ class DenoisedPlace:
 
     Parameters
     ----------
-    task : DenoiseTask
+    task : DenoiseTask or ChannelsTask
         The task, as a worker has it; its denoiser keeps the shape of the image.
     place : mapping of str to (int, int)
         The place.
     """
 
-    def __init__(self, task: DenoiseTask, place: Spans) -> None:
-        self.task, self.region = task.at(region_of(task.roles, task.grid.shape, place))
-        spans = zip(task.roles.axes, zip(self.region.start, self.region.stop, strict=True), strict=True)
-        self.place = dict(spans) if task.channels else place
+    def __init__(self, task: AnyDenoiseTask, place: Spans) -> None:
+        self.region = region_of(task.parts[0].roles, task.grid.shape, place)
+        self.task, self.place = task.at(self.region), place
 
     @cached_property
     def noisy(self) -> Values:

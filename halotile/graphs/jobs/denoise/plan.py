@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
-from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.channels import (
-    ChannelPart,
+    ChannelGroup,
+    channels_of,
     check_alike,
-    cut_for_all,
-    described,
+    naming,
     notes_of_parts,
-    parts_of,
-    widest,
+    previous_of,
 )
 from halotile.graphs.jobs.denoise.cutting import (
     SMALLER,
@@ -33,8 +32,8 @@ from halotile.graphs.jobs.denoise.defects import ChosenDefects, choose_defects
 from halotile.graphs.jobs.denoise.image import (
     Holed,
     Levels,
-    Tiled,
     assign_axes,
+    check_marked,
     check_units,
     choose_holes,
     choose_noise_level,
@@ -52,12 +51,13 @@ from halotile.graphs.jobs.denoise.pixels import (
     choose_type,
     decided_noise,
     display_channels,
+    note_of_defects,
     note_of_trained_pixels,
 )
 from halotile.graphs.jobs.denoise.stripes import Striped, choose_stripes
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
-from halotile.graphs.plans.choices import describe_denoiser, make_chosen
+from halotile.graphs.plans.choices import describe_denoiser
 from halotile.graphs.plans.cutting import (
     Geometry,
     Halo,
@@ -87,10 +87,10 @@ from halotile.graphs.plans.trials.gpu_trials import (
 )
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
-from halotile.storage.grid import Region
-from halotile.storage.rim import Readable, Rim
+from halotile.storage.grid import Grid, Region
+from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout, ShardWriter
-from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.denoise_block import AnyDenoiseTask, ChannelsTask, DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
@@ -100,232 +100,227 @@ from halotile.tasks.trials.trial import choose_samples
 
 def plan_denoising(job: Denoising, begun: Begun, request: PlanRequest) -> Planned:
     """Decide every size of a denoising job."""
-    original = open_input(job)
-    parts = parts_of(job, original)
-    if len(parts) == 1:
-        sized = _size(_open(parts[0].job, begun, original), request)
-    else:
-        sized = _sized_apart(job, begun, request, original, parts)
-    settled = _settle(sized, request)
-    return _identify(settled)
+    image, channels = _open(job, begun)
+    parts = []
+    for place, each in enumerate(channels):
+        with naming(each.title):
+            parts.append(_part(each, image, previous_of(begun.previous, place), request))
+    # Noise that is estimated for some channels is not that of the others.
+    known = (part.photons for part in parts if part.photons and (part.photons.is_given or len(parts) == 1))
+    photons = next((each.noise for each in known), None)
+    defects = choose_defects(image.job, image.original, image.even, image.roles, photons, begun.previous)
+    check_decoding(defects.sources, job.run)
+    check_marked(defects.sources, image.view, image.roles)
+    return _planned(*_settle(_size(replace(image, defects=defects), parts), request))
 
 
-def _sized_apart(
-    job: Denoising, begun: Begun, request: PlanRequest, original: Source, parts: Sequence[ChannelPart]
-) -> _Sized:
-    """Size an image whose channels have different denoisers, each as that of a job with those channels alone."""
-    if job.input.stripes != "none":
-        raise ConfigError(
-            "input.stripes, and channels with denoisers of their own: stripes are measured before all channels are denoised alike. Write a job for "
-            "each of these channels with input.channels."
-        )
-    tiled = job.tile
-    sized: list[_Sized] = []
-    for number, part in enumerate(parts):
-        with part.naming_errors():
-            # The main denoiser, which is the first, decides on the axes.
-            own = replace(part.job, tile=replace(part.job.tile, axes=tiled.axes))
-            opened = _open(own, part.begun(begun, number), original.with_channels(part.numbers))
-            sized.append(_size(opened, request))
-        tiled = replace(tiled, axes="".join(opened.roles.axes[i] for i in opened.roles.spatial))
-    main = sized[0].opened
-    check_alike([(one.opened.computing.device, one.opened.computing.precision) for one in sized], parts)
-    types = [one.opened.written.dtype for one in sized]
-    with_sides = max((one.opened.denoiser for one in sized), key=lambda denoiser: len(denoiser.side_inputs))
-    opened = replace(
-        main,
-        begun=begun,
-        computing=replace(main.computing, job=replace(job, run=main.computing.job.run)),
-        original=original,
-        tiled=main.tiled._replace(source=original),
-        sides=open_sides(job, with_sides, original, original, main.roles),
-        written=ResultType(next((name for name in types if name != types[0] and name == "float32"), types[0])),
-        parts=tuple(parts),
-    )
-    return _size(opened, request, sized)
+@dataclass(frozen=True, kw_only=True)
+class _Image:
+    """The image that is read, as all of its channels have it."""
 
-
-@dataclass(frozen=True)
-class _Opened:
-    """The images that are read, and the denoiser with its noise level."""
-
+    job: Denoising
     begun: Begun
     computing: Computing[Denoising]
-    original: Source
-    """The input as it is stored."""
-    tiled: Tiled
-    holed: Holed
+    original: Source  # input as it is stored
+    source: Readable  # the same with the axes that the denoiser takes
+    roles: Roles
     sides: Mapping[str, Source]
-    values: tuple[float, float] | None
-    given: Denoiser
-    """The denoiser as the job has it."""
-    denoiser: Denoiser
-    levels: Levels | None
-    """Noise level of each plane, where they are estimated."""
-    photons: Photons | None
-    """Photon noise of each plane; None where noise does not depend on brightness."""
+    holed: Holed
+    notes: Sequence[str]  # on the axes
     striped: Striped
     defects: ChosenDefects
-    written: ResultType
-    """Type of the result, with notes on it and on the noise."""
-    parts: tuple[ChannelPart, ...] = ()
-    """Channels with denoisers of their own."""
 
-    @property
-    def source(self) -> Readable:
-        """The input with the axes that the denoiser takes."""
-        return self.tiled.source
+    @cached_property
+    def view(self) -> Readable:
+        """The input with NaN in its holes, and where it is masked."""
+        return self.holed.view(self.source, self.sides.get("mask"), self.roles)
+
+    @cached_property
+    def even(self) -> Readable:
+        """The same without the stripes that are removed."""
+        return self.striped.read(self.view, self.view)
 
     @cached_property
     def corrected(self) -> Readable:
-        """The same without the stripes that are removed."""
-        return self.striped.read(self.source, self.view(self.source))
+        """The input without the stripes that are removed."""
+        return self.striped.read(self.source, self.view)
 
-    @property
-    def roles(self) -> Roles:
-        """The role of each axis."""
-        return self.tiled.roles
-
-    def view(self, source: Readable) -> Readable:
-        """The input with NaN in its holes, and where it is masked."""
-        return self.holed.view(source, self.sides.get("mask"), self.roles)
-
-    @property
-    def all_sides(self) -> dict[str, Readable]:
-        """The side inputs of the job, and the noise levels of planes where they were estimated."""
-        noise = self.photons.sides(self.roles) if self.photons else level_sides(self.levels, self.roles)
-        return {**noise, **self.sides}
+    def of(self, numbers: Sequence[int]) -> Self:
+        """The image with some of its channels; all where there are no numbers."""
+        if not numbers:
+            return self
+        some, dims, at = self.original.with_channels(numbers), len(self.roles.axes), self.roles.axes.index("c")
+        sides = {k: s.with_channels(numbers, at) if len(s.shape) == dims else s for k, s in self.sides.items()}
+        return replace(self, original=some, source=some, sides=sides)
 
 
-def _open(job: Denoising, begun: Begun, original: Source) -> _Opened:
-    given = job.denoiser
-    denoiser: Denoiser = make_chosen(given, job) if isinstance(given, DenoiserChoice) else given
-    expect_trial(denoiser)
+def _open(job: Denoising, begun: Begun) -> tuple[_Image, list[ChannelGroup]]:
+    """Open the images of a job, and return the denoisers of its channels."""
+    original, previous = open_input(job), begun.previous
     check_paths(original, begun.output)
-    computing = compute_on(job, denoiser)
-    job = computing.job
-    tiled = assign_axes(job, denoiser, original)
-    sides = open_sides(job, denoiser, original, tiled.source, tiled.roles)
+    computing, tiled, channels, wanted = [], [], [], job
+    for each in channels_of(job, original):
+        expect_trial(each.given)
+        with naming(each.title):
+            computing.append(compute_on(job, each.given))
+            tiled.append(assign_axes(wanted, each.given, original))
+        channels.append(replace(each, denoiser=tiled[-1].denoiser))
+        # The main denoiser, which is the first, decides on the axes.
+        roles = tiled[0].roles
+        wanted = replace(job, tile=replace(job.tile, axes="".join(roles.axes[i] for i in roles.spatial)))
+    check_alike([(each.device, each.precision) for each in computing], channels)
+    job, source, names = (
+        computing[0].job,
+        tiled[0].source,
+        {name for each in channels for name in each.given.side_inputs},
+    )
+    sides = open_sides(job, channels[0].given, names, original, source, roles)
     check_decoding([original, *sides.values()], job.run)
-    holed = choose_holes(job, original, tiled.source, tiled.roles.spatial, sides.get("mask"), begun.previous)
-    values = value_range(job.input.range, tiled.source.dtype, denoiser.trained_range)
-    check_units(denoiser, values, sides)
-    roles, previous = tiled.roles, begun.previous
-    view = holed.view(tiled.source, sides.get("mask"), roles)
-    notes = note_of_trained_pixels(job, denoiser, view, roles, values, tiled.source.dtype, previous)
-    tiled = tiled._replace(notes=(*tiled.notes, *notes))
-    striped = choose_stripes(job, view, roles, previous)
-    even = striped.read(view, view)
-    photons = choose_photon_noise(job, tiled.denoiser, even, roles, values, previous)
-    leveled, levels = tiled.denoiser, None
+    image = _Image(
+        job=job,
+        begun=begun,
+        computing=computing[0],
+        original=original,
+        source=source,
+        roles=roles,
+        sides=sides,
+        holed=choose_holes(job, original, source, roles.spatial, sides.get("mask"), previous),
+        notes=tiled[0].notes,
+        striped=Striped(),
+        defects=ChosenDefects(),
+    )
+    return replace(image, striped=choose_stripes(job, image.view, roles, previous)), channels
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """Channels with the same denoiser, and what it has to know of their noise."""
+
+    channels: ChannelGroup
+    denoiser: Denoiser  # with its noise level and what a trial found
+    sides: dict[str, Readable]  # with the noise levels of planes where they were estimated
+    values: tuple[float, float] | None
+    levels: Levels | None  # noise level of each plane, where they are estimated
+    photons: Photons | None  # photon noise of each plane; None where noise does not depend on brightness
+    written: ResultType  # type of the result, with notes on it and on the noise
+    halo: Halo
+    own_code: Mapping[str, str]
+    seals: Mapping[str, str]
+    notes: Sequence[str]
+
+    def noise_text(self, roles: Roles) -> str:
+        """The noise that was estimated or given, in words; empty where it is not known."""
+        if self.photons:
+            return self.photons.note(roles)
+        return "" if self.levels is None else levels_text(self.levels, roles, self.values)
+
+
+def _part(channels: ChannelGroup, whole: _Image, previous: Mapping[str, Any] | None, request: PlanRequest) -> _Part:
+    """Decide on the noise of some channels, and on the halo of their denoiser."""
+    image, roles, job = whole.of(channels.numbers), whole.roles, channels.job
+    given, denoiser = channels.given, channels.denoiser
+    sides: dict[str, Readable] = {k: side for k, side in whole.sides.items() if k in ("mask", *given.side_inputs)}
+    values = value_range(job.input.range, image.source.dtype, given.trained_range)
+    check_units(given, values, sides)
+    notes = note_of_trained_pixels(job, given, image.view, roles, values, image.source.dtype, previous)
+    photons, levels = choose_photon_noise(job, denoiser, image.even, roles, values, previous), None
     if photons is None:
-        leveled, levels = choose_noise_level(leveled, even, roles, values, sides, previous, job.noise.read_sigma)
-    defects = choose_defects(job, original, even, roles, photons.noise if photons else None, previous)
-    check_decoding(defects.sources, job.run)
-    written = choose_type(job, denoiser, even, roles, original, levels=levels, nodata=holed.value, previous=previous)
-    return _Opened(
-        begun,
-        computing,
-        original,
-        tiled,
-        holed,
-        sides,
-        values,
-        denoiser,
-        leveled,
-        levels,
-        photons,
-        striped,
-        defects,
-        written,
+        level = job.noise.read_sigma
+        denoiser, levels = choose_noise_level(denoiser, image.even, roles, values, sides, previous, level)
+    nodata = image.holed.value
+    written = choose_type(
+        job, given, image.even, roles, image.original, levels=levels, nodata=nodata, previous=previous
+    )
+    planes = photons.sides(roles) if photons else level_sides(levels, roles)
+    if channels.numbers:
+        channel = roles.axes.index("c")
+        place = channel, channels.numbers, whole.source.shape[channel]
+        planes = {name: side.among(*place) for name, side in planes.items()}
+    sides = {**planes, **sides}
+    # Its noise level is a side input in each round of photon noise.
+    names, tile = (["sigma"], replace(job.tile, depth="auto")) if photons else ([*sides], job.tile)
+    lengths, report = tuple(image.source.shape[i] for i in roles.spatial), request.report
+    own_code, halo = tried(denoiser, tile, lengths, previous, run=job.run, report=report, sides=names)
+    seals = seals_of(denoiser, own_code)
+    if halo.probed:
+        denoiser = denoiser.probed(*halo.probed)
+    if own_code and previous is None and job.tile.seams != "allow":
+        choose = partial(choose_samples, image.view, roles, values, halo.depth, halo.align)
+        halo = compared_on_image(halo, denoiser, choose, job.tile, run=job.run, report=report, sides=names)
+    if photons:
+        denoiser, halo = photons.in_rounds(denoiser, halo, job.tile, len(lengths))
+    return _Part(
+        channels=channels,
+        denoiser=denoiser,
+        sides=sides,
+        values=values,
+        levels=levels,
+        photons=photons,
+        written=written,
+        halo=halo,
+        own_code=own_code,
+        seals=seals,
+        notes=notes,
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Sized:
     """The geometry of the job, and the layout of its output."""
 
-    opened: _Opened
-    job: Denoising
+    image: _Image
+    parts: Sequence[_Part]
+    job: Denoising  # with no more workers than there are blocks
     requested: Requested
-    denoiser: Denoiser
-    own_code: Mapping[str, str]
-    seals: Mapping[str, str]
-    halo: Halo
     geometry: Geometry
     layout: Layout
-    rim: Rim
-    unit: tuple[int, ...]
-    """Smallest block, in pixels of the input."""
-    overlap: bool
-    io_threads: int
-    parts: tuple[_Sized, ...] = ()
-    """Those of the channels with denoisers of their own."""
+    unit: tuple[int, ...]  # smallest block, in pixels of the input
 
     @property
-    def further(self) -> int:
-        """Pixels that a block reads beyond its halo, to fill holes."""
-        depth = max(map(max, self.halo.depth))
-        return self.opened.holed.halo(self.denoiser, depth, self.geometry.dims)
+    def deepest(self) -> int:
+        """Place of the part with the widest halo."""
+        depths = [max(map(max, part.halo.depth)) for part in self.parts]
+        return depths.index(max(depths))
 
-    def task_of(self, block: tuple[int, ...], size: Size, tuned: Tuned | None = None) -> tuple[DenoiseTask, Footprint]:
+    def task_of(
+        self, block: tuple[int, ...], size: Size, tuned: Tuned | None = None
+    ) -> tuple[AnyDenoiseTask, Footprint]:
         """Return the task with these sizes, and the memory that a worker needs for it."""
-        opened, computing, tile = self.opened, self.opened.computing, self.job.tile
-        tiling = tiling_of(
-            tile,
-            self.denoiser,
-            opened.roles,
-            self.halo,
-            self.geometry,
-            size,
-            block,
-            None if opened.photons else opened.values,
-            opened.corrected.dtype,
-        )
-        convolves = self.denoiser.convolutional and self.geometry.dims == 2
-        written = opened.roles.output_region(Region.whole(block), tiling.scale, self.denoiser.channels[1])
-        layout = self.layout.in_levels(written.stop, self.job.output.levels)
-        task = DenoiseTask(
-            source=opened.corrected,
-            sides=opened.all_sides,
-            writer=ShardWriter(opened.begun.output, layout),
-            grid=grid_of(self.geometry, opened.roles, self.halo, block, tiling, further=self.further),
-            rim=self.rim,
-            roles=opened.roles,
-            denoiser=self.denoiser,
+        tasks = tuple(self._task_of(part, block, size) for part in self.parts)
+        places = {number: place for place, part in enumerate(self.parts) for number in part.channels.numbers}
+        task = ChannelsTask(tasks, places) if places else tasks[0]
+        return task, self.footprint_of(task, tuned)
+
+    def _task_of(self, part: _Part, block: tuple[int, ...], size: Size) -> DenoiseTask:
+        """Return the task of a part with these sizes."""
+        image, denoiser, halo, geometry = self.image, part.denoiser, part.halo, self.geometry
+        tile, roles, computing = self.job.tile, image.roles, image.computing
+        values, depth = None if part.photons else part.values, max(map(max, halo.depth))
+        tiling = tiling_of(tile, denoiser, roles, halo, geometry, size, block, values, image.corrected.dtype)
+        convolves = denoiser.convolutional and geometry.dims == 2
+        written = roles.output_region(Region.whole(block), tiling.scale, denoiser.channels[1])
+        return DenoiseTask(
+            source=image.corrected,
+            sides=part.sides,
+            writer=ShardWriter(image.begun.output, self.layout.in_levels(written.stop, self.job.output.levels)),
+            grid=grid_of(
+                geometry, roles, halo, block, tiling, further=image.holed.halo(denoiser, depth, geometry.dims)
+            ),
+            rim=rim_of(tile, denoiser, roles),
+            roles=roles,
+            denoiser=denoiser,
             tiling=tiling,
-            channels_out=self.denoiser.channels[1],
+            channels_out=denoiser.channels[1],
             device=computing.device,
             precision=computing.precision,
             on_nan=self.job.run.on_nan,
-            holes=opened.holed.holes,
-            defects=opened.defects.defects,
-            overlap=self.overlap,
+            holes=image.holed.holes,
+            defects=image.defects.defects,
+            overlap=computing.on_gpu or overlap_pays(self.job.run),
             channels_last=convolves and channels_last_of(tile, computing.device, computing.precision),
-            io_threads=self.io_threads,
-            seals=self.seals,
+            io_threads=io_threads_for(self.job.run, computing.cluster, computing.device),
+            seals=part.seals,
         )
-        if self.parts:
-            task = self._with_channels(task, block, size, tuned)
-        return task, self.footprint_of(task, tuned)
-
-    def _with_channels(self, task: DenoiseTask, block: tuple[int, ...], size: Size, tuned: Tuned | None) -> DenoiseTask:
-        """Return the task with those of its channels, which are cut alike."""
-        alike = [
-            replace(part, layout=self.layout, geometry=replace(part.geometry, align=self.geometry.align))
-            for part in self.parts
-        ]
-        tasks = [part.task_of(block, size, tuned)[0] for part in alike]
-        grid = cut_for_all(task.grid, [each.grid for each in tasks])
-        tasks = [
-            replace(each, grid=replace(grid, shape=each.grid.shape), writer=task.writer, io_threads=self.io_threads)
-            for each in tasks
-        ]
-        of_channel = {
-            n: (each, i) for each, own in zip(tasks, self.opened.parts, strict=True) for i, n in enumerate(own.numbers)
-        }
-        channels = tuple(of_channel[number] for number in sorted(of_channel))
-        return replace(task, grid=grid, channels=channels)
 
     def in_larger_shards(self) -> Iterator[Self]:
         """Return the same for a volume that is cut into larger blocks."""
@@ -333,251 +328,172 @@ class _Sized:
             layout = replace(self.layout, shard=shard)
             yield replace(self, layout=layout, unit=block_unit(self.geometry, shard))
 
-    def footprint_of(self, task: DenoiseTask, tuned: Tuned | None = None) -> Footprint:
-        """Return the memory that a worker needs for a task: that of the largest of its channels, with the models of all."""
-        original = self.opened.original
+    def footprint_of(self, task: AnyDenoiseTask, tuned: Tuned | None = None) -> Footprint:
+        """Return the memory that a worker needs for a task: that of the largest of its parts, with the models of all."""
+        original = self.image.original
         piece = original.chunks if not original.mapped else (1,)
         needs = [footprint_of(part, piece, tuned) for part in task.parts]
         return {key: max(need[key] for need in needs) for key in needs[0]} | {MODEL: sum(need[MODEL] for need in needs)}
 
-    def with_tasks(self, task: DenoiseTask) -> list[tuple[_Sized, DenoiseTask]]:
-        """Return the parts with their tasks in that of the image."""
-        pairs = zip(self.parts, self.opened.parts, strict=True)
-        return [(part, task.channels[own.numbers[0]][0]) for part, own in pairs]
 
-
-def _tried(opened: _Opened, request: PlanRequest) -> tuple[Denoiser, Halo, Mapping[str, str]]:
-    """Return the denoiser with what a trial found, its halo, and digests of the user's own code."""
-    previous, roles = opened.begun.previous, opened.roles
-    job, denoiser = opened.computing.job, opened.denoiser
-    image = tuple(opened.source.shape[i] for i in roles.spatial)
-    # Its noise level is a side input in each round.
-    tile = replace(job.tile, depth="auto") if opened.photons else job.tile
-    sides = ["sigma"] if opened.photons else [*opened.all_sides]
-    own_code, halo = tried(denoiser, tile, image, previous, run=job.run, report=request.report, sides=sides)
-    if halo.probed:
-        denoiser = denoiser.probed(*halo.probed)
-    if own_code and previous is None and job.tile.seams != "allow":
-        choose = partial(choose_samples, opened.view(opened.source), roles, opened.values, halo.depth, halo.align)
-        halo = compared_on_image(halo, denoiser, choose, job.tile, run=job.run, report=request.report, sides=sides)
-    if opened.photons:
-        denoiser, halo = opened.photons.in_rounds(denoiser, halo, job.tile, len(image))
-    return denoiser, halo, own_code
-
-
-def _size(opened: _Opened, request: PlanRequest, parts: Sequence[_Sized] = ()) -> _Sized:
-    computing, previous, roles = opened.computing, opened.begun.previous, opened.roles
-    job = computing.job
-    if not parts:
-        denoiser, halo, own_code = _tried(opened, request)
-    else:
-        denoiser, halo = parts[0].denoiser, widest([part.halo for part in parts])
-        own_code = {name: digest for part in parts for name, digest in part.own_code.items()}
-    geometry = geometry_of(opened.source, denoiser, roles, halo)
+def _size(image: _Image, parts: Sequence[_Part]) -> _Sized:
+    """Decide on the layout of the output."""
+    roles, previous, original = image.roles, image.begun.previous, image.original
+    align = math.lcm(*(part.halo.align for part in parts))
+    shown = image.holed.view(original, image.sides.get("mask"), roles)
+    geometry = geometry_of(image.source, parts[0].denoiser, roles, align)
     layout = layout_of(
-        job,
-        opened.original,
+        image.job,
+        original,
         geometry,
         roles,
         previous,
-        dtype=opened.written.dtype,
-        nodata=opened.holed.value,
-        channels=display_channels(opened.original, opened.view(opened.original), opened.begun),
+        dtype=max((part.written.dtype for part in parts), key="float32".__eq__),
+        nodata=image.holed.value,
+        channels=display_channels(original, shown, image.begun),
     )
     unit = block_unit(geometry, layout.shard)
-    job, requested = no_more_than(job, computing.requested, geometry.shape, unit)
-    return _Sized(
-        opened,
-        job,
-        requested,
-        denoiser,
-        own_code,
-        {} if parts else seals_of(opened.denoiser, own_code),
-        halo,
-        geometry,
-        layout,
-        rim_of(job.tile, denoiser, roles),
-        unit,
-        overlap=computing.on_gpu or overlap_pays(job.run),
-        io_threads=io_threads_for(job.run, computing.cluster, computing.device),
-        parts=tuple(parts),
-    )
+    job, requested = no_more_than(image.job, image.computing.requested, geometry.shape, unit)
+    return _Sized(image=image, parts=parts, job=job, requested=requested, geometry=geometry, layout=layout, unit=unit)
 
 
-@dataclass(frozen=True)
-class _Settled:
-    """The work on a block, and its memory needs."""
+def _settle(sized: _Sized, request: PlanRequest) -> tuple[_Sized, AnyDenoiseTask, Footprint, ChosenTiles]:
+    """Decide on blocks and tiles; return the work on a block, its memory needs, and the tiles with a trial of the GPU."""
+    job, previous, computing = sized.job, sized.image.begun.previous, sized.image.computing
+    depth = sized.parts[sized.deepest].halo.depth
 
-    sized: _Sized
-    task: DenoiseTask
-    needed: Footprint
-    tuned: Tuned | None
-    """Result of a trial of the GPU."""
-    note: str
-    halo: Halo
-
-
-def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
-    job, previous, computing = sized.job, sized.opened.begun.previous, sized.opened.computing
-
-    def choose(known: Tuned | None) -> tuple[DenoiseTask, Footprint]:
+    def choose(known: Tuned | None) -> tuple[AnyDenoiseTask, Footprint]:
         cuts = (sized, *(() if computing.on_gpu or previous else sized.in_larger_shards()))
         with_sizes = [(cut.unit, partial(cut.task_of, tuned=known)) for cut in cuts]
-        machine, depth = computing.machine_bytes, sized.halo.depth
+        machine = computing.machine_bytes
         return choose_block(job, sized.geometry, with_sizes, previous, machine, depth, on_gpu=computing.on_gpu)
 
-    def settle(chosen: tuple[DenoiseTask, Footprint]) -> ChosenTiles:
+    def settle(chosen: tuple[AnyDenoiseTask, Footprint]) -> ChosenTiles:
         task = max(chosen[0].parts, key=lambda part: (part.denoiser.convolutional, part.denoiser.bytes_per_pixel()))
         with report_if_slow(request.report, trying(task)):
-            found = choose_tiles(job, task, sized.geometry, previous, probe=request.probe)
-        if task is chosen[0]:
-            return found
-        return replace(found, task=chosen[0].changed(partial(_sized_as, task=found.task)))
+            return choose_tiles(job, task, sized.geometry, previous, probe=request.probe)
 
-    def fits(_: tuple[DenoiseTask, Footprint], chosen_tiles: ChosenTiles) -> bool:
-        needed = sized.footprint_of(chosen_tiles.task, chosen_tiles.tuned)
+    def settled(chosen: tuple[AnyDenoiseTask, Footprint], tiles: ChosenTiles) -> tuple[AnyDenoiseTask, Footprint]:
+        task = chosen[0].changed(partial(sized_as, task=tiles.task))
+        return task, sized.footprint_of(task, tiles.tuned)
+
+    def fits(chosen: tuple[AnyDenoiseTask, Footprint], tiles: ChosenTiles) -> bool:
+        needed = settled(chosen, tiles)[1]
         return sum(needed.values()) <= allowed_bytes(job.run, computing.machine_bytes)
 
     is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
-    (task, needed), chosen_tiles = chosen_with_tiles(choose, settle, fits, is_free=is_free)
-    if chosen_tiles is not None:
-        task, needed = chosen_tiles.task, sized.footprint_of(chosen_tiles.task, chosen_tiles.tuned)
+    chosen, tiles = chosen_with_tiles(choose, settle, fits, is_free=is_free)
+    assert tiles is not None
+    task, needed = settled(chosen, tiles)
     check = partial(compared, tile=job.tile, previous=previous, run=job.run, report=request.report)
-    if sized.parts:
-        pairs = sized.with_tasks(task)
-        sized = replace(sized, parts=tuple(replace(part, halo=check(part.halo, own)) for part, own in pairs))
-        halo = sized.halo
-    else:
-        halo = check(sized.halo, task)
-    tuned, note = (chosen_tiles.tuned, chosen_tiles.note) if chosen_tiles else (None, "")
-    return _Settled(sized, task, needed, tuned, note, halo)
+    pairs = zip(sized.parts, task.parts, strict=True)
+    parts = [replace(part, halo=check(part.halo, own)) for part, own in pairs]
+    return replace(sized, parts=parts), task, needed, tiles
 
 
-def _sized_as(tiled: DenoiseTask, task: DenoiseTask) -> DenoiseTask:
-    """Return the task of a channel with the tiles that were tried with another; only networks have a memory layout."""
-    sized = sized_as(tiled, task)
-    return sized if tiled.denoiser.convolutional else replace(sized, channels_last=False)
-
-
-def _identify(settled: _Settled) -> Planned:
-    sized, opened = settled.sized, settled.sized.opened
-    job, begun = sized.job, opened.begun
-    task = settled.task.changed(partial(as_it_went, previous=begun.previous))
-    allowed, machine = parse_bytes(job.run.memory_per_worker), opened.computing.machine_bytes
-    output = OutputArray(begun.output, task.writer.layout, task.grid, job.output.overwrite)
-    given = job.denoiser
+def _planned(sized: _Sized, task: AnyDenoiseTask, needed: Footprint, tiles: ChosenTiles) -> Planned:
+    image, job, identity = sized.image, sized.job, _identity(sized, task)
+    task = task.changed(partial(as_it_went, previous=image.begun.previous))
+    deepest, layout, given = task.parts[sized.deepest], task.parts[0].writer.layout, job.denoiser
+    allowed, machine = parse_bytes(job.run.memory_per_worker), image.computing.machine_bytes
+    output = OutputArray(image.begun.output, layout, task.grid, job.output.overwrite)
     return Planned(
-        computing=replace(opened.computing, job=job, requested=sized.requested),
-        work=DenoiseWork(output, task, settled.tuned, opened.striped.text),
-        sources=(opened.original, *opened.sides.values(), *opened.defects.sources),
+        computing=replace(image.computing, job=job, requested=sized.requested),
+        work=DenoiseWork(output, task, tiles.tuned, image.striped),
+        sources=(image.original, *image.sides.values(), *image.defects.sources),
         files=(*(file for part in task.parts for file in part.denoiser.files()), *map(Path, job.input.sides.values())),
-        identity=_identity(settled),
-        needs=(need_of(task, settled.needed, allowed, machine),),
+        identity=identity,
+        needs=(need_of(deepest, needed, allowed, machine),),
         smaller=SMALLER,
         smaller_output="a smaller output.dtype",
         given={} if isinstance(given, DenoiserChoice) else {"denoiser": describe_denoiser(given)},
-        decided=_decided(settled, task),
-        figures=figures_of(job, task, settled.halo, settled.tuned)
-        | {"dtype": str(opened.source.dtype), "stripes": opened.striped.text}
-        | _figures_of_parts(opened)
-        | _noise(opened),
-        notes=_notes(settled),
+        decided=_decided(sized, task),
+        figures=figures_of(job, deepest, sized.parts[sized.deepest].halo, tiles.tuned)
+        | {"dtype": str(image.source.dtype), "stripes": image.striped.text}
+        | _figures_of(sized),
+        notes=_notes(sized, layout, task.grid, tiles.note),
     )
 
 
-def _noise(opened: _Opened) -> dict[str, str]:
-    """Return the noise that was estimated or given, in words, for the status of a run; that of channels apart is in their notes."""
-    if opened.parts:
-        return {}
-    if opened.photons:
-        return {"noise": opened.photons.note(opened.roles)}
-    return {} if opened.levels is None else {"noise": levels_text(opened.levels, opened.roles, opened.values)}
+def _figures_of(sized: _Sized) -> dict[str, Any]:
+    """Return the settings of channels with denoisers of their own, and the noise that was estimated or given, in words, for the status of a run."""
+    parts = [part for part in sized.parts if part.channels.numbers]
+    settings = [{"channels": list(part.channels.names), "setting": part.channels.setting} for part in parts]
+    texts = [(part.channels, part.noise_text(sized.image.roles)) for part in sized.parts]
+    named = notes_of_parts([(each, [text] if text else []) for each, text in texts])
+    return ({"channels": settings} if settings else {}) | ({"noise": "\n".join(named)} if named else {})
 
 
-def _decided(settled: _Settled, task: DenoiseTask) -> dict[str, Any]:
+def _decided(sized: _Sized, task: AnyDenoiseTask) -> dict[str, Any]:
     """Return the keys that were decided; noise and rims of channels with denoisers of their own stay as they are written."""
-    sized, opened, parts = settled.sized, settled.sized.opened, settled.sized.opened.parts
-    decided = decided_parts(task)
-    if not parts:
-        return decided | {"noise": decided_noise(sized.job.noise, opened.photons)}
-    own = [describe_denoiser(each.denoiser.inner) for _, each in sized.with_tasks(task)]
-    tile = decided["tile"] | {"boundary": sized.job.tile.boundary}
-    return decided | {"tile": tile, "denoiser": own[0], "channels": described(parts, own)}
+    tile, decided = sized.job.tile, decided_parts(task.parts[0])
+    if not isinstance(task, ChannelsTask):
+        return decided | {"noise": decided_noise(sized.job.noise, sized.parts[0].photons)}
+    own = {str(n): describe_denoiser(task.parts[place].denoiser.inner) for n, place in sorted(task.of_channel.items())}
+    return decided | {"tile": decided["tile"] | {"boundary": tile.boundary, "depth": tile.depth}, "channels": own}
 
 
-def _figures_of_parts(opened: _Opened) -> dict[str, Any]:
-    parts = [{"channels": list(part.names), "setting": part.setting} for part in opened.parts]
-    return {"channels": parts} if parts else {}
-
-
-def _notes(settled: _Settled) -> tuple[str, ...]:
-    sized, opened, layout = settled.sized, settled.sized.opened, settled.task.writer.layout
-    # Stripes cannot be removed where channels have denoisers of their own: no note may ask for it.
-    of_parts = (replace(part.opened, striped=Striped()) for part in sized.parts)
-    apart = [_own_notes(own, part.halo) for own, part in zip(of_parts, sized.parts, strict=True)]
+def _notes(sized: _Sized, layout: Layout, grid: Grid, note: str) -> tuple[str, ...]:
+    image, roles = sized.image, sized.image.roles
     return (
-        *opened.original.remarks,
-        *(notes_of_parts(opened.parts, apart) if apart else _own_notes(opened, settled.halo)),
-        *filter(None, [settled.note]),
-        *notes_of(opened.original, opened.source.dtype, layout=layout, roles=opened.roles, grid=settled.task.grid),
-        *note_of_files(layout, sized.job.output, opened.roles),
-        *notes_of_place(opened.begun.output, opened.begun.directory),
+        *image.original.remarks,
+        *image.notes,
+        *image.holed.notes,
+        *image.striped.notes,
+        *image.defects.notes,
+        *notes_of_parts([(part.channels, _own_notes(part, roles)) for part in sized.parts]),
+        *note_of_defects(sum(part.written.alone for part in sized.parts), image.source.shape),
+        *filter(None, [note]),
+        *notes_of(image.original, image.source.dtype, layout=layout, roles=roles, grid=grid),
+        *note_of_files(layout, sized.job.output, roles),
+        *notes_of_place(image.begun.output, image.begun.directory),
     )
 
 
-def _own_notes(opened: _Opened, halo: Halo) -> list[str]:
-    """Return the notes on an image, or on channels with a denoiser of their own."""
+def _own_notes(part: _Part, roles: Roles) -> list[str]:
+    """Return the notes on channels with the same denoiser."""
     return [
-        *opened.tiled.notes,
-        *opened.holed.notes,
-        *opened.striped.notes,
-        *opened.defects.notes,
-        *notes_of_levels(opened.levels, opened.roles, opened.values),
-        *halo.remarks,
-        *opened.written.notes,
-        *([opened.photons.note(opened.roles)] if opened.photons else []),
+        *part.notes,
+        *notes_of_levels(part.levels, roles, part.values),
+        *part.halo.remarks,
+        *part.written.notes,
+        *([part.photons.note(roles)] if part.photons else []),
     ]
 
 
-def _identity(settled: _Settled) -> dict[str, Any]:
+def _identity(sized: _Sized, task: AnyDenoiseTask) -> dict[str, Any]:
     """Return everything that can change a bit of the output."""
-    sized, opened, task = settled.sized, settled.sized.opened, settled.task
-    pairs = zip(opened.parts, sized.with_tasks(task), strict=True)
-    apart = [{"numbers": list(own.numbers), **_identity_of(part, each, part.halo)} for own, (part, each) in pairs]
+    image, main = sized.image, task.parts[0]
+    parts = [_identity_of(part, own) for part, own in zip(sized.parts, task.parts, strict=True)]
     return {
-        "input": opened.original.fingerprint(),
-        "sides": {name: side.fingerprint() for name, side in opened.sides.items()},
-        **({"channels": apart} if apart else _identity_of(sized, task, settled.halo)),
-        "tiled_axes": "".join(task.roles.axes[i] for i in task.roles.spatial),
-        "precision": task.precision,
-        **on_device(task, opened.begun.previous),
-        "on_nan": task.on_nan,
-        "stripes": asdict(opened.striped.lines) if opened.striped.lines else None,
-        "layout": task.writer.layout.to_json(),
-        "block": list(task.grid.block),
-        "code": {**code_versions(), **sized.own_code},
+        "input": image.original.fingerprint(),
+        "sides": {name: side.fingerprint() for name, side in image.sides.items()},
+        **({"channels": parts} if len(parts) > 1 else parts[0]),
+        "holes": asdict(main.holes) if main.holes else None,
+        "defects": image.defects.to_json(),
+        "tiled_axes": "".join(main.roles.axes[i] for i in main.roles.spatial),
+        "precision": main.precision,
+        **on_device(main, image.begun.previous),
+        "on_nan": main.on_nan,
+        "stripes": asdict(image.striped.lines) if image.striped.lines else None,
+        "layout": main.writer.layout.to_json(),
+        "block": list(main.grid.block),
+        "code": {**code_versions(), **{name: digest for part in sized.parts for name, digest in part.own_code.items()}},
     }
 
 
-def _level(opened: _Opened) -> Any:
-    """Return the noise level of each plane, or the one that is given."""
-    if opened.levels is None:
-        return (None if opened.photons else opened.computing.job.noise.read_sigma) or None
-    return opened.levels.tolist()
-
-
-def _identity_of(sized: _Sized, task: DenoiseTask, halo: Halo) -> dict[str, Any]:
+def _identity_of(part: _Part, task: DenoiseTask) -> dict[str, Any]:
     """Return the part of the identity that channels with a denoiser of their own have for themselves."""
-    opened = sized.opened
+    given, levels, noise = part.channels.given, part.levels, part.photons
+    known = None if noise else part.channels.job.noise.read_sigma or None
     return {
-        "denoiser": describe_denoiser(opened.given),
-        "weights": {path.name: task.seals[str(path)] for path in opened.given.files()},
-        "range": list(opened.values) if opened.values else None,
+        **({"numbers": list(part.channels.numbers)} if part.channels.numbers else {}),
+        "denoiser": describe_denoiser(given),
+        "weights": {path.name: task.seals[str(path)] for path in given.files()},
+        "range": list(part.values) if part.values else None,
         "depth": [list(pair) for pair in task.tiling.depth],
         "boundary": list(task.rim.rules),
-        "holes": asdict(task.holes) if task.holes else None,
-        "defects": opened.defects.to_json(),
-        "noise_level": _level(opened),
-        "noise": opened.photons.to_json() if opened.photons else None,
-        "probed": list(halo.probed) if halo.probed else None,
+        "noise_level": known if levels is None else levels.tolist(),
+        "noise": noise.to_json() if noise else None,
+        "probed": list(part.halo.probed) if part.halo.probed else None,
     }

@@ -65,9 +65,10 @@ def as_it_went(tiled: T, previous: Mapping[str, Any] | None) -> T:
 
 
 def sized_as(tiled: T, task: DenoiseTask) -> T:
-    """Return a task or image with the tile, batch and memory layout of a task."""
+    """Return a task or image with the tile, batch and memory layout of a task; beside a network, only other networks have a layout."""
     tiling = replace(tiled.tiling, tile=task.tiling.tile, batch=task.tiling.batch)
-    return replace(tiled, tiling=tiling, channels_last=task.channels_last, records=task.records)
+    has_layout = tiled.denoiser.convolutional or not task.denoiser.convolutional
+    return replace(tiled, tiling=tiling, channels_last=task.channels_last and has_layout, records=task.records)
 
 
 def on_device(tiled: DenoiseTask | Denoised, previous: Mapping[str, Any] | None) -> dict[str, Any]:

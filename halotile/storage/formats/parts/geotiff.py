@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 from xml.etree import ElementTree
@@ -93,7 +93,7 @@ def geotiff_tags(place: Georeference, band: int | None = None) -> list[Tag]:
     types = ((DIRECTORY, "H"), (DOUBLES, "d"), (ASCII, "s"))
     found = [(number, kind, keys[str(number)]) for number, kind in types if keys.get(str(number))]
     tags: list[Tag] = [(number, kind, 0 if kind == "s" else len(v), v, True) for number, kind, v in found]
-    if metadata := _band_metadata(place.geokeys.get(str(METADATA)), band):
+    if metadata := band_metadata(place.geokeys.get(str(METADATA)), None if band is None else [band]):
         tags.append((METADATA, "s", 0, metadata, True))
     a, b, _, d, e, _ = place.transform
     shift = 0.5 if _is_point(keys) else 0.0
@@ -104,18 +104,19 @@ def geotiff_tags(place: Georeference, band: int | None = None) -> list[Tag]:
     return [(MATRIX, "d", 16, (a, b, 0, x, d, e, 0, y, 0, 0, 0, 0, 0, 0, 0, 1), True), *tags]
 
 
-def _band_metadata(text: Any, band: int | None) -> str:
-    """GDAL's metadata, such as scale, offset, unit and name of each band, without statistics, which are of the noisy pixels."""
+def band_metadata(text: Any, bands: Sequence[int] | None = None) -> str:
+    """GDAL's metadata, such as scale, offset, unit and name of each band, without statistics, which are of the noisy pixels; of some bands, in this order."""
     root = _gdal_metadata(text)
     if root is None:
         return ""
+    places = None if bands is None else {str(band): str(place) for place, band in enumerate(bands)}
     for item in list(root):
         number = item.get("sample")
-        is_of_another = band is not None and number not in (None, str(band))
+        is_of_another = places is not None and number is not None and number not in places
         if is_of_another or item.get("name", "").startswith("STATISTICS_"):
             root.remove(item)
-        elif band is not None and number is not None:
-            item.set("sample", "0")
+        elif places is not None and number is not None:
+            item.set("sample", places[number])
     return ElementTree.tostring(root, encoding="us-ascii").decode() if len(root) else ""
 
 

@@ -307,6 +307,16 @@ def plane_attributes(file: Any, series: int) -> dict[str, Any]:
     return {}
 
 
+def planes_of_channels(attributes: Mapping[str, Any], numbers: Sequence[int]) -> dict[str, Any]:
+    """The attributes with the values of the planes of some channels, in this order; without these where they are others."""
+    others = {name: value for name, value in attributes.items() if name != PLANES}
+    with suppress(KeyError, TypeError, ValueError, IndexError):
+        kept = attributes[PLANES]
+        chosen = np.arange(len(kept["planes"])).reshape(kept["sizes"])[:, list(numbers)]
+        return others | {PLANES: {"sizes": list(chosen.shape), "planes": [kept["planes"][n] for n in chosen.flat]}}
+    return others
+
+
 def positions(file: Any, series: int) -> Sizes:
     """Position of the first pixel and its unit for each axis letter, where all planes of an OME-TIFF agree; along z that of the first planes."""
     planes = _ome_planes(file, series)
