@@ -135,7 +135,7 @@ def info(path: str | Path, *, level: int = 0, dataset: str | None = None) -> dic
     return describe(os.fspath(path), level=level, dataset=dataset)
 
 
-def view(*paths: str | Path, against: str | Path | None = None) -> ImageServer:
+def view(*paths: str | Path, against: str | Path | None = None, dataset: str | None = None) -> ImageServer:
     """Show images in a browser, or in a notebook: they pan and zoom together.
 
     Parameters
@@ -144,6 +144,8 @@ def view(*paths: str | Path, against: str | Path | None = None) -> ImageServer:
         Images in any format, side by side.
     against : path, optional
         The image before. It is the first panel, and its difference from the first of ``paths`` the last.
+    dataset : str, optional
+        Dataset inside HDF5 files, image or array inside Zarrs, or scene of microscope's files.
 
     Returns
     -------
@@ -162,7 +164,9 @@ def view(*paths: str | Path, against: str | Path | None = None) -> ImageServer:
     >>> import halotile
     >>> halotile.view("clean.zarr", against="noisy.zarr")  # doctest: +SKIP
     """
-    return ImageServer(panels_of([os.fspath(path) for path in paths], None if against is None else os.fspath(against)))
+    return ImageServer(
+        panels_of([os.fspath(path) for path in paths], None if against is None else os.fspath(against), dataset)
+    )
 
 
 def preview(

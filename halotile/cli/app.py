@@ -31,7 +31,7 @@ COMMANDS = {
     },
     "Results": {
         "view": "pan and zoom through images in a browser",
-        "report": "name the page of a run: images, figures, the job",
+        "report": "print the path of a run's report",
         "preview": "draw an image as a small PNG",
         "export": "write an image as OME-TIFF or GeoTIFF, draw a scan as PNG",
         "verify": "check every stored block, and repair damaged ones",

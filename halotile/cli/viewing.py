@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-from halotile.errors import ConfigError, HalotileError
+import numpy as np
+
+from halotile.errors import ConfigError
 from halotile.registry import optional
-from halotile.storage.spacing import converted
 
 if TYPE_CHECKING:
     from halotile.storage.images.served import ServedImage
@@ -26,17 +27,19 @@ HOME, OPEN = "127.0.0.1", "open"
 SAMPLED = 1024
 """Longest edge of the level by which the contrast is chosen."""
 RESIDUAL = "residual"
-ALIVE_SECONDS = 10.0
+ALIVE_SECONDS, IDLE_SECONDS, AT_ONCE = 10.0, 60.0, 2
+"""Seconds between signs of life, and without a request until a connection ends; chunks that are computed at once."""
+RGB = ("FF0000", "00FF00", "0000FF", "000000")
 BACKGROUND = "#203040"
 """Colour of holes, and around the image."""
-GREY = """#uicontrol invlerp shown(range=[{low:.8g}, {high:.8g}])
+GREY = """#uicontrol invlerp shown(range=[{low:.17g}, {high:.17g}])
 void main() {{
   float value = float(toRaw(getDataValue()));
   if ({hole}) emitTransparent(); else emitGrayscale(shown());
 }}"""
 COLOUR = """{controls}
 void main() {{
-  vec3 mixed = vec3(0.0);
+  vec3 mixed = vec3({middle});
   {sums}
   if ({hole}) emitTransparent(); else emitRGB(mixed);
 }}"""
@@ -62,12 +65,9 @@ class ImageServer:
     """
 
     def __init__(self, panels: Sequence[Panel]) -> None:
-        client = Path(optional("images are shown with neuroglancer", "neuroglancer", '"halotile[view]"').__file__)
-        self.panels = panels
         self._over = threading.Event()
         self.token = secrets.token_urlsafe(24)
-        files = {path.name: path for path in (client.parent / "static" / "client").iterdir()}
-        self._server = ThreadingHTTPServer((HOME, 0), _handler(self.token, files, panels, self._over))
+        self._server = ThreadingHTTPServer((HOME, 0), _handler(self.token, client_files(), panels, self._over))
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="images", daemon=True)
@@ -84,7 +84,7 @@ class ImageServer:
             pass
 
     def close(self) -> None:
-        """Serve nothing any more."""
+        """Stop the server; pages that are open get nothing more."""
         self._over.set()
         self._server.shutdown()
         self._server.server_close()
@@ -103,14 +103,18 @@ def _handler(
     token: str, files: Mapping[str, Path], panels: Sequence[Panel], over: threading.Event
 ) -> type[BaseHTTPRequestHandler]:
     """Return the answers to requests: a page of another site has another host, and does not know the token."""
+    at_once = threading.Semaphore(AT_ONCE)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        timeout = IDLE_SECONDS
 
         def do_GET(self) -> None:
             kind, given, name = [*self.path.partition("?")[0].split("/", 3)[1:], "", "", ""][:3]
-            host = self.headers.get("Host", "").rpartition(":")[0]
-            if host not in (HOME, "localhost") or not secrets.compare_digest(given.encode(), token.encode()):
+            host = self.headers.get("Host", "").partition(":")[0]
+            if over.is_set():
+                self._answer(503, b"")
+            elif host not in (HOME, "localhost") or not secrets.compare_digest(given.encode(), token.encode()):
                 self._answer(403, b"")
             elif kind == OPEN:  # by the name and the port that a tunnel has on the other side
                 root = f"http://{self.headers['Host']}/v/{token}"
@@ -133,7 +137,7 @@ def _handler(
         def _answer_file(self, name: str) -> None:
             try:
                 content = self._content(name)
-            except HalotileError as error:
+            except Exception as error:  # a chunk that cannot be read stays empty, and the viewer goes on
                 self._answer(500, str(error).encode())
             else:
                 kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
@@ -142,18 +146,21 @@ def _handler(
         def _content(self, name: str) -> bytes | None:
             number, slash, rest = name.partition("/")
             if slash and number.isdecimal() and int(number) < len(panels):
-                return panels[int(number)].image.file(rest)
+                with at_once:
+                    return panels[int(number)].image.file(rest)
             return files[name].read_bytes() if name in files else None
 
         def _answer(self, code: int, content: bytes, kind: str = "text/plain", location: str = "") -> None:
-            self.send_response(code)
-            if location:
-                self.send_header("Location", location)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(content)
+            self.close_connection = over.is_set()
+            with suppress(OSError):  # the viewer asks for no more of what has left the screen
+                self.send_response(code)
+                if location:
+                    self.send_header("Location", location)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(content)))
+                self.send_header("Cache-Control", "no-store")
+                self.end_headers()
+                self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
             """Print nothing."""
@@ -161,45 +168,69 @@ def _handler(
     return Handler
 
 
-def panels_of(paths: Sequence[str], against: str | None) -> list[Panel]:
+def client_files() -> dict[str, Path]:
+    """Return the files of the viewer by name."""
+    viewer = optional("images are shown with neuroglancer", "neuroglancer", '"halotile[view]"')
+    return {path.name: path for path in (Path(viewer.__file__).parent / "static" / "client").iterdir()}
+
+
+def panels_of(paths: Sequence[str], against: str | None, dataset: str | None = None) -> list[Panel]:
     """Open the images: before the first the one that it is compared with, and behind all the difference of both."""
     from halotile.storage.images.served import ServedImage
 
+    client_files()
+    if not paths:
+        raise ConfigError("no image is named. Write the path of one or more.")
     named = [*([against] if against else []), *paths]
-    shown, pair = [ServedImage.open(path) for path in named], 2 if against else 1
+    shown, pair = [ServedImage.open(path, dataset) for path in named], 2 if against else 1
+    residual = shown[0].minus(shown[1]) if against else None
+    if residual and not residual.levels:
+        sizes = [" × ".join(map(str, image.shape(0))) for image in shown]
+        raise ConfigError(
+            f"--against {against}: it has {sizes[0]} pixels, and {paths[0]} has {sizes[1]}. Name the image that it was computed from."
+        )
+    shown = _with_common_sizes(shown, pair)
     common = _windows(shown[:pair])
     panels = []
     for number, (path, image) in enumerate(zip(named, shown, strict=True)):
-        window = common if number < pair else _windows([image])
+        window = common if number < pair and image.together == len(common) else _windows([image])
         window = common if _are_alike(window, common) else window
         panels.append(Panel(path.rstrip("/").rpartition("/")[2], image, _shader(image, window)))
-    if against:
-        residual = shown[0].minus(shown[1])
-        if not residual.levels:
-            sizes = [" × ".join(map(str, image.shape(0))) for image in shown]
-            raise ConfigError(
-                f"--against {against}: it has {sizes[0]} pixels, and {paths[0]} has {sizes[1]}. Name an image of that shape."
-            )
-        ends = [max(map(abs, window)) for window in _windows([residual])]
-        panels.append(Panel(RESIDUAL, residual, _shader(residual, [(-end, end) for end in ends])))
+    if residual:
+        residual = replace(residual, sizes=shown[0].sizes, is_colour=shown[1].is_colour)
+        ends = [max(map(abs, window)) for window in _percentiles([residual])]
+        panels.append(Panel(RESIDUAL, residual, _shader(residual, [(-end, end) for end in ends], middle=0.5)))
     if len({panel.name for panel in panels}) < len(panels):
         panels = [replace(panel, name=f"{n} {panel.name}") for n, panel in enumerate(panels, 1)]
     return panels
 
 
+def _with_common_sizes(images: Sequence[ServedImage], pair: int) -> list[ServedImage]:
+    """Return the images with pixel sizes by which they lie over one another: both of a pair have those that one of them knows; else none has any."""
+    known = max((image.sizes for image in images[:pair]), key=lambda sizes: sum(size != 1 for size in sizes))
+    sized = [replace(image, sizes=known) if n < pair else image for n, image in enumerate(images)]
+    if len({tuple(size != 1 for size in image.sizes[-2:]) for image in sized}) == 1:
+        return sized
+    return [replace(image, sizes=(1.0,) * len(image.sizes)) for image in sized]
+
+
 def _windows(images: Sequence[ServedImage]) -> Contrast:
     """Return the same values for all images: those of the first file, or percentiles of a coarse level."""
-    from halotile.storage.images.planes import choose_planes
+    from halotile.storage.images.planes import known_channels
+
+    given: list[Any] = [channel.get("window") for channel in known_channels(images[0].source)]
+    if len(given) == images[0].together and all(given):
+        return [(each["start"], each["end"]) if isinstance(each, Mapping) else each for each in given]
+    return _percentiles(images)
+
+
+def _percentiles(images: Sequence[ServedImage]) -> Contrast:
     from halotile.storage.images.png import contrast
 
-    planes = choose_planes(images[0].source, {}, None)
-    given = planes.blended().contrasts
-    if given and all(given):
-        return [window for window in given if window]
-    means = [image.sample(SAMPLED) for image in images]
-    parts = [[each] if planes.colour else [*each] for each in means]
-    found = [contrast([*of_channel]) for of_channel in zip(*parts, strict=False)]
-    return found * len(means[0]) if planes.colour else found
+    means = [image.sample(SAMPLED)[:3] if image.is_colour else image.sample(SAMPLED) for image in images]
+    if images[0].is_colour:
+        return [contrast(means)] * images[0].together
+    return [contrast([*of_channel]) for of_channel in zip(*means, strict=False)]
 
 
 def _are_alike(one: Contrast, other: Contrast) -> bool:
@@ -209,29 +240,41 @@ def _are_alike(one: Contrast, other: Contrast) -> bool:
     return len(one) == len(other) and overlap and all(0.5 <= width <= 2 for width in widths)
 
 
-def _shader(image: ServedImage, windows: Contrast) -> str:
-    """Return the program that draws a pixel."""
+def _shader(image: ServedImage, windows: Contrast, middle: float = 0.0) -> str:
+    """Return the program that draws a pixel; ``middle``: brightness of the middle of each window."""
     from halotile.storage.images.planes import choose_planes
     from halotile.storage.images.served import HOLE
+    from halotile.storage.sharded.ome_metadata import shown_colours
 
-    hole = "false"
-    if image.dtype.kind == "f":
-        hole = f"value < {HOLE / 2:.1e}"
-    else:
-        windows = [(math.floor(low), math.ceil(high)) for low, high in windows]
+    hole = f"value < {HOLE / 2:.1e}" if image.dtype.kind == "f" else "false"
+    windows = [_possible(window, image.dtype) for window in windows]
     if image.together == 1:
         (low, high), *_ = windows
         return GREY.format(low=low, high=high, hole=hole)
-    planes = choose_planes(image.source, {}, None)
-    colours = ("FF0000", "00FF00", "0000FF", "000000")[: image.together] if planes.colour else planes.blended().blend
+    colours: Sequence[str] = RGB[: image.together]
+    if not image.is_colour:
+        colours = choose_planes(image.source, {}, None).blended().blend or shown_colours(({},) * image.together)
     controls = "\n".join(
-        f"#uicontrol invlerp channel{n}(range=[{low:.8g}, {high:.8g}], channel={n})"
+        f"#uicontrol invlerp channel{n}(range=[{low:.17g}, {high:.17g}], channel={n})"
         for n, (low, high) in enumerate(windows)
     )
-    rgb = [", ".join(f"{part / 255:.3f}" for part in bytes.fromhex(colour)) for colour in colours]
-    sums = "\n  ".join(f"mixed += channel{n}() * vec3({each});" for n, each in enumerate(rgb))
+    mixed = np.array([[*bytes.fromhex(colour)] for colour in colours]) / 255
+    if middle:  # in which all of them are grey
+        mixed = mixed / np.maximum(mixed.sum(0), 1)
+    rgb = [", ".join(f"{part:.3f}" for part in parts) for parts in mixed]
+    sums = "\n  ".join(f"mixed += (channel{n}() - float({middle})) * vec3({each});" for n, each in enumerate(rgb))
     hole = " && ".join(f"({hole.replace('value', f'float(toRaw(getDataValue({n})))')})" for n in range(image.together))
-    return COLOUR.format(controls=controls, sums=sums, hole=hole)
+    return COLOUR.format(controls=controls, sums=sums, hole=hole, middle=middle)
+
+
+def _possible(window: tuple[float, float], dtype: np.dtype[Any]) -> tuple[float, float]:
+    """Return values for black and white that the viewer accepts: whole ones within the type, and never equal."""
+    low, high = window
+    if dtype.kind == "f":
+        return low, high if high > low else low + 1
+    ends = np.iinfo(dtype)
+    low = max(int(ends.min), min(math.floor(low), int(ends.max) - 1))
+    return low, min(int(ends.max), max(math.ceil(high), low + 1))
 
 
 def state(panels: Sequence[Panel], root: str) -> dict[str, Any]:
@@ -261,10 +304,8 @@ def state(panels: Sequence[Panel], root: str) -> dict[str, Any]:
 
 
 def _dimensions(image: ServedImage) -> dict[str, tuple[float, str]]:
-    """Return the pixel size along each axis in metres, or 1 where it is unknown; channels that are drawn together have a mark."""
-    source, found = image.source, {}
-    for axis, size, unit in zip(source.axes, source.scale, source.units, strict=True):
-        length = converted(size, unit, "meter") if axis in "zyx" else None
-        name = "c^" if axis == "c" and image.together > 1 else axis
-        found[name] = (length, "m") if length else (1.0, "")
-    return found
+    """Return the pixel size along each axis; channels that are drawn together have a mark."""
+    axes = zip(image.source.axes, image.sizes, strict=True)
+    return {
+        "c^" if axis == "c" and image.together > 1 else axis: (size, "m" if size != 1 else "") for axis, size in axes
+    }

@@ -202,9 +202,11 @@ class TileRunner:
             if not self.device.is_out_of_memory(error):
                 raise
             return
-        receipt.cpu_kind += f", {self.device.title}"
+        if not receipt.cpu_kind.endswith(self.device.title):
+            receipt.cpu_kind += f", {self.device.title}"
         margin = f", margin {model.keywords['margin']}" if isinstance(model, partial) else ""
-        receipt.bits[f"{'×'.join(map(str, shape))}{margin}"] = hashlib.blake2b(
+        which = f", network {len(receipt.bits) + 1}" if receipt.bits else ""  # of channels with networks of their own
+        receipt.bits[f"{'×'.join(map(str, shape))}{margin}{which}"] = hashlib.blake2b(
             pixels.tobytes(), digest_size=8
         ).hexdigest()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from PIL import Image
 
 from halotile.cli.viewing import BACKGROUND, ImageServer, panels_of
 from halotile.errors import ConfigError
+from halotile.storage.grid import Region
 from halotile.storage.images.served import HOLE, ServedImage
 from tests.browsing import chromium, needs_browser
 from tests.support import write_zarr
@@ -126,6 +129,59 @@ def test_an_image_of_another_range_has_its_own_contrast(images: dict[str, Path],
     assert len(set(names)) == len(names)
 
 
+def ranges(shader: str) -> list[list[float]]:
+    return [json.loads(each) for each in re.findall(r"range=(\[.*?\])", shader)]
+
+
+def test_windows_are_what_the_viewer_accepts(tmp_path: Path) -> None:
+    """Whole numbers within the type, never equal; the difference around 0, in grey."""
+    dark = np.random.default_rng(0).integers(0, 3, (3, 64, 64)).astype(np.uint8)
+    for name, image in {"dark": dark, "result": dark - np.float32(0.05), "flat": np.full((64, 64), 255, "u1")}.items():
+        tifffile.imwrite(tmp_path / f"{name}.tif", image, ome=True, metadata={"axes": "CYX"[-image.ndim :]})
+    before, after, residual = panels_of([str(tmp_path / "result.tif")], str(tmp_path / "dark.tif"))
+    assert ranges(before.shader) == [[0, 2]] * 3
+    assert all(low < 0 for low, _ in ranges(after.shader))
+    assert all(low == -high for low, high in ranges(residual.shader))
+    assert "vec3(0.5)" in residual.shader
+    (flat,) = panels_of([str(tmp_path / "flat.tif")], None)
+    assert ranges(flat.shader) == [[254, 255]]
+
+
+def test_pixel_sizes_are_those_that_one_of_both_images_knows(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).uniform(size=(2, 64, 64)).astype("f4")
+    metadata = {"axes": "TYX", "PhysicalSizeX": 0.13, "PhysicalSizeY": 0.13, "TimeIncrement": 0.1}
+    tifffile.imwrite(tmp_path / "known.tif", pixels, ome=True, metadata=metadata)
+    tifffile.imwrite(tmp_path / "unknown.tif", pixels, ome=True, metadata={"axes": "TYX"})
+    for path, against in (("known", "unknown"), ("unknown", "known")):
+        panels = panels_of([str(tmp_path / f"{path}.tif")], str(tmp_path / f"{against}.tif"))
+        (sizes,) = {panel.image.sizes for panel in panels}
+        assert sizes == pytest.approx((1.0, 1.3e-7, 1.3e-7))
+    alone = panels_of([str(tmp_path / "known.tif"), str(tmp_path / "unknown.tif")], None)
+    assert {panel.image.sizes for panel in alone} == {(1.0, 1.0, 1.0)}
+
+
+def test_photographs_of_floats_are_in_colour_and_large_images_cost_little(tmp_path: Path) -> None:
+    np.save(tmp_path / "photo.npy", np.random.default_rng(0).uniform(size=(64, 64, 3)))
+    (photo,) = panels_of([str(tmp_path / "photo.npy")], None)
+    assert photo.image.is_colour
+    assert "vec3(1.000, 0.000, 0.000)" in photo.shader
+    write_zarr(tmp_path / "large.zarr", np.zeros((4, 4), np.uint16), chunk=4)
+    large = ServedImage.open(str(tmp_path / "large.zarr"))
+    read: list[int] = []
+
+    class Large:
+        shape, dtype = (100_000, 100_000), np.dtype(np.uint16)
+
+        def read(self, region: Region) -> NDArray[Any]:
+            read.append(region.size)
+            return np.ones(region.shape, np.uint16)
+
+    large = replace(large, levels=(Large(),))
+    large.sample(1024)
+    assert large.file(f"{large.halvings}/0/0")
+    assert max(read) <= 2**22
+
+
 def test_images_of_other_shapes_are_not_compared(images: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="1500 × 1500 pixels"):
         panels_of([str(images["cells"])], str(images["noisy"]))
@@ -139,7 +195,9 @@ def test_levels_that_a_file_lacks_are_means_of_measured_pixels(images: dict[str,
     assert (pixels[0, 0], pixels[160, 60]) == (40, np.float32(HOLE))
     assert (np.frombuffer(image.file("2/1/1") or b"", "<f4").reshape(256, 256)[:119, :119] == 220).all()
     scales = json.loads(image.file(".zattrs") or b"")["multiscales"][0]["datasets"]
-    assert [each["coordinateTransformations"][0]["scale"] for each in scales] == [[1, 1], [2, 2], [4, 4], [8, 8]]
+    found = [each["coordinateTransformations"] for each in scales]
+    assert [each[0]["scale"] for each in found] == [[1, 1], [2, 2], [4, 4], [8, 8]]
+    assert [each[1]["translation"] for each in found[1:]] == [[0.5, 0.5], [1.5, 1.5], [3.5, 3.5]]
 
 
 ZOOM = (

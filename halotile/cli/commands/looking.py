@@ -50,7 +50,7 @@ def status(
 def report(
     run_path: arg.RunPath, is_opened: Annotated[bool, arg.flag("--open", "Open it in a browser.")] = False
 ) -> None:
-    """Name the page of a run, one file: once it has finished, with images before and after, figures, and the job."""
+    """Print the path of a run's page; of a finished run it is a report, in one file."""
     import webbrowser
 
     from halotile.cli.status import find_run
@@ -159,18 +159,24 @@ def view(
             "OTHER", "The image before; it is the first panel, and its difference from the first IMAGE the last."
         ),
     ] = None,
+    dataset: arg.Dataset = None,
     no_browser: Annotated[bool, arg.flag("--no-browser", "Print the address, and open nothing.")] = False,
 ) -> None:
     """Pan and zoom through images in a browser, before beside after, until Ctrl-C."""
+    import tempfile
     import webbrowser
 
     from halotile.cli.batch import tunnel_here
     from halotile.cli.viewing import ImageServer, panels_of
 
-    with ImageServer(panels_of(paths, against)) as server:
+    for path in (*paths, *([against] if against else [])):
+        _check_is_image(path, dataset)
+    with ImageServer(panels_of(paths, against, dataset)) as server, tempfile.TemporaryDirectory() as private:
         echo(f"{tunnel_here(server.address)}\nCtrl-C ends it.")
-        if not no_browser:
-            webbrowser.open(server.address)
+        if not no_browser:  # by a file of this user's: on the browser's command line, others would see the address
+            page = Path(private, "view.html")
+            page.write_text(f'<meta http-equiv="refresh" content="0; url={server.address}">')
+            webbrowser.open(page.as_uri())
         with suppress(KeyboardInterrupt):
             server.wait_for_ctrl_c()
 

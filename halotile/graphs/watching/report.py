@@ -6,8 +6,10 @@ import base64
 import json
 import platform
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from halotile.graphs.clusters.common.machine import cores_here
@@ -15,6 +17,7 @@ from halotile.graphs.kinds.base import Inspection, Row
 from halotile.graphs.plans.plan import Plan
 from halotile.storage.images.png import contrast, encode_png
 from halotile.storage.images.sheet import grey
+from halotile.storage.sharded.layout import Layout
 
 RESIDUAL_LEVELS = 3.0
 """Residual in noise levels that is drawn as black or white."""
@@ -34,7 +37,7 @@ def report_of(plan: Plan, inspection: Inspection) -> dict[str, Any]:
     }
     shown = {title: [row for row in rows if row[1]] for title, rows in tables.items()}
     places = [
-        {"title": place.title, "images": [*_pictures(place.before, place.after, place.residual)]}
+        {"title": place.title, "images": [*_images(place.before, place.after, place.residual)]}
         for place in inspection.places
     ]
     return {
@@ -44,26 +47,24 @@ def report_of(plan: Plan, inspection: Inspection) -> dict[str, Any]:
     }
 
 
-def _pictures(before: NDArray[Any], after: NDArray[Any], residual: NDArray[Any]) -> list[list[str]]:
+def _images(before: NDArray[Any], after: NDArray[Any], residual: NDArray[Any]) -> Iterator[list[str]]:
+    """Yield the name of each image, and its PNG in base64."""
     low, high = contrast([before, after])
-    drawn = [
-        ("before", before, low, high),
-        ("after", after, low, high),
-        ("residual", residual, -RESIDUAL_LEVELS, RESIDUAL_LEVELS),
-    ]
-    return [
-        [name, base64.b64encode(b"".join(encode_png(grey(image, black, white)))).decode()]
-        for name, image, black, white in drawn
-    ]
+    yield ["before", _encoded(grey(before, low, high))]
+    yield ["after", _encoded(grey(after, low, high))]
+    yield ["residual", _encoded(grey(residual, -RESIDUAL_LEVELS, RESIDUAL_LEVELS, hole=128))]
+
+
+def _encoded(drawn: NDArray[np.uint8]) -> str:
+    return base64.b64encode(b"".join(encode_png(drawn))).decode()
 
 
 def _commands(plan: Plan) -> list[Row]:
     output, directory = (shlex.quote(str(path)) for path in (plan.output, plan.run_directory))
-    source = next((source.path for source in plan.sources), None)
-    against = f" --against {shlex.quote(source)}" if source and "input" in plan.summary() else ""
-    return [
-        ("view", f"recon-cli view {output}{against}"),
-        ("verify", f"recon-cli verify {output}"),
-        ("repeat", f"recon-cli run {directory}/config.json --fresh"),
-        ("resume", f"recon-cli resume {directory}"),
-    ]
+    rows = [("repeat", f"recon-cli run {directory}/config.json --fresh"), ("resume", f"recon-cli resume {directory}")]
+    if not isinstance(plan.outputs[0].layout, Layout):
+        return rows
+    given, source, against = getattr(plan.job, "input", None), next(iter(plan.sources), None), ""
+    if source and given and source.shape == plan.layout.shape and not (given.dataset or given.level or given.channels):
+        against = f" --against {shlex.quote(source.path)}"
+    return [("view", f"recon-cli view {output}{against}"), ("verify", f"recon-cli verify {output}"), *rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,15 +14,17 @@ import numpy as np
 from halotile.errors import InputError
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Region
-from halotile.storage.images.planes import MOST_CHANNELS
-from halotile.storage.rim import Array, Readable
+from halotile.storage.images.planes import MOST_CHANNELS, choose_planes
+from halotile.storage.rim import Array, Pixels, Readable
 from halotile.storage.sharded.levels import halve
-from halotile.storage.views import measured
+from halotile.storage.sharded.ome_metadata import transformations
+from halotile.storage.spacing import converted, downsampling
+from halotile.storage.views import Viewed, measured
 
 EDGE = 256
 """Edge of a chunk in pixels."""
-MOST_READ = 2**24
-"""Most pixels that one chunk is the mean of: a zoom that needs more shows the finest level that has fewer."""
+MOST_READ = 2**22
+"""Most pixels that one chunk is the mean of: a zoom that needs more shows the coarsest level that has fewer."""
 EXACT = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32")
 """Types that viewers take; others are served as float32."""
 HOLE = -3.4e38
@@ -44,18 +46,31 @@ class ServedImage:
 
     source: Source  # axes in the order t, c, z, y, x
     levels: tuple[Readable, ...]  # stored levels from the finest, with NaN in holes if they have any
+    is_colour: bool  # true: the channels are red, green, blue (and opacity)
+    sizes: tuple[float, ...]  # pixel size along each axis in metres; 1.0 where it is unknown, and for t and c
 
     @classmethod
     def open(cls, path: str, dataset: str | None = None) -> ServedImage:
         """Open all levels of an image."""
+        first = open_source(path, dataset=dataset, complex_pixels=True)
         sources = [*_levels(path, dataset)]
-        views = (measured(source, source.nodata, None, (), len(source.shape)) for source in sources)
-        return cls(sources[0], tuple(views))
+        views = []
+        for source in sources:
+            mask = open_source(path, dataset=source.mask).arranged_as(source) if source.mask else None
+            spatial = tuple(axis for axis, letter in enumerate(source.axes) if letter in "zyx")
+            fits = mask is not None and mask.shape[-2:] == source.shape[-2:]
+            views.append(measured(source, source.nodata, mask if fits else None, spatial, len(source.shape)))
+        finest = sources[0]
+        lengths = zip(finest.axes, finest.scale, finest.units, strict=True)
+        sizes = tuple(
+            (converted(size, unit, "meter") if axis in "zyx" else None) or 1.0 for axis, size, unit in lengths
+        )
+        return cls(finest, tuple(views), choose_planes(first, {}, None).colour, sizes)
 
     def minus(self, other: ServedImage) -> ServedImage:
         """The difference of two images of one shape, level by level."""
         pairs = zip(self.levels, other.levels, strict=False)
-        return ServedImage(self.source, tuple(_Difference(a, b) for a, b in pairs if a.shape == b.shape))
+        return replace(self, levels=tuple(_Difference(a, b) for a, b in pairs if a.shape == b.shape))
 
     @property
     def together(self) -> int:
@@ -93,9 +108,11 @@ class ServedImage:
         return self._chunk(int(level), [*map(int, index)])
 
     def sample(self, edge: int) -> Array:
-        """The middle of a level of that edge, (channels that are drawn together, rows, columns); NaN in holes."""
+        """The middle of a level, of that edge at most, (channels that are drawn together, rows, columns); NaN in holes."""
         count = len(self.levels) + self.halvings
         level = next((n for n in range(count) if max(self.shape(n)[-2:]) <= edge), count - 1)
+        read = 2 ** max(0, level - len(self.levels) + 1)
+        edge = min(edge, math.isqrt(MOST_READ // self.together) // read)
         start, stop = [], []
         for axis, n in zip(self.source.axes, self.shape(level), strict=True):
             shown = self.together if axis == "c" else min(n, edge) if axis in "yx" else 1
@@ -112,16 +129,16 @@ class ServedImage:
 
     @property
     def _multiscales(self) -> dict[str, Any]:
-        axes, finest = self.source.axes, self.shape(0)
         kinds = {"t": "time", "c": "channel"} | dict.fromkeys("zyx", "space")
-        units = zip(axes, self.source.units, strict=True)
-        datasets = []
+        datasets, stored = [], len(self.levels) - 1
         for level in range(len(self.levels) + self.halvings):
-            ratios = [a / b for a, b in zip(finest, self.shape(level), strict=True)]
-            scale = tuple(s * 2 ** round(math.log2(r)) for s, r in zip(self.source.scale, ratios, strict=True))
-            datasets.append({"path": str(level), "coordinateTransformations": [{"type": "scale", "scale": scale}]})
-        described = [{"name": a, "type": kinds.get(a, "other")} | ({"unit": unit} if unit else {}) for a, unit in units]
-        return {"version": "0.4", "axes": described, "datasets": datasets}
+            pairs = zip(self.shape(0), self.shape(min(level, stored)), strict=True)
+            halved = [2 ** max(0, level - stored) if axis in "yx" else 1 for axis in self.source.axes]
+            covered = [downsampling(a, b) * n for (a, b), n in zip(pairs, halved, strict=True)]
+            datasets.append({"path": str(level), "coordinateTransformations": transformations(self.sizes, (), covered)})
+        axes = [{"name": axis, "type": kinds.get(axis, "other")} for axis in self.source.axes]
+        units = [{"unit": "meter"} if size != 1.0 else {} for size in self.sizes]
+        return {"version": "0.4", "axes": [a | u for a, u in zip(axes, units, strict=True)], "datasets": datasets}
 
     def _array(self, level: int) -> dict[str, Any]:
         given = {"zarr_format": 2, "order": "C", "compressor": None, "filters": None, "dimension_separator": "/"}
@@ -140,7 +157,8 @@ class ServedImage:
         stop = tuple(min(a + edge, n) for a, edge, n in zip(start, self._chunks, self.shape(level), strict=True))
         pixels = self._read(level, Region(tuple(start), stop))
         if self.dtype.kind == "f":
-            pixels = np.nan_to_num(pixels, nan=HOLE, posinf=HOLE, neginf=HOLE)
+            with np.errstate(over="ignore"):
+                pixels = np.nan_to_num(pixels.astype(self.dtype), nan=HOLE, posinf=HOLE, neginf=HOLE)
         else:
             pixels = np.rint(pixels)
         filled = np.zeros(self._chunks, self.dtype)
@@ -179,20 +197,20 @@ def _levels(path: str, dataset: str | None) -> Iterator[Source]:
 
 
 @dataclass(frozen=True)
-class _Difference:
-    """One image less another; NaN in the holes of both."""
+class _Difference(Viewed):
+    """One image less another, of complex pixels their moduli; NaN in the holes of both."""
 
-    first: Readable
-    second: Readable
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.first.shape
+    other: Readable
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
         return np.dtype(np.float32)
 
-    def read(self, region: Region) -> Array:
-        first, second = (view.read(region).astype(np.float64) for view in (self.first, self.second))
-        return (first - second).astype(np.float32)
+    def read(self, region: Region) -> Pixels:
+        first, second = (
+            np.abs(p) if np.iscomplexobj(p) else p for p in (v.read(region) for v in (self.source, self.other))
+        )
+        exact = np.result_type(first.dtype, second.dtype, np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            difference: Pixels = (first.astype(exact) - second).astype(np.float32)
+        return difference

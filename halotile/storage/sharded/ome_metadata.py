@@ -236,7 +236,7 @@ def group_attributes(
 
 
 def transformations(
-    scale: Sequence[float], translation: Sequence[float], covered: Sequence[int]
+    scale: Sequence[float], translation: Sequence[float], covered: Sequence[float]
 ) -> list[dict[str, Any]]:
     """Size and position of the pixels of a level; each covers some of the finest ones."""
     if not covered or max(covered) == 1:

@@ -24,6 +24,7 @@ from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
 from halotile.storage.images.planes import MOST_CHANNELS, channel_names, choose_planes
 from halotile.storage.rim import Array, Readable
+from halotile.storage.sharded.ome_metadata import shown_colours
 from halotile.storage.views import measured, readable_parts
 from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask
 from halotile.tasks.denoisers.base import Leveled
@@ -241,7 +242,8 @@ def compare(
     preferred = own if own in common else next(iter(common), own)
     found = {name: replace(one, preferred=preferred) for name, one in found.items()}
     best = {name: one.suggested.setting if (one := found.get(name)) and one.suggested else None for name in names}
-    colours = dict(zip(names, choose_planes(source, {}, None).blended().blend, strict=True))
+    blend = choose_planes(source, {}, None).blended().blend or shown_colours(({},) * len(names))  # of a photograph
+    colours = dict(zip(names, blend, strict=True))
     return replace(
         next(iter(found.values())),
         channels=found,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,10 +70,10 @@ def inspect_residual(
     result = open_array(str(output))
     if result.shape != main.source.shape:
         return Inspection()
-    found, roles, squares = {}, _roles(main), list[InspectedPlace]()
+    found, roles, shown = {}, _roles(main), dict[str, _Square]()
     places = _planes(main)
     for place in places:
-        residual = _of_plane(task, result, place, max(1, PLACES // len(places)), squares)
+        residual = _of_plane(task, result, place, max(1, PLACES // len(places)), shown)
         if residual and residual.ratio > 0:
             found[place] = residual
     if not found:
@@ -101,17 +102,26 @@ def inspect_residual(
         text = f"{kept} % of the height kept at {', '.join(map(str, HEIGHTS))} noise levels; {seen} % detected"
         rows.append(("faint detail", f"{text}; in {names[0]}" if len(found) > 1 else text))
         more = {"faint_detail": [each._asdict() for each in detail]}
-    return Inspection({"residual": figures, **more}, rows, [*filter(None, warnings)], _shown(squares))
+    return Inspection({"residual": figures, **more}, rows, [*filter(None, warnings)], _places(shown))
 
 
-def _shown(seen: Sequence[InspectedPlace]) -> list[InspectedPlace]:
-    """Return the places with most structure and with the largest residual, one where they are the same."""
-    wanted = {"most structure": "after", "largest residual": "residual"}
-    found: dict[int, list[str]] = {}
-    for title, part in wanted.items():
-        spreads = [float(np.nan_to_num(np.nanstd(getattr(place, part)))) for place in seen]
-        found.setdefault(int(np.argmax(spreads)), []).append(title)
-    return [seen[n]._replace(title=f"{seen[n].title}: {' and '.join(titles)}") for n, titles in found.items()]
+STRUCTURE, LARGEST = "most structure", "largest residual"
+
+
+class _Square(NamedTuple):
+    """A place that the report shows, and what it was chosen by."""
+
+    spread: float
+    place: InspectedPlace
+
+
+def _places(shown: Mapping[str, _Square]) -> list[InspectedPlace]:
+    """Return the places that were chosen, with the reasons; one where they are the same."""
+    titles: dict[str, list[str]] = {}
+    for reason, square in shown.items():
+        titles.setdefault(square.place.title, []).append(reason)
+    places = {square.place.title: square.place for square in shown.values()}
+    return [places[where]._replace(title=f"{where}: {' and '.join(reasons)}") for where, reasons in titles.items()]
 
 
 def _detail(
@@ -161,9 +171,9 @@ def _planes(task: DenoiseTask) -> list[tuple[int, ...]]:
 
 
 def _of_plane(
-    whole: AnyDenoiseTask, result: Readable, place: tuple[int, ...], count: int, seen: list[InspectedPlace]
+    whole: AnyDenoiseTask, result: Readable, place: tuple[int, ...], count: int, shown: dict[str, _Square]
 ) -> Residual | None:
-    """Return the residual of a plane, None where it has no noise; add its squares to those that were seen."""
+    """Return the residual of a plane, None where it has no noise; enter its squares among those to be shown."""
     regions = _regions(whole, place, count)
     task = whole.at(regions[0])
     square = (task.roles.spatial[-2], task.roles.spatial[-1])
@@ -182,7 +192,11 @@ def _of_plane(
     for (region, noisy, denoised), residual in zip(squares, relative, strict=True):
         spans = zip(task.roles.axes, region.start, region.stop, strict=True)
         where = ", ".join(f"{axis} {a}" if b == a + 1 else f"{axis} {a} to {b - 1}" for axis, a, b in spans)
-        seen.append(InspectedPlace(where, noisy[None], denoised[None], residual[None]))
+        after = np.where(np.isfinite(noisy), denoised, np.nan)
+        for reason, image in ((STRUCTURE, after), (LARGEST, residual)):
+            spread = float(np.nanstd(image)) if np.isfinite(image).any() else 0.0
+            if reason not in shown or spread > shown[reason].spread:
+                shown[reason] = _Square(spread, InspectedPlace(where, noisy[None], after[None], residual[None]))
     return Residual.of(relative, letters)
 
 
