@@ -113,7 +113,8 @@ def estimate_photon_noise(
     for at, planes in evens.items():
         if at not in clear:
             like = [] if shared else [fit for other, fit in clear.items() if all(other[i] == at[i] for i in channel)]
-            others = _fit_of_even(like, *np.nanmedian(planes, axis=0).tolist())
+            known = [plane for plane in planes if not math.isnan(plane[1])] or [(0.0, 0.0)]
+            others = _fit_of_even(like, *np.median(known, axis=0).tolist())
             fits[at] = others if others.gain else fits.get(at, others)
     lengths = tuple(source.shape[axis] for axis in looped)
     parts = [np.array([fits[tuple(at[n] for n in kept)][i] for at in np.ndindex(lengths)]) for i in range(2)]
