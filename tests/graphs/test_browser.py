@@ -210,4 +210,6 @@ def test_the_kept_page_is_the_report_of_a_run(cluster: RunningCluster, tmp_path:
         assert f"{name}\t{text}" in shown
     assert f"recon-cli view {job.output.path} --against '{source}'" in shown
     assert '"strength": 1.0' in shown
+    assert outcome._repr_html_().count("<img src=") == 3
+    assert f"<td>residual</td><td>{dict(outcome.inspection.rows)['residual']}</td>" in outcome._repr_html_()
     assert "halotile" in shown

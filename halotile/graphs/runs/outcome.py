@@ -13,6 +13,7 @@ from halotile.graphs.amounts import IMAGE, bytes_text, counted, faulty_input, fi
 from halotile.graphs.kinds.base import Inspection
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.watching.progress import Progress
+from halotile.graphs.watching.report import as_html
 from halotile.storage.grid import Grid
 from halotile.tasks.block import BadBlock
 
@@ -34,6 +35,10 @@ class Outcome(Progress):
         """Return the outcome of a plan with this final progress."""
         last = {each.name: getattr(progress, each.name) for each in fields(progress)}
         return cls(**last, output=str(plan.output), run_directory=str(plan.run_directory), **found)
+
+    def _repr_html_(self) -> str:
+        counts = ("done", f"{self.done:,} of {counted(self.total, self.counted)}")
+        return as_html([("output", self.output), counts, *self.inspection.rows], self.inspection.places[:1])
 
 
 def spread_warning(read: int, written: int) -> list[str]:

@@ -6,14 +6,15 @@ import base64
 import json
 import platform
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.graphs.clusters.common.machine import cores_here
-from halotile.graphs.kinds.base import Inspection, Row
+from halotile.graphs.kinds.base import InspectedPlace, Inspection, Row
 from halotile.graphs.plans.plan import Plan
 from halotile.storage.images.png import contrast, encode_png
 from halotile.storage.images.sheet import grey
@@ -36,10 +37,7 @@ def report_of(plan: Plan, inspection: Inspection) -> dict[str, Any]:
         ],
     }
     shown = {title: [row for row in rows if row[1]] for title, rows in tables.items()}
-    places = [
-        {"title": place.title, "images": [*_images(place.before, place.after, place.residual)]}
-        for place in inspection.places
-    ]
+    places = [{"title": place.title, "images": [*_images(*place[1:])]} for place in inspection.places]
     return {
         "places": places,
         "tables": [[title, rows] for title, rows in shown.items() if rows],
@@ -57,6 +55,21 @@ def _images(before: NDArray[Any], after: NDArray[Any], residual: NDArray[Any]) -
 
 def _encoded(drawn: NDArray[np.uint8]) -> str:
     return base64.b64encode(b"".join(encode_png(drawn))).decode()
+
+
+def as_html(rows: Sequence[Row], places: Sequence[InspectedPlace] = ()) -> str:
+    """Return a table for a notebook, under images before and after.
+
+    >>> as_html([("output", "a <b>.zarr")])
+    '<table><tr><td>output</td><td>a &lt;b&gt;.zarr</td></tr></table>'
+    """
+    shown = "".join(
+        f'<figure style="display: inline-block"><img src="data:image/png;base64,{png}"><figcaption>{name}, {escape(place.title)}</figcaption></figure>'
+        for place in places
+        for name, png in _images(*place[1:])
+    )
+    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in rows)
+    return f"{shown}<table>{cells}</table>"
 
 
 def _commands(plan: Plan) -> list[Row]:
