@@ -198,7 +198,7 @@ def panels_of(paths: Sequence[str], against: str | None, dataset: str | None = N
         panels.append(Panel(path.rstrip("/").rpartition("/")[2], image, _shader(image, window)))
     if residual:
         residual = replace(residual, sizes=shown[0].sizes, is_colour=shown[1].is_colour)
-        ends = [max(map(abs, window)) for window in _percentiles([residual])]
+        ends = [max(map(abs, window)) or 1.0 for window in _percentiles([residual])]
         panels.append(Panel(RESIDUAL, residual, _shader(residual, [(-end, end) for end in ends], middle=0.5)))
     if len({panel.name for panel in panels}) < len(panels):
         panels = [replace(panel, name=f"{n} {panel.name}") for n, panel in enumerate(panels, 1)]
