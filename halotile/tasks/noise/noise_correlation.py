@@ -46,12 +46,12 @@ class NoiseCorrelation(NamedTuple):
         """The likely cause, and what helps.
 
         >>> print(NoiseCorrelation((0.4, 0.4, 0.4), (0.0, 0.0, 0.0)).advice)
-        The likely cause is line noise, columns that are off: write input.stripes: auto
+        The likely cause is line noise, columns that are off: write input.stripes: {axis: x}
         """
         axis, most, least = ("y", self.y, self.x) if self.y[0] > self.x[0] else ("x", self.x, self.y)
         if most[2] > LEVEL * most[0] and least[0] < CLEAR:
-            lines = "columns" if axis == "y" else "rows"
-            return f"The likely cause is line noise, {lines} that are off: write input.stripes: auto"
+            lines, across = ("columns", "x") if axis == "y" else ("rows", "y")
+            return f"The likely cause is line noise, {lines} that are off: write input.stripes: {{axis: {across}}}"
         if least[0] >= CLEAR / 2:
             return "The likely cause is resampling, smoothing, a mosaic of colours, or lossy compression: denoise the image from before that, or its means of 2 × 2 pixels"
         # A training that hides neighbours along one axis does not help against noise that is shared along both.

@@ -140,7 +140,7 @@ class FaintDetail(NamedTuple):
     kept: float
     """Share of the height that is left, on the average."""
     detected: float
-    """Share that stands out: what is left is more than three standard deviations of the same contrast in the result without it."""
+    """Share that stands out: what is left is more than three standard deviations of the noise that is left."""
 
 
 def faint_detail(noisy: Values, sigma: Values, denoise: Denoise, denoised: Values) -> tuple[FaintDetail, ...]:
@@ -159,8 +159,10 @@ def faint_detail(noisy: Values, sigma: Values, denoise: Denoise, denoised: Value
     added, level = np.zeros(noisy.shape), np.nan_to_num(sigma)
     for place, shape in details:
         added[place] += shape * level[place]
-    contrasts = _contrasts(denoised, sigma, [(_beside(place), shape) for place, shape in details])
-    spread = max(FLAT, float(np.nanmedian(np.abs(contrasts - np.nanmedian(contrasts)))) / NORMAL_MAD)
+    # Other noise changes the result by about as much as the noise of the image has.
+    other = level * np.random.default_rng(0).standard_normal(noisy.shape)
+    noise = _contrasts(denoise(noisy + other) - denoised, sigma, details)
+    spread = max(FLAT, float(np.nanmedian(np.abs(noise))) / NORMAL_MAD)
     found = []
     for height in HEIGHTS:
         left = _contrasts(denoise(noisy + height * added) - denoised, sigma, details)
@@ -182,12 +184,6 @@ def _details(noisy: Values) -> Iterator[tuple[tuple[slice | int, ...], Array]]:
         place = channel, slice(row, row + edge), slice(column, column + edge)
         if np.isfinite(noisy[place]).all():
             yield place, shapes[number % len(shapes)]
-
-
-def _beside(place: tuple[slice | int, ...]) -> tuple[slice | int, ...]:
-    """The place next to one, on the diagonal, where nothing was added."""
-    edge = 2 * REACH + 1
-    return tuple(p if isinstance(p, int) else slice(p.start + edge, p.stop + edge) for p in place)
 
 
 def _contrasts(image: Values, sigma: Values, details: list[tuple[tuple[slice | int, ...], Array]]) -> Values:

@@ -241,7 +241,7 @@ def compare(
     common = [setting for setting in tasks if all(setting in equal for equal in tied)]
     preferred = own if own in common else next(iter(common), own)
     found = {name: replace(one, preferred=preferred) for name, one in found.items()}
-    best = {name: one.suggested.setting if (one := found.get(name)) and one.suggested else None for name in names}
+    best = {name: _chosen(found.get(name), preferred) for name in names}
     blend = choose_planes(source, {}, None).blended().blend or shown_colours(({},) * len(names))  # of a photograph
     colours = dict(zip(names, blend, strict=True))
     return replace(
@@ -260,6 +260,13 @@ def _known_level(job: Any, task: DenoiseTask) -> float:
     given, (low, high) = options.get("sigma"), task.tiling.range or (0.0, 1.0)
     is_level = isinstance(given, int | float) and isinstance(task.denoiser, Leveled)
     return float(job.noise.read_sigma or (given and is_level and given * (high - low)) or 0)
+
+
+def _chosen(one: Comparison | None, usual: Setting | None) -> Setting | None:
+    """Return the setting for a channel: the suggested one; where errors cannot be estimated the usual one; None where none is better than the image."""
+    if one is not None and one.correlation is not None:
+        return usual
+    return one.suggested.setting if one and one.suggested else None
 
 
 def _written(best: Mapping[str, Setting | None], jobs: Mapping[Setting, Any], source: Source) -> dict[str, Any]:

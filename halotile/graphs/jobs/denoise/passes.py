@@ -134,7 +134,7 @@ def _detail(
         return ()
     spans = zip(region.start, region.stop, strict=True)
     crop = DenoisedPlace(task, dict(zip(task.roles.axes, spans, strict=True)))
-    cost = (2 + len(HEIGHTS)) * task.grid.window_of(crop.region).size * pixel_seconds
+    cost = (3 + len(HEIGHTS)) * task.grid.window_of(crop.region).size * pixel_seconds
     loading = 0.0 if "torch" in sys.modules else TORCH_SECONDS
     if cost > DETAIL_SECONDS or cost + loading > SHARE * seconds:
         return ()

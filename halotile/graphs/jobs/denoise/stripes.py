@@ -28,8 +28,8 @@ from halotile.tasks.noise.stripes import LineCorrections, StripedLines, WithoutS
 from halotile.tasks.roles import Roles, respanned
 
 PHASE = "stripes"
-PLACES, SAMPLED_LINES, SAMPLED_MEANS = 4, 512, 128
-"""Places where stripes are looked for along each axis, lines of each, and means along a line."""
+PLACES, CHANNELS, SAMPLED_LINES, SAMPLED_MEANS = 4, 8, 512, 128
+"""Places where stripes are looked for along each axis (half of them in each of several channels), channels, lines of a place, and means along a line."""
 CLEAR = 0.4
 """Share of lines that have to be off in all parts of their length for stripes to be clear: noise alone has 0.07."""
 ALIKE = 6.0
@@ -85,10 +85,14 @@ def choose_stripes(job: Denoising, view: Readable, roles: Roles, previous: Mappi
         possible, is_open = [StripedLines(**known)] if known else [], False
     else:
         possible = [lines for axis in "xy" if (lines := _lines(view, roles, axis))]
-    seen = [(*found, lines) for lines in possible if (found := _seen(view, lines))[1] or not is_open]
+    channels = _channels(view, roles)
+    looked = [
+        (*_seen(view, lines, at, PLACES // min(2, len(channels))), lines) for lines in possible for at in channels
+    ]
+    seen = [found for found in looked if found[1] or not is_open]
     if not seen:
         return Striped()
-    rms, _, gain, lines = max(seen, key=lambda each: each[0])
+    rms, _, gain, lines = max(seen, key=lambda each: (each[1], each[0]))
     return Striped(None if wanted == "none" else lines, roles.axes[lines.across], rms, gain)
 
 
@@ -101,13 +105,25 @@ def _lines(view: Readable, roles: Roles, axis: str, *, gain: bool = False) -> St
     return StripedLines(across, along, gain) if is_enough else None
 
 
-def _seen(view: Readable, lines: StripedLines) -> tuple[float, bool, bool]:
-    """Return the standard deviation of stripes at a few places that are spread evenly, and True if they are clear, and if they are factors."""
-    counts = tuple(1 if axis in (lines.across, lines.along) else n for axis, n in enumerate(view.shape))
+def _channels(view: Readable, roles: Roles) -> list[dict[int, tuple[int, int]]]:
+    """Return the channels that are looked at, each by itself: the stripes of one are not those of another."""
+    if "c" not in roles.axes:
+        return [{}]
+    axis = roles.axes.index("c")
+    return [{axis: (n, n + 1)} for n in dict.fromkeys(spread_evenly(range(view.shape[axis]), CHANNELS))]
+
+
+def _seen(
+    view: Readable, lines: StripedLines, channel: Mapping[int, tuple[int, int]], count: int
+) -> tuple[float, bool, bool]:
+    """Return the standard deviation of stripes at a few places of a channel, and True if they are clear, and if they are factors."""
+    plane = (lines.across, lines.along, *channel)
+    counts = tuple(1 if axis in plane else n for axis, n in enumerate(view.shape))
     width, places = min(SAMPLED_LINES, view.shape[lines.across]), {}
-    for number, at in enumerate(spread_evenly([*np.ndindex(counts)], PLACES)):
-        start = number * (view.shape[lines.across] - width) // (PLACES - 1)
-        place = respanned(Region(at, tuple(i + 1 for i in at)), {lines.across: (start, start + width)})
+    for number, at in enumerate(spread_evenly([*np.ndindex(counts)], count)):
+        start = number * (view.shape[lines.across] - width) // (count - 1)
+        spans = {lines.across: (start, start + width), **channel}
+        place = respanned(Region(at, tuple(i + 1 for i in at)), spans)
         with suppress(DamagedData, InputUnreadable), np.errstate(invalid="ignore"):  # a run names damaged blocks
             if place not in places:
                 means = stripes.means_along(view, lines, place, SAMPLED_MEANS)
