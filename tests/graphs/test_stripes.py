@@ -292,7 +292,7 @@ def test_a_plan_names_stripes_and_what_to_write(tmp_path: Path, axis: str, wante
     assert float(rms) == pytest.approx(off.std(), rel=0.1)
     assert (along, end) == (axis, text)
     notes = [note for note in plan.notes if f"input.stripes: {{axis: {axis}}}" in note]
-    assert len(notes) == (text == "kept")
+    assert bool(notes) == (text == "kept")
     assert plan.identity["range"] == [0, 255]
     assert plan.layout.dtype == plan.summary()["dtype"] == "uint8"
     level = plan.identity["noise_level"] * 255
@@ -317,6 +317,16 @@ def test_auto_takes_nothing_from_an_image_without_stripes(tmp_path: Path) -> Non
     assert plan.summary()["stripes"] == ""
     assert plan.identity["stripes"] is None
     assert len(plan.work.passes) == 1
+
+
+def test_stripes_of_one_channel_of_four_are_seen(tmp_path: Path) -> None:
+    bands = np.stack(
+        [noisy(natural(name)[:500, :500], seed=seed) for seed, name in enumerate(("camera", "moon", "cell", "retina"))]
+    )
+    bands[2] += drawn(bands.shape[2])[None]
+    write_zarr(tmp_path / "in.zarr", bands.astype("f4"), axes="cyx")
+    job = job_of(tmp_path / "in.zarr", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, input={"stripes": "auto"})
+    assert "along x, removed" in make_plan(job).summary()["stripes"]
 
 
 def test_the_end_of_a_run_names_the_stripes_that_it_kept(tmp_path: Path) -> None:
