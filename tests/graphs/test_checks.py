@@ -17,6 +17,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.jobs.ptychography.job import ModelOptions, Ptychography, ResultFile, ScanInput, StageOptions
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
+from halotile.graphs.jobs.samples.job import PosteriorOptions
 from halotile.graphs.jobs.simulate.job import NoiseChoice
 from halotile.graphs.jobs.train.job import Training, WeightsFile
 from halotile.graphs.kinds.base import kinds
@@ -122,7 +123,7 @@ def test_every_check_is_of_a_key_that_there_is() -> None:
     trained = Training(input=Input(path="a"), output=WeightsFile(path="b.safetensors"))
     scanned = Ptychography(input=ScanInput(path="a"), output=ResultFile(path="b.cxi"))
     places[""] = SimpleNamespace(**(vars(solved) | vars(trained) | vars(scanned)))
-    places |= {"model": ModelOptions(), "stages": StageOptions(epochs=1)}
+    places |= {"model": ModelOptions(), "stages": StageOptions(epochs=1), "posterior": PosteriorOptions()}
     checked = {(part.__name__.lower(), key) for part, key in COMMON}
     checked |= {place for kind in kinds().values() for place in kind.checks}
     assert [key for section, key in checked if not hasattr(places[section], key)] == []
