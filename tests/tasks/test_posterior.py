@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,12 +15,22 @@ from numpy.typing import NDArray
 from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.tasks.devices.device import torch_threads
-from halotile.tasks.noise.simulated import CELL
+from halotile.tasks.noise.simulated import CELL, gaussian
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.mask import Mask
-from halotile.tasks.posterior import gaussian
-from halotile.tasks.posterior.gaussian import Filled, Measurement, Posterior, Solved, Weights, normals, solve
+from halotile.tasks.posterior import gaussian as equations
+from halotile.tasks.posterior.gaussian import (
+    FIELD,
+    MEASURED,
+    Filled,
+    Measurement,
+    Posterior,
+    Solved,
+    Weights,
+    normals,
+    solve,
+)
 from halotile.tasks.posterior.hyper import Excerpt, likely, transfer_of
 from halotile.tasks.priors.matern import Matern
 
@@ -158,6 +169,20 @@ def test_numbers_are_drawn_by_position() -> None:
     assert np.abs(correlation - np.eye(4)).max() < 0.06
 
 
+def test_no_number_of_a_draw_is_one_of_a_simulated_measurement() -> None:
+    pixel, small = Region((0, 0), (1, 1)), (range(3), range(3), range(3))
+    drawn = {
+        normals(pixel, seed, role, operator, draw).item()
+        for role in (MEASURED, FIELD)
+        for seed, operator, draw in itertools.product(*small)
+    }
+    simulated = {
+        gaussian(np.zeros((1, 1)), pixel, sigma=1, seed=a, operator=b).item() for a in range(4) for b in range(4)
+    }
+    assert len(drawn) == 2 * 27
+    assert not drawn & simulated
+
+
 @pytest.mark.parametrize(
     ("operator", "most"),
     [(Blur(kernel=np.ones((1, 1)), boundary="zero"), 0.6), (Blur(kernel=kernel(1.2, 3), boundary="zero"), 0.75)],
@@ -217,7 +242,7 @@ def test_a_long_range_is_solved_in_double_precision_or_refused(monkeypatch: pyte
     found, _ = solved.solved(core)
     assert found.dtype == np.float32
     assert np.abs((found - exact)[[0, 2, 3]] / exact[1]).max() < 1e-2
-    monkeypatch.setattr(gaussian, "solve", partial(solve, most=20))
+    monkeypatch.setattr(equations, "solve", partial(solve, most=20))
     with pytest.raises(InputError, match=r"are not solved after 20 steps. Write a larger posterior.tol than 0.01"):
         solved.solved(core)
 

@@ -19,8 +19,8 @@ from halotile.tasks.operators.base import Derived, Operator, Shape
 from halotile.tasks.priors.matern import Matern
 from halotile.tasks.shared import Scope
 
-MEASURED, FIELD = 0, 1
-"""Roles of random numbers: noise of a measurement, and white noise of the prior."""
+MEASURED, FIELD = 2**31, 2**31 + 1
+"""Roles of random numbers: noise of a measurement, and white noise of the prior. No number of an operator in a simulation is as large."""
 
 
 @dataclass(frozen=True)
