@@ -20,6 +20,8 @@ from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.mask import Mask
+from halotile.tasks.operators.shift import Shift
+from halotile.tasks.operators.sum import WeightedSum
 from halotile.tasks.posterior import gaussian as equations
 from halotile.tasks.posterior.gaussian import (
     FIELD,
@@ -32,7 +34,7 @@ from halotile.tasks.posterior.gaussian import (
     normals,
     solve,
 )
-from halotile.tasks.posterior.hyper import Excerpt, likely, transfer_of
+from halotile.tasks.posterior.hyper import Excerpt, likely, masks_nothing, transfer_of
 from halotile.tasks.priors.matern import Matern
 
 Values = NDArray[Any]
@@ -307,3 +309,35 @@ def test_the_prior_is_found_from_windows_of_the_data(size: float, blurred: bool)
     assert found.prior.level == pytest.approx(3.0, abs=0.1)
     assert 0.002 < found.std_error < 0.08
     assert likely(windows, transfer, Matern(std=0.7, range=9.0, mean=1.0)).prior == Matern(std=0.7, range=9.0, mean=1.0)
+
+
+SPOT = kernel(1.0, 2)
+ALIKE: dict[str, tuple[Any, bool]] = {
+    "blur": (Blur(kernel=SPOT, boundary="reflect"), True),
+    "valid": (Blur(kernel=SPOT, boundary="valid"), True),
+    "mask": (Mask(mask=InMemory(np.ones((64, 64)))), True),
+    "blur and mask": (Composition((Blur(kernel=SPOT), Mask(mask=InMemory(np.ones((64, 64)))))), True),
+    "factor": (Blur(kernel=SPOT, factor=2), False),
+    "kernel for each plane": (Blur(kernel=np.stack([SPOT, SPOT])), False),
+    "kernel without sum": (Blur(kernel=np.array([[1.0, -1.0]])), False),
+    "sum": (WeightedSum((Blur(kernel=SPOT),), (1.0,)), False),
+    "another": (Shift(shift=(1.0, 0.0)), False),
+}
+
+
+@pytest.mark.parametrize(("operator", "is_alike"), ALIKE.values(), ids=ALIKE)
+def test_only_operators_that_treat_all_pixels_alike_have_a_transfer(operator: Any, is_alike: bool) -> None:
+    transfer = transfer_of(operator, 32)
+    assert (transfer is not None) == is_alike
+    if transfer is not None:
+        blurs = operator.name != "mask"
+        assert np.allclose(transfer, np.square(np.abs(np.fft.fft2(SPOT, (32, 32)))) if blurs else 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_windows_near_a_masked_pixel_say_nothing_of_the_prior(dtype: str) -> None:
+    mask = np.ones((64, 64), dtype)
+    mask[40, 40] = 0
+    operator = Composition((Blur(kernel=SPOT, boundary="valid"), Mask(mask=InMemory(mask))))
+    free = [masks_nothing(operator, Region((a, a), (a + 8, a + 8))) for a in (20, 30, 36, 40, 50)]
+    assert free == [True, False, False, False, True]
