@@ -25,6 +25,7 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice
 from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOperator, PosteriorOptions, Sampling
+from halotile.graphs.jobs.samples.plan import cell_of
 from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.kinds.sections import Cluster, Run, Tile
 from halotile.graphs.plans.make import make_plan
@@ -147,6 +148,37 @@ def test_blocks_counts_and_what_is_stored_change_no_bit(folder: Path, whole: tup
         assert same(found, expected), parts
 
 
+def test_neither_memory_nor_the_number_of_draws_changes_what_is_solved_together(folder: Path) -> None:
+    small, large = (
+        make_plan(
+            job_in(folder, {"output": {"shard": 96}, "posterior": {"count": count}, "tile": {"block": 96}}, run=run)
+        )
+        for count, run in (
+            (8, Run(workers=1, memory_per_worker="1GiB")),
+            (400, Run(workers=1, memory_per_worker="1GiB")),
+        )
+    )
+    assert work_of(small).solved.cell == work_of(large).solved.cell == (96, 96)
+    assert small.needs[0].total_bytes == large.needs[0].total_bytes
+    assert cell_of((1024, 1024), (4096, 4096), 64) == (512, 512)
+
+
+@pytest.mark.parametrize("name", ["mask", "valid"])
+def test_the_prior_is_found_through_a_mask_and_a_cut_rim(tmp_path: Path, name: str) -> None:
+    scene(tmp_path, hole=False)
+    np.save(tmp_path / "mask.npy", np.ones((N, N)))
+    options = {
+        "mask": {"mask": str(tmp_path / "mask.npy")},
+        "valid": {"kernel": str(tmp_path / "k.npy"), "boundary": "valid"},
+    }[name]
+    job, shape = job_in(tmp_path), (N + 4, N + 4) if name == "valid" else (N, N)
+    operator = replace(job.operators[0], name=name.replace("valid", "blur"), options=options)
+    plan = make_plan(replace(job, operators=(operator,), prior=FieldPrior(), shape=shape))
+    found = work_of(plan).solved.posterior.prior
+    assert 0.3 < found.deviation < 0.8
+    assert 3 < found.length < 20
+
+
 def test_any_number_of_workers_gives_the_same_bits(
     folder: Path, tmp_path: Path, whole: tuple[Pixels, ...], cluster: RunningCluster
 ) -> None:
@@ -199,8 +231,15 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder: Path, tmp_path: Path, who
         assert process.wait(120) == 0, process.communicate()[1]
     assert same((read_zarr(tmp_path / "mean.zarr"), read_zarr(tmp_path / "std.zarr")), whole[:2])
     assert verify(tmp_path / "mean.zarr").problems == verify(tmp_path / "std.zarr").problems == ()
-    plan = make_plan(job_in(folder, {"output": place, "posterior": {"seed": 1}}))
-    with pytest.raises(ResumeRefused, match=r"posterior\.seed was 0, is 1"), claim(plan):
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"posterior": {"seed": 1}}, r"posterior\.seed was 0, is 1"),
+        ({"prior": {"std": 0.7}}, r"prior\.std was 0\.5, is 0\.7"),
+        ({"prior": {"std": 0.7, "mean": "auto"}}, r"prior\.std was 0\.5, is 0\.7"),
+    ]
+    for parts, words in others:
+        with pytest.raises(ResumeRefused, match=words), claim(make_plan(job_in(folder, {"output": place, **parts}))):
+            pass
+    with claim(make_plan(job_in(folder, {"output": place, "prior": {"std": "auto"}}))):
         pass
 
 
@@ -294,8 +333,15 @@ def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"fidelity.name: poisson, and draws are of Gaussian noise; write l2"):
         make_plan(replace(job, fidelity=FidelityChoice(name="poisson")))
     circular = replace(job.operators[0], options={"kernel": str(folder / "k.npy")})
-    with pytest.raises(ConfigError, match=r"boundary is circular"):
-        make_plan(replace(job, operators=(circular,)))
+    blur = {"name": "blur", "kernel": str(folder / "k.npy")}
+    inside = replace(circular, name="composition", options={"operators": [blur]})
+    for operator in (circular, inside):
+        with pytest.raises(ConfigError, match=r"boundary is circular"):
+            make_plan(replace(job, operators=(operator,)))
+    halves = {"operators": [blur | {"boundary": "zero"}], "weights": [0.5]}
+    unknown = replace(job, operators=(replace(circular, name="sum", options=halves),), prior=FieldPrior())
+    with pytest.raises(InputError, match=r"prior.std and prior.range and prior.mean: auto .* Write numbers"):
+        make_plan(unknown)
     narrow = job_in(folder, {"posterior": {"halo": 2}})
     with pytest.raises(InputError, match=r"the halo of 2 pixels leaves errors of .* Write posterior.halo: 4"):
         work_of(make_plan(narrow)).solved.read(Region((0, 32, 32), (2, 64, 64)))

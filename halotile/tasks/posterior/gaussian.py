@@ -378,9 +378,13 @@ class Solved:
         with Scope() as scope:
             diagonal = posterior.diagonal(window)
             scale = posterior.scale(window, diagonal)
-            if self.residual(scale) < SINGLE:
+            sides = posterior.sides(window)
+            if self.residual(scale) < SINGLE * (bright := _brightness(sides, scale)):
                 posterior = replace(posterior, dtype=np.dtype(np.float64))
-            mean, one = self._solutions(posterior, window, scale, posterior.sides(window))
+                sides = posterior.sides(window)
+            # As bright as the mean, so that the solver's error is not multiplied below.
+            sides[1] *= bright
+            mean, one = self._solutions(posterior, window, scale, sides)
             squares, kept = Squares(diagonal[at[1:]]), list[Array]()
             for first in range(0, len(self.draws), BATCH):
                 sides = posterior.random_sides(window, self.draws[first : first + BATCH])
@@ -391,7 +395,7 @@ class Solved:
             outer.read_bytes += scope.read_bytes
         deviation = posterior.prior.deviation
         outside = max(1.0, float(np.abs(mean).max()) / deviation)
-        error = (one[at[1:]] - deviation) * outside / np.sqrt(squares.at_least(1 / scale[at[1:]]))
+        error = (one[at[1:]] / bright - deviation) * outside / np.sqrt(squares.at_least(1 / scale[at[1:]]))
         inner = posterior.prior.level + mean[at[1:]].astype(np.float64)
         maps = (inner, np.sqrt(squares.variance(self.estimator)), *(inner + image for image in kept))
         return np.stack(maps).astype(self.dtype), error
@@ -410,6 +414,12 @@ class Solved:
         """Residual, relative to that of a draw, that keeps the error well below the tolerance in every pixel."""
         least = self.posterior.prior.least
         return SOLVED * self.tol * math.sqrt(least / float(scale.max()))
+
+
+def _brightness(sides: Array, scale: Array) -> float:
+    """Largest side of the mean relative to that of one deviation of the prior; 1 or more."""
+    mean, one = (float(np.abs(side / np.sqrt(scale)).max()) for side in sides)
+    return max(1.0, mean / one)
 
 
 class Squares:
@@ -443,5 +453,7 @@ class Squares:
         return variance
 
     def at_least(self, bound: Array) -> Array:
-        """The variance, or a lower bound of it where draws do not give it."""
-        return np.fmax(self.variance("rao-blackwell"), bound)
+        """The variance by Rao-Blackwell; where squares of draws would scatter more, or there are none, a lower bound of it."""
+        known = np.where(np.isfinite(self.diagonal), self.variance("rao-blackwell"), np.nan)
+        least: Array = np.fmax(known, bound)
+        return least

@@ -75,8 +75,8 @@ FAR = 3
 """Ratio of noise levels from which on one of them is probably a mistake."""
 MARGIN = 0.5
 """Share of the tolerance that a halo leaves where it is tried: other places leave more."""
-TRIED, PLACES = 64, 4
-"""Edge and number of the blocks that halos are tried on."""
+TRIED, PLACES = 16, 8
+"""Edge and number of the blocks that halos are tried on: small ones, as the edge of a cell may cut a hole."""
 
 
 def plan_samples(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
