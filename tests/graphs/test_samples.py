@@ -40,6 +40,7 @@ from halotile.tasks.block import BlockRunner
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
+from halotile.tasks.posterior.gaussian import Solved
 from halotile.tasks.priors.matern import Matern
 from tests.faults import REPOSITORY, until
 from tests.support import read_zarr, work_of
@@ -177,6 +178,25 @@ def test_the_prior_is_found_through_a_mask_and_a_cut_rim(tmp_path: Path, name: s
     found = work_of(plan).solved.posterior.prior
     assert 0.3 < found.deviation < 0.8
     assert 3 < found.length < 20
+
+
+def test_halos_are_tried_where_the_noise_is_strongest_and_the_worst_place_decides(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sigma = SIGMA * (1 + np.arange(N * N).reshape(N, N) / N**2)
+    np.save(tmp_path / "sigma.npy", sigma)
+    tried: list[tuple[int, Region]] = []
+
+    def solved(self: Solved, core: Region) -> tuple[None, Pixels]:
+        """Errors that differ between places, and fall with the halo."""
+        tried.append((self.halo, core))
+        return None, np.array([np.exp(-self.halo / 12) * (1 if len(tried) % 8 == 4 else 0.05)])
+
+    monkeypatch.setattr(Solved, "solved", solved)
+    options = {"operators": {"noise_sigma": str(tmp_path / "sigma.npy")}, "posterior": {"halo": "auto"}}
+    assert work_of(make_plan(job_in(folder, options))).solved.halo == 64
+    assert np.mean([np.mean(sigma[core.slices]) for _, core in tried]) > 1.7 * SIGMA
+    assert [halo for halo, _ in tried] == sorted(halo for halo in {8, 16, 64} for _ in range(8))
 
 
 def test_any_number_of_workers_gives_the_same_bits(
