@@ -329,6 +329,9 @@ REFUSED: list[tuple[dict[str, Any], type[HalotileError], str]] = [
     ({"posterior": {"tol": 2.0}}, ConfigError, r"2 standard deviations would be no result"),
     ({"tile": {"depth": 8}}, ConfigError, "tile.depth: is for denoisers"),
     ({"posterior": {"halo": 100000}}, HalotileError, "smaller"),
+    ({"output": {"dtype": "uint16"}}, ConfigError, "output.dtype: uint16 holds whole numbers"),
+    ({"prior": {"range": 1.5}}, ConfigError, "prior.range is 1.5 pixels, .* Write 2 or more"),
+    ({"prior": {"mean": float("inf")}}, ConfigError, "mean is inf: it must be a finite number"),
     ({"prior": {"range": 100.0}}, ConfigError, "prior.range is 100 pixels, and the image has 96"),
 ]
 
@@ -370,6 +373,17 @@ def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
     plan = replace(plan, free_disk_bytes=plan.disk_bytes - 1)
     with pytest.raises(DiskRefused, match=r"Write output\.path on a larger disk, or leave out output\.samples"):
         plan.check_fits()
+
+
+def test_the_map_of_the_noise_is_found_from_the_folder_of_the_script(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    seen = halotile.measurement("blur", "y.zarr", kernel="k.npy", boundary="reflect", noise_sigma="sigma.npy")
+    assert (seen.noise_sigma, halotile.measurement("mask", "y.zarr", mask="k.npy", noise_sigma="auto").noise_sigma) == (
+        str(folder / "sigma.npy"),
+        "auto",
+    )
 
 
 def test_the_call_does_the_same(folder: Path, tmp_path: Path, cluster: RunningCluster) -> None:

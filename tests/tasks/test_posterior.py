@@ -286,6 +286,25 @@ def test_the_prior_has_its_deviation_up_to_the_edge() -> None:
     assert std.max() < 1.05 * 2.0
 
 
+def test_pixels_without_a_measurement_have_no_weight_and_negative_noise_is_refused() -> None:
+    y, sigma = np.array([[1.0, -999.0, np.nan, 2.0]]), np.array([[0.5, 0.5, 0.5, 0.0]])
+    weights = read_all(Weights(InMemory(y), InMemory(sigma), nodata=-999.0))
+    assert weights.tolist() == [[4, 0, 0, 0]]
+    with pytest.raises(InputError, match=r"the map of the noise has -0\.5 among its pixels"):
+        read_all(Weights(InMemory(y), InMemory(-sigma)))
+
+
+def test_a_solution_or_an_error_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved, core = Solved(posterior(Blur(kernel=np.ones((1, 1)), boundary="zero")), 4, (), 1e-2), Region((0, 0), (4, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(Posterior, "precision", lambda self, window: lambda images: images * np.nan)
+        with pytest.raises(InputError, match="are not solved after"):
+            solved.solved(core)
+    monkeypatch.setattr(Solved, "solved", lambda self, core: (np.zeros((2, 4, 4)), np.full((4, 4), np.nan)))
+    with pytest.raises(InputError, match="leaves errors of nan"):
+        solved.read(Region((0, 0, 0), (2, 4, 4)))
+
+
 def test_zeros_and_single_sides_freeze_their_own_column_only() -> None:
     sides = np.stack([np.zeros((4, 4)), np.ones((4, 4)), np.arange(16.0).reshape(4, 4)])
     found = solve(lambda image: image * 2, sides, np.ones((4, 4)), 1e-8)

@@ -35,13 +35,22 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Weights(Derived):
-    """``1 / σ²`` in each pixel of a measurement; 0 where it, or σ, is no number, or σ is not above 0."""
+    """``1 / σ²`` in each pixel of a measurement; 0 where it, or σ, is no number, where it is ``nodata``, or σ is 0."""
 
     sigma: Readable
+    nodata: float | None = None
 
     def read(self, region: Region) -> Pixels:
         sigma = self.sigma.read(region).astype(np.float64)
-        is_known = np.isfinite(self.image.read(region)) & np.isfinite(sigma) & (sigma > 0)
+        if (sigma < 0).any():
+            raise InputError(
+                f"the map of the noise has {float(np.nanmin(sigma)):.4g} among its pixels, and a standard deviation is not below 0. Write 0 or NaN where nothing "
+                "was measured."
+            )
+        measured = self.image.read(region)
+        is_known = np.isfinite(measured) & np.isfinite(sigma) & (sigma > 0)
+        if self.nodata is not None:
+            is_known &= measured != self.nodata
         weights: Array = np.divide(1, np.square(sigma), where=is_known, out=np.zeros(sigma.shape))
         return weights.astype(self.dtype)
 
@@ -313,7 +322,7 @@ def solve(apply: Callable[[Array], Array], sides: Array, scale: Array, tol: floa
 
 
 def _dots(left: Array, right: Array) -> Array:
-    return np.array([np.sum(a * b, dtype=np.float64) for a, b in zip(left, right, strict=True)])
+    return np.array([np.sum(np.multiply(a, b, dtype=np.float64)) for a, b in zip(left, right, strict=True)])
 
 
 def _ratio(above: Array, below: Array, active: Array) -> Array:

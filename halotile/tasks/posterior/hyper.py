@@ -17,6 +17,9 @@ from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.mask import Mask, Masked
 from halotile.tasks.priors.matern import Matern
 
+SHORTEST = 2
+"""Least range in pixels: below it, the standard deviation of a stencil of neighbours is not that of the prior."""
+
 
 class Excerpt(NamedTuple):
     """A part of a measurement without holes."""
@@ -94,10 +97,13 @@ def likely(windows: Sequence[Excerpt], transfer: Array, given: Matern) -> Likely
         return Likely(found, 0.0, 0.0)
     deviation = math.sqrt(max(float(np.mean([np.var(w.pixels) - w.variance for w in windows])), 1e-12) / gain)
     first = {"std": deviation or 1.0, "range": edge / 8}
-    starts = [np.log([first[key] * (width if key == "range" else 1) for key in free]) for width in (0.2, 1, 5)]
+    starts = [
+        np.log([max(first[key] * width, SHORTEST) if key == "range" else first[key] for key in free])
+        for width in (0.2, 1, 5)
+    ]
     start = min(starts, key=unlikeliness)
     # Windows know nothing of longer ranges than theirs.
-    limits = [(0.0, math.log(edge)) if key == "range" else (None, None) for key in free]
+    limits = [(math.log(SHORTEST), math.log(edge)) if key == "range" else (None, None) for key in free]
     options = {"xatol": 1e-3, "fatol": 1e-3}
     best = minimize(unlikeliness, start, method="Nelder-Mead", bounds=limits, options=options)
     errors = dict(zip(free, _errors(unlikeliness, best.x), strict=True))

@@ -240,7 +240,11 @@ def with_whole_paths(job: Reconstruction) -> Reconstruction:
 
 def whole_choice(choice: OperatorChoice) -> OperatorChoice:
     """Return a measurement in which every path is absolute."""
-    return replace(choice, data=whole_path("data", choice.data), options=_whole_options(choice, choice.options))
+    level: Any = choice.noise_sigma
+    if isinstance(level, str) and level != "auto":
+        level = whole_path("noise_sigma", level)
+    options = _whole_options(choice, choice.options)
+    return replace(choice, data=whole_path("data", choice.data), noise_sigma=level, options=options)
 
 
 def _whole_options(choice: NamedChoice, options: Any) -> dict[str, Any]:

@@ -58,7 +58,7 @@ from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.estimate import as_square, plane_level, sample_regions
 from halotile.tasks.operators.base import Operator, parts_of, with_engine, working_dtype
 from halotile.tasks.posterior.gaussian import BATCH, Filled, Measurement, Posterior, Solved, Weights
-from halotile.tasks.posterior.hyper import Excerpt, Likely, likely, masks_nothing, transfer_of
+from halotile.tasks.posterior.hyper import SHORTEST, Excerpt, Likely, likely, masks_nothing, transfer_of
 from halotile.tasks.priors.matern import Matern
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
@@ -169,6 +169,10 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
 def _note_of_range(prior: Matern, shape: tuple[int, ...]) -> Iterator[str]:
     """Yield a note on a range that an image of this shape says little about; refuse one beyond it."""
     edge = min(shape[-2:])
+    if prior.length < SHORTEST:
+        raise ConfigError(
+            f"prior.range is {prior.length:.4g} pixels, and the prior is a stencil of neighbours, which has no deviation of prior.std then. Write {SHORTEST} or more."
+        )
     if prior.length > edge:
         raise ConfigError(
             f"prior.range is {prior.length:.4g} pixels, and the image has {edge}: it would be constant but for its mean. Write a smaller range."
@@ -180,7 +184,7 @@ def _note_of_range(prior: Matern, shape: tuple[int, ...]) -> Iterator[str]:
 def _measurement(operator: Operator, source: Source, level: Source | float, number: int) -> Measurement:
     data = Shared(source)
     sigma = Constant(source.shape, np.dtype(np.float64), level) if isinstance(level, float) else level
-    return Measurement(operator, Filled(data), Shared(Weights(data, sigma), computed=True), number)
+    return Measurement(operator, Filled(data), Shared(Weights(data, sigma, source.nodata), computed=True), number)
 
 
 def _level(number: int, given: float | str, source: Source, previous: Mapping[str, Any]) -> Source | float:
