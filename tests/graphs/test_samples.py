@@ -386,6 +386,18 @@ def test_the_map_of_the_noise_is_found_from_the_folder_of_the_script(
     )
 
 
+def test_a_noise_level_that_is_not_written_is_estimated_here_and_1_elsewhere(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = list[Any]()
+    for kind in ("samples", "reconstruct", "simulate"):
+        module = f"halotile.graphs.jobs.{kind}.call"
+        monkeypatch.setattr(f"{module}.run_call", lambda job, *_, **__: jobs.append(job))
+        seen = halotile.measurement("blur", folder / "y.zarr", kernel=kernel(), boundary="reflect")
+        getattr(halotile, kind)([seen], tmp_path / "m.zarr")
+    assert [job.operators[0].noise_sigma for job in jobs] == ["auto", 1.0, 1.0]
+
+
 def test_the_call_does_the_same(folder: Path, tmp_path: Path, cluster: RunningCluster) -> None:
     seen = halotile.measurement("blur", folder / "y.zarr", kernel=kernel(), boundary="reflect", noise_sigma=SIGMA)
     halotile.samples(
