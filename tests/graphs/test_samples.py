@@ -386,6 +386,18 @@ def test_the_map_of_the_noise_is_found_from_the_folder_of_the_script(
     )
 
 
+def test_pixels_that_a_file_declares_to_hold_no_data_are_holes(tmp_path: Path) -> None:
+    scene(tmp_path, hole=False)
+    y = zarr.open_array(tmp_path / "y.zarr")
+    y[HOLE] = -9999
+    y.attrs["missing_value"] = -9999
+    plan = make_plan(job_in(tmp_path, {"operators": {"noise_sigma": "auto"}}))
+    weights = read_all(work_of(plan).solved.posterior.measurements[0].weight)
+    assert not weights[HOLE].any()
+    assert np.count_nonzero(weights == 0) == 7 * 8
+    assert float(plan.figures["noise"][0]) == pytest.approx(SIGMA, rel=0.2)
+
+
 def test_a_noise_level_that_is_not_written_is_estimated_here_and_1_elsewhere(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

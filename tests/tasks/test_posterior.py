@@ -287,9 +287,8 @@ def test_the_prior_has_its_deviation_up_to_the_edge() -> None:
 
 
 def test_pixels_without_a_measurement_have_no_weight_and_negative_noise_is_refused() -> None:
-    y, sigma = np.array([[1.0, -999.0, np.nan, 2.0]]), np.array([[0.5, 0.5, 0.5, 0.0]])
-    weights = read_all(Weights(InMemory(y), InMemory(sigma), nodata=-999.0))
-    assert weights.tolist() == [[4, 0, 0, 0]]
+    y, sigma = np.array([[1.0, np.nan, 2.0, 2.0]]), np.array([[0.5, 0.5, 0.0, np.nan]])
+    assert read_all(Weights(InMemory(y), InMemory(sigma))).tolist() == [[4, 0, 0, 0]]
     with pytest.raises(InputError, match=r"the map of the noise has -0\.5 among its pixels"):
         read_all(Weights(InMemory(y), InMemory(-sigma)))
 

@@ -35,10 +35,9 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Weights(Derived):
-    """``1 / σ²`` in each pixel of a measurement; 0 where it, or σ, is no number, where it is ``nodata``, or σ is 0."""
+    """``1 / σ²`` in each pixel of a measurement; 0 where it, or σ, is no number, or σ is 0."""
 
     sigma: Readable
-    nodata: float | None = None
 
     def read(self, region: Region) -> Pixels:
         sigma = self.sigma.read(region).astype(np.float64)
@@ -47,10 +46,7 @@ class Weights(Derived):
                 f"the map of the noise has {float(np.nanmin(sigma)):.4g} among its pixels, and a standard deviation is not below 0. Write 0 or NaN where nothing "
                 "was measured."
             )
-        measured = self.image.read(region)
-        is_known = np.isfinite(measured) & np.isfinite(sigma) & (sigma > 0)
-        if self.nodata is not None:
-            is_known &= measured != self.nodata
+        is_known = np.isfinite(self.image.read(region)) & np.isfinite(sigma) & (sigma > 0)
         weights: Array = np.divide(1, np.square(sigma), where=is_known, out=np.zeros(sigma.shape))
         return weights.astype(self.dtype)
 
@@ -338,6 +334,8 @@ def _spread(factors: Array, images: Array, ones: bool = False) -> Array:
 
 SINGLE = 1e-6
 """Least residual that is reached in single precision."""
+ORDINARY = 5
+"""Brightness of an image, in deviations of the prior, that this holds for."""
 BATCH = 8
 """Draws that are solved together: memory, and the bits of a draw, do not depend on their number."""
 SOLVED = 0.03
@@ -388,7 +386,8 @@ class Solved:
             diagonal = posterior.diagonal(window)
             scale = posterior.scale(window, diagonal)
             sides = posterior.sides(window)
-            if self.residual(scale) < SINGLE * (bright := _brightness(sides, scale)):
+            bright = _brightness(sides, scale)
+            if self.residual(scale) < SINGLE * max(1, bright / ORDINARY):
                 posterior = replace(posterior, dtype=np.dtype(np.float64))
                 sides = posterior.sides(window)
             # As bright as the mean, so that the solver's error is not multiplied below.

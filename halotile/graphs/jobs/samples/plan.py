@@ -53,7 +53,7 @@ from halotile.storage.disk.object_path import OutputPath, full_path
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout
-from halotile.storage.views import Constant, readable_parts
+from halotile.storage.views import Constant, measured, readable_parts
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.estimate import as_square, plane_level, sample_regions
 from halotile.tasks.operators.base import Operator, parts_of, with_engine, working_dtype
@@ -182,9 +182,9 @@ def _note_of_range(prior: Matern, shape: tuple[int, ...]) -> Iterator[str]:
 
 
 def _measurement(operator: Operator, source: Source, level: Source | float, number: int) -> Measurement:
-    data = Shared(source)
+    data = Shared(_with_holes(source))
     sigma = Constant(source.shape, np.dtype(np.float64), level) if isinstance(level, float) else level
-    return Measurement(operator, Filled(data), Shared(Weights(data, sigma, source.nodata), computed=True), number)
+    return Measurement(operator, Filled(data), Shared(Weights(data, sigma), computed=True), number)
 
 
 def _level(number: int, given: float | str, source: Source, previous: Mapping[str, Any]) -> Source | float:
@@ -207,8 +207,13 @@ def _level(number: int, given: float | str, source: Source, previous: Mapping[st
     return sigma
 
 
+def _with_holes(source: Source) -> Readable:
+    """A measurement with NaN where its file declares that there is none."""
+    return measured(source, source.nodata, None, (), len(source.shape))
+
+
 def _estimated(source: Source) -> float:
-    squares = [part for _, part in readable_parts(source, _squares(source))]
+    squares = [part for _, part in readable_parts(_with_holes(source), _squares(source))]
     return float(plane_level([as_square(part, (part.ndim - 2, part.ndim - 1)) for part in squares]))
 
 
