@@ -218,7 +218,7 @@ def test_where_the_diagonal_is_not_known_the_variance_is_unbiased(operators: tup
     of = replace(
         of,
         measurements=tuple(
-            replace(m, weight=Weights(m.data, InMemory(np.full((N, N), 0.01)))) for m in of.measurements
+            replace(m, weight=Weights(m.data, InMemory(np.full((N, N), 0.05)))) for m in of.measurements
         ),
     )
     window, (q, _, _) = whole(of), dense(of)
@@ -229,10 +229,10 @@ def test_where_the_diagonal_is_not_known_the_variance_is_unbiased(operators: tup
     assert is_known.all() == (operators[0].name == "mask")
     assert np.all(of.scale(window, known) >= (1 - 1e-6) * np.diag(q).reshape(window.shape))
     exact = np.diag(np.linalg.inv(q)).reshape(window.shape)[core.relative_to(window).slices]
-    found, _ = Solved(of, 10**6, tuple(range(400)), 1e-3).solved(core)
+    found, _ = Solved(of, 10**6, tuple(range(160)), 5e-2).solved(core)
     ratio = np.square(found[1]) / exact
-    assert np.mean(ratio) == pytest.approx(1, abs=0.03)
-    assert 0.6 < ratio.min() <= ratio.max() < 1.5
+    assert np.mean(ratio) == pytest.approx(1, abs=0.05)
+    assert 0.5 < ratio.min() <= ratio.max() < 1.7
 
 
 @pytest.mark.parametrize(
