@@ -242,8 +242,8 @@ def test_a_block_has_the_mean_and_the_draws_of_the_whole(tol: float, away: float
     """``away``: distance of the image from the mean of the prior."""
     of = posterior(Blur(kernel=kernel(1.2, 3), boundary="reflect"), n=64)
     (part,) = of.measurements
-    y = InMemory(np.where(read_all(part.weight) > 0, read_all(part.data) + away, 0))
-    of = replace(of, measurements=(replace(part, data=y),))
+    weights, y = (np.asarray(read_all(image), np.float64) for image in (part.weight, part.data))
+    of = replace(of, measurements=(replace(part, data=InMemory(np.where(weights > 0, y + away, 0))),))
     core, draws = Region((20, 20), (40, 44)), tuple(range(count))
     exact, _ = Solved(of, 10**6, (0, 1, 2), 1e-6, keeps_draws=True).solved(Region.whole(of.shape))
     exact = exact[(slice(None), *core.slices)]
