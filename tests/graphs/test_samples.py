@@ -25,6 +25,7 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice
 from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOperator, PosteriorOptions, Sampling
+from halotile.graphs.jobs.samples.plan import cell_of
 from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.kinds.sections import Cluster, Run, Tile
 from halotile.graphs.plans.make import make_plan
@@ -39,6 +40,7 @@ from halotile.tasks.block import BlockRunner
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
+from halotile.tasks.posterior.gaussian import Solved
 from halotile.tasks.priors.matern import Matern
 from tests.faults import REPOSITORY, until
 from tests.support import read_zarr, work_of
@@ -147,6 +149,56 @@ def test_blocks_counts_and_what_is_stored_change_no_bit(folder: Path, whole: tup
         assert same(found, expected), parts
 
 
+def test_neither_memory_nor_the_number_of_draws_changes_what_is_solved_together(folder: Path) -> None:
+    small, large = (
+        make_plan(
+            job_in(folder, {"output": {"shard": 96}, "posterior": {"count": count}, "tile": {"block": 96}}, run=run)
+        )
+        for count, run in (
+            (8, Run(workers=1, memory_per_worker="1GiB")),
+            (400, Run(workers=1, memory_per_worker="1GiB")),
+        )
+    )
+    assert work_of(small).solved.cell == work_of(large).solved.cell == (96, 96)
+    assert small.needs[0].total_bytes == large.needs[0].total_bytes
+    assert cell_of((1024, 1024), (4096, 4096), 64) == (512, 512)
+
+
+@pytest.mark.parametrize("name", ["mask", "valid"])
+def test_the_prior_is_found_through_a_mask_and_a_cut_rim(tmp_path: Path, name: str) -> None:
+    scene(tmp_path, hole=False)
+    np.save(tmp_path / "mask.npy", np.ones((N, N)))
+    options = {
+        "mask": {"mask": str(tmp_path / "mask.npy")},
+        "valid": {"kernel": str(tmp_path / "k.npy"), "boundary": "valid"},
+    }[name]
+    job, shape = job_in(tmp_path), (N + 4, N + 4) if name == "valid" else (N, N)
+    operator = replace(job.operators[0], name=name.replace("valid", "blur"), options=options)
+    plan = make_plan(replace(job, operators=(operator,), prior=FieldPrior(), shape=shape))
+    found = work_of(plan).solved.posterior.prior
+    assert 0.3 < found.deviation < 0.8
+    assert 3 < found.length < 20
+
+
+def test_halos_are_tried_where_the_noise_is_strongest_and_the_worst_place_decides(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sigma = SIGMA * (1 + np.arange(N * N).reshape(N, N) / N**2)
+    np.save(tmp_path / "sigma.npy", sigma)
+    tried: list[tuple[int, Region]] = []
+
+    def solved(self: Solved, core: Region) -> tuple[None, Pixels]:
+        """Errors that differ between places, and fall with the halo."""
+        tried.append((self.halo, core))
+        return None, np.array([np.exp(-self.halo / 12) * (1 if len(tried) % 8 == 4 else 0.05)])
+
+    monkeypatch.setattr(Solved, "solved", solved)
+    options = {"operators": {"noise_sigma": str(tmp_path / "sigma.npy")}, "posterior": {"halo": "auto"}}
+    assert work_of(make_plan(job_in(folder, options))).solved.halo == 64
+    assert np.mean([np.mean(sigma[core.slices]) for _, core in tried]) > 1.7 * SIGMA
+    assert [halo for halo, _ in tried] == sorted(halo for halo in {8, 16, 64} for _ in range(8))
+
+
 def test_any_number_of_workers_gives_the_same_bits(
     folder: Path, tmp_path: Path, whole: tuple[Pixels, ...], cluster: RunningCluster
 ) -> None:
@@ -199,8 +251,15 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder: Path, tmp_path: Path, who
         assert process.wait(120) == 0, process.communicate()[1]
     assert same((read_zarr(tmp_path / "mean.zarr"), read_zarr(tmp_path / "std.zarr")), whole[:2])
     assert verify(tmp_path / "mean.zarr").problems == verify(tmp_path / "std.zarr").problems == ()
-    plan = make_plan(job_in(folder, {"output": place, "posterior": {"seed": 1}}))
-    with pytest.raises(ResumeRefused, match=r"posterior\.seed was 0, is 1"), claim(plan):
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"posterior": {"seed": 1}}, r"posterior\.seed was 0, is 1"),
+        ({"prior": {"std": 0.7}}, r"prior\.std was 0\.5, is 0\.7"),
+        ({"prior": {"std": 0.7, "mean": "auto"}}, r"prior\.std was 0\.5, is 0\.7"),
+    ]
+    for parts, words in others:
+        with pytest.raises(ResumeRefused, match=words), claim(make_plan(job_in(folder, {"output": place, **parts}))):
+            pass
+    with claim(make_plan(job_in(folder, {"output": place, "prior": {"std": "auto"}}))):
         pass
 
 
@@ -270,6 +329,9 @@ REFUSED: list[tuple[dict[str, Any], type[HalotileError], str]] = [
     ({"posterior": {"tol": 2.0}}, ConfigError, r"2 standard deviations would be no result"),
     ({"tile": {"depth": 8}}, ConfigError, "tile.depth: is for denoisers"),
     ({"posterior": {"halo": 100000}}, HalotileError, "smaller"),
+    ({"output": {"dtype": "uint16"}}, ConfigError, "output.dtype: uint16 holds whole numbers"),
+    ({"prior": {"range": 1.5}}, ConfigError, "prior.range is 1.5 pixels, .* Write 2 or more"),
+    ({"prior": {"mean": float("inf")}}, ConfigError, "mean is inf: it must be a finite number"),
     ({"prior": {"range": 100.0}}, ConfigError, "prior.range is 100 pixels, and the image has 96"),
 ]
 
@@ -294,8 +356,15 @@ def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"fidelity.name: poisson, and draws are of Gaussian noise; write l2"):
         make_plan(replace(job, fidelity=FidelityChoice(name="poisson")))
     circular = replace(job.operators[0], options={"kernel": str(folder / "k.npy")})
-    with pytest.raises(ConfigError, match=r"boundary is circular"):
-        make_plan(replace(job, operators=(circular,)))
+    blur = {"name": "blur", "kernel": str(folder / "k.npy")}
+    inside = replace(circular, name="composition", options={"operators": [blur]})
+    for operator in (circular, inside):
+        with pytest.raises(ConfigError, match=r"boundary is circular"):
+            make_plan(replace(job, operators=(operator,)))
+    halves = {"operators": [blur | {"boundary": "zero"}], "weights": [0.5]}
+    unknown = replace(job, operators=(replace(circular, name="sum", options=halves),), prior=FieldPrior())
+    with pytest.raises(InputError, match=r"prior.std and prior.range and prior.mean: auto .* Write numbers"):
+        make_plan(unknown)
     narrow = job_in(folder, {"posterior": {"halo": 2}})
     with pytest.raises(InputError, match=r"the halo of 2 pixels leaves errors of .* Write posterior.halo: 4"):
         work_of(make_plan(narrow)).solved.read(Region((0, 32, 32), (2, 64, 64)))
@@ -304,6 +373,39 @@ def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
     plan = replace(plan, free_disk_bytes=plan.disk_bytes - 1)
     with pytest.raises(DiskRefused, match=r"Write output\.path on a larger disk, or leave out output\.samples"):
         plan.check_fits()
+
+
+def test_the_map_of_the_noise_is_found_from_the_folder_of_the_script(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    for given, absolute in (("sigma.npy", str(folder / "sigma.npy")), ("auto", "auto")):
+        seen: Any = halotile.measurement("blur", "y.zarr", kernel="k.npy", boundary="reflect", noise_sigma=given)
+        assert seen.noise_sigma == absolute
+
+
+def test_pixels_that_a_file_declares_to_hold_no_data_are_holes(tmp_path: Path) -> None:
+    scene(tmp_path, hole=False)
+    y = zarr.open_array(tmp_path / "y.zarr")
+    y[HOLE] = -9999
+    y.attrs["missing_value"] = -9999
+    plan = make_plan(job_in(tmp_path, {"operators": {"noise_sigma": "auto"}}))
+    weights = read_all(work_of(plan).solved.posterior.measurements[0].weight)
+    assert not weights[HOLE].any()
+    assert np.count_nonzero(weights == 0) == 7 * 8
+    assert float(plan.figures["noise"][0]) == pytest.approx(SIGMA, rel=0.2)
+
+
+def test_a_noise_level_that_is_not_written_is_estimated_here_and_1_elsewhere(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = list[Any]()
+    for kind in ("samples", "reconstruct", "simulate"):
+        module = f"halotile.graphs.jobs.{kind}.call"
+        monkeypatch.setattr(f"{module}.run_call", lambda job, *_, **__: jobs.append(job))
+        seen = halotile.measurement("blur", folder / "y.zarr", kernel=kernel(), boundary="reflect")
+        getattr(halotile, kind)([seen], tmp_path / "m.zarr")
+    assert [job.operators[0].noise_sigma for job in jobs] == ["auto", 1.0, 1.0]
 
 
 def test_the_call_does_the_same(folder: Path, tmp_path: Path, cluster: RunningCluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,13 +15,26 @@ from numpy.typing import NDArray
 from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.tasks.devices.device import torch_threads
-from halotile.tasks.noise.simulated import CELL
+from halotile.tasks.noise.simulated import CELL, gaussian
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.mask import Mask
-from halotile.tasks.posterior import gaussian
-from halotile.tasks.posterior.gaussian import Filled, Measurement, Posterior, Solved, Weights, normals, solve
-from halotile.tasks.posterior.hyper import Excerpt, likely, transfer_of
+from halotile.tasks.operators.shift import Shift
+from halotile.tasks.operators.sum import WeightedSum
+from halotile.tasks.posterior import gaussian as equations
+from halotile.tasks.posterior.gaussian import (
+    FIELD,
+    MEASURED,
+    Filled,
+    Measurement,
+    Posterior,
+    Solved,
+    Weights,
+    normals,
+    solve,
+)
+from halotile.tasks.posterior.hyper import Excerpt, likely, masks_nothing, transfer_of
 from halotile.tasks.priors.matern import Matern
 
 Values = NDArray[Any]
@@ -135,16 +149,15 @@ def test_sides_have_the_covariance_of_the_precision_and_one_field_has_the_same_n
     of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"))
     window, (q, _, _) = whole(of), dense(of)
     draws = range(4000)
-    sides = of.sides(window, draws)[1:-1].reshape(len(draws), -1)
+    sides = of.random_sides(window, draws).reshape(len(draws), -1)
     seen = sides.T @ sides / len(draws)
     spread = np.sqrt((np.square(q) + np.outer(np.diag(q), np.diag(q))) / len(draws))
     assert np.abs((seen - q) / spread).max() < 6
     assert np.mean(np.square((seen - q) / spread)) == pytest.approx(1, abs=0.1)
     part = Region((3, 5), (12, 14))
-    own = of.sides(part, (7,))
     inner: tuple[Any, ...] = (slice(None), *part.relative_to(window).slices)
-    assert np.array_equal(own[1], of.sides(window, (3, 7))[inner][2])
-    assert np.array_equal(own[0], of.sides(window, ())[inner][0])
+    assert np.array_equal(of.random_sides(part, (7,))[0], of.random_sides(window, (3, 7))[inner][1])
+    assert np.array_equal(of.sides(part)[0], of.sides(window)[inner][0])
 
 
 def test_numbers_are_drawn_by_position() -> None:
@@ -156,6 +169,20 @@ def test_numbers_are_drawn_by_position() -> None:
     ]
     correlation = np.corrcoef([other.ravel() for other in others])
     assert np.abs(correlation - np.eye(4)).max() < 0.06
+
+
+def test_no_number_of_a_draw_is_one_of_a_simulated_measurement() -> None:
+    pixel, small = Region((0, 0), (1, 1)), (range(3), range(3), range(3))
+    drawn = {
+        normals(pixel, seed, role, operator, draw).item()
+        for role in (MEASURED, FIELD)
+        for seed, operator, draw in itertools.product(*small)
+    }
+    simulated = {
+        gaussian(np.zeros((1, 1)), pixel, sigma=1, seed=a, operator=b).item() for a in range(4) for b in range(4)
+    }
+    assert len(drawn) == 2 * 27
+    assert not drawn & simulated
 
 
 @pytest.mark.parametrize(
@@ -177,48 +204,73 @@ def test_the_map_of_deviations_needs_fewer_draws_than_plain_squares(operator: Bl
     assert error("rao-blackwell") < most * error("samples")
 
 
-def test_where_an_operator_folds_its_edge_the_variance_is_unbiased() -> None:
-    """The diagonal of the precision is not known there."""
-    of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"), n=12)
+UNKNOWN = {
+    "folded": (Blur(kernel=kernel(1.2, 2), boundary="reflect"),),
+    "mask": (Mask(mask=InMemory(np.eye(N) + 0.5)),),
+    "flags": (Mask(mask=InMemory(255 * np.eye(N, dtype=np.uint8))),),
+    "blur and mask": (Composition((Blur(kernel=kernel(1.2, 2), boundary="zero"), Mask(mask=InMemory(np.tri(N))))),),
+}
+
+
+@pytest.mark.parametrize("operators", UNKNOWN.values(), ids=UNKNOWN)
+def test_where_the_diagonal_is_not_known_the_variance_is_unbiased(operators: tuple[Any, ...]) -> None:
+    of = posterior(*operators, n=N)
+    of = replace(
+        of,
+        measurements=tuple(
+            replace(m, weight=Weights(m.data, InMemory(np.full((N, N), 0.05)))) for m in of.measurements
+        ),
+    )
     window, (q, _, _) = whole(of), dense(of)
     core = Region.whole(of.shape)
     known = of.diagonal(window)
-    assert np.isnan(known).any()
-    assert np.allclose(known[np.isfinite(known)], np.diag(q).reshape(window.shape)[np.isfinite(known)])
+    is_known = np.isfinite(known)
+    assert np.allclose(known[is_known], np.diag(q).reshape(window.shape)[is_known])
+    assert is_known.all() == (operators[0].name == "mask")
+    assert np.all(of.scale(window, known) >= (1 - 1e-6) * np.diag(q).reshape(window.shape))
     exact = np.diag(np.linalg.inv(q)).reshape(window.shape)[core.relative_to(window).slices]
-    found, _ = Solved(of, 10**6, tuple(range(400)), 1e-3).solved(core)
-    assert np.mean(np.square(found[1]) / exact) == pytest.approx(1, abs=0.02)
+    found, _ = Solved(of, 10**6, tuple(range(160)), 5e-2).solved(core)
+    ratio = np.square(found[1]) / exact
+    assert np.mean(ratio) == pytest.approx(1, abs=0.05)
+    assert 0.5 < ratio.min() <= ratio.max() < 1.7
 
 
-@pytest.mark.parametrize("tol", [1e-2, 1e-3])
-def test_a_block_has_the_mean_and_the_draws_of_the_whole(tol: float) -> None:
+@pytest.mark.parametrize(
+    ("tol", "away", "count"), [(1e-2, 0, 3), (1e-3, 0, 3), (1e-2, 30, 3), (1e-2, 0, 0), (1e-2, 30, 0)]
+)
+def test_a_block_has_the_mean_and_the_draws_of_the_whole(tol: float, away: float, count: int) -> None:
+    """``away``: distance of the image from the mean of the prior."""
     of = posterior(Blur(kernel=kernel(1.2, 3), boundary="reflect"), n=64)
-    core, draws = Region((20, 20), (40, 44)), (0, 1, 2)
-    exact, _ = Solved(of, 10**6, draws, 1e-6).solved(Region.whole(of.shape))
+    (part,) = of.measurements
+    weights, y = (np.asarray(read_all(image), np.float64) for image in (part.weight, part.data))
+    of = replace(of, measurements=(replace(part, data=InMemory(np.where(weights > 0, y + away, 0))),))
+    core, draws = Region((20, 20), (40, 44)), tuple(range(count))
+    exact, _ = Solved(of, 10**6, (0, 1, 2), 1e-6, keeps_draws=True).solved(Region.whole(of.shape))
     exact = exact[(slice(None), *core.slices)]
     halos = []
     for halo in (4, 8, 12, 16, 24):
-        found, error = Solved(of, halo, draws, tol).solved(core)
-        seen = np.abs((found - exact)[[0, 2, 3, 4]] / exact[1]).max()
+        found, error = Solved(of, halo, draws, tol, keeps_draws=True).solved(core)
+        images = [0, *range(2, 2 + count)]
+        seen = np.abs((found - exact[: 2 + count])[images] / exact[1]).max()
         if np.abs(error).max() <= tol:
             halos.append(halo)
             assert seen <= tol
     assert halos
     with pytest.raises(InputError, match=r"Write posterior\.halo: 4"):
-        Solved(of, 2, draws, tol).read(Region((0, *core.start), (5, *core.stop)))
+        Solved(of, 2, draws, tol).read(Region((0, *core.start), (2, *core.stop)))
 
 
 def test_a_long_range_is_solved_in_double_precision_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"), n=24, prior=Matern(std=3.0, range=24.0, mean=0.0))
     single = replace(of, dtype=np.dtype(np.float32))
     core = Region.whole(of.shape)
-    exact, _ = Solved(of, 10**6, (0, 1), 1e-4).solved(core)
-    solved = Solved(single, 10**6, (0, 1), 1e-2)
+    exact, _ = Solved(of, 10**6, (0, 1), 1e-4, keeps_draws=True).solved(core)
+    solved = Solved(single, 10**6, (0, 1), 1e-2, keeps_draws=True)
     found, _ = solved.solved(core)
     assert found.dtype == np.float32
     assert np.abs((found - exact)[[0, 2, 3]] / exact[1]).max() < 1e-2
-    monkeypatch.setattr(gaussian, "solve", partial(solve, most=20))
-    with pytest.raises(InputError, match=r"are not solved after 20 steps. Write a larger posterior.tol than 0.01"):
+    monkeypatch.setattr(equations, "solve", partial(solve, most=20))
+    with pytest.raises(InputError, match=r"are not solved after 20 steps .* Write a larger posterior.tol than 0.01"):
         solved.solved(core)
 
 
@@ -232,6 +284,24 @@ def test_the_prior_has_its_deviation_up_to_the_edge() -> None:
     std = np.sqrt(np.diag(np.linalg.inv(dense(of)[1]))).reshape(window.shape)[6:-6, 6:-6]
     assert std.min() > 0.9 * 2.0
     assert std.max() < 1.05 * 2.0
+
+
+def test_pixels_without_a_measurement_have_no_weight_and_negative_noise_is_refused() -> None:
+    y, sigma = np.array([[1.0, np.nan, 2.0, 2.0]]), np.array([[0.5, 0.5, 0.0, np.nan]])
+    assert read_all(Weights(InMemory(y), InMemory(sigma))).tolist() == [[4, 0, 0, 0]]
+    with pytest.raises(InputError, match=r"the map of the noise has -0\.5 among its pixels"):
+        read_all(Weights(InMemory(y), InMemory(-sigma)))
+
+
+def test_a_solution_or_an_error_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved, core = Solved(posterior(Blur(kernel=np.ones((1, 1)), boundary="zero")), 4, (), 1e-2), Region((0, 0), (4, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(Posterior, "precision", lambda self, window: lambda images: images * np.nan)
+        with pytest.raises(InputError, match="are not solved after"):
+            solved.solved(core)
+    monkeypatch.setattr(Solved, "solved", lambda self, core: (np.zeros((2, 4, 4)), np.full((4, 4), np.nan)))
+    with pytest.raises(InputError, match="leaves errors of nan"):
+        solved.read(Region((0, 0, 0), (2, 4, 4)))
 
 
 def test_zeros_and_single_sides_freeze_their_own_column_only() -> None:
@@ -264,3 +334,35 @@ def test_the_prior_is_found_from_windows_of_the_data(size: float, blurred: bool)
     assert found.prior.level == pytest.approx(3.0, abs=0.1)
     assert 0.002 < found.std_error < 0.08
     assert likely(windows, transfer, Matern(std=0.7, range=9.0, mean=1.0)).prior == Matern(std=0.7, range=9.0, mean=1.0)
+
+
+SPOT = kernel(1.0, 2)
+ALIKE: dict[str, tuple[Any, bool]] = {
+    "blur": (Blur(kernel=SPOT, boundary="reflect"), True),
+    "valid": (Blur(kernel=SPOT, boundary="valid"), True),
+    "mask": (Mask(mask=InMemory(np.ones((64, 64)))), True),
+    "blur and mask": (Composition((Blur(kernel=SPOT), Mask(mask=InMemory(np.ones((64, 64)))))), True),
+    "factor": (Blur(kernel=SPOT, factor=2), False),
+    "kernel for each plane": (Blur(kernel=np.stack([SPOT, SPOT])), False),
+    "kernel without sum": (Blur(kernel=np.array([[1.0, -1.0]])), False),
+    "sum": (WeightedSum((Blur(kernel=SPOT),), (1.0,)), False),
+    "another": (Shift(shift=(1.0, 0.0)), False),
+}
+
+
+@pytest.mark.parametrize(("operator", "is_alike"), ALIKE.values(), ids=ALIKE)
+def test_only_operators_that_treat_all_pixels_alike_have_a_transfer(operator: Any, is_alike: bool) -> None:
+    transfer = transfer_of(operator, 32)
+    assert (transfer is not None) == is_alike
+    if transfer is not None:
+        blurs = operator.name != "mask"
+        assert np.allclose(transfer, np.square(np.abs(np.fft.fft2(SPOT, (32, 32)))) if blurs else 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_windows_near_a_masked_pixel_say_nothing_of_the_prior(dtype: str) -> None:
+    mask = np.ones((64, 64), dtype)
+    mask[40, 40] = 0
+    operator = Composition((Blur(kernel=SPOT, boundary="valid"), Mask(mask=InMemory(mask))))
+    free = [masks_nothing(operator, Region((a, a), (a + 8, a + 8))) for a in (20, 30, 36, 40, 50)]
+    assert free == [True, False, False, False, True]

@@ -88,10 +88,20 @@ def engines_of(operator: Operator) -> Iterator[str]:
     >>> list(engines_of(Composition((Blur(kernel=np.ones((3, 3))),))))
     ['auto']
     """
-    if engine := getattr(operator, "engine", None):
-        yield engine
+    return (engine for part in parts_of(operator) if (engine := getattr(part, "engine", None)))
+
+
+def parts_of(operator: Operator) -> Iterator[Operator]:
+    """Yield an operator and, of a sum or a composition, its parts and theirs.
+
+    >>> from halotile.tasks.operators.blur import Blur
+    >>> from halotile.tasks.operators.composition import Composition
+    >>> [part.name for part in parts_of(Composition((Blur(kernel=np.ones((3, 3))),)))]
+    ['composition', 'blur']
+    """
+    yield operator
     for part in getattr(operator, "operators", ()):
-        yield from engines_of(part)
+        yield from parts_of(part)
 
 
 @dataclass(frozen=True)

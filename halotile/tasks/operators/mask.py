@@ -68,5 +68,10 @@ class Mask:
     def adjoint(self, measurement: Readable, image: Shape) -> Masked:
         return self.forward(measurement)
 
+    def squared(self, image: Shape) -> tuple[Mask, Region]:
+        """The operator with the squares of the entries, and the part of an image where its adjoint has them: all of it."""
+        is_flags = self.mask.dtype.kind in "iu"
+        return self if is_flags else Mask(mask=Masked(self.mask, self.mask)), Region.whole(image)
+
 
 OPERATOR = Mask

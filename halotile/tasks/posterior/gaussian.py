@@ -19,8 +19,8 @@ from halotile.tasks.operators.base import Derived, Operator, Shape
 from halotile.tasks.priors.matern import Matern
 from halotile.tasks.shared import Scope
 
-MEASURED, FIELD = 0, 1
-"""Roles of random numbers: noise of a measurement, and white noise of the prior."""
+MEASURED, FIELD = 2**31, 2**31 + 1
+"""Roles of random numbers: noise of a measurement, and white noise of the prior. No number of an operator in a simulation is as large."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,17 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Weights(Derived):
-    """``1 / σ²`` in each pixel of a measurement; 0 where it, or σ, is no number, or σ is not above 0."""
+    """``1 / σ²`` in each pixel of a measurement; 0 where it, or σ, is no number, or σ is 0."""
 
     sigma: Readable
 
     def read(self, region: Region) -> Pixels:
         sigma = self.sigma.read(region).astype(np.float64)
+        if (sigma < 0).any():
+            raise InputError(
+                f"the map of the noise has {float(np.nanmin(sigma)):.4g} among its pixels, and a standard deviation is not below 0. Write 0 or NaN where nothing "
+                "was measured."
+            )
         is_known = np.isfinite(self.image.read(region)) & np.isfinite(sigma) & (sigma > 0)
         weights: Array = np.divide(1, np.square(sigma), where=is_known, out=np.zeros(sigma.shape))
         return weights.astype(self.dtype)
@@ -195,25 +200,28 @@ class Posterior:
         images[:, *inner.relative_to(window).slices] = pixels
         return images
 
-    def sides(self, window: Region, draws: Sequence[int]) -> Array:
-        """Right-hand sides on a window: of the mean, of each draw, and of the image that has one deviation of the prior everywhere."""
-        inner, parts = window.clip(Region.whole(self.shape)), self.measurements
-        field = np.zeros((2 + len(draws), *window.shape), self.dtype)
-        if draws:
-            wide = _widened(window, 1)
-            white = np.stack([normals(wide, self.seed, FIELD, 0, k) for k in draws])
-            field[1:-1] = self.prior.apply(white)
-        field[-1] = self.prior.apply(self.prior.apply(self._inside(_widened(window, 2))))
-        if not inner.size:
-            return field
-        level = Constant((1, *self.shape), self.dtype, self.prior.level)
-        of_mean = self._adjoints([Unexplained(part.operator.forward(level), part) for part in parts], inner)
-        field[:1] += self._embedded(window, inner, of_mean)
-        if draws:
-            noise = [RandomMeasurements(part, draws, self.seed, self.dtype) for part in parts]
-            field[1:-1] += self._embedded(window, inner, self._adjoints(noise, inner))
-        everywhere = Constant((1, *self.shape), self.dtype, self.prior.deviation)
-        field[-1:] += self._embedded(window, inner, self._measured(everywhere, inner))
+    def sides(self, window: Region) -> Array:
+        """Right-hand sides on a window: of the mean, and of the image that has one deviation of the prior everywhere."""
+        inner = window.clip(Region.whole(self.shape))
+        field = np.zeros((2, *window.shape), self.dtype)
+        field[1] = self.prior.apply(self.prior.apply(self._inside(_widened(window, 2))))
+        if inner.size:
+            level, everywhere = (
+                Constant((1, *self.shape), self.dtype, value) for value in (self.prior.level, self.prior.deviation)
+            )
+            seen = [Unexplained(part.operator.forward(level), part) for part in self.measurements]
+            field[:1] += self._embedded(window, inner, self._adjoints(seen, inner))
+            field[1:] += self._embedded(window, inner, self._measured(everywhere, inner))
+        return field
+
+    def random_sides(self, window: Region, draws: Sequence[int]) -> Array:
+        """Right-hand sides of draws on a window."""
+        inner, wide = window.clip(Region.whole(self.shape)), _widened(window, 1)
+        white = np.stack([normals(wide, self.seed, FIELD, 0, k) for k in draws])
+        field: Array = self.prior.apply(white).astype(self.dtype)
+        if inner.size:
+            noise = [RandomMeasurements(part, draws, self.seed, self.dtype) for part in self.measurements]
+            field += self._embedded(window, inner, self._adjoints(noise, inner))
         return field
 
     def _inside(self, region: Region) -> Array:
@@ -231,6 +239,17 @@ class Posterior:
         for each in self.measurements if inner.size else ():
             part += _squared(each, self.shape, inner)
         return diagonal
+
+    def scale(self, window: Region, diagonal: Array) -> Array:
+        """The diagonal; where it is not known, sums of the rows, which are no less where operators have no negative entries."""
+        hidden = np.isnan(diagonal)
+        if not hidden.any():
+            return diagonal
+        inner = window.clip(Region.whole(self.shape))
+        ones = self._measured(Constant((1, *self.shape), self.dtype, 1.0), inner)
+        sums = self.prior.diagonal + np.abs(self._embedded(window, inner, ones)[0])
+        scale: Array = np.where(hidden, sums, diagonal)
+        return scale
 
 
 def _squared(part: Measurement, shape: Shape, inner: Region) -> Array:
@@ -299,7 +318,7 @@ def solve(apply: Callable[[Array], Array], sides: Array, scale: Array, tol: floa
 
 
 def _dots(left: Array, right: Array) -> Array:
-    return np.array([np.sum(a * b, dtype=np.float64) for a, b in zip(left, right, strict=True)])
+    return np.array([np.sum(np.multiply(a, b, dtype=np.float64)) for a, b in zip(left, right, strict=True)])
 
 
 def _ratio(above: Array, below: Array, active: Array) -> Array:
@@ -315,6 +334,10 @@ def _spread(factors: Array, images: Array, ones: bool = False) -> Array:
 
 SINGLE = 1e-6
 """Least residual that is reached in single precision."""
+ORDINARY = 5
+"""Brightness of an image, in deviations of the prior, that this holds for."""
+BATCH = 8
+"""Draws that are solved together: memory, and the bits of a draw, do not depend on their number."""
 SOLVED = 0.03
 """Share of the tolerance for the solver: its error is not spread evenly."""
 
@@ -346,7 +369,7 @@ class Solved:
         core = Region(region.start[1:], region.stop[1:])
         for cell in cells_of(core, self.cell or core.shape):
             found, error = self.solved(cell)
-            if (worst := float(np.abs(error).max())) > self.tol:
+            if not (worst := float(np.abs(error).max())) <= self.tol:
                 raise InputError(
                     f"the halo of {self.halo} pixels leaves errors of {worst:.2g} standard deviations from {list(cell.start)} on, where little is measured, "
                     f"and posterior.tol is {self.tol:g}. Write posterior.halo: {2 * self.halo}, or more than the width of a hole; or a larger posterior.tol."
@@ -355,31 +378,45 @@ class Solved:
         return images
 
     def solved(self, core: Region) -> tuple[Array, Array]:
-        """Mean, deviation and draws on a core; and the effect of one deviation of the prior beyond the window, in standard deviations."""
+        """Mean, deviation and draws on a core; and the effect of a likely image beyond the window, in standard deviations."""
         posterior, window = self.posterior, self.posterior.window(core, self.halo)
+        at: tuple[Any, ...] = (slice(None), *core.relative_to(window).slices)
         outer = Scope.current()
         with Scope() as scope:
             diagonal = posterior.diagonal(window)
-            scale = np.nan_to_num(diagonal, nan=float(np.nanmax(diagonal, initial=posterior.prior.diagonal)))
-            if (least := self.residual(scale)) < SINGLE:
+            scale = posterior.scale(window, diagonal)
+            sides = posterior.sides(window)
+            bright = _brightness(sides, scale)
+            if self.residual(scale) < SINGLE * max(1, bright / ORDINARY):
                 posterior = replace(posterior, dtype=np.dtype(np.float64))
-            sides = posterior.sides(window, self.draws)
-            found = solve(posterior.precision(window), sides, scale, least)
-        if found.residuals.max() > least:
-            raise InputError(
-                f"the equations of a block from {list(core.start)} on are not solved after {found.iterations} steps. Write a larger posterior.tol than "
-                f"{self.tol:g}, or a smaller prior.range than {posterior.prior.length:.4g}."
-            )
+                sides = posterior.sides(window)
+            # As bright as the mean, so that the solver's error is not multiplied below.
+            sides[1] *= bright
+            mean, one = self._solutions(posterior, window, scale, sides)
+            squares, kept = Squares(diagonal[at[1:]]), list[Array]()
+            for first in range(0, len(self.draws), BATCH):
+                sides = posterior.random_sides(window, self.draws[first : first + BATCH])
+                images = self._solutions(posterior, window, scale, sides)[at].astype(np.float64)
+                squares.add(images, sides[at].astype(np.float64))
+                kept.extend(images if self.keeps_draws else ())
         if outer is not None:
             outer.read_bytes += scope.read_bytes
-        at: tuple[Any, ...] = (slice(None), *core.relative_to(window).slices)
-        images, inner = found.images[at].astype(np.float64), diagonal[at[1:]]
-        std = np.sqrt(variance(images[1:-1], sides[at][1:-1].astype(np.float64), inner, scale[at[1:]], self.estimator))
-        error = (
-            (images[-1] - posterior.prior.deviation) / std if self.draws else images[-1] / posterior.prior.deviation - 1
-        )
-        mean = posterior.prior.level + images[0]
-        return np.stack([mean, std, *(mean + image for image in images[1:-1])]).astype(self.dtype), error
+        deviation = posterior.prior.deviation
+        outside = max(1.0, float(np.abs(mean).max()) / deviation)
+        error = (one[at[1:]] / bright - deviation) * outside / np.sqrt(squares.at_least(1 / scale[at[1:]]))
+        inner = posterior.prior.level + mean[at[1:]].astype(np.float64)
+        maps = (inner, np.sqrt(squares.variance(self.estimator)), *(inner + image for image in kept))
+        return np.stack(maps).astype(self.dtype), error
+
+    def _solutions(self, posterior: Posterior, window: Region, scale: Array, sides: Array) -> Array:
+        least = self.residual(scale)
+        found = solve(posterior.precision(window), sides, scale, least)
+        if not found.residuals.max() <= least:
+            raise InputError(
+                f"the equations of a block are not solved after {found.iterations} steps in the window from {list(window.start)} to {list(window.stop)}. "
+                f"Write a larger posterior.tol than {self.tol:g}, or a smaller prior.range than {posterior.prior.length:.4g}."
+            )
+        return found.images
 
     def residual(self, scale: Array) -> float:
         """Residual, relative to that of a draw, that keeps the error well below the tolerance in every pixel."""
@@ -387,28 +424,44 @@ class Solved:
         return SOLVED * self.tol * math.sqrt(least / float(scale.max()))
 
 
-SHARE = 2 / 3
-"""Weight of the products: the best one is 1/2 for pixels that are known by themselves, and 1 for those known by others."""
+def _brightness(sides: Array, scale: Array) -> float:
+    """Largest side of the mean relative to that of one deviation of the prior; 1 or more."""
+    mean, one = (float(np.abs(side / np.sqrt(scale)).max()) for side in sides)
+    return max(1.0, mean / one)
 
 
-def variance(draws: Array, sides: Array, diagonal: Array, scale: Array, estimator: str) -> Array:
-    """Variance of each pixel from draws around 0 and their right-hand sides.
+class Squares:
+    """Variance of each pixel from draws around 0 and their right-hand sides, added batch by batch.
 
     ``1/Q_ii`` is the variance of a pixel where all others are known; that of its mean given the others is left to the draws (Rao-Blackwell). Where the
-    diagonal is not known (NaN), the products of draws and sides, whose mean is 1, are used instead.
+    diagonal is not known (NaN), the squares of the draws are used.
 
     References
     ----------
     P. Sidén, F. Lindgren, D. Bolin, M. Villani, Efficient covariance approximations for large sparse precision matrices, J. Comput. Graph. Stat. 27
     (2018).
     """
-    if not len(draws):
-        return np.full(diagonal.shape, np.nan)
-    plain: Array = np.mean(np.square(draws), 0)
-    if estimator == "samples":
-        return plain
-    with np.errstate(invalid="ignore"):
-        given = 1 / diagonal + np.mean(np.square(draws - sides / diagonal), 0)
-    products = plain - 2 * SHARE / scale * (np.mean(draws * sides, 0) - 1)
-    variances: Array = np.where(np.isfinite(given), given, np.maximum(products, 1 / scale))
-    return variances
+
+    def __init__(self, diagonal: Array) -> None:
+        self.diagonal, self.count = diagonal, 0
+        self.plain, self.given = np.zeros(diagonal.shape), np.zeros(diagonal.shape)
+
+    def add(self, draws: Array, sides: Array) -> None:
+        self.count += len(draws)
+        self.plain += np.sum(np.square(draws), 0)
+        self.given += np.sum(np.square(draws - sides / self.diagonal), 0)
+
+    def variance(self, estimator: str) -> Array:
+        if not self.count:
+            return np.full(self.diagonal.shape, np.nan)
+        if estimator == "samples":
+            return self.plain / self.count
+        is_known = np.isfinite(self.diagonal)
+        variance: Array = np.where(is_known, 1 / self.diagonal + self.given / self.count, self.plain / self.count)
+        return variance
+
+    def at_least(self, bound: Array) -> Array:
+        """The variance by Rao-Blackwell; where squares of draws would scatter more, or there are none, a lower bound of it."""
+        known = np.where(np.isfinite(self.diagonal), self.variance("rao-blackwell"), np.nan)
+        least: Array = np.fmax(known, bound)
+        return least

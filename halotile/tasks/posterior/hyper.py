@@ -10,8 +10,15 @@ import numpy as np
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array
-from halotile.tasks.operators.base import InMemory, Operator
+from halotile.storage.views import Constant
+from halotile.tasks.operators.base import Operator, parts_of
+from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.composition import Composition
+from halotile.tasks.operators.mask import Mask, Masked
 from halotile.tasks.priors.matern import Matern
+
+SHORTEST = 2
+"""Least range in pixels: below it, the standard deviation of a stencil of neighbours is not that of the prior."""
 
 
 class Excerpt(NamedTuple):
@@ -31,14 +38,29 @@ class Likely(NamedTuple):
 
 
 def transfer_of(operator: Operator, edge: int) -> Array | None:
-    """Square of the transfer function of an operator that treats all pixels alike, by its response to one pixel; None for others."""
-    shape = (edge, edge)
-    if operator.kind != "local" or operator.measured(shape) != shape or 2 * operator.reach >= edge:
-        return None
-    point = np.zeros(shape)
-    point[edge // 2, edge // 2] = 1
-    seen = np.asarray(operator.forward(InMemory(point)).read(Region.whole(shape)), np.float64)
-    return np.square(np.abs(np.fft.fft2(seen)))
+    """Square of the transfer function of an operator that treats all pixels alike, where masks are 1; None for others."""
+    square: Array | None = None
+    if isinstance(operator, Composition):
+        parts = [transfer_of(part, edge) for part in operator.operators]
+        known = [part for part in parts if part is not None]
+        square = math.prod(known, start=np.ones((edge, edge))) if len(known) == len(parts) else None
+    elif isinstance(operator, Mask):
+        square = np.ones((edge, edge))
+    elif isinstance(operator, Blur) and operator.kernel.ndim == 2 and operator.factor == 1:
+        square = np.square(np.abs(np.fft.fft2(operator.kernel, (edge, edge))))
+    return square if 2 * operator.reach < edge and square is not None and square[0, 0] > 0 else None
+
+
+def masks_nothing(operator: Operator, region: Region) -> bool:
+    """Return whether the masks of an operator are 1 on all pixels that a region of its measurement depends on."""
+    reach, masks = operator.reach, [part.mask for part in parts_of(operator) if isinstance(part, Mask)]
+    for mask in masks:
+        axes = len(mask.shape)
+        near = Region(region.start[-axes:], region.stop[-axes:]).grow(((0, 0),) * (axes - 2) + ((reach, reach),) * 2)
+        near = near.clip(Region.whole(mask.shape))
+        if not (Masked(Constant(mask.shape, np.dtype(np.float64), 1.0), mask).read(near) == 1).all():
+            return False
+    return True
 
 
 def likely(windows: Sequence[Excerpt], transfer: Array, given: Matern) -> Likely:
@@ -75,10 +97,13 @@ def likely(windows: Sequence[Excerpt], transfer: Array, given: Matern) -> Likely
         return Likely(found, 0.0, 0.0)
     deviation = math.sqrt(max(float(np.mean([np.var(w.pixels) - w.variance for w in windows])), 1e-12) / gain)
     first = {"std": deviation or 1.0, "range": edge / 8}
-    starts = [np.log([first[key] * (width if key == "range" else 1) for key in free]) for width in (0.2, 1, 5)]
+    starts = [
+        np.log([max(first[key] * width, SHORTEST) if key == "range" else first[key] for key in free])
+        for width in (0.2, 1, 5)
+    ]
     start = min(starts, key=unlikeliness)
     # Windows know nothing of longer ranges than theirs.
-    limits = [(0.0, math.log(edge)) if key == "range" else (None, None) for key in free]
+    limits = [(math.log(SHORTEST), math.log(edge)) if key == "range" else (None, None) for key in free]
     options = {"xatol": 1e-3, "fatol": 1e-3}
     best = minimize(unlikeliness, start, method="Nelder-Mead", bounds=limits, options=options)
     errors = dict(zip(free, _errors(unlikeliness, best.x), strict=True))

@@ -49,6 +49,8 @@ class Matern(Prior):
         for key in ("std", "range"):
             if (value := getattr(self, key)) != "auto":
                 check_above_zero(key, value)
+        if self.mean != "auto" and not math.isfinite(self.mean):
+            raise ConfigError(f"mean is {self.mean}: it must be a finite number. Write for example mean: 1.0, or auto.")
 
     @property
     def deviation(self) -> float:

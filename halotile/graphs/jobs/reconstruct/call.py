@@ -150,7 +150,7 @@ def _prior(written: str | Words) -> PriorChoice:
 
 
 def measurement(
-    operator: str | Operator | Any, data: str | Path, *, noise_sigma: float | str | Path = 1.0, **options: Any
+    operator: str | Operator | Any, data: str | Path, *, noise_sigma: float | str | Path | None = None, **options: Any
 ) -> OperatorChoice:
     """Describe a measurement of an image: an entry of ``operators``, as in a job file.
 
@@ -162,9 +162,9 @@ def measurement(
     data : path
         The measurement: Zarr, TIFF, ``.npy`` or HDF5. :func:`halotile.simulate` writes it. A relative path
         starts from the folder that the script was started in.
-    noise_sigma : float, "auto" or path
+    noise_sigma : float, "auto" or path, optional
         Standard deviation of its noise, in the units of its pixels: the measurement is weighted by
-        ``1 / noise_sigma²``. ``"auto"`` and an image with that of each pixel are for :func:`halotile.samples`.
+        ``1 / noise_sigma²``. By default 1, and ``"auto"`` in :func:`halotile.samples`. ``"auto"`` and an image with that of each pixel are for :func:`halotile.samples`.
     **options
         Options of the operator; for an array, such as a kernel, the array itself or the path of a file.
 
@@ -191,7 +191,7 @@ def measurement(
     if is_physics(operator):
         operator, options = "deepinv", {"physics": operator, **options}
     path = whole_path("data", data)
-    level: Any = noise_sigma if isinstance(noise_sigma, float | int) else os.fspath(noise_sigma)
+    level: Any = noise_sigma if isinstance(noise_sigma, float | int | None) else os.fspath(noise_sigma)
     if isinstance(operator, str):
         plain = {key: os.fspath(v) if isinstance(v, os.PathLike) else v for key, v in options.items()}
         choice = OperatorChoice(name=operator, data=path, noise_sigma=level, options=plain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -48,6 +48,12 @@ class OperatorChoice(NamedChoice):
     def nested(cls, written: Mapping[str, Any]) -> Self:
         """Return an operator inside another one, which has no measurement of its own."""
         return cls.of({"data": "", **written})
+
+
+def weighed(choices: Iterable[OperatorChoice]) -> tuple[OperatorChoice, ...]:
+    """Return measurements with a noise level of 1 where a script gave none."""
+    levels: list[tuple[OperatorChoice, Any]] = [(choice, choice.noise_sigma) for choice in choices]
+    return tuple(replace(choice, noise_sigma=1.0) if level is None else choice for choice, level in levels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +128,9 @@ class Reconstruction(TiledJob):
     """Use the plain form of the gradient and direct convolutions only."""
     fuse: bool | Auto = "auto"
     """Compute operators and denoiser in one pass over the image; auto: where this computes little twice."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operators", weighed(self.operators))
 
 
 def shortened(job: Reconstruction, rows: int) -> Reconstruction:
@@ -240,7 +249,11 @@ def with_whole_paths(job: Reconstruction) -> Reconstruction:
 
 def whole_choice(choice: OperatorChoice) -> OperatorChoice:
     """Return a measurement in which every path is absolute."""
-    return replace(choice, data=whole_path("data", choice.data), options=_whole_options(choice, choice.options))
+    level: Any = choice.noise_sigma
+    if isinstance(level, str) and level != "auto":
+        level = whole_path("noise_sigma", level)
+    options = _whole_options(choice, choice.options)
+    return replace(choice, data=whole_path("data", choice.data), noise_sigma=level, options=options)
 
 
 def _whole_options(choice: NamedChoice, options: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from distributed import Client
 
@@ -44,7 +45,7 @@ def samples(
     measurements : sequence of OperatorChoice
         The measurements, each from :func:`halotile.measurement`. Its ``noise_sigma`` is a number; the path of an image
         of the measurement's shape, with the standard deviation of each pixel and 0 or NaN where nothing was measured; or
-        ``"auto"``: estimated.
+        ``"auto"``, the default: estimated.
     output : path
         Zarr to write: the mean.
     std : path, optional
@@ -96,11 +97,14 @@ def samples(
     """
     mean, deviation, drawn = (None if p is None else os.path.expanduser(os.fspath(p)) for p in (output, std, draws))
     assert mean is not None
+    levels: list[tuple[OperatorChoice, Any]] = [(each, each.noise_sigma) for each in measurements]
     job = Sampling(
         output=MapOutput(path=mean, overwrite=overwrite, std=deviation, samples=drawn),
         operators=tuple(
-            MeasuredOperator(name=each.name, data=each.data, noise_sigma=each.noise_sigma, options=each.options)
-            for each in measurements
+            MeasuredOperator(
+                name=each.name, data=each.data, noise_sigma="auto" if level is None else level, options=each.options
+            )
+            for each, level in levels
         ),
         prior=section("prior", FieldPrior, prior),
         posterior=section("posterior", PosteriorOptions, posterior or {}),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
+
 from halotile.graphs.amounts import counted, shape_text
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice
 from halotile.graphs.jobs.reconstruct.rules import CHECKS as RECONSTRUCTION
@@ -126,6 +128,11 @@ def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions) -> Faults:
                 ("tile", key),
                 "is for denoisers, and blocks of samples have a halo: leave it out, or write posterior.halo",
             )
+    if (output.std or output.samples) and np.dtype(np.float32 if output.dtype == "auto" else output.dtype).kind != "f":
+        yield (
+            ("output", "dtype"),
+            f"{output.dtype} holds whole numbers, and standard deviations and draws are fractions; write float32 or auto",
+        )
     wanted = ("std" if output.std else "") or ("samples" if output.samples else "")
     if wanted and not posterior.count:
         yield ("posterior", "count"), f"is 0, and output.{wanted} needs draws; write 16"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -53,19 +53,21 @@ from halotile.storage.disk.object_path import OutputPath, full_path
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout
-from halotile.storage.views import Constant, readable_parts
+from halotile.storage.views import Constant, measured, readable_parts
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.estimate import as_square, plane_level, sample_regions
-from halotile.tasks.operators.base import Operator, with_engine, working_dtype
-from halotile.tasks.posterior.gaussian import Filled, Measurement, Posterior, Solved, Weights
-from halotile.tasks.posterior.hyper import Excerpt, Likely, likely, transfer_of
+from halotile.tasks.operators.base import Operator, parts_of, with_engine, working_dtype
+from halotile.tasks.posterior.gaussian import BATCH, Filled, Measurement, Posterior, Solved, Weights
+from halotile.tasks.posterior.hyper import SHORTEST, Excerpt, Likely, likely, masks_nothing, transfer_of
 from halotile.tasks.priors.matern import Matern
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
 
-SMALLER = "a smaller tile.block or output.shard, or fewer draws"
+SMALLER = "a smaller tile.block, output.shard or posterior.halo"
 IMAGES_AT_ONCE, COPIES = 9, 3
 """Images of each right-hand side that a solution holds at once, in double precision: an estimate; and copies of a result that is written."""
+MOST = 1024**2
+"""Pixels of the window of a cell, where its halves are not smaller than the halo."""
 EDGES, WINDOWS = (256, 128, 64, 32), 16
 """Edges of the windows that the prior is found from, where they have no holes, and their number."""
 HALOS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -73,8 +75,8 @@ FAR = 3
 """Ratio of noise levels from which on one of them is probably a mistake."""
 MARGIN = 0.5
 """Share of the tolerance that a halo leaves where it is tried: other places leave more."""
-TRIED, PLACES = 64, 4
-"""Edge and number of the blocks that halos are tried on."""
+TRIED, PLACES = 16, 8
+"""Edge and number of the blocks that halos are tried on: small ones, as the edge of a cell may cut a hole."""
 
 
 def plan_samples(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
@@ -106,6 +108,11 @@ class _Opened:
         maps = (level for level in self.levels if not isinstance(level, float))
         return (*self.data, *maps, *(s for operator in self.operators for s in sources_in(operator)))
 
+    @property
+    def draws(self) -> int:
+        """Draws that an output needs."""
+        return self.job.posterior.count if self.job.output.std or self.job.output.samples else 0
+
     def solved(self, halo: int, count: int) -> Solved:
         options = self.job.posterior
         keeps_draws = self.job.output.samples is not None
@@ -127,7 +134,7 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
             raise ConfigError(
                 f"operator {operator.name} sees more than a neighbourhood of each pixel, and posterior.method: blocks needs that."
             )
-        if getattr(operator, "boundary", "") == "circular":
+        if any(getattr(part, "boundary", "") == "circular" for part in parts_of(operator)):
             raise ConfigError(
                 "boundary is circular, which joins opposite edges of the image, and posterior.method: blocks solves each block with the pixels around it. "
                 "Write boundary: reflect, replicate, zero or valid, as the instrument does."
@@ -162,6 +169,10 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
 def _note_of_range(prior: Matern, shape: tuple[int, ...]) -> Iterator[str]:
     """Yield a note on a range that an image of this shape says little about; refuse one beyond it."""
     edge = min(shape[-2:])
+    if prior.length < SHORTEST:
+        raise ConfigError(
+            f"prior.range is {prior.length:.4g} pixels, and the prior is a stencil of neighbours, which has no deviation of prior.std then. Write {SHORTEST} or more."
+        )
     if prior.length > edge:
         raise ConfigError(
             f"prior.range is {prior.length:.4g} pixels, and the image has {edge}: it would be constant but for its mean. Write a smaller range."
@@ -171,7 +182,7 @@ def _note_of_range(prior: Matern, shape: tuple[int, ...]) -> Iterator[str]:
 
 
 def _measurement(operator: Operator, source: Source, level: Source | float, number: int) -> Measurement:
-    data = Shared(source)
+    data = Shared(_with_holes(source))
     sigma = Constant(source.shape, np.dtype(np.float64), level) if isinstance(level, float) else level
     return Measurement(operator, Filled(data), Shared(Weights(data, sigma), computed=True), number)
 
@@ -180,8 +191,9 @@ def _level(number: int, given: float | str, source: Source, previous: Mapping[st
     """Return the noise level of a measurement, or the map of it."""
     key = f"operators[{number}].noise_sigma"
     if given == "auto":
-        if known := previous.get("operators", {}).get(str(number)):
-            return float(known["noise"])
+        known = previous.get("operators", {}).get(str(number), {}).get("noise")
+        if isinstance(known, float):
+            return known
         if not (level := _estimated(source)) > 0:
             raise InputError(f"{key} is auto, and {source.path} shows no noise. Write its standard deviation.")
         return level
@@ -195,8 +207,13 @@ def _level(number: int, given: float | str, source: Source, previous: Mapping[st
     return sigma
 
 
+def _with_holes(source: Source) -> Readable:
+    """A measurement with NaN where its file declares that there is none."""
+    return measured(source, source.nodata, None, (), len(source.shape))
+
+
 def _estimated(source: Source) -> float:
-    squares = [part for _, part in readable_parts(source, _squares(source))]
+    squares = [part for _, part in readable_parts(_with_holes(source), _squares(source))]
     return float(plane_level([as_square(part, (part.ndim - 2, part.ndim - 1)) for part in squares]))
 
 
@@ -217,8 +234,9 @@ def _squares(source: Readable, edge: int = 128, count: int = 16) -> list[Region]
 
 def _prior(given: Matern, parts: Sequence[Measurement], previous: Mapping[str, Any]) -> Likely:
     """Return the prior with what is auto decided: by the likelihood of windows of the first measurement that has some."""
-    if "prior" in previous:
-        return Likely(Matern(**{key: previous["prior"][key] for key in ("std", "range", "mean")}), 0.0, 0.0)
+    decided = previous.get("prior", {})
+    values = {key: getattr(given, key) for key in ("std", "range", "mean")}
+    given = Matern(**{key: decided.get(key, value) if value == "auto" else value for key, value in values.items()})
     if "auto" not in (given.std, given.range, given.mean):
         return Likely(given, 0.0, 0.0)
     for part, edge in itertools.product(parts, EDGES):
@@ -235,7 +253,7 @@ def _prior(given: Matern, parts: Sequence[Measurement], previous: Mapping[str, A
 
 def _windows(part: Measurement, edge: int) -> Iterator[Excerpt]:
     for region, weights in readable_parts(part.weight, _squares(part.data, edge, WINDOWS)):
-        if weights.all():
+        if weights.all() and masks_nothing(part.operator, region):
             pixels = np.asarray(part.data.read(region), np.float64).reshape(edge, edge)
             yield Excerpt(pixels, float(np.mean(1 / weights.astype(np.float64))))
 
@@ -257,14 +275,16 @@ def _tried(opened: _Opened) -> int:
     blocks = _squares(Constant(posterior.shape, posterior.dtype), TRIED, 4 * PLACES)
     weight = posterior.measurements[0].weight
     if weight.shape == posterior.shape:
-        blocks = sorted(blocks, key=lambda block: np.count_nonzero(weight.read(block)))
+        blocks = sorted(blocks, key=lambda block: float(np.sum(weight.read(block), dtype=np.float64)))
     most, reach, tried = max(posterior.shape[-2:]), 0.0, list[tuple[int, float]]()
     for halo in HALOS:
         if halo < reach and halo < most:
             continue
-        solved = opened.solved(halo, 2)
-        errors = (float(np.abs(solved.solved(block)[1]).max()) for block in blocks[:PLACES])
-        if halo >= most or (worst := next((error for error in errors if error > tol), 0.0)) == 0:
+        solved = replace(opened.solved(halo, min(2, opened.draws)), keeps_draws=False)
+        if (
+            halo >= most
+            or (worst := max(float(np.abs(solved.solved(block)[1]).max()) for block in blocks[:PLACES])) <= tol
+        ):
             return halo
         tried.append((halo, worst))
         reach = _reach(tried, tol)
@@ -295,10 +315,10 @@ def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
     )
     unit = block_unit(geometry, layout.shard)
     job, requested = no_more_than(job, computing.requested, shape, unit)
-    draws = job.posterior.count if job.output.std or job.output.samples else 0
+    draws = opened.draws
     kept = kept_bytes(opened.sources)
     allowed = allowed_bytes(job.run, computing.machine_bytes)
-    solved = _in_cells(opened.solved(halo, draws), layout.shard, partial(_need, kept=kept), allowed, begun)
+    solved = replace(opened.solved(halo, draws), cell=cell_of(layout.shard, shape, halo))
     if job.tile.block != "auto":
         candidates = [check_block(geometry, job.tile.block, unit)]
     else:
@@ -344,17 +364,19 @@ def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
     )
 
 
-def _in_cells(solved: Solved, shard: tuple[int, ...], need: Callable[..., Need], allowed: int, begun: Begun) -> Solved:
-    """Return the solution of cells that fit in memory: whole shards, or halves of them."""
-    if begun.previous:
-        return replace(solved, cell=tuple(begun.previous["identity"]["cell"]))
-    cell = tuple(min(s, n) for s, n in zip(shard, solved.posterior.shape, strict=True))
-    while need(replace(solved, cell=cell), cell).total_bytes > allowed:
-        halves = (*cell[:-2], *(c // 2 if c % 2 == 0 and c > 2 * solved.halo else c for c in cell[-2:]))
+def cell_of(shard: tuple[int, ...], shape: tuple[int, ...], halo: int) -> tuple[int, ...]:
+    """Return the edges of the parts that are solved each by itself: a plane of a shard, halved while its window is large.
+
+    >>> cell_of((2, 1024, 512), (8, 4096, 4096), 64)
+    (1, 512, 512)
+    """
+    cell = tuple(min(s, n) for s, n in zip(shard[-2:], shape[-2:], strict=True))
+    while math.prod(c + 2 * halo for c in cell) > MOST:
+        halves = tuple(c // 2 if c % 2 == 0 and c > 2 * halo and c == max(cell) else c for c in cell)
         if halves == cell:
             break
         cell = halves
-    return replace(solved, cell=cell)
+    return (*(1 for _ in shard[:-2]), *cell)
 
 
 def _places(job: Sampling, first: OutputPath) -> Iterator[tuple[str, OutputPath, str]]:
@@ -378,7 +400,7 @@ def _titled(layout: Layout, title: str, opened: _Opened) -> Layout:
 def _need(solved: Solved, block: tuple[int, ...], kept: int) -> Need:
     """Return the memory of a worker during a block."""
     window = math.prod(c + 2 * solved.halo for c in solved.cell[-2:]) * math.prod(solved.cell[:-2])
-    images = (len(solved.draws) + 2) * IMAGES_AT_ONCE * window + COPIES * solved.shape[0] * math.prod(block)
+    images = (min(len(solved.draws), BATCH) + 2) * IMAGES_AT_ONCE * window + COPIES * solved.shape[0] * math.prod(block)
     return Need(
         f"one block of {list(block)} with {counted(len(solved.draws), 'draw')}",
         {PROCESS: IMPORTS_BYTES, "solutions": images * 8, DECODED: kept},

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, Self, get_args
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction, weighed
 from halotile.graphs.kinds.sections import Job, Size
 from halotile.graphs.words import nearest
 from halotile.storage.disk.place import check_dots, check_parents
@@ -81,6 +81,9 @@ class Simulation(Job):
     """The true image."""
     exact: bool = False
     """Use direct convolutions only."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operators", weighed(self.operators))
 
     @property
     def place(self) -> str:
