@@ -70,8 +70,7 @@ class ImageServer:
         self._server = ThreadingHTTPServer((HOME, 0), _handler(self.token, client_files(), panels, self._over))
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="images", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._server.serve_forever, name="images", daemon=True).start()
 
     @property
     def address(self) -> str:

@@ -1,4 +1,4 @@
-"""The report of a finished run, which its kept page shows: before and after, figures, the job, and commands to go on with."""
+"""The report of a finished run, on the page that is kept: before and after, figures, the job, and commands to go on with."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESIDUAL_LEVELS = 3.0
 
 
 def report_of(plan: Plan, inspection: Inspection) -> dict[str, Any]:
-    """Return the report as JSON: images, tables, and the job as it was decided."""
+    """Return the report as JSON: images, tables, and the job with every size decided."""
     code = plan.identity.get("code", {})
     tables: dict[str, list[Row]] = {
         "Result": [*inspection.rows, *(("warning", warning) for warning in inspection.warnings)],

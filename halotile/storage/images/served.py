@@ -74,7 +74,7 @@ class ServedImage:
 
     @property
     def together(self) -> int:
-        """Number of channels that are drawn over one another; 1 where each is looked at by itself."""
+        """Number of channels that are drawn over one another; 1 where each is shown by itself."""
         count = self.source.shape[self.source.axes.index("c")] if "c" in self.source.axes else 1
         return count if count <= MOST_CHANNELS else 1
 

@@ -16,7 +16,7 @@ QUIETEST, LEAST, OUTLYING = 0.25, 32, 2.0
 """Share of the windows that are compared, those with the quietest neighbours; their number, at least; and multiple of their median energy from which
 one does not count."""
 SQUARES = 16
-"""Squares of a plane that are looked at."""
+"""Squares of a plane that are sampled."""
 CLEAR, CLEAR_FAR = 0.27, 0.14
 """Correlation at lag 1, and at each of three lags, from which noise is not white: see docs/design/037."""
 LEVEL = 0.6

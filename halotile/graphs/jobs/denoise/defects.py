@@ -24,7 +24,7 @@ from halotile.tasks.noise.photon_noise import PLANES, PhotonNoise, noise_of_plan
 from halotile.tasks.roles import Roles, respanned
 
 LEAST_PLANES, MOST_PLANES = 4, 16
-"""Planes along z and t in which defects are looked for that are the same in all, and planes that are looked at for these."""
+"""Fewest planes along z and t in which lasting defects are searched, and most planes that are read for them."""
 PLANE_PIXELS, STRIP_PIXELS = 1 << 26, 1 << 20
 """Pixels of the largest plane in which they are looked for, and of a part that is read at once."""
 

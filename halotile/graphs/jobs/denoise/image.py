@@ -154,7 +154,7 @@ def open_input(job: Denoising) -> Source:
 def open_sides(
     job: Denoising, denoiser: Denoiser, names: Collection[str], original: Source, source: Readable, roles: Roles
 ) -> dict[str, Source]:
-    """Open the side inputs of a job, of which the mask may be in the file of the image; ``names``: those that denoisers take."""
+    """Open the side inputs of a job; the mask may be in the file of the image; ``names``: those that denoisers take."""
     sides: dict[str, Source] = {}
     paths = dict(job.input.sides)
     own = original.mask if job.input.nodata != "none" else None
@@ -404,11 +404,11 @@ def _squares(view: Readable, plane: tuple[int, ...]) -> Sequence[Region]:
 
 
 REACH = 2
-"""Pixels on each side of a defect of which one takes its place."""
+"""Pixels on each side of a defect, among which its replacement is found."""
 
 
 def check_marked(marked: Sequence[Source], view: Readable, roles: Roles) -> None:
-    """Refuse images that mark a whole area as defects, of which no pixel can be replaced: where they, or samples of large ones, show it."""
+    """Refuse images that mark a whole area as defects, because nothing can replace its pixels; large images are sampled."""
     for side in marked:
         dims, length = len(view.shape), len(side.shape)
         axes = tuple(range(dims)) if length == dims else roles.spatial[-length:]

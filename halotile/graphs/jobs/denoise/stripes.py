@@ -106,7 +106,7 @@ def _lines(view: Readable, roles: Roles, axis: str, *, gain: bool = False) -> St
 
 
 def _channels(view: Readable, roles: Roles) -> list[dict[int, tuple[int, int]]]:
-    """Return the channels that are looked at, each by itself: the stripes of one are not those of another."""
+    """Return the channels to examine, each by itself: one channel's stripes are not another's."""
     if "c" not in roles.axes:
         return [{}]
     axis = roles.axes.index("c")
