@@ -367,8 +367,8 @@ def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
 def cell_of(shard: tuple[int, ...], shape: tuple[int, ...], halo: int) -> tuple[int, ...]:
     """Return the edges of the parts that are solved each by itself: a plane of a shard, halved while its window is large.
 
-    >>> cell_of((2, 1024, 512), (8, 4096, 4096), 64)
-    (1, 512, 512)
+    >>> cell_of((2, 2048, 512), (8, 4096, 4096), 64)
+    (1, 1024, 512)
     """
     cell = tuple(min(s, n) for s, n in zip(shard[-2:], shape[-2:], strict=True))
     while math.prod(c + 2 * halo for c in cell) > MOST:
