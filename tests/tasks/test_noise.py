@@ -294,6 +294,14 @@ def test_read_noise_is_found() -> None:
     assert found.read_sigma == pytest.approx(4, rel=0.1)
 
 
+def test_a_dark_background_does_not_outvote_what_is_bright() -> None:
+    rng, truth = np.random.default_rng(0), np.zeros((256, 256))
+    truth[:120, :120] = 40 + 120 * (np.arange(120) // 40)
+    found = estimate_photon_noise(Counted(2.2 * rng.poisson(truth) + 100 + rng.normal(0, 2, truth.shape)), (0, 1))
+    assert found is not None
+    assert found.gain == pytest.approx(2.2, rel=0.1)
+
+
 def test_holes_and_saturated_pixels_do_not_count() -> None:
     pixels = counted(100)
     pixels = np.minimum(pixels, np.quantile(pixels, 0.9))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,8 @@ LEAST_MEASURED = 0.2
 """Share of the details of a window that has to be known: those with a hole in their 2 x 2 pixels are not."""
 FREEDOM = (WINDOW - 1) ** 2 / 2.25
 """Degrees of freedom of the variance of a window; overlapping details count for less, by the sum of their squared correlations."""
+RANGES, CLEARLY_MORE = 8, 1.1
+"""Ranges of brightness of which each has a say in a first guess, if it has half as many windows as have to count; ratio of windows by which that has to be better."""
 OUTLYING, ROUNDS = 4.0, 30
 """Standard deviations of a window's variance above the line from which it does not count, and steps of the fit at most."""
 SATURATED_AT_MOST, EMPTY_AT_MOST = 0.02, 0.5
@@ -173,21 +175,43 @@ def _quiet_line(x: Values, y: Values, around: Values) -> tuple[float, float, flo
 def _line(x: Values, y: Values) -> tuple[float, float, float]:
     """The likeliest line through variances whose spread is in proportion to them: its value at 0, its slope and the deviation of that.
 
+    It starts at the median, or at medians of several ranges of brightness where clearly fewer windows are outliers then: many dark windows would outvote few bright ones.
+
     ``x``: one column, or none for a line without slope.
     """
+    terms = np.column_stack([np.ones(len(x)), x])
+    (number, line), *others = (_line_from(start, terms, y) for start in _starts(x, y))
+    return next((other for more, other in others if more > CLEARLY_MORE * number), line)
+
+
+def _starts(x: Values, y: Values) -> Iterator[Values]:
+    """Yield first guesses of the variances: one for all, and a line through the medians of ranges of brightness."""
+    yield np.full(len(y), np.median(y))
+    edges = np.linspace(x.min(initial=0), x.max(initial=0), RANGES + 1)[1:-1]
+    parts = [part for n in range(RANGES) if (part := np.searchsorted(edges, x.sum(1)) == n).sum() >= LEAST_WINDOWS / 2]
+    if x.size and len(parts) > 1:
+        middles = np.array([[x[part].mean(), np.median(y[part])] for part in parts])
+        slope, level = np.polyfit(*middles.T, 1, w=1 / middles[:, 1])
+        yield level + slope * x[:, 0]
+
+
+def _line_from(line: Values, terms: Values, y: Values) -> tuple[int, tuple[float, float, float]]:
+    """The number of windows near the line that is found from this one, and that line as :func:`_line` returns it."""
     least, spread = 1e-3 * float(np.median(y)), math.sqrt(2 / FREEDOM)
-    line, terms = np.full(len(y), np.median(y)), np.column_stack([np.ones(len(x)), x])
+    line = np.maximum(line, least)
     for _ in range(ROUNDS):
-        weights = (y < line * (1 + OUTLYING * spread)) / line**2
+        near = y < line * (1 + OUTLYING * spread)
+        weights = near / line**2
         normal = (terms * weights[:, None]).T @ terms
         if not np.linalg.det(normal):
-            return float(y.mean()), 0.0, 0.0
+            return 0, (float(y.mean()), 0.0, 0.0)
         found = np.linalg.solve(normal, (terms * weights[:, None]).T @ y)
         before, line = line, np.maximum(terms @ found, least)
         if (np.abs(line - before) <= 1e-6 * np.abs(before)).all():
             break
     level, *gain = found.tolist()
-    return level, *((gain[0], spread * math.sqrt(np.linalg.inv(normal)[1, 1])) if gain else (0.0, 0.0))
+    deviation = spread * math.sqrt(np.linalg.inv(normal)[1, 1]) if gain else 0.0
+    return int(near.sum()), (level, gain[0] if gain else 0.0, deviation)
 
 
 def mean_beside(values: Values) -> Values:
