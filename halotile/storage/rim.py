@@ -18,6 +18,7 @@ Windows may extend further than the length of the array: the rule is then applie
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +33,7 @@ RULES = ("reflect", "mirror", "nearest", "periodic", "constant", "cut")
 Pixels = NDArray[np.generic]
 Array = NDArray[Any]
 """Pixels to compute with."""
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Pixels]
 
 
 class Readable(Protocol):
@@ -105,10 +107,20 @@ def source_positions(start: int, stop: int, length: int, rule: str) -> NDArray[n
     return at[(at >= 0) & (at < length)]
 
 
-def read_window(source: Readable, window: Region, rim: Rim) -> Pixels:
+def read_into(source: Readable, region: Region, out: Pixels) -> None:
+    """Read the pixels of ``region`` into an array: at once if the source can (a method of this name), or else by a copy."""
+    if (into := getattr(source, "read_into", None)) is None:
+        out[...] = source.read(region)
+    else:
+        into(region, out)
+
+
+def read_window(source: Readable, window: Region, rim: Rim, allocate: Allocate | None = None) -> Pixels:
     """Read the pixels of ``window``, filling those outside the array by the rim rule.
 
     Each needed pixel is read once: a periodic window reads two slabs, not the array between them.
+
+    ``allocate``: ``allocate(shape, dtype)``: memory for the window, which is not used where the rim takes pixels from elsewhere.
 
     Returns
     -------
@@ -117,7 +129,11 @@ def read_window(source: Readable, window: Region, rim: Rim) -> Pixels:
     """
     whole = Region.whole(source.shape)
     if window.inside(whole):
-        return source.read(window)
+        if allocate is None:
+            return source.read(window)
+        pixels = allocate(window.shape, source.dtype)
+        read_into(source, window, pixels)
+        return pixels
     positions = [
         source_positions(a, b, n, rule)
         for a, b, n, rule in zip(window.start, window.stop, source.shape, rim.rules, strict=True)
@@ -125,7 +141,11 @@ def read_window(source: Readable, window: Region, rim: Rim) -> Pixels:
     inside = window.clip(whole)
     if all(map(_holds, inside.start, inside.stop, positions)):
         reach = rim.reach(window, source.shape)
-        return _surrounded(source.read(inside), inside.relative_to(reach), inside, positions, rim.values)
+        pixels = (allocate or np.empty)(reach.shape, source.dtype)
+        place = inside.relative_to(reach)
+        read_into(source, inside, pixels[place.slices])
+        _surround(pixels, place, inside, positions, rim.values)
+        return pixels
     needed = [_distinct(position) for position in positions]
     pixels = _read_slabs(source, needed)
     for axis, (position, need) in enumerate(zip(positions, needed, strict=True)):
@@ -138,13 +158,11 @@ def _holds(start: int, stop: int, position: NDArray[np.intp]) -> bool:
     return start < stop and bool(((position < 0) | ((position >= start) & (position < stop))).all())
 
 
-def _surrounded(
-    pixels: Pixels, place: Region, inside: Region, positions: list[NDArray[np.intp]], values: tuple[float, ...]
-) -> Pixels:
-    """Put the pixels of ``inside`` in their place of a window, and fill the pixels around it from them, one axis after the other."""
-    window = np.empty([len(position) for position in positions], pixels.dtype)
+def _surround(
+    window: Array, place: Region, inside: Region, positions: list[NDArray[np.intp]], values: tuple[float, ...]
+) -> None:
+    """Fill the pixels of a window around those of ``inside`` at their place from them, one axis after the other."""
     filled: list[Any] = list(place.slices)
-    window[tuple(filled)] = pixels
     for axis, (position, value) in enumerate(zip(positions, values, strict=True)):
         outside = np.delete(np.arange(len(position)), filled[axis])
         around = (*filled[:axis], outside, *filled[axis + 1 :])
@@ -154,7 +172,6 @@ def _surrounded(
             source = position[outside] - inside.start[axis] + place.start[axis]
             window[around] = window[(*filled[:axis], source, *filled[axis + 1 :])]
         filled[axis] = slice(None)
-    return window
 
 
 def _distinct(position: NDArray[np.intp]) -> NDArray[np.intp]:

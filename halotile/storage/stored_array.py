@@ -20,7 +20,7 @@ from halotile.storage.formats.base import Header, Reader
 from halotile.storage.formats.parts.geotiff import METADATA, band_metadata
 from halotile.storage.formats.parts.tiff_scale import planes_of_channels
 from halotile.storage.grid import Region
-from halotile.storage.rim import Pixels
+from halotile.storage.rim import Pixels, read_into
 from halotile.storage.sharded.ome_metadata import Channels
 from halotile.storage.spacing import with_sizes
 
@@ -147,22 +147,36 @@ class StoredArray:
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``, C-contiguous and in native byte order."""
+        with self._reading(region) as reader:
+            stored = [self.order.index(axis) for axis in range(self.ndim)]
+            bounds = (tuple(ends[axis] for axis in stored) for ends in (region.start, region.stop))
+            parts = [reader.read(part) for part in self._in_file(Region(*bounds))]
+            pixels = parts[0] if self.selected is None else np.concatenate(parts, self.selected[0])
+            pixels = pixels.transpose(self.order)
+        return np.ascontiguousarray(pixels, dtype=self.dtype)
+
+    def read_into(self, region: Region, pixels: Pixels) -> None:
+        """Read the pixels of ``region`` into an array of its shape: at once from the files of a Zarr."""
+        if self.selected is None and self.order == tuple(range(self.ndim)):
+            with self._reading(region) as reader:
+                read_into(reader, region, pixels)
+        else:
+            pixels[...] = self.read(region)
+
+    @contextmanager
+    def _reading(self, region: Region) -> Iterator[Any]:
+        """The reader, with errors that name the file and the region."""
         if not region.inside(Region.whole(self.shape)):
             raise InputError(
                 f"{self.path}: {region} reaches outside the array of shape {self.shape}. Clip it to the array."
             )
         try:
-            stored = [self.order.index(axis) for axis in range(self.ndim)]
-            bounds = (tuple(ends[axis] for axis in stored) for ends in (region.start, region.stop))
-            parts = [self.reader().read(part) for part in self._in_file(Region(*bounds))]
-            pixels = parts[0] if self.selected is None else np.concatenate(parts, self.selected[0])
-            pixels = pixels.transpose(self.order)
+            yield self.reader()
         except Exception as error:
             if isinstance(error, (HalotileError, MemoryError)) and not isinstance(error, DamagedData):
                 raise
             what = f"{self.path}: the pixels from {region.start} to {region.stop} cannot be read"
             raise read_error(what, error) from error
-        return np.ascontiguousarray(pixels, dtype=self.dtype)
 
     def _in_file(self, region: Region) -> Iterator[Region]:
         """Yield the regions of the file, in its order, that make up one of the channels that are kept."""

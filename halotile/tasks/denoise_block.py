@@ -227,7 +227,7 @@ class DenoiseStages:
         """Read the window of the image and of each side input, and stage them."""
         task, roles = self.task, self.task.roles
         image = task.repaired()
-        pixels = read_window(image, block.window, task.rim)
+        pixels = read_window(image, block.window, task.rim, self.tiles.device.allocate)
         if task.on_nan == "fail":
             check_image(pixels, task.source, block.window, task.rim, roles.axes)
         given = original = roles.arrange(pixels)
@@ -237,15 +237,16 @@ class DenoiseStages:
         size = pixels.nbytes + sum(side.nbytes for side in (*sides.values(), mask) if side is not None)
         arranged = {name: self._arrange_side(side) for name, side in sides.items()}
         if valid is not None:
+            original = self.tiles.device.owned(original)
             given = self._without_holes(original, valid)
             if task.denoiser.takes_valid:
                 arranged["valid"] = valid.astype(np.uint8)
-        with unless_lost(self.tiles.device):
-            staged = self.tiles.stage(given, arranged)
         not_finite = None
-        if not (task.holes and task.holes.nan) and not all_finite(pixels):
+        if task.on_nan != "fail" and not (task.holes and task.holes.nan) and not all_finite(pixels):
             core = block.core.relative_to(task.rim.reach(block.window, task.grid.shape))
             not_finite = int(np.count_nonzero(~np.isfinite(pixels[core.slices])))
+        with unless_lost(self.tiles.device):
+            staged = self.tiles.stage(given, arranged)
         defects = image.defects_of(block.core) if isinstance(image, Repaired) else None
         if defects and task.defects and task.defects.are_kept and isinstance(task.source, WithoutStripes):
             defects = defects[0], task.source.source.read(block.core)[tuple(defects[0].T)]  # as they are stored
@@ -280,10 +281,12 @@ class DenoiseStages:
         return CoreImage(computed, what_was_read.holed, what_was_read.not_finite, what_was_read.defects)
 
     def write(self, block: Block, result: CoreImage, receipt: Receipt) -> None:
+        with unless_lost(self.tiles.device), result.computed.borrowed() as pixels:
+            receipt.compute_seconds += result.computed.seconds
+            self._write(block, result, pixels, receipt)
+
+    def _write(self, block: Block, result: CoreImage, pixels: Pixels, receipt: Receipt) -> None:
         task, roles = self.task, self.task.roles
-        with unless_lost(self.tiles.device):
-            pixels = result.computed.collect()
-        receipt.compute_seconds += result.computed.seconds
         nodata = task.writer.layout.nodata
         are_kept = task.defects is not None and task.defects.are_kept
         if nodata is not None or result.holed is not None or are_kept:  # else the writer converts shard by shard

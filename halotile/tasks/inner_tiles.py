@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -306,27 +307,30 @@ class QueuedCore:
         """Time that the device took, once the core has been collected."""
         return self._device.seconds(self._work.began, self._ended)
 
-    def collect(self) -> NDArray[Any]:
-        r"""Wait for the core, of shape (\*looped, channels out, \*spatial \* scale).
+    @contextmanager
+    def borrowed(self) -> Iterator[NDArray[Any]]:
+        r"""Wait for the core, of shape (\*looped, channels out, \*spatial \* scale), which is valid within the context.
 
         Raises
         ------
         BlockFailed
             When it holds a NaN or an infinity that none of its inputs holds.
         """
-        try:
-            output = self._output.pixels()
-        finally:
-            sums = self._sums.pixels()
-        for number in np.flatnonzero(~np.isfinite(sums)):
-            # The sum of finite pixels may overflow.
-            window, place = self._work.windows[number], self._work.places[number]
-            if not all_finite(output[place]) and self._work.was_finite(window):
-                raise BlockFailed(
-                    f"{self._name} returned NaN or infinity for finite pixels at {window.core}. "
-                    "Check its weights and the range of the input (input.range)."
-                )
-        return output
+        with self._output.borrowed() as output, self._sums.borrowed() as sums:
+            for number in np.flatnonzero(~np.isfinite(sums)):
+                # The sum of finite pixels may overflow.
+                window, place = self._work.windows[number], self._work.places[number]
+                if not all_finite(output[place]) and self._work.was_finite(window):
+                    raise BlockFailed(
+                        f"{self._name} returned NaN or infinity for finite pixels at {window.core}. "
+                        "Check its weights and the range of the input (input.range)."
+                    )
+            yield output
+
+    def collect(self) -> NDArray[Any]:
+        """Wait for the core; in its own memory."""
+        with self.borrowed() as pixels:
+            return self._device.owned(pixels)
 
 
 @dataclass(eq=False, slots=True)

@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.devices.device import LOST, Device, Download
-from halotile.tasks.devices.gpu import BufferRing, Gpu
+from halotile.tasks.devices.gpu import BufferRing, CudaStreams, Gpu
 from halotile.tasks.inner_tiles import TileRunner
 from tests.cases import thorough
 from tests.support import DTYPES, dncnn_weights, job_of, read_zarr, work_of, write_zarr
@@ -256,10 +257,26 @@ def test_the_precision_is_set_where_it_is_computed() -> None:
         backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic = before
 
 
+def test_memory_that_cannot_be_locked_is_no_full_gpu() -> None:
+    """The batch would be halved for good."""
+
+    def empty(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return torch.empty(*shape, **options)
+
+    streams = CudaStreams.__new__(CudaStreams)
+    streams.torch = SimpleNamespace(empty=empty, uint8=torch.uint8, inference_mode=torch.inference_mode)
+    assert len(streams.pinned(100)) == 100
+
+
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
 def test_a_worker_writes_the_same_image_with_a_gpu(dtype: str, tmp_path: Path) -> None:
-    """All three threads: read and upload, compute, download and write."""
-    source = write_zarr(tmp_path / "in.zarr", image(dtype, (700, 610)))
+    """All three threads: read and upload, compute, download and write; where blocks have holes, at an edge and elsewhere."""
+    pixels = image(dtype, (700, 610))
+    if dtype == "float32":
+        pixels[120:140, :50] = np.nan
+    source = write_zarr(tmp_path / "in.zarr", pixels)
     written = []
     for name, device in (("cpu", Device()), ("gpu", gpu_device())):
         job = job_of(source, tmp_path / f"{name}.zarr", "tv", {"strength": 0.2}, tile={"block": 128})

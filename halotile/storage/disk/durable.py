@@ -21,6 +21,7 @@ from pathlib import Path
 
 from halotile.errors import DiskRefused, HalotileError
 from halotile.storage.disk.object_path import OutputPath, files_below
+from halotile.storage.io_threads import IO_THREADS
 
 PARTIAL = ".partial"
 """Suffix of a file that is still being written."""
@@ -178,10 +179,10 @@ class Disk:
 
     def _publish(self, pending: list[tuple[Path, Path, int]], sync: bool) -> None:
         """Rename written files to their final names. All are written before the first fsync, so one commit covers many."""
+        if sync:
+            IO_THREADS.run_all(self._fsync, [fd for _, _, fd in pending])
         while pending:
             partial, path, fd = pending[0]
-            if sync:
-                self._fsync(fd)
             self._replace(partial, path)
             pending.pop(0)
             os.close(fd)

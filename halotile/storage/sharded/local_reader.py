@@ -119,6 +119,11 @@ class LocalArray:
     def read(self, region: Region) -> Pixels:
         """The pixels of a region inside the array."""
         pixels = np.empty(region.shape, self.native)
+        self.read_into(region, pixels)
+        return pixels
+
+    def read_into(self, region: Region, pixels: Pixels) -> None:
+        """Read the pixels of a region into an array of its shape."""
 
         def read(cell: tuple[tuple[int, ...], Region, tuple[slice, ...]]) -> None:
             index, part, target = cell
@@ -130,7 +135,6 @@ class LocalArray:
 
         file_shape = self.sharding.shape if self.sharding else self.chain.shape
         IO_THREADS.run_all(read, split_region(region, file_shape))
-        return pixels
 
     def _read_file(self, path: Path, part: Region, out: Pixels) -> None:
         """Fill ``out`` with part of the pixels in one file."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from halotile.errors import ConfigError, HalotileError
+from halotile.storage.io_threads import IO_THREADS
 from halotile.tasks.lazy import torch
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ LIMITS = (
 )  # fmt: skip
 """Environment variables that keep a library from using the widest one."""
 LIBRARIES = ("torch", "numpy", "scipy")
+LARGE = 2**22
+"""Pixels from which the I/O threads look at them together."""
 _CPUS = Path("/proc/cpuinfo")
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 
@@ -246,6 +249,17 @@ class Device:
         """Start to copy pixels to the device."""
         return self.torch.from_numpy(_plain(pixels))
 
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Memory for pixels that :meth:`stage` gets next."""
+        import numpy as np  # late: commands limit their memory before anything heavy is loaded
+
+        pixels: NDArray[Any] = np.empty(shape, dtype)
+        return pixels
+
+    def owned(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Pixels that stay as they are: a copy, where those given are in memory that the device uses again."""
+        return pixels
+
     def take(self, staged: Any) -> torch.Tensor:
         """The staged pixels, for the computation that follows."""
         tensor: torch.Tensor = staged
@@ -321,10 +335,15 @@ class Download:
 
     tensor: torch.Tensor
 
+    @contextmanager
+    def borrowed(self) -> Iterator[NDArray[Any]]:
+        """Wait for the result, which is valid within the context. Enter it once, or call :meth:`pixels` once."""
+        yield self.tensor.numpy()
+
     def pixels(self) -> NDArray[Any]:
-        """Wait for the result and return it. Call it once."""
-        pixels: NDArray[Any] = self.tensor.numpy()
-        return pixels
+        """Wait for the result and return it."""
+        with self.borrowed() as pixels:
+            return pixels
 
 
 def _plain(pixels: NDArray[Any]) -> NDArray[Any]:
@@ -341,9 +360,16 @@ def all_finite(pixels: NDArray[Any]) -> bool:
 
     if pixels.dtype.kind != "f":
         return True
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = pixels.sum()  # overflows to infinity for some finite pixels: then each is checked
-    return bool(np.isfinite(total)) or bool(np.isfinite(pixels).all())
+
+    def are_finite(part: NDArray[Any]) -> bool:
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = part.sum()  # overflows to infinity for some finite pixels: then each is checked
+        return bool(np.isfinite(total)) or bool(np.isfinite(part).all())
+
+    if pixels.size < LARGE or IO_THREADS.count == 1:
+        return are_finite(pixels)
+    longest = max(range(pixels.ndim), key=lambda axis: pixels.shape[axis])
+    return all(list(IO_THREADS.map(are_finite, np.array_split(pixels, IO_THREADS.count, longest))))
 
 
 @contextmanager

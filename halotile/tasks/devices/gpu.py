@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Callable, Iterator
@@ -117,9 +118,12 @@ class CudaStreams(Streams):
         tensor.record_stream(self._streams[name])
 
     def pinned(self, size: int) -> torch.Tensor:
-        """Page-locked memory: a copy from other memory would not overlap with anything."""
+        """Page-locked memory, or other memory where no more can be locked: its copies work, but do not overlap with anything."""
         with self.torch.inference_mode(False):
-            memory: torch.Tensor = self.torch.empty(size, dtype=self.torch.uint8, pin_memory=True)
+            try:
+                memory: torch.Tensor = self.torch.empty(size, dtype=self.torch.uint8, pin_memory=True)
+            except RuntimeError:
+                memory = self.torch.empty(size, dtype=self.torch.uint8)
         return memory
 
     def seconds(self, first: Any, last: Any) -> float:
@@ -260,6 +264,7 @@ class Gpu(Device):
         self._download_buffers = BufferRing(self.streams.pinned)
         # The sums of a result are downloaded at the same time, and must not take its buffer.
         self._small_buffers = BufferRing(self.streams.pinned)
+        self._allocated: torch.Tensor | None = None
 
     def place(self, model: Model) -> Model:
         """Return the model on the GPU, before anything is queued on any stream."""
@@ -320,16 +325,42 @@ class Gpu(Device):
         call()  # unrecorded: libraries are loaded and algorithms chosen
         return Recorded(own_batch, own_sides, self.streams.record(call))
 
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Pinned memory: what is read into it needs no copy to be uploaded."""
+        self._allocated_for(None)
+        size = math.prod(shape) * dtype.itemsize
+        self._allocated = memory = self._upload_buffers.take(size)
+        pixels: NDArray[Any] = memory[:size].numpy().view(dtype.newbyteorder("=")).reshape(shape)
+        return pixels
+
+    def owned(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """A copy."""
+        return pixels.copy()
+
+    def _allocated_for(self, pixels: NDArray[Any] | None) -> torch.Tensor | None:
+        """The memory that was allocated, if the pixels are in it; else it is returned."""
+        memory, self._allocated = self._allocated, None
+        if memory is None or (
+            pixels is not None and pixels.flags.c_contiguous and _address(memory.numpy()) == _address(pixels)
+        ):
+            return memory
+        self._upload_buffers.give(memory)
+        return None
+
     def stage(self, pixels: NDArray[Any]) -> Upload:
         """Start to copy pixels, in their own type."""
         native = pixels.dtype.newbyteorder("=")
         dtype = self.torch.from_numpy(np.empty(0, native)).dtype
         size = pixels.size * native.itemsize
-        memory = self._upload_buffers.take(size)
+        memory = self._allocated_for(pixels)
+        is_there = memory is not None
+        if memory is None:
+            memory = self._upload_buffers.take(size)
         arrived: Mark | None = None
         try:
             pinned = memory[:size].view(dtype).view(pixels.shape)
-            np.copyto(pinned.numpy(), pixels)
+            if not is_there:
+                np.copyto(pinned.numpy(), pixels)
             with self.streams.on("upload"):
                 tensor = self.torch.empty(pixels.shape, dtype=dtype, device=self.name)
                 tensor.copy_(pinned, non_blocking=True)
@@ -414,13 +445,23 @@ class GpuDownload(Download):
     arrived: Mark
     buffers: BufferRing
 
-    def pixels(self) -> NDArray[Any]:
-        """Wait for the result and return it in its own memory: the pinned buffer is reused."""
+    @contextmanager
+    def borrowed(self) -> Iterator[NDArray[Any]]:
+        """Wait for the result; the pinned buffer is reused after the context."""
         try:
             self.arrived.synchronize()
-            return Download.pixels(self).copy()
+            yield self.tensor.numpy()
         finally:
             self.buffers.give(self.memory)
+
+    def pixels(self) -> NDArray[Any]:
+        """Wait for the result and return it in its own memory."""
+        with self.borrowed() as pixels:
+            return pixels.copy()
+
+
+def _address(pixels: NDArray[Any]) -> int:
+    return int(pixels.__array_interface__["data"][0])
 
 
 def _key(model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> Any:

@@ -190,8 +190,8 @@ def _starts(x: Values, y: Values) -> Iterator[Values]:
     edges = np.linspace(x.min(initial=0), x.max(initial=0), RANGES + 1)[1:-1]
     parts = [part for n in range(RANGES) if (part := np.searchsorted(edges, x.sum(1)) == n).sum() >= LEAST_WINDOWS / 2]
     if x.size and len(parts) > 1:
-        middles = np.array([[x[part].mean(), np.median(y[part])] for part in parts])
-        slope, level = np.polyfit(*middles.T, 1, w=1 / middles[:, 1])
+        places, middles = np.array([[x[part].mean(), np.median(y[part])] for part in parts]).T
+        slope, level = np.polyfit(places, middles, 1, w=1 / middles)
         yield level + slope * x[:, 0]
 
 
