@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import dask_cuda.utils
+import distributed
 import pytest
 
 from halotile.errors import ConfigError, MissingPackage
 from halotile.graphs import doctor
-from halotile.graphs.clusters import local_cuda
+from halotile.graphs.clusters import local, local_cuda
 from halotile.graphs.clusters.base import ChosenCluster, Order
 from halotile.graphs.clusters.common import machine as gpu_detection
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
@@ -23,7 +25,7 @@ from halotile.graphs.clusters.common.machine import Gpus, chosen, gpus_here
 from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.clusters.launches.slurm_allocation import NodeSlot
 from halotile.graphs.clusters.launches.slurm_steps import NodeSlots, WorkerStep
-from halotile.graphs.clusters.workers.__main__ import share_of
+from halotile.graphs.clusters.workers.__main__ import keep_beside_gpu, share_of
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans import needs
 from halotile.graphs.plans.identity import differences
@@ -151,6 +153,34 @@ def test_gpus_are_named_by_their_place(requested: Any, names: tuple[str, ...]) -
 def test_gpus_that_are_not_there_are_refused(requested: Any) -> None:
     with pytest.raises(ConfigError, match=r"there are 2 GPUs here\. Write gpus: all, or how many, or which"):
         chosen(Cluster(gpus=requested), TWO)
+
+
+def test_a_worker_keeps_to_the_cores_beside_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """dask-cuda's function fails for a name where NVML does not know the cores."""
+    mine, kept = sorted(os.sched_getaffinity(0)), []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: kept.append(sorted(cores)))
+    for near in ([*mine[-1:], 4095], [4095]):
+        monkeypatch.setattr(dask_cuda.utils, "get_cpu_affinity", lambda gpu, near=near: near)
+        keep_beside_gpu("3,1")
+    monkeypatch.setattr(dask_cuda.utils, "get_cpu_affinity", lambda gpu: [gpu + 0])
+    keep_beside_gpu("MIG-41b3359c")
+    assert kept == [mine[-1:], mine, mine]
+
+
+def test_workers_on_processors_see_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So their memory has a limit, which the driver of a GPU would not bear."""
+    seen = []
+
+    def started(**options: Any) -> Any:
+        seen.append(options["env"].get("CUDA_VISIBLE_DEVICES"))
+        raise KeyError("enough")
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(distributed, "LocalCluster", started)
+    for gpus in (True, False):
+        with pytest.raises(ConfigError, match="enough"), local.start(Order(workers=1, memory_bytes=2**30, gpus=gpus)):
+            pass
+    assert seen == ["0,1", ""]
 
 
 def test_a_machine_without_one_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from halotile import torch_group
 from halotile.errors import ConfigError
@@ -120,6 +122,17 @@ def test_a_rank_takes_no_gpu_where_nothing_says_which(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match=r"rank 0 sees 2 GPUs.*HALOTILE_LOCAL_RANK"), opening.opened(alone):
         pass
+
+
+def test_ranks_that_share_a_gpu_are_refused() -> None:
+    for names, refused in ((("n1 a", "n1 b", "n2 a"), False), (("n1 a", "n2 b", "n2 b"), True)):
+        store = dist.HashStore()
+        for rank, gpu in enumerate(names):
+            store.set(f"gpu-{rank}", gpu)
+        for rank, gpu in enumerate(names):
+            expected = pytest.raises(ConfigError, match="ranks 1, 2 share GPUs") if refused else nullcontext()
+            with expected:
+                opening.refuse_shared_gpu(store, Rendezvous(rank, 3), gpu)
 
 
 def test_the_interface_of_a_name_is_that_of_its_address() -> None:

@@ -123,6 +123,7 @@ class Order:
     choice: sections.Cluster = field(default_factory=sections.Cluster)  # cluster section of the job
     folder: Path | None = None  # folder that the workers see too, for scripts, logs and certificates
     credentials: Credentials | None = None  # certificates to use; by default the cluster makes its own
+    gpus: bool = True  # false: no worker sees a GPU, so that its memory has a limit on a machine with GPUs as well
     # number of workers that may die with a task, which then runs elsewhere. With 0 it comes back to the driver at
     # once, which finds out which block was to blame
     deaths: int = 0

@@ -29,7 +29,8 @@ def start(order: Order) -> Iterator[RunningCluster]:
     from halotile.graphs.clusters.workers.fork_server import environment_now
 
     def make() -> LocalCluster:
-        return LocalCluster(n_workers=order.workers, processes=True, env=environment_now(), **cluster_options(order))
+        environment = environment_now() | ({} if order.gpus else {"CUDA_VISIBLE_DEVICES": ""})
+        return LocalCluster(n_workers=order.workers, processes=True, env=environment, **cluster_options(order))
 
     with running(order, order.workers, make) as cluster:
         yield cluster

@@ -9,7 +9,7 @@ from typing import Any
 from halotile.errors import MissingPackage
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import DEFAULT, ChosenCluster, ClusterTraits, Environment, Order, RunningCluster
-from halotile.graphs.clusters.common.machine import INSTALL, gpus_here, has_dask_cuda
+from halotile.graphs.clusters.common.machine import INSTALL, cores_beside, gpus_here, has_dask_cuda
 from halotile.graphs.clusters.local import cluster_options, running
 
 TRAITS = ClusterTraits(is_here=True, gpus="each", gives_gpus=lambda *_: True)
@@ -53,11 +53,13 @@ def _cluster_class() -> type:
     from halotile.graphs.clusters.workers.fork_server import environment_now
 
     try:
-        from dask_cuda import LocalCUDACluster
+        from dask_cuda import LocalCUDACluster, worker_common
     except ImportError as error:
         raise MissingPackage(
             f"cluster local-cuda needs dask-cuda, which cannot be imported: {error}. Write: {INSTALL}"
         ) from None
+
+    worker_common.get_cpu_affinity = cores_beside
 
     class OnGpus(LocalCUDACluster):  # type: ignore[misc]
         def new_worker_spec(self) -> Any:

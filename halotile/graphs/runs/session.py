@@ -234,6 +234,7 @@ class Session(AbstractContextManager["Session"]):
                 memory_bytes=parse_bytes(self.run.memory_per_worker),
                 choice=self.choice,
                 folder=self.directory.path,
+                gpus=self.run.device == "cuda",
                 stall_seconds=self.run.stall_seconds,
                 report=self.status.report,
             )

@@ -135,12 +135,29 @@ def _connect(place: Rendezvous, backend: str) -> None:
     if backend == "gloo":
         ranks["pg_options"] = gloo_options(place.host, place.timeout_seconds)
     store = dist.PrefixStore(f"turn-{place.turn}", _store(place, patience))
+    if backend == "nccl":
+        refuse_shared_gpu(store, place, f"{socket.gethostname()} {torch.cuda.get_device_properties().uuid}")
     try:
         dist.init_process_group(backend, store=store, **ranks)
     except BaseException:
         # torch numbers groups in their store, and goes on counting after one that failed: this rank would never meet new ones.
         dist.distributed_c10d._world.group_count = 0
         raise
+
+
+def refuse_shared_gpu(store: Any, place: Rendezvous, gpu: str) -> None:
+    """Refuse ranks with one GPU between them: nccl would end each of them with an error of its own.
+
+    ``gpu``: machine and name of the GPU of this rank.
+    """
+    store.set(f"gpu-{place.rank}", gpu)
+    all_gpus = [store.get(f"gpu-{rank}").decode() for rank in range(place.world_size)]
+    sharing = [rank for rank, other in enumerate(all_gpus) if all_gpus.count(other) > 1]
+    if sharing:
+        raise ConfigError(
+            f"ranks {', '.join(map(str, sharing[:8]))} share GPUs, and nccl needs one for each rank. Start as many ranks on each machine as it has "
+            "GPUs, or write backend='gloo'."
+        )
 
 
 def _store(place: Rendezvous, patience: timedelta) -> Any:

@@ -75,6 +75,17 @@ def has_dask_cuda() -> bool:
     return importlib.util.find_spec(PACKAGE) is not None
 
 
+def cores_beside(gpu: int | str) -> list[int]:
+    """The cores that a GPU is connected to: dask-cuda's function, which fails for a name where NVML does not know them."""
+    from dask_cuda.utils import get_cpu_affinity
+
+    try:
+        cores: list[int] = get_cpu_affinity(gpu)
+    except TypeError:
+        return sorted(os.sched_getaffinity(0))
+    return cores
+
+
 def _counted() -> tuple[int, str]:
     """Number of GPUs that NVML lists, and the reason why none."""
     try:

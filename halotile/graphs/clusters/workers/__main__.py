@@ -12,12 +12,12 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import dask
 from distributed.cli.dask_worker import main as dask_worker
 
-from halotile.graphs.clusters.common.machine import gpus_here
+from halotile.graphs.clusters.common.machine import cores_beside, gpus_here
 from halotile.graphs.clusters.common.security import LOOPBACK, address_of_interface, address_towards, host_of
 from halotile.graphs.clusters.slurm_alloc import requeue_orphan
 from halotile.graphs.clusters.workers.fork_server import mark_leftovers
@@ -42,6 +42,7 @@ def main(words: Sequence[str] | None = None) -> None:
     own, others = parser.parse_known_args(words)
     if own.share and (visible := os.environ.get(VISIBLE) or ",".join(gpus_here().names)):
         os.environ[VISIBLE] = share_of(visible, own.share)
+        keep_beside_gpu(os.environ[VISIBLE])
     host = address_of_interface(own.interface) if own.interface else address_towards(host_of(own.address))
     keep_compiled_code_at_home()
     mark_leftovers()
@@ -74,6 +75,14 @@ def errors_described(address: str) -> Iterator[None]:
             f"no worker on {socket.gethostname()}: the scheduler at {address} does not answer it "
             f"({type(cause).__name__}: {cause})"
         )
+
+
+def keep_beside_gpu(devices: str) -> None:
+    """Run on those of the permitted cores that the first of some GPUs is connected to, as a worker of dask-cuda does."""
+    first = devices.split(",")[0]
+    with suppress(Exception):  # without dask-cuda or NVML they stay all
+        near = os.sched_getaffinity(0) & set(cores_beside(int(first) if first.isdigit() else first))
+        os.sched_setaffinity(0, near or os.sched_getaffinity(0))
 
 
 def share_of(devices: str, share: str) -> str:
