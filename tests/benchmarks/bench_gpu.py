@@ -66,6 +66,12 @@ CASES = {
     "gaussian": Case("gaussian", "gaussian, σ = 2", 32768, 512, 1024, copy_bar=0.8, peers=False),
     "unet": Case("unet", "residual U-Net, {}", 24576, 384, 256, bare_bar=0.9, share=0.5),
 }
+STAGES = {
+    "read, decode and stage a block": "read_ms",
+    "compute a block, by the GPU's clock": "compute_ms",
+    "the same, the first block": "first_ms",
+    "convert, encode, write and sync a block": "write_ms",
+}
 RANKS = "ranks"
 """The case with rows of its own: one rank, connected with itself."""
 LOOPS = "loops"
@@ -190,9 +196,7 @@ class Bench:
         edge = edge or (case.edge if self.device == "cuda" else case.small_edge)
         word = f"{case.word}-{self.width}" if case.word == "unet" else case.word
         self.failed_here: dict[str, str] = {}
-        keys = ["ours 1", "ours 2", "bare"]
-        if case.copy_bar is not None:
-            keys.append("copy")
+        keys = ["ours 1", "ours 2", "bare", "copy", "lanes"]
         if case.bare_bar is not None:
             keys.append("bare rule")
         if case.peers:
@@ -275,11 +279,13 @@ class Table:
         )
         if case.bare_bar is not None:
             yield self.ratio("bare forward, cuDNN choosing by rule / by stopwatch", "bare rule", "bare", None)
-        if case.copy_bar is not None:
-            yield self.ratio(
-                "while blocks stream / pure copy", one, "copy", case.copy_bar, lambda ours: ours["streaming_mpix_per_s"]
-            )
+        yield self.ratio(
+            "while blocks stream / pure copy", one, "copy", case.copy_bar, lambda ours: ours["streaming_mpix_per_s"]
+        )
         yield self.figure("busy, one worker", one, "busy", "")
+        for stage, name in STAGES.items():
+            yield self.figure(f"{stage}, for each million pixels", "lanes", name, "ms")
+        yield self.figure("one file of 1 GB, written and synced", "lanes", "durable_mb_per_s", "MB/s")
         yield self.memory(one)
         yield self.ratio("two workers on the GPU / one", two, one, None)
         yield self.figure("busy, two workers", two, "busy", "")

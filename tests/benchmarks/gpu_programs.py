@@ -188,6 +188,102 @@ def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     return {"mpix_per_s": edge**2 / 1e6 / seconds, "seconds": seconds}
 
 
+@dataclass
+class Lanes:
+    """The task of a job, whose stages are timed block by block."""
+
+    task: Any
+
+    def __post_init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {"read": [], "compute": [], "write": []}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["task"], name)
+
+    def stages(self) -> Lanes:
+        """The stages of the task."""
+        self.inner = self.task.stages()
+        return self
+
+    def finish(self, receipt: Any) -> None:
+        """Nothing is reported."""
+
+    def read(self, block: Any) -> Any:
+        """Read and stage, on a thread of its own."""
+        began = time.perf_counter()
+        try:
+            return self.inner.read(block)
+        finally:
+            self.seconds["read"].append(time.perf_counter() - began)
+
+    def compute(self, block: Any, what_was_read: Any, receipt: Any) -> Any:
+        """Queue the work."""
+        return self.inner.compute(block, what_was_read, receipt)
+
+    def write(self, block: Any, result: Any, receipt: Any) -> None:
+        """Write once the device is done; the time on the device is by its own clock."""
+        ended = result.computed._ended
+        if hasattr(ended, "synchronize"):
+            ended.synchronize()
+        self.seconds["compute"].append(result.computed.seconds)
+        began = time.perf_counter()
+        self.inner.write(block, result, receipt)
+        self.seconds["write"].append(time.perf_counter() - began)
+
+
+def laned(task: Any) -> dict[str, float]:
+    """Milliseconds of each stage for each million pixels of a block, the first block on the device by itself."""
+    import statistics
+
+    from halotile.storage.io_threads import IO_THREADS
+    from halotile.tasks.block import BlockRunner
+    from halotile.tasks.devices.device import prepare_process
+
+    prepare_process(threads=1)
+    IO_THREADS.resize(task.io_threads)
+    lanes = Lanes(task)
+    receipt = BlockRunner(lanes).run(range(len(task.grid)))
+    assert not receipt.bad, receipt.bad[0].traceback
+    milliseconds = {
+        stage: [1e9 * each / task.grid.block_at(n).core.size for n, each in enumerate(found)]
+        for stage, found in lanes.seconds.items()
+    }
+    first, *later = milliseconds.pop("compute")
+    middles = {f"{stage}_ms": statistics.median(found) for stage, found in milliseconds.items()}
+    return {**middles, "compute_ms": statistics.median(later or [first]), "first_ms": first}
+
+
+def lanes(folder: Path, edge: int, device: str, subject: str) -> Result:
+    """The stages of the same job in one worker, each timed by itself; and what the disk writes durably."""
+    from halotile.graphs.plans.make import make_plan
+    from halotile.storage.sharded.output import create_output
+    from tests.benchmarks.gpu_programs import laned as timed  # by reference
+
+    source, output = image(folder, edge), fresh(folder / "lanes.zarr")
+    known = folder / f"ours-{subject}-{device}-{edge}-1.json"
+    plan = make_plan(job_of(Subject.of(subject), source, output, device, 1, known))
+    create_output(plan.output, plan.layout)
+    with started(1) as cluster:
+        warm(cluster.client)
+        found = cluster.client.submit(timed, work_of(plan).task, pure=False).result()
+    return {**found, "durable_mb_per_s": _durable_rate(folder / "durable", min(2**30, 4 * edge**2))}
+
+
+def _durable_rate(path: Path, size: int) -> float:
+    """Megabytes a second of a file that is written and synced."""
+    import os
+
+    piece = os.urandom(min(size, 2**26))
+    began = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(size // len(piece)):
+            file.write(piece)
+        os.fsync(file.fileno())
+    seconds = time.perf_counter() - began
+    path.unlink()
+    return size / 1e6 / seconds
+
+
 def agreement(folder: Path, edge: int, device: str, subject: str) -> Result:
     """How far the same job on a CPU and on the device are apart, of the largest pixel."""
     import numpy as np
