@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import signal
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 import zarr
 from numpy.typing import NDArray
+from PIL import Image
 
 import halotile
 from halotile.errors import ConfigError, DiskRefused, HalotileError, InputError, ResumeRefused
@@ -33,7 +36,7 @@ from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
 from halotile.storage.grid import Region
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.directory import PAGE, RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner
@@ -373,6 +376,18 @@ def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
     plan = replace(plan, free_disk_bytes=plan.disk_bytes - 1)
     with pytest.raises(DiskRefused, match=r"Write output\.path on a larger disk, or leave out output\.samples"):
         plan.check_fits()
+
+
+def test_the_report_shows_what_was_written(folder: Path, cluster: RunningCluster) -> None:
+    plan = make_plan(job_in(folder, {"output": {"path": "shown.zarr", "std": "shown-std.zarr", "overwrite": True}}))
+    run(plan, cluster=cluster)
+    page = (RunDirectory.beside(plan.output).path / PAGE).read_text("utf-8")
+    report, _ = json.JSONDecoder().raw_decode(page.partition("const found = ")[2])
+    (place,) = report["places"]
+    assert [name for name, _ in place["images"]] == ["posterior mean", "posterior standard deviation"]
+    mean, _ = (Image.open(io.BytesIO(base64.b64decode(png))) for _, png in place["images"])
+    drawn = np.asarray(mean, float)
+    assert np.corrcoef(drawn.ravel(), read_zarr(plan.output).ravel())[0, 1] > 0.98
 
 
 def test_the_map_of_the_noise_is_found_from_the_folder_of_the_script(

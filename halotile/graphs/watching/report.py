@@ -14,12 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.graphs.clusters.common.machine import cores_here
-from halotile.graphs.kinds.base import InspectedPlace, Inspection, Row
+from halotile.graphs.kinds.base import InspectedPlace, Inspection, OutputArray, Row
 from halotile.graphs.plans.plan import Plan
 from halotile.storage.images.png import contrast, encode_png
+from halotile.storage.images.served import ServedImage
 from halotile.storage.images.sheet import grey
 from halotile.storage.sharded.layout import Layout
 
+REDUCED, MOST_REDUCED = 400, 4
+"""Edge of a reduced image in pixels, and number of these."""
 RESIDUAL_LEVELS = 3.0
 """Residual in noise levels that is drawn as black or white."""
 
@@ -38,6 +41,8 @@ def report_of(plan: Plan, inspection: Inspection) -> dict[str, Any]:
     }
     shown = {title: [row for row in rows if row[1]] for title, rows in tables.items()}
     places = [{"title": place.title, "images": [*_images(*place[1:])]} for place in inspection.places]
+    if not places and (reduced := [*_reduced(plan)]):
+        places = [{"title": "Result, in a reduced size", "images": reduced}]
     return {
         "places": places,
         "tables": [[title, rows] for title, rows in shown.items() if rows],
@@ -51,6 +56,15 @@ def _images(before: NDArray[Any], after: NDArray[Any], residual: NDArray[Any]) -
     yield ["before", _encoded(grey(before, low, high))]
     yield ["after", _encoded(grey(after, low, high))]
     yield ["residual", _encoded(grey(residual, -RESIDUAL_LEVELS, RESIDUAL_LEVELS, hole=128))]
+
+
+def _reduced(plan: Plan) -> Iterator[list[str]]:
+    """Yield the name and the PNG of each image that was written, such as a mean and its standard deviation; of many the first ones."""
+    for output in plan.outputs[:MOST_REDUCED]:
+        if isinstance(output, OutputArray) and len(output.layout.shape) > 1:
+            image = ServedImage.open(str(output.path)).sample(REDUCED)
+            drawn = grey(image, *contrast([image]))
+            yield [output.layout.attributes.get("long_name") or output.path.name, _encoded(drawn)]
 
 
 def _encoded(drawn: NDArray[np.uint8]) -> str:
