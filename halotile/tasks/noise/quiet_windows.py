@@ -162,9 +162,11 @@ def cut(images: NDArray[Any], edge: int = WINDOW) -> NDArray[Any]:
 
 def _quiet_line(x: Values, y: Values, around: Values) -> tuple[float, float, float, NDArray[np.bool_]]:
     """The line through the variances of windows in quiet surroundings, as :func:`_line` returns it, and these windows."""
-    quiet = np.isfinite(around)
+    quiet, known = np.isfinite(around), dict[bytes, tuple[float, float, float]]()
     for _ in range(ROUNDS):
-        level, gain, deviation = _line(x[quiet], y[quiet])
+        if (key := quiet.tobytes()) not in known:  # few windows often go round in circles
+            known[key] = _line(x[quiet], y[quiet])
+        level, gain, deviation = known[key]
         found = around <= level + gain * x.sum(1)
         if np.array_equal(found, quiet) or found.sum() < LEAST_WINDOWS:
             break
