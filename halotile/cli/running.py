@@ -161,7 +161,7 @@ def simulation(job: Job, noise: NoiseChoice, *, overwrite: bool) -> Simulation:
 def figures_of(many: ManyPlans) -> dict[str, Any]:
     """Return the plans for programs."""
     images = {path: plan.summary() for path, plan in many.plans.items()}
-    return {"images": images, "failed": _errors(many.failed)}
+    return {"images": images, "failed": _errors(many.failed), "planned_later": len(many.later)}
 
 
 def go_through_images(
@@ -179,7 +179,7 @@ def go_through_images(
         for note in _notes(many):
             complain(f"note: {note}")
     name_failures(many.failed)
-    numbers = {path: number for number, path in enumerate(many.plans, 1)}
+    numbers = {path: number for number, path in enumerate(many.paths, 1)}
 
     def introduce(path: str, plan: Plan) -> str:
         which = f"image {numbers[path]} of {len(numbers)}, {_name(path)}"
@@ -227,16 +227,18 @@ def plan_images(job: Job, asked: RunOptions, *, quiet: bool, since: float = math
 
 def plan_rows(many: ManyPlans) -> list[Row]:
     plans = many.plans.values()
-    listed = [(_name(path), plan.kind.headline(plan.summary())) for path, plan in many.plans.items()]
-    unlisted = [("", f"and {len(plans) - MOST_ROWS:,} more")] if len(plans) > MOST_ROWS else []
+    shown, count = list(many.plans.items())[:MOST_ROWS], len(many.paths)
+    listed = [(_name(path), plan.kind.headline(plan.summary())) for path, plan in shown]
+    unlisted = [("", f"and {count - MOST_ROWS:,} more")] if count > MOST_ROWS else []
+    about = "about " if many.later else ""
     workers = counted(max(plan.run.count for plan in plans), "worker")
     return [
-        *listed[:MOST_ROWS],
+        *listed,
         *unlisted,
         ("", ""),
-        ("images", f"{len(plans):,}, one after the other on {workers}"),
-        ("blocks", f"{sum(plan.blocks for plan in plans):,}"),
-        ("outputs", f"{bytes_text(sum(plan.output_bytes for plan in plans))} at most"),
+        ("images", f"{count:,}, one after the other on {workers}"),
+        ("blocks", f"{about}{round(many.ratio * sum(plan.blocks for plan in plans)):,}"),
+        ("outputs", f"{about}{bytes_text(round(many.ratio * sum(plan.output_bytes for plan in plans)))} at most"),
         ("memory", f"{bytes_text(max(plan.memory_bytes for plan in plans))} in one worker at most"),
         *(("note", note) for note in _notes(many)),
     ]
@@ -249,6 +251,9 @@ def _notes(many: ManyPlans) -> list[str]:
         for note in plan.notes:
             alike.setdefault(re.sub(r"[0-9.]+", "", note), []).append((path, note))
     notes = [*_odd_channels(many), *(_of_images(each, len(many.plans)) for each in alike.values())]
+    if many.later:
+        planned = f"{len(many.plans) + len(many.failed):,} images of the {len(many.paths) + len(many.failed):,}, spread evenly"
+        notes.append(f"this is the plan of {planned}: the others are planned when their turn comes")
     if new := many.new_folders:
         others = f", and {counted(len(new) - 1, 'other')}" if new[1:] else ""
         notes.insert(0, f"there is no folder {new[0]} yet: the run makes it{others}")

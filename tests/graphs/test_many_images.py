@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +23,12 @@ from halotile.cli.main import app
 from halotile.errors import ConfigError, DiskRefused, InputError, Stopped
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.kinds.base import Inspection
 from halotile.graphs.kinds.patterns import jobs_of
+from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.many_images import plan_many, run_many
 from halotile.graphs.runs.session import SharedCluster
 from halotile.graphs.watching.progress import Progress
@@ -243,6 +248,13 @@ def test_status_says_which_image_cannot_be_read(config: Path) -> None:
     assert "none.npy: cannot be read: a file that begins with" in out
 
 
+@dataclass
+class Ended:
+    """What a run returns, as far as it is looked at."""
+
+    inspection: Inspection = field(default_factory=Inspection)
+
+
 def test_status_says_which_images_failed_and_names_twenty(config: Path) -> None:
     from halotile.errors import MemoryRefused
     from halotile.graphs.runs.many_images import ManyPlans
@@ -257,7 +269,7 @@ def test_status_says_which_images_failed_and_names_twenty(config: Path) -> None:
     directory = RunDirectory(config.parent / "clean/{stem}.zarr.run")
     directory.create()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halotile.graphs.runs.many_images.run", lambda *_, **__: None)
+        patch.setattr("halotile.graphs.runs.many_images.run", lambda *_, **__: Ended())
         run_many(ManyPlans(plans, failed), directory=directory)
     status = directory.read_status()
     assert status is not None
@@ -343,3 +355,33 @@ def test_an_image_with_other_channels_is_named_in_the_plan(tmp_path: Path) -> No
     shown = CliRunner().invoke(app, ["plan", str(tmp_path / "job.yaml")]).stdout
     assert "b.tif has 3 channels, and most images have 2" in " ".join(shown.split())
     assert "a.tif has" not in shown
+
+
+@pytest.mark.cluster
+def test_of_very_many_images_some_are_planned_and_the_others_when_their_turn_comes(
+    config: Path, starts: list[Order], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        shutil.copyfile(config.parent / "scans/a.npy", config.parent / f"scans/d{number}.npy")
+        shutil.copyfile(config.parent / "masks/a.npy", config.parent / f"masks/d{number}.npy")
+    monkeypatch.setattr("halotile.graphs.runs.many_images.AHEAD", 3)
+    jobs = jobs_of(load_denoising(config))
+    planned = []
+
+    def plan(job: Job) -> Plan:
+        planned.append(Path(cast(Denoising, job).input.path).stem)
+        return make_plan(job)
+
+    many = plan_many(jobs, plan)
+    assert planned == ["a", "d0", "d3"]
+    (config.parent / "scans/d4.npy").write_text("no image")
+    seen: list[Progress] = []
+    ended = run_many(many, observer=seen.append)
+    assert planned == ["a", "d0", "d3", "b.c", "d1", "d2", "d4", "none"]
+    assert [Path(path).stem for path in ended.failed] == ["d4", "none"]
+    assert [outcome.done for outcome in ended.outcomes.values()] == [6] * 6
+    assert (seen[-1].done, seen[0].total) == (36, 48)
+    assert len(starts) == 1
+    out = command("plan", config)[1]
+    assert "this is the plan of 3 images of the 8, spread evenly" in out
+    assert "about 48" in out
