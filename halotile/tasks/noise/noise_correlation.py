@@ -80,13 +80,13 @@ def noise_correlation(squares: Sequence[Values]) -> NoiseCorrelation | None:
     ([False, True], 0.5, 0.0)
     """
     squares = without_marks(squares[:SQUARES])
-    parts, around = [np.zeros((0, WINDOW, WINDOW))], [np.zeros(0)]
+    parts, around, limits = [np.zeros((0, WINDOW, WINDOW))], [np.zeros(0)], crowded(squares)
     for square in squares:
         # They begin between those of JPEG, whose edges are then inside.
         windows = cut(square[WINDOW // 2 :, WINDOW // 2 :]).swapaxes(1, 2)
         energy = sum(np.square(np.diff(windows, ORDER, axis)).mean((2, 3)) for axis in (2, 3))
         known = energy > 0  # False for NaN
-        for end, most in crowded(squares):
+        for end, most in limits:
             known &= (windows == end).mean((2, 3)) <= most
         parts.append(windows[known])
         around.append(mean_beside(np.where(known, energy, np.nan))[known])

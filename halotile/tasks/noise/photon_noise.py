@@ -156,10 +156,13 @@ class PlaneSurvey:
     size: int  # number of the samples
 
 
-def survey_planes(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> tuple[PlaneSurvey, ...]:
+def survey_planes(
+    source: Readable, spatial: Sequence[int], looped: Sequence[int] = (), *, correlated: bool = True
+) -> tuple[PlaneSurvey, ...]:
     """Look at samples of the planes, spread evenly where there are many; at none that are too small or cannot be read.
 
-    ``source``: image; ``spatial, looped``: positions of the spatial axes, and of those of which each index is a plane by itself.
+    ``source``: image; ``spatial, looped``: positions of the spatial axes, and of those of which each index is a plane by itself; ``correlated``: whether the
+    correlation of the noise is wanted.
     """
     found = []
     with suppress(InputError):  # a run says so, where it matters
@@ -168,7 +171,7 @@ def survey_planes(source: Readable, spatial: Sequence[int], looped: Sequence[int
             values, (level, gain, variance) = finite_values(squares), noise_of_plane(squares)
             low, high = np.quantile(values, [TAIL, 1 - TAIL]).tolist() if values.size else (math.nan, math.nan)
             defects = sum(len(outliers(square, gain, variance)) for square in squares)
-            ends, correlation = Ends.of(values), noise_correlation(squares)
+            ends, correlation = Ends.of(values), noise_correlation(squares) if correlated else None
             found.append(PlaneSurvey(place, low, high, level, gain > 0, ends, correlation, defects, values.size))
     return tuple(found)
 

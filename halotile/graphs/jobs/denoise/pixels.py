@@ -296,12 +296,13 @@ def choose_type(
         return ResultType(wanted)
     if levels is None:  # a network takes channels together, whose values may be very different ones
         roles = replace(roles, channel=None)
-    planes = survey_planes(source, roles.spatial, roles.looped)
+    counts_alone = not is_rounded and levels is None
+    planes = survey_planes(source, roles.spatial, roles.looped, correlated=not counts_alone)
     found = sum(plane.defects for plane in planes)
     alone = (
         found / sum(plane.size for plane in planes) * math.prod(source.shape) if looks_for_defects and found else 0.0
     )
-    if not is_rounded and levels is None:
+    if counts_alone:
         return ResultType(wanted, (), alone)
     remarks = (*remark_on_noise(job, denoiser, planes, roles, levels), *_remark_on_correlation(planes, roles))
     if levels is not None:
