@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
 from halotile.graphs.plans.plan import Computing, Planned
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
-from halotile.storage.disk.durable import DISK
+from halotile.storage.disk.durable import DISK, GONE
 from halotile.storage.sharded.output import FileLayout
 from halotile.storage.stored_array import MOST_SHARED
 from halotile.tasks.block import ONE_BLOCK
@@ -72,6 +73,11 @@ class TrainWork(ProgramWork):
     def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
         """Yield the passes, and describe the weights once they are written."""
         yield from super().run(at)
+        with suppress(*GONE):  # weights that were removed meanwhile are named where the run ends
+            self._describe(at)
+
+    def _describe(self, at: RunView) -> None:
+        """Write the model card, unless it is there."""
         weights, plan = Path(str(self.output.path)), at.directory.read_plan()
         before, digest = (
             self.description.read_text(errors="replace") if self.description.exists() else HUB,
