@@ -205,7 +205,7 @@ class TileRunner:
             return
         if not receipt.cpu_kind.endswith(self.device.title):
             receipt.cpu_kind += f", {self.device.title}"
-        margin = f", margin {model.keywords['margin']}" if isinstance(model, partial) else ""
+        margin = f", margin {model.keywords['margin']}" if isinstance(self.model, CoreModel) else ""
         which = f", network {len(receipt.bits) + 1}" if receipt.bits else ""  # of channels with networks of their own
         receipt.bits[f"{'×'.join(map(str, shape))}{margin}{which}"] = hashlib.blake2b(
             pixels.tobytes(), digest_size=8

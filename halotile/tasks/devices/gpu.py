@@ -254,12 +254,17 @@ class Gpu(Device):
     one_shape = True
 
     def __init__(
-        self, name: str = "cuda:0", precision: str = "float32", channels_last: bool = False, records: bool = False
+        self,
+        name: str = "cuda:0",
+        precision: str = "float32",
+        channels_last: bool = False,
+        records: bool = False,
+        streams: Streams | None = None,
     ) -> None:
         super().__init__(name, precision, channels_last)
         self.records = records
         self._recorded: dict[Any, Recorded] = {}
-        self.streams = CudaStreams(name) if self.kind == "cuda" else Streams()
+        self.streams = streams or (CudaStreams(name) if self.kind == "cuda" else Streams())
         self._upload_buffers = BufferRing(self.streams.pinned)
         self._download_buffers = BufferRing(self.streams.pinned)
         # The sums of a result are downloaded at the same time, and must not take its buffer.
