@@ -458,6 +458,8 @@ def batch_job(directory: Path) -> BatchJob | None:
 
 MOST_ROWS = 20
 """Images that are listed one by one."""
+MOST_OPENED = 1000
+"""Images that are opened to see whether they can be."""
 IDLE_SECONDS = 30
 """Time without a run after which no other is expected."""
 
@@ -523,10 +525,12 @@ def _followed(job: Job, *, quiet: bool) -> dict[str, RunStatus | None]:
 
 
 def _faults(job: Job, stand: Mapping[str, RunStatus | None]) -> dict[str, str]:
-    """Return the fault of each image without a run; pixels are only read of few, or of those that a run has passed over."""
+    """Return the fault of each image without a run; of many, those that a run has passed over are read, and of very many no others opened."""
     unbegun = [path for path, one in stand.items() if one is None]
     last = max((path for path, one in stand.items() if one), default="")
-    return {path: _fault(job, path, read=len(unbegun) <= MOST_ROWS or path < last) for path in unbegun}
+    opened = {path for path in unbegun if len(unbegun) <= MOST_OPENED or path < last}
+    few = len(unbegun) <= MOST_ROWS
+    return {path: _fault(job, path, read=few or path < last) if path in opened else "" for path in unbegun}
 
 
 def _fault(job: Any, path: str, *, read: bool) -> str:

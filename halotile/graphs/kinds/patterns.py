@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from dataclasses import replace
+from functools import cache
 from pathlib import PurePath
 from typing import Any
 
@@ -41,13 +42,18 @@ def jobs_of(job: AJob) -> dict[str, AJob]:
         path: for_its_image(replace(job, input=replace(section, path=path)))  # type: ignore[call-arg]
         for path in sorted(glob.glob(pattern, recursive=True))
     }
-    places = {path: one.place for path, one in jobs.items()}
+    places, real_folder = {path: one.place for path, one in jobs.items()}, cache(os.path.realpath)
+
+    def resolved(path: str) -> str:
+        folder, name = os.path.split(path)
+        return os.path.join(real_folder(folder), name)
+
     own = str(RunDirectory.beside(job.place).path)  # that of a batch job for all images
-    made = {os.path.realpath(own): {""}}
+    made = {resolved(own): {""}}
     for path, place in places.items():
         for name in (place, str(RunDirectory.beside(place).path)):
-            made.setdefault(os.path.realpath(name), set()).add(path)
-    jobs = {path: one for path, one in jobs.items() if made.get(os.path.realpath(path), set()) <= {path}}
+            made.setdefault(resolved(name), set()).add(path)
+    jobs = {path: one for path, one in jobs.items() if made.get(resolved(path), set()) <= {path}}
     if not jobs:
         raise InputError(f"input.path is {pattern}: no image matches. Write a pattern of names that exist.")
     first: dict[str, str] = {}
