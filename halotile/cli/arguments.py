@@ -85,6 +85,7 @@ Overrides = Annotated[list[str] | None, option("KEY=VALUE", SET, "--set")]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace FILE if it is there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors and warnings.")]
 RunPath = Annotated[str, argument("RUN", "A run directory, or the output it belongs to.")]
+RunPaths = Annotated[list[str], argument("RUN", "Run directories, or the outputs they belong to.")]
 SameInput = Annotated[
     bool, flag("--same-input", "Continue: the input was repaired, copied or moved, and is the same image.")
 ]

@@ -494,6 +494,27 @@ def show_many(job: Job, *, follow: bool, as_json: bool) -> None:
     print_rows(f"{counts.get('finished', 0):,} of {counted(len(stand), 'image')} finished", rows)
 
 
+def show_several(paths: Sequence[str], *, as_json: bool) -> None:
+    """Show how each of several runs stands, in a row; paths that belong to no run are named."""
+    stand = dict.fromkeys(paths)
+    for path in paths:
+        with suppress(ConfigError):
+            stand[path] = read_status(find_run(path))
+    if as_json:
+        print_json({"runs": {path: one.to_json() if one else None for path, one in stand.items()}})
+        return
+    rows = [(one.state if one else "no run", _row_of(path, one)) for path, one in stand.items()]
+    print_rows(f"{counted(len(rows), 'run')}", rows)
+
+
+def _row_of(path: str, one: RunStatus | None) -> str:
+    if one is None:
+        return path
+    left = "" if one.over or one.queued else f", {seconds_text(one.progress.eta_seconds)} left"
+    done = f"{counts(one.progress)}, {_done(one)}{left}" if one.progress.total else ""
+    return ": ".join(filter(None, (path, done, one.reason and first_line(one.reason))))
+
+
 def unlisted_row(count: int) -> list[Row]:
     """Return a row that says how many of so many images the rows above are of; none where they are of all."""
     return [("", f"{MOST_ROWS} of {count:,} images; --json lists all")] if count > MOST_ROWS else []

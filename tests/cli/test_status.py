@@ -61,6 +61,27 @@ def test_a_running_run_tells_how_far_it_is(directory: RunDirectory) -> None:
     assert shown["rate"] == "5 Mpix/s, 0 MB/s over 10 s"
 
 
+def test_several_runs_have_a_row_each(directory: RunDirectory, tmp_path: Path) -> None:
+    other = RunDirectory(tmp_path / "other.zarr.run")
+    other.create()
+    record(other, state="failed", done=400, reason="the disk is full\nmore")
+    with directory.lock():
+        record(directory)
+        result = ask("status", directory.path, other.path, tmp_path)
+        as_json = json.loads(ask("status", directory.path, tmp_path, "--json").stdout)
+    assert (result.exit_code, [line.split(maxsplit=1) for line in result.stdout.splitlines()]) == (
+        0,
+        [
+            ["3", "runs"],
+            ["running", f"{directory.path}: 150 of 400 blocks (100 resumed), 38 %, 50 s left"],
+            ["failed", f"{other.path}: 400 of 400 blocks (100 resumed), 100 %: the disk is full"],
+            ["no", f"run   {tmp_path}"],
+        ],
+    )
+    assert [one and one["state"] for one in as_json["runs"].values()] == ["running", None]
+    assert "--watch follows one run" in ask("status", directory.path, other.path, "--watch").stderr
+
+
 def test_the_noise_is_that_of_the_plan_and_of_settings_that_are_tried(tmp_path: Path) -> None:
     pixels = camera()[:256, :256] + 15 * np.random.default_rng(0).standard_normal((256, 256))
     np.save(tmp_path / "a.npy", pixels.clip(0, 255).astype("u1"))

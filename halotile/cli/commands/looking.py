@@ -17,16 +17,22 @@ from halotile.errors import ConfigError
 
 @command()
 def status(
-    run_path: arg.RunPath,
+    run_paths: arg.RunPaths,
     follow: Annotated[bool, arg.flag("--watch", "Go on showing until the run is over.")] = False,
     as_json: arg.Json = False,
 ) -> None:
-    """Show how a run stands, from its directory alone; that of a configuration, also of one for many images."""
+    """Show how a run stands, or each of several, from its directory alone; that of a configuration, also of one for many images."""
     from halotile.cli.config.loading import is_config, load_job
     from halotile.cli.screens.progress_report import make_report
-    from halotile.cli.status import advice, find_run, read_status, show_many, status_rows, watch
+    from halotile.cli.status import advice, find_run, read_status, show_many, show_several, status_rows, watch
     from halotile.graphs.kinds.patterns import takes_many
 
+    run_path, *more = run_paths
+    if more:
+        if follow:
+            raise ConfigError(f"--watch follows one run, and {len(run_paths)} are given. Write one of them.")
+        show_several(run_paths, as_json=as_json)
+        return
     if is_config(Path(run_path)):
         job = load_job(Path(run_path))
         if takes_many(job):
