@@ -217,6 +217,19 @@ def test_a_channel_without_photons_is_denoised_as_one_of_constant_noise(
     assert f"c={len(gains)} shows no photon noise: taken as constant, {sigma:.1f}"[:-1] in note
 
 
+def test_gains_that_are_alike_may_be_those_of_one_camera(tmp_path: Path) -> None:
+    planes = np.stack([2.2 * counted(true_counts(peak)) + 100 for peak in (60, 200)]).astype(np.float32)
+    source = write_zarr(tmp_path / "in.zarr", planes, axes="cyx")
+    asks = []
+    for shared in ("channel", "image"):
+        job = job_of(source, tmp_path / f"{shared}.zarr", "tv", AUTO["tv"], noise=PHOTONS | {"shared": shared})
+        plan = make_plan(job)
+        asks.append(any("if one camera took all channels, noise.shared: image" in note for note in plan.notes))
+        noise = next(note for note in plan.notes if "photon noise of gain" in note)
+    assert asks == [True, False]
+    assert float(noise.split("gain ")[1].split(",")[0]) == pytest.approx(2.2, rel=0.1)
+
+
 def test_the_note_names_the_planes_whose_noise_grows(tmp_path: Path) -> None:
     even = 100 + 3 * np.random.default_rng(0).standard_normal((500, 500))
     planes = np.stack([even, counted(true_counts(50)), even]).astype(np.float32)

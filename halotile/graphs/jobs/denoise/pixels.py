@@ -82,6 +82,13 @@ class Photons:
             for place in constant[:NAMED_PLANES]
         ]
         more = [f"so do {len(constant) - NAMED_PLANES} more"] if len(constant) > NAMED_PLANES else []
+        low, high = float(noise.gain.min()), float(noise.gain.max())
+        if (
+            not self.is_given
+            and 0 < low < high <= ALIKE * low
+            and any(roles.axes[axis] == "c" for axis in roles.looped)
+        ):
+            more.append("if one camera took all channels, noise.shared: image estimates one gain from all of them")
         rounds = (
             f"photon noise of gain {gain}, offset {offset} and read noise {read}{origin}: denoised in {ROUNDS} rounds"
         )
@@ -249,6 +256,8 @@ def _sampled(source: Source, pixels: Readable, number: int) -> Any:
     return finite if finite.size else np.zeros(1)
 
 
+ALIKE = 2.0
+"""Ratio of the gains of channels up to which they may be those of one camera."""
 FEW_LEVELS = 128
 """Whole numbers between the least and largest values of a plane below which rounding costs: see docs/design/018."""
 LITTLE_NOISE = 2.0
