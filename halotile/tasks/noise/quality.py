@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import convolve1d
 
 from halotile.storage.rim import Array
 from halotile.tasks.noise.defects import outliers, replacements
@@ -103,6 +102,8 @@ def noise_sigma(noisy: Values, noise: PhotonNoise) -> Values:
 
 def _local_mean(pixels: Values) -> Values:
     """Mean of the finite pixels of the 5 x 5 around each; NaN without any."""
+    from scipy.ndimage import convolve1d
+
     sums = [np.nan_to_num(pixels), np.isfinite(pixels).astype(np.float64)]
     for axis in (0, 1):
         sums = [convolve1d(part, np.ones(5), axis, mode="constant") for part in sums]

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solveh_banded
-from scipy.ndimage import uniform_filter1d
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
@@ -65,6 +63,8 @@ def line_offsets(means: Values) -> Values:
 
     ``means``: places along a line, a multiple of ``SEGMENTS``, and lines; NaN where nothing is measured.
     """
+    from scipy.ndimage import uniform_filter1d  # late, as every plan looks for stripes, and few images have some
+
     unit = _unit(means)
     means, lines = means / unit, means.shape[1]
     lags = [lag for lag in LAGS if lag <= lines // 2]
@@ -134,6 +134,8 @@ def _weighed(off: Values, scale: float) -> tuple[Values, Values]:
 
 def _most_likely(differences: Sequence[tuple[int, Values, Values]], precision: float) -> Values:
     """Minimise ``sum weight * (o[j + lag] - o[j] - difference)² + precision * sum o²``."""
+    from scipy.linalg import solveh_banded
+
     lines = differences[0][0] + len(differences[0][1])
     bands, pull = np.zeros((1 + differences[-1][0], lines)), np.zeros(lines)
     bands[0] = precision
@@ -193,6 +195,8 @@ class LineCorrections:
 
 def with_gains(means: Values, offsets: Values) -> Values:
     """Offsets and gains less 1: the line through the offsets of dark and of bright places, by the brightness of the lines beside."""
+    from scipy.ndimage import uniform_filter1d
+
     plain = means - offsets
     around = uniform_filter1d(np.where(np.isfinite(plain), plain, _median(plain)), SMOOTH, 1)
     is_bright = around > np.median(around, 0)

@@ -86,10 +86,9 @@ def choose_stripes(job: Denoising, view: Readable, roles: Roles, previous: Mappi
     else:
         possible = [lines for axis in "xy" if (lines := _lines(view, roles, axis))]
     channels = _channels(view, roles)
-    looked = [
-        (*_seen(view, lines, at, PLACES // min(2, len(channels))), lines) for lines in possible for at in channels
-    ]
-    seen = [found for found in looked if found[1] or not is_open]
+    count = PLACES // min(2, len(channels))
+    looked = [(_seen(view, lines, at, count, anyhow=not is_open), lines) for lines in possible for at in channels]
+    seen = [(*found, lines) for found, lines in looked if found]
     if not seen:
         return Striped()
     rms, _, gain, lines = max(seen, key=lambda each: (each[1], each[0]))
@@ -114,9 +113,12 @@ def _channels(view: Readable, roles: Roles) -> list[dict[int, tuple[int, int]]]:
 
 
 def _seen(
-    view: Readable, lines: StripedLines, channel: Mapping[int, tuple[int, int]], count: int
-) -> tuple[float, bool, bool]:
-    """Return the standard deviation of stripes at a few places of a channel, and True if they are clear, and if they are factors."""
+    view: Readable, lines: StripedLines, channel: Mapping[int, tuple[int, int]], count: int, *, anyhow: bool
+) -> tuple[float, bool, bool] | None:
+    """Return the standard deviation of stripes at a few places of a channel, and True if they are clear, and if they are factors.
+
+    None where they are not clear, unless they are wanted ``anyhow``.
+    """
     plane = (lines.across, lines.along, *channel)
     counts = tuple(1 if axis in plane else n for axis, n in enumerate(view.shape))
     width, places = min(SAMPLED_LINES, view.shape[lines.across]), {}
@@ -127,12 +129,18 @@ def _seen(
         with suppress(DamagedData, InputUnreadable), np.errstate(invalid="ignore"):  # a run names damaged blocks
             if place not in places:
                 means = stripes.means_along(view, lines, place, SAMPLED_MEANS)
-                offsets, share, alike = stripes.line_offsets(means), stripes.agreement(means), 0.0
-                if share > CLEAR:
-                    alike = math.sqrt(width) * np.corrcoef(offsets, stripes.with_gains(means, offsets)[1])[0, 1]
-                places[place] = offsets.std(), share, abs(alike)
-    rms, shares, alike = np.array([*places.values()] or [(0.0, 0.0, 0.0)]).T
-    return float(np.sqrt(np.mean(rms**2))), bool(np.median(shares) > CLEAR), bool(np.median(alike) > ALIKE)
+                places[place] = means, stripes.agreement(means)
+    is_clear = bool(np.median([share for _, share in places.values()] or [0.0]) > CLEAR)
+    if not is_clear and not anyhow:
+        return None
+    found = []
+    for means, share in places.values():
+        offsets, alike = stripes.line_offsets(means), 0.0
+        if share > CLEAR:
+            alike = math.sqrt(width) * np.corrcoef(offsets, stripes.with_gains(means, offsets)[1])[0, 1]
+        found.append((offsets.std(), abs(alike)))
+    rms, alikes = np.array(found or [(0.0, 0.0)]).T
+    return float(np.sqrt(np.mean(rms**2))), is_clear, bool(np.median(alikes) > ALIKE)
 
 
 def grid_of(corrections: LineCorrections) -> Grid:
