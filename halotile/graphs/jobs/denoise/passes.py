@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shift_warning
-from halotile.graphs.jobs.denoise.place import DenoisedPlace, noise_at
+from halotile.graphs.jobs.denoise.place import DenoisedPlace
 from halotile.graphs.jobs.denoise.stripes import PHASE as STRIPES
 from halotile.graphs.jobs.denoise.stripes import Striped, corrections_pass, grid_of, with_kept
 from halotile.graphs.kinds.base import (
@@ -22,6 +22,7 @@ from halotile.graphs.kinds.base import (
     OutputArray,
     Pass,
     PassCount,
+    Row,
     RunView,
     Sums,
     Work,
@@ -33,7 +34,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import readable_parts
-from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask, noise_at
 from halotile.tasks.holes import measured_at
 from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions, spread_evenly
 from halotile.tasks.noise.photon_noise import PhotonNoise
@@ -229,16 +230,18 @@ class DenoiseWork(Work):
     task: AnyDenoiseTask
     tuned: Tuned | None = None
     striped: Striped = NO_STRIPES
+    also: tuple[OutputArray, ...] = ()  # further images of the same blocks
+    rows: tuple[Row, ...] = ()  # further rows of the report
 
     @property
     def outputs(self) -> tuple[OutputArray, ...]:
-        """The denoised image."""
-        return (self.output,)
+        """The denoised image, and further ones."""
+        return (self.output, *self.also)
 
     @property
     def passes(self) -> tuple[PassCount, ...]:
         """One pass over every block; before it, one over the lines where stripes are removed."""
-        denoised = PassCount(PHASE, self.task.grid)
+        denoised = PassCount(PHASE, self.task.grid, len(self.outputs))
         return (PassCount(STRIPES, grid_of(self._lines)), denoised) if self._lines else (denoised,)
 
     @property
@@ -257,8 +260,8 @@ class DenoiseWork(Work):
         """Compare a few places of the result with the image."""
         task = _with_kept(self.task, RunDirectory.beside(self.output.path))
         found = inspect_residual(task, self.output.path, seconds, pixel_seconds, self.striped)
-        text = self.striped.text
-        return replace(found, rows=[("stripes", text), *found.rows]) if text else found
+        stripes = [("stripes", self.striped.text)] if self.striped.text else []
+        return replace(found, rows=[*stripes, *found.rows, *self.rows])
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
         task, main = self.task, self.task.parts[0]
@@ -271,6 +274,7 @@ class DenoiseWork(Work):
             self.output,
             task_seconds=None if main.device == "cpu" else GPU_TASK_SECONDS,
             seconds_per_block=self.tuned.seconds_per_block if self.tuned else None,
+            also=self.also,
         )
 
 

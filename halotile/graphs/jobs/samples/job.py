@@ -9,14 +9,17 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from halotile.graphs.amounts import counted, shape_text
+from halotile.graphs.jobs.denoise import job as denoise
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice
 from halotile.graphs.jobs.reconstruct.rules import CHECKS as RECONSTRUCTION
-from halotile.graphs.jobs.reconstruct.rules import OPERATOR_RULES, NoiseLevel
+from halotile.graphs.jobs.reconstruct.rules import NoiseLevel, exact_engines
 from halotile.graphs.kinds.base import Check, Figures, Row
-from halotile.graphs.kinds.sections import Output, Tile, TiledJob
+from halotile.graphs.kinds.patterns import is_pattern
+from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Tile, TiledJob
 from halotile.graphs.plans.rows import cost_rows, output_rows
 from halotile.graphs.rules.combinations import Faults, check_sizes
 from halotile.graphs.rules.values import Above, AtLeast
+from halotile.graphs.words import shown
 from halotile.tasks.options import Auto, OwnPath, ReadPath
 
 
@@ -50,8 +53,8 @@ class MapOutput(Output):
 class PosteriorOptions:
     """The posterior distribution, and its draws."""
 
-    method: Literal["auto", "blocks"] = "auto"
-    """blocks: each block is solved on itself with a halo."""
+    method: Literal["auto", "blocks", "bootstrap"] = "auto"
+    """blocks: each block is solved on itself with a halo. bootstrap: the error of a denoiser, from denoising again on redrawn noise. auto: as there are operators or a denoiser."""
     count: int = 16
     """Draws that the standard deviation comes from; 0: the mean alone."""
     seed: int = 0
@@ -61,7 +64,9 @@ class PosteriorOptions:
     halo: int | Auto = "auto"
     """blocks: pixels around each block that it is solved with; auto: as many as the tolerance needs, by a trial."""
     estimator: Literal["rao-blackwell", "samples"] = "rao-blackwell"
-    """samples: the mean of squares of the draws. rao-blackwell: the variance of a pixel among known ones, and the draws for the rest, with less error."""
+    """blocks: samples: the mean of squares of the draws. rao-blackwell: the variance of a pixel among known ones, and the draws for the rest, with less error."""
+    calibrate: Literal["auto", "sure", "none"] = "auto"
+    """bootstrap: sure: multiply the standard deviation by one factor, so that its mean square is the error that SURE estimates; none: only report it. auto: sure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,12 @@ class Sampling(TiledJob):
     kind: ClassVar[str] = "samples"
 
     output: MapOutput
-    operators: tuple[MeasuredOperator, ...]
+    operators: tuple[MeasuredOperator, ...] = ()
+    input: Input | None = None
+    """The noisy image, for a denoiser in place of operators."""
+    denoiser: DenoiserChoice | Any | None = None
+    """As in a denoising job."""
+    noise: denoise.NoiseModel = field(default_factory=denoise.NoiseModel)
     fidelity: FidelityChoice = field(default_factory=FidelityChoice)
     prior: FieldPrior = field(default_factory=FieldPrior)
     posterior: PosteriorOptions = field(default_factory=PosteriorOptions)
@@ -110,6 +120,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("posterior", "seed"): AtLeast(0),
     ("posterior", "tol"): _tolerance,
     ("posterior", "halo"): AtLeast(1),
+    **denoise.CHECKS,
 }
 
 
@@ -120,36 +131,76 @@ def _gaussian(fidelity: FidelityChoice, prior: FieldPrior) -> Faults:
         yield ("fidelity", "name"), f"{fidelity.name}, and draws are of Gaussian noise; write l2"
 
 
-def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions) -> Faults:
+def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions, input: Input | None) -> Faults:  # noqa: A002 - the name of the section
     yield from check_sizes(output, tile, 1)
-    for key in ("size", "depth", "boundary", "batch", "axes"):
+    for key in () if input else ("size", "depth", "boundary", "batch", "axes"):
         if getattr(tile, key) != "auto":
             yield (
                 ("tile", key),
                 "is for denoisers, and blocks of samples have a halo: leave it out, or write posterior.halo",
             )
-    if (output.std or output.samples) and np.dtype(np.float32 if output.dtype == "auto" else output.dtype).kind != "f":
+    if (output.samples or (output.std and not input)) and np.dtype(
+        np.float32 if output.dtype == "auto" else output.dtype
+    ).kind != "f":
         yield (
             ("output", "dtype"),
             f"{output.dtype} holds whole numbers, and standard deviations and draws are fractions; write float32 or auto",
         )
+    if input and (output.samples or not output.std):
+        key, instead = ("samples", "leave it out") if output.std else ("std", "write std.zarr, or job: denoise")
+        yield ("output", key), f"{shown(getattr(output, key))}, and a denoiser has an error map, no draws; {instead}"
+    if input and is_pattern(input.path):
+        yield ("input", "path"), "is a pattern, and this job takes one image; write its path"
     wanted = ("std" if output.std else "") or ("samples" if output.samples else "")
     if wanted and not posterior.count:
         yield ("posterior", "count"), f"is 0, and output.{wanted} needs draws; write 16"
-    if output.std and posterior.estimator == "samples" and posterior.count == 1:
+    if output.std and (input or posterior.estimator == "samples") and posterior.count == 1:
         yield ("posterior", "count"), "is 1: one draw gives no standard deviation; write 16"
 
 
-RULES = (*OPERATOR_RULES, _gaussian, _maps)
+def _one_way(
+    operators: tuple[MeasuredOperator, ...],
+    input: Input | None,  # noqa: A002 - the name of the section
+    posterior: PosteriorOptions,
+    prior: FieldPrior,
+    fidelity: FidelityChoice,
+    noise: denoise.NoiseModel,
+    shape: Any,
+    exact: bool,
+) -> Faults:
+    """Yield operators beside a denoiser, neither of them, and what is for the other one."""
+    if bool(operators) == bool(input):
+        both = "are beside input and denoiser, and a denoiser needs no measurements; leave one of them out"
+        yield ("operators",), both if input else "missing; write what was measured, or input and denoiser"
+    keys, other = (("tol", "halo", "estimator"), "operators") if input else (("calibrate",), "input and denoiser")
+    strange = [("posterior", key) for key in keys if getattr(posterior, key) != getattr(PosteriorOptions, key)]
+    strange += [("posterior", "method")] * (posterior.method == ("blocks" if input else "bootstrap"))
+    parts = {"prior": prior != FieldPrior(), "fidelity": fidelity != FidelityChoice(), "shape": shape != "auto"}
+    parts = parts | {"exact": exact} if input else {"noise": noise != denoise.NoiseModel()}
+    for place in (*strange, *((key,) for key, is_there in parts.items() if is_there)):
+        yield place, f"is for {other}; leave it out"
+
+
+def _denoiser(input: Input | None, denoiser: Any) -> Faults:  # noqa: A002 - the name of the section
+    if bool(input) != (denoiser is not None):
+        missing, example = ("denoiser", "{name: tv, ...}") if input else ("input", "{path: ...}")
+        yield (missing,), f"missing; write `{missing}: {example}`"
+
+
+RULES = (exact_engines, _one_way, _denoiser, _gaussian, _maps)
 
 
 def title(job: Sampling) -> str:
     """Describe a job in a few words."""
+    if job.input:
+        return f"{job.denoiser.name} from {job.input.path} to {job.output.path}, with its error"
     return f"mean and standard deviation from {counted(len(job.operators), 'operator')} to {job.output.path}"
 
 
 def headline(figures: Figures) -> str:
     """Describe a plan in one line."""
+    if "calibration" in figures:
+        return f"{denoise.headline(figures)}, {counted(figures['count'], 'redraw')}, {figures['calibration']}"
     return (
         f"{counted(figures['count'], 'draw')} of {shape_text(figures['shape'])} {figures['dtype']} from "
         f"{counted(len(figures['operators']), 'operator')}, halo {figures['halo']}, {counted(figures['blocks'], 'block')}, "
@@ -159,6 +210,14 @@ def headline(figures: Figures) -> str:
 
 def plan_rows(figures: Figures) -> list[Row]:
     """Return a plan as a table."""
+    if "calibration" in figures:
+        std = [
+            ("std", str(figures["std"])),
+            ("redraws", f"{figures['count']}"),
+            ("calibration", figures["calibration"]),
+        ]
+        rows = denoise.plan_rows(figures)
+        return [*rows[:4], *std, *rows[4:]]
     pairs = zip(figures["operators"], figures["data"], figures["noise"], strict=True)
     lines = [f"{name} of {data}, noise {noise}" for name, data, noise in pairs]
     return [

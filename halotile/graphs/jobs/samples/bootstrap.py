@@ -1,0 +1,165 @@
+"""The plan of a denoised image with the standard deviation of its error, and its pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from halotile.errors import ConfigError, InputError
+from halotile.graphs.jobs.denoise.compare import known_level
+from halotile.graphs.jobs.denoise.image import plane_values
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.passes import DenoiseWork
+from halotile.graphs.jobs.denoise.place import DenoisedPlace
+from halotile.graphs.jobs.denoise.plan import plan_denoising
+from halotile.graphs.jobs.samples.job import Sampling
+from halotile.graphs.kinds.base import OutputArray, PlanRequest
+from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.plans.make import Begun
+from halotile.graphs.plans.needs import DECODED, IMPORTS_BYTES, MODEL, PROCESS, Need
+from halotile.graphs.plans.plan import Planned
+from halotile.graphs.waiting import report_if_slow
+from halotile.storage.disk.object_path import full_path
+from halotile.storage.grid import Block
+from halotile.storage.sharded.output import ShardWriter
+from halotile.storage.views import PlaneValues, measured
+from halotile.tasks.block import Receipt
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask, has_noise_map
+from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
+from halotile.tasks.devices.device import torch_threads
+from halotile.tasks.noise.estimate import estimate_noise_levels, sample_regions
+from halotile.tasks.noise.photon_noise import survey_planes
+from halotile.tasks.noise.quality import unbiased_risk, without_outliers
+from halotile.tasks.posterior.bootstrap import BootstrapTask
+
+SMALLER = "a smaller tile.block, output.shard or tile.size"
+KEPT = (PROCESS, MODEL, DECODED)
+"""Parts of the memory that do not grow with the pixels of a block."""
+SHARE = 3
+"""Part of the memory that a denoising job is planned with: a block reads two halos, and holds further images."""
+BYTES = 40
+"""Bytes of further images for each pixel that is read: the denoised one, its noise, the redrawn one and their parts."""
+PLACES, EDGE, DRAWS = 16, 128, 4
+"""Squares that the factor comes from, and redraws of each."""
+
+
+def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
+    """Decide every size: those of a denoising job with less memory, and the factor of calibration."""
+    options, memory = job.posterior, parse_bytes(job.run.memory_per_worker)
+    run = replace(job.run, memory_per_worker=min(memory, IMPORTS_BYTES + abs(memory - IMPORTS_BYTES) // SHARE))
+    own = {each.name: getattr(job, each.name) for each in fields(Denoising) if hasattr(job, each.name)}
+    planned = plan_denoising(Denoising(**own | {"run": run}), begun, request)
+    work, decided = planned.work, planned.computing.job
+    assert isinstance(work, DenoiseWork)
+    task = _checked(decided, work.task)
+    known: Mapping[str, Any] = (begun.previous or {}).get("identity", {}).get("posterior") or {}
+    level = PlaneValues(np.asarray(known["level"])) if known else _level(decided, task)
+    layout, place = work.output.layout, full_path(job.output.std or "")
+    layout = replace(layout, dtype="float64" if layout.dtype == "float64" else "float32", nodata=None, omero=None)
+    draws = {"level": level, "count": options.count, "seed": options.seed}
+    redone = BootstrapTask(**vars(task), deviation=ShardWriter(place, layout), **draws)
+    with report_if_slow(request.report, "calibrating the error map"), torch_threads():
+        factor = float(known["factor"]) if known else _calibrated(redone)
+    is_applied = options.calibrate != "none"
+    figures = {"std": job.output.std, "count": options.count}
+    figures["calibration"] = f"{'times' if is_applied else 'without the factor'} {factor:.3g}, from SURE"
+    said = {
+        "method": "bootstrap",
+        "count": options.count,
+        "seed": options.seed,
+        "factor": factor,
+        "applied": is_applied,
+    }
+    titled = {"long_name": "standard deviation of the error", "posterior": said}
+    layout = replace(layout, attributes={**layout.attributes, **titled})
+    redone = replace(redone, deviation=ShardWriter(place, layout), factor=factor if is_applied else 1.0)
+    deviation = OutputArray(place, layout, redone.grid, job.output.overwrite, "output.std")
+    run = replace(decided.run, memory_per_worker=job.run.memory_per_worker)
+    return replace(
+        planned,
+        computing=replace(planned.computing, job=replace(job, run=run)),
+        work=replace(work, task=redone, tuned=None, also=(deviation,), rows=(("calibration", figures["calibration"]),)),
+        identity=planned.identity | {"posterior": said | {"level": level.values.tolist()}},
+        needs=(_need(redone, planned.needs[0]),),
+        smaller=SMALLER,
+        figures={**planned.figures, **figures},
+    )
+
+
+def _checked(job: Denoising, task: AnyDenoiseTask) -> DenoiseTask:
+    """Return the task of a denoising job, if it can be done again."""
+    if not isinstance(task, DenoiseTask):
+        raise ConfigError(
+            "denoiser has a value for each channel, and the error is that of one. Write one, and a job for each channel: input.channels."
+        )
+    denoiser = task.denoiser
+    faults = {
+        f"denoiser is {denoiser.title}, which changes the shape of the image: no noise can be added to its result. Write one that keeps it.": denoiser.scale
+        != 1
+        or denoiser.channels[0] != denoiser.channels[1],
+        "tile.boundary is periodic, and a block is denoised again with the pixels around it alone. Write reflect, nearest or cut.": "periodic"
+        in task.rim.rules,
+        "input.defects_in_output is kept, and a pixel that stays as it is has no error of a denoiser. Write replaced.": job.input.defects_in_output
+        == "kept",
+    }
+    for fault in (fault for fault, is_there in faults.items() if is_there):
+        raise ConfigError(fault)
+    return task
+
+
+def _level(job: Denoising, task: DenoiseTask) -> PlaneValues:
+    """Return the noise level of each plane, in the units of the file; refuse noise that is not known, or correlated."""
+    roles = replace(task.roles, channel=None)
+    known = known_level(job, task)
+    whole = PlaneValues(np.full((1,) * len(roles.axes), known))
+    if known or has_noise_map(task) or job.noise.gain != "auto":
+        return whole
+    holes = task.holes.value if task.holes else None
+    view = measured(task.source, holes, task.sides.get("mask"), roles.spatial, len(roles.axes))
+    instead = "Write its standard deviation as noise.read_sigma, in the units of the file"
+    for plane in survey_planes(view, roles.spatial, roles.looped):
+        if plane.correlation and plane.correlation.is_clear:
+            raise InputError(
+                f"the noise is correlated, by {plane.correlation}, and noise that is drawn again is not: the error would be too small. "
+                f"{plane.correlation.advice}. If it is texture of the image and the noise is independent: {instead}."
+            )
+    if isinstance(task.denoiser, PhotonDenoiser):
+        return whole
+    try:
+        return plane_values(estimate_noise_levels(view, roles.spatial, roles.looped), roles)
+    except InputError:
+        raise InputError(f"no noise is seen in {job.input.path}, and an error needs it. {instead}.") from None
+
+
+def _calibrated(task: BootstrapTask) -> float:
+    """Return the factor by which the mean square of the deviation is the squared error that SURE estimates, on a few squares."""
+    stages, totals = replace(task, count=min(task.count, DRAWS)).stages(), np.zeros(2)
+    for region in sample_regions(task.grid.shape, PLACES, task.roles.spatial[-2:], EDGE):
+        crop = DenoisedPlace(task, dict(zip(task.roles.axes, zip(region.start, region.stop, strict=True), strict=True)))
+        noise = crop.noise(task.level.read(crop.region))
+        noisy, outliers = without_outliers(crop.noisy, noise)
+        noise = replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma))
+        variance = noise.gain * noisy + noise.variance
+        if np.isfinite(variance).any():
+            risk = unbiased_risk(noisy, noise, crop.denoise) * np.nanmean(variance)
+            block = Block(0, (0,) * len(region.start), crop.region, task.grid.window_of(crop.region))
+            _, _, deviation = stages.compute(block, stages.read(block), Receipt())
+            square = np.nanmean(np.square(crop.view(task.roles.restore(deviation))))
+            totals += np.isfinite(variance).sum() * np.array([risk, square])
+    if not min(totals) > 0:
+        raise InputError(
+            "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. Write a weaker denoiser, or job: denoise."
+        )
+    return float(math.sqrt(totals[0] / totals[1]))
+
+
+def _need(redone: BootstrapTask, need: Need) -> Need:
+    """Return the memory of a worker during a block: that of a denoising job, with another halo and further images."""
+    block = redone.grid.middle
+    pixels = redone.around(block).window.size
+    parts = {name: part if name in KEPT else part * pixels // block.window.size for name, part in need.parts.items()}
+    return Need(need.what, {**parts, "the noise and what is drawn again": BYTES * pixels}, SMALLER)
