@@ -306,7 +306,7 @@ class DenoiseStages:
         receipt.compute_seconds += result.computed.seconds
         receipt.enter(block.number, [self.written(block, pixels, result, receipt)])
 
-    def written(self, block: Block, pixels: Pixels, result: CoreImage | ReadBlock, receipt: Receipt) -> WrittenBlock:
+    def written(self, block: Block, pixels: Pixels, result: CoreImage, receipt: Receipt) -> WrittenBlock:
         """Write the computed pixels of a core."""
         task, roles = self.task, self.task.roles
         nodata = task.writer.layout.nodata

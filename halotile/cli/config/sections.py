@@ -487,10 +487,10 @@ class _Check:
     def _check_rules(self, built: Mapping[str, Any]) -> None:
         """Record the faults of parts that do not agree; a rule of a part that is wrong itself is skipped."""
         known_parts = dict(built)
-        for name, schema in {**self.kind.sections, **self.kind.lists}.items():
+        for name, schema in self.kind.sections.items():
             if self.tree.get(self.written[name]) is None and not self.kind.requires(name):
-                known_parts[name] = getattr(self.kind.schema, name) if hasattr(self.kind.schema, name) else schema()
-        if known_parts.get("denoiser") is not None and known_parts.pop("denoiser") and self.denoiser is not None:
+                known_parts[name] = None if getattr(self.kind.schema, name, 0) is None else schema()
+        if known_parts.pop("denoiser", None) is not None and self.denoiser is not None:
             known_parts["denoiser"] = self.denoiser
         for (part, *rest), message in apply_rules(rules_of(self.job) if self.job else OF_CLUSTERS, known_parts).items():
             path = (self.written[str(part)], *rest)

@@ -28,9 +28,8 @@ def check_job(job: Job) -> None:
     kind = kind_of(job)
     faults = _value_faults(job, kind) | dict(credentials_in(job))
     if not faults:
-        names = [name for name, key in keys_of(type(job)).items() if key.type is not Any]
-        parts = {name: getattr(job, name) for name in names if name != "denoiser" or job.denoiser is None}  # type: ignore[attr-defined]
-        faults = apply_rules(rules_of(kind), parts)
+        names = [name for name, key in keys_of(type(job)).items() if key.type is not Any and name != "denoiser"]
+        faults = apply_rules(rules_of(kind), {name: getattr(job, name) for name in names})
     raise_faults(faults)
 
 

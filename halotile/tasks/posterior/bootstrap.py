@@ -1,26 +1,24 @@
-"""A denoised image with the standard deviation of its error: each block is denoised again on redrawn noise."""
+"""A denoised image with the standard deviation of its error: each block is denoised again with more noise."""
 
 from __future__ import annotations
 
 import copy
 import math
-import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from halotile.storage.grid import Block, Region
-from halotile.storage.rim import Array, Readable
+from halotile.storage.rim import Array, Pixels, Readable
 from halotile.storage.sharded.output import ShardWriter
-from halotile.storage.views import PlaneValues, Replaced
+from halotile.storage.views import PlaneValues, Replaced, WithGaps
 from halotile.tasks.block import Receipt
-from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask, ReadBlock, noise_at
+from halotile.tasks.denoise_block import CoreImage, DenoiseStages, DenoiseTask, noise_at
 from halotile.tasks.holes import measured_at
 from halotile.tasks.posterior.gaussian import normals
 
 REDRAWN = 2**31 + 2
-"""Role of random numbers: noise that is drawn again."""
+"""Role of random numbers: noise that is added to an image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,62 +31,64 @@ class BootstrapTask(DenoiseTask):
     seed: int
     factor: float = 1.0  # by which the deviation of the redraws is multiplied
 
-    def stages(self) -> BootstrapStages:
+    def stages(self) -> BootstrapStages:  # type: ignore[override]
         return BootstrapStages(self)
 
-    def around(self, block: Block) -> Block:
-        """The block whose core is all that the redraws of this one read."""
-        core = block.window.clip(Region.whole(self.grid.shape))
-        return replace(block, core=core, window=self.grid.window_of(core))
+    def measured(self, region: Region, pixels: Pixels) -> Array:
+        """True where pixels of a region were measured."""
+        return measured_at(self.holes, self.sides.get("mask"), self.roles.spatial, region, pixels)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Redrawn(WithGaps):
+    """An image with more noise, of the strength of its own: by position, whatever region is read."""
+
+    task: BootstrapTask
+    draw: int
+
+    def read(self, region: Region) -> Pixels:
+        task, pixels = self.task, self.source.read(region)
+        noise = noise_at(task, region, task.level.read(region))
+        sigma = np.sqrt(np.maximum(noise.gain * np.asarray(pixels, np.float64) + noise.variance, 0))
+        drawn = pixels + np.nan_to_num(sigma) * normals(region, task.seed, REDRAWN, 0, self.draw)
+        return np.where(task.measured(region, pixels), drawn, pixels).astype(self.dtype)
 
 
 class BootstrapStages:
-    """Read once, denoise, denoise again on redrawn noise, write both maps."""
+    """Read once, denoise, denoise again with more noise, write both maps."""
 
     def __init__(self, task: BootstrapTask) -> None:
         self.task, self._own = task, DenoiseStages(task)
         self.check, self.finish = self._own.check, self._own.finish
 
     def read(self, block: Block) -> Replaced:
-        """Read what the redraws and the denoised image need."""
         source = self.task.source
-        window = self.task.around(block).window.clip(Region.whole(source.shape))
+        window = block.window.clip(Region.whole(source.shape))
         return Replaced(source, window, source.read(window))
 
-    def compute(self, block: Block, image: Replaced, receipt: Receipt) -> tuple[ReadBlock, Array, Array]:
-        """Denoise the core, and return it with the standard deviation of its error."""
-        began, task, roles, around = time.perf_counter(), self.task, self.task.roles, self.task.around(block)
-        core = (..., *roles.spatial_part(block.core).relative_to(roles.spatial_part(around.core)).slices)
-        denoised = self._denoised(around, image)
-        whole, pixels = roles.restore(denoised), image.read(around.core)
-        valid = measured_at(task.holes, task.sides.get("mask"), roles.spatial, around.core, pixels)
-        noise = noise_at(task, around.core, task.level.read(around.core))
-        sigma = np.nan_to_num(np.sqrt(np.maximum(noise.gain * whole + noise.variance, np.square(noise.gain))))
-        squares = np.zeros(denoised[core].shape)
+    def compute(self, block: Block, image: Replaced, receipt: Receipt) -> tuple[CoreImage, Array, Array]:
+        """Denoise the core; return it with its pixels and the standard deviation of their error."""
+        task = self.task
+        core, denoised = self._denoised(block, image, receipt)
+        squares, further = np.zeros(denoised.shape), Receipt()
         for draw in range(task.count):
-            drawn = whole + sigma * normals(around.core, task.seed, REDRAWN, 0, draw)
-            redrawn = np.where(valid, drawn, pixels).astype(np.result_type(pixels, np.float32))
-            again = self._denoised(block, Replaced(image, around.core, redrawn), defects=None)
-            squares += np.square(again.astype(np.float64) - denoised[core])
-        deviation = np.where(roles.arrange(valid)[core], task.factor * np.sqrt(squares / task.count), math.nan)
-        receipt.pixels += block.core.size
-        receipt.read_bytes += image.pixels.nbytes
-        receipt.compute_seconds += time.perf_counter() - began
-        return self._on(image).read(block), denoised[core], deviation
+            again = self._denoised(block, Redrawn(image, task, draw), further)[1]
+            squares += np.square(again.astype(np.float64) - denoised)
+        receipt.compute_seconds += further.compute_seconds
+        measured = task.measured(block.core, image.read(block.core))
+        deviation = np.where(task.roles.arrange(measured), task.factor * np.sqrt(squares / task.count), math.nan)
+        return core, denoised, deviation
 
-    def write(self, block: Block, result: tuple[ReadBlock, Array, Array], receipt: Receipt) -> None:
-        read, denoised, deviation = result
+    def write(self, block: Block, result: tuple[CoreImage, Array, Array], receipt: Receipt) -> None:
+        core, denoised, deviation = result
         mapped = self.task.deviation.write(block.core, self.task.roles.restore(deviation))
-        receipt.enter(block.number, [self._own.written(block, denoised, read, receipt), mapped])
+        receipt.enter(block.number, [self._own.written(block, denoised, core, receipt), mapped])
 
-    def _on(self, source: Readable, **changes: Any) -> DenoiseStages:
-        """The stages of the denoiser on another image."""
+    def _denoised(self, block: Block, source: Readable, receipt: Receipt) -> tuple[CoreImage, Array]:
+        """Denoise the core of a block of another image."""
         stages = copy.copy(self._own)
-        stages.task = replace(self.task, source=source, **changes)
-        return stages
-
-    def _denoised(self, block: Block, source: Readable, **changes: Any) -> Array:
-        """The core of a block of another image, denoised and arranged."""
-        stages = self._on(source, **changes)
-        result: Array = stages.compute(block, stages.read(block), Receipt()).computed.collect()
-        return result
+        stages.task = replace(self.task, source=source)
+        core = stages.compute(block, stages.read(block), receipt)
+        denoised: Array = core.computed.collect()
+        receipt.compute_seconds += core.computed.seconds
+        return core, denoised

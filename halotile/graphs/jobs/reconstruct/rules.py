@@ -227,7 +227,7 @@ def _kind_of(name: str) -> type[Fidelity]:
     return FidelityChoice.declared(name)
 
 
-def exact_engines(operators: tuple[OperatorChoice, ...], exact: bool) -> Faults:
+def _exact_engines(operators: tuple[OperatorChoice, ...], exact: bool) -> Faults:
     for number, choice in enumerate(operators):
         if exact and choice.options.get("engine") == "fft":
             yield (
@@ -255,7 +255,7 @@ def _planes(tile: Tile) -> Faults:
         yield ("tile", "axes"), f"{shown(tile.axes)}, and operators work on planes; write yx, or leave it out"
 
 
-OPERATOR_RULES = (_some_operator, exact_engines)
+OPERATOR_RULES = (_some_operator, _exact_engines)
 
 RULES = (
     *OPERATOR_RULES,

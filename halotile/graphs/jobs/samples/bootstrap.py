@@ -20,7 +20,7 @@ from halotile.graphs.jobs.samples.job import Sampling
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.make import Begun
-from halotile.graphs.plans.needs import DECODED, IMPORTS_BYTES, MODEL, PROCESS, Need
+from halotile.graphs.plans.needs import IMPORTS_BYTES, Need
 from halotile.graphs.plans.plan import Planned
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.disk.object_path import full_path
@@ -37,12 +37,10 @@ from halotile.tasks.noise.quality import unbiased_risk, without_outliers
 from halotile.tasks.posterior.bootstrap import BootstrapTask
 
 SMALLER = "a smaller tile.block, output.shard or tile.size"
-KEPT = (PROCESS, MODEL, DECODED)
-"""Parts of the memory that do not grow with the pixels of a block."""
 SHARE = 3
-"""Part of the memory that a denoising job is planned with: a block reads two halos, and holds further images."""
+"""Part of the memory that a denoising job is planned with: a block holds further images."""
 BYTES = 40
-"""Bytes of further images for each pixel that is read: the denoised one, its noise, the redrawn one and their parts."""
+"""Bytes of further images for each pixel that is read: what was read, noise, their sum, squares."""
 PLACES, EDGE, DRAWS = 16, 128, 4
 """Squares that the factor comes from, and redraws of each."""
 
@@ -60,54 +58,37 @@ def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned
     level = PlaneValues(np.asarray(known["level"])) if known else _level(decided, task)
     layout, place = work.output.layout, full_path(job.output.std or "")
     layout = replace(layout, dtype="float64" if layout.dtype == "float64" else "float32", nodata=None, omero=None)
-    draws = {"level": level, "count": options.count, "seed": options.seed}
-    redone = BootstrapTask(**vars(task), deviation=ShardWriter(place, layout), **draws)
+    draws = {"count": options.count, "seed": options.seed}
+    redone = BootstrapTask(**vars(task), deviation=ShardWriter(place, layout), level=level, **draws)
     with report_if_slow(request.report, "calibrating the error map"), torch_threads():
         factor = float(known["factor"]) if known else _calibrated(redone)
-    is_applied = options.calibrate != "none"
-    figures = {"std": job.output.std, "count": options.count}
-    figures["calibration"] = f"{'times' if is_applied else 'without the factor'} {factor:.3g}, from SURE"
-    said = {
-        "method": "bootstrap",
-        "count": options.count,
-        "seed": options.seed,
-        "factor": factor,
-        "applied": is_applied,
-    }
-    titled = {"long_name": "standard deviation of the error", "posterior": said}
-    layout = replace(layout, attributes={**layout.attributes, **titled})
-    redone = replace(redone, deviation=ShardWriter(place, layout), factor=factor if is_applied else 1.0)
-    deviation = OutputArray(place, layout, redone.grid, job.output.overwrite, "output.std")
+    calibrate = "none" if options.calibrate == "none" else "sure"
+    redone = replace(redone, factor=factor if calibrate == "sure" else 1.0)
+    text = f"{factor:.3g} from SURE, {'applied' if calibrate == 'sure' else 'not applied'}"
+    said = {"method": "bootstrap", **draws, "factor": factor, "calibrate": calibrate}
+    titled = {**layout.attributes, "long_name": "standard deviation of the error", "posterior": said}
+    deviation = OutputArray(place, replace(layout, attributes=titled), redone.grid, job.output.overwrite, "output.std")
     run = replace(decided.run, memory_per_worker=job.run.memory_per_worker)
     return replace(
         planned,
         computing=replace(planned.computing, job=replace(job, run=run)),
-        work=replace(work, task=redone, tuned=None, also=(deviation,), rows=(("calibration", figures["calibration"]),)),
+        work=replace(work, task=redone, tuned=None, also=(deviation,), rows=(("calibration", text),)),
         identity=planned.identity | {"posterior": said | {"level": level.values.tolist()}},
         needs=(_need(redone, planned.needs[0]),),
         smaller=SMALLER,
-        figures={**planned.figures, **figures},
+        figures={**planned.figures, **draws, "std": job.output.std, "calibration": text},
     )
 
 
 def _checked(job: Denoising, task: AnyDenoiseTask) -> DenoiseTask:
     """Return the task of a denoising job, if it can be done again."""
-    if not isinstance(task, DenoiseTask):
+    whole = isinstance(task, DenoiseTask) and task.denoiser.scale == 1 and len({*task.denoiser.channels}) == 1
+    if not whole or job.input.defects_in_output == "kept":
         raise ConfigError(
-            "denoiser has a value for each channel, and the error is that of one. Write one, and a job for each channel: input.channels."
+            f"denoiser is {job.denoiser.name}: a map of its error takes one for all channels, which keeps the shape of the image, and every pixel from it. "
+            "Write such a denoiser, without values for single channels, and input.defects_in_output: replaced."
         )
-    denoiser = task.denoiser
-    faults = {
-        f"denoiser is {denoiser.title}, which changes the shape of the image: no noise can be added to its result. Write one that keeps it.": denoiser.scale
-        != 1
-        or denoiser.channels[0] != denoiser.channels[1],
-        "tile.boundary is periodic, and a block is denoised again with the pixels around it alone. Write reflect, nearest or cut.": "periodic"
-        in task.rim.rules,
-        "input.defects_in_output is kept, and a pixel that stays as it is has no error of a denoiser. Write replaced.": job.input.defects_in_output
-        == "kept",
-    }
-    for fault in (fault for fault, is_there in faults.items() if is_there):
-        raise ConfigError(fault)
+    assert isinstance(task, DenoiseTask)
     return task
 
 
@@ -158,8 +139,7 @@ def _calibrated(task: BootstrapTask) -> float:
 
 
 def _need(redone: BootstrapTask, need: Need) -> Need:
-    """Return the memory of a worker during a block: that of a denoising job, with another halo and further images."""
-    block = redone.grid.middle
-    pixels = redone.around(block).window.size
-    parts = {name: part if name in KEPT else part * pixels // block.window.size for name, part in need.parts.items()}
-    return Need(need.what, {**parts, "the noise and what is drawn again": BYTES * pixels}, SMALLER)
+    """Return the memory of a worker during a block: that of a denoising job, and further images."""
+    return replace(
+        need, parts={**need.parts, "the noise": BYTES * redone.grid.middle.window.size}, remedy="", smaller=SMALLER
+    )

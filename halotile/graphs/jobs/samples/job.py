@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted, shape_text
 from halotile.graphs.jobs.denoise import job as denoise
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice
 from halotile.graphs.jobs.reconstruct.rules import CHECKS as RECONSTRUCTION
-from halotile.graphs.jobs.reconstruct.rules import NoiseLevel, exact_engines
+from halotile.graphs.jobs.reconstruct.rules import OPERATOR_RULES, NoiseLevel
 from halotile.graphs.kinds.base import Check, Figures, Row
 from halotile.graphs.kinds.patterns import is_pattern
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Tile, TiledJob
@@ -69,6 +71,19 @@ class PosteriorOptions:
     """bootstrap: sure: multiply the standard deviation by one factor, so that its mean square is the error that SURE estimates; none: only report it. auto: sure."""
 
 
+OF_BOOTSTRAP = {
+    "posterior.method": ("auto", "blocks"),
+    "posterior.calibrate": ("auto",),
+    "noise": (denoise.NoiseModel(),),
+}
+OF_BLOCKS = {
+    **{"posterior.method": ("auto", "bootstrap"), "posterior.tol": (1e-2,), "posterior.halo": ("auto",)},
+    **{"posterior.estimator": ("rao-blackwell",), "output.samples": (None,), "shape": ("auto",), "exact": (False,)},
+    **{"prior": (FieldPrior(),), "fidelity": (FidelityChoice(),)},
+}
+"""Keys that are for one method, with the values that they have beside the other."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling(TiledJob):
     """A job for mean and standard deviation of an image."""
@@ -89,6 +104,22 @@ class Sampling(TiledJob):
     """Shape of the image in pixels; auto: that of the measurements."""
     exact: bool = False
     """Use direct convolutions only."""
+
+    def __post_init__(self) -> None:
+        """Refuse operators beside a denoiser, neither of them, and what is for the other one."""
+        if bool(self.operators) == bool(self.input) or bool(self.input) != (self.denoiser is not None):
+            raise ConfigError(
+                "job: samples has operators, or input and denoiser: one is missing, or both are there. Write what was measured, or the image and its denoiser."
+            )
+        if self.input and (is_pattern(self.input.path) or not self.output.std):
+            raise ConfigError(
+                f"input.path is {self.input.path}, and output.std {shown(self.output.std)}: a map is of one image. Write both as paths, or job: denoise."
+            )
+        others, ways = OF_BLOCKS if self.input else OF_BOOTSTRAP, ("operators", "a denoiser")
+        for key in (key for key, values in others.items() if attrgetter(key)(self) not in values):
+            raise ConfigError(
+                f"{key} is for {ways[not self.input]}, and this job has {ways[bool(self.input)]}. Leave it out."
+            )
 
     def moved_into(self, folder: str) -> Self:
         """Return the same job with its outputs in a folder."""
@@ -146,11 +177,6 @@ def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions, input: Inp
             ("output", "dtype"),
             f"{output.dtype} holds whole numbers, and standard deviations and draws are fractions; write float32 or auto",
         )
-    if input and (output.samples or not output.std):
-        key, instead = ("samples", "leave it out") if output.std else ("std", "write std.zarr, or job: denoise")
-        yield ("output", key), f"{shown(getattr(output, key))}, and a denoiser has an error map, no draws; {instead}"
-    if input and is_pattern(input.path):
-        yield ("input", "path"), "is a pattern, and this job takes one image; write its path"
     wanted = ("std" if output.std else "") or ("samples" if output.samples else "")
     if wanted and not posterior.count:
         yield ("posterior", "count"), f"is 0, and output.{wanted} needs draws; write 16"
@@ -158,36 +184,7 @@ def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions, input: Inp
         yield ("posterior", "count"), "is 1: one draw gives no standard deviation; write 16"
 
 
-def _one_way(
-    operators: tuple[MeasuredOperator, ...],
-    input: Input | None,  # noqa: A002 - the name of the section
-    posterior: PosteriorOptions,
-    prior: FieldPrior,
-    fidelity: FidelityChoice,
-    noise: denoise.NoiseModel,
-    shape: Any,
-    exact: bool,
-) -> Faults:
-    """Yield operators beside a denoiser, neither of them, and what is for the other one."""
-    if bool(operators) == bool(input):
-        both = "are beside input and denoiser, and a denoiser needs no measurements; leave one of them out"
-        yield ("operators",), both if input else "missing; write what was measured, or input and denoiser"
-    keys, other = (("tol", "halo", "estimator"), "operators") if input else (("calibrate",), "input and denoiser")
-    strange = [("posterior", key) for key in keys if getattr(posterior, key) != getattr(PosteriorOptions, key)]
-    strange += [("posterior", "method")] * (posterior.method == ("blocks" if input else "bootstrap"))
-    parts = {"prior": prior != FieldPrior(), "fidelity": fidelity != FidelityChoice(), "shape": shape != "auto"}
-    parts = parts | {"exact": exact} if input else {"noise": noise != denoise.NoiseModel()}
-    for place in (*strange, *((key,) for key, is_there in parts.items() if is_there)):
-        yield place, f"is for {other}; leave it out"
-
-
-def _denoiser(input: Input | None, denoiser: Any) -> Faults:  # noqa: A002 - the name of the section
-    if bool(input) != (denoiser is not None):
-        missing, example = ("denoiser", "{name: tv, ...}") if input else ("input", "{path: ...}")
-        yield (missing,), f"missing; write `{missing}: {example}`"
-
-
-RULES = (exact_engines, _one_way, _denoiser, _gaussian, _maps)
+RULES = (*OPERATOR_RULES[1:], _gaussian, _maps)
 
 
 def title(job: Sampling) -> str:
@@ -211,13 +208,7 @@ def headline(figures: Figures) -> str:
 def plan_rows(figures: Figures) -> list[Row]:
     """Return a plan as a table."""
     if "calibration" in figures:
-        std = [
-            ("std", str(figures["std"])),
-            ("redraws", f"{figures['count']}"),
-            ("calibration", figures["calibration"]),
-        ]
-        rows = denoise.plan_rows(figures)
-        return [*rows[:4], *std, *rows[4:]]
+        return denoise.plan_rows(figures)
     pairs = zip(figures["operators"], figures["data"], figures["noise"], strict=True)
     lines = [f"{name} of {data}, noise {noise}" for name, data, noise in pairs]
     return [
