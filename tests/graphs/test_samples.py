@@ -20,6 +20,7 @@ import zarr
 from numpy.typing import NDArray
 
 import halotile
+from halotile.cli.status import find_run, read_status, status_rows
 from halotile.errors import ConfigError, DiskRefused, HalotileError, InputError, ResumeRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
@@ -251,6 +252,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder: Path, tmp_path: Path, who
         assert process.wait(120) == 0, process.communicate()[1]
     assert same((read_zarr(tmp_path / "mean.zarr"), read_zarr(tmp_path / "std.zarr")), whole[:2])
     assert verify(tmp_path / "mean.zarr").problems == verify(tmp_path / "std.zarr").problems == ()
+    assert ("noise", f"{SIGMA:g}") in status_rows(read_status(find_run(str(tmp_path / "mean.zarr"))))
     others: list[tuple[dict[str, Any], str]] = [
         ({"posterior": {"seed": 1}}, r"posterior\.seed was 0, is 1"),
         ({"prior": {"std": 0.7}}, r"prior\.std was 0\.5, is 0\.7"),

@@ -22,7 +22,6 @@ from halotile.graphs.kinds.base import (
     OutputArray,
     Pass,
     PassCount,
-    Row,
     RunView,
     Sums,
     Work,
@@ -231,7 +230,6 @@ class DenoiseWork(Work):
     tuned: Tuned | None = None
     striped: Striped = NO_STRIPES
     also: tuple[OutputArray, ...] = ()  # further images of the same blocks
-    rows: tuple[Row, ...] = ()  # further rows of the report
 
     @property
     def outputs(self) -> tuple[OutputArray, ...]:
@@ -260,8 +258,8 @@ class DenoiseWork(Work):
         """Compare a few places of the result with the image."""
         task = _with_kept(self.task, RunDirectory.beside(self.output.path))
         found = inspect_residual(task, self.output.path, seconds, pixel_seconds, self.striped)
-        stripes = [("stripes", self.striped.text)] if self.striped.text else []
-        return replace(found, rows=[*stripes, *found.rows, *self.rows])
+        text = self.striped.text
+        return replace(found, rows=[("stripes", text), *found.rows]) if text else found
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
         task, main = self.task, self.task.parts[0]

@@ -60,8 +60,7 @@ def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned
     layout = replace(layout, dtype="float64" if layout.dtype == "float64" else "float32", nodata=None, omero=None)
     draws = {"count": options.count, "seed": options.seed}
     redone = BootstrapTask(**vars(task), deviation=ShardWriter(place, layout), level=level, **draws)
-    with report_if_slow(request.report, "calibrating the error map"), torch_threads():
-        factor = float(known["factor"]) if known else _calibrated(redone)
+    factor = float(known["factor"]) if known else _calibrated(redone, request)
     calibrate = "none" if options.calibrate == "none" else "sure"
     redone = replace(redone, factor=factor if calibrate == "sure" else 1.0)
     text = f"{factor:.3g} from SURE, {'applied' if calibrate == 'sure' else 'not applied'}"
@@ -72,7 +71,7 @@ def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned
     return replace(
         planned,
         computing=replace(planned.computing, job=replace(job, run=run)),
-        work=replace(work, task=redone, tuned=None, also=(deviation,), rows=(("calibration", text),)),
+        work=replace(work, task=redone, tuned=None, also=(deviation,)),
         identity=planned.identity | {"posterior": said | {"level": level.values.tolist()}},
         needs=(_need(redone, planned.needs[0]),),
         smaller=SMALLER,
@@ -116,21 +115,24 @@ def _level(job: Denoising, task: DenoiseTask) -> PlaneValues:
         raise InputError(f"no noise is seen in {job.input.path}, and an error needs it. {instead}.") from None
 
 
-def _calibrated(task: BootstrapTask) -> float:
+def _calibrated(task: BootstrapTask, request: PlanRequest) -> float:
     """Return the factor by which the mean square of the deviation is the squared error that SURE estimates, on a few squares."""
-    stages, totals = replace(task, count=min(task.count, DRAWS)).stages(), np.zeros(2)
-    for region in sample_regions(task.grid.shape, PLACES, task.roles.spatial[-2:], EDGE):
-        crop = DenoisedPlace(task, dict(zip(task.roles.axes, zip(region.start, region.stop, strict=True), strict=True)))
-        noise = crop.noise(task.level.read(crop.region))
-        noisy, outliers = without_outliers(crop.noisy, noise)
-        noise = replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma))
-        variance = noise.gain * noisy + noise.variance
-        if np.isfinite(variance).any():
-            risk = unbiased_risk(noisy, noise, crop.denoise) * np.nanmean(variance)
-            block = Block(0, (0,) * len(region.start), crop.region, task.grid.window_of(crop.region))
-            _, _, deviation = stages.compute(block, stages.read(block), Receipt())
-            square = np.nanmean(np.square(crop.view(task.roles.restore(deviation))))
-            totals += np.isfinite(variance).sum() * np.array([risk, square])
+    with report_if_slow(request.report, "calibrating the error map"), torch_threads():
+        stages, totals = replace(task, count=min(task.count, DRAWS)).stages(), np.zeros(2)
+        for region in sample_regions(task.grid.shape, PLACES, task.roles.spatial[-2:], EDGE):
+            crop = DenoisedPlace(
+                task, dict(zip(task.roles.axes, zip(region.start, region.stop, strict=True), strict=True))
+            )
+            noise = crop.noise(task.level.read(crop.region))
+            noisy, outliers = without_outliers(crop.noisy, noise)
+            noise = replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma))
+            variance = noise.gain * noisy + noise.variance
+            if np.isfinite(variance).any():
+                risk = unbiased_risk(noisy, noise, crop.denoise) * np.nanmean(variance)
+                block = Block(0, (0,) * len(region.start), crop.region, task.grid.window_of(crop.region))
+                _, _, deviation = stages.compute(block, stages.read(block), Receipt())
+                square = np.nanmean(np.square(crop.view(task.roles.restore(deviation))))
+                totals += np.isfinite(variance).sum() * np.array([risk, square])
     if not min(totals) > 0:
         raise InputError(
             "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. Write a weaker denoiser, or job: denoise."

@@ -82,6 +82,8 @@ TRIED, PLACES = 16, 8
 
 def plan_samples(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
     """Decide every size of a job of samples."""
+    if begun.previous and ("input" in begun.previous["identity"]) != bool(job.input):
+        begun = replace(begun, previous=None)  # of the other method
     if job.input:
         return plan_bootstrap(job, begun, request)
     opened = _open(job, begun, request)
