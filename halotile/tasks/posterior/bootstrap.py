@@ -49,7 +49,8 @@ class Redrawn(WithGaps):
     def read(self, region: Region) -> Pixels:
         task, pixels = self.task, self.source.read(region)
         noise = noise_at(task, region, task.level.read(region))
-        sigma = np.sqrt(np.maximum(noise.gain * np.asarray(pixels, np.float64) + noise.variance, 0))
+        bright = noise.gain * pixels.astype(np.float64) if np.any(noise.gain) else 0.0
+        sigma = np.sqrt(np.maximum(bright + noise.variance, 0))
         drawn = pixels + np.nan_to_num(sigma) * normals(region, task.seed, REDRAWN, 0, self.draw)
         return np.where(task.measured(region, pixels), drawn, pixels).astype(self.dtype)
 
