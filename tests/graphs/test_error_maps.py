@@ -80,7 +80,13 @@ def denoised(job: Sampling) -> Pixels:
     """The image of the denoising job with these sections."""
     output = Output(path=job.output.path + "d", shard=64, chunk=64)
     assert job.input
-    parts = {"input": job.input, "denoiser": job.denoiser, "noise": job.noise, "run": job.run, "cluster": job.cluster}
+    parts: dict[str, Any] = {
+        "input": job.input,
+        "denoiser": job.denoiser,
+        "noise": job.noise,
+        "run": job.run,
+        "cluster": job.cluster,
+    }
     return computed(Denoising(output=output, **parts))[0]
 
 
@@ -138,7 +144,7 @@ def test_planes_have_maps_of_their_own(tmp_path: Path) -> None:
     y = np.asarray(zarr.open_array(tmp_path / "y.zarr")[:])
     np.save(tmp_path / "two.npy", np.stack([y, 2 * y]))
     given = {"path": str(tmp_path / "two.npy"), "axes": "cyx"}
-    auto = {"denoiser": {"name": "tv", "strength": 0.5, "sigma": "auto"}, "input": given}
+    auto: dict[str, Any] = {"denoiser": {"name": "tv", "strength": 0.5, "sigma": "auto"}, "input": given}
     plan = make_plan(job_in(tmp_path, **auto))
     assert work_of(plan).task.level.values.ravel() == pytest.approx([SIGMA, 2 * SIGMA], rel=0.05)
     std = computed(job_in(tmp_path, **auto))[1]
@@ -218,12 +224,25 @@ def test_the_factor_is_reported_and_left_out_on_request(folder: Path, whole: tup
     assert zarr.open_array(folder / "whole-std.zarr/0").attrs["posterior"]["factor"] == about["factor"] != 1
     assert whole[1] == pytest.approx(raw[1] * about["factor"], rel=1e-5)
     rows = dict(make_plan(job_in(folder)).kind.rows(make_plan(job_in(folder)).summary()))
-    assert rows["calibration"] == f"{about['factor']:.3g} from SURE, applied"
+    assert rows["calibration"].startswith(f"{about['factor']:.3g} from SURE, applied; ")
+
+
+def test_the_plan_tells_how_much_the_factor_depends_on_the_noise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: dict[str, Any] = {"denoiser": {"name": "median", "size": 3}}
+    plans = (make_plan(job_in(folder, **parts, noise=NoiseModel(read_sigma=k * SIGMA))) for k in (1, 1.02))
+    usual, stronger = (work_of(plan).also[0].layout.attributes["posterior"] for plan in plans)
+    assert stronger["factor"] == pytest.approx(usual["factor_if_noise_is_2_percent_stronger"], rel=0.03)
+    assert stronger["factor"] < 0.98 * usual["factor"]
+    monkeypatch.setattr("halotile.graphs.jobs.samples.bootstrap.LEAST", 10.0)
+    make_plan(job_in(folder))
+    with pytest.raises(InputError, match=r"so the noise that was estimated is probably too strong"):
+        make_plan(job_in(folder, **parts))
 
 
 def test_noise_that_is_not_known_is_refused_in_words(tmp_path: Path) -> None:
     scene(tmp_path)
-    y, median = zarr.open_array(tmp_path / "y.zarr"), {"denoiser": {"name": "median", "size": 3}}
+    y = zarr.open_array(tmp_path / "y.zarr")
+    median: dict[str, Any] = {"denoiser": {"name": "median", "size": 3}}
     pixels = y[:]
     noise = SIGMA * np.random.default_rng(2).standard_normal(pixels.shape)
     y[:] = 100 + noise + np.roll(noise, 1, 1)
@@ -272,6 +291,6 @@ def test_wrong_combinations_are_refused_in_words(folder: Path, changes: dict[str
 def test_the_call_does_the_same(
     folder: Path, tmp_path: Path, cluster: RunningCluster, whole: tuple[Pixels, ...]
 ) -> None:
-    place = {"output": tmp_path / "m.zarr", "std": tmp_path / "s.zarr"}
+    place: dict[str, Any] = {"output": tmp_path / "m.zarr", "std": tmp_path / "s.zarr"}
     halotile.samples(folder / "y.zarr", denoiser=TV, posterior={"count": 3}, cluster=cluster.client, **place)
     assert same(tuple(map(read_zarr, place.values())), whole)

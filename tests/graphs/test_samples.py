@@ -28,7 +28,7 @@ from halotile.graphs.jobs.reconstruct.job import FidelityChoice
 from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOperator, PosteriorOptions, Sampling
 from halotile.graphs.jobs.samples.plan import cell_of
 from halotile.graphs.kinds.base import OutputArray
-from halotile.graphs.kinds.sections import Cluster, Run, Tile
+from halotile.graphs.kinds.sections import Cluster, Job, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
@@ -99,7 +99,7 @@ def job_in(folder: Path, parts: Mapping[str, Mapping[str, Any]] | None = None, *
     return replace(job, **changes)
 
 
-def computed(job: Sampling) -> tuple[Pixels, ...]:
+def computed(job: Job) -> tuple[Pixels, ...]:
     """Every image of a job, in this process."""
     plan = make_plan(job)
     for output in plan.outputs:

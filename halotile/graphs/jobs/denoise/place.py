@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from halotile.storage.grid import Block, Region
 from halotile.storage.rim import Array, Pixels
@@ -71,7 +72,7 @@ class DenoisedPlace:
         takes_all = self.task.roles.channel is not None and "c" in self.place
         return view[slice(*self.place["c"])] if takes_all and len(view) > 1 else view
 
-    def noise(self, level: float) -> PhotonNoise:
+    def noise(self, level: ArrayLike) -> PhotonNoise:
         """The noise of the place, of shapes that broadcast to its images."""
         found = noise_at(self.task, self.region, level)
         parts = (found.gain, found.offset, found.read_sigma)

@@ -20,7 +20,7 @@ from halotile.graphs.jobs.samples.job import Sampling
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.make import Begun
-from halotile.graphs.plans.needs import IMPORTS_BYTES, Need
+from halotile.graphs.plans.needs import IMPORTS_BYTES
 from halotile.graphs.plans.plan import Planned
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.disk.object_path import full_path
@@ -41,6 +41,9 @@ SHARE = 3
 """Part of the memory that a denoising job is planned with: a block holds further images."""
 BYTES = 40
 """Bytes of further images for each pixel that is read: what was read, noise, their sum, squares."""
+FACTOR, OTHER = "factor", "factor_if_noise_is_2_percent_stronger"
+LEAST, MORE = 0.6, 0.04
+"""Least factor that is credible where the noise was estimated: with known noise, none was below 0.64; and the variance of 2 % more noise."""
 PLACES, EDGE, DRAWS = 16, 128, 4
 """Squares that the factor comes from, and redraws of each."""
 
@@ -55,25 +58,33 @@ def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned
     assert isinstance(work, DenoiseWork)
     task = _checked(decided, work.task)
     known: Mapping[str, Any] = (begun.previous or {}).get("identity", {}).get("posterior") or {}
-    level = PlaneValues(np.asarray(known["level"])) if known else _level(decided, task)
+    is_given = bool(known_level(decided, task)) or has_noise_map(task) or decided.noise.gain != "auto"
+    level = PlaneValues(np.asarray(known["level"])) if known else _level(decided, task, is_given)
     layout, place = work.output.layout, full_path(job.output.std or "")
     layout = replace(layout, dtype="float64" if layout.dtype == "float64" else "float32", nodata=None, omero=None)
-    draws = {"count": options.count, "seed": options.seed}
+    draws: dict[str, Any] = {"count": options.count, "seed": options.seed}
     redone = BootstrapTask(**vars(task), deviation=ShardWriter(place, layout), level=level, **draws)
-    factor = float(known["factor"]) if known else _calibrated(redone, request)
-    calibrate = "none" if options.calibrate == "none" else "sure"
+    found = {key: known[key] for key in (FACTOR, OTHER)} if known else _calibrated(redone, request)
+    calibrate, factor = "none" if options.calibrate == "none" else "sure", found[FACTOR]
+    if not is_given and factor < LEAST:
+        raise InputError(
+            f"SURE gives a factor of {factor:.2g} for the error map, so the noise that was estimated is probably too strong. "
+            "Write the noise that you know: noise.read_sigma, or noise.gain and offset for photons."
+        )
     redone = replace(redone, factor=factor if calibrate == "sure" else 1.0)
-    text = f"{factor:.3g} from SURE, {'applied' if calibrate == 'sure' else 'not applied'}"
-    said = {"method": "bootstrap", **draws, "factor": factor, "calibrate": calibrate}
-    titled = {**layout.attributes, "long_name": "standard deviation of the error", "posterior": said}
+    applied = "applied" if calibrate == "sure" else "not applied"
+    text = f"{factor:.3g} from SURE, {applied}; {found[OTHER]:.2g} if the noise is 2 % stronger"
+    said = {"method": "bootstrap", **draws, **found, "calibrate": calibrate}
+    titled = {"long_name": "standard deviation of the error", "posterior": said}
     deviation = OutputArray(place, replace(layout, attributes=titled), redone.grid, job.output.overwrite, "output.std")
     run = replace(decided.run, memory_per_worker=job.run.memory_per_worker)
+    need, more = planned.needs[0], BYTES * redone.grid.middle.window.size
     return replace(
         planned,
         computing=replace(planned.computing, job=replace(job, run=run)),
         work=replace(work, task=redone, tuned=None, also=(deviation,)),
         identity=planned.identity | {"posterior": said | {"level": level.values.tolist()}},
-        needs=(_need(redone, planned.needs[0]),),
+        needs=(replace(need, parts={**need.parts, "the noise": more}, remedy="", smaller=SMALLER),),
         smaller=SMALLER,
         figures={**planned.figures, **draws, "std": job.output.std, "calibration": text},
     )
@@ -91,12 +102,11 @@ def _checked(job: Denoising, task: AnyDenoiseTask) -> DenoiseTask:
     return task
 
 
-def _level(job: Denoising, task: DenoiseTask) -> PlaneValues:
+def _level(job: Denoising, task: DenoiseTask, is_given: bool) -> PlaneValues:
     """Return the noise level of each plane, in the units of the file; refuse noise that is not known, or correlated."""
     roles = replace(task.roles, channel=None)
-    known = known_level(job, task)
-    whole = PlaneValues(np.full((1,) * len(roles.axes), known))
-    if known or has_noise_map(task) or job.noise.gain != "auto":
+    whole = PlaneValues(np.full((1,) * len(roles.axes), known_level(job, task)))
+    if is_given:
         return whole
     holes = task.holes.value if task.holes else None
     view = measured(task.source, holes, task.sides.get("mask"), roles.spatial, len(roles.axes))
@@ -115,10 +125,11 @@ def _level(job: Denoising, task: DenoiseTask) -> PlaneValues:
         raise InputError(f"no noise is seen in {job.input.path}, and an error needs it. {instead}.") from None
 
 
-def _calibrated(task: BootstrapTask, request: PlanRequest) -> float:
+def _calibrated(task: BootstrapTask, request: PlanRequest) -> dict[str, float]:
     """Return the factor by which the mean square of the deviation is the squared error that SURE estimates, on a few squares."""
     with report_if_slow(request.report, "calibrating the error map"), torch_threads():
-        stages, totals = replace(task, count=min(task.count, DRAWS)).stages(), np.zeros(2)
+        task = replace(task, device="cpu", precision="float32", count=min(task.count, DRAWS))
+        stages, totals = task.stages(), np.zeros(3)
         for region in sample_regions(task.grid.shape, PLACES, task.roles.spatial[-2:], EDGE):
             crop = DenoisedPlace(
                 task, dict(zip(task.roles.axes, zip(region.start, region.stop, strict=True), strict=True))
@@ -130,18 +141,14 @@ def _calibrated(task: BootstrapTask, request: PlanRequest) -> float:
             if np.isfinite(variance).any():
                 risk = unbiased_risk(noisy, noise, crop.denoise) * np.nanmean(variance)
                 block = Block(0, (0,) * len(region.start), crop.region, task.grid.window_of(crop.region))
-                _, _, deviation = stages.compute(block, stages.read(block), Receipt())
-                square = np.nanmean(np.square(crop.view(task.roles.restore(deviation))))
-                totals += np.isfinite(variance).sum() * np.array([risk, square])
-    if not min(totals) > 0:
+                _, denoised, deviation = stages.compute(block, stages.read(block), Receipt())
+                after, spread = (crop.view(task.roles.restore(part)) for part in (denoised, deviation))
+                parts = [risk, np.nanmean(np.square(spread)), np.nanmean(np.square(after - noisy))]
+                totals += np.isfinite(variance).sum() * np.array(parts)
+    if not min(totals[:2]) > 0:
         raise InputError(
             "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. Write a weaker denoiser, or job: denoise."
         )
-    return float(math.sqrt(totals[0] / totals[1]))
-
-
-def _need(redone: BootstrapTask, need: Need) -> Need:
-    """Return the memory of a worker during a block: that of a denoising job, and further images."""
-    return replace(
-        need, parts={**need.parts, "the noise": BYTES * redone.grid.middle.window.size}, remedy="", smaller=SMALLER
-    )
+    error, spread, taken = totals.tolist()
+    stronger = error + MORE * (error - taken)  # SURE is linear in the variance of the noise
+    return {FACTOR: math.sqrt(error / spread), OTHER: math.sqrt(max(stronger, 0) / spread)}

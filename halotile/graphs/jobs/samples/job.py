@@ -189,7 +189,7 @@ RULES = (*OPERATOR_RULES[1:], _gaussian, _maps)
 
 def title(job: Sampling) -> str:
     """Describe a job in a few words."""
-    if job.input:
+    if job.input and job.denoiser:
         return f"{job.denoiser.name} from {job.input.path} to {job.output.path}, with its error"
     return f"mean and standard deviation from {counted(len(job.operators), 'operator')} to {job.output.path}"
 
