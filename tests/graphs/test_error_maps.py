@@ -259,9 +259,12 @@ def test_noise_that_is_not_known_is_refused_in_words(tmp_path: Path) -> None:
 
 OPERATOR = MeasuredOperator(name="mask", data="y.zarr", options={"mask": "m.npy"})
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"operators": (OPERATOR,)}, "operators, or input and denoiser: one is missing, or both are there"),
-    ({"denoiser": None}, "one is missing"),
-    ({"input": None}, "one is missing"),
+    (
+        {"operators": (OPERATOR,)},
+        "job: samples has operators and input and denoiser. Write operators, .* or input and denoiser",
+    ),
+    ({"denoiser": None}, "job: samples has input. Write"),
+    ({"input": None}, "job: samples has denoiser. Write"),
     (
         {"posterior": PosteriorOptions(method="blocks")},
         "posterior.method is for operators, and this job has a denoiser",

@@ -142,8 +142,8 @@ def _calibrated(task: BootstrapTask, request: PlanRequest) -> dict[str, float]:
                 risk = unbiased_risk(noisy, noise, crop.denoise) * np.nanmean(variance)
                 block = Block(0, (0,) * len(region.start), crop.region, task.grid.window_of(crop.region))
                 _, denoised, deviation = stages.compute(block, stages.read(block), Receipt())
-                after, spread = (crop.view(task.roles.restore(part)) for part in (denoised, deviation))
-                parts = [risk, np.nanmean(np.square(spread)), np.nanmean(np.square(after - noisy))]
+                after, wide = (crop.view(task.roles.restore(part)) for part in (denoised, deviation))
+                parts = [risk, np.nanmean(np.square(wide)), np.nanmean(np.square(after - noisy))]
                 totals += np.isfinite(variance).sum() * np.array(parts)
     if not min(totals[:2]) > 0:
         raise InputError(

@@ -107,9 +107,10 @@ class Sampling(TiledJob):
 
     def __post_init__(self) -> None:
         """Refuse operators beside a denoiser, neither of them, and what is for the other one."""
-        if bool(self.operators) == bool(self.input) or bool(self.input) != (self.denoiser is not None):
+        given = [key for key in ("operators", "input", "denoiser") if getattr(self, key)]
+        if given not in (["operators"], ["input", "denoiser"]):
             raise ConfigError(
-                "job: samples has operators, or input and denoiser: one is missing, or both are there. Write what was measured, or the image and its denoiser."
+                f"job: samples has {' and '.join(given) or 'no operators'}. Write operators, for what was measured, or input and denoiser, for the error of that."
             )
         if self.input and (is_pattern(self.input.path) or not self.output.std):
             raise ConfigError(
