@@ -65,16 +65,15 @@ def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned
     draws: dict[str, Any] = {"count": options.count, "seed": options.seed}
     redone = BootstrapTask(**vars(task), deviation=ShardWriter(place, layout), level=level, **draws)
     found = {key: known[key] for key in (FACTOR, OTHER)} if known else _calibrated(redone, request)
-    calibrate, factor = "none" if options.calibrate == "none" else "sure", found[FACTOR]
+    factor, is_applied = found[FACTOR], options.calibrate != "none"
     if not is_given and factor < LEAST:
         raise InputError(
             f"SURE gives a factor of {factor:.2g} for the error map, so the noise that was estimated is probably too strong. "
             "Write the noise that you know: noise.read_sigma, or noise.gain and offset for photons."
         )
-    redone = replace(redone, factor=factor if calibrate == "sure" else 1.0)
-    applied = "applied" if calibrate == "sure" else "not applied"
-    text = f"{factor:.3g} from SURE, {applied}; {found[OTHER]:.2g} if the noise is 2 % stronger"
-    said = {"method": "bootstrap", **draws, **found, "calibrate": calibrate}
+    redone = replace(redone, factor=factor if is_applied else 1.0)
+    text = f"{factor:.3g} from SURE, {'' if is_applied else 'not '}applied; {found[OTHER]:.2g} if the noise is 2 % stronger"
+    said = {"method": "bootstrap", **draws, **found, "calibrate": "sure" if is_applied else "none"}
     titled = {"long_name": "standard deviation of the error", "posterior": said}
     deviation = OutputArray(place, replace(layout, attributes=titled), redone.grid, job.output.overwrite, "output.std")
     run = replace(decided.run, memory_per_worker=job.run.memory_per_worker)
@@ -147,7 +146,7 @@ def _calibrated(task: BootstrapTask, request: PlanRequest) -> dict[str, float]:
                 totals += np.isfinite(variance).sum() * np.array(parts)
     if not min(totals[:2]) > 0:
         raise InputError(
-            "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. Write a weaker denoiser, or job: denoise."
+            "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. Write the noise as noise.read_sigma if it is estimated, a weaker denoiser, or job: denoise."
         )
     error, spread, taken = totals.tolist()
     stronger = error + MORE * (error - taken)  # SURE is linear in the variance of the noise

@@ -165,24 +165,24 @@ def _gaussian(fidelity: FidelityChoice, prior: FieldPrior) -> Faults:
 
 def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions, input: Input | None) -> Faults:  # noqa: A002 - the name of the section
     yield from check_sizes(output, tile, 1)
-    for key in () if input else ("size", "depth", "boundary", "batch", "axes"):
-        if getattr(tile, key) != "auto":
-            yield (
-                ("tile", key),
-                "is for denoisers, and blocks of samples have a halo: leave it out, or write posterior.halo",
-            )
-    if (output.samples or (output.std and not input)) and np.dtype(
-        np.float32 if output.dtype == "auto" else output.dtype
-    ).kind != "f":
-        yield (
-            ("output", "dtype"),
-            f"{output.dtype} holds whole numbers, and standard deviations and draws are fractions; write float32 or auto",
-        )
     wanted = ("std" if output.std else "") or ("samples" if output.samples else "")
     if wanted and not posterior.count:
         yield ("posterior", "count"), f"is 0, and output.{wanted} needs draws; write 16"
     if output.std and (input or posterior.estimator == "samples") and posterior.count == 1:
         yield ("posterior", "count"), "is 1: one draw gives no standard deviation; write 16"
+    if input:
+        return
+    for key in ("size", "depth", "boundary", "batch", "axes"):
+        if getattr(tile, key) != "auto":
+            yield (
+                ("tile", key),
+                "is for denoisers, and blocks of samples have a halo: leave it out, or write posterior.halo",
+            )
+    if (output.std or output.samples) and np.dtype(np.float32 if output.dtype == "auto" else output.dtype).kind != "f":
+        yield (
+            ("output", "dtype"),
+            f"{output.dtype} holds whole numbers, and standard deviations and draws are fractions; write float32 or auto",
+        )
 
 
 RULES = (*OPERATOR_RULES[1:], _gaussian, _maps)
