@@ -248,8 +248,10 @@ def status_rows(status: RunStatus) -> list[Row]:
     ]
     with suppress(DamagedData):
         summary = (RunDirectory(status.directory).read_plan() or {}).get("summary", {})
-        texts = summary.get("noise", "").splitlines()
+        noise = summary.get("noise", "")
+        texts = noise.splitlines() if isinstance(noise, str) else noise  # of several measurements
         rows += zip(["noise", *[""] * len(texts)], texts, strict=False)
+        rows += [("calibration", summary["calibration"])] if "calibration" in summary else []
     if not status.over and progress.phase == "start":
         rows.append(("phase", "start: the workers are not ready yet"))
     if progress.total:

@@ -190,3 +190,26 @@ class PlaneValues:
         values = np.zeros((*self.shape[:axis], length, *self.shape[axis + 1 :]), self.dtype)
         np.moveaxis(values, axis, 0)[list(numbers)] = np.moveaxis(self.values, axis, 0)
         return PlaneValues(values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replaced(Viewed):
+    """An array with other pixels in a region."""
+
+    region: Region
+    pixels: Pixels
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of the other pixels."""
+        return self.pixels.dtype
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``; those of the array are read only where it is larger."""
+        common = region.clip(self.region)
+        others = self.pixels[common.relative_to(self.region).slices]
+        if common == region:
+            return others.copy()
+        pixels = self.source.read(region).astype(self.dtype)
+        pixels[common.relative_to(region).slices] = others
+        return pixels

@@ -8,22 +8,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Block, Grid, Region
 from halotile.storage.rim import Pixels, Readable, Rim, read_window, source_positions
 from halotile.storage.sharded.levels import avoid_value
-from halotile.storage.sharded.output import ShardWriter, to_dtype
-from halotile.storage.views import PlaneValues
+from halotile.storage.sharded.output import ShardWriter, WrittenBlock, to_dtype
+from halotile.storage.views import PlaneValues, axes_of_side, side_at
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
 from halotile.tasks.devices.device import Device, all_finite, unless_lost
 from halotile.tasks.devices.gpu import open_device
 from halotile.tasks.holes import Holes, Valid, fill_from_nearest
 from halotile.tasks.image_task import keep_on_gpus
 from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, Tiling
 from halotile.tasks.noise.defects import Defects, Places, Repaired
+from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.stripes import WithoutStripes
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.probe import check_purity
@@ -141,6 +143,25 @@ class DenoiseTask:
         if self.defects is None:
             return self.source
         return Repaired(self.source, self.roles.spatial, self.holes, self.sides.get("mask"), self.defects)
+
+
+def has_noise_map(task: DenoiseTask) -> bool:
+    """True where a job has a noise level for each pixel."""
+    return "sigma" in task.sides and not isinstance(task.sides["sigma"], PlaneValues)
+
+
+def noise_at(task: DenoiseTask, region: Region, level: ArrayLike) -> PhotonNoise:
+    """The noise at a region in the units of the file: that of photons, or the map of the job, NaN where it is 0, or else of a level."""
+    if "gain" in task.sides:
+        return PhotonNoise.of(*(task.sides[name].read(region).astype(np.float64) for name in ("gain", "variance")))
+    if isinstance(task.denoiser, PhotonDenoiser):
+        return task.denoiser.noise
+    sigma = np.asarray(level)
+    if has_noise_map(task):
+        side, (low, high) = task.sides["sigma"], task.tiling.range or (0.0, 1.0)
+        sigma = side_at(side, axes_of_side(side, task.roles.spatial, len(region.start)), region).astype(np.float64)
+        sigma *= high - low
+    return PhotonNoise(np.zeros(()), np.zeros(()), np.where(sigma > 0, sigma, np.nan))
 
 
 @dataclass(frozen=True)
@@ -283,9 +304,10 @@ class DenoiseStages:
     def write(self, block: Block, result: CoreImage, receipt: Receipt) -> None:
         with unless_lost(self.tiles.device), result.computed.borrowed() as pixels:
             receipt.compute_seconds += result.computed.seconds
-            self._write(block, result, pixels, receipt)
+            receipt.enter(block.number, [self.written(block, pixels, result, receipt)])
 
-    def _write(self, block: Block, result: CoreImage, pixels: Pixels, receipt: Receipt) -> None:
+    def written(self, block: Block, pixels: Pixels, result: CoreImage, receipt: Receipt) -> WrittenBlock:
+        """Write the computed pixels of a core."""
         task, roles = self.task, self.task.roles
         nodata = task.writer.layout.nodata
         are_kept = task.defects is not None and task.defects.are_kept
@@ -307,7 +329,7 @@ class DenoiseStages:
         if result.not_finite is not None:
             receipt.not_finite += result.not_finite
             receipt.spoiled += int(np.count_nonzero(~np.isfinite(pixels)))
-        receipt.enter(block.number, [task.writer.write(region, roles.restore(pixels))])
+        return task.writer.write(region, roles.restore(pixels))
 
     def finish(self, receipt: Receipt) -> None:
         with unless_lost(self.tiles.device):

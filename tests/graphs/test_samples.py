@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import halotile
+from halotile.cli.status import find_run, read_status, status_rows
 from halotile.errors import ConfigError, DiskRefused, HalotileError, InputError, ResumeRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
@@ -30,7 +31,7 @@ from halotile.graphs.jobs.reconstruct.job import FidelityChoice
 from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOperator, PosteriorOptions, Sampling
 from halotile.graphs.jobs.samples.plan import cell_of
 from halotile.graphs.kinds.base import OutputArray
-from halotile.graphs.kinds.sections import Cluster, Run, Tile
+from halotile.graphs.kinds.sections import Cluster, Job, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
@@ -101,7 +102,7 @@ def job_in(folder: Path, parts: Mapping[str, Mapping[str, Any]] | None = None, *
     return replace(job, **changes)
 
 
-def computed(job: Sampling) -> tuple[Pixels, ...]:
+def computed(job: Job) -> tuple[Pixels, ...]:
     """Every image of a job, in this process."""
     plan = make_plan(job)
     for output in plan.outputs:
@@ -254,6 +255,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder: Path, tmp_path: Path, who
         assert process.wait(120) == 0, process.communicate()[1]
     assert same((read_zarr(tmp_path / "mean.zarr"), read_zarr(tmp_path / "std.zarr")), whole[:2])
     assert verify(tmp_path / "mean.zarr").problems == verify(tmp_path / "std.zarr").problems == ()
+    assert ("noise", f"{SIGMA:g}") in status_rows(read_status(find_run(str(tmp_path / "mean.zarr"))))
     others: list[tuple[dict[str, Any], str]] = [
         ({"posterior": {"seed": 1}}, r"posterior\.seed was 0, is 1"),
         ({"prior": {"std": 0.7}}, r"prior\.std was 0\.5, is 0\.7"),

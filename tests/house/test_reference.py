@@ -33,7 +33,7 @@ SHARED = {
     "reconstruct": ("output", "tile", "run", "cluster"),
     "simulate": ("run", "cluster"),
     "ptychography": ("run", "cluster"),
-    "samples": ("tile", "run", "cluster"),
+    "samples": ("input", "denoiser", "noise", "tile", "run", "cluster"),
     "train": ("input", "run", "cluster"),
 }
 """Sections that are those of a denoising job."""

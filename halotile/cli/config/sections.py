@@ -489,7 +489,7 @@ class _Check:
         known_parts = dict(built)
         for name, schema in self.kind.sections.items():
             if self.tree.get(self.written[name]) is None and not self.kind.requires(name):
-                known_parts[name] = schema()
+                known_parts[name] = None if getattr(self.kind.schema, name, 0) is None else schema()
         if known_parts.pop("denoiser", None) is not None and self.denoiser is not None:
             known_parts["denoiser"] = self.denoiser
         for (part, *rest), message in apply_rules(rules_of(self.job) if self.job else OF_CLUSTERS, known_parts).items():

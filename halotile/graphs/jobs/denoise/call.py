@@ -110,22 +110,7 @@ def denoise(
     >>> import halotile
     >>> halotile.denoise("noisy.zarr", "clean.zarr", "tv", strength=1.0, sigma="auto")  # doctest: +SKIP
     """
-    choice: DenoiserChoice | GivenFunction
-    if isinstance(denoiser, Mapping):
-        options = {**denoiser, **options}
-        denoiser = options.pop("name", None)
-    if isinstance(denoiser, str):
-        if isinstance(options.get("weights"), str | os.PathLike):
-            options["weights"] = _path("weights", options["weights"])
-        choice = DenoiserChoice(name=denoiser, options=options)
-    elif not callable(denoiser):
-        raise ConfigError(
-            f"denoiser is {shown(denoiser)}: that is neither a name nor a function. Write a name such as 'tv'."
-        )
-    elif depth is None:
-        raise ConfigError("a function needs depth: how far, in pixels, it looks. Write depth=8, say.")
-    else:
-        choice = GivenFunction(call=partial(denoiser, **options) if options else denoiser, depth=depth)
+    choice = denoiser_of(denoiser, depth, options)
     others = channels if isinstance(channels, Mapping) else {}
     if wrong := [name for name, other in others.items() if not isinstance(other, Mapping) or "name" not in other]:
         raise ConfigError(
@@ -151,6 +136,24 @@ def denoise(
         ),
     )
     return run_call(job, cluster, fresh=fresh, observer=observer)
+
+
+def denoiser_of(denoiser: Any, depth: int | None, options: dict[str, Any]) -> DenoiserChoice | GivenFunction:
+    """Return the denoiser that a name, a mapping or a function describes."""
+    if isinstance(denoiser, Mapping):
+        options = {**denoiser, **options}
+        denoiser = options.pop("name", None)
+    if isinstance(denoiser, str):
+        if isinstance(options.get("weights"), str | os.PathLike):
+            options["weights"] = _path("weights", options["weights"])
+        return DenoiserChoice(name=denoiser, options=options)
+    if not callable(denoiser):
+        raise ConfigError(
+            f"denoiser is {shown(denoiser)}: that is neither a name nor a function. Write a name such as 'tv'."
+        )
+    if depth is None:
+        raise ConfigError("a function needs depth: how far, in pixels, it looks. Write depth=8, say.")
+    return GivenFunction(call=partial(denoiser, **options) if options else denoiser, depth=depth)
 
 
 def _path(argument: str, path: Any) -> str:

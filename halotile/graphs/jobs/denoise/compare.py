@@ -15,7 +15,7 @@ from halotile.errors import ConfigError, HalotileError, InputError, InputUnreada
 from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
-from halotile.graphs.jobs.denoise.place import DenoisedPlace, Spans, has_noise_map
+from halotile.graphs.jobs.denoise.place import DenoisedPlace, Spans
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Job
 from halotile.graphs.plans.choices import choices_of_channels
 from halotile.graphs.plans.make import make_plan
@@ -26,7 +26,7 @@ from halotile.storage.images.planes import MOST_CHANNELS, channel_names, choose_
 from halotile.storage.rim import Array, Readable
 from halotile.storage.sharded.ome_metadata import shown_colours
 from halotile.storage.views import measured, readable_parts
-from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask, has_noise_map
 from halotile.tasks.denoisers.base import Leveled
 from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
 from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_regions, sample_regions
@@ -219,7 +219,7 @@ def compare(
             sources.append(source)
     if not tasks:
         raise _none_left(failed)
-    levels = {known for setting, task in tasks.items() if (known := _known_level(jobs[setting], task.parts[0]))}
+    levels = {known for setting, task in tasks.items() if (known := known_level(jobs[setting], task.parts[0]))}
     level = levels.pop() if len(levels) == 1 else 0.0  # else the level is what is tried
     own: Setting | None = None
     with _noted({}, ()):
@@ -254,7 +254,7 @@ def compare(
     )
 
 
-def _known_level(job: Any, task: DenoiseTask) -> float:
+def known_level(job: Any, task: DenoiseTask) -> float:
     """Return the noise level that a job has, in the units of the file; 0 where it has none."""
     options = getattr(job.denoiser, "options", None) or {"sigma": getattr(job.denoiser, "sigma", None)}
     given, (low, high) = options.get("sigma"), task.tiling.range or (0.0, 1.0)

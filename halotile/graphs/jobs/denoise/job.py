@@ -134,6 +134,7 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("output", str(figures["output"])),
         ("", f"{shape_text(figures['output_shape'])} {figures['output_dtype']}, pixel size {figures['pixel_size']}"),
         ("denoiser", f"{figures['denoiser']}, {device_text(figures)}"),
+        *((key, str(figures[key])) for key in ("std", "calibration") if key in figures),
         *(("", f"{', '.join(part['channels'])}: {part['setting']}") for part in figures.get("channels", ())),
         ("", ""),
         *output_rows(figures),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shift_warning
-from halotile.graphs.jobs.denoise.place import DenoisedPlace, noise_at
+from halotile.graphs.jobs.denoise.place import DenoisedPlace
 from halotile.graphs.jobs.denoise.stripes import PHASE as STRIPES
 from halotile.graphs.jobs.denoise.stripes import Striped, corrections_pass, grid_of, with_kept
 from halotile.graphs.kinds.base import (
@@ -33,7 +33,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import readable_parts
-from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask, noise_at
 from halotile.tasks.holes import measured_at
 from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions, spread_evenly
 from halotile.tasks.noise.photon_noise import PhotonNoise
@@ -229,16 +229,17 @@ class DenoiseWork(Work):
     task: AnyDenoiseTask
     tuned: Tuned | None = None
     striped: Striped = NO_STRIPES
+    also: tuple[OutputArray, ...] = ()  # further images of the same blocks
 
     @property
     def outputs(self) -> tuple[OutputArray, ...]:
-        """The denoised image."""
-        return (self.output,)
+        """The denoised image, and further ones."""
+        return (self.output, *self.also)
 
     @property
     def passes(self) -> tuple[PassCount, ...]:
         """One pass over every block; before it, one over the lines where stripes are removed."""
-        denoised = PassCount(PHASE, self.task.grid)
+        denoised = PassCount(PHASE, self.task.grid, len(self.outputs))
         return (PassCount(STRIPES, grid_of(self._lines)), denoised) if self._lines else (denoised,)
 
     @property
@@ -271,6 +272,7 @@ class DenoiseWork(Work):
             self.output,
             task_seconds=None if main.device == "cpu" else GPU_TASK_SECONDS,
             seconds_per_block=self.tuned.seconds_per_block if self.tuned else None,
+            also=self.also,
         )
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from halotile.storage.grid import Block, Region
 from halotile.storage.rim import Array, Pixels
 from halotile.storage.sharded.output import ShardWriter, WrittenBlock, to_dtype
-from halotile.storage.views import PlaneValues, Viewed, axes_of_side, side_at
+from halotile.storage.views import Replaced
 from halotile.tasks.block import Receipt
-from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseStages, DenoiseTask
-from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseStages, DenoiseTask, noise_at
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.holes import measured_at
 from halotile.tasks.noise.photon_noise import PhotonNoise
@@ -59,7 +58,7 @@ class DenoisedPlace:
         pixels = self._pixels.astype(np.result_type(self._pixels.dtype, np.float32))
         shown, kept = self.view(pixels), self.view(self._measured)
         shown[kept] = image[kept]
-        task = replace(self.task, source=_Replaced(self.task.source, self.region, pixels))
+        task = replace(self.task, source=Replaced(self.task.source, self.region, pixels))
         return np.where(kept, self.view(self._run(task, "float64")), np.nan)
 
     def view(self, pixels: Array) -> Array:
@@ -73,7 +72,7 @@ class DenoisedPlace:
         takes_all = self.task.roles.channel is not None and "c" in self.place
         return view[slice(*self.place["c"])] if takes_all and len(view) > 1 else view
 
-    def noise(self, level: float) -> PhotonNoise:
+    def noise(self, level: ArrayLike) -> PhotonNoise:
         """The noise of the place, of shapes that broadcast to its images."""
         found = noise_at(self.task, self.region, level)
         parts = (found.gain, found.offset, found.read_sigma)
@@ -107,25 +106,6 @@ class DenoisedPlace:
         return kept.written[0]
 
 
-def has_noise_map(task: DenoiseTask) -> bool:
-    """True where a job has a noise level for each pixel."""
-    return "sigma" in task.sides and not isinstance(task.sides["sigma"], PlaneValues)
-
-
-def noise_at(task: DenoiseTask, region: Region, level: float) -> PhotonNoise:
-    """The noise at a region in the units of the file: that of photons, or the map of the job, NaN where it is 0, or else of one level."""
-    if "gain" in task.sides:
-        return PhotonNoise.of(*(task.sides[name].read(region).astype(np.float64) for name in ("gain", "variance")))
-    if isinstance(task.denoiser, PhotonDenoiser):
-        return task.denoiser.noise
-    sigma = np.asarray(level)
-    if has_noise_map(task):
-        side, (low, high) = task.sides["sigma"], task.tiling.range or (0.0, 1.0)
-        sigma = side_at(side, axes_of_side(side, task.roles.spatial, len(region.start)), region).astype(np.float64)
-        sigma *= high - low
-    return PhotonNoise(np.zeros(()), np.zeros(()), np.where(sigma > 0, sigma, np.nan))
-
-
 def region_of(roles: Roles, shape: tuple[int, ...], place: Spans) -> Region:
     """The region of an image at a place, with all channels where the denoiser takes them together.
 
@@ -145,21 +125,3 @@ class _KeptRegion(ShardWriter):
     def write(self, region: Region, pixels: Array) -> WrittenBlock:
         self.written.append(to_dtype(pixels, self.layout.dtype))
         return WrittenBlock(0, b"")
-
-
-@dataclass(frozen=True)
-class _Replaced(Viewed):
-    """An image with other pixels in a region."""
-
-    region: Region
-    pixels: Pixels
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.pixels.dtype
-
-    def read(self, region: Region) -> Pixels:
-        common = region.clip(self.region)
-        pixels = self.source.read(region).astype(self.dtype)
-        pixels[common.relative_to(region).slices] = self.pixels[common.relative_to(self.region).slices]
-        return pixels

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from distributed import Client
 
+from halotile.graphs.jobs.denoise.call import denoiser_of
+from halotile.graphs.jobs.denoise.job import NoiseModel
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOperator, PosteriorOptions, Sampling
-from halotile.graphs.kinds.sections import Run
-from halotile.graphs.rules.arguments import Words, section
+from halotile.graphs.kinds.sections import Input, Run, Tile
+from halotile.graphs.rules.arguments import Words, section, whole_path
 from halotile.graphs.runs.driver import run_call
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.watching.progress import Observer
@@ -20,12 +22,15 @@ from halotile.tasks.options import Auto
 
 
 def samples(
-    measurements: Sequence[OperatorChoice],
+    measurements: Sequence[OperatorChoice] | str | Path,
     output: str | Path,
     *,
     std: str | Path | None = None,
     draws: str | Path | None = None,
     prior: str | Words = "matern",
+    denoiser: str | Mapping[str, Any] | Callable[..., Any] | None = None,
+    depth: int | None = None,
+    noise: str | Words = "gaussian",
     posterior: Words | None = None,
     shape: tuple[int, ...] | None = None,
     workers: int | Auto = "auto",
@@ -35,15 +40,15 @@ def samples(
     fresh: bool = False,
     observer: Observer | None = None,
 ) -> Outcome:
-    """Compute mean and standard deviation of an image, given its measurements and a prior, from disk to disk.
+    """Compute mean and standard deviation of an image, given its measurements and a prior, from disk to disk; or a denoised image and that of its error.
 
-    Noise and prior are Gaussian. The draws behind the standard deviation depend on the seed and the place of each pixel: the
+    With a prior, noise and prior are Gaussian. With a denoiser, each block is denoised again on redrawn noise. The draws behind the standard deviation depend on the seed and the place of each pixel: the
     result has the same bits for any number of workers. After an interruption, the same call resumes the run.
 
     Parameters
     ----------
-    measurements : sequence of OperatorChoice
-        The measurements, each from :func:`halotile.measurement`. Its ``noise_sigma`` is a number; the path of an image
+    measurements : sequence of OperatorChoice, or path
+        With a denoiser, the path of the noisy image. Else the measurements, each from :func:`halotile.measurement`. Its ``noise_sigma`` is a number; the path of an image
         of the measurement's shape, with the standard deviation of each pixel and 0 or NaN where nothing was measured; or
         ``"auto"``, the default: estimated.
     output : path
@@ -54,6 +59,8 @@ def samples(
         Zarrs to write: the draws, with a number after the name: ``draws.zarr`` becomes ``draws-000.zarr``, and so on.
     prior : str or mapping
         Prior of the image: ``{"name": "matern", "std": 0.5, "range": 12.0, "mean": 1.0}``, each ``"auto"`` by default.
+    denoiser, depth, noise
+        As of :func:`halotile.denoise`; options of the denoiser stand in a mapping with its name, such as ``{"name": "tv", "strength": 0.5}``.
     posterior : mapping, optional
         Section ``posterior`` of a job file, such as ``{"count": 16, "tol": 1e-2}``.
     shape : tuple of int, optional
@@ -94,9 +101,13 @@ def samples(
     Traceback (most recent call last):
     halotile.errors.ConfigError: prior.name: tv, which leaves no Gaussian posterior; write matern
     >>> halotile.samples([seen], "mean.zarr", std="std.zarr", posterior={"count": 32})  # doctest: +SKIP
+    >>> halotile.samples("noisy.zarr", "clean.zarr", std="std.zarr", denoiser="median")  # doctest: +SKIP
     """
     mean, deviation, drawn = (None if p is None else os.path.expanduser(os.fspath(p)) for p in (output, std, draws))
     assert mean is not None
+    given: dict[str, Any] = {} if denoiser is None else {"denoiser": denoiser_of(denoiser, depth, {})}
+    if isinstance(measurements, str | os.PathLike):
+        given["input"], measurements = Input(path=whole_path("measurements", measurements)), ()
     levels: list[tuple[OperatorChoice, Any]] = [(each, each.noise_sigma) for each in measurements]
     job = Sampling(
         output=MapOutput(path=mean, overwrite=overwrite, std=deviation, samples=drawn),
@@ -108,6 +119,9 @@ def samples(
         ),
         prior=section("prior", FieldPrior, prior),
         posterior=section("posterior", PosteriorOptions, posterior or {}),
+        noise=section("noise", NoiseModel, noise, "model"),
+        tile=Tile(depth="auto" if depth is None else depth),
+        **given,
         shape="auto" if shape is None else tuple(shape),
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
     )

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted, shape_text
+from halotile.graphs.jobs.denoise import job as denoise
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice
 from halotile.graphs.jobs.reconstruct.rules import CHECKS as RECONSTRUCTION
 from halotile.graphs.jobs.reconstruct.rules import OPERATOR_RULES, NoiseLevel
 from halotile.graphs.kinds.base import Check, Figures, Row
-from halotile.graphs.kinds.sections import Output, Tile, TiledJob
+from halotile.graphs.kinds.patterns import is_pattern
+from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Tile, TiledJob
 from halotile.graphs.plans.rows import cost_rows, output_rows
 from halotile.graphs.rules.combinations import Faults, check_sizes
 from halotile.graphs.rules.values import Above, AtLeast
+from halotile.graphs.words import shown
 from halotile.tasks.options import Auto, OwnPath, ReadPath
 
 
@@ -50,8 +55,8 @@ class MapOutput(Output):
 class PosteriorOptions:
     """The posterior distribution, and its draws."""
 
-    method: Literal["auto", "blocks"] = "auto"
-    """blocks: each block is solved on itself with a halo."""
+    method: Literal["auto", "blocks", "bootstrap"] = "auto"
+    """blocks: each block is solved on itself with a halo. bootstrap: the error of a denoiser, from denoising again on redrawn noise. auto: as there are operators or a denoiser."""
     count: int = 16
     """Draws that the standard deviation comes from; 0: the mean alone."""
     seed: int = 0
@@ -61,7 +66,22 @@ class PosteriorOptions:
     halo: int | Auto = "auto"
     """blocks: pixels around each block that it is solved with; auto: as many as the tolerance needs, by a trial."""
     estimator: Literal["rao-blackwell", "samples"] = "rao-blackwell"
-    """samples: the mean of squares of the draws. rao-blackwell: the variance of a pixel among known ones, and the draws for the rest, with less error."""
+    """blocks: samples: the mean of squares of the draws. rao-blackwell: the variance of a pixel among known ones, and the draws for the rest, with less error."""
+    calibrate: Literal["auto", "sure", "none"] = "auto"
+    """bootstrap: sure: multiply the standard deviation by one factor, so that its mean square is the error that SURE estimates; none: only report it. auto: sure."""
+
+
+OF_BOOTSTRAP = {
+    "posterior.method": ("auto", "blocks"),
+    "posterior.calibrate": ("auto",),
+    "noise": (denoise.NoiseModel(),),
+}
+OF_BLOCKS = {
+    **{"posterior.method": ("auto", "bootstrap"), "posterior.tol": (1e-2,), "posterior.halo": ("auto",)},
+    **{"posterior.estimator": ("rao-blackwell",), "output.samples": (None,), "shape": ("auto",), "exact": (False,)},
+    **{"prior": (FieldPrior(),), "fidelity": (FidelityChoice(),)},
+}
+"""Keys that are for one method, with the values that they have beside the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +91,12 @@ class Sampling(TiledJob):
     kind: ClassVar[str] = "samples"
 
     output: MapOutput
-    operators: tuple[MeasuredOperator, ...]
+    operators: tuple[MeasuredOperator, ...] = ()
+    input: Input | None = None
+    """The noisy image, for a denoiser in place of operators."""
+    denoiser: DenoiserChoice | Any | None = None
+    """As in a denoising job."""
+    noise: denoise.NoiseModel = field(default_factory=denoise.NoiseModel)
     fidelity: FidelityChoice = field(default_factory=FidelityChoice)
     prior: FieldPrior = field(default_factory=FieldPrior)
     posterior: PosteriorOptions = field(default_factory=PosteriorOptions)
@@ -79,6 +104,23 @@ class Sampling(TiledJob):
     """Shape of the image in pixels; auto: that of the measurements."""
     exact: bool = False
     """Use direct convolutions only."""
+
+    def __post_init__(self) -> None:
+        """Refuse operators beside a denoiser, neither of them, and what is for the other one."""
+        given = [key for key in ("operators", "input", "denoiser") if getattr(self, key)]
+        if given not in (["operators"], ["input", "denoiser"]):
+            raise ConfigError(
+                f"job: samples has {' and '.join(given) or 'no operators'}. Write operators, for what was measured, or input and denoiser, for the error of that."
+            )
+        if self.input and (is_pattern(self.input.path) or not self.output.std):
+            raise ConfigError(
+                f"input.path is {self.input.path}, and output.std {shown(self.output.std)}: a map is of one image. Write both as paths, or job: denoise."
+            )
+        others, ways = OF_BLOCKS if self.input else OF_BOOTSTRAP, ("operators", "a denoiser")
+        for key in (key for key, values in others.items() if attrgetter(key)(self) not in values):
+            raise ConfigError(
+                f"{key} is for {ways[not self.input]}, and this job has {ways[bool(self.input)]}. Leave it out."
+            )
 
     def moved_into(self, folder: str) -> Self:
         """Return the same job with its outputs in a folder."""
@@ -110,6 +152,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("posterior", "seed"): AtLeast(0),
     ("posterior", "tol"): _tolerance,
     ("posterior", "halo"): AtLeast(1),
+    **denoise.CHECKS,
 }
 
 
@@ -120,8 +163,15 @@ def _gaussian(fidelity: FidelityChoice, prior: FieldPrior) -> Faults:
         yield ("fidelity", "name"), f"{fidelity.name}, and draws are of Gaussian noise; write l2"
 
 
-def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions) -> Faults:
+def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions, input: Input | None) -> Faults:  # noqa: A002 - the name of the section
     yield from check_sizes(output, tile, 1)
+    wanted = ("std" if output.std else "") or ("samples" if output.samples else "")
+    if wanted and not posterior.count:
+        yield ("posterior", "count"), f"is 0, and output.{wanted} needs draws; write 16"
+    if output.std and (input or posterior.estimator == "samples") and posterior.count == 1:
+        yield ("posterior", "count"), "is 1: one draw gives no standard deviation; write 16"
+    if input:
+        return
     for key in ("size", "depth", "boundary", "batch", "axes"):
         if getattr(tile, key) != "auto":
             yield (
@@ -133,23 +183,22 @@ def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions) -> Faults:
             ("output", "dtype"),
             f"{output.dtype} holds whole numbers, and standard deviations and draws are fractions; write float32 or auto",
         )
-    wanted = ("std" if output.std else "") or ("samples" if output.samples else "")
-    if wanted and not posterior.count:
-        yield ("posterior", "count"), f"is 0, and output.{wanted} needs draws; write 16"
-    if output.std and posterior.estimator == "samples" and posterior.count == 1:
-        yield ("posterior", "count"), "is 1: one draw gives no standard deviation; write 16"
 
 
-RULES = (*OPERATOR_RULES, _gaussian, _maps)
+RULES = (*OPERATOR_RULES[1:], _gaussian, _maps)
 
 
 def title(job: Sampling) -> str:
     """Describe a job in a few words."""
+    if job.input and job.denoiser:
+        return f"{job.denoiser.name} from {job.input.path} to {job.output.path}, with its error"
     return f"mean and standard deviation from {counted(len(job.operators), 'operator')} to {job.output.path}"
 
 
 def headline(figures: Figures) -> str:
     """Describe a plan in one line."""
+    if "calibration" in figures:
+        return f"{denoise.headline(figures)}, {counted(figures['count'], 'redraw')}, {figures['calibration']}"
     return (
         f"{counted(figures['count'], 'draw')} of {shape_text(figures['shape'])} {figures['dtype']} from "
         f"{counted(len(figures['operators']), 'operator')}, halo {figures['halo']}, {counted(figures['blocks'], 'block')}, "
@@ -159,6 +208,8 @@ def headline(figures: Figures) -> str:
 
 def plan_rows(figures: Figures) -> list[Row]:
     """Return a plan as a table."""
+    if "calibration" in figures:
+        return denoise.plan_rows(figures)
     pairs = zip(figures["operators"], figures["data"], figures["noise"], strict=True)
     lines = [f"{name} of {data}, noise {noise}" for name, data, noise in pairs]
     return [

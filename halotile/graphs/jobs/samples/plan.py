@@ -26,6 +26,7 @@ from halotile.graphs.jobs.reconstruct.measurements import (
     try_adjoints,
     written,
 )
+from halotile.graphs.jobs.samples.bootstrap import plan_bootstrap
 from halotile.graphs.jobs.samples.job import Sampling
 from halotile.graphs.jobs.samples.passes import SampleWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
@@ -81,6 +82,10 @@ TRIED, PLACES = 16, 8
 
 def plan_samples(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
     """Decide every size of a job of samples."""
+    if begun.previous and ("input" in begun.previous["identity"]) != bool(job.input):
+        begun = replace(begun, previous=None)  # of the other method
+    if job.input:
+        return plan_bootstrap(job, begun, request)
     opened = _open(job, begun, request)
     halo, halo_from = _halo(opened, request)
     return _planned(opened, halo, halo_from)

@@ -1,0 +1,299 @@
+"""Maps of the error of a denoiser: as large as the error, the same bits for any blocks, workers and kills; bad input in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import skimage.data
+import zarr
+from numpy.typing import NDArray
+
+import halotile
+from halotile.errors import ConfigError, InputError, ResumeRefused
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
+from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOperator, PosteriorOptions, Sampling
+from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.claim import claim
+from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.verify import verify
+from halotile.tasks.devices.device import torch_threads
+from tests.faults import REPOSITORY, until
+from tests.graphs.test_samples import computed, journalled, same
+from tests.support import read_zarr, work_of
+
+Pixels = NDArray[Any]
+SIGMA = 20.0
+IMAGES: dict[str, Callable[[], Pixels]] = {
+    "camera": lambda: skimage.data.camera()[100:292, 150:342],
+    "coins": lambda: skimage.data.coins()[50:242, 50:242],
+    "moon": lambda: skimage.data.moon()[150:342, 150:342],
+}
+TV = {"name": "tv", "strength": 0.5, "sigma": SIGMA}
+
+
+def scene(folder: Path, name: str = "camera") -> Pixels:
+    """Write an image with noise; return it without."""
+    truth: Pixels = IMAGES[name]().astype(float)
+    noisy = truth + SIGMA * np.random.default_rng(1).standard_normal(truth.shape)
+    zarr.create_array(folder / "y.zarr", data=noisy.astype("float32"), chunks=(64, 64), overwrite=True)
+    return truth
+
+
+def job_in(folder: Path, out: str = "mean", **changes: Any) -> Sampling:
+    """A job of three redraws; ``changes``: values of its sections, or other ones."""
+    mean, std = (str(folder / f"{out}{end}.zarr") for end in ("", "-std"))
+    parts: dict[str, Any] = {
+        "input": {"path": str(folder / "y.zarr")},
+        "output": {"path": mean, "std": std, "shard": 64, "chunk": 64},
+        "posterior": {"count": 3},
+        "tile": {"block": 64},
+    }
+    for name in [name for name in parts if name in changes]:
+        parts[name] |= changes.pop(name)
+    return Sampling(
+        input=Input(**parts["input"]),
+        denoiser=DenoiserChoice.of(changes.pop("denoiser", TV)),
+        output=MapOutput(**parts["output"]),
+        posterior=PosteriorOptions(**parts["posterior"]),
+        tile=Tile(**parts["tile"]),
+        run=Run(workers=1, memory_per_worker="3GiB"),
+        cluster=Cluster(dashboard=False),
+        **changes,
+    )
+
+
+def denoised(job: Sampling) -> Pixels:
+    """The image of the denoising job with these sections."""
+    output = Output(path=job.output.path + "d", shard=64, chunk=64)
+    assert job.input
+    parts: dict[str, Any] = {
+        "input": job.input,
+        "denoiser": job.denoiser,
+        "noise": job.noise,
+        "run": job.run,
+        "cluster": job.cluster,
+    }
+    return computed(Denoising(output=output, **parts))[0]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _as_in_workers() -> Any:
+    with torch_threads():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("error")
+    scene(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> tuple[Pixels, ...]:
+    """Both maps, computed as one block."""
+    return computed(job_in(folder, "whole", tile={"block": 192, "size": 192}))
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_two_standard_deviations_hold_as_many_pixels_as_they_should(tmp_path: Path, name: str) -> None:
+    truth = scene(tmp_path, name)
+    mean, std = computed(job_in(tmp_path, posterior={"count": 16}, tile={"block": 192}))
+    assert 0.93 <= np.mean(np.abs(mean - truth) <= 2 * std) <= 0.97
+
+
+NOISE = NoiseModel(model="poisson-gaussian", gain=2.0, read_sigma=3.0)
+ALIKE: list[dict[str, Any]] = [
+    {},
+    {"denoiser": {"name": "median", "size": 3}, "noise": NoiseModel(read_sigma=SIGMA)},
+    {"denoiser": {"name": "tv", "strength": 1.0, "sigma": "auto"}, "tile": {"boundary": "periodic"}},
+    {"denoiser": {"name": "tv", "strength": 1.0, "sigma": "auto"}, "noise": NOISE},
+    {"input": {"defects": "auto"}},
+]
+
+
+@pytest.mark.parametrize("changes", ALIKE, ids=["tv", "median", "periodic", "photons", "defects"])
+def test_the_image_has_the_bits_of_a_denoising_job_and_no_block_or_tile_changes_a_bit(
+    folder: Path, changes: dict[str, Any]
+) -> None:
+    job = job_in(folder, **changes)
+    tile = changes.get("tile", {})
+    one = computed(job)
+    other = computed(job_in(folder, "b", **changes | {"tile": tile | {"block": 192, "size": 96}}))
+    assert same(one, other)
+    assert np.array_equal(one[0], denoised(replace(job, tile=Tile())) if not tile else one[0])
+    assert (one[1] > 0).mean() > 0.99
+
+
+def test_planes_have_maps_of_their_own(tmp_path: Path) -> None:
+    scene(tmp_path)
+    y = np.asarray(zarr.open_array(tmp_path / "y.zarr")[:])
+    np.save(tmp_path / "two.npy", np.stack([y, 2 * y]))
+    given = {"path": str(tmp_path / "two.npy"), "axes": "cyx"}
+    auto: dict[str, Any] = {"denoiser": {"name": "tv", "strength": 0.5, "sigma": "auto"}, "input": given}
+    plan = make_plan(job_in(tmp_path, **auto))
+    assert work_of(plan).task.level.values.ravel() == pytest.approx([SIGMA, 2 * SIGMA], rel=0.05)
+    std = computed(job_in(tmp_path, **auto))[1]
+    assert std[1].mean() == pytest.approx(2 * std[0].mean(), rel=0.05)
+
+
+@pytest.mark.parametrize("value", [np.nan, -9999.0])
+def test_holes_stay_and_have_no_error(tmp_path: Path, value: float) -> None:
+    scene(tmp_path)
+    y, hole = zarr.open_array(tmp_path / "y.zarr"), (slice(60, 70), slice(100, 120))
+    y[hole] = value
+    y.attrs["missing_value"] = -9999.0
+    job = job_in(tmp_path)
+    mean, std = computed(job)
+    assert np.array_equal(mean, denoised(job), equal_nan=True)
+    assert np.array_equal(mean[hole], np.full((10, 20), value), equal_nan=True)
+    assert np.isnan(std[hole]).all()
+    assert np.isnan(std).sum() == 200
+
+
+def test_workers_and_a_kill_change_no_bit(
+    folder: Path, tmp_path: Path, whole: tuple[Pixels, ...], cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(make_plan(job_in(folder, "two")), cluster=cluster)
+    assert same((read_zarr(folder / "two.zarr"), read_zarr(folder / "two-std.zarr")), whole)
+    written = {
+        "version": 1,
+        "job": "samples",
+        "input": {"path": str(folder / "y.zarr")},
+        "denoiser": TV,
+        "posterior": {"count": 3, "method": "bootstrap", "calibrate": "sure"},
+        "output": {"path": "mean.zarr", "std": "mean-std.zarr", "shard": 64, "chunk": 64},
+        "tile": {"block": 64},
+        "run": {"workers": 1, "memory_per_worker": "3GiB"},
+        "cluster": {"dashboard": False},
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(written))
+    command = [sys.executable, "-m", "halotile", "run", "job.yaml"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    start = partial(subprocess.Popen, command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    with start(start_new_session=True) as process:
+        try:
+            until(lambda: process.poll() is not None or len(journalled(tmp_path, "mean-std.zarr")) >= 2)
+            assert process.poll() is None, process.communicate()[1]
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert 0 < len(journalled(tmp_path, "mean.zarr")) < 9
+    with start() as process:
+        assert process.wait(120) == 0, process.communicate()[1]
+    assert same((read_zarr(tmp_path / "mean.zarr"), read_zarr(tmp_path / "mean-std.zarr")), whole)
+    assert verify(tmp_path / "mean.zarr").problems == verify(tmp_path / "mean-std.zarr").problems == ()
+    status = subprocess.run(
+        [*command[:-2], "status", "mean.zarr"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "from SURE, applied" in status.stdout
+    monkeypatch.setattr("halotile.graphs.jobs.samples.bootstrap._calibrated", None)  # the factor is that of the run
+    output = replace(job_in(folder).output, path=str(tmp_path / "mean.zarr"), std=str(tmp_path / "mean-std.zarr"))
+    np.save(tmp_path / "m.npy", np.ones((192, 192)))
+    mask = MeasuredOperator(name="mask", data=str(folder / "y.zarr"), options={"mask": str(tmp_path / "m.npy")})
+    prior = FieldPrior(options={"std": 50.0, "range": 8.0, "mean": 100.0})
+    others = (job_in(folder, posterior={"calibrate": "none"}), Sampling(operators=(mask,), output=output, prior=prior))
+    for other, words in zip(others, (r'calibrate was "sure", is "none"', r"denoiser was"), strict=True):
+        with pytest.raises(ResumeRefused, match=words), claim(make_plan(replace(other, output=output))):
+            pass
+
+
+def test_the_factor_is_reported_and_left_out_on_request(folder: Path, whole: tuple[Pixels, ...]) -> None:
+    raw = computed(job_in(folder, "raw", posterior={"calibrate": "none"}, tile={"block": 192}))
+    about = zarr.open_array(folder / "raw-std.zarr/0").attrs["posterior"]
+    assert about["calibrate"] == "none"
+    assert zarr.open_array(folder / "whole-std.zarr/0").attrs["posterior"]["factor"] == about["factor"] != 1
+    assert whole[1] == pytest.approx(raw[1] * about["factor"], rel=1e-5)
+    rows = dict(make_plan(job_in(folder)).kind.rows(make_plan(job_in(folder)).summary()))
+    assert rows["calibration"].startswith(f"{about['factor']:.3g} from SURE, applied; ")
+
+
+def test_the_plan_tells_how_much_the_factor_depends_on_the_noise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: dict[str, Any] = {"denoiser": {"name": "median", "size": 3}}
+    plans = (make_plan(job_in(folder, **parts, noise=NoiseModel(read_sigma=k * SIGMA))) for k in (1, 1.02))
+    usual, stronger = (work_of(plan).also[0].layout.attributes["posterior"] for plan in plans)
+    assert stronger["factor"] == pytest.approx(usual["factor_if_noise_is_2_percent_stronger"], rel=0.03)
+    assert stronger["factor"] < 0.98 * usual["factor"]
+    monkeypatch.setattr("halotile.graphs.jobs.samples.bootstrap.LEAST", 10.0)
+    make_plan(job_in(folder))
+    with pytest.raises(InputError, match=r"so the noise that was estimated is probably too strong"):
+        make_plan(job_in(folder, **parts))
+
+
+def test_noise_that_is_not_known_is_refused_in_words(tmp_path: Path) -> None:
+    scene(tmp_path)
+    y = zarr.open_array(tmp_path / "y.zarr")
+    median: dict[str, Any] = {"denoiser": {"name": "median", "size": 3}}
+    pixels = y[:]
+    noise = SIGMA * np.random.default_rng(2).standard_normal(pixels.shape)
+    y[:] = 100 + noise + np.roll(noise, 1, 1)
+    with pytest.raises(InputError, match=r"the noise is correlated, by .* noise.read_sigma"):
+        make_plan(job_in(tmp_path, **median))
+    make_plan(job_in(tmp_path, **median, noise=NoiseModel(read_sigma=SIGMA)))
+    y[:] = np.add.outer(np.arange(192), np.zeros(192))
+    with pytest.raises(InputError, match=r"no noise is seen in .* Write its standard deviation as noise.read_sigma"):
+        make_plan(job_in(tmp_path, **median))
+    y[:] = np.random.default_rng(2).standard_normal(pixels.shape)
+    with pytest.raises(InputError, match=r"SURE sees no error"):
+        make_plan(job_in(tmp_path, denoiser={"name": "tv", "strength": 50.0}, noise=NoiseModel(read_sigma=2.0)))
+
+
+OPERATOR = MeasuredOperator(name="mask", data="y.zarr", options={"mask": "m.npy"})
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"operators": (OPERATOR,)},
+        "job: samples has operators and input and denoiser. Write operators, .* or input and denoiser",
+    ),
+    ({"denoiser": None}, "job: samples has input. Write"),
+    ({"input": None}, "job: samples has denoiser. Write"),
+    (
+        {"posterior": PosteriorOptions(method="blocks")},
+        "posterior.method is for operators, and this job has a denoiser",
+    ),
+    ({"posterior": PosteriorOptions(tol=0.1)}, "posterior.tol is for operators"),
+    ({"prior": FieldPrior(options={"std": 1.0})}, "prior is for operators"),
+    ({"output": MapOutput(path="m.zarr")}, "output.std null: a map is of one image"),
+    ({"output": MapOutput(path="m.zarr", std="s.zarr", samples="d.zarr")}, "output.samples is for operators"),
+    (
+        {"input": None, "denoiser": None, "operators": (OPERATOR,), "posterior": PosteriorOptions(calibrate="none")},
+        "posterior.calibrate is for a denoiser, and this job has operators",
+    ),
+    (
+        {"input": None, "denoiser": None, "operators": (OPERATOR,), "posterior": PosteriorOptions(method="bootstrap")},
+        "posterior.method is for a denoiser",
+    ),
+    ({"posterior": PosteriorOptions(count=1)}, "one draw gives no standard deviation"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED, ids=[words[:30] for _, words in REFUSED])
+def test_wrong_combinations_are_refused_in_words(folder: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_plan(replace(job_in(folder), **changes))
+
+
+def test_the_call_does_the_same(
+    folder: Path, tmp_path: Path, cluster: RunningCluster, whole: tuple[Pixels, ...]
+) -> None:
+    place: dict[str, Any] = {"output": tmp_path / "m.zarr", "std": tmp_path / "s.zarr"}
+    halotile.samples(folder / "y.zarr", denoiser=TV, posterior={"count": 3}, cluster=cluster.client, **place)
+    assert same(tuple(map(read_zarr, place.values())), whole)
