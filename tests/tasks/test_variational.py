@@ -17,7 +17,7 @@ from halotile.tasks.posterior.residuals import Draws, Inference, Linearized
 
 Latent = dict[str, Any]
 FIELD = posterior.CorrelatedField((8, 8), offset=2.0, fluctuations=(0.5, 0.2), slope=(-3.0, 0.3))
-EXACT: Any = {"sampling": {"tol": 0.0, "steps": 400}, "bending": {"tol": 0.0, "steps": 30, "inner": 400}}
+EXACT: Any = {"sampling": {"tol": 0.0, "steps": 400}, "bending": {"tol": 0.0, "steps": 100, "inner": 400}}
 
 
 def rate(latent: Latent) -> torch.Tensor:
@@ -34,7 +34,7 @@ def truth(seed: int = 3) -> Latent:
 
 
 COUNTS = torch.poisson(rate(truth()), generator=torch.Generator().manual_seed(5))
-NOISE = torch.linspace(0.5, 3.0, 6, dtype=torch.float64)
+NOISE = torch.linspace(0.5, 3.0, 6, dtype=torch.float64).expand(7, 6)
 LIKELIHOODS = {
     "poisson": posterior.Poisson(COUNTS),
     "gaussian": posterior.Gaussian(rate(truth()) + 1, std=NOISE),

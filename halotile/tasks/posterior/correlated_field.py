@@ -42,24 +42,21 @@ class GaussianLikelihood:
 
     def __init__(self, data: Any, std: Any = None, weights: Any = None) -> None:
         if (std is None) == (weights is None):
+            raise ConfigError("noise has std, its standard deviation, or weights, 1 / std². Write one of them.")
+        self.data = torch.as_tensor(data)
+        given = torch.as_tensor(std if weights is None else weights, dtype=torch.float64, device=self.data.device)
+        self.root = given.reciprocal() if weights is None else given.sqrt()
+        if not (self.root.isfinite() & (self.root >= 0)).all():
             raise ConfigError(
-                "a Gaussian likelihood has std, the standard deviation of the noise, or weights, 1 / std². Write one of them."
+                "std has values that are not above 0, or weights some below 0. Write inf, or 0, for holes."
             )
-        data = torch.as_tensor(data)
-        name, given = ("std", std) if weights is None else ("weights", weights)
-        given = torch.as_tensor(given, dtype=torch.float64, device=data.device)
-        if not (given > 0 if weights is None else (given >= 0) & given.isfinite()).all():
-            least = "more than 0: infinity where nothing was measured" if weights is None else "0 or more, and finite"
-            raise ConfigError(f"{name} has {float(given.min()):g} as its least value. Write values of {least}.")
-        root = 1 / given if weights is None else given.sqrt()
-        try:
-            self.root = root.expand(data.shape)
-        except RuntimeError:
+        if torch.broadcast_shapes(self.root.shape, self.data.shape) != self.data.shape:
             raise ConfigError(
-                f"{name} has shape {list(given.shape)}, and the data have {list(data.shape)}. Write one number, or one for each value."
-            ) from None
-        _check_finite(data, data.isfinite() | (self.root == 0), "std=inf or weights=0")
-        self.data = torch.where(self.root > 0, data, 0)
+                f"noise has shape {list(given.shape)}, and the data {list(self.data.shape)}. Write the same."
+            )
+        self.root = self.root.expand(self.data.shape)
+        _check(self.data, self.data.isfinite() | (self.root == 0), "std=inf or weights=0 where nothing was measured")
+        self.data = torch.where(self.root > 0, self.data, 0)
 
     def energy(self, signal: torch.Tensor) -> torch.Tensor:
         """Half the sum of squared residuals, in standard deviations."""
@@ -95,12 +92,7 @@ class PoissonLikelihood:
 
     def __init__(self, counts: Any) -> None:
         self.data = torch.as_tensor(counts)
-        _check_finite(self.data, self.data.isfinite(), "a model that returns the rates of the other pixels alone")
-        if (self.data < 0).any():
-            place = torch.nonzero(self.data < 0)[0].tolist()
-            raise InputError(
-                f"the counts have {float(self.data[tuple(place)]):g} at {place}, and no count is below 0. Subtract no background: add it to the rate in the model."
-            )
+        _check(self.data, self.data.isfinite() & (self.data >= 0), "counts of 0 or more, and a background in the model")
 
     def energy(self, signal: torch.Tensor) -> torch.Tensor:
         """Sum of the rates minus that of counts times logarithms of rates."""
@@ -115,12 +107,10 @@ class PoissonLikelihood:
         return 2 * signal.sqrt()
 
 
-def _check_finite(data: torch.Tensor, is_good: torch.Tensor, instead: str) -> None:
+def _check(data: torch.Tensor, is_good: torch.Tensor, instead: str) -> None:
     if not is_good.all():
         place = torch.nonzero(~is_good)[0].tolist()
-        raise InputError(
-            f"the data have {float(data[tuple(place)])} at {place}. Write {instead} where nothing was measured."
-        )
+        raise InputError(f"the data have {float(data[tuple(place)]):g} at {place}, which cannot be. Write {instead}.")
 
 
 @dataclass(frozen=True)
@@ -163,36 +153,26 @@ class CorrelatedField:
     distances: float | Sequence[float] = 1.0
 
     def __post_init__(self) -> None:
-        if not self.shape or min(self.shape) < 1 or math.prod(self.shape) < 2:
-            raise ConfigError(f"shape is {list(self.shape)}. Write the number of pixels along each axis, two or more.")
-        for name in ("zero_mode", "fluctuations"):
-            mean, std = getattr(self, name)
-            if not (mean > 0 and std > 0):
-                raise ConfigError(f"{name} is {(mean, std)}. Write a mean and a standard deviation, both above 0.")
-        if not min(self._distances) > 0 or len(self._distances) != len(self.shape):
+        sizes = (*self.shape, *np.broadcast_to(self.distances, len(self.shape)), *self.zero_mode, *self.fluctuations)
+        if min(sizes) <= 0 or math.prod(self.shape) < 2:
             raise ConfigError(
-                f"distances is {self.distances}, and shape {list(self.shape)}. Write the size of a pixel, above 0, or one for each axis."
+                f"{self} cannot be. Write two pixels or more, and distances, means and deviations above 0."
             )
-
-    @property
-    def _distances(self) -> tuple[float, ...]:
-        given = self.distances
-        return (given,) * len(self.shape) if isinstance(given, int | float) else tuple(given)
 
     @cached_property
     def _log_k(self) -> torch.Tensor:
         """Logarithms of the wave numbers, in units of the least one; that of the constant part is infinite."""
-        axes = [torch.fft.fftfreq(n, d, dtype=torch.float64) for n, d in zip(self.shape, self._distances, strict=True)]
-        k = torch.stack(torch.meshgrid(*axes, indexing="ij")).square().sum(0).sqrt()
+        axes = zip(self.shape, np.broadcast_to(self.distances, len(self.shape)), strict=True)
+        waves = [torch.fft.fftfreq(n, float(distance), dtype=torch.float64) for n, distance in axes]
+        k = torch.stack(torch.meshgrid(*waves, indexing="ij")).square().sum(0).sqrt()
         k.view(-1)[0] = math.inf
         return torch.log(k / k.min())
 
     def start(self, seed: int = 0) -> Tree:
         """A latent position to begin with: the priors' centers, and a tenth of white noise."""
         white = np.random.default_rng(seed).standard_normal(tuple(self.shape))
-        return {name: torch.zeros((), dtype=torch.float64) for name in ("fluctuations", "slope", "zero_mode")} | {
-            "white": torch.from_numpy(0.1 * white)
-        }
+        zero = torch.zeros((), dtype=torch.float64)
+        return {"fluctuations": zero, "slope": zero, "zero_mode": zero, "white": torch.from_numpy(0.1 * white)}
 
     def amplitudes(self, latent: Tree) -> torch.Tensor:
         """Standard deviation of each Fourier coefficient of the logarithm, that of the constant part first."""

@@ -23,7 +23,8 @@ LATENT = 2**31 + 2
 """Role of the random numbers, besides those of an image: see ``gaussian.py``."""
 WINDOW = 4
 """Steps of conjugate gradients whose gain estimates the energy that is left."""
-HALVINGS = 9
+SHARE, LEAST_SCALE = 0.1, 0.01
+"""Share of the residual that a step of bending leaves, and the least part of a step."""
 Tree = dict[str, Any]
 Rows = torch.Tensor
 Apply = Callable[[Rows], Rows]
@@ -84,17 +85,14 @@ class Inference:
     def checked_energy(self, row: Rows) -> float:
         """The energy of the data at a position; a model and a likelihood that do not fit together are refused."""
         signal = self.model(self.tree(row))
-        root, energy = self.likelihood.metric_root(signal), self.likelihood.energy(signal)
-        shapes = [list(each.shape) for each in (signal, getattr(self.likelihood, "data", signal), root, energy)]
-        if not shapes[0] == shapes[1] == shapes[2] or energy.numel() != 1:
+        data, root = getattr(self.likelihood, "data", signal), self.likelihood.metric_root(signal)
+        energy = float(self.likelihood.energy(signal))
+        if not signal.shape == data.shape == root.shape:
+            shapes = ", ".join(str(list(each.shape)) for each in (signal, data, root))
+            raise ConfigError(f"signal, data and metric_root have shapes {shapes}. Return the same from the model.")
+        if not (math.isfinite(energy) and root.isfinite().all()):
             raise ConfigError(
-                "the model returns shape {}, the data have {}, the metric's root {}, and the energy {}. Return the signal in the shape of the data, a root "
-                "for each entry, and one number as the energy.".format(*shapes)
-            )
-        if not math.isfinite(energy) or not root.isfinite().all():
-            raise ConfigError(
-                f"the energy of the data is {float(energy)} at the start, or its metric not finite. Write a start and a model that are possible there: rates "
-                "are above 0."
+                f"the data's energy or metric is not finite ({energy:g}) at the start. Write another one."
             )
         try:
             point = Linearized(self, row[None])
@@ -102,7 +100,7 @@ class Inference:
             raise ConfigError(f"torch.func.vmap cannot compute the model ({error}). Write vmap=False.") from error
         if not point.signal.requires_grad:
             raise ConfigError("the signal does not follow from the position. Use functions of torch in the model.")
-        return float(energy)
+        return energy
 
 
 class Linearized:
@@ -150,31 +148,27 @@ class Linearized:
         return tangent + self.back(self.weight * self.forth(tangent))
 
     @cached_property
-    def energies(self) -> Rows:
-        """Negative logarithms of likelihood and prior."""
-        signal = self.signal.detach()
-        return self.inference.each(self.inference.likelihood.energy, signal) + 0.5 * dots(
-            *[self.positions.detach()] * 2
-        )
-
-    @cached_property
-    def _slopes(self) -> Rows:
-        """Derivatives of the likelihood's energies."""
+    def _of_data(self) -> tuple[Rows, Rows]:
+        """The likelihood's energies and their derivatives."""
         with torch.enable_grad():
             signal = self.signal.detach().requires_grad_()
             energies = self.inference.each(self.inference.likelihood.energy, signal)
-            found: Rows = torch.autograd.grad(energies.sum(), signal)[0]
-        return found
+            return energies.detach(), torch.autograd.grad(energies.sum(), signal)[0]
+
+    @property
+    def energies(self) -> Rows:
+        """Negative logarithms of likelihood and prior."""
+        return self._of_data[0] + self.positions.detach().square().sum(-1) / 2
 
     @property
     def gradients(self) -> Rows:
-        return self.positions.detach() + self.back(self._slopes)
+        return self.positions.detach() + self.back(self._of_data[1])
 
     @property
     def reduced_chi2(self) -> Rows:
         """Mean squares of the data's residuals, in standard deviations; where the metric is 0, nothing was measured."""
         seen = self.root > 0
-        squares = torch.where(seen, self._slopes / self.root, 0).square()
+        squares = torch.where(seen, self._of_data[1] / self.root, 0).square()
         return squares.flatten(1).sum(1) / seen.flatten(1).sum(1).clamp(min=1)
 
 
@@ -257,63 +251,61 @@ class Draws:
 
     def linear(self, tol: float, steps: int) -> Rows:
         """Residuals whose covariance is the inverse metric (MGVI): of each pair one and its mirror image."""
-        found = conjugate_gradients(
-            lambda rows: self.kept * self._at.metric(rows),
-            self._sides,
-            self._white[1],
-            enough=tol * self.inference.size,
-            steps=steps,
-        )
-        return _mirrored(found)
+        enough, start = tol * self.inference.size, self._white[1]
+        metric: Apply = lambda rows: self.kept * self._at.metric(rows)  # noqa: E731
+        return _mirrored(conjugate_gradients(metric, self._sides, start, enough=enough, steps=steps))
 
     def bent(self, start: Rows, tol: float, steps: int, inner: int) -> Rows:
         """Residuals that are white in coordinates in which the metric at the center is nearly 1 (geoVI).
 
-        A sample ``x`` solves ``x - e + Jᵀ(e) R(e) (t(x) - t(e)) = side``, here by steps of Gauss and Newton.
+        A sample ``x`` solves ``x - e + Jᵀ(e) R(e) (t(x) - t(e)) = side``, here by Newton's method. A step that does not come closer is halved.
         """
-        sides = _mirrored(self._sides)
+        sides, enough = _mirrored(self._sides), tol * self.inference.size
         at = Linearized(self.inference, self.center.expand(len(sides), -1))
-
-        def lacking(there: Linearized) -> Rows:
-            path = self.kept * at.back(at.root * (there.transformed - at.transformed))
-            return sides - (there.positions.detach() - at.positions.detach()) - path
-
-        there = Linearized(self.inference, self.center + start)
-        residual = lacking(there)
-        is_active = torch.ones(len(sides), dtype=torch.bool, device=sides.device)
+        base, change = self.center + start, torch.zeros_like(start)
+        scale, gap = torch.ones_like(start[:, 0]), torch.full_like(start[:, 0], math.inf)
         for _ in range(steps):
-            if not is_active.any():
+            there = Linearized(self.inference, base + scale[:, None] * change)
+            path = self.kept * at.back(at.root * (there.transformed - at.transformed))
+            residual = sides - (there.positions - at.positions).detach() - path
+            left = dots(residual, residual)
+            is_closer = (left < gap) & (scale > 0)
+            gap = torch.where(is_closer, left, gap)
+            base = torch.where(is_closer[:, None], there.positions.detach(), base)
+            step = self._newton(at, there, is_closer[:, None] * residual, inner)
+            change = torch.where(is_closer[:, None], step, change)
+            is_done = is_closer & (dots(step, residual).abs() / 2 <= enough)
+            base = base + is_done[:, None] * step
+            scale = torch.where(is_closer, 1.0, scale / 2) * ~is_done * (scale > LEAST_SCALE)
+            if not scale.any():
                 break
-            apply, transposed = self._curved(at, there)
-            change = conjugate_gradients(
-                lambda rows, f=apply, g=transposed: g(f(rows)), transposed(residual), share=1e-2, steps=inner
-            )
-            is_done = dots(change, residual) / 2 <= tol * self.inference.size
-            before, scale = dots(residual, residual), is_active.to(sides.dtype)
-            for halving in range(HALVINGS):
-                trial = Linearized(self.inference, there.positions + scale[:, None] * change)
-                after = lacking(trial)
-                is_worse = ~(dots(after, after) <= before) & (scale > 0)
-                if not is_worse.any():
-                    break
-                scale = torch.where(is_worse, scale / 2 if halving < HALVINGS - 2 else 0, scale)
-            there, residual = trial, after
-            is_active &= ~is_done & (scale > 0)
-        return there.positions.detach() - self.center
+        return base - self.center
 
-    def _curved(self, at: Linearized, there: Linearized) -> tuple[Apply, Apply]:
-        """``v + Jᵀ(e) R(e) R(x) J(x) v``, and its transpose."""
+    def _newton(self, at: Linearized, there: Linearized, residual: Rows, steps: int) -> Rows:
+        """Solve ``v + Jᵀ(e) R(e) R(x) J(x) v = residual``, which is not symmetric, by stabilized biconjugate gradients."""
         root = at.root * there.root
 
         def apply(rows: Rows) -> Rows:
             self.inference.products += len(rows)
             return rows + self.kept * at.back(root * there.forth(rows))
 
-        def transposed(rows: Rows) -> Rows:
-            self.inference.products += len(rows)
-            return rows + self.kept * there.back(root * at.forth(rows))
-
-        return apply, transposed
+        found, shadow, search, scale = torch.zeros_like(residual), residual, residual, dots(residual, residual)
+        length, is_active = scale, scale > 0
+        for _ in range(steps):
+            if not is_active.any():
+                break
+            seen = apply(search)
+            first = torch.where(is_active, length / dots(shadow, seen), 0)[:, None]
+            half = residual - first * seen
+            turned = apply(half)
+            second = torch.where(is_active, dots(turned, half) / dots(turned, turned), 0).nan_to_num(0)[:, None]
+            found = found + first * search + second * half
+            residual = half - second * turned
+            is_active &= dots(residual, residual) > SHARE**2 * scale
+            before, length = length, dots(shadow, residual)
+            ratio = torch.where(is_active, length / before, 0)[:, None] * first / second
+            search = torch.where(is_active[:, None], residual + ratio * (search - second * seen), 0)
+        return found
 
 
 def _mirrored(rows: Rows) -> Rows:

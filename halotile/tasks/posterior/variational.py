@@ -26,7 +26,7 @@ from halotile.tasks.posterior.residuals import Draws, Inference, Likelihood, Lin
 WORDS = {"mode": ("geometric", "linear"), "redraw": ("new", "same", "update")}
 USUAL: Mapping[str, dict[str, float]] = {
     "sampling": {"tol": 1e-5, "steps": 200},
-    "bending": {"tol": 1e-5, "steps": 8, "inner": 50},
+    "bending": {"tol": 1e-5, "steps": 10, "inner": 50},
     "minimizing": {"tol": 1e-4, "steps": 10, "inner": 100},
 }
 BATCH_NUMBERS = 2**17
