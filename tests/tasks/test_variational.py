@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from halotile import posterior
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.shared_memory import SharedMemory
-from halotile.tasks.posterior.residuals import Draws, Inference, Linearized
+from halotile.tasks.posterior.residuals import Draws, Inference, Linearized, scale_of
 
 Latent = dict[str, Any]
 FIELD = posterior.CorrelatedField((8, 8), offset=2.0, fluctuations=(0.5, 0.2), slope=(-3.0, 0.3))
@@ -91,21 +90,17 @@ def test_transformations_have_the_root_of_the_metric_as_derivative(name: str) ->
 class Unit(Draws):
     """Draws from unit vectors in place of white noise: the columns of a root of the covariance."""
 
-    @property
-    def _white(self) -> Any:
-        shape = self._at.signal.shape[1:]
-        data = math.prod(shape)
-        return (
-            self.kept.new_zeros(len(self.numbers), data).fill_diagonal_(1).reshape(-1, *shape),
-            self.kept * torch.eye(data + self.inference.size, dtype=self.kept.dtype)[:, data:],
-        )
+    def _white(self, shape: Sequence[int], role: int) -> torch.Tensor:
+        eye = torch.eye(len(self.numbers), dtype=self.center.dtype)
+        data = len(eye) - self.inference.size
+        return (eye[:, data:] if role else eye[:, :data]).reshape(-1, *shape)
 
 
 def test_linear_draws_have_the_inverse_metric_as_covariance() -> None:
     of, row = inference()
     jacobian, root = dense(of, row)
     kept = torch.ones_like(row)
-    draws = Unit(of, row, range(len(root) + len(row)), 0, 0, kept)
+    draws = Unit(of, row, kept, range(len(root) + len(row)), 0, 0, kept)
     found = draws.linear(**EXACT["sampling"])
     assert torch.equal(found[::2], -found[1::2])
     expected = torch.linalg.inv(torch.eye(len(row), dtype=row.dtype) + jacobian.T @ torch.diag(root**2) @ jacobian)
@@ -116,7 +111,7 @@ def test_linear_draws_have_the_inverse_metric_as_covariance() -> None:
 def test_bent_draws_solve_their_equation(name: str) -> None:
     of, row = inference(name)
     jacobian, root = dense(of, row)
-    draws = Draws(of, row, range(3), 1, 0, torch.ones_like(row))
+    draws = Draws(of, row, scale_of(of, row), range(3), 1, 0, torch.ones_like(row))
     start = draws.linear(tol=1e-5, steps=100)
     found = draws.bent(start, **EXACT["bending"])
     assert float((found - start).abs().max()) > 1e-3

@@ -185,11 +185,30 @@ class CorrelatedField:
 
     def logarithm(self, latent: Tree) -> torch.Tensor:
         """Logarithm of the field."""
-        waves = torch.fft.fftn(self.amplitudes(latent) * latent["white"], dim=tuple(range(-len(self.shape), 0)))
-        return self.offset + waves.real + waves.imag
+        waves: torch.Tensor = _Hartley.apply(self.amplitudes(latent) * latent["white"], len(self.shape))
+        return self.offset + waves
 
     def __call__(self, latent: Tree) -> torch.Tensor:
         return torch.exp(self.logarithm(latent))
+
+
+class _Hartley(torch.autograd.Function):  # type: ignore[misc]
+    """Real and imaginary part of the Fourier transform of the last axes, added: a symmetric matrix, which is its own gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor, axes: int) -> torch.Tensor:
+        waves = torch.fft.fftn(x, dim=tuple(range(-axes, 0)))
+        return waves.real + waves.imag
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, int], output: torch.Tensor) -> None:
+        ctx.axes = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return _Hartley.apply(gradient, ctx.axes), None
 
 
 def _log_normal(mean: float, std: float, white: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,10 @@ LATENT = 2**31 + 2
 """Role of the random numbers, besides those of an image: see ``gaussian.py``."""
 WINDOW = 4
 """Steps of conjugate gradients whose gain estimates the energy that is left."""
-SHARE, LEAST_SCALE = 0.1, 0.01
+SHARE, LEAST_PART = 0.1, 0.01
 """Share of the residual that a step of bending leaves, and the least part of a step."""
+PROBES = 16
+"""Draws for the diagonal of the metric: with it, an image of 128² takes a tenth of the steps."""
 Tree = dict[str, Any]
 Rows = torch.Tensor
 Apply = Callable[[Rows], Rows]
@@ -177,51 +179,64 @@ def dots(left: Rows, right: Rows) -> Rows:
     return (left * right).sum(-1)
 
 
+def white(shape: Sequence[int], like: Rows, *key: int) -> torch.Tensor:
+    """Standard normal numbers that follow from a key."""
+    stream = np.random.Generator(np.random.Philox(np.random.SeedSequence([LATENT, *key])))
+    return torch.from_numpy(stream.standard_normal(tuple(shape))).to(like)
+
+
+def scale_of(inference: Inference, position: Rows) -> Rows:
+    """Root of about the diagonal of the metric: the mean square of what white noise of the data becomes."""
+    at = Linearized(inference, position[None])
+    drawn = (at.back(at.root * white(at.signal.shape, position, probe, PROBES)) for probe in range(PROBES))
+    total: Rows = sum(each.square()[0] for each in drawn)
+    return (1 + total / PROBES).sqrt()
+
+
 def conjugate_gradients(
-    apply: Apply, sides: Rows, start: Rows | None = None, *, enough: float = 0.0, share: float = 0.0, steps: int = 100
+    apply: Apply, sides: Rows, scale: Rows, steps: int, *, enough: float = 0.0, share: float = 0.0
 ) -> Rows:
     """Solve one system for each row; a row is done when the energy that it gains becomes small, and stands still from then on.
 
-    ``enough``: energy, half the squared error in the norm of the matrix, that may be left; ``share``: the same, as a share of all that was gained.
+    ``scale``: root of about the diagonal of the matrix; ``enough``: energy, half the squared error in the norm of the matrix, that may be left; ``share``:
+    the same, as a share of all that was gained.
 
-    >>> conjugate_gradients(lambda rows: 2 * rows, torch.ones(1, 2)).tolist()
+    >>> conjugate_gradients(lambda rows: 2 * rows, torch.ones(1, 2), torch.ones(2), 1).tolist()
     [[0.5, 0.5]]
     """
-    found = torch.zeros_like(sides) if start is None else start.clone()
-    residual = sides.clone() if start is None else sides - apply(start)
-    search, length = residual.clone(), dots(residual, residual)
+    found, residual, search = torch.zeros_like(sides), sides / scale, sides / scale
     gains: list[Rows] = []
-    least = torch.finfo(length.dtype).eps ** 2 * dots(sides, sides)
+    length = dots(residual, residual)
+    least = torch.finfo(length.dtype).eps ** 2 * length
     gained, is_active = torch.zeros_like(length), length > least
     for _ in range(steps):
         if not is_active.any():
             break
-        seen = apply(search)
-        bend = dots(search, seen)
-        is_active &= bend > 0
-        step = torch.where(is_active, length / bend, 0)
-        found += step[:, None] * search
-        residual -= step[:, None] * seen
+        seen = apply(search / scale) / scale
+        step = torch.where(is_active, length / dots(search, seen), 0)
+        found = found + step[:, None] * search
+        residual = residual - step[:, None] * seen
         gains = [*gains, step * length / 2][-WINDOW:]
-        gained += gains[-1]
+        gained = gained + gains[-1]
+        before, length = length, dots(residual, residual)
+        is_active &= length > least
         if len(gains) == WINDOW:
             is_active &= sum(gains) > (share * gained).clamp(min=enough)
-        left = dots(residual, residual)
-        is_active &= left > least
-        search = residual + torch.where(is_active, left / length, 0)[:, None] * search
-        length = left
-    return found
+        search = residual + torch.where(is_active, length / before, 0)[:, None] * search
+    return found / scale
 
 
 @dataclass(frozen=True)
 class Draws:
     """Pairs of samples around a position.
 
-    ``numbers``: those of the pairs; ``key``: of the random numbers, the same for all pairs; ``kept``: 1 where a latent number varies, 0 where it does not.
+    ``numbers``: those of the pairs; ``seed`` and ``key``: of the random numbers, the same for all pairs; ``scale``: root of about the diagonal of the metric;
+    ``kept``: 1 where a latent number varies, 0 where it does not.
     """
 
     inference: Inference
     center: Rows
+    scale: Rows
     numbers: Sequence[int]
     seed: int
     key: int
@@ -231,29 +246,21 @@ class Draws:
     def _at(self) -> Linearized:
         return Linearized(self.inference, self.center.expand(len(self.numbers), -1))
 
-    @cached_property
-    def _white(self) -> tuple[Rows, Rows]:
-        """White noise of the data and of the prior: one stream for each pair."""
-        shape = self._at.signal.shape[1:]
-        drawn = np.empty((len(self.numbers), math.prod(shape) + self.inference.size))
-        for row, number in zip(drawn, self.numbers, strict=True):
-            key = np.random.SeedSequence([self.seed, LATENT, self.key, number])
-            np.random.Generator(np.random.Philox(key)).standard_normal(out=row)
-        rows = torch.from_numpy(drawn).to(self.center)
-        data, prior = rows.split([math.prod(shape), self.inference.size], 1)
-        return data.reshape(-1, *shape), self.kept * prior
+    def _white(self, shape: Sequence[int], role: int) -> Rows:
+        """White noise, from one stream for each pair."""
+        return torch.stack([white(shape, self.center, self.seed, self.key, n, role) for n in self.numbers])
 
     @cached_property
     def _sides(self) -> Rows:
         """Numbers whose covariance is the metric."""
-        data, prior = self._white
-        return self.kept * self._at.back(self._at.root * data) + prior
+        data, prior = self._white(self._at.signal.shape[1:], 0), self._white(self.center.shape, 1)
+        return self.kept * (self._at.back(self._at.root * data) + prior)
 
     def linear(self, tol: float, steps: int) -> Rows:
         """Residuals whose covariance is the inverse metric (MGVI): of each pair one and its mirror image."""
-        enough, start = tol * self.inference.size, self._white[1]
+        enough = tol * self.inference.size
         metric: Apply = lambda rows: self.kept * self._at.metric(rows)  # noqa: E731
-        return _mirrored(conjugate_gradients(metric, self._sides, start, enough=enough, steps=steps))
+        return _mirrored(conjugate_gradients(metric, self._sides, self.scale, steps, enough=enough))
 
     def bent(self, start: Rows, tol: float, steps: int, inner: int) -> Rows:
         """Residuals that are white in coordinates in which the metric at the center is nearly 1 (geoVI).
@@ -263,21 +270,20 @@ class Draws:
         sides, enough = _mirrored(self._sides), tol * self.inference.size
         at = Linearized(self.inference, self.center.expand(len(sides), -1))
         base, change = self.center + start, torch.zeros_like(start)
-        scale, gap = torch.ones_like(start[:, 0]), torch.full_like(start[:, 0], math.inf)
+        part, gap = torch.ones_like(start[:, :1]), torch.full_like(start[:, :1], math.inf)
         for _ in range(steps):
-            there = Linearized(self.inference, base + scale[:, None] * change)
+            there = Linearized(self.inference, base + part * change)
             path = self.kept * at.back(at.root * (there.transformed - at.transformed))
             residual = sides - (there.positions - at.positions).detach() - path
-            left = dots(residual, residual)
-            is_closer = (left < gap) & (scale > 0)
-            gap = torch.where(is_closer, left, gap)
-            base = torch.where(is_closer[:, None], there.positions.detach(), base)
-            step = self._newton(at, there, is_closer[:, None] * residual, inner)
-            change = torch.where(is_closer[:, None], step, change)
-            is_done = is_closer & (dots(step, residual).abs() / 2 <= enough)
-            base = base + is_done[:, None] * step
-            scale = torch.where(is_closer, 1.0, scale / 2) * ~is_done * (scale > LEAST_SCALE)
-            if not scale.any():
+            left = dots(residual, residual / self.scale.square())[:, None]
+            is_closer = (left < gap) & (part > 0)
+            step = self._newton(at, there, is_closer * residual, inner)
+            base = torch.where(is_closer, there.positions.detach(), base)
+            change, gap = torch.where(is_closer, step, change), torch.where(is_closer, left, gap)
+            is_done = is_closer & (dots(step, residual).abs() / 2 <= enough)[:, None]
+            base = base + is_done * step
+            part = torch.where(is_closer, 1, part / 2) * ~is_done * (part > LEAST_PART)
+            if not part.any():
                 break
         return base - self.center
 
@@ -287,25 +293,28 @@ class Draws:
 
         def apply(rows: Rows) -> Rows:
             self.inference.products += len(rows)
-            return rows + self.kept * at.back(root * there.forth(rows))
+            rows = rows / self.scale
+            return (rows + self.kept * at.back(root * there.forth(rows))) / self.scale
 
-        found, shadow, search, scale = torch.zeros_like(residual), residual, residual, dots(residual, residual)
-        length, is_active = scale, scale > 0
+        found, shadow = torch.zeros_like(residual), residual / self.scale
+        residual = search = shadow
+        length = first_length = dots(shadow, shadow)[:, None]
+        is_active = length > 0
         for _ in range(steps):
             if not is_active.any():
                 break
             seen = apply(search)
-            first = torch.where(is_active, length / dots(shadow, seen), 0)[:, None]
+            first = torch.where(is_active, length / dots(shadow, seen)[:, None], 0)
             half = residual - first * seen
             turned = apply(half)
-            second = torch.where(is_active, dots(turned, half) / dots(turned, turned), 0).nan_to_num(0)[:, None]
+            second = torch.where(is_active, (dots(turned, half) / dots(turned, turned))[:, None], 0).nan_to_num(0)
             found = found + first * search + second * half
             residual = half - second * turned
-            is_active &= dots(residual, residual) > SHARE**2 * scale
-            before, length = length, dots(shadow, residual)
-            ratio = torch.where(is_active, length / before, 0)[:, None] * first / second
-            search = torch.where(is_active[:, None], residual + ratio * (search - second * seen), 0)
-        return found
+            is_active &= dots(residual, residual)[:, None] > SHARE**2 * first_length
+            before, length = length, dots(shadow, residual)[:, None]
+            search = residual + length / before * first / second * (search - second * seen)
+            search = torch.where(is_active, search, 0)
+        return found / self.scale
 
 
 def _mirrored(rows: Rows) -> Rows:

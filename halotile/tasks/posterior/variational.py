@@ -21,7 +21,16 @@ from halotile.errors import ConfigError, DamagedData, Diverged, ResumeRefused
 from halotile.storage.disk.durable import DISK
 from halotile.storage.run_directory.json_files import read_object
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.posterior.residuals import Draws, Inference, Likelihood, Linearized, Rows, Tree, conjugate_gradients
+from halotile.tasks.posterior.residuals import (
+    Draws,
+    Inference,
+    Likelihood,
+    Linearized,
+    Rows,
+    Tree,
+    conjugate_gradients,
+    scale_of,
+)
 
 WORDS = {"mode": ("geometric", "linear"), "redraw": ("new", "same", "update")}
 USUAL: Mapping[str, dict[str, float]] = {
@@ -205,8 +214,10 @@ class _Run:
         for iteration in range(done, len(self.choices)):
             began, self.inference.products = time.monotonic(), 0
             key = iteration if self.choices[iteration]["redraw"] == "new" else key
-            drawn = self._drawn(samples, key, iteration)
-            samples, energy, steps = self._minimized(self._samples(iteration, samples.position, drawn), iteration)
+            scale = scale_of(self.inference, samples.position)
+            drawn = self._drawn(samples, scale, key, iteration)
+            samples = self._samples(iteration, samples.position, drawn)
+            samples, energy, steps = self._minimized(samples, scale, iteration)
             data, *latent = samples.reduced_chi2()
             parts = {b: self.start.new_tensor([self.inference.products * (b == min(drawn))]) for b in drawn}
             products = int(samples.batches.total(parts, self.start[:1]))
@@ -227,7 +238,7 @@ class _Run:
         batches = Batches(self.group, self.choices[iteration]["samples"], self.settings["chunk"])
         return Samples(position, residuals, self.inference, batches, self.recompute)
 
-    def _drawn(self, before: Samples, key: int, iteration: int) -> dict[int, Rows]:
+    def _drawn(self, before: Samples, scale: Rows, key: int, iteration: int) -> dict[int, Rows]:
         """Residuals of the batches of this rank."""
         choice, batches = self.choices[iteration], self._samples(iteration, self.start, {}).batches
         if not batches.pairs:
@@ -236,12 +247,12 @@ class _Run:
         found = {}
         for batch in batches.own:
             numbers, seed = batches.numbers(batch), self.settings["seed"]
-            draws = Draws(self.inference, before.position, numbers, seed, key, self.kept)
+            draws = Draws(self.inference, before.position, scale, numbers, seed, key, self.kept)
             rows = before.residuals[batch] if is_update else draws.linear(**choice["sampling"])
             found[batch] = draws.bent(rows, **choice["bending"]) if choice["mode"] == "geometric" else rows
         return found
 
-    def _minimized(self, here: Samples, iteration: int) -> tuple[Samples, float, int]:
+    def _minimized(self, here: Samples, scale: Rows, iteration: int) -> tuple[Samples, float, int]:
         """Move the mean to the least energy, by Newton's method with the metric of all samples; return that energy and the number of steps as well."""
         options = self.choices[iteration]["minimizing"]
         enough = options["tol"] * self.inference.size
@@ -259,9 +270,10 @@ class _Run:
             change = conjugate_gradients(
                 lambda rows, here=here: self.free * here.metric(rows[0])[None],
                 -(self.free * here.gradient)[None],
+                scale,
+                options["inner"],
                 enough=enough / 10,
-                share=1e-2,
-                steps=options["inner"],
+                share=0.1,
             )
             for halving in range(HALVINGS):
                 there = replace(here, position=here.position + change[0] / 2**halving)
