@@ -12,7 +12,7 @@ import torch
 from halotile import posterior
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.shared_memory import SharedMemory
-from halotile.tasks.posterior.residuals import Draws, Inference, Linearized, scale_of
+from halotile.tasks.posterior.residuals import Draws, Inference, Linearized
 
 Latent = dict[str, Any]
 FIELD = posterior.CorrelatedField((8, 8), offset=2.0, fluctuations=(0.5, 0.2), slope=(-3.0, 0.3))
@@ -111,7 +111,7 @@ def test_linear_draws_have_the_inverse_metric_as_covariance() -> None:
 def test_bent_draws_solve_their_equation(name: str) -> None:
     of, row = inference(name)
     jacobian, root = dense(of, row)
-    draws = Draws(of, row, scale_of(of, row), range(3), 1, 0, torch.ones_like(row))
+    draws = Draws(of, row, Linearized(of, row[None]).scale(), range(3), 1, 0, torch.ones_like(row))
     start = draws.linear(tol=1e-5, steps=100)
     found = draws.bent(start, **EXACT["bending"])
     assert float((found - start).abs().max()) > 1e-3

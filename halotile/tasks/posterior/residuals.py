@@ -173,6 +173,12 @@ class Linearized:
         squares = torch.where(seen, self._of_data[1] / self.root, 0).square()
         return squares.flatten(1).sum(1) / seen.flatten(1).sum(1).clamp(min=1)
 
+    def scale(self) -> Rows:
+        """Root of about the diagonal of the metric: the mean square of what white noise of the data becomes."""
+        noise = (white(self.signal.shape, self.positions, probe, PROBES) for probe in range(PROBES))
+        total: Rows = sum(self.back(self.root * each).square()[0] for each in noise)
+        return (1 + total / PROBES).sqrt()
+
 
 def dots(left: Rows, right: Rows) -> Rows:
     """Scalar products of rows."""
@@ -185,23 +191,13 @@ def white(shape: Sequence[int], like: Rows, *key: int) -> torch.Tensor:
     return torch.from_numpy(stream.standard_normal(tuple(shape))).to(like)
 
 
-def scale_of(inference: Inference, position: Rows) -> Rows:
-    """Root of about the diagonal of the metric: the mean square of what white noise of the data becomes."""
-    at = Linearized(inference, position[None])
-    drawn = (at.back(at.root * white(at.signal.shape, position, probe, PROBES)) for probe in range(PROBES))
-    total: Rows = sum(each.square()[0] for each in drawn)
-    return (1 + total / PROBES).sqrt()
-
-
-def conjugate_gradients(
-    apply: Apply, sides: Rows, scale: Rows, steps: int, *, enough: float = 0.0, share: float = 0.0
-) -> Rows:
+def solve_rows(apply: Apply, sides: Rows, scale: Rows, steps: int, *, enough: float = 0.0, share: float = 0.0) -> Rows:
     """Solve one system for each row; a row is done when the energy that it gains becomes small, and stands still from then on.
 
     ``scale``: root of about the diagonal of the matrix; ``enough``: energy, half the squared error in the norm of the matrix, that may be left; ``share``:
     the same, as a share of all that was gained.
 
-    >>> conjugate_gradients(lambda rows: 2 * rows, torch.ones(1, 2), torch.ones(2), 1).tolist()
+    >>> solve_rows(lambda rows: 2 * rows, torch.ones(1, 2), torch.ones(2), 1).tolist()
     [[0.5, 0.5]]
     """
     found, residual, search = torch.zeros_like(sides), sides / scale, sides / scale
@@ -260,7 +256,7 @@ class Draws:
         """Residuals whose covariance is the inverse metric (MGVI): of each pair one and its mirror image."""
         enough = tol * self.inference.size
         metric: Apply = lambda rows: self.kept * self._at.metric(rows)  # noqa: E731
-        return _mirrored(conjugate_gradients(metric, self._sides, self.scale, steps, enough=enough))
+        return _mirrored(solve_rows(metric, self._sides, self.scale, steps, enough=enough))
 
     def bent(self, start: Rows, tol: float, steps: int, inner: int) -> Rows:
         """Residuals that are white in coordinates in which the metric at the center is nearly 1 (geoVI).
