@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from halotile.errors import ConfigError, InputError
-from halotile.tasks.posterior.residuals import Tree
+from halotile.errors import InputError
+from halotile.tasks.posterior.residuals import Tree, check
 
 
 class GaussianLikelihood:
@@ -41,21 +41,18 @@ class GaussianLikelihood:
     """
 
     def __init__(self, data: Any, std: Any = None, weights: Any = None) -> None:
-        if (std is None) == (weights is None):
-            raise ConfigError("noise has std, its standard deviation, or weights, 1 / std². Write one of them.")
+        check((std is None) != (weights is None), "noise has std, or weights, 1 / std². Write one of them.")
         self.data = torch.as_tensor(data)
         given = torch.as_tensor(std if weights is None else weights, dtype=torch.float64, device=self.data.device)
         self.root = given.reciprocal() if weights is None else given.sqrt()
-        if not (self.root.isfinite() & (self.root >= 0)).all():
-            raise ConfigError(
-                "std has values that are not above 0, or weights some below 0. Write inf, or 0, for holes."
-            )
-        if torch.broadcast_shapes(self.root.shape, self.data.shape) != self.data.shape:
-            raise ConfigError(
-                f"noise has shape {list(given.shape)}, and the data {list(self.data.shape)}. Write the same."
-            )
+        is_good = (self.root.isfinite() & (self.root >= 0)).all()
+        check(is_good, "std has values that are not above 0, or weights some below 0. Write inf, or 0, for holes.")
+        is_good = given.shape in ((), self.data.shape)
+        check(is_good, f"noise has shape {list(given.shape)}, and the data {list(self.data.shape)}. Write the same.")
         self.root = self.root.expand(self.data.shape)
-        _check(self.data, self.data.isfinite() | (self.root == 0), "std=inf or weights=0 where nothing was measured")
+        _check_data(
+            self.data, self.data.isfinite() | (self.root == 0), "std=inf or weights=0 where nothing was measured"
+        )
         self.data = torch.where(self.root > 0, self.data, 0)
 
     def energy(self, signal: torch.Tensor) -> torch.Tensor:
@@ -92,7 +89,9 @@ class PoissonLikelihood:
 
     def __init__(self, counts: Any) -> None:
         self.data = torch.as_tensor(counts)
-        _check(self.data, self.data.isfinite() & (self.data >= 0), "counts of 0 or more, and a background in the model")
+        _check_data(
+            self.data, self.data.isfinite() & (self.data >= 0), "counts of 0 or more, and a background in the model"
+        )
 
     def energy(self, signal: torch.Tensor) -> torch.Tensor:
         """Sum of the rates minus that of counts times logarithms of rates."""
@@ -107,7 +106,7 @@ class PoissonLikelihood:
         return 2 * signal.sqrt()
 
 
-def _check(data: torch.Tensor, is_good: torch.Tensor, instead: str) -> None:
+def _check_data(data: torch.Tensor, is_good: torch.Tensor, instead: str) -> None:
     if not is_good.all():
         place = torch.nonzero(~is_good)[0].tolist()
         raise InputError(f"the data have {float(data[tuple(place)]):g} at {place}, which cannot be. Write {instead}.")
@@ -154,19 +153,16 @@ class CorrelatedField:
 
     def __post_init__(self) -> None:
         sizes = (*self.shape, *np.broadcast_to(self.distances, len(self.shape)), *self.zero_mode, *self.fluctuations)
-        if min(sizes) <= 0 or math.prod(self.shape) < 2:
-            raise ConfigError(
-                f"{self} cannot be. Write two pixels or more, and distances, means and deviations above 0."
-            )
+        is_good = min(sizes) > 0 and math.prod(self.shape) > 1
+        check(is_good, f"{self} cannot be. Write two pixels or more; distances, means and deviations above 0.")
 
     @cached_property
     def _log_k(self) -> torch.Tensor:
-        """Logarithms of the wave numbers, in units of the least one; that of the constant part is infinite."""
+        """Logarithms of the wave numbers, in units of the least one; 0 for the constant part."""
         axes = zip(self.shape, np.broadcast_to(self.distances, len(self.shape)), strict=True)
-        waves = [torch.fft.fftfreq(n, float(distance), dtype=torch.float64) for n, distance in axes]
-        k = torch.stack(torch.meshgrid(*waves, indexing="ij")).square().sum(0).sqrt()
-        k.view(-1)[0] = math.inf
-        return torch.log(k / k.min())
+        waves = torch.meshgrid(*(torch.fft.fftfreq(n, float(d), dtype=torch.float64) for n, d in axes), indexing="ij")
+        k = torch.stack(waves).square().sum(0).sqrt()
+        return torch.log(torch.where(k > 0, k / k[k > 0].min(), 1))
 
     def start(self, seed: int = 0) -> Tree:
         """A latent position to begin with: the priors' centers, and a tenth of white noise."""
@@ -176,39 +172,20 @@ class CorrelatedField:
 
     def amplitudes(self, latent: Tree) -> torch.Tensor:
         """Standard deviation of each Fourier coefficient of the logarithm, that of the constant part first."""
+        varies = torch.ones_like(self._log_k).to(latent["white"])
+        varies.view(-1)[0] = 0
         slope = self.slope[0] + self.slope[1] * latent["slope"]
-        log_k = self._log_k.to(slope)
-        is_constant = torch.isinf(log_k)
-        law = torch.where(is_constant, 0, torch.exp(slope / 2 * torch.where(is_constant, 0, log_k)))
+        law = varies * torch.exp(slope / 2 * self._log_k.to(varies))
         scale = _log_normal(*self.fluctuations, latent["fluctuations"]) / law.square().sum().sqrt()
-        return torch.where(is_constant, _log_normal(*self.zero_mode, latent["zero_mode"]), scale * law)
+        return scale * law + (1 - varies) * _log_normal(*self.zero_mode, latent["zero_mode"])
 
     def logarithm(self, latent: Tree) -> torch.Tensor:
         """Logarithm of the field."""
-        waves: torch.Tensor = _Hartley.apply(self.amplitudes(latent) * latent["white"], len(self.shape))
-        return self.offset + waves
+        waves = torch.fft.fftn(self.amplitudes(latent) * latent["white"], dim=tuple(range(-len(self.shape), 0)))
+        return self.offset + waves.real + waves.imag
 
     def __call__(self, latent: Tree) -> torch.Tensor:
         return torch.exp(self.logarithm(latent))
-
-
-class _Hartley(torch.autograd.Function):  # type: ignore[misc]
-    """Real and imaginary part of the Fourier transform of the last axes, added: a symmetric matrix, which is its own gradient."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: torch.Tensor, axes: int) -> torch.Tensor:
-        waves = torch.fft.fftn(x, dim=tuple(range(-axes, 0)))
-        return waves.real + waves.imag
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, int], output: torch.Tensor) -> None:
-        ctx.axes = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _Hartley.apply(gradient, ctx.axes), None
 
 
 def _log_normal(mean: float, std: float, white: torch.Tensor) -> torch.Tensor:

@@ -46,6 +46,11 @@ class Likelihood(Protocol):
     def transformation(self, signal: torch.Tensor) -> torch.Tensor: ...
 
 
+def check(is_good: object, problem: str) -> None:
+    if not is_good:
+        raise ConfigError(problem)
+
+
 @dataclass
 class Inference:
     """A model and a likelihood over rows of numbers, each row a latent position."""
@@ -55,10 +60,6 @@ class Inference:
     shapes: Mapping[str, tuple[int, ...]]  # of the tensors of a position, by their names
     vmap: bool = True
     products: int = 0
-
-    @property
-    def size(self) -> int:
-        return sum(map(math.prod, self.shapes.values()))
 
     def split(self, rows: Rows) -> dict[str, torch.Tensor]:
         """The numbers of each name, on the last axis."""
@@ -89,19 +90,20 @@ class Inference:
         signal = self.model(self.tree(row))
         data, root = getattr(self.likelihood, "data", signal), self.likelihood.metric_root(signal)
         energy = float(self.likelihood.energy(signal))
-        if not signal.shape == data.shape == root.shape:
-            shapes = ", ".join(str(list(each.shape)) for each in (signal, data, root))
-            raise ConfigError(f"signal, data and metric_root have shapes {shapes}. Return the same from the model.")
-        if not (math.isfinite(energy) and root.isfinite().all()):
-            raise ConfigError(
-                f"the data's energy or metric is not finite ({energy:g}) at the start. Write another one."
-            )
+        shapes = [list(each.shape) for each in (signal, data, root)]
+        check(
+            shapes[1:] == shapes[:2],
+            "signal, data and metric_root have shapes {}, {} and {}. Write one.".format(*shapes),
+        )
+        is_finite = math.isfinite(energy) and root.isfinite().all()
+        check(
+            is_finite, f"the data's energy, {energy:g}, or its metric are not finite at the start. Write another one."
+        )
         try:
             point = Linearized(self, row[None])
         except RuntimeError as error:
             raise ConfigError(f"torch.func.vmap cannot compute the model ({error}). Write vmap=False.") from error
-        if not point.signal.requires_grad:
-            raise ConfigError("the signal does not follow from the position. Use functions of torch in the model.")
+        check(point.signal.requires_grad, "the signal does not follow from the position. Use torch in the model.")
         return energy
 
 
@@ -117,10 +119,6 @@ class Linearized:
     @cached_property
     def root(self) -> Rows:
         return self.inference.each(self.inference.likelihood.metric_root, self.signal.detach()).to(self.signal.dtype)
-
-    @cached_property
-    def weight(self) -> Rows:
-        return self.root.square()
 
     @cached_property
     def transformed(self) -> Rows:
@@ -147,31 +145,24 @@ class Linearized:
     def metric(self, tangent: Rows) -> Rows:
         """``v + Jᵀ R² J v``."""
         self.inference.products += len(tangent)
-        return tangent + self.back(self.weight * self.forth(tangent))
+        return tangent + self.back(self.root.square() * self.forth(tangent))
 
     @cached_property
-    def _of_data(self) -> tuple[Rows, Rows]:
+    def slopes(self) -> tuple[Rows, Rows]:
         """The likelihood's energies and their derivatives."""
         with torch.enable_grad():
             signal = self.signal.detach().requires_grad_()
             energies = self.inference.each(self.inference.likelihood.energy, signal)
             return energies.detach(), torch.autograd.grad(energies.sum(), signal)[0]
 
-    @property
     def energies(self) -> Rows:
         """Negative logarithms of likelihood and prior."""
-        return self._of_data[0] + self.positions.detach().square().sum(-1) / 2
+        return self.slopes[0] + self.positions.detach().square().sum(-1) / 2
 
-    @property
-    def gradients(self) -> Rows:
-        return self.positions.detach() + self.back(self._of_data[1])
-
-    @property
     def reduced_chi2(self) -> Rows:
         """Mean squares of the data's residuals, in standard deviations; where the metric is 0, nothing was measured."""
-        seen = self.root > 0
-        squares = torch.where(seen, self._of_data[1] / self.root, 0).square()
-        return squares.flatten(1).sum(1) / seen.flatten(1).sum(1).clamp(min=1)
+        seen, slopes = (each.flatten(1) for each in (self.root, self.slopes[1]))
+        return torch.where(seen > 0, slopes / seen, 0).square().sum(1) / (seen > 0).sum(1).clamp(min=1)
 
     def scale(self) -> Rows:
         """Root of about the diagonal of the metric: the mean square of what white noise of the data becomes."""
@@ -254,7 +245,7 @@ class Draws:
 
     def linear(self, tol: float, steps: int) -> Rows:
         """Residuals whose covariance is the inverse metric (MGVI): of each pair one and its mirror image."""
-        enough = tol * self.inference.size
+        enough = tol * self.center.numel()
         metric: Apply = lambda rows: self.kept * self._at.metric(rows)  # noqa: E731
         return _mirrored(solve_rows(metric, self._sides, self.scale, steps, enough=enough))
 
@@ -263,7 +254,7 @@ class Draws:
 
         A sample ``x`` solves ``x - e + Jᵀ(e) R(e) (t(x) - t(e)) = side``, here by Newton's method. A step that does not come closer is halved.
         """
-        sides, enough = _mirrored(self._sides), tol * self.inference.size
+        sides, enough = _mirrored(self._sides), tol * self.center.numel()
         at = Linearized(self.inference, self.center.expand(len(sides), -1))
         base, change = self.center + start, torch.zeros_like(start)
         part, gap = torch.ones_like(start[:, :1]), torch.full_like(start[:, :1], math.inf)

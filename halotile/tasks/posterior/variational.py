@@ -108,10 +108,10 @@ class Samples:
         return Linearized(self.inference, self._rows(batch)) if self.recompute else self._known[batch]
 
     def energy(self) -> float:
-        return float(self._mean(lambda batch: self._point(batch).energies[:, None], self.position[:1]))
+        return float(self._mean(lambda batch: self._point(batch).energies()[:, None], self.position[:1]))
 
     def gradient(self) -> Rows:
-        return self._mean(lambda batch: self._point(batch).gradients, self.position)
+        return self._mean(lambda b: self._rows(b) + (p := self._point(b)).back(p.slopes[1]), self.position)
 
     def metric(self, tangent: Rows) -> Rows:
         """The product with the metric averaged over the samples of all ranks."""
@@ -122,17 +122,15 @@ class Samples:
 
         def of(batch: int) -> Rows:
             squares = [part.square().mean(-1) for part in self.inference.split(self._rows(batch)).values()]
-            return torch.stack([self._point(batch).reduced_chi2, *squares], -1)
+            return torch.stack([self._point(batch).reduced_chi2(), *squares], -1)
 
         return list(map(float, self._mean(of, self.position.new_zeros(1 + len(self.inference.shapes)))))
 
     def check(self, iteration: int) -> None:
         """Refuse samples whose energy is not finite."""
         if not math.isfinite(energy := self.energy()):
-            energies = {2 * self.chunk * batch: self._point(batch).energies for batch in self.residuals}
-            bad = [
-                first + number for first, each in energies.items() for number, e in enumerate(each) if not e.isfinite()
-            ]
+            energies = {2 * self.chunk * batch: self._point(batch).energies() for batch in self.residuals}
+            bad = [first + int(i) for first, each in energies.items() for i in torch.nonzero(~each.isfinite())]
             where = f"in iteration {iteration + 1} (samples {bad} of rank {self.group.rank})"
             raise Diverged(f"the energy is {energy} {where}. Write a tighter prior, or mode='linear' at first.")
 
@@ -234,7 +232,7 @@ class _Run:
         """Move the mean to the least energy, by Newton's method with the metric of all samples; return the number of steps as well."""
         here.check(iteration)
         options = self.choices[iteration]["minimizing"]
-        energy, enough, inner = here.energy(), options["tol"] * here.inference.size, options["inner"]
+        energy, enough, inner = here.energy(), options["tol"] * len(here.position), options["inner"]
         for step in range(options["steps"]):
             metric: Apply = lambda rows, here=here: self.free * here.metric(rows[0])[None]  # noqa: E731
             sides = -(self.free * here.gradient())[None]
