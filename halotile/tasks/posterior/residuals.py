@@ -126,8 +126,7 @@ class Linearized:
 
     def back(self, cotangent: Rows) -> Rows:
         """``Jᵀ u``."""
-        found: Rows = torch.autograd.grad(self.signal, self.positions, cotangent, retain_graph=True)[0]
-        return found
+        return torch.autograd.grad(self.signal, self.positions, cotangent, retain_graph=True)[0]
 
     @cached_property
     def _transposed(self) -> tuple[Rows, Rows]:
@@ -139,8 +138,7 @@ class Linearized:
 
     def forth(self, tangent: Rows) -> Rows:
         """``J v``."""
-        found: Rows = torch.autograd.grad(*self._transposed, tangent, retain_graph=True)[0]
-        return found
+        return torch.autograd.grad(*self._transposed, tangent, retain_graph=True)[0]
 
     def metric(self, tangent: Rows) -> Rows:
         """``v + Jᵀ R² J v``."""
@@ -245,9 +243,8 @@ class Draws:
 
     def linear(self, tol: float, steps: int) -> Rows:
         """Residuals whose covariance is the inverse metric (MGVI): of each pair one and its mirror image."""
-        enough = tol * self.center.numel()
-        metric: Apply = lambda rows: self.kept * self._at.metric(rows)  # noqa: E731
-        return _mirrored(solve_rows(metric, self._sides, self.scale, steps, enough=enough))
+        enough, apply = tol * self.center.numel(), self._at.metric
+        return _mirrored(solve_rows(lambda v: self.kept * apply(v), self._sides, self.scale, steps, enough=enough))
 
     def bent(self, start: Rows, tol: float, steps: int, inner: int) -> Rows:
         """Residuals that are white in coordinates in which the metric at the center is nearly 1 (geoVI).

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from os import PathLike
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from halotile.errors import ConfigError, DamagedData, Diverged, ResumeRefused
 from halotile.storage.disk.durable import DISK
 from halotile.storage.run_directory.json_files import read_object
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.posterior.residuals import Apply, Draws, Inference, Likelihood, Linearized, Rows, Tree, solve_rows
+from halotile.tasks.posterior.residuals import Draws, Inference, Likelihood, Linearized, Rows, Tree, check, solve_rows
 
 WORDS = {"mode": ("geometric", "linear"), "redraw": ("new", "same", "update")}
 USUAL: Mapping[str, dict[str, float]] = {
@@ -32,8 +30,6 @@ USUAL: Mapping[str, dict[str, float]] = {
 BATCH_NUMBERS = 2**17
 """Latent numbers of the pairs that are computed at once, by default: larger batches save no time."""
 HALVINGS = 10
-ENERGY, SAME_ENERGY = "energy of the data at the start", 1e-6
-"""The setting that stands for model, likelihood and data, and its rounding on other devices."""
 STATE = "state.json"
 Varying = Any
 """A value, or a function of the number of the iteration, from 0 on, that returns it."""
@@ -104,35 +100,27 @@ class Samples:
     def _known(self) -> dict[int, Linearized]:
         return {batch: Linearized(self.inference, self._rows(batch)) for batch in self.residuals}
 
-    def _point(self, batch: int) -> Linearized:
+    def point(self, batch: int) -> Linearized:
         return Linearized(self.inference, self._rows(batch)) if self.recompute else self._known[batch]
 
     def energy(self) -> float:
-        return float(self._mean(lambda batch: self._point(batch).energies()[:, None], self.position[:1]))
+        return float(self._mean(lambda batch: self.point(batch).energies()[:, None], self.position[:1]))
 
     def gradient(self) -> Rows:
-        return self._mean(lambda b: self._rows(b) + (p := self._point(b)).back(p.slopes[1]), self.position)
+        return self._mean(lambda b: self._rows(b) + (p := self.point(b)).back(p.slopes[1]), self.position)
 
-    def metric(self, tangent: Rows) -> Rows:
+    def metric(self, free: Rows, tangent: Rows) -> Rows:
         """The product with the metric averaged over the samples of all ranks."""
-        return self._mean(lambda batch: self._point(batch).metric(tangent.expand_as(self.residuals[batch])), tangent)
+        return free * self._mean(lambda b: self.point(b).metric(tangent.expand_as(self.residuals[b])), tangent)
 
     def reduced_chi2(self) -> list[float]:
         """That of the data, and of each part of the latent position."""
 
         def of(batch: int) -> Rows:
             squares = [part.square().mean(-1) for part in self.inference.split(self._rows(batch)).values()]
-            return torch.stack([self._point(batch).reduced_chi2(), *squares], -1)
+            return torch.stack([self.point(batch).reduced_chi2(), *squares], -1)
 
         return list(map(float, self._mean(of, self.position.new_zeros(1 + len(self.inference.shapes)))))
-
-    def check(self, iteration: int) -> None:
-        """Refuse samples whose energy is not finite."""
-        if not math.isfinite(energy := self.energy()):
-            energies = {2 * self.chunk * batch: self._point(batch).energies() for batch in self.residuals}
-            bad = [first + int(i) for first, each in energies.items() for i in torch.nonzero(~each.isfinite())]
-            where = f"in iteration {iteration + 1} (samples {bad} of rank {self.group.rank})"
-            raise Diverged(f"the energy is {energy} {where}. Write a tighter prior, or mode='linear' at first.")
 
 
 @dataclass(frozen=True)
@@ -230,11 +218,18 @@ class _Run:
 
     def _minimized(self, here: Samples, scale: Rows, iteration: int) -> tuple[Samples, int]:
         """Move the mean to the least energy, by Newton's method with the metric of all samples; return the number of steps as well."""
-        here.check(iteration)
-        options = self.choices[iteration]["minimizing"]
-        energy, enough, inner = here.energy(), options["tol"] * len(here.position), options["inner"]
+        options, energy = self.choices[iteration]["minimizing"], here.energy()
+        if not math.isfinite(energy):
+            bad = [
+                f"pairs from {here.chunk * b} on"
+                for b in here.residuals
+                if not here.point(b).energies().isfinite().all()
+            ]
+            where = f"{energy} in iteration {iteration + 1}, {', '.join(bad) or 'on another rank'}"
+            raise Diverged(f"the energy is {where}. Write a tighter prior, or mode='linear' for the first iterations.")
+        enough, inner = options["tol"] * len(here.position), options["inner"]
         for step in range(options["steps"]):
-            metric: Apply = lambda rows, here=here: self.free * here.metric(rows[0])[None]  # noqa: E731
+            metric = partial(here.metric, self.free)
             sides = -(self.free * here.gradient())[None]
             change = solve_rows(metric, sides, scale, inner, enough=enough / 10, share=0.1)[0]
             for halving in range(HALVINGS):
@@ -253,16 +248,13 @@ class _Run:
         record = read_object(self.folder / STATE, "Remove the folder to begin anew.") if self.folder else None
         if record is None:
             return {"iteration": 0, "key": 0}
-        settings = [{"iterations": f"{record['iteration']} or more"}, *record["settings"]]
-        now = [{} if len(self.choices) >= record["iteration"] else {"iterations": len(self.choices)}, self.settings]
-        for number, own in enumerate(json.loads(json.dumps([*now, *self.choices[: record["iteration"]]]))):
-            for name, value in own.items():
-                was, where = settings[number][name], f" in iteration {number - 1}" if number > 1 else ""
-                if was != value and not (name == ENERGY and math.isclose(was, value, rel_tol=SAME_ENERGY)):
-                    problem = (
-                        f"{self.folder} is that of another run: {name}{where} is {was!r} there, and {value!r} here."
-                    )
-                    raise ResumeRefused(f"{problem} Write what is there, or another folder.")
+        stored, own = record["settings"], json.loads(json.dumps([self.settings, *self.choices]))
+        check(len(own) >= len(stored), f"{self.folder} has {len(stored) - 1} iterations. Write as many or more.")
+        for number, (was, now) in enumerate(zip(stored, own, strict=False)):
+            for name in [name for name in now if was[name] != now[name]]:
+                where = f"{name} is {was[name]!r} there{f' in iteration {number - 1}' * (number > 0)}"
+                problem = f"{self.folder} is of another run: {where}, and {now[name]!r} here"
+                raise ResumeRefused(f"{problem}. Write what is there, or another folder.")
         return record
 
     def _write(self, folder: Path, record: dict[str, Any], samples: Samples) -> None:
@@ -326,7 +318,7 @@ def optimize_kl(
     recompute: bool = False,
     dtype: torch.dtype = torch.float64,
     group: TorchGroup | None = None,
-    folder: str | PathLike[str] | None = None,
+    folder: str | Path | None = None,
     callback: Callable[[VariationalState], object] = lambda state: None,
 ) -> Iterator[VariationalState]:
     """Find a mean and samples around it that stand for a posterior: MGVI and geoVI."""
@@ -340,9 +332,9 @@ def optimize_kl(
         _check(isinstance(value, int) and value >= least, name, value, f"a whole number of {least} or more")
     names = {"constants": list(constants), "point_estimates": list(point_estimates)}
     masks = [_mask(option, given, shapes, row) for option, given in names.items()]
-    digest = hashlib.sha256(row.cpu().numpy().tobytes()).hexdigest()[:16]
-    start_is = {"shapes of the start": shapes, "digest of the start": digest, ENERGY: inference.checked_energy(row)}
-    settings = {"seed": seed, "chunk": chunk, "dtype": str(dtype), **names, **start_is}
+    start_is = {"shapes of the start": shapes, "checksum of the start": zlib.crc32(row.cpu().numpy().tobytes())}
+    energy = f"{inference.checked_energy(row):.6g}"  # of model, likelihood and data, on any device
+    settings = {"seed": seed, "chunk": chunk, "dtype": str(dtype), **names, **start_is, "energy of the data": energy}
     given = {"samples": samples, "mode": mode, "redraw": redraw}
     given |= {"sampling": sampling, "bending": bending, "minimizing": minimizing}
     choices = [_choice(given, iteration) for iteration in range(iterations)]
