@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from halotile import posterior
 from halotile.tasks.groups.group import TorchGroup
@@ -44,7 +45,8 @@ LIKELIHOODS = {
 def inference(name: str = "poisson", model: Callable[[Latent], torch.Tensor] = rate) -> tuple[Inference, torch.Tensor]:
     """A model and a likelihood, and a position."""
     start = FIELD.start(seed=2)
-    made = Inference(model, LIKELIHOODS[name], {key: tuple(part.shape) for key, part in start.items()})
+    shapes = {key: tuple(part.shape) for key, part in start.items()}
+    made = Inference(model, LIKELIHOODS[name], shapes, pytree.tree_structure(start))
     return made, torch.cat([part.reshape(-1) for part in start.values()])
 
 

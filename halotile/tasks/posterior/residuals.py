@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from halotile.errors import ConfigError
 
@@ -27,7 +28,8 @@ SHARE, LEAST_PART = 0.1, 0.01
 """Share of the residual that a step of bending leaves, and the least part of a step."""
 PROBES = 16
 """Draws for the diagonal of the metric: with it, an image of 128² takes a tenth of the steps."""
-Tree = dict[str, Any]
+Tree = Any
+"""A latent position: tensors in a dictionary, or dictionaries of them."""
 Rows = torch.Tensor
 Apply = Callable[[Rows], Rows]
 
@@ -58,6 +60,7 @@ class Inference:
     model: Callable[[Tree], torch.Tensor]
     likelihood: Likelihood
     shapes: Mapping[str, tuple[int, ...]]  # of the tensors of a position, by their names
+    structure: Any  # of a position
     vmap: bool = True
     products: int = 0
 
@@ -67,14 +70,8 @@ class Inference:
 
     def tree(self, row: Rows) -> Tree:
         """A latent position as the model gets it."""
-        tree: Tree = {}
-        for name, part in self.split(row).items():
-            *folders, last = name.split(".")
-            inner = tree
-            for folder in folders:
-                inner = inner.setdefault(folder, {})
-            inner[last] = part.reshape(self.shapes[name])
-        return tree
+        parts = self.split(row).items()
+        return pytree.tree_unflatten([part.reshape(self.shapes[name]) for name, part in parts], self.structure)
 
     def each(self, function: Callable[[torch.Tensor], torch.Tensor], rows: Rows) -> Rows:
         """The results of a function for each row."""
@@ -82,23 +79,15 @@ class Inference:
             return torch.func.vmap(function)(rows)
         return torch.stack([function(row) for row in rows])
 
-    def signals(self, rows: Rows) -> Rows:
-        return self.each(lambda row: self.model(self.tree(row)), rows)
-
     def checked_energy(self, row: Rows) -> float:
         """The energy of the data at a position; a model and a likelihood that do not fit together are refused."""
         signal = self.model(self.tree(row))
         data, root = getattr(self.likelihood, "data", signal), self.likelihood.metric_root(signal)
         energy = float(self.likelihood.energy(signal))
         shapes = [list(each.shape) for each in (signal, data, root)]
-        check(
-            shapes[1:] == shapes[:2],
-            "signal, data and metric_root have shapes {}, {} and {}. Write one.".format(*shapes),
-        )
+        check(shapes[1:] == shapes[:2], f"signal, data and metric_root have shapes {shapes}. Write the same shapes.")
         is_finite = math.isfinite(energy) and root.isfinite().all()
-        check(
-            is_finite, f"the data's energy, {energy:g}, or its metric are not finite at the start. Write another one."
-        )
+        check(is_finite, f"energy ({energy:g}) or metric of the data are not finite at the start. Write another one.")
         try:
             point = Linearized(self, row[None])
         except RuntimeError as error:
@@ -114,7 +103,7 @@ class Linearized:
         self.inference = inference
         self.positions = positions.detach().requires_grad_()
         with torch.enable_grad():
-            self.signal = inference.signals(self.positions)
+            self.signal = inference.each(lambda row: inference.model(inference.tree(row)), self.positions)
 
     @cached_property
     def root(self) -> Rows:
@@ -261,11 +250,11 @@ class Draws:
             residual = sides - (there.positions - at.positions).detach() - path
             left = dots(residual, residual / self.scale.square())[:, None]
             is_closer = (left < gap) & (part > 0)
-            step = self._newton(at, there, is_closer * residual, inner)
+            step = self._newton(at, there, torch.where(is_closer, residual, 0), inner)
             base = torch.where(is_closer, there.positions.detach(), base)
             change, gap = torch.where(is_closer, step, change), torch.where(is_closer, left, gap)
             is_done = is_closer & (dots(step, residual).abs() / 2 <= enough)[:, None]
-            base = base + is_done * step
+            base = base + torch.where(is_done, step, 0)
             part = torch.where(is_closer, 1, part / 2) * ~is_done * (part > LEAST_PART)
             if not part.any():
                 break

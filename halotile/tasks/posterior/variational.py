@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
+from torch.utils import _pytree as pytree
 
 from halotile.errors import ConfigError, DamagedData, Diverged, ResumeRefused
 from halotile.storage.disk.durable import DISK
@@ -220,13 +221,9 @@ class _Run:
         """Move the mean to the least energy, by Newton's method with the metric of all samples; return the number of steps as well."""
         options, energy = self.choices[iteration]["minimizing"], here.energy()
         if not math.isfinite(energy):
-            bad = [
-                f"pairs from {here.chunk * b} on"
-                for b in here.residuals
-                if not here.point(b).energies().isfinite().all()
-            ]
-            where = f"{energy} in iteration {iteration + 1}, {', '.join(bad) or 'on another rank'}"
-            raise Diverged(f"the energy is {where}. Write a tighter prior, or mode='linear' for the first iterations.")
+            bad = [batch for batch in here.residuals if not here.point(batch).energies().isfinite().all()]
+            where = f"in iteration {iteration + 1} (batches {bad} of rank {here.group.rank})"
+            raise Diverged(f"the energy is {energy} {where}. Write a tighter prior, or mode='linear' at first.")
         enough, inner = options["tol"] * len(here.position), options["inner"]
         for step in range(options["steps"]):
             metric = partial(here.metric, self.free)
@@ -322,11 +319,12 @@ def optimize_kl(
     callback: Callable[[VariationalState], object] = lambda state: None,
 ) -> Iterator[VariationalState]:
     """Find a mean and samples around it that stand for a posterior: MGVI and geoVI."""
-    parts = {name: torch.as_tensor(part, dtype=dtype).detach() for name, part in _named(start)}
+    leaves, structure = pytree.tree_flatten_with_path(start)
+    parts = {".".join(str(getattr(k, "key", k)) for k in path): torch.as_tensor(x, dtype=dtype) for path, x in leaves}
     shapes = {name: tuple(part.shape) for name, part in parts.items()}
-    row = torch.cat([part.reshape(-1) for part in parts.values()])
+    row = torch.cat([part.detach().reshape(-1) for part in (*parts.values(), torch.zeros(0, dtype=dtype))])
     _check(len(row) and row.isfinite().all(), "start", start, "finite numbers, such as zeros, the center of the prior")
-    inference = Inference(model, likelihood, shapes, vmap)
+    inference = Inference(model, likelihood, shapes, structure, vmap)
     chunk = max(1, BATCH_NUMBERS // len(row)) if chunk is None else chunk
     for name, value, least in (("iterations", iterations, 1), ("chunk", chunk, 1), ("seed", seed, 0)):
         _check(isinstance(value, int) and value >= least, name, value, f"a whole number of {least} or more")
@@ -367,17 +365,6 @@ def _choice(given: Mapping[str, Varying], iteration: int) -> dict[str, Any]:
     _check(isinstance(pairs, int) and pairs >= 0, "samples", pairs, "the number of pairs, or 0 for the mean alone")
     _check(is_bent or found["redraw"] != "update", "redraw", "update", "'same', or mode='geometric'")
     return found
-
-
-def _named(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors of a nested dictionary with their names, joined by dots."""
-    if prefix and not isinstance(tree, Mapping):
-        yield prefix[:-1], tree
-        return
-    is_named = isinstance(tree, Mapping) and all(isinstance(key, str) and "." not in key for key in tree)
-    _check(is_named, "start", tree, "a dictionary of tensors by names without dots: {'white': torch.zeros(64, 64)}")
-    for key, value in tree.items():
-        yield from _named(value, f"{prefix}{key}.")
 
 
 def _mask(option: str, names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], row: Rows) -> Rows:
