@@ -83,9 +83,9 @@ class Inference:
         """The energy of the data at a position; a model and a likelihood that do not fit together are refused."""
         signal = self.model(self.tree(row))
         data, root = getattr(self.likelihood, "data", signal), self.likelihood.metric_root(signal)
-        energy = float(self.likelihood.energy(signal))
         shapes = [list(each.shape) for each in (signal, data, root)]
         check(shapes[1:] == shapes[:2], f"signal, data and metric_root have shapes {shapes}. Write the same shapes.")
+        energy = float(self.likelihood.energy(signal))
         is_finite = math.isfinite(energy) and root.isfinite().all()
         check(is_finite, f"energy ({energy:g}) or metric of the data are not finite at the start. Write another one.")
         try:
