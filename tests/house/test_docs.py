@@ -45,7 +45,7 @@ THOROUGH = {
     "submit-sge",  # Grid Engine, as in submit-pbs
     *("hpc-exec", "torch-exec"),  # tests/cli/test_clusters.py and tests/graphs/test_torch_ranks.py do so
     *("distribute-parameters", "distribute-subsets"),  # contexts, as in distribute-quick-start
-    *("torch-fft", "torch-fit", "torch-spatial"),  # ranks, as in torch-function
+    *("torch-fft", "torch-fit", "torch-spatial", "variational-ranks"),  # ranks, as in torch-function
     *("many-images", "python-reconstruct"),  # tests/graphs/test_many_images.py and test_reconstruct.py
     *("export", "bench"),  # tests/cli/test_export.py and test_bench.py
     "gpu-shared",  # tests/graphs/test_tuning.py

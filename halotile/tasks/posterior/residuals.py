@@ -19,11 +19,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from halotile.errors import ConfigError
+from halotile.tasks.distributed.stacks.krylov import conjugate_gradients
 
 LATENT = 2**31 + 2
 """Role of the random numbers, besides those of an image: see ``gaussian.py``."""
-WINDOW = 4
-"""Steps of conjugate gradients whose gain estimates the energy that is left."""
 SHARE, LEAST_PART = 0.1, 0.01
 """Share of the residual that a step of bending leaves, and the least part of a step."""
 PROBES = 16
@@ -31,7 +30,6 @@ PROBES = 16
 Tree = Any
 """A latent position: tensors in a dictionary, or dictionaries of them."""
 Rows = torch.Tensor
-Apply = Callable[[Rows], Rows]
 
 
 class Likelihood(Protocol):
@@ -169,37 +167,6 @@ def white(shape: Sequence[int], like: Rows, *key: int) -> torch.Tensor:
     return torch.from_numpy(stream.standard_normal(tuple(shape))).to(like)
 
 
-def solve_rows(apply: Apply, sides: Rows, scale: Rows, steps: int, *, enough: float = 0.0, share: float = 0.0) -> Rows:
-    """Solve one system for each row; a row is done when the energy that it gains becomes small, and stands still from then on.
-
-    ``scale``: root of about the diagonal of the matrix; ``enough``: energy, half the squared error in the norm of the matrix, that may be left; ``share``:
-    the same, as a share of all that was gained.
-
-    >>> solve_rows(lambda rows: 2 * rows, torch.ones(1, 2), torch.ones(2), 1).tolist()
-    [[0.5, 0.5]]
-    """
-    found, residual, search = torch.zeros_like(sides), sides / scale, sides / scale
-    gains: list[Rows] = []
-    length = dots(residual, residual)
-    least = torch.finfo(length.dtype).eps ** 2 * length
-    gained, is_active = torch.zeros_like(length), length > least
-    for _ in range(steps):
-        if not is_active.any():
-            break
-        seen = apply(search / scale) / scale
-        step = torch.where(is_active, length / dots(search, seen), 0)
-        found = found + step[:, None] * search
-        residual = residual - step[:, None] * seen
-        gains = [*gains, step * length / 2][-WINDOW:]
-        gained = gained + gains[-1]
-        before, length = length, dots(residual, residual)
-        is_active &= length > least
-        if len(gains) == WINDOW:
-            is_active &= sum(gains) > (share * gained).clamp(min=enough)
-        search = residual + torch.where(is_active, length / before, 0)[:, None] * search
-    return found / scale
-
-
 @dataclass(frozen=True)
 class Draws:
     """Pairs of samples around a position.
@@ -232,15 +199,16 @@ class Draws:
 
     def linear(self, tol: float, steps: int) -> Rows:
         """Residuals whose covariance is the inverse metric (MGVI): of each pair one and its mirror image."""
-        enough, apply = tol * self.center.numel(), self._at.metric
-        return _mirrored(solve_rows(lambda v: self.kept * apply(v), self._sides, self.scale, steps, enough=enough))
+        root, apply = self.scale, self._at.metric
+        found, _ = conjugate_gradients(lambda v: self.kept * apply(v / root) / root, self._sides / root, tol, steps)
+        return _mirrored(found / root)
 
     def bent(self, start: Rows, tol: float, steps: int, inner: int) -> Rows:
         """Residuals that are white in coordinates in which the metric at the center is nearly 1 (geoVI).
 
         A sample ``x`` solves ``x - e + Jᵀ(e) R(e) (t(x) - t(e)) = side``, here by Newton's method. A step that does not come closer is halved.
         """
-        sides, enough = _mirrored(self._sides), tol * self.center.numel()
+        sides, enough = _mirrored(self._sides), tol**2 * self.center.numel()
         at = Linearized(self.inference, self.center.expand(len(sides), -1))
         base, change = self.center + start, torch.zeros_like(start)
         part, gap = torch.ones_like(start[:, :1]), torch.full_like(start[:, :1], math.inf)
@@ -253,7 +221,7 @@ class Draws:
             step = self._newton(at, there, torch.where(is_closer, residual, 0), inner)
             base = torch.where(is_closer, there.positions.detach(), base)
             change, gap = torch.where(is_closer, step, change), torch.where(is_closer, left, gap)
-            is_done = is_closer & (dots(step, residual).abs() / 2 <= enough)[:, None]
+            is_done = is_closer & (dots(step, residual).abs() <= enough)[:, None]
             base = base + torch.where(is_done, step, 0)
             part = torch.where(is_closer, 1, part / 2) * ~is_done * (part > LEAST_PART)
             if not part.any():
