@@ -294,7 +294,7 @@ def test_the_reference_has_every_public_name() -> None:
 
 
 def test_a_public_module_can_be_imported_by_its_name() -> None:
-    for name in ("collectives", "ptychography", "torch_group"):
+    for name in ("collectives", "posterior", "ptychography", "torch_group"):
         module = importlib.import_module(f"halotile.{name}")
         assert getattr(halotile, name) is module
         assert [each for each in module.__all__ if not hasattr(module, each)] == []

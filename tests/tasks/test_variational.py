@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def truth(seed: int = 3) -> Latent:
 
 COUNTS = torch.poisson(rate(truth()), generator=torch.Generator().manual_seed(5))
 NOISE = torch.linspace(0.5, 3.0, 6, dtype=torch.float64).expand(7, 6)
-LIKELIHOODS = {
+LIKELIHOODS: dict[str, Any] = {
     "poisson": posterior.Poisson(COUNTS),
     "gaussian": posterior.Gaussian(rate(truth()) + 1, std=NOISE),
     "holes": posterior.Gaussian(torch.where(COUNTS > 20, COUNTS, torch.nan), weights=(COUNTS > 20) * 0.3),
@@ -154,6 +155,10 @@ def digits(state: posterior.VariationalState) -> list[Any]:
     return [*(part.numpy().tobytes() for part in state.mean.values()), figures, maps, samples]
 
 
+def found_with(given: dict[str, Any], group: TorchGroup) -> list[Any]:
+    return digits(last(group=group, **given))
+
+
 def on_ranks(count: int, function: Callable[[TorchGroup], Any]) -> list[Any]:
     """The results of a function on ranks that are threads of this process."""
     memories = [SharedMemory(rank, count, 60.0) for rank in range(count)]
@@ -186,7 +191,7 @@ def alone() -> list[Any]:
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_any_number_of_ranks_gives_the_same_bits(ranks: int, alone: list[Any]) -> None:
-    found = on_ranks(ranks, lambda group: digits(last(group=group, **VARYING)))
+    found = on_ranks(ranks, partial(found_with, VARYING))
     assert [each[:-1] for each in found] == [alone[:-1]] * ranks
     assert [part for each in found for part in each[-1]] == alone[-1]
 
@@ -196,7 +201,7 @@ def test_fewer_pairs_than_ranks_and_none_at_all(ranks: int) -> None:
     for pairs in (0, 1):
         given = options(samples=pairs, iterations=1)
         alone = digits(last(**given))
-        for found in on_ranks(ranks, lambda group, given=given: digits(last(group=group, **given))):
+        for found in on_ranks(ranks, partial(found_with, given)):
             assert found[:-1] == alone[:-1]
 
 
@@ -233,7 +238,7 @@ def test_a_run_goes_on_where_it_was_killed(
         patched.setattr(type(DISK), "write_file", interrupted)
         with pytest.raises(Killed):
             last(folder=tmp_path, **VARYING)
-    found = on_ranks(ranks, lambda group: digits(last(group=group, folder=tmp_path, **VARYING)))
+    found = on_ranks(ranks, partial(found_with, {"folder": tmp_path, **VARYING}))
     assert [each[:-1] for each in found] == [alone[:-1]] * ranks
     assert [part for each in found for part in each[-1]] == alone[-1]
     finished = last(folder=tmp_path, **VARYING)  # nothing is left to do
@@ -443,7 +448,6 @@ def test_samples_scatter_as_those_of_nifty_at_its_position(mode: str) -> None:
 
     names = {"fluctuations": "fluctuations", "loglogavgslope": "slope", "zeromode": "zero_mode", "xi": "white"}
     start = {ours: kept[f"position_{theirs}"] for theirs, ours in names.items()}
-    start["white"] = start["white"].flip(0, 1).roll((1, 1), (0, 1))  # waves of the other sign
     close(blurred(start), kept["rate"], 1e-10)
     state = last(
         posterior.Poisson(kept["data"]),
@@ -458,5 +462,5 @@ def test_samples_scatter_as_those_of_nifty_at_its_position(mode: str) -> None:
     mean, std = state.samples.mean_and_std(field.logarithm)
     ratio = std / kept[f"{mode}_std"]
     assert 0.93 < float(ratio.mean()) < 1.07
-    assert 0.85 < float(ratio.quantile(0.05)) < float(ratio.quantile(0.95)) < 1.2
+    assert 0.8 < float(ratio.quantile(0.05)) < float(ratio.quantile(0.95)) < 1.25  # of 200 samples each
     assert float(((mean - kept[f"{mode}_mean"]) / std).square().mean().sqrt()) < 0.15

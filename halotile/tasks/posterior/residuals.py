@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ PROBES = 16
 """Draws for the diagonal of the metric: with it, an image of 128² takes a tenth of the steps."""
 Tree = Any
 """A latent position: tensors in a dictionary, or dictionaries of them."""
-Rows = torch.Tensor
+Rows: TypeAlias = torch.Tensor
 
 
 class Likelihood(Protocol):

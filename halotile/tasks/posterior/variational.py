@@ -181,7 +181,7 @@ class _Run:
     def states(self) -> Iterator[VariationalState]:
         """Go on from the folder, and yield the state of each further iteration; that of the last one, where all are done."""
         record, inference = self._record(), self.begin.inference
-        samples = self._read(record) if record["iteration"] else self.begin
+        samples = self._read(self.folder, record) if self.folder and record["iteration"] else self.begin
         if record["iteration"] == len(self.choices):
             yield self._state(samples, record)
         for iteration in range(record["iteration"], len(self.choices)):
@@ -278,19 +278,18 @@ class _Run:
                 DISK.remove(path)
         samples.total(sums, none)  # all wait for the record
 
-    def _read(self, record: Mapping[str, Any]) -> Samples:
+    def _read(self, folder: Path, record: Mapping[str, Any]) -> Samples:
         """The samples that the folder has."""
         rows, new = {}, replace(self.begin, pairs=self.choices[record["iteration"] - 1]["samples"])
-        assert self.folder is not None
         for batch in {0, *new.own}:
-            path = self.folder / _name(record, batch)
+            path = folder / _name(record, batch)
             content = path.read_bytes() if path.exists() else b""
             if zlib.crc32(content) != record["checksums"][batch]:
                 raise DamagedData(f"{path} is damaged or missing. Remove the folder to begin anew.")
             parts = load(content)
-            rows[batch] = torch.cat([parts[name].reshape(len(parts[name]), -1) for name in new.inference.shapes], 1)
-        residuals = {batch: rows[batch][1:].to(new.position) for batch in new.own}
-        return replace(new, position=rows[0][0].to(new.position), residuals=residuals)
+            rows[batch] = torch.cat([parts[n].reshape(len(parts[n]), -1) for n in new.inference.shapes], 1)
+        position, residuals = rows[0][0].to(new.position), {b: rows[b][1:].to(new.position) for b in new.own}
+        return replace(new, position=position, residuals=residuals)
 
 
 def _name(record: Mapping[str, Any], batch: int) -> str:
@@ -401,7 +400,7 @@ def optimize_kl(
     for name, value, least in (("iterations", iterations, 1), ("chunk", chunk, 1), ("seed", seed, 0)):
         _check(isinstance(value, int) and value >= least, name, value, f"a whole number of {least} or more")
     names = {"constants": list(constants), "point_estimates": list(point_estimates)}
-    masks = [_mask(option, given, shapes, row) for option, given in names.items()]
+    free, kept = (_mask(option, given, shapes, row) for option, given in names.items())
     start_is = {"shapes of the start": shapes, "checksum of the start": zlib.crc32(row.cpu().numpy().tobytes())}
     energy = f"{inference.checked_energy(row):.6g}"  # of model, likelihood and data, on any device
     settings = {"seed": seed, "chunk": chunk, "dtype": str(dtype), **names, **start_is, "energy of the data": energy}
@@ -411,7 +410,8 @@ def optimize_kl(
     is_bent = any(choice["mode"] == "geometric" for choice in choices)
     _check(not is_bent or hasattr(likelihood, "transformation"), "mode", "geometric", "'linear', or a transformation")
     begin = Samples(inference, group or TorchGroup(), chunk, recompute, 0, row, {})
-    return _Run(begin, choices, settings, *masks, None if folder is None else Path(folder), callback).states()
+    path = None if folder is None else Path(folder)
+    return _Run(begin, choices, settings, free, kept, path, callback).states()
 
 
 def _check(is_good: object, name: str, value: object, instead: str) -> None:
