@@ -126,7 +126,7 @@ class CorrelatedField:
     offset : float
         Mean of the logarithm.
     zero_mode : pair of float
-        Mean and standard deviation of the strength of the logarithm's constant part, which is log-normal.
+        Mean and standard deviation of the strength of the logarithm's constant part, which is log-normal. One image hardly tells it, so it is fixed by default.
     fluctuations : pair of float
         Mean and standard deviation of the logarithm's standard deviation from pixel to pixel, which is log-normal.
     slope : pair of float
@@ -146,15 +146,18 @@ class CorrelatedField:
 
     shape: Sequence[int]
     offset: float = 0.0
-    zero_mode: tuple[float, float] = (1.0, 0.3)
+    zero_mode: tuple[float, float] = (1.0, 0.0)
     fluctuations: tuple[float, float] = (1.0, 0.3)
     slope: tuple[float, float] = (-4.0, 0.5)
     distances: float | Sequence[float] = 1.0
 
     def __post_init__(self) -> None:
-        sizes = (*self.shape, *np.broadcast_to(self.distances, len(self.shape)), *self.zero_mode, *self.fluctuations)
-        is_good = min(sizes) > 0 and math.prod(self.shape) > 1
-        check(is_good, f"{self} cannot be. Write two pixels or more; distances, means and deviations above 0.")
+        sizes = *self.shape, *np.broadcast_to(self.distances, len(self.shape)), self.zero_mode[0], self.fluctuations[0]
+        is_good = min(sizes) > 0 <= min(self.zero_mode[1], self.fluctuations[1]) and math.prod(self.shape) > 1
+        check(
+            is_good,
+            f"{self} cannot be. Write two pixels or more, distances and means above 0, deviations of 0 or more.",
+        )
 
     @cached_property
     def _log_k(self) -> torch.Tensor:

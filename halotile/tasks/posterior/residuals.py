@@ -218,7 +218,7 @@ class Draws:
             residual = sides - (there.positions - at.positions).detach() - path
             left = dots(residual, residual / self.scale.square())[:, None]
             is_closer = (left < gap) & (part > 0)
-            step = self._newton(at, there, torch.where(is_closer, residual, 0), inner)
+            step = self._newton(at, there, torch.where(is_closer, residual, 0), inner, enough / 4)
             base = torch.where(is_closer, there.positions.detach(), base)
             change, gap = torch.where(is_closer, step, change), torch.where(is_closer, left, gap)
             is_done = is_closer & (dots(step, residual).abs() <= enough)[:, None]
@@ -228,7 +228,7 @@ class Draws:
                 break
         return base - self.center
 
-    def _newton(self, at: Linearized, there: Linearized, residual: Rows, steps: int) -> Rows:
+    def _newton(self, at: Linearized, there: Linearized, residual: Rows, steps: int, enough: float) -> Rows:
         """Solve ``v + Jᵀ(e) R(e) R(x) J(x) v = residual``, which is not symmetric, by stabilized biconjugate gradients."""
         root = at.root * there.root
 
@@ -239,8 +239,8 @@ class Draws:
 
         found, shadow = torch.zeros_like(residual), residual / self.scale
         residual = search = shadow
-        length = first_length = dots(shadow, shadow)[:, None]
-        is_active = length > 0
+        length = dots(shadow, shadow)[:, None]
+        goal, is_active = (SHARE**2 * length).clamp(min=enough), length > 0
         for _ in range(steps):
             if not is_active.any():
                 break
@@ -251,7 +251,7 @@ class Draws:
             second = torch.where(is_active, (dots(turned, half) / dots(turned, turned))[:, None], 0).nan_to_num(0)
             found = found + first * search + second * half
             residual = half - second * turned
-            is_active &= dots(residual, residual)[:, None] > SHARE**2 * first_length
+            is_active &= dots(residual, residual)[:, None] > goal
             before, length = length, dots(shadow, residual)[:, None]
             search = residual + length / before * first / second * (search - second * seen)
             search = torch.where(is_active, search, 0)

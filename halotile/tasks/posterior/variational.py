@@ -119,7 +119,7 @@ class Samples:
         return scale * mean[None]
 
     def reduced_chi2(self) -> list[float]:
-        """That of the data, and of each part of the latent position."""
+        """Reduced χ² of the data, and of each part of the latent position."""
 
         def of(batch: int) -> Rows:
             squares = [part.square().mean(-1) for part in self.inference.split(self._rows(batch)).values()]
