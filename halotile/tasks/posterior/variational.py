@@ -251,8 +251,8 @@ class _Run:
         stored, own = record["settings"], json.loads(json.dumps([self.settings, *self.choices]))
         check(len(own) >= len(stored), f"{self.folder} has {len(stored) - 1} iterations. Write as many or more.")
         for number, (was, now) in enumerate(zip(stored, own, strict=False)):
-            for name in [name for name in now if was[name] != now[name]]:
-                where = f"{name} is {was[name]!r} there{f' in iteration {number - 1}' * (number > 0)}"
+            for name in [name for name in now if was.get(name) != now[name]]:
+                where = f"{name} is {was.get(name)!r} there{f' in iteration {number - 1}' * (number > 0)}"
                 problem = f"{self.folder} is of another run: {where}, and {now[name]!r} here"
                 raise ResumeRefused(f"{problem}. Write what is there, or another folder.")
         return record
@@ -274,7 +274,7 @@ class _Run:
             content = json.dumps({**record, "settings": settings, "checksums": total.tolist()}, indent=1).encode()
             DISK.write_file(folder / STATE, [content])
             kept = {folder / _name(record, batch) for batch in range(samples.batches)}
-            for path in {*folder.glob("samples-*")} - kept:
+            for path in {*folder.glob("samples-?????-?????.safetensors*"), *folder.glob(f"{STATE}.*.partial")} - kept:
                 DISK.remove(path)
         samples.total(sums, none)  # all wait for the record
 
