@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.stacks.krylov import conjugate_gradients
+from halotile.tasks.krylov import conjugate_gradients
 
 LATENT = 2**31 + 2
 """Role of the random numbers, besides those of an image: see ``gaussian.py``."""

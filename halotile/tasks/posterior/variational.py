@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from halotile.errors import ConfigError, DamagedData, Diverged, ResumeRefused
 from halotile.storage.disk.durable import DISK
 from halotile.storage.run_directory.json_files import read_object
-from halotile.tasks.distributed.stacks.krylov import conjugate_gradients
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.krylov import conjugate_gradients
 from halotile.tasks.posterior.residuals import Draws, Inference, Likelihood, Linearized, Rows, Tree, check
 
 WORDS = {"mode": ("geometric", "linear"), "redraw": ("new", "same", "update")}
