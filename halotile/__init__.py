@@ -26,6 +26,7 @@ from halotile import errors
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from halotile import posterior
     from halotile.cli.api import export, info, plan, preview, status, try_settings, validate, verify, view
     from halotile.cli.export import add_levels
     from halotile.graphs.distributed.context import DistributedContext
@@ -54,6 +55,7 @@ __all__ = [
     "open_source",
     "ordered_subset",
     "plan",
+    "posterior",
     "preview",
     "ptychography",
     "reconstruct",
@@ -86,7 +88,7 @@ _PUBLIC = {
     "simulate": "halotile.graphs.jobs.simulate.call",
     "train": "halotile.graphs.jobs.train.call",
 }
-_MODULES = ("collectives", "ptychography", "torch_group")
+_MODULES = ("collectives", "posterior", "ptychography", "torch_group")
 
 
 def __getattr__(name: str) -> Any:

@@ -45,7 +45,7 @@ THOROUGH = {
     "submit-sge",  # Grid Engine, as in submit-pbs
     *("hpc-exec", "torch-exec"),  # tests/cli/test_clusters.py and tests/graphs/test_torch_ranks.py do so
     *("distribute-parameters", "distribute-subsets"),  # contexts, as in distribute-quick-start
-    *("torch-fft", "torch-fit", "torch-spatial"),  # ranks, as in torch-function
+    *("torch-fft", "torch-fit", "torch-spatial", "variational-ranks"),  # ranks, as in torch-function
     *("many-images", "python-reconstruct"),  # tests/graphs/test_many_images.py and test_reconstruct.py
     *("export", "bench"),  # tests/cli/test_export.py and test_bench.py
     "gpu-shared",  # tests/graphs/test_tuning.py
@@ -294,7 +294,7 @@ def test_the_reference_has_every_public_name() -> None:
 
 
 def test_a_public_module_can_be_imported_by_its_name() -> None:
-    for name in ("collectives", "ptychography", "torch_group"):
+    for name in ("collectives", "posterior", "ptychography", "torch_group"):
         module = importlib.import_module(f"halotile.{name}")
         assert getattr(halotile, name) is module
         assert [each for each in module.__all__ if not hasattr(module, each)] == []

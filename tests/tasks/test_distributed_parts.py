@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halotile.errors import ConfigError, InputError
-from halotile.tasks.distributed.stacks.krylov import conjugate_gradients, largest_eigenvalue
 from halotile.tasks.distributed.tiling.processor_call import ProcessorCall
 from halotile.tasks.distributed.tiling.tiles import BLENDINGS, Tiles, blend_axis, cut_axis, make_tiles
 from halotile.tasks.distributed.transport.calls import Derivative
 from halotile.tasks.distributed.transport.objects import Packer
 from halotile.tasks.distributed.transport.tensors import Draw
+from halotile.tasks.krylov import conjugate_gradients, largest_eigenvalue
 from tests.cases import in_folders
 
 lengths, patches, overlaps = st.integers(1, 60), st.integers(1, 20), st.integers(0, 12)

@@ -15,7 +15,6 @@ from deepinv.optim.potential import Potential
 
 from halotile.errors import ConfigError
 from halotile.tasks.distributed.stacks.blockwise import is_large
-from halotile.tasks.distributed.stacks.krylov import System, conjugate_gradients
 from halotile.tasks.distributed.stacks.linear import MAX_PRODUCTS, TOLERANCE, DistributedStackedLinearPhysics, as_weight
 from halotile.tasks.distributed.stacks.operators import SentObjects, check_unchanged, chosen_numbers
 from halotile.tasks.distributed.stacks.physics import (
@@ -28,6 +27,7 @@ from halotile.tasks.distributed.stacks.physics import (
 from halotile.tasks.distributed.transport.calls import Engine, ObjectCall, Tensors
 from halotile.tasks.distributed.transport.objects import pack_arguments
 from halotile.tasks.distributed.transport.type_conversion import convert_types
+from halotile.tasks.krylov import System, conjugate_gradients
 
 PROX_GAP = 0.05
 """Largest residual of the equation of a prox, relative to the length of the step, without a warning."""

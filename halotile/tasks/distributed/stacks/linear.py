@@ -14,11 +14,11 @@ from deepinv.physics import LinearPhysics, StackedLinearPhysics
 
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.stacks.blockwise import LocalOperator, LocalStack, OutputName, is_large, local_operator
-from halotile.tasks.distributed.stacks.krylov import Apply, System, conjugate_gradients, largest_eigenvalue
 from halotile.tasks.distributed.stacks.operators import SentObjects, check_unchanged, live_tensors
 from halotile.tasks.distributed.stacks.physics import ADJOINT, DistributedStackedPhysics, SingleLinearOperator
 from halotile.tasks.distributed.transport.calls import Call, ObjectCall, Tensors, compute
 from halotile.tasks.distributed.transport.type_conversion import convert_types
+from halotile.tasks.krylov import Apply, System, conjugate_gradients, largest_eigenvalue
 
 BLOCKS: dict[tuple[str, bool], OutputName] = {
     ("A", False): "forward",
