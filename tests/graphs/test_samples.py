@@ -408,6 +408,19 @@ def test_a_noise_level_that_is_not_written_is_estimated_here_and_1_elsewhere(
     assert [job.operators[0].noise_sigma for job in jobs] == ["auto", 1.0, 1.0]
 
 
+def test_a_finished_run_takes_more_draws_only_from_the_start_and_then_with_the_bits_of_one_run(
+    folder: Path, tmp_path: Path, whole: tuple[Pixels, ...], cluster: RunningCluster
+) -> None:
+    place = {"path": tmp_path / "m.zarr", "std": tmp_path / "s.zarr", "samples": tmp_path / "d"}
+    few, more = (job_in(folder, {"output": place, "posterior": {"count": count}}) for count in (2, 3))
+    run(make_plan(few), cluster=cluster)
+    with pytest.raises(ResumeRefused, match=r"posterior\.count was 2, is 3\n.* run with --fresh to start over\."):
+        run(make_plan(more), cluster=cluster)
+    plan = make_plan(more, fresh=True)
+    run(plan, cluster=cluster)
+    assert same(tuple(read_zarr(output.path) for output in plan.outputs), whole)
+
+
 def test_the_call_does_the_same(folder: Path, tmp_path: Path, cluster: RunningCluster) -> None:
     seen = halotile.measurement("blur", folder / "y.zarr", kernel=kernel(), boundary="reflect", noise_sigma=SIGMA)
     halotile.samples(

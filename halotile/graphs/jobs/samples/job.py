@@ -148,6 +148,12 @@ def title(job: Sampling) -> str:
     return f"mean and standard deviation from {counted(len(job.operators), 'operator')} to {job.output.path}"
 
 
+def essentials(job: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored job without the number of its draws: a run with another one may replace it with ``--fresh`` alone."""
+    posterior = {key: value for key, value in job.get("posterior", {}).items() if key != "count"}
+    return job | {"posterior": posterior}
+
+
 def headline(figures: Figures) -> str:
     """Describe a plan in one line."""
     return (
