@@ -50,8 +50,8 @@ class MapOutput(Output):
 class PosteriorOptions:
     """The posterior distribution, and its draws."""
 
-    method: Literal["auto", "blocks"] = "auto"
-    """blocks: each block is solved on itself with a halo."""
+    method: Literal["auto", "blocks", "cg"] = "auto"
+    """blocks: each block is solved on itself with a halo. cg: the whole image by many passes, for any operator. auto: blocks where they do."""
     count: int = 16
     """Draws that the standard deviation comes from; 0: the mean alone."""
     seed: int = 0
@@ -133,6 +133,8 @@ def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions) -> Faults:
             ("output", "dtype"),
             f"{output.dtype} holds whole numbers, and standard deviations and draws are fractions; write float32 or auto",
         )
+    if posterior.method == "cg" and posterior.halo != "auto":
+        yield ("posterior", "halo"), f"{posterior.halo}, and method: cg has none; leave it out, or write method: blocks"
     wanted = ("std" if output.std else "") or ("samples" if output.samples else "")
     if wanted and not posterior.count:
         yield ("posterior", "count"), f"is 0, and output.{wanted} needs draws; write 16"
@@ -158,9 +160,18 @@ def headline(figures: Figures) -> str:
     """Describe a plan in one line."""
     return (
         f"{counted(figures['count'], 'draw')} of {shape_text(figures['shape'])} {figures['dtype']} from "
-        f"{counted(len(figures['operators']), 'operator')}, halo {figures['halo']}, {counted(figures['blocks'], 'block')}, "
+        f"{counted(len(figures['operators']), 'operator')}, {_method(figures)}, {counted(figures['blocks'], 'block')}, "
         f"{counted(figures['workers'], 'worker')}"
     )
+
+
+def _method(figures: Figures) -> str:
+    return f"halo {figures['halo']}" if figures["halo"] else f"cg, up to about {figures['passes_each']} passes for each"
+
+
+def _draws(figures: Figures) -> str:
+    error = f", std ± {figures['std_error']:.0%}".replace("%", " %") if figures["std_error"] else ""
+    return f"{figures['count']}, {figures['estimator']}{error}" if figures["count"] else "none: the mean alone"
 
 
 def plan_rows(figures: Figures) -> list[Row]:
@@ -173,8 +184,8 @@ def plan_rows(figures: Figures) -> list[Row]:
         *([("std", str(figures["std"]))] if figures["std"] else []),
         ("", f"{shape_text(figures['shape'])} {figures['dtype']}"),
         ("prior", str(figures["prior"])),
-        ("draws", f"{figures['count']}, {figures['estimator']}" if figures["count"] else "none: the mean alone"),
-        ("halo", f"{figures['halo']} pixels, {figures['halo_from']}, {figures['read_amplification']:.2f} × the image"),
+        ("draws", _draws(figures)),
+        ("method", f"{figures['method']}: {_method(figures)}, {figures['halo_from']}"),
         ("", ""),
         *output_rows(figures),
         ("", ""),

@@ -6,47 +6,39 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.amounts import counted
-from halotile.graphs.jobs.reconstruct.job import whole_choice
+from halotile.graphs.iterations.iterate import Target
+from halotile.graphs.jobs.reconstruct.costs import Form
+from halotile.graphs.jobs.reconstruct.job import Reconstruction, SolverChoice, whole_choice
 from halotile.graphs.jobs.reconstruct.measurements import (
-    check_kernels,
-    check_made,
     describe_operator,
     files_of,
-    image_shape,
-    make_operators,
-    open_measurements,
+    is_empty,
+    open_stack,
     sources_in,
-    try_adjoints,
     written,
 )
+from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
+from halotile.graphs.jobs.reconstruct.plan import needs_of, possible_blocks
 from halotile.graphs.jobs.samples.job import Sampling
-from halotile.graphs.jobs.samples.passes import SampleWork
+from halotile.graphs.jobs.samples.passes import MOST as MOST_PASSES
+from halotile.graphs.jobs.samples.passes import SampleWork, WholeWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import make_part
-from halotile.graphs.plans.cutting import (
-    Geometry,
-    allowed_bytes,
-    axes_like,
-    block_unit,
-    blocks_for,
-    check_block,
-    layout_like,
-    overlap_pays,
-)
+from halotile.graphs.plans.cutting import Geometry, allowed_bytes, axes_like, block_unit, layout_like, overlap_pays
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
+from halotile.graphs.plans.inputs import kept_bytes
 from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.needs import DECODED, IMPORTS_BYTES, PROCESS, Need, no_more_than
-from halotile.graphs.plans.notes import note_of_packing, notes_of_place
+from halotile.graphs.plans.notes import note_of_files, notes_of_place
 from halotile.graphs.plans.plan import Planned
+from halotile.graphs.solvers.cg import ConjugateGradients
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.disk.object_path import OutputPath, full_path
@@ -57,9 +49,14 @@ from halotile.storage.views import Constant, measured, readable_parts
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.estimate import as_square, plane_level, sample_regions
 from halotile.tasks.operators.base import Operator, parts_of, with_engine, working_dtype
+from halotile.tasks.operators.composition import Composition
+from halotile.tasks.operators.crop import Crop
+from halotile.tasks.operators.sum import WeightedSum
 from halotile.tasks.posterior.gaussian import BATCH, Filled, Measurement, Posterior, Solved, Weights
 from halotile.tasks.posterior.hyper import SHORTEST, Excerpt, Likely, likely, masks_nothing, transfer_of
+from halotile.tasks.posterior.least_squares import DOUBLE, terms_of
 from halotile.tasks.priors.matern import Matern
+from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
 
@@ -82,8 +79,7 @@ TRIED, PLACES = 16, 8
 def plan_samples(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
     """Decide every size of a job of samples."""
     opened = _open(job, begun, request)
-    halo, halo_from = _halo(opened, request)
-    return _planned(opened, halo, halo_from)
+    return _planned(opened, *_method(opened, request))
 
 
 @dataclass(frozen=True)
@@ -123,28 +119,16 @@ class _Opened:
 
 def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
     job = replace(job, operators=tuple(whole_choice(choice) for choice in job.operators))  # type: ignore[misc]
-    operators = make_operators(job.operators, job)
-    check_made(operators)
-    data = open_measurements(job.operators, operators)
-    check_decoding(data, job.run)
-    shape = image_shape(operators, data, job.shape)
-    check_kernels(operators, shape)
-    for operator in operators:
-        if operator.kind != "local":
-            raise ConfigError(
-                f"operator {operator.name} sees more than a neighbourhood of each pixel, and posterior.method: blocks needs that."
-            )
-        if any(getattr(part, "boundary", "") == "circular" for part in parts_of(operator)):
-            raise ConfigError(
-                "boundary is circular, which joins opposite edges of the image, and posterior.method: blocks solves each block with the pixels around it. "
-                "Write boundary: reflect, replicate, zero or valid, as the instrument does."
-            )
-    with report_if_slow(request.report, "comparing adjoints with forwards"):
-        notes = try_adjoints(operators, shape, job.run)
-    for source in data:
-        check_paths(source, begun.output)
+    packed = "sampled", "The maps are in them too, and name no packing"
+    stack = open_stack(job, begun.output, (), packed, request.report)
+    data = stack.data
+    if job.posterior.method == "blocks" and (why := _sees_far(stack.operators)):
+        raise ConfigError(
+            f"{why}, and posterior.method: blocks solves each block with the pixels around it. Write method: cg, which takes many passes over the image; or "
+            "boundary: reflect, replicate, zero or valid, where it is circular and the instrument is not."
+        )
     dtype = working_dtype(np.result_type(*(source.dtype for source in data)))
-    operators = tuple(with_engine(operator, dtype, job.exact) for operator in operators)
+    operators = tuple(with_engine(operator, dtype, job.exact) for operator in stack.operators)
     previous = begun.previous["identity"] if begun.previous else {}
     levels = tuple(
         _level(number, choice.noise_sigma, source, previous)
@@ -154,16 +138,28 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
         _measurement(operator, source, level, number)
         for number, (operator, source, level) in enumerate(zip(operators, data, levels, strict=True))
     )
+    for number, part in enumerate(parts):
+        if is_empty(part.weight):
+            raise InputError(
+                f"operators[{number}]: no pixel of {data[number].path} is a number where noise_sigma: {job.operators[number].noise_sigma} is one above 0, so nothing "
+                "is measured. Write another map, or another measurement."
+            )
     given: Matern = make_part("prior", job.prior, job)
     found = _prior(given, parts, previous)
-    posterior = Posterior(parts, found.prior, shape, dtype, job.posterior.seed)
-    remarks = (
-        *_notes_of_noise(levels, data),
-        *_note_of_range(found.prior, shape),
-        *data[0].remarks,
-        *note_of_packing(data[0], "sampled", "The maps are in them too, and name no packing"),
-    )
-    return _Opened(job, begun, data, levels, posterior, found, (*notes, *remarks))
+    posterior = Posterior(parts, found.prior, stack.shape, dtype, job.posterior.seed)
+    notes = (*stack.notes, *_notes_of_noise(levels, data), *_note_of_range(found.prior, stack.shape))
+    return _Opened(job, begun, data, levels, posterior, found, notes)
+
+
+def _sees_far(operators: Sequence[Operator]) -> str:
+    """Return why an image cannot be solved block by block; empty where it can."""
+    for number, operator in enumerate(operators):
+        for part in parts_of(operator):
+            if part.kind != "local" and not isinstance(part, Crop | Composition | WeightedSum):
+                return f"operators[{number}] ({part.name}) sees more than a neighbourhood of each pixel"
+            if getattr(part, "boundary", "") == "circular":
+                return f"operators[{number}] has boundary: circular, which joins opposite edges of the image"
+    return ""
 
 
 def _note_of_range(prior: Matern, shape: tuple[int, ...]) -> Iterator[str]:
@@ -258,15 +254,22 @@ def _windows(part: Measurement, edge: int) -> Iterator[Excerpt]:
             yield Excerpt(pixels, float(np.mean(1 / weights.astype(np.float64))))
 
 
-def _halo(opened: _Opened, request: PlanRequest) -> tuple[int, str]:
-    """Return the halo of a block, and its origin."""
-    given, previous = opened.job.posterior.halo, opened.begun.previous
-    if given != "auto":
-        return given, "as written"
-    if previous:
-        return int(previous["identity"]["halo"]), "that of the run so far"
+def _method(opened: _Opened, request: PlanRequest) -> tuple[int | None, str]:
+    """Return the halo of a block, None for conjugate gradients on the whole image; and why."""
+    options, previous = opened.job.posterior, opened.begun.previous
+    if options.method == "cg" or (why := _sees_far(opened.operators)):
+        return None, "as written" if options.method == "cg" else why
+    if options.halo != "auto":
+        return options.halo, "as written"
+    if previous and (previous["identity"]["halo"] or options.method == "auto"):
+        return previous["identity"]["halo"], "that of the run so far"
     with report_if_slow(request.report, "trying halos"), torch_threads():
-        return _tried(opened), f"for errors below {opened.job.posterior.tol:g} standard deviations"
+        try:
+            return _tried(opened), f"for errors below {options.tol:g} standard deviations"
+        except ConfigError as error:
+            if options.method == "blocks":
+                raise
+            return None, str(error).partition(":")[0]
 
 
 def _tried(opened: _Opened) -> int:
@@ -290,7 +293,7 @@ def _tried(opened: _Opened) -> int:
         reach = _reach(tried, tol)
     raise ConfigError(
         f"no halo of up to {HALOS[-1]} pixels keeps the error below posterior.tol: {opened.job.posterior.tol:g} standard deviations: the prior's range is "
-        f"{posterior.prior.length:.3g} pixels, and little is measured. Write a larger tol, a smaller prior.range, or posterior.halo."
+        f"{posterior.prior.length:.3g} pixels, and little is measured. Write a larger tol, a smaller prior.range, posterior.halo, or posterior.method: cg."
     )
 
 
@@ -303,7 +306,7 @@ def _reach(tried: Sequence[tuple[int, float]], tol: float) -> float:
     return math.inf if fall <= 0 else far + 0.8 * math.log(smaller / tol) / fall
 
 
-def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
+def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
     job, begun, posterior = opened.job, opened.begun, opened.posterior
     computing = compute_on(job, None)
     job = computing.job
@@ -313,28 +316,32 @@ def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
     layout = layout_like(
         opened.data[0], job.output, geometry, posterior.dtype, parse_bytes(job.run.memory_per_worker), begun.previous
     )
-    unit = block_unit(geometry, layout.shard)
-    job, requested = no_more_than(job, computing.requested, shape, unit)
+    job, requested = no_more_than(job, computing.requested, shape, block_unit(geometry, layout.shard))
     draws = opened.draws
     kept = kept_bytes(opened.sources)
     allowed = allowed_bytes(job.run, computing.machine_bytes)
-    solved = replace(opened.solved(halo, draws), cell=cell_of(layout.shard, shape, halo))
-    if job.tile.block != "auto":
-        candidates = [check_block(geometry, job.tile.block, unit)]
-    else:
-        candidates = blocks_for(
-            geometry, unit, job.run.count, begun.previous["identity"]["block"] if begun.previous else None
-        )
-    need = partial(_need, solved, kept=kept)
-    block = next((b for b in candidates if need(b).total_bytes <= allowed), candidates[-1])
+    cell = cell_of(layout.shard, shape, halo) if halo else ()
+    solved = replace(opened.solved(halo or 0, draws), cell=cell)
+
+    def needs(block: tuple[int, ...]) -> tuple[Need, ...]:
+        if halo:
+            return (_need(solved, block, kept),)
+        return tuple(needs_of(_inversion(job, posterior, begun.output, layout, block), kept, SMALLER))
+
+    candidates = possible_blocks(job, geometry, layout, begun.previous)
+    fits = (b for b in candidates if max(need.total_bytes for need in needs(b)) <= allowed)
+    block = next(fits, candidates[-1])
     edges = tuple(min(b, n) for b, n in zip(block, shape, strict=True))
     grid = Grid(shape, edges, ((0, 0),) * count)
     layout = layout.in_levels(block, job.output.levels)
+    error = round(_map_error(posterior, draws, job.posterior.estimator), 4) if job.output.std else None
     maps = [
-        OutputArray(place, _titled(layout, title, opened), grid, job.output.overwrite, key)
+        OutputArray(place, _titled(layout, title, opened, error), grid, job.output.overwrite, key)
         for key, place, title in _places(job, begun.output)
     ]
-    window = [c + 2 * halo for c in solved.cell[-2:]]
+    work = SampleWork(tuple(maps), solved, overlap_pays(job.run))
+    if not halo:
+        work = WholeWork(work.maps, solved, work.overlap, _inversion(job, posterior, begun.output, layout, edges))
     figures = {
         "shape": list(shape),
         "dtype": layout.dtype,
@@ -345,23 +352,39 @@ def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
         "prior": _prior_text(opened.found),
         "count": draws,
         "estimator": job.posterior.estimator,
+        "std_error": error,
+        "method": "blocks" if halo else "cg",
         "halo": halo,
         "halo_from": halo_from,
-        "read_amplification": round(math.prod(window) / math.prod(solved.cell[-2:]), 4),
+        "passes_each": None if halo else work.passes[0].times,
+        "read_amplification": round(math.prod(c + 2 * (halo or 0) for c in cell[-2:]) / math.prod(cell[-2:]), 4),
     }
     return Planned(
         computing=replace(computing, job=job, requested=requested),
-        work=SampleWork(tuple(maps), solved, overlap_pays(job.run)),
+        work=work,
         sources=opened.sources,
         files=tuple(files_of(job.operators)),
         identity=_identity(opened, solved, layout.to_json(), edges),
-        needs=(need(edges),),
+        needs=needs(edges),
         smaller=SMALLER,
+        scratch_bytes=work.scratch[0],
+        scratch_inodes=work.scratch[1],
         smaller_output="leave out output.samples" if job.output.samples else "",
         given={"operators": [written(choice) for choice in job.operators]},
         figures=figures,
-        notes=(*opened.notes, *notes_of_place(begun.output, begun.directory)),
+        notes=(
+            *opened.notes,
+            *_note_of_halo(halo or 0, solved.cell, shape),
+            *note_of_files(layout, job.output, roles),
+            *notes_of_place(begun.output, begun.directory),
+        ),
     )
+
+
+def _note_of_halo(halo: int, cell: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[str]:
+    """Yield a note on a halo wider than what is solved with it."""
+    if any(halo > c < n for c, n in zip(cell[-2:], shape[-2:], strict=False)):
+        yield f"the halo of {halo} pixels is wider than what is solved with it, {' × '.join(map(str, cell[-2:]))}: a larger output.shard takes less time."
 
 
 def cell_of(shard: tuple[int, ...], shape: tuple[int, ...], halo: int) -> tuple[int, ...]:
@@ -379,6 +402,27 @@ def cell_of(shard: tuple[int, ...], shape: tuple[int, ...], halo: int) -> tuple[
     return (*(1 for _ in shard[:-2]), *cell)
 
 
+def _inversion(
+    job: Sampling, posterior: Posterior, output: OutputPath, layout: Layout, block: tuple[int, ...]
+) -> ReconstructWork:
+    """Return the storage and the cost of a solution on the whole domain, in the blocks of the output."""
+    shape, condition = posterior.domain.shape, 1 + 8 / posterior.prior.kappa2
+    whole = tuple(min(-(-b // s) * s, n) for b, s, n in zip(block, layout.shard, shape, strict=True))
+    plain = replace(layout.as_plain_array(), shape=shape, attributes={}, georeference=None)
+    # About as many as the prior alone takes: what is measured needs fewer.
+    passes = min(MOST_PASSES, math.ceil(condition / 2 * math.log(2 / job.posterior.tol)))
+    solver = SolverChoice(name="cg", iterations=passes)
+    return ReconstructWork(
+        Reconstruction(output=job.output, operators=(), solver=solver, run=job.run, import_folder=job.import_folder),
+        OutputArray(output, plain, Grid(shape, whole, ((0, 0),) * len(shape))),
+        Form(terms_of(posterior, None)),
+        NoPrior(),
+        ConjugateGradients(),
+        Constant(shape, DOUBLE),
+        Target(),
+    )
+
+
 def _places(job: Sampling, first: OutputPath) -> Iterator[tuple[str, OutputPath, str]]:
     """Yield the key, the path and the title of each image that is written: mean, standard deviation, draws."""
     yield "output.path", first, "posterior mean"
@@ -389,12 +433,27 @@ def _places(job: Sampling, first: OutputPath) -> Iterator[tuple[str, OutputPath,
         yield "output.samples", full_path(f"{stem}-{number:03d}.zarr"), f"posterior draw {number}"
 
 
-def _titled(layout: Layout, title: str, opened: _Opened) -> Layout:
+def _titled(layout: Layout, title: str, opened: _Opened, error: float | None) -> Layout:
     """Return a layout whose attributes say what the image is, and what it was computed from."""
     options, prior = opened.job.posterior, opened.posterior.prior
     field = {"name": prior.name, "std": prior.deviation, "range": prior.length, "mean": prior.level}
-    values = {"prior": field, "count": options.count, "seed": options.seed, "tol": options.tol}
+    values = {"prior": field, "count": options.count, "seed": options.seed, "tol": options.tol, "std_error": error}
     return replace(layout, attributes={**layout.attributes, "long_name": title, "posterior": values})
+
+
+def _map_error(of: Posterior, count: int, estimator: str) -> float:
+    """Return the relative error of the standard deviation from so many draws, where all is measured; elsewhere it is at most that of plain squares."""
+    transfers = [transfer_of(part.operator, EDGES[0]) for part in of.measurements]
+    plain = 1 / math.sqrt(2 * count)
+    if estimator == "samples" or any(transfer is None for transfer in transfers):
+        return plain
+    precision = 1 / of.prior.spectrum((EDGES[0], EDGES[0]))
+    for part, transfer in zip(of.measurements, transfers, strict=True):
+        seen = np.concatenate([w[w > 0] for _, w in readable_parts(part.weight, _squares(part.data))])
+        if seen.size:
+            precision += transfer / np.mean(1 / seen, dtype=np.float64)
+    known = float(np.mean(precision) * np.mean(1 / precision))
+    return plain * (1 - 1 / known)
 
 
 def _need(solved: Solved, block: tuple[int, ...], kept: int) -> Need:
@@ -415,6 +474,8 @@ def _prior_text(found: Likely) -> str:
 
 
 def _sure(error: float) -> str:
+    if not error < 1:
+        return " (a guess: the data do not show it)"
     return f" ± {error:.0%}".replace("%", " %") if error else ""
 
 
@@ -431,13 +492,13 @@ def _identity(opened: _Opened, solved: Solved, layout: Mapping[str, Any], block:
         },
         "prior": {"name": prior.name, "std": prior.std, "range": prior.range, "mean": prior.mean},
         "posterior": {
-            "method": "blocks",
+            "method": "blocks" if solved.halo else "cg",
             "count": options.count,
             "seed": options.seed,
             "tol": options.tol,
             "estimator": options.estimator,
         },
-        "halo": solved.halo,
+        "halo": solved.halo or None,
         "cell": list(solved.cell),
         "layout": dict(layout),
         "block": list(block),
