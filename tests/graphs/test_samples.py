@@ -10,10 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -43,16 +43,18 @@ from halotile.graphs.runs.driver import next_of, run
 from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.runs.verify import verify
 from halotile.storage.grid import Region
+from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import ONE_BLOCK, BlockRunner
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.image_task import ImageTask
-from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.operators.base import InMemory, OperatorKind, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.posterior.gaussian import Solved
 from halotile.tasks.priors.matern import Matern
+from tests.cases import thorough
 from tests.faults import REPOSITORY, until
 from tests.graphs.inline import inline
 from tests.graphs.test_stages import WholeBlur, gathered
@@ -243,6 +245,13 @@ def test_halos_are_tried_where_the_noise_is_strongest_and_the_worst_place_decide
     assert work_of(make_plan(job_in(folder, options))).solved.halo == 64
     assert np.mean([np.mean(sigma[core.slices]) for _, core in tried]) > 1.7 * SIGMA
     assert [halo for halo, _ in tried] == sorted(halo for halo in {8, 16, 64} for _ in range(8))
+    sigma = np.full((512, 512), SIGMA)
+    sigma[100:160, 300:360] = 0
+    np.save(tmp_path / "sigma.npy", sigma)
+    scene(tmp_path, 512)
+    tried.clear()
+    make_plan(job_in(tmp_path, options))
+    assert any(not sigma[core.slices].any() for _, core in tried)
 
 
 def test_any_number_of_workers_gives_the_same_bits(
@@ -301,9 +310,9 @@ def killed(start: Callable[..., subprocess.Popen[str]], condition: Callable[[], 
 def test_conjugate_gradients_have_the_same_bits_for_any_workers_and_after_kills(
     tmp_path: Path, cluster: RunningCluster
 ) -> None:
-    scene(tmp_path, 48)
-    posterior = {"tol": 0.1, "halo": "auto", "count": 2, "method": "cg"}
-    prior = {"range": 2.5}
+    scene(tmp_path, 40)
+    posterior = {"tol": 0.5, "halo": "auto", "count": 1, "method": "cg"}
+    prior = {"range": 2.0}
 
     def at(name: str) -> Sampling:
         place = {"path": f"{name}.zarr", "std": f"{name}s.zarr", "samples": f"{name}d"}
@@ -316,15 +325,14 @@ def test_conjugate_gradients_have_the_same_bits_for_any_workers_and_after_kills(
             plan = make_plan(at(name))
             outcome = run(plan, cluster=workers)
             assert same(tuple(read_zarr(output.path) for output in plan.outputs), expected)
-            assert len(outcome.inspection.figures["residuals"]) == 3
+            assert len(outcome.inspection.figures["residuals"]) == 2
             assert max(outcome.inspection.figures["residuals"]) < 1e-2
     start, state = started(tmp_path, at("1"), posterior), tmp_path / "mean.zarr.run" / "state"
-    killed(start, lambda: (state / "mean" / "checkpoint").exists())
-    killed(start, lambda: (state / "draw-1" / "checkpoint").exists())
-    assert (state / "draw-0.x").exists()
+    killed(start, lambda: (state / "draw-0" / "checkpoint").exists())
+    assert not (state / "mean").exists()
     with start() as process:
         assert process.wait(120) == 0, process.communicate()[1]
-    names = ("mean", "std", "d-000", "d-001")
+    names = ("mean", "std", "d-000")
     assert same(tuple(read_zarr(tmp_path / f"{name}.zarr") for name in names), expected)
     assert not state.exists()
 
@@ -392,6 +400,34 @@ def negative(folder: Path) -> Pixels:
     return sharpened
 
 
+@dataclass(frozen=True, kw_only=True)
+class Projections:
+    """Sums of all rows and columns, as one line."""
+
+    name: ClassVar[str] = "projections"
+    kind: ClassVar[OperatorKind] = "whole"
+    reach: ClassVar[int] = 0
+
+    def measured(self, image: tuple[int, ...]) -> tuple[int, ...]:
+        return (*image[:-2], image[-2] + image[-1])
+
+    def forward(self, image: Readable) -> Readable:
+        pixels: Pixels = read_all(image)
+        return InMemory(np.concatenate([pixels.sum(-1), pixels.sum(-2)], -1))
+
+    def adjoint(self, measurement: Readable, image: tuple[int, ...]) -> Readable:
+        line: Pixels = read_all(measurement)
+        return InMemory(line[..., : image[-2], None] + line[..., None, image[-2] :])
+
+
+def projected(job: Sampling, folder: Path) -> Sampling:
+    seen: Pixels = read_all(Projections().forward(InMemory(read_zarr(folder / "y.zarr")[:24, :24])))
+    zarr.save_array(folder / "line.zarr", seen + 0.2 * np.random.default_rng(0).standard_normal(48))
+    (operator,) = with_operator(job, "own", operator=Projections()).operators
+    line = replace(operator, data=str(folder / "line.zarr"), noise_sigma=2.0)
+    return replace(job, operators=(line,), shape=(24, 24))
+
+
 def cropped(job: Sampling, folder: Path) -> Sampling:
     """A job for a larger image, whose measurement is a part of it."""
     return replace(with_operator(job, "crop", origin=(6, 2), size=(48, 48)), shape=(60, 54))
@@ -403,12 +439,21 @@ FAR: dict[str, Any] = {
     "whole": lambda job, folder: with_operator(job, "own", operator=WholeBlur(blur=Blur(kernel=kernel()))),
     "negative": lambda job, folder: with_operator(job, "blur", kernel=negative(folder)),
     "crop": cropped,
+    "line": projected,
 }
 
 
 @pytest.mark.parametrize(
     ("name", "tol"),
-    [("reflect", 1e-2), ("reflect", 1e-3), ("circular", 1e-2), ("whole", 1e-2), ("negative", 1e-2), ("crop", 1e-2)],
+    [
+        ("reflect", 1e-3),
+        ("circular", 1e-2),
+        thorough("crop", 1e-2),
+        ("line", 1e-1),
+        thorough("reflect", 1e-2),
+        thorough("whole", 1e-2),
+        thorough("negative", 1e-2),
+    ],
 )
 def test_conjugate_gradients_on_disk_agree_with_the_whole_image_in_memory(
     tmp_path: Path, name: str, tol: float
@@ -425,6 +470,19 @@ def test_conjugate_gradients_on_disk_agree_with_the_whole_image_in_memory(
     assert error.max() <= tol
     assert len(reports) == 2
     assert reports[1].startswith("draw-0: a residual of ")
+
+
+def test_the_map_of_a_periodic_blur_is_that_of_fourier_transforms(tmp_path: Path) -> None:
+    n, edge = 64, 12
+    scene(tmp_path, n, hole=False)
+    parts = {"posterior": {"tol": 0.1, "halo": "auto", "count": 2}, "prior": {"range": 3.0}, "tile": {"block": 64}}
+    job = FAR["circular"](job_in(tmp_path, parts | {"output": {"shard": 64}}), tmp_path)
+    (_, std) = computed(job)
+    response = np.square(np.abs(np.fft.fft2(kernel(), (n, n))))
+    prior = Matern(**{**PRIOR, "range": 3.0}).spectrum((n, n))
+    exact = np.sqrt(np.mean(1 / (1 / prior + response / SIGMA**2)))
+    # Some 180 pixels are independent, each with an error of a third in its variance.
+    assert np.sqrt(np.mean(np.square(std[edge:-edge, edge:-edge]))) == pytest.approx(exact, rel=0.06)
 
 
 def test_a_truth_that_is_drawn_from_the_prior_lies_as_near_as_the_map_says(tmp_path: Path) -> None:
@@ -547,7 +605,8 @@ def test_a_map_of_the_noise_that_is_0_everywhere_is_refused_in_the_plan(
 ) -> None:
     np.save(tmp_path / "sigma.npy", np.full((N, N), level))
     with pytest.raises(
-        InputError, match=r"operators\[0\]: no pixel of .*y\.zarr is a number where noise_sigma: .*sigma\.npy"
+        InputError,
+        match=r"operators\[0\]: noise_sigma: .*sigma\.npy is above 0 in no pixel where .*y\.zarr has a number",
     ):
         make_plan(job_in(folder, {"operators": {"noise_sigma": str(tmp_path / "sigma.npy")}}))
 
@@ -557,13 +616,13 @@ def test_the_plan_names_the_method_and_how_far_the_map_may_be_off(folder: Path) 
     plan = make_plan(job)
     assert plan.figures["method"] == "blocks"
     text = "\n".join(f"{label} {value}" for label, value in plan_rows(plan.summary()))
-    assert "method blocks: halo 16 pixels" in text
+    assert "method blocks with a halo of 16 pixels, 4.00 × the image: for errors below 0.01" in text
     assert f"rao-blackwell, std ± {plan.figures['std_error']:.0%}".replace("%", " %") in text
     assert plan.figures["std_error"] < 1 / np.sqrt(6)
     plan = make_plan(FAR["circular"](job, folder))
     assert plan.figures["method"] == "cg"
     text = "\n".join(f"{label} {value}" for label, value in plan_rows(plan.summary()))
-    assert "method cg: up to about 98 passes for each, operators[0] has boundary: circular" in text
+    assert "method cg, up to about 100 passes for each image: operators[0] has boundary: circular" in text
     assert make_plan(FAR["whole"](job, folder)).figures["std_error"] == pytest.approx(1 / np.sqrt(6), abs=1e-4)
     assert plan.disk_bytes > make_plan(job).disk_bytes + 12 * 8 * (N + 12) ** 2
     wide = make_plan(job_in(folder, {"posterior": {"halo": 40}}))

@@ -67,7 +67,8 @@ class Differences:
 
     @property
     def _stencil(self) -> Blur:
-        return Blur(kernel=self.prior.stencil, boundary="valid", engine="direct")
+        kernel = self.prior.tau * np.array([[0, -1, 0], [-1, self.prior.kappa2 + 4, -1], [0, -1, 0]])
+        return Blur(kernel=kernel, boundary="valid", engine="direct")
 
     def measured(self, image: Shape) -> Shape:
         return (*image[:-2], image[-2] + 2, image[-1] + 2)

@@ -85,11 +85,6 @@ class Matern(Prior):
         """Least eigenvalue of ``DᵀD``."""
         return (self.tau * self.kappa2) ** 2
 
-    @property
-    def stencil(self) -> Array:
-        """``D`` as a kernel."""
-        return self.tau * np.array([[0, -1, 0], [-1, self.kappa2 + 4, -1], [0, -1, 0]])
-
     def spectrum(self, shape: tuple[int, int]) -> Array:
         """Variance of each frequency of a periodic image of this shape, for a transform that keeps the mean square."""
         y, x = (2 - 2 * np.cos(2 * np.pi * np.fft.fftfreq(n)) for n in shape)

@@ -6,10 +6,9 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -127,8 +126,7 @@ def _open_measurement(path: str, operator: Operator) -> Source:
     return cast(Source, line)
 
 
-@dataclass(frozen=True)
-class Stack:
+class Stack(NamedTuple):
     """The operators and measurements of a job, checked; the shape of their image, and notes on them."""
 
     operators: tuple[Operator, ...]

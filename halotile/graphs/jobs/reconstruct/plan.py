@@ -43,18 +43,9 @@ from halotile.graphs.jobs.reconstruct.measurements import (
 )
 from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
-from halotile.graphs.kinds.sections import NamedChoice, TiledJob, parse_bytes
+from halotile.graphs.kinds.sections import NamedChoice, parse_bytes
 from halotile.graphs.plans.choices import describe_denoiser, describe_options, make_part
-from halotile.graphs.plans.cutting import (
-    Geometry,
-    Halo,
-    allowed_bytes,
-    axes_like,
-    block_unit,
-    blocks_for,
-    check_block,
-    layout_like,
-)
+from halotile.graphs.plans.cutting import Geometry, Halo, allowed_bytes, axes_like, block_unit, blocks_for, layout_like
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import kept_bytes
 from halotile.graphs.plans.make import Begun, compute_on
@@ -297,7 +288,7 @@ class _Sized:
 def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     computing, previous = opened.computing, opened.begun.previous
     job, denoiser, shape = computing.job, opened.denoiser, opened.image.shape
-    roles = _roles(opened.data[0], shape)
+    roles = roles_of(opened.data[0], shape)
     own_code, halo = tried_prior(job, denoiser, shape[-2:], previous, request.report)
     geometry = Geometry(shape, shape, roles, 1, halo.align)
     memory = parse_bytes(job.run.memory_per_worker)
@@ -343,7 +334,9 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
     allowed = allowed_bytes(job.run, computing.machine_bytes)
 
     def choose(known: Tuned | None) -> CutImage:
-        for block in possible_blocks(job, sized.geometry, sized.layout, previous):
+        earlier = previous["identity"]["block"] if previous else None
+        unit = block_unit(sized.geometry, sized.layout.shard)
+        for block in blocks_for(sized.geometry, unit, job.run.count, earlier, given=job.tile.block):
             cut = sized.cut(block)
             if fits(cut, known):
                 break  # otherwise the smallest, which the plan refuses
@@ -444,19 +437,8 @@ def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def _roles(source: Source, shape: tuple[int, ...]) -> Roles:
+def roles_of(source: Source, shape: tuple[int, ...]) -> Roles:
     """Return the roles of the axes: the last two are tiled, because operators work on planes."""
     if len(shape) < 2:
         raise InputError(f"the image has shape {list(shape)}: operators work on planes, two axes at least.")
     return Roles(axes_like(source, len(shape)), (len(shape) - 2, len(shape) - 1), None)
-
-
-def possible_blocks(
-    job: TiledJob, geometry: Geometry, layout: Layout, previous: Mapping[str, Any] | None
-) -> list[tuple[int, ...]]:
-    """Return candidate super-blocks, the best first: a resumed run keeps its own."""
-    unit = block_unit(geometry, layout.shard)
-    if job.tile.block != "auto":
-        return [check_block(geometry, job.tile.block, unit)]
-    earlier = previous["identity"]["block"] if previous else None
-    return blocks_for(geometry, unit, job.run.count, earlier)

@@ -166,7 +166,9 @@ def headline(figures: Figures) -> str:
 
 
 def _method(figures: Figures) -> str:
-    return f"halo {figures['halo']}" if figures["halo"] else f"cg, up to about {figures['passes_each']} passes for each"
+    if figures["halo"]:
+        return f"blocks with a halo of {figures['halo']} pixels, {figures['read_amplification']:.2f} × the image"
+    return f"cg, up to about {figures['passes_each']:,} passes for each image"
 
 
 def _draws(figures: Figures) -> str:
@@ -185,7 +187,7 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("", f"{shape_text(figures['shape'])} {figures['dtype']}"),
         ("prior", str(figures["prior"])),
         ("draws", _draws(figures)),
-        ("method", f"{figures['method']}: {_method(figures)}, {figures['halo_from']}"),
+        ("method", f"{_method(figures)}: {figures['halo_from']}"),
         ("", ""),
         *output_rows(figures),
         ("", ""),

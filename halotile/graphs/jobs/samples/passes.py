@@ -21,7 +21,7 @@ from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, Pa
 from halotile.graphs.solvers.base import RESIDUAL, Problem, ReadVector, SolverBase, SolverTraits, State, Step, advanced
 from halotile.graphs.solvers.cg import FIRST, ConjugateGradients
 from halotile.storage.arrays import open_source
-from halotile.storage.grid import Grid, Region
+from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.json_files import Checkpoint
@@ -71,19 +71,9 @@ class SampleWork(Work):
         return self.maps
 
     @property
-    def grid(self) -> Grid:
-        """The blocks of the pass."""
-        return self.maps[0].grid
-
-    @property
     def passes(self) -> tuple[PassCount, ...]:
         """One pass, counted for each output."""
-        return (PassCount(PHASE, self.grid, len(self.maps)),)
-
-    @property
-    def scratch(self) -> tuple[int, int]:
-        """Bytes, and files with folders, that are on disk meanwhile."""
-        return 0, 0
+        return (PassCount(PHASE, self.maps[0].grid, len(self.maps)),)
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
         images = Shared(self.solved, computed=True)
@@ -96,7 +86,7 @@ class SampleWork(Work):
         writers = (ShardWriter(output.path, output.layout) for output in self.maps)
         chosen = tuple(zip(writers, wanted, strict=True))
         first, *also = self.maps
-        task = ImageTask(grid=self.grid, images=chosen, overlap=self.overlap)
+        task = ImageTask(grid=first.grid, images=chosen, overlap=self.overlap)
         return Pass(PHASE, task, first, also=tuple(also))
 
 
@@ -116,11 +106,10 @@ class Kept(SolverBase):
     vectors: ClassVar[Mapping[str, int]] = {"mean": 2, SUM: 2}
     traits: ClassVar[SolverTraits] = SolverTraits(prior_by=None, takes_steps=False, for_jobs=False)
 
-    added: Readable | None = None  # the mean, then the square of each draw
-    residual: float = 0.0
+    added: Readable  # the mean, then the square of each draw
+    residual: float
 
     def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
-        assert self.added is not None
         if state.passes == 0:
             return Step({"mean": self.added, SUM: Constant(problem.shape, problem.dtype)})
         return Step({"mean": read("mean", 0), SUM: Total((read(SUM, 0), self.added), (1.0, 1.0))})
@@ -148,7 +137,7 @@ class WholeWork(SampleWork):
 
     @property
     def scratch(self) -> tuple[int, int]:
-        """Those of the solver's images, of sums, and of draws that are stored at the end."""
+        """Bytes, and files with folders, of the solver's images, of sums, and of draws that are stored at the end."""
         layout = self.inversion.state_layout
         images = self.inversion.scratch_bytes // layout.size_bytes + sum(Kept.vectors.values())
         images += self.solved.keeps_draws * len(self.solved.draws)
@@ -157,7 +146,9 @@ class WholeWork(SampleWork):
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
         of = replace(self.solved.posterior, dtype=DOUBLE)
         folder, known = at.directory.state_path, Known(of, self.solved.estimator)
-        kept = self.inversion.iterations(at, Kept(), SUM, self.inversion.problem(), words=PassWords(SUM))
+        kept = self.inversion.iterations(
+            at, Kept(self.inversion.start, 0.0), SUM, self.inversion.problem(), words=PassWords(SUM)
+        )
         for number, phase in enumerate(self._phases):
             if number >= kept.state.passes:
                 solution, residual = yield from self._solution(

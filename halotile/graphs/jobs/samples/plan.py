@@ -24,14 +24,14 @@ from halotile.graphs.jobs.reconstruct.measurements import (
     written,
 )
 from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
-from halotile.graphs.jobs.reconstruct.plan import needs_of, possible_blocks
+from halotile.graphs.jobs.reconstruct.plan import needs_of, roles_of
 from halotile.graphs.jobs.samples.job import Sampling
 from halotile.graphs.jobs.samples.passes import MOST as MOST_PASSES
 from halotile.graphs.jobs.samples.passes import SampleWork, WholeWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import make_part
-from halotile.graphs.plans.cutting import Geometry, allowed_bytes, axes_like, block_unit, layout_like, overlap_pays
+from halotile.graphs.plans.cutting import Geometry, allowed_bytes, block_unit, blocks_for, layout_like, overlap_pays
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import kept_bytes
 from halotile.graphs.plans.make import Begun, compute_on
@@ -57,7 +57,6 @@ from halotile.tasks.posterior.hyper import SHORTEST, Excerpt, Likely, likely, ma
 from halotile.tasks.posterior.least_squares import DOUBLE, terms_of
 from halotile.tasks.priors.matern import Matern
 from halotile.tasks.priors.none import NoPrior
-from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
 
 SMALLER = "a smaller tile.block, output.shard or posterior.halo"
@@ -72,8 +71,8 @@ FAR = 3
 """Ratio of noise levels from which on one of them is probably a mistake."""
 MARGIN = 0.5
 """Share of the tolerance that a halo leaves where it is tried: other places leave more."""
-TRIED, PLACES = 16, 8
-"""Edge and number of the blocks that halos are tried on: small ones, as the edge of a cell may cut a hole."""
+TRIED, PLACES, SEEN = 16, 8, 256
+"""Edge and number of the blocks that halos are tried on, out of so many: small ones, as the edge of a cell may cut a hole."""
 
 
 def plan_samples(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
@@ -141,8 +140,8 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
     for number, part in enumerate(parts):
         if is_empty(part.weight):
             raise InputError(
-                f"operators[{number}]: no pixel of {data[number].path} is a number where noise_sigma: {job.operators[number].noise_sigma} is one above 0, so nothing "
-                "is measured. Write another map, or another measurement."
+                f"operators[{number}]: noise_sigma: {job.operators[number].noise_sigma} is above 0 in no pixel where {data[number].path} has a number, so nothing is "
+                "measured. Write another map, or another measurement."
             )
     given: Matern = make_part("prior", job.prior, job)
     found = _prior(given, parts, previous)
@@ -190,7 +189,7 @@ def _level(number: int, given: float | str, source: Source, previous: Mapping[st
         known = previous.get("operators", {}).get(str(number), {}).get("noise")
         if isinstance(known, float):
             return known
-        if not (level := _estimated(source)) > 0:
+        if len(source.shape) < 2 or not (level := _estimated(source)) > 0:
             raise InputError(f"{key} is auto, and {source.path} shows no noise. Write its standard deviation.")
         return level
     if not isinstance(given, str):
@@ -216,7 +215,11 @@ def _estimated(source: Source) -> float:
 def _notes_of_noise(levels: Sequence[Source | float], data: Sequence[Source]) -> Iterator[str]:
     """Yield a note on each noise level that is far from the measurement's."""
     for number, (level, source) in enumerate(zip(levels, data, strict=True)):
-        if isinstance(level, float) and not level / FAR < (seen := _estimated(source)) < level * FAR:
+        if (
+            isinstance(level, float)
+            and source.shape[1:]
+            and not level / FAR < (seen := _estimated(source)) < level * FAR
+        ):
             yield (
                 f"operators[{number}].noise_sigma is {level:.4g}, and the measurement shows about {seen:.4g}: mean and standard deviation are only as "
                 "right as it is. Write auto to use what is seen."
@@ -275,7 +278,7 @@ def _method(opened: _Opened, request: PlanRequest) -> tuple[int | None, str]:
 def _tried(opened: _Opened) -> int:
     """Return the smallest halo that is wide enough on a few blocks, where the least is measured."""
     posterior, tol = opened.posterior, opened.job.posterior.tol * MARGIN
-    blocks = _squares(Constant(posterior.shape, posterior.dtype), TRIED, 4 * PLACES)
+    blocks = _squares(Constant(posterior.shape, posterior.dtype), TRIED, SEEN)
     weight = posterior.measurements[0].weight
     if weight.shape == posterior.shape:
         blocks = sorted(blocks, key=lambda block: float(np.sum(weight.read(block), dtype=np.float64)))
@@ -311,12 +314,13 @@ def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
     computing = compute_on(job, None)
     job = computing.job
     shape, count = posterior.shape, len(posterior.shape)
-    roles = Roles(axes_like(opened.data[0], count), (count - 2, count - 1), None)
+    roles = roles_of(opened.data[0], shape)
     geometry = Geometry(shape, shape, roles, 1, 1)
     layout = layout_like(
         opened.data[0], job.output, geometry, posterior.dtype, parse_bytes(job.run.memory_per_worker), begun.previous
     )
-    job, requested = no_more_than(job, computing.requested, shape, block_unit(geometry, layout.shard))
+    unit = block_unit(geometry, layout.shard)
+    job, requested = no_more_than(job, computing.requested, shape, unit)
     draws = opened.draws
     kept = kept_bytes(opened.sources)
     allowed = allowed_bytes(job.run, computing.machine_bytes)
@@ -328,7 +332,8 @@ def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
             return (_need(solved, block, kept),)
         return tuple(needs_of(_inversion(job, posterior, begun.output, layout, block), kept, SMALLER))
 
-    candidates = possible_blocks(job, geometry, layout, begun.previous)
+    earlier = begun.previous["identity"]["block"] if begun.previous else None
+    candidates = blocks_for(geometry, unit, job.run.count, earlier, given=job.tile.block)
     fits = (b for b in candidates if max(need.total_bytes for need in needs(b)) <= allowed)
     block = next(fits, candidates[-1])
     edges = tuple(min(b, n) for b, n in zip(block, shape, strict=True))
@@ -340,8 +345,10 @@ def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
         for key, place, title in _places(job, begun.output)
     ]
     work = SampleWork(tuple(maps), solved, overlap_pays(job.run))
+    scratch = (0, 0)
     if not halo:
         work = WholeWork(work.maps, solved, work.overlap, _inversion(job, posterior, begun.output, layout, edges))
+        scratch = work.scratch
     figures = {
         "shape": list(shape),
         "dtype": layout.dtype,
@@ -367,8 +374,8 @@ def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
         identity=_identity(opened, solved, layout.to_json(), edges),
         needs=needs(edges),
         smaller=SMALLER,
-        scratch_bytes=work.scratch[0],
-        scratch_inodes=work.scratch[1],
+        scratch_bytes=scratch[0],
+        scratch_inodes=scratch[1],
         smaller_output="leave out output.samples" if job.output.samples else "",
         given={"operators": [written(choice) for choice in job.operators]},
         figures=figures,
