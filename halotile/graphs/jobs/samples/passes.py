@@ -34,6 +34,7 @@ from halotile.tasks.posterior.least_squares import DOUBLE, Deviation, Known, Squ
 from halotile.tasks.shared import Shared
 
 PHASE = "samples"
+Solving = Generator[Pass | Gather, Sums, tuple[Shared, float]]
 
 
 @dataclass(frozen=True)
@@ -144,30 +145,23 @@ class WholeWork(SampleWork):
         return images * layout.size_bytes, images * layout.inodes
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
-        of = replace(self.solved.posterior, dtype=DOUBLE)
+        of, whole, draws = replace(self.solved.posterior, dtype=DOUBLE), self.inversion, self.solved.draws
         folder, known = at.directory.state_path, Known(of, self.solved.estimator)
-        kept = self.inversion.iterations(
-            at, Kept(self.inversion.start, 0.0), SUM, self.inversion.problem(), words=PassWords(SUM)
-        )
-        for number, phase in enumerate(self._phases):
+        kept = whole.iterations(at, Kept(whole.start, 0.0), SUM, whole.problem(), words=PassWords(SUM))
+        for number, (phase, draw) in enumerate(zip(self._phases, (None, *draws), strict=True)):
             if number >= kept.state.passes:
-                solution, residual = yield from self._solution(
-                    at, phase, self.solved.draws[number - 1] if number else None
-                )
-                squared = SquaredDraw(solution, known, self.solved.draws[number - 1]) if number else solution
-                kept.solver = Kept(squared, residual)
+                solution, residual = yield from self._solution(at, phase, draw)
+                kept.solver = Kept(solution if draw is None else SquaredDraw(solution, known, draw), residual)
                 yield from kept.iterate()
             self._put_away(folder, phase)
         at.directory.write_output_iterations(kept.rows)
         mean = Total((kept.image("mean"), Constant(known.shape, DOUBLE, of.prior.level)), (1.0, 1.0))
         stored = self._phases[1:] if self.solved.keeps_draws else ()
         drawn = (Total((mean, open_source(folder / f"{phase}.x")), (1.0, 1.0)) for phase in stored)
-        images = mean, Deviation(kept.image(SUM), known, len(self.solved.draws)), *drawn
+        images = mean, Deviation(kept.image(SUM), known, len(draws)), *drawn
         yield self._written([frame(of).forward(image) for image in images])
 
-    def _solution(
-        self, at: RunView, phase: str, draw: int | None
-    ) -> Generator[Pass | Gather, Sums, tuple[Shared, float]]:
+    def _solution(self, at: RunView, phase: str, draw: int | None) -> Solving:
         """Solve for the mean, or a draw, until its error is below the tolerance; return it with its residual."""
         prior, tol = self.solved.posterior.prior, self.solved.tol
         inversion = replace(self.inversion, form=Form(terms_of(self.solved.posterior, draw)))

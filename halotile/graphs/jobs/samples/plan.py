@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,11 @@ class _Opened:
     def draws(self) -> int:
         """Draws that an output needs."""
         return self.job.posterior.count if self.job.output.std or self.job.output.samples else 0
+
+    @cached_property
+    def std_error(self) -> float | None:
+        """Relative error of the map of deviations."""
+        return round(_map_error(self.posterior, self.draws, self.job.posterior.estimator), 4) if self.draws else None
 
     def solved(self, halo: int, count: int) -> Solved:
         options = self.job.posterior
@@ -310,8 +316,7 @@ def _reach(tried: Sequence[tuple[int, float]], tol: float) -> float:
 
 
 def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
-    job, begun, posterior = opened.job, opened.begun, opened.posterior
-    computing = compute_on(job, None)
+    begun, posterior, computing = opened.begun, opened.posterior, compute_on(opened.job, None)
     job = computing.job
     shape, count = posterior.shape, len(posterior.shape)
     roles = roles_of(opened.data[0], shape)
@@ -321,11 +326,9 @@ def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
     )
     unit = block_unit(geometry, layout.shard)
     job, requested = no_more_than(job, computing.requested, shape, unit)
-    draws = opened.draws
-    kept = kept_bytes(opened.sources)
-    allowed = allowed_bytes(job.run, computing.machine_bytes)
+    kept, allowed = kept_bytes(opened.sources), allowed_bytes(job.run, computing.machine_bytes)
     cell = cell_of(layout.shard, shape, halo) if halo else ()
-    solved = replace(opened.solved(halo or 0, draws), cell=cell)
+    solved = replace(opened.solved(halo or 0, opened.draws), cell=cell)
 
     def needs(block: tuple[int, ...]) -> tuple[Need, ...]:
         if halo:
@@ -339,33 +342,14 @@ def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
     edges = tuple(min(b, n) for b, n in zip(block, shape, strict=True))
     grid = Grid(shape, edges, ((0, 0),) * count)
     layout = layout.in_levels(block, job.output.levels)
-    error = round(_map_error(posterior, draws, job.posterior.estimator), 4) if job.output.std else None
-    maps = [
-        OutputArray(place, _titled(layout, title, opened, error), grid, job.output.overwrite, key)
+    maps = tuple(
+        OutputArray(place, _titled(layout, title, opened), grid, job.output.overwrite, key)
         for key, place, title in _places(job, begun.output)
-    ]
-    work = SampleWork(tuple(maps), solved, overlap_pays(job.run))
-    scratch = (0, 0)
+    )
+    work = SampleWork(maps, solved, overlap_pays(job.run))
     if not halo:
-        work = WholeWork(work.maps, solved, work.overlap, _inversion(job, posterior, begun.output, layout, edges))
-        scratch = work.scratch
-    figures = {
-        "shape": list(shape),
-        "dtype": layout.dtype,
-        "std": job.output.std,
-        "operators": [operator.name for operator in opened.operators],
-        "data": [choice.data for choice in job.operators],
-        "noise": [f"{level:.4g}" if isinstance(level, float) else f"of {level.path}" for level in opened.levels],
-        "prior": _prior_text(opened.found),
-        "count": draws,
-        "estimator": job.posterior.estimator,
-        "std_error": error,
-        "method": "blocks" if halo else "cg",
-        "halo": halo,
-        "halo_from": halo_from,
-        "passes_each": None if halo else work.passes[0].times,
-        "read_amplification": round(math.prod(c + 2 * (halo or 0) for c in cell[-2:]) / math.prod(cell[-2:]), 4),
-    }
+        work = WholeWork(maps, solved, work.overlap, _inversion(job, posterior, begun.output, layout, edges))
+    scratch = work.scratch if isinstance(work, WholeWork) else (0, 0)
     return Planned(
         computing=replace(computing, job=job, requested=requested),
         work=work,
@@ -378,7 +362,7 @@ def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
         scratch_inodes=scratch[1],
         smaller_output="leave out output.samples" if job.output.samples else "",
         given={"operators": [written(choice) for choice in job.operators]},
-        figures=figures,
+        figures=_figures(opened, work, halo, halo_from),
         notes=(
             *opened.notes,
             *_note_of_halo(halo or 0, solved.cell, shape),
@@ -386,6 +370,27 @@ def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
             *notes_of_place(begun.output, begun.directory),
         ),
     )
+
+
+def _figures(opened: _Opened, work: SampleWork, halo: int | None, halo_from: str) -> dict[str, Any]:
+    job, cell = opened.job, work.solved.cell[-2:]
+    return {
+        "shape": list(opened.posterior.shape),
+        "dtype": work.maps[0].layout.dtype,
+        "std": job.output.std,
+        "operators": [operator.name for operator in opened.operators],
+        "data": [choice.data for choice in job.operators],
+        "noise": [f"{level:.4g}" if isinstance(level, float) else f"of {level.path}" for level in opened.levels],
+        "prior": _prior_text(opened.found),
+        "count": opened.draws,
+        "estimator": job.posterior.estimator,
+        "std_error": opened.std_error,
+        "method": "blocks" if halo else "cg",
+        "halo": halo,
+        "halo_from": halo_from,
+        "passes_each": None if halo else work.passes[0].times,
+        "read_amplification": round(math.prod(c + 2 * (halo or 0) for c in cell) / math.prod(cell), 4),
+    }
 
 
 def _note_of_halo(halo: int, cell: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[str]:
@@ -440,11 +445,12 @@ def _places(job: Sampling, first: OutputPath) -> Iterator[tuple[str, OutputPath,
         yield "output.samples", full_path(f"{stem}-{number:03d}.zarr"), f"posterior draw {number}"
 
 
-def _titled(layout: Layout, title: str, opened: _Opened, error: float | None) -> Layout:
+def _titled(layout: Layout, title: str, opened: _Opened) -> Layout:
     """Return a layout whose attributes say what the image is, and what it was computed from."""
     options, prior = opened.job.posterior, opened.posterior.prior
     field = {"name": prior.name, "std": prior.deviation, "range": prior.length, "mean": prior.level}
-    values = {"prior": field, "count": options.count, "seed": options.seed, "tol": options.tol, "std_error": error}
+    values = {key: getattr(options, key) for key in ("count", "seed", "tol")}
+    values |= {"prior": field, "std_error": opened.std_error}
     return replace(layout, attributes={**layout.attributes, "long_name": title, "posterior": values})
 
 
