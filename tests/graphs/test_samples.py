@@ -34,7 +34,7 @@ from halotile.graphs.jobs.samples.job import (
     plan_rows,
 )
 from halotile.graphs.jobs.samples.plan import cell_of
-from halotile.graphs.kinds.base import Gather, JobOutput, OutputArray, Pass, Sums
+from halotile.graphs.kinds.base import AnyPass, Gather, JobOutput, OutputArray, Pass, Sums
 from halotile.graphs.kinds.sections import Cluster, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
@@ -124,7 +124,7 @@ class InProcess:
     def report(self, line: str) -> None:
         self.reports.append(line)
 
-    def take(self, wanted: Pass | Gather) -> Sums:
+    def take(self, wanted: AnyPass) -> Sums:
         if isinstance(wanted.records, JobOutput):
             assert isinstance(wanted, Pass)
             receipt = BlockRunner(wanted.task).run(range(len(wanted.grid)))
@@ -136,6 +136,7 @@ class InProcess:
                 assert isinstance(wanted.task, ImageTask)
                 inline(wanted.task, 0, opened.journal, opened.ledger)
             elif not opened.journal.done:
+                assert isinstance(wanted, Gather)
                 gathered(wanted.folder)(wanted, 0, opened.journal, opened.ledger)
             return opened.sums()
 
@@ -475,8 +476,14 @@ def test_conjugate_gradients_on_disk_agree_with_the_whole_image_in_memory(
 def test_the_map_of_a_periodic_blur_is_that_of_fourier_transforms(tmp_path: Path) -> None:
     n, edge = 64, 12
     scene(tmp_path, n, hole=False)
-    parts = {"posterior": {"tol": 0.1, "halo": "auto", "count": 2}, "prior": {"range": 3.0}, "tile": {"block": 64}}
-    job = FAR["circular"](job_in(tmp_path, parts | {"output": {"shard": 64}}), tmp_path)
+    posterior = {"tol": 0.1, "halo": "auto", "count": 2}
+    parts: dict[str, Any] = {
+        "posterior": posterior,
+        "prior": {"range": 3.0},
+        "tile": {"block": 64},
+        "output": {"shard": 64},
+    }
+    job = FAR["circular"](job_in(tmp_path, parts), tmp_path)
     (_, std) = computed(job)
     response = np.square(np.abs(np.fft.fft2(kernel(), (n, n))))
     prior = Matern(**{**PRIOR, "range": 3.0}).spectrum((n, n))

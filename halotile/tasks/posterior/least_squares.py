@@ -145,5 +145,5 @@ class Deviation(Derived):
     count: int
 
     def read(self, region: Region) -> Pixels:
-        deviation: Array = np.sqrt(self.known.read(region) + self.image.read(region) / self.count)
+        deviation: Array = np.sqrt(self.known.read(region) + np.divide(self.image.read(region), self.count))
         return deviation

@@ -158,7 +158,7 @@ class WholeWork(SampleWork):
         mean = Total((kept.image("mean"), Constant(known.shape, DOUBLE, of.prior.level)), (1.0, 1.0))
         stored = self._phases[1:] if self.solved.keeps_draws else ()
         drawn = (Total((mean, open_source(folder / f"{phase}.x")), (1.0, 1.0)) for phase in stored)
-        images = mean, Deviation(kept.image(SUM), known, len(draws)), *drawn
+        images: tuple[Readable, ...] = mean, Deviation(kept.image(SUM), known, len(draws)), *drawn
         yield self._written([frame(of).forward(image) for image in images])
 
     def _solution(self, at: RunView, phase: str, draw: int | None) -> Solving:

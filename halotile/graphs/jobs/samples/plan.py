@@ -456,17 +456,17 @@ def _titled(layout: Layout, title: str, opened: _Opened) -> Layout:
 
 def _map_error(of: Posterior, count: int, estimator: str) -> float:
     """Return the relative error of the standard deviation from so many draws, where all is measured; elsewhere it is at most that of plain squares."""
-    transfers = [transfer_of(part.operator, EDGES[0]) for part in of.measurements]
-    plain = 1 / math.sqrt(2 * count)
-    if estimator == "samples" or any(transfer is None for transfer in transfers):
+    known = (transfer_of(part.operator, EDGES[0]) for part in of.measurements)
+    plain, transfers = 1 / math.sqrt(2 * count), [transfer for transfer in known if transfer is not None]
+    if estimator == "samples" or len(transfers) < len(of.measurements):
         return plain
     precision = 1 / of.prior.spectrum((EDGES[0], EDGES[0]))
     for part, transfer in zip(of.measurements, transfers, strict=True):
-        seen = np.concatenate([w[w > 0] for _, w in readable_parts(part.weight, _squares(part.data))])
-        if seen.size:
-            precision += transfer / np.mean(1 / seen, dtype=np.float64)
-    known = float(np.mean(precision) * np.mean(1 / precision))
-    return plain * (1 - 1 / known)
+        parts = readable_parts(part.weight, _squares(part.data))
+        seen = np.concatenate([np.zeros(0), *(np.ravel(weights) for _, weights in parts)])
+        if seen.any():
+            precision += transfer / np.mean(1 / seen[seen != 0], dtype=np.float64)
+    return plain * (1 - 1 / float(np.mean(precision) * np.mean(1 / precision)))
 
 
 def _need(solved: Solved, block: tuple[int, ...], kept: int) -> Need:
