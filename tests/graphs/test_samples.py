@@ -629,7 +629,7 @@ def test_the_plan_names_the_method_and_how_far_the_map_may_be_off(folder: Path) 
     plan = make_plan(FAR["circular"](job, folder))
     assert plan.figures["method"] == "cg"
     text = "\n".join(f"{label} {value}" for label, value in plan_rows(plan.summary()))
-    assert "method cg, up to about 100 passes for each image: operators[0] has boundary: circular" in text
+    assert "method cg, up to about 231 passes for each image: operators[0] has boundary: circular" in text
     assert make_plan(FAR["whole"](job, folder)).figures["std_error"] == pytest.approx(1 / np.sqrt(6), abs=1e-4)
     assert plan.disk_bytes > make_plan(job).disk_bytes + 12 * 8 * (N + 12) ** 2
     wide = make_plan(job_in(folder, {"posterior": {"halo": 40}}))

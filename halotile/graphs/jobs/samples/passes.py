@@ -93,7 +93,7 @@ class SampleWork(Work):
 
 SUM = "sum"
 """Phase of the pass after each solution, which adds it to what is kept."""
-MOST = 2000
+MOST = 20_000
 """Passes after which a solution is given up."""
 ALONE = 1024**2
 """Pixels that the residual may be left in alone: a larger image is solved more exactly, as its worst place counts."""

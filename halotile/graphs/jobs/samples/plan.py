@@ -27,7 +27,6 @@ from halotile.graphs.jobs.reconstruct.measurements import (
 from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
 from halotile.graphs.jobs.reconstruct.plan import needs_of, roles_of
 from halotile.graphs.jobs.samples.job import Sampling
-from halotile.graphs.jobs.samples.passes import MOST as MOST_PASSES
 from halotile.graphs.jobs.samples.passes import SampleWork, WholeWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
@@ -53,7 +52,7 @@ from halotile.tasks.operators.base import Operator, parts_of, with_engine, worki
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.crop import Crop
 from halotile.tasks.operators.sum import WeightedSum
-from halotile.tasks.posterior.gaussian import BATCH, Filled, Measurement, Posterior, Solved, Weights
+from halotile.tasks.posterior.gaussian import BATCH, SOLVED, Filled, Measurement, Posterior, Solved, Weights
 from halotile.tasks.posterior.hyper import SHORTEST, Excerpt, Likely, likely, masks_nothing, transfer_of
 from halotile.tasks.posterior.least_squares import DOUBLE, terms_of
 from halotile.tasks.priors.matern import Matern
@@ -419,10 +418,10 @@ def _inversion(
 ) -> ReconstructWork:
     """Return the storage and the cost of a solution on the whole domain, in the blocks of the output."""
     shape, condition = posterior.domain.shape, 1 + 8 / posterior.prior.kappa2
-    whole = tuple(min(-(-b // s) * s, n) for b, s, n in zip(block, layout.shard, shape, strict=True))
+    whole = tuple(n if b >= f else b for b, n, f in zip(block, shape, posterior.shape, strict=True))
     plain = replace(layout.as_plain_array(), shape=shape, attributes={}, georeference=None)
-    # About as many as the prior alone takes: what is measured needs fewer.
-    passes = min(MOST_PASSES, math.ceil(condition / 2 * math.log(2 / job.posterior.tol)))
+    # About as many as the prior alone takes: where all is measured, it needs fewer.
+    passes = math.ceil(condition / 2 * math.log(2 * condition / (SOLVED * job.posterior.tol)))
     solver = SolverChoice(name="cg", iterations=passes)
     return ReconstructWork(
         Reconstruction(output=job.output, operators=(), solver=solver, run=job.run, import_folder=job.import_folder),
