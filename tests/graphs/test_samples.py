@@ -24,7 +24,13 @@ import halotile
 from halotile.errors import ConfigError, DiskRefused, HalotileError, InputError, ResumeRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.jobs.reconstruct.job import FidelityChoice
+from halotile.graphs.jobs.reconstruct.job import (
+    FidelityChoice,
+    OperatorChoice,
+    PriorChoice,
+    Reconstruction,
+    SolverChoice,
+)
 from halotile.graphs.jobs.samples.job import (
     FieldPrior,
     MapOutput,
@@ -35,7 +41,7 @@ from halotile.graphs.jobs.samples.job import (
 )
 from halotile.graphs.jobs.samples.plan import cell_of
 from halotile.graphs.kinds.base import AnyPass, Gather, JobOutput, OutputArray, Pass, Sums
-from halotile.graphs.kinds.sections import Cluster, Run, Tile
+from halotile.graphs.kinds.sections import Cluster, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.claim import claim
@@ -595,6 +601,14 @@ def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
     plan = replace(plan, free_disk_bytes=plan.disk_bytes - 1)
     with pytest.raises(DiskRefused, match=r"Write output\.path on a larger disk, or leave out output\.samples"):
         plan.check_fits()
+
+
+@pytest.mark.parametrize("solver", ["cg", "fista"])
+def test_a_reconstruction_with_this_prior_is_sent_here(folder: Path, tmp_path: Path, solver: str) -> None:
+    seen = OperatorChoice(name="blur", data=str(folder / "y.zarr"), options={"kernel": str(folder / "k.npy")})
+    prior, output = PriorChoice(name="matern", options=PRIOR), Output(path=str(tmp_path / "x.zarr"))
+    with pytest.raises(ConfigError, match=r"prior.name: matern, which is for job: samples; .* posterior.count: 0"):
+        make_plan(Reconstruction(operators=(seen,), output=output, prior=prior, solver=SolverChoice(name=solver)))
 
 
 def test_the_map_of_the_noise_is_found_from_the_folder_of_the_script(
