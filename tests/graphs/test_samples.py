@@ -39,7 +39,7 @@ from halotile.graphs.jobs.samples.job import (
     Sampling,
     plan_rows,
 )
-from halotile.graphs.jobs.samples.plan import cell_of
+from halotile.graphs.jobs.samples.plan import cell_of, prior_text
 from halotile.graphs.kinds.base import AnyPass, Gather, JobOutput, OutputArray, Pass, Sums
 from halotile.graphs.kinds.sections import Cluster, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
@@ -59,6 +59,7 @@ from halotile.tasks.image_task import ImageTask
 from halotile.tasks.operators.base import InMemory, OperatorKind, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.posterior.gaussian import Solved
+from halotile.tasks.posterior.hyper import Likely
 from halotile.tasks.priors.matern import Matern
 from tests.cases import thorough
 from tests.faults import REPOSITORY, until
@@ -648,6 +649,20 @@ def test_the_plan_names_the_method_and_how_far_the_map_may_be_off(folder: Path) 
     assert plan.disk_bytes > make_plan(job).disk_bytes + 12 * 8 * (N + 12) ** 2
     wide = make_plan(job_in(folder, {"posterior": {"halo": 40}}))
     assert "the halo of 40 pixels is wider than what is solved with it, 32 × 32" in "\n".join(wide.notes)
+
+
+def test_auto_takes_conjugate_gradients_where_no_halo_will_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halotile.graphs.jobs.samples.plan.HALOS", (2, 4))
+    plan = make_plan(job_in(folder, {"posterior": {"halo": "auto"}}))
+    assert plan.figures["method"] == "cg"
+    assert plan.figures["halo_from"].startswith("no halo of up to 4 pixels keeps the error below posterior.tol")
+    with pytest.raises(ConfigError, match=r"no halo of up to 4 pixels .* or posterior\.method: cg"):
+        make_plan(job_in(folder, {"posterior": {"halo": "auto", "method": "blocks"}}))
+
+
+def test_a_prior_that_the_data_do_not_show_has_no_error_of_nan() -> None:
+    shown = prior_text(Likely(Matern(**PRIOR), float("nan"), 0.1))
+    assert shown == "matern, std 0.5 (a guess: the data do not show it), range 6 ± 10 % pixels, around 1"
 
 
 def test_kernels_masks_and_files_have_the_notes_of_a_reconstruction(folder: Path, tmp_path: Path) -> None:

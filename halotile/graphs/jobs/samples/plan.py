@@ -380,7 +380,7 @@ def _figures(opened: _Opened, work: SampleWork, halo: int | None, halo_from: str
         "operators": [operator.name for operator in opened.operators],
         "data": [choice.data for choice in job.operators],
         "noise": [f"{level:.4g}" if isinstance(level, float) else f"of {level.path}" for level in opened.levels],
-        "prior": _prior_text(opened.found),
+        "prior": prior_text(opened.found),
         "count": opened.draws,
         "estimator": job.posterior.estimator,
         "std_error": opened.std_error,
@@ -479,7 +479,7 @@ def _need(solved: Solved, block: tuple[int, ...], kept: int) -> Need:
     )
 
 
-def _prior_text(found: Likely) -> str:
+def prior_text(found: Likely) -> str:
     prior = found.prior
     around = f"matern, std {prior.deviation:.3g}{_sure(found.std_error)}, range {prior.length:.3g}{_sure(found.range_error)} pixels"
     return f"{around}, around {prior.level:.4g}"
