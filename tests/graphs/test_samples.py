@@ -480,6 +480,15 @@ def test_conjugate_gradients_on_disk_agree_with_the_whole_image_in_memory(
     assert reports[1].startswith("draw-0: a residual of ")
 
 
+def test_a_crop_is_solved_block_by_block(tmp_path: Path) -> None:
+    scene(tmp_path, 48)
+    parts = {"output": {"samples": "d"}, "posterior": {"count": 1, "halo": "auto"}, "prior": {"range": 3.0}}
+    job = cropped(job_in(tmp_path, parts), tmp_path)
+    assert make_plan(job).figures["method"] == "blocks"
+    exact, deviation = whole_image(job, 1e-3)
+    assert np.abs((np.stack(computed(job)) - exact) / deviation).max() <= 1e-2
+
+
 def test_the_map_of_a_periodic_blur_is_that_of_fourier_transforms(tmp_path: Path) -> None:
     n, edge = 64, 12
     scene(tmp_path, n, hole=False)
