@@ -482,7 +482,11 @@ def test_conjugate_gradients_on_disk_agree_with_the_whole_image_in_memory(
 
 def test_a_crop_is_solved_block_by_block(tmp_path: Path) -> None:
     scene(tmp_path, 48)
-    parts = {"output": {"samples": "d"}, "posterior": {"count": 1, "halo": "auto"}, "prior": {"range": 3.0}}
+    parts: dict[str, Any] = {
+        "output": {"samples": "d"},
+        "posterior": {"count": 1, "halo": "auto"},
+        "prior": {"range": 3.0},
+    }
     job = cropped(job_in(tmp_path, parts), tmp_path)
     assert make_plan(job).figures["method"] == "blocks"
     exact, deviation = whole_image(job, 1e-3)
