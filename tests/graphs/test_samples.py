@@ -6,15 +6,16 @@ import base64
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -27,26 +28,47 @@ from halotile.cli.status import find_run, read_status, status_rows
 from halotile.errors import ConfigError, DiskRefused, HalotileError, InputError, ResumeRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.jobs.reconstruct.job import FidelityChoice
-from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOperator, PosteriorOptions, Sampling
-from halotile.graphs.jobs.samples.plan import cell_of
-from halotile.graphs.kinds.base import OutputArray
-from halotile.graphs.kinds.sections import Cluster, Job, Run, Tile
+from halotile.graphs.jobs.reconstruct.job import (
+    FidelityChoice,
+    OperatorChoice,
+    PriorChoice,
+    Reconstruction,
+    SolverChoice,
+)
+from halotile.graphs.jobs.samples.job import (
+    FieldPrior,
+    MapOutput,
+    MeasuredOperator,
+    PosteriorOptions,
+    Sampling,
+    plan_rows,
+)
+from halotile.graphs.jobs.samples.plan import cell_of, prior_text
+from halotile.graphs.kinds.base import AnyPass, Gather, JobOutput, OutputArray, Pass, Sums
+from halotile.graphs.kinds.sections import Cluster, Job, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.claim import claim
-from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.driver import next_of, run
+from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.runs.verify import verify
 from halotile.storage.grid import Region
+from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import PAGE, RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.sharded.output import create_output
-from halotile.tasks.block import BlockRunner
+from halotile.tasks.block import ONE_BLOCK, BlockRunner
 from halotile.tasks.devices.device import torch_threads
-from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.image_task import ImageTask
+from halotile.tasks.operators.base import InMemory, OperatorKind, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.posterior.gaussian import Solved
+from halotile.tasks.posterior.hyper import Likely
 from halotile.tasks.priors.matern import Matern
+from tests.cases import thorough
 from tests.faults import REPOSITORY, until
+from tests.graphs.inline import inline
+from tests.graphs.test_stages import WholeBlur, gathered
 from tests.support import read_zarr, work_of
 
 Pixels = NDArray[Any]
@@ -102,16 +124,50 @@ def job_in(folder: Path, parts: Mapping[str, Mapping[str, Any]] | None = None, *
     return replace(job, **changes)
 
 
-def computed(job: Job) -> tuple[Pixels, ...]:
-    """Every image of a job, in this process."""
-    plan = make_plan(job)
+class InProcess:
+    """The run of a plan in this process."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.directory, self.fingerprint = RunDirectory(plan.run_directory), plan.fingerprint
+        self.directory.create()
+        self.reports = list[str]()
+
+    def report(self, line: str) -> None:
+        self.reports.append(line)
+
+    def take(self, wanted: AnyPass) -> Sums:
+        if isinstance(wanted.records, JobOutput):
+            assert isinstance(wanted, Pass)
+            receipt = BlockRunner(wanted.task).run(range(len(wanted.grid)))
+            assert not receipt.bad, receipt.bad[0].traceback
+            return Sums({})
+        grid = wanted.grid if isinstance(wanted, Pass) else ONE_BLOCK
+        with open_records(wanted.records, grid, self.fingerprint) as opened:
+            if isinstance(wanted, Pass):
+                assert isinstance(wanted.task, ImageTask)
+                inline(wanted.task, 0, opened.journal, opened.ledger)
+            elif not opened.journal.done:
+                assert isinstance(wanted, Gather)
+                gathered(wanted.folder)(wanted, 0, opened.journal, opened.ledger)
+            return opened.sums()
+
+
+def reported(job: Job) -> tuple[tuple[Pixels, ...], list[str]]:
+    """Every image of a job, in this process; and what it reports."""
+    plan = make_plan(job, fresh=True)
+    at, sums = InProcess(plan), None
     for output in plan.outputs:
         assert isinstance(output, OutputArray)
         create_output(output.path, output.layout, overwrite=True)
-    (wanted,) = work_of(plan).run(None)
-    receipt = BlockRunner(wanted.task).run(range(len(wanted.grid)))
-    assert not receipt.bad, receipt.bad[0].traceback
-    return tuple(read_zarr(output.path) for output in plan.outputs)
+    passes = work_of(plan).run(at)
+    while (wanted := next_of(passes, sums)) is not None:
+        sums = at.take(wanted)
+    shutil.rmtree(at.directory.path)
+    return tuple(read_zarr(output.path) for output in plan.outputs), at.reports
+
+
+def computed(job: Job) -> tuple[Pixels, ...]:
+    return reported(job)[0]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -201,6 +257,13 @@ def test_halos_are_tried_where_the_noise_is_strongest_and_the_worst_place_decide
     assert work_of(make_plan(job_in(folder, options))).solved.halo == 64
     assert np.mean([np.mean(sigma[core.slices]) for _, core in tried]) > 1.7 * SIGMA
     assert [halo for halo, _ in tried] == sorted(halo for halo in {8, 16, 64} for _ in range(8))
+    sigma = np.full((512, 512), SIGMA)
+    sigma[100:160, 300:360] = 0
+    np.save(tmp_path / "sigma.npy", sigma)
+    scene(tmp_path, 512)
+    tried.clear()
+    make_plan(job_in(tmp_path, options))
+    assert any(not sigma[core.slices].any() for _, core in tried)
 
 
 def test_any_number_of_workers_gives_the_same_bits(
@@ -219,32 +282,76 @@ def journalled(folder: Path, name: str) -> set[int]:
     return set(Journal.open_any(path).done) if path.exists() else set()
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(folder: Path, tmp_path: Path, whole: tuple[Pixels, ...]) -> None:
-    job = job_in(folder)
+def started(folder: Path, job: Sampling, posterior: Mapping[str, Any]) -> Callable[..., subprocess.Popen[str]]:
+    """Return a function that starts a job from its file, on one worker."""
+    seen = job.operators[0]
     written = {
         "version": 1,
         "job": "samples",
-        "operators": [
-            {"name": "blur", "data": job.operators[0].data, "noise_sigma": SIGMA, **job.operators[0].options}
-        ],
-        "prior": PRIOR,
-        "posterior": {"count": 3, "halo": 16},
-        "output": {"path": "mean.zarr", "std": "std.zarr", "shard": 32, "chunk": 32},
+        "operators": [{"name": "blur", "data": seen.data, "noise_sigma": SIGMA, **seen.options}],
+        "prior": {**PRIOR, **job.prior.options},
+        "posterior": posterior,
+        "output": {
+            "path": "mean.zarr",
+            "std": "std.zarr",
+            "samples": job.output.samples and "d",
+            "shard": 32,
+            "chunk": 32,
+        },
         "tile": {"block": 32},
         "run": {"workers": 1, "memory_per_worker": "3GiB"},
         "cluster": {"dashboard": False},
     }
-    (tmp_path / "job.yaml").write_text(json.dumps(written))
+    (folder / "job.yaml").write_text(json.dumps(written))
     command = [sys.executable, "-m", "halotile", "run", "job.yaml"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    start = partial(subprocess.Popen, command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    return partial(subprocess.Popen, command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def killed(start: Callable[..., subprocess.Popen[str]], condition: Callable[[], bool]) -> None:
+    """Kill a run as soon as something is true."""
     with start(start_new_session=True) as process:
         try:
-            until(lambda: process.poll() is not None or len(journalled(tmp_path, "std.zarr")) >= 2)
+            until(lambda: process.poll() is not None or condition())
             assert process.poll() is None, process.communicate()[1]
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_conjugate_gradients_have_the_same_bits_for_any_workers_and_after_kills(
+    tmp_path: Path, cluster: RunningCluster
+) -> None:
+    scene(tmp_path, 40)
+    posterior = {"tol": 0.5, "halo": "auto", "count": 1, "method": "cg"}
+    prior = {"range": 2.0}
+
+    def at(name: str) -> Sampling:
+        place = {"path": f"{name}.zarr", "std": f"{name}s.zarr", "samples": f"{name}d"}
+        job = job_in(tmp_path, {"posterior": posterior, "prior": prior, "output": place})
+        return FAR["circular"](job, tmp_path)  # type: ignore[no-any-return]
+
+    expected = computed(at("0"))
+    with local.start(Order(workers=3, memory_bytes=4 * 2**30)) as three:
+        for name, workers in (("2", cluster), ("3", three)):
+            plan = make_plan(at(name))
+            outcome = run(plan, cluster=workers)
+            assert same(tuple(read_zarr(output.path) for output in plan.outputs), expected)
+            assert len(outcome.inspection.figures["residuals"]) == 2
+            assert max(outcome.inspection.figures["residuals"]) < 1e-2
+    start, state = started(tmp_path, at("1"), posterior), tmp_path / "mean.zarr.run" / "state"
+    killed(start, lambda: (state / "draw-0" / "checkpoint").exists())
+    assert not (state / "mean").exists()
+    with start() as process:
+        assert process.wait(120) == 0, process.communicate()[1]
+    names = ("mean", "std", "d-000")
+    assert same(tuple(read_zarr(tmp_path / f"{name}.zarr") for name in names), expected)
+    assert not state.exists()
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(folder: Path, tmp_path: Path, whole: tuple[Pixels, ...]) -> None:
+    start = started(tmp_path, job_in(folder), {"count": 3, "halo": 16})
+    killed(start, lambda: len(journalled(tmp_path, "std.zarr")) >= 2)
     assert 0 < len(journalled(tmp_path, "mean.zarr")) < 9
     place = {"path": tmp_path / "mean.zarr", "std": tmp_path / "std.zarr"}
     with claim(make_plan(job_in(folder, {"output": place}))) as outputs:
@@ -282,6 +389,132 @@ def test_blocks_with_the_halo_that_is_found_agree_with_the_whole_image_in_double
     error = (found - exact)[[0, 2, 3, 4]] / exact[1]
     assert np.abs(error).max() <= tol
     assert np.sqrt(np.mean(np.square(error))) <= tol / 5
+
+
+def whole_image(job: Sampling, tol: float) -> tuple[Pixels, Pixels]:
+    """The maps of a job, solved in double precision on the whole image at once; and the deviation from more draws."""
+    solved = work_of(make_plan(job, fresh=True)).solved
+    posterior = replace(solved.posterior, dtype=np.dtype(np.float64))
+    solved = replace(solved, posterior=posterior, halo=10**6, tol=tol)
+    images, deviations = (
+        replace(solved, draws=draws).solved(Region.whole(posterior.shape))[0] for draws in (solved.draws, range(16))
+    )
+    return images, deviations[1]
+
+
+def with_operator(job: Sampling, name: str, **options: Any) -> Sampling:
+    return replace(job, operators=(replace(job.operators[0], name=name, options=options),))
+
+
+def negative(folder: Path) -> Pixels:
+    kernel = np.load(folder / "k.npy") - 0.05
+    assert kernel.min() < 0
+    sharpened: Pixels = kernel
+    return sharpened
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projections:
+    """Sums of all rows and columns, as one line."""
+
+    name: ClassVar[str] = "projections"
+    kind: ClassVar[OperatorKind] = "whole"
+    reach: ClassVar[int] = 0
+
+    def measured(self, image: tuple[int, ...]) -> tuple[int, ...]:
+        return (*image[:-2], image[-2] + image[-1])
+
+    def forward(self, image: Readable) -> Readable:
+        pixels: Pixels = read_all(image)
+        return InMemory(np.concatenate([pixels.sum(-1), pixels.sum(-2)], -1))
+
+    def adjoint(self, measurement: Readable, image: tuple[int, ...]) -> Readable:
+        line: Pixels = read_all(measurement)
+        return InMemory(line[..., : image[-2], None] + line[..., None, image[-2] :])
+
+
+def projected(job: Sampling, folder: Path) -> Sampling:
+    seen: Pixels = read_all(Projections().forward(InMemory(read_zarr(folder / "y.zarr")[:24, :24])))
+    zarr.save_array(folder / "line.zarr", seen + 0.2 * np.random.default_rng(0).standard_normal(48))
+    (operator,) = with_operator(job, "own", operator=Projections()).operators
+    line = replace(operator, data=str(folder / "line.zarr"), noise_sigma=2.0)
+    return replace(job, operators=(line,), shape=(24, 24))
+
+
+def cropped(job: Sampling, folder: Path) -> Sampling:
+    """A job for a larger image, whose measurement is a part of it."""
+    return replace(with_operator(job, "crop", origin=(6, 2), size=(48, 48)), shape=(60, 54))
+
+
+FAR: dict[str, Any] = {
+    "reflect": lambda job, folder: job,
+    "circular": lambda job, folder: with_operator(job, "blur", kernel=str(folder / "k.npy")),
+    "whole": lambda job, folder: with_operator(job, "own", operator=WholeBlur(blur=Blur(kernel=kernel()))),
+    "negative": lambda job, folder: with_operator(job, "blur", kernel=negative(folder)),
+    "crop": cropped,
+    "line": projected,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "tol"),
+    [
+        ("reflect", 1e-3),
+        ("circular", 1e-2),
+        thorough("crop", 1e-2),
+        ("line", 1e-1),
+        thorough("reflect", 1e-2),
+        thorough("whole", 1e-2),
+        thorough("negative", 1e-2),
+    ],
+)
+def test_conjugate_gradients_on_disk_agree_with_the_whole_image_in_memory(
+    tmp_path: Path, name: str, tol: float
+) -> None:
+    scene(tmp_path, 48)
+    place, tile = {"samples": "d", "shard": 64}, {"block": 64}
+    posterior = {"tol": tol, "halo": "auto", "count": 1, "method": "cg"}
+    job = FAR[name](
+        job_in(tmp_path, {"output": place, "posterior": posterior, "prior": {"range": 3.0}, "tile": tile}), tmp_path
+    )
+    found, reports = reported(job)
+    exact, deviation = whole_image(job, tol / 30)
+    error = np.abs((np.stack(found) - exact) / deviation)
+    assert error.max() <= tol
+    assert len(reports) == 2
+    assert reports[1].startswith("draw-0: a residual of ")
+
+
+def test_a_crop_is_solved_block_by_block(tmp_path: Path) -> None:
+    scene(tmp_path, 48)
+    parts: dict[str, Any] = {
+        "output": {"samples": "d"},
+        "posterior": {"count": 1, "halo": "auto"},
+        "prior": {"range": 3.0},
+    }
+    job = cropped(job_in(tmp_path, parts), tmp_path)
+    assert make_plan(job).figures["method"] == "blocks"
+    exact, deviation = whole_image(job, 1e-3)
+    assert np.abs((np.stack(computed(job)) - exact) / deviation).max() <= 1e-2
+
+
+def test_the_map_of_a_periodic_blur_is_that_of_fourier_transforms(tmp_path: Path) -> None:
+    n, edge = 64, 12
+    scene(tmp_path, n, hole=False)
+    posterior = {"tol": 0.1, "halo": "auto", "count": 2}
+    parts: dict[str, Any] = {
+        "posterior": posterior,
+        "prior": {"range": 3.0},
+        "tile": {"block": 64},
+        "output": {"shard": 64},
+    }
+    job = FAR["circular"](job_in(tmp_path, parts), tmp_path)
+    (_, std) = computed(job)
+    response = np.square(np.abs(np.fft.fft2(kernel(), (n, n))))
+    prior = Matern(**{**PRIOR, "range": 3.0}).spectrum((n, n))
+    exact = np.sqrt(np.mean(1 / (1 / prior + response / SIGMA**2)))
+    # Some 180 pixels are independent, each with an error of a third in its variance.
+    assert np.sqrt(np.mean(np.square(std[edge:-edge, edge:-edge]))) == pytest.approx(exact, rel=0.06)
 
 
 def test_a_truth_that_is_drawn_from_the_prior_lies_as_near_as_the_map_says(tmp_path: Path) -> None:
@@ -334,6 +567,7 @@ REFUSED: list[tuple[dict[str, Any], type[HalotileError], str]] = [
     ({"posterior": {"tol": 2.0}}, ConfigError, r"2 standard deviations would be no result"),
     ({"tile": {"depth": 8}}, ConfigError, "tile.depth: is for denoisers"),
     ({"posterior": {"halo": 100000}}, HalotileError, "smaller"),
+    ({"posterior": {"method": "cg"}}, ConfigError, r"posterior.halo: 16, and method: cg has none"),
     ({"output": {"dtype": "uint16"}}, ConfigError, "output.dtype: uint16 holds whole numbers"),
     ({"prior": {"range": 1.5}}, ConfigError, "prior.range is 1.5 pixels, .* Write 2 or more"),
     ({"prior": {"mean": float("inf")}}, ConfigError, "mean is inf: it must be a finite number"),
@@ -363,15 +597,23 @@ def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
     circular = replace(job.operators[0], options={"kernel": str(folder / "k.npy")})
     blur = {"name": "blur", "kernel": str(folder / "k.npy")}
     inside = replace(circular, name="composition", options={"operators": [blur]})
-    for operator in (circular, inside):
-        with pytest.raises(ConfigError, match=r"boundary is circular"):
-            make_plan(replace(job, operators=(operator,)))
+    far = replace(circular, name="own", options={"operator": WholeBlur(blur=Blur(kernel=kernel()))})
+    for operator, words in (
+        (circular, "has boundary: circular"),
+        (inside, "has boundary: circular"),
+        (far, "sees more than"),
+    ):
+        blocks = job_in(folder, {"posterior": {"method": "blocks"}})
+        with pytest.raises(ConfigError, match=rf"operators\[0\] .*{words}.* Write method: cg"):
+            make_plan(replace(blocks, operators=(operator,)))
     halves = {"operators": [blur | {"boundary": "zero"}], "weights": [0.5]}
     unknown = replace(job, operators=(replace(circular, name="sum", options=halves),), prior=FieldPrior())
     with pytest.raises(InputError, match=r"prior.std and prior.range and prior.mean: auto .* Write numbers"):
         make_plan(unknown)
     narrow = job_in(folder, {"posterior": {"halo": 2}})
-    with pytest.raises(InputError, match=r"the halo of 2 pixels leaves errors of .* Write posterior.halo: 4"):
+    with pytest.raises(
+        InputError, match=r"the halo of 2 pixels leaves errors of .* Write posterior.halo: 4.* posterior.method: cg"
+    ):
         work_of(make_plan(narrow)).solved.read(Region((0, 32, 32), (2, 64, 64)))
     plan = make_plan(job_in(folder, {"output": {"samples": "draws2"}}))
     assert plan.disk_bytes > 1.5 * make_plan(job).disk_bytes
@@ -392,6 +634,14 @@ def test_the_report_shows_what_was_written(folder: Path, cluster: RunningCluster
     assert np.corrcoef(drawn.ravel(), read_zarr(plan.output).ravel())[0, 1] > 0.98
 
 
+@pytest.mark.parametrize("solver", ["cg", "fista"])
+def test_a_reconstruction_with_this_prior_is_sent_here(folder: Path, tmp_path: Path, solver: str) -> None:
+    seen = OperatorChoice(name="blur", data=str(folder / "y.zarr"), options={"kernel": str(folder / "k.npy")})
+    prior, output = PriorChoice(name="matern", options=PRIOR), Output(path=str(tmp_path / "x.zarr"))
+    with pytest.raises(ConfigError, match=r"prior.name: matern, which is for job: samples; .* posterior.count: 0"):
+        make_plan(Reconstruction(operators=(seen,), output=output, prior=prior, solver=SolverChoice(name=solver)))
+
+
 def test_the_map_of_the_noise_is_found_from_the_folder_of_the_script(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,6 +649,61 @@ def test_the_map_of_the_noise_is_found_from_the_folder_of_the_script(
     for given, absolute in (("sigma.npy", str(folder / "sigma.npy")), ("auto", "auto")):
         seen: Any = halotile.measurement("blur", "y.zarr", kernel="k.npy", boundary="reflect", noise_sigma=given)
         assert seen.noise_sigma == absolute
+
+
+@pytest.mark.parametrize("level", [0.0, np.nan])
+def test_a_map_of_the_noise_that_is_0_everywhere_is_refused_in_the_plan(
+    folder: Path, tmp_path: Path, level: float
+) -> None:
+    np.save(tmp_path / "sigma.npy", np.full((N, N), level))
+    with pytest.raises(
+        InputError,
+        match=r"operators\[0\]: noise_sigma: .*sigma\.npy is above 0 in no pixel where .*y\.zarr has a number",
+    ):
+        make_plan(job_in(folder, {"operators": {"noise_sigma": str(tmp_path / "sigma.npy")}}))
+
+
+def test_the_plan_names_the_method_and_how_far_the_map_may_be_off(folder: Path) -> None:
+    job = job_in(folder, {"posterior": {"halo": "auto"}})
+    plan = make_plan(job)
+    assert plan.figures["method"] == "blocks"
+    text = "\n".join(f"{label} {value}" for label, value in plan_rows(plan.summary()))
+    assert "method blocks with a halo of 16 pixels, 4.00 × the image: for errors below 0.01" in text
+    assert f"rao-blackwell, std ± {plan.figures['std_error']:.0%}".replace("%", " %") in text
+    assert plan.figures["std_error"] < 1 / np.sqrt(6)
+    plan = make_plan(FAR["circular"](job, folder))
+    assert plan.figures["method"] == "cg"
+    text = "\n".join(f"{label} {value}" for label, value in plan_rows(plan.summary()))
+    assert "method cg, up to about 231 passes for each image: operators[0] has boundary: circular" in text
+    assert make_plan(FAR["whole"](job, folder)).figures["std_error"] == pytest.approx(1 / np.sqrt(6), abs=1e-4)
+    assert plan.disk_bytes > make_plan(job).disk_bytes + 12 * 8 * (N + 12) ** 2
+    wide = make_plan(job_in(folder, {"posterior": {"halo": 40}}))
+    assert "the halo of 40 pixels is wider than what is solved with it, 32 × 32" in "\n".join(wide.notes)
+
+
+def test_auto_takes_conjugate_gradients_where_no_halo_will_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halotile.graphs.jobs.samples.plan.HALOS", (2, 4))
+    plan = make_plan(job_in(folder, {"posterior": {"halo": "auto"}}))
+    assert plan.figures["method"] == "cg"
+    assert plan.figures["halo_from"].startswith("no halo of up to 4 pixels keeps the error below posterior.tol")
+    with pytest.raises(ConfigError, match=r"no halo of up to 4 pixels .* or posterior\.method: cg"):
+        make_plan(job_in(folder, {"posterior": {"halo": "auto", "method": "blocks"}}))
+
+
+def test_a_prior_that_the_data_do_not_show_has_no_error_of_nan() -> None:
+    shown = prior_text(Likely(Matern(**PRIOR), float("nan"), 0.1))
+    assert shown == "matern, std 0.5 (a guess: the data do not show it), range 6 ± 10 % pixels, around 1"
+
+
+def test_kernels_masks_and_files_have_the_notes_of_a_reconstruction(folder: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "k.npy", np.ones((4, 4)))
+    job = with_operator(job_in(folder), "blur", kernel=str(tmp_path / "k.npy"), boundary="reflect")
+    notes = "\n".join(make_plan(job).notes)
+    assert "operators[0]: the kernel sums to 16" in notes
+    assert "an even edge has no middle" in notes
+    np.save(tmp_path / "mask.npy", np.zeros((N, N)))
+    with pytest.raises(ConfigError, match=r"operators\[0\]: the mask is 0 everywhere"):
+        make_plan(with_operator(job, "mask", mask=str(tmp_path / "mask.npy")))
 
 
 def test_pixels_that_a_file_declares_to_hold_no_data_are_holes(tmp_path: Path) -> None:
@@ -425,6 +730,19 @@ def test_a_noise_level_that_is_not_written_is_estimated_here_and_1_elsewhere(
     assert [job.operators[0].noise_sigma for job in jobs] == ["auto", 1.0, 1.0]
 
 
+def test_a_finished_run_takes_more_draws_only_from_the_start_and_then_with_the_bits_of_one_run(
+    folder: Path, tmp_path: Path, whole: tuple[Pixels, ...], cluster: RunningCluster
+) -> None:
+    place = {"path": tmp_path / "m.zarr", "std": tmp_path / "s.zarr", "samples": tmp_path / "d"}
+    few, more = (job_in(folder, {"output": place, "posterior": {"count": count}}) for count in (2, 3))
+    run(make_plan(few), cluster=cluster)
+    with pytest.raises(ResumeRefused, match=r"posterior\.count was 2, is 3\n.* run with --fresh to start over\."):
+        run(make_plan(more), cluster=cluster)
+    plan = make_plan(more, fresh=True)
+    run(plan, cluster=cluster)
+    assert same(tuple(read_zarr(output.path) for output in plan.outputs), whole)
+
+
 def test_the_call_does_the_same(folder: Path, tmp_path: Path, cluster: RunningCluster) -> None:
     seen = halotile.measurement("blur", folder / "y.zarr", kernel=kernel(), boundary="reflect", noise_sigma=SIGMA)
     halotile.samples(
@@ -448,4 +766,7 @@ def test_the_call_does_the_same(folder: Path, tmp_path: Path, cluster: RunningCl
     assert same(tuple(read_zarr(tmp_path / f"{name}.zarr") for name in "ms"), computed(job))
     about = zarr.open_array(tmp_path / "s.zarr/0").attrs
     assert about["long_name"] == "posterior standard deviation"
-    assert about["posterior"] == {"prior": {"name": "matern", **PRIOR}, "count": 2, "seed": 0, "tol": 0.01}
+    assert about["posterior"] == {
+        **{"prior": {"name": "matern", **PRIOR}, "count": 2, "seed": 0, "tol": 0.01},
+        "std_error": 0.1806,
+    }

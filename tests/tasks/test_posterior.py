@@ -35,7 +35,9 @@ from halotile.tasks.posterior.gaussian import (
     solve,
 )
 from halotile.tasks.posterior.hyper import Excerpt, likely, masks_nothing, transfer_of
+from halotile.tasks.posterior.least_squares import terms_of
 from halotile.tasks.priors.matern import Matern
+from halotile.tasks.terms import Gradient, NormalImage
 
 Values = NDArray[Any]
 N = 12
@@ -126,6 +128,27 @@ def test_the_precision_and_its_inverse_are_those_of_dense_matrices(operators: tu
     found = solve(apply, units, np.ones(window.shape) * np.diag(q).max(), 1e-13)
     covariance = np.linalg.inv(q)
     assert np.abs(found.images.reshape(len(q), -1) - covariance).max() < 1e-9 * np.abs(covariance).max()
+
+
+LEAST_SQUARES = OPERATORS | {
+    "circular": (Blur(kernel=kernel(1.2, 2)),),
+    "negative": (Blur(kernel=kernel(1.2, 2) - 0.05),),
+}
+
+
+@pytest.mark.parametrize("operators", LEAST_SQUARES.values(), ids=LEAST_SQUARES)
+def test_least_squares_on_the_domain_have_the_same_precision_and_sides(operators: tuple[Any, ...]) -> None:
+    of = posterior(*operators)
+    window = whole(of)
+    image = np.random.default_rng(0).standard_normal(window.shape)
+    for draw, side in ((None, of.sides(window)[0]), (3, of.random_sides(window, (3,))[0])):
+        terms = terms_of(of, draw)
+        applied: Values = read_all(NormalImage(InMemory(image), terms))
+        assert np.allclose(applied, of.precision(window)(image[None])[0], rtol=0, atol=1e-12 * np.abs(applied).max())
+        found: Values = read_all(Gradient(InMemory(np.zeros(window.shape)), terms))
+        assert np.allclose(-found, side, rtol=0, atol=1e-12 * np.abs(side).max())
+        part = Region((2, 3), (9, 15))
+        assert np.array_equal(NormalImage(InMemory(image), terms).read(part), applied[part.slices])
 
 
 @pytest.mark.parametrize("operators", OPERATORS.values(), ids=OPERATORS)

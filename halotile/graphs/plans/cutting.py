@@ -40,9 +40,12 @@ def blocks_for(
     # blocks
     earlier: Sequence[int] | None,
     *,
+    given: Size | Auto = "auto",  # super-block that the job asks for
     on_gpu: bool = False,  # GPUs compute
 ) -> list[tuple[int, ...]]:
     """Return candidate super-blocks, the best first."""
+    if given != "auto":
+        return [check_block(geometry, given, unit)]
     if earlier is not None and len(earlier) == len(unit):
         block = tuple(earlier)
         if all(b % u == 0 or b >= n for b, u, n in zip(block, unit, geometry.shape, strict=True)):

@@ -161,10 +161,10 @@ class Posterior:
     @property
     def domain(self) -> Region:
         """The frame with the padding, on the last two axes."""
-        return _widened(Region.whole(self.shape), self.padding)
+        return widened(Region.whole(self.shape), self.padding)
 
     def window(self, core: Region, halo: int) -> Region:
-        return _widened(core, halo).clip(self.domain)
+        return widened(core, halo).clip(self.domain)
 
     def precision(self, window: Region) -> Callable[[Array], Array]:
         """``Q`` of images that are 0 outside a window, there."""
@@ -204,7 +204,7 @@ class Posterior:
         """Right-hand sides on a window: of the mean, and of the image that has one deviation of the prior everywhere."""
         inner = window.clip(Region.whole(self.shape))
         field = np.zeros((2, *window.shape), self.dtype)
-        field[1] = self.prior.apply(self.prior.apply(self._inside(_widened(window, 2))))
+        field[1] = self.prior.apply(self.prior.apply(self._inside(widened(window, 2))))
         if inner.size:
             level, everywhere = (
                 Constant((1, *self.shape), self.dtype, value) for value in (self.prior.level, self.prior.deviation)
@@ -216,7 +216,7 @@ class Posterior:
 
     def random_sides(self, window: Region, draws: Sequence[int]) -> Array:
         """Right-hand sides of draws on a window."""
-        inner, wide = window.clip(Region.whole(self.shape)), _widened(window, 1)
+        inner, wide = window.clip(Region.whole(self.shape)), widened(window, 1)
         white = np.stack([normals(wide, self.seed, FIELD, 0, k) for k in draws])
         field: Array = self.prior.apply(white).astype(self.dtype)
         if inner.size:
@@ -267,7 +267,7 @@ def _squared(part: Measurement, shape: Shape, inner: Region) -> Array:
     return diagonal
 
 
-def _widened(region: Region, pixels: int) -> Region:
+def widened(region: Region, pixels: int) -> Region:
     """A region with more pixels on each side of its last two axes."""
     return region.grow(((0, 0),) * (len(region.start) - 2) + ((pixels, pixels),) * 2)
 
@@ -372,7 +372,8 @@ class Solved:
             if not (worst := float(np.abs(error).max())) <= self.tol:
                 raise InputError(
                     f"the halo of {self.halo} pixels leaves errors of {worst:.2g} standard deviations from {list(cell.start)} on, where little is measured, "
-                    f"and posterior.tol is {self.tol:g}. Write posterior.halo: {2 * self.halo}, or more than the width of a hole; or a larger posterior.tol."
+                    f"and posterior.tol is {self.tol:g}. Write posterior.halo: {2 * self.halo}, or more than the width of a hole; a larger posterior.tol; or "
+                    "posterior.method: cg, which needs no halo."
                 )
             images[:, *cell.relative_to(core).slices] = found[region.start[0] : region.stop[0]]
         return images

@@ -24,7 +24,6 @@ from halotile.graphs.plans.cutting import (
     allowed_bytes,
     blocks_for,
     candidate_tiles,
-    check_block,
     choose_chunk,
     choose_shard,
     growth_of,
@@ -262,11 +261,8 @@ def choose_block(
     allowed = allowed_bytes(job.run, machine)
     chosen = []
     for unit, with_sizes in cuts:
-        if job.tile.block != "auto":
-            candidates = [check_block(geometry, job.tile.block, unit)]
-        else:
-            earlier = previous["identity"]["block"] if previous else None
-            candidates = blocks_for(geometry, unit, job.run.count, earlier, on_gpu=on_gpu)
+        earlier = previous["identity"]["block"] if previous else None
+        candidates = blocks_for(geometry, unit, job.run.count, earlier, given=job.tile.block, on_gpu=on_gpu)
         sizes = itertools.product(candidate_tiles(geometry, job.tile.size, depth), candidates)
         tried = (with_sizes(block, size) for size, block in sizes)
         chosen.append(_first_or_last(tried, lambda cut: sum(cut[1].values()) <= allowed))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,11 +18,14 @@ from halotile.graphs.jobs.reconstruct.costs import MOST_COMPUTED_TWICE
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.kinds.sections import Job, Run
 from halotile.graphs.plans.choices import make_chosen
-from halotile.graphs.plans.inputs import check_whole
+from halotile.graphs.plans.inputs import check_decoding, check_paths, check_whole
+from halotile.graphs.plans.notes import note_of_packing
 from halotile.graphs.plans.trials.denoiser_trials import bounded
 from halotile.graphs.rules.keys import stand_ins
+from halotile.graphs.waiting import Report, report_if_slow
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_array, open_source, planes_last
+from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import checked
@@ -121,6 +124,37 @@ def _open_measurement(path: str, operator: Operator) -> Source:
         if len(line.shape) != 1 or line.dtype.kind not in "biuf" or operator.kind != "whole":
             raise
     return cast(Source, line)
+
+
+class Stack(NamedTuple):
+    """The operators and measurements of a job, checked; the shape of their image, and notes on them."""
+
+    operators: tuple[Operator, ...]
+    data: tuple[Source, ...]
+    shape: Shape
+    notes: tuple[str, ...]
+
+
+def open_stack(
+    job: Any, output: OutputPath, images: Sequence[Source], packed: tuple[str, str], report: Report
+) -> Stack:
+    """Open and check operators and measurements. ``images``: others of the same shape; ``packed``: words for ``note_of_packing``."""
+    operators = make_operators(job.operators, job)
+    check_made(operators)
+    check_masks(operators)
+    data = open_measurements(job.operators, operators)
+    check_decoding([*data, *images], job.run)
+    shape = image_shape(operators, data, job.shape, (image.shape for image in images))
+    check_kernels(operators, shape)
+    with report_if_slow(report, "comparing adjoints with forwards"):
+        notes = [*notes_of(operators), *try_adjoints(operators, shape, job.run)]
+    if job.shape == "auto" and all(image.shape != shape for image in images):
+        notes += note_of_shape(shape, [source.shape for source in data])
+    for source in data:
+        notes += (*source.remarks, *note_of_packing(source, *packed))
+    for source in (*data, *images):
+        check_paths(source, output)
+    return Stack(operators, data, shape, tuple(dict.fromkeys(notes)))
 
 
 def image_shape(
@@ -319,13 +353,13 @@ def check_masks(operators: Iterable[Operator]) -> None:
     """Refuse a mask that leaves out every pixel, as far as this can be checked quickly."""
     for number, operator in enumerate(operators):
         mask = getattr(operator, "mask", None)
-        if mask is not None and _is_empty(mask):
+        if mask is not None and is_empty(mask):
             raise ConfigError(
                 f"operators[{number}]: the mask is 0 everywhere: nothing of the image would be measured. Write another."
             )
 
 
-def _is_empty(mask: Readable) -> bool:
+def is_empty(mask: Readable) -> bool:
     """Return True where all of a mask is 0; False for one that is too large to check."""
     length, *other_axes = mask.shape
     if length * math.prod(other_axes) > LOOKED_AT:

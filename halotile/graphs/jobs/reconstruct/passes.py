@@ -71,7 +71,7 @@ class ReconstructWork(Inversion, Work):
         self._report_repair(at)
         step_size = yield from self._step_size(at)
         problem = yield from self._problem(at, step_size)
-        iterations = self._iterations(at, self.solver, ITERATE, problem, self.prior.reach())
+        iterations = self.iterations(at, self.solver, ITERATE, problem, self.prior.reach())
         iterations.target = self.target
         choice = self.job.solver
         with suppress(OSError):
@@ -121,7 +121,7 @@ class ReconstructWork(Inversion, Work):
         if not self.finds_step:
             return 1.0
         solver = self.norm_solver
-        norm = self._iterations(at, solver, NORM, begun(self.problem()))
+        norm = self.iterations(at, solver, NORM, begun(self.problem()))
         while not (norm.is_over(self.norm_passes) or (norm.rows and solver.is_spent(norm.state))):
             yield from norm.iterate()
         square = solver.bound(norm.state)
@@ -136,14 +136,17 @@ class ReconstructWork(Inversion, Work):
             return self.problem(step_size)
         problem = self.problem()
         zeros = Constant(problem.shape, problem.dtype)
-        backprojection = self._iterations(
+        backprojection = self.iterations(
             at, Backprojection(), ADJOINT, problem.beginning_at(zeros), self.form.fused_reach
         )
         if not backprojection.is_over(1):
             yield from backprojection.iterate()
         return self.problem(step_size, backprojection.image("b"), backprojection.state.numbers[MISFIT])
 
-    def _iterations(self, at: RunView, solver: Solver, phase: str, problem: Problem, halo: int = 0) -> JudgedIterations:
+    def iterations(
+        self, at: RunView, solver: Solver, phase: str, problem: Problem, halo: int = 0, words: PassWords | None = None
+    ) -> JudgedIterations:
+        """Return the iterations of a solver, whose images are in a folder named like its phase."""
         form = self.form
         if phase != ITERATE:
             form, problem = form.once, problem.once
@@ -157,7 +160,8 @@ class ReconstructWork(Inversion, Work):
             view=form.view(halo),
             margin=form.fused_reach,
             overlap=self.overlap,
-            words=PassWords(
+            words=words
+            or PassWords(
                 phase,
                 self._title if phase == ITERATE else lambda _: titles[phase],
                 is_numbered=phase in (NORM, ITERATE),

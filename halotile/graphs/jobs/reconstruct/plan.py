@@ -32,42 +32,25 @@ from halotile.graphs.jobs.reconstruct.inversion import (
 )
 from halotile.graphs.jobs.reconstruct.job import Reconstruction, identity_of, note_of, with_whole_paths
 from halotile.graphs.jobs.reconstruct.measurements import (
-    check_kernels,
-    check_made,
-    check_masks,
     check_signs,
     describe_operator,
     files_of,
-    image_shape,
-    make_operators,
     make_terms,
     note_of_passes,
-    note_of_shape,
-    notes_of,
-    open_measurements,
+    open_stack,
     sources_in,
-    try_adjoints,
     written,
 )
 from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import NamedChoice, parse_bytes
 from halotile.graphs.plans.choices import describe_denoiser, describe_options, make_part
-from halotile.graphs.plans.cutting import (
-    Geometry,
-    Halo,
-    allowed_bytes,
-    axes_like,
-    block_unit,
-    blocks_for,
-    check_block,
-    layout_like,
-)
+from halotile.graphs.plans.cutting import Geometry, Halo, allowed_bytes, axes_like, block_unit, blocks_for, layout_like
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
+from halotile.graphs.plans.inputs import kept_bytes
 from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.needs import DECODED, Need, Requested, io_threads_for, no_more_than
-from halotile.graphs.plans.notes import note_of_files, note_of_packing, notes_of_place
+from halotile.graphs.plans.notes import note_of_files, notes_of_place
 from halotile.graphs.plans.plan import Computing, Planned
 from halotile.graphs.plans.trials.denoiser_trials import compared, expect_trial
 from halotile.graphs.plans.trials.gpu_trials import (
@@ -178,10 +161,10 @@ def _tiles(work: Inversion) -> dict[str, Any]:
 SMALLER = "a smaller tile.size, tile.block or output.shard"
 
 
-def needs_of(work: Inversion, kept: int) -> Iterator[Need]:
+def needs_of(work: Inversion, kept: int, smaller: str = SMALLER) -> Iterator[Need]:
     """Yield the memory of a block, and of each operator that sees the whole image; ``kept`` bytes of inputs stay decoded."""
     decoded = {DECODED: kept}
-    yield Need(f"one block of {list(work.grid.block)}", {**work.step_footprint(), **decoded}, SMALLER)
+    yield Need(f"one block of {list(work.grid.block)}", {**work.step_footprint(), **decoded}, smaller)
     for term, footprint in zip(work.form.whole, work.operator_footprints(), strict=True):
         number = next(n for n, other in enumerate(work.form.terms) if other is term)
         what = f"operators[{number}] ({term.operator.name}) sees the whole image of {list(work.grid.shape)}, and"
@@ -230,31 +213,18 @@ class _Opened:
 
 
 def _open(job: Reconstruction, begun: Begun, request: PlanRequest) -> _Opened:
-    operators = make_operators(job.operators, job)
-    check_made(operators)
-    check_masks(operators)
-    data = open_measurements(job.operators, operators)
     images = {k: planes_last(open_source(p)) for k, p in (("start", job.start), ("reference", job.reference)) if p}
-    check_decoding([*data, *images.values()], job.run)
-    shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
-    check_kernels(operators, shape)
-    with report_if_slow(request.report, "comparing adjoints with forwards"):
-        notes = [*notes_of(operators), *try_adjoints(operators, shape, job.run)]
-    if job.shape == "auto" and all(image.shape != shape for image in images.values()):
-        notes += note_of_shape(shape, [source.shape for source in data])
-    for source in data[:1]:
-        notes += source.remarks
-        notes += note_of_packing(source, "reconstructed", "The image is in them too, and names no packing")
+    packed = "reconstructed", "The image is in them too, and names no packing"
+    stack = open_stack(job, begun.output, tuple(images.values()), packed, request.report)
     for key, image in images.items():
-        _check_image(image, key, shape)
-    for source in (*data, *images.values()):
-        check_paths(source, begun.output)
-    zeros = Constant(shape, working_dtype(np.result_type(*(source.dtype for source in data))))
+        _check_image(image, key, stack.shape)
+    dtype = working_dtype(np.result_type(*(source.dtype for source in stack.data)))
+    zeros = Constant(stack.shape, dtype)
     prior: Prior = make_part("prior", job.prior, job)
     denoiser = prior.computed_by()
     expect_trial(denoiser)
     computing = compute_on(job, denoiser)
-    return _Opened(begun, computing, operators, data, images, zeros, prior, denoiser, tuple(notes))
+    return _Opened(begun, computing, stack.operators, stack.data, images, zeros, prior, denoiser, stack.notes)
 
 
 @dataclass(frozen=True)
@@ -318,7 +288,7 @@ class _Sized:
 def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     computing, previous = opened.computing, opened.begun.previous
     job, denoiser, shape = computing.job, opened.denoiser, opened.image.shape
-    roles = _roles(opened.data[0], shape)
+    roles = roles_of(opened.data[0], shape)
     own_code, halo = tried_prior(job, denoiser, shape[-2:], previous, request.report)
     geometry = Geometry(shape, shape, roles, 1, halo.align)
     memory = parse_bytes(job.run.memory_per_worker)
@@ -364,7 +334,9 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
     allowed = allowed_bytes(job.run, computing.machine_bytes)
 
     def choose(known: Tuned | None) -> CutImage:
-        for block in _blocks(sized, previous):
+        earlier = previous["identity"]["block"] if previous else None
+        unit = block_unit(sized.geometry, sized.layout.shard)
+        for block in blocks_for(sized.geometry, unit, job.run.count, earlier, given=job.tile.block):
             cut = sized.cut(block)
             if fits(cut, known):
                 break  # otherwise the smallest, which the plan refuses
@@ -465,18 +437,8 @@ def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def _roles(source: Source, shape: tuple[int, ...]) -> Roles:
+def roles_of(source: Source, shape: tuple[int, ...]) -> Roles:
     """Return the roles of the axes: the last two are tiled, because operators work on planes."""
     if len(shape) < 2:
         raise InputError(f"the image has shape {list(shape)}: operators work on planes, two axes at least.")
     return Roles(axes_like(source, len(shape)), (len(shape) - 2, len(shape) - 1), None)
-
-
-def _blocks(sized: _Sized, previous: Mapping[str, Any] | None) -> list[tuple[int, ...]]:
-    """Return candidate super-blocks, the best first: a resumed run keeps its own."""
-    geometry, job = sized.geometry, sized.job
-    unit = block_unit(geometry, sized.layout.shard)
-    if job.tile.block != "auto":
-        return [check_block(geometry, job.tile.block, unit)]
-    earlier = previous["identity"]["block"] if previous else None
-    return blocks_for(geometry, unit, job.run.count, earlier)

@@ -122,7 +122,12 @@ def _prior_of_solver(prior: PriorChoice, solver: SolverChoice) -> Faults:
     if traits is None:
         return
     prior_by, kind = traits.prior_by, cast(Any, PriorChoice.declared(prior.name))
-    if prior_by is None and kind.is_there:
+    if prior.name == "matern":
+        yield (
+            ("prior", "name"),
+            "matern, which is for job: samples; write that, and posterior.count: 0 for its mean alone",
+        )
+    elif prior_by is None and kind.is_there:
         yield (
             ("prior", "name"),
             f"{prior.name} with solver {solver.name}, which knows no prior; write none, or solver.name: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from halotile.graphs.jobs.samples.job import CHECKS, RULES, Sampling, headline, plan_rows, title
+from halotile.graphs.jobs.samples.job import CHECKS, RULES, Sampling, essentials, headline, plan_rows, title
 from halotile.graphs.kinds.base import JobKind
 
 KIND = JobKind(
@@ -14,4 +14,5 @@ KIND = JobKind(
     checks=CHECKS,
     rules=RULES,
     how=("tile", "exact"),
+    essentials=essentials,
 )

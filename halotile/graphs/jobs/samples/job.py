@@ -55,8 +55,9 @@ class MapOutput(Output):
 class PosteriorOptions:
     """The posterior distribution, and its draws."""
 
-    method: Literal["auto", "blocks", "bootstrap"] = "auto"
-    """blocks: each block is solved on itself with a halo. bootstrap: the error of a denoiser, from denoising again on redrawn noise. auto: as there are operators or a denoiser."""
+    method: Literal["auto", "blocks", "cg", "bootstrap"] = "auto"
+    """blocks: each block is solved on itself with a halo. cg: the whole image by many passes, for any operator. bootstrap: the error of a denoiser, from
+    denoising again on redrawn noise. auto: bootstrap with a denoiser, else blocks where they do."""
     count: int = 16
     """Draws that the standard deviation comes from; 0: the mean alone."""
     seed: int = 0
@@ -72,7 +73,7 @@ class PosteriorOptions:
 
 
 OF_BOOTSTRAP = {
-    "posterior.method": ("auto", "blocks"),
+    "posterior.method": ("auto", "blocks", "cg"),
     "posterior.calibrate": ("auto",),
     "noise": (denoise.NoiseModel(),),
 }
@@ -183,6 +184,8 @@ def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions, input: Inp
             ("output", "dtype"),
             f"{output.dtype} holds whole numbers, and standard deviations and draws are fractions; write float32 or auto",
         )
+    if posterior.method == "cg" and posterior.halo != "auto":
+        yield ("posterior", "halo"), f"{posterior.halo}, and method: cg has none; leave it out, or write method: blocks"
 
 
 RULES = (*OPERATOR_RULES[1:], _gaussian, _maps)
@@ -195,15 +198,32 @@ def title(job: Sampling) -> str:
     return f"mean and standard deviation from {counted(len(job.operators), 'operator')} to {job.output.path}"
 
 
+def essentials(job: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored job without the number of its draws: a run with another one may replace it with ``--fresh`` alone."""
+    posterior = {key: value for key, value in job.get("posterior", {}).items() if key != "count"}
+    return job | {"posterior": posterior}
+
+
 def headline(figures: Figures) -> str:
     """Describe a plan in one line."""
     if "calibration" in figures:
         return f"{denoise.headline(figures)}, {counted(figures['count'], 'redraw')}, {figures['calibration']}"
     return (
         f"{counted(figures['count'], 'draw')} of {shape_text(figures['shape'])} {figures['dtype']} from "
-        f"{counted(len(figures['operators']), 'operator')}, halo {figures['halo']}, {counted(figures['blocks'], 'block')}, "
+        f"{counted(len(figures['operators']), 'operator')}, {_method(figures)}, {counted(figures['blocks'], 'block')}, "
         f"{counted(figures['workers'], 'worker')}"
     )
+
+
+def _method(figures: Figures) -> str:
+    if figures["halo"]:
+        return f"blocks with a halo of {figures['halo']} pixels, {figures['read_amplification']:.2f} × the image"
+    return f"cg, up to about {figures['passes_each']:,} passes for each image"
+
+
+def _draws(figures: Figures) -> str:
+    error = f", std ± {figures['std_error']:.0%}".replace("%", " %") if figures["std_error"] else ""
+    return f"{figures['count']}, {figures['estimator']}{error}" if figures["count"] else "none: the mean alone"
 
 
 def plan_rows(figures: Figures) -> list[Row]:
@@ -218,8 +238,8 @@ def plan_rows(figures: Figures) -> list[Row]:
         *([("std", str(figures["std"]))] if figures["std"] else []),
         ("", f"{shape_text(figures['shape'])} {figures['dtype']}"),
         ("prior", str(figures["prior"])),
-        ("draws", f"{figures['count']}, {figures['estimator']}" if figures["count"] else "none: the mean alone"),
-        ("halo", f"{figures['halo']} pixels, {figures['halo_from']}, {figures['read_amplification']:.2f} × the image"),
+        ("draws", _draws(figures)),
+        ("method", f"{_method(figures)}: {figures['halo_from']}"),
         ("", ""),
         *output_rows(figures),
         ("", ""),

@@ -6,48 +6,40 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.amounts import counted
-from halotile.graphs.jobs.reconstruct.job import whole_choice
+from halotile.graphs.iterations.iterate import Target
+from halotile.graphs.jobs.reconstruct.costs import Form
+from halotile.graphs.jobs.reconstruct.job import Reconstruction, SolverChoice, whole_choice
 from halotile.graphs.jobs.reconstruct.measurements import (
-    check_kernels,
-    check_made,
     describe_operator,
     files_of,
-    image_shape,
-    make_operators,
-    open_measurements,
+    is_empty,
+    open_stack,
     sources_in,
-    try_adjoints,
     written,
 )
+from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
+from halotile.graphs.jobs.reconstruct.plan import needs_of, roles_of
 from halotile.graphs.jobs.samples.bootstrap import plan_bootstrap
 from halotile.graphs.jobs.samples.job import Sampling
-from halotile.graphs.jobs.samples.passes import SampleWork
+from halotile.graphs.jobs.samples.passes import SampleWork, WholeWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import make_part
-from halotile.graphs.plans.cutting import (
-    Geometry,
-    allowed_bytes,
-    axes_like,
-    block_unit,
-    blocks_for,
-    check_block,
-    layout_like,
-    overlap_pays,
-)
+from halotile.graphs.plans.cutting import Geometry, allowed_bytes, block_unit, blocks_for, layout_like, overlap_pays
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
+from halotile.graphs.plans.inputs import kept_bytes
 from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.needs import DECODED, IMPORTS_BYTES, PROCESS, Need, no_more_than
-from halotile.graphs.plans.notes import note_of_packing, notes_of_place
+from halotile.graphs.plans.notes import note_of_files, notes_of_place
 from halotile.graphs.plans.plan import Planned
+from halotile.graphs.solvers.cg import ConjugateGradients
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.disk.object_path import OutputPath, full_path
@@ -58,10 +50,14 @@ from halotile.storage.views import Constant, measured, readable_parts
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.estimate import as_square, plane_level, sample_regions
 from halotile.tasks.operators.base import Operator, parts_of, with_engine, working_dtype
-from halotile.tasks.posterior.gaussian import BATCH, Filled, Measurement, Posterior, Solved, Weights
+from halotile.tasks.operators.composition import Composition
+from halotile.tasks.operators.crop import Crop
+from halotile.tasks.operators.sum import WeightedSum
+from halotile.tasks.posterior.gaussian import BATCH, SOLVED, Filled, Measurement, Posterior, Solved, Weights
 from halotile.tasks.posterior.hyper import SHORTEST, Excerpt, Likely, likely, masks_nothing, transfer_of
+from halotile.tasks.posterior.least_squares import DOUBLE, terms_of
 from halotile.tasks.priors.matern import Matern
-from halotile.tasks.roles import Roles
+from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.shared import Shared
 
 SMALLER = "a smaller tile.block, output.shard or posterior.halo"
@@ -76,8 +72,8 @@ FAR = 3
 """Ratio of noise levels from which on one of them is probably a mistake."""
 MARGIN = 0.5
 """Share of the tolerance that a halo leaves where it is tried: other places leave more."""
-TRIED, PLACES = 16, 8
-"""Edge and number of the blocks that halos are tried on: small ones, as the edge of a cell may cut a hole."""
+TRIED, PLACES, SEEN = 16, 8, 256
+"""Edge and number of the blocks that halos are tried on, out of so many: small ones, as the edge of a cell may cut a hole."""
 
 
 def plan_samples(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
@@ -87,8 +83,7 @@ def plan_samples(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
     if job.input:
         return plan_bootstrap(job, begun, request)
     opened = _open(job, begun, request)
-    halo, halo_from = _halo(opened, request)
-    return _planned(opened, halo, halo_from)
+    return _planned(opened, *_method(opened, request))
 
 
 @dataclass(frozen=True)
@@ -118,6 +113,11 @@ class _Opened:
         """Draws that an output needs."""
         return self.job.posterior.count if self.job.output.std or self.job.output.samples else 0
 
+    @cached_property
+    def std_error(self) -> float | None:
+        """Relative error of the map of deviations."""
+        return round(_map_error(self.posterior, self.draws, self.job.posterior.estimator), 4) if self.draws else None
+
     def solved(self, halo: int, count: int) -> Solved:
         options = self.job.posterior
         keeps_draws = self.job.output.samples is not None
@@ -128,28 +128,16 @@ class _Opened:
 
 def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
     job = replace(job, operators=tuple(whole_choice(choice) for choice in job.operators))  # type: ignore[misc]
-    operators = make_operators(job.operators, job)
-    check_made(operators)
-    data = open_measurements(job.operators, operators)
-    check_decoding(data, job.run)
-    shape = image_shape(operators, data, job.shape)
-    check_kernels(operators, shape)
-    for operator in operators:
-        if operator.kind != "local":
-            raise ConfigError(
-                f"operator {operator.name} sees more than a neighbourhood of each pixel, and posterior.method: blocks needs that."
-            )
-        if any(getattr(part, "boundary", "") == "circular" for part in parts_of(operator)):
-            raise ConfigError(
-                "boundary is circular, which joins opposite edges of the image, and posterior.method: blocks solves each block with the pixels around it. "
-                "Write boundary: reflect, replicate, zero or valid, as the instrument does."
-            )
-    with report_if_slow(request.report, "comparing adjoints with forwards"):
-        notes = try_adjoints(operators, shape, job.run)
-    for source in data:
-        check_paths(source, begun.output)
+    packed = "sampled", "The maps are in them too, and name no packing"
+    stack = open_stack(job, begun.output, (), packed, request.report)
+    data = stack.data
+    if job.posterior.method == "blocks" and (why := _sees_far(stack.operators)):
+        raise ConfigError(
+            f"{why}, and posterior.method: blocks solves each block with the pixels around it. Write method: cg, which takes many passes over the image; or "
+            "boundary: reflect, replicate, zero or valid, where it is circular and the instrument is not."
+        )
     dtype = working_dtype(np.result_type(*(source.dtype for source in data)))
-    operators = tuple(with_engine(operator, dtype, job.exact) for operator in operators)
+    operators = tuple(with_engine(operator, dtype, job.exact) for operator in stack.operators)
     previous = begun.previous["identity"] if begun.previous else {}
     levels = tuple(
         _level(number, choice.noise_sigma, source, previous)
@@ -159,16 +147,28 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
         _measurement(operator, source, level, number)
         for number, (operator, source, level) in enumerate(zip(operators, data, levels, strict=True))
     )
+    for number, part in enumerate(parts):
+        if is_empty(part.weight):
+            raise InputError(
+                f"operators[{number}]: noise_sigma: {job.operators[number].noise_sigma} is above 0 in no pixel where {data[number].path} has a number, so nothing is "
+                "measured. Write another map, or another measurement."
+            )
     given: Matern = make_part("prior", job.prior, job)
     found = _prior(given, parts, previous)
-    posterior = Posterior(parts, found.prior, shape, dtype, job.posterior.seed)
-    remarks = (
-        *_notes_of_noise(levels, data),
-        *_note_of_range(found.prior, shape),
-        *data[0].remarks,
-        *note_of_packing(data[0], "sampled", "The maps are in them too, and name no packing"),
-    )
-    return _Opened(job, begun, data, levels, posterior, found, (*notes, *remarks))
+    posterior = Posterior(parts, found.prior, stack.shape, dtype, job.posterior.seed)
+    notes = (*stack.notes, *_notes_of_noise(levels, data), *_note_of_range(found.prior, stack.shape))
+    return _Opened(job, begun, data, levels, posterior, found, notes)
+
+
+def _sees_far(operators: Sequence[Operator]) -> str:
+    """Return why an image cannot be solved block by block; empty where it can."""
+    for number, operator in enumerate(operators):
+        for part in parts_of(operator):
+            if part.kind != "local" and not isinstance(part, Crop | Composition | WeightedSum):
+                return f"operators[{number}] ({part.name}) sees more than a neighbourhood of each pixel"
+            if getattr(part, "boundary", "") == "circular":
+                return f"operators[{number}] has boundary: circular, which joins opposite edges of the image"
+    return ""
 
 
 def _note_of_range(prior: Matern, shape: tuple[int, ...]) -> Iterator[str]:
@@ -199,7 +199,7 @@ def _level(number: int, given: float | str, source: Source, previous: Mapping[st
         known = previous.get("operators", {}).get(str(number), {}).get("noise")
         if isinstance(known, float):
             return known
-        if not (level := _estimated(source)) > 0:
+        if len(source.shape) < 2 or not (level := _estimated(source)) > 0:
             raise InputError(f"{key} is auto, and {source.path} shows no noise. Write its standard deviation.")
         return level
     if not isinstance(given, str):
@@ -225,7 +225,11 @@ def _estimated(source: Source) -> float:
 def _notes_of_noise(levels: Sequence[Source | float], data: Sequence[Source]) -> Iterator[str]:
     """Yield a note on each noise level that is far from the measurement's."""
     for number, (level, source) in enumerate(zip(levels, data, strict=True)):
-        if isinstance(level, float) and not level / FAR < (seen := _estimated(source)) < level * FAR:
+        if (
+            isinstance(level, float)
+            and source.shape[1:]
+            and not level / FAR < (seen := _estimated(source)) < level * FAR
+        ):
             yield (
                 f"operators[{number}].noise_sigma is {level:.4g}, and the measurement shows about {seen:.4g}: mean and standard deviation are only as "
                 "right as it is. Write auto to use what is seen."
@@ -263,21 +267,28 @@ def _windows(part: Measurement, edge: int) -> Iterator[Excerpt]:
             yield Excerpt(pixels, float(np.mean(1 / weights.astype(np.float64))))
 
 
-def _halo(opened: _Opened, request: PlanRequest) -> tuple[int, str]:
-    """Return the halo of a block, and its origin."""
-    given, previous = opened.job.posterior.halo, opened.begun.previous
-    if given != "auto":
-        return given, "as written"
-    if previous:
-        return int(previous["identity"]["halo"]), "that of the run so far"
+def _method(opened: _Opened, request: PlanRequest) -> tuple[int | None, str]:
+    """Return the halo of a block, None for conjugate gradients on the whole image; and why."""
+    options, previous = opened.job.posterior, opened.begun.previous
+    if options.method == "cg" or (why := _sees_far(opened.operators)):
+        return None, "as written" if options.method == "cg" else why
+    if options.halo != "auto":
+        return options.halo, "as written"
+    if previous and (previous["identity"]["halo"] or options.method == "auto"):
+        return previous["identity"]["halo"], "that of the run so far"
     with report_if_slow(request.report, "trying halos"), torch_threads():
-        return _tried(opened), f"for errors below {opened.job.posterior.tol:g} standard deviations"
+        try:
+            return _tried(opened), f"for errors below {options.tol:g} standard deviations"
+        except ConfigError as error:
+            if options.method == "blocks":
+                raise
+            return None, str(error).partition(":")[0]
 
 
 def _tried(opened: _Opened) -> int:
     """Return the smallest halo that is wide enough on a few blocks, where the least is measured."""
     posterior, tol = opened.posterior, opened.job.posterior.tol * MARGIN
-    blocks = _squares(Constant(posterior.shape, posterior.dtype), TRIED, 4 * PLACES)
+    blocks = _squares(Constant(posterior.shape, posterior.dtype), TRIED, SEEN)
     weight = posterior.measurements[0].weight
     if weight.shape == posterior.shape:
         blocks = sorted(blocks, key=lambda block: float(np.sum(weight.read(block), dtype=np.float64)))
@@ -295,7 +306,7 @@ def _tried(opened: _Opened) -> int:
         reach = _reach(tried, tol)
     raise ConfigError(
         f"no halo of up to {HALOS[-1]} pixels keeps the error below posterior.tol: {opened.job.posterior.tol:g} standard deviations: the prior's range is "
-        f"{posterior.prior.length:.3g} pixels, and little is measured. Write a larger tol, a smaller prior.range, or posterior.halo."
+        f"{posterior.prior.length:.3g} pixels, and little is measured. Write a larger tol, a smaller prior.range, posterior.halo, or posterior.method: cg."
     )
 
 
@@ -308,65 +319,88 @@ def _reach(tried: Sequence[tuple[int, float]], tol: float) -> float:
     return math.inf if fall <= 0 else far + 0.8 * math.log(smaller / tol) / fall
 
 
-def _planned(opened: _Opened, halo: int, halo_from: str) -> Planned:
-    job, begun, posterior = opened.job, opened.begun, opened.posterior
-    computing = compute_on(job, None)
+def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
+    begun, posterior, computing = opened.begun, opened.posterior, compute_on(opened.job, None)
     job = computing.job
     shape, count = posterior.shape, len(posterior.shape)
-    roles = Roles(axes_like(opened.data[0], count), (count - 2, count - 1), None)
+    roles = roles_of(opened.data[0], shape)
     geometry = Geometry(shape, shape, roles, 1, 1)
     layout = layout_like(
         opened.data[0], job.output, geometry, posterior.dtype, parse_bytes(job.run.memory_per_worker), begun.previous
     )
     unit = block_unit(geometry, layout.shard)
     job, requested = no_more_than(job, computing.requested, shape, unit)
-    draws = opened.draws
-    kept = kept_bytes(opened.sources)
-    allowed = allowed_bytes(job.run, computing.machine_bytes)
-    solved = replace(opened.solved(halo, draws), cell=cell_of(layout.shard, shape, halo))
-    if job.tile.block != "auto":
-        candidates = [check_block(geometry, job.tile.block, unit)]
-    else:
-        candidates = blocks_for(
-            geometry, unit, job.run.count, begun.previous["identity"]["block"] if begun.previous else None
-        )
-    need = partial(_need, solved, kept=kept)
-    block = next((b for b in candidates if need(b).total_bytes <= allowed), candidates[-1])
+    kept, allowed = kept_bytes(opened.sources), allowed_bytes(job.run, computing.machine_bytes)
+    cell = cell_of(layout.shard, shape, halo) if halo else ()
+    solved = replace(opened.solved(halo or 0, opened.draws), cell=cell)
+
+    def needs(block: tuple[int, ...]) -> tuple[Need, ...]:
+        if halo:
+            return (_need(solved, block, kept),)
+        return tuple(needs_of(_inversion(job, posterior, begun.output, layout, block), kept, SMALLER))
+
+    earlier = begun.previous["identity"]["block"] if begun.previous else None
+    candidates = blocks_for(geometry, unit, job.run.count, earlier, given=job.tile.block)
+    fits = (b for b in candidates if max(need.total_bytes for need in needs(b)) <= allowed)
+    block = next(fits, candidates[-1])
     edges = tuple(min(b, n) for b, n in zip(block, shape, strict=True))
     grid = Grid(shape, edges, ((0, 0),) * count)
     layout = layout.in_levels(block, job.output.levels)
-    maps = [
+    maps = tuple(
         OutputArray(place, _titled(layout, title, opened), grid, job.output.overwrite, key)
         for key, place, title in _places(job, begun.output)
-    ]
-    window = [c + 2 * halo for c in solved.cell[-2:]]
-    figures = {
-        "shape": list(shape),
-        "dtype": layout.dtype,
+    )
+    work = SampleWork(maps, solved, overlap_pays(job.run))
+    if not halo:
+        work = WholeWork(maps, solved, work.overlap, _inversion(job, posterior, begun.output, layout, edges))
+    scratch = work.scratch if isinstance(work, WholeWork) else (0, 0)
+    return Planned(
+        computing=replace(computing, job=job, requested=requested),
+        work=work,
+        sources=opened.sources,
+        files=tuple(files_of(job.operators)),
+        identity=_identity(opened, solved, layout.to_json(), edges),
+        needs=needs(edges),
+        smaller=SMALLER,
+        scratch_bytes=scratch[0],
+        scratch_inodes=scratch[1],
+        smaller_output="leave out output.samples" if job.output.samples else "",
+        given={"operators": [written(choice) for choice in job.operators]},
+        figures=_figures(opened, work, halo, halo_from),
+        notes=(
+            *opened.notes,
+            *_note_of_halo(halo or 0, solved.cell, shape),
+            *note_of_files(layout, job.output, roles),
+            *notes_of_place(begun.output, begun.directory),
+        ),
+    )
+
+
+def _figures(opened: _Opened, work: SampleWork, halo: int | None, halo_from: str) -> dict[str, Any]:
+    job, cell = opened.job, work.solved.cell[-2:]
+    return {
+        "shape": list(opened.posterior.shape),
+        "dtype": work.maps[0].layout.dtype,
         "std": job.output.std,
         "operators": [operator.name for operator in opened.operators],
         "data": [choice.data for choice in job.operators],
         "noise": [f"{level:.4g}" if isinstance(level, float) else f"of {level.path}" for level in opened.levels],
-        "prior": _prior_text(opened.found),
-        "count": draws,
+        "prior": prior_text(opened.found),
+        "count": opened.draws,
         "estimator": job.posterior.estimator,
+        "std_error": opened.std_error,
+        "method": "blocks" if halo else "cg",
         "halo": halo,
         "halo_from": halo_from,
-        "read_amplification": round(math.prod(window) / math.prod(solved.cell[-2:]), 4),
+        "passes_each": None if halo else work.passes[0].times,
+        "read_amplification": round(math.prod(c + 2 * (halo or 0) for c in cell) / math.prod(cell), 4),
     }
-    return Planned(
-        computing=replace(computing, job=job, requested=requested),
-        work=SampleWork(tuple(maps), solved, overlap_pays(job.run)),
-        sources=opened.sources,
-        files=tuple(files_of(job.operators)),
-        identity=_identity(opened, solved, layout.to_json(), edges),
-        needs=(need(edges),),
-        smaller=SMALLER,
-        smaller_output="leave out output.samples" if job.output.samples else "",
-        given={"operators": [written(choice) for choice in job.operators]},
-        figures=figures,
-        notes=(*opened.notes, *notes_of_place(begun.output, begun.directory)),
-    )
+
+
+def _note_of_halo(halo: int, cell: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[str]:
+    """Yield a note on a halo wider than what is solved with it."""
+    if any(halo > c < n for c, n in zip(cell[-2:], shape[-2:], strict=False)):
+        yield f"the halo of {halo} pixels is wider than what is solved with it, {' × '.join(map(str, cell[-2:]))}: a larger output.shard takes less time."
 
 
 def cell_of(shard: tuple[int, ...], shape: tuple[int, ...], halo: int) -> tuple[int, ...]:
@@ -384,6 +418,27 @@ def cell_of(shard: tuple[int, ...], shape: tuple[int, ...], halo: int) -> tuple[
     return (*(1 for _ in shard[:-2]), *cell)
 
 
+def _inversion(
+    job: Sampling, posterior: Posterior, output: OutputPath, layout: Layout, block: tuple[int, ...]
+) -> ReconstructWork:
+    """Return the storage and the cost of a solution on the whole domain, in the blocks of the output."""
+    shape, condition = posterior.domain.shape, 1 + 8 / posterior.prior.kappa2
+    whole = tuple(n if b >= f else b for b, n, f in zip(block, shape, posterior.shape, strict=True))
+    plain = replace(layout.as_plain_array(), shape=shape, attributes={}, georeference=None)
+    # About as many as the prior alone takes: where all is measured, it needs fewer.
+    passes = math.ceil(condition / 2 * math.log(2 * condition / (SOLVED * job.posterior.tol)))
+    solver = SolverChoice(name="cg", iterations=passes)
+    return ReconstructWork(
+        Reconstruction(output=job.output, operators=(), solver=solver, run=job.run, import_folder=job.import_folder),
+        OutputArray(output, plain, Grid(shape, whole, ((0, 0),) * len(shape))),
+        Form(terms_of(posterior, None)),
+        NoPrior(),
+        ConjugateGradients(),
+        Constant(shape, DOUBLE),
+        Target(),
+    )
+
+
 def _places(job: Sampling, first: OutputPath) -> Iterator[tuple[str, OutputPath, str]]:
     """Yield the key, the path and the title of each image that is written: mean, standard deviation, draws."""
     yield "output.path", first, "posterior mean"
@@ -398,8 +453,24 @@ def _titled(layout: Layout, title: str, opened: _Opened) -> Layout:
     """Return a layout whose attributes say what the image is, and what it was computed from."""
     options, prior = opened.job.posterior, opened.posterior.prior
     field = {"name": prior.name, "std": prior.deviation, "range": prior.length, "mean": prior.level}
-    values = {"prior": field, "count": options.count, "seed": options.seed, "tol": options.tol}
+    values = {key: getattr(options, key) for key in ("count", "seed", "tol")}
+    values |= {"prior": field, "std_error": opened.std_error}
     return replace(layout, attributes={**layout.attributes, "long_name": title, "posterior": values})
+
+
+def _map_error(of: Posterior, count: int, estimator: str) -> float:
+    """Return the relative error of the standard deviation from so many draws, where all is measured; elsewhere it is at most that of plain squares."""
+    known = (transfer_of(part.operator, EDGES[0]) for part in of.measurements)
+    plain, transfers = 1 / math.sqrt(2 * count), [transfer for transfer in known if transfer is not None]
+    if estimator == "samples" or len(transfers) < len(of.measurements):
+        return plain
+    precision = 1 / of.prior.spectrum((EDGES[0], EDGES[0]))
+    for part, transfer in zip(of.measurements, transfers, strict=True):
+        parts = readable_parts(part.weight, _squares(part.data))
+        seen = np.concatenate([np.zeros(0), *(np.ravel(weights) for _, weights in parts)])
+        if seen.any():
+            precision += transfer / np.mean(1 / seen[seen != 0], dtype=np.float64)
+    return plain * (1 - 1 / float(np.mean(precision) * np.mean(1 / precision)))
 
 
 def _need(solved: Solved, block: tuple[int, ...], kept: int) -> Need:
@@ -413,13 +484,15 @@ def _need(solved: Solved, block: tuple[int, ...], kept: int) -> Need:
     )
 
 
-def _prior_text(found: Likely) -> str:
+def prior_text(found: Likely) -> str:
     prior = found.prior
     around = f"matern, std {prior.deviation:.3g}{_sure(found.std_error)}, range {prior.length:.3g}{_sure(found.range_error)} pixels"
     return f"{around}, around {prior.level:.4g}"
 
 
 def _sure(error: float) -> str:
+    if not error < 1:
+        return " (a guess: the data do not show it)"
     return f" ± {error:.0%}".replace("%", " %") if error else ""
 
 
@@ -436,13 +509,13 @@ def _identity(opened: _Opened, solved: Solved, layout: Mapping[str, Any], block:
         },
         "prior": {"name": prior.name, "std": prior.std, "range": prior.range, "mean": prior.mean},
         "posterior": {
-            "method": "blocks",
+            "method": "blocks" if solved.halo else "cg",
             "count": options.count,
             "seed": options.seed,
             "tol": options.tol,
             "estimator": options.estimator,
         },
-        "halo": solved.halo,
+        "halo": solved.halo or None,
         "cell": list(solved.cell),
         "layout": dict(layout),
         "block": list(block),
