@@ -107,6 +107,20 @@ def test_nothing_is_seen_in_images_without_stripes_and_stripes_are_seen_in_all(n
         assert line_offsets(striped).std() == pytest.approx(drawn(image.shape[1]).std(), rel=0.2)
 
 
+def test_a_dead_line_stays_and_drags_no_other_along_and_a_strong_stripe_goes() -> None:
+    clean = natural("moon")
+    for offsets in (np.zeros(clean.shape[1]), drawn(clean.shape[1])):
+        image = noisy(clean, offsets)
+        before = corrections(image, StripedLines(1, 0))[0]
+        image[:, [100, 101, 150]] = 0
+        image[:, 60] += 400
+        found = corrections(image, StripedLines(1, 0))[0]
+        assert np.abs(found[[100, 101, 150]]).max() < 1
+        assert abs(found[60] - before[60] - 400) < 10
+        others = np.delete(found - before, [60, 100, 101, 150])
+        assert np.abs(others).max() < 3
+
+
 def test_the_stripes_of_two_taps_have_their_own_size() -> None:
     image = noisy(natural("moon"), np.tile([12.0, -12.0], 256))
     means = means_along(InMemory(image), StripedLines(1, 0), Region.whole(image.shape), 128)

@@ -342,6 +342,18 @@ def test_planes_are_estimated_by_themselves_and_an_even_one_like_the_others_wher
     assert [plane.grows for plane in survey_planes(Counted(planes), (1, 2), (0,))] == [True, True] + 3 * [False]
 
 
+def test_a_plane_of_correlated_noise_does_not_pass_for_the_quiet_part_of_all() -> None:
+    truth, rng = 8.5 * 6 * clean()[:300, :300], np.random.default_rng(0)
+    planes = np.stack([8.5 * rng.poisson(truth / 8.5) + 20 + rng.normal(0, 3, truth.shape) for _ in range(6)])
+    away = planes - truth - 20
+    planes[3] = truth + 20 + np.sqrt(3) * (away[3] + np.roll(away[4], 1, 1) + np.roll(away[5], 2, 1)) / 3
+    planes[3] = (planes[3] + np.roll(planes[3], 1, 1) + np.roll(planes[3], 2, 1)) / 3
+    found = estimate_photon_noise(Counted(planes), (1, 2), (0,))
+    assert found is not None
+    assert found.gain == pytest.approx(8.5, rel=0.1)
+    assert found.offset == pytest.approx(20, abs=6)
+
+
 def test_no_channel_gets_the_noise_of_another() -> None:
     lit = 40 + 2 * np.sqrt(20) * np.random.default_rng(1).standard_normal((500, 500))
     stack = np.stack([[2 * counted(50), lit], [lit, lit], [counted(50), lit]])

@@ -106,7 +106,9 @@ def estimate_photon_noise(
         evens.setdefault(at, []).append((float(np.median(values)) if values.size else 0.0, plane_level(squares)))
         if (found := windows_of(squares)) is not None:
             windows.setdefault(at, []).append(found)
-    fits = {at: fit for at, parts in windows.items() if (fit := fit_noise(PlaneWindows.joined(parts))) and fit.gain}
+    fits = {
+        at: fit for at, parts in windows.items() if (fit := fit_noise(PlaneWindows.joined(alike(parts)))) and fit.gain
+    }
     if not fits or (clearly and not (len(fits) == len(evens) and all(fit.is_clear for fit in fits.values()))):
         return None
     clear = {at: fit for at, fit in fits.items() if fit.is_clear}
@@ -120,6 +122,25 @@ def estimate_photon_noise(
     parts = [np.array([fits[tuple(at[n] for n in kept)][i] for at in np.ndindex(lengths)]) for i in range(2)]
     gain, variance = (part.reshape(lengths) if len(fits) > 1 else part[0] for part in parts)
     return PhotonNoise.of(gain, variance)
+
+
+def alike(planes: Sequence[PlaneWindows]) -> Sequence[PlaneWindows]:
+    """The planes that have as much noise as most; all of fewer than three.
+
+    Correlated noise has small details: one plane of it would pass for the quiet part of all.
+    """
+    fits = [fit_noise(plane) for plane in planes]
+    known = [(plane, fit, plane.middle) for plane, fit in zip(planes, fits, strict=True) if fit]
+    if len(known) < 3:
+        return planes
+    gain, variance = np.array([(fit.gain, fit.variance) for _, fit, _ in known]).T
+    usual = [np.median(np.maximum(gain * middle + variance, 0)) for _, _, middle in known]
+    kept = [
+        plane
+        for (plane, fit, middle), level in zip(known, usual, strict=True)
+        if 1 / SUITS <= (fit.gain * middle + fit.variance) / max(level, np.finfo(float).tiny) <= SUITS
+    ]
+    return kept if 2 * len(kept) > len(known) else planes
 
 
 def _fit_of_even(others: Sequence[Fit], median: float, level: float) -> Fit:

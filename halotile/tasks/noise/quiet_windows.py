@@ -64,6 +64,11 @@ class PlaneWindows(NamedTuple):
     whole: NDArray[np.bool_]
     """True where noise was hardly cut off at the least value."""
 
+    @property
+    def middle(self) -> float:
+        """Median brightness, in the units of the file."""
+        return math.ldexp(float(np.median(self.means)), self.exponent) if len(self.means) else 0.0
+
     @classmethod
     def joined(cls, parts: Sequence[PlaneWindows]) -> PlaneWindows:
         """The windows of several planes."""

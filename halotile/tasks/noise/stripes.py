@@ -38,6 +38,12 @@ DRIFT = 0.1
 """Standard deviation of the image's own change over lag 1, relative to that of the stripes; it grows with the lag to the power of 3/4."""
 EVEN = 0.1
 """Share of the mean contrast below which a line shows little of its gain; both are squared."""
+LONE, MOST_LONE = 6.0, 0.05
+"""Median differences of neighbours from which a line stands alone, and share of such lines up to which they are measured by themselves."""
+EVERYWHERE = 0.7
+"""Part of the offset of such a line that each of its segments has at least: else it is of the image."""
+ALIVE = 0.5
+"""Scatter along a line that stands alone, relative to that of others, below which it is dead: nothing is known of its offset."""
 TINY = 1e-12
 LARGEST = 1e100
 """Means from which no squares are computed."""
@@ -54,19 +60,21 @@ class StripedLines:
     gain: bool = False  # true: lines differ by a factor as well
 
 
-def line_offsets(means: Values) -> Values:
+def line_offsets(means: Values, *, finds_lone: bool = True) -> Values:
     """Estimate the offset of each line from means of its pixels.
 
     Pairs of lines at several distances are compared place by place. A robust mean of their differences leaves out edges of the image; the scatter
     between segments of the line is its error. The offsets are the most likely ones for these differences, where offsets are independent with the
     variance that segments agree on, and the image drifts slowly: without stripes they are 0.
 
-    ``means``: places along a line, a multiple of ``SEGMENTS``, and lines; NaN where nothing is measured.
+    ``means``: places along a line, a multiple of ``SEGMENTS``, and lines; NaN where nothing is measured; ``finds_lone``: whether lines may stand alone.
     """
     from scipy.ndimage import uniform_filter1d  # late, as every plan looks for stripes, and few images have some
 
     unit = _unit(means)
-    means, lines = means / unit, means.shape[1]
+    whole, lines = means / unit, means.shape[1]
+    lone = lone_lines(whole) & finds_lone
+    means = np.where(lone, np.nan, whole)
     lags = [lag for lag in LAGS if lag <= lines // 2]
     differences = [(means[:, lag:] - means[:, :-lag]).reshape(SEGMENTS, -1, lines - lag) for lag in lags]
     guesses = [_median(part) for part in differences]
@@ -87,7 +95,25 @@ def line_offsets(means: Values) -> Values:
             found.append((lag, guess + off, 1 / (error + variance * DRIFT**2 * lag**1.5)))
         offsets = _most_likely(found, 1 / variance)
         guesses = [offsets[lag:] - offsets[:-lag] for lag in lags]
+    spreads, others = _median(np.abs(whole - _median(whole))), np.flatnonzero(~lone)
+    for line in np.flatnonzero(lone & (spreads > ALIVE * np.median(spreads))):
+        beside = others[np.searchsorted(others, line) + np.array([-1, 0])]
+        away = (whole[:, line] - (whole - offsets)[:, beside].mean(1)).reshape(SEGMENTS, -1)
+        each, found = _median(away.T), float(_median(away.reshape(-1, 1))[0])
+        offsets[line] = found if found and (each / found > EVERYWHERE).all() else 0.0
     return offsets * unit
+
+
+def lone_lines(means: Values) -> NDArray[np.bool_]:
+    """True for lines, up to three beside each other, that are farther from both sides than stripes are: they would drag their neighbours along."""
+    lines, apart = _median(means), np.zeros(means.shape[1])
+    for lag in (1, 2, 3):
+        inner = lines[lag:-lag]
+        before, after = inner - lines[: -2 * lag], inner - lines[2 * lag :]
+        near = np.where(before * after > 0, np.minimum(np.abs(before), np.abs(after)), 0.0)
+        apart[lag:-lag] = np.maximum(apart[lag:-lag], near)
+    found: NDArray[np.bool_] = apart > LONE * np.median(np.abs(np.diff(lines)))
+    return found & (found.mean() <= MOST_LONE)
 
 
 def agreement(means: Values) -> float:
@@ -201,7 +227,7 @@ def with_gains(means: Values, offsets: Values) -> Values:
     around = uniform_filter1d(np.where(np.isfinite(plain), plain, _median(plain)), SMOOTH, 1)
     is_bright = around > np.median(around, 0)
     (dark_off, dark), (bright_off, bright) = (
-        (line_offsets(np.where(chosen, plain, np.nan)), _median(np.where(chosen, around, np.nan)))
+        (line_offsets(np.where(chosen, plain, np.nan), finds_lone=False), _median(np.where(chosen, around, np.nan)))
         for chosen in (~is_bright, is_bright)
     )
     apart = bright - dark
