@@ -192,12 +192,13 @@ def test_a_volume_is_repaired_plane_by_plane(tmp_path: Path) -> None:
     assert results[0].max() < 1.1 * plain.max()
 
 
-def test_pixels_that_are_hot_in_no_plane_but_in_all_are_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("axis", ["t", "q"])  # q: an axis that the file does not name
+def test_pixels_that_are_hot_in_no_plane_but_in_all_are_found(tmp_path: Path, axis: str) -> None:
     rng = np.random.default_rng(3)
     stack = (rng.standard_normal((12, 1, 90, 100)) + 100).astype(np.float32)
     stack[:, 0, 20, 30] += 3
     stack[5, 0, 70, 70] += 300  # a cosmic ray is in one plane alone
-    plan = planned(tmp_path, "stack", stack, "gaussian", axes="tcyx", **AUTO)
+    plan = planned(tmp_path, "stack", stack, "gaussian", axes=f"{axis}cyx", **AUTO)
     assert plan.identity["defects"]["places"] == [[-1, 0, 20, 30]]
     task = work_of(plan).task
     image: Any = task.repaired()

@@ -110,12 +110,12 @@ def _noise_of(
 
 
 def _lasting(view: Readable, roles: Roles, gain: PlaneValues, variance: PlaneValues) -> Places:
-    """Return the places, -1 along z and t, of pixels that stand out in the mean of planes there, though perhaps in none of them.
+    """Return the places, -1 along z, t and an axis without a name, of pixels that stand out in the mean of planes there, though perhaps in none of them.
 
     The least and the largest value of each pixel do not count, such as those of a cosmic ray.
     """
     plane, whole = roles.spatial[-2:], Region.whole(view.shape)
-    along = [axis for axis, letter in enumerate(roles.axes) if letter in "zt" and axis not in plane]
+    along = [axis for axis, letter in enumerate(roles.axes) if letter in "ztq" and axis not in plane]
     (height, width), found = (view.shape[axis] for axis in plane), [np.zeros((0, len(view.shape)), np.intp)]
     if math.prod(view.shape[axis] for axis in along) < LEAST_PLANES or height * width > PLANE_PIXELS:
         return found[0]

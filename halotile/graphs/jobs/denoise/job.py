@@ -181,7 +181,8 @@ def residual_warning(planes: Sequence[str], residuals: Sequence[Residual], known
     where = f" in {'; '.join(plane for plane, _ in found)}" if any(plane for plane, _ in found) else ""
     most = max((residual for _, residual in found), key=lambda residual: residual.correlation)
     return (
-        f"the residual, what was taken away, holds structure of the image{where}: denoised too much, unless the noise itself is correlated. "
+        f"the residual, what was taken away, holds structure of the image{where}: denoised too much, unless the noise itself is correlated: its level is "
+        "then estimated too low, and a larger one may be better. "
         f"The correlation of neighbours is {most.correlation_text}. "
         f"{'. '.join([*(note[0].upper() + note[1:] for note in known), '`recon-cli try` compares settings on a crop'])}"
     )

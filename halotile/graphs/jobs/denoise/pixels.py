@@ -176,7 +176,7 @@ def _remark_on_correlation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple
     assert found
     return (
         f"the noise is correlated{_where(clear, planes, roles)}, by {found}{more}: denoisers take such noise for structure of the image, "
-        f"and keep it. {found.advice}",
+        f"and keep it, and its level is estimated too low. {found.advice}",
     )
 
 
