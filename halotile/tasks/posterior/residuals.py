@@ -55,9 +55,9 @@ def numbers(given: Any) -> torch.Tensor:
     """Real numbers of any kind as floating point; those that are not a tensor in double precision."""
     given = given if isinstance(given, torch.Tensor) else np.asarray(given)
     check("complex" not in str(given.dtype), "numbers are complex. Write real and imaginary part as two real ones.")
-    if not isinstance(given, torch.Tensor):
-        return torch.from_numpy(given.astype(np.float64))
-    return given if given.is_floating_point() else given.to(torch.float64)
+    if isinstance(given, torch.Tensor):
+        return given if given.is_floating_point() else given.double()
+    return torch.from_numpy(given.astype(np.float64))
 
 
 @dataclass
@@ -104,8 +104,8 @@ class Inference:
                 raise
             raise ConfigError(f"torch.func.vmap cannot compute the model ({error}). Write vmap=False.") from error
         check(point.signal.requires_grad, "the signal does not follow from the position. Use torch in the model.")
-        signal, changed = point.signal.detach(), (point.signal - again.signal).detach()
-        is_random = float(changed.norm()) > 1e-4 * float(signal.norm())  # atomic sums of a GPU are not
+        signal = point.signal.detach()
+        is_random = (signal - again.signal).norm() > 1e-4 * signal.norm()  # atomic sums of a GPU are not
         check(not is_random, "the model returns other values when it is called again. Leave out dropout and noise.")
         seen = *signal, point.back(point.slopes[1])[1]
         return [float(4 * each.norm() + (each * white(each.shape, each, 1)).sum()) for each in seen]
@@ -258,9 +258,7 @@ class Draws:
         self.inference.unfinished += int((~done).sum()) if tol > 0 else 0
         return base - self.center
 
-    def _newton(
-        self, at: Linearized, there: Linearized, residual: Rows, steps: int, enough: float
-    ) -> tuple[Rows, torch.Tensor]:
+    def _newton(self, at: Linearized, there: Linearized, residual: Rows, steps: int, least: float) -> tuple[Rows, Rows]:
         """Solve ``v + Jᵀ(e) R(e) R(x) J(x) v = residual``, which is not symmetric, by stabilized biconjugate gradients; return as well where it is solved."""
         root = at.root * there.root
 
@@ -272,7 +270,7 @@ class Draws:
         found, shadow = torch.zeros_like(residual), residual / self.scale
         residual = search = shadow
         length = dots(shadow, shadow)[:, None]
-        goal, is_active = (SHARE**2 * length).clamp(min=enough), length > 0
+        goal, is_active = (SHARE**2 * length).clamp(min=least), length > 0
         for _ in range(steps):
             if not is_active.any():
                 break

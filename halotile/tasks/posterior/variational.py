@@ -99,8 +99,9 @@ class Samples:
 
     def total(self, parts: Mapping[int, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """Sum over the batches of all ranks, with the same bits for any number of ranks; adding zeros turns -0 into 0."""
-        zero = torch.zeros_like(like)
-        filled = {slot: parts.get(slot, zero).to(zero.dtype) for slot in self.group.slots(self._slots)}
+        filled = {
+            slot: parts.get(slot, torch.zeros_like(like)).to(like.dtype) for slot in self.group.slots(self._slots)
+        }
         return self.group.sum_slots(filled, self._slots) + 0.0
 
     def _rows(self, batch: int) -> Rows:
@@ -117,17 +118,13 @@ class Samples:
     def point(self, batch: int) -> Linearized:
         return Linearized(self.inference, self._rows(batch)) if self.recompute else self._known[batch]
 
-    @property
-    def _zero(self) -> torch.Tensor:
-        return self.position.new_zeros(1, dtype=torch.float64)
-
     def energy(self) -> float:
-        return float(self._mean(lambda batch: self.point(batch).energies()[:, None], self._zero))
+        return float(self._mean(lambda batch: self.point(batch).energies()[:, None], self.position[:1].double()))
 
     def counted(self, *counts: int) -> list[int]:
         """Sums of counts over all ranks."""
-        parts = dict.fromkeys(self.own[:1], self._zero.new_tensor(counts))
-        return list(map(int, self.total(parts, self._zero.expand(len(counts)))))
+        mine = self.position.new_tensor(counts, dtype=torch.float64)
+        return list(map(int, self.total(dict.fromkeys(self.own[:1], mine), mine)))
 
     def gradient(self) -> Rows:
         return self._mean(lambda b: self._rows(b) + (p := self.point(b)).back(p.slopes[1]), self.position)
@@ -142,8 +139,7 @@ class Samples:
         """Reduced χ² of the data, and of each part of the latent position."""
 
         def of(batch: int) -> Rows:
-            parts = self.inference.split(self._rows(batch)).values()
-            squares = [part.square().sum(-1) / max(1, part.shape[-1]) for part in parts]
+            squares = [part.square().mean(-1).nan_to_num() for part in self.inference.split(self._rows(batch)).values()]
             return torch.stack([self.point(batch).reduced_chi2(), *squares], -1)
 
         return list(map(float, self._mean(of, self.position.new_zeros(1 + len(self.inference.shapes)))))
@@ -224,9 +220,8 @@ class _Run:
             state = self._state(samples, record)
             if state.unfinished and samples.group.rank == 0:
                 name = "bending" if self.choices[iteration]["mode"] == "geometric" else "sampling"
-                missed = f"iteration {iteration + 1}: {state.unfinished} of {len(samples)} samples"
-                asked = f"{name}={self.choices[iteration][name]}"
-                warnings.warn(f"{missed} do not reach the tolerance of {asked}. Write more steps.", stacklevel=2)
+                missed = f"iteration {iteration + 1}: {state.unfinished} of {len(samples)} samples do not reach the tolerance"
+                warnings.warn(f"{missed} of {name}={self.choices[iteration][name]}. Write more steps.", stacklevel=2)
             self.callback(state)
             yield state
 
@@ -255,8 +250,8 @@ class _Run:
         if not math.isfinite(energy):
             bad = [batch for batch in here.residuals if not here.point(batch).energies().isfinite().all()]
             where = f"in iteration {iteration + 1} (batches {bad} of rank {here.group.rank})"
-            instead = ", or mode='linear' at first" * (self.choices[iteration]["mode"] == "geometric")
-            raise Diverged(f"the energy is {energy} {where}. Write a tighter prior{instead}.")
+            linear = ", or mode='linear' at first" * (self.choices[iteration]["mode"] == "geometric")
+            raise Diverged(f"the energy is {energy} {where}. Write a tighter prior{linear}.")
         enough, inner = options["tol"] ** 2 * len(here.position) / 2, options["inner"]
         for step in range(options["steps"]):
             metric, sides = partial(here.metric, self.free / scale), -(self.free * here.gradient() / scale)[None]
@@ -277,16 +272,17 @@ class _Run:
         path = Path(self.folder or "", STATE)
         record = read_object(path, "Remove the folder to begin anew.") if self.folder else None
         own = json.loads(json.dumps([self.settings, *self.choices]))
+        if record is not None and (missing := {"key", "settings", "checksums", *FIGURES} - record.keys()):
+            raise DamagedData(
+                f"{path} has no {min(missing)}: it is damaged, or of another program. Write another folder."
+            )
         self._compare(record or {}, own)
         if record is None:
             return {"iteration": 0, "key": 0}
-        if missing := {"key", "settings", "checksums", *FIGURES} - record.keys():
-            what = f"{path} has no {', '.join(sorted(missing))}"
-            raise DamagedData(f"{what}: it is damaged, or of another program. Write another folder.")
         stored = record["settings"]
         check(len(own) >= len(stored), f"{self.folder} has {len(stored) - 1} iterations. Write as many or more.")
         for number, (was, now) in enumerate(zip(stored, own, strict=False)):
-            for name in [name for name in now if not _is_same(name, was.get(name), now[name])]:
+            for name in [name for name in now if not _is_same(was.get(name), now[name], name == FIGURES_OF_MODEL)]:
                 where = f"{name} is {was.get(name)!r} there{f' in iteration {number - 1}' * (number > 0)}"
                 problem = f"{self.folder} is of another run: {where}, and {now[name]!r} here"
                 raise ResumeRefused(f"{problem}. Write what is there, or another folder.")
@@ -296,12 +292,12 @@ class _Run:
         """Refuse, on all ranks, another folder or other arguments on some."""
         group, text = self.begin.group, json.dumps([{**each, FIGURES_OF_MODEL: None} for each in own])
         given = record.get("iteration", 0), zlib.crc32(json.dumps(record).encode()), zlib.crc32(text.encode())
-        numbers = self.begin.position.new_tensor(given, dtype=torch.float64)
-        first, *others = (part.tolist() for part in group.gather_parts(numbers, [3] * group.world_size))
+        own_part = self.begin.position.new_tensor(given, dtype=torch.float64)
+        first, *others = (part.tolist() for part in group.gather_parts(own_part, [3] * group.world_size))
         for rank, each in enumerate(others, 1):
             where = f"rank {rank} sees iteration {each[0]:.0f}, rank 0 iteration {first[0]:.0f}"
-            problem = f"folder {self.folder} is not the same for all ranks: {where}"
-            check(each[:2] == first[:2], f"{problem}. Write a folder that all ranks see.")
+            problem = f"folder {self.folder} is not the same for all ranks: {where}. Write a folder that all ranks see."
+            check(each[:2] == first[:2], problem)
             check(each == first, f"rank {rank} has other arguments than rank 0. Write the same on all ranks.")
 
     def _write(self, folder: Path, record: dict[str, Any], samples: Samples) -> None:
@@ -334,9 +330,7 @@ class _Run:
             if zlib.crc32(content) != record["checksums"][batch]:
                 raise DamagedData(f"{path} is damaged or missing. Remove the folder to begin anew.")
             parts = load(content)
-            rows[batch] = torch.cat(
-                [parts[n].reshape(len(parts[n]), math.prod(s)) for n, s in new.inference.shapes.items()], 1
-            )
+            rows[batch] = torch.cat([p.reshape(len(p), p[0].numel()) for p in map(parts.get, new.inference.shapes)], 1)
         position, residuals = rows[0][0].to(new.position), {b: rows[b][1:].to(new.position) for b in new.own}
         return replace(new, position=position, residuals=residuals)
 
@@ -476,10 +470,8 @@ def _checksum(tensor: torch.Tensor) -> int:
     return zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes())
 
 
-def _is_same(name: str, was: Any, now: Any) -> bool:
-    """Compare settings: figures that were computed up to rounding."""
-    is_rounded = name == FIGURES_OF_MODEL and was is not None
-    return np.allclose(was, now, 1e-4, 0, equal_nan=True) if is_rounded else bool(was == now)
+def _is_same(was: Any, now: Any, is_rounded: bool) -> bool:
+    return np.allclose(was, now, 1e-4, 0, equal_nan=True) if is_rounded and was else bool(was == now)
 
 
 def _at(value: Varying, iteration: int) -> Any:
