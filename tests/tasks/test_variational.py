@@ -184,6 +184,9 @@ VARYING: Any = {
 }
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:iteration .* do not reach the tolerance:UserWarning")
+
+
 @pytest.fixture(scope="module")
 def alone() -> list[Any]:
     return digits(last(**VARYING))
@@ -251,8 +254,11 @@ def test_a_run_goes_on_where_it_was_killed(
 
 def test_further_iterations_continue_a_finished_run(tmp_path: Path) -> None:
     last(iterations=1, folder=tmp_path)
+    copy = tmp_path / "samples-00001-00000.safetensors.bak"
+    copy.write_bytes(b"of the user")
     states = list(posterior.optimize_kl(rate, LIKELIHOODS["poisson"], **options(iterations=3, folder=tmp_path)))
     assert [state.iteration for state in states] == [2, 3]
+    assert copy.exists()
     assert digits(states[-1]) == digits(last(iterations=3))
 
 
@@ -265,8 +271,14 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
     ({"minimizing": {"steps": 3}}, "minimizing is .* there in iteration 0"),
     ({"constants": ["slope"]}, r"constants is \[\] there, and \['slope'\] here"),
     ({"start": FIELD.start(seed=9)}, "checksum of the start is"),
-    ({"model": lambda latent: 1.01 * rate(latent)}, "energy of the data is"),
-    ({"likelihood": posterior.Poisson(COUNTS + 1)}, "energy of the data is"),
+    ({"model": lambda latent: 1.01 * rate(latent)}, "figures of model and data is"),
+    ({"likelihood": posterior.Poisson(COUNTS + 1)}, "checksums of the data is"),
+    ({"likelihood": posterior.Poisson(COUNTS.flip(0))}, "checksums of the data is"),
+    (
+        {"model": lambda latent: rate(latent) + 50 * latent["slope"] ** 2},
+        "figures of model and data is",
+    ),  # 0 at the start
+    ({"vmap": False}, "vmap is True there, and False here"),
     ({"iterations": 1}, r"has 2 iterations\. Write as many or more"),
 ]
 
@@ -284,6 +296,98 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
     with pytest.raises(DamagedData, match="is damaged or missing"):
         last(iterations=2, folder=tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"iteration": 3}'])
+def test_a_record_of_another_program_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(content)
+    with pytest.raises(DamagedData, match=r"state\.json has no .*: it is damaged, or of another program"):
+        last(folder=tmp_path)
+
+
+def test_a_folder_that_some_ranks_do_not_see_is_refused_on_all(tmp_path: Path) -> None:
+    last(iterations=2, folder=tmp_path / "0")
+
+    def refusal(group: TorchGroup) -> str:
+        with pytest.raises(ConfigError) as refused:
+            last(folder=tmp_path / str(group.rank), group=group)
+        return str(refused.value)
+
+    for message in on_ranks(2, refusal):
+        assert "is not the same for all ranks: rank 1 sees iteration 0, rank 0 iteration 2. Write a folder" in message
+
+
+def test_other_arguments_of_a_rank_are_refused_on_all() -> None:
+    def refusal(group: TorchGroup) -> str:
+        with pytest.raises(ConfigError) as refused:
+            last(seed=group.rank, group=group)
+        return str(refused.value)
+
+    for message in on_ranks(2, refusal):
+        assert message == "rank 1 has other arguments than rank 0. Write the same on all ranks."
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [({"sampling": {"steps": 2}}, "sampling"), ({"mode": "geometric", "bending": {"steps": 1}}, "bending")],
+)
+def test_samples_that_do_not_reach_their_tolerance_are_counted(given: dict[str, Any], name: str) -> None:
+    for ranks in (1, 2):
+        with pytest.warns(UserWarning, match=rf"iteration 1: 6 of 6 samples do not .* {name}={{'tol': 0.002, 'steps'"):
+            found = on_ranks(ranks, lambda group: last(iterations=1, group=group, **given).unfinished)
+        assert found == [6] * ranks
+    assert last(iterations=1).unfinished == 0
+
+
+def test_callers_may_change_what_they_get() -> None:
+    def spoil(latent: Latent) -> torch.Tensor:
+        return latent["white"].zero_()
+
+    def callback(state: posterior.VariationalState) -> None:
+        state.samples.mean_and_std(spoil)
+        state.mean["white"].zero_()
+
+    assert last(callback=callback).energy == last().energy
+    start = FIELD.start()
+    start["slope"] += 1
+    assert float(start["zero_mode"]) == 0
+
+
+def test_functions_may_be_complex_or_whole() -> None:
+    samples = last(iterations=1).samples
+    mean, std = samples.mean_and_std(lambda latent: latent["slope"])
+    turned = samples.mean_and_std(lambda latent: 1j * latent["slope"])
+    torch.testing.assert_close(turned, (1j * mean, std))
+    share, spread = samples.mean_and_std(lambda latent: latent["white"] > 0)
+    assert share.dtype == spread.dtype == torch.float64
+    torch.testing.assert_close(spread, (share * (1 - share)).sqrt())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_data_of_any_kind(ranks: int, tmp_path: Path) -> None:
+    """Counts of other bytes, numbers without dimensions, short ones, an empty part, options of other types."""
+    start = {"x": torch.zeros(3), "none": torch.zeros(0)}
+    common: Any = {"start": start, "samples": 1, "sampling": {"tol": np.float32(0.001), "steps": 1e2}}
+    plain: Any = [1, 2, 3]
+
+    def found(name: str, counts: Any, iterations: int, group: TorchGroup) -> float:
+        given = {**common, "iterations": iterations, "folder": tmp_path / name, "group": group}
+        return last(posterior.Poisson(counts), lambda x: x["x"].exp(), **given).energy
+
+    kinds = plain, np.array(plain, np.uint16), np.array(plain, ">f4"), torch.tensor(plain)
+    energies = set()
+    for name, counts in enumerate(kinds):
+        on_ranks(ranks, partial(found, str(name), counts, 1))
+        energies |= {*on_ranks(ranks, partial(found, str(name), counts, 2))}
+    assert len(energies) == 1
+    on_ranks(ranks, lambda group: last(posterior.Gaussian(2.0, std=1.0), lambda x: x["x"].sum(), group=group, **common))
+    short = torch.arange(3, dtype=torch.float32)
+    on_ranks(
+        ranks,
+        lambda group: last(
+            posterior.Gaussian(short, std=1.0), lambda x: x["x"], dtype=torch.float32, group=group, **common
+        ),
+    )
 
 
 def bad(**given: Any) -> Callable[[], object]:
@@ -320,6 +424,19 @@ BAD: list[tuple[Callable[[], object], type[HalotileError], str]] = [
     (bad(iterations=0), ConfigError, "iterations is 0. Write a whole number of 1 or more"),
     (bad(chunk=0), ConfigError, "chunk is 0"),
     (bad(seed=-1), ConfigError, "seed is -1"),
+    (bad(start={"white": torch.zeros(2) + 1j}), ConfigError, "numbers are complex"),
+    (lambda: posterior.Gaussian([1j], std=1.0), ConfigError, "numbers are complex"),
+    (bad(dtype=torch.int64), ConfigError, "dtype is torch.int64. Write torch.float64 or"),
+    (bad(folder=__file__), ConfigError, "a folder; this is a file"),
+    (bad(sampling=None), ConfigError, "sampling is None. Write a dictionary with numbers"),
+    (bad(minimizing={"steps": 1.5}), ConfigError, "those of steps are whole"),
+    (bad(minimizing={"tol": math.nan}), ConfigError, "minimizing is {'tol': nan}"),
+    (bad(minimizing={"tol": "small"}), ConfigError, "minimizing is {'tol': 'small'}"),
+    (
+        bad(model=lambda latent: rate(latent) + torch.dropout(COUNTS + 1, 0.5, True), vmap=False),
+        ConfigError,
+        "Leave out dropout",
+    ),
 ]
 
 

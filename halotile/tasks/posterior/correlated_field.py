@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from halotile.errors import InputError
-from halotile.tasks.posterior.residuals import Tree, check
+from halotile.tasks.posterior.residuals import Tree, check, numbers
 
 
 class GaussianLikelihood:
@@ -42,8 +42,8 @@ class GaussianLikelihood:
 
     def __init__(self, data: Any, std: Any = None, weights: Any = None) -> None:
         check((std is None) != (weights is None), "noise has std, or weights, 1 / std². Write one of them.")
-        self.data = torch.as_tensor(data)
-        given = torch.as_tensor(std if weights is None else weights, dtype=torch.float64, device=self.data.device)
+        self.data = numbers(data)
+        given = numbers(std if weights is None else weights).to(self.data.device, torch.float64)
         self.root = given.reciprocal() if weights is None else given.sqrt()
         is_good = (self.root.isfinite() & (self.root >= 0)).all()
         check(is_good, "std has values that are not above 0, or weights some below 0. Write inf, or 0, for holes.")
@@ -88,7 +88,7 @@ class PoissonLikelihood:
     """
 
     def __init__(self, counts: Any) -> None:
-        self.data = torch.as_tensor(counts)
+        self.data = numbers(counts)
         _check_data(
             self.data, self.data.isfinite() & (self.data >= 0), "counts of 0 or more, and a background in the model"
         )
@@ -170,8 +170,8 @@ class CorrelatedField:
     def start(self, seed: int = 0) -> Tree:
         """A latent position to begin with: the priors' centers, and a tenth of white noise."""
         white = np.random.default_rng(seed).standard_normal(tuple(self.shape))
-        zero = torch.zeros((), dtype=torch.float64)
-        return {"fluctuations": zero, "slope": zero, "zero_mode": zero, "white": torch.from_numpy(0.1 * white)}
+        zeros = {n: torch.zeros((), dtype=torch.float64) for n in ("fluctuations", "slope", "zero_mode")}
+        return {**zeros, "white": torch.from_numpy(0.1 * white)}
 
     def amplitudes(self, latent: Tree) -> torch.Tensor:
         """Standard deviation of each Fourier coefficient of the logarithm, that of the constant part first."""

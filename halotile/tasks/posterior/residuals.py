@@ -51,6 +51,15 @@ def check(is_good: object, problem: str) -> None:
         raise ConfigError(problem)
 
 
+def numbers(given: Any) -> torch.Tensor:
+    """Real numbers of any kind as floating point; those that are not a tensor in double precision."""
+    given = given if isinstance(given, torch.Tensor) else np.asarray(given)
+    check("complex" not in str(given.dtype), "numbers are complex. Write real and imaginary part as two real ones.")
+    if isinstance(given, torch.Tensor):
+        return given if given.is_floating_point() else given.double()
+    return torch.from_numpy(given.astype(np.float64))
+
+
 @dataclass
 class Inference:
     """A model and a likelihood over rows of numbers, each row a latent position."""
@@ -61,6 +70,7 @@ class Inference:
     structure: Any  # of a position
     vmap: bool = True
     products: int = 0
+    unfinished: int = 0  # samples whose solver did not reach its tolerance
 
     def split(self, rows: Rows) -> dict[str, torch.Tensor]:
         """The numbers of each name, on the last axis."""
@@ -77,8 +87,8 @@ class Inference:
             return torch.func.vmap(function)(rows)
         return torch.stack([function(row) for row in rows])
 
-    def checked_energy(self, row: Rows) -> float:
-        """The energy of the data at a position; a model and a likelihood that do not fit together are refused."""
+    def checked_figures(self, row: Rows) -> list[float]:
+        """Figures that tell this model and these data from others, at a position and beside it; what does not fit together is refused."""
         signal = self.model(self.tree(row))
         data, root = getattr(self.likelihood, "data", signal), self.likelihood.metric_root(signal)
         shapes = [list(each.shape) for each in (signal, data, root)]
@@ -86,12 +96,19 @@ class Inference:
         energy = float(self.likelihood.energy(signal))
         is_finite = math.isfinite(energy) and root.isfinite().all()
         check(is_finite, f"energy ({energy:g}) or metric of the data are not finite at the start. Write another one.")
+        places = torch.stack([row, row + 0.1 * white(row.shape, row, 0)])
         try:
-            point = Linearized(self, row[None])
+            point, again = Linearized(self, places), Linearized(self, places)
         except RuntimeError as error:
+            if not self.vmap:
+                raise
             raise ConfigError(f"torch.func.vmap cannot compute the model ({error}). Write vmap=False.") from error
         check(point.signal.requires_grad, "the signal does not follow from the position. Use torch in the model.")
-        return energy
+        signal = point.signal.detach()
+        is_random = (signal - again.signal).norm() > 1e-4 * signal.norm()  # atomic sums of a GPU are not
+        check(not is_random, "the model returns other values when it is called again. Leave out dropout and noise.")
+        seen = *signal, point.back(point.slopes[1])[1]
+        return [float(4 * each.norm() + (each * white(each.shape, each, 1)).sum()) for each in seen]
 
 
 class Linearized:
@@ -146,7 +163,7 @@ class Linearized:
 
     def reduced_chi2(self) -> Rows:
         """Mean squares of the data's residuals, in standard deviations; where the metric is 0, nothing was measured."""
-        seen, slopes = (each.flatten(1) for each in (self.root, self.slopes[1]))
+        seen, slopes = (each.reshape(len(each), -1) for each in (self.root, self.slopes[1]))
         return torch.where(seen > 0, slopes / seen, 0).square().sum(1) / (seen > 0).sum(1).clamp(min=1)
 
     def scale(self) -> Rows:
@@ -200,7 +217,14 @@ class Draws:
     def linear(self, tol: float, steps: int) -> Rows:
         """Residuals whose covariance is the inverse metric (MGVI): of each pair one and its mirror image."""
         root, apply = self.scale, self._at.metric
-        found, _ = conjugate_gradients(lambda v: self.kept * apply(v / root) / root, self._sides / root, tol, steps)
+
+        def scaled(rows: Rows) -> Rows:
+            return self.kept * apply(rows / root) / root
+
+        sides = self._sides / root
+        found, left = conjugate_gradients(scaled, sides, tol, steps)
+        if left > tol > 0:
+            self.inference.unfinished += 2 * int(((sides - scaled(found)).norm(dim=1) > tol * sides.norm(dim=1)).sum())
         return _mirrored(found / root)
 
     def bent(self, start: Rows, tol: float, steps: int, inner: int) -> Rows:
@@ -212,24 +236,30 @@ class Draws:
         at = Linearized(self.inference, self.center.expand(len(sides), -1))
         base, change = self.center + start, torch.zeros_like(start)
         part, gap = torch.ones_like(start[:, :1]), torch.full_like(start[:, :1], math.inf)
-        for _ in range(steps):
+        done = torch.zeros_like(part, dtype=torch.bool)
+        for left_steps in reversed(range(steps + 1)):
             there = Linearized(self.inference, base + part * change)
             path = self.kept * at.back(at.root * (there.transformed - at.transformed))
             residual = sides - (there.positions - at.positions).detach() - path
             left = dots(residual, residual / self.scale.square())[:, None]
             is_closer = (left < gap) & (part > 0)
-            step = self._newton(at, there, torch.where(is_closer, residual, 0), inner, enough / 4)
             base = torch.where(is_closer, there.positions.detach(), base)
+            if not left_steps:
+                done |= is_closer & (left <= enough)
+                break
+            step, is_solved = self._newton(at, there, torch.where(is_closer, residual, 0), inner, enough / 4)
             change, gap = torch.where(is_closer, step, change), torch.where(is_closer, left, gap)
-            is_done = is_closer & (dots(step, residual).abs() <= enough)[:, None]
+            is_done = is_closer & is_solved & (dots(step, residual).abs() <= enough)[:, None]
+            done |= is_done
             base = base + torch.where(is_done, step, 0)
             part = torch.where(is_closer, 1, part / 2) * ~is_done * (part > LEAST_PART)
             if not part.any():
                 break
+        self.inference.unfinished += int((~done).sum()) if tol > 0 else 0
         return base - self.center
 
-    def _newton(self, at: Linearized, there: Linearized, residual: Rows, steps: int, enough: float) -> Rows:
-        """Solve ``v + Jᵀ(e) R(e) R(x) J(x) v = residual``, which is not symmetric, by stabilized biconjugate gradients."""
+    def _newton(self, at: Linearized, there: Linearized, residual: Rows, steps: int, least: float) -> tuple[Rows, Rows]:
+        """Solve ``v + Jᵀ(e) R(e) R(x) J(x) v = residual``, which is not symmetric, by stabilized biconjugate gradients; return as well where it is solved."""
         root = at.root * there.root
 
         def apply(rows: Rows) -> Rows:
@@ -240,7 +270,7 @@ class Draws:
         found, shadow = torch.zeros_like(residual), residual / self.scale
         residual = search = shadow
         length = dots(shadow, shadow)[:, None]
-        goal, is_active = (SHARE**2 * length).clamp(min=enough), length > 0
+        goal, is_active = (SHARE**2 * length).clamp(min=least), length > 0
         for _ in range(steps):
             if not is_active.any():
                 break
@@ -255,7 +285,7 @@ class Draws:
             before, length = length, dots(shadow, residual)[:, None]
             search = residual + length / before * first / second * (search - second * seen)
             search = torch.where(is_active, search, 0)
-        return found / self.scale
+        return found / self.scale, ~is_active
 
 
 def _mirrored(rows: Rows) -> Rows:

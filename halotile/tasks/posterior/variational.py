@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch.utils import _pytree as pytree
@@ -21,7 +25,7 @@ from halotile.storage.disk.durable import DISK
 from halotile.storage.run_directory.json_files import read_object
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.krylov import conjugate_gradients
-from halotile.tasks.posterior.residuals import Draws, Inference, Likelihood, Linearized, Rows, Tree, check
+from halotile.tasks.posterior.residuals import Draws, Inference, Likelihood, Linearized, Rows, Tree, check, numbers
 
 WORDS = {"mode": ("geometric", "linear"), "redraw": ("new", "same", "update")}
 USUAL: Mapping[str, dict[str, float]] = {
@@ -34,6 +38,9 @@ BATCH_NUMBERS = 2**17
 HALVINGS, SHARE = 10, 0.1
 """Of a step of the mean: most halvings, and the relative residual that the solver leaves."""
 STATE = "state.json"
+OWN = re.compile(r"samples-\d{5}-\d{5}\.safetensors(\.\w+\.partial)?|state\.json\.\w+\.partial")
+"""Names of files that later ones replace."""
+FIGURES_OF_MODEL = "figures of model and data"
 Varying = Any
 """A value, or a function of the number of the iteration, from 0 on, that returns it."""
 
@@ -63,14 +70,17 @@ class Samples:
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def mean_and_std(self, function: Callable[[Any], torch.Tensor] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and standard deviation of a function of the position; left out, of what the model returns. All ranks call it."""
-        chosen, tree = function or self.inference.model, self.inference.tree
-        like = chosen(tree(self.position))
+        asked, tree = function or self.inference.model, self.inference.tree
 
-        def mean(of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
-            return self._mean(lambda batch: self.inference.each(lambda row: of(tree(row)), self._rows(batch)), like)
+        def chosen(row: Rows) -> torch.Tensor:
+            value = asked(tree(row))
+            return value if value.is_floating_point() or value.is_complex() else value.to(row.dtype)
 
-        center = mean(chosen)
-        return center, mean(lambda position: (chosen(position) - center).square()).sqrt()
+        def mean(of: Callable[[Rows], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+            return self._mean(lambda batch: self.inference.each(of, self._rows(batch)), like)
+
+        center = mean(chosen, chosen(self.position.clone()))
+        return center, mean(lambda row: (chosen(row) - center).abs().square(), center.abs()).sqrt()
 
     @property
     def batches(self) -> int:
@@ -89,7 +99,9 @@ class Samples:
 
     def total(self, parts: Mapping[int, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """Sum over the batches of all ranks, with the same bits for any number of ranks; adding zeros turns -0 into 0."""
-        filled = {slot: parts.get(slot, torch.zeros_like(like)) for slot in self.group.slots(self._slots)}
+        filled = {
+            slot: parts.get(slot, torch.zeros_like(like)).to(like.dtype) for slot in self.group.slots(self._slots)
+        }
         return self.group.sum_slots(filled, self._slots) + 0.0
 
     def _rows(self, batch: int) -> Rows:
@@ -107,7 +119,12 @@ class Samples:
         return Linearized(self.inference, self._rows(batch)) if self.recompute else self._known[batch]
 
     def energy(self) -> float:
-        return float(self._mean(lambda batch: self.point(batch).energies()[:, None], self.position[:1]))
+        return float(self._mean(lambda batch: self.point(batch).energies()[:, None], self.position[:1].double()))
+
+    def counted(self, *counts: int) -> list[int]:
+        """Sums of counts over all ranks."""
+        mine = self.position.new_tensor(counts, dtype=torch.float64)
+        return list(map(int, self.total(dict.fromkeys(self.own[:1], mine), mine)))
 
     def gradient(self) -> Rows:
         return self._mean(lambda b: self._rows(b) + (p := self.point(b)).back(p.slopes[1]), self.position)
@@ -122,7 +139,7 @@ class Samples:
         """Reduced χ² of the data, and of each part of the latent position."""
 
         def of(batch: int) -> Rows:
-            squares = [part.square().mean(-1) for part in self.inference.split(self._rows(batch)).values()]
+            squares = [part.square().mean(-1).nan_to_num() for part in self.inference.split(self._rows(batch)).values()]
             return torch.stack([self.point(batch).reduced_chi2(), *squares], -1)
 
         return list(map(float, self._mean(of, self.position.new_zeros(1 + len(self.inference.shapes)))))
@@ -148,6 +165,8 @@ class VariationalState:
         Mean square of the latent numbers of each name: about 1 where the prior fits.
     newton_steps, products : int
         Newton steps of the mean, and products with the metric of a sample, in this iteration.
+    unfinished : int
+        Number of samples whose solver did not reach its tolerance within its steps: their deviations are too small, as a rule.
     seconds : float
         Duration of this iteration.
     """
@@ -160,6 +179,7 @@ class VariationalState:
     reduced_chi2_latent: dict[str, float]
     newton_steps: int
     products: int
+    unfinished: int
     seconds: float
 
 
@@ -185,26 +205,29 @@ class _Run:
         if record["iteration"] == len(self.choices):
             yield self._state(samples, record)
         for iteration in range(record["iteration"], len(self.choices)):
-            began, inference.products = time.monotonic(), 0
+            began, inference.products, inference.unfinished = time.monotonic(), 0, 0
             key = iteration if self.choices[iteration]["redraw"] == "new" else record["key"]
             scale = Linearized(inference, samples.position[None]).scale()
             samples, steps = self._minimized(self._drawn(samples, scale, key, iteration), scale, iteration)
             data, *latent = samples.reduced_chi2()
-            counted = dict.fromkeys(samples.own[:1], self.begin.position.new_tensor([inference.products]))
-            products = int(samples.total(counted, self.begin.position[:1]))
+            counts = samples.counted(inference.products, inference.unfinished)
             chi2 = dict(zip(inference.shapes, latent, strict=True))
-            figures = iteration + 1, samples.energy(), data, chi2, steps, products, time.monotonic() - began
+            figures = iteration + 1, samples.energy(), data, chi2, steps, *counts, time.monotonic() - began
             record = {"key": key, **dict(zip(FIGURES, figures, strict=True))}
             samples = replace(samples)  # without what is known of the model there
             if self.folder is not None:
                 self._write(self.folder, record, samples)
             state = self._state(samples, record)
+            if state.unfinished and samples.group.rank == 0:
+                name = "bending" if self.choices[iteration]["mode"] == "geometric" else "sampling"
+                missed = f"iteration {iteration + 1}: {state.unfinished} of {len(samples)} samples do not reach the tolerance"
+                warnings.warn(f"{missed} of {name}={self.choices[iteration][name]}. Write more steps.", stacklevel=2)
             self.callback(state)
             yield state
 
     def _state(self, samples: Samples, record: Mapping[str, Any]) -> VariationalState:
         figures = {name: record[name] for name in FIGURES}
-        return VariationalState(mean=samples.inference.tree(samples.position), samples=samples, **figures)
+        return VariationalState(mean=samples.inference.tree(samples.position.clone()), samples=samples, **figures)
 
     def _drawn(self, before: Samples, scale: Rows, key: int, iteration: int) -> Samples:
         """Samples around the mean, of the batches of this rank."""
@@ -227,7 +250,8 @@ class _Run:
         if not math.isfinite(energy):
             bad = [batch for batch in here.residuals if not here.point(batch).energies().isfinite().all()]
             where = f"in iteration {iteration + 1} (batches {bad} of rank {here.group.rank})"
-            raise Diverged(f"the energy is {energy} {where}. Write a tighter prior, or mode='linear' at first.")
+            linear = ", or mode='linear' at first" * (self.choices[iteration]["mode"] == "geometric")
+            raise Diverged(f"the energy is {energy} {where}. Write a tighter prior{linear}.")
         enough, inner = options["tol"] ** 2 * len(here.position) / 2, options["inner"]
         for step in range(options["steps"]):
             metric, sides = partial(here.metric, self.free / scale), -(self.free * here.gradient() / scale)[None]
@@ -244,18 +268,37 @@ class _Run:
         return here, options["steps"]
 
     def _record(self) -> dict[str, Any]:
-        """Return the record in the folder; that of another run is refused."""
-        record = read_object(self.folder / STATE, "Remove the folder to begin anew.") if self.folder else None
+        """Return the record in the folder; that of another run is refused, and a folder that is not that of all ranks."""
+        path = Path(self.folder or "", STATE)
+        record = read_object(path, "Remove the folder to begin anew.") if self.folder else None
+        own = json.loads(json.dumps([self.settings, *self.choices]))
+        if record is not None and (missing := {"key", "settings", "checksums", *FIGURES} - record.keys()):
+            raise DamagedData(
+                f"{path} has no {min(missing)}: it is damaged, or of another program. Write another folder."
+            )
+        self._compare(record or {}, own)
         if record is None:
             return {"iteration": 0, "key": 0}
-        stored, own = record["settings"], json.loads(json.dumps([self.settings, *self.choices]))
+        stored = record["settings"]
         check(len(own) >= len(stored), f"{self.folder} has {len(stored) - 1} iterations. Write as many or more.")
         for number, (was, now) in enumerate(zip(stored, own, strict=False)):
-            for name in [name for name in now if was.get(name) != now[name]]:
+            for name in [name for name in now if not _is_same(was.get(name), now[name], name == FIGURES_OF_MODEL)]:
                 where = f"{name} is {was.get(name)!r} there{f' in iteration {number - 1}' * (number > 0)}"
                 problem = f"{self.folder} is of another run: {where}, and {now[name]!r} here"
                 raise ResumeRefused(f"{problem}. Write what is there, or another folder.")
         return record
+
+    def _compare(self, record: Mapping[str, Any], own: list[dict[str, Any]]) -> None:
+        """Refuse, on all ranks, another folder or other arguments on some."""
+        group, text = self.begin.group, json.dumps([{**each, FIGURES_OF_MODEL: None} for each in own])
+        given = record.get("iteration", 0), zlib.crc32(json.dumps(record).encode()), zlib.crc32(text.encode())
+        own_part = self.begin.position.new_tensor(given, dtype=torch.float64)
+        first, *others = (part.tolist() for part in group.gather_parts(own_part, [3] * group.world_size))
+        for rank, each in enumerate(others, 1):
+            where = f"rank {rank} sees iteration {each[0]:.0f}, rank 0 iteration {first[0]:.0f}"
+            problem = f"folder {self.folder} is not the same for all ranks: {where}. Write a folder that all ranks see."
+            check(each[:2] == first[:2], problem)
+            check(each == first, f"rank {rank} has other arguments than rank 0. Write the same on all ranks.")
 
     def _write(self, folder: Path, record: dict[str, Any], samples: Samples) -> None:
         """Write the batches of this rank, and the record when those of all ranks are there."""
@@ -264,7 +307,7 @@ class _Run:
         sums, inference = {}, samples.inference
         for batch, rows in samples.residuals.items():
             parts = inference.split(torch.cat((samples.position[None], rows)).cpu())
-            content = save({n: p.reshape(-1, *inference.shapes[n]).contiguous() for n, p in parts.items()})
+            content = save({n: p.reshape(len(p), *inference.shapes[n]).contiguous() for n, p in parts.items()})
             DISK.write_file(folder / _name(record, batch), [content])
             sums[batch] = none.clone()
             sums[batch][batch] = zlib.crc32(content)
@@ -274,7 +317,7 @@ class _Run:
             content = json.dumps({**record, "settings": settings, "checksums": total.tolist()}, indent=1).encode()
             DISK.write_file(folder / STATE, [content])
             kept = {folder / _name(record, batch) for batch in range(samples.batches)}
-            for path in {*folder.glob("samples-?????-?????.safetensors*"), *folder.glob(f"{STATE}.*.partial")} - kept:
+            for path in [path for path in folder.iterdir() if OWN.fullmatch(path.name) and path not in kept]:
                 DISK.remove(path)
         samples.total(sums, none)  # all wait for the record
 
@@ -287,7 +330,7 @@ class _Run:
             if zlib.crc32(content) != record["checksums"][batch]:
                 raise DamagedData(f"{path} is damaged or missing. Remove the folder to begin anew.")
             parts = load(content)
-            rows[batch] = torch.cat([parts[n].reshape(len(parts[n]), -1) for n in new.inference.shapes], 1)
+            rows[batch] = torch.cat([p.reshape(len(p), p[0].numel()) for p in map(parts.get, new.inference.shapes)], 1)
         position, residuals = rows[0][0].to(new.position), {b: rows[b][1:].to(new.position) for b in new.own}
         return replace(new, position=position, residuals=residuals)
 
@@ -391,7 +434,8 @@ def optimize_kl(
     '1.49 1.49'
     """
     leaves, structure = pytree.tree_flatten_with_path(start)
-    parts = {".".join(str(getattr(k, "key", k)) for k in path): torch.as_tensor(x, dtype=dtype) for path, x in leaves}
+    _check(dtype in (torch.float32, torch.float64), "dtype", dtype, "torch.float64 or torch.float32")
+    parts = {".".join(str(getattr(k, "key", k)) for k in path): numbers(x).to(dtype) for path, x in leaves}
     shapes = {name: tuple(part.shape) for name, part in parts.items()}
     row = torch.cat([part.detach().reshape(-1) for part in (*parts.values(), torch.zeros(0, dtype=dtype))])
     _check(len(row) and row.isfinite().all(), "start", start, "finite numbers, such as zeros, the center of the prior")
@@ -401,9 +445,11 @@ def optimize_kl(
         _check(isinstance(value, int) and value >= least, name, value, f"a whole number of {least} or more")
     names = {"constants": list(constants), "point_estimates": list(point_estimates)}
     free, kept = (_mask(option, given, shapes, row) for option, given in names.items())
-    start_is = {"shapes of the start": shapes, "checksum of the start": zlib.crc32(row.cpu().numpy().tobytes())}
-    energy = f"{inference.checked_energy(row):.6g}"  # of model, likelihood and data, on any device
-    settings = {"seed": seed, "chunk": chunk, "dtype": str(dtype), **names, **start_is, "energy of the data": energy}
+    start_is: dict[str, Any] = {"shapes of the start": shapes, "checksum of the start": _checksum(row)}
+    data = [getattr(likelihood, name, None) for name in ("data", "root")]
+    start_is["checksums of the data"] = [_checksum(x) for x in data if isinstance(x, torch.Tensor)]
+    settings = {"seed": seed, "chunk": chunk, "vmap": vmap, "dtype": str(dtype), **names, **start_is}
+    settings[FIGURES_OF_MODEL] = inference.checked_figures(row)
     given = {"samples": samples, "mode": mode, "redraw": redraw}
     given |= {"sampling": sampling, "bending": bending, "minimizing": minimizing}
     choices = [_choice(given, iteration) for iteration in range(iterations)]
@@ -411,12 +457,21 @@ def optimize_kl(
     _check(not is_bent or hasattr(likelihood, "transformation"), "mode", "geometric", "'linear', or a transformation")
     begin = Samples(inference, group or TorchGroup(), chunk, recompute, 0, row, {})
     path = None if folder is None else Path(folder)
+    _check(path is None or path.is_dir() or not path.exists(), "folder", folder, "a folder; this is a file")
     return _Run(begin, choices, settings, free, kept, path, callback).states()
 
 
 def _check(is_good: object, name: str, value: object, instead: str) -> None:
     if not is_good:
         raise ConfigError(f"{name} is {value!r}. Write {instead}.")
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    return zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes())
+
+
+def _is_same(was: Any, now: Any, is_rounded: bool) -> bool:
+    return np.allclose(was, now, 1e-4, 0, equal_nan=True) if is_rounded and was else bool(was == now)
 
 
 def _at(value: Varying, iteration: int) -> Any:
@@ -427,10 +482,13 @@ def _choice(given: Mapping[str, Varying], iteration: int) -> dict[str, Any]:
     """Options of one iteration."""
     found = {name: _at(value, iteration) for name, value in given.items()}
     for name, usual in USUAL.items():
-        options = {key: _at(value, iteration) for key, value in found[name].items()}
-        found[name] = usual | options
-        is_known = options.keys() <= usual.keys() and min(found[name].values()) >= 0
-        _check(is_known, name, options, f"numbers of 0 or more for {', '.join(usual)}")
+        options, instead = found[name], f"a dictionary with numbers of 0 or more for {', '.join(usual)}"
+        _check(isinstance(options, Mapping), name, options, instead)
+        options = usual | {key: _at(value, iteration) for key, value in options.items()}
+        is_good = options.keys() <= usual.keys() and all(isinstance(x, Real) for x in options.values())
+        is_good = is_good and all(0 <= x < math.inf and (key == "tol" or x == int(x)) for key, x in options.items())
+        _check(is_good, name, found[name], f"{instead}; those of steps are whole")
+        found[name] = {key: float(x) if key == "tol" else int(x) for key, x in options.items()}
     for name, words in WORDS.items():
         _check(found[name] in words, name, found[name], f"one of {', '.join(words)}")
     pairs, is_bent = found["samples"], found["mode"] == "geometric"
