@@ -239,6 +239,25 @@ def test_the_plan_tells_how_much_the_factor_depends_on_the_noise(folder: Path, m
         make_plan(job_in(folder, **parts))
 
 
+HOT: list[tuple[str, dict[str, Any]]] = [
+    ("normal", {"denoiser": {"name": "gaussian", "sigma": 1.0}, "noise": NoiseModel(read_sigma=SIGMA)}),
+    ("poisson", {"denoiser": TV | {"sigma": "auto"}, "noise": replace(NOISE, gain=1.0)}),
+]
+
+
+@pytest.mark.parametrize(("law", "parts"), HOT, ids=[law for law, _ in HOT])
+def test_hot_pixels_leave_the_factor_of_the_others(tmp_path: Path, law: str, parts: dict[str, Any]) -> None:
+    truth, rng, found = scene(tmp_path), np.random.default_rng(3), []
+    y = zarr.open_array(tmp_path / "y.zarr")
+    pixels = truth + SIGMA * rng.standard_normal(truth.shape) if law == "normal" else rng.poisson(4 * truth)
+    for hot in (0, pixels.size // 1000):
+        pixels.ravel()[rng.choice(pixels.size, hot, replace=False)] = 60000
+        y[:] = pixels
+        said = work_of(make_plan(job_in(tmp_path, **parts))).also[0].layout.attributes["posterior"]
+        found.append([said["factor"], said["factor_if_noise_is_2_percent_stronger"]])
+    assert found[1] == pytest.approx(found[0], rel=0.01)
+
+
 def test_noise_that_is_not_known_is_refused_in_words(tmp_path: Path) -> None:
     scene(tmp_path)
     y = zarr.open_array(tmp_path / "y.zarr")

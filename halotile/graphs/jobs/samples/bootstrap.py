@@ -24,15 +24,16 @@ from halotile.graphs.plans.needs import IMPORTS_BYTES
 from halotile.graphs.plans.plan import Planned
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.disk.object_path import full_path
-from halotile.storage.grid import Block
+from halotile.storage.grid import Block, Region
+from halotile.storage.rim import Array
 from halotile.storage.sharded.output import ShardWriter
-from halotile.storage.views import PlaneValues, measured
+from halotile.storage.views import PlaneValues, Replaced, measured
 from halotile.tasks.block import Receipt
-from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask, has_noise_map
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask, has_noise_map, noise_at
 from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.estimate import estimate_noise_levels, sample_regions
-from halotile.tasks.noise.photon_noise import survey_planes
+from halotile.tasks.noise.photon_noise import PhotonNoise, survey_planes
 from halotile.tasks.noise.quality import unbiased_risk, without_outliers
 from halotile.tasks.posterior.bootstrap import BootstrapTask
 
@@ -130,20 +131,21 @@ def _calibrated(task: BootstrapTask, request: PlanRequest) -> dict[str, float]:
         task = replace(task, device="cpu", precision="float32", count=min(task.count, DRAWS))
         stages, totals = task.stages(), np.zeros(3)
         for region in sample_regions(task.grid.shape, PLACES, task.roles.spatial[-2:], EDGE):
-            crop = DenoisedPlace(
-                task, dict(zip(task.roles.axes, zip(region.start, region.stop, strict=True), strict=True))
-            )
+            window = task.grid.window_of(region)
+            image, outliers = _repaired(task, window.clip(Region.whole(task.grid.shape)))
+            spans = zip(task.roles.axes, zip(region.start, region.stop, strict=True), strict=True)
+            crop = DenoisedPlace(replace(task, source=image), dict(spans))
             noise = crop.noise(task.level.read(crop.region))
-            noisy, outliers = without_outliers(crop.noisy, noise)
-            noise = replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma))
-            variance = noise.gain * noisy + noise.variance
-            if np.isfinite(variance).any():
-                risk = unbiased_risk(noisy, noise, crop.denoise) * np.nanmean(variance)
-                block = Block(0, (0,) * len(region.start), crop.region, task.grid.window_of(crop.region))
-                _, denoised, deviation = stages.compute(block, stages.read(block), Receipt())
+            found = crop.view(outliers[crop.region.relative_to(image.region).slices])
+            noise = replace(noise, read_sigma=np.where(found, np.nan, noise.read_sigma))
+            variance = noise.gain * crop.noisy + noise.variance
+            if (counts := np.isfinite(variance)).any():
+                risk = unbiased_risk(crop.noisy, noise, crop.denoise) * variance[counts].mean()
+                block = Block(0, (0,) * len(region.start), crop.region, window)
+                _, denoised, deviation = stages.compute(block, image, Receipt())
                 after, wide = (crop.view(task.roles.restore(part)) for part in (denoised, deviation))
-                parts = [risk, np.nanmean(np.square(wide)), np.nanmean(np.square(after - noisy))]
-                totals += np.isfinite(variance).sum() * np.array(parts)
+                squares = (np.square(part)[counts].mean() for part in (wide, after - crop.noisy))
+                totals += counts.sum() * np.array([risk, *squares])
     if not min(totals[:2]) > 0:
         raise InputError(
             "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. Write the noise as noise.read_sigma if it is estimated, a weaker denoiser, or job: denoise."
@@ -151,3 +153,14 @@ def _calibrated(task: BootstrapTask, request: PlanRequest) -> dict[str, float]:
     error, spread, taken = totals.tolist()
     stronger = error + MORE * (error - taken)  # SURE is linear in the variance of the noise
     return {FACTOR: math.sqrt(error / spread), OTHER: math.sqrt(max(stronger, 0) / spread)}
+
+
+def _repaired(task: BootstrapTask, window: Region) -> tuple[Replaced, Array]:
+    """Return the image with the median of its neighbours for each outlier in a window, and where those are."""
+    pixels, roles = task.source.read(window), task.roles
+    noise, shape = noise_at(task, window, task.level.read(window)), roles.arrange(pixels).shape
+    parts = (np.where(task.measured(window, pixels), pixels, np.nan), noise.gain, noise.offset, noise.read_sigma)
+    seen, *others = (roles.arrange(np.broadcast_to(part, window.shape)).reshape(-1, *shape[-2:]) for part in parts)
+    better, outliers = (roles.restore(part.reshape(shape)) for part in without_outliers(seen, PhotonNoise(*others)))
+    pixels = np.where(outliers, better, pixels).astype(np.result_type(pixels.dtype, np.float32))
+    return Replaced(task.source, window, pixels), outliers
