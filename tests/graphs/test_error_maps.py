@@ -237,6 +237,7 @@ def test_the_plan_tells_how_much_the_factor_depends_on_the_noise(folder: Path, m
     make_plan(job_in(folder))
     with pytest.raises(InputError, match=r"so the noise that was estimated is probably too strong"):
         make_plan(job_in(folder, **parts))
+    make_plan(job_in(folder, **parts, posterior={"calibrate": "none"}))
 
 
 HOT: list[tuple[str, dict[str, Any]]] = [
@@ -272,8 +273,29 @@ def test_noise_that_is_not_known_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no noise is seen in .* Write its standard deviation as noise.read_sigma"):
         make_plan(job_in(tmp_path, **median))
     y[:] = np.random.default_rng(2).standard_normal(pixels.shape)
+    strong: dict[str, Any] = {"denoiser": {"name": "tv", "strength": 50.0}, "noise": NoiseModel(read_sigma=2.0)}
     with pytest.raises(InputError, match=r"SURE sees no error"):
-        make_plan(job_in(tmp_path, denoiser={"name": "tv", "strength": 50.0}, noise=NoiseModel(read_sigma=2.0)))
+        make_plan(job_in(tmp_path, **strong))
+    plan = make_plan(job_in(tmp_path, **strong, posterior={"calibrate": "none"}))
+    assert plan.summary()["calibration"] == "not known, not applied"
+
+
+FEW = [
+    (np.ones((1, 1)), r"samples of the image have 1 pixel with .* needs 1,000. Write posterior.calibrate: none"),
+    (np.eye(8), r"samples of the image have 64 pixels with a value and a noise level"),
+    (np.full((192, 192), np.nan), r"nothing was measured: samples of the image have no pixel"),
+]
+
+
+@pytest.mark.parametrize(("pixels", "words"), FEW, ids=["1", "8 x 8", "NaN"])
+def test_too_few_pixels_give_no_factor(tmp_path: Path, pixels: Pixels, words: str) -> None:
+    np.save(tmp_path / "y.npy", pixels)
+    median: dict[str, Any] = {"denoiser": {"name": "median", "size": 3}, "noise": NoiseModel(read_sigma=SIGMA)}
+    parts = median | {"input": {"path": str(tmp_path / "y.npy")}}
+    with pytest.raises(InputError, match=words):
+        make_plan(job_in(tmp_path, **parts))
+    std = computed(job_in(tmp_path, **parts, posterior={"calibrate": "none"}))[1]
+    assert np.array_equal(np.isnan(std), np.isnan(pixels))
 
 
 OPERATOR = MeasuredOperator(name="mask", data="y.zarr", options={"mask": "m.npy"})

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import ConfigError, InputError
+from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.denoise.compare import known_level
 from halotile.graphs.jobs.denoise.image import plane_values
 from halotile.graphs.jobs.denoise.job import Denoising
@@ -45,8 +46,8 @@ BYTES = 40
 FACTOR, OTHER = "factor", "factor_if_noise_is_2_percent_stronger"
 LEAST, MORE = 0.6, 0.04
 """Least factor that is credible where the noise was estimated: with known noise, none was below 0.64; and the variance of 2 % more noise."""
-PLACES, EDGE, DRAWS = 16, 128, 4
-"""Squares that the factor comes from, and redraws of each."""
+PLACES, EDGE, DRAWS, ENOUGH = 16, 128, 4, 1000
+"""Squares that the factor comes from, their edge, redraws of each, and measured pixels that they need."""
 
 
 def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
@@ -65,15 +66,17 @@ def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned
     layout = replace(layout, dtype="float64" if layout.dtype == "float64" else "float32", nodata=None, omero=None)
     draws: dict[str, Any] = {"count": options.count, "seed": options.seed}
     redone = BootstrapTask(**vars(task), deviation=ShardWriter(place, layout), level=level, **draws)
-    found = {key: known[key] for key in (FACTOR, OTHER)} if known else _calibrated(redone, request)
-    factor, is_applied = found[FACTOR], options.calibrate != "none"
-    if not is_given and factor < LEAST:
+    is_applied = options.calibrate != "none"
+    found = {key: known[key] for key in (FACTOR, OTHER)} if known else _calibrated(redone, request, is_applied)
+    factor = found[FACTOR]
+    if is_applied and not is_given and factor < LEAST:
         raise InputError(
             f"SURE gives a factor of {factor:.2g} for the error map, so the noise that was estimated is probably too strong. "
-            "Write the noise that you know: noise.read_sigma, or noise.gain and offset for photons."
+            "Write the noise that you know: noise.read_sigma, or noise.gain and offset for photons; or posterior.calibrate: none."
         )
     redone = replace(redone, factor=factor if is_applied else 1.0)
     text = f"{factor:.3g} from SURE, {'' if is_applied else 'not '}applied; {found[OTHER]:.2g} if the noise is 2 % stronger"
+    text = text if factor else "not known, not applied"
     said = {"method": "bootstrap", **draws, **found, "calibrate": "sure" if is_applied else "none"}
     titled = {"long_name": "standard deviation of the error", "posterior": said}
     deviation = OutputArray(place, replace(layout, attributes=titled), redone.grid, job.output.overwrite, "output.std")
@@ -125,11 +128,11 @@ def _level(job: Denoising, task: DenoiseTask, is_given: bool) -> PlaneValues:
         raise InputError(f"no noise is seen in {job.input.path}, and an error needs it. {instead}.") from None
 
 
-def _calibrated(task: BootstrapTask, request: PlanRequest) -> dict[str, float]:
-    """Return the factor by which the mean square of the deviation is the squared error that SURE estimates, on a few squares."""
+def _calibrated(task: BootstrapTask, request: PlanRequest, is_applied: bool) -> dict[str, float]:
+    """Return the factor by which the mean square of the deviation is the squared error that SURE estimates, on a few squares; 0 where it is not known, and not applied."""
     with report_if_slow(request.report, "calibrating the error map"), torch_threads():
         task = replace(task, device="cpu", precision="float32", count=min(task.count, DRAWS))
-        stages, totals = task.stages(), np.zeros(3)
+        stages, totals, seen = task.stages(), np.zeros(3), 0
         for region in sample_regions(task.grid.shape, PLACES, task.roles.spatial[-2:], EDGE):
             window = task.grid.window_of(region)
             image, outliers = _repaired(task, window.clip(Region.whole(task.grid.shape)))
@@ -139,20 +142,30 @@ def _calibrated(task: BootstrapTask, request: PlanRequest) -> dict[str, float]:
             found = crop.view(outliers[crop.region.relative_to(image.region).slices])
             noise = replace(noise, read_sigma=np.where(found, np.nan, noise.read_sigma))
             variance = noise.gain * crop.noisy + noise.variance
-            if (counts := np.isfinite(variance)).any():
+            counts = np.isfinite(variance)
+            seen += int(counts.sum())
+            if counts.sum() > ENOUGH // PLACES:
                 risk = unbiased_risk(crop.noisy, noise, crop.denoise) * variance[counts].mean()
                 block = Block(0, (0,) * len(region.start), crop.region, window)
                 _, denoised, deviation = stages.compute(block, image, Receipt())
                 after, wide = (crop.view(task.roles.restore(part)) for part in (denoised, deviation))
                 squares = (np.square(part)[counts].mean() for part in (wide, after - crop.noisy))
                 totals += counts.sum() * np.array([risk, *squares])
-    if not min(totals[:2]) > 0:
+    if seen >= ENOUGH and min(totals[:2]) > 0:
+        error, spread, taken = totals.tolist()
+        stronger = error + MORE * (error - taken)  # SURE is linear in the variance of the noise
+        return {FACTOR: math.sqrt(error / spread), OTHER: math.sqrt(max(stronger, 0) / spread)}
+    if not is_applied:
+        return {FACTOR: 0.0, OTHER: 0.0}
+    if seen >= ENOUGH:
         raise InputError(
-            "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. Write the noise as noise.read_sigma if it is estimated, a weaker denoiser, or job: denoise."
+            "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. "
+            "Write the noise as noise.read_sigma if it is estimated, a weaker denoiser, posterior.calibrate: none, or job: denoise."
         )
-    error, spread, taken = totals.tolist()
-    stronger = error + MORE * (error - taken)  # SURE is linear in the variance of the noise
-    return {FACTOR: math.sqrt(error / spread), OTHER: math.sqrt(max(stronger, 0) / spread)}
+    raise InputError(
+        f"{'samples of the image have ' + counted(seen, 'pixel') if seen else 'nothing was measured: samples of the image have no pixel'} with a value and a noise level, "
+        f"and a factor from SURE needs {ENOUGH:,}. Write posterior.calibrate: none for a map without it."
+    )
 
 
 def _repaired(task: BootstrapTask, window: Region) -> tuple[Replaced, Array]:
