@@ -278,12 +278,16 @@ def test_noise_that_is_not_known_is_refused_in_words(tmp_path: Path) -> None:
         make_plan(job_in(tmp_path, **strong))
     plan = make_plan(job_in(tmp_path, **strong, posterior={"calibrate": "none"}))
     assert plan.summary()["calibration"] == "not known, not applied"
+    assert work_of(plan).also[0].layout.attributes["posterior"]["factor"] is None
 
 
 FEW = [
-    (np.ones((1, 1)), r"samples of the image have 1 pixel with .* needs 1,000. Write posterior.calibrate: none"),
-    (np.eye(8), r"samples of the image have 64 pixels with a value and a noise level"),
-    (np.full((192, 192), np.nan), r"nothing was measured: samples of the image have no pixel"),
+    (
+        np.ones((1, 1)),
+        r"samples of the image have 1 measured pixel, and .* needs 1,000. Write posterior.calibrate: none",
+    ),
+    (np.eye(8), r"samples of the image have 64 measured pixels"),
+    (np.full((192, 192), np.nan), r"samples of the image have no pixel that was measured"),
 ]
 
 
@@ -338,3 +342,19 @@ def test_the_call_does_the_same(
     place: dict[str, Any] = {"output": tmp_path / "m.zarr", "std": tmp_path / "s.zarr"}
     halotile.samples(folder / "y.zarr", denoiser=TV, posterior={"count": 3}, cluster=cluster.client, **place)
     assert same(tuple(map(read_zarr, place.values())), whole)
+
+
+SEEN = halotile.measurement("blur", "y.zarr", kernel=[[0.5, 0.5]])
+WRONG: list[tuple[Any, dict[str, Any], str]] = [
+    (SEEN, {}, r"neither a path nor a list of measurements. Write .* \[halotile.measurement\(...\)\]"),
+    (["y.zarr"], {}, r"measurements is \[\"y.zarr\"\]: that is neither"),
+    ([SEEN], {"shape": 3}, r"shape: 3 is not auto or a list of whole numbers"),
+    ([SEEN], {"output": None}, r"output is of type NoneType, .* give its path"),
+    ([SEEN], {"std": 3}, r"std is of type int, .* give its path"),
+]
+
+
+@pytest.mark.parametrize(("measurements", "arguments", "words"), WRONG, ids=[words[:9] for *_, words in WRONG])
+def test_wrong_arguments_are_refused_in_words(measurements: Any, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        halotile.samples(measurements, **{"output": "m.zarr"} | arguments)

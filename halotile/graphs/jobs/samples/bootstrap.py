@@ -68,15 +68,15 @@ def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned
     redone = BootstrapTask(**vars(task), deviation=ShardWriter(place, layout), level=level, **draws)
     is_applied = options.calibrate != "none"
     found = {key: known[key] for key in (FACTOR, OTHER)} if known else _calibrated(redone, request, is_applied)
-    factor = found[FACTOR]
-    if is_applied and not is_given and factor < LEAST:
+    factor, text = found[FACTOR], "not known, not applied"
+    if is_applied and not is_given and factor and factor < LEAST:
         raise InputError(
             f"SURE gives a factor of {factor:.2g} for the error map, so the noise that was estimated is probably too strong. "
             "Write the noise that you know: noise.read_sigma, or noise.gain and offset for photons; or posterior.calibrate: none."
         )
-    redone = replace(redone, factor=factor if is_applied else 1.0)
-    text = f"{factor:.3g} from SURE, {'' if is_applied else 'not '}applied; {found[OTHER]:.2g} if the noise is 2 % stronger"
-    text = text if factor else "not known, not applied"
+    redone = replace(redone, factor=factor if is_applied and factor else 1.0)
+    if factor:
+        text = f"{factor:.3g} from SURE, {'' if is_applied else 'not '}applied; {found[OTHER]:.2g} if the noise is 2 % stronger"
     said = {"method": "bootstrap", **draws, **found, "calibrate": "sure" if is_applied else "none"}
     titled = {"long_name": "standard deviation of the error", "posterior": said}
     deviation = OutputArray(place, replace(layout, attributes=titled), redone.grid, job.output.overwrite, "output.std")
@@ -128,8 +128,8 @@ def _level(job: Denoising, task: DenoiseTask, is_given: bool) -> PlaneValues:
         raise InputError(f"no noise is seen in {job.input.path}, and an error needs it. {instead}.") from None
 
 
-def _calibrated(task: BootstrapTask, request: PlanRequest, is_applied: bool) -> dict[str, float]:
-    """Return the factor by which the mean square of the deviation is the squared error that SURE estimates, on a few squares; 0 where it is not known, and not applied."""
+def _calibrated(task: BootstrapTask, request: PlanRequest, is_applied: bool) -> dict[str, Any]:
+    """Return the factor by which the mean square of the deviation is the squared error that SURE estimates, on a few squares. None if it is neither known nor applied."""
     with report_if_slow(request.report, "calibrating the error map"), torch_threads():
         task = replace(task, device="cpu", precision="float32", count=min(task.count, DRAWS))
         stages, totals, seen = task.stages(), np.zeros(3), 0
@@ -156,16 +156,12 @@ def _calibrated(task: BootstrapTask, request: PlanRequest, is_applied: bool) -> 
         stronger = error + MORE * (error - taken)  # SURE is linear in the variance of the noise
         return {FACTOR: math.sqrt(error / spread), OTHER: math.sqrt(max(stronger, 0) / spread)}
     if not is_applied:
-        return {FACTOR: 0.0, OTHER: 0.0}
-    if seen >= ENOUGH:
-        raise InputError(
-            "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. "
-            "Write the noise as noise.read_sigma if it is estimated, a weaker denoiser, posterior.calibrate: none, or job: denoise."
-        )
-    raise InputError(
-        f"{'samples of the image have ' + counted(seen, 'pixel') if seen else 'nothing was measured: samples of the image have no pixel'} with a value and a noise level, "
-        f"and a factor from SURE needs {ENOUGH:,}. Write posterior.calibrate: none for a map without it."
-    )
+        return {FACTOR: None, OTHER: None}
+    fault = "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. Write the noise as noise.read_sigma if it is estimated, a weaker denoiser, posterior.calibrate: none, or job: denoise."
+    if seen < ENOUGH:
+        few = counted(seen, "measured pixel") if seen else "no pixel that was measured"
+        fault = f"samples of the image have {few}, and a factor from SURE needs {ENOUGH:,}. Write posterior.calibrate: none for a map without it."
+    raise InputError(fault)
 
 
 def _repaired(task: BootstrapTask, window: Region) -> tuple[Replaced, Array]:
