@@ -110,9 +110,7 @@ def samples(
     given: dict[str, Any] = {} if denoiser is None else {"denoiser": denoiser_of(denoiser, depth, {})}
     if isinstance(measurements, str | os.PathLike):
         given["input"], measurements = Input(path=whole_path("measurements", measurements)), ()
-    elif not isinstance(measurements, list | tuple) or not all(
-        isinstance(each, OperatorChoice) for each in measurements
-    ):
+    elif not isinstance(measurements, list | tuple) or not all(isinstance(m, OperatorChoice) for m in measurements):
         raise ConfigError(
             f"measurements is {shown(measurements)}: that is neither a path nor a list of measurements. Write the path of a noisy image, with a denoiser, or [halotile.measurement(...)]."
         )
