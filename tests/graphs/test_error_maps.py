@@ -237,6 +237,26 @@ def test_the_plan_tells_how_much_the_factor_depends_on_the_noise(folder: Path, m
     make_plan(job_in(folder))
     with pytest.raises(InputError, match=r"so the noise that was estimated is probably too strong"):
         make_plan(job_in(folder, **parts))
+    make_plan(job_in(folder, **parts, posterior={"calibrate": "none"}))
+
+
+HOT: list[tuple[str, dict[str, Any]]] = [
+    ("normal", {"denoiser": {"name": "gaussian", "sigma": 1.0}, "noise": NoiseModel(read_sigma=SIGMA)}),
+    ("poisson", {"denoiser": TV | {"sigma": "auto"}, "noise": replace(NOISE, gain=1.0)}),
+]
+
+
+@pytest.mark.parametrize(("law", "parts"), HOT, ids=[law for law, _ in HOT])
+def test_hot_pixels_leave_the_factor_of_the_others(tmp_path: Path, law: str, parts: dict[str, Any]) -> None:
+    truth, rng, found = scene(tmp_path), np.random.default_rng(3), []
+    y = zarr.open_array(tmp_path / "y.zarr")
+    pixels = truth + SIGMA * rng.standard_normal(truth.shape) if law == "normal" else rng.poisson(4 * truth)
+    for hot in (0, pixels.size // 1000):
+        pixels.ravel()[rng.choice(pixels.size, hot, replace=False)] = 60000
+        y[:] = pixels
+        said = work_of(make_plan(job_in(tmp_path, **parts))).also[0].layout.attributes["posterior"]
+        found.append([said["factor"], said["factor_if_noise_is_2_percent_stronger"]])
+    assert found[1] == pytest.approx(found[0], rel=0.01)
 
 
 def test_noise_that_is_not_known_is_refused_in_words(tmp_path: Path) -> None:
@@ -253,8 +273,33 @@ def test_noise_that_is_not_known_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no noise is seen in .* Write its standard deviation as noise.read_sigma"):
         make_plan(job_in(tmp_path, **median))
     y[:] = np.random.default_rng(2).standard_normal(pixels.shape)
+    strong: dict[str, Any] = {"denoiser": {"name": "tv", "strength": 50.0}, "noise": NoiseModel(read_sigma=2.0)}
     with pytest.raises(InputError, match=r"SURE sees no error"):
-        make_plan(job_in(tmp_path, denoiser={"name": "tv", "strength": 50.0}, noise=NoiseModel(read_sigma=2.0)))
+        make_plan(job_in(tmp_path, **strong))
+    plan = make_plan(job_in(tmp_path, **strong, posterior={"calibrate": "none"}))
+    assert plan.summary()["calibration"] == "not known, not applied"
+    assert work_of(plan).also[0].layout.attributes["posterior"]["factor"] is None
+
+
+FEW = [
+    (
+        np.ones((1, 1)),
+        r"samples of the image have 1 measured pixel, and .* needs 1,000. Write posterior.calibrate: none",
+    ),
+    (np.eye(8), r"samples of the image have 64 measured pixels"),
+    (np.full((192, 192), np.nan), r"samples of the image have no pixel that was measured"),
+]
+
+
+@pytest.mark.parametrize(("pixels", "words"), FEW, ids=["1", "8 x 8", "NaN"])
+def test_too_few_pixels_give_no_factor(tmp_path: Path, pixels: Pixels, words: str) -> None:
+    np.save(tmp_path / "y.npy", pixels)
+    median: dict[str, Any] = {"denoiser": {"name": "median", "size": 3}, "noise": NoiseModel(read_sigma=SIGMA)}
+    parts = median | {"input": {"path": str(tmp_path / "y.npy")}}
+    with pytest.raises(InputError, match=words):
+        make_plan(job_in(tmp_path, **parts))
+    std = computed(job_in(tmp_path, **parts, posterior={"calibrate": "none"}))[1]
+    assert np.array_equal(np.isnan(std), np.isnan(pixels))
 
 
 OPERATOR = MeasuredOperator(name="mask", data="y.zarr", options={"mask": "m.npy"})
@@ -297,3 +342,19 @@ def test_the_call_does_the_same(
     place: dict[str, Any] = {"output": tmp_path / "m.zarr", "std": tmp_path / "s.zarr"}
     halotile.samples(folder / "y.zarr", denoiser=TV, posterior={"count": 3}, cluster=cluster.client, **place)
     assert same(tuple(map(read_zarr, place.values())), whole)
+
+
+SEEN = halotile.measurement("blur", "y.zarr", kernel=[[0.5, 0.5]])
+WRONG: list[tuple[Any, dict[str, Any], str]] = [
+    (SEEN, {}, r"neither a path nor a list of measurements. Write .* \[halotile.measurement\(...\)\]"),
+    (["y.zarr"], {}, r"measurements is \[\"y.zarr\"\]: that is neither"),
+    ([SEEN], {"shape": 3}, r"shape: 3 is not auto or a list of whole numbers"),
+    ([SEEN], {"output": None}, r"output is of type NoneType, .* give its path"),
+    ([SEEN], {"std": 3}, r"std is of type int, .* give its path"),
+]
+
+
+@pytest.mark.parametrize(("measurements", "arguments", "words"), WRONG, ids=[words[:9] for *_, words in WRONG])
+def test_wrong_arguments_are_refused_in_words(measurements: Any, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        halotile.samples(measurements, **{"output": "m.zarr"} | arguments)

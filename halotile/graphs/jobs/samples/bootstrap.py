@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import ConfigError, InputError
+from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.denoise.compare import known_level
 from halotile.graphs.jobs.denoise.image import plane_values
 from halotile.graphs.jobs.denoise.job import Denoising
@@ -24,15 +25,16 @@ from halotile.graphs.plans.needs import IMPORTS_BYTES
 from halotile.graphs.plans.plan import Planned
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.disk.object_path import full_path
-from halotile.storage.grid import Block
+from halotile.storage.grid import Block, Region
+from halotile.storage.rim import Array
 from halotile.storage.sharded.output import ShardWriter
-from halotile.storage.views import PlaneValues, measured
+from halotile.storage.views import PlaneValues, Replaced, measured
 from halotile.tasks.block import Receipt
-from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask, has_noise_map
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask, has_noise_map, noise_at
 from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.estimate import estimate_noise_levels, sample_regions
-from halotile.tasks.noise.photon_noise import survey_planes
+from halotile.tasks.noise.photon_noise import PhotonNoise, survey_planes
 from halotile.tasks.noise.quality import unbiased_risk, without_outliers
 from halotile.tasks.posterior.bootstrap import BootstrapTask
 
@@ -44,8 +46,8 @@ BYTES = 40
 FACTOR, OTHER = "factor", "factor_if_noise_is_2_percent_stronger"
 LEAST, MORE = 0.6, 0.04
 """Least factor that is credible where the noise was estimated: with known noise, none was below 0.64; and the variance of 2 % more noise."""
-PLACES, EDGE, DRAWS = 16, 128, 4
-"""Squares that the factor comes from, and redraws of each."""
+PLACES, EDGE, DRAWS, ENOUGH = 16, 128, 4, 1000
+"""Squares that the factor comes from, their edge, redraws of each, and measured pixels that they need."""
 
 
 def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:
@@ -64,15 +66,17 @@ def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned
     layout = replace(layout, dtype="float64" if layout.dtype == "float64" else "float32", nodata=None, omero=None)
     draws: dict[str, Any] = {"count": options.count, "seed": options.seed}
     redone = BootstrapTask(**vars(task), deviation=ShardWriter(place, layout), level=level, **draws)
-    found = {key: known[key] for key in (FACTOR, OTHER)} if known else _calibrated(redone, request)
-    factor, is_applied = found[FACTOR], options.calibrate != "none"
-    if not is_given and factor < LEAST:
+    is_applied = options.calibrate != "none"
+    found = {key: known[key] for key in (FACTOR, OTHER)} if known else _calibrated(redone, request, is_applied)
+    factor, text = found[FACTOR], "not known, not applied"
+    if is_applied and not is_given and factor and factor < LEAST:
         raise InputError(
             f"SURE gives a factor of {factor:.2g} for the error map, so the noise that was estimated is probably too strong. "
-            "Write the noise that you know: noise.read_sigma, or noise.gain and offset for photons."
+            "Write the noise that you know: noise.read_sigma, or noise.gain and offset for photons; or posterior.calibrate: none."
         )
-    redone = replace(redone, factor=factor if is_applied else 1.0)
-    text = f"{factor:.3g} from SURE, {'' if is_applied else 'not '}applied; {found[OTHER]:.2g} if the noise is 2 % stronger"
+    redone = replace(redone, factor=factor if is_applied and factor else 1.0)
+    if factor:
+        text = f"{factor:.3g} from SURE, {'' if is_applied else 'not '}applied; {found[OTHER]:.2g} if the noise is 2 % stronger"
     said = {"method": "bootstrap", **draws, **found, "calibrate": "sure" if is_applied else "none"}
     titled = {"long_name": "standard deviation of the error", "posterior": said}
     deviation = OutputArray(place, replace(layout, attributes=titled), redone.grid, job.output.overwrite, "output.std")
@@ -124,30 +128,48 @@ def _level(job: Denoising, task: DenoiseTask, is_given: bool) -> PlaneValues:
         raise InputError(f"no noise is seen in {job.input.path}, and an error needs it. {instead}.") from None
 
 
-def _calibrated(task: BootstrapTask, request: PlanRequest) -> dict[str, float]:
-    """Return the factor by which the mean square of the deviation is the squared error that SURE estimates, on a few squares."""
+def _calibrated(task: BootstrapTask, request: PlanRequest, is_applied: bool) -> dict[str, Any]:
+    """Return the factor by which the mean square of the deviation is the squared error that SURE estimates, on a few squares. None if it is neither known nor applied."""
     with report_if_slow(request.report, "calibrating the error map"), torch_threads():
         task = replace(task, device="cpu", precision="float32", count=min(task.count, DRAWS))
-        stages, totals = task.stages(), np.zeros(3)
+        stages, totals, seen = task.stages(), np.zeros(3), 0
         for region in sample_regions(task.grid.shape, PLACES, task.roles.spatial[-2:], EDGE):
-            crop = DenoisedPlace(
-                task, dict(zip(task.roles.axes, zip(region.start, region.stop, strict=True), strict=True))
-            )
+            window = task.grid.window_of(region)
+            image, outliers = _repaired(task, window.clip(Region.whole(task.grid.shape)))
+            spans = zip(task.roles.axes, zip(region.start, region.stop, strict=True), strict=True)
+            crop = DenoisedPlace(replace(task, source=image), dict(spans))
             noise = crop.noise(task.level.read(crop.region))
-            noisy, outliers = without_outliers(crop.noisy, noise)
-            noise = replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma))
-            variance = noise.gain * noisy + noise.variance
-            if np.isfinite(variance).any():
-                risk = unbiased_risk(noisy, noise, crop.denoise) * np.nanmean(variance)
-                block = Block(0, (0,) * len(region.start), crop.region, task.grid.window_of(crop.region))
-                _, denoised, deviation = stages.compute(block, stages.read(block), Receipt())
+            found = crop.view(outliers[crop.region.relative_to(image.region).slices])
+            noise = replace(noise, read_sigma=np.where(found, np.nan, noise.read_sigma))
+            variance = noise.gain * crop.noisy + noise.variance
+            counts = np.isfinite(variance)
+            seen += int(counts.sum())
+            if counts.sum() > ENOUGH // PLACES:
+                risk = unbiased_risk(crop.noisy, noise, crop.denoise) * variance[counts].mean()
+                block = Block(0, (0,) * len(region.start), crop.region, window)
+                _, denoised, deviation = stages.compute(block, image, Receipt())
                 after, wide = (crop.view(task.roles.restore(part)) for part in (denoised, deviation))
-                parts = [risk, np.nanmean(np.square(wide)), np.nanmean(np.square(after - noisy))]
-                totals += np.isfinite(variance).sum() * np.array(parts)
-    if not min(totals[:2]) > 0:
-        raise InputError(
-            "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. Write the noise as noise.read_sigma if it is estimated, a weaker denoiser, or job: denoise."
-        )
-    error, spread, taken = totals.tolist()
-    stronger = error + MORE * (error - taken)  # SURE is linear in the variance of the noise
-    return {FACTOR: math.sqrt(error / spread), OTHER: math.sqrt(max(stronger, 0) / spread)}
+                squares = (np.square(part)[counts].mean() for part in (wide, after - crop.noisy))
+                totals += counts.sum() * np.array([risk, *squares])
+    if seen >= ENOUGH and min(totals[:2]) > 0:
+        error, spread, taken = totals.tolist()
+        stronger = error + MORE * (error - taken)  # SURE is linear in the variance of the noise
+        return {FACTOR: math.sqrt(error / spread), OTHER: math.sqrt(max(stronger, 0) / spread)}
+    if not is_applied:
+        return {FACTOR: None, OTHER: None}
+    fault = "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. Write the noise as noise.read_sigma if it is estimated, a weaker denoiser, posterior.calibrate: none, or job: denoise."
+    if seen < ENOUGH:
+        few = counted(seen, "measured pixel") if seen else "no pixel that was measured"
+        fault = f"samples of the image have {few}, and a factor from SURE needs {ENOUGH:,}. Write posterior.calibrate: none for a map without it."
+    raise InputError(fault)
+
+
+def _repaired(task: BootstrapTask, window: Region) -> tuple[Replaced, Array]:
+    """Return the image with the median of its neighbours for each outlier in a window, and where those are."""
+    pixels, roles = task.source.read(window), task.roles
+    noise, shape = noise_at(task, window, task.level.read(window)), roles.arrange(pixels).shape
+    parts = (np.where(task.measured(window, pixels), pixels, np.nan), noise.gain, noise.offset, noise.read_sigma)
+    seen, *others = (roles.arrange(np.broadcast_to(part, window.shape)).reshape(-1, *shape[-2:]) for part in parts)
+    better, outliers = (roles.restore(part.reshape(shape)) for part in without_outliers(seen, PhotonNoise(*others)))
+    pixels = np.where(outliers, better, pixels).astype(np.result_type(pixels.dtype, np.float32))
+    return Replaced(task.source, window, pixels), outliers

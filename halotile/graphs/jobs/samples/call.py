@@ -9,6 +9,7 @@ from typing import Any
 
 from distributed import Client
 
+from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.call import denoiser_of
 from halotile.graphs.jobs.denoise.job import NoiseModel
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
@@ -18,6 +19,7 @@ from halotile.graphs.rules.arguments import Words, section, whole_path
 from halotile.graphs.runs.driver import run_call
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.watching.progress import Observer
+from halotile.graphs.words import shown
 from halotile.tasks.options import Auto
 
 
@@ -101,13 +103,17 @@ def samples(
     Traceback (most recent call last):
     halotile.errors.ConfigError: prior.name: tv, which leaves no Gaussian posterior; write matern
     >>> halotile.samples([seen], "mean.zarr", std="std.zarr", posterior={"count": 32})  # doctest: +SKIP
-    >>> halotile.samples("noisy.zarr", "clean.zarr", std="std.zarr", denoiser="median")  # doctest: +SKIP
+    >>> halotile.samples("noisy.zarr", "clean.zarr", std="std.zarr", denoiser={"name": "median", "size": 3})  # doctest: +SKIP
     """
-    mean, deviation, drawn = (None if p is None else os.path.expanduser(os.fspath(p)) for p in (output, std, draws))
-    assert mean is not None
+    mean = whole_path("output", output)
+    deviation, drawn = (None if p is None else whole_path(key, p) for key, p in (("std", std), ("draws", draws)))
     given: dict[str, Any] = {} if denoiser is None else {"denoiser": denoiser_of(denoiser, depth, {})}
     if isinstance(measurements, str | os.PathLike):
         given["input"], measurements = Input(path=whole_path("measurements", measurements)), ()
+    elif not isinstance(measurements, list | tuple) or not all(isinstance(m, OperatorChoice) for m in measurements):
+        raise ConfigError(
+            f"measurements is {shown(measurements)}: that is neither a path nor a list of measurements. Write the path of a noisy image, with a denoiser, or [halotile.measurement(...)]."
+        )
     levels: list[tuple[OperatorChoice, Any]] = [(each, each.noise_sigma) for each in measurements]
     job = Sampling(
         output=MapOutput(path=mean, overwrite=overwrite, std=deviation, samples=drawn),
@@ -122,7 +128,7 @@ def samples(
         noise=section("noise", NoiseModel, noise, "model"),
         tile=Tile(depth="auto" if depth is None else depth),
         **given,
-        shape="auto" if shape is None else tuple(shape),
+        shape="auto" if shape is None else tuple(shape) if isinstance(shape, Sequence) else shape,
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
     )
     return run_call(job, cluster, fresh=fresh, observer=observer)
