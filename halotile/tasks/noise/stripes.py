@@ -99,8 +99,8 @@ def line_offsets(means: Values, *, finds_lone: bool = True) -> Values:
     for line in np.flatnonzero(lone & (spreads > ALIVE * np.median(spreads))):
         beside = others[np.searchsorted(others, line) + np.array([-1, 0])]
         away = (whole[:, line] - (whole - offsets)[:, beside].mean(1)).reshape(SEGMENTS, -1)
-        each, found = _median(away.T), float(_median(away.reshape(-1, 1))[0])
-        offsets[line] = found if found and (each / found > EVERYWHERE).all() else 0.0
+        each, own = _median(away.T), float(_median(away.reshape(-1, 1))[0])
+        offsets[line] = own if own and (each / own > EVERYWHERE).all() else 0.0
     return offsets * unit
 
 
@@ -113,7 +113,7 @@ def lone_lines(means: Values) -> NDArray[np.bool_]:
         near = np.where(before * after > 0, np.minimum(np.abs(before), np.abs(after)), 0.0)
         apart[lag:-lag] = np.maximum(apart[lag:-lag], near)
     found: NDArray[np.bool_] = apart > LONE * np.median(np.abs(np.diff(lines)))
-    return found & (found.mean() <= MOST_LONE)
+    return found if found.mean() <= MOST_LONE else np.zeros_like(found)
 
 
 def agreement(means: Values) -> float:
