@@ -135,7 +135,7 @@ def _connect(place: Rendezvous, backend: str) -> None:
     if backend == "gloo":
         ranks["pg_options"] = gloo_options(place.host, place.timeout_seconds)
     store = dist.PrefixStore(f"turn-{place.turn}", _store(place, patience))
-    if backend == "nccl":
+    if backend == "nccl" and torch.cuda.is_available():
         refuse_shared_gpu(store, place, f"{socket.gethostname()} {torch.cuda.get_device_properties().uuid}")
     try:
         dist.init_process_group(backend, store=store, **ranks)
