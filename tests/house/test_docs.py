@@ -213,7 +213,8 @@ def run_command(words: list[str], folder: Path, environment: dict[str, str]) -> 
     assert program in {*ours, "salloc", "srun"}
     command = [ours.get(word, word) for word in words]
     if words[1] == "view":  # until Ctrl-C
-        command = ["timeout", "--preserve-status", "--signal=INT", "10", *command, "--no-browser"]
+        # --foreground: one signal; without it timeout sends a second one to its process group
+        command = ["timeout", "--foreground", "--preserve-status", "--signal=INT", "10", *command, "--no-browser"]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
     )

@@ -177,14 +177,14 @@ def view(
 
     for path in (*paths, *([against] if against else [])):
         _check_is_image(path, dataset)
-    with ImageServer(panels_of(paths, against, dataset)) as server, tempfile.TemporaryDirectory() as private:
+    images = panels_of(paths, against, dataset)
+    with suppress(KeyboardInterrupt), ImageServer(images) as server, tempfile.TemporaryDirectory() as private:
         echo(f"{tunnel_here(server.address)}\nCtrl-C ends it.")
         if not no_browser:  # by a file of this user's: on the browser's command line, others would see the address
             page = Path(private, "view.html")
             page.write_text(f'<meta http-equiv="refresh" content="0; url={server.address}">')
             webbrowser.open(page.as_uri())
-        with suppress(KeyboardInterrupt):
-            server.wait_for_ctrl_c()
+        server.wait_for_ctrl_c()
 
 
 @command()
