@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
 from halotile.errors import ConfigError
+
+FILTER = re.compile(r"^denoiser:\s*(\{\s*)?(name:\s*)?(gaussian|median|none)\b", re.MULTILINE)
+"""A denoiser that needs no torch for planes without holes."""
 
 
 def main() -> None:
@@ -24,27 +28,34 @@ def main() -> None:
 def _begin_early(words: Sequence[str]) -> None:
     """Start the process that imports torch where the words of a command leave no doubt that it is needed."""
     is_trial = words[:1] == ["plan"] and "--allow-import" in words
-    if not is_trial and not (words[:1] == ["run"] and _has_workers_here(words[1:])):
+    texts = _texts_of(words) if words[:1] == ["run"] else ()
+    if not is_trial and not _have_workers_here(words, texts):
         return
-    from halotile.graphs.clusters.workers.fork_server import ensure_forks, expect_no_workers
+    from halotile.graphs.clusters.workers.fork_server import ensure_forks, expect_no_torch, expect_no_workers
 
     if is_trial:
         expect_no_workers()
+    elif all(map(FILTER.search, texts)) and not any(re.search(r"\bnoise\b", text) for text in (*words, *texts)):
+        expect_no_torch()
     with suppress(ConfigError):  # reported where it is needed
         ensure_forks()
 
 
-def _has_workers_here(words: Sequence[str]) -> bool:
-    """True for a run with workers on this machine: neither the words of the command nor its job file mention a cluster."""
+def _texts_of(words: Sequence[str]) -> list[str]:
+    """The job files that a command names."""
     from pathlib import Path
 
     if {"--dry-run", "-h", "--help"} & set(words):
-        return False
-    texts: list[str] = []
+        return []
     with suppress(OSError, UnicodeDecodeError):
-        texts = [
+        return [
             path.read_text("utf-8") for path in map(Path, words) if path.suffix in (".yaml", ".yml") and path.is_file()
         ]
+    return []
+
+
+def _have_workers_here(words: Sequence[str], texts: Sequence[str]) -> bool:
+    """True for a run with workers on this machine: neither the words of the command nor its job files mention a cluster."""
     if not texts or any("cluster" in text for text in (*words, *texts)):
         return False
     from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of

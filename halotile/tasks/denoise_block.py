@@ -17,13 +17,13 @@ from halotile.storage.sharded.levels import avoid_value
 from halotile.storage.sharded.output import ShardWriter, WrittenBlock, to_dtype
 from halotile.storage.views import PlaneValues, axes_of_side, side_at
 from halotile.tasks.block import Receipt
-from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.base import Denoiser, Pixelwise, PlaneFilter
 from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
 from halotile.tasks.devices.device import Device, all_finite, unless_lost
 from halotile.tasks.devices.gpu import open_device
 from halotile.tasks.holes import Holes, Valid, fill_from_nearest
 from halotile.tasks.image_task import keep_on_gpus
-from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, Tiling
+from halotile.tasks.inner_tiles import FilteredCore, PlaneRunner, QueuedCore, StagedBlock, TileRunner, Tiling
 from halotile.tasks.noise.defects import Defects, Places, Repaired
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.stripes import WithoutStripes
@@ -138,6 +138,18 @@ class DenoiseTask:
     def stages(self) -> DenoiseStages:
         return DenoiseStages(self)
 
+    def plane_filter(self) -> PlaneFilter | None:
+        """The denoiser as a filter of planes, which needs no torch; None where blocks are cut into tiles."""
+        is_plain = (self.device, self.precision, self.tiling.work_dtype) == ("cpu", "float32", "float32")
+        if (
+            not is_plain
+            or self.tiling.range
+            or len(self.roles.spatial) != 2
+            or not isinstance(self.denoiser, Pixelwise)
+        ):
+            return None
+        return self.denoiser.plane_filter()
+
     def repaired(self) -> Readable:
         """The image with other values in the place of its defects."""
         if self.defects is None:
@@ -219,7 +231,7 @@ class ReadBlock:
 class CoreImage:
     """A core to be written, and the arranged image with its holes if there are any."""
 
-    computed: QueuedCore
+    computed: QueuedCore | FilteredCore
     holed: tuple[Pixels, Valid] | None
     not_finite: int | None
     defects: tuple[Places, Pixels] | None
@@ -231,16 +243,23 @@ class DenoiseStages:
     def __init__(self, task: DenoiseTask, device: Device | None = None) -> None:
         self.task = task
         keep_on_gpus(())
-        self.tiles = TileRunner(
-            build_sealed(task.denoiser, task.seals),
-            device or open_device(task.device, task.precision, task.channels_last, task.records),
-            task.tiling,
-            task.denoiser.title,
-        )
+
+        def make_tiles() -> TileRunner:
+            return TileRunner(
+                build_sealed(task.denoiser, task.seals),
+                device or open_device(task.device, task.precision, task.channels_last, task.records),
+                task.tiling,
+                task.denoiser.title,
+            )
+
+        filter_plane = task.plane_filter()
+        self.tiles = PlaneRunner(filter_plane, make_tiles, task.batch) if filter_plane else make_tiles()
         self.tiles.device.reset_peak()
 
     def check(self) -> None:
         task = self.task
+        if isinstance(self.tiles, PlaneRunner):
+            return
         dims, dtype = len(task.roles.spatial), task.tiling.work_dtype
         check_purity(task.denoiser, dims, self.tiles.cpu_model, task.sides, dtype)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from halotile.errors import BlockFailed
 from halotile.storage.grid import Depth, Region, align_outward
 from halotile.tasks.block import Receipt
-from halotile.tasks.denoisers.base import CoreModel, Margin, Model
+from halotile.tasks.denoisers.base import CoreModel, Margin, Model, PlaneFilter
 from halotile.tasks.devices.device import Device, all_finite
 from halotile.tasks.lazy import torch
 from halotile.tasks.roles import spanned
@@ -265,6 +266,63 @@ class TileRunner:
                 f"{self.name} returned shape {shape} for a batch of shape {batch}, where {expected} was declared. "
                 "Correct its scale and channels."
             )
+
+
+class PlaneRunner:
+    """Filter whole planes of blocks, without tiles and without torch: the bits of a :class:`TileRunner`, which takes what this cannot.
+
+    ``filter_plane``: filter of the denoiser; ``make_tiles``: makes the other runner; ``batch``: its batch.
+    """
+
+    cpu_model: Model | None = None
+
+    def __init__(self, filter_plane: PlaneFilter, make_tiles: Callable[[], TileRunner], batch: int) -> None:
+        self._filter = filter_plane
+        self._make_tiles = make_tiles
+        self._batch = batch
+        self.device = Device()
+
+    @cached_property
+    def _tiles(self) -> TileRunner:
+        return self._make_tiles()
+
+    def stage(self, pixels: NDArray[Any], sides: Mapping[str, NDArray[Any]]) -> StagedBlock:
+        """The pixels of a block with its halo, as they are."""
+        return StagedBlock(pixels, sides)
+
+    def launch(
+        self, staged: StagedBlock, available: Region, core: Region, channels_out: int
+    ) -> FilteredCore | QueuedCore:
+        """Filter ``core``; see :meth:`TileRunner.launch`."""
+        began = time.perf_counter()
+        pixels = staged.pixels
+        if not staged.sides:
+            output = np.empty(pixels.shape, np.float32)
+            planes = (
+                self._filter(np.ascontiguousarray(pixels[at], np.float32), output[at])
+                for at in np.ndindex(pixels.shape[:-2])
+            )
+            if all(planes) and all_finite(output):
+                return FilteredCore(output[(..., *core.relative_to(available).slices)], time.perf_counter() - began)
+            del output
+        return self._tiles.launch(self._tiles.stage(pixels, staged.sides), available, core, channels_out)
+
+    def finish(self, receipt: Receipt) -> None:
+        """Add the batch."""
+        receipt.batch = self._batch
+
+
+@dataclass(frozen=True, slots=True)
+class FilteredCore:
+    """A core that is computed, and the time that it took."""
+
+    pixels: NDArray[Any]
+    seconds: float
+
+    @contextmanager
+    def borrowed(self) -> Iterator[NDArray[Any]]:
+        """The core, as of :meth:`QueuedCore.borrowed`."""
+        yield self.pixels
 
 
 def _batched(windows: Iterable[Window], count: int) -> Iterator[list[Window]]:

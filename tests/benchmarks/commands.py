@@ -49,10 +49,15 @@ def beyond_torch(measure: Callable[[Path], float]) -> Callable[[Path], float]:
 
 def gaussian_run(folder: Path) -> float:
     """Seconds of `recon-cli run` with a gaussian on 2048², as a whole process."""
-    job = folder / "gaussian.yaml"
+    return filter_run(folder, image(folder, 2048), "gaussian, sigma: 1.5")
+
+
+def filter_run(folder: Path, source: Path, denoiser: str) -> float:
+    """Seconds of `recon-cli run` with two workers, as a whole process."""
+    job = folder / "filter.yaml"
     job.write_text(
-        f"version: 1\njob: denoise\ninput: {{path: {image(folder, 2048)}}}\noutput: {{path: {fresh(folder / 'gaussian.zarr')}}}\n"
-        "denoiser: {name: gaussian, sigma: 1.5}\nrun: {workers: 2}\n"
+        f"version: 1\njob: denoise\ninput: {{path: {source}}}\noutput: {{path: {fresh(folder / 'filtered.zarr')}}}\n"
+        f"denoiser: {{name: {denoiser}}}\nrun: {{workers: 2}}\n"
     )
     began = time.perf_counter()
     subprocess.run([Path(sys.executable).with_name("recon-cli"), "run", job, "--quiet"], check=True)

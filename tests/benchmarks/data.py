@@ -15,19 +15,20 @@ CNN_REACH = CNN["depth"]
 BOX = 9
 
 
-def image(folder: Path, edge: int, chunk: int = 512, squares: int = 1) -> Path:
-    """A noisy float32 image as a plain Zarr of uncompressed chunks: so many squares, one below the other."""
-    path = folder / f"image-{squares}-{edge}-{chunk}.zarr"
+def image(folder: Path, edge: int, chunk: int = 512, squares: int = 1, dtype: str = "float32") -> Path:
+    """A noisy image of 0 to 1, or to 50,000 of integers, as a plain Zarr of uncompressed chunks: squares one below the other."""
+    path = folder / f"image-{squares}-{edge}-{chunk}{'' if dtype == 'float32' else f'-{dtype}'}.zarr"
     if not path.exists():
         array = zarr.create_array(
-            path, shape=(squares * edge, edge), dtype="float32", chunks=(chunk, chunk), compressors=None
+            path, shape=(squares * edge, edge), dtype=dtype, chunks=(chunk, chunk), compressors=None
         )
         rng = np.random.default_rng(0)
         for row in range(0, squares * edge, chunk):
             y = np.arange(row, row + chunk, dtype="float32")[:, None]
             x = np.arange(edge, dtype="float32")[None]
             smooth = 0.5 + 0.3 * np.sin(y / 37) * np.cos(x / 53)
-            array[row : row + chunk] = smooth + 0.1 * rng.standard_normal((chunk, edge), dtype="float32")
+            noisy = smooth + 0.1 * rng.standard_normal((chunk, edge), dtype="float32")
+            array[row : row + chunk] = noisy if dtype == "float32" else (noisy.clip(0, 1) * 50_000).astype(dtype)
     return path
 
 

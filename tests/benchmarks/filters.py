@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.benchmarks.commands import filter_run
 from tests.benchmarks.data import image
 from tests.benchmarks.denoising import run_job
 from tests.benchmarks.measuring import Result, fresh, in_two_processes, main, use_allocator_of_workers
@@ -125,6 +127,42 @@ def raw_copy(folder: Path, edge: int) -> Result:
     return {"seconds": time.perf_counter() - began}
 
 
+def ours_as_command(folder: Path, edge: int, dtype: str, name: str) -> Result:
+    """One of our filters as `recon-cli run` with two workers, from Zarr to Zarr."""
+    options = ", ".join(f"{key}: {value}" for key, value in OPTIONS[name].items())
+    kind = "median" if name.startswith("median") else name
+    return {"seconds": filter_run(folder, image(folder, edge, dtype=dtype), f"{kind}, {options}")}
+
+
+VIPS = """
+import pyvips, sys
+source, target, name = sys.argv[1:]
+image = pyvips.Image.new_from_file(source, access="sequential")
+precision = "float" if image.format == "float" else "integer"
+image = image.gaussblur(1.5, precision=precision, min_ampl=0.0004) if name == "gaussian" else image.median(int(name[6:]))
+image.tiffsave(target, bigtiff=True)
+"""
+
+
+def vips_as_command(folder: Path, edge: int, dtype: str, name: str) -> Result:
+    """The filter of libvips on two threads, from TIFF to TIFF, both uncompressed; without fsync. Its gaussian is cut at the same 6 pixels."""
+    import tifffile
+    import zarr
+
+    plain = folder / f"image-{edge}-{dtype}.tif"
+    if not plain.exists():
+        stored = zarr.open_array(image(folder, edge, dtype=dtype), mode="r")
+        mapped = tifffile.memmap(plain, shape=stored.shape, dtype=stored.dtype, bigtiff=True)
+        for row in range(0, edge, 512):
+            mapped[row : row + 512] = stored[row : row + 512]
+        mapped.flush()
+    filtered = fresh(folder / "filtered.tif")
+    environment = os.environ | {"VIPS_CONCURRENCY": "2"}
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", VIPS, plain, filtered, name], env=environment, check=True)
+    return {"seconds": time.perf_counter() - began}
+
+
 FILTER_ROWS = [
     ("kernels", "gaussian σ 1.5, one thread: kernel / OpenCV's", "filters.ours_alone gaussian", "filters.opencv_alone gaussian", 1024, 2.5),
     *(
@@ -136,6 +174,15 @@ FILTER_ROWS = [
         for size in MEDIANS[2:]
     ),
     ("gaussian", "gaussian σ 1.5 of 16384², job of two workers / copying the bytes to a synced file", "filters.ours gaussian", "filters.raw_copy", 16384, 2.5),
+    *(
+        ("vips", f"{name} of {edge}² {dtype}, `recon-cli run`, Zarr → Zarr / libvips, two threads, TIFF → TIFF without fsync", f"filters.ours_as_command {dtype} {name}", f"filters.vips_as_command {dtype} {name}", edge, bar)
+        for name, edge, dtype, bar in (
+            ("gaussian", 16384, "float32", 1.0),
+            ("gaussian", 32768, "float32", 0.8),
+            ("gaussian", 16384, "uint16", 0.9),
+            ("median3", 16384, "uint16", 0.4),
+        )
+    ),
     *(
         ("filters", f"{name} of 6144², job of two workers / skimage in two processes", f"filters.ours {name}", f"filters.skimage {name}", 6144, 0.25)
         for name in ("tv", "nlm")

@@ -21,6 +21,7 @@ import psutil
 import pytest
 from distributed.core import connect
 from distributed.utils import LoopRunner
+from scipy import ndimage
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local, slurm_alloc
@@ -30,7 +31,7 @@ from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
 from halotile.graphs.kinds import sections
 from halotile.graphs.plans.make import make_plan
 from tests.faults import REPOSITORY, run_python
-from tests.support import job_of, noisy_image, write_zarr
+from tests.support import job_of, noisy_image, read_zarr, write_zarr
 
 pytestmark = pytest.mark.cluster
 
@@ -337,6 +338,34 @@ def test_the_driver_of_a_run_loads_no_torch(tmp_path: Path) -> None:
     )
     command = [sys.executable, str(tmp_path / "run.py"), "run", str(tmp_path / "job.yaml"), "--quiet"]
     assert subprocess.check_output(command, text=True, timeout=120).endswith("False\n")
+
+
+SEEN = """
+import sys
+
+class Noted:
+    def find_spec(name, *_):
+        if name == "torch":
+            open({!r}, "w").close()
+
+sys.meta_path.insert(0, Noted)
+"""
+
+
+@pytest.mark.parametrize(("axes", "filtered"), [("yx", True), ("zyx", False)])
+def test_planes_are_filtered_without_torch_anywhere(axes: str, filtered: bool, tmp_path: Path) -> None:
+    image = np.random.default_rng(0).random((32,) * len(axes), np.float32)
+    source = write_zarr(tmp_path / "in.zarr", image)
+    (tmp_path / "sitecustomize.py").write_text(SEEN.format(str(tmp_path / "torch seen")))
+    (tmp_path / "job.yaml").write_text(
+        f"version: 1\njob: denoise\ninput: {{path: {source}, axes: {axes}}}\noutput: {{path: {tmp_path}/o.zarr}}\n"
+        f"tile: {{axes: {axes}}}\ndenoiser: {{name: gaussian, sigma: 1.0}}\nrun: {{workers: 1}}\n"
+    )
+    command = [sys.executable, "-m", "halotile", "run", str(tmp_path / "job.yaml"), "--quiet"]
+    subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, timeout=120, check=True)
+    assert (tmp_path / "torch seen").exists() != filtered
+    want = ndimage.gaussian_filter(image, 1.0, mode="reflect")
+    np.testing.assert_allclose(read_zarr(tmp_path / "o.zarr"), want, atol=1e-6)
 
 
 def test_kinds_are_declared_without_dask() -> None:

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 from halotile.errors import BlockFailed
 from halotile.storage.grid import Region
 from halotile.storage.sharded.output import to_dtype
+from halotile.tasks.denoisers.base import Pixelwise
+from halotile.tasks.denoisers.gaussian import Gaussian
+from halotile.tasks.denoisers.median import Median
+from halotile.tasks.denoisers.none import NoDenoising
 from halotile.tasks.devices.device import Device
-from halotile.tasks.inner_tiles import TileRunner, Tiling, cut_evenly, windows_of
+from halotile.tasks.inner_tiles import PlaneRunner, TileRunner, Tiling, cut_evenly, windows_of
 
 
 def tiling(**changes: Any) -> Tiling:
@@ -190,3 +194,42 @@ def test_side_inputs_are_cut_like_the_image_and_shared_over_planes() -> None:
 
     result = TileRunner(add, Device(), tiling(), "add")(pixels, whole, whole, 1, {"sigma": side})
     assert np.array_equal(result, pixels + side)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint16", "int8", ">f4"])
+@pytest.mark.parametrize(
+    "denoiser",
+    [Gaussian(sigma=1.5), Gaussian(sigma=0.3), *(Median(size=size) for size in (3, 5, 7)), NoDenoising()],
+    ids=str,
+)
+def test_planes_are_filtered_to_the_bits_of_tiles(denoiser: Pixelwise, dtype: str) -> None:
+    reach = denoiser.receptive_field() or 0
+    options = tiling(depth=((reach, reach),) * 2)
+    pixels = np.random.default_rng(0).normal(50, 20, (2, 3, 100, 120)).clip(0, 127).astype(dtype)
+    whole, core = Region((0, 0), (100, 120)), Region((10, 0), (90, 101))
+    filter_plane = denoiser.plane_filter()
+    assert filter_plane is not None
+    runner = PlaneRunner(filter_plane, pytest.fail, 4)  # no tile is needed
+    with runner.launch(runner.stage(pixels, {}), whole, core, 3).borrowed() as got:
+        want = TileRunner(denoiser.build(), Device(), options, "filter")(pixels, whole, core, 3, {})
+        assert got.dtype == want.dtype == np.float32
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("hurt", ["nan", "side"])
+def test_planes_that_need_more_than_a_filter_are_cut_into_tiles(hurt: str) -> None:
+    denoiser = Median(size=3)
+    pixels = np.random.default_rng(0).normal(50, 20, (1, 100, 120)).astype("float32")
+    sides = {"valid": (pixels > 40).astype("uint8")} if hurt == "side" else {}
+    if hurt == "nan":
+        pixels[0, 50, 60] = np.nan
+    whole = Region.whole((100, 120))
+
+    def make_tiles() -> TileRunner:
+        return TileRunner(denoiser.build(), Device(), tiling(), "median")
+
+    filter_plane = denoiser.plane_filter()
+    assert filter_plane is not None
+    runner = PlaneRunner(filter_plane, make_tiles, 4)
+    with runner.launch(runner.stage(pixels, sides), whole, whole, 1).borrowed() as got:
+        np.testing.assert_array_equal(got, make_tiles()(pixels, whole, whole, 1, sides))

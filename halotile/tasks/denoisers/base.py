@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
+from numpy.typing import NDArray
+
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.common.weights import TrainedPixels
 from halotile.tasks.lazy import torch
@@ -23,6 +25,9 @@ Model = Callable[..., "torch.Tensor"]
 """``model(batch, **sides) -> batch``: float tensors of shape (tiles, channels, *spatial), in the
 units of the image; each side input has shape (tiles, 1, *spatial). The result has the spatial
 shape times the denoiser's ``scale``. A model neither keeps nor changes state between calls."""
+
+PlaneFilter = Callable[[NDArray[Any], NDArray[Any]], bool]
+"""``filter_plane(plane, out) -> done``: contiguous float32 arrays of two axes; False for a plane that only the model can take."""
 
 Margin = tuple[tuple[int, int], ...]
 """Pixels before and after on every spatial axis that are context only."""
@@ -183,6 +188,10 @@ class Around(ABC):
 
 class Pixelwise(Denoiser, ABC):
     """A denoiser with one output pixel for each input pixel, of each channel by itself, unless it declares otherwise."""
+
+    def plane_filter(self) -> PlaneFilter | None:
+        """The model as a filter of planes on the CPU, with the same bits; None where there is none."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from halotile.tasks.convolution.shifted_sums import repeat_edges, rows_around, strips, weigh_symmetric, widened
-from halotile.tasks.denoisers.base import Model, Spaced, holed
-from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for
+from halotile.tasks.denoisers.base import Model, PlaneFilter, Spaced, holed
+from halotile.tasks.denoisers.compiled.library import by_plane, compiled, kernel_for
 from halotile.tasks.lazy import torch
 from halotile.tasks.options import check_above_zero
 
@@ -66,6 +69,17 @@ class Gaussian(Spaced):
 
     def build(self) -> Model:
         return partial(smooth, taps_of=self.taps_along)
+
+    def plane_filter(self) -> PlaneFilter | None:
+        if (kernel := compiled("smooth")) is None:
+            return None
+        down, across = (np.array(weights, np.float32) for weights in self.taps_along(2))
+
+        def filter_plane(plane: NDArray[Any], out: NDArray[Any]) -> bool:
+            kernel(plane, *plane.shape, down, len(down) - 1, across, len(across) - 1, out)
+            return True
+
+        return filter_plane
 
 
 def smooth(

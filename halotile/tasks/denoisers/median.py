@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from halotile.tasks.convolution.median_networks import SORTED_SIZES, MedianNetwork, median_network
 from halotile.tasks.convolution.shifted_sums import box_sum, rows_around, strips
-from halotile.tasks.denoisers.base import Model, Pixelwise, holed
-from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for
+from halotile.tasks.denoisers.base import Model, Pixelwise, PlaneFilter, holed
+from halotile.tasks.denoisers.compiled.library import by_plane, compiled, kernel_for
 from halotile.tasks.lazy import torch
 from halotile.tasks.options import check_odd
 
@@ -58,6 +61,17 @@ class Median(Pixelwise):
 
     def build(self) -> Model:
         return partial(filter_median, size=self.size)
+
+    def plane_filter(self) -> PlaneFilter | None:
+        if self.size not in SORTED_SIZES or (kernel := compiled(f"median_{self.size}")) is None:
+            return None
+
+        def filter_plane(plane: NDArray[Any], out: NDArray[Any]) -> bool:
+            has_nan = np.zeros(1, np.int32)
+            kernel(plane, *plane.shape, has_nan, out)
+            return not has_nan[0]
+
+        return filter_plane
 
 
 def filter_median(batch: torch.Tensor, valid: torch.Tensor | None = None, *, size: int) -> torch.Tensor:

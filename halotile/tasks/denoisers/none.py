@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from halotile.tasks.denoisers.base import Model, Pixelwise
+from numpy.typing import NDArray
+
+from halotile.tasks.denoisers.base import Model, Pixelwise, PlaneFilter
 from halotile.tasks.lazy import torch
 
 
@@ -36,10 +38,19 @@ class NoDenoising(Pixelwise):
         """The identity as a function on tensors."""
         return keep
 
+    def plane_filter(self) -> PlaneFilter | None:
+        return copy_plane
+
 
 def keep(batch: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
     """Return a batch as it is."""
     return batch
+
+
+def copy_plane(plane: NDArray[Any], out: NDArray[Any]) -> bool:
+    """Copy a plane of pixels."""
+    out[...] = plane
+    return True
 
 
 DENOISER = NoDenoising

@@ -8,6 +8,7 @@ import gc
 import os
 import platform
 import resource
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -141,11 +142,14 @@ LOST = 70
 
 
 def prepare_process(threads: int) -> None:
-    """Pin torch to ``threads`` threads in this process.
+    """Pin torch to ``threads`` threads in this process, also where it is not imported yet.
 
     Several workers on one machine that each take every core are 2 to 10 times slower.
     """
-    torch.set_num_threads(threads)
+    if "torch" in sys.modules:
+        torch.set_num_threads(threads)
+    else:
+        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
 
 def prepare_program(device: Any) -> None:
@@ -217,7 +221,7 @@ class Device:
 
         self.torch = torch
         self.name = name
-        self.kind = torch.device(name).type
+        self.kind = name.partition(":")[0]
         self.precision = precision
         self.channels_last = channels_last
         self.records = False
@@ -387,7 +391,7 @@ def unless_lost(device: Device) -> Iterator[None]:
 
 def give_memory_back() -> None:
     """Release the GPU memory that torch caches, for other processes."""
-    if torch.cuda.is_initialized():
+    if "torch" in sys.modules and torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
 

@@ -28,7 +28,8 @@ from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.clusters.common.security import owned, remove_stale
 from halotile.graphs.clusters.workers.settings import METHOD, WORKER_ENVIRONMENT, own_environment
 
-PRELOADED = ["halotile.graphs.clusters.workers.preloaded"]
+_WORKERS = "halotile.graphs.clusters.workers.preloaded"
+PRELOADED = ["halotile.graphs.clusters.workers.preloaded_torch", _WORKERS]
 
 NOT_IMPORTED = "__main__"
 """A main module of this name is left alone by processes that multiprocessing starts."""
@@ -112,6 +113,11 @@ def hear_signals_after_fork() -> None:
 def expect_no_workers() -> None:
     """Expect trials alone to be forked in this process: modules that only workers need are not imported."""
     PRELOADED[:] = ["halotile.graphs.plans.trials.preloaded"]
+
+
+def expect_no_torch() -> None:
+    """Expect workers that filter without torch; a worker that needs it all the same imports it."""
+    PRELOADED[:] = [_WORKERS]
 
 
 def environment_now() -> dict[str, str]:

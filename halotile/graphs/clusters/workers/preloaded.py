@@ -13,7 +13,6 @@ import distributed.nanny
 import numpy as np
 
 import halotile.tasks.denoise_block
-import halotile.tasks.denoisers.common.layers  # torch, with it
 import halotile.tasks.image_task
 from halotile.graphs.clusters.workers.fork_server import hear_signals_after_fork
 

@@ -29,7 +29,7 @@ from halotile.graphs.plans.cutting import (
     growth_of,
 )
 from halotile.graphs.plans.inputs import kept_bytes
-from halotile.graphs.plans.needs import DECODED, MIB, MODEL, PROCESS, Footprint, Need, footprint, gpu_bytes
+from halotile.graphs.plans.needs import DECODED, MIB, MODEL, PROCESS, TILES, Footprint, Need, footprint, gpu_bytes
 from halotile.graphs.plans.trials.gpu_trials import written_tiles
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Depth
@@ -83,7 +83,9 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
         gpu_bytes=None if task.device == "cpu" else gpu_bytes(tuned.host_bytes if tuned else None),
     )
     kept = kept_bytes(side for side in task.sides.values() if isinstance(side, StoredArray))
-    return needed | {DECODED: needed[DECODED] + kept}
+    # A plane is filtered as float32, from a copy where it is stored otherwise.
+    plane = 8 * task.roles.spatial_part(middle.window).size if task.plane_filter() else 0
+    return needed | {DECODED: needed[DECODED] + kept, TILES: max(needed[TILES], plane)}
 
 
 def figures_of(job: Denoising, task: DenoiseTask, halo: Halo, tuned: Tuned | None) -> dict[str, Any]:

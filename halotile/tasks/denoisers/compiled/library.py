@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     import torch
 
@@ -53,20 +55,14 @@ def digest_of_sources() -> str:
     return hashlib.sha256(b"".join(content)).hexdigest()
 
 
-def kernel_for(name: str, image: torch.Tensor) -> Kernel | None:
-    """A compiled filter, if it takes an image: planes of single-precision pixels in the memory of the processor.
+def compiled(name: str) -> Kernel | None:
+    """A compiled filter, where there is one for this machine.
 
     Returns
     -------
     callable or None
-        Takes contiguous tensors, whole numbers and real numbers. It raises MemoryError where there is not enough memory.
+        Takes contiguous tensors or arrays, whole numbers and real numbers. It raises MemoryError where there is not enough memory.
     """
-    import torch
-
-    if image.device.type != "cpu" or image.dtype != torch.float32 or image.dim() != 4 or not image.numel():
-        return None
-    if image.requires_grad and torch.is_grad_enabled():
-        return None
     if (loaded := library()) is None:
         return None
     function = getattr(loaded, name)
@@ -76,6 +72,17 @@ def kernel_for(name: str, image: torch.Tensor) -> Kernel | None:
             raise MemoryError(f"the filter {name} could not get its memory")
 
     return call
+
+
+def kernel_for(name: str, image: torch.Tensor) -> Kernel | None:
+    """A compiled filter, if it takes an image: planes of single-precision pixels in the memory of the processor."""
+    import torch
+
+    if image.device.type != "cpu" or image.dtype != torch.float32 or image.dim() != 4 or not image.numel():
+        return None
+    if image.requires_grad and torch.is_grad_enabled():
+        return None
+    return compiled(name)
 
 
 def by_plane(kernel: Kernel, batch: torch.Tensor, *arguments: Any) -> torch.Tensor:
@@ -99,4 +106,6 @@ def one_number(values: torch.Tensor) -> float | None:
 def _argument(value: Any) -> Any:
     if isinstance(value, int):
         return ctypes.c_ssize_t(value)
-    return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_void_p(value.data_ptr())
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    return ctypes.c_void_p(value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr())

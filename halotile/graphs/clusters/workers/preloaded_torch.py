@@ -1,0 +1,12 @@
+"""torch, in the process that workers are forked from, before what is in ``preloaded``."""
+
+# ruff: noqa: E402 - as there
+from __future__ import annotations
+
+import gc
+
+gc.disable()
+
+import halotile.tasks.denoisers.common.layers
+
+__all__ = ["halotile"]
