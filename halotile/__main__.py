@@ -10,8 +10,10 @@ from contextlib import suppress
 
 from halotile.errors import ConfigError
 
-FILTER = re.compile(r"^denoiser:\s*(\{\s*)?(name:\s*)?(gaussian|median|none)\b", re.MULTILINE)
+FILTER = re.compile(r"\bdenoiser\W+(name\W+)?(gaussian|median|none)\b")
 """A denoiser that needs no torch for planes without holes."""
+NOT_ALONE = re.compile(r"\bnoise\b|denoiser\.")
+"""Photon noise, which torch transforms, or another denoiser by ``--set``."""
 
 
 def main() -> None:
@@ -35,7 +37,7 @@ def _begin_early(words: Sequence[str]) -> None:
 
     if is_trial:
         expect_no_workers()
-    elif all(map(FILTER.search, texts)) and not any(re.search(r"\bnoise\b", text) for text in (*words, *texts)):
+    elif all(map(FILTER.search, texts)) and not any(map(NOT_ALONE.search, (*words, *texts))):
         expect_no_torch()
     with suppress(ConfigError):  # reported where it is needed
         ensure_forks()

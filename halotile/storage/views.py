@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import DamagedData, InputError, InputUnreadable
-from halotile.storage.grid import Region
+from halotile.storage.grid import Region, align_outward
 from halotile.storage.rim import Pixels, Readable
 
 
@@ -46,6 +46,38 @@ class Viewed:
     @property
     def dtype(self) -> np.dtype[np.generic]:
         return self.source.dtype
+
+
+REMEMBERED_BYTES = 2**26
+"""The most that is kept of an array that is read in samples."""
+
+
+@dataclass(frozen=True, eq=False)
+class Remembered(Viewed):
+    """An array to be read in samples: chunks that a second one needs are kept as they were decoded. A pickle is the array alone."""
+
+    kept: dict[Region, Pixels] = field(default_factory=dict)
+    seen: set[Region] = field(default_factory=set)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _itself, (self.source,)
+
+    def read(self, region: Region) -> Pixels:
+        chunks = align_outward(region, chunks_of(self.source), self.shape)
+        is_first = chunks not in self.seen
+        self.seen.add(chunks)
+        if is_first or 2 * region.size > chunks.size or chunks.size * self.dtype.itemsize > REMEMBERED_BYTES:
+            return self.source.read(region)
+        if (pixels := self.kept.pop(chunks, None)) is None:
+            pixels = self.source.read(chunks)
+        self.kept[chunks] = pixels  # the last to be discarded
+        while sum(each.nbytes for each in self.kept.values()) > REMEMBERED_BYTES:
+            del self.kept[next(iter(self.kept))]
+        return pixels[region.relative_to(chunks).slices].copy()
+
+
+def _itself(source: Readable) -> Readable:
+    return source
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,7 @@ def test_white_noise_is_not_taken_for_correlated_noise() -> None:
 def test_estimates_are_close_to_the_truth_and_suggestions_to_the_best() -> None:
     """A few of the rows that ``make bench ARGS=choosing`` measures."""
     noises = [noise for noise in NOISES if noise.name in ("gaussian 0.1", "20 photons")]
-    rows: list[Row] = list(rows_of(noises, names=("camera", "moon"), denoisers=("tv", "gaussian")))
+    rows: list[Row] = list(rows_of(noises, names=("camera",), denoisers=("tv", "gaussian")))
     assert np.mean([row.is_close for row in rows]) >= 0.95
     assert max(losses(rows)) < 0.3
 

@@ -174,8 +174,8 @@ def with_strength(job: Denoising) -> Any:
     ],
 )
 def test_the_estimated_error_follows_the_true_one(tmp_path: Path, name: str, score: str, model: str) -> None:
-    strengths = (0.3, 0.6, 1.2, 3.0, 8.0)
-    clean = 255 * noisy_retina(edge=320)[0].astype(np.float64)
+    strengths = (0.3, 1.2, 8.0)
+    clean = 255 * noisy_retina(edge=256)[0].astype(np.float64)
     rng = np.random.default_rng(0)
     gain = 2.0
     noise: dict[str, Any] = {}

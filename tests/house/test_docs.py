@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import chdir
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,15 @@ import zarr
 import halotile
 from halotile import registry
 from halotile.cli import exits
+from tests.cli.engine import ask
 from tests.hpc import pretended_pbs
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
 PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, "examples/tiff/README.md")
 LONGEST = {"README.md": 180}
+HERE = {"validate", "plan", "run", "try", "preview", "verify", "export", "simulate", "status", "info"}
+"""Commands that run in this process, where they need no batch system and no code of the user's: most of a short one is imports."""
 SITE = {"queue: gpu ": "queue: debug ", "account: phys123": "account: root", "ib0": "lo"}
 """Names of a site in the pages, and those of the batch systems that tests start."""
 THOROUGH = {
@@ -212,6 +216,12 @@ def run_command(words: list[str], folder: Path, environment: dict[str, str]) -> 
     ours = {"python": sys.executable, "recon-cli": str(Path(sys.executable).with_name("recon-cli"))}
     assert program in {*ours, "salloc", "srun"}
     command = [ours.get(word, word) for word in words]
+    if words[1] in HERE and environment == os.environ and "--allow-import" not in words:
+        with chdir(folder):
+            assert (ended := ask(*rest)).exit_code == 0, (
+                f"{shlex.join(words)} exits with {ended.exit_code}\n{ended.output}"
+            )
+        return
     if words[1] == "view":  # until Ctrl-C
         # --foreground: one signal; without it timeout sends a second one to its process group
         command = ["timeout", "--foreground", "--preserve-status", "--signal=INT", "10", *command, "--no-browser"]

@@ -99,6 +99,7 @@ def test_the_demo_denoises_a_real_image_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 def test_noise_that_a_job_names_comes_out_better_than_as_plain_noise(tmp_path: Path) -> None:
     """The picture of docs/noise.md, with the errors below it."""
     command = [sys.executable, str(ROOT / "examples/noises.py"), "--out", str(tmp_path)]

@@ -17,11 +17,13 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import tifffile
+from numpy.typing import NDArray
 
 from halotile.errors import InputError, InputUnreadable
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.formats.base import DTYPES
 from halotile.storage.grid import Region
+from halotile.storage.views import Remembered
 from tests.cases import in_folders
 from tests.storage.saving import (
     SAVERS,
@@ -225,3 +227,29 @@ def test_only_a_file_that_is_gone_can_no_longer_be_opened(
         monkeypatch.setattr(place, fail)
     with pytest.raises(InputUnreadable, match=r"\.\S+: .*Permission denied.*network or permissions"):
         source.change()
+
+
+class Counted:
+    """An array of 100 x 100 numbers in chunks of 50, and the regions that were read of it."""
+
+    shape, dtype, chunks = (100, 100), np.dtype(np.int64), (50, 50)
+    pixels = np.arange(100 * 100).reshape(100, 100)
+
+    def __init__(self) -> None:
+        self.regions: list[Region] = []
+
+    def read(self, region: Region) -> NDArray[Any]:
+        self.regions.append(region)
+        return self.pixels[region.slices]
+
+
+def test_chunks_that_several_samples_need_are_decoded_twice_at_most() -> None:
+    source = Counted()
+    view = Remembered(source)
+    places = [Region((y, x), (y + 8, x + 9)) for y in (3, 20, 40) for x in (0, 11, 30, 45, 80)]
+    for region in places:
+        np.testing.assert_array_equal(view.read(region), Counted.pixels[region.slices])
+    assert len(source.regions) == 2 * 3  # the same chunk, two of them, and the other one
+    assert pickle.loads(pickle.dumps(view)).__class__ is Counted
+    view.read(places[0])[...] = 0
+    np.testing.assert_array_equal(view.read(places[0]), Counted.pixels[places[0].slices])

@@ -90,6 +90,7 @@ from halotile.storage.arrays import Source
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout, ShardWriter
+from halotile.storage.views import Remembered
 from halotile.tasks.denoise_block import AnyDenoiseTask, ChannelsTask, DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.roles import Roles
@@ -133,7 +134,7 @@ class _Image:
     @cached_property
     def view(self) -> Readable:
         """The input with NaN in its holes, and where it is masked."""
-        return self.holed.view(self.source, self.sides.get("mask"), self.roles)
+        return self.holed.view(Remembered(self.source), self.sides.get("mask"), self.roles)
 
     @cached_property
     def even(self) -> Readable:
