@@ -252,7 +252,7 @@ class DenoiseStages:
                 task.denoiser.title,
             )
 
-        filter_plane = task.plane_filter()
+        filter_plane = None if device else task.plane_filter()
         self.tiles = PlaneRunner(filter_plane, make_tiles, task.batch) if filter_plane else make_tiles()
         self.tiles.device.reset_peak()
 
@@ -403,7 +403,8 @@ class ChannelStages:
         self._stages: dict[int, DenoiseStages] = {}
         for part in task.parts:
             stages = self._stages[id(part)] = DenoiseStages(part, devices.get(part.channels_last))
-            devices[part.channels_last] = stages.tiles.device
+            if isinstance(stages.tiles, TileRunner):
+                devices[part.channels_last] = stages.tiles.device
 
     def check(self) -> None:
         for stages in self._stages.values():

@@ -303,7 +303,8 @@ class PlaneRunner:
                 for at in np.ndindex(pixels.shape[:-2])
             )
             if all(planes) and all_finite(output):
-                return FilteredCore(output[(..., *core.relative_to(available).slices)], time.perf_counter() - began)
+                inner: tuple[Any, ...] = (..., *core.relative_to(available).slices)
+                return FilteredCore(output[inner], time.perf_counter() - began)
             del output
         return self._tiles.launch(self._tiles.stage(pixels, staged.sides), available, core, channels_out)
 
@@ -323,6 +324,10 @@ class FilteredCore:
     def borrowed(self) -> Iterator[NDArray[Any]]:
         """The core, as of :meth:`QueuedCore.borrowed`."""
         yield self.pixels
+
+    def collect(self) -> NDArray[Any]:
+        """The core."""
+        return self.pixels
 
 
 def _batched(windows: Iterable[Window], count: int) -> Iterator[list[Window]]:

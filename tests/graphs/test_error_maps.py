@@ -121,7 +121,7 @@ ALIKE: list[dict[str, Any]] = [
     {},
     {"denoiser": {"name": "median", "size": 3}, "noise": NoiseModel(read_sigma=SIGMA)},
     {"denoiser": {"name": "tv", "strength": 1.0, "sigma": "auto"}, "tile": {"boundary": "periodic"}},
-    {"denoiser": {"name": "gaussian", "sigma": 1.0}, "noise": NOISE},
+    {"denoiser": {"name": "tv", "strength": 1.0, "sigma": "auto", "iterations": 5}, "noise": NOISE},
     {"input": {"defects": "auto"}},
 ]
 

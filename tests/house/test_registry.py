@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from halotile import errors, registry
-from halotile.__main__ import _has_workers_here
+from halotile.__main__ import _begin_early
 from halotile.errors import ConfigError, UnknownName
+from halotile.graphs.clusters.workers import fork_server
 
 
 def test_a_file_is_found_by_its_name() -> None:
@@ -135,20 +136,30 @@ def test_nothing_heavy_is_imported_before_it_is_used(code: str, packages: str) -
 @pytest.mark.parametrize(
     ("words", "text", "scheduler", "expected"),
     [
-        ("job.yaml --workers 4", "job: denoise", "", True),
-        ("job.yaml --workers 4", "cluster: {kind: slurm}", "", False),
-        ("job.yaml --cluster slurm", "job: denoise", "", False),
-        ("job.yaml --set cluster.kind=slurm", "job: denoise", "", False),
-        ("job.yaml --dry-run", "job: denoise", "", False),
-        ("other.yaml", "job: denoise", "", False),
-        ("job.yaml", "job: denoise", "tls://10.0.0.7:8786", False),
+        ("job.yaml --workers 4", "job: denoise", "", ["forks"]),
+        ("job.yaml --workers 4", "cluster: {kind: slurm}", "", []),
+        ("job.yaml --cluster slurm", "job: denoise", "", []),
+        ("job.yaml --set cluster.kind=slurm", "job: denoise", "", []),
+        ("job.yaml --dry-run", "job: denoise", "", []),
+        ("other.yaml", "job: denoise", "", []),
+        ("job.yaml", "job: denoise", "tls://10.0.0.7:8786", []),
+        ("job.yaml", "denoiser: {name: gaussian, sigma: 1}", "", ["no torch", "forks"]),
+        ("job.yaml", "denoiser:\n  name: median", "", ["no torch", "forks"]),
+        ("job.yaml", '{"denoiser": {"name": "none"}}', "", ["no torch", "forks"]),
+        ("job.yaml", "denoiser: {name: gaussian}\nnoise: {model: poisson}", "", ["forks"]),
+        ("job.yaml --set denoiser.name=tv", "denoiser: {name: gaussian, sigma: 1}", "", ["forks"]),
+        ("job.yaml", "denoiser: {name: nonesuch}", "", ["forks"]),
     ],
 )
 def test_workers_of_this_machine_are_certain_only_where_nothing_mentions_a_cluster(
-    words: str, text: str, scheduler: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, text: str, scheduler: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(fork_server, "ensure_forks", lambda: begun.append("forks"))
+    monkeypatch.setattr(fork_server, "expect_no_torch", lambda: begun.append("no torch"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HALOTILE_CLUSTER", "auto")
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", scheduler)
     Path("job.yaml").write_text(text)
-    assert _has_workers_here(words.split()) == expected
+    _begin_early(["run", *words.split()])
+    assert begun == expected

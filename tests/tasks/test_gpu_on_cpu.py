@@ -23,7 +23,7 @@ from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.devices.device import LOST, Device, Download
 from halotile.tasks.devices.gpu import BufferRing, CudaStreams, Gpu
-from halotile.tasks.inner_tiles import TileRunner
+from halotile.tasks.inner_tiles import QueuedCore, TileRunner
 from tests.cases import thorough
 from tests.support import DTYPES, dncnn_weights, job_of, read_zarr, work_of, write_zarr
 from tests.tasks.emulated_gpu import EmulatedGpu
@@ -376,6 +376,7 @@ def test_every_denoiser_stays_on_its_device(
     stages.check()
     for block in (stages.task.grid.block_at(0), stages.task.grid.block_at(4)):
         computed = stages.compute(block, stages.read(block), Receipt()).computed
+        assert isinstance(computed, QueuedCore)
         assert computed._output.tensor.device.type == "meta"
 
 

@@ -18,6 +18,7 @@ from halotile.storage.grid import Block, Region
 from halotile.tasks.block import resident_bytes
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.devices.device import Device
+from halotile.tasks.devices.gpu import open_device
 from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, cut_evenly, windows_of
 
 SECONDS = 20.0
@@ -160,7 +161,9 @@ class _Trial:
     def __init__(self, task: DenoiseTask, device: Device | None) -> None:
         self.task = task
         self.began = time.perf_counter()
-        stages = DenoiseStages(task, device)
+        opened = device or open_device(task.device, task.precision, task.channels_last, task.records)
+        stages = DenoiseStages(task, opened)
+        assert isinstance(stages.tiles, TileRunner)
         self.runner = stages.tiles
         self.device = self.runner.device
         self.device.warm_up()
@@ -352,6 +355,7 @@ class _Trial:
 
     def _compute_on_cpu(self, core: Region, tile: tuple[int, ...]) -> NDArray[Any]:
         stages = DenoiseStages(self.task, Device("cpu", "float32", self.device.channels_last))
+        assert isinstance(stages.tiles, TileRunner)
         tiling = replace(self.task.tiling, tile=tile, batch=1)
         runner = TileRunner(stages.tiles.model, stages.tiles.device, tiling, self.runner.name)
         return _pixels(runner.launch(_staged(stages, self.block), self.reach, core, self.channels))
