@@ -66,6 +66,10 @@ class Region:
             tuple(b + after for b, (_, after) in zip(self.stop, depth, strict=True)),
         )
 
+    def widen(self, pixels: int) -> Region:
+        """The region extended by so many pixels on each side of its last two axes."""
+        return self.grow(((0, 0),) * (len(self.start) - 2) + ((pixels, pixels),) * min(2, len(self.start)))
+
     def clip(self, other: Region) -> Region:
         """The part inside ``other``."""
         start = _per_axis(max, self.start, other.start)

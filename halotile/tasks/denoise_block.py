@@ -21,7 +21,7 @@ from halotile.tasks.denoisers.base import Denoiser, Pixelwise, PlaneFilter
 from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
 from halotile.tasks.devices.device import Device, all_finite, unless_lost
 from halotile.tasks.devices.gpu import open_device
-from halotile.tasks.holes import Holes, Valid, fill_from_nearest
+from halotile.tasks.holes import Holes, Valid, fill_from_nearest, measured_at
 from halotile.tasks.image_task import keep_on_gpus
 from halotile.tasks.inner_tiles import FilteredCore, PlaneRunner, QueuedCore, StagedBlock, TileRunner, Tiling
 from halotile.tasks.noise.defects import Defects, Places, Repaired
@@ -149,6 +149,10 @@ class DenoiseTask:
         ):
             return None
         return self.denoiser.plane_filter()
+
+    def measured(self, region: Region, pixels: Pixels) -> Valid:
+        """True where pixels of a region were measured."""
+        return measured_at(self.holes, self.sides.get("mask"), self.roles.spatial, region, pixels)
 
     def repaired(self) -> Readable:
         """The image with other values in the place of its defects."""

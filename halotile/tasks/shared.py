@@ -76,9 +76,7 @@ class Scope:
         for there, pixels in self._parts.get(id(image), ()):
             if region.inside(there):
                 return pixels[region.relative_to(there).slices]
-        axes = len(image.shape)
-        wide = region.grow(((0, 0),) * (axes - 2) + ((image.margin, image.margin),) * min(2, axes))
-        wide = wide.clip(Region.whole(image.shape))
+        wide = region.widen(image.margin).clip(Region.whole(image.shape))
         return self.hold(image, wide)[region.relative_to(wide).slices]
 
     def hold(self, image: Shared, region: Region) -> Pixels:

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import TaskFailed
+from halotile.errors import InputError, TaskFailed
 from halotile.storage.disk.durable import is_full
 from halotile.storage.disk.stored import Stored, store
 from halotile.storage.grid import Region
-from halotile.storage.rim import Pixels, Readable
+from halotile.storage.rim import Array, Pixels, Readable
 from halotile.storage.sharded.output import ShardWriter
 from halotile.storage.views import Constant
 from halotile.tasks.block import peak_memory_bytes
@@ -357,3 +357,49 @@ def share_of(core: Region, image: Shape, measurement: Shape) -> Region:
         tuple(a * m // n for a, n, m in zip(core.start, image, measurement, strict=True)),
         tuple(b * m // n for b, n, m in zip(core.stop, image, measurement, strict=True)),
     )
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """``y = A x + n`` with noise of variance ``1 / weight`` in each pixel; a weight of 0 stands for no measurement."""
+
+    operator: Operator
+    data: Readable  # 0 where the weight is 0
+    weight: Readable
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Weights(Derived):
+    """``1 / σ²`` in each pixel of a measurement; 0 where it, or σ, is no number, or σ is 0."""
+
+    sigma: Readable
+
+    def read(self, region: Region) -> Pixels:
+        sigma = self.sigma.read(region).astype(np.float64)
+        if (sigma < 0).any():
+            raise InputError(
+                f"the map of the noise has {float(np.nanmin(sigma)):.4g} among its pixels, and a standard deviation is not below 0. Write 0 or NaN where nothing "
+                "was measured."
+            )
+        is_known = np.isfinite(self.image.read(region)) & np.isfinite(sigma) & (sigma > 0)
+        weights: Array = np.divide(1, np.square(sigma), where=is_known, out=np.zeros(sigma.shape))
+        return weights.astype(self.dtype)
+
+
+@dataclass(frozen=True)
+class Filled(Derived):
+    """A measurement with 0 where it is no number."""
+
+    def read(self, region: Region) -> Pixels:
+        filled: Array = np.nan_to_num(self.image.read(region).astype(self.dtype), nan=0.0, posinf=0.0, neginf=0.0)
+        return filled
+
+
+@dataclass(frozen=True)
+class Root(Derived):
+    """``w^½``."""
+
+    def read(self, region: Region) -> Pixels:
+        root: Array = np.sqrt(self.image.read(region))
+        return root

@@ -32,7 +32,7 @@ from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
 from halotile.tasks.devices.device import torch_threads
 from tests.faults import REPOSITORY, until
-from tests.graphs.test_samples import computed, journalled, same
+from tests.graphs.sampling import computed, journalled, same
 from tests.support import read_zarr, work_of
 
 Pixels = NDArray[Any]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,35 @@ def test_operators_that_give_0_for_every_image_are_told_before_the_first_iterati
         assert not read_zarr(outcome.output).any()  # what it began with
 
 
+@pytest.mark.cluster
+@pytest.mark.usefixtures("plans")
+def test_a_map_of_the_noise_weighs_pixels_and_its_holes_are_not_read(seen: OperatorChoice) -> None:
+    y, sigma = np.load("y.npy"), np.where(np.arange(48) < 24, 0.1, 0.2) * np.ones((64, 1))
+    hole = np.zeros(y.shape, bool)
+    hole[20:30, 10:22] = True
+    np.save("sigma.npy", np.where(hole, 0, sigma))
+    np.save("weights.npy", np.where(hole, 0, 0.1 / sigma))
+    np.save("holed.npy", np.where(hole, np.nan, y))
+    np.save("weighted.npy", np.where(hole, 0, y * 0.1 / sigma))
+    mapped = halotile.measurement("blur", "holed.npy", kernel="psf.npy", noise_sigma="sigma.npy")
+    parts = [{"name": "blur", "kernel": "psf.npy"}, {"name": "mask", "mask": "weights.npy"}]
+    masked = halotile.measurement("composition", "weighted.npy", operators=parts, noise_sigma=0.1)
+    prior, solver = {"name": "tv", "weight": 5.0}, {"name": "fista", "iterations": 8}
+    found, expected = (
+        read_zarr(halotile.reconstruct([each], f"{name}.zarr", prior=prior, solver=solver).output)
+        for name, each in (("a", mapped), ("b", masked))
+    )
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+    for words, choice, fidelity in (
+        (r"noise_sigma: auto is for job: samples; write", replace(seen, noise_sigma="auto"), "l2"),
+        (r"is a map, and fidelity poisson has none; write a number", mapped, "poisson"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            halotile.reconstruct([choice], "c.zarr", fidelity=fidelity, start="y.npy")
+    with pytest.raises(ConfigError, match="noise is simulated with one level; write a number"):
+        halotile.simulate([replace(mapped, data="z.zarr")], "y.npy")
+
+
 @pytest.mark.parametrize(
     ("denoiser", "made"),
     [
@@ -114,14 +145,25 @@ def test_a_denoiser_is_said_in_words_or_handed_over(denoiser: dict[str, Any], ma
         ({"fidelity": {"name": "l2", "background": 3.0}}, "fidelity.background: is for fidelity poisson"),
         ({"workers": 0}, "run.workers: 0 is too small"),
         ({"reference": "gone.npy"}, "gone.npy: nothing is there"),
+        ({"shape": 3}, "shape: 3 is not auto or a list of whole numbers"),
+        ({"measurements": "y.npy"}, 'measurements is "y.npy": that is no list of measurements. Write [halotile.measurement('),
         ({"shape": (9, 9)}, "y.npy has shape [64, 48], but blur of an image of shape [9, 9] gives [9, 9]"),
     ],
 )  # fmt: skip
 def test_words_that_cannot_be_are_refused(seen: OperatorChoice, options: dict[str, Any], words: str) -> None:
     with pytest.raises((ConfigError, InputError)) as caught:
-        halotile.reconstruct([seen], "x.zarr", **options)
+        halotile.reconstruct(**{"measurements": [seen], "output": "x.zarr"} | options)
     assert words in str(caught.value)
     assert not Path("x.zarr").exists()
+
+
+def test_one_measurement_is_no_list_of_them(seen: OperatorChoice) -> None:
+    one: Any = seen
+    for each in (partial(halotile.reconstruct, one, "x.zarr"), partial(halotile.simulate, one, "y.npy")):
+        with pytest.raises(
+            ConfigError, match=r"that is no list of measurements\. Write \[halotile\.measurement\(\.\.\.\)\]"
+        ):
+            each()
 
 
 @pytest.mark.parametrize(

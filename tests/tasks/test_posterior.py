@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.tasks.devices.device import torch_threads
-from halotile.tasks.noise.simulated import CELL, gaussian
+from halotile.tasks.noise.simulated import CELL, gaussian, normals
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.composition import Composition
@@ -23,21 +23,9 @@ from halotile.tasks.operators.mask import Mask
 from halotile.tasks.operators.shift import Shift
 from halotile.tasks.operators.sum import WeightedSum
 from halotile.tasks.posterior import gaussian as equations
-from halotile.tasks.posterior.gaussian import (
-    FIELD,
-    MEASURED,
-    Filled,
-    Measurement,
-    Posterior,
-    Solved,
-    Weights,
-    normals,
-    solve,
-)
-from halotile.tasks.posterior.hyper import Excerpt, likely, masks_nothing, transfer_of
-from halotile.tasks.posterior.least_squares import terms_of
-from halotile.tasks.priors.matern import Matern
-from halotile.tasks.terms import Gradient, NormalImage
+from halotile.tasks.posterior.gaussian import FIELD, MEASURED, Posterior, Solved, solve
+from halotile.tasks.priors.matern import Excerpt, Matern, likely, masks_nothing, transfer_of
+from halotile.tasks.terms import Filled, Gradient, Measurement, NormalImage, Weights
 
 Values = NDArray[Any]
 N = 12
@@ -142,7 +130,7 @@ def test_least_squares_on_the_domain_have_the_same_precision_and_sides(operators
     window = whole(of)
     image = np.random.default_rng(0).standard_normal(window.shape)
     for draw, side in ((None, of.sides(window)[0]), (3, of.random_sides(window, (3,))[0])):
-        terms = terms_of(of, draw)
+        terms = of.terms(draw)
         applied: Values = read_all(NormalImage(InMemory(image), terms))
         assert np.allclose(applied, of.precision(window)(image[None])[0], rtol=0, atol=1e-12 * np.abs(applied).max())
         found: Values = read_all(Gradient(InMemory(np.zeros(window.shape)), terms))
@@ -160,8 +148,8 @@ def test_the_mean_is_that_of_the_wiener_filter_of_the_data(operators: tuple[Any,
     a, w, y = (np.concatenate(part) for part in zip(*parts, strict=True))
     seen = w > 0
     a, noise = a[seen], np.diag(1 / w[seen])
-    away = y[seen] - a.sum(1) * of.prior.level
-    expected = of.prior.level + field @ a.T @ np.linalg.solve(a @ field @ a.T + noise, away)
+    away = y[seen] - a.sum(1) * of.prior.mean
+    expected = of.prior.mean + field @ a.T @ np.linalg.solve(a @ field @ a.T + noise, away)
     frame = np.zeros(whole(of).shape, bool)
     frame[of.padding : -of.padding, of.padding : -of.padding] = True
     found, _ = Solved(of, 10**6, (), 1e-11).solved(Region.whole(of.shape))
@@ -184,11 +172,12 @@ def test_sides_have_the_covariance_of_the_precision_and_one_field_has_the_same_n
 
 
 def test_numbers_are_drawn_by_position() -> None:
-    wide = normals(Region((-CELL - 3, -5), (40, 70)), 1, 0, 2, 3)
-    part = normals(Region((-10, 60), (5, 66)), 1, 0, 2, 3)
+    wide = normals(Region((-CELL - 3, -5), (40, 70)), 1, (0, 2, 3))
+    part = normals(Region((-10, 60), (5, 66)), 1, (0, 2, 3))
     assert np.array_equal(part, wide[CELL - 7 : CELL + 8, 65:71])
     others = [
-        normals(Region((0, 0), (64, 64)), *key) for key in ((1, 0, 2, 3), (2, 0, 2, 3), (1, 1, 2, 3), (1, 0, 2, 4))
+        normals(Region((0, 0), (64, 64)), seed, key)
+        for seed, key in ((1, (0, 2, 3)), (2, (0, 2, 3)), (1, (1, 2, 3)), (1, (0, 2, 4)))
     ]
     correlation = np.corrcoef([other.ravel() for other in others])
     assert np.abs(correlation - np.eye(4)).max() < 0.06
@@ -197,7 +186,7 @@ def test_numbers_are_drawn_by_position() -> None:
 def test_no_number_of_a_draw_is_one_of_a_simulated_measurement() -> None:
     pixel, small = Region((0, 0), (1, 1)), (range(3), range(3), range(3))
     drawn = {
-        normals(pixel, seed, role, operator, draw).item()
+        normals(pixel, seed, (role, operator, draw)).item()
         for role in (MEASURED, FIELD)
         for seed, operator, draw in itertools.product(*small)
     }
@@ -352,9 +341,9 @@ def test_the_prior_is_found_from_windows_of_the_data(size: float, blurred: bool)
     transfer = transfer_of(operator, edge)
     assert transfer is not None
     found = likely(windows, transfer, Matern())
-    assert found.prior.deviation == pytest.approx(0.5, rel=0.08)
+    assert found.prior.std == pytest.approx(0.5, rel=0.08)
     assert found.prior.range == pytest.approx(size, rel=0.1)
-    assert found.prior.level == pytest.approx(3.0, abs=0.1)
+    assert found.prior.mean == pytest.approx(3.0, abs=0.1)
     assert 0.002 < found.std_error < 0.08
     assert likely(windows, transfer, Matern(std=0.7, range=9.0, mean=1.0)).prior == Matern(std=0.7, range=9.0, mean=1.0)
 

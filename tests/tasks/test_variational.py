@@ -262,6 +262,19 @@ def test_further_iterations_continue_a_finished_run(tmp_path: Path) -> None:
     assert digits(states[-1]) == digits(last(iterations=3))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_spectrum_of_a_field_is_written(ranks: int, tmp_path: Path) -> None:
+    likelihood = posterior.Poisson(torch.poisson(FIELD(truth()), generator=torch.Generator().manual_seed(5)))
+    on_ranks(ranks, lambda group: last(likelihood, FIELD, folder=tmp_path, iterations=2, group=group))
+    head, *lines = (tmp_path / "spectrum.csv").read_text().splitlines()
+    numbers, powers, deviations = np.array([line.split(",") for line in lines], float).T
+    assert head == "wave number,power,std"
+    assert numbers.tolist() == [1, 2, 3, 4]
+    slopes = np.diff(np.log(powers)) / np.diff(np.log(numbers))
+    assert np.abs(slopes + 3).max() < 1  # the slope of the prior, and its deviation of 0.3
+    assert (deviations > 0).all()
+
+
 OTHERS: list[tuple[dict[str, Any], str]] = [
     ({"samples": 2}, r"samples is 3 there in iteration 0, and 2 here\. Write what is there, or another folder"),
     ({"samples": lambda i: 3 - i}, "samples is 3 there in iteration 1, and 2 here"),
@@ -412,6 +425,9 @@ BAD: list[tuple[Callable[[], object], type[HalotileError], str]] = [
     (bad(model=lambda latent: rate(latent) if float(latent["slope"]) > -9 else None), ConfigError, "vmap=False"),
     (bad(start={"white": [torch.inf]}), ConfigError, "Write finite numbers"),
     (bad(start={}), ConfigError, "Write finite numbers"),
+    (bad(start={"a": {"b": [0.0]}, "a.b": [0.0]}), ConfigError, "Write other names: .* two are alike"),
+    (bad(model=lambda latent: {"rate": rate(latent)}), ConfigError, "the model returns a dict. Return one tensor"),
+    (lambda: posterior.CorrelatedField(8), ConfigError, r"shape is 8\. Write the pixels along each axis"),  # type: ignore[arg-type]
     (bad(samples=-1), ConfigError, "samples is -1. Write the number of pairs"),
     (bad(samples=lambda i: 1.5), ConfigError, "samples is 1.5"),
     (bad(mode="nonlinear_resample"), ConfigError, "mode is 'nonlinear_resample'. Write one of geometric, linear"),

@@ -30,10 +30,12 @@ class RandomImage:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     seed: int
+    operator: int | tuple[int, ...] = 0
+    start: tuple[int, ...] = ()  # position of the first pixel, where that is not 0
 
     def read(self, region: Region) -> NDArray[Any]:
-        drawn = draw_cells(region, self.seed, 0, lambda stream: stream.standard_normal((CELL, CELL)))
-        return drawn.astype(self.dtype)
+        drawn = normals(region.shift(self.start) if self.start else region, self.seed, self.operator)
+        return drawn.astype(self.dtype, copy=False)
 
 
 Sampler = Callable[[np.random.Generator], NDArray[Any]]
@@ -71,10 +73,14 @@ def draw_cells(region: Region, seed: int, operator: int | tuple[int, ...], draw:
     return drawn
 
 
+def normals(region: Region, seed: int, operator: int | tuple[int, ...]) -> NDArray[Any]:
+    """Standard normal numbers by position, each a function of seed, operator and pixel alone."""
+    return draw_cells(region, seed, operator, lambda stream: stream.standard_normal((CELL, CELL)))
+
+
 def gaussian(clean: NDArray[Any], region: Region, *, sigma: float, seed: int, operator: int) -> NDArray[Any]:
     """``y = x + sigma n``, n standard normal, for the pixels of a region."""
-    noise = draw_cells(region, seed, operator, lambda stream: stream.standard_normal((CELL, CELL)))
-    return (clean + sigma * noise).astype(clean.dtype)
+    return (clean + sigma * normals(region, seed, operator)).astype(clean.dtype)
 
 
 def poisson(clean: NDArray[Any], region: Region, *, gain: float, seed: int, operator: int) -> NDArray[Any]:

@@ -143,8 +143,7 @@ class Blur:
     def squared(self, image: Shape) -> tuple[Blur, Region]:
         """The operator with the squares of the entries, and the part of an image where its adjoint has them: values beyond the rim are not folded there."""
         edge = 0 if self.boundary in ("circular", "zero", "valid") else self.reach + 1
-        whole = Region.whole(image)
-        inner = whole.grow(((0, 0),) * (len(image) - 2) + ((-edge, -edge),) * 2)
+        inner = Region.whole(image).widen(-edge)
         return replace(self, kernel=np.square(self.kernel, dtype=np.float64), engine="direct"), inner
 
     @property

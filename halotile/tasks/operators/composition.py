@@ -92,8 +92,7 @@ class Composition:
 
 def _needed(window: Region, reach: int, before: Shape, after: Shape) -> Region:
     """The window of the image ``before`` that a window of the image ``after`` needs."""
-    front = len(before) - 2
-    grown = window.grow(((0, 0),) * front + ((reach, reach),) * 2)
+    grown = window.widen(reach)
     ends = zip(grown.start, grown.stop, before, after, strict=True)
     spans = [(a, b) if a >= 0 and b <= n and n == m else (0, n) for a, b, n, m in ends]
     return spanned(spans)

@@ -72,7 +72,7 @@ def agrees(forward: ArrayMap, adjoint: ArrayMap, reach: int, shape: Shape) -> bo
 
 def widened(region: Region, margin: int, shape: Shape) -> Region:
     """The region with a margin along y and x and all of its channels, within the image."""
-    grown = region.grow(((0, 0),) * (len(shape) - 2) + ((margin, margin),) * 2).clip(Region.whole(shape))
+    grown = region.widen(margin).clip(Region.whole(shape))
     return grown if len(shape) < 3 else respanned(grown, {len(shape) - 3: (0, shape[-3])})
 
 

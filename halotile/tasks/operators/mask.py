@@ -22,7 +22,9 @@ class Masked(Derived):
         weights = self.mask.read(Region(region.start[-axes:], region.stop[-axes:]))
         if weights.dtype.kind in "iu":
             weights = weights != 0
-        product: Pixels = self.image.read(region).astype(self.dtype) * weights.astype(self.dtype)
+        product: Pixels = self.image.read(region).astype(self.dtype, copy=False) * weights.astype(
+            self.dtype, copy=False
+        )
         return product
 
 

@@ -14,8 +14,7 @@ from halotile.storage.sharded.output import ShardWriter
 from halotile.storage.views import PlaneValues, Replaced, WithGaps
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoise_block import CoreImage, DenoiseStages, DenoiseTask, noise_at
-from halotile.tasks.holes import measured_at
-from halotile.tasks.posterior.gaussian import normals
+from halotile.tasks.noise.simulated import normals
 
 REDRAWN = 2**31 + 2
 """Role of random numbers: noise that is added to an image."""
@@ -34,10 +33,6 @@ class BootstrapTask(DenoiseTask):
     def stages(self) -> BootstrapStages:  # type: ignore[override]
         return BootstrapStages(self)
 
-    def measured(self, region: Region, pixels: Pixels) -> Array:
-        """True where pixels of a region were measured."""
-        return measured_at(self.holes, self.sides.get("mask"), self.roles.spatial, region, pixels)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Redrawn(WithGaps):
@@ -51,7 +46,7 @@ class Redrawn(WithGaps):
         noise = noise_at(task, region, task.level.read(region))
         bright = noise.gain * pixels.astype(np.float64) if np.any(noise.gain) else 0.0
         sigma = np.sqrt(np.maximum(bright + noise.variance, 0))
-        drawn = pixels + np.nan_to_num(sigma) * normals(region, task.seed, REDRAWN, 0, self.draw)
+        drawn = pixels + np.nan_to_num(sigma) * normals(region, task.seed, (REDRAWN, 0, self.draw))
         return np.where(task.measured(region, pixels), drawn, pixels).astype(self.dtype)
 
 

@@ -152,6 +152,7 @@ class CorrelatedField:
     distances: float | Sequence[float] = 1.0
 
     def __post_init__(self) -> None:
+        check(np.ndim(self.shape) == 1, f"shape is {self.shape}. Write the pixels along each axis, such as (64, 64).")
         sizes = *self.shape, *np.broadcast_to(self.distances, len(self.shape)), self.zero_mode[0], self.fluctuations[0]
         is_good = min(sizes) > 0 <= min(self.zero_mode[1], self.fluctuations[1]) and math.prod(self.shape) > 1
         check(
@@ -181,6 +182,11 @@ class CorrelatedField:
         law = varies * torch.exp(slope / 2 * self._log_k.to(varies))
         scale = _log_normal(*self.fluctuations, latent["fluctuations"]) / law.square().sum().sqrt()
         return scale * law + (1 - varies) * _log_normal(*self.zero_mode, latent["zero_mode"])
+
+    def spectrum(self, latent: Tree) -> torch.Tensor:
+        """Power of the logarithm at each multiple of the least wave number along the first axis."""
+        along = slice(1, self.shape[0] // 2 + 1), *(0 for _ in self.shape[1:])
+        return self.amplitudes(latent)[along].square()
 
     def logarithm(self, latent: Tree) -> torch.Tensor:
         """Logarithm of the field."""

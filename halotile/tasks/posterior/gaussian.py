@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,133 +14,55 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Pixels, Readable
 from halotile.storage.views import Constant
 from halotile.tasks.image_task import cells_of
-from halotile.tasks.noise.simulated import CELL, draw_cells
-from halotile.tasks.operators.base import Derived, Operator, Shape
+from halotile.tasks.noise.simulated import RandomImage
+from halotile.tasks.operators.base import Derived, InMemory, OperatorKind, Shape
+from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.composition import Composition
+from halotile.tasks.operators.crop import Crop, Pasted
+from halotile.tasks.operators.mask import Mask, Masked
+from halotile.tasks.operators.sum import Total
 from halotile.tasks.priors.matern import Matern
 from halotile.tasks.shared import Scope
+from halotile.tasks.terms import Gradient, Measurement, NormalImage, Root, Term
+
+DOUBLE = np.dtype(np.float64)
 
 MEASURED, FIELD = 2**31, 2**31 + 1
 """Roles of random numbers: noise of a measurement, and white noise of the prior. No number of an operator in a simulation is as large."""
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """``y = A x + n`` with noise of variance ``1 / weight`` in each pixel; a weight of 0 stands for no measurement."""
-
-    operator: Operator
-    data: Readable  # 0 where the weight is 0
-    weight: Readable
-    number: int = 0
-
-
-@dataclass(frozen=True)
-class Weights(Derived):
-    """``1 / σ²`` in each pixel of a measurement; 0 where it, or σ, is no number, or σ is 0."""
-
-    sigma: Readable
-
-    def read(self, region: Region) -> Pixels:
-        sigma = self.sigma.read(region).astype(np.float64)
-        if (sigma < 0).any():
-            raise InputError(
-                f"the map of the noise has {float(np.nanmin(sigma)):.4g} among its pixels, and a standard deviation is not below 0. Write 0 or NaN where nothing "
-                "was measured."
-            )
-        is_known = np.isfinite(self.image.read(region)) & np.isfinite(sigma) & (sigma > 0)
-        weights: Array = np.divide(1, np.square(sigma), where=is_known, out=np.zeros(sigma.shape))
-        return weights.astype(self.dtype)
-
-
-@dataclass(frozen=True)
-class Filled(Derived):
-    """A measurement with 0 where it is no number."""
-
-    def read(self, region: Region) -> Pixels:
-        filled: Array = np.nan_to_num(self.image.read(region).astype(self.dtype), nan=0.0, posinf=0.0, neginf=0.0)
-        return filled
-
-
-@dataclass(frozen=True)
-class Placed:
-    """Several images that are 0 outside a region of their last axes, of shape (number, *shape)."""
-
-    pixels: Array
-    region: Region
-    whole: Shape
+class Framed(Composition):
+    """A composition that cuts the frame out of an image first; ``whole`` where one of its operators is."""
 
     @property
-    def shape(self) -> Shape:
-        return (len(self.pixels), *self.whole)
+    def kind(self) -> OperatorKind:
+        return "whole" if any(operator.kind == "whole" for operator in self.operators) else "windowed"
+
+
+@dataclass(frozen=True)
+class Differences:
+    """``D`` of a prior: of an image that is 0 outside, one with a pixel more on each side."""
+
+    name: ClassVar[str] = "matern"
+    kind: ClassVar[OperatorKind] = "local"
+    reach: ClassVar[int] = 2
+
+    prior: Matern
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.pixels.dtype
+    def _stencil(self) -> Blur:
+        kernel = self.prior.tau * np.array([[0, -1, 0], [-1, self.prior.kappa2 + 4, -1], [0, -1, 0]])
+        return Blur(kernel=kernel, boundary="valid", engine="direct")
 
-    def read(self, region: Region) -> Pixels:
-        wanted = Region(region.start[1:], region.stop[1:])
-        part = wanted.clip(self.region)
-        of = slice(region.start[0], region.stop[0])
-        if part == wanted:
-            return self.pixels[of, *wanted.relative_to(self.region).slices]
-        placed = np.zeros(region.shape, self.dtype)
-        if part.size:
-            inner = part.relative_to(self.region).slices
-            placed[:, *part.relative_to(wanted).slices] = self.pixels[of, *inner]
-        return placed
+    def measured(self, image: Shape) -> Shape:
+        return (*image[:-2], image[-2] + 2, image[-1] + 2)
 
+    def forward(self, image: Readable) -> Readable:
+        return self._stencil.adjoint(image, self.measured(image.shape))
 
-@dataclass(frozen=True)
-class Weighted(Derived):
-    """Images of shape (number, *shape), each multiplied by the same weights."""
-
-    weight: Readable
-
-    def read(self, region: Region) -> Pixels:
-        weights = self.weight.read(Region(region.start[1:], region.stop[1:]))
-        weighted: Array = self.image.read(region) * weights.astype(self.dtype, copy=False)
-        return weighted
-
-
-@dataclass(frozen=True)
-class Unexplained(Derived):
-    """``w (y - A μ)``, of shape (1, *shape), for the image ``A μ``."""
-
-    measurement: Measurement
-
-    def read(self, region: Region) -> Pixels:
-        of = Region(region.start[1:], region.stop[1:])
-        reads = ((self.measurement.data, of), (self.measurement.weight, of), (self.image, region))
-        measured, weights, seen = (np.asarray(image.read(at), np.float64) for image, at in reads)
-        weighted: Array = weights * (measured - seen)
-        return weighted.astype(self.dtype, copy=False)
-
-
-@dataclass(frozen=True)
-class RandomMeasurements:
-    """``w^½ ε`` of each draw, of shape (draws, *shape)."""
-
-    measurement: Measurement
-    draws: Sequence[int]
-    seed: int
-    dtype: np.dtype[Any]
-
-    @property
-    def shape(self) -> Shape:
-        return (len(self.draws), *self.measurement.data.shape)
-
-    def read(self, region: Region) -> Pixels:
-        of = Region(region.start[1:], region.stop[1:])
-        root = np.sqrt(self.measurement.weight.read(of))
-        drawn = (normals(of, self.seed, MEASURED, self.measurement.number, k) for k in self._chosen(region))
-        return np.stack([(root * each).astype(self.dtype) for each in drawn])
-
-    def _chosen(self, region: Region) -> Sequence[int]:
-        return self.draws[region.start[0] : region.stop[0]]
-
-
-def normals(region: Region, seed: int, role: int, operator: int, draw: int) -> Array:
-    """Standard normal numbers by position, each a function of seed, role, operator, draw and pixel alone."""
-    return draw_cells(region, seed, (role, operator, draw), lambda stream: stream.standard_normal((CELL, CELL)))
+    def adjoint(self, measurement: Readable, image: Shape) -> Readable:
+        return self._stencil.forward(measurement)
 
 
 @dataclass(frozen=True)
@@ -156,80 +78,60 @@ class Posterior:
     @property
     def padding(self) -> int:
         """Pixels by which the field goes on beyond the frame: it has its own deviation there up to the edge."""
-        return math.ceil(self.prior.length)
+        return math.ceil(float(self.prior.range))
 
     @property
     def domain(self) -> Region:
         """The frame with the padding, on the last two axes."""
-        return widened(Region.whole(self.shape), self.padding)
+        return Region.whole(self.shape).widen(self.padding)
 
     def window(self, core: Region, halo: int) -> Region:
-        return widened(core, halo).clip(self.domain)
+        return core.widen(halo).clip(self.domain)
+
+    @property
+    def frame(self) -> Crop:
+        """The part of the domain that the image is wanted of."""
+        return Crop(origin=(self.padding, self.padding), size=(self.shape[-2], self.shape[-1]))
+
+    def terms(self, draw: int | None) -> tuple[Term, ...]:
+        """Terms whose least squares on the domain are the mean less that of the prior (None), or a draw around it."""
+        terms, around = [], self.domain.widen(1)
+        white: Readable = Constant(around.shape, DOUBLE)
+        if draw is not None:
+            white = RandomImage(around.shape, DOUBLE, self.seed, (FIELD, 0, draw), around.start)
+        for part in self.measurements:
+            root, operator, shape = Root(part.weight), part.operator, part.data.shape
+            if draw is None:
+                level = operator.forward(Constant(self.shape, DOUBLE, float(self.prior.mean)))
+                target: Readable = Masked(Total((part.data, level), (1.0, -1.0)), root)
+            else:
+                target = RandomImage(shape, DOUBLE, self.seed, (MEASURED, part.number, draw))
+            terms.append(Term(Framed((self.frame, operator, Mask(mask=root))), target))
+        return (*terms, Term(Differences(self.prior), white))
 
     def precision(self, window: Region) -> Callable[[Array], Array]:
         """``Q`` of images that are 0 outside a window, there."""
-        inner = window.clip(Region.whole(self.shape))
-        at: tuple[Any, ...] = (..., *inner.relative_to(window).slices[-2:])
+        terms, inner = self.terms(None)[:-1], window.relative_to(self.domain)
 
         def apply(images: Array) -> Array:
-            result = self.prior.apply(self.prior.apply(_padded(images, 2)))
-            if inner.size:
-                result[at] += self._measured(Placed(images[at], inner, self.shape), inner)
-            return result
+            whole, region = (len(images), *self.domain.shape), Region((0, *inner.start), (len(images), *inner.stop))
+            applied = self.prior.apply(self.prior.apply(np.pad(images, ((0, 0),) * (images.ndim - 2) + ((2, 2),) * 2)))
+            applied += NormalImage(Pasted(InMemory(images), region, whole), terms).read(region)
+            return applied
 
         return apply
 
-    def _measured(self, images: Readable, inner: Region) -> Array:
-        """``Σ Aᵢᵀ Wᵢ Aᵢ x`` on a region, for images of shape (number, *shape)."""
-        return self._adjoints(
-            [Weighted(part.operator.forward(images), part.weight) for part in self.measurements], inner
-        )
-
-    def _adjoints(self, measured: Sequence[Readable], inner: Region) -> Array:
-        """``Σ Aᵢᵀ yᵢ`` on a region, for measurements of shape (number, *shape)."""
-        count = measured[0].shape[0]
-        region = Region((0, *inner.start), (count, *inner.stop))
-        total = np.zeros(region.shape, self.dtype)
-        for part, image in zip(self.measurements, measured, strict=True):
-            total += part.operator.adjoint(image, (count, *self.shape)).read(region)
-        return total
-
-    def _embedded(self, window: Region, inner: Region, pixels: Array) -> Array:
-        """Images of a region of the frame on a window around it, with zeros elsewhere."""
-        images = np.zeros((len(pixels), *window.shape), self.dtype)
-        images[:, *inner.relative_to(window).slices] = pixels
-        return images
-
     def sides(self, window: Region) -> Array:
         """Right-hand sides on a window: of the mean, and of the image that has one deviation of the prior everywhere."""
-        inner = window.clip(Region.whole(self.shape))
-        field = np.zeros((2, *window.shape), self.dtype)
-        field[1] = self.prior.apply(self.prior.apply(self._inside(widened(window, 2))))
-        if inner.size:
-            level, everywhere = (
-                Constant((1, *self.shape), self.dtype, value) for value in (self.prior.level, self.prior.deviation)
-            )
-            seen = [Unexplained(part.operator.forward(level), part) for part in self.measurements]
-            field[:1] += self._embedded(window, inner, self._adjoints(seen, inner))
-            field[1:] += self._embedded(window, inner, self._measured(everywhere, inner))
-        return field
+        everywhere = Constant(self.domain.shape, DOUBLE, float(self.prior.std))
+        image = NormalImage(everywhere, self.terms(None)).read(window.relative_to(self.domain))
+        return np.stack([*self.random_sides(window, (None,)), image.astype(self.dtype)])
 
-    def random_sides(self, window: Region, draws: Sequence[int]) -> Array:
-        """Right-hand sides of draws on a window."""
-        inner, wide = window.clip(Region.whole(self.shape)), widened(window, 1)
-        white = np.stack([normals(wide, self.seed, FIELD, 0, k) for k in draws])
-        field: Array = self.prior.apply(white).astype(self.dtype)
-        if inner.size:
-            noise = [RandomMeasurements(part, draws, self.seed, self.dtype) for part in self.measurements]
-            field += self._embedded(window, inner, self._adjoints(noise, inner))
-        return field
-
-    def _inside(self, region: Region) -> Array:
-        """The deviation of the prior within the domain, 0 beyond it."""
-        inside = np.zeros(region.shape, np.float64)
-        part = region.clip(self.domain)
-        inside[part.relative_to(region).slices] = self.prior.deviation
-        return inside
+    def random_sides(self, window: Region, draws: Sequence[int | None]) -> Array:
+        """Right-hand sides of draws on a window; None: of the mean."""
+        zeros, region = Constant(self.domain.shape, DOUBLE), window.relative_to(self.domain)
+        gradients = (Gradient(zeros, self.terms(draw), records_misfit=False) for draw in draws)
+        return -np.stack([gradient.read(region) for gradient in gradients]).astype(self.dtype)
 
     def diagonal(self, window: Region) -> Array:
         """Diagonal of the precision on a window; NaN where an operator does not tell it."""
@@ -240,40 +142,30 @@ class Posterior:
             part += _squared(each, self.shape, inner)
         return diagonal
 
+    def known(self, window: Region, estimator: str) -> Array:
+        """``1 / Q_ii``, the variance of a pixel among known ones; 0 where it is not known, or not used."""
+        known: Array = np.nan_to_num(1 / self.diagonal(window)) * (estimator != "samples")
+        return known
+
     def scale(self, window: Region, diagonal: Array) -> Array:
         """The diagonal; where it is not known, sums of the rows, which are no less where operators have no negative entries."""
         hidden = np.isnan(diagonal)
         if not hidden.any():
             return diagonal
-        inner = window.clip(Region.whole(self.shape))
-        ones = self._measured(Constant((1, *self.shape), self.dtype, 1.0), inner)
-        sums = self.prior.diagonal + np.abs(self._embedded(window, inner, ones)[0])
+        ones, region = Constant(self.domain.shape, DOUBLE, 1.0), window.relative_to(self.domain)
+        sums = self.prior.diagonal + np.abs(NormalImage(ones, self.terms(None)[:-1]).read(region))
         scale: Array = np.where(hidden, sums, diagonal)
         return scale
 
 
 def _squared(part: Measurement, shape: Shape, inner: Region) -> Array:
     """Diagonal of ``AᵀWA``; NaN where it is not known."""
-    squared = getattr(part.operator, "squared", None)
-    if squared is None:
-        return np.full(inner.shape, np.nan)
-    operator, exact = squared(shape)
-    diagonal: Array = operator.adjoint(part.weight, shape).read(inner).astype(np.float64)
-    known = inner.clip(exact)
-    hidden = np.ones(inner.shape, bool)
-    if known.size:
-        hidden[known.relative_to(inner).slices] = False
-    diagonal[hidden] = np.nan
+    diagonal, squared = np.full(inner.shape, np.nan), getattr(part.operator, "squared", None)
+    if squared is not None:
+        operator, exact = squared(shape)
+        if (known := inner.clip(exact)).size:
+            diagonal[known.relative_to(inner).slices] = operator.adjoint(part.weight, shape).read(known)
     return diagonal
-
-
-def widened(region: Region, pixels: int) -> Region:
-    """A region with more pixels on each side of its last two axes."""
-    return region.grow(((0, 0),) * (len(region.start) - 2) + ((pixels, pixels),) * 2)
-
-
-def _padded(images: Array, pixels: int) -> Array:
-    return np.pad(images, [(0, 0)] * (images.ndim - 2) + [(pixels, pixels)] * 2)
 
 
 @dataclass(frozen=True)
@@ -384,8 +276,7 @@ class Solved:
         at: tuple[Any, ...] = (slice(None), *core.relative_to(window).slices)
         outer = Scope.current()
         with Scope() as scope:
-            diagonal = posterior.diagonal(window)
-            scale = posterior.scale(window, diagonal)
+            scale = posterior.scale(window, posterior.diagonal(window))
             sides = posterior.sides(window)
             bright = _brightness(sides, scale)
             if self.residual(scale) < SINGLE * max(1, bright / ORDINARY):
@@ -394,19 +285,22 @@ class Solved:
             # As bright as the mean, so that the solver's error is not multiplied below.
             sides[1] *= bright
             mean, one = self._solutions(posterior, window, scale, sides)
-            squares, kept = Squares(diagonal[at[1:]]), list[Array]()
+            known, squares, kept = posterior.known(core, self.estimator), np.zeros(core.shape), list[Array]()
             for first in range(0, len(self.draws), BATCH):
                 sides = posterior.random_sides(window, self.draws[first : first + BATCH])
                 images = self._solutions(posterior, window, scale, sides)[at].astype(np.float64)
-                squares.add(images, sides[at].astype(np.float64))
+                squares += np.sum(np.square(images - known * sides[at]), 0)
                 kept.extend(images if self.keeps_draws else ())
         if outer is not None:
             outer.read_bytes += scope.read_bytes
-        deviation = posterior.prior.deviation
+        variance = known + squares / (len(self.draws) or math.nan)
+        # Where squares of draws alone would scatter, or there are none, the least that the variance may be.
+        least = np.fmax(np.where(known > 0, variance, math.nan), 1 / scale[at[1:]])
+        deviation, level = float(posterior.prior.std), float(posterior.prior.mean)
         outside = max(1.0, float(np.abs(mean).max()) / deviation)
-        error = (one[at[1:]] / bright - deviation) * outside / np.sqrt(squares.at_least(1 / scale[at[1:]]))
-        inner = posterior.prior.level + mean[at[1:]].astype(np.float64)
-        maps = (inner, np.sqrt(squares.variance(self.estimator)), *(inner + image for image in kept))
+        error = (one[at[1:]] / bright - deviation) * outside / np.sqrt(least)
+        inner = level + mean[at[1:]].astype(np.float64)
+        maps = (inner, np.sqrt(variance), *(inner + image for image in kept))
         return np.stack(maps).astype(self.dtype), error
 
     def _solutions(self, posterior: Posterior, window: Region, scale: Array, sides: Array) -> Array:
@@ -415,7 +309,7 @@ class Solved:
         if not found.residuals.max() <= least:
             raise InputError(
                 f"the equations of a block are not solved after {found.iterations} steps in the window from {list(window.start)} to {list(window.stop)}. "
-                f"Write a larger posterior.tol than {self.tol:g}, or a smaller prior.range than {posterior.prior.length:.4g}."
+                f"Write a larger posterior.tol than {self.tol:g}, or a smaller prior.range than {posterior.prior.range:.4g}."
             )
         return found.images
 
@@ -431,38 +325,32 @@ def _brightness(sides: Array, scale: Array) -> float:
     return max(1.0, mean / one)
 
 
-class Squares:
-    """Variance of each pixel from draws around 0 and their right-hand sides, added batch by batch.
+@dataclass(frozen=True)
+class SquaredDraw(Derived):
+    """Square of the distance of a draw from what the known pixels around each leave."""
 
-    ``1/Q_ii`` is the variance of a pixel where all others are known; that of its mean given the others is left to the draws (Rao-Blackwell). Where the
-    diagonal is not known (NaN), the squares of the draws are used.
+    posterior: Posterior
+    estimator: str
+    draw: int
 
-    References
-    ----------
-    P. Sidén, F. Lindgren, D. Bolin, M. Villani, Efficient covariance approximations for large sparse precision matrices, J. Comput. Graph. Stat. 27
-    (2018).
-    """
+    def read(self, region: Region) -> Pixels:
+        away, at = self.image.read(region), region.shift(self.posterior.domain.start)
+        known = self.posterior.known(at, self.estimator)
+        if known.any():
+            away = away - known * self.posterior.random_sides(at, (self.draw,))[0]
+        square: Array = np.square(away)
+        return square
 
-    def __init__(self, diagonal: Array) -> None:
-        self.diagonal, self.count = diagonal, 0
-        self.plain, self.given = np.zeros(diagonal.shape), np.zeros(diagonal.shape)
 
-    def add(self, draws: Array, sides: Array) -> None:
-        self.count += len(draws)
-        self.plain += np.sum(np.square(draws), 0)
-        self.given += np.sum(np.square(draws - sides / self.diagonal), 0)
+@dataclass(frozen=True)
+class Deviation(Derived):
+    """Standard deviation of each pixel, for the sum of the squares of ``count`` draws."""
 
-    def variance(self, estimator: str) -> Array:
-        if not self.count:
-            return np.full(self.diagonal.shape, np.nan)
-        if estimator == "samples":
-            return self.plain / self.count
-        is_known = np.isfinite(self.diagonal)
-        variance: Array = np.where(is_known, 1 / self.diagonal + self.given / self.count, self.plain / self.count)
-        return variance
+    posterior: Posterior
+    estimator: str
+    count: int
 
-    def at_least(self, bound: Array) -> Array:
-        """The variance by Rao-Blackwell; where squares of draws would scatter more, or there are none, a lower bound of it."""
-        known = np.where(np.isfinite(self.diagonal), self.variance("rao-blackwell"), np.nan)
-        least: Array = np.fmax(known, bound)
-        return least
+    def read(self, region: Region) -> Pixels:
+        known = self.posterior.known(region.shift(self.posterior.domain.start), self.estimator)
+        deviation: Array = np.sqrt(known + np.divide(self.image.read(region), self.count))
+        return deviation

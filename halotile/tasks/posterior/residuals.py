@@ -90,6 +90,7 @@ class Inference:
     def checked_figures(self, row: Rows) -> list[float]:
         """Figures that tell this model and these data from others, at a position and beside it; what does not fit together is refused."""
         signal = self.model(self.tree(row))
+        check(isinstance(signal, torch.Tensor), f"the model returns a {type(signal).__name__}. Return one tensor.")
         data, root = getattr(self.likelihood, "data", signal), self.likelihood.metric_root(signal)
         shapes = [list(each.shape) for each in (signal, data, root)]
         check(shapes[1:] == shapes[:2], f"signal, data and metric_root have shapes {shapes}. Write the same shapes.")

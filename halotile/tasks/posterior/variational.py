@@ -312,7 +312,12 @@ class _Run:
             sums[batch] = none.clone()
             sums[batch][batch] = zlib.crc32(content)
         total = samples.total(sums, none)
+        if spectrum := getattr(inference.model, "spectrum", None):
+            rows = zip(*(part.tolist() for part in samples.mean_and_std(spectrum)), strict=True)
+            lines = [f"{number},{mean:.9g},{std:.9g}\n" for number, (mean, std) in enumerate(rows, 1)]
         if samples.group.rank == 0:
+            if spectrum:
+                DISK.write_file(folder / "spectrum.csv", ["".join(["wave number,power,std\n", *lines]).encode()])
             settings = [self.settings, *self.choices[: record["iteration"]]]
             content = json.dumps({**record, "settings": settings, "checksums": total.tolist()}, indent=1).encode()
             DISK.write_file(folder / STATE, [content])
@@ -404,7 +409,8 @@ def optimize_kl(
     group : TorchGroup, optional
         Ranks that share the batches; all of them call this function with the same arguments.
     folder : path, optional
-        Folder that all ranks see. It keeps the last state, and a call continues from there.
+        Folder that all ranks see. It keeps the last state, and a call continues from there; of a :class:`CorrelatedField`, or another model with a function
+        `spectrum`, such as that of the field in it, also the mean and the standard deviation of this as ``spectrum.csv``.
     callback : callable
         Called with each state after it is stored.
 
@@ -436,6 +442,9 @@ def optimize_kl(
     leaves, structure = pytree.tree_flatten_with_path(start)
     _check(dtype in (torch.float32, torch.float64), "dtype", dtype, "torch.float64 or torch.float32")
     parts = {".".join(str(getattr(k, "key", k)) for k in path): numbers(x).to(dtype) for path, x in leaves}
+    _check(
+        len(parts) == len(leaves), "start", start, "other names: with dots between those of nested ones, two are alike"
+    )
     shapes = {name: tuple(part.shape) for name, part in parts.items()}
     row = torch.cat([part.detach().reshape(-1) for part in (*parts.values(), torch.zeros(0, dtype=dtype))])
     _check(len(row) and row.isfinite().all(), "start", start, "finite numbers, such as zeros, the center of the prior")

@@ -1,22 +1,28 @@
-"""A smooth image: a Gaussian field with a deviation and a range."""
+"""A smooth image: a Gaussian field with a deviation and a range, and those that windows of a measurement suggest."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.storage.rim import Array, Readable
+from halotile.storage.grid import Region
+from halotile.storage.rim import Array
+from halotile.storage.views import Constant
+from halotile.tasks.operators.base import Operator, parts_of
+from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.composition import Composition
+from halotile.tasks.operators.mask import Mask, Masked
 from halotile.tasks.options import Auto, check_above_zero
-from halotile.tasks.priors.base import Prior
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matern(Prior):
-    """``D (x - mean)`` is white noise, with ``D = τ (κ² - Δ)`` and the Laplacian of five points.
+class Matern:
+    """``D (x - mean)`` is white noise, with ``D = τ (κ² - Δ)`` and the Laplacian of five points. What is ``auto`` is decided before it is computed with.
 
     Parameters
     ----------
@@ -53,27 +59,12 @@ class Matern(Prior):
             raise ConfigError(f"mean is {self.mean}: it must be a finite number. Write for example mean: 1.0, or auto.")
 
     @property
-    def deviation(self) -> float:
-        """The standard deviation, once it is decided."""
-        return self._decided("std")
-
-    @property
-    def level(self) -> float:
-        """The mean, once it is decided."""
-        return self._decided("mean")
-
-    @property
-    def length(self) -> float:
-        """The range, once it is decided."""
-        return self._decided("range")
-
-    @property
     def kappa2(self) -> float:
-        return 8.0 / self.length**2
+        return 8.0 / float(self.range) ** 2
 
     @property
     def tau(self) -> float:
-        return 1 / (math.sqrt(4 * math.pi * self.kappa2) * self.deviation)
+        return 1 / (math.sqrt(4 * math.pi * self.kappa2) * float(self.std))
 
     @property
     def diagonal(self) -> float:
@@ -102,17 +93,115 @@ class Matern(Prior):
         applied *= applied.dtype.type(self.tau)
         return applied
 
-    def _decided(self, key: str) -> float:
-        value = getattr(self, key)
-        if value == "auto":
-            raise ConfigError(f"prior.{key} is auto, which only job: samples decides from the data. Write a number.")
-        return float(value)
-
-    def prox(self, image: Readable, step: float) -> Readable:
-        raise ConfigError("prior matern has no prox: write job: samples, which solves it exactly.")
-
-    def slope(self, image: Readable) -> Readable | None:
-        raise ConfigError("prior matern is for job: samples.")
-
 
 PRIOR = Matern
+
+
+SHORTEST = 2
+"""Least range in pixels: below it, the standard deviation of a stencil of neighbours is not that of the prior."""
+
+
+class Excerpt(NamedTuple):
+    """A part of a measurement without holes."""
+
+    pixels: Array
+    variance: float
+    """Mean variance of its noise."""
+
+
+class Likely(NamedTuple):
+    """A prior, with the relative error of its deviation and its range by the curvature of the likelihood."""
+
+    prior: Matern
+    std_error: float
+    range_error: float
+
+
+def transfer_of(operator: Operator, edge: int) -> Array | None:
+    """Square of the transfer function of an operator that treats all pixels alike, where masks are 1; None for others."""
+    parts = [part for part in parts_of(operator) if not isinstance(part, Composition | Mask)]
+    blurs = [part for part in parts if isinstance(part, Blur) and part.kernel.ndim == 2 and part.factor == 1]
+    if len(blurs) < len(parts) or 2 * operator.reach >= edge:
+        return None
+    squares = (np.square(np.abs(np.fft.fft2(blur.kernel, (edge, edge)))) for blur in blurs)
+    square: Array = math.prod(squares, start=np.ones((edge, edge)))
+    return square if square[0, 0] > 0 else None
+
+
+def masks_nothing(operator: Operator, region: Region) -> bool:
+    """Return whether the masks of an operator are 1 on all pixels that a region of its measurement depends on."""
+    for mask in (part.mask for part in parts_of(operator) if isinstance(part, Mask)):
+        axes = len(mask.shape)
+        near = Region(region.start[-axes:], region.stop[-axes:]).widen(operator.reach).clip(Region.whole(mask.shape))
+        if not (Masked(Constant(mask.shape, np.dtype(np.float64), 1.0), mask).read(near) == 1).all():
+            return False
+    return True
+
+
+def likely(windows: Sequence[Excerpt], transfer: Array, given: Matern) -> Likely:
+    """The most likely deviation, and range up to the edge of a window; those that are given stay.
+
+    The likelihood is that of the frequencies of tapered windows, as if they were independent (Whittle 1954).
+    """
+    from scipy.optimize import minimize
+
+    edge = len(transfer)
+    taper = np.outer(*[np.hanning(edge + 2)[1:-1]] * 2)
+    taper /= math.sqrt(np.mean(np.square(taper)))
+    gain = transfer[0, 0]
+    level = np.mean([window.pixels.mean() for window in windows]) / math.sqrt(gain)
+    found = given if given.mean != "auto" else replace(given, mean=float(level))
+    power = [
+        np.square(np.abs(np.fft.fft2((w.pixels - math.sqrt(gain) * float(found.mean)) * taper))) / edge**2
+        for w in windows
+    ]
+    # The taper smears each frequency over its neighbours, the constant part most of all.
+    counted = np.ones(transfer.shape, bool)
+    counted[:2, :2] = counted[-1:, :2] = counted[:2, -1:] = counted[-1:, -1:] = False
+
+    def unlikeliness(logs: Array) -> float:
+        prior = replace(found, **dict(zip(free, np.exp(logs).tolist(), strict=True)))
+        signal = transfer * prior.spectrum(transfer.shape)
+        total = 0.0
+        for window, seen in zip(windows, power, strict=True):
+            expected = signal + window.variance
+            total += float(np.sum((np.log(expected) + seen / expected)[counted]))
+        return total
+
+    free = [key for key in ("std", "range") if getattr(given, key) == "auto"]
+    if not free:
+        return Likely(found, 0.0, 0.0)
+    deviation = math.sqrt(max(float(np.mean([np.var(w.pixels) - w.variance for w in windows])), 1e-12) / gain)
+    first = {"std": deviation or 1.0, "range": edge / 8}
+    starts = [
+        np.log([max(first[key] * width, SHORTEST) if key == "range" else first[key] for key in free])
+        for width in (0.2, 1, 5)
+    ]
+    start = min(starts, key=unlikeliness)
+    # Windows know nothing of longer ranges than theirs.
+    limits = [(math.log(SHORTEST), math.log(edge)) if key == "range" else (None, None) for key in free]
+    options = {"xatol": 1e-3, "fatol": 1e-3}
+    best = minimize(unlikeliness, start, method="Nelder-Mead", bounds=limits, options=options)
+    errors = dict(zip(free, _errors(unlikeliness, best.x), strict=True))
+    prior = replace(found, **dict(zip(free, np.exp(best.x).tolist(), strict=True)))
+    return Likely(prior, errors.get("std", 0.0), errors.get("range", 0.0))
+
+
+STEP = 0.02
+TAPERED = 2.1
+"""Factor on errors: a taper leaves about so many correlated frequencies for each independent one."""
+
+
+def _errors(unlikeliness: Callable[[Array], float], at: Array) -> Array:
+    """Standard errors of the logarithms, by the inverse of the curvature."""
+    count = len(at)
+    curvature = np.empty((count, count))
+    eye = STEP * np.eye(count)
+    for i in range(count):
+        for j in range(count):
+            corners = [unlikeliness(at + a * eye[i] + b * eye[j]) for a, b in ((1, 1), (1, -1), (-1, 1), (-1, -1))]
+            curvature[i, j] = (corners[0] - corners[1] - corners[2] + corners[3]) / (4 * STEP**2)
+    # Each real window has every frequency twice.
+    with np.errstate(invalid="ignore"):
+        errors: Array = np.sqrt(np.diag(np.linalg.pinv(curvature / 2))) * math.sqrt(TAPERED)
+    return errors

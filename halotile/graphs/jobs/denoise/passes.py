@@ -34,7 +34,6 @@ from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import readable_parts
 from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask, noise_at
-from halotile.tasks.holes import measured_at
 from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions, spread_evenly
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quality import HEIGHTS, FaintDetail, faint_detail, noise_sigma
@@ -181,8 +180,7 @@ def _of_plane(
     # Kept defects are the same in both images; the others would count as structure that was taken away.
     kept = task.defects is not None and task.defects.are_kept
     for region, pixels in readable_parts(task.source if kept else task.repaired(), regions):
-        valid = measured_at(task.holes, task.sides.get("mask"), task.roles.spatial, region, pixels)
-        measured = np.where(valid, pixels, np.nan)
+        measured = np.where(task.measured(region, pixels), pixels, np.nan)
         squares.append((region, as_square(measured, square), as_square(result.read(region), square)))
     level = plane_level([noisy for _, noisy, _ in squares])
     if not level > 0:

@@ -16,7 +16,6 @@ from halotile.storage.views import Replaced
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseStages, DenoiseTask, noise_at
 from halotile.tasks.devices.device import torch_threads
-from halotile.tasks.holes import measured_at
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.roles import Roles
@@ -84,8 +83,7 @@ class DenoisedPlace:
 
     @cached_property
     def _measured(self) -> Array:
-        task = self.task
-        return measured_at(task.holes, task.sides.get("mask"), task.roles.spatial, self.region, self._pixels)
+        return self.task.measured(self.region, self._pixels)
 
     @cached_property
     def _stages(self) -> DenoiseStages:

@@ -121,11 +121,11 @@ def reconstruct(
     """
     job = Reconstruction(
         output=Output(path=os.path.expanduser(os.fspath(output)), overwrite=overwrite),
-        operators=tuple(measurements),
+        operators=listed(measurements),
         fidelity=section("fidelity", FidelityChoice, fidelity),
         prior=_prior(prior),
         solver=section("solver", SolverChoice, solver),
-        shape="auto" if shape is None else tuple(shape),
+        shape="auto" if shape is None else tuple(shape) if isinstance(shape, Sequence) else shape,
         start=None if start is None else os.fspath(start),
         reference=None if reference is None else os.fspath(reference),
         bounds=bounds,
@@ -133,6 +133,15 @@ def reconstruct(
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
     )
     return run_call(job, cluster, fresh=fresh, observer=observer)
+
+
+def listed(measurements: Any, none: str = "no", instead: str = "") -> tuple[OperatorChoice, ...]:
+    """Return the measurements of a script, refused if they are something else; ``none, instead``: words about what else may be written."""
+    if not isinstance(measurements, list | tuple) or not all(isinstance(m, OperatorChoice) for m in measurements):
+        raise ConfigError(
+            f"measurements is {shown(measurements)}: that is {none} list of measurements. Write {instead}[halotile.measurement(...)]."
+        )
+    return tuple(measurements)
 
 
 def _prior(written: str | Words) -> PriorChoice:
@@ -164,7 +173,8 @@ def measurement(
         starts from the folder that the script was started in.
     noise_sigma : float, "auto" or path, optional
         Standard deviation of its noise, in the units of its pixels: the measurement is weighted by
-        ``1 / noise_sigma²``. By default 1, and ``"auto"`` in :func:`halotile.samples`. ``"auto"`` and an image with that of each pixel are for :func:`halotile.samples`.
+        ``1 / noise_sigma²``. A path: an image with that of each pixel, and 0 or NaN where nothing was measured. By default 1; in
+        :func:`halotile.samples` ``"auto"``, estimated.
     **options
         Options of the operator; for an array, such as a kernel, the array itself or the path of a file.
 

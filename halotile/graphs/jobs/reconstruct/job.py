@@ -39,8 +39,8 @@ class OperatorChoice(NamedChoice):
     """Name of a file in halotile.tasks.operators or of a plug-in."""
     data: ReadPath
     """The measurement: anything that can be the input of a denoising job."""
-    noise_sigma: float = 1.0
-    """Standard deviation of the noise of the measurement, which is weighted by 1 / noise_sigma²."""
+    noise_sigma: float | ReadPath = 1.0
+    """Standard deviation of the noise of the measurement, which is weighted by 1 / noise_sigma²; a path: an image with that of each pixel, 0 where nothing was measured."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of that operator; an operator object from a script is under ``operator``."""
 

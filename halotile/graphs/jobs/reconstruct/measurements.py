@@ -28,13 +28,14 @@ from halotile.storage.arrays import Source, open_array, open_source, planes_last
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
-from halotile.storage.views import checked
+from halotile.storage.views import Constant, checked, measured
 from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.operators.base import Operator, Shape
 from halotile.tasks.operators.composition import Composition, check_adjoint
+from halotile.tasks.operators.mask import Mask, Masked
 from halotile.tasks.operators.own import Own
 from halotile.tasks.shared import Shared
-from halotile.tasks.terms import Term
+from halotile.tasks.terms import Filled, Measurement, Root, Term, Weights
 
 
 def make_operator(choice: OperatorChoice, job: Job | None = None) -> Operator:
@@ -218,7 +219,7 @@ def _shape_fault(operators: tuple[Operator, ...], data: tuple[Source, ...], shap
 
 
 def make_terms(
-    choices: tuple[OperatorChoice, ...],
+    levels: Sequence[Source | float],
     operators: tuple[Operator, ...],
     data: tuple[Source, ...],
     fidelity: Fidelity,
@@ -227,16 +228,48 @@ def make_terms(
     """Return the terms of the misfit, each measurement shared by all that read it; counts are checked as they are read."""
     are_counts = fidelity.is_of_counts
     at = None if fidelity.is_square or start is None else Shared(start)
-    return tuple(
-        Term(
-            operator,
-            Shared(checked(source, f"operators[{number}].data", are_counts=are_counts)),
-            1 / choice.noise_sigma**2,
-            fidelity,
-            at,
+    terms = []
+    for number, (level, operator, source) in enumerate(zip(levels, operators, data, strict=True)):
+        if isinstance(level, float):
+            seen = Shared(checked(source, f"operators[{number}].data", are_counts=are_counts))
+            terms.append(Term(operator, seen, 1 / level**2, fidelity, at))
+        else:
+            part = weighted(number, operator, source, level)
+            root = Root(part.weight)
+            terms.append(Term(Composition((operator, Mask(mask=root))), Masked(part.data, root), 1.0, fidelity))
+    return tuple(terms)
+
+
+def open_level(number: int, given: float | str, source: Source) -> Source | float:
+    """Return the noise level of a measurement, or the map of it, opened."""
+    if not isinstance(given, str):
+        return float(given)
+    sigma = planes_last(open_source(given))
+    if sigma.shape != source.shape:
+        raise InputError(
+            f"operators[{number}].noise_sigma is {given} of shape {list(sigma.shape)}, and the measurement has {list(source.shape)}. Write a map of that shape, "
+            "or a number."
         )
-        for number, (choice, operator, source) in enumerate(zip(choices, operators, data, strict=True))
-    )
+    return sigma
+
+
+def weighted(number: int, operator: Operator, source: Source, level: Source | float) -> Measurement:
+    """Return a measurement with a weight for each pixel; refuse one of nothing."""
+    data = Shared(with_holes(source))
+    sigma = Constant(source.shape, np.dtype(np.float64), level) if isinstance(level, float) else level
+    weights = Shared(Weights(data, sigma), computed=True)
+    if is_empty(weights):
+        given = level if isinstance(level, float) else level.path
+        raise InputError(
+            f"operators[{number}]: noise_sigma: {given} is above 0 in no pixel where {source.path} has a number, so nothing is measured. "
+            "Write another map, or another measurement."
+        )
+    return Measurement(operator, Filled(data), weights, number)
+
+
+def with_holes(source: Source) -> Readable:
+    """Return a measurement with NaN where its file declares that there is none."""
+    return measured(source, source.nodata, None, (), len(source.shape))
 
 
 SUM_TOLERANCE = 0.02

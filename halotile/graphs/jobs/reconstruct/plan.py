@@ -37,6 +37,7 @@ from halotile.graphs.jobs.reconstruct.measurements import (
     files_of,
     make_terms,
     note_of_passes,
+    open_level,
     open_stack,
     sources_in,
     written,
@@ -117,7 +118,7 @@ def figures_of(work: Inversion) -> dict[str, Any]:
     return {
         "shape": list(grid.shape),
         "dtype": work.output.layout.dtype,
-        "operators": [term.operator.name for term in form.terms],
+        "operators": [operator.name for operator in job.operators],
         "data": [operator.data for operator in job.operators],
         "form": form.describe(),
         "fidelity": job.fidelity.name,
@@ -187,6 +188,8 @@ class _Opened:
     computing: Computing[Reconstruction]
     operators: tuple[Operator, ...]
     data: tuple[Source, ...]
+    levels: tuple[Source | float, ...]
+    """Noise levels of the measurements, or maps of them."""
     images: Mapping[str, Source]
     """Start and reference, where the job has them."""
     image: Constant
@@ -209,7 +212,8 @@ class _Opened:
     def sources(self) -> tuple[Source, ...]:
         """Measurements, start, reference, and the images that operators read."""
         operator_sources = (source for operator in self.operators for source in sources_in(operator))
-        return (*self.data, *self.images.values(), *operator_sources)
+        maps = (level for level in self.levels if not isinstance(level, float))
+        return (*self.data, *maps, *self.images.values(), *operator_sources)
 
 
 def _open(job: Reconstruction, begun: Begun, request: PlanRequest) -> _Opened:
@@ -224,7 +228,9 @@ def _open(job: Reconstruction, begun: Begun, request: PlanRequest) -> _Opened:
     denoiser = prior.computed_by()
     expect_trial(denoiser)
     computing = compute_on(job, denoiser)
-    return _Opened(begun, computing, stack.operators, stack.data, images, zeros, prior, denoiser, stack.notes)
+    sigmas = [choice.noise_sigma for choice in job.operators]
+    levels = tuple(map(open_level, range(len(sigmas)), sigmas, stack.data))
+    return _Opened(begun, computing, stack.operators, stack.data, levels, images, zeros, prior, denoiser, stack.notes)
 
 
 @dataclass(frozen=True)
@@ -298,7 +304,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     solver: Solver = make_part("solver", job.solver, job)
     if solver.traits.multiplies:
         check_signs(opened.operators)
-    terms = make_terms(job.operators, opened.operators, opened.data, fidelity, opened.start)
+    terms = make_terms(opened.levels, opened.operators, opened.data, fidelity, opened.start)
     per_pass, by_subsets = job.solver.checkpoint_every, solver.traits.by_subsets
     form = choose_form(terms, opened.image.dtype, exact=job.exact, per_pass=per_pass, by_subsets=by_subsets)
     check_per_pass(form)
@@ -406,11 +412,13 @@ def _identity(settled: _Settled) -> dict[str, Any]:
     sized, opened = settled.sized, settled.sized.opened
     job, denoiser, images = sized.job, opened.denoiser, opened.images
     denoised = denoised_of(settled.work.prior)
-    triples = zip(opened.operators, opened.data, job.operators, strict=True)
+    each = zip(opened.operators, opened.data, job.operators, opened.levels, strict=True)
     return {
         "operators": {
-            str(number): describe_operator(operator) | {"data": source.fingerprint(), "noise_sigma": choice.noise_sigma}
-            for number, (operator, source, choice) in enumerate(triples)
+            str(number): describe_operator(operator)
+            | {"data": source.fingerprint()}
+            | {"noise_sigma": choice.noise_sigma if isinstance(level, float) else level.fingerprint()}
+            for number, (operator, source, choice, level) in enumerate(each)
         },
         "fidelity": {"name": sized.fidelity.name, **describe_options(sized.fidelity)},
         "prior": describe_prior(opened.prior, denoiser, settled.halo, sized.seals),

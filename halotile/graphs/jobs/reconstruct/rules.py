@@ -232,6 +232,13 @@ def _kind_of(name: str) -> type[Fidelity]:
     return FidelityChoice.declared(name)
 
 
+def _maps_of_noise(operators: tuple[OperatorChoice, ...], fidelity: FidelityChoice) -> Faults:
+    for number, level in enumerate(choice.noise_sigma for choice in operators):
+        if isinstance(level, str) and (level == "auto" or not _kind_of(fidelity.name).is_square):
+            why = "is for job: samples" if level == "auto" else f"is a map, and fidelity {fidelity.name} has none"
+            yield ("operators", number, "noise_sigma"), f"{level} {why}; write a number"
+
+
 def _exact_engines(operators: tuple[OperatorChoice, ...], exact: bool) -> Faults:
     for number, choice in enumerate(operators):
         if exact and choice.options.get("engine") == "fft":
@@ -274,6 +281,7 @@ RULES = (
     _subsets_of_solver,
     _start_of_fidelity,
     _bounds_of_image,
+    _maps_of_noise,
     _every_block,
     _planes,
 )

@@ -9,9 +9,9 @@ from typing import Any
 
 from distributed import Client
 
-from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.call import denoiser_of
 from halotile.graphs.jobs.denoise.job import NoiseModel
+from halotile.graphs.jobs.reconstruct.call import listed
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOperator, PosteriorOptions, Sampling
 from halotile.graphs.kinds.sections import Input, Run, Tile
@@ -19,7 +19,6 @@ from halotile.graphs.rules.arguments import Words, section, whole_path
 from halotile.graphs.runs.driver import run_call
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.watching.progress import Observer
-from halotile.graphs.words import shown
 from halotile.tasks.options import Auto
 
 
@@ -110,19 +109,13 @@ def samples(
     given: dict[str, Any] = {} if denoiser is None else {"denoiser": denoiser_of(denoiser, depth, {})}
     if isinstance(measurements, str | os.PathLike):
         given["input"], measurements = Input(path=whole_path("measurements", measurements)), ()
-    elif not isinstance(measurements, list | tuple) or not all(isinstance(m, OperatorChoice) for m in measurements):
-        raise ConfigError(
-            f"measurements is {shown(measurements)}: that is neither a path nor a list of measurements. Write the path of a noisy image, with a denoiser, or [halotile.measurement(...)]."
-        )
-    levels: list[tuple[OperatorChoice, Any]] = [(each, each.noise_sigma) for each in measurements]
+    else:
+        measurements = listed(measurements, "neither a path nor a", "the path of a noisy image, with a denoiser, or ")
+    # What the script left out has the default of this kind of job.
+    operators = ({key: value for key, value in vars(each).items() if value is not None} for each in measurements)
     job = Sampling(
         output=MapOutput(path=mean, overwrite=overwrite, std=deviation, samples=drawn),
-        operators=tuple(
-            MeasuredOperator(
-                name=each.name, data=each.data, noise_sigma="auto" if level is None else level, options=each.options
-            )
-            for each, level in levels
-        ),
+        operators=tuple(MeasuredOperator(**each) for each in operators),
         prior=section("prior", FieldPrior, prior),
         posterior=section("posterior", PosteriorOptions, posterior or {}),
         noise=section("noise", NoiseModel, noise, "model"),

@@ -29,7 +29,7 @@ from halotile.tasks.options import Auto, OwnPath, ReadPath
 class MeasuredOperator(OperatorChoice):
     """An operator by name, with its options, its measurement and the noise of that."""
 
-    noise_sigma: float | Auto | ReadPath = "auto"  # type: ignore[assignment]
+    noise_sigma: float | Auto | ReadPath = "auto"
     """Standard deviation of the noise of the measurement: a number, or an image with that of each pixel; auto: estimated."""
 
 
@@ -161,7 +161,8 @@ def _gaussian(fidelity: FidelityChoice, prior: FieldPrior) -> Faults:
     if prior.name != "matern":
         yield (("prior", "name"), f"{prior.name}, which leaves no Gaussian posterior; write matern")
     if fidelity.name != "l2":
-        yield ("fidelity", "name"), f"{fidelity.name}, and draws are of Gaussian noise; write l2"
+        counts = ", and for counts noise_sigma: a map with the root of a smoothed image of them"
+        yield ("fidelity", "name"), f"{fidelity.name}, and draws are of Gaussian noise; write l2{counts}"
 
 
 def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions, input: Input | None) -> Faults:  # noqa: A002 - the name of the section

@@ -29,8 +29,7 @@ from halotile.storage.sharded.output import ShardWriter
 from halotile.storage.views import Constant
 from halotile.tasks.image_task import ImageTask
 from halotile.tasks.operators.sum import Total
-from halotile.tasks.posterior.gaussian import SOLVED, Solved
-from halotile.tasks.posterior.least_squares import DOUBLE, Deviation, Known, SquaredDraw, frame, terms_of
+from halotile.tasks.posterior.gaussian import DOUBLE, SOLVED, Deviation, Solved, SquaredDraw
 from halotile.tasks.shared import Shared
 
 PHASE = "samples"
@@ -146,25 +145,25 @@ class WholeWork(SampleWork):
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
         of, whole, draws = replace(self.solved.posterior, dtype=DOUBLE), self.inversion, self.solved.draws
-        folder, known = at.directory.state_path, Known(of, self.solved.estimator)
+        folder, estimator = at.directory.state_path, self.solved.estimator
         kept = whole.iterations(at, Kept(whole.start, 0.0), SUM, whole.problem(), words=PassWords(SUM))
         for number, (phase, draw) in enumerate(zip(self._phases, (None, *draws), strict=True)):
             if number >= kept.state.passes:
                 solution, residual = yield from self._solution(at, phase, draw)
-                kept.solver = Kept(solution if draw is None else SquaredDraw(solution, known, draw), residual)
+                kept.solver = Kept(solution if draw is None else SquaredDraw(solution, of, estimator, draw), residual)
                 yield from kept.iterate()
             self._put_away(folder, phase)
         at.directory.write_output_iterations(kept.rows)
-        mean = Total((kept.image("mean"), Constant(known.shape, DOUBLE, of.prior.level)), (1.0, 1.0))
+        mean = Total((kept.image("mean"), Constant(of.domain.shape, DOUBLE, float(of.prior.mean))), (1.0, 1.0))
         stored = self._phases[1:] if self.solved.keeps_draws else ()
         drawn = (Total((mean, open_source(folder / f"{phase}.x")), (1.0, 1.0)) for phase in stored)
-        images: tuple[Readable, ...] = mean, Deviation(kept.image(SUM), known, len(draws)), *drawn
-        yield self._written([frame(of).forward(image) for image in images])
+        images: tuple[Readable, ...] = mean, Deviation(kept.image(SUM), of, estimator, len(draws)), *drawn
+        yield self._written([of.frame.forward(image) for image in images])
 
     def _solution(self, at: RunView, phase: str, draw: int | None) -> Solving:
         """Solve for the mean, or a draw, until its error is below the tolerance; return it with its residual."""
         prior, tol = self.solved.posterior.prior, self.solved.tol
-        inversion = replace(self.inversion, form=Form(terms_of(self.solved.posterior, draw)))
+        inversion = replace(self.inversion, form=Form(self.solved.posterior.terms(draw)))
         problem, solver = inversion.problem(), ConjugateGradients()
         words = PassWords(phase, lambda number: f" in iteration {number} of {phase}")
         iterations = inversion.iterations(at, solver, phase, problem, words=words)
@@ -180,7 +179,7 @@ class WholeWork(SampleWork):
         reached = f"a residual of {residual:.2e} of its side after {iterations.done} iterations, and posterior.tol: {tol:g} takes {wanted:.2e}"
         if residual > wanted:
             raise InputError(
-                f"the equations of {phase} are not solved: {reached}. Write a larger posterior.tol, or a smaller prior.range than {prior.length:.4g}."
+                f"the equations of {phase} are not solved: {reached}. Write a larger posterior.tol, or a smaller prior.range than {prior.range:.4g}."
             )
         at.report(f"{phase}: {reached}")
         return iterations.image(), residual

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,9 +19,11 @@ from halotile.graphs.jobs.reconstruct.job import Reconstruction, SolverChoice, w
 from halotile.graphs.jobs.reconstruct.measurements import (
     describe_operator,
     files_of,
-    is_empty,
+    open_level,
     open_stack,
     sources_in,
+    weighted,
+    with_holes,
     written,
 )
 from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
@@ -41,24 +43,22 @@ from halotile.graphs.plans.notes import note_of_files, notes_of_place
 from halotile.graphs.plans.plan import Planned
 from halotile.graphs.solvers.cg import ConjugateGradients
 from halotile.graphs.waiting import report_if_slow
-from halotile.storage.arrays import Source, open_source, planes_last
+from halotile.storage.arrays import Source
 from halotile.storage.disk.object_path import OutputPath, full_path
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout
-from halotile.storage.views import Constant, measured, readable_parts
+from halotile.storage.views import Constant, readable_parts
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.estimate import as_square, plane_level, sample_regions
 from halotile.tasks.operators.base import Operator, parts_of, with_engine, working_dtype
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.crop import Crop
 from halotile.tasks.operators.sum import WeightedSum
-from halotile.tasks.posterior.gaussian import BATCH, SOLVED, Filled, Measurement, Posterior, Solved, Weights
-from halotile.tasks.posterior.hyper import SHORTEST, Excerpt, Likely, likely, masks_nothing, transfer_of
-from halotile.tasks.posterior.least_squares import DOUBLE, terms_of
-from halotile.tasks.priors.matern import Matern
+from halotile.tasks.posterior.gaussian import BATCH, DOUBLE, SOLVED, Posterior, Solved
+from halotile.tasks.priors.matern import SHORTEST, Excerpt, Likely, Matern, likely, masks_nothing, transfer_of
 from halotile.tasks.priors.none import NoPrior
-from halotile.tasks.shared import Shared
+from halotile.tasks.terms import Measurement
 
 SMALLER = "a smaller tile.block, output.shard or posterior.halo"
 IMAGES_AT_ONCE, COPIES = 9, 3
@@ -118,13 +118,6 @@ class _Opened:
         """Relative error of the map of deviations."""
         return round(_map_error(self.posterior, self.draws, self.job.posterior.estimator), 4) if self.draws else None
 
-    def solved(self, halo: int, count: int) -> Solved:
-        options = self.job.posterior
-        keeps_draws = self.job.output.samples is not None
-        return Solved(
-            self.posterior, halo, tuple(range(count)), options.tol, options.estimator, keeps_draws=keeps_draws
-        )
-
 
 def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
     job = replace(job, operators=tuple(whole_choice(choice) for choice in job.operators))  # type: ignore[misc]
@@ -143,16 +136,7 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
         _level(number, choice.noise_sigma, source, previous)
         for number, (choice, source) in enumerate(zip(job.operators, data, strict=True))
     )
-    parts = tuple(
-        _measurement(operator, source, level, number)
-        for number, (operator, source, level) in enumerate(zip(operators, data, levels, strict=True))
-    )
-    for number, part in enumerate(parts):
-        if is_empty(part.weight):
-            raise InputError(
-                f"operators[{number}]: noise_sigma: {job.operators[number].noise_sigma} is above 0 in no pixel where {data[number].path} has a number, so nothing is "
-                "measured. Write another map, or another measurement."
-            )
+    parts = tuple(map(weighted, range(len(data)), operators, data, levels))
     given: Matern = make_part("prior", job.prior, job)
     found = _prior(given, parts, previous)
     posterior = Posterior(parts, found.prior, stack.shape, dtype, job.posterior.seed)
@@ -173,52 +157,35 @@ def _sees_far(operators: Sequence[Operator]) -> str:
 
 def _note_of_range(prior: Matern, shape: tuple[int, ...]) -> Iterator[str]:
     """Yield a note on a range that an image of this shape says little about; refuse one beyond it."""
-    edge = min(shape[-2:])
-    if prior.length < SHORTEST:
+    edge, length = min(shape[-2:]), float(prior.range)
+    if length < SHORTEST:
         raise ConfigError(
-            f"prior.range is {prior.length:.4g} pixels, and the prior is a stencil of neighbours, which has no deviation of prior.std then. Write {SHORTEST} or more."
+            f"prior.range is {length:.4g} pixels, and the prior is a stencil of neighbours, which has no deviation of prior.std then. Write {SHORTEST} or more."
         )
-    if prior.length > edge:
+    if length > edge:
         raise ConfigError(
-            f"prior.range is {prior.length:.4g} pixels, and the image has {edge}: it would be constant but for its mean. Write a smaller range."
+            f"prior.range is {length:.4g} pixels, and the image has {edge}: it would be constant but for its mean. Write a smaller range."
         )
-    if prior.length > edge / 3:
-        yield f"prior.range is {prior.length:.3g} of {edge} pixels: few such lengths fit into the image, and standard deviations depend on the range."
-
-
-def _measurement(operator: Operator, source: Source, level: Source | float, number: int) -> Measurement:
-    data = Shared(_with_holes(source))
-    sigma = Constant(source.shape, np.dtype(np.float64), level) if isinstance(level, float) else level
-    return Measurement(operator, Filled(data), Shared(Weights(data, sigma), computed=True), number)
+    if length > edge / 3:
+        yield f"prior.range is {length:.3g} of {edge} pixels: few such lengths fit into the image, and standard deviations depend on the range."
 
 
 def _level(number: int, given: float | str, source: Source, previous: Mapping[str, Any]) -> Source | float:
     """Return the noise level of a measurement, or the map of it."""
-    key = f"operators[{number}].noise_sigma"
     if given == "auto":
         known = previous.get("operators", {}).get(str(number), {}).get("noise")
         if isinstance(known, float):
             return known
         if len(source.shape) < 2 or not (level := _estimated(source)) > 0:
-            raise InputError(f"{key} is auto, and {source.path} shows no noise. Write its standard deviation.")
+            raise InputError(
+                f"operators[{number}].noise_sigma is auto, and {source.path} shows no noise. Write its standard deviation."
+            )
         return level
-    if not isinstance(given, str):
-        return float(given)
-    sigma = planes_last(open_source(given))
-    if sigma.shape != source.shape:
-        raise InputError(
-            f"{key} is {given} of shape {list(sigma.shape)}, and the measurement has {list(source.shape)}. Write a map of that shape, or a number."
-        )
-    return sigma
-
-
-def _with_holes(source: Source) -> Readable:
-    """A measurement with NaN where its file declares that there is none."""
-    return measured(source, source.nodata, None, (), len(source.shape))
+    return open_level(number, given, source)
 
 
 def _estimated(source: Source) -> float:
-    squares = [part for _, part in readable_parts(_with_holes(source), _squares(source))]
+    squares = [part for _, part in readable_parts(with_holes(source), _squares(source))]
     return float(plane_level([as_square(part, (part.ndim - 2, part.ndim - 1)) for part in squares]))
 
 
@@ -244,8 +211,7 @@ def _squares(source: Readable, edge: int = 128, count: int = 16) -> list[Region]
 def _prior(given: Matern, parts: Sequence[Measurement], previous: Mapping[str, Any]) -> Likely:
     """Return the prior with what is auto decided: by the likelihood of windows of the first measurement that has some."""
     decided = previous.get("prior", {})
-    values = {key: getattr(given, key) for key in ("std", "range", "mean")}
-    given = Matern(**{key: decided.get(key, value) if value == "auto" else value for key, value in values.items()})
+    given = replace(given, **{key: value for key, value in decided.items() if getattr(given, key) == "auto"})
     if "auto" not in (given.std, given.range, given.mean):
         return Likely(given, 0.0, 0.0)
     for part, edge in itertools.product(parts, EDGES):
@@ -287,8 +253,8 @@ def _method(opened: _Opened, request: PlanRequest) -> tuple[int | None, str]:
 
 def _tried(opened: _Opened) -> int:
     """Return the smallest halo that is wide enough on a few blocks, where the least is measured."""
-    posterior, tol = opened.posterior, opened.job.posterior.tol * MARGIN
-    blocks = _squares(Constant(posterior.shape, posterior.dtype), TRIED, SEEN)
+    posterior, options = opened.posterior, opened.job.posterior
+    blocks, tol = _squares(Constant(posterior.shape, posterior.dtype), TRIED, SEEN), options.tol * MARGIN
     weight = posterior.measurements[0].weight
     if weight.shape == posterior.shape:
         blocks = sorted(blocks, key=lambda block: float(np.sum(weight.read(block), dtype=np.float64)))
@@ -296,7 +262,7 @@ def _tried(opened: _Opened) -> int:
     for halo in HALOS:
         if halo < reach and halo < most:
             continue
-        solved = replace(opened.solved(halo, min(2, opened.draws)), keeps_draws=False)
+        solved = Solved(posterior, halo, (0, 1)[: opened.draws], options.tol, options.estimator)
         if (
             halo >= most
             or (worst := max(float(np.abs(solved.solved(block)[1]).max()) for block in blocks[:PLACES])) <= tol
@@ -305,8 +271,8 @@ def _tried(opened: _Opened) -> int:
         tried.append((halo, worst))
         reach = _reach(tried, tol)
     raise ConfigError(
-        f"no halo of up to {HALOS[-1]} pixels keeps the error below posterior.tol: {opened.job.posterior.tol:g} standard deviations: the prior's range is "
-        f"{posterior.prior.length:.3g} pixels, and little is measured. Write a larger tol, a smaller prior.range, posterior.halo, or posterior.method: cg."
+        f"no halo of up to {HALOS[-1]} pixels keeps the error below posterior.tol: {options.tol:g} standard deviations: the prior's range is "
+        f"{posterior.prior.range:.3g} pixels, and little is measured. Write a larger tol, a smaller prior.range, posterior.halo, or posterior.method: cg."
     )
 
 
@@ -332,7 +298,8 @@ def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
     job, requested = no_more_than(job, computing.requested, shape, unit)
     kept, allowed = kept_bytes(opened.sources), allowed_bytes(job.run, computing.machine_bytes)
     cell = cell_of(layout.shard, shape, halo) if halo else ()
-    solved = replace(opened.solved(halo or 0, opened.draws), cell=cell)
+    draws, options, keeps = tuple(range(opened.draws)), job.posterior, job.output.samples is not None
+    solved = Solved(posterior, halo or 0, draws, options.tol, options.estimator, cell, keeps)
 
     def needs(block: tuple[int, ...]) -> tuple[Need, ...]:
         if halo:
@@ -431,7 +398,7 @@ def _inversion(
     return ReconstructWork(
         Reconstruction(output=job.output, operators=(), solver=solver, run=job.run, import_folder=job.import_folder),
         OutputArray(output, plain, Grid(shape, whole, ((0, 0),) * len(shape))),
-        Form(terms_of(posterior, None)),
+        Form(posterior.terms(None)),
         NoPrior(),
         ConjugateGradients(),
         Constant(shape, DOUBLE),
@@ -451,10 +418,8 @@ def _places(job: Sampling, first: OutputPath) -> Iterator[tuple[str, OutputPath,
 
 def _titled(layout: Layout, title: str, opened: _Opened) -> Layout:
     """Return a layout whose attributes say what the image is, and what it was computed from."""
-    options, prior = opened.job.posterior, opened.posterior.prior
-    field = {"name": prior.name, "std": prior.deviation, "range": prior.length, "mean": prior.level}
-    values = {key: getattr(options, key) for key in ("count", "seed", "tol")}
-    values |= {"prior": field, "std_error": opened.std_error}
+    values = {key: getattr(opened.job.posterior, key) for key in ("count", "seed", "tol")}
+    values |= {"prior": {"name": "matern", **asdict(opened.posterior.prior)}, "std_error": opened.std_error}
     return replace(layout, attributes={**layout.attributes, "long_name": title, "posterior": values})
 
 
@@ -486,8 +451,10 @@ def _need(solved: Solved, block: tuple[int, ...], kept: int) -> Need:
 
 def prior_text(found: Likely) -> str:
     prior = found.prior
-    around = f"matern, std {prior.deviation:.3g}{_sure(found.std_error)}, range {prior.length:.3g}{_sure(found.range_error)} pixels"
-    return f"{around}, around {prior.level:.4g}"
+    around = (
+        f"matern, std {prior.std:.3g}{_sure(found.std_error)}, range {prior.range:.3g}{_sure(found.range_error)} pixels"
+    )
+    return f"{around}, around {prior.mean:.4g}"
 
 
 def _sure(error: float) -> str:
@@ -500,21 +467,15 @@ def _identity(opened: _Opened, solved: Solved, layout: Mapping[str, Any], block:
     """Return everything that can change a bit of the maps."""
     posterior, options = opened.posterior, opened.job.posterior
     triples = zip(opened.operators, opened.data, opened.levels, strict=True)
-    prior = posterior.prior
     return {
         "operators": {
             str(number): describe_operator(operator)
             | {"data": source.fingerprint(), "noise": level if isinstance(level, float) else level.fingerprint()}
             for number, (operator, source, level) in enumerate(triples)
         },
-        "prior": {"name": prior.name, "std": prior.std, "range": prior.range, "mean": prior.mean},
-        "posterior": {
-            "method": "blocks" if solved.halo else "cg",
-            "count": options.count,
-            "seed": options.seed,
-            "tol": options.tol,
-            "estimator": options.estimator,
-        },
+        "prior": {"name": "matern", **asdict(posterior.prior)},
+        "posterior": {key: getattr(options, key) for key in ("count", "seed", "tol", "estimator")}
+        | {"method": "blocks" if solved.halo else "cg"},
         "halo": solved.halo or None,
         "cell": list(solved.cell),
         "layout": dict(layout),

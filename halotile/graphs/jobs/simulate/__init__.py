@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from halotile.graphs.amounts import counted, shape_text
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.reconstruct.rules import CHECKS, OPERATOR_RULES
 from halotile.graphs.jobs.simulate.job import Simulation, check_places
 from halotile.graphs.kinds.base import Figures, JobKind, Row
 from halotile.graphs.plans.rows import cost_rows, output_rows
+from halotile.graphs.rules.combinations import Faults
 from halotile.graphs.rules.values import AtLeast, filled
 
 
@@ -33,6 +35,15 @@ def plan_rows(figures: Figures) -> list[Row]:
     ]
 
 
+def _noise_levels(operators: tuple[OperatorChoice, ...]) -> Faults:
+    for number, level in enumerate(choice.noise_sigma for choice in operators):
+        if isinstance(level, str):
+            yield (
+                ("operators", number, "noise_sigma"),
+                f"{level}, and noise is simulated with one level; write a number",
+            )
+
+
 KIND = JobKind(
     job=Simulation,
     plan="halotile.graphs.jobs.simulate.plan:plan_simulation",
@@ -42,7 +53,7 @@ KIND = JobKind(
     checks={key: CHECKS[key] for key in CHECKS if key[0] == "operators"}
     | {("", "reference"): filled, ("noise", "background"): AtLeast(0)}
     | {("output", key): AtLeast(1) for key in ("shard", "chunk")},
-    rules=OPERATOR_RULES,
+    rules=(*OPERATOR_RULES, _noise_levels),
     how=("exact",),
     check_places=check_places,
     makes_data=True,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from distributed import Client
 
+from halotile.graphs.jobs.reconstruct.call import listed
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage
 from halotile.graphs.kinds.sections import Run
@@ -91,7 +92,7 @@ def simulate(
     >>> halotile.simulate([seen], "truth.zarr")  # doctest: +SKIP
     """
     job = Simulation(
-        operators=tuple(measurements),
+        operators=listed(measurements),
         noise=NoiseChoice(name=noise, gain=gain, background=background, seed=seed),
         output=Storage(overwrite=overwrite),
         reference=whole_path("reference", reference),

@@ -126,7 +126,7 @@ def plan_simulation(job: Simulation, begun: Begun, request: PlanRequest) -> Plan
             "dtype": measurements[0].output.layout.dtype,
             "noise": asdict(job.noise),
             "measurements": [
-                f"{measurement.output.path}: {measurement.operator.name} with {job.noise.describe(measurement.choice.noise_sigma)}"
+                f"{measurement.output.path}: {measurement.operator.name} with {job.noise.describe(float(measurement.choice.noise_sigma))}"
                 for measurement in measurements
             ],
         },
@@ -162,7 +162,7 @@ def _measurement(
     simulated = Simulated(
         with_engine(operator, dtype, job.exact).forward(Shared(checked(reference, "reference"), operator.reach)),
         job.noise.name,
-        level=job.noise.gain if poisson else choice.noise_sigma,
+        level=job.noise.gain if poisson else float(choice.noise_sigma),
         background=job.noise.background if poisson else 0.0,
         seed=job.noise.seed,
         operator=number,
