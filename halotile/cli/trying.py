@@ -200,8 +200,7 @@ def comparison_json(comparison: Comparison, file: Path | None) -> dict[str, Any]
             {
                 "set": list(tried.setting),
                 "residual": tried.statistics.ratio,
-                **tried.statistics.correlations_json(),
-                "holds_structure": tried.statistics.is_structured,
+                **tried.statistics.structure_json(),
                 "error": None if math.isnan(tried.error) else tried.error,
                 "faint_detail": [found._asdict() for found in tried.detail],
             }
@@ -304,8 +303,7 @@ def _noise_text(comparison: Comparison) -> str:
     import numpy as np
 
     gain, offset, read = (
-        ", ".join(f"{number:.4g}" for number in dict.fromkeys(np.ravel(part).tolist()))
-        for part in comparison.photons.to_json().values()
+        ", ".join(f"{number:.4g}" for number in dict.fromkeys(np.ravel(part).tolist())) for part in comparison.photons
     )
     return f"photon noise of gain {gain}, offset {offset} and read noise {read}; {comparison.noise:.4g} on average"
 

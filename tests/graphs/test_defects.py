@@ -21,6 +21,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.driver import run as run_job
 from halotile.storage.grid import Region
+from halotile.storage.run_directory.directory import PAGE
 from halotile.tasks.noise import defects
 from halotile.tasks.noise.defects import outliers, replacements
 from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
@@ -118,6 +119,8 @@ def test_workers_give_the_same_bits_and_the_outcome_has_the_number(tmp_path: Pat
     )
     outcome = run_job(make_plan(job))
     assert outcome.defects == 2
+    page = (tmp_path / "out.zarr.run" / PAGE).read_text("utf-8")
+    assert '["defects", "2 pixels replaced before anything was computed"]' in page
     assert np.array_equal(read_zarr(tmp_path / "out.zarr"), expected)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ def test_a_value_in_the_attributes_of_an_hdf5_file_counts(tmp_path: Path, name: 
     ("shape", "at", "said"),
     [
         ((320, 300), None, "({holes:,} of 96,000)"),
-        ((4200, 4200), None, "(about 0.99% of the pixels, by samples)"),
+        ((4200, 4200), None, "(about 0.99% of the pixels in samples of it, and at most about 6% of the image)"),
         ((320, 300), slice(0, 0), "(0 of 96,000)"),
     ],
 )
@@ -176,6 +177,16 @@ def test_the_plan_says_how_many_holes_there_are(
     job = job_of(with_tag(tmp_path / "a.tif", pixels, "-9999"), tmp_path / "o.zarr", "median", FILTERS["median"])
     notes = make_plan(job).notes
     assert any(said.format(holes=holes.sum()) in note for note in notes), notes
+
+
+def test_holes_beside_the_samples_are_within_what_the_plan_says(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).random((4200, 4200), np.float32)
+    pixels[:, :79] = NODATA  # 1.88 %
+    job = job_of(with_tag(tmp_path / "a.tif", pixels, "-9999"), tmp_path / "o.zarr", "median", FILTERS["median"])
+    (note,) = [note for note in make_plan(job).notes if "are holes" in note]
+    most = re.search(r"at most about (\d+)% of the image", note)
+    assert most
+    assert int(most[1]) >= 1.88
 
 
 def test_the_output_names_the_value_of_its_holes(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from skimage.data import retina
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.denoise.image import JobImage
 from halotile.graphs.jobs.denoise.job import NoiseModel
 from halotile.graphs.jobs.denoise.pixels import Photons, choose_photon_noise
 from halotile.graphs.plans.make import make_plan
@@ -301,12 +302,14 @@ def test_a_resumed_run_keeps_its_noise(tmp_path: Path) -> None:
     job = job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"], noise=PHOTONS)
     plan = make_plan(job)
     kept = {**plan.identity["noise"], "gain": 1.25}
-    roles, view = Roles(("y", "x"), (0, 1), None), open_source(source)
+    image = JobImage(
+        job=job, original=open_source(source), source=open_source(source), roles=Roles(("y", "x"), (0, 1), None)
+    )
     denoiser = TotalVariation(**AUTO["tv"])
 
     def chosen(model: str, before: dict[str, Any] | None) -> Photons | None:
         again = replace(job, noise=NoiseModel(model=model))  # type: ignore[arg-type]
-        return choose_photon_noise(again, denoiser, view, roles, None, {"identity": {"noise": before}})
+        return choose_photon_noise(replace(image, job=again, previous={"identity": {"noise": before}}), denoiser, None)
 
     for model in ("auto", "poisson-gaussian"):
         found = chosen(model, kept)

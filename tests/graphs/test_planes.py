@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from skimage.data import retina
 
-from halotile.graphs.jobs.denoise.image import choose_noise_level
+from halotile.graphs.jobs.denoise.image import JobImage, choose_noise_level
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source
 from halotile.tasks.denoisers.tv import TotalVariation
@@ -77,12 +78,14 @@ def test_a_noise_map_of_the_job_takes_the_place_of_the_estimate(tmp_path: Path) 
 def test_levels_of_an_earlier_run_with_another_number_of_planes_are_not_taken(tmp_path: Path) -> None:
     planes = scene()
     source = write_zarr(tmp_path / "in.zarr", planes, axes="cyx")
-    roles = Roles(("c", "y", "x"), (1, 2), None)
+    job, roles = job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"]), Roles(("c", "y", "x"), (1, 2), None)
     denoiser = TotalVariation(strength=1.0, sigma="auto")
     before: dict[str, Any] = {"identity": {"noise_level": [0.5, 0.6]}}
-    _, kept = choose_noise_level(denoiser, open_source(source), roles, None, {}, before)
+    opened = open_source(source)
+    image = JobImage(job=job, original=opened, source=opened, roles=roles, previous=before)
+    _, kept = choose_noise_level(image, denoiser, None, {})
     assert kept == pytest.approx([0.5, 0.6])
     for known in (0.5, [0.5, 0.6, 0.7]):
         before = {"identity": {"noise_level": known}}
-        _, levels = choose_noise_level(denoiser, open_source(source), roles, None, {}, before)
+        _, levels = choose_noise_level(replace(image, previous=before), denoiser, None, {})
         assert levels == pytest.approx(NOISE, rel=0.15)

@@ -12,6 +12,7 @@ import tifffile
 from numpy.typing import NDArray
 from skimage.data import camera, retina
 
+from halotile.graphs.jobs.denoise.image import JobImage
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.pixels import ResultType, choose_type
 from halotile.graphs.kinds.sections import Input
@@ -120,10 +121,8 @@ def test_a_resumed_run_keeps_its_type(tmp_path: Path, before: str) -> None:
     wanted, roles = job(tmp_path, counted(5)), Roles(("y", "x"), (0, 1), None)
     source = open_source(wanted.input.path)
     previous = {"identity": {"layout": {"dtype": before}}}
-    kept = choose_type(
-        wanted, TotalVariation(strength=1.0), source, roles, source, levels=None, nodata=None, previous=previous
-    )
-    assert kept == ResultType(before)
+    image = JobImage(job=wanted, original=source, source=source, roles=roles, previous=previous)
+    assert choose_type(image, TotalVariation(strength=1.0), None) == ResultType(before)
 
 
 @pytest.mark.parametrize("denoiser", [TV, ("none", {}), ("median", {"size": 3})])
@@ -150,14 +149,6 @@ def test_a_channel_of_few_values_is_found_also_where_a_network_takes_them_togeth
     rng = np.random.default_rng(0)
     bright, dark = 3000 + 90 * rng.standard_normal((256, 256)), 65 + rng.standard_normal((256, 256))
     source = open_source(write_zarr(tmp_path / "in.zarr", np.stack([bright, dark]).astype(np.uint16), axes="cyx"))
-    chosen = choose_type(
-        job_of(source.path, tmp_path / "out.zarr", *TV),
-        TotalVariation(strength=1.0),
-        source,
-        Roles(("c", "y", "x"), (1, 2), 0 if together else None),
-        source,
-        levels=None,
-        nodata=None,
-        previous=None,
-    )
-    assert chosen.dtype == "float32"
+    wanted, roles = job_of(source.path, tmp_path / "out.zarr", *TV), Roles(("c", "y", "x"), (1, 2), None)
+    image = JobImage(job=wanted, original=source, source=source, roles=replace(roles, channel=0 if together else None))
+    assert choose_type(image, TotalVariation(strength=1.0), None).dtype == "float32"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from halotile.errors import HalotileError
 from halotile.graphs.amounts import bytes_text, counted, rate_text, seconds_text
 from halotile.graphs.kinds.base import Row, find_kind
-from halotile.graphs.watching.progress import Progress, describe_figures
+from halotile.graphs.watching.progress import Progress, describe_figures, pixel_rows
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.run_directory.directory import EXAMPLES, RunDirectory
 from halotile.storage.sharded.output import ABSENT
@@ -39,11 +39,7 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
     """Return the outcome of a run, with commands to inspect the result. The total is from the command to its end."""
     resumed = f", {outcome.resumed:,} of them by an earlier run" if outcome.resumed else ""
     rows = [("output", outcome.output), (f"{outcome.counted}s", f"{outcome.done:,} of {outcome.total:,} done{resumed}")]
-    since = " in the blocks of this run" if outcome.resumed else ""
-    if outcome.defects:
-        rows.append(("defects", f"{counted(outcome.defects, 'pixel')}{since} replaced before anything was computed"))
-    if outcome.holes:
-        rows.append(("holes", f"{counted(outcome.holes, 'pixel')}{since} left as they are: no measurement, or masked"))
+    rows += pixel_rows(outcome)
     if outcome.done > outcome.resumed:
         if rate := outcome.megapixels_per_second:
             rows.append(("throughput", f"{rate_text(rate)} over {seconds_text(outcome.seconds)}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -19,12 +19,13 @@ from halotile.storage.axes import choose_axes
 from halotile.storage.grid import Depth, Grid
 from halotile.storage.rim import Rim
 from halotile.storage.sharded.levels import MOST_FILES
-from halotile.storage.sharded.ome_metadata import output_fields
+from halotile.storage.sharded.ome_metadata import OmeImage, output_fields
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.convolution.stable import FEW
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.inner_tiles import Tiling
+from halotile.tasks.operators.base import Shape
 from halotile.tasks.options import Auto
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.probe import check_ragged, probe
@@ -43,14 +44,27 @@ def blocks_for(
     given: Size | Auto = "auto",  # super-block that the job asks for
     on_gpu: bool = False,  # GPUs compute
 ) -> list[tuple[int, ...]]:
-    """Return candidate super-blocks, the best first."""
+    """Return candidate super-blocks, the best first: k units on each tiled axis.
+
+    Larger ones read less halo; but there must be enough of them to keep all workers busy.
+    """
     if given != "auto":
         return [check_block(geometry, given, unit)]
     if earlier is not None and len(earlier) == len(unit):
         block = tuple(earlier)
         if all(b % u == 0 or b >= n for b, u, n in zip(block, unit, geometry.shape, strict=True)):
             return [block]
-    return candidate_blocks(geometry, unit, workers, on_gpu=on_gpu)
+    candidates: dict[tuple[int, ...], tuple[int, ...]] = {}
+    largest = LARGEST_BLOCK.get(geometry.dims, 512) * (2 if on_gpu else 1)
+    fewest = workers * (BLOCKS_PER_GPU if on_gpu else BLOCKS_PER_WORKER)
+    for k in range(1, 65):
+        block = tuple(u * k if i in geometry.roles.spatial else u for i, u in enumerate(unit))
+        counts = tuple(-(-n // b) for n, b in zip(geometry.shape, block, strict=True))
+        too_long = any(block[i] > largest for i in geometry.roles.spatial)
+        if k > 1 and (too_long or math.prod(counts) < fewest):
+            break
+        candidates.setdefault(counts, block)  # the smallest that cuts as often: the most even
+    return list(candidates.values())[::-1]
 
 
 def rim_of(tile: Tile, denoiser: Denoiser, roles: Roles) -> Rim:
@@ -60,17 +74,10 @@ def rim_of(tile: Tile, denoiser: Denoiser, roles: Roles) -> Rim:
 
 
 def tiling_of(
-    wanted: Tile,
-    denoiser: Denoiser,
-    roles: Roles,
-    halo: Halo,
-    geometry: Geometry,
-    size: Size,
-    block: tuple[int, ...],
-    values: tuple[float, float] | None,
-    dtype: np.dtype[Any],
+    wanted: Tile, denoiser: Denoiser, halo: Halo, geometry: Geometry, size: Size, block: Shape, dtype: np.dtype[Any]
 ) -> Tiling:
     """Return the compute tiles of a block, and the number of tiles computed at once."""
+    roles = geometry.roles
     wide = dtype.itemsize >= 4 and dtype != np.float32 and not denoiser.convolutional
     least = least_window(geometry, denoiser.convolutional)
     tile = fit_tile(geometry, size, block)
@@ -90,15 +97,14 @@ def tiling_of(
         image=tuple(geometry.shape[i] for i in roles.spatial),
         scale=denoiser.scale,
         batch=batch,
-        range=values,
+        range=None,
         work_dtype="float64" if wide else "float32",
     )
 
 
-def grid_of(
-    geometry: Geometry, roles: Roles, halo: Halo, block: tuple[int, ...], tiling: Tiling, *, further: int = 0
-) -> Grid:
+def grid_of(geometry: Geometry, halo: Halo, block: Shape, tiling: Tiling, *, further: int = 0) -> Grid:
     """Return the grid of super-blocks, which read some pixels further than their tiles look."""
+    roles = geometry.roles
     widths = [(before + further, after + further) for before, after in halo.depth]
     depth = dict(zip(roles.spatial, widths, strict=True))
     # The halo beyond the image does not count where the window is cut there.
@@ -159,12 +165,6 @@ class Geometry:
         """Number of tiled axes."""
         return len(self.roles.spatial)
 
-    @property
-    def keeps_channels(self) -> bool:
-        """True where the output has the channels of the input."""
-        channel = self.roles.channel
-        return channel is None or self.shape[channel] == self.output_shape[channel]
-
     def spread(self, field: str, size: Size, other: tuple[int, ...]) -> tuple[int, ...]:
         """Return a size given for the tiled axes, as one number for each axis; ``other`` on the others."""
         spatial = self.roles.spatial
@@ -195,88 +195,58 @@ def choose_chunk(geometry: Geometry, wanted: Output) -> tuple[int, ...]:
     return tuple(min(c, n) for c, n in zip(chunk, geometry.output_shape, strict=True))
 
 
-class Growth(NamedTuple):
-    """Limits on the size of the shards of a large image.
-
-    Parameters
-    ----------
-    most_pixels : int
-        Most pixels of a shard that memory allows.
-    like : tuple of int, optional
-        The shards of the input.
-    kept : tuple of int, optional
-        The shards of the run that is resumed.
-    most_files : int
-        Number of shards above which they grow: half of all where others hold coarser levels.
-    """
-
-    most_pixels: int = 0
-    like: tuple[int, ...] | None = None
-    kept: tuple[int, ...] | None = None
-    most_files: int = MOST_FILES
-
-
-NO_GROWTH = Growth()
-
-
-def growth_of(
-    memory_bytes: int, itemsize: int, source: Source, previous: Mapping[str, Any] | None, wanted: Output
-) -> Growth:
-    """Return the limits for shards whose pixels need so many bytes while they are computed.
-
-    ``memory_bytes``: memory of a worker; ``itemsize``: bytes of a pixel; ``source``: input; ``previous``: stored plan of the run that is resumed;
-    ``wanted``: requested storage.
-    """
-    has_levels = wanted.format != "zarr" and wanted.levels != 1
-    allowed = min(memory_bytes // 8, (memory_bytes - IMPORTS_BYTES) // SHARES)
-    previous_shard = tuple(previous["outputs"][0]["layout"]["shard"]) if previous else None
-    most_files = MOST_FILES // 2 if has_levels else MOST_FILES
-    return Growth(max(0, allowed) // max(4, itemsize), source.shards, previous_shard, most_files)
-
-
 def choose_shard(
-    geometry: Geometry, size: Size | Auto, chunk: tuple[int, ...], growth: Growth = NO_GROWTH
-) -> tuple[int, ...]:
-    """Return the shard, in output pixels: a whole number of chunks, no longer than covers the array."""
-    if size == "auto":
-        shard = _grow_shard(geometry, chunk, growth)
-    else:
+    geometry: Geometry,
+    wanted: Output,
+    chunk: Shape,
+    memory_bytes: int,
+    itemsize: int,
+    source: Source,
+    previous: Mapping[str, Any] | None,
+) -> Shape:
+    """Return the shard, in output pixels: a whole number of chunks, no longer than covers the array.
+
+    One that is not given is the usual one, or that of the input, doubled on tiled axes until there are few enough; or the one that a run began with.
+    ``memory_bytes``: memory of a worker; ``itemsize``: bytes of a pixel while it is computed; ``source``: input; ``previous``: stored plan of the run
+    that is resumed.
+    """
+    shape, spatial, size = geometry.output_shape, geometry.roles.spatial, wanted.shard
+    covering = tuple(-(-n // c) * c for n, c in zip(shape, chunk, strict=True))
+    if size != "auto":
         requested = geometry.spread("output.shard", size, chunk)
-        shard = tuple(min(s, -(-n // c) * c) for s, c, n in zip(requested, chunk, geometry.output_shape, strict=True))
-    for s, c in zip(shard, chunk, strict=True):
-        if s % c:
-            raise ConfigError(
-                f"output.shard is {size} and output.chunk {list(chunk)}: a shard holds whole chunks. "
-                f"Write a multiple of {c}."
-            )
-    return shard
+        shard = tuple(map(min, requested, covering))
+        for s, c in zip(shard, chunk, strict=True):
+            if s % c:
+                raise ConfigError(
+                    f"output.shard is {size} and output.chunk {list(chunk)}: a shard holds whole chunks. "
+                    f"Write a multiple of {c}."
+                )
+        return shard
 
-
-def _grow_shard(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> tuple[int, ...]:
-    """Return the usual shard, or that of the input, doubled on tiled axes until there are few enough."""
-    shape, spatial = geometry.output_shape, geometry.roles.spatial
-
-    def times(shard: tuple[int, ...], factor: int) -> tuple[int, ...]:
-        covering = (-(-n // c) * c for n, c in zip(shape, chunk, strict=True))
+    def times(shard: Shape, factor: int) -> Shape:
         return tuple(
             min(s * factor, w) if i in spatial else s for i, (s, w) in enumerate(zip(shard, covering, strict=True))
         )
 
-    def files(shard: tuple[int, ...]) -> int:
+    def files(shard: Shape) -> int:
         return math.prod(-(-n // s) for n, s in zip(shape, shard, strict=True))
 
-    shard, kept = times(chunk, SHARD_CHUNKS), _fitting_shard(growth.kept, geometry, chunk)
+    # Half of all files hold coarser levels.
+    most_files = MOST_FILES if wanted.format == "zarr" or wanted.levels == 1 else MOST_FILES // 2
+    most_pixels = max(0, min(memory_bytes // 8, (memory_bytes - IMPORTS_BYTES) // SHARES)) // max(4, itemsize)
+    before = tuple(previous["outputs"][0]["layout"]["shard"]) if previous else None
+    shard, kept = times(chunk, SHARD_CHUNKS), _fitting_shard(before, geometry, chunk)
     if kept and geometry.dims >= 3:  # that of a volume depends on the memory
         return kept
-    if files(shard) <= growth.most_files:
+    if files(shard) <= most_files:
         return shard
     if kept:
         return kept
-    like = _fitting_shard(growth.like, geometry, chunk)
-    if like and math.prod(like) <= growth.most_pixels and files(like) < files(shard):
+    like = _fitting_shard(source.shards, geometry, chunk)
+    if like and math.prod(like) <= most_pixels and files(like) < files(shard):
         shard = like
-    while files(shard) > growth.most_files and (larger := times(shard, 2)) != shard:
-        if math.prod(larger) > growth.most_pixels:
+    while files(shard) > most_files and (larger := times(shard, 2)) != shard:
+        if math.prod(larger) > most_pixels:
             break
         shard = larger
     return shard
@@ -300,31 +270,31 @@ def layout_like(
     dtype: np.dtype[Any],  # type of the computation: also the stored type where `wanted` has `auto`
     memory_bytes: int,  # memory of a worker
     previous: Mapping[str, Any] | None = None,  # stored plan of the run that is resumed
+    ome: OmeImage | None = None,  # metadata of an image that has its pixels from those of `source`, or finer ones
 ) -> Layout:
     """Return the layout of a computed image: its pixels are as large as those of ``source``, if shaped alike."""
     chunk = choose_chunk(geometry, wanted)
-    count, alike, axes = len(geometry.shape), source.shape == geometry.shape, geometry.roles.axes
-    scale = tuple(source.scale) if alike else (1.0,) * count
+    alike, axes = ome is not None or source.shape == geometry.shape, geometry.roles.axes
+    added, factor = len(axes) - len(source.axes), geometry.roles.per_axis(geometry.scale, 1)
+    scale = ((1.0,) * added + tuple(source.scale)) if alike else (1.0,) * len(axes)
     stored = str(dtype) if wanted.dtype == "auto" else wanted.dtype
     return Layout(
-        shape=geometry.shape,
+        shape=geometry.output_shape,
         dtype=stored,
         # An iteration has several images at once.
-        shard=choose_shard(
-            geometry, wanted.shard, chunk, growth_of(memory_bytes, 2 * dtype.itemsize, source, previous, wanted)
-        ),
+        shard=choose_shard(geometry, wanted, chunk, memory_bytes, (1 if ome else 2) * dtype.itemsize, source, previous),
         chunk=chunk,
         codec=wanted.codec,
         axes=axes,
-        scale=scale,
-        units=tuple(source.units) if alike else (None,) * count,
+        scale=tuple(s / f for s, f in zip(scale, factor, strict=True)),
+        units=((None,) * added + tuple(source.units)) if alike else (None,) * len(axes),
         **output_fields(
-            source.ome if alike else None,
+            ome or (source.ome if alike else None),
             axes,
             "zarr" if np.dtype(stored).kind == "c" else wanted.format,
             scale=scale,
-            factor=(1,) * count,
-            channels=geometry.shape[axes.index("c")] if "c" in axes else None,
+            factor=factor,
+            channels=geometry.output_shape[axes.index("c")] if "c" in axes else None,
         ),
     )
 
@@ -357,26 +327,6 @@ def check_block(geometry: Geometry, size: Size, unit: tuple[int, ...]) -> tuple[
                 f"Write a multiple of {u}."
             )
     return block
-
-
-def candidate_blocks(
-    geometry: Geometry, unit: tuple[int, ...], workers: int, *, on_gpu: bool = False
-) -> list[tuple[int, ...]]:
-    """Return candidate super-blocks, largest first: k units on each tiled axis.
-
-    Larger ones read less halo; but there must be enough of them to keep all workers busy.
-    """
-    candidates: dict[tuple[int, ...], tuple[int, ...]] = {}
-    largest = LARGEST_BLOCK.get(geometry.dims, 512) * (2 if on_gpu else 1)
-    fewest = workers * (BLOCKS_PER_GPU if on_gpu else BLOCKS_PER_WORKER)
-    for k in range(1, 65):
-        block = tuple(u * k if i in geometry.roles.spatial else u for i, u in enumerate(unit))
-        counts = tuple(-(-n // b) for n, b in zip(geometry.shape, block, strict=True))
-        too_long = any(block[i] > largest for i in geometry.roles.spatial)
-        if k > 1 and (too_long or math.prod(counts) < fewest):
-            break
-        candidates.setdefault(counts, block)  # the smallest that cuts as often: the most even
-    return list(candidates.values())[::-1]
 
 
 def least_window(geometry: Geometry, convolutional: bool) -> tuple[int, ...]:
@@ -477,17 +427,11 @@ def resolve_halo(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, in
     widths = (tile.depth,) * dims if isinstance(tile.depth, int) else tuple(tile.depth)
     if len(widths) != dims:
         raise ConfigError(f"tile.depth is {tile.depth}: write one number, or one for each of the {dims} tiled axes.")
-    depth = tuple((d, d) for d in widths)
+    given = Halo(tuple((d, d) for d in widths), align, "given", probed)
     if min(widths) >= needed:
-        return Halo(depth, align, "given", probed)
+        return given
     if tile.seams == "allow":
-        return Halo(
-            depth,
-            align,
-            "given",
-            probed,
-            (f"depth {min(widths)} is below the receptive field {needed}: seams will show",),
-        )
+        return replace(given, notes=(f"depth {min(widths)} is below the receptive field {needed}: seams will show",))
     raise ConfigError(
         f"tile.depth is {min(widths)} but {denoiser.title}'s receptive field is {needed}: seams would show. "
         f"Write depth: {needed}, or depth: auto, or seams: allow."

@@ -27,15 +27,10 @@ def with_selected(source: Source, channels: Sequence[str | int]) -> Source:
     return source.with_channels(numbers) if numbers else source
 
 
-def check_paths(source: Source, output: OutputPath, key: str = "output.path") -> None:
-    """Refuse an output that is the input, is inside it, or contains it."""
-    check_apart(source.path, output, key)
-
-
-def check_apart(path: str, output: OutputPath, key: str = "output.path") -> None:
-    """As :func:`check_paths`, of a file that is no image."""
+def check_paths(path: str, output: OutputPath) -> None:
+    """Refuse an output that is an input, is inside it, or contains it."""
     check_whole(path)
-    place.check_apart(path_of(path), output, key)
+    place.check_apart(path_of(path), output)
 
 
 def check_whole(path: str) -> None:

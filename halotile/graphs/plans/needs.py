@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
-from halotile.errors import ConfigError, MemoryRefused
+from halotile.errors import ConfigError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import AUTO, DEFAULT, VARIABLE
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.machine import cgroups_of, chosen, cores_here, gpus_here, requested_by, slots_here
 from halotile.graphs.kinds.base import kind_of
 from halotile.graphs.kinds.sections import AJob, Cluster, Job, Run, parse_bytes
-from halotile.tasks.devices.gpu import BUFFERS
 from halotile.tasks.options import Auto
 
 MIB = 1024**2
@@ -72,22 +71,6 @@ def gpu_bytes(measured: int | None) -> int:
     return GPU_BYTES if measured is None else max(0, measured - IMPORTS_BYTES)
 
 
-def check_share(workers: int, machine: int | None, needed: int, what: str, smaller: str, beside: str = "") -> None:
-    """Refuse more workers than a machine has memory for.
-
-    ``workers``: number of workers wanted; ``machine``: memory that they share, in bytes; None where they run on other machines; ``needed``: need of
-    each worker, in bytes; ``what, smaller, beside``: largest part of it, what to write to need less, and a further remark.
-    """
-    if machine is None or needed <= share_bytes(machine, workers):
-        return
-    fit = workers_that_fit(machine, needed)
-    raise MemoryRefused(
-        f"run.workers is {workers}; each needs {bytes_text(needed)}, including {what}. "
-        f"{bytes_text(SHARED_BYTES)} of that are one copy for all; this machine has {bytes_text(machine)}."
-        f"{beside} " + (f"Write run.workers: {fit}, or {smaller}." if fit else f"Write {smaller}.")
-    )
-
-
 PROCESS, MODEL, TILES = "the program itself", "the model", "the tiles"
 READ, WRITTEN, DECODED = "the pixels read", "the pixels written", "one stored piece of the input"
 Footprint = Mapping[str, int]
@@ -129,54 +112,6 @@ def pinned(size: int) -> int:
     (256, 256)
     """
     return 1 << max(0, size - 1).bit_length()
-
-
-def footprint(
-    *,
-    # window, core_out, shard: window that a block reads (pixels of the input), the core that it writes and one shard
-    # (pixels of the output)
-    window: tuple[int, ...],
-    core_out: tuple[int, ...],
-    shard: tuple[int, ...],
-    # tile_window_pixels, batch: pixels of one compute window, all channels, and the number of windows computed at
-    # once
-    tile_window_pixels: int,
-    batch: int,
-    # itemsize_in, itemsize_work, itemsize_out: bytes of one pixel as it is read, computed and stored: it has the type
-    # of the computation until it is encoded
-    itemsize_in: int,
-    itemsize_work: int,
-    itemsize_out: int,
-    # unit of decode of the input, in pixels: it is in memory both encoded and decoded
-    stored_piece: tuple[int, ...],
-    sides: int,  # number of per-pixel side inputs
-    bytes_per_pixel: float,  # denoiser's working memory for each pixel of a window
-    weights_bytes: int,  # size of the model
-    overlap: bool,  # the next read and the last write run during the computation
-    io_threads: int = 1,  # threads that read and write in parallel, each with parts of its own
-    coarser: float = 0.0,  # pixels of the next levels for each pixel of the core
-    # memory that a GPU's own libraries keep in the worker, where one computes: tiles are then on the GPU, and pixels
-    # pass through pinned memory on their way there and back
-    gpu_bytes: int | None = None,
-) -> dict[str, int]:
-    """Return the footprint of a block of this size."""
-    read, result = math.prod(window) * itemsize_in, math.prod(core_out) * itemsize_work
-    encode = int((io_threads * 2 * math.prod(shard) + coarser * math.prod(core_out)) * itemsize_out)
-    common = {MODEL: weights_bytes, DECODED: io_threads * 2 * math.prod(stored_piece) * itemsize_in}
-    if gpu_bytes is not None:
-        return common | {
-            PROCESS: IMPORTS_BYTES + gpu_bytes,
-            READ: read * (1 + sides) + BUFFERS * pinned(read),
-            WRITTEN: 2 * result + BUFFERS * pinned(result) + encode,
-            TILES: 0,
-        }
-    return common | {
-        PROCESS: IMPORTS_BYTES,
-        READ: read * (1 + sides) * (1 + overlap),
-        # The next window may begin in the space of a result, and the next result finds no room there: one more is counted.
-        WRITTEN: result * (2 + overlap) + encode,
-        TILES: int(tile_window_pixels * batch * (bytes_per_pixel + 4 * (2 + sides))),
-    }
 
 
 USUAL = 2

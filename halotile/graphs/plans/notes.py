@@ -41,8 +41,13 @@ def notes_of(original: Source, dtype: np.dtype[Any], *, layout: Layout, roles: R
 def notes_of_levels(
     levels: NDArray[np.float64] | None, roles: Roles, values: tuple[float, float] | None
 ) -> tuple[str, ...]:
-    """Return the noise levels that were estimated as a sentence, and one on planes without noise."""
-    return () if levels is None else (levels_text(levels, roles, values), *_noiseless(levels, roles))
+    """Return the noise levels that were estimated as a sentence, and one on planes without an estimate among others with one."""
+    if levels is None:
+        return ()
+    places = [place_text(roles, place) for place in np.ndindex(levels.shape) if levels[place] == 0]
+    named = "; ".join(places) if len(places) <= MOST_LISTED else counted(len(places), "plane")
+    note = f"no noise can be estimated in {named}: left as it is"
+    return (levels_text(levels, roles, values), *([note] if places else []))
 
 
 def note_of_packing(
@@ -97,15 +102,6 @@ def levels_text(levels: NDArray[np.float64], roles: Roles, values: tuple[float, 
     width = values[1] - values[0] if values else 1
     relative = f" ({values_text(levels, roles)} of the range)" if width != 1 else ""
     return f"noise level {values_text(levels * width, roles)}{relative}{planes_text(levels, roles)}"
-
-
-def _noiseless(levels: NDArray[np.float64], roles: Roles) -> tuple[str, ...]:
-    """Return a note on planes without a noise estimate, among others with one."""
-    places = [place_text(roles, place) for place in np.ndindex(levels.shape) if levels[place] == 0]
-    if not places:
-        return ()
-    named = "; ".join(places) if len(places) <= MOST_LISTED else counted(len(places), "plane")
-    return (f"no noise can be estimated in {named}: left as it is",)
 
 
 def values_text(values: NDArray[np.float64], roles: Roles) -> str:

@@ -14,7 +14,7 @@ from halotile.graphs.amounts import bytes_text
 from halotile.graphs.kinds.base import JobKind, JobOutput, Work, kind_of
 from halotile.graphs.kinds.sections import Cluster, Job, NamedChoice, Run, parse_bytes
 from halotile.graphs.plans.identity import fingerprint
-from halotile.graphs.plans.needs import Need, Requested, check_allocation, check_share
+from halotile.graphs.plans.needs import SHARED_BYTES, Need, Requested, check_allocation, share_bytes, workers_that_fit
 from halotile.storage.arrays import Source
 from halotile.storage.disk.object_path import OutputPath, full_path
 from halotile.storage.grid import Grid
@@ -162,11 +162,6 @@ class Plan(Planned):
         return self.outputs[0].grid
 
     @property
-    def overwrite(self) -> bool:
-        """True where arrays that exist at the outputs are replaced."""
-        return any(output.overwrite for output in self.outputs)
-
-    @property
     def run_directory(self) -> Path:
         """The directory beside the first output."""
         return RunDirectory.beside(self.output).path
@@ -231,14 +226,15 @@ class Plan(Planned):
             if need.total_bytes > allowed:
                 raise MemoryRefused(f"run.memory_per_worker is {self.run.memory_per_worker}; {need.refusal()}")
         check_allocation(self.run, self.cluster)
-        check_share(
-            self.run.count,
-            self.computing.machine_bytes,
-            largest.total_bytes,
-            largest.describe(),
-            self.smaller,
-            largest.remark,
-        )
+        needed, machine, workers = largest.total_bytes, self.computing.machine_bytes, self.run.count
+        if machine is not None and needed > share_bytes(machine, workers):
+            fit = workers_that_fit(machine, needed)
+            raise MemoryRefused(
+                f"run.workers is {workers}; each needs {bytes_text(needed)}, including {largest.describe()}. "
+                f"{bytes_text(SHARED_BYTES)} of that are one copy for all; this machine has {bytes_text(machine)}."
+                f"{largest.remark} "
+                + (f"Write run.workers: {fit}, or {self.smaller}." if fit else f"Write {self.smaller}.")
+            )
         if not self.resumes:  # what a resumed run has written is not counted twice
             self._check_disk()
 

@@ -218,7 +218,7 @@ def _result_of(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
 
 def to_start_over(plan: Plan) -> str:
     """Return the option with which a run starts over."""
-    own = plan.overwrite or _is_own(wanted_by(plan)[0])
+    own = any(output.overwrite for output in plan.outputs) or _is_own(wanted_by(plan)[0])
     return "--fresh" if own else f"--fresh and {plan.kind.to_replace}"
 
 

@@ -196,10 +196,10 @@ class _Driver:
         bad = tuple(block for blocks in self.bad.values() for _, block in sorted(blocks.items()))
         self.status.all_passes_are_over()
         inspection = self._inspect() if not bad else Inspection()
-        with suppress(Exception):  # the page does without
-            page = self.context.directory.path / PAGE
-            self.context.directory.write_page(with_report(page.read_text("utf-8"), report_of(self.plan, inspection)))
         progress = self.status.progress("stop", done=self.outputs.done, failed=len(bad))
+        with suppress(Exception):  # the page does without
+            page = (self.context.directory.path / PAGE).read_text("utf-8")
+            self.context.directory.write_page(with_report(page, report_of(self.plan, inspection, progress)))
         self.status.end("finished", progress, "")
         found = {"quarantined": bad, "inspection": inspection, "retired": tuple(self.status.retired.values())}
         return Outcome.of(self.plan, progress, **found)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from halotile.graphs.amounts import counted
 from halotile.storage.scans.lengths import shown_resolution
 
 if TYPE_CHECKING:
@@ -146,3 +147,13 @@ def describe_figures(figures: Mapping[str, float]) -> str:
     if "resolution" in figures:
         shown.append(f"resolution {shown_resolution(figures['resolution'], figures.get('resolution_bound', 0))}")
     return ", ".join(shown)
+
+
+def pixel_rows(progress: Progress) -> list[tuple[str, str]]:
+    """Return the number of pixels that were replaced before anything was computed, and of those that were left as they are."""
+    since = " in the blocks of this run" if progress.resumed else ""
+    numbers = {
+        "defects": (progress.defects, "replaced before anything was computed"),
+        "holes": (progress.holes, "left as they are: no measurement, or masked"),
+    }
+    return [(name, f"{counted(n, 'pixel')}{since} {end}") for name, (n, end) in numbers.items() if n]

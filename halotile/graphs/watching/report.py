@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.kinds.base import InspectedPlace, Inspection, OutputArray, Row
 from halotile.graphs.plans.plan import Plan
+from halotile.graphs.watching.progress import Progress, pixel_rows
 from halotile.storage.images.png import contrast, encode_png
 from halotile.storage.images.served import ServedImage
 from halotile.storage.images.sheet import grey
@@ -27,11 +28,11 @@ RESIDUAL_LEVELS = 3.0
 """Residual in noise levels that is drawn as black or white."""
 
 
-def report_of(plan: Plan, inspection: Inspection) -> dict[str, Any]:
+def report_of(plan: Plan, inspection: Inspection, progress: Progress) -> dict[str, Any]:
     """Return the report as JSON: images, tables, and the job with every size decided."""
     code = plan.identity.get("code", {})
     tables: dict[str, list[Row]] = {
-        "Result": [*inspection.rows, *(("warning", warning) for warning in inspection.warnings)],
+        "Result": [*pixel_rows(progress), *inspection.rows, *(("warning", warning) for warning in inspection.warnings)],
         "Plan": plan.kind.rows(plan.summary() | {"resumed_blocks": 0}),
         "Commands": _commands(plan),
         "Versions": [

@@ -173,6 +173,11 @@ def channel_names(source: Source) -> list[str]:
     return names if len(set(names)) == len(names) == count else [str(number) for number in range(count)]
 
 
+def channel_titles(source: Source) -> list[str]:
+    """The names of the channels as sentences have them: with a letter before a number."""
+    return [f"c={name}" if name.isdecimal() else name for name in channel_names(source)]
+
+
 def channel_number(source: Source, channel: str | int, key: str) -> int:
     """The number of a channel that ``key`` has by its name, or by its number."""
     if "c" not in source.axes:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Pixels, Readable
-from halotile.storage.views import PlaneValues, Viewed, side_at
+from halotile.storage.views import PlaneValues, Viewed, axes_of_side, side_at
 from halotile.tasks.holes import Holes, Valid, measured_at
 
 OUTLYING, ALONE = 6.0, 4.0
@@ -144,6 +144,11 @@ class Defects:
     are_kept: bool = False  # true if the output has their own values
 
 
+def axes_of_given(given: Readable, spatial: tuple[int, ...], dims: int) -> tuple[int, ...]:
+    """The axes of an image of defects: all, the spatial ones, or rows and columns, counted from the last one."""
+    return axes_of_side(given, spatial[-len(given.shape) :], dims)
+
+
 @dataclass(frozen=True, slots=True)
 class Repaired(Viewed):
     """The image of a task with other values in the place of its defects, whatever part of it is read."""
@@ -195,10 +200,8 @@ class Repaired(Viewed):
             spans = [*zip(place, window.start, window.stop, strict=True)]
             if all(index < 0 or start <= index < stop for index, start, stop in spans):
                 bad[tuple(slice(None) if index < 0 else index - start for index, start, _ in spans)] = True
-        if defects.given is not None:
-            length = len(defects.given.shape)
-            axes = range(dims) if length == dims else self.spatial[-length:]
-            bad |= side_at(defects.given, tuple(axis - dims for axis in axes), window) != 0
+        if (given := defects.given) is not None:
+            bad |= side_at(given, axes_of_given(given, self.spatial, dims), window) != 0
         return bad
 
     def defects_of(self, region: Region) -> tuple[Places, Array]:

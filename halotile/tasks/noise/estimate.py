@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import InputError
-from halotile.storage.grid import Region
+from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import chunks_of
 from halotile.tasks.noise import quiet_windows
@@ -266,13 +266,11 @@ def sampled_planes(
         places = [place for place in np.ndindex(planes.shape) if tuple(np.add(planes.start, place).tolist()) in wanted]
         if not places:
             continue
-        ends = zip(planes.start, planes.stop, strict=True)
-        spans = dict(zip(looped, ends, strict=True))
+        spans = dict(zip(looped, zip(planes.start, planes.stop, strict=True), strict=True))
         read = [source.read(respanned(region, spans)) for region in regions]
+        moved = [np.moveaxis(pixels, (*looped, *square), (*range(len(looped)), -2, -1)) for pixels in read]
         for place in places:
-            at = dict(zip(looped, place, strict=True))
-            index = tuple(slice(at[i], at[i] + 1) if i in at else slice(None) for i in range(len(source.shape)))
-            yield tuple(np.add(planes.start, place).tolist()), [as_square(pixels[index], square) for pixels in read]
+            yield tuple(np.add(planes.start, place).tolist()), [as_square(pixels[place], (-2, -1)) for pixels in moved]
 
 
 T = TypeVar("T")
@@ -291,11 +289,7 @@ def planes_at_once(source: Readable, looped: Sequence[int], most: int) -> list[R
     while max(edges, default=1) > 1 and math.prod(edges) > most:
         axis = edges.index(max(edges))
         edges[axis] = -(-edges[axis] // 2)
-    starts = [range(0, n, edge) for n, edge in zip(lengths, edges, strict=True)]
-    return [
-        Region(start, tuple(min(a + e, n) for a, e, n in zip(start, edges, lengths, strict=True)))
-        for start in itertools.product(*starts)
-    ]
+    return [block.core for block in Grid(lengths, tuple(edges), ((0, 0),) * len(edges))]
 
 
 def plane_regions(shape: tuple[int, ...], square: tuple[int, ...], at: Mapping[int, int], samples: int) -> list[Region]:
@@ -309,9 +303,10 @@ def plane_regions(shape: tuple[int, ...], square: tuple[int, ...], at: Mapping[i
 
 def as_square(pixels: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.float64]:
     """A sample as rows and columns, with infinity as NaN."""
-    square = np.squeeze(pixels, tuple(i for i in range(pixels.ndim) if i not in axes)).astype(np.float64)
+    moved = np.moveaxis(pixels, axes, (-2, -1))
+    square: NDArray[np.float64] = moved.astype(np.float64).reshape(moved.shape[-2:])
     square[~np.isfinite(square)] = math.nan
-    return square if axes[0] < axes[1] else square.T
+    return square
 
 
 class PlaneLevel(NamedTuple):

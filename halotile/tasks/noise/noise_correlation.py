@@ -42,19 +42,25 @@ class NoiseCorrelation(NamedTuple):
         return f"{' and '.join(parts)} at distances of 1, 2 and 3 pixels"
 
     @property
+    def across(self) -> str:
+        """The axis along which lines differ, x or y, where noise is the same along whole lines; else empty."""
+        across, most, least = ("x", self.y, self.x) if self.y[0] > self.x[0] else ("y", self.x, self.y)
+        return across if most[2] > LEVEL * most[0] and least[0] < CLEAR else ""
+
+    @property
     def advice(self) -> str:
         """The likely cause, and what helps.
 
         >>> print(NoiseCorrelation((0.4, 0.4, 0.4), (0.0, 0.0, 0.0)).advice)
         The likely cause is line noise, columns that are off: write input.stripes: {axis: x}
         """
-        axis, most, least = ("y", self.y, self.x) if self.y[0] > self.x[0] else ("x", self.x, self.y)
-        if most[2] > LEVEL * most[0] and least[0] < CLEAR:
-            lines, across = ("columns", "x") if axis == "y" else ("rows", "y")
+        if across := self.across:
+            lines = "columns" if across == "x" else "rows"
             return f"The likely cause is line noise, {lines} that are off: write input.stripes: {{axis: {across}}}"
-        if least[0] >= CLEAR / 2:
+        if min(self.y[0], self.x[0]) >= CLEAR / 2:
             return "The likely cause is resampling, smoothing, a mosaic of colours, or lossy compression: denoise the image from before that, or its means of 2 × 2 pixels"
         # A training that hides neighbours along one axis does not help against noise that is shared along both.
+        axis = "y" if self.y[0] > self.x[0] else "x"
         return f"The likely cause is a readout or scan along {axis}: train a network with structure: {axis}"
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -21,8 +21,7 @@ SUITS = 2.0
 """Ratio of the variance that other planes predict for one and its own, or the inverse, up to which their noise is taken for it."""
 
 
-@dataclass(frozen=True)
-class PhotonNoise:
+class PhotonNoise(NamedTuple):
     """Noise of an image that counts photons: ``z = gain P(x) + offset + read_sigma n``, P a Poisson count, n standard normal.
 
     >>> float(PhotonNoise(np.array(2.0), np.array(100.0), np.array(3.0)).variance)
@@ -46,11 +45,11 @@ class PhotonNoise:
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Self:
         """The noise that :meth:`to_json` returned."""
-        return cls(*(np.asarray(stored[name], np.float64) for name in ("gain", "offset", "read_sigma")))
+        return cls(*(np.asarray(stored[name], np.float64) for name in cls._fields))
 
     def to_json(self) -> dict[str, Any]:
         """The numbers by name."""
-        return {name: getattr(self, name).tolist() for name in ("gain", "offset", "read_sigma")}
+        return {name: part.tolist() for name, part in self._asdict().items()}
 
     @property
     def variance(self) -> Values:
@@ -97,27 +96,22 @@ def estimate_photon_noise(
     """
     channel = [number for number, axis in enumerate(looped) if axis in apart]
     kept = channel if shared else list(range(len(looped)))
-    windows: dict[tuple[int, ...], list[PlaneWindows]] = {}
-    evens: dict[
-        tuple[int, ...], list[tuple[float, float]]
-    ] = {}  # median and level of each plane; NaN where nothing is measured
+    seen: dict[tuple[int, ...], list[tuple[float, float, PlaneWindows]]] = {}  # median, level and windows of each plane
     for place, squares in sampled_planes(source, spatial, looped):
-        at, values = tuple(place[number] for number in kept), finite_values(squares)
-        evens.setdefault(at, []).append((float(np.median(values)) if values.size else 0.0, plane_level(squares)))
-        if (found := windows_of(squares)) is not None:
-            windows.setdefault(at, []).append(found)
-    fits = {
-        at: fit for at, parts in windows.items() if (fit := fit_noise(PlaneWindows.joined(alike(parts)))) and fit.gain
-    }
-    if not fits or (clearly and not (len(fits) == len(evens) and all(fit.is_clear for fit in fits.values()))):
-        return None
+        values, windows = finite_values(squares), windows_of(squares)
+        assert windows
+        median = float(np.median(values)) if values.size else 0.0
+        seen.setdefault(tuple(place[n] for n in kept), []).append((median, plane_level(squares), windows))
+    joined = {at: fit_noise(PlaneWindows.joined(alike([each for *_, each in planes]))) for at, planes in seen.items()}
+    fits = {at: fit for at, fit in joined.items() if fit and fit.gain}
     clear = {at: fit for at, fit in fits.items() if fit.is_clear}
-    for at, planes in evens.items():
-        if at not in clear:
-            like = [] if shared else [fit for other, fit in clear.items() if all(other[i] == at[i] for i in channel)]
-            known = [plane for plane in planes if not math.isnan(plane[1])] or [(0.0, 0.0)]
-            others = _fit_of_even(like, *np.median(known, axis=0).tolist())
-            fits[at] = others if others.gain else fits.get(at, others)
+    if not fits or (clearly and len(clear) < len(seen)):
+        return None
+    for at in seen.keys() - clear.keys():
+        like = [] if shared else [fit for other, fit in clear.items() if all(other[i] == at[i] for i in channel)]
+        known = [plane[:2] for plane in seen[at] if not math.isnan(plane[1])] or [(0.0, 0.0)]
+        others = _fit_of_even(like, *np.median(known, axis=0).tolist())
+        fits[at] = others if others.gain else fits.get(at, others)
     lengths = tuple(source.shape[axis] for axis in looped)
     parts = [np.array([fits[tuple(at[n] for n in kept)][i] for at in np.ndindex(lengths)]) for i in range(2)]
     gain, variance = (part.reshape(lengths) if len(fits) > 1 else part[0] for part in parts)
@@ -129,17 +123,13 @@ def alike(planes: Sequence[PlaneWindows]) -> Sequence[PlaneWindows]:
 
     Correlated noise has small details: one plane of it would pass for the quiet part of all.
     """
-    fits = [fit_noise(plane) for plane in planes]
-    known = [(plane, fit, plane.middle) for plane, fit in zip(planes, fits, strict=True) if fit]
+    known = [(plane, fit) for plane, fit in zip(planes, map(fit_noise, planes), strict=True) if fit]
     if len(known) < 3:
         return planes
-    gain, variance = np.array([(fit.gain, fit.variance) for _, fit, _ in known]).T
-    usual = [np.median(np.maximum(gain * middle + variance, 0)) for _, _, middle in known]
-    kept = [
-        plane
-        for (plane, fit, middle), level in zip(known, usual, strict=True)
-        if 1 / SUITS <= (fit.gain * middle + fit.variance) / max(level, np.finfo(float).tiny) <= SUITS
-    ]
+    gain, variance, middle = np.array([(fit.gain, fit.variance, plane.middle) for plane, fit in known]).T
+    expected = np.outer(middle, gain) + variance  # of each plane by each fit
+    ratios = expected.diagonal() / np.maximum(np.median(expected.clip(0), 1), np.finfo(float).tiny)
+    kept = [plane for (plane, _), ratio in zip(known, ratios, strict=True) if 1 / SUITS <= ratio <= SUITS]
     return kept if 2 * len(kept) > len(known) else planes
 
 

@@ -54,7 +54,7 @@ def unbiased_risk(noisy: Values, noise: PhotonNoise, denoise: Denoise, seed: int
     0.2
     """
     denoised = denoise(noisy)
-    gain, offset, read = (np.broadcast_to(part, noisy.shape) for part in (noise.gain, noise.offset, noise.read_sigma))
+    gain, offset, read = (np.broadcast_to(part, noisy.shape) for part in noise)
     own = np.where(np.isfinite(noisy), gain * (noisy - offset) + np.square(read), np.nan)
     errors, signs = np.square(denoised - noisy) - own, np.random.default_rng(seed).choice([-1.0, 1.0], noisy.shape)
     if np.nanmean(own) < FEW * np.nanmean(np.square(gain)):

@@ -246,7 +246,7 @@ def without_marks(squares: Sequence[Values]) -> Sequence[Values]:
     return [np.where(np.isin(square, marks), np.nan, square) for square in squares] if marks else squares
 
 
-def finite_values(squares: Sequence[Values]) -> Values:
+def finite_values(squares: Sequence[NDArray[Any]]) -> Values:
     """The finite values of squares, in one array."""
     return np.concatenate([np.zeros(0), *(square[np.isfinite(square)] for square in squares)])
 

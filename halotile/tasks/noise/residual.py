@@ -75,9 +75,10 @@ class Residual:
         axis = self.axes[self.correlations.index(self.correlation)]
         return f"{round(self.correlation, 2) + 0.0:.2f} {direction_text(axis)}"
 
-    def correlations_json(self) -> dict[str, Any]:
-        """The larger correlation, and that of each axis, for programs."""
-        return {"correlation": self.correlation, "correlations": dict(zip(self.axes, self.correlations, strict=True))}
+    def structure_json(self) -> dict[str, Any]:
+        """The larger correlation, that of each axis, and whether they show structure, for programs."""
+        each = dict(zip(self.axes, self.correlations, strict=True))
+        return {"correlation": self.correlation, "correlations": each, "holds_structure": self.is_structured}
 
     @property
     def is_structured(self) -> bool:

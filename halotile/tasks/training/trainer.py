@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -504,7 +504,7 @@ class HeldOutErrors:
     def __init__(self, crop: Values, noise: PhotonNoise, device: Any, alignment: int = 1) -> None:
         self.of_channels, self.device, self.alignment = noise, device, alignment
         self.noisy, outliers = without_outliers(crop, noise)
-        self.noise = replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma))
+        self.noise = noise._replace(read_sigma=np.where(outliers, np.nan, noise.read_sigma))
         self.used = 0
         """Number of times that a model was used."""
         self.unchanged = self.error(lambda pixels: pixels)
@@ -539,8 +539,7 @@ class HeldOutErrors:
 
     def _filter(self, denoiser: Denoiser) -> Callable[[torch.Tensor], torch.Tensor]:
         noise = self.of_channels
-        parts = zip(noise.gain, noise.offset, noise.read_sigma, strict=True)
-        models = [for_photon_noise(denoiser, PhotonNoise(*part), 1.0).build() for part in parts]
+        models = [for_photon_noise(denoiser, PhotonNoise(*part), 1.0).build() for part in zip(*noise, strict=True)]
         return lambda pixels: torch.cat([model(pixels[:, [n]]) for n, model in enumerate(models)], 1)
 
 

@@ -217,35 +217,27 @@ def check_depth(denoiser: ArrayDenoiser, depth: Depth, image: tuple[int, ...], *
     it. Else a boundary rule continues the image, and the function never sees its ends.
     """
     frame = NARROW[len(depth)] // 2
+
+    def check(sides: tuple[int, ...], tile: tuple[int, ...] | None = None) -> None:
+        """Check windows of an image that is longer by this frame, and a tile of its longest: in its middle, and at two corners."""
+        middle = tuple(frame + ODD for _ in sides)
+        last = tuple(n + frame for n in middle)
+        for is_bright in (False, True):
+            image = _trial_image(denoiser, sides, middle, frame, is_bright=is_bright)
+            trial = TrialImage(denoiser, depth, image, is_cut)
+            if tile is not None:
+                _compare(trial, Region.whole(tile).shift(middle))
+            for start in (middle, (0,) * len(sides), last) if is_cut else (middle,):
+                _compare(trial, Region.whole(sides).shift(start))
+
     sides = tuple(max(2 * frame, -(-(a + b + frame // 2) // frame) * frame) for a, b in depth)
-    _check_windows(denoiser, sides, depth, frame, is_cut=is_cut)
+    check(sides)
     frames = 2 * frame + ODD
     for axis, length in enumerate(image):
         across = math.prod(n + frames for i, n in enumerate(sides) if i != axis)
         long = min(length, LONG_PIXELS // across) - frames
         if long > sides[axis]:
-            _check_windows(denoiser, (*sides[:axis], long, *sides[axis + 1 :]), depth, frame, is_cut=is_cut, tile=sides)
-
-
-def _check_windows(
-    denoiser: ArrayDenoiser,
-    sides: tuple[int, ...],
-    depth: Depth,
-    frame: int,
-    *,
-    is_cut: bool,
-    tile: tuple[int, ...] | None = None,
-) -> None:
-    """Check windows of an image that is longer by this frame, and a tile of its longest: in its middle, and at two corners."""
-    middle = tuple(frame + ODD for _ in sides)
-    last = tuple(n + frame for n in middle)
-    for is_bright in (False, True):
-        image = _trial_image(denoiser, sides, middle, frame, is_bright=is_bright)
-        trial = TrialImage(denoiser, depth, image, is_cut)
-        if tile is not None:
-            _compare(trial, Region.whole(tile).shift(middle))
-        for start in (middle, (0,) * len(sides), last) if is_cut else (middle,):
-            _compare(trial, Region.whole(sides).shift(start))
+            check((*sides[:axis], long, *sides[axis + 1 :]), sides)
 
 
 def _trial_image(

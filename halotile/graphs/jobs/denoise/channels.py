@@ -15,7 +15,7 @@ from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.choices import choices_of_channels, make_chosen
 from halotile.graphs.words import flow
 from halotile.storage.arrays import Source
-from halotile.storage.images.planes import channel_names
+from halotile.storage.images.planes import channel_titles
 from halotile.tasks.denoisers.base import Denoiser
 
 
@@ -55,7 +55,7 @@ def naming(title: str) -> Iterator[None]:
 def channels_of(job: Denoising, source: Source) -> list[ChannelGroup]:
     """Return the channels of an image by their denoisers, those of the main one first; the whole image where all have the same."""
     choices = choices_of_channels(job.denoiser, job.channels, source)
-    names = [f"c={name}" if name.isdecimal() else name for name in channel_names(source)]
+    names = channel_titles(source)
     made: list[Denoiser] = []
     for name, choice in zip(names, choices, strict=False):
         with naming(name if len(choices) > 1 else ""):

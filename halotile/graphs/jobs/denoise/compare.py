@@ -15,7 +15,7 @@ from halotile.errors import ConfigError, HalotileError, InputError, InputUnreada
 from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
-from halotile.graphs.jobs.denoise.place import DenoisedPlace, Spans
+from halotile.graphs.jobs.denoise.place import DenoisedPlace, Spans, readable_places, spans_of
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Job
 from halotile.graphs.plans.choices import choices_of_channels
 from halotile.graphs.plans.make import make_plan
@@ -23,19 +23,16 @@ from halotile.graphs.waiting import Report, no_report
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
 from halotile.storage.images.planes import MOST_CHANNELS, channel_names, choose_planes
-from halotile.storage.rim import Array, Readable
 from halotile.storage.sharded.ome_metadata import shown_colours
-from halotile.storage.views import measured, readable_parts
 from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask, has_noise_map
 from halotile.tasks.denoisers.base import Leveled
 from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
-from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_regions, sample_regions
+from halotile.tasks.noise.estimate import SAMPLES, plane_regions, sample_regions
 from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
 from halotile.tasks.noise.photon_noise import PhotonNoise, noise_of_planes
 from halotile.tasks.noise.quality import FaintDetail, faint_detail, noise_sigma, unbiased_risk, without_outliers
 from halotile.tasks.noise.quiet_windows import WINDOW, Values, cut
 from halotile.tasks.noise.residual import Residual
-from halotile.tasks.noise.stripes import WithoutStripes
 from halotile.tasks.roles import respanned
 
 EDGE = 512
@@ -75,35 +72,25 @@ def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int | str], 
         fixed["c"] = (0, planes.samples)
     if region is not None:
         fixed |= {"y": (region.start[0], region.stop[0]), "x": (region.start[1], region.stop[1])}
-    candidates = _candidates(source, fixed)
-    best = candidates[0]
-    if len(candidates) > 1:
-        parts = readable_parts(image_of(source, task), candidates)
-        if not parts:
-            raise InputUnreadable(
-                f"{source.path}: none of {counted(len(candidates), 'place')} can be read. Write a region."
-            )
-        best = max(parts, key=lambda part: _structure(part[1], source.axes))[0]
-    return dict(zip(source.axes, zip(best.start, best.stop, strict=True), strict=True))
+    candidates = [spans_of(source.axes, region) for region in _candidates(source, fixed)]
+    if len(candidates) == 1:
+        return candidates[0]
+    if not (places := readable_places(task, candidates)):
+        raise InputUnreadable(
+            f"{source.path}: none of {counted(len(candidates), 'place')} can be read. Write a region."
+        )
+    return max(places, key=lambda place: _structure(place.noisy)).place
 
 
-def image_of(source: Readable, task: DenoiseTask) -> Readable:
-    """Return the image with NaN in its holes, and where it is masked."""
-    value, roles = task.holes.value if task.holes else None, task.roles
-    if isinstance(task.source, WithoutStripes):
-        source = replace(task.source, source=source)
-    return measured(source, value, task.sides.get("mask"), roles.spatial, len(roles.axes))
-
-
-def samples_at(source: Source, task: DenoiseTask, place: Spans) -> Iterator[list[Array]]:
+def samples_at(source: Source, task: DenoiseTask, place: Spans) -> Iterator[list[Values]]:
     """Yield samples of the whole plane of each channel of a place, in the units of the file."""
-    axes, image = source.axes, image_of(source, task)
+    axes = source.axes
     square = axes.index("y"), axes.index("x")
     tiled = {task.roles.axes[i] for i in task.roles.spatial}
     for channel in range(*place.get("c", (0, 1))):
         at = {i: place[a][0] if a != "c" else channel for i, a in enumerate(axes) if a not in tiled}
         regions = plane_regions(source.shape, square, at, SAMPLES)
-        yield [as_square(part, square) for _, part in readable_parts(image, regions)]
+        yield [each.noisy[0] for each in readable_places(task, (spans_of(axes, region) for region in regions))]
 
 
 def _candidates(source: Source, fixed: Spans) -> list[Region]:
@@ -114,9 +101,8 @@ def _candidates(source: Source, fixed: Spans) -> list[Region]:
     return list(dict.fromkeys(respanned(region, spans) for region in spread))
 
 
-def _structure(pixels: Array, axes: tuple[str, ...]) -> float:
+def _structure(image: Values) -> float:
     """Return the mean difference of neighbouring squares; those without measured pixels count as 0."""
-    image = np.moveaxis(pixels.astype(np.float64), (axes.index("y"), axes.index("x")), (-2, -1))
     # Medians, which neither noise nor single bright pixels move much.
     squares = np.median(cut(image, min(WINDOW, *image.shape[-2:])), (-3, -1))
     steps = [np.abs(np.diff(squares, axis=axis)) for axis in (-2, -1)]
@@ -125,6 +111,8 @@ def _structure(pixels: Array, axes: tuple[str, ...]) -> float:
 
 Setting = tuple[str, ...]
 """Overrides of a job file, such as ``("denoiser.strength=0.5",)``."""
+Failed = dict[Setting, HalotileError]
+"""Settings that cannot be used, with the reasons."""
 Score = Literal["SURE", "PURE"]
 """Unbiased risk estimates for Gaussian noise, and for noise of photons."""
 
@@ -205,7 +193,7 @@ def compare(
     report: Report = no_report,  # called with a line about each slow operation
 ) -> Comparison:
     """Denoise one crop with each setting, as a run of the job would."""
-    failed: dict[Setting, HalotileError] = {}
+    failed: Failed = {}
     jobs: dict[Setting, Job] = {}
     tasks: dict[Setting, AnyDenoiseTask] = {}
     sources: list[Source] = []
@@ -231,7 +219,7 @@ def compare(
     if "c" in (at or {}) or not by_channel or not 2 <= len(names) <= MOST_CHANNELS or main.roles.channel is not None:
         return replace(_compared(tasks, source, place, level, failed), preferred=own)
     found: dict[str, Comparison] = {}
-    without: dict[Setting, HalotileError] = {}
+    without: Failed = {}
     for number, name in enumerate(names):
         with _noted(without, (name,)):
             found[name] = _compared(tasks, source, {**place, "c": (number, number + 1)}, level, dict(failed))
@@ -281,23 +269,17 @@ def _written(best: Mapping[str, Setting | None], jobs: Mapping[Setting, Any], so
     main = max(choices.values(), key=lambda choice: sum(each.name == choice.name for each in choices.values()))
     alike = {name: choice.options for name, choice in choices.items() if choice.name == main.name}
     merged = {
-        key: main.options[key] if len({str(own.get(key)) for own in alike.values()}) == 1 else _each(alike, key)
+        key: main.options[key]
+        if len({str(own.get(key)) for own in alike.values()}) == 1
+        else {name: own[key] for name, own in alike.items() if key in own}
         for key in dict.fromkeys(key for own in alike.values() for key in own)
     }
     others = {n: {"name": each.name, **each.options} for n, each in choices.items() if n not in alike}
     return {"denoiser": {"name": main.name, **merged}, **({"channels": others} if others else {})}
 
 
-def _each(options: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
-    return {name: own[key] for name, own in options.items() if key in own}
-
-
 def _compared(
-    tasks: Mapping[Setting, AnyDenoiseTask],
-    source: Source,
-    place: Spans,
-    level: float,
-    failed: dict[Setting, HalotileError],
+    tasks: Mapping[Setting, AnyDenoiseTask], source: Source, place: Spans, level: float, failed: Failed
 ) -> Comparison:
     """Compare settings at one place."""
     crops = {setting: DenoisedPlace(task, place) for setting, task in tasks.items()}
@@ -317,7 +299,7 @@ def _compared(
             "Choose another plane or region."
         )
     repaired, outliers = without_outliers(noisy, noise)
-    judged = None if correlated else replace(noise, read_sigma=np.where(outliers, np.nan, noise.read_sigma))
+    judged = None if correlated else noise._replace(read_sigma=np.where(outliers, np.nan, noise.read_sigma))
     for setting, crop in crops.items():
         with _noted(failed, setting):
             if not np.array_equal(crop.noisy, noisy, equal_nan=True):
@@ -334,7 +316,7 @@ def _compared(
 
 
 @contextmanager
-def _noted(failed: dict[Setting, HalotileError], setting: Setting) -> Iterator[None]:
+def _noted(failed: Failed, setting: Setting) -> Iterator[None]:
     """Note the reason where work on a setting fails."""
     try:
         yield

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from halotile.errors import InputError
-from halotile.graphs.jobs.denoise.image import open_side, plane_values
-from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.image import JobImage, open_side, plane_values
 from halotile.graphs.jobs.denoise.pixels import defects_text
 from halotile.graphs.plans.inputs import check_whole
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Readable
-from halotile.storage.views import PlaneValues, chunks_of, readable_parts
+from halotile.storage.views import PlaneValues, readable_parts
 from halotile.tasks.noise.defects import Defects, Places, outliers, stabilised
 from halotile.tasks.noise.estimate import planes_at_once, sampled_planes, spread_evenly
 from halotile.tasks.noise.photon_noise import PLANES, PhotonNoise, noise_of_plane
@@ -25,8 +25,8 @@ from halotile.tasks.roles import Roles, respanned
 
 LEAST_PLANES, MOST_PLANES = 4, 16
 """Fewest planes along z and t in which lasting defects are searched, and most planes that are read for them."""
-PLANE_PIXELS, STRIP_PIXELS = 1 << 26, 1 << 20
-"""Pixels of the largest plane in which they are looked for, and of a part that is read at once."""
+PLANE_PIXELS, AT_ONCE_PIXELS = 1 << 26, 1 << 27
+"""Pixels of the largest plane in which they are looked for, and pixels that are read at once."""
 
 
 class ChosenDefects(NamedTuple):
@@ -48,20 +48,14 @@ class ChosenDefects(NamedTuple):
         }
 
 
-def choose_defects(
-    job: Denoising,
-    original: Source,  # image as it is stored
-    view: Readable,  # image, with NaN in its holes
-    roles: Roles,
-    photons: PhotonNoise | None,
-    previous: Mapping[str, Any] | None,
-) -> ChosenDefects:
+def choose_defects(image: JobImage, photons: PhotonNoise | None) -> ChosenDefects:
     """Decide which pixels are replaced. A resumed run keeps the noise and the places that it began with."""
+    job, view, roles, previous = image.job, image.even, image.roles, image.previous
     wanted, kept = job.input.defects, job.input.defects_in_output == "kept"
     if wanted == "none":
         return ChosenDefects()
     if wanted != "auto":
-        given = _given(wanted, original, view, roles)
+        given = _given(wanted, image.original, view, roles)
         note = f"pixels that are not 0 in {wanted} are defects, and replaced before anything is computed"
         return ChosenDefects(Defects(given=given, are_kept=kept), (given,), (note,))
     known = (previous["identity"].get("defects") or {}) if previous else {}
@@ -69,10 +63,10 @@ def choose_defects(
         gain, variance = (PlaneValues(np.asarray(part, np.float64)) for part in known["noise"])
         places = np.asarray(known["places"], np.intp).reshape(-1, len(view.shape))
         return ChosenDefects(Defects((gain, variance), places, are_kept=kept))
-    gain, variance, share = _noise_of(view, roles, photons, job.noise.read_sigma)
+    gain, variance, number = _noise_of(view, roles, photons, job.noise.read_sigma)
     places = _lasting(view, roles, gain, variance)
     also = f", and {len(places):,} in the mean of several planes" if len(places) else ""
-    note = f"{defects_text(share, view.shape)} stand out of the noise alone{also}: defects, replaced before anything is computed"
+    note = f"{defects_text(number, view.shape)} stand out of the noise alone{also}: defects, replaced before anything is computed"
     return ChosenDefects(Defects((gain, variance), places, are_kept=kept), (), (note,))
 
 
@@ -92,7 +86,7 @@ def _given(path: str, original: Source, view: Readable, roles: Roles) -> Source:
 def _noise_of(
     view: Readable, roles: Roles, photons: PhotonNoise | None, level: float
 ) -> tuple[PlaneValues, PlaneValues, float]:
-    """Return the gain and the variance of each plane, and the share of the samples that are defects."""
+    """Return the gain and the variance of each plane, and the number of defects by samples."""
     apart = replace(roles, channel=None)
     gain, variance = (np.zeros([view.shape[axis] for axis in apart.looped]) for _ in range(2))
     known = photons or (PhotonNoise(*map(np.asarray, (0.0, 0.0, level))) if level else None)
@@ -106,7 +100,7 @@ def _noise_of(
             _, gain[place], variance[place] = noise_of_plane(squares)
         found += sum(len(outliers(square, float(gain[place]), float(variance[place]))) for square in squares)
         looked += sum(square.size for square in squares)
-    return plane_values(gain, apart), plane_values(variance, apart), found / max(looked, 1)
+    return plane_values(gain, apart), plane_values(variance, apart), found / max(looked, 1) * math.prod(view.shape)
 
 
 def _lasting(view: Readable, roles: Roles, gain: PlaneValues, variance: PlaneValues) -> Places:
@@ -114,30 +108,25 @@ def _lasting(view: Readable, roles: Roles, gain: PlaneValues, variance: PlaneVal
 
     The least and the largest value of each pixel do not count, such as those of a cosmic ray.
     """
-    plane, whole = roles.spatial[-2:], Region.whole(view.shape)
+    plane, whole, dims = roles.spatial[-2:], Region.whole(view.shape), len(view.shape)
     along = [axis for axis, letter in enumerate(roles.axes) if letter in "ztq" and axis not in plane]
-    (height, width), found = (view.shape[axis] for axis in plane), [np.zeros((0, len(view.shape)), np.intp)]
-    if math.prod(view.shape[axis] for axis in along) < LEAST_PLANES or height * width > PLANE_PIXELS:
+    pixels, found = math.prod(view.shape[axis] for axis in plane), [np.zeros((0, dims), np.intp)]
+    if math.prod(view.shape[axis] for axis in along) < LEAST_PLANES or pixels > PLANE_PIXELS:
         return found[0]
-    groups = planes_at_once(view, along, MOST_PLANES)
+    groups = planes_at_once(view, along, max(1, min(MOST_PLANES, AT_ONCE_PIXELS // pixels)))
     chosen = dict.fromkeys(spread_evenly(groups, max(1, MOST_PLANES // groups[0].size)))
-    chunk = chunks_of(view)[plane[0]]
-    step = max(chunk, STRIP_PIXELS // width // chunk * chunk)
     for other in np.ndindex(*(1 if axis in (*along, *plane) else n for axis, n in enumerate(view.shape))):
-        mean = np.full((height, width), np.nan)
-        for top in range(0, height, step):
-            spans = {axis: (index, index + 1) for axis, index in enumerate(other)} | {plane[1]: (0, width)}
-            spans[plane[0]] = (top, min(top + step, height))
-            ends = (zip(along, zip(group.start, group.stop, strict=True), strict=True) for group in chosen)
-            parts = [respanned(whole, spans | dict(each)) for each in ends]
-            levels = np.stack([*_in_levels(view, parts, plane, gain, variance)] or [mean[top : top + step]])
-            if len(levels) >= LEAST_PLANES:
-                others = levels.sum(0) - levels.min(0) - levels.max(0)
-                mean[top : top + step] = others / math.sqrt(len(levels) - 2)
-        lasting = outliers(mean, 0.0, 1.0)
-        places = np.tile(other, (len(lasting), 1))
-        places[:, along], places[:, plane] = -1, lasting
-        found.append(places)
+        spans = {axis: (index, index + 1) for axis, index in enumerate(other) if axis not in plane}
+        ends = (zip(along, zip(group.start, group.stop, strict=True), strict=True) for group in chosen)
+        count, (total, least, most) = 0, (np.full((), start, np.float32) for start in (0, np.inf, -np.inf))
+        for level in _in_levels(view, (respanned(whole, spans | dict(each)) for each in ends), plane, gain, variance):
+            count, total = count + 1, total + level
+            least, most = np.minimum(least, level), np.maximum(most, level)
+        if count >= LEAST_PLANES:
+            lasting = outliers((total - least - most) / math.sqrt(count - 2), 0.0, 1.0)
+            places = np.tile(other, (len(lasting), 1))
+            places[:, along], places[:, plane] = -1, lasting
+            found.append(places)
     return np.concatenate(found)
 
 
@@ -145,7 +134,7 @@ def _in_levels(
     view: Readable, parts: Iterable[Region], plane: tuple[int, ...], gain: PlaneValues, variance: PlaneValues
 ) -> Iterator[Array]:
     """Yield planes in units in which their noise has a level of 1."""
-    for part, read in readable_parts(view, parts):
+    for part, read in itertools.chain.from_iterable(readable_parts(view, [part]) for part in parts):
         pixels = np.moveaxis(read, plane, (-2, -1))
         noise = (np.moveaxis(each.read(part), plane, (-2, -1)) for each in (gain, variance))
         numbers = (np.broadcast_to(each, (*pixels.shape[:-2], 1, 1)).ravel().tolist() for each in noise)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.stripes import Striped
 from halotile.graphs.plans.inputs import check_whole, with_selected
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.formats.base import number_of_type
@@ -20,10 +22,20 @@ from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.ome_metadata import order
 from halotile.storage.spacing import voxel_shape
-from halotile.storage.views import ChannelAxis, PlaneValues, axes_of_side, chunks_of, measured, readable_parts, side_at
+from halotile.storage.views import (
+    ChannelAxis,
+    PlaneValues,
+    Remembered,
+    axes_of_side,
+    chunks_of,
+    measured,
+    readable_parts,
+    side_at,
+)
 from halotile.tasks.denoise_block import describe_range
 from halotile.tasks.denoisers.base import Denoiser, Leveled, Spaced
 from halotile.tasks.holes import Holes, describe_value, fill_reach
+from halotile.tasks.noise.defects import Defects, Repaired, axes_of_given
 from halotile.tasks.noise.estimate import NO_ENDS, Ends, estimate_noise_levels, sample_regions
 from halotile.tasks.options import Auto
 from halotile.tasks.roles import Roles, respanned
@@ -32,48 +44,31 @@ FLAT = 2.0
 """Ratio of the distances along z and within a plane from which planes are denoised one by one."""
 
 
-class Tiled(NamedTuple):
-    """The image as it is tiled."""
-
-    roles: Roles
-    source: Readable
-    """The image with the axes that the denoiser takes."""
-    denoiser: Denoiser
-    """The denoiser, with the shape of the voxels."""
-    notes: tuple[str, ...]
-    """Decisions where the job and the file leave it open."""
-
-
-def assign_axes(job: Denoising, denoiser: Denoiser, source: Source) -> Tiled:
-    """Decide the role of each axis."""
+def assign_axes(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[JobImage, Denoiser]:
+    """Decide the role of each axis; return the denoiser with the shape of the voxels as well."""
     letters, notes = _tiled_letters(job, denoiser, source)
     if "z" in letters and (shape := _voxel_shape(job, source, letters)):
         denoiser = denoiser.with_spacing(shape)
     if isinstance(denoiser, Spaced):
         denoiser.spacing_along(len(letters))
     readable: Readable = source
-    axes = source.axes
-    channels = denoiser.channels[0]
-    if denoiser.channels == (1, 1):
-        return Tiled(_roles(axes, letters, None), readable, denoiser, notes)
-    if "c" not in axes:
-        if channels != 1:
+    axes, channel, channels = source.axes, None, denoiser.channels[0]
+    if denoiser.channels != (1, 1):
+        if "c" not in axes:
+            if channels != 1:
+                raise InputError(
+                    f"{denoiser.title} takes {channels} channels, the image has axes {''.join(axes)!r} without c. "
+                    "Name its channel axis with input.axes, or use a network of one channel."
+                )
+            readable, axes = ChannelAxis(source), ("c", *axes)
+        channel = axes.index("c")
+        if readable.shape[channel] != channels:
             raise InputError(
-                f"{denoiser.title} takes {channels} channels, the image has axes {''.join(axes)!r} without c. "
-                "Name its channel axis with input.axes, or use a network of one channel."
+                f"{denoiser.title} takes {channels} channels, the image has {readable.shape[channel]}. "
+                "Use a network of as many channels."
             )
-        readable, axes = ChannelAxis(source), ("c", *axes)
-    channel = axes.index("c")
-    if readable.shape[channel] != channels:
-        raise InputError(
-            f"{denoiser.title} takes {channels} channels, the image has {readable.shape[channel]}. "
-            "Use a network of as many channels."
-        )
-    return Tiled(_roles(axes, letters, channel), readable, denoiser, notes)
-
-
-def _roles(axes: tuple[str, ...], letters: Sequence[str], channel: int | None) -> Roles:
-    return Roles(axes, tuple(sorted(axes.index(a) for a in letters)), channel)
+    roles = Roles(axes, tuple(sorted(axes.index(a) for a in letters)), channel)
+    return JobImage(job=job, original=source, source=readable, roles=roles, notes=notes), denoiser
 
 
 def _tiled_letters(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[str, tuple[str, ...]]:
@@ -151,11 +146,10 @@ def open_input(job: Denoising) -> Source:
     return source.with_sizes(job.input.spacing) if job.input.spacing else source
 
 
-def open_sides(
-    job: Denoising, denoiser: Denoiser, names: Collection[str], original: Source, source: Readable, roles: Roles
-) -> dict[str, Source]:
+def open_sides(image: JobImage, denoiser: Denoiser, names: Collection[str]) -> dict[str, Source]:
     """Open the side inputs of a job; the mask may be in the file of the image; ``names``: those that denoisers take."""
     sides: dict[str, Source] = {}
+    job, original, source, roles = image.job, image.original, image.source, image.roles
     paths = dict(job.input.sides)
     own = original.mask if job.input.nodata != "none" else None
     if own and "mask" in paths:
@@ -236,17 +230,11 @@ def check_units(denoiser: Denoiser, values: tuple[float, float] | None, sides: M
 
 
 def choose_noise_level(
-    denoiser: Denoiser,
-    source: Readable,
-    roles: Roles,
-    values: tuple[float, float] | None,
-    sides: Mapping[str, Readable],
-    previous: Mapping[str, Any] | None,
-    given: float = 0.0,
+    image: JobImage, denoiser: Denoiser, values: tuple[float, float] | None, sides: Mapping[str, Readable]
 ) -> tuple[Denoiser, Levels | None]:
     """Return the denoiser, and the noise level of each plane if it wants one; it is set where there is only one.
 
-    A noise map of the job, or a level that is ``given`` in the units of the file, takes the place of an estimate. A resumed run keeps the estimate
+    A noise map of the job, or a level that it gives in the units of the file, takes the place of an estimate. A resumed run keeps the estimate
     that it began with.
 
     Returns
@@ -256,19 +244,14 @@ def choose_noise_level(
     """
     if not denoiser.wants_noise_level or "sigma" in sides:
         return denoiser, None
-    low, high = values or (0.0, 1.0)
-    if given:
+    (low, high), roles = values or (0.0, 1.0), image.roles
+    if given := image.job.noise.read_sigma:
         return denoiser.with_noise_level(given / (high - low)), None
-    known = previous["identity"].get("noise_level") if previous else None
+    known = image.previous["identity"].get("noise_level") if image.previous else None
     levels = np.asarray(known, float)
-    if known is None or levels.shape != tuple(source.shape[i] for i in roles.looped):
-        levels = estimate_noise_levels(source, roles.spatial, roles.looped) / (high - low)
+    if known is None or levels.shape != tuple(image.source.shape[i] for i in roles.looped):
+        levels = estimate_noise_levels(image.even, roles.spatial, roles.looped) / (high - low)
     return denoiser.with_noise_level(float(levels.flat[0])) if levels.size == 1 else denoiser, levels
-
-
-def level_sides(levels: Levels | None, roles: Roles) -> dict[str, PlaneValues]:
-    """Return the side input of noise levels that differ from plane to plane; none for a single level."""
-    return {} if levels is None or levels.size == 1 else {"sigma": plane_values(levels, roles)}
 
 
 def plane_values(values: Levels, roles: Roles) -> PlaneValues:
@@ -289,8 +272,8 @@ SAMPLES = 64
 class Holed(NamedTuple):
     """The values that stand for a hole, and notes about them."""
 
-    holes: Holes | None
-    notes: tuple[str, ...]
+    holes: Holes | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def value(self) -> float | None:
@@ -307,42 +290,75 @@ class Holed(NamedTuple):
         return fill_reach(dims) if possible else 0
 
 
-def choose_holes(
-    job: Denoising,
-    original: Source,
-    source: Readable,
-    spatial: Sequence[int],
-    mask: Readable | None,
-    previous: Mapping[str, Any] | None,
-) -> Holed:
-    """Decide which values stand for a hole; ``source`` is the image with the axes that the denoiser takes.
+NO_HOLES, NO_STRIPES = Holed(), Striped()
 
-    A resumed run keeps the mean that it began with.
-    """
+
+@dataclass(frozen=True, kw_only=True)
+class JobImage:
+    """The image that a job reads, as all of its channels have it."""
+
+    job: Denoising
+    original: Source  # input as it is stored
+    source: Readable  # the same with the axes that the denoiser takes
+    roles: Roles
+    previous: Mapping[str, Any] | None = None  # plan of the run that is resumed
+    sides: Mapping[str, Source] = field(default_factory=dict)
+    holed: Holed = NO_HOLES
+    striped: Striped = NO_STRIPES
+    notes: Sequence[str] = ()  # on the axes
+
+    @cached_property
+    def view(self) -> Readable:
+        """The input with NaN in its holes, and where it is masked."""
+        return self.holed.view(Remembered(self.source), self.sides.get("mask"), self.roles)
+
+    @cached_property
+    def even(self) -> Readable:
+        """The same without the stripes that are removed."""
+        return self.striped.read(self.view, self.view)
+
+    @cached_property
+    def corrected(self) -> Readable:
+        """The input without the stripes that are removed."""
+        return self.striped.read(self.source, self.view)
+
+    def of(self, numbers: Sequence[int]) -> Self:
+        """The image with some of its channels; all where there are no numbers."""
+        if not numbers:
+            return self
+        some, dims, at = self.original.with_channels(numbers), len(self.roles.axes), self.roles.axes.index("c")
+        sides = {k: s.with_channels(numbers, at) if len(s.shape) == dims else s for k, s in self.sides.items()}
+        return replace(self, original=some, source=some, sides=sides)
+
+
+def choose_holes(image: JobImage) -> Holed:
+    """Decide which values stand for a hole. A resumed run keeps the mean that it began with."""
+    job, source, previous = image.job, image.source, image.previous
+    mask, spatial = image.sides.get("mask"), image.roles.spatial
     dtype, is_float = source.dtype, source.dtype.kind == "f"
-    value = _value(job, original, dtype)
+    value = _value(job, image.original, dtype)
     has_nan = is_float and job.input.nodata != "none"
     is_plain = value is None and not has_nan and mask is None
     if is_plain and (not is_float or job.run.on_nan == "fail"):
         return Holed(None, ())
     counted = _counted(measured(source, value, None, spatial, len(source.shape)), mask, spatial)
     if is_plain:
-        there = _number_text(counted.holes, source.shape)
+        there = counted.holes.text(source.shape)
         note = (
             f"pixels of NaN or infinity ({there}) are taken for measurements, as input.nodata: none says, and spoil the pixels around them. "
             "To keep them as they are, leave nodata out, or write nodata: nan"
         )
-        return Holed(None, (note,) if counted.holes else ())
-    share = counted.holes if has_nan or value is not None else 0.0
+        return Holed(None, (note,) if counted.holes.share else ())
+    share = counted.holes.share if has_nan or value is not None else 0.0
     written = job.output.dtype
     if share and value is None and written != "auto" and np.dtype(written).kind != "f":
         raise ConfigError(
             f"output.dtype is {written}, which cannot hold the NaN of this image's holes. Write a type of floats, such as float32."
         )
-    holed = _noted(Holes(value, counted.mean, share, has_nan), dtype, source.shape)
+    holed = _noted(Holes(value, counted.mean, share, has_nan), dtype, counted.holes.text(source.shape))
     notes = list(holed.notes)
-    if counted.masked:
-        there = _number_text(counted.masked, source.shape)
+    if counted.masked.share:
+        there = counted.masked.text(source.shape)
         notes.append(f"masked pixels ({there}) stay as they are, and no other pixel depends on them")
     if is_float:
         notes += note_of_far_value(counted.ends, job, by_samples=math.prod(source.shape) > COUNTED_PIXELS)
@@ -365,30 +381,53 @@ def note_of_far_value(ends: Ends, job: Denoising, *, by_samples: bool, alone: in
     )
 
 
+class _Share(NamedTuple):
+    """The share of some pixels in an image, and the most that it may be by what parts of it have."""
+
+    share: float
+    most: float
+
+    @classmethod
+    def of(cls, counts: Sequence[int], sizes: Sequence[int]) -> Self:
+        """The share by the numbers of such pixels in parts of these sizes: any may be in what is between the parts, where many of them are alike."""
+        if not sizes:
+            return cls(0.0, 0.0)
+        share, each = sum(counts) / sum(sizes), np.divide(counts, sizes)
+        return cls(share, min(1.0, share + 2 * float(each.std()) / math.sqrt(len(sizes)) + 3 / len(sizes)))
+
+    def text(self, shape: tuple[int, ...]) -> str:
+        """The number of these pixels; of a large image that was sampled, about."""
+        size = math.prod(shape)
+        if size <= COUNTED_PIXELS:
+            return f"{round(self.share * size):,} of {size:,}"
+        about = f"about {self.share:.2%} of the pixels" if self.share else "none"
+        return f"{about} in samples of it, and at most about {self.most:.0%} of the image"
+
+
 class _Counted(NamedTuple):
     """Shares of holes and of masked pixels in what is looked at, with mean and ends of the others."""
 
-    holes: float
-    masked: float
+    holes: _Share
+    masked: _Share
     mean: float
     ends: Ends
 
 
 def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> _Counted:
     """Look at the pixels of an image, or at samples of a large one."""
-    holes, masked, pixels, total, known, ends = 0, 0, 0, 0.0, 0, NO_ENDS
+    holes, masked, sizes, total, known, ends = list[int](), list[int](), list[int](), 0.0, 0, NO_ENDS
     for square in _squares(view, tuple(spatial[-2:])):
         for _, part in readable_parts(view, [square]):
-            finite = np.isfinite(part)
-            holes, pixels = holes + part.size - int(finite.sum()), pixels + part.size
+            finite, kept = np.isfinite(part), np.ones((), bool)
             if mask is not None:
-                sides = side_at(mask, axes_of_side(mask, spatial, part.ndim), square)
-                kept = np.broadcast_to(sides != 0, part.shape)
-                masked += part.size - int(kept.sum())
-                finite &= kept
+                kept = np.broadcast_to(side_at(mask, axes_of_side(mask, spatial, part.ndim), square) != 0, part.shape)
+            sizes.append(part.size)
+            holes.append(part.size - int(finite.sum()))
+            masked.append(int((~kept).sum()))
+            finite &= kept
             total, known = total + float(part[finite].sum(dtype=np.float64)), known + int(finite.sum())
             ends = ends.joined(Ends.of(part[finite]))
-    return _Counted(holes / max(pixels, 1), masked / max(pixels, 1), total / max(known, 1), ends)
+    return _Counted(_Share.of(holes, sizes), _Share.of(masked, sizes), total / max(known, 1), ends)
 
 
 def _squares(view: Readable, plane: tuple[int, ...]) -> Sequence[Region]:
@@ -403,32 +442,15 @@ def _squares(view: Readable, plane: tuple[int, ...]) -> Sequence[Region]:
     return [block.core for block in Grid(shape, edges, ((0, 0),) * len(shape))]
 
 
-REACH = 2
-"""Pixels on each side of a defect, among which its replacement is found."""
-
-
-def check_marked(marked: Sequence[Source], view: Readable, roles: Roles) -> None:
+def check_marked(image: JobImage, marked: Sequence[Source]) -> None:
     """Refuse images that mark a whole area as defects, because nothing can replace its pixels; large images are sampled."""
+    spatial, dims = image.roles.spatial, len(image.roles.axes)
     for side in marked:
-        dims, length = len(view.shape), len(side.shape)
-        axes = tuple(range(dims)) if length == dims else roles.spatial[-length:]
-        plane = tuple(axes.index(axis) for axis in roles.spatial[-2:])
-        inner = tuple((-REACH * (axis in plane),) * 2 for axis in range(length))
-        for region, pixels in readable_parts(side, _squares(side, plane)):
-            inside = region.grow(inner)
-            if min(inside.shape) < 1:
-                continue
-            areas = sliding_window_view(pixels != 0, (2 * REACH + 1,) * 2, plane).all((-2, -1))
-            spans = dict(zip(axes, zip(inside.start, inside.stop, strict=True), strict=True))
-            there = [respanned(Region((0,) * dims, (1,) * dims), spans)] if areas.any() else []
-            for _, seen in readable_parts(view, there):
-                places = np.argwhere(areas & np.isfinite(seen.reshape(areas.shape)))
-                if len(places):
-                    row, column = (places[0] + inside.start)[list(plane)]
-                    raise InputError(
-                        f"input.defects marks row {row}, column {column} and every measured pixel within {REACH} of it, so none can take its place. "
-                        "Write a mask that is 0 there, input.sides.mask."
-                    )
+        repaired = Repaired(image.view, spatial, None, None, Defects(given=side))
+        axes = [axis % dims for axis in axes_of_given(side, spatial, dims)]
+        for square in _squares(side, tuple(axes.index(axis) for axis in spatial[-2:])):
+            spans = dict(zip(axes, zip(square.start, square.stop, strict=True), strict=True))
+            readable_parts(repaired, [respanned(Region.whole((1,) * dims), spans)])
 
 
 def nodata_value(
@@ -456,20 +478,11 @@ def _value(job: Denoising, original: Source, dtype: np.dtype[np.generic]) -> flo
     return value
 
 
-def _noted(holes: Holes, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Holed:
+def _noted(holes: Holes, dtype: np.dtype[np.generic], there: str) -> Holed:
     if not holes.are_likely:
         return Holed(holes, ())
-    there = _number_text(holes.share, shape)
     kept = f"pixels of {describe_value(holes.value, dtype)} are holes ({there}): they stay as they are, and no other pixel depends on them"
     if holes.value is None or math.isnan(holes.value):  # which nothing can be computed from
         return Holed(holes, (kept,))
     instead = "nan" if dtype.kind == "f" else "none"
     return Holed(holes, (f"{kept}. To denoise those of {holes.value:.10g} too, write input.nodata: {instead}",))
-
-
-def _number_text(share: float, shape: tuple[int, ...]) -> str:
-    """Return the number of pixels of a share of the image; of a large one that was sampled, about."""
-    size = math.prod(shape)
-    if size <= COUNTED_PIXELS:
-        return f"{round(share * size):,} of {size:,}"
-    return f"about {share:.2%} of the pixels, by samples" if share else "none in the samples"

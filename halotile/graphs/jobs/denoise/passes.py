@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shift_warning
-from halotile.graphs.jobs.denoise.place import DenoisedPlace
+from halotile.graphs.jobs.denoise.place import DenoisedPlace, readable_places, spans_of
 from halotile.graphs.jobs.denoise.stripes import PHASE as STRIPES
 from halotile.graphs.jobs.denoise.stripes import Striped, corrections_pass, grid_of, with_kept
 from halotile.graphs.kinds.base import (
@@ -29,15 +28,11 @@ from halotile.graphs.kinds.base import (
 from halotile.graphs.plans.notes import place_text
 from halotile.storage.arrays import open_array
 from halotile.storage.disk.object_path import OutputPath
-from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.views import readable_parts
-from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask, noise_at
-from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions, spread_evenly
-from halotile.tasks.noise.photon_noise import PhotonNoise
+from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask
+from halotile.tasks.noise.estimate import plane_level, plane_regions, spread_evenly
 from halotile.tasks.noise.quality import HEIGHTS, FaintDetail, faint_detail, noise_sigma
-from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.noise.residual import Residual
 from halotile.tasks.noise.stripes import LineCorrections, WithoutStripes
 from halotile.tasks.roles import Roles
@@ -69,7 +64,9 @@ def inspect_residual(
     result = open_array(str(output))
     if result.shape != main.source.shape:
         return Inspection()
-    found, roles, shown = {}, _roles(main), dict[str, _Square]()
+    if main.defects and not main.defects.are_kept:  # else they are the same in both images
+        task = task.changed(lambda part: replace(part, source=part.repaired(), defects=None))
+    found, roles, shown = {}, _roles(main), list[InspectedPlace]()
     places = _planes(main)
     for place in places:
         residual = _of_plane(task, result, place, max(1, PLACES // len(places)), shown)
@@ -78,13 +75,7 @@ def inspect_residual(
     if not found:
         return Inspection()
     figures = [
-        {
-            "plane": place_text(roles, place),
-            "ratio": r.ratio,
-            **r.correlations_json(),
-            "holds_structure": r.is_structured,
-            "shift": r.shift,
-        }
+        {"plane": place_text(roles, place), "ratio": r.ratio, **r.structure_json(), "shift": r.shift}
         for place, r in found.items()
     ]
     labels, residuals = _labels(main), list(found.values())
@@ -101,53 +92,42 @@ def inspect_residual(
         text = f"{kept} % of the height kept at {', '.join(map(str, HEIGHTS))} noise levels; {seen} % detected"
         rows.append(("faint detail", f"{text}; in {names[0]}" if len(found) > 1 else text))
         more = {"faint_detail": [each._asdict() for each in detail]}
-    return Inspection({"residual": figures, **more}, rows, [*filter(None, warnings)], _places(shown))
+    return Inspection({"residual": figures, **more}, rows, [*filter(None, warnings)], _chosen(shown))
 
 
-STRUCTURE, LARGEST = "most structure", "largest residual"
-
-
-class _Square(NamedTuple):
-    """A place that the report shows, and what it was chosen by."""
-
-    spread: float
-    place: InspectedPlace
-
-
-def _places(shown: Mapping[str, _Square]) -> list[InspectedPlace]:
-    """Return the places that were chosen, with the reasons; one where they are the same."""
-    titles: dict[str, list[str]] = {}
-    for reason, square in shown.items():
-        titles.setdefault(square.place.title, []).append(reason)
-    places = {square.place.title: square.place for square in shown.values()}
-    return [places[where]._replace(title=f"{where}: {' and '.join(reasons)}") for where, reasons in titles.items()]
+def _chosen(shown: Sequence[InspectedPlace]) -> list[InspectedPlace]:
+    """Return the places that the report shows, with the reasons; one where they are the same."""
+    titles: dict[int, list[str]] = {}
+    for reason, images in (
+        ("most structure", [place.after for place in shown]),
+        ("largest residual", [place.residual for place in shown]),
+    ):
+        spreads = [float(np.nanstd(image)) if np.isfinite(image).any() else 0.0 for image in images]
+        titles.setdefault(int(np.argmax(spreads)), []).append(reason)
+    return [shown[n]._replace(title=f"{shown[n].title}: {' and '.join(each)}") for n, each in titles.items()]
 
 
 def _detail(
     whole: AnyDenoiseTask, place: tuple[int, ...], seconds: float, pixel_seconds: float
 ) -> tuple[FaintDetail, ...]:
     """Return the faint detail that is left in the middle of a plane; nothing where it takes too long, or workers have another device."""
-    (region,) = _regions(whole, place, 1)
-    task = whole.at(region)
-    if task.device != "cpu" or [task.roles.axes[i] for i in task.roles.spatial[-2:]] != ["y", "x"]:
-        return ()
-    spans = zip(region.start, region.stop, strict=True)
-    crop = DenoisedPlace(task, dict(zip(task.roles.axes, spans, strict=True)))
-    cost = (3 + len(HEIGHTS)) * task.grid.window_of(crop.region).size * pixel_seconds
+    (crop,) = _crops(whole, place, 1)
+    cost = (3 + len(HEIGHTS)) * crop.task.grid.window_of(crop.region).size * pixel_seconds
     loading = 0.0 if "torch" in sys.modules else TORCH_SECONDS
-    if cost > DETAIL_SECONDS or cost + loading > SHARE * seconds:
+    if crop.task.device != "cpu" or cost > DETAIL_SECONDS or cost + loading > SHARE * seconds:
         return ()
     noisy = crop.noisy
-    sigma = _noise(task, region, noisy[0], plane_level([noisy[0]]))[None]
+    sigma = noise_sigma(noisy, crop.noise(plane_level([noisy[0]])))
     return faint_detail(noisy, sigma, crop.denoise, crop.denoise(noisy))
 
 
-def _regions(task: AnyDenoiseTask, place: tuple[int, ...], count: int) -> list[Region]:
-    """Return squares of a plane."""
+def _crops(task: AnyDenoiseTask, place: tuple[int, ...], count: int) -> list[DenoisedPlace]:
+    """Return squares of a plane that can be read."""
     main = task.parts[0]
-    roles, shape = _roles(main), main.source.shape
-    at = dict(zip(roles.looped, place, strict=True))
-    return plane_regions(shape, (roles.spatial[-2], roles.spatial[-1]), at, count)
+    roles, square = _roles(main), main.roles.spatial[-2:]
+    regions = plane_regions(main.source.shape, square, dict(zip(roles.looped, place, strict=True)), count)
+    plane = "".join(roles.axes[axis] for axis in square)
+    return readable_places(task, (spans_of(roles.axes, region) for region in regions), plane)
 
 
 def _roles(task: DenoiseTask) -> Roles:
@@ -170,40 +150,23 @@ def _planes(task: DenoiseTask) -> list[tuple[int, ...]]:
 
 
 def _of_plane(
-    whole: AnyDenoiseTask, result: Readable, place: tuple[int, ...], count: int, shown: dict[str, _Square]
+    task: AnyDenoiseTask, result: Readable, place: tuple[int, ...], count: int, shown: list[InspectedPlace]
 ) -> Residual | None:
     """Return the residual of a plane, None where it has no noise; enter its squares among those to be shown."""
-    regions = _regions(whole, place, count)
-    task = whole.at(regions[0])
-    square = (task.roles.spatial[-2], task.roles.spatial[-1])
-    squares: list[tuple[Region, Values, Values]] = []
-    # Kept defects are the same in both images; the others would count as structure that was taken away.
-    kept = task.defects is not None and task.defects.are_kept
-    for region, pixels in readable_parts(task.source if kept else task.repaired(), regions):
-        measured = np.where(task.measured(region, pixels), pixels, np.nan)
-        squares.append((region, as_square(measured, square), as_square(result.read(region), square)))
-    level = plane_level([noisy for _, noisy, _ in squares])
+    crops, residuals = _crops(task, place, count), []
+    level = plane_level([crop.noisy[0] for crop in crops])
     if not level > 0:
         return None
-    letters = (task.roles.axes[square[0]], task.roles.axes[square[1]])
-    relative = [(noisy - denoised) / _noise(task, at, noisy, level) for at, noisy, denoised in squares]
-    for (region, noisy, denoised), residual in zip(squares, relative, strict=True):
-        spans = zip(task.roles.axes, region.start, region.stop, strict=True)
-        where = ", ".join(f"{axis} {a}" if b == a + 1 else f"{axis} {a} to {b - 1}" for axis, a, b in spans)
-        after = np.where(np.isfinite(noisy), denoised, np.nan)
-        for reason, image in ((STRUCTURE, after), (LARGEST, residual)):
-            spread = float(np.nanstd(image)) if np.isfinite(image).any() else 0.0
-            if reason not in shown or spread > shown[reason].spread:
-                shown[reason] = _Square(spread, InspectedPlace(where, noisy[None], after[None], residual[None]))
-    return Residual.of(relative, letters)
-
-
-def _noise(task: DenoiseTask, region: Region, noisy: Values, level: float) -> Values:
-    """Return the standard deviation of the noise of each pixel; NaN where there is none."""
-    square, noise = task.roles.spatial[-2:], noise_at(task, region, level)
-    parts = (np.broadcast_to(part, region.shape) for part in (noise.gain, noise.offset, noise.read_sigma))
-    sigma: Values = noise_sigma(noisy[None], PhotonNoise(*(as_square(part, square)[None] for part in parts)))[0]
-    return sigma
+    for crop in crops:
+        noisy, denoised = crop.noisy, crop.view(result.read(crop.region)).astype(np.float64)
+        after = np.where(np.isfinite(noisy) & np.isfinite(denoised), denoised, np.nan)
+        residual = (noisy - after) / noise_sigma(noisy, crop.noise(level))
+        spans = ((axis, a, b - 1) for axis, (a, b) in crop.place.items())
+        where = ", ".join(f"{axis} {a}" if a == b else f"{axis} {a} to {b}" for axis, a, b in spans)
+        shown.append(InspectedPlace(where, noisy, after, residual))
+        residuals.append(residual[0])
+    plane = crops[0].plane
+    return Residual.of(residuals, (plane[0], plane[1]))
 
 
 def _labels(task: DenoiseTask) -> dict[str, str]:

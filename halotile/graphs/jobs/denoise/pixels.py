@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.denoise.image import Levels, note_of_far_value, plane_values
+from halotile.graphs.jobs.denoise.image import JobImage, Levels, note_of_far_value
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel, noise_of_camera, noise_of_denoiser
+from halotile.graphs.jobs.denoise.stripes import Striped
 from halotile.graphs.kinds.patterns import stem
 from halotile.graphs.kinds.sections import Tile
 from halotile.graphs.plans.cutting import Halo, resolve_halo
@@ -25,11 +26,12 @@ from halotile.storage.formats.base import number_of_type
 from halotile.storage.images.planes import choose_planes, known_channels
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.sharded.ome_metadata import MANY, Channels, is_photo, shown_colours
-from halotile.storage.views import PlaneValues, readable_parts
+from halotile.storage.views import readable_parts
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS, for_photon_noise
-from halotile.tasks.noise.estimate import NO_ENDS, Ends, sample_regions
+from halotile.tasks.noise.estimate import NO_ENDS, Ends, plane_regions, sample_regions
 from halotile.tasks.noise.photon_noise import PhotonNoise, PlaneSurvey, estimate_photon_noise, survey_planes
+from halotile.tasks.noise.quiet_windows import finite_values
 from halotile.tasks.roles import Roles
 
 MODEL: Literal["poisson-gaussian"] = "poisson-gaussian"
@@ -46,12 +48,6 @@ class Photons:
     white: float
     """The value that the denoiser sees as 1."""
     is_given: bool
-
-    def sides(self, roles: Roles) -> dict[str, PlaneValues]:
-        """Return the side inputs of planes that differ."""
-        if self.noise.gain.size == 1:
-            return {}
-        return {"gain": plane_values(self.noise.gain, roles), "variance": plane_values(self.noise.variance, roles)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the part of the identity of a job."""
@@ -73,8 +69,7 @@ class Photons:
         'photon noise of gain 2, offset 95.5 and read noise 0, estimated from the whole image: denoised in 3 rounds'
         """
         noise = self.noise
-        numbers = (noise.gain, noise.offset, noise.read_sigma)
-        gain, offset, read = (values_text(each, roles) for each in numbers)
+        gain, offset, read = (values_text(each, roles) for each in noise)
         origin = ", as given" if self.is_given else planes_text(noise.gain, roles)
         constant = [tuple(map(int, place)) for place in np.argwhere(noise.gain == 0)] if noise.gain.ndim else []
         named = [
@@ -95,19 +90,12 @@ class Photons:
         return "; ".join((rounds, *named, *more))
 
 
-def choose_photon_noise(
-    job: Denoising,
-    denoiser: Denoiser,
-    source: Readable,
-    roles: Roles,
-    values: tuple[float, float] | None,
-    previous: Mapping[str, Any] | None,
-) -> Photons | None:
+def choose_photon_noise(image: JobImage, denoiser: Denoiser, values: tuple[float, float] | None) -> Photons | None:
     """Return the photon noise of each plane; None where noise does not depend on brightness.
 
     A resumed run keeps the estimate that it began with.
     """
-    wanted = job.noise
+    job, roles, previous, wanted = image.job, image.roles, image.previous, image.job.noise
     for place, message in faults_of_noise(job, denoiser, wanted).items():
         raise ConfigError(f"{dotted(place)}: {message}.")
     if wanted.model == "gaussian" or faults_of_noise(job, denoiser, replace(wanted, model=MODEL)):
@@ -119,14 +107,14 @@ def choose_photon_noise(
     known = previous["identity"].get("noise") if previous else None
     if known and known["estimated"]:
         kept = PhotonNoise.from_json(known)
-        if kept.gain.shape in ((), tuple(source.shape[i] for i in roles.looped)):
+        if kept.gain.shape in ((), tuple(image.source.shape[i] for i in roles.looped)):
             return Photons(kept, white, is_given=False)
     is_auto = wanted.model == "auto"
     if is_auto and previous and "noise" in previous["identity"]:
         return None
     channels = [axis for axis in roles.looped if roles.axes[axis] == "c" and wanted.shared != "image"]
     found = estimate_photon_noise(
-        source, roles.spatial, roles.looped, apart=channels, shared=wanted.shared != "none", clearly=is_auto
+        image.even, roles.spatial, roles.looped, apart=channels, shared=wanted.shared != "none", clearly=is_auto
     )
     if found is None and is_auto:
         return None
@@ -167,9 +155,13 @@ def _where(some: Sequence[PlaneSurvey], planes: Sequence[PlaneSurvey], roles: Ro
     return "" if len(some) == len(planes) else f" in {names}{' and others' if len(some) > NAMED_PLANES else ''}"
 
 
-def _remark_on_correlation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[str, ...]:
-    """Return a remark on noise that is clearly not independent from pixel to pixel."""
-    clear = [plane for plane in planes if plane.correlation and plane.correlation.is_clear]
+def _remark_on_correlation(planes: Sequence[PlaneSurvey], roles: Roles, striped: Striped) -> tuple[str, ...]:
+    """Return a remark on noise that is clearly not independent from pixel to pixel; stripes that are seen have a note of their own."""
+    clear = [
+        plane
+        for plane in planes
+        if (seen := plane.correlation) and seen.is_clear and not (striped.axis and seen.across)
+    ]
     if not clear:
         return ()
     found, more = clear[0].correlation, "" if len(clear) == 1 else " in the first of them"
@@ -195,14 +187,13 @@ TAILS = (0.1, 99.9)
 MOST_UNNAMED = len(MANY)
 
 
-def display_channels(source: Source, pixels: Readable, begun: Begun) -> Channels:
+def display_channels(image: JobImage, begun: Begun) -> Channels:
     """Return the channels as the ``omero`` metadata of OME-Zarr have them; none of many that the file does not describe.
 
-    The contrast that a file leaves open is that of samples of the image; a resumed run keeps the one that it began with.
-
-    ``source``: image; ``pixels``: its pixels, with NaN in its holes; ``begun``: output, whose name is that of the only channel where the file has
-    none, and the plan of an earlier run there.
+    The contrast that a file leaves open is that of samples of the image; a resumed run keeps the one that it began with. The name of the output is
+    that of the only channel where the file has none.
     """
+    source, pixels = image.original, image.holed.view(image.original, image.sides.get("mask"), image.roles)
     if begun.previous:
         kept = begun.previous["outputs"][0]["layout"].get("omero")
         return tuple(kept["channels"]) if kept else ()
@@ -246,13 +237,9 @@ def _window(given: Any, source: Source, pixels: Readable, number: int) -> dict[s
 
 def _sampled(source: Source, pixels: Readable, number: int) -> Any:
     """Return pixels of squares of one channel that are finite."""
-    at = source.axes.index("c") if "c" in source.axes else None
-    shape = tuple(1 if axis == at else n for axis, n in enumerate(source.shape))
-    square = (source.axes.index("y"), source.axes.index("x"))
-    shift = tuple(number if axis == at else 0 for axis in range(len(shape)))
-    regions = [region.shift(shift) for region in sample_regions(shape, SAMPLES, square)]
-    values = np.concatenate([np.zeros(0), *(part.ravel() for _, part in readable_parts(pixels, regions))])
-    finite = values[np.isfinite(values)]
+    at = {source.axes.index("c"): number} if "c" in source.axes else {}
+    regions = plane_regions(source.shape, (source.axes.index("y"), source.axes.index("x")), at, SAMPLES)
+    finite = finite_values([part for _, part in readable_parts(pixels, regions)])
     return finite if finite.size else np.zeros(1)
 
 
@@ -274,22 +261,13 @@ class ResultType(NamedTuple):
     alone: float = 0.0  # pixels that stand out of the noise alone, by samples, and stay
 
 
-def choose_type(
-    job: Denoising,
-    denoiser: Denoiser,
-    source: Readable,  # image, with NaN in its holes
-    roles: Roles,
-    original: Source,  # image as it is stored
-    *,
-    levels: Levels | None,  # estimated noise levels, one for each plane
-    nodata: float | None,  # value of a hole
-    previous: Mapping[str, Any] | None,
-) -> ResultType:
+def choose_type(image: JobImage, denoiser: Denoiser, levels: Levels | None) -> ResultType:
     """Decide the type of the result: that of the image, unless rounding would cost more than a denoiser leaves.
 
-    A resumed run keeps the type that it began with.
+    A resumed run keeps the type that it began with. ``levels``: estimated noise levels, one for each plane.
     """
-    stored = original.dtype
+    job, source, roles, original = image.job, image.even, image.roles, image.original
+    stored, nodata, previous = original.dtype, image.holed.value, image.previous
     # A mask is smoothed to values between 0 and 1.
     own = "float32" if stored == np.bool_ else str(stored)
     wanted = own if job.output.dtype == "auto" else job.output.dtype
@@ -308,28 +286,31 @@ def choose_type(
     counts_alone = not is_rounded and levels is None
     planes = survey_planes(source, roles.spatial, roles.looped, correlated=not counts_alone)
     found = sum(plane.defects for plane in planes)
-    alone = (
-        found / sum(plane.size for plane in planes) * math.prod(source.shape) if looks_for_defects and found else 0.0
-    )
+    looked = sum(plane.size for plane in planes) if looks_for_defects else 0
+    alone = found / looked * math.prod(source.shape) if looked else 0.0
     if counts_alone:
         return ResultType(wanted, (), alone)
-    remarks = (*remark_on_noise(job, denoiser, planes, roles, levels), *_remark_on_correlation(planes, roles))
+    remarks = (
+        *remark_on_noise(job, denoiser, planes, roles, levels),
+        *_remark_on_correlation(planes, roles, image.striped),
+    )
     if levels is not None:
         remarks = (*_remark_on_saturation(planes, roles), *remarks)
     if stored.kind in "iu":  # floats were looked at with their holes
         ends = reduce(Ends.joined, (plane.ends for plane in planes), NO_ENDS)
         remarks = (*note_of_far_value(ends, job, by_samples=True, alone=found), *remarks)
     coarse = [plane for plane in planes if is_rounded and _is_coarse(plane, stored)]
-    if not coarse:
-        return ResultType(wanted, remarks, alone)
-    is_held = nodata is None or number_of_type(nodata, np.dtype(np.float32)) is not None
-    if job.output.dtype == "auto" and is_held and all(abs(p.high) < EXACT > abs(p.low) for p in planes):
-        return ResultType(
-            "float32",
-            (*remarks, f"{_reason(coarse)}, so the result is float32. output.dtype: {own} rounds it all the same"),
-            alone,
+    if coarse:
+        is_held = nodata is None or number_of_type(nodata, np.dtype(np.float32)) is not None
+        keeps = job.output.dtype == "auto" and is_held and all(abs(p.high) < EXACT > abs(p.low) for p in planes)
+        wanted = "float32" if keeps else wanted
+        end = (
+            f", so the result is float32. output.dtype: {own} rounds it all the same"
+            if keeps
+            else ": output.dtype: float32 keeps them"
         )
-    return ResultType(wanted, (*remarks, f"{_reason(coarse)}: output.dtype: float32 keeps them"), alone)
+        remarks = (*remarks, f"{_reason(coarse)}{end}")
+    return ResultType(wanted, remarks, alone)
 
 
 def _remark_on_saturation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[str, ...]:
@@ -346,20 +327,19 @@ def _remark_on_saturation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[
 
 
 def note_of_defects(alone: float, shape: Sequence[int]) -> tuple[str, ...]:
-    """Return a note on pixels that stand out of the noise alone, and stay."""
-    there = defects_text(alone / math.prod(shape), shape)
+    """Return a note on so many pixels that stand out of the noise alone, and stay."""
+    there = defects_text(alone, shape)
     advice = "they spoil the pixels around them. To replace such pixels, write input.defects: auto"
     return (f"{there} stand out of the noise alone, as hot and dead ones do: {advice}",) if alone else ()
 
 
-def defects_text(share: float, shape: Sequence[int]) -> str:
-    """Return the number of pixels of a share of an image.
+def defects_text(number: float, shape: Sequence[int]) -> str:
+    """Return an estimated number of pixels of an image.
 
-    >>> defects_text(1e-5, (480, 448))
+    >>> defects_text(2.1504, (480, 448))
     'about 2 of 215,040 pixels'
     """
-    size = math.prod(shape)
-    return f"about {round(share * size):,} of {size:,} pixels"
+    return f"about {round(number):,} of {math.prod(shape):,} pixels"
 
 
 def _is_coarse(plane: PlaneSurvey, dtype: np.dtype[Any]) -> bool:
@@ -420,23 +400,16 @@ class _Spread(NamedTuple):
         return max(self.distance(other) * NOTED / AWAY, large / small if small else 1.0)
 
 
-def note_of_trained_pixels(
-    job: Denoising,
-    denoiser: Denoiser,
-    view: Readable,  # image, with NaN in its holes
-    roles: Roles,
-    values: tuple[float, float] | None,  # values that count as 0 and 1
-    dtype: np.dtype[Any],  # type of the image in its file
-    previous: Mapping[str, Any] | None,
-) -> tuple[str, ...]:
-    """Return a note on an image whose pixels are unlike those that the weights learned from."""
+def note_of_trained_pixels(image: JobImage, denoiser: Denoiser, values: tuple[float, float] | None) -> tuple[str, ...]:
+    """Return a note on an image whose pixels are unlike those that the weights learned from; ``values``: those that count as 0 and 1."""
+    dtype: np.dtype[Any] = image.source.dtype
     trained = denoiser.trained_pixels
-    if trained is None or previous is not None:
+    if trained is None or image.previous is not None:
         return ()
     low, high = values or (0.0, 1.0)
     notes: list[str] = []
     spreads = map(_Spread, trained.mean, trained.deviation)
-    for channel, (learned, (whole, middle)) in enumerate(zip(spreads, _spreads(view, roles), strict=False)):
+    for channel, (learned, (whole, middle)) in enumerate(zip(spreads, _spreads(image.view, image.roles), strict=False)):
         seen = min((part.within(low, high) for part in (whole, middle)), key=learned.difference)
         if learned.difference(seen) <= NOTED:
             continue
@@ -448,7 +421,7 @@ def note_of_trained_pixels(
         )
         # No type of fewer numbers than those that were learned from has the same unit.
         is_narrower = dtype.kind in "iu" and np.iinfo(dtype).max < high
-        if job.input.range == "auto" and (is_narrower or _is_in_other_units(seen, learned, high - low)):
+        if image.job.input.range == "auto" and (is_narrower or _is_in_other_units(seen, learned, high - low)):
             raise ConfigError(
                 f"input.range is auto, which takes the numbers as they were in the training: {found}. For this image, {instead}; if it is not, train on "
                 f"images like it, or write input.range: [{low:g}, {high:g}] to go on."
@@ -463,15 +436,11 @@ def _spreads(view: Readable, roles: Roles) -> Iterator[tuple[_Spread, _Spread]]:
     regions = sample_regions(view.shape, LEARNED_SAMPLES, square)
     parts = [roles.arrange(part) for _, part in readable_parts(view, regions)]
     for channel in range(parts[0].shape[len(roles.looped)] if parts else 0):
-        values = np.concatenate([_finite(part.take(channel, len(roles.looped))) for part in parts])
+        values = finite_values([part.take(channel, len(roles.looped)) for part in parts])
         if values.size:
             low, high = np.quantile(values, LEARNED_TAILS)
             middle = values[(values >= low) & (values <= high)]
             yield _spread(values), _spread(middle)
-
-
-def _finite(pixels: Pixels) -> Pixels:
-    return pixels[np.isfinite(pixels)].astype(np.float64)
 
 
 def _spread(values: Pixels) -> _Spread:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from halotile.errors import DamagedData, InputUnreadable
 from halotile.storage.grid import Block, Region
 from halotile.storage.rim import Array, Pixels
 from halotile.storage.sharded.output import ShardWriter, WrittenBlock, to_dtype
@@ -35,11 +37,13 @@ class DenoisedPlace:
         The task, as a worker has it; its denoiser keeps the shape of the image.
     place : mapping of str to (int, int)
         The place.
+    plane : str
+        The axes of rows and columns.
     """
 
-    def __init__(self, task: AnyDenoiseTask, place: Spans) -> None:
-        self.region = region_of(task.parts[0].roles, task.grid.shape, place)
-        self.task, self.place = task.at(self.region), place
+    def __init__(self, task: AnyDenoiseTask, place: Spans, plane: str = "yx") -> None:
+        self.region = region_of(task.parts[0].roles, task.parts[0].source.shape, place)
+        self.task, self.place, self.plane = task.at(self.region), place, plane
 
     @cached_property
     def noisy(self) -> Values:
@@ -63,7 +67,7 @@ class DenoisedPlace:
     def view(self, pixels: Array) -> Array:
         """Arrange pixels of the region as an image of the place; never a copy."""
         axes = self.task.roles.axes
-        shown = [axes.index(letter) for letter in "cyx" if letter in axes]
+        shown = [axes.index(letter) for letter in f"c{self.plane}" if letter in axes]
         others = [axis for axis in range(len(axes)) if axis not in shown]
         view: Array = pixels.transpose(others + shown)[(0,) * len(others)]
         if "c" not in axes:
@@ -73,9 +77,9 @@ class DenoisedPlace:
 
     def noise(self, level: ArrayLike) -> PhotonNoise:
         """The noise of the place, of shapes that broadcast to its images."""
-        found = noise_at(self.task, self.region, level)
-        parts = (found.gain, found.offset, found.read_sigma)
-        return PhotonNoise(*(self.view(part) if part.ndim else part for part in parts))
+        return PhotonNoise(
+            *(self.view(part) if part.ndim else part for part in noise_at(self.task, self.region, level))
+        )
 
     @cached_property
     def _pixels(self) -> Array:
@@ -102,6 +106,21 @@ class DenoisedPlace:
             stages.task = replace(task, writer=kept)
             stages.write(block, stages.compute(block, stages.read(block), receipt), receipt)
         return kept.written[0]
+
+
+def readable_places(task: AnyDenoiseTask, places: Iterable[Spans], plane: str = "yx") -> list[DenoisedPlace]:
+    """Places whose pixels can be read: a run names the blocks that the others belong to."""
+    found = []
+    for place in places:
+        with suppress(DamagedData, InputUnreadable):
+            one = DenoisedPlace(task, place, plane)
+            found += [one] if one.noisy.size else []
+    return found
+
+
+def spans_of(axes: Sequence[str], region: Region) -> Spans:
+    """A region by the letters of its axes."""
+    return dict(zip(axes, zip(region.start, region.stop, strict=True), strict=True))
 
 
 def region_of(roles: Roles, shape: tuple[int, ...], place: Spans) -> Region:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,27 +20,26 @@ from halotile.graphs.jobs.denoise.channels import (
 )
 from halotile.graphs.jobs.denoise.cutting import (
     SMALLER,
-    choose_block,
     decided_parts,
     figures_of,
     footprint_of,
     geometry_of,
-    larger_shards,
     layout_of,
     need_of,
+    redundancy_of,
 )
 from halotile.graphs.jobs.denoise.defects import ChosenDefects, choose_defects
 from halotile.graphs.jobs.denoise.image import (
-    Holed,
+    JobImage,
     Levels,
     assign_axes,
     check_marked,
     check_units,
     choose_holes,
     choose_noise_level,
-    level_sides,
     open_input,
     open_sides,
+    plane_values,
     value_range,
 )
 from halotile.graphs.jobs.denoise.job import Denoising
@@ -54,15 +54,21 @@ from halotile.graphs.jobs.denoise.pixels import (
     note_of_defects,
     note_of_trained_pixels,
 )
-from halotile.graphs.jobs.denoise.stripes import Striped, choose_stripes
+from halotile.graphs.jobs.denoise.stripes import choose_stripes
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
 from halotile.graphs.plans.choices import describe_denoiser
 from halotile.graphs.plans.cutting import (
+    BLOCKS_PER_WORKER,
+    CHUNK,
+    LARGEST_BLOCK,
+    MOST_REDUNDANT,
     Geometry,
     Halo,
     allowed_bytes,
     block_unit,
+    blocks_for,
+    candidate_tiles,
     grid_of,
     overlap_pays,
     rim_of,
@@ -71,7 +77,7 @@ from halotile.graphs.plans.cutting import (
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths
 from halotile.graphs.plans.make import Begun, compute_on
-from halotile.graphs.plans.needs import MODEL, Footprint, Requested, io_threads_for, no_more_than
+from halotile.graphs.plans.needs import MODEL, Footprint, io_threads_for, no_more_than
 from halotile.graphs.plans.notes import levels_text, note_of_files, notes_of, notes_of_levels, notes_of_place
 from halotile.graphs.plans.plan import Computing, Planned
 from halotile.graphs.plans.trials.denoiser_trials import compared, compared_on_image, expect_trial, tried
@@ -86,11 +92,9 @@ from halotile.graphs.plans.trials.gpu_trials import (
     trying,
 )
 from halotile.graphs.waiting import report_if_slow
-from halotile.storage.arrays import Source
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout, ShardWriter
-from halotile.storage.views import Remembered
 from halotile.tasks.denoise_block import AnyDenoiseTask, ChannelsTask, DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.roles import Roles
@@ -101,99 +105,45 @@ from halotile.tasks.trials.trial import choose_samples
 
 def plan_denoising(job: Denoising, begun: Begun, request: PlanRequest) -> Planned:
     """Decide every size of a denoising job."""
-    image, channels = _open(job, begun)
+    image, computing, channels = _open(job, begun)
     parts = []
     for place, each in enumerate(channels):
         with naming(each.title):
             parts.append(_part(each, image, previous_of(begun.previous, place), request))
     # Noise that is estimated for some channels is not that of the others.
     known = (part.photons for part in parts if part.photons and (part.photons.is_given or len(parts) == 1))
-    photons = next((each.noise for each in known), None)
-    defects = choose_defects(image.job, image.original, image.even, image.roles, photons, begun.previous)
+    defects = choose_defects(image, next((each.noise for each in known), None))
     check_decoding(defects.sources, job.run)
-    check_marked(defects.sources, image.view, image.roles)
-    return _planned(*_settle(_size(replace(image, defects=defects), parts), request))
+    check_marked(image, defects.sources)
+    return _planned(*_settle(_size(image, parts, defects, computing, begun), request))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Image:
-    """The image that is read, as all of its channels have it."""
-
-    job: Denoising
-    begun: Begun
-    computing: Computing[Denoising]
-    original: Source  # input as it is stored
-    source: Readable  # the same with the axes that the denoiser takes
-    roles: Roles
-    sides: Mapping[str, Source]
-    holed: Holed
-    notes: Sequence[str]  # on the axes
-    striped: Striped
-    defects: ChosenDefects
-
-    @cached_property
-    def view(self) -> Readable:
-        """The input with NaN in its holes, and where it is masked."""
-        return self.holed.view(Remembered(self.source), self.sides.get("mask"), self.roles)
-
-    @cached_property
-    def even(self) -> Readable:
-        """The same without the stripes that are removed."""
-        return self.striped.read(self.view, self.view)
-
-    @cached_property
-    def corrected(self) -> Readable:
-        """The input without the stripes that are removed."""
-        return self.striped.read(self.source, self.view)
-
-    def of(self, numbers: Sequence[int]) -> Self:
-        """The image with some of its channels; all where there are no numbers."""
-        if not numbers:
-            return self
-        some, dims, at = self.original.with_channels(numbers), len(self.roles.axes), self.roles.axes.index("c")
-        sides = {k: s.with_channels(numbers, at) if len(s.shape) == dims else s for k, s in self.sides.items()}
-        return replace(self, original=some, source=some, sides=sides)
-
-
-def _open(job: Denoising, begun: Begun) -> tuple[_Image, list[ChannelGroup]]:
-    """Open the images of a job, and return the denoisers of its channels."""
-    original, previous = open_input(job), begun.previous
-    check_paths(original, begun.output)
-    computing, tiled, channels, wanted = [], [], [], job
+def _open(job: Denoising, begun: Begun) -> tuple[JobImage, Computing[Denoising], list[ChannelGroup]]:
+    """Open the images of a job; return its device as well, and the denoisers of its channels."""
+    original = open_input(job)
+    check_paths(original.path, begun.output)
+    computing, images, channels, wanted = [], [], [], job
     for each in channels_of(job, original):
         expect_trial(each.given)
         with naming(each.title):
             computing.append(compute_on(job, each.given))
-            tiled.append(assign_axes(wanted, each.given, original))
-        channels.append(replace(each, denoiser=tiled[-1].denoiser))
+            image, denoiser = assign_axes(wanted, each.given, original)
+        images.append(image)
+        channels.append(replace(each, denoiser=denoiser))
         # The main denoiser, which is the first, decides on the axes.
-        roles = tiled[0].roles
+        roles = images[0].roles
         wanted = replace(job, tile=replace(job.tile, axes="".join(roles.axes[i] for i in roles.spatial)))
     check_alike([(each.device, each.precision) for each in computing], channels)
-    job, source, names = (
-        computing[0].job,
-        tiled[0].source,
-        {name for each in channels for name in each.given.side_inputs},
-    )
-    sides = open_sides(job, channels[0].given, names, original, source, roles)
-    check_decoding([original, *sides.values()], job.run)
-    image = _Image(
-        job=job,
-        begun=begun,
-        computing=computing[0],
-        original=original,
-        source=source,
-        roles=roles,
-        sides=sides,
-        holed=choose_holes(job, original, source, roles.spatial, sides.get("mask"), previous),
-        notes=tiled[0].notes,
-        striped=Striped(),
-        defects=ChosenDefects(),
-    )
-    return replace(image, striped=choose_stripes(job, image.view, roles, previous)), channels
+    job = computing[0].job
+    image = replace(images[0], job=job, previous=begun.previous)
+    names = {name for each in channels for name in each.given.side_inputs}
+    image = replace(image, sides=open_sides(image, channels[0].given, names))
+    check_decoding([original, *image.sides.values()], job.run)
+    image = replace(image, holed=choose_holes(image))
+    return replace(image, striped=choose_stripes(image)), computing[0], channels
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Part:
     """Channels with the same denoiser, and what it has to know of their noise."""
 
@@ -216,23 +166,24 @@ class _Part:
         return "" if self.levels is None else levels_text(self.levels, roles, self.values)
 
 
-def _part(channels: ChannelGroup, whole: _Image, previous: Mapping[str, Any] | None, request: PlanRequest) -> _Part:
+def _part(channels: ChannelGroup, whole: JobImage, previous: Mapping[str, Any] | None, request: PlanRequest) -> _Part:
     """Decide on the noise of some channels, and on the halo of their denoiser."""
     image, roles, job = whole.of(channels.numbers), whole.roles, channels.job
+    image = replace(image, job=job, previous=previous)
     given, denoiser = channels.given, channels.denoiser
     sides: dict[str, Readable] = {k: side for k, side in whole.sides.items() if k in ("mask", *given.side_inputs)}
     values = value_range(job.input.range, image.source.dtype, given.trained_range)
     check_units(given, values, sides)
-    notes = note_of_trained_pixels(job, given, image.view, roles, values, image.source.dtype, previous)
-    photons, levels = choose_photon_noise(job, denoiser, image.even, roles, values, previous), None
+    notes = note_of_trained_pixels(image, given, values)
+    photons, levels = choose_photon_noise(image, denoiser, values), None
     if photons is None:
-        level = job.noise.read_sigma
-        denoiser, levels = choose_noise_level(denoiser, image.even, roles, values, sides, previous, level)
-    nodata = image.holed.value
-    written = choose_type(
-        job, given, image.even, roles, image.original, levels=levels, nodata=nodata, previous=previous
+        denoiser, levels = choose_noise_level(image, denoiser, values, sides)
+    written = choose_type(image, given, levels)
+    noise: dict[str, Levels | None] = (
+        {"gain": photons.noise.gain, "variance": photons.noise.variance} if photons else {"sigma": levels}
     )
-    planes = photons.sides(roles) if photons else level_sides(levels, roles)
+    # One number is an option of the denoiser.
+    planes = {k: plane_values(each, roles) for k, each in noise.items() if each is not None and each.size > 1}
     if channels.numbers:
         channel = roles.axes.index("c")
         place = channel, channels.numbers, whole.source.shape[channel]
@@ -247,32 +198,22 @@ def _part(channels: ChannelGroup, whole: _Image, previous: Mapping[str, Any] | N
         denoiser = denoiser.probed(*halo.probed)
     if own_code and previous is None and job.tile.seams != "allow":
         choose = partial(choose_samples, image.view, roles, values, halo.depth, halo.align)
-        halo = compared_on_image(halo, denoiser, choose, job.tile, run=job.run, report=report, sides=names)
+        halo = compared_on_image(halo, denoiser, choose, job, report, names)
     if photons:
         denoiser, halo = photons.in_rounds(denoiser, halo, job.tile, len(lengths))
-    return _Part(
-        channels=channels,
-        denoiser=denoiser,
-        sides=sides,
-        values=values,
-        levels=levels,
-        photons=photons,
-        written=written,
-        halo=halo,
-        own_code=own_code,
-        seals=seals,
-        notes=notes,
-    )
+    return _Part(channels, denoiser, sides, values, levels, photons, written, halo, own_code, seals, notes)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Sized:
     """The geometry of the job, and the layout of its output."""
 
-    image: _Image
+    image: JobImage
     parts: Sequence[_Part]
+    defects: ChosenDefects
+    computing: Computing[Denoising]
+    begun: Begun  # output
     job: Denoising  # with no more workers than there are blocks
-    requested: Requested
     geometry: Geometry
     layout: Layout
     unit: tuple[int, ...]  # smallest block, in pixels of the input
@@ -295,28 +236,27 @@ class _Sized:
     def _task_of(self, part: _Part, block: tuple[int, ...], size: Size) -> DenoiseTask:
         """Return the task of a part with these sizes."""
         image, denoiser, halo, geometry = self.image, part.denoiser, part.halo, self.geometry
-        tile, roles, computing = self.job.tile, image.roles, image.computing
-        values, depth = None if part.photons else part.values, max(map(max, halo.depth))
-        tiling = tiling_of(tile, denoiser, roles, halo, geometry, size, block, values, image.corrected.dtype)
+        tile, roles, computing = self.job.tile, image.roles, self.computing
+        depth = max(map(max, halo.depth))
+        tiling = tiling_of(tile, denoiser, halo, geometry, size, block, image.corrected.dtype)
+        further = image.holed.halo(denoiser, depth, geometry.dims)
         convolves = denoiser.convolutional and geometry.dims == 2
         written = roles.output_region(Region.whole(block), tiling.scale, denoiser.channels[1])
         return DenoiseTask(
             source=image.corrected,
             sides=part.sides,
-            writer=ShardWriter(image.begun.output, self.layout.in_levels(written.stop, self.job.output.levels)),
-            grid=grid_of(
-                geometry, roles, halo, block, tiling, further=image.holed.halo(denoiser, depth, geometry.dims)
-            ),
+            writer=ShardWriter(self.begun.output, self.layout.in_levels(written.stop, self.job.output.levels)),
+            grid=grid_of(geometry, halo, block, tiling, further=further),
             rim=rim_of(tile, denoiser, roles),
             roles=roles,
             denoiser=denoiser,
-            tiling=tiling,
+            tiling=replace(tiling, range=None if part.photons else part.values),
             channels_out=denoiser.channels[1],
             device=computing.device,
             precision=computing.precision,
             on_nan=self.job.run.on_nan,
             holes=image.holed.holes,
-            defects=image.defects.defects,
+            defects=self.defects.defects,
             overlap=computing.on_gpu or overlap_pays(self.job.run),
             channels_last=convolves and channels_last_of(tile, computing.device, computing.precision),
             io_threads=io_threads_for(self.job.run, computing.cluster, computing.device),
@@ -324,10 +264,35 @@ class _Sized:
         )
 
     def in_larger_shards(self) -> Iterator[Self]:
-        """Return the same for a volume that is cut into larger blocks."""
-        for shard in larger_shards(self.job, self.geometry, self.layout):
-            layout = replace(self.layout, shard=shard)
-            yield replace(self, layout=layout, unit=block_unit(self.geometry, shard))
+        """Yield the same in larger shards, for a volume of which nothing but the memory decides the cuts, as long as they keep all workers busy."""
+        job, layout, geometry = self.job, self.layout, self.geometry
+        if geometry.dims < 3 or (job.output.shard, job.tile.block, job.tile.size) != ("auto", "auto", "auto"):
+            return
+        for edge in range(0, LARGEST_BLOCK[3] + 1, CHUNK[3]):
+            cut = [
+                max(s, edge // c * c) if i in geometry.roles.spatial else s
+                for i, (s, c) in enumerate(zip(layout.shard, layout.chunk, strict=True))
+            ]
+            shard = tuple(min(s, -(-n // c) * c) for s, n, c in zip(cut, layout.shape, layout.chunk, strict=True))
+            blocks = math.prod(-(-n // s) for n, s in zip(layout.shape, shard, strict=True))
+            if shard != layout.shard and blocks >= job.run.count * BLOCKS_PER_WORKER:
+                yield replace(self, layout=replace(layout, shard=shard), unit=block_unit(geometry, shard))
+
+    def in_memory(self, tuned: Tuned | None) -> tuple[AnyDenoiseTask, Footprint, bool]:
+        """Return the task with the largest tile and super-block that fit the memory of a worker, or else the smallest; and True if they fit.
+
+        A resumed run keeps its super-block.
+        """
+        job, geometry, computing, previous = self.job, self.geometry, self.computing, self.begun.previous
+        allowed, depth = allowed_bytes(job.run, computing.machine_bytes), self.parts[self.deepest].halo.depth
+        earlier = previous["identity"]["block"] if previous else None
+        given, on_gpu = job.tile.block, computing.on_gpu
+        candidates = blocks_for(geometry, self.unit, job.run.count, earlier, given=given, on_gpu=on_gpu)
+        for size, block in itertools.product(candidate_tiles(geometry, job.tile.size, depth), candidates):
+            task, needed = self.task_of(block, size, tuned)
+            if fits := sum(needed.values()) <= allowed:
+                break
+        return task, needed, fits
 
     def footprint_of(self, task: AnyDenoiseTask, tuned: Tuned | None = None) -> Footprint:
         """Return the memory that a worker needs for a task: that of the largest of its parts, with the models of all."""
@@ -337,37 +302,31 @@ class _Sized:
         return {key: max(need[key] for need in needs) for key in needs[0]} | {MODEL: sum(need[MODEL] for need in needs)}
 
 
-def _size(image: _Image, parts: Sequence[_Part]) -> _Sized:
+def _size(
+    image: JobImage, parts: Sequence[_Part], defects: ChosenDefects, computing: Computing[Denoising], begun: Begun
+) -> _Sized:
     """Decide on the layout of the output."""
-    roles, previous, original = image.roles, image.begun.previous, image.original
     align = math.lcm(*(part.halo.align for part in parts))
-    shown = image.holed.view(original, image.sides.get("mask"), roles)
-    geometry = geometry_of(image.source, parts[0].denoiser, roles, align)
-    layout = layout_of(
-        image.job,
-        original,
-        geometry,
-        roles,
-        previous,
-        dtype=max((part.written.dtype for part in parts), key="float32".__eq__),
-        nodata=image.holed.value,
-        channels=display_channels(original, shown, image.begun),
-    )
+    geometry = geometry_of(image.source, parts[0].denoiser, image.roles, align)
+    dtype = max((part.written.dtype for part in parts), key="float32".__eq__)
+    layout = layout_of(image, geometry, dtype, display_channels(image, begun))
     unit = block_unit(geometry, layout.shard)
-    job, requested = no_more_than(image.job, image.computing.requested, geometry.shape, unit)
-    return _Sized(image=image, parts=parts, job=job, requested=requested, geometry=geometry, layout=layout, unit=unit)
+    job, requested = no_more_than(image.job, computing.requested, geometry.shape, unit)
+    computing = replace(computing, job=job, requested=requested)
+    return _Sized(image, parts, defects, computing, begun, job, geometry, layout, unit)
 
 
 def _settle(sized: _Sized, request: PlanRequest) -> tuple[_Sized, AnyDenoiseTask, Footprint, ChosenTiles]:
     """Decide on blocks and tiles; return the work on a block, its memory needs, and the tiles with a trial of the GPU."""
-    job, previous, computing = sized.job, sized.image.begun.previous, sized.image.computing
-    depth = sized.parts[sized.deepest].halo.depth
+    job, previous, computing = sized.job, sized.begun.previous, sized.computing
 
     def choose(known: Tuned | None) -> tuple[AnyDenoiseTask, Footprint]:
         cuts = (sized, *(() if computing.on_gpu or previous else sized.in_larger_shards()))
-        with_sizes = [(cut.unit, partial(cut.task_of, tuned=known)) for cut in cuts]
-        machine = computing.machine_bytes
-        return choose_block(job, sized.geometry, with_sizes, previous, machine, depth, on_gpu=computing.on_gpu)
+        chosen = [cut.in_memory(known) for cut in cuts]
+        # What does not fit is refused by Plan.check_fits.
+        fitting = [(task, needed) for task, needed, fits in chosen if fits] or [chosen[0][:2]]
+        frugal = (cut for cut in fitting if redundancy_of(cut[0]) <= MOST_REDUNDANT)
+        return next(frugal, min(fitting, key=lambda cut: redundancy_of(cut[0])))
 
     def settle(chosen: tuple[AnyDenoiseTask, Footprint]) -> ChosenTiles:
         task = max(chosen[0].parts, key=lambda part: (part.denoiser.convolutional, part.denoiser.bytes_per_pixel()))
@@ -386,7 +345,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> tuple[_Sized, AnyDenoiseTask
     chosen, tiles = chosen_with_tiles(choose, settle, fits, is_free=is_free)
     assert tiles is not None
     task, needed = settled(chosen, tiles)
-    check = partial(compared, tile=job.tile, previous=previous, run=job.run, report=request.report)
+    check = partial(compared, job=job, previous=previous, report=request.report)
     pairs = zip(sized.parts, task.parts, strict=True)
     parts = [replace(part, halo=check(part.halo, own)) for part, own in pairs]
     return replace(sized, parts=parts), task, needed, tiles
@@ -394,14 +353,14 @@ def _settle(sized: _Sized, request: PlanRequest) -> tuple[_Sized, AnyDenoiseTask
 
 def _planned(sized: _Sized, task: AnyDenoiseTask, needed: Footprint, tiles: ChosenTiles) -> Planned:
     image, job, identity = sized.image, sized.job, _identity(sized, task)
-    task = task.changed(partial(as_it_went, previous=image.begun.previous))
+    task = task.changed(partial(as_it_went, previous=image.previous))
     deepest, layout, given = task.parts[sized.deepest], task.parts[0].writer.layout, job.denoiser
-    allowed, machine = parse_bytes(job.run.memory_per_worker), image.computing.machine_bytes
-    output = OutputArray(image.begun.output, layout, task.grid, job.output.overwrite)
+    allowed, machine = parse_bytes(job.run.memory_per_worker), sized.computing.machine_bytes
+    output = OutputArray(sized.begun.output, layout, task.grid, job.output.overwrite)
     return Planned(
-        computing=replace(image.computing, job=job, requested=sized.requested),
+        computing=sized.computing,
         work=DenoiseWork(output, task, tiles.tuned, image.striped),
-        sources=(image.original, *image.sides.values(), *image.defects.sources),
+        sources=(image.original, *image.sides.values(), *sized.defects.sources),
         files=(*(file for part in task.parts for file in part.denoiser.files()), *map(Path, job.input.sides.values())),
         identity=identity,
         needs=(need_of(deepest, needed, allowed, machine),),
@@ -441,13 +400,13 @@ def _notes(sized: _Sized, layout: Layout, grid: Grid, note: str) -> tuple[str, .
         *image.notes,
         *image.holed.notes,
         *image.striped.notes,
-        *image.defects.notes,
+        *sized.defects.notes,
         *notes_of_parts([(part.channels, _own_notes(part, roles)) for part in sized.parts]),
         *note_of_defects(sum(part.written.alone for part in sized.parts), image.source.shape),
         *filter(None, [note]),
         *notes_of(image.original, image.source.dtype, layout=layout, roles=roles, grid=grid),
         *note_of_files(layout, sized.job.output, roles),
-        *notes_of_place(image.begun.output, image.begun.directory),
+        *notes_of_place(sized.begun.output, sized.begun.directory),
     )
 
 
@@ -471,10 +430,10 @@ def _identity(sized: _Sized, task: AnyDenoiseTask) -> dict[str, Any]:
         "sides": {name: side.fingerprint() for name, side in image.sides.items()},
         **({"channels": parts} if len(parts) > 1 else parts[0]),
         "holes": asdict(main.holes) if main.holes else None,
-        "defects": image.defects.to_json(),
+        "defects": sized.defects.to_json(),
         "tiled_axes": "".join(main.roles.axes[i] for i in main.roles.spatial),
         "precision": main.precision,
-        **on_device(main, image.begun.previous),
+        **on_device(main, image.previous),
         "on_nan": main.on_nan,
         "stripes": asdict(image.striped.lines) if image.striped.lines else None,
         "layout": main.writer.layout.to_json(),

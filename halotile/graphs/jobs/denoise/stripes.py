@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputUnreadable
 from halotile.graphs.amounts import shape_text
-from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import Pass, Records
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Grid, Region
+from halotile.storage.images.planes import channel_titles
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.layout import Layout
@@ -27,13 +28,17 @@ from halotile.tasks.noise.estimate import spread_evenly
 from halotile.tasks.noise.stripes import LineCorrections, StripedLines, WithoutStripes
 from halotile.tasks.roles import Roles, respanned
 
+if TYPE_CHECKING:
+    from halotile.graphs.jobs.denoise.image import JobImage
+
 PHASE = "stripes"
 PLACES, CHANNELS, SAMPLED_LINES, SAMPLED_MEANS = 4, 8, 512, 128
 """Places where stripes are looked for along each axis (half of them in each of several channels), channels, lines of a place, and means along a line."""
 CLEAR = 0.4
 """Share of lines that have to be off in all parts of their length for stripes to be clear: noise alone has 0.07."""
-ALIKE = 6.0
-"""Correlation of offsets and gains, relative to that of noise, from which lines differ by factors."""
+ALIKE, SPREAD = 6.0, 0.04
+"""Correlation of offsets and gains, relative to that of noise, from which lines differ by factors; and standard deviation of these from which
+removing them leaves less than offsets alone."""
 PLANES = 8
 """Planes along each axis whose lines are written together."""
 
@@ -45,6 +50,7 @@ class Striped(NamedTuple):
     axis: str = ""  # axis along which lines differ; empty without stripes
     rms: float = 0.0  # standard deviation in samples
     gain: bool = False  # true if lines clearly differ by factors
+    channels: str = ""  # channels that have them; empty where all have
 
     @property
     def text(self) -> str:
@@ -53,12 +59,13 @@ class Striped(NamedTuple):
 
     @property
     def notes(self) -> tuple[str, ...]:
+        where = f" of {self.channels}" if self.channels else ""
         lines, wanted = "columns" if self.axis == "x" else "rows", f"axis: {self.axis}{', gain: true' * self.gain}"
         if self.lines:
             is_lacking = self.gain and not self.lines.gain
-            return (f"{lines} differ by factors as well: write input.stripes: {{{wanted}}}",) * is_lacking
+            return (f"{lines}{where} differ by factors as well: write input.stripes: {{{wanted}}}",) * is_lacking
         note = (
-            f"{lines} are off by {self.rms:.3g} rms, each over its whole length in samples: stripes of the instrument, "
+            f"{lines}{where} are off by {self.rms:.3g} rms, each over its whole length in samples: stripes of the instrument, "
             f"which a denoiser keeps in part. To remove them first, write input.stripes: {{{wanted}}}"
         )
         return (note,) * bool(self.axis)
@@ -69,9 +76,10 @@ class Striped(NamedTuple):
         return WithoutStripes(source, view, LineCorrections(view, lines), lines) if lines else source
 
 
-def choose_stripes(job: Denoising, view: Readable, roles: Roles, previous: Mapping[str, Any] | None) -> Striped:
-    """Decide whether stripes are removed; a resumed run keeps the decision that it began with. ``view``: image with NaN in its holes."""
-    wanted, is_open = job.input.stripes, True
+def choose_stripes(image: JobImage) -> Striped:
+    """Decide whether stripes are removed; a resumed run keeps the decision that it began with."""
+    view, roles, previous = image.view, image.roles, image.previous
+    wanted, is_open = image.job.input.stripes, True
     if not isinstance(wanted, str):
         given = _lines(view, roles, str(wanted["axis"]), gain=bool(wanted.get("gain", False)))
         if given is None:
@@ -85,14 +93,21 @@ def choose_stripes(job: Denoising, view: Readable, roles: Roles, previous: Mappi
         possible, is_open = [StripedLines(**known)] if known else [], False
     else:
         possible = [lines for axis in "xy" if (lines := _lines(view, roles, axis))]
-    channels = _channels(view, roles)
-    count = PLACES // min(2, len(channels))
-    looked = [(_seen(view, lines, at, count, anyhow=not is_open), lines) for lines in possible for at in channels]
-    seen = [(*found, lines) for found, lines in looked if found]
+    # Each by itself: one channel's stripes are not another's.
+    axis = roles.axes.index("c") if "c" in roles.axes else None
+    length = 1 if axis is None else view.shape[axis]
+    channels = [*dict.fromkeys(spread_evenly(range(length), CHANNELS))]
+    seen = []
+    for lines, n in itertools.product(possible, channels):
+        at = {} if axis is None else {axis: (n, n + 1)}
+        if found := _seen(view, lines, at, PLACES // min(2, length), anyhow=not is_open):
+            seen.append((*found, lines, n))
     if not seen:
         return Striped()
-    rms, _, gain, lines = max(seen, key=lambda each: (each[1], each[0]))
-    return Striped(None if wanted == "none" else lines, roles.axes[lines.across], rms, gain)
+    rms, _, gain, lines, _ = max(seen, key=lambda each: (each[1], each[0]))
+    those = [n for *_, along, n in seen if along == lines]
+    named = "" if len(those) == length else ", ".join(channel_titles(image.original)[n] for n in those)
+    return Striped(None if wanted == "none" else lines, roles.axes[lines.across], rms, gain, named)
 
 
 def _lines(view: Readable, roles: Roles, axis: str, *, gain: bool = False) -> StripedLines | None:
@@ -104,18 +119,10 @@ def _lines(view: Readable, roles: Roles, axis: str, *, gain: bool = False) -> St
     return StripedLines(across, along, gain) if is_enough else None
 
 
-def _channels(view: Readable, roles: Roles) -> list[dict[int, tuple[int, int]]]:
-    """Return the channels to examine, each by itself: one channel's stripes are not another's."""
-    if "c" not in roles.axes:
-        return [{}]
-    axis = roles.axes.index("c")
-    return [{axis: (n, n + 1)} for n in dict.fromkeys(spread_evenly(range(view.shape[axis]), CHANNELS))]
-
-
 def _seen(
     view: Readable, lines: StripedLines, channel: Mapping[int, tuple[int, int]], count: int, *, anyhow: bool
 ) -> tuple[float, bool, bool] | None:
-    """Return the standard deviation of stripes at a few places of a channel, and True if they are clear, and if they are factors.
+    """Return the standard deviation of stripes at a few places of a channel, and True if they are clear, and if they are factors that are worth removing.
 
     None where they are not clear, unless they are wanted ``anyhow``.
     """
@@ -135,12 +142,14 @@ def _seen(
         return None
     found = []
     for means, share in places.values():
-        offsets, alike = stripes.line_offsets(means), 0.0
+        offsets, alike, gains = stripes.line_offsets(means), 0.0, np.zeros(1)
         if share > CLEAR:
-            alike = math.sqrt(width) * np.corrcoef(offsets, stripes.with_gains(means, offsets)[1])[0, 1]
-        found.append((offsets.std(), abs(alike)))
-    rms, alikes = np.array(found or [(0.0, 0.0)]).T
-    return float(np.sqrt(np.mean(rms**2))), is_clear, bool(np.median(alikes) > ALIKE)
+            gains = stripes.with_gains(means, offsets)[1]
+            alike = math.sqrt(width) * np.corrcoef(offsets, gains)[0, 1]
+        found.append((offsets.std(), abs(alike), gains.std()))
+    rms, alikes, spreads = np.array(found or [(0.0, 0.0, 0.0)]).T
+    are_factors = np.median(alikes) > ALIKE and np.median(spreads) > SPREAD
+    return float(np.sqrt(np.mean(rms**2))), is_clear, bool(are_factors)
 
 
 def grid_of(corrections: LineCorrections) -> Grid:

@@ -23,7 +23,7 @@ from halotile.graphs.kinds.base import OutputFile, PlanRequest, kind_of
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports
 from halotile.graphs.plans.identity import as_stored, code_versions, fingerprint
-from halotile.graphs.plans.inputs import check_apart, check_decoding, check_paths
+from halotile.graphs.plans.inputs import check_decoding, check_paths
 from halotile.graphs.plans.make import Begun, compute_ranks_on
 from halotile.graphs.plans.needs import IMPORTS_BYTES, MIB, PROCESS, Need
 from halotile.graphs.plans.plan import Planned
@@ -77,9 +77,9 @@ def plan_ptychography(job: Ptychography, begun: Begun, request: PlanRequest) -> 
     job = computing.job
     recipe = recipe_of(job)
     scan, patterns, model = recipe.scan, recipe.patterns, job.model
-    check_paths(patterns, begun.output)
+    check_paths(patterns.path, begun.output)
     if job.input.start is not None:
-        check_apart(job.input.start, begun.output)
+        check_paths(job.input.start, begun.output)
     check_decoding((patterns,), job.run)
     count, pattern = len(scan.positions), recipe.pattern
     if count < job.run.count:

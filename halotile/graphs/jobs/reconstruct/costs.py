@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from halotile.graphs.solvers.base import (
 )
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
-from halotile.storage.sharded.output import Layout
 from halotile.tasks.devices.gpu import BUFFERS
 from halotile.tasks.image_task import Denoised, View
 from halotile.tasks.operators.base import Operator, Shape, engines_of, with_engine
@@ -34,6 +33,9 @@ from halotile.tasks.operators.sum import Total
 from halotile.tasks.options import Auto
 from halotile.tasks.priors.base import Prior, denoised_of
 from halotile.tasks.terms import MISFIT, Contributions, FoldedGradient, Gradient, NormalImage, Sensitivity, Term, Wants
+
+if TYPE_CHECKING:
+    from halotile.graphs.jobs.reconstruct.inversion import Inversion
 
 IMAGES_OF_A_GRADIENT = 9
 """Windows that a gradient holds at once: the operator's input, the measurement, their difference, and scratch."""
@@ -48,20 +50,10 @@ COPIES = 3
 IMAGES, OPERATORS = "the solver's images", "the operators"
 
 
-def footprint_of_step(
-    grid: Grid,  # blocks
-    form: Form,  # method that computes the gradient
-    prior: Prior,  # prior that acts on the gradient step
-    solver: Solver,  # solver whose vectors are read and written
-    layout: Layout,  # layout of the vectors
-    *,
-    overlap: bool,  # the next read and the last write run during the computation
-    io_threads: int = 1,  # threads that read and write in parallel, each with a part of its own
-    # resident memory of a process that has opened a GPU, where a trial measured it
-    measured: int | None = None,
-) -> Footprint:
-    """Return the footprint of one block of an iteration."""
-    size, copies = np.dtype(layout.dtype).itemsize, 2 if overlap else 1
+def footprint_of_step(work: Inversion) -> Footprint:
+    """Return the memory of one worker during a block of a pass."""
+    grid, form, prior, solver, layout = work.grid, work.form, work.prior, work.solver, work.state_layout
+    size, copies = np.dtype(layout.dtype).itemsize, 2 if work.overlap else 1
     before = (form.per_pass - 1) * (prior.reach() + form.reach)
     step = size * _window(grid, before + prior.reach())
     window = size * _window(grid, before + prior.reach() + form.reach)
@@ -71,10 +63,10 @@ def footprint_of_step(
     model, tiles = _denoiser(denoised)
     on_gpu = denoised is not None and denoised.device != "cpu"
     return {
-        PROCESS: IMPORTS_BYTES + (gpu_bytes(measured) if on_gpu else 0),
+        PROCESS: IMPORTS_BYTES + (gpu_bytes(work.tuned.host_bytes if work.tuned else None) if on_gpu else 0),
         MODEL: model,
         IMAGES: copies * (read * window + len(solver.vectors) * core)
-        + 2 * io_threads * shard
+        + 2 * work.io_threads * shard
         + (IMAGES_OF_A_STEP + form.per_pass - 1) * step,
         OPERATORS: IMAGES_OF_A_GRADIENT * window + (TRANSFORMS_BYTES if form.is_fft else 0),
         # On a GPU the tiles are there, and the pixels pass through pinned memory on their way: two parts each way.

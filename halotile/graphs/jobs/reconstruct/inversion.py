@@ -14,14 +14,12 @@ from halotile.graphs.jobs.reconstruct.costs import Form, footprint_of_operator, 
 from halotile.graphs.jobs.reconstruct.job import Bounds, Reconstruction
 from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.plans.choices import describe_denoiser, describe_options
-from halotile.graphs.plans.cutting import Geometry, Halo, grid_of, overlap_pays, rim_of, tiling_of
+from halotile.graphs.plans.cutting import Halo, overlap_pays
 from halotile.graphs.plans.needs import Footprint
-from halotile.graphs.plans.trials.denoiser_trials import DenoiserTrial, tried
-from halotile.graphs.plans.trials.gpu_trials import channels_last_of, on_device
+from halotile.graphs.plans.trials.gpu_trials import on_device
 from halotile.graphs.solvers._subsets import SubsetNorms, SubsetSolver
 from halotile.graphs.solvers.base import Problem, Solver
 from halotile.graphs.solvers.lanczos import Lanczos
-from halotile.graphs.waiting import Report
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
@@ -35,7 +33,7 @@ from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.image_task import Denoised
 from halotile.tasks.noise.simulated import RandomImage
 from halotile.tasks.operators.base import working_dtype
-from halotile.tasks.priors.base import DenoisingPrior, Prior, denoised_of
+from halotile.tasks.priors.base import Prior, denoised_of
 from halotile.tasks.trials.gpu_trial import Tuned
 
 NORM_ITERATIONS = 15
@@ -150,16 +148,7 @@ class Inversion:
 
     def step_footprint(self) -> Footprint:
         """Return the memory of one worker during a block of a pass."""
-        return footprint_of_step(
-            self.grid,
-            self.form,
-            self.prior,
-            self.solver,
-            self.state_layout,
-            overlap=self.overlap,
-            io_threads=self.io_threads,
-            measured=self.tuned.host_bytes if self.tuned else None,
-        )
+        return footprint_of_step(self)
 
     def operator_footprints(self) -> Iterator[Footprint]:
         """Yield the memory of one worker during each operator that sees the whole image."""
@@ -266,60 +255,6 @@ def _grid(denoised: Denoised, cut: CutImage, layout: Layout) -> Grid:
     around = 2 * (form.per_pass - 1) * (cut.prior.reach() + form.fused_reach + drawn_out)
     grown = (min(b + around * (axis in spatial), n) for axis, (b, n) in enumerate(zip(edges, grid.shape, strict=True)))
     return replace(grid, block=tuple(-(-edge // align) * align for edge, align in zip(grown, grid.align, strict=True)))
-
-
-TILE = 512
-
-
-def tried_prior(
-    job: Reconstruction,
-    denoiser: Denoiser | None,
-    image: tuple[int, ...],
-    previous: Mapping[str, Any] | None,
-    report: Report,
-) -> DenoiserTrial:
-    """Return the digests of the user's code in the prior, and its halo."""
-    if denoiser is None:
-        return DenoiserTrial({}, Halo(((0, 0),) * len(image), 1, "no denoiser"))
-    return tried(denoiser, job.tile, image, previous, run=job.run, report=report)
-
-
-def cut_for_prior(
-    job: Reconstruction,
-    prior: Prior,
-    denoiser: Denoiser | None,
-    image: Readable,
-    geometry: Geometry,
-    halo: Halo,
-    block: tuple[int, ...],
-    device: str,
-    precision: str,
-    seals: Mapping[str, str],
-) -> tuple[Prior, Grid]:
-    """Return the prior for this device and precision, and the super-blocks with the halo that it needs."""
-    roles = geometry.roles
-    if denoiser is None:
-        edges = tuple(min(b, n) for b, n in zip(block, geometry.shape, strict=True))
-        return prior, Grid(geometry.shape, edges, ((0, 0),) * len(edges))
-    if halo.probed:
-        denoiser = denoiser.probed(*halo.probed)
-    size = TILE if job.tile.size == "auto" else job.tile.size
-    tiling = tiling_of(job.tile, denoiser, roles, halo, geometry, size, block, None, image.dtype)
-    grid = grid_of(geometry, roles, halo, block, tiling)
-    denoised = Denoised(
-        image,
-        denoiser,
-        tiling,
-        roles,
-        grid,
-        rim_of(job.tile, denoiser, roles),
-        device=device,
-        precision=precision,
-        channels_last=(denoiser.convolutional and geometry.dims == 2 and channels_last_of(job.tile, device, precision)),
-        seals=seals,
-    )
-    assert isinstance(prior, DenoisingPrior)
-    return replace(prior, denoised=denoised), grid
 
 
 def describe_prior(prior: Prior, denoiser: Denoiser | None, halo: Halo, seals: Mapping[str, str]) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def open_stack(
     for source in data:
         notes += (*source.remarks, *note_of_packing(source, *packed))
     for source in (*data, *images):
-        check_paths(source, output)
+        check_paths(source.path, output)
     return Stack(operators, data, shape, tuple(dict.fromkeys(notes)))
 
 

@@ -24,11 +24,9 @@ from halotile.graphs.jobs.reconstruct.costs import (
 from halotile.graphs.jobs.reconstruct.inversion import (
     CutImage,
     Inversion,
-    cut_for_prior,
     denoising_of,
     describe_denoised,
     describe_prior,
-    tried_prior,
 )
 from halotile.graphs.jobs.reconstruct.job import Reconstruction, identity_of, note_of, with_whole_paths
 from halotile.graphs.jobs.reconstruct.measurements import (
@@ -46,20 +44,33 @@ from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import NamedChoice, parse_bytes
 from halotile.graphs.plans.choices import describe_denoiser, describe_options, make_part
-from halotile.graphs.plans.cutting import Geometry, Halo, allowed_bytes, axes_like, block_unit, blocks_for, layout_like
+from halotile.graphs.plans.cutting import (
+    Geometry,
+    Halo,
+    allowed_bytes,
+    axes_like,
+    block_unit,
+    blocks_for,
+    grid_of,
+    layout_like,
+    rim_of,
+    tiling_of,
+)
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import kept_bytes
 from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.needs import DECODED, Need, Requested, io_threads_for, no_more_than
 from halotile.graphs.plans.notes import note_of_files, notes_of_place
 from halotile.graphs.plans.plan import Computing, Planned
-from halotile.graphs.plans.trials.denoiser_trials import compared, expect_trial
+from halotile.graphs.plans.trials.denoiser_trials import DenoiserTrial, compared, expect_trial, tried
 from halotile.graphs.plans.trials.gpu_trials import (
     ChosenTiles,
     as_it_went,
+    channels_last_of,
     choose_tiles,
     chosen_with_tiles,
     sized_as,
+    tile_figures,
     trying,
     written_tiles,
 )
@@ -68,12 +79,14 @@ from halotile.graphs.solvers.base import Solver
 from halotile.graphs.subsets import ordered_subset
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source, open_source, planes_last
+from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout
 from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.fidelities.base import Fidelity
+from halotile.tasks.image_task import Denoised
 from halotile.tasks.operators.base import Operator, working_dtype
-from halotile.tasks.priors.base import Prior, denoised_of
+from halotile.tasks.priors.base import DenoisingPrior, Prior, denoised_of
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 from halotile.tasks.trials.provenance import seals_of
@@ -109,7 +122,7 @@ def decided_parts(work: Inversion) -> dict[str, Any]:
 def figures_of(work: Inversion) -> dict[str, Any]:
     """Return the figures of an inversion, by name."""
     job, form, grid, choice = work.job, work.form, work.grid, work.job.solver
-    seen = form
+    seen, denoised = form, denoised_of(work.prior)
     if isinstance(work.solver, SubsetSolver):
         count = len(form.terms)
         seen = form.of(ordered_subset(count, work.solver.count(count), 0))
@@ -123,10 +136,8 @@ def figures_of(work: Inversion) -> dict[str, Any]:
         "form": form.describe(),
         "fidelity": job.fidelity.name,
         "prior": job.prior.name,
-        "denoiser": denoised.denoiser.name
-        if (denoised := denoised_of(work.prior)) and "denoiser" in job.prior.options
-        else None,
-        **_tiles(work),
+        "denoiser": denoised.denoiser.name if denoised and "denoiser" in job.prior.options else None,
+        **(tile_figures(denoised, work.tuned) if denoised else {}),
         "solver": work.solver.name,
         "step": choice.step,
         "iterations": choice.iterations,
@@ -140,22 +151,6 @@ def figures_of(work: Inversion) -> dict[str, Any]:
         "iteration_bytes": (traffic.unfused or traffic.fused) if form.apart else traffic.fused,
         "iteration_bytes_fused": traffic.fused,
         "iteration_bytes_unfused": traffic.unfused,
-    }
-
-
-def _tiles(work: Inversion) -> dict[str, Any]:
-    """Return the figures of the prior's tiles, where it denoises."""
-    denoised = denoised_of(work.prior)
-    if denoised is None:
-        return {}
-    on_gpu = work.tuned is not None and denoised.device != "cpu"
-    return {
-        "device": denoised.device,
-        "precision": denoised.precision,
-        "tile": list(denoised.tiling.tile),
-        "batch": denoised.tiling.batch,
-        "device_memory_bytes": work.tuned.device_bytes if work.tuned and on_gpu else None,
-        "tuned": work.tuned.to_json() if work.tuned else None,
     }
 
 
@@ -233,6 +228,9 @@ def _open(job: Reconstruction, begun: Begun, request: PlanRequest) -> _Opened:
     return _Opened(begun, computing, stack.operators, stack.data, levels, images, zeros, prior, denoiser, stack.notes)
 
 
+TILE = 512
+
+
 @dataclass(frozen=True)
 class _Sized:
     """The geometry of the image, and the form in which its gradient is computed."""
@@ -256,20 +254,37 @@ class _Sized:
         return replace(self.layout.as_plain_array(), dtype=str(self.opened.image.dtype))
 
     def cut(self, block: tuple[int, ...]) -> CutImage:
-        """Return the image cut into super-blocks of this size."""
-        opened, computing = self.opened, self.opened.computing
-        prior, grid = cut_for_prior(
-            self.job,
+        """Return the image cut into super-blocks of this size, with the halo and the tiles that the prior needs."""
+        opened, geometry, tile = self.opened, self.geometry, self.job.tile
+        prior, denoiser, device, precision = (
             opened.prior,
             opened.denoiser,
-            opened.image,
-            self.geometry,
-            self.halo,
-            block,
-            computing.device,
-            computing.precision,
-            self.seals,
+            opened.computing.device,
+            opened.computing.precision,
         )
+        edges = tuple(min(b, n) for b, n in zip(block, geometry.shape, strict=True))
+        grid = Grid(geometry.shape, edges, ((0, 0),) * len(edges))
+        if denoiser is not None:
+            if self.halo.probed:
+                denoiser = denoiser.probed(*self.halo.probed)
+            size = TILE if tile.size == "auto" else tile.size
+            tiling = tiling_of(tile, denoiser, self.halo, geometry, size, block, opened.image.dtype)
+            grid = grid_of(geometry, self.halo, block, tiling)
+            last = denoiser.convolutional and geometry.dims == 2 and channels_last_of(tile, device, precision)
+            denoised = Denoised(
+                opened.image,
+                denoiser,
+                tiling,
+                geometry.roles,
+                grid,
+                rim_of(tile, denoiser, geometry.roles),
+                device=device,
+                precision=precision,
+                channels_last=last,
+                seals=self.seals,
+            )
+            assert isinstance(prior, DenoisingPrior)
+            prior = replace(prior, denoised=denoised)
         is_apart = comes_apart(self.job.fuse, self.form, prior, grid, self.solver)
         return CutImage(prior, grid, replace(self.form, apart=is_apart))
 
@@ -295,7 +310,9 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     computing, previous = opened.computing, opened.begun.previous
     job, denoiser, shape = computing.job, opened.denoiser, opened.image.shape
     roles = roles_of(opened.data[0], shape)
-    own_code, halo = tried_prior(job, denoiser, shape[-2:], previous, request.report)
+    own_code, halo = DenoiserTrial({}, Halo(((0, 0),) * len(shape[-2:]), 1, "no denoiser"))
+    if denoiser is not None:
+        own_code, halo = tried(denoiser, job.tile, shape[-2:], previous, run=job.run, report=request.report)
     geometry = Geometry(shape, shape, roles, 1, halo.align)
     memory = parse_bytes(job.run.memory_per_worker)
     layout = layout_like(opened.data[0], job.output, geometry, opened.image.dtype, memory, previous)
@@ -364,7 +381,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
     is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
     cut, tiles = chosen_with_tiles(choose, settle, lambda cut, tiles: fits(cut, tiles.tuned), is_free=is_free)
     trial = denoising_of(cut, sized.state_layout, (), output)
-    halo = compared(sized.halo, trial, job.tile, previous, run=job.run, report=request.report)
+    halo = compared(sized.halo, trial, job, previous, request.report)
     if tiles is not None:
         cut = replace(cut, prior=cut.prior.with_denoised(partial(sized_as, task=tiles.task)))
     tuned, note = (tiles.tuned, tiles.note) if tiles else (None, "")

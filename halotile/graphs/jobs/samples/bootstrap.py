@@ -15,7 +15,7 @@ from halotile.graphs.jobs.denoise.compare import known_level
 from halotile.graphs.jobs.denoise.image import plane_values
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
-from halotile.graphs.jobs.denoise.place import DenoisedPlace
+from halotile.graphs.jobs.denoise.place import DenoisedPlace, spans_of
 from halotile.graphs.jobs.denoise.plan import plan_denoising
 from halotile.graphs.jobs.samples.job import Sampling
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
@@ -136,11 +136,10 @@ def _calibrated(task: BootstrapTask, request: PlanRequest, is_applied: bool) -> 
         for region in sample_regions(task.grid.shape, PLACES, task.roles.spatial[-2:], EDGE):
             window = task.grid.window_of(region)
             image, outliers = _repaired(task, window.clip(Region.whole(task.grid.shape)))
-            spans = zip(task.roles.axes, zip(region.start, region.stop, strict=True), strict=True)
-            crop = DenoisedPlace(replace(task, source=image), dict(spans))
+            crop = DenoisedPlace(replace(task, source=image), spans_of(task.roles.axes, region))
             noise = crop.noise(task.level.read(crop.region))
             found = crop.view(outliers[crop.region.relative_to(image.region).slices])
-            noise = replace(noise, read_sigma=np.where(found, np.nan, noise.read_sigma))
+            noise = noise._replace(read_sigma=np.where(found, np.nan, noise.read_sigma))
             variance = noise.gain * crop.noisy + noise.variance
             counts = np.isfinite(variance)
             seen += int(counts.sum())
@@ -168,7 +167,7 @@ def _repaired(task: BootstrapTask, window: Region) -> tuple[Replaced, Array]:
     """Return the image with the median of its neighbours for each outlier in a window, and where those are."""
     pixels, roles = task.source.read(window), task.roles
     noise, shape = noise_at(task, window, task.level.read(window)), roles.arrange(pixels).shape
-    parts = (np.where(task.measured(window, pixels), pixels, np.nan), noise.gain, noise.offset, noise.read_sigma)
+    parts = (np.where(task.measured(window, pixels), pixels, np.nan), *noise)
     seen, *others = (roles.arrange(np.broadcast_to(part, window.shape)).reshape(-1, *shape[-2:]) for part in parts)
     better, outliers = (roles.restore(part.reshape(shape)) for part in without_outliers(seen, PhotonNoise(*others)))
     pixels = np.where(outliers, better, pixels).astype(np.result_type(pixels.dtype, np.float32))

@@ -20,7 +20,7 @@ from halotile.storage.rim import Readable
 from halotile.storage.views import WithoutValue, measured, readable_parts
 from halotile.tasks.noise.estimate import ImageValues, as_square, image_values
 from halotile.tasks.noise.noise_correlation import noise_correlation
-from halotile.tasks.noise.quiet_windows import Values
+from halotile.tasks.noise.quiet_windows import Values, finite_values
 from halotile.tasks.training.pairs import Pair
 from halotile.tasks.training.patches import PatchSource, Structure, TrainingImage
 
@@ -59,7 +59,8 @@ def _notes_of_channels(image: TrainingImage, path: str) -> list[str]:
     """Return a note on channels of very unlike brightness."""
     if image.channels < 2:
         return []
-    sizes = [(size, channel) for channel in range(image.channels) if (size := _size(image, channel))]
+    values = map(finite_values, samples_of(image))
+    sizes = [(size, n) for n, each in enumerate(values) if each.size and (size := float(np.abs(each).mean()))]
     if not sizes or max(sizes)[0] <= UNLIKE * min(sizes)[0]:
         return []
     (low, dark), (high, bright) = min(sizes), max(sizes)
@@ -67,13 +68,6 @@ def _notes_of_channels(image: TrainingImage, path: str) -> list[str]:
         f"channel {bright} of {path} is {high / low:,.3g} times as bright as channel {dark}: a short training mixes channels that show different things, "
         "most of all such ones. Give it thousands of steps, or train on each channel"
     ]
-
-
-def _size(image: TrainingImage, channel: int) -> float:
-    """Return the mean of the absolute values of a channel, 0 where none is known."""
-    parts = readable_parts(image.source, image.sampled(SAMPLED, channel))
-    values = np.concatenate([np.zeros(0), *(part[np.isfinite(part)] for _, part in parts)])
-    return float(np.abs(values).mean()) if values.size else 0.0
 
 
 ALONG_ONE = 0.5

@@ -32,7 +32,7 @@ from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
 from halotile.graphs.plans.make import Begun, compute_ranks_on
 from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
-from halotile.graphs.plans.plan import Computing, Planned
+from halotile.graphs.plans.plan import Planned
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.disk.durable import DISK, GONE
@@ -182,8 +182,7 @@ def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
         smaller=SMALLER,
         scratch_bytes=CHECKPOINTS * 3 * output.layout.size_bytes,
         decided={"steps": length.steps, "epochs": None, "minutes": None, "structure": structure},
-        figures=_figures(job, network, first, patches, length, computing)
-        | {"noise_levels": [*map(plane_level, planes)]},
+        figures=_figures(job, recipe, first, length, computing.device) | {"noise_levels": [*map(plane_level, planes)]},
         notes=(
             *first[0].remarks,
             *shared,
@@ -198,7 +197,7 @@ def _opened(job: Training, begun: Begun) -> tuple[Sequence[Source], Sequence[Sou
     first = open_images(job, "input.path", job.input.path)
     second = open_images(job, "second", job.second) if job.second else ()
     for source in (*first, *second):
-        check_paths(source, begun.output)
+        check_paths(source.path, begun.output)
     check_decoding((*first, *second), job.run)
     return first, second
 
@@ -273,23 +272,16 @@ def _need(recipe: Recipe, sources: Sequence[Source], device: str) -> Need:
     return Need(what, parts, SMALLER)
 
 
-def _figures(
-    job: Training,
-    network: Network,
-    images: Sequence[Source],
-    patches: PatchSource,
-    length: _Length,
-    computing: Computing[Training],
-) -> dict[str, Any]:
-    channels = patches.images[0].channels
+def _figures(job: Training, recipe: Recipe, images: Sequence[Source], length: _Length, device: str) -> dict[str, Any]:
+    patches, channels = recipe.patches, recipe.channels
     return {
         "input": job.input.path,
         "second": job.second,
         "shape": list(images[0].shape),
         "shapes": [list(source.shape) for source in images],
-        "network": network.name,
+        "network": recipe.network.name,
         "channels_text": "one channel" if channels == 1 else f"{channels} channels together",
-        "device_text": "CPUs" if computing.device == "cpu" else "GPUs",
+        "device_text": "CPUs" if device == "cpu" else "GPUs",
         "method": job.method,
         "structure": patches.structure,
         "steps": length.steps,

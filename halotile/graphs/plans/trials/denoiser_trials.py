@@ -19,7 +19,7 @@ from halotile.graphs.amounts import bytes_text
 from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.clusters.workers.fork_server import ensure_forks
-from halotile.graphs.kinds.sections import Run, Tile, parse_bytes
+from halotile.graphs.kinds.sections import Run, Tile, TiledJob, parse_bytes
 from halotile.graphs.plans.cutting import DIFFER, Halo, is_cut_at_edge, rehearsed, resolve_halo
 from halotile.graphs.waiting import Report, report_if_slow
 from halotile.storage.cache import read_cached, write_cached
@@ -108,7 +108,7 @@ def tried(
 
 
 def compared(
-    halo: Halo, task: DenoiseTask | None, tile: Tile, previous: Mapping[str, Any] | None, *, run: Run, report: Report
+    halo: Halo, task: DenoiseTask | None, job: TiledJob, previous: Mapping[str, Any] | None, report: Report
 ) -> Halo:
     """Compare tiles of a new job's own sizes with larger windows, for a network on the CPU; return the halo.
 
@@ -121,7 +121,7 @@ def compared(
         notes_then = previous["summary"].get("notes", ())
         kept = (note for note in notes_then if note.startswith((DIFFER, UNCOMPARED, UNTRIED)))
         return replace(halo, notes=(*halo.notes, *kept))
-    if tile.seams == "allow" or not task.denoiser.convolutional or task.device != "cpu":
+    if job.tile.seams == "allow" or not task.denoiser.convolutional or task.device != "cpu":
         return halo
     title = task.denoiser.title
     on_trial = sides_as_channels(task.denoiser, task.sides)
@@ -131,7 +131,7 @@ def compared(
         for at_once in (True, False):
             try:
                 measure = partial(_measure_difference, sizes, at_once=at_once)
-                difference = bounded(measure, title, run) if known is None else known
+                difference = bounded(measure, title, job.run) if known is None else known
             except (MemoryRefused, CodeEnded, ReferenceFailed) as error:
                 note = f"{UNCOMPARED}: {error}"
                 continue
@@ -143,24 +143,20 @@ def compared(
 
 
 def compared_on_image(
-    halo: Halo,
-    denoiser: Denoiser,  # with its known alignment
-    choose: Callable[[], Sequence[Sample]],  # reads the samples of the image
-    tile: Tile,  # tile section of the job
-    *,
-    run: Run,
-    report: Report,
-    sides: Collection[str] = (),  # names of the side inputs of the job
+    halo: Halo, denoiser: Denoiser, choose: Callable[[], list[Sample]], job: TiledJob, report: Report, sides: list[str]
 ) -> Halo:
-    """Compare tiles of a user's code with larger parts of the image itself; return the halo."""
-    is_cut, title = is_cut_at_edge(tile, denoiser), denoiser.title
+    """Compare tiles of a user's code with larger parts of the image itself; return the halo.
+
+    ``denoiser``: with its known alignment; ``choose``: reads the samples of the image; ``sides``: names of the side inputs of the job.
+    """
+    is_cut, title = is_cut_at_edge(job.tile, denoiser), denoiser.title
     with report_if_slow(report, f"trying {title} on parts of the image, in tiles and whole"):
         on_trial = sides_as_channels(denoiser, sides)
         if not (samples := choose()):
             return replace(halo, notes=(*halo.notes, f"{UNTRIED}: they cannot be read, or would be too large"))
         measure = partial(_measure_samples, on_trial, halo.depth, samples, is_cut)
         try:
-            difference = bounded(measure, title, run, seconds=SAMPLE_SECONDS)
+            difference = bounded(measure, title, job.run, seconds=SAMPLE_SECONDS)
         except (MemoryRefused, CodeEnded, _SampleFailed) as error:
             # A run names the blocks that fail, and does the others.
             return replace(halo, notes=(*halo.notes, f"{UNTRIED}: {error}"))
@@ -261,13 +257,20 @@ def _try_code(
     denoiser: Denoiser, tile: Tile, image: tuple[int, ...], probed: list[int] | None, *, is_new: bool
 ) -> DenoiserTrial:
     code = denoiser.check()
+
+    def find_halo() -> Halo:
+        if code:
+            check_user_code(denoiser, len(image))
+        halo = resolve_halo(tile, denoiser, len(image), (probed[0], probed[1]) if probed else None)
+        return rehearsed(tile, denoiser, halo, image) if code and is_new else halo
+
     if not denoiser.tried_apart:
-        return DenoiserTrial(code, _find_halo(denoiser, tile, image, probed, code, is_new))
+        return DenoiserTrial(code, find_halo())
 
     def find() -> dict[str, Any]:
         with torch_threads(min(cores_here(), MOST_THREADS)):
             try:
-                return {"halo": asdict(_find_halo(denoiser, tile, image, probed, code, is_new))}
+                return {"halo": asdict(find_halo())}
             except ConfigError as error:
                 if not _is_verdict(error):
                     raise
@@ -284,21 +287,6 @@ def _is_verdict(error: BaseException) -> bool:
     """Return True where the code itself is refused: another exception may have had a cause outside, such as a missing file or memory."""
     origin = error.__cause__ or error.__context__
     return isinstance(error, ConfigError) and (origin is None or _is_verdict(origin))
-
-
-def _find_halo(
-    denoiser: Denoiser,
-    tile: Tile,
-    image: tuple[int, ...],
-    probed: list[int] | None,
-    code: Mapping[str, str],
-    is_new: bool,
-) -> Halo:
-    if code:
-        check_user_code(denoiser, len(image))
-    known = (probed[0], probed[1]) if probed else None
-    halo = resolve_halo(tile, denoiser, len(image), known)
-    return rehearsed(tile, denoiser, halo, image) if code and is_new else halo
 
 
 def _refusal(title: str, limit_bytes: int, how: str) -> MemoryRefused:

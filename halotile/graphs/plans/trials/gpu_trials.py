@@ -98,6 +98,18 @@ def written_tiles(tiled: DenoiseTask | Denoised) -> dict[str, Any]:
     return {"size": list(tiled.tiling.tile), "batch": tiled.tiling.batch, **layout}
 
 
+def tile_figures(tiled: DenoiseTask | Denoised, tuned: Tuned | None) -> dict[str, Any]:
+    """Return the figures of a plan on tiles and their device."""
+    return {
+        "device": tiled.device,
+        "precision": tiled.precision,
+        "tile": list(tiled.tiling.tile),
+        "batch": tiled.tiling.batch,
+        "device_memory_bytes": tuned.device_bytes if tuned and tiled.device != "cpu" else None,
+        "tuned": tuned.to_json() if tuned else None,
+    }
+
+
 def choose_tiles(
     job: TiledJob, task: DenoiseTask, geometry: Geometry, previous: Mapping[str, Any] | None, *, probe: bool
 ) -> ChosenTiles:

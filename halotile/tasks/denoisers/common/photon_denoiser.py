@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
-
-import numpy as np
+from typing import Any, cast
 
 from halotile.tasks.denoisers.base import Around, Denoiser, Model
 from halotile.tasks.noise.photon_noise import PhotonNoise
@@ -22,31 +20,25 @@ def for_photon_noise(denoiser: Denoiser, noise: PhotonNoise, white: float) -> De
     ``denoiser``: with a noise level as a side input; ``noise``: noise of the image, in its own units; of its first plane where they differ;
     ``white``: value of the image that the denoiser sees as 1.
 
+    >>> import numpy as np
     >>> from halotile.tasks.denoisers.tv import TotalVariation
     >>> noise = PhotonNoise.of(np.array(1.0), np.array(0.0))
     >>> denoiser = for_photon_noise(TotalVariation(strength=1.0, sigma="auto"), noise, 255.0)
     >>> denoiser.title, denoiser.receptive_field()
     ('tv', 60)
     """
-    gain, offset, read_sigma = (float(part.flat[0]) for part in (noise.gain, noise.offset, noise.read_sigma))
-    return cast(Denoiser, PhotonDenoiser(denoiser, gain, offset, read_sigma, white))
+    first: Any = (part.flat[0] for part in noise)
+    return cast(Denoiser, PhotonDenoiser(denoiser, PhotonNoise(*first), white))
 
 
 @dataclass(frozen=True)
 class PhotonDenoiser(Around):
     """The denoiser in rounds."""
 
-    gain: float
-    offset: float
-    read_sigma: float
+    noise: PhotonNoise  # of the image, or of its first plane where they differ
     white: float
     side_inputs = ("gain", "variance")
     wants_noise_level = False
-
-    @property
-    def noise(self) -> PhotonNoise:
-        """Noise of the image, or of its first plane where they differ."""
-        return PhotonNoise(*map(np.asarray, (self.gain, self.offset, self.read_sigma)))
 
     def receptive_field(self) -> int | None:
         reach = self.inner.receptive_field()
@@ -58,6 +50,6 @@ class PhotonDenoiser(Around):
     def around(self, model: Model) -> Model:
         from halotile.tasks.denoisers.common.anscombe import PhotonRounds
 
-        variance = float(self.noise.variance)
-        rounds: Model = PhotonRounds(model, self.gain, variance, self.white, keeps_mean=self.inner.keeps_mean)
+        gain, variance = float(self.noise.gain), float(self.noise.variance)
+        rounds: Model = PhotonRounds(model, gain, variance, self.white, keeps_mean=self.inner.keeps_mean)
         return rounds
