@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     import torch
 
@@ -108,4 +106,5 @@ def _argument(value: Any) -> Any:
         return ctypes.c_ssize_t(value)
     if isinstance(value, float):
         return ctypes.c_float(value)
-    return ctypes.c_void_p(value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr())
+    # The installation loads this module, without numpy.
+    return ctypes.c_void_p(value.ctypes.data if hasattr(value, "ctypes") else value.data_ptr())
