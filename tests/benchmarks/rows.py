@@ -303,7 +303,7 @@ FIGURES = [
 
 GROUPS = {
     "denoise": ("box", "cnn", "scaling", "memory", "noop", "checks", "trials"),
-    "filters": ("start", "gaussian", "kernels", "large-medians", "filters"),
+    "filters": ("start", "gaussian", "vips", "kernels", "large-medians", "filters"),
     "images": ("levels", "photons"),
     "torch": ("fft", "ranks"),
     "ptychography": ("petra", "errors", "few", "slots", "windows", "streamed"),
