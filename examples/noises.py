@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from skimage import data
 from skimage.transform import downscale_local_mean
 
-from halotile.storage.images.sheet import Cell, draw_sheet, grey
+from halotile.storage.images.png import Cell, draw_sheet, grey
 
 Values = NDArray[np.float64]
 SHOWN = np.s_[30:190, 70:230]

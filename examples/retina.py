@@ -27,7 +27,7 @@ import zarr
 from numpy.typing import NDArray
 
 from halotile.storage.grid import Block, Grid
-from halotile.storage.images.sheet import Cell, draw_sheet, grey
+from halotile.storage.images.png import Cell, draw_sheet, grey
 from halotile.storage.rim import source_positions
 
 CONFIG = Path(__file__).with_name("demo.yaml")

@@ -23,9 +23,8 @@ from distributed import Worker
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.outcome import Outcome
+from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.runs.driver import Outcome, run
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from tests.support import Image, write_zarr

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from halotile.cli import trying
 from halotile.cli.arguments import ExportRequest, Flags, PreviewRequest, TryRequest
 from halotile.cli.config.loading import load_job, read_config, saved_job_of
-from halotile.cli.config.problems import ConfigProblem
 from halotile.cli.config.sections import check_config
+from halotile.cli.config.yaml_source import ConfigProblem
 from halotile.cli.export import export as write
+from halotile.cli.export import preview as draw
 from halotile.cli.info import describe
-from halotile.cli.preview import preview as draw
 from halotile.cli.status import RunStatus, find_run, output_of, read_status
 from halotile.cli.viewing import ImageServer, panels_of
 from halotile.graphs.kinds.sections import Job
@@ -93,7 +93,7 @@ def plan(
     >>> halotile.plan("job.yaml").summary()["blocks"]  # doctest: +SKIP
     400
     """
-    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.plans.plan import make_plan
 
     if not isinstance(job, Job):
         job = load_job(Path(job), tuple(overrides), Flags(allow_import=allow_import))

@@ -22,49 +22,23 @@ RESUMABLE = ("run", "resume", "simulate", "levels")
 """Commands that resume what was stopped when they are repeated."""
 
 COMMANDS = {
-    "Start": {
-        "info": "describe an image or a scan; write a job file for it",
-        "try": "compare settings on a crop, side by side",
-        "plan": "show sizes, memory, disk and halo of a run before it starts",
-        "run": "run a job; an interrupted one resumes",
-        "status": "show progress or outcome of a run",
-    },
-    "Results": {
-        "view": "pan and zoom through images in a browser",
-        "report": "print the path of a run's report",
-        "preview": "draw an image as a small PNG",
-        "export": "write an image as OME-TIFF or GeoTIFF, draw a scan as PNG",
-        "verify": "check every stored block, and repair damaged ones",
-        "levels": "add resolution levels to an OME-Zarr",
-    },
-    "Clusters": {
-        "submit": "run a job as a batch job that resubmits itself",
-        "logs": "show the output of a batch job and of its workers",
-        "cancel": "stop a run: its batch job or its driver",
-        "dashboard": "show the address of a run's dashboard",
-        "doctor": "check this machine and its batch system",
-        "exec": "run your own script with a cluster, or as torch ranks",
-    },
-    "More": {
-        "convert": "store a ptychographic scan as Zarr",
-        "simulate": "simulate the measurements of a reconstruction",
-        "resume": "resume a run from its directory alone",
-        "validate": "check a job file, without opening images",
-        "bench": "measure how a job scales with its workers",
-        "schema": "write the JSON Schema of job files, for editors",
-    },
+    "Start": ("info", "try", "plan", "run", "status"),
+    "Results": ("view", "report", "preview", "export", "verify", "levels"),
+    "Clusters": ("submit", "logs", "cancel", "dashboard", "doctor", "exec"),
+    "More": ("convert", "simulate", "resume", "validate", "bench", "schema"),
 }
-"""Commands in the order of use, each with a few words."""
+"""Commands in the order of use."""
 
 
 class _InGroups(TyperGroup):
-    """Lists commands in groups."""
+    """Lists commands in groups, each with the first sentence of its help."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the groups of commands."""
-        for title, commands in COMMANDS.items():
+        for title, names in COMMANDS.items():
             with formatter.section(title):
-                formatter.write_dl(list(commands.items()), col_max=12)
+                rows = [(name, self.commands[name].get_short_help_str(limit=100)) for name in names]
+                formatter.write_dl(rows, col_max=12)
 
 
 app = typer.Typer(

@@ -26,7 +26,7 @@ from halotile.cli.status import CANCELLED, QUEUE_SECONDS, read_status
 from halotile.errors import ClusterFailed, ConfigError, Stopped
 from halotile.graphs.clusters.base import ADDRESS, ATTENDED, VARIABLE
 from halotile.graphs.clusters.launches.batch_system import SLURM, system_in, system_of
-from halotile.graphs.kinds.patterns import takes_many
+from halotile.graphs.kinds.sections import takes_many
 from halotile.graphs.waiting import patience_seconds
 from halotile.storage.disk.object_path import full_path
 from halotile.storage.run_directory.directory import LOCK_SECONDS, WORKERS, BatchFiles, RunDirectory
@@ -56,11 +56,10 @@ class Prepared:
 
 def prepare(job: Job, asked: RunOptions) -> Prepared:
     """Plan a job as it will run inside its batch job; nothing is written."""
-    from halotile.graphs.clusters.launches.driver_script import check_walltime, notice_seconds, script_of
     from halotile.graphs.plans.needs import Requested, workers_of
     from halotile.graphs.plans.plan import documents_of
     from halotile.graphs.plans.trials.denoiser_trials import TrialTooLong, trials_within
-    from halotile.graphs.submission import Submission, check_not_waiting
+    from halotile.graphs.submission import Submission, check_not_waiting, check_walltime, notice_seconds, script_of
 
     if not job.cluster.tls:
         raise ConfigError("cluster.tls is false, and a batch job may have several machines: leave it out.")
@@ -109,7 +108,7 @@ def prepare(job: Job, asked: RunOptions) -> Prepared:
 def _planned(job: Job, asked: RunOptions) -> tuple[Mapping[str, Any], Sequence[Row], int]:
     """Plan a job, or that of each image: figures, rows, and the number of workers."""
     from halotile.cli import running
-    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.plans.plan import make_plan
     from halotile.graphs.runs.claim import look
 
     if takes_many(job):

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable
-from halotile.graphs.amounts import bytes_text, counted, first_line, pixel_size_text, shape_text
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import Row
-from halotile.graphs.kinds.patterns import is_pattern, jobs_of
-from halotile.graphs.kinds.sections import STEM, DenoiserChoice, Input, Output
-from halotile.graphs.words import flow
+from halotile.graphs.kinds.sections import STEM, DenoiserChoice, Input, Output, is_pattern, jobs_of
+from halotile.graphs.words import bytes_text, counted, first_line, flow, pixel_size_text, shape_text
 from halotile.storage.disk.place import outside_zarr
 
 if TYPE_CHECKING:

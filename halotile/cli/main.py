@@ -3,7 +3,7 @@
 Its commands are in :mod:`halotile.cli.commands`. Heavy packages are imported by the command that needs them,
 so that ``--help`` answers at once. The interface of the engine that is used here::
 
-    halotile.graphs.plans.make.make_plan(job, *, fresh, refuse, same_input, probe, report) -> Plan     Plan.summary() -> figures
+    halotile.graphs.plans.plan.make_plan(job, *, fresh, refuse, same_input, probe, report) -> Plan     Plan.summary() -> figures
     halotile.graphs.runs.driver.run(plan, *, observer, cluster) -> Outcome
     halotile.graphs.runs.verify.verify(output, *, job, repair, observer) -> Verdict
 """
@@ -19,11 +19,11 @@ import psutil
 
 from halotile.cli import exits
 from halotile.cli.app import app
-from halotile.cli.commands import batch, clusters, jobs, looking, scans
+from halotile.cli.commands import clusters, jobs, looking, scans
 from halotile.graphs.clusters.workers.settings import keep_compiled_code_at_home
 from halotile.tasks.devices.device import allow_memory
 
-__all__ = ["app", "batch", "clusters", "jobs", "looking", "main", "scans"]
+__all__ = ["app", "clusters", "jobs", "looking", "main", "scans"]
 
 _ASKED = (signal.SIGTERM, signal.SIGUSR1)
 """Signals on which a run drains instead."""

@@ -20,28 +20,24 @@ from halotile.cli.screens.progress_report import make_report
 from halotile.cli.screens.screen import complain, echo, print_json, print_rows
 from halotile.cli.status import MOST_ROWS, unlisted_row
 from halotile.errors import ConfigError, HalotileError, OutputInUse
-from halotile.graphs.amounts import bytes_text, counted, first_line, rate_text, seconds_text
 from halotile.graphs.clusters.base import AUTO, DEFAULT
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of, is_other_copy
-from halotile.graphs.clusters.launches.batch_jobs import worker_script
-from halotile.graphs.clusters.launches.batch_system import system_of
+from halotile.graphs.clusters.launches.batch_system import system_of, worker_script
 from halotile.graphs.clusters.ranks import as_first, serve
 from halotile.graphs.clusters.workers.fork_server import ensure_forks, expect_no_workers
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, simulation_of
 from halotile.graphs.kinds.base import Row
-from halotile.graphs.kinds.patterns import jobs_of, takes_many
-from halotile.graphs.kinds.sections import Job
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan
+from halotile.graphs.kinds.sections import Job, jobs_of, takes_many
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.claim import check_outputs, look
-from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.many_images import ManyOutcomes, ManyPlans, plan_many, run_many
+from halotile.graphs.runs.driver import ManyOutcomes, ManyPlans, plan_many, run, run_many
 from halotile.graphs.submission import has_begun
 from halotile.graphs.waiting import no_report
+from halotile.graphs.words import bytes_text, counted, first_line, rate_text, seconds_text
 from halotile.storage.disk.object_path import full_path
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.tasks.groups.launchers import copy_of
+from halotile.tasks.groups.opening import copy_of
 
 
 def show(job: Job, asked: RunOptions) -> None:

@@ -18,11 +18,10 @@ from halotile.cli.screens.outcome_rows import curve_rows, iteration_text, peak_r
 from halotile.cli.screens.progress_report import Lines, Live, ProgressReport, counts, make_report
 from halotile.cli.screens.screen import complain, print_json, print_rows
 from halotile.errors import ClusterFailed, ConfigError, DamagedData, HalotileError
-from halotile.graphs.amounts import counted, faulty_input, first_line, percent, rate_text, seconds_text
 from halotile.graphs.kinds.base import Row
-from halotile.graphs.kinds.patterns import jobs_of
-from halotile.graphs.kinds.sections import Job
+from halotile.graphs.kinds.sections import Job, jobs_of
 from halotile.graphs.watching.progress import Progress
+from halotile.graphs.words import counted, faulty_input, first_line, percent, rate_text, seconds_text
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, path_of
 from halotile.storage.disk.place import check_access
 from halotile.storage.run_directory.directory import BATCH, TIME_IS_UP, BatchFiles, RunDirectory

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 from halotile.cli.arguments import Flags, TryRequest
 from halotile.cli.config.loading import load_job
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.base import Row
-from halotile.graphs.kinds.patterns import first_job
-from halotile.graphs.kinds.sections import Job
+from halotile.graphs.kinds.sections import Job, first_job
 from halotile.graphs.waiting import Report, no_report
-from halotile.graphs.words import flow
+from halotile.graphs.words import counted, flow
 
 if TYPE_CHECKING:
     from halotile.graphs.jobs.denoise.compare import Comparison, Setting, TriedSetting
@@ -37,7 +35,7 @@ GREY = 128
 def try_settings(request: TryRequest, report: Report = no_report) -> Comparison:
     """Denoise a crop with every setting, and draw the sheet if there is one."""
     from halotile.graphs.jobs.denoise.compare import compare
-    from halotile.storage.images.sheet import check_drawing
+    from halotile.storage.images.png import check_drawing
 
     region = None if request.region == "auto" else request.area
     at, settings = request.at, settings_of(request.overrides or ())
@@ -216,8 +214,7 @@ def draw(file: Path, comparison: Comparison) -> None:
     """Draw the sheet: the noisy crop, and each setting's result above its residual."""
     import numpy as np
 
-    from halotile.storage.images.png import blends
-    from halotile.storage.images.sheet import Cell, draw_sheet, grey
+    from halotile.storage.images.png import Cell, blends, draw_sheet, grey
 
     channels = list(comparison.channels.values()) or [comparison]
     labels = _labels(comparison)

@@ -21,7 +21,7 @@ from halotile.errors import ConfigError
 from halotile.registry import optional
 
 if TYPE_CHECKING:
-    from halotile.storage.images.served import ServedImage
+    from halotile.storage.images.planes import ServedImage
 
 HOME, OPEN = "127.0.0.1", "open"
 SAMPLED = 1024
@@ -175,7 +175,7 @@ def client_files() -> dict[str, Path]:
 
 def panels_of(paths: Sequence[str], against: str | None, dataset: str | None = None) -> list[Panel]:
     """Open the images: before the first the one that it is compared with, and behind all the difference of both."""
-    from halotile.storage.images.served import ServedImage
+    from halotile.storage.images.planes import ServedImage
 
     client_files()
     if not paths:
@@ -241,8 +241,7 @@ def _are_alike(one: Contrast, other: Contrast) -> bool:
 
 def _shader(image: ServedImage, windows: Contrast, middle: float = 0.0) -> str:
     """Return the program that draws a pixel; ``middle``: brightness of the middle of each window."""
-    from halotile.storage.images.planes import choose_planes
-    from halotile.storage.images.served import HOLE
+    from halotile.storage.images.planes import HOLE, choose_planes
     from halotile.storage.sharded.ome_metadata import shown_colours
 
     hole = f"value < {HOLE / 2:.1e}" if image.dtype.kind == "f" else "false"

@@ -18,7 +18,6 @@ from typing import Literal
 
 import halotile
 from halotile.errors import ConfigError, HalotileError
-from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import DEFAULT, ChosenCluster, Order
 from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
@@ -28,6 +27,7 @@ from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.plans.identity import package_version
 from halotile.graphs.plans.needs import machine_bytes
 from halotile.graphs.plans.plan import existing_parent
+from halotile.graphs.words import bytes_text, counted
 from halotile.storage.disk.durable import DISK
 from halotile.storage.disk.place import local_lock_reason
 from halotile.tasks.denoisers.compiled.library import library

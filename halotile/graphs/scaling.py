@@ -17,7 +17,6 @@ from typing import Any
 from distributed import Worker
 
 from halotile.errors import BlockFailed, ConfigError, Stopped
-from halotile.graphs.amounts import counted, precise_seconds_text
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common.answers import ask
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
@@ -35,14 +34,14 @@ from halotile.graphs.kinds.base import (
     kind_of,
 )
 from halotile.graphs.kinds.sections import Job
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.driver import next_of, run
 from halotile.graphs.runs.passes.stream import workers_of
 from halotile.graphs.runs.session import SharedCluster
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.waiting import Report, no_report
 from halotile.graphs.watching.progress import Progress
+from halotile.graphs.words import counted, precise_seconds_text
 from halotile.storage.disk.object_path import ObjectPath, full_path
 from halotile.storage.disk.place import check_dots, check_parents
 from halotile.tasks.block import peak_memory_bytes

@@ -15,13 +15,13 @@ from typing import Any
 from distributed import get_worker
 
 from halotile.errors import RankFailed
-from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import ADDRESS, Order, RunningCluster
 from halotile.graphs.clusters.common.answers import await_workers
 from halotile.graphs.clusters.common.cluster_kind import check_one_script, cluster_kind_of, is_other_copy
 from halotile.graphs.clusters.common.security import credentials, owned_folder, private_base
 from halotile.graphs.runs.passes.torch_ranks import RETURN_SECONDS, TorchProgram, is_final
 from halotile.graphs.runs.signals import run_child
+from halotile.graphs.words import first_line
 from halotile.tasks.devices.device import allow_memory
 from halotile.tasks.groups.opening import Rendezvous
 from halotile.tasks.groups.script import run_script

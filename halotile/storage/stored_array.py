@@ -17,8 +17,7 @@ import numpy as np
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable
 from halotile.storage.disk.durable import GONE
 from halotile.storage.formats.base import Header, Reader
-from halotile.storage.formats.parts.geotiff import METADATA, band_metadata
-from halotile.storage.formats.parts.tiff_scale import planes_of_channels
+from halotile.storage.formats.parts.tiff_tags import METADATA, band_metadata, planes_of_channels
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, read_into
 from halotile.storage.sharded.ome_metadata import Channels

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from halotile.errors import InputError
 from halotile.storage.grid import Block, Grid, Region
 from halotile.storage.rim import Pixels, Readable, Rim, read_window, source_positions
-from halotile.storage.sharded.levels import avoid_value
+from halotile.storage.sharded.layout import avoid_value
 from halotile.storage.sharded.output import ShardWriter, WrittenBlock, to_dtype
 from halotile.storage.views import PlaneValues, axes_of_side, side_at
 from halotile.tasks.block import Receipt
@@ -23,11 +23,10 @@ from halotile.tasks.devices.device import Device, all_finite, unless_lost
 from halotile.tasks.devices.gpu import open_device
 from halotile.tasks.holes import Holes, Valid, fill_from_nearest, measured_at
 from halotile.tasks.image_task import keep_on_gpus
-from halotile.tasks.inner_tiles import FilteredCore, PlaneRunner, QueuedCore, StagedBlock, TileRunner, Tiling
+from halotile.tasks.inner_tiles import FilteredCore, PlaneRunner, QueuedCore, Roles, StagedBlock, TileRunner, Tiling
 from halotile.tasks.noise.defects import Defects, Places, Repaired
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.stripes import WithoutStripes
-from halotile.tasks.roles import Roles
 from halotile.tasks.trials.probe import check_purity
 from halotile.tasks.trials.provenance import build_sealed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,10 +22,10 @@ from halotile.tasks.block import peak_memory_bytes
 from halotile.tasks.exact_sums import add_exactly, total_of
 from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.fidelities.l2 import L2
+from halotile.tasks.image_task import Scope
 from halotile.tasks.operators.base import Derived, InMemory, Operator, Shape, read_all, window_of
 from halotile.tasks.operators.normal import Normal
 from halotile.tasks.options import import_from
-from halotile.tasks.shared import Scope
 
 Wants = Literal["gradient", "normal", "sensitivity"]
 PART = "part"
@@ -237,7 +238,7 @@ class Gradient(Derived):
     """``sum_i weight_i A_i^T slope_i(A_i x)``; of squares, ``sum_i weight_i A_i^T (A_i x - y_i)``.
 
     The terms are added in their order, so any region has the bits of the whole. Inside a
-    :class:`~halotile.tasks.shared.Scope` the misfit of ``x`` is noted as well.
+    :class:`~halotile.tasks.image_task.Scope` the misfit of ``x`` is noted as well.
 
     ``image``: ``x``; ``terms``: the stack; ``records_misfit``: whether the misfit is noted.
 
@@ -312,7 +313,7 @@ class Sensitivity(Derived):
 class FoldedGradient(Derived):
     """``N x - b``: the gradient of squares, with ``N = sum_i weight_i A_i^T A_i`` and ``b = sum_i weight_i A_i^T y_i``.
 
-    Inside a :class:`~halotile.tasks.shared.Scope` the misfit of ``x`` is noted as well, less that of 0:
+    Inside a :class:`~halotile.tasks.image_task.Scope` the misfit of ``x`` is noted as well, less that of 0:
     ``x^T N x / 2 - b^T x``; not if ``records_misfit`` is False.
     """
 
@@ -369,6 +370,10 @@ class Measurement:
     number: int = 0
 
 
+SMOOTHING = 2.0
+"""Standard deviation in pixels of the Gaussian that counts are smoothed by for their noise: see docs/design/041."""
+
+
 @dataclass(frozen=True)
 class Weights(Derived):
     """``1 / σ²`` in each pixel of a measurement; 0 where it, or σ, is no number, or σ is 0."""
@@ -388,11 +393,40 @@ class Weights(Derived):
 
 
 @dataclass(frozen=True)
-class Filled(Derived):
-    """A measurement with 0 where it is no number."""
+class CountNoise(Derived):
+    """Standard deviation of counts: the root of their mean in a Gaussian of :data:`SMOOTHING` pixels, and of ``least`` counts at least."""
+
+    least: float
 
     def read(self, region: Region) -> Pixels:
-        filled: Array = np.nan_to_num(self.image.read(region).astype(self.dtype), nan=0.0, posinf=0.0, neginf=0.0)
+        from scipy.ndimage import gaussian_filter  # late: plans of other jobs need none of it
+
+        window = region.widen(math.ceil(4 * SMOOTHING)).clip(Region.whole(self.shape))
+        counts = self.image.read(window).astype(np.float64)
+        if (counts < 0).any():
+            at = tuple(int(i) for i in window.start + np.argwhere(counts < 0)[0])
+            raise InputError(
+                f"a measurement is below 0 at {at}, and fidelity: poisson is for counts. Subtract no background from them: write fidelity.background."
+            )
+        known = np.isfinite(counts)
+        total, share = (
+            gaussian_filter(part, SMOOTHING, mode="constant", truncate=4.0, axes=(-2, -1))
+            for part in (np.where(known, counts, 0.0), known.astype(np.float64))
+        )
+        rate = np.maximum(np.divide(total, share, out=np.zeros(total.shape), where=share > 0), self.least)
+        sigma: Array = np.sqrt(rate)[region.relative_to(window).slices]
+        return sigma
+
+
+@dataclass(frozen=True)
+class Filled(Derived):
+    """A measurement without its background, and with 0 where it is no number."""
+
+    background: float = 0.0
+
+    def read(self, region: Region) -> Pixels:
+        pixels = self.image.read(region).astype(self.dtype) - self.dtype.type(self.background)
+        filled: Array = np.nan_to_num(pixels, nan=0.0, posinf=0.0, neginf=0.0)
         return filled
 
 

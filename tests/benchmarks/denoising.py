@@ -50,7 +50,7 @@ def run_job(
     from halotile.graphs.clusters.base import Order
     from halotile.graphs.jobs.denoise.job import Denoising
     from halotile.graphs.kinds.sections import Cluster, Input, Output, Run, Tile
-    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.plans.plan import make_plan
     from halotile.graphs.runs.driver import run
 
     job = Denoising(

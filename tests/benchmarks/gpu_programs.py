@@ -133,7 +133,7 @@ def wake(device: str) -> None:
 
 def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1") -> Result:
     """A job, from Zarr to Zarr, everything on disk and synced; its plan is made before."""
-    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.plans.plan import make_plan
     from halotile.graphs.runs.driver import run
     from tests.benchmarks.gpu_programs import wake  # by reference
 
@@ -170,7 +170,7 @@ def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1")
 
 def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     """The blocks of the same job read and written by one worker, with nothing computed."""
-    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.plans.plan import make_plan
     from halotile.storage.sharded.output import create_output
 
     source, output = image(folder, edge), fresh(folder / "copy.zarr")
@@ -255,7 +255,7 @@ def laned(task: Any) -> dict[str, float]:
 
 def lanes(folder: Path, edge: int, device: str, subject: str) -> Result:
     """The stages of the same job in one worker, each timed by itself; and what the disk writes durably."""
-    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.plans.plan import make_plan
     from halotile.storage.sharded.output import create_output
     from tests.benchmarks.gpu_programs import laned as timed  # by reference
 
@@ -289,7 +289,7 @@ def agreement(folder: Path, edge: int, device: str, subject: str) -> Result:
     import numpy as np
     import zarr
 
-    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.plans.plan import make_plan
     from halotile.graphs.runs.driver import run
 
     results = []

@@ -32,7 +32,7 @@ def peer(folder: Path, name: str, request: Mapping[str, Any]) -> Mapping[str, ND
 
 def simulated(kind: str) -> Any:
     """A far field of 32 × 32 positions and 2 modes: with exact intensities, or with few photons and wrong positions."""
-    from halotile.tasks.ptychography.simulated import SimulatedScan
+    from halotile.tasks.ptychography.opened import SimulatedScan
 
     if kind == "exact":
         return SimulatedScan(modes=2)
@@ -44,7 +44,7 @@ def written(folder: Path, kind: str) -> Any:
     """The scan, as a Zarr, as a CXI file, and as arrays with the first guess of the probe."""
     import halotile
     from halotile.storage.scans.convert import write_scan
-    from halotile.storage.scans.cxi import encode_cxi
+    from halotile.storage.scans.formats import encode_cxi
     from halotile.storage.scans.known import PLANCK_TIMES_LIGHT
 
     scan = simulated(kind)
@@ -72,7 +72,7 @@ def written(folder: Path, kind: str) -> Any:
 
 def object_error(image: NDArray[Any], places: NDArray[Any], truth: Any) -> float:
     """Relative error of an object where it was scanned, but for a factor, a phase ramp and a shift of all positions, which no pattern tells."""
-    from halotile.tasks.ptychography.resolution import aligned
+    from halotile.tasks.ptychography.result import aligned
 
     edge = truth.pattern // 2
     inside = tuple(slice(edge, n - edge) for n in truth.image.shape)

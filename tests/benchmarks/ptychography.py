@@ -115,7 +115,7 @@ class RepeatedScan:
     """
 
     def __init__(self, nbytes: int) -> None:
-        from halotile.tasks.ptychography.simulated import SimulatedScan
+        from halotile.tasks.ptychography.opened import SimulatedScan
 
         small = SimulatedScan(raster=(32, 32), photons=1e3)
         self.tile = small.patterns(np.arange(small.count)).astype(np.uint16)

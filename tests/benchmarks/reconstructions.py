@@ -89,7 +89,7 @@ def _run(job: Any) -> tuple[Any, Any]:
     """The plan, and what came of it."""
     from halotile.graphs.clusters import local
     from halotile.graphs.clusters.base import Order
-    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.plans.plan import make_plan
     from halotile.graphs.runs.driver import run as reconstruct
 
     with local.start(Order(workers=2, memory_bytes=8 * 2**30)) as cluster:
@@ -155,7 +155,7 @@ def same_bits(folder: Path, edge: int) -> Result:
     import zarr
 
     from halotile.graphs.kinds.sections import Tile
-    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.plans.plan import make_plan
     from halotile.graphs.solvers.base import State
     from halotile.tasks.devices.device import torch_threads
     from halotile.tasks.operators.base import InMemory, read_all

@@ -127,7 +127,7 @@ def peak_bytes() -> int:
     import torch
     import zarr
 
-    import halotile.tasks.distributed.stacks.fidelity
+    import halotile.tasks.distributed.stacks.linear
     from halotile.tasks.block import peak_memory_bytes
 
     del deepinv, torch, zarr, halotile

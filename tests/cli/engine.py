@@ -17,7 +17,7 @@ from halotile.cli.main import app
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import JobKind, kind_of
 from halotile.graphs.kinds.sections import Cluster, Run
-from halotile.graphs.runs.outcome import Outcome
+from halotile.graphs.runs.driver import Outcome
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Region
 from halotile.tasks.block import BadBlock

@@ -17,8 +17,8 @@ from halotile.cli.config.loading import load_cluster, load_job
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import slurm
 from halotile.graphs.clusters.base import Order
-from halotile.graphs.clusters.launches.driver_script import check_walltime
 from halotile.graphs.kinds.sections import Cluster
+from halotile.graphs.submission import check_walltime
 from halotile.registry import find
 from tests.cli.engine import Engine, MonkeyPatch, printed, refused
 from tests.faults import REPOSITORY

@@ -16,10 +16,10 @@ import halotile
 from halotile.cli.config.loading import load_job
 from halotile.cli.screens.scan_views import draw_result
 from halotile.errors import ConfigError, OutputRefused
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import claim
-from halotile.storage.scans.export import PatternComparison, ScanResult
 from halotile.storage.scans.lengths import AT_BEST, AT_WORST, MEASURED
+from halotile.storage.scans.scan import PatternComparison, ScanResult
 from tests.cli.engine import MonkeyPatch, ask, printed, refused
 
 PIXELS = np.random.default_rng(0).integers(0, 4000, (2, 3, 600, 90), "u2")

@@ -15,7 +15,7 @@ import zarr
 from PIL import Image
 
 from halotile.cli.info import describe, info_rows
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from tests.cli.engine import MonkeyPatch, ask, printed, refused
 from tests.support import load_denoising, noisy_image
 

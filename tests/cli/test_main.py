@@ -312,7 +312,7 @@ def test_help_lists_every_command_once_in_its_group() -> None:
     assert sorted(grouped) == sorted(name for name, one in commands.items() if not one.hidden)
     text = ask("--help").stdout
     assert re.findall(r"^(\w+):$", text, re.MULTILINE) == ["Options", *COMMANDS]
-    assert "  run     run a job; an interrupted one resumes\n" in text
+    assert "  run     Run a job; an interrupted one resumes" in text
 
 
 def test_plan_does_not_load_torch_for_a_built_in_denoiser(config: Path) -> None:

@@ -260,7 +260,7 @@ def test_a_lie_inside_of_an_operator_is_told(reconstruction: Path, was: str, lie
 
 
 def test_a_saved_job_is_the_job(reconstruction: Path) -> None:
-    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.plans.plan import make_plan
 
     job = load(reconstruction)
     plan = make_plan(job)

@@ -25,7 +25,7 @@ from halotile.cli.status import SILENCE_SECONDS, read_status, watch
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.clusters.base import ADDRESS, ATTENDED, VARIABLE
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import kept_of
 from halotile.graphs.submission import Submission
 from halotile.storage.run_directory.directory import BatchFiles, RunDirectory

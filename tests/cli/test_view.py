@@ -23,7 +23,7 @@ from PIL import Image
 from halotile.cli.viewing import BACKGROUND, ImageServer, panels_of
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
-from halotile.storage.images.served import HOLE, ServedImage
+from halotile.storage.images.planes import HOLE, ServedImage
 from tests.browsing import chromium, needs_browser
 from tests.support import write_zarr
 

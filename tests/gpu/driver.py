@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from halotile.graphs.kinds.sections import Cluster
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from tests.support import job_of
 

@@ -16,7 +16,7 @@ import halotile
 from halotile.cli.main import app
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans.convert import write_scan
-from halotile.tasks.ptychography.simulated import SimulatedScan
+from halotile.tasks.ptychography.opened import SimulatedScan
 from tests.cases import all_of
 from tests.support import noisy_image, write_zarr
 

@@ -11,10 +11,9 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Cluster as Choice
 from halotile.graphs.kinds.sections import DenoiserChoice, Output, Run, Tile
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan
+from halotile.graphs.plans.plan import Plan, make_plan
+from halotile.graphs.runs.driver import Outcome
 from halotile.graphs.runs.driver import run as reconstruct
-from halotile.graphs.runs.outcome import Outcome
 from tests.graphs.solving import kernel
 from tests.support import Image, dncnn_weights, noisy_image, read_zarr, work_of, write_zarr
 

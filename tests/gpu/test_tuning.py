@@ -10,7 +10,7 @@ import pytest
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster as Choice
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.trials.gpu_trial import PRECISIONS, TrialRequest, tune

@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from halotile.tasks.groups import collectives as c
 from halotile.tasks.groups.cut_tensors import fft
-from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.shared_memory import SharedMemory
+from halotile.tasks.groups.group import SharedMemory, TorchGroup
 
 DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int32, torch.int64,

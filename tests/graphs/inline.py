@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from halotile.graphs.iterations.iterate import FigureRow, PassWords
-from halotile.graphs.jobs.reconstruct.passes import JudgedIterations
+from halotile.graphs.jobs.reconstruct.inversion import JudgedIterations
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
-from halotile.graphs.runs.passes.records import open_records
+from halotile.graphs.runs.records import open_records
 from halotile.graphs.solvers.base import State
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.json_files import Ledger

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOperator, PosteriorOptions, Sampling
 from halotile.graphs.kinds.base import AnyPass, Gather, JobOutput, OutputArray, Pass, Sums
 from halotile.graphs.kinds.sections import Cluster, Job, Run, Tile
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.driver import next_of
-from halotile.graphs.runs.passes.records import open_records
+from halotile.graphs.runs.records import open_records
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory

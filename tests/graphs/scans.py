@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from halotile.cli.main import app
 from halotile.storage.scans.convert import write_scan
-from halotile.tasks.ptychography.simulated import SimulatedScan
+from halotile.tasks.ptychography.opened import SimulatedScan
 
 STAGES = [{"epochs": 8, "lr": 0.05, "batch": 6}, {"epochs": 4, "lr": 0.01, "batch": 16}]
 

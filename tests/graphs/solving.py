@@ -16,19 +16,16 @@ from halotile.graphs.solvers.base import CHANGE, LENGTH, Problem, Solver, State
 from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable, Rim
-from halotile.storage.sharded.output import Layout
-from halotile.storage.sharded.vectors import Vectors
+from halotile.storage.sharded.output import Layout, Vectors
 from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.image_task import Denoised, View
-from halotile.tasks.inner_tiles import Tiling
+from halotile.tasks.image_task import Denoised, Shared, View
+from halotile.tasks.inner_tiles import Roles, Tiling
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors.base import Prior
 from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.priors.pnp import Plugged
-from halotile.tasks.roles import Roles
-from halotile.tasks.shared import Shared
 from halotile.tasks.terms import MISFIT, Gradient, NormalImage, Sensitivity, Term
 from tests.graphs.inline import WORDS, InlineIterations, inline
 from tests.support import work_of

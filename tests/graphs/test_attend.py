@@ -21,15 +21,14 @@ import halotile
 from halotile.errors import DamagedData, OutputInUse, Stopped
 from halotile.graphs import waiting
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.launches.driver_script import DRAIN_AT
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import Output
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs import claim, driver
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import status_of
-from halotile.graphs.submission import SILENCE_SECONDS, Submission, attend, check_not_waiting, submission_in
+from halotile.graphs.submission import DRAIN_AT, SILENCE_SECONDS, Submission, attend, check_not_waiting, submission_in
 from halotile.graphs.waiting import patience_seconds
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import BatchFiles, RunDirectory

@@ -9,7 +9,7 @@ import pytest
 
 from halotile.errors import ClusterFailed
 from halotile.graphs.clusters.launches.base import LaunchState
-from halotile.graphs.clusters.launches.batch_jobs import launch_states
+from halotile.graphs.clusters.launches.batch_system import launch_states
 from tests.graphs.batch_systems import SYSTEMS
 
 JOB: Any = type("Job", (), {"job_id": "7"})()

@@ -15,11 +15,10 @@ import pytest
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.common.security import Credentials
-from halotile.graphs.clusters.launches.batch_jobs import job_script, logs_of
-from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.launches.driver_script import check_walltime, script_of, walltime_seconds
+from halotile.graphs.clusters.launches.batch_system import BatchSystem, job_script, logs_of
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run
+from halotile.graphs.submission import check_walltime, script_of, walltime_seconds
 from halotile.registry import names
 from tests.graphs.batch_systems import SYSTEMS
 

@@ -18,7 +18,7 @@ from halotile.cli.config.loading import check_saved_job
 from halotile.cli.config.schema import config_schema
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.kinds.sections import DenoiserChoice
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.tasks.denoisers.tv import TotalVariation
 from tests.support import Image, dncnn_weights, job_of, load_denoising, noisy_image, read_zarr, run_inline, write_zarr

@@ -23,9 +23,8 @@ from halotile.graphs.jobs.train.job import Training, WeightsFile
 from halotile.graphs.kinds.base import kinds
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.identity import fingerprint
-from halotile.graphs.rules.check import check_job, credentials_in
 from halotile.graphs.rules.keys import build, faults_in, keys_of
-from halotile.graphs.rules.values import COMMON
+from halotile.graphs.rules.values import COMMON, check_job, credentials_in
 from halotile.graphs.runs import driver
 
 

@@ -16,7 +16,7 @@ from skimage.data import camera, cell, clock, coins, moon
 
 from halotile.graphs.jobs.denoise.compare import Comparison, TriedSetting, compare
 from halotile.graphs.kinds.sections import DenoiserChoice
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.tasks.noise.estimate import plane_level
 from halotile.tasks.noise.noise_correlation import noise_correlation
 from halotile.tasks.noise.photon_noise import PhotonNoise

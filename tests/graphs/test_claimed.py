@@ -18,7 +18,7 @@ import zarr
 
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable, OutputRefused, Stopped
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs import held_output, signals
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.verify import verify

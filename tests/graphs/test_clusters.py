@@ -29,7 +29,7 @@ from halotile.graphs.clusters.base import ClusterTraits, Order, RunningCluster, 
 from halotile.graphs.clusters.workers import settings
 from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
 from halotile.graphs.kinds import sections
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from tests.faults import REPOSITORY, run_python
 from tests.support import job_of, noisy_image, read_zarr, write_zarr
 

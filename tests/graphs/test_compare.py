@@ -17,7 +17,7 @@ from halotile.graphs.jobs.denoise.compare import Comparison, Setting, compare
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import inspect_residual
 from halotile.graphs.kinds.sections import DenoiserChoice
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.grid import Region
 from tests.cases import all_of, thorough

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from skimage.data import binary_blobs, retina
 
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from tests.support import job_of, write_zarr
 
 Image = NDArray[Any]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from halotile.graphs.runs import damage
-from halotile.graphs.runs.damage import damaged_blocks, image_digest
+from halotile.graphs.runs import records
+from halotile.graphs.runs.records import damaged_blocks, image_digest
 from halotile.storage.grid import Grid
 from tests.storage.outputs import PLAIN, written
 
@@ -29,8 +29,8 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             counts.append(count)
             super().__init__(count)
 
-    monkeypatch.setattr(damage, "ThreadPoolExecutor", Threads)
-    monkeypatch.setattr(damage, "cores_here", lambda: 4)
+    monkeypatch.setattr(records, "ThreadPoolExecutor", Threads)
+    monkeypatch.setattr(records, "cores_here", lambda: 4)
     return counts
 
 
@@ -46,7 +46,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_whole_shards_are_held_as_memory_allows(
     held: int, thorough: bool, count: int, threads: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(damage, "HELD_BYTES", held)
+    monkeypatch.setattr(records, "HELD_BYTES", held)
     layout = replace(PLAIN, dtype="uint16")
     written(tmp_path / "a.zarr", layout)
     assert list(damaged_blocks(tmp_path / "a.zarr", layout, layout.grid, thorough=thorough)) == []
@@ -68,9 +68,9 @@ def test_threads_are_asked_once_a_look_waits(waits: bool, tmp_path: Path, monkey
         time.sleep(0.002)
         return ["a problem"]
 
-    monkeypatch.setattr(damage, "cores_here", lambda: 4)
-    monkeypatch.setattr(damage, "check_block", look)
-    monkeypatch.setattr(damage, "WAITING_SECONDS", 0.0 if waits else 60.0)
+    monkeypatch.setattr(records, "cores_here", lambda: 4)
+    monkeypatch.setattr(records, "check_block", look)
+    monkeypatch.setattr(records, "WAITING_SECONDS", 0.0 if waits else 60.0)
     grid = Grid((64, 64), (8, 8), ((0, 0), (0, 0)))
     found = [number for number, _ in damaged_blocks(tmp_path, PLAIN, grid, thorough=False)]
     assert found == list(range(64))

@@ -13,7 +13,7 @@ from skimage.data import retina
 
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.tasks.devices.device import torch_threads
 from tests import deceptive
 from tests.cases import thorough

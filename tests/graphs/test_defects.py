@@ -17,8 +17,7 @@ from halotile.errors import InputError
 from halotile.graphs.jobs.denoise.compare import compare
 from halotile.graphs.jobs.denoise.job import kept_defects
 from halotile.graphs.jobs.denoise.passes import inspect_residual
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.driver import run as run_job
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import PAGE

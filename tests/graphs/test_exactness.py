@@ -11,7 +11,7 @@ import pytest
 
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from tests.cases import all_of, thorough
 from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, run_inline, whole_picture, work_of, write_zarr

@@ -19,12 +19,11 @@ from typer.testing import CliRunner
 
 from halotile.cli.main import app
 from halotile.graphs.jobs.ptychography.job import Ptychography, ResultFile, ScanInput, StageOptions, result_rows
-from halotile.graphs.jobs.ptychography.passes import photon_loss_of
-from halotile.graphs.jobs.ptychography.plan import recipe_of
+from halotile.graphs.jobs.ptychography.plan import photon_loss_of, recipe_of
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.ptychography.opened import SimulatedScan
 from halotile.tasks.ptychography.program import Refinement
-from halotile.tasks.ptychography.simulated import SimulatedScan
 from tests.graphs.scans import job, words
 
 EPOCHS = 150

@@ -11,7 +11,7 @@ import tifffile
 
 from halotile.cli.info import describe
 from halotile.errors import ConfigError, InputError
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
 from tests.support import job_of, noisy_image, run_inline
 

@@ -16,9 +16,8 @@ from halotile.errors import OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reached, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Output, Run, Tile
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.outcome import Outcome
+from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.runs.driver import Outcome, run
 from halotile.graphs.runs.verify import verify
 from halotile.storage.images.added_levels import add_levels
 from halotile.storage.run_directory.directory import RunDirectory
@@ -196,7 +195,7 @@ def test_levels_that_were_added_do_not_outlast_their_image(
     parts, whole = (job_in(folder, SolverChoice(name="fista", iterations=3, keep_state=True)) for folder in folders)
     go(with_iterations(parts, 2), cluster)
     with monkeypatch.context() as patched:
-        patched.setattr("halotile.storage.sharded.levels.LARGEST_TOP", 30)
+        patched.setattr("halotile.storage.sharded.layout.LARGEST_TOP", 30)
         assert add_levels(Path(parts.output.path))[0] == 3
     lines: list[str] = []
     run(make_plan(parts), observer=lambda progress: lines.append(progress.message), cluster=cluster)

@@ -29,8 +29,8 @@ from halotile.graphs.clusters.workers.__main__ import keep_beside_gpu, share_of
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans import needs
 from halotile.graphs.plans.identity import differences
-from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.needs import device_of
+from halotile.graphs.plans.plan import make_plan
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.cases import thorough
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr

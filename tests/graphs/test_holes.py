@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from skimage.data import retina
 
 from halotile.errors import ConfigError, InputError
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
 from halotile.storage.images.planes import choose_planes
 from halotile.storage.images.png import write_png

@@ -22,7 +22,7 @@ from halotile.graphs.clusters.common.answers import differing_versions
 from halotile.graphs.clusters.common.security import Credentials, credentials
 from halotile.graphs.clusters.workers.settings import ALLOCATOR_ENVIRONMENT
 from halotile.graphs.kinds import sections
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from tests.faults import run_python
 from tests.support import job_of, noisy_image, read_zarr, write_zarr

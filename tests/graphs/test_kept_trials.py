@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.plans.trials import denoiser_trials
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.torch import UserNetwork

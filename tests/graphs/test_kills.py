@@ -23,7 +23,7 @@ from halotile.errors import OutputRefused, Stopped
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.kinds import sections
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs import claim
 from halotile.graphs.runs.passes import worker_setup
 from halotile.graphs.watching.progress import Progress

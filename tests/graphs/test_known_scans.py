@@ -14,7 +14,7 @@ from halotile.errors import ConfigError, OutputRefused
 from halotile.storage.scans import convert
 from halotile.storage.scans.convert import write_scan
 from halotile.storage.scans.scan import open_scan
-from halotile.tasks.ptychography.simulated import SimulatedScan
+from halotile.tasks.ptychography.opened import SimulatedScan
 
 pytestmark = [pytest.mark.cluster]
 

@@ -14,7 +14,7 @@ from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.clusters import ranks
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of, is_other_copy
 from halotile.graphs.kinds.sections import Cluster
-from halotile.tasks.groups.launchers import Copy, copy_of
+from halotile.tasks.groups.opening import Copy, copy_of
 from tests.faults import REPOSITORY
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
@@ -86,7 +86,7 @@ def test_copies_that_nobody_counts_are_refused(name: str) -> None:
         cluster_kind_of(Cluster(), {name: "0"})
 
 
-LOOK = "import sys; from halotile.tasks.groups.launchers import copy_of; sys.exit(copy_of() is not None)"
+LOOK = "import sys; from halotile.tasks.groups.opening import copy_of; sys.exit(copy_of() is not None)"
 AT_A_TERMINAL = f"import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn([sys.executable, '-c', {LOOK!r}])))"
 
 

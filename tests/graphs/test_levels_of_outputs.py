@@ -11,7 +11,7 @@ import zarr
 from halotile.errors import InputError, OutputInUse
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
 from halotile.storage.arrays import open_source
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(autouse=True)
 def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halotile.storage.sharded.levels.LARGEST_TOP", 30)
+    monkeypatch.setattr("halotile.storage.sharded.layout.LARGEST_TOP", 30)
 
 
 def job_in(folder: Path, levels: int) -> Denoising:

@@ -13,12 +13,11 @@ import zarr
 
 from halotile.errors import DiskRefused
 from halotile.graphs.kinds.sections import Cluster, Output, Run, parse_bytes
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.claim import kept_of
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.sharded.levels import MOST_FILES
+from halotile.storage.sharded.layout import MOST_FILES
 from halotile.storage.sharded.output import Layout, create_output
 from tests.cases import thorough
 from tests.support import job_of, noisy_image, work_of, write_zarr

@@ -25,11 +25,9 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import Inspection
-from halotile.graphs.kinds.patterns import jobs_of
-from halotile.graphs.kinds.sections import Job
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs.many_images import plan_many, run_many
+from halotile.graphs.kinds.sections import Job, jobs_of
+from halotile.graphs.plans.plan import Plan, make_plan
+from halotile.graphs.runs.driver import plan_many, run_many
 from halotile.graphs.runs.session import SharedCluster
 from halotile.graphs.watching.progress import Progress
 from tests.support import load_denoising, noisy_image, read_zarr, run_inline
@@ -257,7 +255,7 @@ class Ended:
 
 def test_status_says_which_images_failed_and_names_twenty(config: Path) -> None:
     from halotile.errors import MemoryRefused
-    from halotile.graphs.runs.many_images import ManyPlans
+    from halotile.graphs.runs.driver import ManyPlans
     from halotile.storage.run_directory.directory import RunDirectory
 
     for number in range(22):
@@ -269,7 +267,7 @@ def test_status_says_which_images_failed_and_names_twenty(config: Path) -> None:
     directory = RunDirectory(config.parent / "clean/{stem}.zarr.run")
     directory.create()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halotile.graphs.runs.many_images.run", lambda *_, **__: Ended())
+        patch.setattr("halotile.graphs.runs.driver.run", lambda *_, **__: Ended())
         run_many(ManyPlans(plans, failed), directory=directory)
     status = directory.read_status()
     assert status is not None
@@ -364,7 +362,7 @@ def test_of_very_many_images_some_are_planned_and_the_others_when_their_turn_com
     for number in range(5):
         shutil.copyfile(config.parent / "scans/a.npy", config.parent / f"scans/d{number}.npy")
         shutil.copyfile(config.parent / "masks/a.npy", config.parent / f"masks/d{number}.npy")
-    monkeypatch.setattr("halotile.graphs.runs.many_images.AHEAD", 3)
+    monkeypatch.setattr("halotile.graphs.runs.driver.AHEAD", 3)
     jobs = jobs_of(load_denoising(config))
     planned = []
 

@@ -11,7 +11,7 @@ from skimage.data import camera
 
 from halotile.graphs.jobs.denoise.compare import choose_crop, samples_at
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
 from halotile.tasks.noise.estimate import plane_level
 from tests.support import job_of, run_inline, work_of, write_zarr

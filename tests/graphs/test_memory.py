@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
-from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.needs import IMPORTS_BYTES
+from halotile.graphs.plans.plan import make_plan
 from halotile.storage.sharded.output import create_output
 from tests.cases import all_of
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr

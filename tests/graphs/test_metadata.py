@@ -18,7 +18,7 @@ from ome_zarr_models.v05.image import Image
 
 import halotile
 from halotile.errors import InputError
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
 from halotile.storage.sharded.output import create_output
 from tests.support import job_of, noisy_image, read_zarr, run_inline, write_zarr

@@ -20,7 +20,7 @@ from halotile.cli.main import app
 from halotile.errors import BlockFailed, ConfigError, InputError, MissingPackage, OutputInUse, OutputRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import check_outputs, claim
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
@@ -224,7 +224,7 @@ def test_a_plan_refuses_what_cannot_be_written(
     with pytest.raises(OutputRefused, match=r"s3://none/a\.zarr: there is no such bucket\. Write"):
         make_plan(scene.job(parts={"output": {"path": "s3://none/a.zarr"}}))
     with monkeypatch.context() as patch:
-        patch.setattr("halotile.graphs.plans.make.MOST_PUT_BYTES", 4095)
+        patch.setattr("halotile.graphs.plans.plan.MOST_PUT_BYTES", 4095)
         with pytest.raises(ConfigError, match=r"output\.shard is \[32, 32\], 4 KiB each, and a"):
             make_plan(scene.job())
     object_store.trouble = lambda *_: DENIED

@@ -23,7 +23,7 @@ from halotile.graphs.jobs.reconstruct.job import (
     SolverChoice,
 )
 from halotile.graphs.kinds.sections import Output, Run, Tile
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.solvers._subsets import SubsetNorms
 from halotile.graphs.solvers.lanczos import begun

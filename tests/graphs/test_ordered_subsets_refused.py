@@ -13,7 +13,7 @@ import pytest
 from halotile.errors import ConfigError, HalotileError, InputError
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, PriorChoice
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.solvers._subsets import PASSES_EACH
 from halotile.tasks.operators.base import InMemory, read_all

@@ -14,13 +14,13 @@ import zarr
 from halotile.errors import BlockFailed, ConfigError
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise import pixels as pixel_choices
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import kept_of
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
 from halotile.storage.arrays import open_source
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.sharded import levels
+from halotile.storage.sharded import layout
 from tests.faults import BLOCK, BLOCKS, Scene, flip_bit
 from tests.support import job_of, load_denoising, noisy_image, read_zarr, run_inline, write_zarr
 
@@ -29,8 +29,8 @@ OME = {"output": {"format": "ome-zarr"}}
 
 @pytest.fixture
 def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "LARGEST_TOP", 40)
-    monkeypatch.setattr(levels, "SMALLEST_SHARD", 4)
+    monkeypatch.setattr(layout, "LARGEST_TOP", 40)
+    monkeypatch.setattr(layout, "SMALLEST_SHARD", 4)
 
 
 @pytest.mark.cluster

@@ -16,7 +16,7 @@ from halotile.graphs.jobs.reconstruct import measurements
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import Output, Run
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
 from tests.support import read_zarr, write_zarr
 

@@ -19,7 +19,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.kinds.sections import DenoiserChoice
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.solvers.base import Problem, ReadVector, State, Step
 from halotile.graphs.solvers.pgd import ProximalGradient

@@ -12,7 +12,7 @@ import zarr
 
 from halotile.errors import OutputRefused
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.verify import verify
 from halotile.storage.sharded.output import ShardWriter
 from tests.cases import all_of, thorough

@@ -18,8 +18,8 @@ from halotile.cli.main import app
 from halotile.cli.screens import scan_views
 from halotile.errors import ConfigError
 from halotile.storage.scans.convert import write_scan
-from halotile.storage.scans.export import read_result
-from halotile.tasks.ptychography.simulated import SimulatedScan
+from halotile.storage.scans.scan import read_result
+from halotile.tasks.ptychography.opened import SimulatedScan
 from tests.graphs.scans import job, small_scan, words, write_small_scan
 
 pytestmark = [pytest.mark.cluster]

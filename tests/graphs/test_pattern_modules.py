@@ -17,8 +17,8 @@ import halotile
 from halotile.cli.main import app
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.ptychography import module_program
-from halotile.tasks.ptychography.simulated import SimulatedScan
+from halotile.tasks.ptychography import program
+from halotile.tasks.ptychography.opened import SimulatedScan
 
 pytestmark = [pytest.mark.cluster]
 
@@ -137,10 +137,10 @@ def test_a_module_is_refined_with_the_same_bits_for_any_number_of_workers(folder
 def test_whether_a_module_is_spoilt_goes_by_the_light_that_its_patterns_have(
     folder: Path, simulated: SimulatedScan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module_program, "built_module", lambda recipe: torch.nn.Linear(2, 2))
+    monkeypatch.setattr(program, "built_module", lambda recipe: torch.nn.Linear(2, 2))
     for loss, power in (("amplitude_mse", 1), ("intensity_mse", 2)):
         recipe = halotile.ptychography.open(folder / "scan.zarr", loss=loss).recipe
-        scale = module_program.ModuleRefinement(recipe, TorchGroup()).first_state().scale
+        scale = program.ModuleRefinement(recipe, TorchGroup()).first_state().scale
         assert scale == pytest.approx(simulated.patterns(np.arange(36)).mean() ** power, rel=1e-4)
 
 

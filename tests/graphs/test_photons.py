@@ -16,11 +16,11 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.image import JobImage
 from halotile.graphs.jobs.denoise.job import NoiseModel
 from halotile.graphs.jobs.denoise.pixels import Photons, choose_photon_noise
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.arrays import open_source
 from halotile.tasks.denoisers.tv import TotalVariation
-from halotile.tasks.roles import Roles
+from halotile.tasks.inner_tiles import Roles
 from tests.cases import all_of, thorough
 from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
 

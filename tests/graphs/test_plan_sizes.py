@@ -17,10 +17,9 @@ import tifffile
 from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, parse_bytes
-from halotile.graphs.plans import make
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans import plan
 from halotile.graphs.plans.needs import DECODED, READ
-from halotile.graphs.plans.plan import Plan
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.claim import claim
 from halotile.storage.stored_array import StoredArray
 from tests.support import dncnn_weights, footprint_of, job_of, load_denoising, noisy_image, work_of, write_zarr
@@ -132,7 +131,7 @@ def test_a_refusal_names_what_can_help(tmp_path: Path, chunk: int, sigma: float,
 def test_more_workers_than_the_machine_has_memory_for_are_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, refused: bool
 ) -> None:
-    monkeypatch.setattr(make, "machine_bytes", lambda: 3 * 2**30)
+    monkeypatch.setattr(plan, "machine_bytes", lambda: 3 * 2**30)
     run = {"workers": workers, "memory_per_worker": "64GiB"}
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, run=run)
     if not refused:
@@ -145,8 +144,8 @@ def test_more_workers_than_the_machine_has_memory_for_are_refused(
 def test_workers_on_other_machines_do_not_count_here(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(make, "machine_bytes", lambda: 2**30)
-    monkeypatch.setattr(make, "check_job", lambda _: None)
+    monkeypatch.setattr(plan, "machine_bytes", lambda: 2**30)
+    monkeypatch.setattr(plan, "check_job", lambda _: None)
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, run={"workers": 500})
     make_plan(replace(job, cluster=Cluster(kind="elsewhere")))
 
@@ -155,7 +154,7 @@ def test_sizes_shrink_to_what_the_machine_has_for_each_worker(tmp_path: Path, mo
     source = write_zarr(tmp_path / "in.zarr", np.zeros((6000, 6000), "uint8"), chunk=250)
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, shard=256, run={"workers": 4})
     roomy = make_plan(job)
-    monkeypatch.setattr(make, "machine_bytes", lambda: 240 * 2**20 + 4 * 476 * 2**20)
+    monkeypatch.setattr(plan, "machine_bytes", lambda: 240 * 2**20 + 4 * 476 * 2**20)
     tight = make_plan(job)
     assert tight.memory_bytes <= 716 * 2**20 < roomy.memory_bytes
 

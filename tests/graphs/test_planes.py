@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from skimage.data import retina
 
 from halotile.graphs.jobs.denoise.image import JobImage, choose_noise_level
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
 from halotile.tasks.denoisers.tv import TotalVariation
-from halotile.tasks.roles import Roles
+from halotile.tasks.inner_tiles import Roles
 from tests.cases import thorough
 from tests.support import job_of, run_inline, work_of, write_zarr
 

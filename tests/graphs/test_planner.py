@@ -13,7 +13,7 @@ import pytest
 
 from halotile.errors import ConfigError, HalotileError, InputError, OutputRefused, UnknownName
 from halotile.graphs.jobs.denoise import plan as denoise_plan
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
 from tests.support import dncnn_weights, job_of, noisy_image, run_inline, whole_picture, work_of, write_zarr
 
@@ -204,7 +204,7 @@ def test_masked_pixels_stay_as_they_were(tmp_path: Path) -> None:
 
 def test_a_plan_with_a_built_in_denoiser_loads_no_torch(source: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from halotile.graphs.kinds.sections import *; from halotile.graphs.plans.make import make_plan; "
+        "import sys; from halotile.graphs.kinds.sections import *; from halotile.graphs.plans.plan import make_plan; "
         "from halotile.graphs.jobs.denoise.job import Denoising; "
         f"make_plan(Denoising(input=Input(path={str(source)!r}), output=Output(path={str(tmp_path / 'o.zarr')!r}), "
         "denoiser=DenoiserChoice(name='tv', options={'strength': 0.1}))); "

@@ -17,9 +17,8 @@ from halotile.graphs.jobs.reconstruct.costs import footprint_of_operator
 from halotile.graphs.jobs.reconstruct.inversion import CutImage, denoising_of
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
 from halotile.graphs.kinds.sections import Cluster, Output, Run, Tile
-from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.needs import MIB, PROCESS, TILES
-from halotile.graphs.plans.plan import Plan
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.plans.trials.gpu_trials import NotTried
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run as reconstruct

@@ -23,9 +23,9 @@ from halotile.cli.main import app
 from halotile.errors import InputError, MissingPackage
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans import convert
-from halotile.storage.scans.export import export_result
+from halotile.storage.scans.scan import export_result
 from halotile.tasks.groups.training.curve import read_curve
-from halotile.tasks.ptychography.simulated import SimulatedScan
+from halotile.tasks.ptychography.opened import SimulatedScan
 from tests.cases import thorough
 from tests.faults import until
 from tests.graphs.scans import STAGES, job, run, small_scan, write_small_scan

@@ -17,12 +17,12 @@ import halotile
 from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.rank_programs import Curve
-from halotile.graphs.jobs.ptychography.passes import SentRecipe, photon_loss, photon_loss_of
+from halotile.graphs.jobs.ptychography.plan import SentRecipe, photon_loss, photon_loss_of
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.training.curve import read_curve, write_curve
 from halotile.tasks.ptychography import result
+from halotile.tasks.ptychography.opened import SimulatedScan
 from halotile.tasks.ptychography.recipe import SolverStage
-from halotile.tasks.ptychography.simulated import SimulatedScan
 from tests.graphs.scans import job, run, words, write_small_scan
 
 pytestmark = [pytest.mark.cluster]

@@ -16,7 +16,7 @@ import halotile
 from halotile.errors import ConfigError, Diverged
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.ptychography import opened
-from halotile.tasks.ptychography.simulated import SimulatedScan
+from halotile.tasks.ptychography.opened import SimulatedScan
 from tests.graphs.scans import STAGES, job, run, write_small_scan
 
 pytestmark = [pytest.mark.cluster]

@@ -16,8 +16,8 @@ import halotile
 from halotile.cli.main import app
 from halotile.graphs.iterations.rank_programs import ProgramFiles
 from halotile.graphs.kinds.base import RankProgram
-from halotile.graphs.runs.passes.ranks_pass import ENDED
-from halotile.graphs.runs.passes.records import OpenRecords, open_records
+from halotile.graphs.runs.passes.cluster_passes import ENDED
+from halotile.graphs.runs.records import OpenRecords, open_records
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.block import ONE_BLOCK
 from halotile.tasks.groups.group import TorchGroup

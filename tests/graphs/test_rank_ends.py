@@ -28,14 +28,13 @@ from halotile.errors import DiskRefused, PeerLost, RankFailed, WorkerDied
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.clusters.common.answers import Unanswered, ask, fetch, present_workers
 from halotile.graphs.runs.passes import torch_ranks
-from halotile.graphs.runs.passes.ranks_pass import _peak_of
+from halotile.graphs.runs.passes.cluster_passes import _peak_of
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, run_rank
 from halotile.graphs.torch_script import execute_torch, run_rank_of_script
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.groups import opening, script
 from halotile.tasks.groups.group import TorchGroup, talking
-from halotile.tasks.groups.launchers import Copy
-from halotile.tasks.groups.opening import Rendezvous
+from halotile.tasks.groups.opening import Copy, Rendezvous
 from tests.cases import thorough
 from tests.graphs import ranks as programs
 from tests.graphs import scans

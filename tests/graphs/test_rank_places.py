@@ -25,8 +25,7 @@ from halotile.graphs.plans import needs
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram
 from halotile.graphs.torch_script import run_rank_of_script
 from halotile.tasks.groups import opening
-from halotile.tasks.groups.launchers import Copy
-from halotile.tasks.groups.opening import Rendezvous
+from halotile.tasks.groups.opening import Copy, Rendezvous
 from halotile.tasks.groups.script import rank_variables
 
 NOBODY = 65534

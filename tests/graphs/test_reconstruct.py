@@ -24,7 +24,7 @@ from halotile.cli.main import app
 from halotile.errors import BlockInputFailed, InputError, OutputRefused
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory

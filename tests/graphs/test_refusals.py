@@ -19,7 +19,7 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Job, Output
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.arrays import open_source
 from halotile.storage.run_directory.journal import Journal

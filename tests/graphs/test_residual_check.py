@@ -20,7 +20,7 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import inspect_residual
 from halotile.graphs.kinds.base import Inspection
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import kept_of
 from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.progress import Progress

@@ -15,7 +15,7 @@ import pytest
 from halotile.errors import BlockFailed, DamagedData, DiskRefused, OutputRefused, ResumeRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.journal import Journal

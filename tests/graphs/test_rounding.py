@@ -16,10 +16,10 @@ from halotile.graphs.jobs.denoise.image import JobImage
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.pixels import ResultType, choose_type
 from halotile.graphs.kinds.sections import Input
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
 from halotile.tasks.denoisers.tv import TotalVariation
-from halotile.tasks.roles import Roles
+from halotile.tasks.inner_tiles import Roles
 from tests.cases import thorough
 from tests.support import job_of, run_inline, write_zarr
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zarr
 from PIL import Image
+from scipy import ndimage
 
 import halotile
 from halotile.cli.status import find_run, read_status, status_rows
@@ -31,14 +32,14 @@ from halotile.graphs.jobs.reconstruct.job import (
 from halotile.graphs.jobs.samples.job import FieldPrior, plan_rows
 from halotile.graphs.jobs.samples.plan import cell_of, prior_text
 from halotile.graphs.kinds.sections import Output, Run
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import PAGE, RunDirectory
 from halotile.tasks.devices.device import torch_threads
-from halotile.tasks.operators.base import read_all
+from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.posterior.gaussian import Solved
 from halotile.tasks.priors.matern import Likely, Matern
@@ -308,12 +309,37 @@ def test_bad_input_is_refused_in_words(
         make_plan(job).check_fits()
 
 
+def test_counts_have_the_noise_of_their_smoothed_rate(tmp_path: Path) -> None:
+    shown = scene(tmp_path, 96, hole=False)
+    truth = 20 + 5 * (shown - PRIOR["mean"]) / PRIOR["std"]
+    rate = read_all(Blur(kernel=kernel(), boundary="reflect").forward(InMemory(truth))) + 2
+    counts = np.random.default_rng(1).poisson(np.asarray(rate, np.float64)).astype(np.float32)
+    counts[HOLE] = np.nan
+    zarr.create_array(tmp_path / "y.zarr", data=counts, chunks=(32, 32), overwrite=True)
+    parts: dict[str, dict[str, Any]] = {"operators": {"noise_sigma": "auto"}, "prior": {"std": 5.0, "mean": 20.0}}
+    mean, std = computed(job_in(tmp_path, parts, fidelity=FidelityChoice(name="poisson", options={"background": 2.0})))
+    assert 0.85 < np.sqrt(np.mean(np.square((truth - mean) / std))) < 1.2
+    known = np.isfinite(counts)
+    total, share = (
+        ndimage.gaussian_filter(part, 2, mode="constant", axes=(-2, -1))
+        for part in (np.where(known, counts, 0).astype(np.float64), known.astype(np.float64))
+    )
+    np.save(tmp_path / "sigma.npy", np.sqrt(np.maximum(total / share, 2)))
+    zarr.create_array(tmp_path / "y.zarr", data=counts - 2, chunks=(32, 32), overwrite=True)
+    parts = {"operators": {"noise_sigma": str(tmp_path / "sigma.npy")}, "prior": parts["prior"]}
+    by_hand = {"path": "mean2.zarr", "std": "std2.zarr"}
+    assert same((mean, std), computed(job_in(tmp_path, {**parts, "output": by_hand})))
+
+
 def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
     job = job_in(folder)
-    with pytest.raises(
-        ConfigError, match=r"poisson, and draws are of Gaussian noise; write l2, and for counts noise_sigma: a map"
-    ):
+    with pytest.raises(ConfigError, match=r"is beside fidelity: poisson, where counts have the noise of their rate"):
         make_plan(replace(job, fidelity=FidelityChoice(name="poisson")))
+    counted = replace(
+        job, fidelity=FidelityChoice(name="poisson"), operators=(replace(job.operators[0], noise_sigma="auto"),)
+    )
+    with pytest.raises(InputError, match=r"a measurement is below 0 at \(\d+, \d+\), .* write fidelity\.background"):
+        make_plan(counted)
     circular = replace(job.operators[0], options={"kernel": str(folder / "k.npy")})
     blur = {"name": "blur", "kernel": str(folder / "k.npy")}
     inside = replace(circular, name="composition", options={"operators": [blur]})

@@ -13,7 +13,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.jobs.samples.job import Sampling
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.priors.matern import Matern

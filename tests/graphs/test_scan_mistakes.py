@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from halotile.cli.main import app
 from halotile.storage.scans.convert import write_scan
-from halotile.storage.scans.cxi import encode_cxi
-from halotile.tasks.ptychography.simulated import SimulatedScan
+from halotile.storage.scans.formats import encode_cxi
+from halotile.tasks.ptychography.opened import SimulatedScan
 
 
 def planned(folder: Path, away: float) -> str:

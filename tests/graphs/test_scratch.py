@@ -22,8 +22,7 @@ from distributed import Client, LocalCluster
 from halotile.graphs.clusters import htcondor, slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.common.security import credentials
-from halotile.graphs.clusters.launches.batch_jobs import job_arguments, reporting_class
-from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.launches.batch_system import BatchSystem, job_arguments, reporting_class
 from halotile.graphs.clusters.workers import fork_server, settings
 from halotile.graphs.clusters.workers.settings import own_environment
 from halotile.graphs.kinds import sections

@@ -21,7 +21,7 @@ from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage
 from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.kinds.sections import Cluster, Job, Run
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs import claim as claiming
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.status import Status

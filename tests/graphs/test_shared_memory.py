@@ -11,7 +11,7 @@ import torch
 
 from halotile import DistributedContext
 from halotile.errors import PeerLost, RankFailed
-from halotile.tasks.groups.shared_memory import SharedMemory
+from halotile.tasks.groups.group import SharedMemory
 from tests.graphs import ranks
 
 cluster = pytest.mark.cluster

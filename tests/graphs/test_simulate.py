@@ -32,8 +32,7 @@ from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice,
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.jobs.simulate.plan import SimulateWork
 from halotile.graphs.kinds.sections import Output, Run
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory

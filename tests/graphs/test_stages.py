@@ -16,7 +16,7 @@ from halotile.graphs.jobs.reconstruct.costs import Form
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.base import Gather
 from halotile.graphs.kinds.sections import Output, Run
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import Problem

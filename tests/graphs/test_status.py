@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.runs.outcome import describe_bad_blocks
+from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.runs.driver import describe_bad_blocks
 from halotile.graphs.runs.status import Status
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory

@@ -18,8 +18,8 @@ from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.plans import needs
-from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.needs import PROCESS, TILES, Footprint, gpu_bytes
+from halotile.graphs.plans.plan import make_plan
 from tests.cases import all_of
 from tests.graphs.solving import kernel
 from tests.support import dncnn_weights, noisy_image, work_of, write_zarr
@@ -35,11 +35,11 @@ from pathlib import Path
 import psutil
 import halotile.graphs.runs.passes.worker_setup, halotile.graphs.runs.driver  # what a worker has imported
 from halotile.cli.config.loading import load_job
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner, peak_memory_bytes
 from halotile.tasks.devices.device import prepare_process
-from halotile.tasks.shared import Shared
+from halotile.tasks.image_task import Shared
 from tests.graphs.inline import WORDS, InlineIterations
 
 prepare_process(1)

@@ -20,7 +20,7 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.compare import compare
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.stripes import PHASE
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.status import Status
 from halotile.storage.grid import Region
@@ -242,7 +242,7 @@ def test_tiles_and_workers_do_not_change_a_bit(tmp_path: Path, cluster: RunningC
 KILLED = """
 import sys
 from pathlib import Path
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.status import Status
 from tests.graphs.test_stripes import long_job

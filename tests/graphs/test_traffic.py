@@ -12,17 +12,15 @@ import pytest
 from halotile.graphs.jobs.reconstruct.costs import choose_form, computed_twice, pixels_read
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import DenoiserChoice, Output
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.claim import kept_of
 from halotile.storage.grid import Grid, Region
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
-from halotile.tasks.image_task import View
+from halotile.tasks.image_task import Scope, Shared, View
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.options import Auto
 from halotile.tasks.priors.none import NoPrior
-from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.terms import Term
 from tests.cases import thorough
 from tests.graphs.solving import iterations_of_plan, kernel

@@ -31,14 +31,13 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.jobs.train.job import FAST, WeightsFile, plan_rows
 from halotile.graphs.kinds.sections import Input, Run
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs import held_output
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
-from halotile.storage.images.png import contrast
-from halotile.storage.images.sheet import grey
+from halotile.storage.images.png import contrast, grey
 from halotile.storage.run_directory.directory import EXAMPLES, PAGE, RunDirectory
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.training import trainer

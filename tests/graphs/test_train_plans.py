@@ -22,7 +22,7 @@ from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.train.job import NetworkChoice, WeightsFile, plan_rows
 from halotile.graphs.kinds.sections import Cluster, Input, Run
 from halotile.graphs.plans import needs
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.storage.images.png import encode_png
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.stored_array import MOST_SHARED

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from halotile.errors import ConfigError, WeightsError
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.tasks.denoisers.common.weights import METADATA, trained_range
 from halotile.tasks.networks.unet import UNetNetwork
 from tests.support import job_of, write_zarr

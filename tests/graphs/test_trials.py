@@ -19,7 +19,7 @@ from halotile.errors import ConfigError, HalotileError, MemoryRefused
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.kinds.sections import DenoiserChoice, Tile
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.plans.trials import denoiser_trials
 from tests.cases import thorough
 from tests.graphs.trials import deblurring
@@ -256,7 +256,7 @@ def test_one_network_is_not_used_by_two_threads_at_once(folder: Path) -> None:
 
 def test_a_plan_with_a_users_network_loads_no_torch(folder: Path) -> None:
     code = (
-        "import sys; from halotile.graphs.kinds.sections import *; from halotile.graphs.plans.make import make_plan; "
+        "import sys; from halotile.graphs.kinds.sections import *; from halotile.graphs.plans.plan import make_plan; "
         "from halotile.graphs.jobs.denoise.job import Denoising; "
         f"make_plan(Denoising(input=Input(path={str(folder / 'in.zarr')!r}), output=Output(path={str(folder / 'o.zarr')!r}), "
         f"denoiser=DenoiserChoice(name='torch', options={{'import': 'tried_networks:Network'}}), allow_import=True, "

@@ -19,8 +19,8 @@ from halotile.graphs import waiting
 from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Run
-from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.needs import PROCESS
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.plans.trials import gpu_trials
 from halotile.graphs.plans.trials.gpu_trials import NotTried, tuned_for
 from halotile.graphs.runs.driver import run

@@ -20,8 +20,8 @@ from halotile.errors import ClusterFailed, ConfigError, OutputRefused
 from halotile.graphs.clusters import base, local, scheduler
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.kinds import sections
-from halotile.graphs.runs.passes import block_pass
-from halotile.graphs.runs.passes.block_pass import BlockPass
+from halotile.graphs.runs.passes import cluster_passes
+from halotile.graphs.runs.passes.cluster_passes import BlockPass
 from halotile.graphs.runs.passes.stream import Grouping, Stream, workers_of
 from halotile.storage.run_directory.locks import WorkerLock
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
@@ -140,7 +140,7 @@ class Growing(RunningCluster):
 def test_a_sick_worker_that_comes_first_ends_a_run_only_where_no_other_comes(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
-    monkeypatch.setattr(block_pass, "RESTART_SECONDS", 1.0)
+    monkeypatch.setattr(cluster_passes, "RESTART_SECONDS", 1.0)
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as running,
         Client(running, set_as_default=False) as client,

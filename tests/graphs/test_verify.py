@@ -11,7 +11,7 @@ import pytest
 
 from halotile.errors import BlockFailed, DamagedData, OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
 from halotile.storage.run_directory.json_files import with_checksum

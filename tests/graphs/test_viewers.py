@@ -14,9 +14,9 @@ import tifffile
 import zarr
 
 from halotile.cli.info import describe
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
-from halotile.storage.sharded import levels
+from halotile.storage.sharded import layout
 from halotile.storage.sharded.layout import read_layout
 from tests.support import Image, job_of, noisy_image, run_inline, write_zarr
 
@@ -91,8 +91,8 @@ def case(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, Image, dict[str, Any]]:
     """An output in three levels, its pixels, and what viewers should see."""
-    monkeypatch.setattr(levels, "LARGEST_TOP", 40)
-    monkeypatch.setattr(levels, "SMALLEST_SHARD", 4)
+    monkeypatch.setattr(layout, "LARGEST_TOP", 40)
+    monkeypatch.setattr(layout, "SMALLEST_SHARD", 4)
     pixels = request.param(tmp_path / "in.tif")
     run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none", shard=32, chunk=16))
     return tmp_path / "out.zarr", pixels, CASES[request.param]

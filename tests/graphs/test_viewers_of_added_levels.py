@@ -72,7 +72,7 @@ def image(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, str, list[Image]]:
     """An image with three levels, its version and its pixels."""
-    monkeypatch.setattr("halotile.storage.sharded.levels.LARGEST_TOP", 60)
+    monkeypatch.setattr("halotile.storage.sharded.layout.LARGEST_TOP", 60)
     write: Callable[[str, Path], None]
     write, version = request.param
     path = tmp_path / "cells.ome.zarr"

@@ -23,7 +23,7 @@ from halotile.cli.config.loading import load_job
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.scheduler import JoinedWorkers
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.watching.page import (
     ADDRESS,

@@ -14,8 +14,8 @@ from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans import needs
-from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.needs import check_allocation, device_of, machine_bytes, workers_of
+from halotile.graphs.plans.plan import make_plan
 from tests.support import job_of, noisy_image, write_zarr
 
 GIB = 2**30

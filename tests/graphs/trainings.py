@@ -12,9 +12,8 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.train.job import NetworkChoice, Training, WeightsFile
 from halotile.graphs.jobs.train.plan import TrainWork
 from halotile.graphs.kinds.sections import Input, Run
-from halotile.graphs.plans.make import make_plan
-from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.outcome import Outcome
+from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.runs.driver import Outcome, run
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.training.patches import Recipe
 from tests.support import work_of, write_zarr

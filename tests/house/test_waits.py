@@ -17,9 +17,9 @@ OWN_THREADS = ("halotile/storage/", "halotile/tasks/")
 """Folders without Dask, whose futures are those of threads of the same process."""
 ALLOWED = {
     "halotile/graphs/runs/signals.py": "the program of `recon-cli exec` takes as long as it takes",
-    "halotile/graphs/clusters/workers/bounded_call.py": "poll() comes before, and kill() or the end of the pipe; a child waits for its parent",
+    "halotile/graphs/clusters/workers/fork_server.py": "poll() comes before, and kill() or the end of the pipe; a child waits for its parent",
     "halotile/graphs/jobs/ptychography/call.py": "a thread that heeds what is raised for the ranks",
-    "halotile/graphs/runs/damage.py": "a thread that reads a file",
+    "halotile/graphs/runs/records.py": "a thread that reads a file",
     "halotile/graphs/runs/passes/worker_setup.py": "a coroutine that ask() calls",
     "halotile/graphs/runs/status.py": "a thread that ends when it is asked to",
     "halotile/tasks/devices/gpu.py": "memory that the copies of the same GPU return",

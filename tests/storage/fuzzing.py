@@ -38,10 +38,8 @@ from halotile.errors import ConfigError, HalotileError, InputError, MissingPacka
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
 from halotile.storage.scans.convert import convert_scan
-from halotile.storage.scans.cxi import encode_cxi
-from halotile.storage.scans.export import export_result, read_result
-from halotile.storage.scans.scan import open_scan, open_summary
-from halotile.storage.scans.start import StartValues
+from halotile.storage.scans.formats import encode_cxi
+from halotile.storage.scans.scan import StartValues, export_result, open_scan, open_summary, read_result
 from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_output
 

@@ -25,7 +25,7 @@ from halotile.storage.disk.durable import Buffers, Disk
 from halotile.storage.images import added_levels
 from halotile.storage.images.added_levels import WORK, add_levels
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.sharded import levels
+from halotile.storage.sharded import layout
 from halotile.storage.sharded.output import open_output
 from halotile.storage.sharded.ownership import remove_added_levels
 from tests.cases import all_of, in_folders, thorough
@@ -102,8 +102,8 @@ def with_holes(dtype: str) -> NDArray[Any]:
 @pytest.fixture(autouse=True)
 def small_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Levels, shards and parts of small images."""
-    monkeypatch.setattr(levels, "LARGEST_TOP", 20)
-    monkeypatch.setattr(levels, "SMALLEST_SHARD", 4)
+    monkeypatch.setattr(layout, "LARGEST_TOP", 20)
+    monkeypatch.setattr(layout, "SMALLEST_SHARD", 4)
     monkeypatch.setattr(added_levels, "PART_BYTES", 4096)
     monkeypatch.setattr(added_levels, "SHARD_BYTES", 4096)
 
@@ -315,7 +315,7 @@ def test_codecs_that_do_not_fit_smaller_levels_are_named(tmp_path: Path) -> None
 def test_the_layout_of_an_output_is_known_with_levels_that_were_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(levels, "LARGEST_TOP", 4)
+    monkeypatch.setattr(layout, "LARGEST_TOP", 4)
     written(tmp_path / "a.zarr", OME)
     add_levels(tmp_path / "a.zarr")
     assert len(stored_levels(tmp_path / "a.zarr")) == 4

@@ -18,11 +18,11 @@ import zarr
 
 from halotile.errors import ConfigError, DiskRefused, MissingPackage
 from halotile.storage.arrays import Source, open_source
-from halotile.storage.georeference import Georeference, read_georeference
 from halotile.storage.grid import Region
 from halotile.storage.images.planes import choose_planes
 from halotile.storage.images.tiff_export import write_tiff
 from halotile.storage.sharded.output import Layout, create_output, open_output
+from halotile.storage.spacing import Georeference, read_georeference
 from tests.cases import in_folders
 from tests.support import job_of, noisy_image, run_inline
 

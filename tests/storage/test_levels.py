@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.grid import Grid, Region
-from halotile.storage.sharded import levels
-from halotile.storage.sharded.levels import halve
+from halotile.storage.sharded import layout
+from halotile.storage.sharded.layout import halve
 from halotile.storage.sharded.output import Layout, ShardWriter, check_block, create_output, halve_to, open_output
 from halotile.storage.sharded.ownership import find_foreign_entry, metadata_problems
 from tests.cases import in_folders, thorough
@@ -26,8 +26,8 @@ SHAPE = (150, 213)
 
 @pytest.fixture(autouse=True)
 def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "LARGEST_TOP", 20)
-    monkeypatch.setattr(levels, "SMALLEST_SHARD", 4)
+    monkeypatch.setattr(layout, "LARGEST_TOP", 20)
+    monkeypatch.setattr(layout, "SMALLEST_SHARD", 4)
 
 
 def layout_of(dtype: str = "float32", **changes: Any) -> Layout:

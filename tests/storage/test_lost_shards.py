@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 from halotile.errors import DamagedData
-from halotile.graphs.plans.inputs import check_whole
+from halotile.graphs.plans.choices import check_whole
 from halotile.storage.arrays import open_source
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 from halotile.storage.sharded.layout import Layout

@@ -19,7 +19,6 @@ from halotile.storage.grid import Grid, Region
 from halotile.storage.images import tiff_export
 from halotile.storage.images.planes import choose_planes
 from halotile.storage.images.tiff_export import NextLevel, write_tiff
-from halotile.storage.sharded import levels
 from halotile.storage.sharded.output import Layout, ShardWriter, create_output
 from tests.cases import in_folders
 
@@ -105,8 +104,8 @@ def test_holes_are_left_out_of_every_mean(tmp_path: Path) -> None:
 
 def output(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Pixels:
     """An output of a run, with levels."""
-    monkeypatch.setattr(levels, "LARGEST_TOP", 100)
-    monkeypatch.setattr(levels, "SMALLEST_SHARD", 4)
+    monkeypatch.setattr("halotile.storage.sharded.layout.LARGEST_TOP", 100)
+    monkeypatch.setattr("halotile.storage.sharded.layout.SMALLEST_SHARD", 4)
     axes, scale, units = ("c", "y", "x"), (1.0, 0.5, 0.5), (None, "micrometer", "micrometer")
     layout = Layout((2, 300, 170), "uint8", (1, 32, 32), (1, 8, 8), "lz4", axes, scale, units, True, **changes)
     layout = layout.in_levels((1, 128, 128))

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 import halotile
 from halotile.cli.main import app
-from halotile.storage.scans.convert import PatternCounts
-from halotile.storage.scans.framing import Framing
+from halotile.storage.scans.convert import Framing, PatternCounts
 from halotile.storage.scans.scan import open_scan
 from tests.storage.test_scans import write_cxi
 

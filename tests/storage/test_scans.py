@@ -19,8 +19,7 @@ from halotile.cli.exits import exit_code
 from halotile.cli.main import app
 from halotile.errors import ConfigError, DamagedData, InputError, OutputRefused
 from halotile.storage.scans import convert
-from halotile.storage.scans.convert import along_curve, convert_scan
-from halotile.storage.scans.framing import Framing
+from halotile.storage.scans.convert import Framing, along_curve, convert_scan
 from halotile.storage.scans.known import KnownValues
 from halotile.storage.scans.scan import ARRAYS, open_scan, open_summary
 from tests.cases import in_folders

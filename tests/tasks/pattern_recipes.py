@@ -8,8 +8,8 @@ from pathlib import Path
 
 from halotile.storage.scans.convert import write_scan
 from halotile.storage.scans.scan import open_scan
+from halotile.tasks.ptychography.opened import SimulatedScan
 from halotile.tasks.ptychography.recipe import Optics, ScanRecipe, SolverStage
-from halotile.tasks.ptychography.simulated import SimulatedScan
 
 
 def small_recipe(folder: Path, refined: Sequence[str], *stages: SolverStage) -> ScanRecipe:

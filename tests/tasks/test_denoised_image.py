@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import pytest
 
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.tasks import image_task
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.devices.device import Device

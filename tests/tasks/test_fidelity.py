@@ -12,11 +12,10 @@ from halotile.storage.grid import Region
 from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.fidelities.l2 import L2
 from halotile.tasks.fidelities.poisson import Poisson
-from halotile.tasks.image_task import cells_of
+from halotile.tasks.image_task import Scope, Shared, cells_of
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.normal import Normal
-from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.terms import MISFIT, FoldedGradient, Gradient, Term, share_of
 from tests.tasks.denoising import Counted
 from tests.tasks.operators.test_operators import IMAGE, OPERATORS, numbers, some_regions

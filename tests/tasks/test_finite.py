@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from halotile.errors import InputError
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.storage.grid import Region
 from halotile.storage.rim import Rim, read_window
 from halotile.storage.sharded.output import create_output

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, Receipt

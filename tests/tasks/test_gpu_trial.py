@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from halotile.errors import MemoryRefused
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.devices.device import Device
 from halotile.tasks.devices.gpu import Gpu

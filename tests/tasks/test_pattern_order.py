@@ -10,9 +10,9 @@ import pytest
 
 from halotile.storage.scans import convert
 from halotile.storage.scans.scan import open_scan
+from halotile.tasks.ptychography.opened import SimulatedScan
 from halotile.tasks.ptychography.patterns import Patterns, steps_of
 from halotile.tasks.ptychography.recipe import Optics, ScanRecipe, SolverStage
-from halotile.tasks.ptychography.simulated import SimulatedScan
 
 SLOTS = 3
 

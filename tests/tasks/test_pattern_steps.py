@@ -16,12 +16,12 @@ from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography import recipe as recipes
 from halotile.tasks.ptychography.model import PatternModel, Positions
+from halotile.tasks.ptychography.opened import SimulatedScan
 from halotile.tasks.ptychography.patterns import Patterns, held_out, steps_of
 from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.propagators import FarField
 from halotile.tasks.ptychography.recipe import PARTS, VARYING, Optics, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.result import contents
-from halotile.tasks.ptychography.simulated import SimulatedScan
 from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, adam, add_smoothness, begin_epoch, lbfgs, sgd
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
 from tests.tasks.pattern_recipes import small_recipe

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from halotile.storage.scans.convert import write_scan
 from halotile.storage.scans.scan import open_scan
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.ptychography.opened import SimulatedScan
 from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.recipe import Optics, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.result import shown_probe
-from halotile.tasks.ptychography.simulated import SimulatedScan
 from halotile.tasks.ptychography.solvers import begin_epoch
 from halotile.tasks.ptychography.state import FOLLOWED, FURTHER, ReconstructionState
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.kinds.sections import Tile
 from halotile.graphs.plans.cutting import Halo, rehearsed, resolve_halo
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.plans.trials import denoiser_trials
 from halotile.graphs.runs.claim import claim
 from halotile.tasks.denoisers.torch import UserNetwork

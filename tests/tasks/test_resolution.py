@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
 from halotile.storage.scans.lengths import AT_BEST, AT_WORST, shown_resolution
-from halotile.tasks.ptychography.resolution import FIRST, aligned, ring_correlation
+from halotile.tasks.ptychography.result import FIRST, aligned, ring_correlation
 
 PIXEL = (2e-8, 2e-8)
 

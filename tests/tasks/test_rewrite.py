@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from halotile.tasks.distributed.stacks.linear_map import OperatorMethod, rewrite
+from halotile.tasks.distributed.stacks.blockwise import OperatorMethod, rewrite
 
 physics = pytest.importorskip("deepinv.physics")
 

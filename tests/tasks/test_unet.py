@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from halotile.errors import WeightsError
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.tasks.denoisers.common.layers import BlindUNet
 from halotile.tasks.denoisers.unet import Architecture, UNet
 from tests.support import job_of, noisy_image, run_inline, whole_picture, work_of, write_zarr

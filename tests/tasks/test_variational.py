@@ -17,8 +17,7 @@ from torch.utils import _pytree as pytree
 from halotile import posterior
 from halotile.errors import ConfigError, DamagedData, Diverged, HalotileError, InputError
 from halotile.storage.disk.durable import DISK, Disk
-from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.shared_memory import SharedMemory
+from halotile.tasks.groups.group import SharedMemory, TorchGroup
 from halotile.tasks.posterior.residuals import Draws, Inference, Linearized
 
 Latent = dict[str, Any]

@@ -9,8 +9,7 @@ from typing import ClassVar, Self
 from halotile.graphs.kinds.base import Figures, JobKind, Row
 from halotile.graphs.kinds.sections import Input, Output, OutputJob
 from halotile.graphs.plans.rows import cost_rows, output_rows
-from halotile.graphs.rules.combinations import Faults
-from halotile.graphs.rules.values import AtLeast, output_path
+from halotile.graphs.rules.values import AtLeast, Faults, output_path
 from halotile.tasks.options import OwnPath
 
 

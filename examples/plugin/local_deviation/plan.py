@@ -14,21 +14,19 @@ import scipy
 from halotile.errors import InputError
 from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, PlanRequest, Records, RunView, Sums, Work
 from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.plans.choices import check_paths
 from halotile.graphs.plans.cutting import Geometry, block_unit, blocks_for, layout_like
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_paths
-from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
-from halotile.graphs.plans.plan import Planned
+from halotile.graphs.plans.plan import Begun, Planned, compute_on
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.sharded.output import Layout, ShardWriter
-from halotile.storage.sharded.vectors import Vectors
+from halotile.storage.sharded.output import Layout, ShardWriter, Vectors
 from halotile.tasks.image_task import ImageTask, View
-from halotile.tasks.roles import Roles
+from halotile.tasks.inner_tiles import Roles
 from local_deviation import LocalDeviation
 from local_deviation.images import Deviation, Halved, Squares
 

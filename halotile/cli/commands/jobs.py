@@ -21,7 +21,7 @@ def run(
     ] = False,
     quiet: arg.Quiet = False,
 ) -> None:
-    """Run a job; one that was interrupted goes on where it was."""
+    """Run a job; an interrupted one resumes."""
     from halotile.cli import running
     from halotile.cli.config.loading import load_job
 
@@ -42,7 +42,7 @@ def plan(
         bool, arg.flag("--probe", "Try the device: the speed of tiles and batches, and the error of each precision.")
     ] = False,
 ) -> None:
-    """Show what a run would do and cost, or why it is refused."""
+    """Show sizes, memory, disk and halo of a run before it starts. A plan that is refused says why."""
     from halotile.cli.config.loading import load_job
     from halotile.cli.running import show_plan
 
@@ -51,10 +51,10 @@ def plan(
 
 @command()
 def validate(config: arg.Config, overrides: arg.Overrides = None, as_json: arg.Json = False) -> None:
-    """Check a configuration; every mistake is shown at once."""
+    """Check a job file, without opening images. Every mistake is shown at once."""
     from halotile.cli.config.loading import read_config
-    from halotile.cli.config.problems import raise_problems
     from halotile.cli.config.sections import check_config
+    from halotile.cli.config.yaml_source import raise_problems
     from halotile.graphs.kinds.base import kind_of
 
     job, problems = check_config(read_config(config, overrides or ()), config.parent)
@@ -67,7 +67,7 @@ def validate(config: arg.Config, overrides: arg.Overrides = None, as_json: arg.J
 
 @command("try")
 def try_settings(request: arg.TryRequest, as_json: arg.Json = False, quiet: arg.Quiet = False) -> None:
-    """Denoise a crop with several settings, as a run would, and lay the results side by side."""
+    """Compare settings on a crop, side by side. Each denoises it as a run would."""
     from halotile.cli import trying
 
     comparison = trying.try_settings(request, report=complain)
@@ -100,10 +100,10 @@ def bench(
     quiet: arg.Quiet = False,
     no_tls: arg.NoTls = False,
 ) -> None:
-    """Run a few blocks or iterations with several numbers of workers, and compare their times; the output is left alone."""
+    """Measure how a job scales with its workers. A few blocks or iterations run with several numbers of them; the output is left alone."""
     from halotile.cli.config.loading import load_job
     from halotile.cli.screens.scaling_views import scaling_table, write_page
-    from halotile.graphs.kinds.patterns import first_job
+    from halotile.graphs.kinds.sections import first_job
     from halotile.graphs.scaling import ScalingRequest, measure
     from halotile.graphs.waiting import no_report
 
@@ -138,7 +138,7 @@ def simulate(
     as_json: arg.Json = False,
     quiet: arg.Quiet = False,
 ) -> None:
-    """Write the data of every operator of a reconstruction, as it would be measured of its reference."""
+    """Simulate the measurements of a reconstruction. The data of every operator are written, as they would be measured of its reference."""
     from halotile.cli.config.loading import load_job
     from halotile.cli.running import go, simulation
     from halotile.graphs.jobs.simulate.job import NoiseChoice
@@ -156,7 +156,7 @@ def resume(
     as_json: arg.Json = False,
     quiet: arg.Quiet = False,
 ) -> None:
-    """Go on with an interrupted run, from what its directory holds."""
+    """Resume a run from its directory alone."""
     from halotile.cli.config.loading import saved_job
     from halotile.cli.running import go
     from halotile.cli.status import find_run

@@ -21,11 +21,11 @@ def status(
     follow: Annotated[bool, arg.flag("--watch", "Go on showing until the run is over.")] = False,
     as_json: arg.Json = False,
 ) -> None:
-    """Show how a run stands, or each of several, from its directory alone; that of a configuration, also of one for many images."""
+    """Show progress or outcome of a run. It is read from the directory of the run alone; of a configuration for many images, those of all."""
     from halotile.cli.config.loading import is_config, load_job
     from halotile.cli.screens.progress_report import make_report
     from halotile.cli.status import advice, find_run, read_status, show_many, show_several, status_rows, watch
-    from halotile.graphs.kinds.patterns import takes_many
+    from halotile.graphs.kinds.sections import takes_many
 
     run_path, *more = run_paths
     if more:
@@ -56,7 +56,7 @@ def status(
 def report(
     run_path: arg.RunPath, is_opened: Annotated[bool, arg.flag("--open", "Open it in a browser.")] = False
 ) -> None:
-    """Print the path of a run's page; of a finished run it is a report, in one file."""
+    """Print the path of a run's report. It is the page of the run, kept in one file."""
     import webbrowser
 
     from halotile.cli.status import find_run
@@ -78,7 +78,7 @@ def verify(
     as_json: arg.Json = False,
     quiet: arg.Quiet = False,
 ) -> None:
-    """Check every stored block against its checksums; exits with 3 where blocks are not done yet, 4 where they are damaged."""
+    """Check every stored block, and repair damaged ones. Exits with 3 where blocks are not done yet, 4 where they are damaged."""
     from halotile.cli.config.loading import saved_job_of
     from halotile.cli.screens.outcome_rows import remedy, verdict_json, verdict_lines
     from halotile.cli.screens.progress_report import make_report
@@ -103,8 +103,7 @@ def verify(
 
 def _check_is_image(path: str, dataset: str | None) -> None:
     """Refuse a ptychographic scan and the result of a job as an image."""
-    from halotile.storage.scans.export import is_result
-    from halotile.storage.scans.scan import is_scan
+    from halotile.storage.scans.scan import is_result, is_scan
 
     look = f"To look at it, write: recon-cli export {path} FILE, with a name that ends in"
     if dataset is None and is_scan(path):
@@ -125,7 +124,7 @@ def info(
     dataset: arg.Dataset = None,
     as_json: arg.Json = False,
 ) -> None:
-    """Show what an image or a ptychographic scan is, and a configuration to begin with."""
+    """Describe an image or a scan, and print a job file for it."""
     from halotile.cli.info import config_text, describe, info_rows
     from halotile.cli.screens.scan_views import ScanFacts
 
@@ -148,7 +147,7 @@ def info(
 @command()
 def preview(request: arg.PreviewRequest, quiet: arg.Quiet = False) -> None:
     """Draw an image as a small PNG, or a part of it pixel by pixel."""
-    from halotile.cli.preview import preview as write_preview
+    from halotile.cli.export import preview as write_preview
 
     _check_is_image(request.path, request.dataset)
     description = write_preview(request, quiet=quiet)
@@ -168,7 +167,7 @@ def view(
     dataset: arg.Dataset = None,
     no_browser: Annotated[bool, arg.flag("--no-browser", "Print the address, and open nothing.")] = False,
 ) -> None:
-    """Pan and zoom through images in a browser, before beside after, until Ctrl-C."""
+    """Pan and zoom through images in a browser. They are side by side, until Ctrl-C."""
     import tempfile
     import webbrowser
 
@@ -193,11 +192,10 @@ def export(
     unwrap: Annotated[bool, arg.flag("--unwrap", "Of a ptychography job: let the phase of the object pass π.")] = False,
     quiet: arg.Quiet = False,
 ) -> None:
-    """Write an image as one TIFF with every pixel and resolution levels, for QuPath, Fiji and the like."""
+    """Write an image as OME-TIFF or GeoTIFF, draw a scan as PNG. A TIFF has every pixel and resolution levels, for QuPath, Fiji and the like."""
     from halotile.cli.export import draw_sheet
     from halotile.cli.export import export as write_export
-    from halotile.storage.scans.export import export_result, is_result
-    from halotile.storage.scans.scan import is_scan
+    from halotile.storage.scans.scan import export_result, is_result, is_scan
 
     path, file = request.path, request.file
     if (file.suffix in (".zarr", ".png") and is_result(path)) or (file.suffix == ".png" and is_scan(path)):
@@ -224,7 +222,7 @@ def export(
 
 @command()
 def levels(path: Annotated[str, arg.argument("PATH", "An OME-Zarr image.")], quiet: arg.Quiet = False) -> None:
-    """Add the resolution levels that an OME-Zarr image lacks, in place, so that viewers open it quickly."""
+    """Add resolution levels to an OME-Zarr. They are written in place, so that viewers open it quickly."""
     from halotile.cli.export import complete
 
     description = complete(path, quiet=quiet)
@@ -234,7 +232,7 @@ def levels(path: Annotated[str, arg.argument("PATH", "An OME-Zarr image.")], qui
 
 @command()
 def schema() -> None:
-    """Write the JSON Schema of a configuration, for editors."""
+    """Write the JSON Schema of job files, for editors."""
     from halotile.cli.config.schema import config_schema
 
     print_json(config_schema())

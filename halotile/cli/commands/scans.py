@@ -62,11 +62,10 @@ def convert(
     overwrite: arg.Overwrite = False,
     quiet: arg.Quiet = False,
 ) -> None:
-    """Store a ptychographic scan as a Zarr, which job: ptychography reads."""
-    from halotile.cli.preview import progress
+    """Store a ptychographic scan as Zarr. A job: ptychography reads it."""
+    from halotile.cli.export import progress
     from halotile.cli.screens.scan_views import ScanFacts
-    from halotile.storage.scans.convert import convert_scan
-    from halotile.storage.scans.framing import Framing
+    from halotile.storage.scans.convert import Framing, convert_scan
     from halotile.storage.scans.known import KnownValues
 
     given, unit = vars(options), options.unit

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from halotile.cli.arguments import Flags
-from halotile.cli.config.problems import raise_problems
 from halotile.cli.config.sections import VERSION, check_cluster, check_config
-from halotile.cli.config.yaml_source import Document, read_file, read_text
+from halotile.cli.config.yaml_source import Document, raise_problems, read_file, read_text
 from halotile.cli.status import check_here, run_of
 from halotile.errors import ConfigError
-from halotile.graphs.kinds.patterns import for_its_image, takes_many
-from halotile.graphs.kinds.sections import Cluster, Job
+from halotile.graphs.kinds.sections import Cluster, Job, for_its_image, takes_many
 from halotile.graphs.words import KeyPath
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path
 from halotile.storage.run_directory.directory import RunDirectory

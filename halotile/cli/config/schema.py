@@ -16,9 +16,8 @@ from halotile.cli.config.sections import VERSION, JobKeys, keys_of_job
 from halotile.errors import HalotileError
 from halotile.graphs.kinds.base import Check, JobKind, find_kind, kind_names
 from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
-from halotile.graphs.rules.check import checks_of
 from halotile.graphs.rules.keys import Keys, keys_of, stand_ins, written_keys
-from halotile.graphs.rules.values import Above, AtLeast, Named
+from halotile.graphs.rules.values import Above, AtLeast, Named, checks_of
 from halotile.graphs.words import entry_types, parts, value_type
 from halotile.tasks.options import OwnPath, ReadPath, job_key
 

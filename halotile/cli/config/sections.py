@@ -17,14 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from halotile.cli.config.problems import ConfigProblem
-from halotile.cli.config.yaml_source import Document
+from halotile.cli.config.yaml_source import ConfigProblem, Document
 from halotile.errors import ConfigError, HalotileError, InputError
 from halotile.graphs.kinds.base import Check, find_kind, kind_names
-from halotile.graphs.kinds.patterns import is_pattern
-from halotile.graphs.kinds.sections import STEM, Cluster, DenoiserChoice, Job, NamedChoice
-from halotile.graphs.rules.check import checks_of, credentials_in, rules_of
-from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
+from halotile.graphs.kinds.sections import STEM, Cluster, DenoiserChoice, Job, NamedChoice, is_pattern
 from halotile.graphs.rules.keys import (
     Key,
     Keys,
@@ -38,6 +34,7 @@ from halotile.graphs.rules.keys import (
     written_keys,
 )
 from halotile.graphs.rules.keys import by_channel as options_by_channel
+from halotile.graphs.rules.values import OF_CLUSTERS, apply_rules, checks_of, credentials_in, rules_of
 from halotile.graphs.words import KeyPath, choices, expected, nearest, parts, shown, value_type
 from halotile.storage.disk.place import broken_link
 from halotile.tasks.options import OwnPath, ReadPath

@@ -13,15 +13,15 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import HalotileError
-from halotile.graphs.amounts import bytes_text, counted, rate_text, seconds_text
 from halotile.graphs.kinds.base import Row, find_kind
 from halotile.graphs.watching.progress import Progress, describe_figures, pixel_rows
+from halotile.graphs.words import bytes_text, counted, rate_text, seconds_text
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.run_directory.directory import EXAMPLES, RunDirectory
 from halotile.storage.sharded.output import ABSENT
 
 if TYPE_CHECKING:
-    from halotile.graphs.runs.outcome import Outcome
+    from halotile.graphs.runs.driver import Outcome
     from halotile.graphs.runs.verify import Verdict
 
 BARS, PLAIN_BARS, MOST_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@", 32

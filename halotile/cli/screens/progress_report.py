@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from halotile.cli.screens.screen import complain, progress_console
-from halotile.graphs.amounts import bytes_text, counted, percent, rate_text, seconds_text
+from halotile.graphs.words import bytes_text, counted, percent, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

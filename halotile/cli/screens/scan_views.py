@@ -16,16 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.cli.screens.screen import echo, print_rows
-from halotile.errors import MissingPackage
-from halotile.graphs.amounts import counted, shape_text
 from halotile.graphs.kinds.base import Row
+from halotile.graphs.words import counted, shape_text
+from halotile.registry import optional
 from halotile.storage.disk.durable import DISK
 from halotile.storage.disk.place import outside_zarr
-from halotile.storage.scans.export import ScanResult
 from halotile.storage.scans.formats import knows_scan, opened_scan
-from halotile.storage.scans.hdf5 import reading
 from halotile.storage.scans.lengths import shown_length, shown_resolution
-from halotile.storage.scans.scan import OPTIONAL, Scan, is_scan, open_scan
+from halotile.storage.scans.scan import OPTIONAL, Scan, ScanResult, is_scan, open_scan, reading
 
 Panels = Mapping[str, Callable[..., None]]
 """Functions that draw on axes, by the title of those."""
@@ -66,13 +64,8 @@ def draw_scan(path: Path, scan: Scan, mean: NDArray[Any], maximum: NDArray[Any])
 
 def _draw_panels(path: Path, panels: Panels, heights: Sequence[float]) -> None:
     """Draw three panels in each row, of relative heights."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackage(
-            "a sheet is drawn with matplotlib, which is not installed. Write: pip install matplotlib"
-        ) from error
-    figure = Figure(figsize=(15, 4.75 * sum(heights)), layout="constrained")
+    drawing = optional("a sheet is drawn with matplotlib", "matplotlib.figure", "matplotlib")
+    figure = drawing.Figure(figsize=(15, 4.75 * sum(heights)), layout="constrained")
     places = list(figure.subplots(len(heights), 3, height_ratios=heights).flat)
     for axes in places:
         axes.set_axis_off()

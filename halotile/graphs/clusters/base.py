@@ -100,8 +100,14 @@ class ChosenCluster:
 
     def start(self, order: Order) -> AbstractContextManager[RunningCluster]:
         """Start a cluster of the kind, which ends with the context."""
-        started: AbstractContextManager[RunningCluster] = registry.find("clusters", self.name).start(order)
+        started: AbstractContextManager[RunningCluster] = starter_of(self.name).start(order)
         return started
+
+
+def starter_of(name: str) -> Any:
+    """The module of a kind, which starts clusters, or the batch system that it declares."""
+    kind = registry.find("clusters", name)
+    return getattr(kind, "SYSTEM", kind)
 
 
 def traits_of(name: str) -> ClusterTraits:

@@ -23,5 +23,3 @@ SYSTEM = BatchSystem(
     prologue=lambda line: line.replace("$(", "$(DOLLAR)("),  # HTCondor would expand it as a macro of its own
     defaults={"disk": "2GiB"},
 )
-check = SYSTEM.check
-start = SYSTEM.start

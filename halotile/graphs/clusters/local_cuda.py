@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from halotile.errors import MissingPackage
-from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import DEFAULT, ChosenCluster, ClusterTraits, Environment, Order, RunningCluster
 from halotile.graphs.clusters.common.machine import INSTALL, cores_beside, gpus_here, has_dask_cuda
 from halotile.graphs.clusters.local import cluster_options, running
+from halotile.graphs.words import counted
 
 TRAITS = ClusterTraits(is_here=True, gpus="each", gives_gpus=lambda *_: True)
 

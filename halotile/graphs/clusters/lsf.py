@@ -31,5 +31,3 @@ SYSTEM = BatchSystem(
     driver=("-o %J.out",),
     requests=requests,
 )
-check = SYSTEM.check
-start = SYSTEM.start

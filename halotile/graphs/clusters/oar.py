@@ -33,5 +33,3 @@ SYSTEM = BatchSystem(
     account="project",
     requests=requests,
 )
-check = SYSTEM.check
-start = SYSTEM.start

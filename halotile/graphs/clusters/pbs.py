@@ -28,5 +28,3 @@ SYSTEM = BatchSystem(
     walltime=clock,
     driver=(),
 )
-check = SYSTEM.check
-start = SYSTEM.start

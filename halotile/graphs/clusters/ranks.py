@@ -30,7 +30,7 @@ from halotile.graphs.clusters.common.security import LOOPBACK, Credentials, list
 from halotile.graphs.kinds import sections
 from halotile.graphs.waiting import log_line, report_if_slow
 from halotile.storage.run_directory.directory import WORKERS
-from halotile.tasks.groups.launchers import Copy, copy_of
+from halotile.tasks.groups.opening import Copy, copy_of
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import ADDRESS, ChosenCluster, ClusterTraits, Environment, Order, RunningCluster
 from halotile.graphs.clusters.common.answers import ask, present_workers
 from halotile.graphs.clusters.common.security import host_of, is_exposed, is_loopback
 from halotile.graphs.clusters.workers.settings import ALLOCATOR_ENVIRONMENT
 from halotile.graphs.kinds import sections
+from halotile.graphs.words import counted
 
 if TYPE_CHECKING:
     from distributed import Client

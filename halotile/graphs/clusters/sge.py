@@ -48,5 +48,3 @@ SYSTEM = BatchSystem(
     stays=("Eqw",),
     worker_options=_PARALLEL.pattern,
 )
-check = SYSTEM.check
-start = SYSTEM.start

@@ -25,5 +25,3 @@ SYSTEM = BatchSystem(
     lists="`sinfo` lists its queues",
     driver=(),
 )
-check = SYSTEM.check
-start = SYSTEM.start

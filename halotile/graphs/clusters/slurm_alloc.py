@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from halotile.errors import ClusterFailed, ConfigError, MemoryRefused
-from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import (
     ATTENDED,
     DEFAULT,
@@ -33,6 +32,7 @@ from halotile.graphs.clusters.launches.slurm_allocation import (
 )
 from halotile.graphs.clusters.slurm import SYSTEM
 from halotile.graphs.kinds import sections
+from halotile.graphs.words import bytes_text, counted
 
 if TYPE_CHECKING:
     from distributed import SpecCluster

@@ -22,7 +22,6 @@ from dask.delayed import Delayed
 from distributed import Client, default_client
 
 from halotile.errors import ConfigError, MemoryRefused, OutputRefused
-from halotile.graphs.amounts import bytes_text
 from halotile.graphs.clusters.base import ADDRESS, DEFAULT, ChosenCluster, Order, RunningCluster
 from halotile.graphs.clusters.common.answers import await_workers, present_workers
 from halotile.graphs.clusters.common.cluster_kind import check_one_script, cluster_kind_of
@@ -36,6 +35,7 @@ from halotile.graphs.rules.arguments import Words, cluster_of
 from halotile.graphs.runs.passes.stream import await_all, results
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group
 from halotile.graphs.tree_sum import groups_of, key_of, plan_sums, tree
+from halotile.graphs.words import bytes_text
 from halotile.storage.disk.stored import Stored
 from halotile.tasks.devices.device import choose_device, seed_everything
 from halotile.tasks.distributed.transport.calls import (

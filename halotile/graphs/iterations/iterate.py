@@ -14,8 +14,7 @@ import numpy as np
 
 from halotile.errors import DamagedData, Diverged, InputError, ResumeRefused
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
-from halotile.graphs.runs.damage import image_digest
-from halotile.graphs.runs.passes.records import remove_records
+from halotile.graphs.runs.records import image_digest, remove_records
 from halotile.graphs.solvers.base import (
     CHANGE,
     EPOCH,
@@ -39,12 +38,10 @@ from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.json_files import Checkpoint
-from halotile.storage.sharded.output import ShardWriter, create_metadata
-from halotile.storage.sharded.vectors import Vectors
-from halotile.tasks.image_task import ImageTask, Sum, View, Written
+from halotile.storage.sharded.output import ShardWriter, Vectors, create_metadata
+from halotile.tasks.image_task import ImageTask, Shared, Sum, View, Written
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.priors.base import denoised_in
-from halotile.tasks.shared import Shared
 from halotile.tasks.terms import MISFIT, Adding, Contributions
 
 

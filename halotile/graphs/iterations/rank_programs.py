@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from halotile.graphs.kinds.base import AnyPass, OutputFile, Pass, PassCount, RankProgram, Records, RunView, Sums, Work
-from halotile.graphs.runs.passes.records import remove_records
+from halotile.graphs.runs.records import remove_records
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import EXAMPLES, RunDirectory

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from halotile.graphs.plans.make import Begun
-    from halotile.graphs.plans.plan import Planned
+    from halotile.graphs.plans.plan import Begun, Planned
     from halotile.storage.disk.object_path import OutputPath
     from halotile.storage.grid import Grid
     from halotile.storage.run_directory.directory import RunDirectory

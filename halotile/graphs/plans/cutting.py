@@ -10,24 +10,23 @@ from typing import Any, Self
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.kinds.sections import Output, Run, Size, Tile, parse_bytes
 from halotile.graphs.plans.needs import IMPORTS_BYTES, share_bytes
+from halotile.graphs.words import counted
 from halotile.storage.arrays import Source
 from halotile.storage.axes import choose_axes
 from halotile.storage.grid import Depth, Grid
 from halotile.storage.rim import Rim
-from halotile.storage.sharded.levels import MOST_FILES
+from halotile.storage.sharded.layout import MOST_FILES
 from halotile.storage.sharded.ome_metadata import OmeImage, output_fields
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.convolution.stable import FEW
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
-from halotile.tasks.inner_tiles import Tiling
+from halotile.tasks.inner_tiles import Roles, Tiling
 from halotile.tasks.operators.base import Shape
 from halotile.tasks.options import Auto
-from halotile.tasks.roles import Roles
 from halotile.tasks.trials.probe import check_ragged, probe
 from halotile.tasks.trials.rehearsal import rehearse, tiling_error
 from halotile.tasks.trials.trial import check_depth

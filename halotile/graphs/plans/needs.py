@@ -14,12 +14,12 @@ from itertools import product
 from typing import NamedTuple
 
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import AUTO, DEFAULT, VARIABLE
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.machine import cgroups_of, chosen, cores_here, gpus_here, requested_by, slots_here
 from halotile.graphs.kinds.base import kind_of
 from halotile.graphs.kinds.sections import AJob, Cluster, Job, Run, parse_bytes
+from halotile.graphs.words import bytes_text, counted
 from halotile.tasks.options import Auto
 
 MIB = 1024**2

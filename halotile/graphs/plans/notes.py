@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.kinds.sections import Output
-from halotile.graphs.plans.inputs import kept_bytes
+from halotile.graphs.plans.choices import kept_bytes
+from halotile.graphs.words import bytes_text, counted
 from halotile.storage.arrays import Source
 from halotile.storage.disk.object_path import ObjectPath, OutputPath
 from halotile.storage.disk.place import local_lock_reason
 from halotile.storage.formats.base import packing_text
 from halotile.storage.grid import Grid, Region
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.sharded.levels import MOST_FILES
+from halotile.storage.sharded.layout import MOST_FILES
 from halotile.storage.sharded.ome_metadata import fits
 from halotile.storage.sharded.output import Layout
-from halotile.tasks.roles import Roles
+from halotile.tasks.inner_tiles import Roles
 
 MOST_LISTED = 8
 """Noise levels that are listed one by one."""

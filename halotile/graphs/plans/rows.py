@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halotile.graphs.amounts import bytes_text, counted, rate_text, shape_text
 from halotile.graphs.kinds.base import Figures, Row
+from halotile.graphs.words import bytes_text, counted, rate_text, shape_text
 
 Found = Mapping[str, Any]
 """The mapping of ``Tuned.to_json()``."""

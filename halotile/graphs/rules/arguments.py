@@ -14,8 +14,8 @@ from halotile.graphs.clusters.base import AUTO
 from halotile.graphs.clusters.common.cluster_kind import check_one_script, cluster_kind_of
 from halotile.graphs.clusters.common.security import host_of, is_loopback
 from halotile.graphs.kinds.sections import Cluster, NamedChoice
-from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
 from halotile.graphs.rules.keys import fault_of_option, faults_in, keys_of, raise_faults, unknown, written_keys
+from halotile.graphs.rules.values import OF_CLUSTERS, apply_rules
 from halotile.graphs.words import shown
 
 if TYPE_CHECKING:

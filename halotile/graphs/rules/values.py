@@ -1,26 +1,34 @@
-"""Checks of single values of a job, each with its error message.
+"""Checks of a job before any image is opened: every value, and all parts that have to agree, each with its error message.
 
 Job files and scripts both use these checks, so the same value gets the same message. The planner checks
-what depends on the image, and a denoiser checks its own options.
+what depends on the image, and a denoiser checks its own options. A rule takes parts of a job by their names and yields faults with their
+places; one that takes a part which is itself wrong is skipped.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from halotile import registry
+from halotile.graphs.clusters.base import ADDRESS, AUTO, traits_of
+from halotile.graphs.clusters.common.security import host_of, is_loopback
 from halotile.graphs.clusters.launches.batch_system import is_walltime
-from halotile.graphs.kinds.base import Check
-from halotile.graphs.kinds.sections import Cluster, Input, Output, Run, Tile, parse_bytes
-from halotile.graphs.words import nearest, shown
-from halotile.storage.disk.object_path import SCHEMES
+from halotile.graphs.kinds.base import Check, JobKind, Rule, kind_of
+from halotile.graphs.kinds.sections import STEM, Cluster, Input, Job, Output, Run, Size, Tile, is_pattern, parse_bytes
+from halotile.graphs.rules.keys import PlacedFaults, faults_in, keys_of, raise_faults
+from halotile.graphs.words import KeyPath, nearest, shown
+from halotile.storage.disk.object_path import SCHEMES, credentials_fault, path_of
 from halotile.storage.spacing import parse_size
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.options import Auto
 
 LEAST_MEMORY_BYTES = 64 * 2**20
 _DTYPES = ("auto", "uint8", "uint16", "int8", "int16", "uint32", "int32", "float16", "float32", "float64")
@@ -281,3 +289,224 @@ COMMON: Mapping[tuple[type, str], Check] = {
     (Cluster, "gpus"): AtLeast(0),
 }
 """Checks of the sections that several kinds of jobs share, by type of the section and key. Empty values are not checked."""
+
+
+Faults = Iterator[tuple[tuple[str | int, ...], str]]
+"""Places of faults, with their messages."""
+
+
+def apply_rules(rules: Iterable[Rule], parts: Mapping[str, Any]) -> dict[tuple[str | int, ...], str]:
+    """Return the faults of rules on the known parts, by place; the first rule to find a fault counts."""
+    faults: dict[tuple[str | int, ...], str] = {}
+    for rule in rules:
+        parameters = inspect.signature(rule).parameters
+        if parameters.keys() <= parts.keys():
+            faults = dict(rule(**{name: parts[name] for name in parameters})) | faults
+    return faults
+
+
+def check_pattern(input: Input, output: Output) -> Faults:  # noqa: A002 - the name of the section
+    """Yield a pattern of images that would all be written to one place."""
+    if is_pattern(input.path) and STEM not in output.path:
+        each = path_of(output.path).with_name(f"{STEM}.zarr")
+        fault = f"{output.path} is one place, and input.path is a pattern; write {{stem}} for the name of each image, such as {each}"
+        yield ("output", "path"), fault
+
+
+def check_sizes(output: Output, tile: Tile, scale: int) -> Faults:
+    """Yield sizes that are not multiples of one another as they have to be."""
+    shard, chunk, block = output.shard, output.chunk, tile.block
+    if message := _multiple(shard, chunk, "output.chunk", "a shard holds whole chunks"):
+        yield ("output", "shard"), message
+    elif scale == 1 and (message := _multiple(block, shard, "output.shard", "a block writes whole shards")):
+        yield ("tile", "block"), message
+
+
+def check_depth(tile: Tile, denoiser: Denoiser) -> Faults:
+    """Yield a depth that conflicts with a denoiser which declares its receptive field."""
+    needed = denoiser.receptive_field()
+    if tile.depth == "auto" or tile.seams == "allow" or needed is None:
+        return
+    if min(_numbers(tile.depth)) < needed:
+        fault = (
+            f"{shown(tile.depth)} is less than {denoiser.title}'s receptive field {needed}: seams would show; "
+            f"write {needed}, auto, or seams: allow"
+        )
+        yield ("tile", "depth"), fault
+
+
+def _numbers(size: Size) -> tuple[int, ...]:
+    return (size,) if isinstance(size, int) else tuple(size)
+
+
+def _multiple(size: Size | Auto, unit: Size | Auto, of: str, why: str) -> str | None:
+    """Return the fault of a size that has to be a multiple of another, where both are given for the same axes."""
+    if isinstance(size, str) or isinstance(unit, str):
+        return None
+    sizes, units = _numbers(size), _numbers(unit)
+    axes = max(len(sizes), len(units))
+    if not {len(sizes), len(units)} <= {1, axes}:
+        return None
+    pairs = list(zip(sizes * (axes // len(sizes)), units * (axes // len(units)), strict=True))
+    if all(s % u == 0 for s, u in pairs):
+        return None
+    instead = [-(-s // u) * u for s, u in pairs]
+    better = shown(instead[0] if len(sizes) == 1 and len(set(instead)) == 1 else instead)
+    return f"{shown(size)} is no multiple of {of} {shown(unit)}; {why}: write {better}"
+
+
+def _scheduler_of_cluster(cluster: Cluster) -> Faults:
+    """Yield a scheduler's address that is missing, given twice, or not for this kind of cluster."""
+    given = [key for key in ("address", "scheduler_file") if getattr(cluster, key) is not None]
+    joins = traits_of(cluster.kind).joins
+    if cluster.kind != AUTO and not joins:
+        for key in given:
+            fault = (
+                f"is for cluster scheduler, and cluster.kind is {cluster.kind}; write kind: scheduler, or leave it out"
+            )
+            yield ("cluster", key), fault
+    elif len(given) > 1:
+        yield ("cluster", "address"), "is there twice, with scheduler_file; leave one of them out"
+    elif joins and not given and ADDRESS not in os.environ:
+        fault = "missing; write that of the running scheduler, such as tls://10.0.0.7:8786, or scheduler_file: FILE"
+        yield ("cluster", "address"), fault
+
+
+def _keys_of_cluster(cluster: Cluster) -> Faults:
+    """Yield keys that have no meaning for a batch system."""
+    for key in traits_of(cluster.kind).ignored:
+        if (value := getattr(cluster, key)) is not None:
+            fault = f"{shown(value)}, and {cluster.kind} has nothing of the kind; leave it out, or say it in cluster.directives"
+            yield ("cluster", key), fault
+
+
+def _gpus_of_cluster(cluster: Cluster) -> Faults:
+    """Yield GPUs that are named where a number per worker is needed, or given where workers share one."""
+    gpus = traits_of(cluster.kind).gpus
+    if gpus == "shared" and cluster.gpus:
+        fault = (
+            f"{shown(cluster.gpus)}, which is not for cluster local, whose workers share the first GPU if run.device is cuda; leave it out, or "
+            "write kind: local-cuda"
+        )
+        yield ("cluster", "gpus"), fault
+    elif cluster.kind != AUTO and gpus == "number" and not isinstance(cluster.gpus, int):
+        fault = f"{shown(cluster.gpus)}, which is for cluster local-cuda; cluster {cluster.kind} takes a number for each worker: write 1"
+        yield ("cluster", "gpus"), fault
+
+
+def _device_of_run(run: Run) -> Faults:
+    """Yield number formats that CPUs do not support."""
+    if run.precision == "tf32" and run.device == "cpu":
+        fault = "tf32 is a format of GPUs, and run.device is cpu; write float32 or bfloat16"
+        yield ("run", "precision"), fault
+
+
+def _encryption_of_cluster(cluster: Cluster) -> Faults:
+    """Yield connections beyond loopback that would not be encrypted."""
+    remote = cluster.kind != AUTO and traits_of(cluster.kind).is_remote
+    address = cluster.address or ""
+    if not cluster.tls and (remote or (address and not is_loopback(host_of(address)))):
+        where = address or f"cluster {cluster.kind}"
+        fault = f"false, and {where} is reachable from other machines: anyone who connects can run code as you; leave it out"
+        yield ("cluster", "tls"), fault
+    elif cluster.tls and address.startswith("tcp://"):
+        instead = "tls: false" if is_loopback(host_of(address)) else "one that begins with tls://"
+        yield ("cluster", "address"), f"{address} is not encrypted; write {instead}"
+
+
+def no_check_for_nan(run: Run) -> Faults:
+    """Yield a check of the input that this kind of job does not make."""
+    if run.on_nan != "propagate":
+        fault = f"{run.on_nan}, and this kind of job does not search what it reads for NaN; leave it out"
+        yield ("run", "on_nan"), fault
+
+
+OF_CLUSTERS: tuple[Rule, ...] = (
+    _scheduler_of_cluster,
+    _keys_of_cluster,
+    _gpus_of_cluster,
+    _encryption_of_cluster,
+    _device_of_run,
+)
+"""Rules for every kind of job."""
+
+
+def workers_of_slots(slots: int, run: Run) -> Faults:
+    """Yield more workers than parts of a batch."""
+    if isinstance(run.workers, int) and run.workers > slots:
+        fault = f"is {run.workers}, and a batch has {slots} parts; write slots: {run.workers}, or fewer workers"
+        yield ("run", "workers"), fault
+
+
+def check_job(job: Job) -> None:
+    """Refuse a job with values that are wrong for every image, or with parts that do not agree.
+
+    >>> from halotile.graphs.jobs.denoise.job import Denoising
+    >>> from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run
+    >>> check_job(Denoising(input=Input(path="a"), output=Output(path="b"), denoiser=DenoiserChoice(name="tv"),
+    ...                     run=Run(workers=0)))
+    Traceback (most recent call last):
+    halotile.errors.ConfigError: run.workers: 0 is too small; write at least 1
+    """
+    kind = kind_of(job)
+    faults = _value_faults(job, kind) | dict(credentials_in(job))
+    if not faults:
+        names = [name for name, key in keys_of(type(job)).items() if key.type is not Any and name != "denoiser"]
+        faults = apply_rules(rules_of(kind), {name: getattr(job, name) for name in names})
+    raise_faults(faults)
+
+
+def checks_of(section: str, schema: type, kind: JobKind | None = None) -> Mapping[str, Check]:
+    """Return the checks of a section by key: those of its type, whatever its name, and those of the kind of job.
+
+    >>> from halotile.graphs.kinds.sections import Output
+    >>> sorted(checks_of("target", Output))
+    ['chunk', 'dtype', 'levels', 'path', 'shard']
+    """
+    common = {key: check for (part, key), check in COMMON.items() if issubclass(schema, part)}
+    own = kind.checks if kind else {}
+    return common | {key: check for (part, key), check in own.items() if part == section}
+
+
+def credentials_in(part: Any, position: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the fault of every address with credentials in it, except in the commands of the cluster section.
+
+    >>> [place for place, _ in credentials_in({"input": {"path": "s3://me:secret@bucket/a.zarr"}, "cluster": {}})]
+    [('input', 'path')]
+    """
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        part = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    entries: Mapping[Any, Any] = part if isinstance(part, Mapping) else {}
+    if isinstance(part, list | tuple):
+        entries = dict(enumerate(part))
+    for key, value in entries.items():
+        if key != "cluster":
+            yield from credentials_in(value, position if key == "options" else (*position, key))
+    if isinstance(part, str) and (fault := credentials_fault(part)):
+        yield position, fault
+
+
+def rules_of(kind: JobKind) -> tuple[Rule, ...]:
+    """Return the rules for the parts of a kind of job: its own first."""
+    return (*kind.rules, *OF_CLUSTERS, *(() if kind.checks_nan else (no_check_for_nan,)))
+
+
+def _value_faults(job: Job, kind: JobKind) -> PlacedFaults:
+    """Return the faults of all values, section by section."""
+    faults: PlacedFaults = {}
+    values: dict[str, Any] = {}
+    keys = keys_of(type(job))
+    for name in keys:
+        part = getattr(job, name)
+        entries: dict[KeyPath, Any] = {(name,): part}
+        if isinstance(part, tuple) and part and all(map(dataclasses.is_dataclass, part)):
+            entries = {(name, number): entry for number, entry in enumerate(part)}
+        elif not dataclasses.is_dataclass(part):
+            values |= {} if keys[name].type is Any else {name: part}
+            continue
+        for place, entry in entries.items() if name != "denoiser" else ():
+            given = {key: getattr(entry, own.field.name) for key, own in keys_of(type(entry)).items()}
+            found = faults_in(keys_of(type(entry)), given, checks_of(name, type(entry), kind), in_file=False)
+            faults |= {(*place, *inner): message for inner, message in found.items()}
+    own_keys = {name: keys[name] for name in values}
+    return faults | faults_in(own_keys, values, checks_of("", type(job), kind), in_file=False)

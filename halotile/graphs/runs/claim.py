@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import HalotileError, OutputInUse, OutputRefused, ResumeRefused, Stopped
-from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.common.cluster_kind import check_startable
 from halotile.graphs.kinds.base import JobOutput
 from halotile.graphs.plans.identity import differences_of_runs, identity_words, may_be_same
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs.damage import RecordedImage, output_grid, written_of
 from halotile.graphs.runs.held_output import HeldFolder, HeldOutput, HeldOutputs, repair_command
+from halotile.graphs.runs.records import RecordedImage, output_grid, written_of
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.waiting import log_line, patience_seconds, report_if_slow
+from halotile.graphs.words import counted
 from halotile.storage.disk.durable import refusing_full, remove_partials
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, lies_in, path_of
 from halotile.storage.disk.place import check_path, check_place, refusing_silence

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused, Stopped
-from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.base import JobOutput
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs.damage import RecordedImage
+from halotile.graphs.runs.records import RecordedImage
 from halotile.graphs.runs.signals import Signals
+from halotile.graphs.words import counted
 from halotile.storage.disk.durable import GONE
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.number_ranges import RangeSet

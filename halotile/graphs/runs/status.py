@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.kinds.base import JobOutput, PassCount
 from halotile.graphs.watching.page import QUARANTINED, RETRIED, Watch
 from halotile.graphs.watching.progress import Observer, Progress
+from halotile.graphs.words import counted, first_line
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.block import BadBlock, Receipt
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from halotile.errors import DamagedData, OutputRefused
 from halotile.graphs.kinds.sections import Job
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import check_same_job, journal_fingerprint
-from halotile.graphs.runs.damage import RecordedImage, damaged_blocks, written_of
 from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.records import RecordedImage, damaged_blocks, written_of
 from halotile.graphs.watching.progress import Observer
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, path_of
 from halotile.storage.disk.place import check_reachable, refusing_silence

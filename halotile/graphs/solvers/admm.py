@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, State, Step
+from halotile.tasks.image_task import Shared
 from halotile.tasks.operators.sum import Total
-from halotile.tasks.shared import Shared
 
 
 @dataclass(frozen=True)

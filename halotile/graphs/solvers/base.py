@@ -11,9 +11,8 @@ import numpy as np
 
 from halotile.storage.rim import Readable
 from halotile.storage.views import Constant
-from halotile.tasks.image_task import Sum, Written
+from halotile.tasks.image_task import Shared, Sum, Written
 from halotile.tasks.priors.base import Prior, Within
-from halotile.tasks.shared import Shared
 from halotile.tasks.terms import Contributions
 
 CHANGE, LENGTH, ERROR = "change", "length", "error"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from halotile.graphs.amounts import counted
+from halotile.graphs.words import counted
 from halotile.storage.scans.lengths import shown_resolution
 
 if TYPE_CHECKING:

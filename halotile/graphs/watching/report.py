@@ -17,9 +17,8 @@ from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.kinds.base import InspectedPlace, Inspection, OutputArray, Row
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.watching.progress import Progress, pixel_rows
-from halotile.storage.images.png import contrast, encode_png
-from halotile.storage.images.served import ServedImage
-from halotile.storage.images.sheet import grey
+from halotile.storage.images.planes import ServedImage
+from halotile.storage.images.png import contrast, encode_png, grey
 from halotile.storage.sharded.layout import Layout
 
 REDUCED, MOST_REDUCED = 400, 4

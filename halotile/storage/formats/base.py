@@ -27,10 +27,10 @@ import numpy as np
 
 from halotile.errors import DamagedData, InputError
 from halotile.storage.axes import choose_axes, remarks_on_axes
-from halotile.storage.georeference import Georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.sharded.ome_metadata import Channels, OmeImage, rgb_channels
+from halotile.storage.spacing import Georeference
 
 MOST_PIXELS = 2**60
 _MOST_LISTED = 20

@@ -11,9 +11,9 @@ from halotile.errors import InputError
 from halotile.storage.formats import zarr as plain
 from halotile.storage.formats.base import Header, Source
 from halotile.storage.formats.parts.ome_scale import coordinates, known_sizes
-from halotile.storage.georeference import read_georeference
 from halotile.storage.run_directory.json_files import digest
 from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero, own_axes, valid_parts
+from halotile.storage.spacing import read_georeference
 from halotile.storage.stored_array import StoredArray
 
 _BEFORE_NAMES = "tczyx"

@@ -16,8 +16,8 @@ import numpy as np
 
 from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.storage.formats.base import OPACITY_REMARK, Header, Source, file_identity, make_header, starts_with
-from halotile.storage.formats.parts import geotiff, tiff_scale
-from halotile.storage.formats.parts.tiff_scale import MASK, Sizes, check_tiff, has_opacity, split_series
+from halotile.storage.formats.parts import tiff_tags
+from halotile.storage.formats.parts.tiff_tags import MASK, Sizes, check_tiff, has_opacity, split_series
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.sharded.ome_metadata import OmeImage, order
@@ -85,7 +85,7 @@ class TiffReader:
         if series == MASK:
             header = replace(header, identity={**header.identity, "series": MASK})
         else:
-            header = tiff_scale.with_mask(header, masks, level, path)
+            header = tiff_tags.with_mask(header, masks, level, path)
         opened = [_pixels(file, one, path) for one in chosen]
         if decoded := [one for one in opened if not isinstance(one, MappedPages)]:
             chunks = (*(1,) * (len(header.shape) - decoded[0].ndim), *decoded[0].chunks)
@@ -199,14 +199,14 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
         identity={"series": ALL if is_stack else number, "level": level, **file_identity(path, others)},
         ome=OmeImage() if file.is_ome else None,
         fill=_nodata(series.keyframe),
-        attributes={} if is_stack else tiff_scale.plane_attributes(file, number),
+        attributes={} if is_stack else tiff_tags.plane_attributes(file, number),
     )
-    header = replace(header, channels=tiff_scale.channels_of(file, number))
+    header = replace(header, channels=tiff_tags.channels_of(file, number))
     finest = (*((len(chosen),) if is_stack else ()), *file.series[number].shape)
-    sizes, on_sizes = tiff_scale.pixel_sizes(file, number)
+    sizes, on_sizes = tiff_tags.pixel_sizes(file, number)
     header = _with_scale(header, sizes, finest)
     if len(finest) == len(header.shape) and not is_stack:
-        header = _with_position(header, tiff_scale.positions(file, number), finest)
+        header = _with_position(header, tiff_tags.positions(file, number), finest)
     header = _with_place(header, file.series[number].keyframe, finest)
     of_stack = (f"dataset is all: its {len(chosen)} series are one axis, {header.axes[0]}",)
     about = of_stack if is_stack else _series_remark(file, number)
@@ -227,7 +227,7 @@ def _display_remarks(page: Any) -> tuple[str, ...]:
 
 def _nodata(page: Any) -> str | None:
     """The text of GDAL's tag for pixels without a measurement."""
-    tag = page.tags.get(geotiff.NODATA)
+    tag = page.tags.get(tiff_tags.NODATA)
     return None if tag is None else str(tag.value).strip("\0 ")
 
 
@@ -273,13 +273,13 @@ def _with_position(header: Header, places: Sizes, finest: tuple[int, ...]) -> He
 
 def _with_place(header: Header, page: Any, finest: tuple[int, ...]) -> Header:
     """The header with the georeference, which is that of the finest level in the file, and the pixel sizes by it."""
-    place = geotiff.georeference_of(page)
-    header = replace(header, remarks=(*header.remarks, *geotiff.remarks_of(page, place)))
+    place = tiff_tags.georeference_of(page)
+    header = replace(header, remarks=(*header.remarks, *tiff_tags.remarks_of(page, place)))
     at = [header.axes.index("y"), header.axes.index("x")]
     if place is None or len(finest) != len(header.shape) or at[0] > at[1]:
         return header
     place = place.resampled(*(downsampling(finest[axis], header.shape[axis]) for axis in at))
-    unit, known = geotiff.unit_of(place), zip(header.axes, header.scale, header.units, strict=True)
+    unit, known = tiff_tags.unit_of(place), zip(header.axes, header.scale, header.units, strict=True)
     if unit is None or any(header.units[axis] for axis in at):
         return replace(header, georeference=place)
     sizes = [(place.pixel_size[axis], unit) if axis in "yx" else (size, u) for axis, size, u in known]

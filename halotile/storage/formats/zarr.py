@@ -22,11 +22,11 @@ from halotile.errors import DamagedData, InputError, InputUnreadable
 from halotile.storage.disk.object_path import DENIED, credentials_fault, first_words, is_of_store, store_at
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
 from halotile.storage.formats.base import Header, Source, file_identity, listed, make_header, refuse_option
-from halotile.storage.georeference import read_georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.run_directory.json_files import digest
 from halotile.storage.sharded.local_reader import is_complete, lost_chunk, open_local, refuse_lost_array, split_region
+from halotile.storage.spacing import read_georeference
 from halotile.storage.stored_array import StoredArray
 
 MOST_OBJECTS = 10_000

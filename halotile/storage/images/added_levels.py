@@ -38,7 +38,7 @@ from halotile.storage.rim import Array, Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.json_files import read_object
 from halotile.storage.run_directory.object_claim import check_finished
-from halotile.storage.sharded.levels import LevelArray, level_arrays, level_factor, possible_levels
+from halotile.storage.sharded.layout import LevelArray, level_arrays, level_factor, possible_levels
 from halotile.storage.sharded.ome_metadata import transformations
 from halotile.storage.sharded.output import halved
 from halotile.storage.sharded.shards import ShardFormat

@@ -23,15 +23,14 @@ import numpy as np
 from halotile.errors import ConfigError, InputError
 from halotile.registry import optional
 from halotile.storage.arrays import open_source
-from halotile.storage.formats.parts import geotiff
-from halotile.storage.formats.parts.tiff_scale import PLANES
+from halotile.storage.formats.parts import tiff_tags
+from halotile.storage.formats.parts.tiff_tags import PLANES
 from halotile.storage.grid import Region
 from halotile.storage.images.planes import WINDOW_BYTES, Planes, choose_planes, known_channels
 from halotile.storage.images.png import Tick
 from halotile.storage.rim import Pixels
 from halotile.storage.run_directory.directory import replacing
-from halotile.storage.sharded.layout import read_layout
-from halotile.storage.sharded.levels import coarser
+from halotile.storage.sharded.layout import coarser, read_layout
 from halotile.storage.sharded.ome_metadata import Channels, are_colours
 from halotile.storage.sharded.output import halve_to
 from halotile.storage.spacing import SYMBOLS_OF_LENGTH, SYMBOLS_OF_TIME, converted
@@ -315,11 +314,11 @@ def _ome_colour(colour: str) -> int:
     return int.from_bytes(bytes.fromhex(f"{colour}FF"), signed=True)
 
 
-def _place_tags(planes: Planes, *, cog: bool) -> list[geotiff.Tag]:
+def _place_tags(planes: Planes, *, cog: bool) -> list[tiff_tags.Tag]:
     """The georeference, which another TIFF than a COG need not have."""
     place = planes.source.georeference
     with nullcontext() if cog else suppress(ConfigError):
-        return geotiff.geotiff_tags(place.cropped(*planes.window.start), planes.at.get("c")) if place else []
+        return tiff_tags.geotiff_tags(place.cropped(*planes.window.start), planes.at.get("c")) if place else []
     return []
 
 
@@ -329,14 +328,14 @@ def _nodata(planes: Planes) -> float | None:
     return nodata if nodata is None or planes.source.dtype != np.bool_ else 255 * nodata
 
 
-def _nodata_tags(planes: Planes) -> list[geotiff.Tag]:
+def _nodata_tags(planes: Planes) -> list[tiff_tags.Tag]:
     """The value of holes; with a georeference, NaN in floats is declared as well, because GIS programs need it."""
     nodata, is_float = _nodata(planes), planes.source.dtype.kind == "f"
     if nodata is None and is_float and planes.source.georeference:
         nodata = math.nan
     if nodata is None:
         return []
-    return [(geotiff.NODATA, "s", 0, repr(nodata if is_float else int(nodata)), True)]
+    return [(tiff_tags.NODATA, "s", 0, repr(nodata if is_float else int(nodata)), True)]
 
 
 def _resolution(planes: Planes) -> dict[str, Any]:

@@ -6,6 +6,7 @@ fsyncs; zarr-python, tensorstore and OME-Zarr viewers can read them.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -16,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
+from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.durable import DISK, GONE, Buffers, Disk
 from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.disk.place import ZARR_FILES, check_place
 from halotile.storage.grid import Grid, Region
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.sharded.layout import Layout as Layout
-from halotile.storage.sharded.layout import read_layout
-from halotile.storage.sharded.levels import LevelArray, avoid_value, coarser, halve
+from halotile.storage.sharded.layout import LevelArray, avoid_value, coarser, halve, read_layout
 from halotile.storage.sharded.output_disk import OutputDisk, disk_of, opened
 from halotile.storage.sharded.shards import (
     DIGEST_BYTES,
@@ -34,6 +35,61 @@ from halotile.storage.sharded.shards import (
     find_problems,
     inspect_index,
 )
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The images of one solver in one folder.
+
+    Vectors of iteration k are in copy ``k`` modulo the number of copies, so that a pass never writes the copy it reads.
+    """
+
+    folder: Path  # folder of the images
+    layout: Layout  # layout of each image
+    copies: Mapping[str, int]  # number of copies of each image
+    disk: Disk = DISK  # disk to write with
+
+    def path(self, name: str, iteration: int) -> Path:
+        """Path of an image of an iteration."""
+        return self.folder / f"{name}.{iteration % self.copies[name]}"
+
+    def create(self) -> None:
+        """Create all copies, without pixels."""
+        for path in self.paths():
+            create_metadata(path, self.layout, self.disk)
+
+    def aside(self, name: str) -> Path:
+        """Path of the image that was set aside."""
+        return self.folder / f"{name}.aside"
+
+    def set_aside(self, name: str, iteration: int) -> None:
+        """Remove the image of an iteration from the rotation, unless that was done already."""
+        if not self.aside(name).exists():
+            self.path(name, iteration).rename(self.aside(name))
+        create_metadata(self.path(name, iteration), self.layout, self.disk)
+
+    def forget_aside(self, name: str) -> None:
+        """Remove the image that was set aside."""
+        shutil.rmtree(self.aside(name), ignore_errors=True)
+
+    def paths(self) -> Iterator[Path]:
+        """Paths of all copies."""
+        for name, count in self.copies.items():
+            yield from (self.path(name, copy) for copy in range(count))
+
+    def open(self, name: str, iteration: int) -> Source:
+        """Open an image of an iteration for reading."""
+        return open_source(self.path(name, iteration))
+
+    def writer(self, name: str, iteration: int) -> ShardWriter:
+        """Writer of an image of an iteration."""
+        return ShardWriter(self.path(name, iteration), self.layout, self.disk)
+
+    @property
+    def size_bytes(self) -> int:
+        """Maximum size of all copies."""
+        return self.layout.size_bytes * sum(self.copies.values())
+
 
 UNREADABLE = "cannot be read"
 """End of the problem of a file that another attempt may be able to read."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError, DamagedData
 from halotile.storage.disk.durable import Buffer
 from halotile.storage.rim import Array
-from halotile.storage.sharded.codec_chain import Chain
+from halotile.storage.sharded.local_reader import Chain
 
 LEVELS = {"lz4": 5, "zstd": 3}
 """Compression level of each Blosc codec. Higher levels take more time and hardly reduce the size."""

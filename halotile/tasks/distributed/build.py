@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from halotile.errors import ConfigError, MissingPackage, WrongKind
-from halotile.tasks.distributed.stacks.operators import CommonOperators, make_all, send_all
+from halotile.tasks.distributed.stacks.physics import CommonOperators, make_all, send_all
 from halotile.tasks.distributed.tiling.processing import DistributedProcessing, TilingOptions
 from halotile.tasks.distributed.transport.calls import Engine
 from halotile.tasks.distributed.transport.objects import wants_gradients
@@ -54,8 +54,8 @@ def build_stack(
     try:
         from deepinv.physics import LinearPhysics, Physics
 
+        from halotile.tasks.distributed.stacks.blockwise import RewritingFactory, rewrite
         from halotile.tasks.distributed.stacks.linear import DistributedStackedLinearPhysics
-        from halotile.tasks.distributed.stacks.linear_map import RewritingFactory, rewrite
         from halotile.tasks.distributed.stacks.physics import DistributedStackedPhysics
     except ImportError as error:
         raise MissingPackage("a distributed physics needs deepinv: pip install 'halotile[deepinv]'") from error
@@ -89,7 +89,7 @@ def build_fidelity(
     """Return a distributed fidelity: one for all operators, one for each, or the objects of a factory."""
     from deepinv.optim.data_fidelity import DataFidelity, StackedPhysicsDataFidelity
 
-    from halotile.tasks.distributed.stacks.fidelity import DistributedDataFidelity
+    from halotile.tasks.distributed.stacks.linear import DistributedDataFidelity
 
     if isinstance(value, StackedPhysicsDataFidelity):
         value = list(value.data_fidelity_list)
@@ -144,7 +144,7 @@ def build_model(model: Any, ctx: Engine, tiling: TilingOptions) -> Any:
         raise WrongKind(
             "the model has unfold=False. Distribute its physics, its fidelity and its denoiser, and build the model of those."
         )
-    from halotile.tasks.distributed.stacks.fidelity import DistributedDataFidelity
+    from halotile.tasks.distributed.stacks.linear import DistributedDataFidelity
 
     if model.data_fidelity is not None:
         model.data_fidelity = torch.nn.ModuleList(

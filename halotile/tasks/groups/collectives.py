@@ -17,7 +17,6 @@ Examples
 from __future__ import annotations
 
 from halotile.tasks.groups.cut_tensors import fft
-from halotile.tasks.groups.cut_tensors.shared_parameters import mark_shared
 from halotile.tasks.groups.cut_tensors.transfers import (
     all_gather_v,
     all_reduce,
@@ -29,6 +28,7 @@ from halotile.tasks.groups.cut_tensors.transfers import (
     gather_v,
     halo_exchange,
     indexed_all_to_all_v,
+    mark_shared,
     reduce_loss,
     scatter_v,
 )

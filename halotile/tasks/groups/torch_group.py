@@ -29,8 +29,7 @@ from halotile.storage.cache import is_private, user_cache
 from halotile.tasks.devices.device import choose_device
 from halotile.tasks.groups.cut_tensors.spatial import aligned_sizes, spatial
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.launchers import Copy, copy_of
-from halotile.tasks.groups.opening import END_SECONDS, Rendezvous, opened
+from halotile.tasks.groups.opening import END_SECONDS, Copy, Rendezvous, copy_of, opened
 from halotile.tasks.groups.training.fit import fit
 
 HOST = "HALOTILE_TORCH_HOST"

@@ -16,6 +16,7 @@ from halotile.errors import InputError
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import chunks_of
+from halotile.tasks.inner_tiles import respanned, spanned
 from halotile.tasks.noise import quiet_windows
 from halotile.tasks.noise.quiet_windows import (
     Fit,
@@ -26,7 +27,6 @@ from halotile.tasks.noise.quiet_windows import (
     saturated_ends,
     windows_of,
 )
-from halotile.tasks.roles import respanned, spanned
 
 Range = tuple[float, float]
 NORMAL = NormalDist()

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.views import WithGaps
+from halotile.tasks.inner_tiles import respanned
 from halotile.tasks.noise.estimate import NORMAL_MAD
 from halotile.tasks.noise.quiet_windows import Values
-from halotile.tasks.roles import respanned
 
 GROUP, MARGIN = 1024, 256
 """Lines that are estimated together, and lines on each side that are read besides: their influence has faded there."""

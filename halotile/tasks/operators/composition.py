@@ -12,9 +12,9 @@ from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.views import Constant
+from halotile.tasks.inner_tiles import spanned
 from halotile.tasks.operators.base import InMemory, Operator, OperatorKind, Shape, window_of, with_engine
 from halotile.tasks.operators.crop import Pasted
-from halotile.tasks.roles import spanned
 from halotile.tasks.terms import Term
 
 

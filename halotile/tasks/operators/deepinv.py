@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Pixels, Readable
+from halotile.tasks.inner_tiles import respanned
 from halotile.tasks.operators.base import Computed, InMemory, Operator, OperatorKind, PickledByFields, Shape, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.common.physics import REFUSALS, Physics, build
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.options import check_whole
-from halotile.tasks.roles import respanned
 
 SIDES = (48, 160)
 """Edges of the trial images; the reach must be less than a quarter of them."""

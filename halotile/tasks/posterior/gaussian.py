@@ -13,7 +13,7 @@ from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Pixels, Readable
 from halotile.storage.views import Constant
-from halotile.tasks.image_task import cells_of
+from halotile.tasks.image_task import Scope, cells_of
 from halotile.tasks.noise.simulated import RandomImage
 from halotile.tasks.operators.base import Derived, InMemory, OperatorKind, Shape
 from halotile.tasks.operators.blur import Blur
@@ -22,7 +22,6 @@ from halotile.tasks.operators.crop import Crop, Pasted
 from halotile.tasks.operators.mask import Mask, Masked
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.priors.matern import Matern
-from halotile.tasks.shared import Scope
 from halotile.tasks.terms import Gradient, Measurement, NormalImage, Root, Term
 
 DOUBLE = np.dtype(np.float64)

@@ -12,11 +12,10 @@ import numpy as np
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.image_task import Denoised
+from halotile.tasks.image_task import Denoised, Shared
 from halotile.tasks.operators.base import Derived
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.options import NO_OPTION
-from halotile.tasks.shared import Shared
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.arrays import Source
-from halotile.storage.scans.scan import Scan
-from halotile.storage.scans.start import StartValues
+from halotile.storage.scans.scan import Scan, StartValues
 
 PARTS = ("object", "probe", "background", "positions", "intensities", "variations", "shares")
 """Parts that can be refined."""

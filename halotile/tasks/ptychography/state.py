@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from halotile.errors import Diverged, InputError
-from halotile.storage.scans.start import StartValues
+from halotile.storage.scans.scan import StartValues
 from halotile.tasks.groups.cut_tensors.transfers import as_real
 from halotile.tasks.ptychography.model import PatternGradients, Positions
 from halotile.tasks.ptychography.patterns import Patterns, turned

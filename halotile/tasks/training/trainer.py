@@ -21,8 +21,7 @@ from torch.nn.functional import pad
 
 from halotile.errors import DamagedData
 from halotile.storage.disk.durable import DISK
-from halotile.storage.images.png import contrast, encode_png, side_by_side
-from halotile.storage.images.sheet import grey
+from halotile.storage.images.png import contrast, encode_png, grey, side_by_side
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.common.photon_denoiser import for_photon_noise
 from halotile.tasks.denoisers.common.weights import METADATA

@@ -25,10 +25,9 @@ from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import NARROW, ROUNDING, CoreModel, Denoiser, Model
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import Device, torch_threads
-from halotile.tasks.inner_tiles import TileRunner, Tiling, Window, cut_evenly, windows_of
+from halotile.tasks.inner_tiles import TileRunner, Tiling, Window, cut_evenly, respanned, windows_of
 from halotile.tasks.lazy import torch
 from halotile.tasks.noise.simulated import RandomImage
-from halotile.tasks.roles import respanned
 from halotile.tasks.trials.trial import Sample, Trial, TrialImage, compare, failing_as, quarters
 
 TRIED_WHOLE = 2**18

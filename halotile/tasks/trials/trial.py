@@ -20,9 +20,9 @@ from halotile.storage.views import readable_parts
 from halotile.tasks.denoisers.base import NARROW, ROUNDING, Around, Denoiser, Model
 from halotile.tasks.denoisers.function import ArrayDenoiser, Image, checked_result
 from halotile.tasks.devices.device import is_out_of_memory
+from halotile.tasks.inner_tiles import Roles, respanned, spanned
 from halotile.tasks.lazy import torch
 from halotile.tasks.noise.estimate import sample_regions
-from halotile.tasks.roles import Roles, respanned, spanned
 
 CANDIDATES = 16
 """Places that are tried."""

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.words import counted
 
 if TYPE_CHECKING:
     from distributed import Client

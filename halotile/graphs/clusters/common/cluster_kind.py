@@ -10,17 +10,17 @@ from itertools import takewhile
 
 from halotile import registry
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.base import AUTO, VARIABLE, ChosenCluster, Environment
+from halotile.graphs.clusters.base import AUTO, VARIABLE, ChosenCluster, Environment, starter_of
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.words import nearest
-from halotile.tasks.groups.launchers import copy_of
+from halotile.tasks.groups.opening import copy_of
 
 
 def cluster_kind_of(choice: Cluster, environment: Environment = os.environ) -> ChosenCluster:
     """The kind that a job means in an environment.
 
     The kind in the job comes first; then ``HALOTILE_CLUSTER``, then ``DASK_SCHEDULER_ADDRESS``, then several copies of the command
-    (see :mod:`halotile.tasks.groups.launchers`), then a Slurm allocation; at last this machine, with its GPUs where it
+    (see :mod:`halotile.tasks.groups.opening`), then a Slurm allocation; at last this machine, with its GPUs where it
     has any.
 
     >>> cluster_kind_of(Cluster(kind="slurm"), {"HALOTILE_CLUSTER": "local"}).name
@@ -64,7 +64,7 @@ def is_other_copy(choice: Cluster, environment: Environment = os.environ) -> boo
 
 def check_startable(choice: Cluster) -> None:
     """Refuse a kind of cluster that cannot be started from here."""
-    check = getattr(registry.find("clusters", cluster_kind_of(choice).name), "check", None)
+    check = getattr(starter_of(cluster_kind_of(choice).name), "check", None)
     if check is not None:
         check(choice)
 

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.sections import Cluster, Run
-from halotile.graphs.words import shown
+from halotile.graphs.words import counted, shown
 
 PACKAGE = "dask_cuda"
 INSTALL = "pip install 'halotile[cuda]'"

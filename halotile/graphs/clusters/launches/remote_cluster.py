@@ -15,7 +15,6 @@ from distributed import Client
 from distributed.security import Security
 
 from halotile.errors import ClusterFailed, ConfigError
-from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.clusters.base import Order, RunningCluster, config_errors_described
 from halotile.graphs.clusters.common.security import (
     LOOPBACK,
@@ -26,6 +25,7 @@ from halotile.graphs.clusters.common.security import (
 )
 from halotile.graphs.clusters.launches.base import Launch, LaunchState, QueryStates
 from halotile.graphs.clusters.workers.settings import SETTINGS, keep_off_path, own_servers
+from halotile.graphs.words import counted, first_line
 from halotile.storage.run_directory.directory import WORKERS
 
 POLL_SECONDS = 2.0

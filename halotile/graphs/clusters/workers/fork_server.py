@@ -1,32 +1,33 @@
-"""The process that workers are forked from, which has imported the modules that each of them needs.
-
-So they are imported once and not once a worker, take memory once, and a worker that takes the place of a dead one works
-at once. The process has one thread and computes nothing: processes forked from it are safe to compute with.
-"""
+"""The process that workers are forked from, which has imported the modules that each of them needs; and calls in forked processes, with a limit on their memory."""
 
 from __future__ import annotations
 
 import glob
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver, process, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from halotile.errors import ConfigError, OutputRefused
+import cloudpickle
+
+from halotile.errors import ConfigError, HalotileError, OutputRefused
 from halotile.graphs.clusters.common.security import owned, remove_stale
 from halotile.graphs.clusters.workers.settings import METHOD, WORKER_ENVIRONMENT, own_environment
+from halotile.tasks.devices.device import allow_memory, limit_memory
 
 _WORKERS = "halotile.graphs.clusters.workers.preloaded"
 PRELOADED = ["halotile.graphs.clusters.workers.preloaded_torch", _WORKERS]
@@ -168,3 +169,83 @@ def script_not_imported() -> Iterator[None]:
             spec = _specs.pop()
             if not _specs:
                 main.__spec__ = spec
+
+
+T = TypeVar("T")
+
+
+class NoAnswer(Exception):
+    """The process ended without an answer; the message is the end of a sentence that begins with the name of the call."""
+
+    def __init__(self, code: int, seconds: float | None = None) -> None:
+        super().__init__(_ending(code) if seconds is None else f"took longer than {seconds:g} s")
+        self.code = code
+        """Exit code; for a signal the negative number."""
+
+
+def call_bounded(call: Callable[[], T], limit_bytes: int | None, seconds: float | None = None) -> T:
+    """Run a call in another process, which is gone on return, and return its result.
+
+    ``call``: pickled by value where a script defines it; ``limit_bytes``: memory that it may allocate. On Linux the kernel enforces it, and
+    allocations beyond it fail; elsewhere nothing does; None: as much as there is; ``seconds``: time that it may take.
+    """
+    ensure_forks()
+    method: Any = multiprocessing.get_context(METHOD)
+    here, there = method.Pipe(duplex=False)
+    requested = there, cloudpickle.dumps(call), limit_bytes, environment_now()
+    with script_not_imported(), children_spared_from_ctrl_c():
+        process = method.Process(target=_answer, args=requested)
+        process.start()
+    there.close()
+    try:
+        if not here.poll(seconds):
+            raise NoAnswer(0, seconds)
+        is_result, value = pickle.loads(here.recv_bytes())
+    except EOFError:
+        process.join()
+        raise NoAnswer(process.exitcode or 0) from None
+    finally:
+        process.kill()
+        process.join()
+        here.close()
+    if not is_result:
+        raise value
+    result: T = value
+    return result
+
+
+def _ending(code: int) -> str:
+    """The end of a process with this exit code, in words.
+
+    >>> _ending(-11), _ending(3)
+    ('was ended by SIGSEGV', 'ended its process with exit code 3')
+    """
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended its process with exit code {code}"
+
+
+def _answer(replies: Connection, requested: bytes, limit_bytes: int | None, environment: Mapping[str, str]) -> None:
+    """Run the call and send its result or error: the target of the process."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.update(environment)
+    if limit_bytes is None:
+        allow_memory(None)
+    else:
+        limit_memory(limit_bytes)
+    answer: tuple[bool, Any]
+    try:
+        answer = True, pickle.loads(requested)()
+    except HalotileError as error:
+        answer = False, error
+    except Exception as error:
+        answer = False, RuntimeError(f"{type(error).__name__}: {error}")
+    replies.send_bytes(cloudpickle.dumps(answer))
+
+
+def _end_with_parent() -> None:
+    """End this process with its parent: nobody waits for an answer any more."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -14,8 +14,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.rules.arguments import Words, section, whole_path
-from halotile.graphs.runs.driver import run_call
-from halotile.graphs.runs.outcome import Outcome
+from halotile.graphs.runs.driver import Outcome, run_call
 from halotile.graphs.watching.progress import Observer
 from halotile.graphs.words import shown
 from halotile.tasks.denoisers.function import GivenFunction

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, HalotileError, InputError, InputUnreadable, TaskFailed
-from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
 from halotile.graphs.jobs.denoise.place import DenoisedPlace, Spans, readable_places, spans_of
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Job
 from halotile.graphs.plans.choices import choices_of_channels
-from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.waiting import Report, no_report
+from halotile.graphs.words import counted, first_line
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
 from halotile.storage.images.planes import MOST_CHANNELS, channel_names, choose_planes
@@ -27,13 +27,13 @@ from halotile.storage.sharded.ome_metadata import shown_colours
 from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask, has_noise_map
 from halotile.tasks.denoisers.base import Leveled
 from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
+from halotile.tasks.inner_tiles import respanned
 from halotile.tasks.noise.estimate import SAMPLES, plane_regions, sample_regions
 from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
 from halotile.tasks.noise.photon_noise import PhotonNoise, noise_of_planes
 from halotile.tasks.noise.quality import FaintDetail, faint_detail, noise_sigma, unbiased_risk, without_outliers
 from halotile.tasks.noise.quiet_windows import WINDOW, Values, cut
 from halotile.tasks.noise.residual import Residual
-from halotile.tasks.roles import respanned
 
 EDGE = 512
 """Edge of a crop in pixels."""

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from halotile.graphs.amounts import pixel_size_text
 from halotile.graphs.jobs.denoise.image import JobImage
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import parse_bytes
-from halotile.graphs.plans.choices import describe_denoiser
+from halotile.graphs.plans.choices import describe_denoiser, kept_bytes
 from halotile.graphs.plans.cutting import Geometry, Halo, layout_like
-from halotile.graphs.plans.inputs import kept_bytes
 from halotile.graphs.plans.needs import (
     DECODED,
     IMPORTS_BYTES,
@@ -31,6 +29,7 @@ from halotile.graphs.plans.needs import (
     pinned,
 )
 from halotile.graphs.plans.trials.gpu_trials import tile_figures, written_tiles
+from halotile.graphs.words import pixel_size_text
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.ome_metadata import Channels, OmeImage
 from halotile.storage.sharded.output import Layout
@@ -39,8 +38,8 @@ from halotile.storage.views import PlaneValues
 from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.devices.gpu import BUFFERS
+from halotile.tasks.inner_tiles import Roles
 from halotile.tasks.noise.stripes import WithoutStripes
-from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 
 HOLED_BYTES = 24.0

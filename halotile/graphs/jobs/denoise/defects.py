@@ -13,15 +13,15 @@ import numpy as np
 from halotile.errors import InputError
 from halotile.graphs.jobs.denoise.image import JobImage, open_side, plane_values
 from halotile.graphs.jobs.denoise.pixels import defects_text
-from halotile.graphs.plans.inputs import check_whole
+from halotile.graphs.plans.choices import check_whole
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Readable
 from halotile.storage.views import PlaneValues, readable_parts
+from halotile.tasks.inner_tiles import Roles, respanned
 from halotile.tasks.noise.defects import Defects, Places, outliers, stabilised
 from halotile.tasks.noise.estimate import planes_at_once, sampled_planes, spread_evenly
 from halotile.tasks.noise.photon_noise import PLANES, PhotonNoise, noise_of_plane
-from halotile.tasks.roles import Roles, respanned
 
 LEAST_PLANES, MOST_PLANES = 4, 16
 """Fewest planes along z and t in which lasting defects are searched, and most planes that are read for them."""

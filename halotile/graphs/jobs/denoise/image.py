@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.stripes import Striped
-from halotile.graphs.plans.inputs import check_whole, with_selected
+from halotile.graphs.plans.choices import check_whole, with_selected
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.formats.base import number_of_type
 from halotile.storage.grid import Grid, Region
@@ -35,10 +35,10 @@ from halotile.storage.views import (
 from halotile.tasks.denoise_block import describe_range
 from halotile.tasks.denoisers.base import Denoiser, Leveled, Spaced
 from halotile.tasks.holes import Holes, describe_value, fill_reach
+from halotile.tasks.inner_tiles import Roles, respanned
 from halotile.tasks.noise.defects import Defects, Repaired, axes_of_given
 from halotile.tasks.noise.estimate import NO_ENDS, Ends, estimate_noise_levels, sample_regions
 from halotile.tasks.options import Auto
-from halotile.tasks.roles import Roles, respanned
 
 FLAT = 2.0
 """Ratio of the distances along z and within a plane from which planes are denoised one by one."""

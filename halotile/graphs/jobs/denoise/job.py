@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from halotile.graphs.amounts import counted, shape_text
 from halotile.graphs.kinds.base import Check, Figures, Row
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Tile, TiledJob
 from halotile.graphs.plans.notes import MOST_LISTED
 from halotile.graphs.plans.rows import cost_rows, device_text, output_rows, probe_rows, tiles_text
-from halotile.graphs.rules.combinations import Faults, check_depth, check_pattern, check_sizes
-from halotile.graphs.rules.values import Above, AtLeast
+from halotile.graphs.rules.values import Above, AtLeast, Faults, check_depth, check_pattern, check_sizes
+from halotile.graphs.words import counted, shape_text
 from halotile.tasks.denoisers.base import Denoiser, Leveled
 from halotile.tasks.options import Auto
 

@@ -31,11 +31,11 @@ from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask
+from halotile.tasks.inner_tiles import Roles
 from halotile.tasks.noise.estimate import plane_level, plane_regions, spread_evenly
 from halotile.tasks.noise.quality import HEIGHTS, FaintDetail, faint_detail, noise_sigma
 from halotile.tasks.noise.residual import Residual
 from halotile.tasks.noise.stripes import LineCorrections, WithoutStripes
-from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 
 NO_STRIPES = Striped()

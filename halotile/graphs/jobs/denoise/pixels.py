@@ -14,12 +14,11 @@ from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.image import JobImage, Levels, note_of_far_value
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel, noise_of_camera, noise_of_denoiser
 from halotile.graphs.jobs.denoise.stripes import Striped
-from halotile.graphs.kinds.patterns import stem
-from halotile.graphs.kinds.sections import Tile
+from halotile.graphs.kinds.sections import Tile, stem
 from halotile.graphs.plans.cutting import Halo, resolve_halo
-from halotile.graphs.plans.make import Begun
 from halotile.graphs.plans.notes import place_text, plane_word, planes_text, values_text
-from halotile.graphs.rules.combinations import apply_rules
+from halotile.graphs.plans.plan import Begun
+from halotile.graphs.rules.values import apply_rules
 from halotile.graphs.words import dotted
 from halotile.storage.arrays import Source
 from halotile.storage.formats.base import number_of_type
@@ -29,10 +28,10 @@ from halotile.storage.sharded.ome_metadata import MANY, Channels, is_photo, show
 from halotile.storage.views import readable_parts
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS, for_photon_noise
+from halotile.tasks.inner_tiles import Roles
 from halotile.tasks.noise.estimate import NO_ENDS, Ends, plane_regions, sample_regions
 from halotile.tasks.noise.photon_noise import PhotonNoise, PlaneSurvey, estimate_photon_noise, survey_planes
 from halotile.tasks.noise.quiet_windows import finite_values
-from halotile.tasks.roles import Roles
 
 MODEL: Literal["poisson-gaussian"] = "poisson-gaussian"
 NAMED_PLANES = 6

@@ -18,9 +18,9 @@ from halotile.storage.views import Replaced
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseStages, DenoiseTask, noise_at
 from halotile.tasks.devices.device import torch_threads
+from halotile.tasks.inner_tiles import Roles
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quiet_windows import Values
-from halotile.tasks.roles import Roles
 
 Spans = Mapping[str, tuple[int, int]]
 """First and last pixel, excluding that, along each axis by its letter."""

@@ -57,7 +57,7 @@ from halotile.graphs.jobs.denoise.pixels import (
 from halotile.graphs.jobs.denoise.stripes import choose_stripes
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
-from halotile.graphs.plans.choices import describe_denoiser
+from halotile.graphs.plans.choices import check_decoding, check_paths, describe_denoiser
 from halotile.graphs.plans.cutting import (
     BLOCKS_PER_WORKER,
     CHUNK,
@@ -75,11 +75,9 @@ from halotile.graphs.plans.cutting import (
     tiling_of,
 )
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_decoding, check_paths
-from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.needs import MODEL, Footprint, io_threads_for, no_more_than
 from halotile.graphs.plans.notes import levels_text, note_of_files, notes_of, notes_of_levels, notes_of_place
-from halotile.graphs.plans.plan import Computing, Planned
+from halotile.graphs.plans.plan import Begun, Computing, Planned, compute_on
 from halotile.graphs.plans.trials.denoiser_trials import compared, compared_on_image, expect_trial, tried
 from halotile.graphs.plans.trials.gpu_trials import (
     ChosenTiles,
@@ -97,7 +95,7 @@ from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout, ShardWriter
 from halotile.tasks.denoise_block import AnyDenoiseTask, ChannelsTask, DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.roles import Roles
+from halotile.tasks.inner_tiles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 from halotile.tasks.trials.provenance import seals_of
 from halotile.tasks.trials.trial import choose_samples

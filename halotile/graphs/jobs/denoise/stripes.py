@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputUnreadable
-from halotile.graphs.amounts import shape_text
 from halotile.graphs.kinds.base import Pass, Records
+from halotile.graphs.words import shape_text
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Grid, Region
 from halotile.storage.images.planes import channel_titles
@@ -23,10 +23,10 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_metadata
 from halotile.tasks.image_task import ImageTask
+from halotile.tasks.inner_tiles import Roles, respanned
 from halotile.tasks.noise import stripes
 from halotile.tasks.noise.estimate import spread_evenly
 from halotile.tasks.noise.stripes import LineCorrections, StripedLines, WithoutStripes
-from halotile.tasks.roles import Roles, respanned
 
 if TYPE_CHECKING:
     from halotile.graphs.jobs.denoise.image import JobImage

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from halotile.graphs.jobs.ptychography.job import Ptychography, headline, plan_rows, shortened, title
-from halotile.graphs.jobs.ptychography.rules import CHECKS, RULES
+from halotile.graphs.jobs.ptychography.job import CHECKS, RULES, Ptychography, headline, plan_rows, shortened, title
 from halotile.graphs.kinds.base import JobKind, Revision, Steps
 
 

@@ -26,18 +26,16 @@ from typing import TYPE_CHECKING, Any, Self
 from halotile.errors import ConfigError, RankFailed
 from halotile.graphs.distributed.context import DistributedContext
 from halotile.graphs.jobs.ptychography.job import ModelOptions, Ptychography, ResultFile, ScanInput, StageOptions
-from halotile.graphs.jobs.ptychography.passes import program_of
-from halotile.graphs.jobs.ptychography.plan import check_used, recipe_of, stage_of
+from halotile.graphs.jobs.ptychography.plan import check_used, program_of, recipe_of, stage_of
 from halotile.graphs.rules.arguments import check_options, whole_path
-from halotile.graphs.rules.check import check_job
+from halotile.graphs.rules.values import check_job
 from halotile.graphs.runs.passes.torch_ranks import is_final
 from halotile.tasks.groups.training.curve import LOOK_SECONDS, StepRequests, read_curve
 from halotile.tasks.options import Auto
 from halotile.tasks.ptychography.recipe import VARYING
 
 if TYPE_CHECKING:
-    from halotile.tasks.ptychography.opened import OpenedScan
-    from halotile.tasks.ptychography.simulated import SimulatedScan
+    from halotile.tasks.ptychography.opened import OpenedScan, SimulatedScan
 
 __all__ = ["LBFGS", "RPIE", "SGD", "Adam", "open", "simulate"]
 
@@ -113,7 +111,7 @@ def simulate(path: str | Path, *, overwrite: bool = False, **options: Any) -> Si
     overwrite : bool
         True: what is there is replaced.
     **options
-        Parameters of :class:`~halotile.tasks.ptychography.simulated.SimulatedScan`, such as ``raster``, ``pattern`` and ``photons``.
+        Parameters of :class:`~halotile.tasks.ptychography.opened.SimulatedScan`, such as ``raster``, ``pattern`` and ``photons``.
 
     Returns
     -------
@@ -126,7 +124,7 @@ def simulate(path: str | Path, *, overwrite: bool = False, **options: Any) -> Si
     >>> truth = halotile.ptychography.simulate("known.zarr", raster=(8, 8), pattern=32, step=3, photons=1e4)  # doctest: +SKIP
     """
     from halotile.storage.scans.convert import write_scan
-    from halotile.tasks.ptychography.simulated import SimulatedScan
+    from halotile.tasks.ptychography.opened import SimulatedScan
 
     options = {name: _plain(value) for name, value in options.items()}
     check_options(SimulatedScan, options)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from halotile.graphs.jobs.reconstruct.job import (
-    Reconstruction,
-    changes,
-    essentials,
-    headline,
-    plan_rows,
-    shortened,
-    title,
-)
+from halotile.graphs.jobs.reconstruct import job
 from halotile.graphs.jobs.reconstruct.rules import CHECKS, RULES
 from halotile.graphs.kinds.base import JobKind, Steps
 
 KIND = JobKind(
-    job=Reconstruction,
+    job=job.Reconstruction,
     plan="halotile.graphs.jobs.reconstruct.plan:plan_reconstruction",
-    title=title,
-    headline=headline,
-    rows=plan_rows,
+    title=job.title,
+    headline=job.headline,
+    rows=job.plan_rows,
     checks=CHECKS,
     rules=RULES,
     how=("tile", "fuse", "exact"),
     on_cpu="operators and solver",
-    essentials=essentials,
-    changes=changes,
-    steps=Steps("iteration", losses=("objective", "misfit"), shortened=shortened),
+    essentials=job.essentials,
+    changes=job.changes,
+    steps=Steps("iteration", losses=("objective", "misfit"), shortened=job.shortened),
 )

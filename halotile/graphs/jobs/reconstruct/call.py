@@ -23,8 +23,7 @@ from halotile.graphs.jobs.reconstruct.job import (
 from halotile.graphs.jobs.reconstruct.measurements import make_operator
 from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.rules.arguments import Words, section, whole_path
-from halotile.graphs.runs.driver import run_call
-from halotile.graphs.runs.outcome import Outcome
+from halotile.graphs.runs.driver import Outcome, run_call
 from halotile.graphs.watching.progress import Observer
 from halotile.graphs.words import shown
 from halotile.tasks.denoisers.function import GivenFunction

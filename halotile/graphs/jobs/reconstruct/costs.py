@@ -57,7 +57,7 @@ def footprint_of_step(work: Inversion) -> Footprint:
     before = (form.per_pass - 1) * (prior.reach() + form.reach)
     step = size * _window(grid, before + prior.reach())
     window = size * _window(grid, before + prior.reach() + form.reach)
-    read = images_read(solver)
+    read = images_read(work.solver)
     core, shard = size * math.prod(grid.block), size * math.prod(layout.shard)
     denoised = denoised_of(prior)
     model, tiles = _denoiser(denoised)

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from halotile.errors import ResumeRefused
-from halotile.graphs.amounts import bytes_text, counted, shape_text
 from halotile.graphs.kinds.base import Figures, IterationRows, Row
 from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice, TiledJob
 from halotile.graphs.plans.rows import cost_rows, device_text, output_rows, probe_rows, tiles_text
 from halotile.graphs.rules.arguments import whole_path
 from halotile.graphs.rules.keys import stand_ins, written_keys
-from halotile.graphs.words import parts
+from halotile.graphs.words import bytes_text, counted, parts, shape_text
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.json_files import Checkpoint
 from halotile.tasks.options import Auto, OwnPath, ReadPath

@@ -13,16 +13,15 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputError
-from halotile.graphs.amounts import short_number
 from halotile.graphs.jobs.reconstruct.costs import MOST_COMPUTED_TWICE
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.kinds.sections import Job, Run
-from halotile.graphs.plans.choices import make_chosen
-from halotile.graphs.plans.inputs import check_decoding, check_paths, check_whole
+from halotile.graphs.plans.choices import check_decoding, check_paths, check_whole, make_chosen
 from halotile.graphs.plans.notes import note_of_packing
 from halotile.graphs.plans.trials.denoiser_trials import bounded
 from halotile.graphs.rules.keys import stand_ins
 from halotile.graphs.waiting import Report, report_if_slow
+from halotile.graphs.words import short_number
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_array, open_source, planes_last
 from halotile.storage.disk.object_path import OutputPath
@@ -30,12 +29,12 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import Constant, checked, measured
 from halotile.tasks.fidelities.base import Fidelity
+from halotile.tasks.image_task import Shared
 from halotile.tasks.operators.base import Operator, Shape
 from halotile.tasks.operators.composition import Composition, check_adjoint
 from halotile.tasks.operators.mask import Mask, Masked
 from halotile.tasks.operators.own import Own
-from halotile.tasks.shared import Shared
-from halotile.tasks.terms import Filled, Measurement, Root, Term, Weights
+from halotile.tasks.terms import CountNoise, Filled, Measurement, Root, Term, Weights
 
 
 def make_operator(choice: OperatorChoice, job: Job | None = None) -> Operator:
@@ -253,10 +252,14 @@ def open_level(number: int, given: float | str, source: Source) -> Source | floa
     return sigma
 
 
-def weighted(number: int, operator: Operator, source: Source, level: Source | float) -> Measurement:
-    """Return a measurement with a weight for each pixel; refuse one of nothing."""
+def weighted(
+    number: int, operator: Operator, source: Source, level: Source | float, background: float | None = None
+) -> Measurement:
+    """Return a measurement with a weight for each pixel; refuse one of nothing. ``background``: that of counts, whose noise is their own."""
     data = Shared(with_holes(source))
-    sigma = Constant(source.shape, np.dtype(np.float64), level) if isinstance(level, float) else level
+    sigma: Readable = level if not isinstance(level, float) else Constant(source.shape, np.dtype(np.float64), level)
+    if background is not None:
+        sigma = CountNoise(data, max(background, LEAST_RATE))
     weights = Shared(Weights(data, sigma), computed=True)
     if is_empty(weights):
         given = level if isinstance(level, float) else level.path
@@ -264,7 +267,11 @@ def weighted(number: int, operator: Operator, source: Source, level: Source | fl
             f"operators[{number}]: noise_sigma: {given} is above 0 in no pixel where {source.path} has a number, so nothing is measured. "
             "Write another map, or another measurement."
         )
-    return Measurement(operator, Filled(data), weights, number)
+    return Measurement(operator, Filled(data, background or 0.0), weights, number)
+
+
+LEAST_RATE = 0.02
+"""Least rate that counts are taken to have: about one in the pixels that they are smoothed over."""
 
 
 def with_holes(source: Source) -> Readable:

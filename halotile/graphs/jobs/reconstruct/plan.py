@@ -24,6 +24,7 @@ from halotile.graphs.jobs.reconstruct.costs import (
 from halotile.graphs.jobs.reconstruct.inversion import (
     CutImage,
     Inversion,
+    ReconstructWork,
     denoising_of,
     describe_denoised,
     describe_prior,
@@ -40,10 +41,9 @@ from halotile.graphs.jobs.reconstruct.measurements import (
     sources_in,
     written,
 )
-from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import NamedChoice, parse_bytes
-from halotile.graphs.plans.choices import describe_denoiser, describe_options, make_part
+from halotile.graphs.plans.choices import describe_denoiser, describe_options, kept_bytes, make_part
 from halotile.graphs.plans.cutting import (
     Geometry,
     Halo,
@@ -57,11 +57,9 @@ from halotile.graphs.plans.cutting import (
     tiling_of,
 )
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import kept_bytes
-from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.needs import DECODED, Need, Requested, io_threads_for, no_more_than
 from halotile.graphs.plans.notes import note_of_files, notes_of_place
-from halotile.graphs.plans.plan import Computing, Planned
+from halotile.graphs.plans.plan import Begun, Computing, Planned, compute_on
 from halotile.graphs.plans.trials.denoiser_trials import DenoiserTrial, compared, expect_trial, tried
 from halotile.graphs.plans.trials.gpu_trials import (
     ChosenTiles,
@@ -85,9 +83,9 @@ from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.image_task import Denoised
+from halotile.tasks.inner_tiles import Roles
 from halotile.tasks.operators.base import Operator, working_dtype
 from halotile.tasks.priors.base import DenoisingPrior, Prior, denoised_of
-from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 from halotile.tasks.trials.provenance import seals_of
 
@@ -231,6 +229,9 @@ def _open(job: Reconstruction, begun: Begun, request: PlanRequest) -> _Opened:
 TILE = 512
 
 
+TILE = 512
+
+
 @dataclass(frozen=True)
 class _Sized:
     """The geometry of the image, and the form in which its gradient is computed."""
@@ -310,7 +311,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     computing, previous = opened.computing, opened.begun.previous
     job, denoiser, shape = computing.job, opened.denoiser, opened.image.shape
     roles = roles_of(opened.data[0], shape)
-    own_code, halo = DenoiserTrial({}, Halo(((0, 0),) * len(shape[-2:]), 1, "no denoiser"))
+    own_code, halo = DenoiserTrial({}, Halo(((0, 0),) * 2, 1, "no denoiser"))
     if denoiser is not None:
         own_code, halo = tried(denoiser, job.tile, shape[-2:], previous, run=job.run, report=request.report)
     geometry = Geometry(shape, shape, roles, 1, halo.align)

@@ -12,8 +12,7 @@ from halotile.graphs.jobs.reconstruct.job import Bounds, FidelityChoice, Operato
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.sections import Output, Run, Tile
 from halotile.graphs.plans.choices import make_chosen
-from halotile.graphs.rules.combinations import Faults, check_depth, check_sizes
-from halotile.graphs.rules.values import Above, AtLeast, Named, filled
+from halotile.graphs.rules.values import Above, AtLeast, Faults, Named, check_depth, check_sizes, filled
 from halotile.graphs.words import shown
 from halotile.registry import find, names
 from halotile.tasks.fidelities.base import Fidelity

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import ConfigError, InputError
-from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.denoise.compare import known_level
 from halotile.graphs.jobs.denoise.image import plane_values
 from halotile.graphs.jobs.denoise.job import Denoising
@@ -20,10 +19,10 @@ from halotile.graphs.jobs.denoise.plan import plan_denoising
 from halotile.graphs.jobs.samples.job import Sampling
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
-from halotile.graphs.plans.make import Begun
 from halotile.graphs.plans.needs import IMPORTS_BYTES
-from halotile.graphs.plans.plan import Planned
+from halotile.graphs.plans.plan import Begun, Planned
 from halotile.graphs.waiting import report_if_slow
+from halotile.graphs.words import counted
 from halotile.storage.disk.object_path import full_path
 from halotile.storage.grid import Block, Region
 from halotile.storage.rim import Array

@@ -16,8 +16,7 @@ from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOperator, PosteriorOptions, Sampling
 from halotile.graphs.kinds.sections import Input, Run, Tile
 from halotile.graphs.rules.arguments import Words, section, whole_path
-from halotile.graphs.runs.driver import run_call
-from halotile.graphs.runs.outcome import Outcome
+from halotile.graphs.runs.driver import Outcome, run_call
 from halotile.graphs.watching.progress import Observer
 from halotile.tasks.options import Auto
 

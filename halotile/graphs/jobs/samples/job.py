@@ -10,18 +10,15 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import counted, shape_text
 from halotile.graphs.jobs.denoise import job as denoise
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice
 from halotile.graphs.jobs.reconstruct.rules import CHECKS as RECONSTRUCTION
 from halotile.graphs.jobs.reconstruct.rules import OPERATOR_RULES, NoiseLevel
 from halotile.graphs.kinds.base import Check, Figures, Row
-from halotile.graphs.kinds.patterns import is_pattern
-from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Tile, TiledJob
+from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Tile, TiledJob, is_pattern
 from halotile.graphs.plans.rows import cost_rows, output_rows
-from halotile.graphs.rules.combinations import Faults, check_sizes
-from halotile.graphs.rules.values import Above, AtLeast
-from halotile.graphs.words import shown
+from halotile.graphs.rules.values import Above, AtLeast, Faults, check_sizes
+from halotile.graphs.words import counted, shape_text, shown
 from halotile.tasks.options import Auto, OwnPath, ReadPath
 
 
@@ -157,12 +154,19 @@ CHECKS: Mapping[tuple[str, str], Check] = {
 }
 
 
-def _gaussian(fidelity: FidelityChoice, prior: FieldPrior) -> Faults:
+def _gaussian(fidelity: FidelityChoice, prior: FieldPrior, operators: tuple[MeasuredOperator, ...]) -> Faults:
     if prior.name != "matern":
         yield (("prior", "name"), f"{prior.name}, which leaves no Gaussian posterior; write matern")
-    if fidelity.name != "l2":
-        counts = ", and for counts noise_sigma: a map with the root of a smoothed image of them"
-        yield ("fidelity", "name"), f"{fidelity.name}, and draws are of Gaussian noise; write l2{counts}"
+    if fidelity.name not in ("l2", "poisson"):
+        yield (
+            ("fidelity", "name"),
+            f"{fidelity.name}, and draws are of Gaussian noise or of counts; write l2 or poisson",
+        )
+    if fidelity.name == "poisson" and any(operator.noise_sigma != "auto" for operator in operators):
+        yield (
+            ("operators", "noise_sigma"),
+            "is beside fidelity: poisson, where counts have the noise of their rate; leave it out",
+        )
 
 
 def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions, input: Input | None) -> Faults:  # noqa: A002 - the name of the section

@@ -16,7 +16,7 @@ import numpy as np
 from halotile.errors import InputError
 from halotile.graphs.iterations.iterate import PassWords
 from halotile.graphs.jobs.reconstruct.costs import Form
-from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
+from halotile.graphs.jobs.reconstruct.inversion import ReconstructWork
 from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, RunView, Sums, Work
 from halotile.graphs.solvers.base import RESIDUAL, Problem, ReadVector, SolverBase, SolverTraits, State, Step, advanced
 from halotile.graphs.solvers.cg import FIRST, ConjugateGradients
@@ -27,10 +27,9 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.json_files import Checkpoint
 from halotile.storage.sharded.output import ShardWriter
 from halotile.storage.views import Constant
-from halotile.tasks.image_task import ImageTask
+from halotile.tasks.image_task import ImageTask, Shared
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.posterior.gaussian import DOUBLE, SOLVED, Deviation, Solved, SquaredDraw
-from halotile.tasks.shared import Shared
 
 PHASE = "samples"
 Solving = Generator[Pass | Gather, Sums, tuple[Shared, float]]

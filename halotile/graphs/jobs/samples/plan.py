@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import ConfigError, InputError
-from halotile.graphs.amounts import counted
 from halotile.graphs.iterations.iterate import Target
 from halotile.graphs.jobs.reconstruct.costs import Form
+from halotile.graphs.jobs.reconstruct.inversion import ReconstructWork
 from halotile.graphs.jobs.reconstruct.job import Reconstruction, SolverChoice, whole_choice
 from halotile.graphs.jobs.reconstruct.measurements import (
     describe_operator,
@@ -26,23 +26,21 @@ from halotile.graphs.jobs.reconstruct.measurements import (
     with_holes,
     written,
 )
-from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
 from halotile.graphs.jobs.reconstruct.plan import needs_of, roles_of
 from halotile.graphs.jobs.samples.bootstrap import plan_bootstrap
 from halotile.graphs.jobs.samples.job import Sampling
 from halotile.graphs.jobs.samples.passes import SampleWork, WholeWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
-from halotile.graphs.plans.choices import make_part
+from halotile.graphs.plans.choices import kept_bytes, make_part
 from halotile.graphs.plans.cutting import Geometry, allowed_bytes, block_unit, blocks_for, layout_like, overlap_pays
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import kept_bytes
-from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.needs import DECODED, IMPORTS_BYTES, PROCESS, Need, no_more_than
 from halotile.graphs.plans.notes import note_of_files, notes_of_place
-from halotile.graphs.plans.plan import Planned
+from halotile.graphs.plans.plan import Begun, Planned, compute_on
 from halotile.graphs.solvers.cg import ConjugateGradients
 from halotile.graphs.waiting import report_if_slow
+from halotile.graphs.words import counted
 from halotile.storage.arrays import Source
 from halotile.storage.disk.object_path import OutputPath, full_path
 from halotile.storage.grid import Grid, Region
@@ -50,6 +48,7 @@ from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout
 from halotile.storage.views import Constant, readable_parts
 from halotile.tasks.devices.device import torch_threads
+from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.noise.estimate import as_square, plane_level, sample_regions
 from halotile.tasks.operators.base import Operator, parts_of, with_engine, working_dtype
 from halotile.tasks.operators.composition import Composition
@@ -132,15 +131,18 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
     dtype = working_dtype(np.result_type(*(source.dtype for source in data)))
     operators = tuple(with_engine(operator, dtype, job.exact) for operator in stack.operators)
     previous = begun.previous["identity"] if begun.previous else {}
+    fidelity: Fidelity = make_part("fidelity", job.fidelity, job)
+    background = getattr(fidelity, "background", 0.0) if fidelity.is_of_counts else None
     levels = tuple(
-        _level(number, choice.noise_sigma, source, previous)
+        0.0 if fidelity.is_of_counts else _level(number, choice.noise_sigma, source, previous)
         for number, (choice, source) in enumerate(zip(job.operators, data, strict=True))
     )
-    parts = tuple(map(weighted, range(len(data)), operators, data, levels))
+    parts = tuple(map(weighted, range(len(data)), operators, data, levels, itertools.repeat(background)))
     given: Matern = make_part("prior", job.prior, job)
     found = _prior(given, parts, previous)
     posterior = Posterior(parts, found.prior, stack.shape, dtype, job.posterior.seed)
-    notes = (*stack.notes, *_notes_of_noise(levels, data), *_note_of_range(found.prior, stack.shape))
+    notes_of_noise = () if fidelity.is_of_counts else _notes_of_noise(levels, data)
+    notes = (*stack.notes, *notes_of_noise, *_note_of_range(found.prior, stack.shape))
     return _Opened(job, begun, data, levels, posterior, found, notes)
 
 
@@ -351,7 +353,7 @@ def _figures(opened: _Opened, work: SampleWork, halo: int | None, halo_from: str
         "std": job.output.std,
         "operators": [operator.name for operator in opened.operators],
         "data": [choice.data for choice in job.operators],
-        "noise": [f"{level:.4g}" if isinstance(level, float) else f"of {level.path}" for level in opened.levels],
+        "noise": [_noise_text(level) for level in opened.levels],
         "prior": prior_text(opened.found),
         "count": opened.draws,
         "estimator": job.posterior.estimator,
@@ -362,6 +364,12 @@ def _figures(opened: _Opened, work: SampleWork, halo: int | None, halo_from: str
         "passes_each": None if halo else work.passes[0].times,
         "read_amplification": round(math.prod(c + 2 * (halo or 0) for c in cell) / math.prod(cell), 4),
     }
+
+
+def _noise_text(level: Source | float) -> str:
+    if isinstance(level, float):
+        return f"{level:.4g}" if level else "of counts"
+    return f"of {level.path}"
 
 
 def _note_of_halo(halo: int, cell: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[str]:
@@ -473,6 +481,7 @@ def _identity(opened: _Opened, solved: Solved, layout: Mapping[str, Any], block:
             | {"data": source.fingerprint(), "noise": level if isinstance(level, float) else level.fingerprint()}
             for number, (operator, source, level) in enumerate(triples)
         },
+        **({"fidelity": asdict(opened.job.fidelity)} if opened.job.fidelity.name != "l2" else {}),
         "prior": {"name": "matern", **asdict(posterior.prior)},
         "posterior": {key: getattr(options, key) for key in ("count", "seed", "tol", "estimator")}
         | {"method": "blocks" if solved.halo else "cg"},

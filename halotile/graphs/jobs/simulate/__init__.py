@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from halotile.graphs.amounts import counted, shape_text
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.reconstruct.rules import CHECKS, OPERATOR_RULES
 from halotile.graphs.jobs.simulate.job import Simulation, check_places
 from halotile.graphs.kinds.base import Figures, JobKind, Row
 from halotile.graphs.plans.rows import cost_rows, output_rows
-from halotile.graphs.rules.combinations import Faults
-from halotile.graphs.rules.values import AtLeast, filled
+from halotile.graphs.rules.values import AtLeast, Faults, filled
+from halotile.graphs.words import counted, shape_text
 
 
 def title(job: Simulation) -> str:

@@ -25,22 +25,20 @@ from halotile.graphs.jobs.reconstruct.measurements import (
 from halotile.graphs.jobs.simulate.job import Simulation
 from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, PlanRequest, RunView, Sums, Work
 from halotile.graphs.kinds.sections import Output, parse_bytes
+from halotile.graphs.plans.choices import check_decoding, check_whole, kept_bytes
 from halotile.graphs.plans.cutting import Geometry, axes_like, block_unit, blocks_for, layout_like, overlap_pays
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_decoding, check_whole, kept_bytes
-from halotile.graphs.plans.make import Begun, compute_on
 from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
 from halotile.graphs.plans.notes import note_of_packing
-from halotile.graphs.plans.plan import Planned
+from halotile.graphs.plans.plan import Begun, Planned, compute_on
 from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout, ShardWriter
 from halotile.storage.views import checked
-from halotile.tasks.image_task import ImageTask
+from halotile.tasks.image_task import ImageTask, Shared
+from halotile.tasks.inner_tiles import Roles
 from halotile.tasks.noise.simulated import Simulated
 from halotile.tasks.operators.base import Operator, with_engine, working_dtype
-from halotile.tasks.roles import Roles
-from halotile.tasks.shared import Shared
 
 PHASE = "simulate"
 

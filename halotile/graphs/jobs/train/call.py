@@ -10,8 +10,7 @@ from distributed import Client
 from halotile.graphs.jobs.train.job import NetworkChoice, Training, WeightsFile
 from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.rules.arguments import Words, whole_path
-from halotile.graphs.runs.driver import run_call
-from halotile.graphs.runs.outcome import Outcome
+from halotile.graphs.runs.driver import Outcome, run_call
 from halotile.graphs.watching.progress import Observer
 from halotile.tasks.options import Auto
 

@@ -10,19 +10,18 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from halotile.errors import InputError
-from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.denoise.image import nodata_value, value_range
 from halotile.graphs.jobs.train.job import Training
-from halotile.graphs.kinds.patterns import is_pattern
-from halotile.graphs.plans.inputs import check_whole, with_selected
+from halotile.graphs.kinds.sections import is_pattern
+from halotile.graphs.plans.choices import check_whole, with_selected
+from halotile.graphs.words import counted
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
 from halotile.storage.views import WithoutValue, measured, readable_parts
 from halotile.tasks.noise.estimate import ImageValues, as_square, image_values
 from halotile.tasks.noise.noise_correlation import noise_correlation
 from halotile.tasks.noise.quiet_windows import Values, finite_values
-from halotile.tasks.training.pairs import Pair
-from halotile.tasks.training.patches import PatchSource, Structure, TrainingImage
+from halotile.tasks.training.patches import Pair, PatchSource, Structure, TrainingImage
 
 UNLIKE = 10.0
 """Ratio of brightness, offset included, of the brightest and the darkest image or channel above which there is a note."""

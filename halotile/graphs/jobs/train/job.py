@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from halotile.graphs.amounts import counted, seconds_text, shape_text
 from halotile.graphs.kinds.base import Check, Figures, Row
 from halotile.graphs.kinds.sections import Input, Job, NamedChoice
 from halotile.graphs.plans.rows import cost_rows
-from halotile.graphs.rules.combinations import Faults, workers_of_slots
-from halotile.graphs.rules.values import Above, AtLeast, filled, seed
+from halotile.graphs.rules.values import Above, AtLeast, Faults, filled, seed, workers_of_slots
 from halotile.graphs.watching.progress import describe_figures
+from halotile.graphs.words import counted, seconds_text, shape_text
 from halotile.tasks.options import Auto, OwnPath, ReadPath
 
 

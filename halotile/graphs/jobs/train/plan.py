@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
+from halotile.graphs.clusters.workers.fork_server import NoAnswer, call_bounded
 from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
 from halotile.graphs.jobs.train.images import (
     epochs_of,
@@ -27,12 +27,10 @@ from halotile.graphs.jobs.train.images import (
 from halotile.graphs.jobs.train.job import HUB, LEAST_PATCH, Training, describe_weights, result_rows
 from halotile.graphs.kinds.base import AnyPass, Inspection, OutputFile, PlanRequest, RunView, Sums
 from halotile.graphs.kinds.sections import parse_bytes
-from halotile.graphs.plans.choices import describe_options, make_part
+from halotile.graphs.plans.choices import check_decoding, check_paths, describe_options, kept_bytes, make_part
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
-from halotile.graphs.plans.make import Begun, compute_ranks_on
 from halotile.graphs.plans.needs import IMPORTS_BYTES, PROCESS, Need
-from halotile.graphs.plans.plan import Planned
+from halotile.graphs.plans.plan import Begun, Planned, compute_ranks_on
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.disk.durable import DISK, GONE

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from halotile.errors import ConfigError, MemoryRefused
-from halotile.graphs.amounts import bytes_text
 from halotile.graphs.clusters.common.machine import cores_here
-from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
-from halotile.graphs.clusters.workers.fork_server import ensure_forks
+from halotile.graphs.clusters.workers.fork_server import NoAnswer, call_bounded, ensure_forks
 from halotile.graphs.kinds.sections import Run, Tile, TiledJob, parse_bytes
 from halotile.graphs.plans.cutting import DIFFER, Halo, is_cut_at_edge, rehearsed, resolve_halo
 from halotile.graphs.waiting import Report, report_if_slow
+from halotile.graphs.words import bytes_text
 from halotile.storage.cache import read_cached, write_cached
 from halotile.storage.grid import Depth
 from halotile.tasks.denoise_block import DenoiseTask

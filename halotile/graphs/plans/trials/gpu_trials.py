@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from halotile.errors import HalotileError
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.machine import chosen, gpus_here
-from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
+from halotile.graphs.clusters.workers.fork_server import NoAnswer, call_bounded
 from halotile.graphs.kinds.sections import Tile, TiledJob
 from halotile.graphs.plans.cutting import Geometry, candidate_tiles, fit_tile
 from halotile.tasks.denoise_block import DenoiseTask

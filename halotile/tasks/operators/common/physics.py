@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from halotile.errors import ConfigError, MissingPackage
+from halotile.errors import ConfigError
+from halotile.registry import optional
 from halotile.storage.rim import Array
 from halotile.tasks.lazy import torch
 from halotile.tasks.operators.base import Shape, working_dtype
@@ -177,15 +178,9 @@ def build(physics: str | object, options: Mapping[str, Any]) -> Any:
 
 def import_deepinv() -> Any:
     """Import ``deepinv.physics``, without the warnings of its import."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import deepinv.physics
-    except ImportError as error:
-        raise MissingPackage(
-            "the operator deepinv needs the package deepinv. Install it: pip install 'halotile[deepinv]'"
-        ) from error
-    return deepinv.physics
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return optional("the operator deepinv needs the package deepinv", "deepinv.physics", "'halotile[deepinv]'")
 
 
 def _class(kinds: Any, name: str) -> Any:
