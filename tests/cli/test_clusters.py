@@ -16,10 +16,9 @@ from halotile.cli.arguments import Flags
 from halotile.cli.config.loading import load_cluster, load_job
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import slurm
-from halotile.graphs.clusters.base import Order
+from halotile.graphs.clusters.base import Order, starter_of
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.submission import check_walltime
-from halotile.registry import find
 from tests.cli.engine import Engine, MonkeyPatch, printed, refused
 from tests.faults import REPOSITORY
 from tests.hpc import BLOCKS, HpcJob, finish, wait_for
@@ -138,7 +137,7 @@ def test_other_machines_need_tls_whatever_the_environment(kind: str, tmp_path: P
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     order = Order(workers=1, memory_bytes=2**30, choice=Cluster(tls=False, interface="lo"), folder=tmp_path)
-    with pytest.raises(ConfigError, match="reachable from other machines"), find("clusters", kind).start(order):
+    with pytest.raises(ConfigError, match="reachable from other machines"), starter_of(kind).start(order):
         pass
 
 
@@ -197,7 +196,7 @@ def test_copies_of_a_script_are_refused(size: str, tmp_path: Path, monkeypatch: 
 
 def test_a_machine_without_the_batch_system_is_told(config: Path, monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    start = find("clusters", "pbs").start(Order(workers=1, memory_bytes=2**30))
+    start = starter_of("pbs").start(Order(workers=1, memory_bytes=2**30))
     with pytest.raises(ConfigError, match="there is no qsub here, which submits PBS jobs"), start:
         pass
 

@@ -308,11 +308,11 @@ def test_nobody_complains_of_what_a_killed_worker_left_behind(tmp_path: Path) ->
 
 DECLARED = """
 import sys
-from halotile.graphs.clusters.base import traits_of
-from halotile.registry import find, names
+from halotile.graphs.clusters.base import starter_of, traits_of
+from halotile.registry import names
 
 for name in names("clusters"):
-    assert callable(find("clusters", name).start)
+    assert callable(starter_of(name).start)
     traits_of(name)
 print({"dask", "distributed", "torch"} & set(sys.modules))
 """

@@ -54,7 +54,7 @@ def plan(job: LocalDeviation, begun: Begun, request: PlanRequest) -> Planned:
         )
     )
     for output in (deviation, overview):
-        check_paths(source, output.path, output.key)
+        check_paths(source.path, output.path, output.key)
     work = DeviationWork(source, deviation, overview, job.radius)
     identity = {
         "input": source.fingerprint(),

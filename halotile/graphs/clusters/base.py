@@ -107,7 +107,7 @@ class ChosenCluster:
 def starter_of(name: str) -> Any:
     """The module of a kind, which starts clusters, or the batch system that it declares."""
     kind = registry.find("clusters", name)
-    return getattr(kind, "SYSTEM", kind)
+    return kind if hasattr(kind, "start") else kind.SYSTEM
 
 
 def traits_of(name: str) -> ClusterTraits:

@@ -37,10 +37,10 @@ def with_selected(source: Source, channels: Sequence[str | int]) -> Source:
     return source.with_channels(numbers) if numbers else source
 
 
-def check_paths(path: str, output: OutputPath) -> None:
+def check_paths(path: str, output: OutputPath, key: str = "output.path") -> None:
     """Refuse an output that is an input, is inside it, or contains it."""
     check_whole(path)
-    place.check_apart(path_of(path), output)
+    place.check_apart(path_of(path), output, key)
 
 
 def check_whole(path: str) -> None:
