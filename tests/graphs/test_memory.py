@@ -26,7 +26,7 @@ SLACK_BYTES = 48 * MIB
 MEASURE = """
 import json, pickle, sys
 from pathlib import Path
-import psutil
+import psutil, torch
 import halotile.graphs.runs.passes.worker_setup, halotile.graphs.runs.driver  # what a worker has imported
 from halotile.tasks.block import BlockRunner, peak_memory_bytes
 from halotile.tasks.devices.device import prepare_process

@@ -32,7 +32,7 @@ SHAPE = (2048, 1500)
 MEASURE = """
 import json, sys
 from pathlib import Path
-import psutil
+import psutil, torch
 import halotile.graphs.runs.passes.worker_setup, halotile.graphs.runs.driver  # what a worker has imported
 from halotile.cli.config.loading import load_job
 from halotile.graphs.plans.plan import make_plan
