@@ -222,7 +222,7 @@ class Lanes:
 
     def write(self, block: Any, result: Any, receipt: Any) -> None:
         """Write once the device is done; the time on the device is by its own clock."""
-        ended = getattr(result.computed, "_ended", None)
+        ended: Any = getattr(result.computed, "_ended", None)
         if hasattr(ended, "synchronize"):
             ended.synchronize()
         self.seconds["compute"].append(result.computed.seconds)
