@@ -397,6 +397,7 @@ class CountNoise(Derived):
     """Standard deviation of counts: the root of their mean in a Gaussian of :data:`SMOOTHING` pixels, and of ``least`` counts at least."""
 
     least: float
+    path: str  # of the counts, for messages
 
     def read(self, region: Region) -> Pixels:
         from scipy.ndimage import gaussian_filter  # late: plans of other jobs need none of it
@@ -406,7 +407,7 @@ class CountNoise(Derived):
         if (counts < 0).any():
             at = tuple(int(i) for i in window.start + np.argwhere(counts < 0)[0])
             raise InputError(
-                f"a measurement is below 0 at {at}, and fidelity: poisson is for counts. Subtract no background from them: write fidelity.background."
+                f"{self.path} is below 0 at {at}, and fidelity: poisson is for counts. Subtract no background from them: write fidelity.background."
             )
         known = np.isfinite(counts)
         total, share = (

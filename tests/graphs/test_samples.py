@@ -338,7 +338,7 @@ def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
     counted = replace(
         job, fidelity=FidelityChoice(name="poisson"), operators=(replace(job.operators[0], noise_sigma="auto"),)
     )
-    with pytest.raises(InputError, match=r"a measurement is below 0 at \(\d+, \d+\), .* write fidelity\.background"):
+    with pytest.raises(InputError, match=r"y\.zarr is below 0 at \(\d+, \d+\), .* write fidelity\.background"):
         make_plan(counted)
     circular = replace(job.operators[0], options={"kernel": str(folder / "k.npy")})
     blur = {"name": "blur", "kernel": str(folder / "k.npy")}

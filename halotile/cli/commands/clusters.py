@@ -75,7 +75,7 @@ def logs(
 
 @command()
 def cancel(run_path: arg.RunPath) -> None:
-    """Stop a run: its batch job or its driver. A driver has to run on this machine. What is done stays done."""
+    """Stop a run: its batch job or its driver. A driver without a batch job must run on this machine. Finished blocks are kept."""
     from halotile.cli.batch import cancel as cancel_run
     from halotile.cli.status import find_run
 
@@ -133,7 +133,7 @@ def execute(
     retries: Annotated[int, arg.count("With --torch: starts anew after a rank has failed.")] = 0,
     all_gpus: Annotated[bool, arg.flag("--all-gpus", ALL_GPUS)] = False,
 ) -> None:
-    """Run your own script with a cluster, or as torch ranks. Client() and DistributedContext() in it join the cluster; after -- all is the script's."""
+    """Run your own script with a cluster, or as torch ranks. Client() and DistributedContext() in it join the cluster; arguments after -- go to the script."""
     from halotile.cli.config.loading import load_cluster
     from halotile.graphs.torch_script import execute as execute_script
     from halotile.graphs.torch_script import execute_torch
@@ -171,7 +171,7 @@ def doctor(
     memory: Memory = "4GiB",
     as_json: arg.Json = False,
 ) -> None:
-    """Check this machine and its batch system. Lists what a run would find here, and what is missing."""
+    """Check this machine and its batch system. The list shows what a run would find here, and what is missing."""
     from halotile.cli.config.loading import load_cluster
     from halotile.graphs.doctor import compare_workers, examine
 

@@ -42,7 +42,7 @@ def plan(
         bool, arg.flag("--probe", "Try the device: the speed of tiles and batches, and the error of each precision.")
     ] = False,
 ) -> None:
-    """Show sizes, memory, disk and halo of a run before it starts. A plan that is refused says why."""
+    """Show sizes, memory, disk and halo of a run before it starts. A refused plan says why."""
     from halotile.cli.config.loading import load_job
     from halotile.cli.running import show_plan
 
@@ -100,7 +100,7 @@ def bench(
     quiet: arg.Quiet = False,
     no_tls: arg.NoTls = False,
 ) -> None:
-    """Measure how a job scales with its workers. A few blocks or iterations run with several numbers of them; the output is left alone."""
+    """Measure how a job scales with its workers. A few blocks or iterations run with several numbers of workers. The output is left alone."""
     from halotile.cli.config.loading import load_job
     from halotile.cli.screens.scaling_views import scaling_table, write_page
     from halotile.graphs.kinds.sections import first_job
@@ -138,7 +138,7 @@ def simulate(
     as_json: arg.Json = False,
     quiet: arg.Quiet = False,
 ) -> None:
-    """Simulate the measurements of a reconstruction. The data of every operator are written, as they would be measured of its reference."""
+    """Simulate the measurements of a reconstruction. Each operator is applied to the reference, and the result is written to its data path."""
     from halotile.cli.config.loading import load_job
     from halotile.cli.running import go, simulation
     from halotile.graphs.jobs.simulate.job import NoiseChoice

@@ -21,7 +21,7 @@ def status(
     follow: Annotated[bool, arg.flag("--watch", "Go on showing until the run is over.")] = False,
     as_json: arg.Json = False,
 ) -> None:
-    """Show progress or outcome of a run. It is read from the directory of the run alone; of a configuration for many images, those of all."""
+    """Show progress or outcome of a run. The run directory alone is read. A job file of many images shows all of their runs."""
     from halotile.cli.config.loading import is_config, load_job
     from halotile.cli.screens.progress_report import make_report
     from halotile.cli.status import advice, find_run, read_status, show_many, show_several, status_rows, watch
@@ -56,7 +56,7 @@ def status(
 def report(
     run_path: arg.RunPath, is_opened: Annotated[bool, arg.flag("--open", "Open it in a browser.")] = False
 ) -> None:
-    """Print the path of a run's report. It is the page of the run, kept in one file."""
+    """Print the path of a run's report. The report is one file that needs no network."""
     import webbrowser
 
     from halotile.cli.status import find_run
@@ -78,7 +78,7 @@ def verify(
     as_json: arg.Json = False,
     quiet: arg.Quiet = False,
 ) -> None:
-    """Check every stored block, and repair damaged ones. Exits with 3 where blocks are not done yet, 4 where they are damaged."""
+    """Check every stored block, and repair damaged ones. The exit code is 3 where blocks are not done yet, and 4 where blocks are damaged."""
     from halotile.cli.config.loading import saved_job_of
     from halotile.cli.screens.outcome_rows import remedy, verdict_json, verdict_lines
     from halotile.cli.screens.progress_report import make_report
@@ -167,7 +167,7 @@ def view(
     dataset: arg.Dataset = None,
     no_browser: Annotated[bool, arg.flag("--no-browser", "Print the address, and open nothing.")] = False,
 ) -> None:
-    """Pan and zoom through images in a browser. They are side by side, until Ctrl-C."""
+    """Pan and zoom through images in a browser. The images stand side by side and move together. Ctrl-C ends the viewer."""
     import tempfile
     import webbrowser
 
@@ -192,7 +192,7 @@ def export(
     unwrap: Annotated[bool, arg.flag("--unwrap", "Of a ptychography job: let the phase of the object pass π.")] = False,
     quiet: arg.Quiet = False,
 ) -> None:
-    """Write an image as OME-TIFF or GeoTIFF, draw a scan as PNG. A TIFF has every pixel and resolution levels, for QuPath, Fiji and the like."""
+    """Write an image as OME-TIFF or GeoTIFF, draw a scan as PNG. The TIFF has every pixel and resolution levels, for QuPath, Fiji and the like."""
     from halotile.cli.export import draw_sheet
     from halotile.cli.export import export as write_export
     from halotile.storage.scans.scan import export_result, is_result, is_scan
@@ -222,7 +222,7 @@ def export(
 
 @command()
 def levels(path: Annotated[str, arg.argument("PATH", "An OME-Zarr image.")], quiet: arg.Quiet = False) -> None:
-    """Add resolution levels to an OME-Zarr. They are written in place, so that viewers open it quickly."""
+    """Add resolution levels to an OME-Zarr. The levels are written in place, so that viewers open the image quickly."""
     from halotile.cli.export import complete
 
     description = complete(path, quiet=quiet)

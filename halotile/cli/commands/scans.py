@@ -62,7 +62,7 @@ def convert(
     overwrite: arg.Overwrite = False,
     quiet: arg.Quiet = False,
 ) -> None:
-    """Store a ptychographic scan as Zarr. A job: ptychography reads it."""
+    """Store a ptychographic scan as Zarr, which job: ptychography reads."""
     from halotile.cli.export import progress
     from halotile.cli.screens.scan_views import ScanFacts
     from halotile.storage.scans.convert import Framing, convert_scan

@@ -259,7 +259,7 @@ def weighted(
     data = Shared(with_holes(source))
     sigma: Readable = level if not isinstance(level, float) else Constant(source.shape, np.dtype(np.float64), level)
     if background is not None:
-        sigma = CountNoise(data, max(background, LEAST_RATE))
+        sigma = CountNoise(data, max(background, LEAST_RATE), source.path)
     weights = Shared(Weights(data, sigma), computed=True)
     if is_empty(weights):
         given = level if isinstance(level, float) else level.path

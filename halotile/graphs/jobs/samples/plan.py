@@ -49,6 +49,7 @@ from halotile.storage.sharded.output import Layout
 from halotile.storage.views import Constant, readable_parts
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.fidelities.base import Fidelity
+from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.noise.estimate import as_square, plane_level, sample_regions
 from halotile.tasks.operators.base import Operator, parts_of, with_engine, working_dtype
 from halotile.tasks.operators.composition import Composition
@@ -132,16 +133,16 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
     operators = tuple(with_engine(operator, dtype, job.exact) for operator in stack.operators)
     previous = begun.previous["identity"] if begun.previous else {}
     fidelity: Fidelity = make_part("fidelity", job.fidelity, job)
-    background = getattr(fidelity, "background", 0.0) if fidelity.is_of_counts else None
+    background = fidelity.background if isinstance(fidelity, Poisson) else None
     levels = tuple(
-        0.0 if fidelity.is_of_counts else _level(number, choice.noise_sigma, source, previous)
+        _level(number, choice.noise_sigma, source, previous) if background is None else 0.0
         for number, (choice, source) in enumerate(zip(job.operators, data, strict=True))
     )
     parts = tuple(map(weighted, range(len(data)), operators, data, levels, itertools.repeat(background)))
     given: Matern = make_part("prior", job.prior, job)
     found = _prior(given, parts, previous)
     posterior = Posterior(parts, found.prior, stack.shape, dtype, job.posterior.seed)
-    notes_of_noise = () if fidelity.is_of_counts else _notes_of_noise(levels, data)
+    notes_of_noise = _notes_of_noise(levels, data) if background is None else ()
     notes = (*stack.notes, *notes_of_noise, *_note_of_range(found.prior, stack.shape))
     return _Opened(job, begun, data, levels, posterior, found, notes)
 
