@@ -10,10 +10,10 @@ from contextlib import suppress
 
 from halotile.errors import ConfigError
 
+# A denoiser that needs no torch for planes without holes.
 FILTER = re.compile(r"\bdenoiser\W+(name\W+)?(gaussian|median|none)\b")
-"""A denoiser that needs no torch for planes without holes."""
+# Photon noise, which torch transforms, or another denoiser by `--set`.
 NOT_ALONE = re.compile(r"\bnoise\b|denoiser\.")
-"""Photon noise, which torch transforms, or another denoiser by ``--set``."""
 
 
 def main() -> None:

@@ -36,8 +36,8 @@ from __future__ import annotations
 
 import re
 
+# Name and password in an address. A password may contain slashes; before the @ of abfs:// is the container.
 _USER = re.compile(r"(?<!\babfs)(?<!\babfss)(:/{1,2})([^/@\s]*|[^/@:\s]*:(?!\d+/)[^@\s]*)@")
-"""Name and password in an address. A password may contain slashes; before the @ of abfs:// is the container."""
 _QUERY = re.compile(r"(:/[^\s?]*)\?[^\s'\"]*[^\s'\",.:;]")
 
 WINDOWS = (

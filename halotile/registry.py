@@ -25,8 +25,7 @@ from halotile.errors import ConfigError, MissingPackage, UnknownName
 
 _PACKAGE = Path(__file__).parent
 _LAYERS = ("storage", "tasks", "graphs")
-_FOLDERS = ("jobs",)
-"""Kinds whose extensions are folders, not files."""
+_FOLDERS = ("jobs",)  # kinds whose extensions are folders, not files
 
 
 def optional(use: str, module: str, install: str) -> Any:

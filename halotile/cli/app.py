@@ -18,16 +18,15 @@ from halotile.errors import ConfigError
 from halotile.storage.disk.durable import refusing_full
 
 P = ParamSpec("P")
-RESUMABLE = ("run", "resume", "simulate", "levels")
-"""Commands that resume what was stopped when they are repeated."""
+RESUMABLE = ("run", "resume", "simulate", "levels")  # commands that resume what was stopped when they are repeated
 
+# Commands in the order of use.
 COMMANDS = {
     "Start": ("info", "try", "plan", "run", "status"),
     "Results": ("view", "report", "preview", "export", "verify", "levels"),
     "Clusters": ("submit", "logs", "cancel", "dashboard", "doctor", "exec"),
     "More": ("convert", "simulate", "resume", "validate", "bench", "schema"),
 }
-"""Commands in the order of use."""
 
 
 class _InGroups(TyperGroup):

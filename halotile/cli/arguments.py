@@ -90,8 +90,8 @@ SameInput = Annotated[
     bool, flag("--same-input", "Continue: the input was repaired, copied or moved, and is the same image.")
 ]
 Workers = Annotated[int | None, count("Worker processes; replaces run.workers.")]
+# Arguments of calls in Python that have another name than the option, or a value.
 ARGUMENTS = {"range": "values", "overwrite": "overwrite=True", "cog": "cog=True"}
-"""Arguments of calls in Python that have another name than the option, or a value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +122,7 @@ class FileRequest:
     region: Annotated[str | None, option("Y0:Y1,X0:X1", "Only these rows and columns, pixel by pixel.")] = None
     plane: Annotated[str | None, option("AXIS=N,...", "Which plane, such as t=0,c=1 or c=DAPI.")] = None
     overwrite: Overwrite = False
-    is_call: bool = False
-    """True where a script asks, whose messages name arguments, not options."""
+    is_call: bool = False  # true where a script asks, whose messages name arguments, not options
 
     def spelled(self, name: str) -> str:
         """Return the spelling of an option: ``--name`` on the command line, the argument in a call.

@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from halotile.graphs.kinds.sections import Job
     from halotile.graphs.submission import Submission
 
+# Time for trials of the user's code on the machine that submits, which others share: the batch job tries it all.
 TRIAL_SECONDS = 5.0
-"""Time for trials of the user's code on the machine that submits, which others share: the batch job tries it all."""
-END_SECONDS = 60.0
-"""Time that a job may take to end."""
+END_SECONDS = 60.0  # time that a job may take to end
 POLL_SECONDS = 1.0
 
 

@@ -12,8 +12,7 @@ USAGE = 2
 QUARANTINED = 3
 BAD_DATA = 4
 REFUSED = 5
-STOPPED = 75
-"""EX_TEMPFAIL of sysexits.h: batch systems interpret it as "submit again"."""
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: batch systems interpret it as "submit again"
 INTERRUPTED = 130
 
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from halotile.storage.images.planes import Planes
 
 SIZE = 1024
-_TIFF = (".tif", ".tiff")
-"""Names of files that another command writes."""
+_TIFF = (".tif", ".tiff")  # names of files that another command writes
 
 
 def preview(request: PreviewRequest, *, quiet: bool = False) -> str:
@@ -177,8 +176,7 @@ def export(request: ExportRequest, *, quiet: bool = False) -> str:
     return f"{request.file}: {stack}{size_text(planes.shape)}, {levels}, {bytes_text(nbytes)}"
 
 
-MOST_THREADS = 8
-"""Threads that read and average; each holds a part of the image."""
+MOST_THREADS = 8  # threads that read and average; each holds a part of the image
 
 
 def add_levels(path: str | os.PathLike[str]) -> list[tuple[int, ...]]:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from halotile.storage.arrays import Source
 
 MOST_LEVELS = 32
-NO_IMAGES = (".run", ".msk", ".ovr")
-"""Suffixes of what belongs to an image."""
+NO_IMAGES = (".run", ".msk", ".ovr")  # suffixes of what belongs to an image
 
 
 def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[str, Any]:

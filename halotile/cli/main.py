@@ -25,8 +25,7 @@ from halotile.tasks.devices.device import allow_memory
 
 __all__ = ["app", "clusters", "jobs", "looking", "main", "scans"]
 
-_ASKED = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals on which a run drains instead."""
+_ASKED = (signal.SIGTERM, signal.SIGUSR1)  # signals on which a run drains instead
 
 
 def _stop_early(number: int, _: object) -> NoReturn:

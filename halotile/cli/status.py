@@ -29,17 +29,14 @@ from halotile.storage.run_directory.object_claim import elsewhere
 
 QUEUED = "queued"
 CANCELLED = "cancelled"
-ACTIVE = ("planned", "running", "draining", QUEUED)
-"""States of a run whose driver should be alive."""
+ACTIVE = ("planned", "running", "draining", QUEUED)  # states of a run whose driver should be alive
+# Time without a report after which a driver on another host, which cannot be checked, counts as gone.
 SILENCE_SECONDS = 120.0
-"""Time without a report after which a driver on another host, which cannot be checked, counts as gone."""
 _DRIVER = ("pid", "host")
 POLL_SECONDS = 1.0
 STALE_TRIES = 20
-STALE_SECONDS = 0.25
-"""On NFS a file that is replaced while it is read is gone; the next attempt finds the new one."""
-QUEUE_SECONDS = 5.0
-"""Interval of queries to Slurm, which serves others as well."""
+STALE_SECONDS = 0.25  # on NFS a file that is replaced while it is read is gone; the next attempt finds the new one
+QUEUE_SECONDS = 5.0  # interval of queries to Slurm, which serves others as well
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,8 @@ class RunStatus:
     driver_gone: bool
     age_seconds: float
     batch: BatchJob | None = None
+    # State and reason from its batch job, where the run itself has not reported since.
     corrected: tuple[str, str] | None = None
-    """State and reason from its batch job, where the run itself has not reported since."""
 
     @property
     def state(self) -> str:
@@ -329,8 +326,7 @@ def watch(directory: Path, report: ProgressReport, sleep: Callable[[float], None
             return status
 
 
-NAMED = 5
-"""Number of blocks that are shown to people; `--json` has all."""
+NAMED = 5  # number of blocks that are shown to people; `--json` has all
 _OF_INPUT = ("InputError:", "DamagedData:")
 
 
@@ -341,8 +337,7 @@ class GivenUp:
     number: int
     index: tuple[int, ...]
     error: str
-    output: str | None = None
-    """Path of its output, where the run has several."""
+    output: str | None = None  # path of its output, where the run has several
 
     @property
     def is_of_input(self) -> bool:
@@ -383,8 +378,8 @@ def rows_of(bad: Sequence[GivenUp]) -> list[Row]:
     return [("" if number else "bad blocks", line) for number, line in enumerate(lines)]
 
 
+# First words of states. PBS and SGE are only asked for jobs that are *in the queue*, running or not.
 _AT_WORK = ("RUNNING", "COMPLETING", "in")
-"""First words of states. PBS and SGE are only asked for jobs that are *in the queue*, running or not."""
 
 
 @dataclass(frozen=True)
@@ -457,12 +452,9 @@ def batch_job(directory: Path) -> BatchJob | None:
     return BatchJob(number, record["attempts"], *times, state, has_answer, files.failure(), stays)
 
 
-MOST_ROWS = 20
-"""Images that are listed one by one."""
-MOST_OPENED = 1000
-"""Images that are opened to see whether they can be."""
-IDLE_SECONDS = 30
-"""Time without a run after which no other is expected."""
+MOST_ROWS = 20  # images that are listed one by one
+MOST_OPENED = 1000  # images that are opened to see whether they can be
+IDLE_SECONDS = 30  # time without a run after which no other is expected
 
 
 def show_many(job: Job, *, follow: bool, as_json: bool) -> None:

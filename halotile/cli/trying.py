@@ -22,14 +22,10 @@ from halotile.graphs.words import counted, flow
 if TYPE_CHECKING:
     from halotile.graphs.jobs.denoise.compare import Comparison, Setting, TriedSetting
 
-MOST = 32
-"""Settings of one sheet at most."""
-TAILS = (0.5, 99.5)
-"""Percentiles of the noisy crop that are black and white."""
-NOISE_LEVELS = 3
-"""Residual that is black or white, in noise levels."""
-GREY = 128
-"""Holes in a residual."""
+MOST = 32  # settings of one sheet at most
+TAILS = (0.5, 99.5)  # percentiles of the noisy crop that are black and white
+NOISE_LEVELS = 3  # residual that is black or white, in noise levels
+GREY = 128  # holes in a residual
 
 
 def try_settings(request: TryRequest, report: Report = no_report) -> Comparison:

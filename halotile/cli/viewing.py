@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from halotile.storage.images.planes import ServedImage
 
 HOME, OPEN = "127.0.0.1", "open"
-SAMPLED = 1024
-"""Longest edge of the level by which the contrast is chosen."""
+SAMPLED = 1024  # longest edge of the level by which the contrast is chosen
 RESIDUAL = "residual"
+# Seconds between signs of life, and without a request until a connection ends; chunks that are computed at once.
 ALIVE_SECONDS, IDLE_SECONDS, AT_ONCE = 10.0, 60.0, 2
-"""Seconds between signs of life, and without a request until a connection ends; chunks that are computed at once."""
 RGB = ("FF0000", "00FF00", "0000FF", "000000")
 BACKGROUND = "#203040"
 """Colour of holes, and around the image."""
@@ -45,8 +44,7 @@ void main() {{
 }}"""
 
 
-Contrast = Sequence[tuple[float, float]]
-"""The values that are black and white, of each channel."""
+Contrast = Sequence[tuple[float, float]]  # the values that are black and white, of each channel
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,12 @@ from halotile.tasks.denoisers.compiled.library import library
 
 CheckLevel = Literal["ok", "note", "missing"]
 Result = tuple[CheckLevel, str]
+# Limits with their option of ulimit and the value that a scheduler with some hundred workers needs.
 _LIMITS = (
     ("open files", resource.RLIMIT_NOFILE, "n", 4096),
     ("processes", resource.RLIMIT_NPROC, "u", 4096),
     ("address space", resource.RLIMIT_AS, "v", None),
 )
-"""Limits with their option of ulimit and the value that a scheduler with some hundred workers needs."""
 LEAST_FREE_BYTES = 2**30
 _SLURM = ("sbatch", "squeue", "scontrol", "srun")
 _PACKAGES = ("dask", "distributed", "torch", "zarr", "numpy")

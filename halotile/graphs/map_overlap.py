@@ -421,12 +421,10 @@ class WindowTask:
 
     func: Callable[..., Any]
     stores: tuple[Windows, ...]
-    axes: tuple[int | None, ...]
-    """Input axis of each output axis (of the store with most axes); None for a new one."""
+    axes: tuple[int | None, ...]  # input axis of each output axis (of the store with most axes); None for a new one
     trim: bool
     mapped_chunks: Chunks
-    dtype: Any
-    """The dtype in the function's ``block_info``."""
+    dtype: Any  # the dtype in the function's `block_info`
     enforce_ndim: bool
 
     def __call__(self, *, kwargs: Mapping[str, Any], block_id: Index) -> Any:

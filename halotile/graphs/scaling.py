@@ -152,10 +152,8 @@ def _largest(counts: Sequence[int | None]) -> int | None:
     return max((count for count in counts if count is not None), default=None)
 
 
-SECONDS = 10.0
-"""Time that the fewest workers are measured for in a trial of a job without steps, about."""
-LEAST = 4
-"""Blocks for each worker at least: with fewer, the last ones leave too many of them idle."""
+SECONDS = 10.0  # time that the fewest workers are measured for in a trial of a job without steps, about
+LEAST = 4  # blocks for each worker at least: with fewer, the last ones leave too many of them idle
 
 
 class Enough(Exception):
@@ -196,12 +194,10 @@ class ShortWork(Work):
     steps: Steps | None  # steps of the job
     portion: Portion  # blocks to do
     began: float = field(default_factory=time.perf_counter)
-    start_seconds: float = 0.0
-    """Time until the first step, or the first blocks, were done."""
-    rows: IterationRows = ()
-    """Figures of the steps."""
+    start_seconds: float = 0.0  # time until the first step, or the first blocks, were done
+    rows: IterationRows = ()  # figures of the steps
+    # Number of all blocks, and seconds for each one that was measured, of every pass of a job without steps.
     measured: list[tuple[int, float]] = field(default_factory=list)
-    """Number of all blocks, and seconds for each one that was measured, of every pass of a job without steps."""
 
     @property
     def outputs(self) -> tuple[JobOutput, ...]:
@@ -275,10 +271,8 @@ class _ListeningView:
         self._listen(rows)
 
 
-BLOCK = "block"
-"""The unit of a job without steps."""
-STEPS = 5
-"""Steps in each trial, of a job with steps."""
+BLOCK = "block"  # the unit of a job without steps
+STEPS = 5  # steps in each trial, of a job with steps
 
 
 @dataclass(frozen=True)

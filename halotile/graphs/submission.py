@@ -38,15 +38,13 @@ from halotile.graphs.waiting import report_if_slow
 from halotile.storage.disk.object_path import path_of
 from halotile.storage.run_directory.directory import LOG, TIME_IS_UP, BatchFiles, RunDirectory
 
-DRAIN_AT = "HALOTILE_DRAIN_AT"
-"""Time at which a run drains (Unix time), in jobs of batch systems that do not signal."""
-NOTICE_SECONDS = 120
-"""Seconds from the signal that its time is up to the end of a job."""
-EARLY_SECONDS = 60
-"""Slurm may signal so much earlier than requested (manual page of sbatch, option --signal)."""
+DRAIN_AT = "HALOTILE_DRAIN_AT"  # time at which a run drains (Unix time), in jobs of batch systems that do not signal
+NOTICE_SECONDS = 120  # seconds from the signal that its time is up to the end of a job
+EARLY_SECONDS = 60  # Slurm may signal so much earlier than requested (manual page of sbatch, option --signal)
 _SIGNAL = re.compile(r"--signal[=\s]\s*(\S+)")
+# A signal to the batch shell that drains a run; the number is its notice in seconds.
 _DRAINS = re.compile(r"[BR]*B[BR]*:(?:SIG)?(?:USR1|10)@(\d+)")
-"""A signal to the batch shell that drains a run; the number is its notice in seconds."""
+# Keys of a cluster section with their names in dask-jobqueue's configuration.
 _CONFIGURED = {
     "queue": "queue",
     "account": "account",
@@ -55,9 +53,7 @@ _CONFIGURED = {
     "directives": "job-extra-directives",
     "directives_skip": "job-directives-skip",
 }
-"""Keys of a cluster section with their names in dask-jobqueue's configuration."""
-DRIVER_BYTES = 2**30
-"""Memory for the driver, on each machine: which one it will be is not known before."""
+DRIVER_BYTES = 2**30  # memory for the driver, on each machine: which one it will be is not known before
 
 
 def script_of(system: BatchSystem, job: Job, run: Path, umask: int) -> str:
@@ -207,10 +203,9 @@ def _configured() -> Mapping[str, Any]:
 
 
 END_SECONDS = 40
+# Time in which the command that submits a job stores the job's number; the job may begin before that.
 NUMBER_SECONDS = 60.0
-"""Time in which the command that submits a job stores the job's number; the job may begin before that."""
-SILENCE_SECONDS = 3600.0
-"""An output whose holder is silent for so long is not waited for any more."""
+SILENCE_SECONDS = 3600.0  # an output whose holder is silent for so long is not waited for any more
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,10 +59,9 @@ def execute(command: Sequence[str], order: Order, *, started: Callable[[str | No
     return code if code >= 0 else 128 - code
 
 
-TOPIC = "halotile-ranks"
-"""Events of Dask with the output of the ranks."""
+TOPIC = "halotile-ranks"  # events of Dask with the output of the ranks
+# With 0, Dask would give up the task of a rank whose worker died before the driver sees that the worker is gone.
 DEATHS = 2
-"""With 0, Dask would give up the task of a rank whose worker died before the driver sees that the worker is gone."""
 
 
 def execute_torch(

@@ -13,12 +13,9 @@ from dask.delayed import Delayed
 
 from halotile.graphs.kinds.base import Numbered, SumFunctions
 
-REDUCE = "reduce"
-"""Phase of sums."""
-MOST_LEAVES = 64
-"""Largest number of leaves of a tree: for 256 operators each leaf adds up four, one after the other."""
-SMALL_BYTES = 2**16
-"""Inputs smaller than this are computed in a single task."""
+REDUCE = "reduce"  # phase of sums
+MOST_LEAVES = 64  # largest number of leaves of a tree: for 256 operators each leaf adds up four, one after the other
+SMALL_BYTES = 2**16  # inputs smaller than this are computed in a single task
 
 Item = TypeVar("Item")
 

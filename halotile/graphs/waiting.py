@@ -13,12 +13,12 @@ from halotile.graphs.clusters.common.machine import SYSTEMS
 
 SECONDS = 2.0
 
+# Time that a file system may take to release the locks of a machine that was lost: NFSv4 and GPFS have leases of
+# minutes.
 LEASE_SECONDS = 600.0
-"""Time that a file system may take to release the locks of a machine that was lost: NFSv4 and GPFS have leases of minutes."""
 BATCH_JOB = tuple(system.job[-1] for system in SYSTEMS.values())
 
-Report = Callable[[str], object]
-"""Takes a line for the user."""
+Report = Callable[[str], object]  # takes a line for the user
 
 
 def no_report(_: str) -> None:

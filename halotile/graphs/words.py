@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from halotile.errors import redacted
 from halotile.tasks.options import OwnPath, ReadPath
 
-IMAGE = "the image"
-"""Name of the image where it has to be repaired."""
+IMAGE = "the image"  # name of the image where it has to be repaired
 
 
 def bytes_text(count: float) -> str:
@@ -171,6 +170,7 @@ _WORDS: Mapping[Any, str] = {
     int: "a whole number", float: "a number", str: "text", bool: "true or false",
     ReadPath: "a path", OwnPath: "a path", Path: "a path",
 }  # fmt: skip
+# Words that users write, with the accepted words of the same meaning.
 ALIKE = {
     "gpu": ("cuda", "local-cuda"),
     "gpus": ("cuda", "local-cuda"),
@@ -179,9 +179,7 @@ ALIKE = {
     "rates": ("lr_factors",),
     "batch_size": ("batch",),
 }
-"""Words that users write, with the accepted words of the same meaning."""
-KeyPath = tuple[str | int, ...]
-"""Place of a value in a job, such as ``("tile", "size")``."""
+KeyPath = tuple[str | int, ...]  # place of a value in a job, such as `("tile", "size")`
 _PLURALS: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", ReadPath: "paths"}
 
 

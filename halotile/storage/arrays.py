@@ -187,8 +187,7 @@ def _describe(path: Path) -> str:
     return f"a directory of {count} without Zarr metadata" if entries else "an empty directory"
 
 
-_DEEPEST = 4
-"""Groups between a Zarr and an image in it: row, column and field of a plate."""
+_DEEPEST = 4  # groups between a Zarr and an image in it: row, column and field of a plate
 _MOST_NAMED = 20
 
 

@@ -28,8 +28,8 @@ _EXAMPLES = {1: "x", 2: "yx", 3: "zyx", 4: "czyx", 5: "tczyx"}
 _UNKNOWN = "opq"
 _MOST_COLOURS = 16
 _WORDS = {"time": "t", "frame": "t", "channel": "c", "channels": "c", "band": "c", "bands": "c"}
+# Names of the CF conventions, where no axis is called y or x.
 _ON_EARTH = {"lat": "y", "latitude": "y", "lon": "x", "longitude": "x"}
-"""Names of the CF conventions, where no axis is called y or x."""
 
 
 def choose_axes(requested: str | None, named: Sequence[str | None] | None, shape: tuple[int, ...]) -> tuple[str, ...]:

@@ -17,10 +17,8 @@ from halotile.errors import ConfigError
 from halotile.storage.disk.durable import DISK
 from halotile.storage.run_directory.json_files import FILE_MODE, with_checksum, without_checksum
 
-MOST_ENTRIES = 1000
-"""Limit beyond which the older half of the entries is removed."""
-MOST_BYTES = 2**16
-"""Maximum size of an entry."""
+MOST_ENTRIES = 1000  # limit beyond which the older half of the entries is removed
+MOST_BYTES = 2**16  # maximum size of an entry
 
 
 def user_cache() -> Path:

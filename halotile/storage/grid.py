@@ -20,8 +20,7 @@ from halotile.errors import ConfigError
 
 T = TypeVar("T")
 
-Depth = tuple[tuple[int, int], ...]
-"""Halo width (before, after) for each axis, in pixels."""
+Depth = tuple[tuple[int, int], ...]  # halo width (before, after) for each axis, in pixels
 
 
 @dataclass(frozen=True, slots=True)

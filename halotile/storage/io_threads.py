@@ -66,5 +66,4 @@ class IoThreads:
         deque(self.map(work, items), maxlen=0)
 
 
-IO_THREADS = IoThreads()
-"""The I/O threads of this process."""
+IO_THREADS = IoThreads()  # the I/O threads of this process

@@ -31,8 +31,7 @@ from halotile.storage.grid import Region
 RULES = ("reflect", "mirror", "nearest", "periodic", "constant", "cut")
 
 Pixels = NDArray[np.generic]
-Array = NDArray[Any]
-"""Pixels to compute with."""
+Array = NDArray[Any]  # pixels to compute with
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Pixels]
 
 

@@ -27,8 +27,8 @@ _METERS = {f"{prefix}meter": 10.0**power for prefix, (_, power) in _PREFIXES.ite
 }  # fmt: skip
 """Units of length in meters."""
 
+# Units of space and time in OME-Zarr; its list lacks the degree, which maps have and viewers read.
 OME_UNITS = frozenset((*SYMBOLS_OF_LENGTH, *SYMBOLS_OF_TIME, "degree"))
-"""Units of space and time in OME-Zarr; its list lacks the degree, which maps have and viewers read."""
 _WORDS = {symbol: name for names in (SYMBOLS_OF_LENGTH, SYMBOLS_OF_TIME) for name, symbol in names.items()} | {
     "micron": "micrometer", "feet": "foot", "inches": "inch", "sec": "second", "hr": "hour", "deg": "degree", "°": "degree",
 }  # fmt: skip
@@ -39,8 +39,7 @@ _OTHERS = {
 }  # fmt: skip
 """Units of OME-XML that OME-Zarr lacks, as lengths and times in others."""
 
-ALIKE = 0.01
-"""Relative difference of two sizes that counts as none."""
+ALIKE = 0.01  # relative difference of two sizes that counts as none
 
 
 def known_unit(word: str) -> str | None:
@@ -197,7 +196,7 @@ class Georeference:
     # numbers a to f of x = a column + b row + c and y = d column + e row + f, where (0, 0) is the outer
     # corner of the first pixel
     transform: tuple[float, ...]
-    crs: Mapping[str, Any] = field(default_factory=dict)  # some of the attributes :data:`CRS_NAMES`
+    crs: Mapping[str, Any] = field(default_factory=dict)  # some of the attributes CRS_NAMES
     # GeoKeys and GDAL's metadata of the GeoTIFF that the image comes from, by the number of their tag
     geokeys: Mapping[str, Any] = field(default_factory=dict)
 

@@ -23,10 +23,10 @@ from halotile.storage.rim import Pixels, read_into
 from halotile.storage.sharded.ome_metadata import Channels
 from halotile.storage.spacing import with_sizes
 
-Opener = Callable[..., Reader]
-"""``opener(path, **options) -> Reader``: importable by name, so that it can be pickled."""
+Opener = Callable[..., Reader]  # `opener(path, **options) -> Reader`: importable by name, so that it can be pickled
+# Readers that the copies of sources in a process share, at most; those of StoredArray.one_of_many have no
+# others.
 MOST_SHARED = 16
-"""Readers that the copies of sources in a process share, at most; those of :meth:`StoredArray.one_of_many` have no others."""
 
 
 class StoredArray:
@@ -264,8 +264,7 @@ class StoredArray:
         return f"<{self.format} {self.path} {self.dtype} {''.join(self.axes)} {self.shape}>"
 
 
-_keepers: list[StoredArray] = []
-"""Arrays that have kept a reader within :func:`closing_files`."""
+_keepers: list[StoredArray] = []  # arrays that have kept a reader within closing_files
 _closes_files = False
 
 

@@ -48,8 +48,7 @@ class Viewed:
         return self.source.dtype
 
 
-REMEMBERED_BYTES = 2**26
-"""The most that is kept of an array that is read in samples."""
+REMEMBERED_BYTES = 2**26  # the most that is kept of an array that is read in samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +149,7 @@ class WithMask(WithGaps):
     """An array with NaN where a mask is 0, which has some of its axes or all."""
 
     mask: Readable
-    axes: tuple[int, ...]  # as :func:`axes_of_side` has them
+    axes: tuple[int, ...]  # as axes_of_side has them
 
     def read(self, region: Region) -> Pixels:
         kept = side_at(self.mask, self.axes, region) != 0

@@ -87,8 +87,7 @@ class BadBlock:
     region: Region
     error: str
     traceback: str
-    kind: str
-    """``input`` (refused data: a retry does not help), ``damaged`` (input), ``disk`` (no space), or ``task``."""
+    kind: str  # `input` (refused data: a retry does not help), `damaged` (input), `disk` (no space), or `task`
 
 
 @dataclass(slots=True)
@@ -96,18 +95,14 @@ class Receipt:
     """The report of a worker on its blocks: a few hundred bytes, never pixels."""
 
     done: list[int] = field(default_factory=list)
+    # By block, the digests of what was written to its images, concatenated.
     digests: dict[int, bytes] = field(default_factory=dict)
-    """By block, the digests of what was written to its images, concatenated."""
     bad: list[BadBlock] = field(default_factory=list)
     pixels: int = 0
-    holes: int = 0
-    """Pixels that were left as they are, because they hold no measurement or a mask keeps them."""
-    defects: int = 0
-    """Pixels that were replaced before anything was computed."""
-    not_finite: int = 0
-    """NaN and infinities that were taken for measurements."""
-    spoiled: int = 0
-    """NaN and infinities of the results of blocks that read such."""
+    holes: int = 0  # pixels that were left as they are, because they hold no measurement or a mask keeps them
+    defects: int = 0  # pixels that were replaced before anything was computed
+    not_finite: int = 0  # NaN and infinities that were taken for measurements
+    spoiled: int = 0  # NaN and infinities of the results of blocks that read such
     read_bytes: int = 0
     written_bytes: int = 0
     read_seconds: float = 0.0
@@ -115,20 +110,20 @@ class Receipt:
     write_seconds: float = 0.0
     seconds: float = 0.0
     peak_memory_bytes: int = 0
-    device_peak_bytes: int = 0
-    """Peak memory of tensors on a GPU."""
+    device_peak_bytes: int = 0  # peak memory of tensors on a GPU
     batch: int = 0
-    worker: str = ""
-    """Address of the worker, which runs on ``host``."""
+    worker: str = ""  # address of the worker, which runs on `host`
     host: str = ""
+    # Everything that decides on the last bits: see cpu_kind; then the name of
+    # the GPU.
     cpu_kind: str = ""
-    """Everything that decides on the last bits: see :func:`~halotile.tasks.devices.device.cpu_kind`; then the name of the GPU."""
+    # By shape, the digest of a GPU's result for a fixed batch: see
+    # finish.
     bits: dict[str, str] = field(default_factory=dict)
-    """By shape, the digest of a GPU's result for a fixed batch: see :meth:`~halotile.tasks.inner_tiles.TileRunner.finish`."""
+    # Seconds that the computing thread took for each block that is done.
     took: dict[int, float] = field(default_factory=dict)
-    """Seconds that the computing thread took for each block that is done."""
+    # Sums over each block, by block and name: one number for each shard.
     sums: dict[int, dict[str, list[float]]] = field(default_factory=dict)
-    """Sums over each block, by block and name: one number for each shard."""
 
     def enter(self, number: int, written: Iterable[WrittenBlock]) -> None:
         """Note what was written for a block, to each of its images."""

@@ -224,10 +224,10 @@ class ReadBlock:
     staged: StagedBlock
     size: int
     holed: tuple[Pixels, Valid] | None
+    # NaN and infinities of the core that are taken for measurements; None where the window has none.
     not_finite: int | None
-    """NaN and infinities of the core that are taken for measurements; None where the window has none."""
+    # Places of the defects of the core, from its start, and their values; None where defects are not looked for.
     defects: tuple[Places, Pixels] | None
-    """Places of the defects of the core, from its start, and their values; None where defects are not looked for."""
 
 
 @dataclass(frozen=True, slots=True)

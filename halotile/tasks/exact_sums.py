@@ -10,8 +10,7 @@ import numpy as np
 
 from halotile.storage.rim import Array
 
-STRIP_PIXELS = 1 << 17
-"""Pixels worked on at once."""
+STRIP_PIXELS = 1 << 17  # pixels worked on at once
 
 
 def add_exactly(parts: Iterable[float]) -> float:

@@ -15,27 +15,24 @@ from halotile.storage.rim import Readable
 from halotile.storage.views import axes_of_side, side_at
 from halotile.tasks.devices.device import all_finite
 
+# Farthest pixel from which a hole is filled in each of two sweeps, by number of tiled axes.
 SWEEP = {1: 64, 2: 16, 3: 4}
-"""Farthest pixel from which a hole is filled in each of two sweeps, by number of tiled axes."""
 
+# Pixels of a strip that is filled at once, where that is longer than the reach; 40 bytes for each, and for those
+# around.
 STRIP_PIXELS = 1 << 20
-"""Pixels of a strip that is filled at once, where that is longer than the reach; 40 bytes for each, and for those around."""
-Valid = NDArray[np.bool_]
-"""True where a pixel was measured."""
+Valid = NDArray[np.bool_]  # true where a pixel was measured
 
 
 @dataclass(frozen=True)
 class Holes:
     """Values that stand for a hole."""
 
-    value: float | None
-    """A value besides NaN and infinity; None if there is none."""
+    value: float | None  # a value besides NaN and infinity; None if there is none
+    # Mean of the measured pixels: it fills what is deep inside a hole, for a denoiser that needs a value everywhere.
     mean: float
-    """Mean of the measured pixels: it fills what is deep inside a hole, for a denoiser that needs a value everywhere."""
-    share: float = 0.0
-    """Share of the pixels that are holes, by samples."""
-    nan: bool = True
-    """True if NaN or infinity stands for a hole."""
+    share: float = 0.0  # share of the pixels that are holes, by samples
+    nan: bool = True  # true if NaN or infinity stands for a hole
 
     @property
     def are_likely(self) -> bool:

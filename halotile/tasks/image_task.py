@@ -143,12 +143,11 @@ class Shared:
         scope.hold(self, region)
 
 
+# The runners of this process that are in use or cached.
 _runners: WeakValueDictionary[bytes, TileRunner] = WeakValueDictionary()
-"""The runners of this process that are in use or cached."""
 _cached: dict[bytes, TileRunner] = {}
 _lock = threading.Lock()
-_MAX_CACHED = 2
-"""A solver has one model, and another solver may follow on the same workers."""
+_MAX_CACHED = 2  # a solver has one model, and another solver may follow on the same workers
 
 
 def keep_on_gpus(parts: Collection[Denoised]) -> None:
@@ -228,8 +227,7 @@ class Denoised:
         return TileRunner(build_sealed(self.denoiser, self.seals), device, self.tiling, self.denoiser.title)
 
 
-_checked: WeakSet[TileRunner] = WeakSet()
-"""Models of this process that an earlier pass has checked."""
+_checked: WeakSet[TileRunner] = WeakSet()  # models of this process that an earlier pass has checked
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,7 @@ import torch
 
 from halotile.errors import ConfigError, InputError
 
-INDEFINITE = 1e-3
-"""Largest negative part of <x, M x>, relative to |x| |M x|, that counts as rounding."""
+INDEFINITE = 1e-3  # largest negative part of <x, M x>, relative to |x| |M x|, that counts as rounding
 RESULT = "the result of the operators for a finite image"
 
 Apply = Callable[[torch.Tensor], torch.Tensor]

@@ -13,10 +13,8 @@ from typing import Annotated, Any, Literal, TypeGuard
 from halotile.errors import ConfigError
 
 Auto = Literal["auto"]
-ReadPath = Annotated[str, "read"]
-"""Path of a file that is read: it has to exist when a job is checked."""
-OwnPath = Annotated[str, "own"]
-"""Path that need not exist when a job is checked."""
+ReadPath = Annotated[str, "read"]  # path of a file that is read: it has to exist when a job is checked
+OwnPath = Annotated[str, "own"]  # path that need not exist when a job is checked
 
 
 def job_key(field: str) -> str:
@@ -30,8 +28,7 @@ def job_key(field: str) -> str:
     return field.rstrip("_")
 
 
-NO_OPTION = {"option": False}
-"""Metadata of a field that no job writes."""
+NO_OPTION = {"option": False}  # metadata of a field that no job writes
 
 
 def option_fields(kind: type) -> dict[str, dataclasses.Field[Any]]:

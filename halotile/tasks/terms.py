@@ -28,8 +28,7 @@ from halotile.tasks.operators.normal import Normal
 from halotile.tasks.options import import_from
 
 Wants = Literal["gradient", "normal", "sensitivity"]
-PART = "part"
-"""Prefix of the files of partial sums."""
+PART = "part"  # prefix of the files of partial sums
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class Contribution:
 
     number: int
     term: Term
-    slots: ClassVar[tuple[int, ...]] = (0,)
-    """All contributions are added to the same image."""
+    slots: ClassVar[tuple[int, ...]] = (0,)  # all contributions are added to the same image
 
 
 @dataclass(frozen=True)
@@ -70,12 +68,10 @@ class Part:
     """A partial sum in a file, with the sums that were noted while it was computed."""
 
     stored: Stored
-    alive: int
-    """Largest number of partial sums that were seen at once."""
+    alive: int  # largest number of partial sums that were seen at once
     sums: dict[str, dict[int, float]]
     peak_memory_bytes: int
-    digest: bytes = b""
-    """Digest of the total, once it is written to the output."""
+    digest: bytes = b""  # digest of the total, once it is written to the output
 
 
 @dataclass(frozen=True)
@@ -146,8 +142,7 @@ class Adding:
         return Part(stored, max(alive, present), sums, peak_memory_bytes())
 
 
-MISFIT = "misfit"
-"""Name of the sum under which a gradient notes the misfit of its image."""
+MISFIT = "misfit"  # name of the sum under which a gradient notes the misfit of its image
 
 
 @dataclass(frozen=True)
@@ -158,8 +153,9 @@ class Term:
     measurement: Readable
     weight: float = 1.0
     fidelity: Fidelity = field(default_factory=L2)
+    # The image at which the normal operator evaluates the curvature of the fidelity; None for squares, whose curvature
+    # is 1.
     at: Readable | None = None
-    """The image at which the normal operator evaluates the curvature of the fidelity; None for squares, whose curvature is 1."""
 
     def seen(self, image: Readable) -> Readable:
         """``A x``, each pixel times the curvature: the argument of the adjoint in the normal operator."""
@@ -370,8 +366,8 @@ class Measurement:
     number: int = 0
 
 
+# Standard deviation in pixels of the Gaussian that counts are smoothed by for their noise: see docs/design/041.
 SMOOTHING = 2.0
-"""Standard deviation in pixels of the Gaussian that counts are smoothed by for their noise: see docs/design/041."""
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,10 @@ import cloudpickle
 
 from halotile.tasks.lazy import torch
 
-INSTALLED = ("site-packages", "dist-packages")
-"""Folders of installed packages."""
+INSTALLED = ("site-packages", "dist-packages")  # folders of installed packages
 SUFFIXES = (".py", *importlib.machinery.EXTENSION_SUFFIXES)
+# Attributes that Python adds to a class.
 GENERATED = ("__firstlineno__", "__static_attributes__", "__slotnames__", "__doc__", "_abc_impl")
-"""Attributes that Python adds to a class."""
 DIGITS = 16
 
 

@@ -41,10 +41,10 @@ from halotile.tasks.options import OwnPath, ReadPath
 
 VERSION = 1
 HEAD = ("version", "job")
+# Fields of a job that no file may set, with the message that says so.
 FLAGS = dict.fromkeys(
     ("allow_import", "import_folder"), "a file cannot allow itself to run code; add --allow-import to the command"
 )
-"""Fields of a job that no file may set, with the message that says so."""
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,7 @@ def raise_problems(source: str, problems: Sequence[ConfigProblem]) -> None:
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
-MAX_NODES = 20_000
-"""Most nodes: far above any configuration, and far below the expansion of an alias bomb."""
+MAX_NODES = 20_000  # most nodes: far above any configuration, and far below the expansion of an alias bomb
 
 _PLAIN_TAGS = ("null", "bool", "int", "float", "str", "timestamp", "seq", "map")
 

@@ -25,15 +25,11 @@ from halotile.storage.scans.formats import knows_scan, opened_scan
 from halotile.storage.scans.lengths import shown_length, shown_resolution
 from halotile.storage.scans.scan import OPTIONAL, Scan, ScanResult, is_scan, open_scan, reading
 
-Panels = Mapping[str, Callable[..., None]]
-"""Functions that draw on axes, by the title of those."""
-MODES = 4
-"""Modes of the probe, at most, that are drawn."""
+Panels = Mapping[str, Callable[..., None]]  # functions that draw on axes, by the title of those
+MODES = 4  # modes of the probe, at most, that are drawn
 MICRON = 1e-6
-MOST_NOISE = 5
-"""Largest difference of two patterns that is drawn, in units of the noise of photons."""
-MOST_LETTERS = 56
-"""Letters of a line below a panel."""
+MOST_NOISE = 5  # largest difference of two patterns that is drawn, in units of the noise of photons
+MOST_LETTERS = 56  # letters of a line below a panel
 
 
 def draw_result(path: Path, result: ScanResult) -> None:

@@ -32,17 +32,16 @@ Environment = Mapping[str, str]
 AUTO = "auto"
 DEFAULT = "local"
 VARIABLE = "HALOTILE_CLUSTER"
-ADDRESS = "DASK_SCHEDULER_ADDRESS"
-"""The variable in which Dask itself looks for a running scheduler."""
-ATTENDED = "HALOTILE_ATTENDED"
-"""Set for the workers of a submitted run: only its job may be requeued by one of them."""
+ADDRESS = "DASK_SCHEDULER_ADDRESS"  # the variable in which Dask itself looks for a running scheduler
+ATTENDED = "HALOTILE_ATTENDED"  # set for the workers of a submitted run: only its job may be requeued by one of them
 
+# A worker is not given up before it was silent this long: it is while it loads a model, and where a user's function
+# holds Python's lock.
 LEAST_SILENCE_SECONDS = 60.0
-"""A worker is not given up before it was silent this long: it is while it loads a model, and where a user's function holds
-Python's lock."""
 
 _FEWER = "Write fewer workers: there are too many processes, or there is too little memory."
 _FULL = "Make room: $TMPDIR, your home or /dev/shm is full."
+# Remedies by the error number of a scarce resource.
 _REMEDIES = {
     errno.EAGAIN: _FEWER,
     errno.ENOMEM: _FEWER,
@@ -51,7 +50,6 @@ _REMEDIES = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
 }
-"""Remedies by the error number of a scarce resource."""
 
 
 @dataclass(frozen=True, kw_only=True)

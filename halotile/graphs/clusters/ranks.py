@@ -35,15 +35,12 @@ from halotile.tasks.groups.opening import Copy, copy_of
 if TYPE_CHECKING:
     from distributed import Client
 
-WAIT_SECONDS = 300.0
-"""Time for which the copies wait for one another: the driver plans the job first."""
-WORD_SECONDS = 30.0
-"""Time after which a copy reports that it waits."""
+WAIT_SECONDS = 300.0  # time for which the copies wait for one another: the driver plans the job first
+WORD_SECONDS = 30.0  # time after which a copy reports that it waits
 POLL_SECONDS = 0.2
 END_SECONDS = 10.0
 FORGET_SECONDS = 86400.0
-LATE_SECONDS = 30.0
-"""Time by which one copy may start after another, by clocks that differ."""
+LATE_SECONDS = 30.0  # time by which one copy may start after another, by clocks that differ
 
 
 def detect(environment: Environment) -> ChosenCluster | None:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 TRAITS = ClusterTraits(joins=True)
-CONNECT_SECONDS = 15
-"""Time in which a scheduler has to answer."""
+CONNECT_SECONDS = 15  # time in which a scheduler has to answer
 _CREDENTIALS = ("ca-file", "client.cert", "client.key")
 
 

@@ -39,12 +39,11 @@ if TYPE_CHECKING:
     from distributed.security import Security
 
 CONNECT_SECONDS = 5.0
+# Seconds between checks where the machine of the driver answers, and the driver does not: it may just have ended.
 ENDED_PAUSES = (2.0,) * 5
-"""Seconds between checks where the machine of the driver answers, and the driver does not: it may just have ended."""
+# Seconds between checks where the machine does not answer: Slurm takes minutes to notice that a node is lost.
 LOST_PAUSES = (10.0,) * 60
-"""Seconds between checks where the machine does not answer: Slurm takes minutes to notice that a node is lost."""
-NODES = "SLURM_JOB_NODELIST"
-"""Set in every job step and batch script of an allocation."""
+NODES = "SLURM_JOB_NODELIST"  # set in every job step and batch script of an allocation
 
 
 def detect(environment: Environment) -> ChosenCluster | None:

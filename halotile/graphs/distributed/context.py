@@ -133,14 +133,10 @@ class SingleRank:
         return "dask"
 
 
-RESULTS = "results"
-"""Folder of temporary results, in the private folder."""
-MAX_WORKERS = 4
-"""Workers that are started by default."""
-_CURRENT: WeakSet[Client] = WeakSet()
-"""Clients that contexts made Dask's default."""
-DEATHS = 2
-"""Workers that may die with a task before it fails: one may be ended by other processes on its machine."""
+RESULTS = "results"  # folder of temporary results, in the private folder
+MAX_WORKERS = 4  # workers that are started by default
+_CURRENT: WeakSet[Client] = WeakSet()  # clients that contexts made Dask's default
+DEATHS = 2  # workers that may die with a task before it fails: one may be ended by other processes on its machine
 
 
 @dataclass(eq=False, repr=False)

@@ -143,5 +143,5 @@ def distribute(
 
 
 _OF_CHECKPOINTS = ("checkpoint_batches", "checkpoint_use_reentrant", "checkpoint_preserve_rng_state")
+# Keywords of deepinv for behaviour that is always on here, or that a single driver does not need.
 IGNORED_KEYWORDS = (*_OF_CHECKPOINTS, "average")
-"""Keywords of deepinv for behaviour that is always on here, or that a single driver does not need."""

@@ -158,16 +158,12 @@ class StagedStep:
         return Shared(open_source(path))
 
 
-TINY = 1e-30
-"""Least mean square: a PSNR above 300 dB means nothing."""
-RESOLUTION = 1e-6
-"""Fraction of the misfit of 0 below which the normal form cannot resolve misfits in single precision."""
-COPIES_TO_GO_BACK = 3
-"""Copies of the image that are kept, so that one is not yet overwritten when its misfit is known."""
+TINY = 1e-30  # least mean square: a PSNR above 300 dB means nothing
+RESOLUTION = 1e-6  # fraction of the misfit of 0 below which the normal form cannot resolve misfits in single precision
+COPIES_TO_GO_BACK = 3  # copies of the image that are kept, so that one is not yet overwritten when its misfit is known
 
 
-ADJOINT = "adjoint"
-"""Name of sums over operators on the dashboard."""
+ADJOINT = "adjoint"  # name of sums over operators on the dashboard
 
 
 @dataclass(frozen=True)
@@ -457,20 +453,16 @@ class Iterations:
         return f"The image of iteration {self.done} is kept{where}"
 
 
-OBJECTIVE = "objective"
-"""The misfit plus the prior, where the prior has a value."""
-GROWS = 1.01
-"""An objective that grows by less than this factor in an iteration is at rest."""
+OBJECTIVE = "objective"  # the misfit plus the prior, where the prior has a value
+GROWS = 1.01  # an objective that grows by less than this factor in an iteration is at rest
+# An objective that grows this often in a row by this factor diverges; momentum or a denoiser may make it grow once.
 LEAPS, LEAP = 3, 2.0
-"""An objective that grows this often in a row by this factor diverges; momentum or a denoiser may make it
-grow once."""
+# An objective also diverges that has grown for this many iterations, by this factor in all, and in the second half of
+# them nearly as fast as in the first: an image that drifts from a perfect start towards what its denoiser favours does
+# so more and more slowly.
 LONG, FAR, STEADY = 6, 8.0, 0.8
-"""An objective also diverges that has grown for this many iterations, by this factor in all, and in the
-second half of them nearly as fast as in the first: an image that drifts from a perfect start towards what its
-denoiser favours does so more and more slowly."""
 
-FigureRow = dict[str, float]
-"""Figures of one iteration by name."""
+FigureRow = dict[str, float]  # figures of one iteration by name
 
 
 def growth(rows: Sequence[FigureRow], floor: float) -> int:

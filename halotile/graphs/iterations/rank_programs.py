@@ -19,10 +19,10 @@ from halotile.tasks.block import WriteFile
 from halotile.tasks.groups.training.curve import CurveRow, read_curve, write_curve
 
 WRITE = "write"
+# Suffixes of a checkpoint, of that which was there when the input was last seen as it was, and of that of the time
+# before.
 CHECKPOINT, LAST, CERTAIN = ".checkpoint", ".last", ".certain"
-"""Suffixes of a checkpoint, of that which was there when the input was last seen as it was, and of that of the time before."""
-REPORTED = 5
-"""One of so many rows of the curve is reported."""
+REPORTED = 5  # one of so many rows of the curve is reported
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,9 @@ class ProgramWork(Work):
     recipe: Any  # everything that the program needs
     output: OutputFile  # file of the result
     device: str  # `cpu` or `cuda`
-    phase: ClassVar[str]
-    """Name of the phase of the program."""
-    word: ClassVar[str]
-    """The noun for a step."""
-    titles: ClassVar[tuple[str, str]]
-    """Texts that identify the program and the writing after a message."""
+    phase: ClassVar[str]  # name of the phase of the program
+    word: ClassVar[str]  # the noun for a step
+    titles: ClassVar[tuple[str, str]]  # texts that identify the program and the writing after a message
 
     @property
     @abstractmethod

@@ -97,16 +97,12 @@ class TermWork(SumFunctions, Protocol):
         """Function that writes the total; it is durable on return."""
 
 
-Figures = Mapping[str, Any]
-"""Figures of a plan by name, as ``plan --json`` shows them."""
-IterationRows = Sequence[Mapping[str, float]]
-"""Figures of each iteration, the first one first."""
-Row = tuple[str, str]
-"""A label and a value, as a table shows them; an empty label continues the row before."""
-Check = Callable[[Any], str | None]
-"""Returns the fault of a value of the right type, or None."""
+Figures = Mapping[str, Any]  # figures of a plan by name, as `plan --json` shows them
+IterationRows = Sequence[Mapping[str, float]]  # figures of each iteration, the first one first
+Row = tuple[str, str]  # a label and a value, as a table shows them; an empty label continues the row before
+Check = Callable[[Any], str | None]  # returns the fault of a value of the right type, or None
+# Takes parts of a job by their names and yields faults: place and message.
 Rule = Callable[..., Iterator[tuple[tuple[str | int, ...], str]]]
-"""Takes parts of a job by their names and yields faults: place and message."""
 
 
 @dataclass(frozen=True)
@@ -253,8 +249,7 @@ class RankProgram:
     title: str = ""
 
 
-AnyPass = Pass | Gather | RankProgram
-"""A part of a job, which the driver takes through a cluster."""
+AnyPass = Pass | Gather | RankProgram  # a part of a job, which the driver takes through a cluster
 
 
 @dataclass(frozen=True)

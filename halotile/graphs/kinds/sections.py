@@ -21,8 +21,7 @@ from halotile.errors import ConfigError, InputError
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.options import Auto, OwnPath, ReadPath
 
-STEM = "{stem}"
-"""Stands for the name of each image, without its suffix."""
+STEM = "{stem}"  # stands for the name of each image, without its suffix
 Size = int | tuple[int, ...]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

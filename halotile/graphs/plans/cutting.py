@@ -130,31 +130,28 @@ def allowed_bytes(run: Run, machine: int | None) -> int:
 
 CHUNK = {1: 65536, 2: 256, 3: 64}
 SHARD_CHUNKS = 4
+# A shard is at most this fraction of a worker's free memory: a block reads, computes and encodes one or more.
 SHARES = 12
-"""A shard is at most this fraction of a worker's free memory: a block reads, computes and encodes one or more."""
+# Candidate compute tiles, the fastest first; the smaller ones are for little memory. In a volume no tile of a useful
+# size stays in the cache, and a halo of 8 pixels doubles the work on a tile of 64: the halo decides.
 TILES = {2: (512, 256, 128), 3: (256, 384, 512, 192, 128, 96, 64, 32)}
-"""Candidate compute tiles, the fastest first; the smaller ones are for little memory. In a volume no tile of a useful size
-stays in the cache, and a halo of 8 pixels doubles the work on a tile of 64: the halo decides."""
-MOST_REDUNDANT = 1.3
-"""Ratio of computed to written pixels up to which a tile of a volume is preferred to a larger one."""
+MOST_REDUNDANT = 1.3  # ratio of computed to written pixels up to which a tile of a volume is preferred to a larger one
+# Candidate tiles on a GPU: small ones in big batches may be as good, and there may be memory for large ones.
 GPU_TILES = {2: (512, 1024, 2048, 4096, 8192, 256, 128), 3: (96, 128, 192, 64, 48, 32)}
-"""Candidate tiles on a GPU: small ones in big batches may be as good, and there may be memory for large ones."""
+# Longest edge of a block on a CPU. A GPU may have twice the edge: it outruns the storage, and reads less halo.
 LARGEST_BLOCK = {2: 4096, 3: 512}
-"""Longest edge of a block on a CPU. A GPU may have twice the edge: it outruns the storage, and reads less halo."""
-BLOCKS_PER_WORKER = 8
-"""With fewer super-blocks than this for each worker, the last ones leave workers idle."""
+BLOCKS_PER_WORKER = 8  # with fewer super-blocks than this for each worker, the last ones leave workers idle
+# The same for a GPU, which is idle while its first block is read and its last one is written: of so many blocks, for
+# the time of two.
 BLOCKS_PER_GPU = 32
-"""The same for a GPU, which is idle while its first block is read and its last one is written: of so many blocks, for the time of two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """Properties of the image that the sizes depend on."""
 
-    shape: tuple[int, ...]
-    """Shape of the input, in pixels."""
-    output_shape: tuple[int, ...]
-    """Shape of the output, in pixels."""
+    shape: tuple[int, ...]  # shape of the input, in pixels
+    output_shape: tuple[int, ...]  # shape of the output, in pixels
     roles: Roles
     scale: int
     align: int
@@ -376,23 +373,20 @@ def fit_tile(geometry: Geometry, size: Size, block: tuple[int, ...]) -> tuple[in
     return tuple(-(-edge // align) * align for edge in least)
 
 
-DIFFER = "tiles differ from the whole image"
-"""Start of a note that is kept with the run."""
+DIFFER = "tiles differ from the whole image"  # start of a note that is kept with the run
 
 
 @dataclass(frozen=True, slots=True)
 class Halo:
     """The halo of a job, its origin, and notes about it."""
 
-    depth: Depth
-    """Width before and after, for each tiled axis, in pixels."""
+    depth: Depth  # width before and after, for each tiled axis, in pixels
     align: int
     origin: str
-    probed: tuple[int, int] | None = None
-    """Receptive field and alignment, where they had to be probed."""
+    probed: tuple[int, int] | None = None  # receptive field and alignment, where they had to be probed
     notes: tuple[str, ...] = ()
+    # Largest difference between tiles and the whole image in a trial, relative to the largest pixel.
     difference: float = 0.0
-    """Largest difference between tiles and the whole image in a trial, relative to the largest pixel."""
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -40,12 +40,11 @@ def as_stored(identity: Mapping[str, Any]) -> dict[str, Any]:
     return stored
 
 
+# Changes of an identity, from and to, that leave every finished block as it is.
 HARMLESS = (("on_nan", "fail", "propagate"),)
-"""Changes of an identity, from and to, that leave every finished block as it is."""
 
 
-GPU_KEYS = ("tile", "batch", "channels_last")
-"""Keys that affect bits on GPUs only."""
+GPU_KEYS = ("tile", "batch", "channels_last")  # keys that affect bits on GPUs only
 
 
 def fingerprint(identity: Mapping[str, Any], without: Revision | None = None) -> str:
@@ -72,6 +71,7 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+# Names in a job file of identity parts that several kinds share, where the names differ.
 KEYS = {
     "layout": "output",
     "block": "tile.block",
@@ -85,11 +85,9 @@ KEYS = {
     "batch": "tile.batch",
     "channels_last": "tile.channels_last",
 }
-"""Names in a job file of identity parts that several kinds share, where the names differ."""
 
 
-MOST_NUMBERS = 8
-"""Numbers of a list that a difference shows; of more it shows half as many."""
+MOST_NUMBERS = 8  # numbers of a list that a difference shows; of more it shows half as many
 
 
 NO_WORDS: Mapping[str, str] = {}

@@ -23,14 +23,11 @@ from halotile.graphs.words import bytes_text, counted
 from halotile.tasks.options import Auto
 
 MIB = 1024**2
-IMPORTS_BYTES = 700 * MIB
-"""Resident memory of a worker before its first block: Python, Dask, zarr, torch."""
-SHARED_BYTES = 240 * MIB
-"""Part of it that is program files; a machine keeps one copy for all its workers."""
+IMPORTS_BYTES = 700 * MIB  # resident memory of a worker before its first block: Python, Dask, zarr, torch
+SHARED_BYTES = 240 * MIB  # part of it that is program files; a machine keeps one copy for all its workers
+# Allowance for a GPU driver and its libraries in a process that uses a GPU, until a trial has measured them.
 GPU_BYTES = 2048 * MIB
-"""Allowance for a GPU driver and its libraries in a process that uses a GPU, until a trial has measured them."""
-CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
-"""Limit files of the two versions of control groups."""
+CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")  # limit files of the two versions of control groups
 
 
 def machine_bytes() -> int:
@@ -73,8 +70,7 @@ def gpu_bytes(measured: int | None) -> int:
 
 PROCESS, MODEL, TILES = "the program itself", "the model", "the tiles"
 READ, WRITTEN, DECODED = "the pixels read", "the pixels written", "one stored piece of the input"
-Footprint = Mapping[str, int]
-"""Bytes that one worker holds at once, by purpose."""
+Footprint = Mapping[str, int]  # bytes that one worker holds at once, by purpose
 
 
 @dataclass(frozen=True)
@@ -114,8 +110,7 @@ def pinned(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
-USUAL = 2
-"""Number of workers where a cluster gives as many as are asked for."""
+USUAL = 2  # number of workers where a cluster gives as many as are asked for
 
 
 class Count(NamedTuple):
@@ -206,8 +201,7 @@ def check_allocation(run: Run, cluster: Cluster, environment: Mapping[str, str] 
     cluster_kind_of(cluster, environment).traits.check_memory(run, environment)
 
 
-MOST_IO_THREADS = 8
-"""Threads of a worker with a GPU that read and write beside it; more threads would have no work."""
+MOST_IO_THREADS = 8  # threads of a worker with a GPU that read and write beside it; more threads would have no work
 
 
 def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.environ) -> str:

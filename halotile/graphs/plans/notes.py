@@ -22,10 +22,8 @@ from halotile.storage.sharded.ome_metadata import fits
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.inner_tiles import Roles
 
-MOST_LISTED = 8
-"""Noise levels that are listed one by one."""
-DECODED_AT_MOST = 4
-"""Ratio of pixels decoded to pixels needed above which a plan has a note."""
+MOST_LISTED = 8  # noise levels that are listed one by one
+DECODED_AT_MOST = 4  # ratio of pixels decoded to pixels needed above which a plan has a note
 
 
 def notes_of(original: Source, dtype: np.dtype[Any], *, layout: Layout, roles: Roles, grid: Grid) -> tuple[str, ...]:

@@ -50,10 +50,8 @@ from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.options import job_key
 
 J = TypeVar("J", bound=Job)
-PRIVATE = ("allow_import", "import_folder")
-"""Keys that no file may set: a file must not allow itself to run code."""
-WHOLE = ("denoiser", "channels")
-"""Keys whose values are decided as a whole."""
+PRIVATE = ("allow_import", "import_folder")  # keys that no file may set: a file must not allow itself to run code
+WHOLE = ("denoiser", "channels")  # keys whose values are decided as a whole
 
 
 def documents_of(

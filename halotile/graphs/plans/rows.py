@@ -8,8 +8,7 @@ from typing import Any
 from halotile.graphs.kinds.base import Figures, Row
 from halotile.graphs.words import bytes_text, counted, rate_text, shape_text
 
-Found = Mapping[str, Any]
-"""The mapping of ``Tuned.to_json()``."""
+Found = Mapping[str, Any]  # the mapping of `Tuned.to_json()`
 
 
 def probe_rows(figures: Mapping[str, Any]) -> list[Row]:

@@ -42,8 +42,7 @@ def whole_path(argument: str, place: Any) -> str:
 
 
 T = TypeVar("T")
-Words = Mapping[str, Any]
-"""A section of a job with the keys of a job file."""
+Words = Mapping[str, Any]  # a section of a job with the keys of a job file
 
 
 def section(name: str, kind: type[T], written: str | Words, first: str = "name") -> T:

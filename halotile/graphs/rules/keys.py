@@ -35,23 +35,21 @@ from halotile.tasks.operators.base import Operator
 from halotile.tasks.operators.shift import Shift
 from halotile.tasks.options import OwnPath, ReadPath, option_fields
 
-PlacedFaults = dict[KeyPath, str]
-"""Messages by place."""
+PlacedFaults = dict[KeyPath, str]  # messages by place
 WrittenAs = Literal["array", "image", "operators", "denoiser"]
 
+# Types in a job file, and values that a class is tried with: the content of a file is not known yet.
 _WRITTEN: Mapping[WrittenAs, tuple[Any, Callable[[Any], Any]]] = {
     "array": (ReadPath, lambda _: np.ones((1, 1))),
     "image": (ReadPath, lambda _: Constant((1, 1), np.dtype("float32"))),
     "operators": (tuple[Mapping[str, Any], ...], lambda value: tuple(Shift(shift=(0, 0)) for _ in value)),
     "denoiser": (Mapping[str, Any], lambda _: Median(size=3)),
 }
-"""Types in a job file, and values that a class is tried with: the content of a file is not known yet."""
 _STAND_INS: Mapping[Any, Any] = {
     int: 3, float: 1.0, str: "module:name", bool: False, ReadPath: "file", OwnPath: "file"
 }  # fmt: skip
 """Values that pass every check, for a required option that is wrong itself while the others are checked."""
-_YES, _NO = ("yes", "on", "y", "true"), ("no", "off", "n", "false")
-"""Booleans of YAML 1.1."""
+_YES, _NO = ("yes", "on", "y", "true"), ("no", "off", "n", "false")  # booleans of YAML 1.1
 
 
 class Key(NamedTuple):

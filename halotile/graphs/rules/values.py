@@ -34,10 +34,10 @@ LEAST_MEMORY_BYTES = 64 * 2**20
 _DTYPES = ("auto", "uint8", "uint16", "int8", "int16", "uint32", "int32", "float16", "float32", "float64")
 
 
+# Longest name of an output, in bytes. File systems allow 255, and the names beside an output are longer.
 _LONGEST_NAME = 230
-"""Longest name of an output, in bytes. File systems allow 255, and the names beside an output are longer."""
+# Command that writes a file of each name, and what it is.
 _COMMANDS = {".tif": ("export", "a TIFF"), ".tiff": ("export", "a TIFF"), ".png": ("preview", "a PNG")}
-"""Command that writes a file of each name, and what it is."""
 _ODD_IN_ADDRESS = re.compile(r"[?#%+\\*]|//|(?<![^/])\.\.?(?![^/])")
 """Characters that a URL escapes, an empty part, and parts that lead elsewhere."""
 _OTHER_FORMATS = re.compile(r"\.(tiff?|png|jpe?g|bmp|gif|np[yz]|h5|hdf5?|nc|mat|zip)", re.IGNORECASE)
@@ -97,10 +97,8 @@ class Named:
 
     word: str
     registry: str
-    without: tuple[str, ...] = ()
-    """Names that jobs cannot use."""
-    besides: tuple[str, ...] = ()
-    """Other words that are accepted."""
+    without: tuple[str, ...] = ()  # names that jobs cannot use
+    besides: tuple[str, ...] = ()  # other words that are accepted
 
     @property
     def names(self) -> list[str]:
@@ -257,6 +255,7 @@ def _directives(value: Any) -> str | None:
     return None
 
 
+# Checks of the sections that several kinds of jobs share, by type of the section and key. Empty values are not checked.
 COMMON: Mapping[tuple[type, str], Check] = {
     (Input, "path"): filled,
     (Input, "level"): AtLeast(0),
@@ -288,11 +287,9 @@ COMMON: Mapping[tuple[type, str], Check] = {
     (Cluster, "cores"): AtLeast(1),
     (Cluster, "gpus"): AtLeast(0),
 }
-"""Checks of the sections that several kinds of jobs share, by type of the section and key. Empty values are not checked."""
 
 
-Faults = Iterator[tuple[tuple[str | int, ...], str]]
-"""Places of faults, with their messages."""
+Faults = Iterator[tuple[tuple[str | int, ...], str]]  # places of faults, with their messages
 
 
 def apply_rules(rules: Iterable[Rule], parts: Mapping[str, Any]) -> dict[tuple[str | int, ...], str]:
@@ -421,6 +418,7 @@ def no_check_for_nan(run: Run) -> Faults:
         yield ("run", "on_nan"), fault
 
 
+# Rules for every kind of job.
 OF_CLUSTERS: tuple[Rule, ...] = (
     _scheduler_of_cluster,
     _keys_of_cluster,
@@ -428,7 +426,6 @@ OF_CLUSTERS: tuple[Rule, ...] = (
     _encryption_of_cluster,
     _device_of_run,
 )
-"""Rules for every kind of job."""
 
 
 def workers_of_slots(slots: int, run: Run) -> Faults:

@@ -35,10 +35,8 @@ from halotile.storage.run_directory.object_claim import ObjectClaim
 from halotile.storage.sharded.output import AnyLayout, FileLayout, create_output, open_output
 from halotile.storage.sharded.ownership import REPLACE, find_foreign_entry, foreign_pixels_reason, restore_metadata
 
-HOW = ("version", "run", "cluster", "allow_import", "import_folder")
-"""Parts of every job that do not affect its result."""
-ORPHAN_SECONDS = 60.0
-"""Time that workers of a killed driver have to end before a new driver may write."""
+HOW = ("version", "run", "cluster", "allow_import", "import_folder")  # parts of every job that do not affect its result
+ORPHAN_SECONDS = 60.0  # time that workers of a killed driver have to end before a new driver may write
 
 
 @dataclass(frozen=True)

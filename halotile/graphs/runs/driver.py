@@ -49,10 +49,8 @@ class Outcome(Progress):
     output: str
     run_directory: str
     quarantined: tuple[BadBlock, ...] = ()
-    inspection: Inspection = field(default_factory=Inspection)
-    """Figures of the result."""
-    retired: tuple[str, ...] = ()
-    """Workers that were given no more blocks, with host and reason."""
+    inspection: Inspection = field(default_factory=Inspection)  # figures of the result
+    retired: tuple[str, ...] = ()  # workers that were given no more blocks, with host and reason
 
     @classmethod
     def of(cls, plan: Plan, progress: Progress, **found: Any) -> Outcome:
@@ -333,19 +331,15 @@ def next_of(passes: Generator[AnyPass, Sums, None], sums: Sums | None) -> AnyPas
         return None
 
 
-AHEAD = 100
-"""Images that are planned before any is run, at most."""
-MOST_NAMED = 20
-"""Images that failed, at most, which a status names."""
-_OF_ALL = (DiskRefused, ClusterFailed, Stalled, Stopped)
-"""Errors that the next image would meet as well."""
+AHEAD = 100  # images that are planned before any is run, at most
+MOST_NAMED = 20  # images that failed, at most, which a status names
+_OF_ALL = (DiskRefused, ClusterFailed, Stalled, Stopped)  # errors that the next image would meet as well
 
 
 _SUMMED = (
     "done", "resumed", "pixels_done", "seconds", "read_bytes", "written_bytes", "compute_seconds", "retried", "failed", "holes", "defects",
 )  # fmt: skip
-_OF_THE_CLUSTER = ("cluster: ", "dashboard: ")
-"""Beginnings of messages that are the same for every image."""
+_OF_THE_CLUSTER = ("cluster: ", "dashboard: ")  # beginnings of messages that are the same for every image
 _LARGEST = ("peak_memory_bytes", "device_peak_bytes", "start_seconds")
 
 

@@ -25,15 +25,11 @@ from halotile.storage.sharded.output import UNREADABLE, FileLayout
 from halotile.storage.sharded.ownership import REPLACE, foreign_pixels_reason, mark_complete, remove_added_levels
 from halotile.storage.stored_array import read_error, unreadable_error
 
-LOOK_SECONDS = 5.0
-"""Interval of the checks of the output's directory and the input."""
-LOOK_SHARE = 0.01
-"""Largest share of a run's time for these checks."""
+LOOK_SECONDS = 5.0  # interval of the checks of the output's directory and the input
+LOOK_SHARE = 0.01  # largest share of a run's time for these checks
+# Time without an answer from the file system before the run ends: network file systems recover, tickets are renewed.
 SILENT_SECONDS = 60.0
-"""Time without an answer from the file system before the run ends: network file systems recover, tickets are
-renewed."""
-LISTED = 300
-"""Most characters of block numbers in a message."""
+LISTED = 300  # most characters of block numbers in a message
 
 
 @dataclass(frozen=True)

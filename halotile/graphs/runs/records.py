@@ -32,11 +32,10 @@ from halotile.tasks.exact_sums import add_exactly
 T = TypeVar("T")
 
 CHECKED_AT_ONCE = 64
+# A check that takes longer waits for the disk, as many after it will; checks in memory only hinder each other as
+# threads.
 WAITING_SECONDS = 1e-3
-"""A check that takes longer waits for the disk, as many after it will; checks in memory only hinder each
-other as threads."""
-HELD_BYTES = 2**30
-"""Most bytes of shards in memory while they are read whole: the memory of a driver is in no plan."""
+HELD_BYTES = 2**30  # most bytes of shards in memory while they are read whole: the memory of a driver is in no plan
 
 
 def output_grid(layout: AnyLayout, shape: tuple[int, ...], block: tuple[int, ...]) -> Grid:
@@ -158,8 +157,7 @@ class OpenRecords:
 
     journal: Journal
     ledger: Ledger
-    arrays: int = 0
-    """Number of arrays that the pass writes."""
+    arrays: int = 0  # number of arrays that the pass writes
 
     def sums(self) -> Sums:
         """Return the totals of the finished pass."""

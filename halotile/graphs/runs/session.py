@@ -24,8 +24,7 @@ from halotile.storage.run_directory.json_files import Ledger
 from halotile.tasks.block import BadBlock
 from halotile.tasks.devices.device import release_memory
 
-RESTARTS = 3
-"""Restarts of a cluster without a finished block in between after which a run gives up."""
+RESTARTS = 3  # restarts of a cluster without a finished block in between after which a run gives up
 
 
 Wanted = TypeVar("Wanted", bound=AnyPass)
@@ -46,14 +45,10 @@ class ClusterPass(ABC, Generic[Wanted]):
         The run.
     """
 
-    total = 1
-    """Number of blocks that the pass is to do."""
-    seconds = 0.0
-    """Time in which workers were ready and blocks were left."""
-    disk_error: str | None = None
-    """Error of a full disk that ended the pass early."""
-    untidy = False
-    """True once a worker was lost, which may have left part of a file behind."""
+    total = 1  # number of blocks that the pass is to do
+    seconds = 0.0  # time in which workers were ready and blocks were left
+    disk_error: str | None = None  # error of a full disk that ended the pass early
+    untidy = False  # true once a worker was lost, which may have left part of a file behind
 
     def __init__(self, wanted: Wanted, journal: Journal, ledger: Ledger | None, context: RunContext) -> None:
         self.wanted = wanted

@@ -12,8 +12,7 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, NoReturn
 
-TWICE_SECONDS = 1.0
-"""A signal that comes sooner after the first is the same signal, received by two ways."""
+TWICE_SECONDS = 1.0  # a signal that comes sooner after the first is the same signal, received by two ways
 _limit_seconds: ContextVar[float | None] = ContextVar("drain_seconds", default=None)
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 STATUS_SECONDS = 1.0
 NOTIFY_SECONDS = 0.4
+# Fields of a receipt that are added up under the same name.
 _SUMMED = ("holes", "defects", "read_bytes", "written_bytes", "compute_seconds")
-"""Fields of a receipt that are added up under the same name."""
 
 
 @dataclass(frozen=True)
@@ -321,11 +321,7 @@ class RunContext:
     """A run as its passes see it."""
 
     plan: Plan
-    outputs: HeldOutputs
-    """The outputs, which are checked during the run."""
-    directory: RunDirectory
-    """The run directory, in which workers look for a request to stop."""
-    signals: Signals
-    """Requests to the driver."""
-    status: Status
-    """Progress, reported and written to disk."""
+    outputs: HeldOutputs  # the outputs, which are checked during the run
+    directory: RunDirectory  # the run directory, in which workers look for a request to stop
+    signals: Signals  # requests to the driver
+    status: Status  # progress, reported and written to disk

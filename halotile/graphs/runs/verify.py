@@ -34,17 +34,15 @@ class Verdict:
     checked: int
     problems: tuple[str, ...]
     repaired: int
+    # Blocks that the run has not done, or has given up: there is nothing to check.
     undone: RangeSet = field(default_factory=RangeSet)
-    """Blocks that the run has not done, or has given up: there is nothing to check."""
+    # True where there is a run directory with the job that wrote the output. Without one, shards are checked against
+    # their checksums only: those of another place or time pass.
     repairable: bool = True
-    """True where there is a run directory with the job that wrote the output. Without one, shards are checked
-    against their checksums only: those of another place or time pass."""
-    iterates: bool = False
-    """True where a repair of blocks has to iterate again from the start."""
-    unchecked_levels: int = 0
-    """Levels that were added to the image, which no journal knows."""
+    iterates: bool = False  # true where a repair of blocks has to iterate again from the start
+    unchecked_levels: int = 0  # levels that were added to the image, which no journal knows
+    # Words on how to make missing chunks pixels of the fill value, where metadata say that none may be missing.
     unmark: str = ""
-    """Words on how to make missing chunks pixels of the fill value, where metadata say that none may be missing."""
 
     @property
     def sound(self) -> bool:
@@ -139,8 +137,7 @@ class _Written(RecordedImage):
 
     directory: RunDirectory
     problems: dict[int, list[str]]
-    lines: tuple[str, ...]
-    """The problems of its blocks as text."""
+    lines: tuple[str, ...]  # the problems of its blocks as text
 
 
 def _outputs(

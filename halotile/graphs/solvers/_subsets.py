@@ -22,10 +22,9 @@ from halotile.graphs.subsets import SubsetOrder, check_order, ordered_subset
 from halotile.tasks.options import Auto, check_whole
 from halotile.tasks.terms import MISFIT
 
+# Numbers of a state: the largest change in this epoch so far, and the sum of the misfits of its subsets.
 LARGEST, SO_FAR = "largest", "so far"
-"""Numbers of a state: the largest change in this epoch so far, and the sum of the misfits of its subsets."""
-PASSES_EACH = 6
-"""Passes of Lanczos' method for each subset: its bound is a little larger than after 15."""
+PASSES_EACH = 6  # passes of Lanczos' method for each subset: its bound is a little larger than after 15
 
 
 @dataclass(frozen=True)

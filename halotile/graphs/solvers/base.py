@@ -15,24 +15,20 @@ from halotile.tasks.image_task import Shared, Sum, Written
 from halotile.tasks.priors.base import Prior, Within
 from halotile.tasks.terms import Contributions
 
+# Sums of every step: `|x' - x|²`, `|x'|²`, and with a reference `|x' - reference|²`.
 CHANGE, LENGTH, ERROR = "change", "length", "error"
-"""Sums of every step: ``|x' - x|²``, ``|x'|²``, and with a reference ``|x' - reference|²``."""
 
 
-PRIOR = "prior"
-"""Sum of each pixel's part of the prior, where the prior has a value."""
+PRIOR = "prior"  # sum of each pixel's part of the prior, where the prior has a value
 
+# Numbers of a state that are reported: the residual relative to the first, and 1 where it was just recomputed.
 RESIDUAL, RECOMPUTED = "residual", "recomputed"
-"""Numbers of a state that are reported: the residual relative to the first, and 1 where it was just recomputed."""
-SPENT = "spent"
-"""Reported as well: 1 where the residual is as short as rounding permits."""
+SPENT = "spent"  # reported as well: 1 where the residual is as short as rounding permits
+# Number of a state: above 1 where the next step begins beyond the image, whose misfit is then not recorded.
 MOMENTUM = "t before"
-"""Number of a state: above 1 where the next step begins beyond the image, whose misfit is then not recorded."""
-EPOCH = "epoch_change"
-"""Reported at the end of an epoch of subsets: the largest change of its iterations."""
+EPOCH = "epoch_change"  # reported at the end of an epoch of subsets: the largest change of its iterations
 
-Map = Callable[[Readable], Readable]
-"""A map from an image to another image of the same shape."""
+Map = Callable[[Readable], Readable]  # a map from an image to another image of the same shape
 
 
 @dataclass(frozen=True)
@@ -151,8 +147,8 @@ class Step:
     sums: tuple[Sum, ...] = ()
 
 
+# `read(name, age)`: a vector of the state, or of the state `age` iterations before it.
 ReadVector = Callable[[str, int], Readable]
-"""``read(name, age)``: a vector of the state, or of the state ``age`` iterations before it."""
 
 
 @dataclass(frozen=True)

@@ -27,20 +27,17 @@ from halotile.tasks.operators.sum import Total
 from halotile.tasks.terms import MISFIT
 
 RR, PQ, RQ, QQ = "rr", "pq", "rq", "qq"
-FIRST = "first"
-"""Square of the first residual."""
-COMPUTED = "computed"
-"""Residual relative to the first, when it was last computed and not updated by recurrence."""
-ROUNDED = 100.0
-"""Factor on the resolution of the pixels: an updated residual shorter by this is mostly rounding error."""
+FIRST = "first"  # square of the first residual
+COMPUTED = "computed"  # residual relative to the first, when it was last computed and not updated by recurrence
+ROUNDED = 100.0  # factor on the resolution of the pixels: an updated residual shorter by this is mostly rounding error
+# Largest ratio of a recomputed residual to the one before it at which it pays to go on; also of an updated residual to
+# the recomputed one at which the updated one was rounding error.
 PAYS = 0.5
-"""Largest ratio of a recomputed residual to the one before it at which it pays to go on; also of an updated
-residual to the recomputed one at which the updated one was rounding error."""
 
+# Factor on the resolution of the pixels times the length of the measurements: a step that changes `A x` by less
+# follows rounding alone. At the solution, such steps are 1.7 to 2.6 times that product, for images of any size in
+# single and in double precision.
 NOISE = 4.0
-"""Factor on the resolution of the pixels times the length of the measurements: a step that changes ``A x`` by
-less follows rounding alone. At the solution, such steps are 1.7 to 2.6 times that product, for images of any
-size in single and in double precision."""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from halotile.tasks.operators.sum import Total
 
 SEED = 0
 VV, VW, WW = "vv", "vw", "ww"
-TINY = 1e-12
-"""Ratio to the vector before below which a vector is rounding error: there is no new direction left."""
+TINY = 1e-12  # ratio to the vector before below which a vector is rounding error: there is no new direction left
+# Safety factor for rounding, and for eigenvalues so close together that a residual shows only one of them.
 MARGIN = 1.001
-"""Safety factor for rounding, and for eigenvalues so close together that a residual shows only one of them."""
 
 
 @dataclass(frozen=True)

@@ -103,16 +103,13 @@ class Metrics:
 
 
 NAME = "halotile-page"
-TOPIC = "halotile"
-"""Topic of the messages from the driver."""
-CLIENT = "client"
-"""Key of a message with the driver that it is from."""
+TOPIC = "halotile"  # topic of the messages from the driver
+CLIENT = "client"  # key of a message with the driver that it is from
 ADDRESS = "halotile"
-WAIT_SECONDS = 5.0
-"""Time after which a browser gets an answer without news."""
+WAIT_SECONDS = 5.0  # time after which a browser gets an answer without news
 HTML = Path(__file__).with_name("page.html")
+# Statements of the page that a kept one has its message and its report in.
 KEPT, REPORT = "const kept = null;", "const found = null;"
-"""Statements of the page that a kept one has its message and its report in."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -257,19 +254,16 @@ class _Job(_Handler):
 
 BlockNumbers = NDArray[np.intp]
 
-EDGE = 128
-"""Cells along an edge of the map, at most."""
+EDGE = 128  # cells along an edge of the map, at most
+# States of a block. One that is retried has failed, and is not done yet.
 STATES = ("todo", "running", "done", "retried", "quarantined")
-"""States of a block. One that is retried has failed, and is not done yet."""
 WAITING, RUNNING, DONE, RETRIED, QUARANTINED = range(len(STATES))
+# The states that a cell shows before others where its blocks differ: rarer and more important ones first.
 _FIRST_SEEN = (QUARANTINED, RETRIED, RUNNING)
-"""The states that a cell shows before others where its blocks differ: rarer and more important ones first."""
-FILLED = 9
-"""Value of ``filled`` for a cell whose blocks are all done."""
+FILLED = 9  # value of `filled` for a cell whose blocks are all done
+# Durations from the shortest to the longest, on a logarithmic scale.
 LEVELS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""Durations from the shortest to the longest, on a logarithmic scale."""
-UNKNOWN = "."
-"""Stands for the duration of a cell in which no block was timed."""
+UNKNOWN = "."  # stands for the duration of a cell in which no block was timed
 
 
 class Board:
@@ -389,15 +383,13 @@ def _array(numbers: Iterable[int]) -> BlockNumbers:
 
 
 RPC_SECONDS = 5.0
-LAST_SECONDS = 2.0
-"""Timeout of the last message."""
-ROWS = 400
-"""Iterations of the curve, at most."""
+LAST_SECONDS = 2.0  # timeout of the last message
+ROWS = 400  # iterations of the curve, at most
 CURVES = ("residual", "objective", "misfit", "loss", "validation", "error", "tv", "nlm", "change", "psnr", "rate")
 STAGES = ("read", "compute", "write")
 UNSEEN = ("message", "figures", "counted", "holes", "defects", "workers", "start_seconds")
+# Status fields sent to the page. The owner and the paths of a run are not among them.
 PROGRESS = ("state", "all_seconds", *(name for name in Progress.__slots__ if name not in UNSEEN), *RATES)
-"""Status fields sent to the page. The owner and the paths of a run are not among them."""
 
 
 class Watch:

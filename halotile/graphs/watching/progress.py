@@ -54,8 +54,8 @@ def _bar_class() -> type[tqdm]:
     return kind  # type: ignore[no-any-return]
 
 
+# Properties of a progress that are derived from its fields.
 RATES = ("megapixels_per_second", "megabytes_per_second", "eta_seconds")
-"""Properties of a progress that are derived from its fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +73,18 @@ class Progress:
     written_bytes: int = 0
     workers: int = 0
     peak_memory_bytes: int = 0
+    # Time from the beginning of the run until its workers were ready; seconds begin then.
     start_seconds: float = 0.0
-    """Time from the beginning of the run until its workers were ready; :attr:`seconds` begin then."""
-    device_peak_bytes: int = 0
-    """Peak size of a worker's tensors on a GPU."""
-    compute_seconds: float = 0.0
-    """Sum over all workers, each by the clock of its device."""
+    device_peak_bytes: int = 0  # peak size of a worker's tensors on a GPU
+    compute_seconds: float = 0.0  # sum over all workers, each by the clock of its device
     retried: int = 0
     failed: int = 0
-    holes: int = 0
-    """Pixels of this run's blocks that were left as they are: without a measurement, or masked."""
-    defects: int = 0
-    """Pixels of this run's blocks that were replaced before anything was computed."""
-    counted: str = "block"
-    """Unit of the counts, such as step."""
+    holes: int = 0  # pixels of this run's blocks that were left as they are: without a measurement, or masked
+    defects: int = 0  # pixels of this run's blocks that were replaced before anything was computed
+    counted: str = "block"  # unit of the counts, such as step
     message: str = ""
+    # Figures of a solver's last iteration: iteration, iterations, misfit, change, psnr.
     figures: Mapping[str, float] = field(default_factory=dict)
-    """Figures of a solver's last iteration: iteration, iterations, misfit, change, psnr."""
 
     @property
     def megapixels_per_second(self) -> float:
@@ -114,8 +109,7 @@ class Progress:
         return asdict(self) | {name: getattr(self, name) for name in RATES}
 
 
-Observer = Callable[[Progress], None]
-"""Called from the driver about twice a second, and whenever there is a message."""
+Observer = Callable[[Progress], None]  # called from the driver about twice a second, and whenever there is a message
 
 
 _FIGURES = {

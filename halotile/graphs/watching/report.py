@@ -21,10 +21,8 @@ from halotile.storage.images.planes import ServedImage
 from halotile.storage.images.png import contrast, encode_png, grey
 from halotile.storage.sharded.layout import Layout
 
-REDUCED, MOST_REDUCED = 400, 4
-"""Edge of a reduced image in pixels, and number of these."""
-RESIDUAL_LEVELS = 3.0
-"""Residual in noise levels that is drawn as black or white."""
+REDUCED, MOST_REDUCED = 400, 4  # edge of a reduced image in pixels, and number of these
+RESIDUAL_LEVELS = 3.0  # residual in noise levels that is drawn as black or white
 
 
 def report_of(plan: Plan, inspection: Inspection, progress: Progress) -> dict[str, Any]:

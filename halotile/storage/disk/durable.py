@@ -23,21 +23,20 @@ from halotile.errors import DiskRefused, HalotileError
 from halotile.storage.disk.object_path import OutputPath, files_below
 from halotile.storage.io_threads import IO_THREADS
 
-PARTIAL = ".partial"
-"""Suffix of a file that is still being written."""
+PARTIAL = ".partial"  # suffix of a file that is still being written
 
 Buffer = bytes | bytearray | memoryview
 Buffers = Sequence[Buffer]
 
+# System errors that prove that a file is absent; others may be temporary.
 GONE = (FileNotFoundError, NotADirectoryError)
-"""System errors that prove that a file is absent; others may be temporary."""
 
 _IOV_MAX = 1024
 _NOT_FOR_DIRECTORIES = {errno.EINVAL, errno.ENOTSUP}
 _FILES_IN_FLIGHT = 32
 _BEGIN_TO_WRITE = 2
+# Call of Linux that lets the disk begin with what was written to a file.
 _SYNC_FILE_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)
-"""Call of Linux that lets the disk begin with what was written to a file."""
 
 
 class Disk:
@@ -263,8 +262,7 @@ def refusing_full(problem: str, remedy: str = "Free some space and run again.") 
         raise DiskRefused(f"the disk ran full: {problem} ({error}). {remedy}") from error
 
 
-DISK = Disk()
-"""The default instance."""
+DISK = Disk()  # the default instance
 
 
 def remove_partials(root: OutputPath, disk: Disk = DISK) -> int:

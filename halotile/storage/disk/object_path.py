@@ -15,10 +15,9 @@ from typing import Any
 from halotile.errors import OutputRefused, redacted
 from halotile.registry import optional
 
+# Errors of obstore for what this user may not do.
 DENIED = ("PermissionDeniedError", "UnauthenticatedError", "PermissionError")
-"""Errors of obstore for what this user may not do."""
-SCHEMES = ("s3", "gs", "az")
-"""Schemes of stores that outputs are written to."""
+SCHEMES = ("s3", "gs", "az")  # schemes of stores that outputs are written to
 
 
 @dataclass(frozen=True, order=True)
@@ -139,8 +138,7 @@ class ObjectPath:
                 yield from (found["path"].removeprefix(prefix) for found in page)
 
 
-OutputPath = Path | ObjectPath
-"""Place of an output."""
+OutputPath = Path | ObjectPath  # place of an output
 
 
 def path_of(place: str | OutputPath) -> OutputPath:
@@ -199,8 +197,7 @@ def credentials_fault(path: str) -> str | None:
     )
 
 
-REQUEST_TIMEOUT = "300 seconds"
-"""Time of one request: that of obstore, 30 s, is too short for a shard on a slow line."""
+REQUEST_TIMEOUT = "300 seconds"  # time of one request: that of obstore, 30 s, is too short for a shard on a slow line
 
 
 @lru_cache(maxsize=64)
@@ -252,9 +249,9 @@ def store_errors(place: ObjectPath) -> Iterator[None]:
         raise kind(number, words, str(place)) from None
 
 
+# System errors of obstore's.
 _KINDS: dict[str, tuple[type[OSError], int]] = {
     **dict.fromkeys(("FileNotFoundError", "NotFoundError"), (FileNotFoundError, errno.ENOENT)),
     **dict.fromkeys(("AlreadyExistsError", "PreconditionError"), (FileExistsError, errno.EEXIST)),
     **dict.fromkeys(DENIED, (PermissionError, errno.EACCES)),
 }
-"""System errors of obstore's."""

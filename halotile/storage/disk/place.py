@@ -51,8 +51,7 @@ def _has_global_beegfs_locks(options: Sequence[str]) -> bool:
 
 
 ZARR_JSON = "zarr.json"
-ZARR_FILES = (ZARR_JSON, ".zgroup", ".zarray")
-"""Metadata files; every Zarr has one of them at its root."""
+ZARR_FILES = (ZARR_JSON, ".zgroup", ".zarray")  # metadata files; every Zarr has one of them at its root
 
 
 def outside_zarr(path: str) -> str:

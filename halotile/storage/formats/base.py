@@ -38,19 +38,18 @@ OPACITY_REMARK = (
     "the last channel is opacity: it is denoised like the others, and transparent pixels count as measurements"
 )
 COMPLEX = ("complex64", "complex128")
+# Pixel types that can be read.
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
-"""Pixel types that can be read."""
 
-_NUMERIC_KINDS = "biufcmM"
-"""NumPy kinds of arrays that need not be images."""
+_NUMERIC_KINDS = "biufcmM"  # NumPy kinds of arrays that need not be images
 
+# Attributes that outputs do not keep: of the file's structure, of its other variables, or of the noisy pixels.
 _OF_THE_FILE = (
     *("halotile", "missing_value", "zarr_conventions", "dtype", "multiscales", "omero", "ome"),
     *("CLASS", "NAME", "DIMENSION_LIST", "DIMENSION_LABELS", "REFERENCE_LIST", "PALETTE"),
     *("coordinates", "bounds", "grid_mapping", "ancillary_variables", "cell_measures", "formula_terms"),
     *("actual_range", "compress"),
 )
-"""Attributes that outputs do not keep: of the file's structure, of its other variables, or of the noisy pixels."""
 _OF_THE_FILE_PREFIXES = ("_", "spatial:", "proj:", "STATISTICS_")
 
 
@@ -63,7 +62,7 @@ class Source(Readable, Protocol):
 
     path: str
     format: str
-    axes: tuple[str, ...]  # one lower-case letter for each axis, such as ``("c", "y", "x")``
+    axes: tuple[str, ...]  # one lower-case letter for each axis, such as `("c", "y", "x")`
     chunks: tuple[int, ...]  # chunk shape in pixels; 1 along every axis when pixels can be read individually
     # shape of the part in each file, in pixels; None when all pixels are in one file
     shards: tuple[int, ...] | None
@@ -184,8 +183,9 @@ def make_header(
     return Header(pixels, native, axes, chunks, attributes=kept, remarks=remarks, **fields)
 
 
+# Attributes of the CF conventions: a value is the stored number times the first, plus the second. And the numbers that
+# change nothing.
 PACKING = {"scale_factor": 1, "add_offset": 0}
-"""Attributes of the CF conventions: a value is the stored number times the first, plus the second. And the numbers that change nothing."""
 
 
 def packing_text(attributes: Mapping[str, Any]) -> str:
@@ -213,8 +213,8 @@ def number_of_type(value: Any, dtype: np.dtype[np.generic]) -> float | None:
         return None
 
 
+# The value that netCDF reads where floats were never written and no `_FillValue` is given.
 FILL_OF_NETCDF = 9.969209968386869e36
-"""The value that netCDF reads where floats were never written and no ``_FillValue`` is given."""
 
 
 def nodata_of(attributes: Mapping[str, Any], dtype: np.dtype[Any], fill: Any = None) -> list[float]:
@@ -333,8 +333,7 @@ def refuse_option(kind: str, reason: str, **options: Any) -> None:
             raise InputError(f"{name} is {value!r}, but {reason}. Leave {name} out for a {kind} file.")
 
 
-Decode = Callable[[tuple[int, ...]], Any]
-"""The pixels of the chunk with this number along each axis."""
+Decode = Callable[[tuple[int, ...]], Any]  # the pixels of the chunk with this number along each axis
 
 
 class KeptChunkReader:

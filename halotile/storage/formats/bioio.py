@@ -28,8 +28,7 @@ from halotile.storage.spacing import in_known_unit
 from halotile.storage.stored_array import StoredArray
 
 _SUFFIXES = (".czi", ".nd2", ".lif", ".vsi", ".dv", ".r3d", ".sldy", ".oir", ".oib", ".zvi")
-_ALWAYS_THERE = "TCZ"
-"""Axes that bioio adds with length 1 where a file lacks them."""
+_ALWAYS_THERE = "TCZ"  # axes that bioio adds with length 1 where a file lacks them
 
 
 def claims(path: Path) -> bool:

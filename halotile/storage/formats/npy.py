@@ -17,8 +17,7 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.storage.stored_array import StoredArray
 
 _MAGIC = b"\x93NUMPY"
-_MOST_HEADER_BYTES = 2**16
-"""Limit far above any numeric array's header; a damaged header may claim 4 GB."""
+_MOST_HEADER_BYTES = 2**16  # limit far above any numeric array's header; a damaged header may claim 4 GB
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 

@@ -16,8 +16,7 @@ from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero, own_a
 from halotile.storage.spacing import read_georeference
 from halotile.storage.stored_array import StoredArray
 
-_BEFORE_NAMES = "tczyx"
-"""Axes of an image of OME-Zarr 0.1 or 0.2: always five."""
+_BEFORE_NAMES = "tczyx"  # axes of an image of OME-Zarr 0.1 or 0.2: always five
 
 _FILL_REMARK = (
     "the fill value is 0, which xarray reads as pixels without a measurement: here 0 is a measurement. If it is none, write "

@@ -15,8 +15,8 @@ from halotile.storage.rim import Pixels
 from halotile.storage.stored_array import StoredArray
 
 _MAGIC = b"\x89PNG\r\n\x1a\n"
+# Values per pixel by colour type: grey, RGB, RGB by a palette, grey with opacity, RGB with opacity.
 _SAMPLES = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
-"""Values per pixel by colour type: grey, RGB, RGB by a palette, grey with opacity, RGB with opacity."""
 _PALETTE = 3
 _ADVICE = "Copy it again from its origin."
 

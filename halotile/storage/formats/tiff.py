@@ -24,13 +24,11 @@ from halotile.storage.sharded.ome_metadata import OmeImage, order
 from halotile.storage.spacing import converted, downsampling
 from halotile.storage.stored_array import StoredArray
 
-ALL = "all"
-"""Dataset of the series of equal shape as one image."""
+ALL = "all"  # dataset of the series of equal shape as one image
 _MINISWHITE, _UPRIGHT = 0, 1
 _PALETTE = 3
 _JPEG, _BAND_BY_BAND = 7, 2
-MOST_LISTED = 4
-"""Series that are listed one by one."""
+MOST_LISTED = 4  # series that are listed one by one
 _MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 

@@ -29,10 +29,8 @@ from halotile.storage.sharded.local_reader import is_complete, lost_chunk, open_
 from halotile.storage.spacing import read_georeference
 from halotile.storage.stored_array import StoredArray
 
-MOST_OBJECTS = 10_000
-"""Objects that are listed, a thousand with each request: every worker does so."""
-_SAMPLED_OBJECTS, _AT_ONCE = 64, 16
-"""Chunks that are checked where not all can be, and requests at once."""
+MOST_OBJECTS = 10_000  # objects that are listed, a thousand with each request: every worker does so
+_SAMPLED_OBJECTS, _AT_ONCE = 64, 16  # chunks that are checked where not all can be, and requests at once
 
 
 def object_tags(array: Any, url: str) -> list[list[Any]]:
@@ -94,12 +92,10 @@ def _object_at(store: Any, name: str) -> Any:
         return None
 
 
-_DIMENSIONS = "_ARRAY_DIMENSIONS"
-"""Attribute of xarray with the names of the axes."""
+_DIMENSIONS = "_ARRAY_DIMENSIONS"  # attribute of xarray with the names of the axes
+# Maximum number of chunk files whose modification times are checked for changes: a quarter of a second on a local disk.
 _MOST_FILES = 65_536
-"""Maximum number of chunk files whose modification times are checked for changes: a quarter of a second on a local disk."""
-_MOST_DIRECTORIES = 20_000
-"""Maximum number of chunk directories that are checked when there are more files than that."""
+_MOST_DIRECTORIES = 20_000  # maximum number of chunk directories that are checked when there are more files than that
 
 
 def claims(path: Path) -> bool:

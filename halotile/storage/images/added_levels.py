@@ -48,12 +48,10 @@ _SHARDING = "sharding_indexed"
 _ZATTRS, _ZARRAY, _ZMETADATA = ".zattrs", ".zarray", ".zmetadata"
 LevelDocuments = Mapping[str, Mapping[str, Any]]
 
-WORK = ".levels"
-"""Folder in the group, with the files of a run directory, of levels that are being made."""
+WORK = ".levels"  # folder in the group, with the files of a run directory, of levels that are being made
+# Most bytes of pixels in a shard, and of those that are written at once, unless a single chunk is larger.
 SHARD_BYTES = 8 * 2**20
-"""Most bytes of pixels in a shard, and of those that are written at once, unless a single chunk is larger."""
-PART_BYTES = 8 * 2**20
-"""Most bytes of finer pixels that are averaged at once, unless a few chunks are larger."""
+PART_BYTES = 8 * 2**20  # most bytes of finer pixels that are averaged at once, unless a few chunks are larger
 
 
 def add_levels(group: Path, tick: Tick = lambda _: None, disk: Disk = DISK) -> tuple[int, list[tuple[int, ...]]]:

@@ -22,12 +22,10 @@ from halotile.storage.sharded.ome_metadata import Channels, are_colours, shown_c
 from halotile.storage.spacing import converted, downsampling
 from halotile.storage.views import Viewed, measured
 
-WINDOW_BYTES = 32 * 2**20
-"""Maximum size of one read, unless a single chunk is larger."""
+WINDOW_BYTES = 32 * 2**20  # maximum size of one read, unless a single chunk is larger
 
 
-MOST_CHANNELS = 8
-"""Most channels that are examined one by one, or drawn in their colours."""
+MOST_CHANNELS = 8  # most channels that are examined one by one, or drawn in their colours
 Component = Literal["modulus", "phase", "real", "imag"]
 _PARTS: Mapping[Component, Any] = {"modulus": np.abs, "phase": np.angle, "real": np.real, "imag": np.imag}
 
@@ -224,14 +222,12 @@ def _cuts(first: int, length: int, step: int) -> Iterator[tuple[int, int]]:
     yield from zip(borders, [*borders[1:], length], strict=True)
 
 
-EDGE = 256
-"""Edge of a chunk in pixels."""
+EDGE = 256  # edge of a chunk in pixels
+# Most pixels that one chunk is the mean of: a zoom that needs more shows the coarsest level that has fewer.
 MOST_READ = 2**22
-"""Most pixels that one chunk is the mean of: a zoom that needs more shows the coarsest level that has fewer."""
+# Types that viewers take; others are served as float32.
 EXACT = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32")
-"""Types that viewers take; others are served as float32."""
-HOLE = -3.4e38
-"""Value of a hole: viewers cannot compare with NaN."""
+HOLE = -3.4e38  # value of a hole: viewers cannot compare with NaN
 _ORDER = "tczyx"
 
 

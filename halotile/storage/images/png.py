@@ -21,15 +21,11 @@ from halotile.storage.disk.durable import DISK
 from halotile.storage.images.planes import Component, Planes
 from halotile.storage.rim import Pixels
 
-Means = NDArray[np.floating[Any]]
-"""Shape (rows, columns, samples); NaN where no pixel was finite."""
-Tick = Callable[[float], None]
-"""Called with the finished fraction, 0 to 1."""
+Means = NDArray[np.floating[Any]]  # shape (rows, columns, samples); NaN where no pixel was finite
+Tick = Callable[[float], None]  # called with the finished fraction, 0 to 1
 
-MOST_PIXELS = 64 * 2**20
-"""Limit on the pixels of a PNG, which is built in memory."""
-TAILS = (0.1, 99.9)
-"""Percentiles of the reduced image that are drawn black and white."""
+MOST_PIXELS = 64 * 2**20  # limit on the pixels of a PNG, which is built in memory
+TAILS = (0.1, 99.9)  # percentiles of the reduced image that are drawn black and white
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _RGB = 0, 2
 _UP = 2
@@ -213,14 +209,12 @@ def _chunk(kind: bytes, data: bytes) -> list[bytes]:
     return [struct.pack(">I", len(data)), kind, data, struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))]
 
 
-Drawn = NDArray[np.uint8]
-"""Shape (rows, columns, 1 or 3)."""
+Drawn = NDArray[np.uint8]  # shape (rows, columns, 1 or 3)
 
-LABEL, TEXT = 20, 16
-"""Sizes of the letters in pixels."""
+LABEL, TEXT = 20, 16  # sizes of the letters in pixels
+# Width of a cell to which smaller images are enlarged, in whole steps; cells that stand in one row; and the width of a
+# larger sheet relative to its height.
 USUAL_WIDTH, ONE_ROW, WIDE = 400, 5, 1.6
-"""Width of a cell to which smaller images are enlarged, in whole steps; cells that stand in one row; and the width of a larger sheet
-relative to its height."""
 _MARGIN, _GAP, _LINE = 16, 6, 1.3
 _PAPER, _INK, _FAINT = (255, 255, 255), (20, 20, 20), (95, 95, 95)
 _SUGGESTED, _WARNING = (0, 120, 70), (185, 60, 0)

@@ -35,8 +35,8 @@ from halotile.storage.sharded.ome_metadata import Channels, are_colours
 from halotile.storage.sharded.output import halve_to
 from halotile.storage.spacing import SYMBOLS_OF_LENGTH, SYMBOLS_OF_TIME, converted
 
+# Longest edge in pixels of the coarsest level; validators of GeoTIFFs ask for levels of a larger image.
 LARGEST_TOP = 512
-"""Longest edge in pixels of the coarsest level; validators of GeoTIFFs ask for levels of a larger image."""
 _HALF = (2, 2)
 
 
@@ -99,16 +99,13 @@ class NextLevel:
         return replace(choose_planes(open_source(self.path, axes=axes), {}, None), colour=self.planes.colour)
 
 
-TILE = 256
-"""Edge of a tile in pixels; TIFF requires a multiple of 16."""
-_CLASSIC_BYTES = 4_000_000_000
-"""Limit for a classic TIFF with 32-bit offsets."""
+TILE = 256  # edge of a tile in pixels; TIFF requires a multiple of 16
+_CLASSIC_BYTES = 4_000_000_000  # limit for a classic TIFF with 32-bit offsets
 _BUFFER_BYTES = 16 * 2**20
 _THREADS = 2
-_NOT_XML = re.compile(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
-"""Characters that XML does not permit."""
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")  # characters that XML does not permit
+# Least size of a pixel in centimeters that the tags of a resolution can state; the largest is its inverse.
 _LEAST_CM = 2**-31
-"""Least size of a pixel in centimeters that the tags of a resolution can state; the largest is its inverse."""
 
 
 def write_tiff(path: Path, planes: Planes, *, cog: bool = False, tick: Tick = lambda _: None) -> int:

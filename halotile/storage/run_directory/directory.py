@@ -45,10 +45,9 @@ NAMES = {
     JOB, CONFIG, PLAN, JOURNAL, STATUS, EVENTS, locks.LOCK, locks.WORKERS_LOCK, STOP, STATE,
     ITERATIONS, EXAMPLES, WRITTEN, WORKERS, BATCH, SCRIPT, LOG, FINISHED, FAILED, PAGE, PRIMARY, CLAIM,
 }  # fmt: skip
-TIME_IS_UP = "SIGUSR1"
-"""Signal of the batch system before it ends a job."""
+TIME_IS_UP = "SIGUSR1"  # signal of the batch system before it ends a job
+# Default waiting time for the lock, longer than RunDirectory.is_running holds it to check whether it is free.
 LOCK_SECONDS = 0.5
-"""Default waiting time for the lock, longer than :meth:`RunDirectory.is_running` holds it to check whether it is free."""
 _SEAL = "digest"
 _DIRECTORY_MODE = 0o700
 _PROGRESS = (PLAN, JOURNAL, STATUS, EVENTS)

@@ -30,9 +30,9 @@ from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.sharded.shards import DIGEST_BYTES, digest_of
 
 VERSION = 2
+# Maximum number of blocks times images. Each block is at least one file, so no run has more, and a line with more is
+# damaged. It limits the memory for digests to a gigabyte.
 MOST_DIGESTS = 2**28
-"""Maximum number of blocks times images. Each block is at least one file, so no run has more, and a line with more is damaged.
-It limits the memory for digests to a gigabyte."""
 _MODE = 0o600
 
 

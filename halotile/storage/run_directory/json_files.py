@@ -16,8 +16,7 @@ import google_crc32c
 from halotile.errors import DamagedData
 from halotile.storage.disk.durable import DISK, GONE, Disk
 
-FILE_MODE = 0o600
-"""Mode of the files of a run directory."""
+FILE_MODE = 0o600  # mode of the files of a run directory
 
 
 def digest(document: Any) -> str:
@@ -56,8 +55,7 @@ def read_object(path: Path, advice: str) -> dict[str, Any] | None:
     return value
 
 
-BlockSums = Mapping[str, list[float]]
-"""The sums over one block: for each name, one value for each of its shards."""
+BlockSums = Mapping[str, list[float]]  # the sums over one block: for each name, one value for each of its shards
 
 
 @dataclass(frozen=True)

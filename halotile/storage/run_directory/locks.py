@@ -18,14 +18,13 @@ from typing import Any
 from halotile.errors import OutputInUse, OutputRefused
 from halotile.storage.run_directory.json_files import FILE_MODE
 
-LOCK = "lock"
-"""Lock file that the driver holds while it runs."""
+LOCK = "lock"  # lock file that the driver holds while it runs
+# Lock file that every worker holds while it may write: a new driver waits until all have released it.
 WORKERS_LOCK = "workers.lock"
-"""Lock file that every worker holds while it may write: a new driver waits until all have released it."""
 _POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 2.0
+# Errors of a file system without locks, or whose server has run out of them.
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-"""Errors of a file system without locks, or whose server has run out of them."""
 
 
 def flock(fd: int, operation: int) -> None:
@@ -100,8 +99,7 @@ def describe(holder: dict[str, Any]) -> str:
     return f"process {holder.get('pid')} on {holder.get('host')}, started {started},"
 
 
-_descriptors: dict[Path, int] = {}
-"""File descriptors of the locks that this process holds."""
+_descriptors: dict[Path, int] = {}  # file descriptors of the locks that this process holds
 _mutex = threading.Lock()
 
 

@@ -114,34 +114,29 @@ def framed(scan: Scan, framing: Framing, shape: tuple[int, ...]) -> Scan:
     return replace(scan, pixel=(bins * height, bins * width), mask=good, background=dark)
 
 
+# The largest number of 32 bits: no detector counts as far, and some write it where they have no count.
 MOST_COUNTS = 2**32 - 1
-"""The largest number of 32 bits: no detector counts as far, and some write it where they have no count."""
-BRIGHT = 100
-"""Counts, of a pattern in the median or all around a pixel, beside which none are 0 by chance."""
-DARK = 1e-3
-"""Counts of a blank pattern at most, relative to the median: dark counts while the shutter is closed."""
-SPREAD = 3
-"""Ratio of the counts of bright and of faint patterns from which the beam may have varied."""
+BRIGHT = 100  # counts, of a pattern in the median or all around a pixel, beside which none are 0 by chance
+DARK = 1e-3  # counts of a blank pattern at most, relative to the median: dark counts while the shutter is closed
+SPREAD = 3  # ratio of the counts of bright and of faint patterns from which the beam may have varied
 
-LOOKED_AT = 8
-"""Patterns of those read at once that are searched for hot pixels; a scan of fewer is not."""
+LOOKED_AT = 8  # patterns of those read at once that are searched for hot pixels; a scan of fewer is not
+# A hot pixel is so many times above its neighbours, in this share of the patterns, and farther than so many pixels from
+# the middle.
 FAR_ABOVE, NEARLY_ALL, BEAM = 10, 0.9, 2
-"""A hot pixel is so many times above its neighbours, in this share of the patterns, and farther than so many pixels from the middle."""
+# The light is in the corners where they have so many times that of the middle, and its centre is as near to the first
+# pixel, in edges of a corner.
 CORNERS, NEAR_FIRST = 3, 0.25
-"""The light is in the corners where they have so many times that of the middle, and its centre is as near to the first pixel, in edges of a corner."""
+# Pixels are saturated at MANY counts or more, where more than PILED of a pattern have the largest count, and more than
+# half of those from NEAR times that.
 NEAR, PILED, MANY = 0.99, 3, 500
-"""Pixels are saturated at MANY counts or more, where more than PILED of a pattern have the largest count, and more than half of those from NEAR times that."""
-AROUND = np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1]])
-"""The eight neighbours of a pixel."""
-MANY_LEFT_OUT = 0.5
-"""Share of the pixels that a mask leaves out from which it may be an inverted one."""
-MOST_NAMED = 10
-"""Patterns or pixels, at most, that are named in a line."""
+AROUND = np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1]])  # the eight neighbours of a pixel
+MANY_LEFT_OUT = 0.5  # share of the pixels that a mask leaves out from which it may be an inverted one
+MOST_NAMED = 10  # patterns or pixels, at most, that are named in a line
 
 
 Indices = NDArray[np.int64]
-Reporter = Callable[[int, int], None]
-"""Called with the numbers of patterns that are done and of all."""
+Reporter = Callable[[int, int], None]  # called with the numbers of patterns that are done and of all
 
 
 class PatternCounts:
@@ -337,12 +332,9 @@ def _at_most(read: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(np.isin(read, flags) | (read > np.finfo(np.float32).max))
 
 
-CHUNK_BYTES, SHARD_BYTES = 2**20, 2**25
-"""About the bytes of patterns that are decoded at once, and that one file has."""
-MOST_LEFT_OUT = 0.9
-"""Share of the pixels that a mask may leave out unless it is named."""
-ORDER = 16
-"""The curve has 2^16 steps along each axis."""
+CHUNK_BYTES, SHARD_BYTES = 2**20, 2**25  # about the bytes of patterns that are decoded at once, and that one file has
+MOST_LEFT_OUT = 0.9  # share of the pixels that a mask may leave out unless it is named
+ORDER = 16  # the curve has 2^16 steps along each axis
 
 
 class PatternArray(Protocol):

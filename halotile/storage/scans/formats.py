@@ -189,16 +189,13 @@ def _check_given(path: str, known: KnownValues) -> None:
 
 ENTRY, INSTRUMENT = "entry_1", "entry_1/instrument_1"
 DETECTOR, SOURCE = f"{INSTRUMENT}/detector_1", f"{INSTRUMENT}/source_1"
-GOOD = (0, 0x1000)
-"""Flags of a mask that a pixel may have and count: none, and that it has a signal."""
+GOOD = (0, 0x1000)  # flags of a mask that a pixel may have and count: none, and that it has a signal
 
 
-SHORTEST = 1e-13
-"""Wavelength in metres of photons and electrons that no scan is made with."""
-ALIKE = 1.02
-"""Largest ratio of two values that stand for one."""
+SHORTEST = 1e-13  # wavelength in metres of photons and electrons that no scan is made with
+ALIKE = 1.02  # largest ratio of two values that stand for one
+# Options with which a value is given that a file lacks, by the end of its name there.
 OPTIONS = {"energy": "--energy", "distance": "--distance", "_pixel_size": "--pixel"}
-"""Options with which a value is given that a file lacks, by the end of its name there."""
 
 
 def encode_cxi(
@@ -377,12 +374,10 @@ def _mean_of_frames(dark: NDArray[Any], mask: NDArray[np.bool_] | None) -> NDArr
     return mean if mask is None or mask.shape != mean.shape else np.where(mask, mean, np.float32(0))
 
 
-PROBES = (f"{SOURCE}/illumination", f"{SOURCE}/probe")
-"""Usual names of a probe in CXI files."""
+PROBES = (f"{SOURCE}/illumination", f"{SOURCE}/probe")  # usual names of a probe in CXI files
 SUFFIXES = (".cxi", ".ptyd", ".h5", ".hdf5")
 
-FARTHEST = 1.0
-"""Metres between two positions of a scan."""
+FARTHEST = 1.0  # metres between two positions of a scan
 
 
 @dataclass(frozen=True)

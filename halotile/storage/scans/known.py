@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 
-PLANCK_TIMES_LIGHT = 1.98644586e-25
-"""In joule metres: the wavelength of light is this by the energy of a photon."""
+PLANCK_TIMES_LIGHT = 1.98644586e-25  # in joule metres: the wavelength of light is this by the energy of a photon
+# Joules of an electronvolt, and of the mass of an electron.
 CHARGE, ELECTRON_AT_REST = 1.602176634e-19, 8.1871057880e-14
-"""Joules of an electronvolt, and of the mass of an electron."""
-NEGATIVE, PIXELS = "negative", re.compile(r"\d+,\d+(\s+\d+,\d+)*")
-"""Bad pixels that are no name of an image."""
+NEGATIVE, PIXELS = "negative", re.compile(r"\d+,\d+(\s+\d+,\d+)*")  # bad pixels that are no name of an image
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-MEASURED, AT_WORST, AT_BEST = 0.0, 1.0, -1.0
-"""A resolution is as measured; that or better; or worse than that."""
+MEASURED, AT_WORST, AT_BEST = 0.0, 1.0, -1.0  # a resolution is as measured; that or better; or worse than that
 
 
 def shown_length(metres: float) -> str:

@@ -29,8 +29,7 @@ from halotile.storage.sharded.output import Layout, ShardWriter, create_output
 from halotile.storage.sharded.ownership import stored_digest
 from halotile.storage.stored_array import read_error
 
-SUFFIXES = (".cxi", ".h5", ".hdf5")
-"""Ends of the names of results."""
+SUFFIXES = (".cxi", ".h5", ".hdf5")  # ends of the names of results
 
 
 def fault_of_name(path: str) -> str | None:
@@ -107,25 +106,21 @@ def dataset_in(file: Any, *names: str, kinds: str = "biuf", ndim: int | None = N
     return None
 
 
-MARK = "halotile_scan"
-"""Attribute of the group, with the version of this layout."""
+MARK = "halotile_scan"  # attribute of the group, with the version of this layout
 VERSION = 1
 PATTERNS = "patterns"
-MEAN, MAXIMUM = "mean", "maximum"
-"""Arrays for inspection: over all patterns."""
+MEAN, MAXIMUM = "mean", "maximum"  # arrays for inspection: over all patterns
+# Options of `recon-cli convert` that give a length.
 LENGTHS = {"wavelength": "energy", "distance": "distance", "pixel": "pixel"}
-"""Options of `recon-cli convert` that give a length."""
-SHORTEST, LONGEST = 1e-15, 1e-3
-"""Wavelengths in metres beyond which nothing has one that diffracts."""
+SHORTEST, LONGEST = 1e-15, 1e-3  # wavelengths in metres beyond which nothing has one that diffracts
 ARRAYS = {
     "positions": ("f", 2), "numbers": ("iu", 1), "mask": ("b", 2), "background": ("f", 2), "probe": ("c", 3), "intensities": ("f", 1)
 }  # fmt: skip
 """Arrays besides the patterns: kinds of their types, and numbers of axes."""
 OPTIONAL = tuple(ARRAYS)[2:]
-VALUES = ("wavelength", "distance", "pixel", "angles", "full", "remarks")
-"""Attributes with the other fields of a scan."""
+VALUES = ("wavelength", "distance", "pixel", "angles", "full", "remarks")  # attributes with the other fields of a scan
+# Attributes with the digest of the files of the patterns, and with those of the other arrays by their names.
 SHARDS, DIGESTS = "shards", "arrays"
-"""Attributes with the digest of the files of the patterns, and with those of the other arrays by their names."""
 
 
 def digest_of_arrays(arrays: Mapping[str, NDArray[Any] | None], start: str = "") -> str:
@@ -377,13 +372,11 @@ class StartValues:
         return digest_of_arrays(vars(self))
 
 
-IMAGES = {"object": "yx", "probe": "cyx"}
-"""The images of a result and their axes: modes are channels."""
+IMAGES = {"object": "yx", "probe": "cyx"}  # the images of a result and their axes: modes are channels
+# Values of the Fourier ring correlation, where a result has it.
 RINGS = ("ring_frequency", "ring_correlation", "ring_threshold", "resolution", "resolution_bound")
-"""Values of the Fourier ring correlation, where a result has it."""
 CHUNK = 256
-WORST = 3
-"""Patterns with the greatest loss that are named."""
+WORST = 3  # patterns with the greatest loss that are named
 
 
 class PatternComparison(NamedTuple):

@@ -29,12 +29,10 @@ from halotile.storage.sharded.shards import LEVELS, ShardFormat
 from halotile.storage.spacing import Georeference, read_georeference, voxel_shape
 from halotile.storage.stored_array import read_error
 
+# Number of files of an output above which shards grow and levels end: file systems are slow with millions of files.
 MOST_FILES = 100_000
-"""Number of files of an output above which shards grow and levels end: file systems are slow with millions of files."""
-LARGEST_TOP = 1024
-"""Longest edge in pixels at which an image needs no coarser level."""
-SMALLEST_SHARD = 16
-"""Shortest edge of a shard, in pixels, for which a level is made: it has one file for each block."""
+LARGEST_TOP = 1024  # longest edge in pixels at which an image needs no coarser level
+SMALLEST_SHARD = 16  # shortest edge of a shard, in pixels, for which a level is made: it has one file for each block
 
 
 @dataclass(frozen=True)
@@ -204,15 +202,16 @@ def _means(pixels: NDArray[Any], axes: Sequence[int], dtype: np.dtype[Any]) -> N
     return pixels
 
 
+# Supported output types.
 DTYPES = (
     *("uint8", "uint16", "uint32", "int8", "int16", "int32"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-"""Supported output types."""
+# Attribute with the value of pixels without a measurement, of the CF conventions; xarray takes it for a number, unlike
+# _FillValue.
 NODATA = "missing_value"
-"""Attribute with the value of pixels without a measurement, of the CF conventions; xarray takes it for a number, unlike _FillValue."""
+# Attributes that are written for other fields of a layout.
 _OF_LAYOUT = re.compile(f"{NODATA}|halotile|zarr_conventions|(spatial|proj):.*")
-"""Attributes that are written for other fields of a layout."""
 _LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC32C = {"name": "crc32c"}
 

@@ -49,14 +49,12 @@ numcodecs.blosc.use_threads = False
 
 Bytes = NDArray[np.uint8]
 
-COMPRESSORS = ("blosc", "zstd", "gzip")
-"""Supported compressors of Zarr v3."""
+COMPRESSORS = ("blosc", "zstd", "gzip")  # supported compressors of Zarr v3
 CHECKSUM_BYTES = 4
 _ORDERS: dict[str, Literal["<", ">"]] = {"little": "<", "big": ">"}
 _BLOSC_HEADER_BYTES = 16
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_HEADER_BYTES = 18
-"""Maximum size of a zstd frame header."""
+_ZSTD_HEADER_BYTES = 18  # maximum size of a zstd frame header
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,17 @@ import numpy as np
 from halotile.errors import ConfigError
 
 VERSION = "0.5"
-FINEST = "0"
-"""Name of the array of the finest level inside the group."""
+FINEST = "0"  # name of the array of the finest level inside the group
 
+# One mapping for each channel with some of label, color (six hexadecimal digits) and window (lowest and highest value
+# shown).
 Channels = tuple[Mapping[str, Any], ...]
-"""One mapping for each channel with some of label, color (six hexadecimal digits) and window (lowest and highest value shown)."""
-RGB = {"red": "FF0000", "green": "00FF00", "blue": "0000FF"}
-"""Channels of a colour image."""
-OPACITY = "opacity"
-"""Name of a fourth one."""
+RGB = {"red": "FF0000", "green": "00FF00", "blue": "0000FF"}  # channels of a colour image
+OPACITY = "opacity"  # name of a fourth one
 
 WHITE = "FFFFFF"
 PAIR = ("FF00FF", "00FF00")
-MANY = ("00FFFF", "FFFF00", "FF00FF", "FF0000", "00FF00", "0000FF")
-"""Colours of two channels, and of more."""
+MANY = ("00FFFF", "FFFF00", "FF00FF", "FF0000", "00FF00", "0000FF")  # colours of two channels, and of more
 
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 _COLOUR = "[0-9a-fA-F]{6}"

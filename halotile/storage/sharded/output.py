@@ -91,8 +91,7 @@ class Vectors:
         return self.layout.size_bytes * sum(self.copies.values())
 
 
-UNREADABLE = "cannot be read"
-"""End of the problem of a file that another attempt may be able to read."""
+UNREADABLE = "cannot be read"  # end of the problem of a file that another attempt may be able to read
 
 
 @dataclass(frozen=True)
@@ -146,13 +145,13 @@ class FileLayout:
 
 open_output = read_layout
 AnyLayout = Layout | FileLayout
+# Ends of the problems of shards and chunks that zarr leaves out where all their pixels have the fill value.
 ABSENT = ("the shard is missing", "is not in the file")
-"""Ends of the problems of shards and chunks that zarr leaves out where all their pixels have the fill value."""
+# Edge of the parts of a level that are averaged at once: they and the pixels that they cover stay in the cache.
 HALVED_ROWS = 256
-"""Edge of the parts of a level that are averaged at once: they and the pixels that they cover stay in the cache."""
 FOREIGN_FILE = "not what the run wrote there"
+# Problem of intact shards with unexpected pixels.
 FOREIGN_PIXELS = "whole, but not what the run wrote there: a shard of another place or time"
-"""Problem of intact shards with unexpected pixels."""
 
 
 def create_output(

@@ -17,12 +17,9 @@ from halotile.storage.disk.object_path import ObjectPath, OutputPath, store_erro
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.sharded.shards import encoded_digest
 
-DIGEST = "halotile"
-"""Name of the metadata of an object with the digest of its shard."""
-MOST_PUT_BYTES = 5 * 10**9
-"""Size of an object that stores take in one request."""
-READS_AT_ONCE = 32
-"""Requests at once for the checksums of shards: one takes milliseconds, in which nothing is computed."""
+DIGEST = "halotile"  # name of the metadata of an object with the digest of its shard
+MOST_PUT_BYTES = 5 * 10**9  # size of an object that stores take in one request
+READS_AT_ONCE = 32  # requests at once for the checksums of shards: one takes milliseconds, in which nothing is computed
 
 
 class OutputDisk(Protocol):

@@ -27,8 +27,8 @@ from halotile.storage.sharded.output_disk import OutputDisk, disk_of
 from halotile.storage.stored_array import read_error
 
 REPLACE = "Move it away, or run with --fresh and output.overwrite: true to replace it."
+# Keys that differ in the metadata of another array. Any other difference is damage.
 _IDENTIFYING_KEYS = ("node_type", "shape", "data_type", "chunk_grid", "codecs")
-"""Keys that differ in the metadata of another array. Any other difference is damage."""
 
 
 def metadata_problems(

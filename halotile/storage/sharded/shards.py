@@ -25,8 +25,8 @@ from halotile.storage.disk.durable import Buffer
 from halotile.storage.rim import Array
 from halotile.storage.sharded.local_reader import Chain
 
+# Compression level of each Blosc codec. Higher levels take more time and hardly reduce the size.
 LEVELS = {"lz4": 5, "zstd": 3}
-"""Compression level of each Blosc codec. Higher levels take more time and hardly reduce the size."""
 CODECS = (*LEVELS, "none")
 
 DIGEST_BYTES = _CRC_BYTES = 4

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-VECTORS = 64
-"""A multiple of the vector length of torch on any CPU."""
+VECTORS = 64  # a multiple of the vector length of torch on any CPU
 
 _EXACT = frozenset({
     "add", "sub", "rsub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "equal", "where", "masked_fill", "copy", "copysign",

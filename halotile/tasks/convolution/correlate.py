@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 PATCH_COLUMNS = 8
-LONG_KERNEL = 9
-"""Number of rows from which on patches of four rows are faster than patches of two."""
+LONG_KERNEL = 9  # number of rows from which on patches of four rows are faster than patches of two
 
 
 def correlate(images: torch.Tensor, kernels: torch.Tensor, step: int = 1) -> torch.Tensor:

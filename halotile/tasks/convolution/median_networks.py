@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-SORTED_SIZES = (3, 5, 7)
-"""Windows whose network is written out and compiled, once for each in median.c."""
-NetworkStep = tuple[str, int, int]
-"""("shift", source, axis * size + offset), or ("min" or "max", one value, the other)."""
+SORTED_SIZES = (3, 5, 7)  # windows whose network is written out and compiled, once for each in median.c
+NetworkStep = tuple[str, int, int]  # ("shift", source, axis * size + offset), or ("min" or "max", one value, the other)
 
 
 @dataclass

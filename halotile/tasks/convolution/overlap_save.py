@@ -24,14 +24,12 @@ import numpy as np
 
 from halotile.storage.rim import Array
 
+# Method of a convolution. `auto`: chosen by engine_for, and `direct` until then.
 EngineName = Literal["auto", "direct", "fft"]
-"""Method of a convolution. ``auto``: chosen by :func:`engine_for`, and ``direct`` until then."""
 
 PERIOD = 1024
-EDGES = (-32, 32, 512)
-"""Edges of cells, relative to each multiple of the period."""
-EVEN = 512
-"""Approximate length of cells of equal length."""
+EDGES = (-32, 32, 512)  # edges of cells, relative to each multiple of the period
+EVEN = 512  # approximate length of cells of equal length
 FFT_FROM = {"float32": 144, "float64": 16}
 """Number of taps of a kernel from which on the transforms are faster than the direct sum.
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+# Pixels of a strip on a CPU: smaller strips lose more to the calls than they gain in the cache, larger ones exceed it.
 STRIP_PIXELS = 1 << 18
-"""Pixels of a strip on a CPU: smaller strips lose more to the calls than they gain in the cache, larger ones exceed it."""
+# Factor by which strips are larger on a GPU, which has no such cache, and where each step costs a kernel launch.
 GPU_FACTOR = 64
-"""Factor by which strips are larger on a GPU, which has no such cache, and where each step costs a kernel launch."""
 
 
 def strips(batch: torch.Tensor, pixels: int = STRIP_PIXELS) -> Iterator[tuple[int, int]]:

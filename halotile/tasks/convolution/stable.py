@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+# Largest product of the first four lengths for which one image goes to that routine (aten/native/Convolution.cpp).
 FEW = 20480
-"""Largest product of the first four lengths for which one image goes to that routine (aten/native/Convolution.cpp)."""
 
 
 def is_few(image: torch.Tensor) -> bool:

@@ -21,28 +21,25 @@ from halotile.tasks.denoisers.common.weights import TrainedPixels
 from halotile.tasks.lazy import torch
 from halotile.tasks.options import check_above_zero, check_level, check_sizes
 
+# `model(batch, **sides) -> batch`: float tensors of shape (tiles, channels, *spatial), in the units of the image;
+# each side input has shape (tiles, 1, *spatial). The result has the spatial shape times the denoiser's `scale`. A
+# model neither keeps nor changes state between calls.
 Model = Callable[..., "torch.Tensor"]
-"""``model(batch, **sides) -> batch``: float tensors of shape (tiles, channels, *spatial), in the
-units of the image; each side input has shape (tiles, 1, *spatial). The result has the spatial
-shape times the denoiser's ``scale``. A model neither keeps nor changes state between calls."""
 
+# `filter_plane(plane, out) -> done`: contiguous float32 arrays of two axes; False for a plane that only the model can
+# take.
 PlaneFilter = Callable[[NDArray[Any], NDArray[Any]], bool]
-"""``filter_plane(plane, out) -> done``: contiguous float32 arrays of two axes; False for a plane that only the model can take."""
 
-Margin = tuple[tuple[int, int], ...]
-"""Pixels before and after on every spatial axis that are context only."""
+Margin = tuple[tuple[int, int], ...]  # pixels before and after on every spatial axis that are context only
 
-TINY = 1e-30
-"""Keeps a strength of 0, which leaves the pixel as it is, from dividing by 0."""
+TINY = 1e-30  # keeps a strength of 0, which leaves the pixel as it is, from dividing by 0
 
-ROUNDING = 1e-5
-"""Difference of two results that rounding explains, after many layers, relative to the largest pixel."""
+ROUNDING = 1e-5  # difference of two results that rounding explains, after many layers, relative to the largest pixel
 
+# Exponents of two: of strengths that need no other unit, and of numbers whose squares can be summed.
 MODERATE, LARGEST_SQUARED = 20, 60
-"""Exponents of two: of strengths that need no other unit, and of numbers whose squares can be summed."""
 
-NARROW = {1: 1, 2: 64, 3: 16}
-"""Width of a window on its narrow axes, by number of axes."""
+NARROW = {1: 1, 2: 64, 3: 16}  # width of a window on its narrow axes, by number of axes
 
 
 class CoreModel(ABC):

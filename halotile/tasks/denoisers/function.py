@@ -18,8 +18,7 @@ from halotile.tasks.options import check_reference, check_whole, import_referenc
 from halotile.tasks.user_code import imported_digest, qualified_name, value_digest
 
 Image = NDArray[Any]
-ArrayFunction = Callable[..., Image]
-"""Takes a 2-D or 3-D image and returns one of the same shape."""
+ArrayFunction = Callable[..., Image]  # takes a 2-D or 3-D image and returns one of the same shape
 
 
 @dataclass(frozen=True, kw_only=True)

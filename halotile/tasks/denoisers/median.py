@@ -17,13 +17,10 @@ from halotile.tasks.denoisers.compiled.library import by_plane, compiled, kernel
 from halotile.tasks.lazy import torch
 from halotile.tasks.options import check_odd
 
-NETWORK_PIXELS = 49
-"""Windows of up to this many pixels are sorted by exchanges, larger ones by selection."""
-SELECTION_BYTES = 1 << 22
-"""Memory for the windows that are copied out at once for selection."""
+NETWORK_PIXELS = 49  # windows of up to this many pixels are sorted by exchanges, larger ones by selection
+SELECTION_BYTES = 1 << 22  # memory for the windows that are copied out at once for selection
 
-MOST_RANKS = 2**32 - 1
-"""Pixels that the compiled filter tells apart, those around the image included."""
+MOST_RANKS = 2**32 - 1  # pixels that the compiled filter tells apart, those around the image included
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,7 @@ from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for, one_
 from halotile.tasks.lazy import torch
 from halotile.tasks.options import check_odd, check_whole
 
-COMPILED_PATCH = 15
-"""Largest patch that compiled code compares."""
+COMPILED_PATCH = 15  # largest patch that compiled code compares
 SERIES = (
     1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
 )  # fmt: skip

@@ -28,16 +28,15 @@ if TYPE_CHECKING:
     from halotile.tasks.denoisers.base import Model
 
 
+# Vector instruction sets by CPU flag, the widest first.
 LEVELS = {"avx512f": "AVX-512", "avx2": "AVX2", "sve": "SVE", "asimd": "NEON"}
-"""Vector instruction sets by CPU flag, the widest first."""
 LIMITS = (
     "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
     "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES",
 )  # fmt: skip
 """Environment variables that keep a library from using the widest one."""
 LIBRARIES = ("torch", "numpy", "scipy")
-LARGE = 2**22
-"""Pixels from which the I/O threads look at them together."""
+LARGE = 2**22  # pixels from which the I/O threads look at them together
 _CPUS = Path("/proc/cpuinfo")
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 
@@ -129,16 +128,14 @@ def _memory_bytes(column: int) -> int:
     return int(Path("/proc/self/statm").read_text("utf-8").split()[column]) * resource.getpagesize()
 
 
-MIXED = ("float16", "bfloat16")
-"""Precisions in which a model computes parts of itself."""
+MIXED = ("float16", "bfloat16")  # precisions in which a model computes parts of itself
 
 OUT_OF_MEMORY = (
     "not enough memory", "out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED",
     "unable to find an engine to execute", "can't allocate memory", "bad_alloc",
 )  # fmt: skip
 """Words in the errors of libraries that have no exception for it; "unable to find an engine" is cuDNN's, whose every algorithm needs some memory."""
-LOST = 70
-"""Exit code of a process whose device is lost."""
+LOST = 70  # exit code of a process whose device is lost
 
 
 def prepare_process(threads: int) -> None:
@@ -214,8 +211,8 @@ class Device:
     array([0., 2., 4.])
     """
 
+    # True if batches are filled up to one shape: needed where the shape decides on the algorithm, and so on the bits.
     one_shape = False
-    """True if batches are filled up to one shape: needed where the shape decides on the algorithm, and so on the bits."""
 
     def __init__(self, name: str = "cpu", precision: str = "float32", channels_last: bool = False) -> None:
 

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 Computation = Callable[[], "torch.Tensor"]
 Name = Literal["upload", "compute", "download"]
 NAMES: tuple[Name, ...] = ("upload", "compute", "download")
-BUFFERS = 2
-"""One is filled while the other is being copied."""
+BUFFERS = 2  # one is filled while the other is being copied
 
 
 class Mark(Protocol):
@@ -208,8 +207,7 @@ class BufferRing:
 
 
 SMALL_BYTES = 2**16
-MAX_RECORDINGS = 16
-"""One for each shape and margin of a batch: corners and edges have their own."""
+MAX_RECORDINGS = 16  # one for each shape and margin of a batch: corners and edges have their own
 
 
 @dataclass(frozen=True, slots=True)

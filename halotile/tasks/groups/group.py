@@ -19,8 +19,9 @@ from typing import Any
 from halotile.errors import ConfigError, PeerLost
 from halotile.tasks.lazy import dist, torch
 
+# Number of the exchange, size of the file, and first byte and number of bytes for the rank that it is for; a size of 0:
+# it has read its part.
 SIGNAL = struct.Struct("=QQQQ")
-"""Number of the exchange, size of the file, and first byte and number of bytes for the rank that it is for; a size of 0: it has read its part."""
 LEAST_BYTES = 1 << 20
 SECRET_BYTES = 8
 NAME = "halotile"
@@ -205,8 +206,7 @@ def shared_by(group: TorchGroup) -> SharedMemory | None:
 
 
 _THREADS = 2
-LABEL_BYTES = 40
-"""Length of the words about a tensor that go before it in a broadcast."""
+LABEL_BYTES = 40  # length of the words about a tensor that go before it in a broadcast
 LOST_PEER = (
     "Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe",
     "Connect timeout", "Wait timeout", "imed out", "monitoredBarrier", "Application timeout",

@@ -19,13 +19,12 @@ from halotile.tasks.groups.group import TorchGroup, gloo_options, shared_by, tal
 from halotile.tasks.lazy import dist, torch
 
 OWN_RANK = "HALOTILE_RANK"
+# Together with HALOTILE_RANK it takes precedence over the variables of any launcher; it also gives the number that PMIx
+# and PALS may leave out.
 OWN_SIZE = "HALOTILE_SIZE"
-"""Together with HALOTILE_RANK it takes precedence over the variables of any launcher; it also gives the number that PMIx and PALS may
-leave out."""
-OWN_LOCAL = "HALOTILE_LOCAL_RANK"
-"""It gives the number among the copies of a machine where a launcher leaves it out."""
+OWN_LOCAL = "HALOTILE_LOCAL_RANK"  # it gives the number among the copies of a machine where a launcher leaves it out
+# Set by launchers that number their copies, and may leave their count to a library.
 UNCOUNTED = ("PMIX_RANK", "PALS_RANKID")
-"""Set by launchers that number their copies, and may leave their count to a library."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,7 @@ def _launcher(names: str, launch: str = "", *, by_slurm: bool = False) -> Launch
     return Launcher(rank, size, local_rank, local_size, tuple(launch.split()), by_slurm)
 
 
+# The innermost first: `mpirun` may stand in a batch job, and `torchrun` in a step of `srun`.
 LAUNCHERS = {
     "an override": _launcher("HALOTILE"),
     "Open MPI": _launcher("OMPI_COMM_WORLD", "OMPI_MCA_ess_base_jobid PMIX_NAMESPACE"),
@@ -62,7 +62,6 @@ LAUNCHERS = {
     "PMIx": _launcher(f"PMIX_RANK {OWN_SIZE}", "PMIX_NAMESPACE"),
     "PALS alone": _launcher(f"PALS_RANKID {OWN_SIZE} PALS_LOCAL_RANKID", "PALS_APID", by_slurm=True),
 }
-"""The innermost first: `mpirun` may stand in a batch job, and `torchrun` in a step of `srun`."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +121,9 @@ def _is_interactive(environment: Mapping[str, str]) -> bool:
 
 
 BACKENDS = ("auto", "gloo", "nccl")
+# A rank that ends early waits for the others as long as they work. One that fails breaks its connections, which ends
+# the wait at once; the loss of a whole machine, which breaks none, is noticed by what started the ranks.
 END_SECONDS = 10 * 365 * 86400.0
-"""A rank that ends early waits for the others as long as they work. One that fails breaks its connections, which ends the wait at once; the
-loss of a whole machine, which breaks none, is noticed by what started the ranks."""
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,10 @@ from halotile.tasks.groups.opening import Rendezvous, interface_of
 from halotile.tasks.groups.torch_group import HOST, MEETING
 
 WAIT = timedelta(minutes=5)
+# Longest wait for the end of its output after its own end: processes that it leaves behind may hold it open.
 DRAIN_SECONDS = 1.0
-"""Longest wait for the end of its output after its own end: processes that it leaves behind may hold it open."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-ASKED = signal.SIGUSR2
-"""Signal at which a script prints where it is, unless it has another use for it."""
+ASKED = signal.SIGUSR2  # signal at which a script prints where it is, unless it has another use for it
 
 
 def run_script(

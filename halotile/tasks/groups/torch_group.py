@@ -32,13 +32,11 @@ from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.opening import END_SECONDS, Copy, Rendezvous, copy_of, opened
 from halotile.tasks.groups.training.fit import fit
 
-HOST = "HALOTILE_TORCH_HOST"
-"""Environment variable with the address at which a rank listens."""
+HOST = "HALOTILE_TORCH_HOST"  # environment variable with the address at which a rank listens
+# Age at which a file in which ranks met is removed. A program that still runs needs its own to make further groups.
 OLD_SECONDS = 7 * 86400.0
-"""Age at which a file in which ranks met is removed. A program that still runs needs its own to make further groups."""
 _TURNS = itertools.count()
-MEETING = "HALOTILE_TORCH_MEETING"
-"""Environment variable with the file in which the ranks of a script meet."""
+MEETING = "HALOTILE_TORCH_MEETING"  # environment variable with the file in which the ranks of a script meet
 
 __all__ = ["TorchGroup", "aligned_sizes", "fit", "join", "spatial"]
 

@@ -13,23 +13,21 @@ from halotile.storage.rim import Array, Pixels, Readable
 from halotile.storage.views import PlaneValues, Viewed, axes_of_side, side_at
 from halotile.tasks.holes import Holes, Valid, measured_at
 
+# Noise levels from the median around it beyond which a pixel is an outlier, or medians of such distances around it
+# where these are more; and multiple of the largest such distance of a neighbour: the neighbours of a star are bright as
+# well.
 OUTLYING, ALONE = 6.0, 4.0
-"""Noise levels from the median around it beyond which a pixel is an outlier, or medians of such distances around it where these are more; and
-multiple of the largest such distance of a neighbour: the neighbours of a star are bright as well."""
-LEAST_AROUND = 5
-"""Pixels around the neighbours that are known, at least: as in the corner of an image."""
+LEAST_AROUND = 5  # pixels around the neighbours that are known, at least: as in the corner of an image
+# Noise levels between an outlier and each of its neighbours, at least: it follows from the two above, less an allowance
+# for float32.
 STANDS_OUT = OUTLYING * (1 - 1 / ALONE) - 0.1
-"""Noise levels between an outlier and each of its neighbours, at least: it follows from the two above, less an allowance for float32."""
-AROUND = np.argwhere(np.ones((5, 5))) - 2
-"""Places of 5 x 5 pixels, from the middle one."""
+AROUND = np.argwhere(np.ones((5, 5))) - 2  # places of 5 x 5 pixels, from the middle one
+# The neighbours of the middle one, and those around them.
 INNER, OUTER = (np.abs(AROUND).max(1) == reach for reach in (1, 2))
-"""The neighbours of the middle one, and those around them."""
+# Pixels around one that decide on its value: those that may take its place, and those that show whether these are good.
 MARGIN = 4
-"""Pixels around one that decide on its value: those that may take its place, and those that show whether these are good."""
-STRIP_PIXELS = 1 << 18
-"""Pixels of a strip, which fits the cache of a core."""
-Places = NDArray[np.intp]
-"""Positions of pixels, one in each row."""
+STRIP_PIXELS = 1 << 18  # pixels of a strip, which fits the cache of a core
+Places = NDArray[np.intp]  # positions of pixels, one in each row
 
 
 def stabilised(pixels: Array, gain: float, variance: float) -> Array:
@@ -157,8 +155,8 @@ class Repaired(Viewed):
     holes: Holes | None
     mask: Readable | None
     defects: Defects
+    # Places and values of the defects in what was read, for each plane that has any.
     found: list[tuple[Places, Array]] = field(default_factory=list, compare=False)
-    """Places and values of the defects in what was read, for each plane that has any."""
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``; its defects are entered in `found`."""

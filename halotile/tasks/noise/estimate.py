@@ -30,26 +30,21 @@ from halotile.tasks.noise.quiet_windows import (
 
 Range = tuple[float, float]
 NORMAL = NormalDist()
-NORMAL_MAD = 0.6744897501960817
-"""Median of |z| for a standard normal z."""
-TIED = 0.01
-"""Fraction of values that equal their median above which they are those of a rounded image."""
-COARSE_STEPS = 3
-"""Steps up to which the rounding of a median counts: further up it is at most an eighth off."""
+NORMAL_MAD = 0.6744897501960817  # median of |z| for a standard normal z
+TIED = 0.01  # fraction of values that equal their median above which they are those of a rounded image
+COARSE_STEPS = 3  # steps up to which the rounding of a median counts: further up it is at most an eighth off
+# Noise levels between saturated pixels and the mean of their 2 x 2, up to which their noise was cut off: a black or
+# white pixel lies farther from its neighbours.
 NEAR = 2.5
-"""Noise levels between saturated pixels and the mean of their 2 x 2, up to which their noise was cut off: a black or white pixel lies farther from its neighbours."""
-FAR = 9.0
-"""Standard deviations beyond which nothing is cut off."""
+FAR = 9.0  # standard deviations beyond which nothing is cut off
 
 
 class SquareLevel(NamedTuple):
     """The noise level of a square of pixels."""
 
-    level: float
-    """NaN without any details; 0 where most of them are."""
+    level: float  # NaN without any details; 0 where most of them are
     details: int
-    is_coarse: bool
-    """True where there is no noise, or of a few steps of a rounded image alone."""
+    is_coarse: bool  # true where there is no noise, or of a few steps of a rounded image alone
 
 
 def square_level(square: Values, saturated: Range = (math.nan, math.nan)) -> SquareLevel:
@@ -136,8 +131,7 @@ def grouped_median(values: Values) -> tuple[float, bool]:
     return float(low + (high - low) * (len(values) / 2 - len(below)) / tied), True
 
 
-LEAST_SHARE, LEAST_COUNT = 1e-4, 8
-"""Share of the pixels that have the value, and their number, at least."""
+LEAST_SHARE, LEAST_COUNT = 1e-4, 8  # share of the pixels that have the value, and their number, at least
 
 
 class FarValue(NamedTuple):
@@ -146,15 +140,13 @@ class FarValue(NamedTuple):
     value: float
     number: int
     low: float
-    high: float
-    """Range of the others."""
+    high: float  # range of the others
 
 
 class Ends(NamedTuple):
     """The least two and largest two finite values in parts of an image."""
 
-    counts: Counter[float]
-    """Number of pixels of each; of the least and largest of all parts it is that in all parts."""
+    counts: Counter[float]  # number of pixels of each; of the least and largest of all parts it is that in all parts
     pixels: int
 
     @classmethod
@@ -193,16 +185,12 @@ class Ends(NamedTuple):
 NO_ENDS = Ends(Counter(), 0)
 
 
+# Squares of a plane: at most, at least, and of all planes together as far as the least permits.
 SAMPLES, LEAST_SAMPLES, ALL_SAMPLES = 64, 4, 4096
-"""Squares of a plane: at most, at least, and of all planes together as far as the least permits."""
-AT_ONCE_BYTES = 2**28
-"""Most bytes of samples in memory."""
-EDGE = 256
-"""Edge of a square in pixels."""
-SATURATED_PLANES = 16
-"""Planes that are looked at for values at which pixels are saturated."""
-LEAST_DETAILS = 100
-"""Details that are left of a square in which most pixels are saturated, at least."""
+AT_ONCE_BYTES = 2**28  # most bytes of samples in memory
+EDGE = 256  # edge of a square in pixels
+SATURATED_PLANES = 16  # planes that are looked at for values at which pixels are saturated
+LEAST_DETAILS = 100  # details that are left of a square in which most pixels are saturated, at least
 
 
 def estimate_noise_levels(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> NDArray[np.float64]:
@@ -312,12 +300,9 @@ def as_square(pixels: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.float64
 class PlaneLevel(NamedTuple):
     """The noise level of a plane, and where its noise was cut off so much that it is likely too low."""
 
-    level: float
-    """NaN if nothing in the plane is finite, 0 if nothing varies."""
-    saturated: Range = (math.nan, math.nan)
-    """Values at which it was cut off."""
-    share: float = 0.0
-    """Share of the pixels that have them."""
+    level: float  # NaN if nothing in the plane is finite, 0 if nothing varies
+    saturated: Range = (math.nan, math.nan)  # values at which it was cut off
+    share: float = 0.0  # share of the pixels that have them
 
 
 def plane_level(squares: Sequence[Values]) -> float:
@@ -351,19 +336,14 @@ def measure_plane(squares: Sequence[Values], fit: Fit | None = None) -> PlaneLev
 class ImageValues(NamedTuple):
     """The values of an image by samples of its planes."""
 
-    saturated: tuple[float, ...]
-    """Those at which pixels are saturated."""
-    far: FarValue | None
-    """One far from all others."""
+    saturated: tuple[float, ...]  # those at which pixels are saturated
+    far: FarValue | None  # one far from all others
     low: float
-    high: float
-    """Range of the finite ones; from infinity down to its negative where there are none."""
-    size: float
-    """Mean of their absolute values."""
+    high: float  # range of the finite ones; from infinity down to its negative where there are none
+    size: float  # mean of their absolute values
 
 
-UNKNOWN = ImageValues((), None, math.inf, -math.inf, 0.0)
-"""Values of an image that was not looked at."""
+UNKNOWN = ImageValues((), None, math.inf, -math.inf, 0.0)  # values of an image that was not looked at
 
 
 def image_values(source: Readable, spatial: Sequence[int], looped: Sequence[int]) -> ImageValues:

@@ -10,17 +10,16 @@ import numpy as np
 from halotile.tasks.noise.quiet_windows import WINDOW, Values, crowded, cut, mean_beside, without_marks
 
 LAGS = (1, 2, 3)
+# Order of the differences across the axis of a correlation: they leave hardly anything of an image, and white noise
+# uncorrelated along it.
 ORDER = 4
-"""Order of the differences across the axis of a correlation: they leave hardly anything of an image, and white noise uncorrelated along it."""
+# Share of the windows that are compared, those with the quietest neighbours; their number, at least; and multiple of
+# their median energy from which one does not count.
 QUIETEST, LEAST, OUTLYING = 0.25, 32, 2.0
-"""Share of the windows that are compared, those with the quietest neighbours; their number, at least; and multiple of their median energy from which
-one does not count."""
-SQUARES = 16
-"""Squares of a plane that are sampled."""
+SQUARES = 16  # squares of a plane that are sampled
+# Correlation at lag 1, and at each of three lags, from which noise is not white: see docs/design/037.
 CLEAR, CLEAR_FAR = 0.27, 0.14
-"""Correlation at lag 1, and at each of three lags, from which noise is not white: see docs/design/037."""
-LEVEL = 0.6
-"""Ratio of the correlations at lags 3 and 1 from which noise is the same along whole lines."""
+LEVEL = 0.6  # ratio of the correlations at lags 3 and 1 from which noise is the same along whole lines
 
 
 class NoiseCorrelation(NamedTuple):

@@ -17,8 +17,9 @@ from halotile.tasks.noise.estimate import Ends, PlaneLevel, measure_plane, plane
 from halotile.tasks.noise.noise_correlation import NoiseCorrelation, noise_correlation
 from halotile.tasks.noise.quiet_windows import Fit, PlaneWindows, Values, finite_values, fit_noise, windows_of
 
+# Ratio of the variance that other planes predict for one and its own, or the inverse, up to which their noise is taken
+# for it.
 SUITS = 2.0
-"""Ratio of the variance that other planes predict for one and its own, or the inverse, up to which their noise is taken for it."""
 
 
 class PhotonNoise(NamedTuple):
@@ -143,12 +144,9 @@ def _fit_of_even(others: Sequence[Fit], median: float, level: float) -> Fit:
     return Fit(0.0, np.nan_to_num(level) ** 2, level, is_clear=False)
 
 
-PLANES, SURVEYED = 64, 16
-"""Planes that are surveyed, and squares of each, at most."""
-ROUNDED = 0.25
-"""Least variance of whole numbers: details of one step are none of noise."""
-TAIL = 1e-3
-"""Share of the samples below the range of values, and above."""
+PLANES, SURVEYED = 64, 16  # planes that are surveyed, and squares of each, at most
+ROUNDED = 0.25  # least variance of whole numbers: details of one step are none of noise
+TAIL = 1e-3  # share of the samples below the range of values, and above
 
 
 @dataclass(frozen=True)

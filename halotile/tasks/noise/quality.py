@@ -15,20 +15,16 @@ from halotile.tasks.noise.estimate import NORMAL_MAD
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quiet_windows import Values
 
-Denoise = Callable[[Values], Values]
-"""Denoises an image of shape (channels, rows, columns)."""
+Denoise = Callable[[Values], Values]  # denoises an image of shape (channels, rows, columns)
 
-STEP = 0.1
-"""Standard deviation of the probe, relative to that of the noise."""
-FEW = 100
-"""Photons in a pixel, on the average, from which the count may be taken for continuous."""
-PITCH = 8
-"""Distance of the pixels that lose or gain a photon at once: beyond it, few denoisers mix them."""
+STEP = 0.1  # standard deviation of the probe, relative to that of the noise
+FEW = 100  # photons in a pixel, on the average, from which the count may be taken for continuous
+PITCH = 8  # distance of the pixels that lose or gain a photon at once: beyond it, few denoisers mix them
+# Their positions, in turn.
 PLACES = (
     *((1, 1), (3, 2), (0, 6), (2, 5), (4, 4), (5, 0), (6, 7), (7, 3)),
     *((5, 3), (7, 4), (4, 0), (6, 6), (0, 5), (1, 2), (2, 1), (3, 7)),
 )
-"""Their positions, in turn."""
 
 
 def unbiased_risk(noisy: Values, noise: PhotonNoise, denoise: Denoise, seed: int = 0) -> float:
@@ -121,27 +117,22 @@ def _lattices(shape: tuple[int, ...]) -> Iterator[Array]:
         yield probed
 
 
-HEIGHTS = (1, 2, 5)
-"""Heights of the faint detail, in noise levels."""
+HEIGHTS = (1, 2, 5)  # heights of the faint detail, in noise levels
+# Pixels around the centre of a detail; standard deviation of a spot and across a line, and length of a line, in pixels.
 REACH, WIDTH, LENGTH = 7, 1.5, 10
-"""Pixels around the centre of a detail; standard deviation of a spot and across a line, and length of a line, in pixels."""
-APART, MOST = 32, 64
-"""Distance of the details in a crop, and their number, at most."""
-DETECTED = 3.0
-"""Standard deviations of the same contrast elsewhere above which a detail is detected."""
+APART, MOST = 32, 64  # distance of the details in a crop, and their number, at most
+DETECTED = 3.0  # standard deviations of the same contrast elsewhere above which a detail is detected
+# Least standard deviation of that contrast, in noise levels: in a flat result the smallest speck would stand out.
 FLAT = 0.02
-"""Least standard deviation of that contrast, in noise levels: in a flat result the smallest speck would stand out."""
 
 
 class FaintDetail(NamedTuple):
     """Spots and lines of one height after denoising."""
 
-    height: float
-    """In noise levels."""
-    kept: float
-    """Share of the height that is left, on the average."""
+    height: float  # in noise levels
+    kept: float  # share of the height that is left, on the average
+    # Share that stands out: what is left is more than three standard deviations of the noise that is left.
     detected: float
-    """Share that stands out: what is left is more than three standard deviations of the noise that is left."""
 
 
 def faint_detail(noisy: Values, sigma: Values, denoise: Denoise, denoised: Values) -> tuple[FaintDetail, ...]:

@@ -10,45 +10,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
-WINDOW = 8
-"""Edge of the windows whose mean and variance are compared, in pixels."""
-LEAST_WINDOWS = 16
-"""Windows that have to count, at least."""
+WINDOW = 8  # edge of the windows whose mean and variance are compared, in pixels
+LEAST_WINDOWS = 16  # windows that have to count, at least
+# Share of the details of a window that has to be known: those with a hole in their 2 x 2 pixels are not.
 LEAST_MEASURED = 0.2
-"""Share of the details of a window that has to be known: those with a hole in their 2 x 2 pixels are not."""
+# Degrees of freedom of the variance of a window; overlapping details count for less, by the sum of their squared
+# correlations.
 FREEDOM = (WINDOW - 1) ** 2 / 2.25
-"""Degrees of freedom of the variance of a window; overlapping details count for less, by the sum of their squared correlations."""
+# Ranges of brightness of which each has a say in a first guess, if it has half as many windows as have to count; ratio
+# of windows by which that has to be better.
 RANGES, CLEARLY_MORE = 8, 1.1
-"""Ranges of brightness of which each has a say in a first guess, if it has half as many windows as have to count; ratio of windows by which that has to be better."""
+# Standard deviations of a window's variance above the line from which it does not count, and steps of the fit at most.
 OUTLYING, ROUNDS = 4.0, 30
-"""Standard deviations of a window's variance above the line from which it does not count, and steps of the fit at most."""
+# Share of the pixels of a window that may have the largest value of a plane, and the least, where many pixels have
+# these.
 SATURATED_AT_MOST, EMPTY_AT_MOST = 0.02, 0.5
-"""Share of the pixels of a window that may have the largest value of a plane, and the least, where many pixels have these."""
-ENOUGH_ARE_WHOLE = 0.1
-"""Share of the windows of a plane that are not saturated, above which they alone count."""
+ENOUGH_ARE_WHOLE = 0.1  # share of the windows of a plane that are not saturated, above which they alone count
+# Gain in standard deviations from which there is one, and is clear; ratio of the variances of bright and dark, at
+# least, where it is.
 CERTAIN, CLEAR, CLEAR_RATIO = 3.0, 7.0, 1.6
-"""Gain in standard deviations from which there is one, and is clear; ratio of the variances of bright and dark, at least, where it is."""
+# Quantile of the means of windows that the offset cannot exceed; bright and dark are compared at that from both ends.
 DARKEST = 0.005
-"""Quantile of the means of windows that the offset cannot exceed; bright and dark are compared at that from both ends."""
+# Binary digits of a level, whose square float32 holds exactly: noise without photons has the bits of Gaussian noise.
 DIGITS = 11
-"""Binary digits of a level, whose square float32 holds exactly: noise without photons has the bits of Gaussian noise."""
 SATURATED = 1e-3
+# A detector saturates at the least or largest value of a plane that more than this fraction of the samples has, and so
+# many times as many as the next value.
 PILED_UP = 3
-"""A detector saturates at the least or largest value of a plane that more than this fraction of the samples has, and so many times as many as the next value."""
 
 
 class Fit(NamedTuple):
     """Noise of a plane: its variance is ``gain * z + variance`` at a pixel of mean ``z``."""
 
-    gain: float
-    """0 where the noise does not grow with brightness."""
+    gain: float  # 0 where the noise does not grow with brightness
     variance: float
-    level: float
-    """Standard deviation, root mean square over the plane."""
-    is_clear: bool
-    """True if it clearly grows with brightness."""
-    share: float = 1.0
-    """Share of the windows that could be compared."""
+    level: float  # standard deviation, root mean square over the plane
+    is_clear: bool  # true if it clearly grows with brightness
+    share: float = 1.0  # share of the windows that could be compared
 
 
 class PlaneWindows(NamedTuple):
@@ -57,12 +55,9 @@ class PlaneWindows(NamedTuple):
     exponent: int
     means: Values
     variances: Values
-    around: Values
-    """Mean variance of the windows beside each."""
-    all_means: Values
-    """The means also of windows that cannot be compared."""
-    whole: NDArray[np.bool_]
-    """True where noise was hardly cut off at the least value."""
+    around: Values  # mean variance of the windows beside each
+    all_means: Values  # the means also of windows that cannot be compared
+    whole: NDArray[np.bool_]  # true where noise was hardly cut off at the least value
 
     @property
     def middle(self) -> float:

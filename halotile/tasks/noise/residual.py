@@ -12,14 +12,12 @@ import numpy as np
 from halotile.tasks.noise.noise_correlation import direction_text
 from halotile.tasks.noise.quiet_windows import Values, finite_values
 
+# Edge of the parts whose correlations are measured one by one, in pixels: structure fills a part of an image.
 PART = 128
-"""Edge of the parts whose correlations are measured one by one, in pixels: structure fills a part of an image."""
+# Correlation above which a residual holds structure: see docs/choosing.md for what it was measured on.
 STRUCTURED = 0.15
-"""Correlation above which a residual holds structure: see docs/choosing.md for what it was measured on."""
-SHIFTED = 0.5
-"""Mean above which, relative to the noise, brightness was changed: filters keep it."""
-MEASURED = 0.25
-"""Share of the pixels of a part that has to be measured, not holes."""
+SHIFTED = 0.5  # mean above which, relative to the noise, brightness was changed: filters keep it
+MEASURED = 0.25  # share of the pixels of a part that has to be measured, not holes
 
 
 @dataclass(frozen=True)

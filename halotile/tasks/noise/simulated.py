@@ -19,8 +19,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.tasks.operators.base import Derived
 
-CELL = 64
-"""Edge of a cell in pixels. The numbers of a seed depend on it."""
+CELL = 64  # edge of a cell in pixels. The numbers of a seed depend on it.
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,8 @@ def poisson(clean: NDArray[Any], region: Region, *, gain: float, seed: int, oper
     return (gain * np.where(np.isnan(count), 0.0, np.maximum(count, 0))).astype(clean.dtype)
 
 
-ROUNDING = 1e-5
-"""The fraction of the brightest pixel by which a convolution may round below 0 on an empty background."""
-FAINT = 1e-3
-"""Counts below 0 that are taken for 0."""
+ROUNDING = 1e-5  # the fraction of the brightest pixel by which a convolution may round below 0 on an empty background
+FAINT = 1e-3  # counts below 0 that are taken for 0
 
 Noise = Literal["gaussian", "poisson", "none"]
 

@@ -19,36 +19,30 @@ from halotile.tasks.inner_tiles import respanned
 from halotile.tasks.noise.estimate import NORMAL_MAD
 from halotile.tasks.noise.quiet_windows import Values
 
+# Lines that are estimated together, and lines on each side that are read besides: their influence has faded there.
 GROUP, MARGIN = 1024, 256
-"""Lines that are estimated together, and lines on each side that are read besides: their influence has faded there."""
-SEGMENTS = 8
-"""Parts of a line that are estimated by themselves: they agree on a stripe, and seldom on the image."""
-RUN, THICK, MOST = 8, 16, 256
-"""Means that are read in one piece, pixels in each at most, and means of a line at most."""
+SEGMENTS = 8  # parts of a line that are estimated by themselves: they agree on a stripe, and seldom on the image
+RUN, THICK, MOST = 8, 16, 256  # means that are read in one piece, pixels in each at most, and means of a line at most
+# Pixels of the shortest line, and the least number of lines, that stripes can be measured on.
 LEAST_LENGTH, LEAST_LINES = 32, 32
-"""Pixels of the shortest line, and the least number of lines, that stripes can be measured on."""
-LAGS = (1, 2, 4, 8, 16, 32, 64)
-"""Distances between the lines that are compared."""
-FAR = 3.0
-"""Noise levels from which a difference does not count: it is an edge of the image."""
+LAGS = (1, 2, 4, 8, 16, 32, 64)  # distances between the lines that are compared
+FAR = 3.0  # noise levels from which a difference does not count: it is an edge of the image
 ROUNDS = 5
-SMOOTH = 17
-"""Lines whose errors are averaged."""
+SMOOTH = 17  # lines whose errors are averaged
+# Standard deviation of the image's own change over lag 1, relative to that of the stripes; it grows with the lag to the
+# power of 3/4.
 DRIFT = 0.1
-"""Standard deviation of the image's own change over lag 1, relative to that of the stripes; it grows with the lag to the power of 3/4."""
-EVEN = 0.1
-"""Share of the mean contrast below which a line shows little of its gain; both are squared."""
+EVEN = 0.1  # share of the mean contrast below which a line shows little of its gain; both are squared
+# Median differences of neighbours from which a line stands alone, and share of such lines up to which they are measured
+# by themselves.
 LONE, MOST_LONE = 6.0, 0.05
-"""Median differences of neighbours from which a line stands alone, and share of such lines up to which they are measured by themselves."""
-EVERYWHERE = 0.7
-"""Part of the offset of such a line that each of its segments has at least: else it is of the image."""
+EVERYWHERE = 0.7  # part of the offset of such a line that each of its segments has at least: else it is of the image
+# Scatter along a line that stands alone, relative to that of others, below which it is dead: nothing is known of its
+# offset.
 ALIVE = 0.5
-"""Scatter along a line that stands alone, relative to that of others, below which it is dead: nothing is known of its offset."""
 TINY = 1e-12
-LARGEST = 1e100
-"""Means from which no squares are computed."""
-MOST_KEPT = 4096
-"""Groups of lines that a reader remembers, of a few kilobytes each."""
+LARGEST = 1e100  # means from which no squares are computed
+MOST_KEPT = 4096  # groups of lines that a reader remembers, of a few kilobytes each
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 
 Shape = tuple[int, ...]
+# The part of the image that an operator needs: a neighbourhood of each pixel, one window, or all of it.
 OperatorKind = Literal["local", "windowed", "whole"]
-"""The part of the image that an operator needs: a neighbourhood of each pixel, one window, or all of it."""
 
 
 class Operator(Protocol):

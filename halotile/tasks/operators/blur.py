@@ -16,8 +16,8 @@ from halotile.tasks.operators.base import OperatorKind, Shape
 from halotile.tasks.operators.common.kernel import Frame, Frames, Seen, Spread
 from halotile.tasks.options import check_whole
 
+# Rim rules by the names of boundaries that are usual in imaging.
 RULES = {"circular": "periodic", "reflect": "mirror", "replicate": "nearest", "zero": "constant", "valid": "cut"}
-"""Rim rules by the names of boundaries that are usual in imaging."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

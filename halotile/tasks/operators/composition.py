@@ -101,10 +101,9 @@ def _needed(window: Region, reach: int, before: Shape, after: Shape) -> Region:
 OPERATOR = Composition
 
 
-EDGE = 64
-"""Edge of the corners of an image that are tried, in pixels."""
+EDGE = 64  # edge of the corners of an image that are tried, in pixels
+# Allowed difference of the products, relative to the larger one: a hundred times the rounding in single precision.
 TOLERANCE = 1e-4
-"""Allowed difference of the products, relative to the larger one: a hundred times the rounding in single precision."""
 SEED = 0
 
 

@@ -23,15 +23,11 @@ from halotile.tasks.operators.common.physics import REFUSALS, Physics, build
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.options import check_whole
 
-SIDES = (48, 160)
-"""Edges of the trial images; the reach must be less than a quarter of them."""
-FAINT = 1e-6
-"""Values below this fraction of the largest are ignored: the rounding of a Fourier transform."""
-SAME = 1e-5
-"""Allowed difference between a window and the whole, relative to the largest value."""
+SIDES = (48, 160)  # edges of the trial images; the reach must be less than a quarter of them
+FAINT = 1e-6  # values below this fraction of the largest are ignored: the rounding of a Fourier transform
+SAME = 1e-5  # allowed difference between a window and the whole, relative to the largest value
 
-ArrayMap = Callable[[Array], Array]
-"""Takes an image and returns a measurement of the same shape."""
+ArrayMap = Callable[[Array], Array]  # takes an image and returns a measurement of the same shape
 
 
 def find_reach(forward: ArrayMap, adjoint: ArrayMap, channels: int) -> int | None:
@@ -109,8 +105,7 @@ def _regions(shape: Shape) -> Iterator[Region]:
             yield Region((0, top, left), (shape[0], bottom, right))
 
 
-NEAR = 5e-6
-"""Allowed difference between both in single precision, relative to the largest value."""
+NEAR = 5e-6  # allowed difference between both in single precision, relative to the largest value
 
 
 def translate(physics: Physics, channels: int) -> Operator | None:
@@ -178,6 +173,7 @@ def _boundary(padding: str) -> str:
     return "zero" if padding == "constant" else padding
 
 
+# Functions that build the operator, by class name.
 TRANSLATIONS: dict[str, Callable[[Any], Operator | None]] = {
     "Blur": lambda module: Blur(kernel=_kernel(module.filter), boundary=_boundary(module.padding)),
     "BlurFFT": lambda module: Blur(kernel=_kernel(module.filter), boundary="circular"),
@@ -185,7 +181,6 @@ TRANSLATIONS: dict[str, Callable[[Any], Operator | None]] = {
     "Denoising": lambda module: Blur(kernel=np.ones((1, 1)), boundary="zero"),
     "Inpainting": _inpainting,
 }
-"""Functions that build the operator, by class name."""
 
 
 def stated_size(module: Any) -> Shape | None:
@@ -205,8 +200,7 @@ def channel_counts(module: Any) -> Iterator[int]:
     yield from (1, 3, 2)
 
 
-COPIES = 3
-"""Assumed number of images and measurements in memory at once: input, output, and one in between."""
+COPIES = 3  # assumed number of images and measurements in memory at once: input, output, and one in between
 
 
 @dataclass(frozen=True)

@@ -115,8 +115,8 @@ class WeightedSum:
 OPERATOR = WeightedSum
 
 
+# Part of the sensitivity by which a correction may be below 0: the rounding of its sums, not a negative number.
 ROUNDING = 1e-3
-"""Part of the sensitivity by which a correction may be below 0: the rounding of its sums, not a negative number."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from halotile.tasks.block import Receipt
 from halotile.tasks.denoise_block import CoreImage, DenoiseStages, DenoiseTask, noise_at
 from halotile.tasks.noise.simulated import normals
 
-REDRAWN = 2**31 + 2
-"""Role of random numbers: noise that is added to an image."""
+REDRAWN = 2**31 + 2  # role of random numbers: noise that is added to an image
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,9 @@ from halotile.tasks.terms import Gradient, Measurement, NormalImage, Root, Term
 
 DOUBLE = np.dtype(np.float64)
 
+# Roles of random numbers: noise of a measurement, and white noise of the prior. No number of an operator in a
+# simulation is as large.
 MEASURED, FIELD = 2**31, 2**31 + 1
-"""Roles of random numbers: noise of a measurement, and white noise of the prior. No number of an operator in a simulation is as large."""
 
 
 @dataclass(frozen=True)
@@ -223,14 +224,10 @@ def _spread(factors: Array, images: Array, ones: bool = False) -> Array:
     return shaped if ones else shaped * images
 
 
-SINGLE = 1e-6
-"""Least residual that is reached in single precision."""
-ORDINARY = 5
-"""Brightness of an image, in deviations of the prior, that this holds for."""
-BATCH = 8
-"""Draws that are solved together: memory, and the bits of a draw, do not depend on their number."""
-SOLVED = 0.03
-"""Share of the tolerance for the solver: its error is not spread evenly."""
+SINGLE = 1e-6  # least residual that is reached in single precision
+ORDINARY = 5  # brightness of an image, in deviations of the prior, that this holds for
+BATCH = 8  # draws that are solved together: memory, and the bits of a draw, do not depend on their number
+SOLVED = 0.03  # share of the tolerance for the solver: its error is not spread evenly
 
 
 @dataclass(frozen=True)
@@ -240,11 +237,9 @@ class Solved:
     posterior: Posterior
     halo: int
     draws: tuple[int, ...]
-    tol: float
-    """Largest error of mean and draws, in standard deviations."""
+    tol: float  # largest error of mean and draws, in standard deviations
     estimator: str = "rao-blackwell"
-    cell: Shape = ()
-    """Edges of the parts that are solved each by itself: the bits depend on no other region."""
+    cell: Shape = ()  # edges of the parts that are solved each by itself: the bits depend on no other region
     keeps_draws: bool = False
 
     @property

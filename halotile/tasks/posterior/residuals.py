@@ -21,14 +21,10 @@ from torch.utils import _pytree as pytree
 from halotile.errors import ConfigError
 from halotile.tasks.krylov import conjugate_gradients
 
-LATENT = 2**31 + 3
-"""Role of the random numbers, besides those of an image: see ``gaussian.py``."""
-SHARE, LEAST_PART = 0.1, 0.01
-"""Share of the residual that a step of bending leaves, and the least part of a step."""
-PROBES = 16
-"""Draws for the diagonal of the metric: with it, an image of 128² takes a tenth of the steps."""
-Tree = Any
-"""A latent position: tensors in a dictionary, or dictionaries of them."""
+LATENT = 2**31 + 3  # role of the random numbers, besides those of an image: see `gaussian.py`
+SHARE, LEAST_PART = 0.1, 0.01  # share of the residual that a step of bending leaves, and the least part of a step
+PROBES = 16  # draws for the diagonal of the metric: with it, an image of 128² takes a tenth of the steps
+Tree = Any  # a latent position: tensors in a dictionary, or dictionaries of them
 Rows: TypeAlias = torch.Tensor
 
 

@@ -33,16 +33,13 @@ USUAL: Mapping[str, dict[str, float]] = {
     "bending": {"tol": 0.002, "steps": 10, "inner": 50},
     "minimizing": {"tol": 0.02, "steps": 10, "inner": 100},
 }
-BATCH_NUMBERS = 2**17
-"""Latent numbers of the pairs that are computed at once, by default: larger batches save no time."""
-HALVINGS, SHARE = 10, 0.1
-"""Of a step of the mean: most halvings, and the relative residual that the solver leaves."""
+BATCH_NUMBERS = 2**17  # latent numbers of the pairs that are computed at once, by default: larger batches save no time
+HALVINGS, SHARE = 10, 0.1  # of a step of the mean: most halvings, and the relative residual that the solver leaves
 STATE = "state.json"
+# Names of files that later ones replace.
 OWN = re.compile(r"samples-\d{5}-\d{5}\.safetensors(\.\w+\.partial)?|state\.json\.\w+\.partial")
-"""Names of files that later ones replace."""
 FIGURES_OF_MODEL = "figures of model and data"
-Varying = Any
-"""A value, or a function of the number of the iteration, from 0 on, that returns it."""
+Varying = Any  # a value, or a function of the number of the iteration, from 0 on, that returns it
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,8 @@ class Matern:
 PRIOR = Matern
 
 
+# Least range in pixels: below it, the standard deviation of a stencil of neighbours is not that of the prior.
 SHORTEST = 2
-"""Least range in pixels: below it, the standard deviation of a stencil of neighbours is not that of the prior."""
 
 
 class Excerpt(NamedTuple):
@@ -188,8 +188,7 @@ def likely(windows: Sequence[Excerpt], transfer: Array, given: Matern) -> Likely
 
 
 STEP = 0.02
-TAPERED = 2.1
-"""Factor on errors: a taper leaves about so many correlated frequencies for each independent one."""
+TAPERED = 2.1  # factor on errors: a taper leaves about so many correlated frequencies for each independent one
 
 
 def _errors(unlikeliness: Callable[[Array], float], at: Array) -> Array:

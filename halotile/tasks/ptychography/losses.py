@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 LossAndSlope = tuple[torch.Tensor, torch.Tensor]
-FLOOR = 1e-12
-"""Least intensity whose root or logarithm is taken, relative to 1 count."""
+FLOOR = 1e-12  # least intensity whose root or logarithm is taken, relative to 1 count
 
 
 def amplitude_mse(intensity: torch.Tensor, counted: torch.Tensor) -> LossAndSlope:

@@ -15,22 +15,19 @@ from halotile.tasks.ptychography.propagators import Propagator, propagator_of
 from halotile.tasks.ptychography.recipe import PARTS, VARYING, ScanRecipe
 
 Box = tuple[slice, slice]
+# Parts that each pattern has for itself; its loss is beside the gradients.
 OWN_PARTS = ("positions", "intensities", "shares", "pattern_loss")
-"""Parts that each pattern has for itself; its loss is beside the gradients."""
 
 
 @dataclass(frozen=True)
 class Positions:
     """Some positions of a scan, by the first object pixel that each pattern sees."""
 
-    pixel: torch.Tensor
-    """Whole pixels, (positions, 2), on the CPU: slices of the object are cut there."""
-    fraction: torch.Tensor
-    """Fractions of a pixel, in [0, 1), (positions, 2)."""
-    weight: torch.Tensor
-    """Amplitude of the beam relative to the mean, (positions,)."""
+    pixel: torch.Tensor  # whole pixels, (positions, 2), on the CPU: slices of the object are cut there
+    fraction: torch.Tensor  # fractions of a pixel, in [0, 1), (positions, 2)
+    weight: torch.Tensor  # amplitude of the beam relative to the mean, (positions,)
+    # Shares of the variations in the first mode of the probe, (positions, variations).
     shares: torch.Tensor | None = None
-    """Shares of the variations in the first mode of the probe, (positions, variations)."""
 
     @classmethod
     def at(cls, place: torch.Tensor, weight: torch.Tensor, shares: torch.Tensor | None = None) -> Positions:
@@ -247,23 +244,15 @@ class PatternModel:
 class _Waves(NamedTuple):
     """The waves of some patterns, (positions, modes, rows, columns)."""
 
-    ramp: torch.Tensor
-    """Factors of frequencies that shift by the fraction of a pixel."""
-    factor: Any
-    """Tensors of the propagation."""
-    weight: torch.Tensor | None
-    """Amplitude of the beam, (positions, 1, 1, 1); None where it is 1."""
-    shifted: torch.Tensor
-    """The spectrum of the probe, shifted."""
-    light: torch.Tensor
-    """The wave on the sample."""
-    seen: torch.Tensor
-    """The object below it."""
+    ramp: torch.Tensor  # factors of frequencies that shift by the fraction of a pixel
+    factor: Any  # tensors of the propagation
+    weight: torch.Tensor | None  # amplitude of the beam, (positions, 1, 1, 1); None where it is 1
+    shifted: torch.Tensor  # the spectrum of the probe, shifted
+    light: torch.Tensor  # the wave on the sample
+    seen: torch.Tensor  # the object below it
     on_detector: torch.Tensor
-    spectrum: Any
-    """Kept by the propagator for the gradient of a place."""
-    variations: torch.Tensor | None
-    """The spectra of the variations, not shifted."""
+    spectrum: Any  # kept by the propagator for the gradient of a place
+    variations: torch.Tensor | None  # the spectra of the variations, not shifted
 
 
 def _ramps(fraction: torch.Tensor, shape: tuple[int, int], kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

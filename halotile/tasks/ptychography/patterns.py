@@ -22,8 +22,8 @@ from halotile.tasks.ptychography.recipe import ScanRecipe
 PatternNumbers = NDArray[np.int64]
 
 
+# Shifts and factors that turn a count into a random number, as in SplitMix64.
 MIXERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
-"""Shifts and factors that turn a count into a random number, as in SplitMix64."""
 
 
 def held_out(recipe: ScanRecipe, numbers: PatternNumbers) -> NDArray[np.bool_]:
@@ -126,8 +126,7 @@ def _patterns_in(chunks: PatternNumbers, chunk: int, used: NDArray[np.bool_]) ->
     return numbers[used[numbers]]
 
 
-MEAN_CHUNKS = 64
-"""Chunks, at most, whose patterns are averaged for the first guess of the probe."""
+MEAN_CHUNKS = 64  # chunks, at most, whose patterns are averaged for the first guess of the probe
 
 
 def turned(image: torch.Tensor, recipe: ScanRecipe) -> torch.Tensor:

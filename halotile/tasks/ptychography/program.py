@@ -55,10 +55,10 @@ class Refinement:
 
     recipe: ScanRecipe
     group: TorchGroup
+    # True for sizes of slots that can be computed together.
     together: dict[tuple[int, ...], bool] = field(default_factory=dict, init=False, repr=False)
-    """True for sizes of slots that can be computed together."""
+    # The loss of a pixel of the last step's patterns before it, by half.
     last_losses: dict[int | None, float] = field(default_factory=dict, init=False, repr=False)
-    """The loss of a pixel of the last step's patterns before it, by half."""
 
     def run(self) -> None:
         """Run the epochs that are left; refuse patterns that are no counts, and a loss that diverges."""

@@ -18,20 +18,17 @@ from numpy.typing import NDArray
 from halotile.storage.arrays import Source
 from halotile.storage.scans.scan import Scan, StartValues
 
+# Parts that can be refined.
 PARTS = ("object", "probe", "background", "positions", "intensities", "variations", "shares")
-"""Parts that can be refined."""
-VARYING = ("variations", "shares")
-"""Parts of a probe that changes from pattern to pattern."""
+VARYING = ("variations", "shares")  # parts of a probe that changes from pattern to pattern
 
 
-PROGRAM = 9
-"""Version of the order of patterns and of checkpoints: a run that another one has begun does not go on."""
-WAVES = 14
-"""Waves of each pattern and mode that a slot holds at once, as measured."""
-WAVES_BYTES = 2**26
-"""Most bytes of waves at once; of more patterns the gradients are computed some at a time."""
+PROGRAM = 9  # version of the order of patterns and of checkpoints: a run that another one has begun does not go on
+WAVES = 14  # waves of each pattern and mode that a slot holds at once, as measured
+WAVES_BYTES = 2**26  # most bytes of waves at once; of more patterns the gradients are computed some at a time
+# Loss of a half, relative to that of all positions, beyond which its object is not done: with fewer patterns it takes
+# fewer steps in an epoch.
 UNFINISHED = 1.5
-"""Loss of a half, relative to that of all positions, beyond which its object is not done: with fewer patterns it takes fewer steps in an epoch."""
 
 
 def warning_of_halves(loss: float, of_halves: float, kind: str) -> str | None:

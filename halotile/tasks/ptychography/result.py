@@ -31,8 +31,8 @@ from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import ScanRecipe
 from halotile.tasks.ptychography.state import ReconstructionState
 
+# Attributes that a module has for the result, complex tensors, and their axes.
 NEEDED = {"object": "rows, columns", "probe": "modes, rows, columns"}
-"""Attributes that a module has for the result, complex tensors, and their axes."""
 
 
 def built_module(recipe: ScanRecipe) -> torch.nn.Module:
@@ -77,12 +77,10 @@ def module_contents(recipe: ScanRecipe, parameters: Mapping[str, torch.Tensor]) 
 
 
 Waves = NDArray[np.complexfloating]
-LEAST = 16
-"""Edge in pixels of the smallest part of an object whose resolution is measured."""
+LEAST = 16  # edge in pixels of the smallest part of an object whose resolution is measured
+# Rings around the mean that are left out: a gradient of the phase and its slow changes are hardly seen by any pattern.
 FIRST = 3
-"""Rings around the mean that are left out: a gradient of the phase and its slow changes are hardly seen by any pattern."""
-FINER = 10
-"""Each of two looks finds a peak to so many parts of the one before."""
+FINER = 10  # each of two looks finds a peak to so many parts of the one before
 
 
 @dataclass(frozen=True)
@@ -233,13 +231,10 @@ def _peak(values: Waves) -> NDArray[np.float64]:
     return found
 
 
-EDGE = 512
-"""Longest edge of a drawn object, in pixels."""
-BRIGHT = 0.03
-"""Least illumination of a pixel that is drawn, relative to the brightest one."""
+EDGE = 512  # longest edge of a drawn object, in pixels
+BRIGHT = 0.03  # least illumination of a pixel that is drawn, relative to the brightest one
 
-SHOWN = 500
-"""Positions, at most, whose light decides what is drawn."""
+SHOWN = 500  # positions, at most, whose light decides what is drawn
 
 
 def draw_object(image: NDArray[Any], light: NDArray[Any]) -> list[bytes]:
@@ -274,10 +269,9 @@ def illumination(probe: NDArray[Any], places: NDArray[np.float64], shape: tuple[
     return light
 
 
-CURVE_SECONDS = 1.0
-"""Least time between two curves, by which the driver sees that epochs end; loops wait for each."""
+CURVE_SECONDS = 1.0  # least time between two curves, by which the driver sees that epochs end; loops wait for each
+# Least time between two checkpoints, and most of the time that they may take.
 CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 1.0, 0.1
-"""Least time between two checkpoints, and most of the time that they may take."""
 
 
 @dataclass
@@ -288,14 +282,10 @@ class Record:
     state: ReconstructionState  # its state, which changes
     # gives the object, and the light that its pixels had
     drawn: Callable[[], tuple[NDArray[Any], NDArray[Any]]]
-    seconds: dict[int, float] = field(default_factory=dict)
-    """Of epochs, as far as this process computed them."""
-    saved: int = field(init=False)
-    """Epochs in the checkpoint."""
-    due: float = field(default_factory=lambda: time.monotonic() + CHECKPOINT_SECONDS)
-    """Time of the next checkpoint."""
-    written: float = field(default_factory=time.monotonic)
-    """Time of the last curve."""
+    seconds: dict[int, float] = field(default_factory=dict)  # of epochs, as far as this process computed them
+    saved: int = field(init=False)  # epochs in the checkpoint
+    due: float = field(default_factory=lambda: time.monotonic() + CHECKPOINT_SECONDS)  # time of the next checkpoint
+    written: float = field(default_factory=time.monotonic)  # time of the last curve
 
     def __post_init__(self) -> None:
         self.saved = len(self.state.losses)  # it began with these
@@ -394,6 +384,7 @@ def compared(recipe: ScanRecipe, state: ReconstructionState, numbers: PatternNum
 
 
 DETECTOR = "instrument_1/detector_1"
+# Short names at the root of the file, and their places in the entry.
 LINKS = {
     "object": "image_1/data",
     "probe": "image_2/data",
@@ -412,9 +403,8 @@ LINKS = {
     "det_basis": f"{DETECTOR}/basis_vectors",
     "det_distance": f"{DETECTOR}/distance",
 }
-"""Short names at the root of the file, and their places in the entry."""
+# Group of the parameters of `cdtools.models.FancyPtycho`, which opens such a file by `from_results_h5`.
 FANCY = "/state_dict"
-"""Group of the parameters of ``cdtools.models.FancyPtycho``, which opens such a file by ``from_results_h5``."""
 OF_FANCY = (
     "obj", "probe", "obj_basis", "original_translations", "weights", "wavelength", "det_basis", "det_distance"
 )  # fmt: skip

@@ -14,14 +14,11 @@ from halotile.tasks.ptychography.recipe import SolverStage
 from halotile.tasks.ptychography.state import PartTensors, ReconstructionState
 
 EPSILON = 1e-8
+# Epochs without a lower loss after which a stage with `plateau` multiplies its learning rate.
 PATIENCE, FACTOR = 10, 0.2
-"""Epochs without a lower loss after which a stage with ``plateau`` multiplies its learning rate."""
-EDGES = 8
-"""The largest curvature of the squared differences of an image, relative to that of one pixel's square."""
-HISTORY = 5
-"""Steps whose curvature L-BFGS remembers."""
-ADDED_RATE = 0.01
-"""Learning rate of Adam for the parts that a PIE does not refine itself, relative to its own."""
+EDGES = 8  # the largest curvature of the squared differences of an image, relative to that of one pixel's square
+HISTORY = 5  # steps whose curvature L-BFGS remembers
+ADDED_RATE = 0.01  # learning rate of Adam for the parts that a PIE does not refine itself, relative to its own
 
 
 @dataclass(frozen=True)

@@ -19,30 +19,25 @@ from halotile.tasks.ptychography.patterns import Patterns, turned
 from halotile.tasks.ptychography.propagators import NearField, propagator_of
 from halotile.tasks.ptychography.recipe import Optics, ScanRecipe
 
-FAINT = 0.1
-"""Amplitude of the further modes of the first guess, relative to the first one."""
-FURTHER = 0.3
-"""Share of the light of the further modes while they follow the first one."""
+FAINT = 0.1  # amplitude of the further modes of the first guess, relative to the first one
+FURTHER = 0.3  # share of the light of the further modes while they follow the first one
+# Light of a derivative, by pixels of the detector and relative to the beam, of a plane wave: the mode stays as it is.
 EVEN = 1e-6
-"""Light of a derivative, by pixels of the detector and relative to the beam, of a plane wave: the mode stays as it is."""
-FOLLOWED = 20
-"""Epochs in which the further modes of the first guess follow the first one."""
+FOLLOWED = 20  # epochs in which the further modes of the first guess follow the first one
+# Counts of a pixel, on average, from which they do: fewer do not tell a mode from none, which would keep its light.
 TELLING = 1.0
-"""Counts of a pixel, on average, from which they do: fewer do not tell a mode from none, which would keep its light."""
-LEAST_MEAN = 1e-9
-"""Mean of a pixel from which all losses are as if it were 1: their floor is at 1e-12."""
-DIM = 1e-3
-"""Root of the first guess of the background, relative to that of the mean count."""
+LEAST_MEAN = 1e-9  # mean of a pixel from which all losses are as if it were 1: their floor is at 1e-12
+DIM = 1e-3  # root of the first guess of the background, relative to that of the mean count
+# Most of the loss relative to that before the first step, or to that without light: with more, a reconstruction has
+# diverged.
 MOST_RISE = 1e3
-"""Most of the loss relative to that before the first step, or to that without light: with more, a reconstruction has diverged."""
+# Most by which the last step may add to the loss of its own patterns, relative to that, and to that without light.
 STEP_RISE, STEP_SHARE = 9, 0.01
-"""Most by which the last step may add to the loss of its own patterns, relative to that, and to that without light."""
 
 PartTensors = dict[str, torch.Tensor]
+# The loss of the patterns of a slot, and its gradients by part in real numbers, in the order of PARTS.
 SlotGradients = dict[str, torch.Tensor]
-"""The loss of the patterns of a slot, and its gradients by part in real numbers, in the order of PARTS."""
-LOSS_NUMBERS = 2
-"""Numbers of single precision as which a loss is sent, so that no digit of it is lost."""
+LOSS_NUMBERS = 2  # numbers of single precision as which a loss is sent, so that no digit of it is lost
 
 
 @dataclass

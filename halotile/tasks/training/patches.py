@@ -24,21 +24,15 @@ from halotile.tasks.noise.estimate import UNKNOWN, ImageValues, sample_regions
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quiet_windows import Values, cut
 
-PART = 128
-"""Edge of the parts that are compared, in pixels: what fills an image is no structure of theirs."""
-BINNED = 4
-"""Edge of the bins whose means show fine structure: of 16 pixels, with a quarter of the noise."""
-FINE = 0.15
-"""Share of structure in these means, without slow illumination, from which it can be compared."""
-MEASURED = 0.5
-"""Share of the pixels of a part that has to be finite in both."""
+PART = 128  # edge of the parts that are compared, in pixels: what fills an image is no structure of theirs
+BINNED = 4  # edge of the bins whose means show fine structure: of 16 pixels, with a quarter of the noise
+FINE = 0.15  # share of structure in these means, without slow illumination, from which it can be compared
+MEASURED = 0.5  # share of the pixels of a part that has to be finite in both
+# Peak of the phase correlation over its deviation above which it tells a shift, of noise or different images it is 4 to
+# 8; and its height above the value without a shift: in noise a broad peak moves by a pixel.
 CLEAR, APART = 10.0, 5.0
-"""Peak of the phase correlation over its deviation above which it tells a shift, of noise or different images it is 4 to 8; and its height above the
-value without a shift: in noise a broad peak moves by a pixel."""
-NOISY = 1.0
-"""Deviation in pixels of the blur of the phase correlation: finer structure is mostly noise."""
-ROUNDING = 1e-9
-"""Correlation of copies, below 1."""
+NOISY = 1.0  # deviation in pixels of the blur of the phase correlation: finer structure is mostly noise
+ROUNDING = 1e-9  # correlation of copies, below 1
 
 
 @dataclass(frozen=True)
@@ -156,23 +150,16 @@ def _shift(first: Values, second: Values) -> tuple[int, int]:
     return (row + rows // 2) % rows - rows // 2, (column + columns // 2) % columns - columns // 2
 
 
-HELD_EVERY, HELD_FIRST = 11, 5
-"""One of so many cells is held out for validation, beginning with this one."""
-POOL_STEPS = 16
-"""Steps whose patches come from the same cells, which are read once."""
-CELL_PATCHES, SMALL = 4, 16
-"""Edge of a cell in patches, half as many in an image with an edge of less than so many."""
-HELD_PATCHES = 8
-"""Most patches of a cell that is held out; they may overlap."""
-LEAST_VALID = 0.5
-"""Share of valid pixels of a cell that is used."""
+HELD_EVERY, HELD_FIRST = 11, 5  # one of so many cells is held out for validation, beginning with this one
+POOL_STEPS = 16  # steps whose patches come from the same cells, which are read once
+CELL_PATCHES, SMALL = 4, 16  # edge of a cell in patches, half as many in an image with an edge of less than so many
+HELD_PATCHES = 8  # most patches of a cell that is held out; they may overlap
+LEAST_VALID = 0.5  # share of valid pixels of a cell that is used
+# A saturated pixel may be on its own where at most so many are saturated in the square around it, itself included.
 ALONE_EDGE, ALONE = 5, 2
-"""A saturated pixel may be on its own where at most so many are saturated in the square around it, itself included."""
 MOST_TRIES = 200
-Structure = Literal["none", "x", "y"]
-"""Axis along which neighbours share noise."""
-VALIDATION = 2**32
-"""Number in place of a step for the places of patches that validate."""
+Structure = Literal["none", "x", "y"]  # axis along which neighbours share noise
+VALIDATION = 2**32  # number in place of a step for the places of patches that validate
 
 
 @dataclass(frozen=True)

@@ -37,16 +37,13 @@ from halotile.tasks.noise.quality import unbiased_risk, without_outliers
 from halotile.tasks.noise.quiet_windows import Values
 from halotile.tasks.training.patches import Patches, Recipe, Structure
 
-MASKED = 0.03
-"""Share of the pixels of a patch that Noise2Void hides."""
+MASKED = 0.03  # share of the pixels of a patch that Noise2Void hides
+# Offsets of the neighbours; one of them, or their median, replaces a hidden pixel.
 AROUND = torch.tensor([place for place in itertools.product(range(-2, 3), repeat=2) if place != (0, 0)])
-"""Offsets of the neighbours; one of them, or their median, replaces a hidden pixel."""
-REACH = 4
-"""Pixels on each side of a hidden one that are replaced as well, along the axis where neighbours share noise."""
-GRID = 4
-"""Distance of the pixels that Noise2Self hides."""
+REACH = 4  # pixels on each side of a hidden one that are replaced as well, along the axis where neighbours share noise
+GRID = 4  # distance of the pixels that Noise2Self hides
+# Memory format of weights and activations: a step on CPUs takes a fifth less than with channels first.
 LAYOUT = torch.channels_last
-"""Memory format of weights and activations: a step on CPUs takes a fifth less than with channels first."""
 
 
 class BlindTask(NamedTuple):
@@ -57,8 +54,8 @@ class BlindTask(NamedTuple):
     counted: torch.Tensor
 
 
+# Of pixels, rows and columns of places in them, and offsets of their neighbours: the values that stand there instead.
 Replacement = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of pixels, rows and columns of places in them, and offsets of their neighbours: the values that stand there instead."""
 
 
 class PatchBatch(NamedTuple):
@@ -191,8 +188,7 @@ def mean_loss(
     return (wrong.square() * trial.counted).sum() / trial.counted.sum().clamp(min=1)
 
 
-DECAYS = 0.9, 0.999
-"""Of the means of gradients, and of their squares."""
+DECAYS = 0.9, 0.999  # of the means of gradients, and of their squares
 EPSILON = 1e-8
 
 
@@ -252,8 +248,8 @@ class AdamOptimizer:
         self.steps = state["steps"]
 
 
+# Patches that are drawn, at most, and the pixels of their edges: the page of a run is sent them every second.
 EXAMPLES, EDGE = 4, 64
-"""Patches that are drawn, at most, and the pixels of their edges: the page of a run is sent them every second."""
 GAP_PIXELS = 2
 
 
@@ -283,13 +279,10 @@ def _drawn(patch: NDArray[Any], levels: list[tuple[float, float]]) -> NDArray[np
     return grey(np.stack(scaled), 0, 1)
 
 
-VALIDATED = 16
-"""Patches that validate, at most."""
+VALIDATED = 16  # patches that validate, at most
 CHECKPOINT_SECONDS = 10.0
-WRITE_SECONDS, DRAW_SECONDS = 0.5, 10.0
-"""Least time between two records of the curve, and of the example images."""
-FIRST = 2**31
-"""Number in place of a step of the patches whose mean and deviation are taken for those of the images."""
+WRITE_SECONDS, DRAW_SECONDS = 0.5, 10.0  # least time between two records of the curve, and of the example images
+FIRST = 2**31  # number in place of a step of the patches whose mean and deviation are taken for those of the images
 
 
 @dataclass(frozen=True)
@@ -488,11 +481,12 @@ class _Recorder:
                 part.training = True
 
 
+# Edge of the crop on which the network is compared with filters; most held-out cells, among which the one with most
+# structure is taken; and pixels that are mirrored around it, as at the rim of an image.
 CROP, CROPS, CONTEXT = 128, 16, 16
-"""Edge of the crop on which the network is compared with filters; most held-out cells, among which the one with most structure is taken; and pixels that are
-mirrored around it, as at the rim of an image."""
+# Share of the work of one of two ranks for the comparison, at most, and work of a step relative to that of the network
+# in use.
 SHARE, WORK = 0.05, 3
-"""Share of the work of one of two ranks for the comparison, at most, and work of a step relative to that of the network in use."""
 FILTERS = {"tv": TotalVariation, "nlm": NonLocalMeans}
 STRENGTHS = 0.5, 1.0, 2.0
 

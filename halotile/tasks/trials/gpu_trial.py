@@ -21,26 +21,17 @@ from halotile.tasks.devices.device import Device
 from halotile.tasks.devices.gpu import open_device
 from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, cut_evenly, windows_of
 
-SECONDS = 20.0
-"""Time after which no other tile or batch is tried."""
-COMPARE_SECONDS = 60.0
-"""Time after which no other precision is tried."""
-WHOLE_SECONDS = 1.0
-"""A block that takes longer is not computed; its time is extrapolated from the first batch."""
-LATE_SECONDS = 90.0
-"""Time after which no variant of the best is tried."""
+SECONDS = 20.0  # time after which no other tile or batch is tried
+COMPARE_SECONDS = 60.0  # time after which no other precision is tried
+WHOLE_SECONDS = 1.0  # a block that takes longer is not computed; its time is extrapolated from the first batch
+LATE_SECONDS = 90.0  # time after which no variant of the best is tried
+# Launching a batch takes a few milliseconds at most: if it computes longer than this, a recording saves nothing.
 LAUNCH_SECONDS = 0.05
-"""Launching a batch takes a few milliseconds at most: if it computes longer than this, a recording saves nothing."""
-GAIN = 0.03
-"""Smaller gains are noise: of two sizes this close the one that needs less memory is taken."""
-PATIENCE = 2
-"""Number of batches without a gain after which no larger one is tried."""
-DEEP = 1.25
-"""Tiles with this much more redundancy than the best are tried only if no other fits in memory."""
-COMPARED = 256
-"""Edge of the tile on which precisions are compared, small enough for a CPU."""
-ROOM = 0.9
-"""Fraction of the free memory that is planned with: the allocator needs the rest."""
+GAIN = 0.03  # smaller gains are noise: of two sizes this close the one that needs less memory is taken
+PATIENCE = 2  # number of batches without a gain after which no larger one is tried
+DEEP = 1.25  # tiles with this much more redundancy than the best are tried only if no other fits in memory
+COMPARED = 256  # edge of the tile on which precisions are compared, small enough for a CPU
+ROOM = 0.9  # fraction of the free memory that is planned with: the allocator needs the rest
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 
 

@@ -20,12 +20,11 @@ from halotile.tasks.devices.device import is_out_of_memory
 from halotile.tasks.lazy import torch
 from halotile.tasks.trials.trial import Trial, check_stateless, model_on_trial, sides_as_channels
 
+# Total strides to try.
 ALIGNMENTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 27, 28, 32, 36, 40, 48, 54, 56, 64)
-"""Total strides to try."""
-COMPARED = 48
-"""Least number of pixels compared between an image and its shifted copy."""
+COMPARED = 48  # least number of pixels compared between an image and its shifted copy
+# Difference of a shifted result in single precision, relative to the largest pixel, that rounding cannot explain.
 CLEAR = 1e-3
-"""Difference of a shifted result in single precision, relative to the largest pixel, that rounding cannot explain."""
 
 
 def alignment_along(trial: Trial, axis: int, reach: int, likely: int) -> int:
@@ -54,11 +53,10 @@ class Shifting:
     trial: Trial
     axis: int
     reach: int
-    tolerance: float = ROUNDING
-    """Difference, relative to the largest pixel; contributions below it are hidden."""
+    tolerance: float = ROUNDING  # difference, relative to the largest pixel; contributions below it are hidden
     is_double: bool = False
+    # Results of windows that are not shifted, by their length.
     before: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Results of windows that are not shifted, by their length."""
 
     @classmethod
     def in_double(cls, trial: Trial, axis: int, reach: int) -> Shifting:
@@ -100,22 +98,21 @@ class Shifting:
             return self.trial.run(window.double() if self.is_double else window)
 
 
+# Window lengths, tried until the ends are out of reach.
 LENGTHS = {1: (128, 256, 512, 1024, 2048), 2: (64, 128, 256, 512, 1024), 3: (32, 64, 128, 256)}
-"""Window lengths, tried until the ends are out of reach."""
+# Least length of a window with a ragged end: a network may pad by reflection, up to the length of the window.
 RAGGED = 64
-"""Least length of a window with a ragged end: a network may pad by reflection, up to the length of the window."""
+# Changes of a pixel: by much, and beyond the range of counts, for code that asks for the brightest pixel.
 CHANGES = (37.0, 1e6)
-"""Changes of a pixel: by much, and beyond the range of counts, for code that asks for the brightest pixel."""
+# Change of a pixel of a dark window, for code that asks for the least pixel, or whether there is anything at all.
 DARK_CHANGE = -37.0
-"""Change of a pixel of a dark window, for code that asks for the least pixel, or whether there is anything at all."""
-BATCH_PIXELS = 8 * 128 * 64
-"""Pixels of windows computed at once, beyond one window: a gradient keeps all activations."""
+BATCH_PIXELS = 8 * 128 * 64  # pixels of windows computed at once, beyond one window: a gradient keeps all activations
 
+# Returned instead of a stride: the model looks at the whole image, or its result depends on the position of the tile.
 FAR, PLACED = 0, -1
-"""Returned instead of a stride: the model looks at the whole image, or its result depends on the position of the tile."""
 
+# Takes a trial, an axis, windows and a place in each; returns the pixels along the axis that each place affects.
 Probe = Callable[[Trial, int, "torch.Tensor", list[int]], "torch.Tensor"]
-"""Takes a trial, an axis, windows and a place in each; returns the pixels along the axis that each place affects."""
 
 
 def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:

@@ -20,10 +20,10 @@ from halotile.tasks.devices.device import cpu_kind
 from halotile.tasks.options import import_reference
 from halotile.tasks.user_code import file_digest, imported_digest, loaded_code, whole_digest
 
+# Places whose files belong to the installed packages or to the machine, which a key has by itself.
 _INSTALLED = tuple(
     {*(f"{Path(each).resolve()}/" for each in (sys.prefix, sys.base_prefix)), "/proc/", "/sys/", "/dev/"}
 )
-"""Places whose files belong to the installed packages or to the machine, which a key has by itself."""
 
 
 @functools.cache
@@ -52,14 +52,14 @@ def opened_files() -> set[str]:
     return seen
 
 
+# Environment variables that change from command to command, terminal to terminal, or job to job of a batch system.
 OF_SESSIONS = re.compile(
     "_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|DISPLAY|WINDOWID|.*TERM.*|(TMUX|STY|SSH_|XDG_SESSION|XDG_RUNTIME|DBUS_|VTE_|SLURM_|SBATCH_|PBS_|LSB_|SGE_).*"
 )
-"""Environment variables that change from command to command, terminal to terminal, or job to job of a batch system."""
-_PACKAGE = Path(__file__).resolve().parents[2]
-"""The folder of halotile, whose files :func:`_halotile` knows."""
+_PACKAGE = Path(__file__).resolve().parents[2]  # the folder of halotile, whose files _halotile knows
+# Digest of a file of imported code when this process was first asked for it: the code that it imported does not change
+# any more.
 _digest_at_first = functools.cache(file_digest)
-"""Digest of a file of imported code when this process was first asked for it: the code that it imported does not change any more."""
 _CHANGED = (
     "was changed while the job ran, so a new worker would compute with the new version. Restore the old version and "
     "run again to continue, or run with --fresh to start over."

@@ -30,12 +30,9 @@ from halotile.tasks.lazy import torch
 from halotile.tasks.noise.simulated import RandomImage
 from halotile.tasks.trials.trial import Sample, Trial, TrialImage, compare, failing_as, quarters
 
-TRIED_WHOLE = 2**18
-"""Images of up to this many pixels, or of a single tile, are tried as a whole."""
-LEAST_COMPARED = 16
-"""Least number of compared pixels on an axis."""
-SEED, LEVEL, DEVIATION = 0, np.float32(0.5), np.float32(0.1)
-"""Parameters of the noise."""
+TRIED_WHOLE = 2**18  # images of up to this many pixels, or of a single tile, are tried as a whole
+LEAST_COMPARED = 16  # least number of compared pixels on an axis
+SEED, LEVEL, DEVIATION = 0, np.float32(0.5), np.float32(0.1)  # parameters of the noise
 
 
 class ReferenceFailed(ConfigError):
@@ -192,27 +189,23 @@ def _difference(tile: Window, computed: torch.Tensor, region: Region, whole: tor
     return compare(both, mine, (whole.numpy(), region), tiling.scale)
 
 
-CORE = {1: FEW, 2: 128, 3: 32}
-"""Length of the tiles on the axis that is cut."""
+CORE = {1: FEW, 2: 128, 3: 32}  # length of the tiles on the axis that is cut
+# A shortened image keeps its lengths modulo this, which the multiples that networks pad to divide.
 PERIOD = {1: 192, 2: 192, 3: 48}
-"""A shortened image keeps its lengths modulo this, which the multiples that networks pad to divide."""
 FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-DARKEST = 0.05
-"""Brightness of an image at its first end, relative to that at its last."""
-LARGEST = 64
-"""The largest alignment to try."""
+DARKEST = 0.05  # brightness of an image at its first end, relative to that at its last
+LARGEST = 64  # the largest alignment to try
+# Lengths that windows at the far end lack to a multiple of LARGEST, in alignments; padding shows at the
+# smallest.
 MISSING = (0, 1, 2, 24)
-"""Lengths that windows at the far end lack to a multiple of :data:`LARGEST`, in alignments; padding shows at the smallest."""
 
 
 @dataclass(frozen=True)
 class Rehearsal:
     """Result of a rehearsal."""
 
-    alignment: int
-    """The alignment with which tiles and whole agree best."""
-    difference: float
-    """The largest difference, relative to the largest pixel of the whole."""
+    alignment: int  # the alignment with which tiles and whole agree best
+    difference: float  # the largest difference, relative to the largest pixel of the whole
 
     @property
     def agrees(self) -> bool:

@@ -24,15 +24,11 @@ from halotile.tasks.inner_tiles import Roles, respanned, spanned
 from halotile.tasks.lazy import torch
 from halotile.tasks.noise.estimate import sample_regions
 
-CANDIDATES = 16
-"""Places that are tried."""
-LARGEST = 1 << 22
-"""Most pixels of a sample."""
-EDGE = {1: 4096, 2: 128, 3: 32}
-"""Least edge of a place, in pixels."""
+CANDIDATES = 16  # places that are tried
+LARGEST = 1 << 22  # most pixels of a sample
+EDGE = {1: 4096, 2: 128, 3: 32}  # least edge of a place, in pixels
 
-Sample = NDArray[np.float32]
-"""Pixels of shape (channels, *spatial), in the units that the denoiser computes in."""
+Sample = NDArray[np.float32]  # pixels of shape (channels, *spatial), in the units that the denoiser computes in
 
 
 @dataclass(frozen=True)
@@ -189,10 +185,8 @@ def _side_by_side(places: list[Sample], dims: int) -> Sample:
     return rows[0]
 
 
-ODD = 5
-"""Added to the pixels before a window to make their number odd: a stride of two does not begin with it."""
-LONG_PIXELS = 2**18
-"""Pixels of a long image."""
+ODD = 5  # added to the pixels before a window to make their number odd: a stride of two does not begin with it
+LONG_PIXELS = 2**18  # pixels of a long image
 
 
 def check_stateless(denoiser: ArrayDenoiser, dims: int) -> None:
@@ -335,8 +329,7 @@ class _SidesAsChannels(Around):
         return TakingChannels()
 
 
-CHANNELS = (1, 3, 2, 4, 6, 8, 12)
-"""Numbers of channels to try with a network that fails."""
+CHANNELS = (1, 3, 2, 4, 6, 8, 12)  # numbers of channels to try with a network that fails
 
 
 @contextmanager

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 WAIT_STEP_SECONDS = 0.2
-QUIET_SECONDS = 3.0
-"""A shorter wait is not reported."""
+QUIET_SECONDS = 3.0  # a shorter wait is not reported
 
 
 def await_workers(
@@ -36,8 +35,7 @@ def await_workers(
         time.sleep(WAIT_STEP_SECONDS)
 
 
-RPC_SECONDS = 60.0
-"""Longest wait for any single answer from a cluster."""
+RPC_SECONDS = 60.0  # longest wait for any single answer from a cluster
 POLL_SECONDS = 0.5
 
 
@@ -106,8 +104,7 @@ def present_workers(client: Client, **limits: Any) -> dict[str, dict[str, Any]]:
 
 
 # A difference of versions may change bits, or fail far from its cause.
-PACKAGES = ["halotile", "torch", "zarr", "numcodecs", "scipy"]
-"""Packages besides those that Dask compares itself."""
+PACKAGES = ["halotile", "torch", "zarr", "numcodecs", "scipy"]  # packages besides those that Dask compares itself
 _NEEDED = ("python", "dask", "distributed", "numpy", "cloudpickle", *PACKAGES)
 
 

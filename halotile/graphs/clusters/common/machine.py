@@ -23,8 +23,7 @@ from halotile.graphs.words import counted, shown
 
 PACKAGE = "dask_cuda"
 INSTALL = "pip install 'halotile[cuda]'"
-_HIDDEN = ("", "-1", "NoDevFiles")
-"""Values of CUDA_VISIBLE_DEVICES that hide all GPUs."""
+_HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 
 
 @dataclass(frozen=True)
@@ -160,14 +159,10 @@ def cgroups_of(controller: str) -> Iterator[Path]:
             yield from (root / str(path).lstrip("/") for path in (Path(own), *Path(own).parents))
 
 
-NAMES = r"(\S+)()"
-"""A list that has the name of its machine for each core."""
-PAIRS = r"(\S+)\s+(\d+)"
-"""Machines that are each followed by their number of cores."""
-ROWS = r"(?m)^(\S+)[ \t]+(\d+)"
-"""A line for each machine: its name, its number of cores, and more."""
-SLOT = r"(?m)^()Cpus\s*=\s*(\d+)"
-"""The attributes of an HTCondor slot, which is on one machine."""
+NAMES = r"(\S+)()"  # a list that has the name of its machine for each core
+PAIRS = r"(\S+)\s+(\d+)"  # machines that are each followed by their number of cores
+ROWS = r"(?m)^(\S+)[ \t]+(\d+)"  # a line for each machine: its name, its number of cores, and more
+SLOT = r"(?m)^()Cpus\s*=\s*(\d+)"  # the attributes of an HTCondor slot, which is on one machine
 
 
 @dataclass(frozen=True)

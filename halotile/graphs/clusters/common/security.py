@@ -150,8 +150,9 @@ def owned(folder: Path, user: int | None = None, name: str = _OWNER) -> Iterator
 
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+# Dask's list of its pages, which fails on halotile's page; tracebacks, which name folders; and the page that has
+# workers measure their disks.
 LEFT_OUT = {"sitemap.json", "exceptions", "individual-exceptions", "hardware"}
-"""Dask's list of its pages, which fails on halotile's page; tracebacks, which name folders; and the page that has workers measure their disks."""
 
 
 def answer_allowed_only(scheduler: Any, link: str | None) -> None:

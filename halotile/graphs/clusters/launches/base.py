@@ -50,8 +50,8 @@ class Launch(Protocol):
         """The last lines that it printed."""
 
 
+# States of launches, queried for all of them at once. One that is left out is not known to be over.
 QueryStates = Callable[[Sequence[Launch]], Mapping[Launch, LaunchState]]
-"""States of launches, queried for all of them at once. One that is left out is not known to be over."""
 
 
 def tail_of(paths: Sequence[Path], lines: int = LOG_LINES) -> str:

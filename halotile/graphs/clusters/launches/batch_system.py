@@ -289,10 +289,8 @@ def clock(walltime: str) -> str:
 
 WORKER = "halotile.graphs.clusters.workers"
 NAME = "halotile"
-NANNY_BYTES = 512 * 2**20
-"""Memory of a job for the worker's nanny, besides the worker's own."""
-DEATH_SECONDS = 120
-"""Time for which a worker looks for the scheduler."""
+NANNY_BYTES = 512 * 2**20  # memory of a job for the worker's nanny, besides the worker's own
+DEATH_SECONDS = 120  # time for which a worker looks for the scheduler
 _REFUSED = re.compile(r"stderr:\n(.*?)\s*\Z", re.DOTALL)
 
 

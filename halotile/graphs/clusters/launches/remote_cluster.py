@@ -30,15 +30,12 @@ from halotile.storage.run_directory.directory import WORKERS
 
 POLL_SECONDS = 2.0
 SLOW_SECONDS = 10.0
+# After so long without a change, states are queried less often: batch systems have others to answer.
 CALM_SECONDS = 30.0
-"""After so long without a change, states are queried less often: batch systems have others to answer."""
-HEALTHY_SECONDS = 60.0
-"""A launch that had its worker for so long did not end for a fault of its own."""
-SPARE = 2
-"""Launches that may end at once besides one for each worker, before no more are tried."""
+HEALTHY_SECONDS = 60.0  # a launch that had its worker for so long did not end for a fault of its own
+SPARE = 2  # launches that may end at once besides one for each worker, before no more are tried
 LONGEST_PAUSE_SECONDS = 30.0
-FORGIVE_SECONDS = 300.0
-"""A cluster that goes on with fewer workers asks for the others again after this."""
+FORGIVE_SECONDS = 300.0  # a cluster that goes on with fewer workers asks for the others again after this
 CALL_SECONDS = 60.0
 
 
@@ -173,8 +170,7 @@ def _describe(states: Sequence[str]) -> str:
 
 
 START_SECONDS = 120
-DEATH_SECONDS = 60
-"""Time for which a worker looks for the scheduler."""
+DEATH_SECONDS = 60  # time for which a worker looks for the scheduler
 
 REMOTE_SETTINGS = SETTINGS | {
     # A worker that died is back by then, started anew by its nanny; one that is not, is lost with its launch.
@@ -183,8 +179,8 @@ REMOTE_SETTINGS = SETTINGS | {
 }
 
 
+# `make(security, logs, scheduler_options)`: a SpecCluster with its scheduler, and no launch yet.
 MakeCluster = Callable[[Security, Path, dict[str, Any]], Any]
-"""``make(security, logs, scheduler_options)``: a SpecCluster with its scheduler, and no launch yet."""
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from halotile.graphs.clusters.launches.base import Launch, LaunchState, tail_of
 from halotile.graphs.clusters.launches.slurm_allocation import NodeSlot, described, remaining_nodes
 
 END_SECONDS = 10.0
+# Requests of the batch job that srun would apply to a step, whose worker takes its share of the node's GPUs itself.
 _OF_JOB = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND")
-"""Requests of the batch job that srun would apply to a step, whose worker takes its share of the node's GPUs itself."""
 
 
 class NodeSlots:

@@ -25,12 +25,11 @@ from halotile.graphs.clusters.workers.settings import SETTINGS, keep_compiled_co
 from halotile.graphs.clusters.workers.worker import OwnWorker
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Its web server, which it has without pages too, would otherwise listen on every interface.
 PRIVATE = ("--no-dashboard", "--dashboard-address", f"{LOOPBACK}:0")
-"""Its web server, which it has without pages too, would otherwise listen on every interface."""
 OWN_WORKER = f"{OwnWorker.__module__}.{OwnWorker.__qualname__}"
 LEVEL = "DASK_LOGGING__DISTRIBUTED"
-QUIET = "warning"
-"""The logs are for errors."""
+QUIET = "warning"  # the logs are for errors
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -32,22 +32,18 @@ from halotile.tasks.devices.device import allow_memory, limit_memory
 _WORKERS = "halotile.graphs.clusters.workers.preloaded"
 PRELOADED = ["halotile.graphs.clusters.workers.preloaded_torch", _WORKERS]
 
-NOT_IMPORTED = "__main__"
-"""A main module of this name is left alone by processes that multiprocessing starts."""
+NOT_IMPORTED = "__main__"  # a main module of this name is left alone by processes that multiprocessing starts
 
-SPARED = {signal.SIGTERM, signal.SIGUSR1}
-"""Signals that the process does not get: it ends with the one that started it."""
+SPARED = {signal.SIGTERM, signal.SIGUSR1}  # signals that the process does not get: it ends with the one that started it
 
-PF_EXITING = 0x4
-"""Flag of a process in Linux (include/linux/sched.h)."""
+PF_EXITING = 0x4  # flag of a process in Linux (include/linux/sched.h)
 DYING_SECONDS = 10.0
 
 SEMAPHORES = Path("/dev/shm")  # where glibc keeps them
 
 _held = ExitStack()
 _lock = threading.Lock()
-_specs: list[Any] = []
-"""The spec of the main module, once for each thread that is in :func:`script_not_imported`."""
+_specs: list[Any] = []  # the spec of the main module, once for each thread that is in script_not_imported
 
 
 def ensure_forks() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from halotile.errors import ConfigError
 from halotile.storage.cache import user_cache
 
+# Start method of multiprocessing for workers. Elsewhere there are system libraries that do not survive a fork.
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-"""Start method of multiprocessing for workers. Elsewhere there are system libraries that do not survive a fork."""
 ALLOCATOR_ENVIRONMENT = {
     # Convolution layers allocate and free large activations over and over. With these the memory stays in
     # the process instead of being mapped anew each time: 1.6 times faster end to end on a small CNN.
@@ -57,8 +57,7 @@ def own_environment() -> Iterator[None]:
 
 
 PREFIX = "halotile-scratch-"
-_DASK_FOLDER = "dask-scratch-space"
-"""Part of the path of each folder that Dask makes for a server."""
+_DASK_FOLDER = "dask-scratch-space"  # part of the path of each folder that Dask makes for a server
 
 
 @contextmanager
@@ -121,6 +120,7 @@ SETTINGS: dict[str, Any] = {
     "distributed.worker.memory.monitor-interval": "200ms",
 }
 
+# Settings for workers on this machine.
 LOCAL_SETTINGS = SETTINGS | {
     # A worker that is not back by then is given up for good, also one that died again only just now.
     "distributed.deploy.lost-worker-timeout": "365 days",
@@ -128,7 +128,6 @@ LOCAL_SETTINGS = SETTINGS | {
     # Variables that a worker would inherit from the process that it is forked from; the user's environment takes precedence.
     "distributed.nanny.environ": {"PYTHONPATH": "", "PYTHONSAFEPATH": ""},
 }
-"""Settings for workers on this machine."""
 
 # Level of Dask's messages until its event loop has ended: its clusters set it back before their last messages are sent, which
 # log tracebacks where a worker has died.

@@ -35,18 +35,15 @@ from halotile.tasks.noise.quality import FaintDetail, faint_detail, noise_sigma,
 from halotile.tasks.noise.quiet_windows import WINDOW, Values, cut
 from halotile.tasks.noise.residual import Residual
 
-EDGE = 512
-"""Edge of a crop in pixels."""
-CANDIDATES = 16
-"""Places of which the one with most structure is taken."""
+EDGE = 512  # edge of a crop in pixels
+CANDIDATES = 16  # places of which the one with most structure is taken
+# Edge of the smallest square crop whose figures mean something, and of the narrowest one that has neighbours to go by.
 SMALLEST, NARROWEST = 16, 4
-"""Edge of the smallest square crop whose figures mean something, and of the narrowest one that has neighbours to go by."""
-LARGEST = 1024
-"""Edge of the largest crop that is asked for."""
+LARGEST = 1024  # edge of the largest crop that is asked for
+# Ratio of errors up to which a setting may be preferred for the faint detail that it keeps, and what the best keeps of
+# that at most.
 NEAR, MUCH_LESS = 2.0, 2 / 3
-"""Ratio of errors up to which a setting may be preferred for the faint detail that it keeps, and what the best keeps of that at most."""
-TIE = 10**0.01
-"""Ratio of errors, 0.1 dB, up to which settings are equal."""
+TIE = 10**0.01  # ratio of errors, 0.1 dB, up to which settings are equal
 
 
 def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int | str], region: Region | None) -> Spans:
@@ -109,12 +106,9 @@ def _structure(image: Values) -> float:
     return float(sum(np.where(np.isfinite(step), step, 0).sum() for step in steps) / squares.size)
 
 
-Setting = tuple[str, ...]
-"""Overrides of a job file, such as ``("denoiser.strength=0.5",)``."""
-Failed = dict[Setting, HalotileError]
-"""Settings that cannot be used, with the reasons."""
-Score = Literal["SURE", "PURE"]
-"""Unbiased risk estimates for Gaussian noise, and for noise of photons."""
+Setting = tuple[str, ...]  # overrides of a job file, such as `("denoiser.strength=0.5",)`
+Failed = dict[Setting, HalotileError]  # settings that cannot be used, with the reasons
+Score = Literal["SURE", "PURE"]  # unbiased risk estimates for Gaussian noise, and for noise of photons
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,7 @@ from halotile.tasks.inner_tiles import Roles
 from halotile.tasks.noise.stripes import WithoutStripes
 from halotile.tasks.trials.gpu_trial import Tuned
 
-HOLED_BYTES = 24.0
-"""Further working memory of a filter that leaves out holes, for each pixel of a tile."""
+HOLED_BYTES = 24.0  # further working memory of a filter that leaves out holes, for each pixel of a tile
 SMALLER = "a smaller output.shard, tile.size or tile.batch"
 
 

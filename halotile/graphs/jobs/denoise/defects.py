@@ -23,10 +23,10 @@ from halotile.tasks.noise.defects import Defects, Places, outliers, stabilised
 from halotile.tasks.noise.estimate import planes_at_once, sampled_planes, spread_evenly
 from halotile.tasks.noise.photon_noise import PLANES, PhotonNoise, noise_of_plane
 
+# Fewest planes along z and t in which lasting defects are searched, and most planes that are read for them.
 LEAST_PLANES, MOST_PLANES = 4, 16
-"""Fewest planes along z and t in which lasting defects are searched, and most planes that are read for them."""
+# Pixels of the largest plane in which they are looked for, and pixels that are read at once.
 PLANE_PIXELS, AT_ONCE_PIXELS = 1 << 26, 1 << 27
-"""Pixels of the largest plane in which they are looked for, and pixels that are read at once."""
 
 
 class ChosenDefects(NamedTuple):

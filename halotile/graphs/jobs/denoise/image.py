@@ -40,8 +40,7 @@ from halotile.tasks.noise.defects import Defects, Repaired, axes_of_given
 from halotile.tasks.noise.estimate import NO_ENDS, Ends, estimate_noise_levels, sample_regions
 from halotile.tasks.options import Auto
 
-FLAT = 2.0
-"""Ratio of the distances along z and within a plane from which planes are denoised one by one."""
+FLAT = 2.0  # ratio of the distances along z and within a plane from which planes are denoised one by one
 
 
 def assign_axes(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[JobImage, Denoiser]:
@@ -262,11 +261,9 @@ def plane_values(values: Levels, roles: Roles) -> PlaneValues:
     return PlaneValues(values.reshape(shape))
 
 
-COUNTED_PIXELS = 2**24
-"""Pixels of an image whose holes are counted one by one while a job is planned."""
+COUNTED_PIXELS = 2**24  # pixels of an image whose holes are counted one by one while a job is planned
 COUNTED_AT_ONCE = 2048
-SAMPLES = 64
-"""Squares in which the holes of larger images are counted."""
+SAMPLES = 64  # squares in which the holes of larger images are counted
 
 
 class Holed(NamedTuple):

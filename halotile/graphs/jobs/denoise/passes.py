@@ -39,12 +39,13 @@ from halotile.tasks.noise.stripes import LineCorrections, WithoutStripes
 from halotile.tasks.trials.gpu_trial import Tuned
 
 NO_STRIPES = Striped()
+# Planes that are looked at, squares of all of them together, and channels: more planes and squares only where there are
+# more channels.
 PLANES, PLACES, CHANNELS = 4, 16, 64
-"""Planes that are looked at, squares of all of them together, and channels: more planes and squares only where there are more channels."""
 
 
+# Seconds of computing that the faint detail may take, share of a run, and seconds until PyTorch is loaded.
 DETAIL_SECONDS, SHARE, TORCH_SECONDS = 2.0, 0.05, 4.0
-"""Seconds of computing that the faint detail may take, share of a run, and seconds until PyTorch is loaded."""
 
 
 def inspect_residual(
@@ -178,8 +179,8 @@ def _labels(task: DenoiseTask) -> dict[str, str]:
 
 
 PHASE = "denoise"
+# Minimum duration of a task on a GPU, which is idle between the blocks of two tasks; a kill loses one task.
 GPU_TASK_SECONDS = 10.0
-"""Minimum duration of a task on a GPU, which is idle between the blocks of two tasks; a kill loses one task."""
 
 
 @dataclass(frozen=True)

@@ -34,18 +34,15 @@ from halotile.tasks.noise.photon_noise import PhotonNoise, PlaneSurvey, estimate
 from halotile.tasks.noise.quiet_windows import finite_values
 
 MODEL: Literal["poisson-gaussian"] = "poisson-gaussian"
-NAMED_PLANES = 6
-"""Planes that a note names."""
+NAMED_PLANES = 6  # planes that a note names
 
 
 @dataclass(frozen=True)
 class Photons:
     """Photon noise of each plane, or of all."""
 
-    noise: PhotonNoise
-    """In the units of the file: a number for each index of the looped axes, or one."""
-    white: float
-    """The value that the denoiser sees as 1."""
+    noise: PhotonNoise  # in the units of the file: a number for each index of the looped axes, or one
+    white: float  # the value that the denoiser sees as 1
     is_given: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -179,10 +176,8 @@ def decided_noise(wanted: NoiseModel, photons: Photons | None) -> dict[str, Any]
     return {"model": MODEL} | {name: float(np.ravel(v)[0]) for name, v in photons.noise.to_json().items() if is_one}
 
 
-SAMPLES = 8
-"""Squares of each channel from which its contrast is taken."""
-TAILS = (0.1, 99.9)
-"""Percentiles that are shown as black and white."""
+SAMPLES = 8  # squares of each channel from which its contrast is taken
+TAILS = (0.1, 99.9)  # percentiles that are shown as black and white
 MOST_UNNAMED = len(MANY)
 
 
@@ -242,14 +237,12 @@ def _sampled(source: Source, pixels: Readable, number: int) -> Any:
     return finite if finite.size else np.zeros(1)
 
 
-ALIKE = 2.0
-"""Ratio of the gains of channels up to which they may be those of one camera."""
+ALIKE = 2.0  # ratio of the gains of channels up to which they may be those of one camera
+# Whole numbers between the least and largest values of a plane below which rounding costs: see docs/design/018.
 FEW_LEVELS = 128
-"""Whole numbers between the least and largest values of a plane below which rounding costs: see docs/design/018."""
+# Noise level below which it costs in a type of more than a byte, whose images need not fill their range.
 LITTLE_NOISE = 2.0
-"""Noise level below which it costs in a type of more than a byte, whose images need not fill their range."""
-EXACT = 2.0**24
-"""Whole numbers up to here are exact in float32."""
+EXACT = 2.0**24  # whole numbers up to here are exact in float32
 
 
 class ResultType(NamedTuple):
@@ -358,18 +351,20 @@ def _reason(coarse: Sequence[PlaneSurvey]) -> str:
     )
 
 
-LEARNED_SAMPLES = 16
-"""Squares of the image that are looked at."""
+LEARNED_SAMPLES = 16  # squares of the image that are looked at
+# Quantiles beyond which values may be cut off: few that are far from the others may have been in no patch of the
+# training, or here in no square.
 LEARNED_TAILS = 0.01, 0.99
-"""Quantiles beyond which values may be cut off: few that are far from the others may have been in no patch of the training, or here in no square."""
+# Ratio of deviations above which there is a note; and ratio, or distance of means in deviations, above which the units
+# are others.
 NOTED, FAR = 4.0, 16.0
-"""Ratio of deviations above which there is a note; and ratio, or distance of means in deviations, above which the units are others."""
+# Distance of means in deviations above which there is a note: an image of half the photons, whose PSNR falls by 6 dB,
+# is 1.4 away.
 AWAY = 1.25
-"""Distance of means in deviations above which there is a note: an image of half the photons, whose PSNR falls by 6 dB, is 1.4 away."""
+# An image may be so many times flatter, such as an empty field of view; but not by less than this, where whole numbers
+# were learned from.
 FLAT, COUNTS = 1000.0, 0.5
-"""An image may be so many times flatter, such as an empty field of view; but not by less than this, where whole numbers were learned from."""
-USUAL = (0.0, 1.0), (0.0, 255.0), (0.0, 4095.0), (0.0, 65535.0)
-"""Ranges that are offered where they fit."""
+USUAL = (0.0, 1.0), (0.0, 255.0), (0.0, 4095.0), (0.0, 65535.0)  # ranges that are offered where they fit
 
 
 class _Spread(NamedTuple):

@@ -22,8 +22,7 @@ from halotile.tasks.inner_tiles import Roles
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quiet_windows import Values
 
-Spans = Mapping[str, tuple[int, int]]
-"""First and last pixel, excluding that, along each axis by its letter."""
+Spans = Mapping[str, tuple[int, int]]  # first and last pixel, excluding that, along each axis by its letter
 
 
 class DenoisedPlace:

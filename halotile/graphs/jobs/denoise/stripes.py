@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from halotile.graphs.jobs.denoise.image import JobImage
 
 PHASE = "stripes"
+# Places where stripes are looked for along each axis (half of them in each of several channels), channels, lines of a
+# place, and means along a line.
 PLACES, CHANNELS, SAMPLED_LINES, SAMPLED_MEANS = 4, 8, 512, 128
-"""Places where stripes are looked for along each axis (half of them in each of several channels), channels, lines of a place, and means along a line."""
+# Share of lines that have to be off in all parts of their length for stripes to be clear: noise alone has 0.07.
 CLEAR = 0.4
-"""Share of lines that have to be off in all parts of their length for stripes to be clear: noise alone has 0.07."""
+# Correlation of offsets and gains, relative to that of noise, from which lines differ by factors; and standard
+# deviation of these from which removing them leaves less than offsets alone.
 ALIKE, SPREAD = 6.0, 0.04
-"""Correlation of offsets and gains, relative to that of noise, from which lines differ by factors; and standard deviation of these from which
-removing them leaves less than offsets alone."""
-PLANES = 8
-"""Planes along each axis whose lines are written together."""
+PLANES = 8  # planes along each axis whose lines are written together
 
 
 class Striped(NamedTuple):

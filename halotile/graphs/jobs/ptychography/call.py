@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LBFGS", "RPIE", "SGD", "Adam", "open", "simulate"]
 
-LONGEST_PAUSE = 0.1
-"""Seconds between two looks for an epoch's loss, at most."""
+LONGEST_PAUSE = 0.1  # seconds between two looks for an epoch's loss, at most
 
 
 def open(  # noqa: A001 - as open() of other modules
@@ -343,5 +342,5 @@ class LBFGS(_Solver):
     name = "lbfgs"
 
 
+# A job whose values are right, for checks of stages.
 _JOB = Ptychography(input=ScanInput(path="scan.zarr"), output=ResultFile(path="result.cxi"))
-"""A job whose values are right, for checks of stages."""

@@ -150,16 +150,15 @@ def shortened(job: Ptychography, rows: int) -> Ptychography:
     return replace(job, stages=tuple(stage for stage in stages if stage.epochs))
 
 
+# The loss without a zero: the `amplitude_mse` of its result is compared with that of the noise.
 LIKELIHOOD = "poisson_nll"
-"""The loss without a zero: the `amplitude_mse` of its result is compared with that of the noise."""
-FAR_ABOVE = 2
-"""Loss, relative to that of the noise, above which the outcome names possible causes."""
+FAR_ABOVE = 2  # loss, relative to that of the noise, above which the outcome names possible causes
 HELD_OUT = "{:.0%} of the pixels of each pattern are held out: their loss decides which epoch of a stage is kept"
 MORE_EPOCHS = "the loss on the held-out pixels still falls: more epochs may give a better object"
-LOST = 5e-3
-"""Share of the light of a mode that was not found."""
+LOST = 5e-3  # share of the light of a mode that was not found
+# Loss, relative to that of the noise in as many pixels as were not needed to fit the model, below which the noise
+# itself was fitted.
 BELOW = 0.95
-"""Loss, relative to that of the noise in as many pixels as were not needed to fit the model, below which the noise itself was fitted."""
 CAUSES = (
     "unless the object looks right, more epochs or modes may be needed, intensities to refine where the beam varied, or the geometry may be another one (order and signs of the "
     "positions' axes, focus, near or far field, pixels that do not count)"
@@ -272,8 +271,7 @@ def result_rows(
     return [*rows, ("drawing", str(drawing))]
 
 
-OURS = ("focus", "modes", "variations", "oversampling", "support", "refine")
-"""Keys of halotile's own model."""
+OURS = ("focus", "modes", "variations", "oversampling", "support", "refine")  # keys of halotile's own model
 
 
 def _result_path(path: str) -> str | None:

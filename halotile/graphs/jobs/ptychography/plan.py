@@ -45,26 +45,19 @@ from halotile.tasks.ptychography.recipe import (
 from halotile.tasks.ptychography.result import covered
 from halotile.tasks.user_code import imported_digest
 
-COMPLEX = 8
-"""Bytes of a number."""
-OBJECTS = 4
-"""Copies of the object at once: itself, its gradient, and two while a step is made; a solver keeps more."""
-LOADED_COPIES = 3
-"""Copies of a checkpoint while ranks get it from the one that reads it."""
+COMPLEX = 8  # bytes of a number
+OBJECTS = 4  # copies of the object at once: itself, its gradient, and two while a step is made; a solver keeps more
+LOADED_COPIES = 3  # copies of a checkpoint while ranks get it from the one that reads it
+# Checkpoints on the disk at once: the newest, the two that may be returned to, and one while it is written; and those
+# of the stage before.
 FILES, FILES_OF_STAGE = 4, 2
-"""Checkpoints on the disk at once: the newest, the two that may be returned to, and one while it is written; and those of the stage before."""
+# The same of each slot, whose patterns may see all of it: its gradient, and two while ranks exchange it.
 SLOT_OBJECTS = 3
-"""The same of each slot, whose patterns may see all of it: its gradient, and two while ranks exchange it."""
-FEW_COUNTS = 0.5
-"""Mean of a pixel below which most have no count."""
-HELD_OUT = 0.05
-"""Share of the pixels that are held out where counts are few."""
-SOME_POSITIONS = 1000
-"""Approximate number of positions whose nearest neighbours are found."""
-FARTHEST = 10**9
-"""Sizes of a pattern beyond which all positions are as far away."""
-MOST_HELD = 100
-"""Epochs, at most, in which positions are held unless the job says how many."""
+FEW_COUNTS = 0.5  # mean of a pixel below which most have no count
+HELD_OUT = 0.05  # share of the pixels that are held out where counts are few
+SOME_POSITIONS = 1000  # approximate number of positions whose nearest neighbours are found
+FARTHEST = 10**9  # sizes of a pattern beyond which all positions are as far away
+MOST_HELD = 100  # epochs, at most, in which positions are held unless the job says how many
 SMALLER = "a smaller batch, fewer modes, or a larger pixel (recon-cli convert --bin 2)"
 
 
@@ -506,15 +499,12 @@ def _encode(sent: SentRecipe) -> bytes:
     return encoded_result(sent.opened())
 
 
+# Mean counts between which it is summed over numbers of photons; of fewer it is twice their mean, of more it is LIMIT.
 FEWEST, MANY = 1e-6, 100.0
-"""Mean counts between which it is summed over numbers of photons; of fewer it is twice their mean, of more it is LIMIT."""
 LIMIT = 0.25
-SHAPES = (0.05, 1e6)
-"""Smallest and largest shape of the gamma distributions."""
-PARTS = 8
-"""Parts of a distribution, each with its mean count."""
-SOME_BYTES = 2**27
-"""Most bytes of patterns that are read to examine their counts."""
+SHAPES = (0.05, 1e6)  # smallest and largest shape of the gamma distributions
+PARTS = 8  # parts of a distribution, each with its mean count
+SOME_BYTES = 2**27  # most bytes of patterns that are read to examine their counts
 
 
 def photon_loss(mean: NDArray[np.floating]) -> float:

@@ -37,14 +37,12 @@ from halotile.tasks.terms import MISFIT, Contributions, FoldedGradient, Gradient
 if TYPE_CHECKING:
     from halotile.graphs.jobs.reconstruct.inversion import Inversion
 
+# Windows that a gradient holds at once: the operator's input, the measurement, their difference, and scratch.
 IMAGES_OF_A_GRADIENT = 9
-"""Windows that a gradient holds at once: the operator's input, the measurement, their difference, and scratch."""
-IMAGES_OF_A_STEP = 5
-"""Further windows that a step holds: its image, the gradient step, the prior's input and output."""
+IMAGES_OF_A_STEP = 5  # further windows that a step holds: its image, the gradient step, the prior's input and output
+# Transforms of kernels, and of cells of an image with the cells, where convolutions use Fourier transforms.
 TRANSFORMS_BYTES = 96 * MIB
-"""Transforms of kernels, and of cells of an image with the cells, where convolutions use Fourier transforms."""
-COPIES = 3
-"""Images and measurements at once that an operator is assumed to need where it does not declare this."""
+COPIES = 3  # images and measurements at once that an operator is assumed to need where it does not declare this
 
 
 IMAGES, OPERATORS = "the solver's images", "the operators"
@@ -112,8 +110,8 @@ def _denoiser(denoised: Denoised | None) -> tuple[int, int]:
     return weights, int(window * tiling.batch * (denoiser.bytes_per_pixel() + 8))
 
 
+# Pixels of the gradient that may be computed twice, per pixel of the image, before it gets a pass of its own.
 MOST_COMPUTED_TWICE = 0.5
-"""Pixels of the gradient that may be computed twice, per pixel of the image, before it gets a pass of its own."""
 
 
 def comes_apart(requested: bool | Auto, form: Form, prior: Prior, grid: Grid, solver: Solver) -> bool:
@@ -223,8 +221,7 @@ def pixels_read(grid: Grid, view: View) -> int:
     return math.prod(lengths)
 
 
-REACH_OF_CELLS = 64
-"""Additional reach, in pixels, of a convolution by Fourier transforms: its cells are fixed."""
+REACH_OF_CELLS = 64  # additional reach, in pixels, of a convolution by Fourier transforms: its cells are fixed
 
 
 @dataclass(frozen=True)
@@ -232,14 +229,11 @@ class Form:
     """Method that computes the gradient of a stack."""
 
     terms: tuple[Term, ...]
+    # All operators in one kernel, where they fold and the job does not ask for the plain form.
     folded: Normal | None = None
-    """All operators in one kernel, where they fold and the job does not ask for the plain form."""
-    apart: bool = False
-    """Operators have a pass of their own, before that of the prior."""
-    per_pass: int = 1
-    """Iterations of one pass."""
-    chosen: tuple[int, ...] | None = None
-    """Numbers of the operators that take part; None for all."""
+    apart: bool = False  # operators have a pass of their own, before that of the prior
+    per_pass: int = 1  # iterations of one pass
+    chosen: tuple[int, ...] | None = None  # numbers of the operators that take part; None for all
 
     def of(self, numbers: Sequence[int]) -> Form:
         """Return the same form of some of the operators."""

@@ -51,8 +51,7 @@ from halotile.tasks.priors.base import Prior, denoised_of
 from halotile.tasks.terms import MISFIT
 from halotile.tasks.trials.gpu_trial import Tuned
 
-NORM_ITERATIONS = 15
-"""Passes that compute the step size."""
+NORM_ITERATIONS = 15  # passes that compute the step size
 
 
 @dataclass(frozen=True)
@@ -218,8 +217,7 @@ class Inversion:
         )
 
 
-SEED = 0
-"""Seed of the random image that a trial denoises where there is no image yet."""
+SEED = 0  # seed of the random image that a trial denoises where there is no image yet
 
 
 @dataclass(frozen=True)
@@ -289,8 +287,7 @@ def describe_denoised(denoised: Denoised, previous: Mapping[str, Any] | None) ->
     return {"boundary": list(denoised.rim.rules), **on_device(denoised, previous)}
 
 
-NORM, ADJOINT, WRITE = "norm", "adjoint", "write"
-"""Phases, besides that of the iterations."""
+NORM, ADJOINT, WRITE = "norm", "adjoint", "write"  # phases, besides that of the iterations
 BEFORE = " before the first iteration"
 
 Passes = Generator[Pass | Gather, Sums, None]
@@ -454,8 +451,7 @@ class ReconstructWork(Inversion, Work):
         return Pass(WRITE, task, self.output)
 
 
-ROUNDED = 1e-6
-"""Share of an objective by which rounding alone may raise it."""
+ROUNDED = 1e-6  # share of an objective by which rounding alone may raise it
 
 
 @dataclass

@@ -22,8 +22,7 @@ from halotile.tasks.options import Auto, OwnPath, ReadPath
 if TYPE_CHECKING:
     from halotile.graphs.solvers.base import Solver
 
-Bounds = tuple[float | None, float | None]
-"""Least and greatest value of a pixel; None for none."""
+Bounds = tuple[float | None, float | None]  # least and greatest value of a pixel; None for none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +137,7 @@ def shortened(job: Reconstruction, rows: int) -> Reconstruction:
     return replace(job, solver=replace(job.solver, iterations=iterations))
 
 
-SHOWN = 8
-"""Number of operators that are listed one by one; `--json` has all."""
+SHOWN = 8  # number of operators that are listed one by one; `--json` has all
 
 
 def title(job: Reconstruction) -> str:
@@ -286,8 +284,7 @@ def _whole_mapping(written: Any, choice: type[NamedChoice]) -> Any:
     return {"name": written["name"], **_whole_options(named, inner)}
 
 
-ITERATE = "iterate"
-"""Folder of the solver's state."""
+ITERATE = "iterate"  # folder of the solver's state
 
 
 def end_of(rows: IterationRows, choice: SolverChoice, solver: Solver) -> int | None:

@@ -270,8 +270,7 @@ def weighted(
     return Measurement(operator, Filled(data, background or 0.0), weights, number)
 
 
-LEAST_RATE = 0.02
-"""Least rate that counts are taken to have: about one in the pixels that they are smoothed over."""
+LEAST_RATE = 0.02  # least rate that counts are taken to have: about one in the pixels that they are smoothed over
 
 
 def with_holes(source: Source) -> Readable:
@@ -279,14 +278,11 @@ def with_holes(source: Source) -> Readable:
     return measured(source, source.nodata, None, (), len(source.shape))
 
 
-SUM_TOLERANCE = 0.02
-"""Distance of a kernel's sum from 1 below which the kernel only spreads light."""
+SUM_TOLERANCE = 0.02  # distance of a kernel's sum from 1 below which the kernel only spreads light
+# Pixels of a mask that are checked before a job: if a larger one is 0 so far, the run itself shows the result.
 LOOKED_AT = 2**24
-"""Pixels of a mask that are checked before a job: if a larger one is 0 so far, the run itself shows the result."""
-TRIED = 2**22
-"""Most pixels for which an operator that sees the whole image is tried before a job."""
-STRIP = 2**20
-"""Pixels that are checked at once."""
+TRIED = 2**22  # most pixels for which an operator that sees the whole image is tried before a job
+STRIP = 2**20  # pixels that are checked at once
 
 
 def notes_of(operators: Iterable[Operator]) -> Iterator[str]:

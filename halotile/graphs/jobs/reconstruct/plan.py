@@ -181,15 +181,11 @@ class _Opened:
     computing: Computing[Reconstruction]
     operators: tuple[Operator, ...]
     data: tuple[Source, ...]
-    levels: tuple[Source | float, ...]
-    """Noise levels of the measurements, or maps of them."""
-    images: Mapping[str, Source]
-    """Start and reference, where the job has them."""
-    image: Constant
-    """An image of zeros, with the shape and type of the result."""
+    levels: tuple[Source | float, ...]  # noise levels of the measurements, or maps of them
+    images: Mapping[str, Source]  # start and reference, where the job has them
+    image: Constant  # an image of zeros, with the shape and type of the result
     prior: Prior
-    denoiser: Denoiser | None
-    """Denoiser of the prior."""
+    denoiser: Denoiser | None  # denoiser of the prior
     notes: tuple[str, ...]
 
     @property

@@ -46,11 +46,10 @@ def _checkpoint_interval(value: int) -> str | None:
     return AtLeast(1)(value)
 
 
+# Most iterations of a solver in one pass. At a periodic rim each reads results of the one before across the edge.
 MOST_PER_PASS = 4
-"""Most iterations of a solver in one pass. At a periodic rim each reads results of the one before across the edge."""
 
-SIGMAS = (1e-15, 1e15)
-"""Noise levels whose inverse square can be used in single precision."""
+SIGMAS = (1e-15, 1e15)  # noise levels whose inverse square can be used in single precision
 
 
 @dataclass(frozen=True)

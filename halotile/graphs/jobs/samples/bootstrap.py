@@ -38,15 +38,14 @@ from halotile.tasks.noise.quality import unbiased_risk, without_outliers
 from halotile.tasks.posterior.bootstrap import BootstrapTask
 
 SMALLER = "a smaller tile.block, output.shard or tile.size"
-SHARE = 3
-"""Part of the memory that a denoising job is planned with: a block holds further images."""
-BYTES = 40
-"""Bytes of further images for each pixel that is read: what was read, noise, their sum, squares."""
+SHARE = 3  # part of the memory that a denoising job is planned with: a block holds further images
+BYTES = 40  # bytes of further images for each pixel that is read: what was read, noise, their sum, squares
 FACTOR, OTHER = "factor", "factor_if_noise_is_2_percent_stronger"
+# Least factor that is credible where the noise was estimated: with known noise, none was below 0.64; and the variance
+# of 2 % more noise.
 LEAST, MORE = 0.6, 0.04
-"""Least factor that is credible where the noise was estimated: with known noise, none was below 0.64; and the variance of 2 % more noise."""
+# Squares that the factor comes from, their edge, redraws of each, and measured pixels that they need.
 PLACES, EDGE, DRAWS, ENOUGH = 16, 128, 4, 1000
-"""Squares that the factor comes from, their edge, redraws of each, and measured pixels that they need."""
 
 
 def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:

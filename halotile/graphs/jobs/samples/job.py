@@ -74,12 +74,12 @@ OF_BOOTSTRAP = {
     "posterior.calibrate": ("auto",),
     "noise": (denoise.NoiseModel(),),
 }
+# Keys that are for one method, with the values that they have beside the other.
 OF_BLOCKS = {
     **{"posterior.method": ("auto", "bootstrap"), "posterior.tol": (1e-2,), "posterior.halo": ("auto",)},
     **{"posterior.estimator": ("rao-blackwell",), "output.samples": (None,), "shape": ("auto",), "exact": (False,)},
     **{"prior": (FieldPrior(),), "fidelity": (FidelityChoice(),)},
 }
-"""Keys that are for one method, with the values that they have beside the other."""
 
 
 @dataclass(frozen=True, kw_only=True)

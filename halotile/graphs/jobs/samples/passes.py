@@ -89,12 +89,10 @@ class SampleWork(Work):
         return Pass(PHASE, task, first, also=tuple(also))
 
 
-SUM = "sum"
-"""Phase of the pass after each solution, which adds it to what is kept."""
-MOST = 20_000
-"""Passes after which a solution is given up."""
+SUM = "sum"  # phase of the pass after each solution, which adds it to what is kept
+MOST = 20_000  # passes after which a solution is given up
+# Pixels that the residual may be left in alone: a larger image is solved more exactly, as its worst place counts.
 ALONE = 1024**2
-"""Pixels that the residual may be left in alone: a larger image is solved more exactly, as its worst place counts."""
 
 
 @dataclass(frozen=True)

@@ -61,19 +61,18 @@ from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.terms import Measurement
 
 SMALLER = "a smaller tile.block, output.shard or posterior.halo"
+# Images of each right-hand side that a solution holds at once, in double precision: an estimate; and copies of a result
+# that is written.
 IMAGES_AT_ONCE, COPIES = 9, 3
-"""Images of each right-hand side that a solution holds at once, in double precision: an estimate; and copies of a result that is written."""
-MOST = 1024**2
-"""Pixels of the window of a cell, where its halves are not smaller than the halo."""
+MOST = 1024**2  # pixels of the window of a cell, where its halves are not smaller than the halo
+# Edges of the windows that the prior is found from, where they have no holes, and their number.
 EDGES, WINDOWS = (256, 128, 64, 32), 16
-"""Edges of the windows that the prior is found from, where they have no holes, and their number."""
 HALOS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-FAR = 3
-"""Ratio of noise levels from which on one of them is probably a mistake."""
-MARGIN = 0.5
-"""Share of the tolerance that a halo leaves where it is tried: other places leave more."""
+FAR = 3  # ratio of noise levels from which on one of them is probably a mistake
+MARGIN = 0.5  # share of the tolerance that a halo leaves where it is tried: other places leave more
+# Edge and number of the blocks that halos are tried on, out of so many: small ones, as the edge of a cell may cut a
+# hole.
 TRIED, PLACES, SEEN = 16, 8, 256
-"""Edge and number of the blocks that halos are tried on, out of so many: small ones, as the edge of a cell may cut a hole."""
 
 
 def plan_samples(job: Sampling, begun: Begun, request: PlanRequest) -> Planned:

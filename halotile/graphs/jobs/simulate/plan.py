@@ -70,8 +70,7 @@ class SimulateWork(Work):
             yield Pass(PHASE, task, output, number, title)
 
 
-WINDOWS_AT_ONCE = 10
-"""Images of a block's window that an operator and its noise hold at once: an estimate."""
+WINDOWS_AT_ONCE = 10  # images of a block's window that an operator and its noise hold at once: an estimate
 SMALLER = "a smaller output.shard"
 
 

@@ -23,10 +23,9 @@ from halotile.tasks.noise.noise_correlation import noise_correlation
 from halotile.tasks.noise.quiet_windows import Values, finite_values
 from halotile.tasks.training.patches import Pair, PatchSource, Structure, TrainingImage
 
+# Ratio of brightness, offset included, of the brightest and the darkest image or channel above which there is a note.
 UNLIKE = 10.0
-"""Ratio of brightness, offset included, of the brightest and the darkest image or channel above which there is a note."""
-SAMPLED = 16
-"""Squares of each channel that are sampled."""
+SAMPLED = 16  # squares of each channel that are sampled
 
 
 def notes_of_images(patches: PatchSource, sources: Sequence[Source]) -> list[str]:
@@ -69,8 +68,7 @@ def _notes_of_channels(image: TrainingImage, path: str) -> list[str]:
     ]
 
 
-ALONG_ONE = 0.5
-"""Ratio of the correlations along both axes below which noise is shared along one."""
+ALONG_ONE = 0.5  # ratio of the correlations along both axes below which noise is shared along one
 
 
 def samples_of(image: TrainingImage) -> list[list[Values]]:
@@ -97,14 +95,15 @@ def hidden_with(job: Training, planes: Sequence[Sequence[Values]]) -> tuple[Stru
     return structure, False, (f"{seen}. {note}",)
 
 
+# Pairs of images that are compared, channels of each, and squares of a channel in all pairs together.
 PAIRS, CHANNELS, SQUARES = 8, 8, 16
-"""Pairs of images that are compared, channels of each, and squares of a channel in all pairs together."""
-STRUCTURE = 0.05
-"""Share of structure in the pixels from which it can be compared: else there is too much noise."""
+STRUCTURE = 0.05  # share of structure in the pixels from which it can be compared: else there is too much noise
+# Shared structure below which the second shows something else, and below which it may: noise that neighbours share
+# counts as structure of each.
 SHARED, LIKELY_SHARED = 0.3, 0.6
-"""Shared structure below which the second shows something else, and below which it may: noise that neighbours share counts as structure of each."""
+# Ratio of contrasts that is noted and that is refused, and difference of brightness in standard deviations that is
+# noted.
 CONTRAST, CLEAR_CONTRAST, OFFSET = 1.15, 1.5, 0.1
-"""Ratio of contrasts that is noted and that is refused, and difference of brightness in standard deviations that is noted."""
 
 
 def notes_of_pairs(

@@ -159,8 +159,7 @@ def keys_of_input(input: Input) -> Faults:  # noqa: A002 - the name of the secti
 RULES = (one_length, pairs, structure_of_pairs, parts_of_batch, workers_of_slots, keys_of_input)
 
 
-OTHER = "{name: tv, strength: 1.0, sigma: auto}"
-"""A denoiser that needs no training, to compare with."""
+OTHER = "{name: tv, strength: 1.0, sigma: auto}"  # a denoiser that needs no training, to compare with
 FAST = "mode fast: added in the order of the backend; the bits of the weights depend on the number of workers"
 
 

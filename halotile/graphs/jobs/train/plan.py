@@ -122,12 +122,12 @@ def _encode(recipe: Recipe) -> bytes:
 
 
 USUAL_STEPS = 1000
-ROWS = 50
-"""Rows of the curve."""
+ROWS = 50  # rows of the curve
+# The current one, the next while it is written, and two that are kept while the input is checked; each has the network
+# and two moments of Adam.
 CHECKPOINTS = 4
-"""The current one, the next while it is written, and two that are kept while the input is checked; each has the network and two moments of Adam."""
+# Time of a step with the exchange of gradients and the reading of patches, relative to that of the network.
 EXCHANGE = 1.1
-"""Time of a step with the exchange of gradients and the reading of patches, relative to that of the network."""
 SMALLER = "a smaller patch or batch, or a narrower network"
 
 

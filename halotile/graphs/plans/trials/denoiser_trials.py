@@ -42,16 +42,14 @@ from halotile.tasks.trials.trial import Sample, sides_as_channels
 from halotile.tasks.user_code import loaded_code
 
 T = TypeVar("T")
-MOST_THREADS = 4
-"""Threads of a trial: its windows are small."""
+MOST_THREADS = 4  # threads of a trial: its windows are small
 UNCOMPARED = "tiles were not compared with larger windows"
 UNTRIED = "tiles were not compared on parts of the image"
-SAMPLE_SECONDS = 60.0
-"""Longest time that a trial on parts of the image may take."""
+SAMPLE_SECONDS = 60.0  # longest time that a trial on parts of the image may take
 
 
+# Seconds that are left for trials; None: no limit.
 _left: ContextVar[list[float] | None] = ContextVar("trial_seconds", default=None)
-"""Seconds that are left for trials; None: no limit."""
 
 
 class TrialTooLong(Exception):
@@ -75,8 +73,7 @@ class CodeEnded(ConfigError):
 class DenoiserTrial(NamedTuple):
     """Results of the trial of a denoiser."""
 
-    code: Mapping[str, str]
-    """Digests of the user's own code, by its name."""
+    code: Mapping[str, str]  # digests of the user's own code, by its name
     halo: Halo
 
 

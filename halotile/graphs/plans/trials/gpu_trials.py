@@ -21,12 +21,9 @@ from halotile.tasks.trials.gpu_trial import TrialRequest, Tuned, tune
 T = TypeVar("T", DenoiseTask, Denoised)
 C = TypeVar("C")
 
-LIMIT_SECONDS = 300.0
-"""A trial that takes longer hangs."""
-APART_BYTES = 64 * 2**20
-"""Largest difference between two trials in the measured memory of a process."""
-BATCH = "batch"
-"""Key under which a run directory keeps the number of tiles at once that a run was reduced to."""
+LIMIT_SECONDS = 300.0  # a trial that takes longer hangs
+APART_BYTES = 64 * 2**20  # largest difference between two trials in the measured memory of a process
+BATCH = "batch"  # key under which a run directory keeps the number of tiles at once that a run was reduced to
 
 
 class NotTried(Exception):

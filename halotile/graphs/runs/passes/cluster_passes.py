@@ -46,16 +46,12 @@ from halotile.tasks.block import ONE_BLOCK, BadBlock, Receipt, peak_memory_bytes
 from halotile.tasks.exact_sums import add_exactly
 from halotile.tasks.terms import Part
 
-TASK_SECONDS = 1.0
-"""Minimum duration of a task where no time is lost between two tasks."""
+TASK_SECONDS = 1.0  # minimum duration of a task where no time is lost between two tasks
 SYNC_SECONDS = 5.0
-MOST_BLAME = 3
-"""Blocks that a worker may fail in a row while others can do them."""
+MOST_BLAME = 3  # blocks that a worker may fail in a row while others can do them
 LOOK_SECONDS = 0.5
-RESTART_SECONDS = 60.0
-"""Time in which a lost worker of this machine is back."""
-SILENCE_SECONDS = 10.0
-"""Time without an answer after which the pass checks that there are still workers."""
+RESTART_SECONDS = 60.0  # time in which a lost worker of this machine is back
+SILENCE_SECONDS = 10.0  # time without an answer after which the pass checks that there are still workers
 
 
 class BlockPass(ClusterPass[Pass]):
@@ -349,8 +345,7 @@ class BlockPass(ClusterPass[Pass]):
             self.stop_if_asked()
 
 
-SPLIT_EVERY = 4
-"""Partial sums that one task adds up."""
+SPLIT_EVERY = 4  # partial sums that one task adds up
 
 
 class GatherPass(ClusterPass[Gather]):
@@ -403,11 +398,10 @@ class GatherPass(ClusterPass[Gather]):
         self.status.notify(self.progress(self.phase))
 
 
-ENDED = digest_of([])
-"""Digest of the steps: what they give is in the checkpoint, which has one of its own."""
+ENDED = digest_of([])  # digest of the steps: what they give is in the checkpoint, which has one of its own
+# Longest wait of a rank for the others, which may read or validate, as a share of `run.stall_seconds`: a rank that
+# hangs is named by those that wait for it before the driver, which misses a step alone, gives up the cluster.
 PATIENCE = 0.5
-"""Longest wait of a rank for the others, which may read or validate, as a share of ``run.stall_seconds``: a rank that hangs is named by those
-that wait for it before the driver, which misses a step alone, gives up the cluster."""
 ADVICE = "Where a rank works that long without the others, raise run.stall_seconds: they wait for half of it."
 
 
@@ -415,8 +409,7 @@ class RanksPass(ClusterPass[RankProgram]):
     """The state of one program. Its disk is never full here: a rank raises that."""
 
     if_stopped = ". Run again to go on from the last checkpoint."
-    moved: tuple[int, float]
-    """Number of steps when it was last seen to change, and the time."""
+    moved: tuple[int, float]  # number of steps when it was last seen to change, and the time
 
     @property
     def done(self) -> int:

@@ -20,21 +20,17 @@ from distributed import Client, Future, KilledWorker
 from halotile.errors import Stalled, WorkerDied
 from halotile.graphs.clusters.common.answers import POLL_SECONDS, RPC_SECONDS, Unanswered, ask, fetch, present_workers
 
-TASKS_PER_WORKER = 3
-"""Tasks in flight for each worker: one that runs, one that waits there, one on its way."""
-SHARES = 2
-"""A task takes at most one of this many equal shares of the blocks that are left for each worker."""
+TASKS_PER_WORKER = 3  # tasks in flight for each worker: one that runs, one that waits there, one on its way
+SHARES = 2  # a task takes at most one of this many equal shares of the blocks that are left for each worker
 LARGEST_GROUP = 256
 DISPATCH_SECONDS = 0.0016
+# Cost of a task for scheduler and driver, and the added cost for each worker that the scheduler chooses among.
 CHOICE_SECONDS = 0.9e-6
-"""Cost of a task for scheduler and driver, and the added cost for each worker that the scheduler chooses among."""
+# Largest share of its time in which one process submits tasks; heartbeats and groups of tasks take some of the rest.
 DISPATCH_SHARE = 0.625
-"""Largest share of its time in which one process submits tasks; heartbeats and groups of tasks take some of
-the rest."""
+# Factor on the target duration of a task after which its worker returns the blocks that it has not begun.
 PATIENCE = 2.0
-"""Factor on the target duration of a task after which its worker returns the blocks that it has not begun."""
-WAITING = ("waiting", "no-worker", "queued")
-"""States of a task that is on no worker."""
+WAITING = ("waiting", "no-worker", "queued")  # states of a task that is on no worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +40,7 @@ class Answer:
     numbers: tuple[int, ...]
     result: Any = None
     error: BaseException | None = None
-    alone: bool = False
-    """True where no other task was in flight."""
+    alone: bool = False  # true where no other task was in flight
 
 
 def least_task_seconds(workers: int) -> float:

@@ -32,12 +32,9 @@ class RankEnd:
 
     rank: int
     result: Any = None
-    trace: str = ""
-    """Traceback of its failure; empty where it succeeded."""
-    by_others: bool = False
-    """True where it failed because another rank did."""
-    cause: HalotileError | None = None
-    """Its failure, where halotile has words for it."""
+    trace: str = ""  # traceback of its failure; empty where it succeeded
+    by_others: bool = False  # true where it failed because another rank did
+    cause: HalotileError | None = None  # its failure, where halotile has words for it
 
     @classmethod
     def lost(cls, rank: int, worker: str) -> RankEnd:
@@ -147,10 +144,8 @@ def has_returned() -> bool:
     return any(frame.f_code is code for top in sys._current_frames().values() for frame, _ in traceback.walk_stack(top))
 
 
-LOOK_SECONDS = 2.0
-"""Time in which a worker answers about its rank; one that was stopped does not."""
-LINGER_SECONDS = 60.0
-"""Time between the first looks at ranks that may wait for others; after each report it doubles."""
+LOOK_SECONDS = 2.0  # time in which a worker answers about its rank; one that was stopped does not
+LINGER_SECONDS = 60.0  # time between the first looks at ranks that may wait for others; after each report it doubles
 
 
 def warn(text: str) -> None:
@@ -166,10 +161,8 @@ class RankWatch:
     workers: Sequence[str]  # worker of each rank
     report: Callable[[str], None]  # called with each report
     pause: float = field(default_factory=lambda: LINGER_SECONDS)
-    looked: float = field(default_factory=time.monotonic)
-    """Time of the last look."""
-    returned: float | None = None
-    """Time at which some ranks were first seen to have returned."""
+    looked: float = field(default_factory=time.monotonic)  # time of the last look
+    returned: float | None = None  # time at which some ranks were first seen to have returned
 
     def look(self, ended: Collection[int]) -> None:
         """Look at the ranks where it is time for it; those that have ended are known."""
@@ -221,13 +214,10 @@ def answers(client: Client, question: Callable[[], Any], workers: Sequence[str])
     return given
 
 
-GRACE_SECONDS = 3.0
-"""Time that ranks have to end by themselves once one has failed; connections to it break at once."""
+GRACE_SECONDS = 3.0  # time that ranks have to end by themselves once one has failed; connections to it break at once
 POLL_SECONDS = 0.2
-QUICK_SECONDS = 5.0
-"""Time in which the end of a short program is noticed at once."""
-RETURN_SECONDS = 60.0
-"""Time in which workers come back before another attempt."""
+QUICK_SECONDS = 5.0  # time in which the end of a short program is noticed at once
+RETURN_SECONDS = 60.0  # time in which workers come back before another attempt
 RESTART_SECONDS = 30.0
 
 

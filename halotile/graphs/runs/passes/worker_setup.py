@@ -28,19 +28,16 @@ from halotile.tasks.options import import_from
 SETUP_SECONDS = 300.0
 TEARDOWN_SECONDS = 5.0
 LOOK_SECONDS = 1.0
+# Wait for the nanny, which polls every 50 ms: if it has not seen a worker start, it waits for a dead one without end.
 SETTLE_SECONDS = 0.2
-"""Wait for the nanny, which polls every 50 ms: if it has not seen a worker start, it waits for a dead one
-without end."""
 
 _runners: dict[str, BlockRunner] = {}
+# Errors of jobs that could not be loaded, by token: a worker that joins late can report to nobody else.
 _failures: dict[str, JobNotLoaded] = {}
-"""Errors of jobs that could not be loaded, by token: a worker that joins late can report to nobody else."""
+# Tokens of jobs that are over: a released task may start all the same, and must not wait for its job.
 _over: set[str] = set()
-"""Tokens of jobs that are over: a released task may start all the same, and must not wait for its job."""
-_busy: Counter[str] = Counter()
-"""Number of tasks that run now, for each token."""
-_holders: dict[str, RunDirectory] = {}
-"""Run directory whose lock this process holds, for each token."""
+_busy: Counter[str] = Counter()  # number of tasks that run now, for each token
+_holders: dict[str, RunDirectory] = {}  # run directory whose lock this process holds, for each token
 _ready = threading.Condition()
 
 

@@ -16,13 +16,11 @@ from typing import Any, NamedTuple
 
 from halotile.errors import InputError
 
-_MOST_OPENED = 1_000
-"""Maximum number of files and datasets that are searched for references, which also ends cycles."""
+_MOST_OPENED = 1_000  # maximum number of files and datasets that are searched for references, which also ends cycles
+# Exceptions of h5py for a file or a dataset that it cannot open.
 _UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError)
-"""Exceptions of h5py for a file or a dataset that it cannot open."""
 _SAME = "."
-_NUMBER = re.compile("%([%b])")
-"""In names of sources, ``%b`` is the number of a block, and ``%%`` is ``%``."""
+_NUMBER = re.compile("%([%b])")  # in names of sources, `%b` is the number of a block, and `%%` is `%`
 
 
 class _Reference(NamedTuple):

@@ -10,10 +10,9 @@ from typing import Any
 from halotile.errors import InputError
 from halotile.storage.spacing import known_unit
 
-_SPACE_AND_TIME = "tzyx"
-"""Axes whose units OME-Zarr lists."""
+_SPACE_AND_TIME = "tzyx"  # axes whose units OME-Zarr lists
+# Consequence of a size that cannot be meant.
 AS_UNKNOWN = "the size is taken as not known, unless input.spacing gives it"
-"""Consequence of a size that cannot be meant."""
 
 
 @dataclass(frozen=True)

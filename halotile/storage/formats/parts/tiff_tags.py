@@ -24,15 +24,13 @@ from halotile.storage.spacing import Georeference, in_known_unit
 PIXEL_SCALE, TIEPOINT, MATRIX = 33550, 33922, 34264
 DIRECTORY, DOUBLES, ASCII, METADATA, NODATA = 34735, 34736, 34737, 42112, 42113
 _RPC = 50844
-_MODEL, _RASTER, _GEOGRAPHIC, _ANGULAR_UNIT, _PROJECTED, _LINEAR_UNIT = 1024, 1025, 2048, 2054, 3072, 3076
-"""GeoKeys."""
+_MODEL, _RASTER, _GEOGRAPHIC, _ANGULAR_UNIT, _PROJECTED, _LINEAR_UNIT = 1024, 1025, 2048, 2054, 3072, 3076  # GeoKeys
+# Units by their EPSG code; a US survey foot is two millionths longer.
 _UNITS = {9001: "meter", 9002: "foot", 9003: "foot", 9102: "degree"}
-"""Units by their EPSG code; a US survey foot is two millionths longer."""
 _USER_DEFINED = 32767
 _QUOTES = {"&quot;": '"', "&apos;": "'"}
 
-Tag = tuple[int, str, int, Any, bool]
-"""Number, type, count, value and True, as tifffile writes it."""
+Tag = tuple[int, str, int, Any, bool]  # number, type, count, value and True, as tifffile writes it
 
 
 def georeference_of(page: Any) -> Georeference | None:
@@ -199,11 +197,9 @@ def _directory(place: Georeference) -> list[int]:
 
 _TYPES = {1: "u1", 2: "S1", 3: "u2", 4: "u4", 5: "u8", 6: "i1", 7: "u1", 8: "i2", 9: "i4", 10: "u8", 11: "f4"}
 _TYPES |= {12: "f8", 13: "u4", 16: "u8", 17: "i8", 18: "u8"}
-_SEGMENTS = ((273, 279), (324, 325))
-"""Tags of the offsets and lengths of strips, and of tiles."""
+_SEGMENTS = ((273, 279), (324, 325))  # tags of the offsets and lengths of strips, and of tiles
 _WIDTH, _LENGTH, _SAMPLES, _ROWS, _PLANAR, _TILE_WIDTH, _TILE_LENGTH = 256, 257, 277, 278, 284, 322, 323
-_OLD_JPEG = 513
-"""Tag of pages, mostly thumbnails, whose pixels are a JPEG file instead of strips."""
+_OLD_JPEG = 513  # tag of pages, mostly thumbnails, whose pixels are a JPEG file instead of strips
 _SUB_DIRECTORIES = 330
 _LAST_STANDARD_TAG = 532
 _ADVICE = "Copy it again from its origin."
@@ -315,8 +311,7 @@ def _check_count(values: Mapping[int, Numbers]) -> None:
 
 
 _RGB, _YCBCR, _JPEG = 2, 6, 7
-_OPACITY = (1, 2)
-"""Kinds of further samples that are opacity."""
+_OPACITY = (1, 2)  # kinds of further samples that are opacity
 
 
 def channels_of(file: Any, series: int) -> Channels:
@@ -380,8 +375,7 @@ def _described(label: str | None, colour: str | None) -> dict[str, Any]:
     return ({"label": label} if label else {}) | ({"color": colour} if colour else {})
 
 
-MASK = "mask"
-"""Dataset of the mask in the file of an image."""
+MASK = "mask"  # dataset of the mask in the file of an image
 
 
 def split_series(file: Any) -> tuple[list[Any], list[Any]]:
@@ -409,13 +403,10 @@ def with_mask(header: Header, masks: Sequence[Any], level: int, path: str) -> He
 
 
 _CENTIMETER = 3
-_UNITLESS = ("", "none", "pixel", "pixels", "px")
-"""Words in place of a unit for sizes that are not known."""
+_UNITLESS = ("", "none", "pixel", "pixels", "px")  # words in place of a unit for sizes that are not known
 
-Sizes = dict[str, tuple[float, str | None]]
-"""Pixel size, or position, and unit for each axis letter."""
-Stated = dict[str, tuple[Any, str]]
-"""The same in the words of a file."""
+Sizes = dict[str, tuple[float, str | None]]  # pixel size, or position, and unit for each axis letter
+Stated = dict[str, tuple[Any, str]]  # the same in the words of a file
 
 
 def pixel_sizes(file: Any, series: int) -> tuple[Sizes, tuple[str, ...]]:
@@ -462,8 +453,9 @@ def ome_images(xml: str) -> list[ElementTree.Element]:
         return []
 
 
+# Attribute of an array with the exposure times, positions and other values of its planes, in the order t, c, z, as OME-
+# XML has them.
 PLANES = "ome_planes"
-"""Attribute of an array with the exposure times, positions and other values of its planes, in the order t, c, z, as OME-XML has them."""
 
 
 def _ome_planes(file: Any, series: int) -> list[Mapping[str, str]]:

@@ -11,11 +11,9 @@ import torch
 
 from halotile.tasks.denoisers.base import Model, number_like
 
-SHARES = (1.0, 0.6, 0.4)
-"""Share of the image in the mixture with the last estimate that each round denoises."""
+SHARES = (1.0, 0.6, 0.4)  # share of the image in the mixture with the last estimate that each round denoises
 
-LEAST = 0.375
-"""Variance of the noise at the least, in squares of the gain, where it is taken from an estimate."""
+LEAST = 0.375  # variance of the noise at the least, in squares of the gain, where it is taken from an estimate
 
 
 class PhotonRounds(torch.nn.Module):  # type: ignore[misc]  # torch has no types

@@ -12,8 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from halotile.tasks.convolution.stable import convolve
 from halotile.tasks.denoisers.base import CoreModel, Margin
 
-SLOPE = 0.1
-"""Slope of the activations below 0."""
+SLOPE = 0.1  # slope of the activations below 0
 
 
 class BlindUNet(torch.nn.Module):  # type: ignore[misc]  # torch has no types

@@ -8,10 +8,8 @@ from typing import Any, cast
 from halotile.tasks.denoisers.base import Around, Denoiser, Model
 from halotile.tasks.noise.photon_noise import PhotonNoise
 
-ROUNDS = 3
-"""Number of times that the denoiser is applied."""
-BYTES_PER_PIXEL = 40.0
-"""Mixture, estimate, their transform and temporaries, gain, variance and noise level of a tile."""
+ROUNDS = 3  # number of times that the denoiser is applied
+BYTES_PER_PIXEL = 40.0  # mixture, estimate, their transform and temporaries, gain, variance and noise level of a tile
 
 
 def for_photon_noise(denoiser: Denoiser, noise: PhotonNoise, white: float) -> Denoiser:

@@ -19,14 +19,10 @@ from halotile.tasks.devices.device import is_out_of_memory
 from halotile.tasks.lazy import torch
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
-METADATA = "halotile"
-"""Key of what a job writes into the header of its weights, as JSON."""
-WRAPPERS = ("state_dict", "params")
-"""Keys under which training scripts put the state dictionary."""
-PICKLES = (b"PK", b"\x80")
-"""First bytes of the files of torch.save, in the present format and the old one."""
-Shapes = Mapping[str, tuple[int, ...]]
-"""Shape of every tensor, by name."""
+METADATA = "halotile"  # key of what a job writes into the header of its weights, as JSON
+WRAPPERS = ("state_dict", "params")  # keys under which training scripts put the state dictionary
+PICKLES = (b"PK", b"\x80")  # first bytes of the files of torch.save, in the present format and the old one
+Shapes = Mapping[str, tuple[int, ...]]  # shape of every tensor, by name
 
 
 def file_sha256(path: str | Path) -> str:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+# Made by hatch_build.py; not there where the package was installed without a C compiler.
 KERNELS = Path(__file__).with_name("kernels.so")
-"""Made by hatch_build.py; not there where the package was installed without a C compiler."""
+# Of the compiler.
 FLAGS = (
     "-std=gnu11",
     "-O2",  # -O3 takes twice as long for the networks, and they are no faster
@@ -28,9 +29,7 @@ FLAGS = (
     "-shared",
     "-lm",
 )
-"""Of the compiler."""
-DIGEST = "kernels_digest"
-"""Name of the digest of the sources in it."""
+DIGEST = "kernels_digest"  # name of the digest of the sources in it
 Kernel = Callable[..., None]
 
 

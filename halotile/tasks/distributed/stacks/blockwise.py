@@ -28,8 +28,8 @@ from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.terms import Gradient, NormalImage, Term, share_of
 
+# Classes of `deepinv.physics` whose adjoint is several times as slow as one by a flipped kernel.
 SLOW = ("Blur", "Downsampling")
-"""Classes of ``deepinv.physics`` whose adjoint is several times as slow as one by a flipped kernel."""
 
 
 def rewrite(physics: Any, exact: bool = False) -> Any:
@@ -202,11 +202,9 @@ def _candidates(operator: Operator, shape: Shape) -> Iterator[Shape]:
         yield (*shape[:-2], *(n + k - 1 for n, k in zip(shape[-2:], taps.shape[-2:], strict=True)))
 
 
-LARGE = 2**19
-"""Size in pixels from which an image is cut into blocks: smaller ones cost less than a task."""
+LARGE = 2**19  # size in pixels from which an image is cut into blocks: smaller ones cost less than a task
 BLOCK = 1024
-SINGLE = np.dtype(np.float32)
-"""Dtype that the way of computing a convolution is chosen for."""
+SINGLE = np.dtype(np.float32)  # dtype that the way of computing a convolution is chosen for
 OutputName = Literal["forward", "adjoint", "normal", "gradient", "misfit"]
 TRANSPOSE: dict[OutputName, OutputName] = {"forward": "adjoint", "adjoint": "forward", "normal": "normal"}
 

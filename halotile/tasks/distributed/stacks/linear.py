@@ -35,15 +35,14 @@ from halotile.tasks.distributed.transport.objects import pack_arguments
 from halotile.tasks.distributed.transport.type_conversion import convert_types
 from halotile.tasks.krylov import Apply, System, conjugate_gradients, largest_eigenvalue
 
+# Results that blocks can compute, by the name of the method, and True for a sum or mean over the operators.
 BLOCKS: dict[tuple[str, bool], OutputName] = {
     ("A", False): "forward",
     ("forward", False): "forward",
     ("A_adjoint", True): "adjoint",
     ("A_adjoint_A", True): "normal",
 }
-"""Results that blocks can compute, by the name of the method, and True for a sum or mean over the operators."""
-SMALL_BYTES = 2**16
-"""Iterations on images smaller than this are single calls."""
+SMALL_BYTES = 2**16  # iterations on images smaller than this are single calls
 
 
 def iterate(function: Callable[..., Tensors], tensors: Sequence[torch.Tensor], *operators: Any) -> Tensors:
@@ -74,10 +73,8 @@ def eigenvalue(product: Apply, start: torch.Tensor, *, tol: float, max_iter: int
     return (torch.tensor(largest_eigenvalue(product, start, tol, max_iter), dtype=torch.float64),)
 
 
-MAX_PRODUCTS = 200
-"""Default limit of conjugate gradient steps."""
-TOLERANCE = 1e-6
-"""Default relative residual of conjugate gradients."""
+MAX_PRODUCTS = 200  # default limit of conjugate gradient steps
+TOLERANCE = 1e-6  # default relative residual of conjugate gradients
 
 
 class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, StackedLinearPhysics):  # type: ignore[misc]
@@ -289,10 +286,8 @@ def as_weight(gamma: Any, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return weight.reshape(weight.shape + (1,) * (x.dim() - 1)) if weight.dim() == 1 else weight
 
 
-PROX_GAP = 0.05
-"""Largest residual of the equation of a prox, relative to the length of the step, without a warning."""
-DIVERGENCE = 10.0
-"""Largest growth of that residual over a descent that is a warning and not an error."""
+PROX_GAP = 0.05  # largest residual of the equation of a prox, relative to the length of the step, without a warning
+DIVERGENCE = 10.0  # largest growth of that residual over a descent that is a warning and not an error
 
 
 def evaluate_term(

@@ -79,12 +79,11 @@ class CommonOperators:
     """The operators of a stack, which its subsets share with it."""
 
     operators: SentObjects  # all of them, as they are now
+    # The parameters of the last call that stored some, and their tensors, which stay alive: they are identified by id.
     stored: tuple[tuple[Any, ...], LiveTensors] | None = None
-    """The parameters of the last call that stored some, and their tensors, which stay alive: they are identified by id."""
+    # Operators for blocks by number, or None for one that cannot be computed by blocks.
     tried: dict[int, Any] = field(default_factory=dict)
-    """Operators for blocks by number, or None for one that cannot be computed by blocks."""
-    warned: set[str] = field(default_factory=set)
-    """Methods that have warned."""
+    warned: set[str] = field(default_factory=set)  # methods that have warned
 
 
 def chosen_numbers(count: int, which: slice | Sequence[int]) -> Sequence[int]:
@@ -145,8 +144,8 @@ def make_all(
 GATHER_STRATEGIES = ("naive", "concatenated", "broadcast")
 REDUCTIONS = ("sum", "mean", None)
 FORWARD, ADJOINT = "forward", "adjoint"
+# Methods that store the parameters they are called with in the operator, as deepinv's do.
 UPDATING_METHODS = ("A", "forward", "A_adjoint", "A_adjoint_A", "A_vjp")
-"""Methods that store the parameters they are called with in the operator, as deepinv's do."""
 
 
 class SingleOperator(Physics):  # type: ignore[misc]
@@ -200,8 +199,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     are not halotile's; ``is_single``: the stack stands for a single operator: then a measurement is a tensor, not a list of one.
     """
 
-    single_operator: type[SingleOperator] = SingleOperator
-    """Class of a single operator of the stack."""
+    single_operator: type[SingleOperator] = SingleOperator  # class of a single operator of the stack
 
     def __init__(
         self,

@@ -158,8 +158,7 @@ class CustomTiles:
 
 
 STRATEGIES = ("overlap_tiling", "basic")
-BATCH_PIXELS = 2**18
-"""Approximate size of a batch without max_batch_size: small tiles share a task."""
+BATCH_PIXELS = 2**18  # approximate size of a batch without max_batch_size: small tiles share a task
 PHASE = "denoise"
 
 
@@ -220,8 +219,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
     changed; ``options``: tiling of the images.
     """
 
-    result_name = "denoised"
-    """Prefix of the files of results."""
+    result_name = "denoised"  # prefix of the files of results
 
     def __init__(self, ctx: Engine, processor: Any, options: TilingOptions | None = None) -> None:
         torch.nn.Module.__init__(self)  # not super(): deepinv's class may come between

@@ -196,10 +196,9 @@ def tiling_error(name: str, stride: float) -> ConfigError:
     return ConfigError(f"{name} {reason}; or distribute(..., unsafe=True), if each tile by itself is what you want.")
 
 
-Images = tuple[int, int]
-"""Numbers of some images of a batch: the first, and the one after the last."""
+Images = tuple[int, int]  # numbers of some images of a batch: the first, and the one after the last
+# Role of an argument: cut like the image, repeated for the images of each tile, or passed on as it is.
 Role = Literal["image", "sample", "constant"]
-"""Role of an argument: cut like the image, repeated for the images of each tile, or passed on as it is."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ class AxisTile:
 
     core: Span
     window: Span
-    inner: Span
-    """The window without its halo."""
+    inner: Span  # the window without its halo
 
 
 def cut_axis(length: int, patch: int, overlap: int, stride: int = 1) -> tuple[AxisTile, ...]:

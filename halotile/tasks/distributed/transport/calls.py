@@ -31,11 +31,10 @@ from halotile.tasks.distributed.transport.tensors import (
 )
 from halotile.tasks.operators.deepinv import COPIES
 
-BACKWARD = "adjoint"
-"""Phase of derivatives."""
+BACKWARD = "adjoint"  # phase of derivatives
 Tensors = tuple[torch.Tensor | None, ...]
+# A pure function of tensors that pickles to a few kilobytes: the objects it uses are `RemoteObject`.
 TensorFunction = Callable[..., Tensors]
-"""A pure function of tensors that pickles to a few kilobytes: the objects it uses are ``RemoteObject``."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,11 @@ class Call:
 class Engine(Protocol):
     """Evaluates calls on workers; arrays travel as files."""
 
-    device: Any
-    """Torch device of the results."""
-    seed: int | None
-    """Seed of random numbers; None for different ones each time."""
-    task_bytes: int | None
-    """Memory that one task may use; None without a limit."""
-    accumulate: str | None
-    """``float64`` where sums over operators are kept in double precision."""
-    streams: itertools.count[int]
-    """Numbers that tell the random numbers of distributed objects apart."""
+    device: Any  # Torch device of the results
+    seed: int | None  # seed of random numbers; None for different ones each time
+    task_bytes: int | None  # memory that one task may use; None without a limit
+    accumulate: str | None  # `float64` where sums over operators are kept in double precision
+    streams: itertools.count[int]  # numbers that tell the random numbers of distributed objects apart
 
     @property
     def folder(self) -> Path:
@@ -297,8 +291,7 @@ class _Evaluate(torch.autograd.Function):  # type: ignore[misc]
         return (None,) * 5 + tuple(run(*settings, *tensors, *present))
 
 
-PART = "part"
-"""Prefix of the files of partial sums."""
+PART = "part"  # prefix of the files of partial sums
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,8 @@ from halotile.tasks.distributed.transport.tensors import (
 )
 from halotile.tasks.user_code import names_in
 
+# Packages whose objects are not searched, except networks: their contents are internal.
 OPAQUE = {*sys.stdlib_module_names, "torch", "numpy", "dask", "distributed"}
-"""Packages whose objects are not searched, except networks: their contents are internal."""
 CONTAINERS = (list, dict, set, deque)
 
 
@@ -137,16 +137,11 @@ def running_statistics(value: Any) -> list[tuple[str, torch.nn.Module]]:
     ]
 
 
-CACHE_BYTES = 2**30
-"""Size of the objects that a process keeps loaded."""
-CACHE_COUNT = 1024
-"""Number of objects that a process keeps loaded."""
-ARGUMENTS_FOLDER = "arguments"
-"""Folder of the arguments of calls."""
-LiveTensors = tuple[torch.Tensor, ...]
-"""Tensors of an object that want gradients: each call is given them anew."""
-Versions = tuple[tuple[torch.Tensor, int | None], ...]
-"""Other tensors of an object, with their versions."""
+CACHE_BYTES = 2**30  # size of the objects that a process keeps loaded
+CACHE_COUNT = 1024  # number of objects that a process keeps loaded
+ARGUMENTS_FOLDER = "arguments"  # folder of the arguments of calls
+LiveTensors = tuple[torch.Tensor, ...]  # tensors of an object that want gradients: each call is given them anew
+Versions = tuple[tuple[torch.Tensor, int | None], ...]  # other tensors of an object, with their versions
 
 _cache: OrderedDict[RemoteObject, LoadedObject] = OrderedDict()
 _cache_lock = threading.RLock()
@@ -155,8 +150,7 @@ _cache_lock = threading.RLock()
 class RemoteObject(ABC):
     """A small value that travels in place of an object, which a worker makes on first use."""
 
-    live: int
-    """Number of tensors that each call is given anew."""
+    live: int  # number of tensors that each call is given anew
     size_bytes: int = 0
 
     @abstractmethod
@@ -376,8 +370,8 @@ class _Reader(pickle.Unpickler):
         return self._tensors[serial]
 
 
+# Held by calls that may draw torch's random numbers or change an object: processes have several threads.
 _lock = threading.RLock()
-"""Held by calls that may draw torch's random numbers or change an object: processes have several threads."""
 
 
 class LoadedObject:

@@ -88,8 +88,7 @@ def global_generators() -> Sequence[torch.Generator]:
 
 _lock = threading.RLock()
 
-WIDER = {torch.bfloat16: torch.float32}
-"""Dtypes that NumPy lacks, and wider ones that hold their values exactly."""
+WIDER = {torch.bfloat16: torch.float32}  # dtypes that NumPy lacks, and wider ones that hold their values exactly
 
 
 def to_array(tensor: torch.Tensor) -> NDArray[Any]:

@@ -21,8 +21,7 @@ from halotile.storage.sharded.output import ShardWriter, create_output
 from halotile.tasks.distributed.transport.calls import Engine
 from halotile.tasks.distributed.transport.tensors import dtype_name, to_array, to_tensor
 
-IN_MEMORY_BYTES = 2**26
-"""Assembled images up to this size are kept in memory, larger ones in a file."""
+IN_MEMORY_BYTES = 2**26  # assembled images up to this size are kept in memory, larger ones in a file
 SHARD = 512
 IMAGE_AXES = 4
 

@@ -17,8 +17,7 @@ from halotile.tasks.groups.group import TorchGroup
 
 __all__ = ["fft2", "fftn", "ifft2", "ifftn", "irfft2", "irfftn", "rfft2", "rfftn"]
 
-PLANE = (-2, -1)
-"""Axes of two-dimensional transforms by default."""
+PLANE = (-2, -1)  # axes of two-dimensional transforms by default
 
 
 def fftn(
@@ -185,8 +184,8 @@ def _transformed(
     return x
 
 
+# Norm of the inverse that is the adjoint, up to the weights of the half spectrum.
 ADJOINT = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
-"""Norm of the inverse that is the adjoint, up to the weights of the half spectrum."""
 
 
 class _RealTransform(torch.autograd.Function):  # type: ignore[misc]

@@ -323,6 +323,7 @@ def _affine(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | N
 
 
 _HALO_OF_MODE = {"nearest": 0, "nearest-exact": 0, "bilinear": 1, "bicubic": 2}
+# Layers by the name of torch's function.
 LAYERS: dict[str, Callable[..., Any]] = {
     "conv2d": _conv2d,
     "conv_transpose2d": _conv_transpose2d,
@@ -335,7 +336,6 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "instance_norm": _instance_norm,
     "batch_norm": _batch_norm,
 }
-"""Layers by the name of torch's function."""
 
 
 _ALONG_AXES = (
@@ -445,8 +445,8 @@ def _check_parts(group: TorchGroup, values: Sequence[Any]) -> None:
         check_counts(row_counts(image, group))
 
 
+# The ranks among which the rows are cut that a network is applied to now.
 _CUT: ContextVar[TorchGroup | None] = ContextVar("cut", default=None)
-"""The ranks among which the rows are cut that a network is applied to now."""
 
 
 class _CutRows(TorchFunctionMode):  # type: ignore[misc]

@@ -222,8 +222,7 @@ def transpose(
     return result
 
 
-HALVES = (torch.float16, torch.bfloat16)
-"""Types whose sums are made in float32."""
+HALVES = (torch.float16, torch.bfloat16)  # types whose sums are made in float32
 
 
 def even_sizes(length: int, ranks: int) -> list[int]:
@@ -424,8 +423,7 @@ UNREACHED = (
     "Perhaps its backward pass reached none of the parameters that mark_shared marks, so that it sends no gradients: add 0 * parameter.sum() of one of "
     "them to its loss."
 )
-MARKED = WeakIdKeyDictionary()
-"""Parameters whose gradients are summed."""
+MARKED = WeakIdKeyDictionary()  # parameters whose gradients are summed
 
 
 def mark_shared(module: torch.nn.Module, group: TorchGroup, *, mean: bool = False) -> Callable[[], None]:

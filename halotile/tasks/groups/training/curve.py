@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 
 LOOK_SECONDS = 0.001
-QUIET_SECONDS = 0.02
-"""Time without a request after which the loop is taken to be busy with something else."""
+QUIET_SECONDS = 0.02  # time without a request after which the loop is taken to be busy with something else
+# Longest time that other ranks wait for a word of rank 0, which they take to be lost after a longer one.
 WORD_SECONDS = 5.0
-"""Longest time that other ranks wait for a word of rank 0, which they take to be lost after a longer one."""
 WAIT, GO, END = 0.0, 1.0, 2.0
 
 

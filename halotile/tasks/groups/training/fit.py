@@ -94,8 +94,7 @@ def check_settings(path: Path | None, stored: Mapping[str, Any], own: Mapping[st
         )
 
 
-SLOTS = 4
-"""Parts of a batch, by default."""
+SLOTS = 4  # parts of a batch, by default
 CHECKPOINT_SECONDS = 30.0
 LossFunction = Callable[[torch.nn.Module, Any], torch.Tensor]
 SlotData = Callable[[int, int], Any]

@@ -15,8 +15,8 @@ from halotile.tasks.convolution.overlap_save import EngineName, correlate_cells,
 from halotile.tasks.lazy import torch
 from halotile.tasks.operators.base import Computed, Shape
 
+# Rim rules under which the adjoint folds values outside the image back into it.
 FOLDING = ("reflect", "mirror", "nearest")
-"""Rim rules under which the adjoint folds values outside the image back into it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from halotile.storage.rim import Array
 from halotile.tasks.lazy import torch
 from halotile.tasks.operators.base import Shape, working_dtype
 
+# Largest deviation of deepinv's adjoint from the transpose; beyond it the derivative of A is used.
 ADJOINT_TOLERANCE = 1e-5
-"""Largest deviation of deepinv's adjoint from the transpose; beyond it the derivative of A is used."""
 
+# Exceptions of a physics for an image that it does not accept.
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
-"""Exceptions of a physics for an image that it does not accept."""
 
 
 class Physics:
