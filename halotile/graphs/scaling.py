@@ -21,18 +21,7 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common.answers import ask
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.machine import cores_here
-from halotile.graphs.kinds.base import (
-    AnyPass,
-    IterationRows,
-    JobOutput,
-    Pass,
-    PassCount,
-    RunView,
-    Steps,
-    Sums,
-    Work,
-    kind_of,
-)
+from halotile.graphs.kinds import base
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.driver import next_of, run
@@ -182,7 +171,7 @@ class Portion:
 
 
 @dataclass
-class ShortWork(Work):
+class ShortWork(base.Work):
     """A work that ends early. What it measures is in its fields once it has raised :class:`Enough`.
 
     Passes of a job without steps are done in two parts: first a block for each worker, then those that are measured.
@@ -190,22 +179,22 @@ class ShortWork(Work):
     one before.
     """
 
-    work: Work  # whole work
-    steps: Steps | None  # steps of the job
+    work: base.Work  # whole work
+    steps: base.Steps | None  # steps of the job
     portion: Portion  # blocks to do
     began: float = field(default_factory=time.perf_counter)
     start_seconds: float = 0.0  # time until the first step, or the first blocks, were done
-    rows: IterationRows = ()  # figures of the steps
+    rows: base.IterationRows = ()  # figures of the steps
     # Number of all blocks, and seconds for each one that was measured, of every pass of a job without steps.
     measured: list[tuple[int, float]] = field(default_factory=list)
 
     @property
-    def outputs(self) -> tuple[JobOutput, ...]:
+    def outputs(self) -> tuple[base.JobOutput, ...]:
         """Those of the whole work."""
         return self.work.outputs
 
     @property
-    def passes(self) -> tuple[PassCount, ...]:
+    def passes(self) -> tuple[base.PassCount, ...]:
         """Those of the whole work."""
         return self.work.passes
 
@@ -226,20 +215,20 @@ class ShortWork(Work):
         named = (key for key in self.steps.losses if key in self.rows[0])
         return tuple((int(row[self.steps.unit]), row[key]) for key in itertools.islice(named, 1) for row in self.rows)
 
-    def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
+    def run(self, at: base.RunView) -> Generator[base.AnyPass, base.Sums, None]:
         """Yield passes until enough is done."""
         with closing(self.work.run(_ListeningView(at, self._take))) as passes:
             sums = None
             while (wanted := next_of(passes, sums)) is not None:
-                if self.steps is None and isinstance(wanted, Pass) and len(wanted.grid) > 1:
+                if self.steps is None and isinstance(wanted, base.Pass) and len(wanted.grid) > 1:
                     sums = yield from self._part_of(wanted)
-                elif self.steps is not None and isinstance(wanted.records, JobOutput):
+                elif self.steps is not None and isinstance(wanted.records, base.JobOutput):
                     break
                 else:
                     sums = yield wanted
         raise Enough
 
-    def _part_of(self, wanted: Pass) -> Generator[AnyPass, Sums, Sums]:
+    def _part_of(self, wanted: base.Pass) -> Generator[base.AnyPass, base.Sums, base.Sums]:
         """Yield the two parts of a pass."""
         total = len(wanted.grid)
         first = self.portion.first_of(total)
@@ -251,7 +240,7 @@ class ShortWork(Work):
         self.measured.append((total, sums.seconds / blocks))
         return sums
 
-    def _take(self, rows: IterationRows) -> None:
+    def _take(self, rows: base.IterationRows) -> None:
         if rows and not self.rows:  # several may come at once
             later = sum(row["seconds"] for row in rows[1:])
             self.start_seconds = time.perf_counter() - self.began - later
@@ -261,11 +250,11 @@ class ShortWork(Work):
 class _ListeningView:
     """A run as its generator of passes sees it, with somebody who listens to the figures of steps."""
 
-    def __init__(self, view: RunView, listen: Callable[[IterationRows], None]) -> None:
+    def __init__(self, view: base.RunView, listen: Callable[[base.IterationRows], None]) -> None:
         self.directory, self.fingerprint, self.report = view.directory, view.fingerprint, view.report
         self._view, self._listen = view, listen
 
-    def report_row(self, rows: IterationRows, total: int) -> None:
+    def report_row(self, rows: base.IterationRows, total: int) -> None:
         """Report the figures of all steps so far."""
         self._view.report_row(rows, total)
         self._listen(rows)
@@ -295,7 +284,7 @@ def measure(job: Job, request: ScalingRequest, report: Report = no_report) -> Sc
     ``job``: job. Its output, and the run directory beside it, are neither read nor written; ``request``: options; ``report``: takes a line about the
     plan, and one after each trial.
     """
-    steps = kind_of(job).steps
+    steps = base.kind_of(job).steps
     _check(request, steps)
     with Signals() as signals, _folder_beside(job) as folder:
         short = steps.shortened(job, request.steps or STEPS) if steps else job
@@ -331,7 +320,7 @@ def measure(job: Job, request: ScalingRequest, report: Report = no_report) -> Sc
     return scaling
 
 
-def _check(request: ScalingRequest, steps: Steps | None) -> None:
+def _check(request: ScalingRequest, steps: base.Steps | None) -> None:
     """Refuse options that are out of range, or for another kind of job."""
     for name, value, least in (
         ("trials", request.trials, 1),

@@ -20,17 +20,7 @@ import dask
 
 from halotile.errors import ClusterFailed, ConfigError, DamagedData, OutputInUse, Stopped
 from halotile.graphs.clusters.base import Order
-from halotile.graphs.clusters.launches.batch_system import (
-    NAME,
-    NANNY_BYTES,
-    SLURM,
-    BatchSystem,
-    is_walltime,
-    job_arguments,
-    refusals_described,
-    seconds_of,
-    system_in,
-)
+from halotile.graphs.clusters.launches import batch_system
 from halotile.graphs.kinds.sections import Cluster, Job, parse_bytes
 from halotile.graphs.runs.driver import ended_by
 from halotile.graphs.runs.signals import drains_within, ignore_signals
@@ -56,22 +46,22 @@ _CONFIGURED = {
 DRIVER_BYTES = 2**30  # memory for the driver, on each machine: which one it will be is not known before
 
 
-def script_of(system: BatchSystem, job: Job, run: Path, umask: int) -> str:
+def script_of(system: batch_system.BatchSystem, job: Job, run: Path, umask: int) -> str:
     """The script that is submitted to a batch system, with the arguments of :func:`batch_script`."""
-    if system.module == SLURM:
+    if system.module == batch_system.SLURM:
         return batch_script(job, run, umask)
     return driver_script(system, job, run, umask)
 
 
-def driver_script(system: BatchSystem, job: Job, run: Path, umask: int) -> str:
+def driver_script(system: batch_system.BatchSystem, job: Job, run: Path, umask: int) -> str:
     """The script of a job that holds the driver alone, with the directives of dask-jobqueue; its workers are jobs of their own."""
     directives = (*system.directives_of(job.cluster), *(system.driver or ()))
     options = {key: value for key, value in job.cluster.options.items() if key != "resource_spec"}  # of workers
     choice = dataclasses.replace(job.cluster, cores=1, gpus=0, directives=directives, options=options)
     order = Order(workers=1, memory_bytes=parse_bytes(job.run.memory_per_worker) + DRIVER_BYTES, choice=choice)
-    with refusals_described(system, choice):
-        arguments = job_arguments(system, order, run) | {"log_directory": None}
-        header = system.cluster_class().job_cls("", name=NAME, **arguments).job_header
+    with batch_system.refusals_described(system, choice):
+        arguments = batch_system.job_arguments(system, order, run) | {"log_directory": None}
+        header = system.cluster_class().job_cls("", name=batch_system.NAME, **arguments).job_header
     # And without the lines that held nothing else.
     header = re.sub(r"(?m)^#\S+[ \t]*$\n?", "", re.sub(system.worker_options, "", header)).rstrip()
     seconds = walltime_seconds(system, choice)
@@ -86,7 +76,7 @@ def driver_script(system: BatchSystem, job: Job, run: Path, umask: int) -> str:
     return _script(head, umask, prologue, run)
 
 
-def walltime_seconds(system: BatchSystem, choice: Cluster) -> int | None:
+def walltime_seconds(system: batch_system.BatchSystem, choice: Cluster) -> int | None:
     """Walltime of a job of dask-jobqueue; None where neither the job nor the user's configuration has one."""
     system.cluster_class()  # its import makes the default settings known
     configured = str(choice.walltime or system.configured("walltime") or "")
@@ -94,7 +84,7 @@ def walltime_seconds(system: BatchSystem, choice: Cluster) -> int | None:
         configured += ":00" if ":" in configured else ""
     elif not choice.walltime and configured.isdecimal():
         return int(configured)
-    return seconds_of(configured) if is_walltime(configured) else None
+    return batch_system.seconds_of(configured) if batch_system.is_walltime(configured) else None
 
 
 def _script(head: Sequence[str], umask: int, prologue: Sequence[str], run: Path) -> str:
@@ -115,7 +105,7 @@ def batch_script(job: Job, run: Path, umask: int) -> str:
         A shell script with directives.
     """
     cluster = with_configured(job.cluster, _configured())
-    memory = parse_bytes(job.run.memory_per_worker) + NANNY_BYTES + DRIVER_BYTES
+    memory = parse_bytes(job.run.memory_per_worker) + batch_system.NANNY_BYTES + DRIVER_BYTES
     requested = {
         "--job-name": path_of(job.place).name,
         "--output": str(run / LOG).replace("%", "%%"),
@@ -140,9 +130,9 @@ def batch_script(job: Job, run: Path, umask: int) -> str:
     return _script(head, umask, cluster.prologue, run)
 
 
-def check_walltime(cluster: Cluster, system: BatchSystem) -> None:
+def check_walltime(cluster: Cluster, system: batch_system.BatchSystem) -> None:
     """Refuse a walltime whose notice would come before anything is done."""
-    if system.module != SLURM:
+    if system.module != batch_system.SLURM:
         limit = walltime_seconds(system, cluster)
         if limit is not None and limit <= 2 * NOTICE_SECONDS:
             raise ConfigError(
@@ -159,7 +149,10 @@ def check_walltime(cluster: Cluster, system: BatchSystem) -> None:
             )
     notice = notice_seconds(cluster)
     walltime = str(cluster.walltime)  # jobqueue.yaml may have a bare number
-    if is_walltime(walltime) and (seconds := seconds_of(walltime)) <= 2 * notice + EARLY_SECONDS:
+    if (
+        batch_system.is_walltime(walltime)
+        and (seconds := batch_system.seconds_of(walltime)) <= 2 * notice + EARLY_SECONDS
+    ):
         shorter = (seconds - EARLY_SECONDS) // 3
         hint = f', or directives: ["--signal=B:USR1@{shorter}"] for a shorter notice' if shorter >= 10 else ""
         raise ConfigError(
@@ -168,13 +161,13 @@ def check_walltime(cluster: Cluster, system: BatchSystem) -> None:
         )
 
 
-def notice_seconds(cluster: Cluster, system: str = SLURM) -> int:
+def notice_seconds(cluster: Cluster, system: str = batch_system.SLURM) -> int:
     """Seconds from the signal that its time is up to the end of a job with this cluster section.
 
     >>> notice_seconds(Cluster()), notice_seconds(Cluster(directives=("--signal B:USR1@20",)))
     (120, 20)
     """
-    directives = with_configured(cluster, _configured()).directives if system == SLURM else ()
+    directives = with_configured(cluster, _configured()).directives if system == batch_system.SLURM else ()
     requested = [match[1] for directive in directives if (match := _SIGNAL.search(directive))]
     drains = _DRAINS.fullmatch(requested[-1]) if requested else None
     return int(drains[1]) if drains else NOTICE_SECONDS
@@ -218,7 +211,7 @@ class Submission:
     submitted: float  # time of the submission (Unix time)
     notice_seconds: float = NOTICE_SECONDS  # seconds from the signal that its time is up to the end of a job
     number: str = ""  # batch job's number
-    system: str = SLURM  # its batch system, by the name of its kind of cluster
+    system: str = batch_system.SLURM  # its batch system, by the name of its kind of cluster
     attempts: int = 0  # number of attempts so far
     began: float = 0.0  # begin of the last attempt
 
@@ -245,7 +238,7 @@ def check_not_waiting(run: RunDirectory) -> None:
     before = BatchFiles(run).read()
     if not before or not before.get("number"):
         return
-    if (state := system_in(before).state_of(before["number"])) is not None:
+    if (state := batch_system.system_in(before).state_of(before["number"])) is not None:
         raise ConfigError(
             f"job {before['number']} of this run is {state}. Wait for it, or end it with `recon-cli cancel {shlex.quote(str(run.path))}`."
         )
@@ -264,7 +257,7 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
         files.log_path.touch(mode=0o600)
         submission.keep(files)
         try:
-            number = system_in(vars(submission)).submit(files.script_path)
+            number = batch_system.system_in(vars(submission)).submit(files.script_path)
         except ClusterFailed:
             files.restore(before)
             if is_new:
@@ -358,7 +351,7 @@ def _done_since(run: RunDirectory, began: float) -> int:
 
 def _request_again(submission: Submission, files: BatchFiles) -> None:
     """Requeue the same job; where jobs may not be requeued, submit another one."""
-    system = system_in(vars(submission))
+    system = batch_system.system_in(vars(submission))
     try:
         system.requeue(submission.number)
     except ClusterFailed as refused:

@@ -13,23 +13,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from halotile.errors import ClusterFailed, ConfigError, MemoryRefused
-from halotile.graphs.clusters.base import (
-    ATTENDED,
-    DEFAULT,
-    ChosenCluster,
-    ClusterTraits,
-    Environment,
-    Order,
-    RunningCluster,
-)
+from halotile.graphs.clusters import base
 from halotile.graphs.clusters.common.security import listening_address
-from halotile.graphs.clusters.launches.slurm_allocation import (
-    described,
-    nodes_of,
-    remaining_nodes,
-    slots_in,
-    workers_in,
-)
+from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.clusters.slurm import SYSTEM
 from halotile.graphs.kinds import sections
 from halotile.graphs.words import bytes_text, counted
@@ -46,13 +32,13 @@ LOST_PAUSES = (10.0,) * 60
 NODES = "SLURM_JOB_NODELIST"  # set in every job step and batch script of an allocation
 
 
-def detect(environment: Environment) -> ChosenCluster | None:
+def detect(environment: base.Environment) -> base.ChosenCluster | None:
     """This kind in an allocation with `srun`; without it the workers are processes of this machine."""
     if "SLURM_JOB_ID" not in environment:
         return None
     if shutil.which("srun", path=environment.get("PATH")):
-        return ChosenCluster("slurm-alloc", f"in the Slurm allocation {environment['SLURM_JOB_ID']}")
-    return ChosenCluster(DEFAULT, "in a Slurm allocation, but there is no srun here")
+        return base.ChosenCluster("slurm-alloc", f"in the Slurm allocation {environment['SLURM_JOB_ID']}")
+    return base.ChosenCluster(base.DEFAULT, "in a Slurm allocation, but there is no srun here")
 
 
 def check(_: sections.Cluster) -> None:
@@ -66,23 +52,25 @@ def check(_: sections.Cluster) -> None:
         )
 
 
-def gives_gpus(run: sections.Run, environment: Environment) -> bool:
+def gives_gpus(run: sections.Run, environment: base.Environment) -> bool:
     """Return True where no two workers would share a GPU of the allocation."""
     if NODES not in environment:
         return False  # the cluster refuses to start
-    workers = workers_in(environment, "cuda")[0] if run.workers == "auto" else run.count
-    return workers > 0 and all(slot.gpus >= slot.node_workers for slot in slots_in(environment, workers))
+    workers = slurm_allocation.workers_in(environment, "cuda")[0] if run.workers == "auto" else run.count
+    return workers > 0 and all(
+        slot.gpus >= slot.node_workers for slot in slurm_allocation.slots_in(environment, workers)
+    )
 
 
 def count_workers(
-    run: sections.Run, cluster: sections.Cluster, device: str, environment: Environment
+    run: sections.Run, cluster: sections.Cluster, device: str, environment: base.Environment
 ) -> tuple[int, str] | None:
     """Number of workers that take all of the allocation."""
     from halotile.graphs.clusters.common.machine import requested_by
 
     if NODES not in environment:
         return None
-    workers, why = workers_in(environment, device)
+    workers, why = slurm_allocation.workers_in(environment, device)
     if not workers:
         raise ConfigError(
             f"{requested_by(run, cluster)}, and Slurm lists no GPU in the allocation: with run.workers: auto there would be no worker. "
@@ -91,12 +79,12 @@ def count_workers(
     return workers, why
 
 
-def check_memory(run: sections.Run, environment: Environment) -> None:
+def check_memory(run: sections.Run, environment: base.Environment) -> None:
     """Refuse workers that may need more memory than the allocation has for them: Slurm would end the job."""
     if NODES not in environment:
         return
     wanted = sections.parse_bytes(run.memory_per_worker)
-    nodes = {slot.node: slot for slot in slots_in(environment, run.count)}.values()
+    nodes = {slot.node: slot for slot in slurm_allocation.slots_in(environment, run.count)}.values()
     room = {slot.node: slot.memory_bytes // wanted for slot in nodes if slot.memory_bytes is not None}
     tight = next((slot for slot in nodes if room.get(slot.node, slot.node_workers) < slot.node_workers), None)
     if tight is None or tight.memory_bytes is None:
@@ -111,11 +99,11 @@ def check_memory(run: sections.Run, environment: Environment) -> None:
     )
 
 
-TRAITS = ClusterTraits(gives_gpus=gives_gpus, count_workers=count_workers, check_memory=check_memory)
+TRAITS = base.ClusterTraits(gives_gpus=gives_gpus, count_workers=count_workers, check_memory=check_memory)
 
 
 @contextmanager
-def start(order: Order) -> Iterator[RunningCluster]:
+def start(order: base.Order) -> Iterator[base.RunningCluster]:
     """Start workers as job steps of this allocation."""
     import dask
     from distributed import Scheduler, SpecCluster
@@ -124,9 +112,9 @@ def start(order: Order) -> Iterator[RunningCluster]:
     from halotile.graphs.clusters.launches.slurm_steps import NodeSlots, WorkerStep, states_of
 
     check(order.choice)
-    nodes = nodes_of(os.environ[NODES])
+    nodes = slurm_allocation.nodes_of(os.environ[NODES])
     interface = order.choice.interface or dask.config.get("jobqueue.slurm.interface", None)
-    slots = NodeSlots(slots_in(os.environ, order.workers))
+    slots = NodeSlots(slurm_allocation.slots_in(os.environ, order.workers))
 
     def make(security: Security, logs: Path, scheduler: dict[str, Any]) -> SpecCluster:
         arguments = worker_arguments(order, security, interface)
@@ -142,14 +130,14 @@ def start(order: Order) -> Iterator[RunningCluster]:
         yield cluster
 
 
-def requeue_orphan(scheduler: str, environment: Environment = os.environ) -> None:
+def requeue_orphan(scheduler: str, environment: base.Environment = os.environ) -> None:
     """Requeue the batch job of this worker where the node of its driver is lost; cancel it where jobs may not be requeued.
 
     Nobody else is left to end the job, which Slurm keeps on the other nodes.
 
     ``scheduler``: its address: while it answers, nothing is lost, and Slurm is not asked; ``environment``: variables with the job's number.
     """
-    job = environment.get("SLURM_JOB_ID", "") if ATTENDED in environment else ""
+    job = environment.get("SLURM_JOB_ID", "") if base.ATTENDED in environment else ""
     error = _connection_error(scheduler) if job else None
     pauses = ENDED_PAUSES if isinstance(error, ConnectionRefusedError) else LOST_PAUSES
     for pause in (0.0, *pauses) if error else ():
@@ -157,9 +145,9 @@ def requeue_orphan(scheduler: str, environment: Environment = os.environ) -> Non
         if _connection_error(scheduler) is None:
             return
         with suppress(ClusterFailed):  # Slurm is slow, or another worker was faster: the next check decides
-            found = described(job)
+            found = slurm_allocation.described(job)
             is_running = found.get("JobState") == "RUNNING" and "BatchHost" in found
-            if is_running and found["BatchHost"] not in remaining_nodes(found):
+            if is_running and found["BatchHost"] not in slurm_allocation.remaining_nodes(found):
                 # The failure of a requeue does not mean that it is not allowed.
                 (SYSTEM.cancel if found.get("Requeue") == "0" else SYSTEM.requeue)(job)
                 return

@@ -15,24 +15,7 @@ import numpy as np
 from halotile.errors import DamagedData, Diverged, InputError, ResumeRefused
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
 from halotile.graphs.runs.records import image_digest, remove_records
-from halotile.graphs.solvers.base import (
-    CHANGE,
-    EPOCH,
-    ERROR,
-    LENGTH,
-    PRIOR,
-    RECOMPUTED,
-    RESIDUAL,
-    SPENT,
-    Map,
-    Problem,
-    Solver,
-    Staged,
-    State,
-    Step,
-    relative_change,
-    usual_sums,
-)
+from halotile.graphs.solvers import base
 from halotile.storage.arrays import open_source
 from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.grid import Grid
@@ -55,7 +38,7 @@ class PassWords:
     is_numbered: bool = False  # group passes on the dashboard by their number
 
 
-def check_finite(sums: Mapping[str, float], state: State, epoch: int = 1) -> None:
+def check_finite(sums: Mapping[str, float], state: base.State, epoch: int = 1) -> None:
     """Refuse the input when sums of a solver are not finite in its first epoch; later ones are caused by the solver itself.
 
     >>> check_finite({"misfit": float("nan")}, State(passes=1))
@@ -68,7 +51,7 @@ def check_finite(sums: Mapping[str, float], state: State, epoch: int = 1) -> Non
         return
     which = f"pass {state.passes + 1}" if state.passes else "the first pass"
     came = f"{which} gave {wild[0]} {sums[wild[0]]}"
-    if wild == [ERROR]:
+    if wild == [base.ERROR]:
         raise InputError(
             f"{came}: some pixel of the reference is NaN or infinite. Replace it by a number, or leave the reference out."
         )
@@ -120,12 +103,12 @@ class StagedStep:
         Images that have to be computed before the pass of the step, in this order.
     """
 
-    def __init__(self, problem: Problem, vectors: Vectors) -> None:
+    def __init__(self, problem: base.Problem, vectors: Vectors) -> None:
         self.vectors = vectors
         self.requested: list[Stage] = []
         self.problem = self._staged(problem)
 
-    def _staged(self, problem: Problem) -> Problem:
+    def _staged(self, problem: base.Problem) -> base.Problem:
         """Return the problem, and those of its parts, with maps that read what will be stored."""
         sensitivity, parts = problem.sensitivity, problem.parts
         return replace(
@@ -136,8 +119,8 @@ class StagedStep:
             parts=parts and (lambda numbers: self._staged(parts(numbers))),
         )
 
-    def _stored(self, operation: Map) -> Map:
-        if not isinstance(operation, Staged):
+    def _stored(self, operation: base.Map) -> base.Map:
+        if not isinstance(operation, base.Staged):
             return operation
         staged = operation
 
@@ -184,8 +167,8 @@ class Target:
 class Iterations:
     """The iterations of one solver in one folder; they are resumed from their checkpoint."""
 
-    solver: Solver  # solver to iterate
-    problem: Problem  # problem that it solves
+    solver: base.Solver  # solver to iterate
+    problem: base.Problem  # problem that it solves
     vectors: Vectors  # storage of its images
     grid: Grid  # blocks of a pass
     fingerprint: str  # fingerprint of the job: state and journals belong to it
@@ -274,7 +257,7 @@ class Iterations:
         """Return an image of the current state."""
         return Shared(self.vectors.open(name, self.state.passes))
 
-    def _resumed(self) -> tuple[State, list[FigureRow], int | None, dict[str, list[str]]]:
+    def _resumed(self) -> tuple[base.State, list[FigureRow], int | None, dict[str, list[str]]]:
         saved = self.checkpoint.read()
         if saved is None:
             return self.solver.init(self.problem), [], None, {}
@@ -283,7 +266,7 @@ class Iterations:
                 f"{self.vectors.folder} holds the state of another job. Write what it was, or run with --fresh to start over."
             )
         self.factor = saved["factor"][0], saved["factor"][1]
-        state = State(saved["iteration"], saved["numbers"])
+        state = base.State(saved["iteration"], saved["numbers"])
         return state, saved["rows"], saved.get("aside"), saved["digests"]
 
     def _check_vectors(self) -> None:
@@ -318,7 +301,7 @@ class Iterations:
         read, solver, state, name = self._read(), self.solver, self.state, ""
         problem = replace(self.problem, step_size=self._step_size)
         if judges:
-            problem, state, name = problem.once, State(), ".judge"
+            problem, state, name = problem.once, base.State(), ".judge"
             if solver.traits.by_subsets:
                 solver = replace(cast(Any, solver), subsets=1)
         stages = StagedStep(problem, self.vectors)
@@ -376,7 +359,7 @@ class Iterations:
     def _records(self, stage: str, paths: Sequence[OutputPath]) -> Records:
         return Records(self.vectors.folder, f"{self.state.passes}{stage}", tuple(paths), self.vectors.layout)
 
-    def _task(self, step: Step, read: Callable[[str, int], Readable]) -> ImageTask:
+    def _task(self, step: base.Step, read: Callable[[str, int], Readable]) -> ImageTask:
         images = {name: step.images[name] for name in self.vectors.copies}
         written = {
             id(image): Written(number, self.grid.shape, np.dtype(self.vectors.layout.dtype))
@@ -387,7 +370,7 @@ class Iterations:
             Sum(s.name, s.kind, written.get(id(s.left), s.left), written.get(id(s.right), s.right)) for s in step.sums
         ]
         if "x" in images:
-            sums += usual_sums(named["x"], read("x", 0), self.target.reference, self.problem.prior)
+            sums += base.usual_sums(named["x"], read("x", 0), self.target.reference, self.problem.prior)
         before = [read(name, 0) for name in images]
         return ImageTask(
             grid=self.grid,
@@ -401,19 +384,21 @@ class Iterations:
             io_threads=self.io_threads,
         )
 
-    def _row(self, sums: Mapping[str, float], after: State) -> FigureRow:
+    def _row(self, sums: Mapping[str, float], after: base.State) -> FigureRow:
         row: FigureRow = {"iteration": self._iteration_of(after.passes)}
         if MISFIT in sums and not self.solver.traits.by_subsets:
             row[MISFIT] = max(sums[MISFIT] + self.problem.misfit_of_zero, 0.0)
         row |= {
-            name: after.numbers[name] for name in (MISFIT, RESIDUAL, RECOMPUTED, SPENT, EPOCH) if name in after.numbers
+            name: after.numbers[name]
+            for name in (MISFIT, base.RESIDUAL, base.RECOMPUTED, base.SPENT, base.EPOCH)
+            if name in after.numbers
         }
-        if MISFIT in row and PRIOR in sums:
-            row[OBJECTIVE] = row[MISFIT] + sums[PRIOR]
-        if LENGTH in sums:
-            row[CHANGE] = relative_change(sums)
-        if ERROR in sums:
-            error = max(sums[ERROR] / math.prod(self.grid.shape), TINY)
+        if MISFIT in row and base.PRIOR in sums:
+            row[OBJECTIVE] = row[MISFIT] + sums[base.PRIOR]
+        if base.LENGTH in sums:
+            row[base.CHANGE] = base.relative_change(sums)
+        if base.ERROR in sums:
+            error = max(sums[base.ERROR] / math.prod(self.grid.shape), TINY)
             row["psnr"] = 10 * math.log10(self.target.peak**2 / error)
         return row
 

@@ -13,20 +13,9 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 import numpy as np
 
 from halotile.errors import ConfigError, HalotileError
+from halotile.graphs import words
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.sections import NamedChoice
-from halotile.graphs.words import (
-    KeyPath,
-    choices,
-    dotted,
-    entry_types,
-    expected,
-    fits,
-    nearest,
-    parts,
-    shown,
-    value_type,
-)
 from halotile.storage.rim import Readable
 from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
@@ -35,7 +24,7 @@ from halotile.tasks.operators.base import Operator
 from halotile.tasks.operators.shift import Shift
 from halotile.tasks.options import OwnPath, ReadPath, option_fields
 
-PlacedFaults = dict[KeyPath, str]  # messages by place
+PlacedFaults = dict[words.KeyPath, str]  # messages by place
 WrittenAs = Literal["array", "image", "operators", "denoiser"]
 
 # Types in a job file, and values that a class is tried with: the content of a file is not known yet.
@@ -94,8 +83,8 @@ def written_keys(declared: type, choice: type[NamedChoice] | None = None) -> Key
 def _type_of(hint: Any, kind: WrittenAs | None) -> Any:
     """Return the type of a value in a job file: a path for an array, a name for a Python object."""
     if kind is not None:
-        return _WRITTEN[kind][0] | None if type(None) in parts(hint) else _WRITTEN[kind][0]
-    return str if {str, Any} == set(parts(hint)) else hint
+        return _WRITTEN[kind][0] | None if type(None) in words.parts(hint) else _WRITTEN[kind][0]
+    return str if {str, Any} == set(words.parts(hint)) else hint
 
 
 def stand_ins(declared: type) -> dict[str, WrittenAs]:
@@ -111,7 +100,7 @@ def stand_ins(declared: type) -> dict[str, WrittenAs]:
 
 
 def _kind_of(hint: Any) -> WrittenAs | None:
-    for part in parts(hint):
+    for part in words.parts(hint):
         if get_origin(part) is np.ndarray:
             return "array"
         if part is Readable:
@@ -133,7 +122,7 @@ def by_channel(options: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
     return {
         key: value
         for key, value in options.items()
-        if key in keys and isinstance(value, Mapping | list | tuple) and value and not fits(value, keys[key].type)
+        if key in keys and isinstance(value, Mapping | list | tuple) and value and not words.fits(value, keys[key].type)
     }
 
 
@@ -162,7 +151,7 @@ def unknown(key: str, keys: Iterable[str]) -> str:
     >>> unknown("siez", ["size", "depth"]), unknown("colour", ["size", "depth"])
     ('unknown key; did you mean size?', 'unknown key; write one of size, depth')
     """
-    if near := nearest(key, keys):
+    if near := words.nearest(key, keys):
         return f"unknown key; did you mean {near}?"
     known = ", ".join(keys)
     return f"unknown key; write one of {known}" if known else "unknown key; there are no options"
@@ -194,51 +183,51 @@ def faults_in(
         wrong = {(key, *place): message for place, message in _type_faults(value, keys[key].type)}
         if wrong and value is None and in_file:
             instead = "" if keys[key].is_required else ", or leave the key out for its default"
-            wrong = {(key,): f"is empty; write {expected(keys[key].type)}{instead}"}
+            wrong = {(key,): f"is empty; write {words.expected(keys[key].type)}{instead}"}
         check = (checks or {}).get(key)
         if not wrong and value is not None and check and (message := check(value)):
             wrong = {(key,): message}
         faults |= wrong
-    misspelt = {nearest(key, keys) for key in values if key not in keys}  # one fault, not two
+    misspelt = {words.nearest(key, keys) for key in values if key not in keys}  # one fault, not two
     for key, kind in keys.items():
         if kind.is_required and key not in values and key not in misspelt:
-            faults[key,] = f"missing; write {kind.field.metadata.get('description') or expected(kind.type)}"
+            faults[key,] = f"missing; write {kind.field.metadata.get('description') or words.expected(kind.type)}"
     return faults
 
 
 def raise_faults(faults: PlacedFaults) -> None:
     """Raise one error that lists every fault; do nothing when there is none."""
-    lines = [f"{dotted(place)}: {message}" for place, message in faults.items()]
+    lines = [f"{words.dotted(place)}: {message}" for place, message in faults.items()]
     if len(lines) > 1:
         lines.insert(0, f"{len(lines)} problems in the job; nothing was started")
     if lines:
         raise ConfigError("\n".join(lines))
 
 
-def _type_faults(value: Any, annotation: Any) -> Iterator[tuple[KeyPath, str]]:
+def _type_faults(value: Any, annotation: Any) -> Iterator[tuple[words.KeyPath, str]]:
     """Yield the faults of a value that is not of a type: those of the entries of a list or mapping, where it is one."""
-    if fits(value, annotation):
+    if words.fits(value, annotation):
         return
     entries = list(_entries(value, annotation))
     for key, entry, kind in entries:
         yield from (((key, *place), message) for place, message in _type_faults(entry, kind))
     if not entries:
-        yield (), f"{shown(value)} is not {expected(annotation)}{_advice(value, annotation)}"
+        yield (), f"{words.shown(value)} is not {words.expected(annotation)}{_advice(value, annotation)}"
 
 
 def _entries(value: Any, annotation: Any) -> Iterator[tuple[str | int, Any, Any]]:
     """Yield place, value and type of each entry, where the only type allowed is a list or mapping that the value is."""
-    allowed = [part for part in parts(annotation) if part is not type(None)]
-    kinds = entry_types(allowed[0], len(value)) if isinstance(value, list | tuple) else None
+    allowed = [part for part in words.parts(annotation) if part is not type(None)]
+    kinds = words.entry_types(allowed[0], len(value)) if isinstance(value, list | tuple) else None
     if len(allowed) == 1 and kinds is not None and len(kinds) == len(value):
         yield from zip(range(len(value)), value, kinds, strict=True)
-    elif len(allowed) == 1 and isinstance(value, Mapping) and (kind := value_type(allowed[0])) is not None:
+    elif len(allowed) == 1 and isinstance(value, Mapping) and (kind := words.value_type(allowed[0])) is not None:
         yield from ((key, entry, kind) for key, entry in value.items())
 
 
 def _advice(value: Any, annotation: Any) -> str:
     """Return a hint at the value that was probably meant."""
-    allowed = {*parts(annotation)}
+    allowed = {*words.parts(annotation)}
     if isinstance(value, str):
         if bool in allowed and value.lower() in _YES + _NO:
             return f"; in YAML 1.2 that is text: write {'true' if value.lower() in _YES else 'false'}"
@@ -248,7 +237,7 @@ def _advice(value: Any, annotation: Any) -> str:
             with suppress(ValueError):
                 return "; write it without quotes" if math.isfinite(float(value)) else ""
         # Words of a fixed list are short: the threshold of similarity is lower than for keys.
-        near = nearest(value, choices(annotation), likeness=0.5)
+        near = words.nearest(value, words.choices(annotation), likeness=0.5)
         return f"; did you mean {near}?" if near else ""
     if isinstance(value, float) and int in allowed and value.is_integer():
         return f"; write {int(value)}"
@@ -272,7 +261,7 @@ def build(kind: type, keys: Keys, values: Mapping[str, Any], faults: PlacedFault
     while True:
         rest = {key: taken(values[key], keys[key].type) for key in fields if key in values and key not in wrong}
         for key in (key for key in fields if keys[key].is_required and key not in rest):
-            rest[key] = next((_STAND_INS[part] for part in parts(keys[key].type) if part in _STAND_INS), None)
+            rest[key] = next((_STAND_INS[part] for part in words.parts(keys[key].type) if part in _STAND_INS), None)
             if rest[key] is None:
                 return None, faults
         try:
@@ -297,10 +286,10 @@ def taken(value: Any, annotation: Any) -> Any:
     >>> taken([0, 1], tuple[float, float]), taken(3, int | Literal["auto"])
     ((0.0, 1.0), 3)
     """
-    allowed = parts(annotation)
+    allowed = words.parts(annotation)
     for part in allowed:
-        if isinstance(value, list) and (kinds := entry_types(part, len(value))) is not None:
+        if isinstance(value, list) and (kinds := words.entry_types(part, len(value))) is not None:
             return tuple(map(taken, value, kinds))
-        if isinstance(value, dict) and (kind := value_type(part)) is not None:
+        if isinstance(value, dict) and (kind := words.value_type(part)) is not None:
             return {key: taken(entry, kind) for key, entry in value.items()}
     return float(value) if type(value) is int and float in allowed and int not in allowed else value

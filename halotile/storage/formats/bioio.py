@@ -13,16 +13,7 @@ import numpy as np
 
 from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.registry import optional
-from halotile.storage.formats.base import (
-    Header,
-    KeptChunkReader,
-    Reader,
-    Source,
-    file_identity,
-    listed,
-    make_header,
-    refuse_option,
-)
+from halotile.storage.formats import base
 from halotile.storage.sharded.ome_metadata import OmeImage
 from halotile.storage.spacing import in_known_unit
 from halotile.storage.stored_array import StoredArray
@@ -36,13 +27,13 @@ def claims(path: Path) -> bool:
     return path.suffix.lower() in _SUFFIXES and path.is_file()
 
 
-def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001 - common to all formats
+def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> base.Source:  # noqa: A001 - common to all formats
     """Open a scene of a microscope's file; ``dataset`` is its name or number, by default the first."""
-    refuse_option("microscope's", "microscope files are read at full resolution", level=level)
+    base.refuse_option("microscope's", "microscope files are read at full resolution", level=level)
     return StoredArray(path, "bioio", open_scene, scene=dataset, axes=axes)
 
 
-def open_scene(path: str, *, scene: str | None, axes: str | None) -> Reader:
+def open_scene(path: str, *, scene: str | None, axes: str | None) -> base.Reader:
     """The reader of a scene, which has decoded nothing yet."""
     file = _opened(path)
     _choose_scene(file, scene)
@@ -50,13 +41,13 @@ def open_scene(path: str, *, scene: str | None, axes: str | None) -> Reader:
     # Axes that the file itself does not have are left out.
     kept = "".join(a for a in order if a not in _ALWAYS_THERE or getattr(file.dims, a) > 1)
     pixels = file.get_image_dask_data(kept)
-    header = make_header(
+    header = base.make_header(
         pixels.shape,
         pixels.dtype,
         requested=axes,
         named=list(kept if "C" in kept else kept.replace("S", "C")),
         chunks=pixels.chunksize,
-        identity={"scene": str(file.current_scene), **file_identity(path, _other_files(path))},
+        identity={"scene": str(file.current_scene), **base.file_identity(path, _other_files(path))},
         ome=OmeImage(name=str(file.current_scene)),
     )
     if "C" in kept:
@@ -66,7 +57,7 @@ def open_scene(path: str, *, scene: str | None, axes: str | None) -> Reader:
     def decode(index: tuple[int, ...]) -> Any:
         return pixels.blocks[index].compute(scheduler="synchronous")
 
-    return KeptChunkReader(header, decode, pixels.chunks)
+    return base.KeptChunkReader(header, decode, pixels.chunks)
 
 
 def _opened(path: str) -> Any:
@@ -104,7 +95,7 @@ def _choose_scene(file: Any, scene: str | None) -> None:
     if scene is None:
         return
     if scene not in names and not (scene.isdecimal() and int(scene) < len(names)):
-        raise InputError(f"dataset is {scene!r}, but the file has no such scene. Write one of {listed(names)}.")
+        raise InputError(f"dataset is {scene!r}, but the file has no such scene. Write one of {base.listed(names)}.")
     file.set_scene(names.index(scene) if scene in names else int(scene))
 
 
@@ -115,12 +106,12 @@ def _remark_on_scenes(file: Any) -> tuple[str, ...]:
         return ()
     now = file.current_scene_index
     return (
-        f"the file has {len(names)} scenes, {listed(names)}: this is {names[now]}. For another, write input.dataset: "
+        f"the file has {len(names)} scenes, {base.listed(names)}: this is {names[now]}. For another, write input.dataset: "
         f"{names[1 if now == 0 else 0]}",
     )
 
 
-def _with_sizes(header: Header, file: Any) -> Header:
+def _with_sizes(header: base.Header, file: Any) -> base.Header:
     """The header with physical sizes of pixels, in micrometers unless the plug-in names a unit, and time steps in seconds."""
     lengths, step = file.physical_pixel_sizes, file.time_interval
     sizes = {axis: (getattr(lengths, axis.upper(), None), _unit(file, axis)) for axis in "zyx"}

@@ -23,18 +23,10 @@ from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.disk.place import ZARR_FILES, check_place
 from halotile.storage.grid import Grid, Region
 from halotile.storage.io_threads import IO_THREADS
+from halotile.storage.sharded import shards
 from halotile.storage.sharded.layout import Layout as Layout
 from halotile.storage.sharded.layout import LevelArray, avoid_value, coarser, halve, read_layout
 from halotile.storage.sharded.output_disk import OutputDisk, disk_of, opened
-from halotile.storage.sharded.shards import (
-    DIGEST_BYTES,
-    ShardFormat,
-    digest_of,
-    encode_shard,
-    encoded_digest,
-    find_problems,
-    inspect_index,
-)
 
 
 @dataclass(frozen=True)
@@ -130,7 +122,7 @@ class FileLayout:
 
     def write(self, path: Path, content: bytes, disk: Disk = DISK) -> tuple[int, bytes]:
         """Write the file as a whole; durable on return. Returns its size and its digest."""
-        return disk.write_file(path, [content]), digest_of([content])
+        return disk.write_file(path, [content]), shards.digest_of([content])
 
     def inspect(self, path: Path) -> tuple[list[str], bytes]:
         """The problem of the file, and its digest if there is none."""
@@ -140,7 +132,7 @@ class FileLayout:
             return ["the file is missing"], b""
         except OSError as error:
             return [f"the file {UNREADABLE}: {error.strerror}"], b""
-        return ([], digest_of([content])) if content else (["the file is empty"], b"")
+        return ([], shards.digest_of([content])) if content else (["the file is empty"], b"")
 
 
 open_output = read_layout
@@ -216,7 +208,7 @@ class ShardWriter:
         disk = self.disk or disk_of(path_of(self.path))
         with closing(self._encode(region, pixels, digests, disk)) as files:
             size_bytes = disk.write_files(files)
-        return WrittenBlock(size_bytes, digest_of(digests))
+        return WrittenBlock(size_bytes, shards.digest_of(digests))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_durable": set()}
@@ -238,12 +230,12 @@ class ShardWriter:
             ) -> tuple[OutputPath, Buffers]:
                 name, inside = shard
                 part = to_dtype(pixels[inside.relative_to(region).slices], self.layout.dtype)
-                return array.path(self.path) / name, encode_shard(part, array.form)
+                return array.path(self.path) / name, shards.encode_shard(part, array.form)
 
             top = array.path(self.path)
             for path, buffers in IO_THREADS.map(encode, array.shards(region)):
                 disk.make_folders(path, top, self._durable)
-                digests.append(encoded_digest(buffers))
+                digests.append(shards.encoded_digest(buffers))
                 yield path, buffers
 
 
@@ -298,7 +290,7 @@ def inspect_block(
         shard_problems, digest = _inspect_shard(file, array.form, shape, thorough)
         problems += [f"{file}: {problem}" for problem in shard_problems]
         digests.append(digest)
-    return problems, digest_of(digests)
+    return problems, shards.digest_of(digests)
 
 
 def to_dtype(pixels: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
@@ -404,21 +396,21 @@ def _shards_of(
 
 
 def _inspect_shard(
-    file: OutputPath, form: ShardFormat, shape: tuple[int, ...], thorough: bool | None
+    file: OutputPath, form: shards.ShardFormat, shape: tuple[int, ...], thorough: bool | None
 ) -> tuple[list[str], bytes]:
     """The problems of a shard, and its digest if there are none: it comes with an object; of a file four bytes of each chunk are read."""
     try:
         with opened(file) as shard:
             size = shard.size
             if not thorough:
-                tail = min(size, form.index_bytes + DIGEST_BYTES * (thorough is None))
+                tail = min(size, form.index_bytes + shards.DIGEST_BYTES * (thorough is None))
                 end = shard.read(tail, size - tail)
-                digest = digest_of([end]) if thorough is None else shard.digest
-                return inspect_index(end, size, shard.read, form, shape, digest)
+                digest = shards.digest_of([end]) if thorough is None else shard.digest
+                return shards.inspect_index(end, size, shard.read, form, shape, digest)
             content = shard.whole()
-            if problems := list(find_problems(content, form, shape)):
+            if problems := list(shards.find_problems(content, form, shape)):
                 return problems, b""
-            return inspect_index(content, size, lambda n, offset: content[offset : offset + n], form, shape)
+            return shards.inspect_index(content, size, lambda n, offset: content[offset : offset + n], form, shape)
     except GONE:
         return [ABSENT[0]], b""
     except OSError as error:

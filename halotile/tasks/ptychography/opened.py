@@ -20,18 +20,11 @@ from halotile.storage.scans.lengths import shown_resolution
 from halotile.storage.scans.scan import PatternComparison, Scan, check_result_place
 from halotile.tasks.groups.training.curve import LOOK_SECONDS
 from halotile.tasks.groups.training.fit import read_content, state_in, write_state
+from halotile.tasks.ptychography import result
 from halotile.tasks.ptychography.model import PatternModel, Positions
 from halotile.tasks.ptychography.patterns import Patterns, on_detector, turned
 from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import Optics, ScanRecipe, SolverStage, warning_of_halves
-from halotile.tasks.ptychography.result import (
-    RingCorrelation,
-    compared,
-    correlated_halves,
-    encoded_state,
-    extreme_patterns,
-    shown_probe,
-)
 from halotile.tasks.ptychography.state import DIM, ReconstructionState, first_state, shift_limits, support_of
 
 
@@ -88,7 +81,7 @@ class OpenedScan:
     @property
     def probe(self) -> NDArray[np.complex64]:
         """The modes of the probe in roots of counts, (modes, rows, columns); orthogonal, the strongest first, unless there are variations."""
-        return _read_only(shown_probe(self.state).clone())
+        return _read_only(result.shown_probe(self.state).clone())
 
     @probe.setter
     def probe(self, modes: Any) -> None:
@@ -137,7 +130,7 @@ class OpenedScan:
         text = f"epoch {len(losses)}: loss {losses[-1]:.4g}"
         if self.recipe.resolution:
             state = self.state
-            rings = correlated_halves(self._computed, state)
+            rings = result.correlated_halves(self._computed, state)
             assert rings is not None
             text += f", resolution {shown_resolution(rings.resolution, rings.bound)}"
             of_halves = max(half.losses[-1] for half in state.halves)
@@ -146,9 +139,9 @@ class OpenedScan:
         return text
 
     @property
-    def rings(self) -> RingCorrelation | None:
+    def rings(self) -> result.RingCorrelation | None:
         """Correlation of the objects of two halves of the positions by spatial frequency; None where the scan was opened without."""
-        return correlated_halves(self._computed, self.state) if self.recipe.resolution else None
+        return result.correlated_halves(self._computed, self.state) if self.recipe.resolution else None
 
     def compare(self, numbers: Sequence[int] | None = None) -> PatternComparison:
         """Simulate some patterns, and return them beside the measured ones.
@@ -170,7 +163,7 @@ class OpenedScan:
         """
         state, there = self.state, self.recipe.scan.numbers
         if numbers is None:
-            chosen = extreme_patterns(state)
+            chosen = result.extreme_patterns(state)
         elif missing := np.setdiff1d(numbers, there).tolist():
             raise ConfigError(
                 f"the scan has no pattern {missing[0]}. Write some of its {len(there)}, which are from {there.min()} to {there.max()}."
@@ -181,7 +174,7 @@ class OpenedScan:
             raise ConfigError(
                 "no patterns were given, and no epoch has run from which to choose them. Write numbers such as [0, 1]."
             )
-        return compared(self.recipe, state, chosen)
+        return result.compared(self.recipe, state, chosen)
 
     def save(self, path: str | Path) -> None:
         """Write object, probe, positions and losses as the CXI file of a job, in place of an earlier one.
@@ -192,7 +185,7 @@ class OpenedScan:
             Where no result can be, or what is there is none.
         """
         check_result_place(Path(path))
-        DISK.write_file(Path(path), [encoded_state(self._computed, self.state)])
+        DISK.write_file(Path(path), [result.encoded_state(self._computed, self.state)])
 
     def check_ready(self) -> None:
         """Refuse to go on where others have the state, or with other patterns.

@@ -12,22 +12,9 @@ import numpy as np
 from halotile.graphs.jobs.denoise.image import JobImage
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.plans import needs
 from halotile.graphs.plans.choices import describe_denoiser, kept_bytes
 from halotile.graphs.plans.cutting import Geometry, Halo, layout_like
-from halotile.graphs.plans.needs import (
-    DECODED,
-    IMPORTS_BYTES,
-    MIB,
-    MODEL,
-    PROCESS,
-    READ,
-    TILES,
-    WRITTEN,
-    Footprint,
-    Need,
-    gpu_bytes,
-    pinned,
-)
 from halotile.graphs.plans.trials.gpu_trials import tile_figures, written_tiles
 from halotile.graphs.words import pixel_size_text
 from halotile.storage.rim import Readable
@@ -46,7 +33,7 @@ HOLED_BYTES = 24.0  # further working memory of a filter that leaves out holes, 
 SMALLER = "a smaller output.shard, tile.size or tile.batch"
 
 
-def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None = None) -> Footprint:
+def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None = None) -> needs.Footprint:
     """Return the memory that a worker holds during a block, by purpose; ``piece``: unit of decode of the input, in pixels."""
     tiling, denoiser, layout, middle = task.tiling, task.denoiser, task.writer.layout, task.grid.middle
     ends = zip(middle.window.shape, task.grid.shape, task.rim.rules, strict=True)
@@ -62,15 +49,15 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
     # A piece is in memory both encoded and decoded.
     decoded = task.io_threads * 2 * math.prod(piece) * task.source.dtype.itemsize
     common = {
-        MODEL: 2 * sum(path.stat().st_size for path in denoiser.files()),
-        DECODED: decoded + kept_bytes(side for side in task.sides.values() if isinstance(side, StoredArray)),
+        needs.MODEL: 2 * sum(path.stat().st_size for path in denoiser.files()),
+        needs.DECODED: decoded + kept_bytes(side for side in task.sides.values() if isinstance(side, StoredArray)),
     }
     if task.device != "cpu":  # there the tiles are, and pixels pass through pinned memory on their way
         return common | {
-            PROCESS: IMPORTS_BYTES + gpu_bytes(tuned.host_bytes if tuned else None),
-            READ: read * (1 + sides) + BUFFERS * pinned(read),
-            WRITTEN: 2 * result + BUFFERS * pinned(result) + encode,
-            TILES: 0,
+            needs.PROCESS: needs.IMPORTS_BYTES + needs.gpu_bytes(tuned.host_bytes if tuned else None),
+            needs.READ: read * (1 + sides) + BUFFERS * needs.pinned(read),
+            needs.WRITTEN: 2 * result + BUFFERS * needs.pinned(result) + encode,
+            needs.TILES: 0,
         }
     channels = max(denoiser.channels) if task.roles.channel is not None else 1
     window = math.prod(tile_window(task)[1]) * channels * tiling.scale ** len(tiling.tile)
@@ -78,11 +65,11 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
     # A plane is filtered as float32, from a copy where it is stored otherwise.
     plane = 8 * task.roles.spatial_part(middle.window).size if task.plane_filter() else 0
     return common | {
-        PROCESS: IMPORTS_BYTES,
-        READ: read * (1 + sides) * (1 + task.overlap),
+        needs.PROCESS: needs.IMPORTS_BYTES,
+        needs.READ: read * (1 + sides) * (1 + task.overlap),
         # The next window may begin in the space of a result, and the next result finds no room there: one more is counted.
-        WRITTEN: result * (2 + task.overlap) + encode,
-        TILES: max(plane, int(window * tiling.batch * (own_bytes + 4 * (2 + sides)))),
+        needs.WRITTEN: result * (2 + task.overlap) + encode,
+        needs.TILES: max(plane, int(window * tiling.batch * (own_bytes + 4 * (2 + sides)))),
     }
 
 
@@ -143,9 +130,9 @@ def tile_window(task: DenoiseTask) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tile, window
 
 
-def need_of(task: DenoiseTask, needed: Footprint, allowed: int, machine: int | None) -> Need:
+def need_of(task: DenoiseTask, needed: needs.Footprint, allowed: int, machine: int | None) -> needs.Need:
     """Return the memory that a worker holds during a block, with advice where it may use less."""
-    return Need(
+    return needs.Need(
         f"one block of {list(task.grid.block)}",
         needed,
         remedy=_ways_to_fit(task, needed, allowed, machine),
@@ -153,19 +140,19 @@ def need_of(task: DenoiseTask, needed: Footprint, allowed: int, machine: int | N
     )
 
 
-def _ways_to_fit(task: DenoiseTask, needed: Footprint, allowed: int, machine: int | None) -> str:
+def _ways_to_fit(task: DenoiseTask, needed: needs.Footprint, allowed: int, machine: int | None) -> str:
     """Return advice where a block needs more than a worker has: only settings that can help."""
     tile, window = tile_window(task)
     is_deep = math.prod(window) > 4 * math.prod(tile)
     enough = sum(needed.values())
     has_room = allowed > sum(
-        needed[part] for part in (PROCESS, MODEL, DECODED)
+        needed[part] for part in (needs.PROCESS, needs.MODEL, needs.DECODED)
     )  # which no smaller tile or block reduces
     ways = {
-        f"write run.memory_per_worker: {-(-enough // MIB)}MiB": machine is None or enough <= machine,
+        f"write run.memory_per_worker: {-(-enough // needs.MIB)}MiB": machine is None or enough <= machine,
         f"write {SMALLER}": has_room and not is_deep,
         "choose a denoiser that looks less far": is_deep and has_room,
-        "store the input in smaller chunks": enough - needed[DECODED] <= allowed,
+        "store the input in smaller chunks": enough - needed[needs.DECODED] <= allowed,
     }
     remedies = ", or ".join(way for way, helps in ways.items() if helps)
     text = remedies or "use a machine with more memory"

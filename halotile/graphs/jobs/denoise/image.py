@@ -16,22 +16,13 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.stripes import Striped
 from halotile.graphs.plans.choices import check_whole, with_selected
+from halotile.storage import views
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.formats.base import number_of_type
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.ome_metadata import order
 from halotile.storage.spacing import voxel_shape
-from halotile.storage.views import (
-    ChannelAxis,
-    PlaneValues,
-    Remembered,
-    axes_of_side,
-    chunks_of,
-    measured,
-    readable_parts,
-    side_at,
-)
 from halotile.tasks.denoise_block import describe_range
 from halotile.tasks.denoisers.base import Denoiser, Leveled, Spaced
 from halotile.tasks.holes import Holes, describe_value, fill_reach
@@ -59,7 +50,7 @@ def assign_axes(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[Job
                     f"{denoiser.title} takes {channels} channels, the image has axes {''.join(axes)!r} without c. "
                     "Name its channel axis with input.axes, or use a network of one channel."
                 )
-            readable, axes = ChannelAxis(source), ("c", *axes)
+            readable, axes = views.ChannelAxis(source), ("c", *axes)
         channel = axes.index("c")
         if readable.shape[channel] != channels:
             raise InputError(
@@ -253,12 +244,12 @@ def choose_noise_level(
     return denoiser.with_noise_level(float(levels.flat[0])) if levels.size == 1 else denoiser, levels
 
 
-def plane_values(values: Levels, roles: Roles) -> PlaneValues:
+def plane_values(values: Levels, roles: Roles) -> views.PlaneValues:
     """Return a number for each index of the looped axes as a side input."""
     shape = [1] * len(roles.axes)
     for axis, length in zip(roles.looped, values.shape, strict=True):
         shape[axis] = length
-    return PlaneValues(values.reshape(shape))
+    return views.PlaneValues(values.reshape(shape))
 
 
 COUNTED_PIXELS = 2**24  # pixels of an image whose holes are counted one by one while a job is planned
@@ -279,7 +270,7 @@ class Holed(NamedTuple):
 
     def view(self, source: Readable, mask: Readable | None, roles: Roles) -> Readable:
         """The image with NaN in its holes, and where it is masked."""
-        return measured(source, self.value, mask, roles.spatial, len(roles.axes))
+        return views.measured(source, self.value, mask, roles.spatial, len(roles.axes))
 
     def halo(self, denoiser: Denoiser, depth: int, dims: int) -> int:
         """Pixels that a block reads beyond its halo, to fill holes."""
@@ -307,7 +298,7 @@ class JobImage:
     @cached_property
     def view(self) -> Readable:
         """The input with NaN in its holes, and where it is masked."""
-        return self.holed.view(Remembered(self.source), self.sides.get("mask"), self.roles)
+        return self.holed.view(views.Remembered(self.source), self.sides.get("mask"), self.roles)
 
     @cached_property
     def even(self) -> Readable:
@@ -338,7 +329,7 @@ def choose_holes(image: JobImage) -> Holed:
     is_plain = value is None and not has_nan and mask is None
     if is_plain and (not is_float or job.run.on_nan == "fail"):
         return Holed(None, ())
-    counted = _counted(measured(source, value, None, spatial, len(source.shape)), mask, spatial)
+    counted = _counted(views.measured(source, value, None, spatial, len(source.shape)), mask, spatial)
     if is_plain:
         there = counted.holes.text(source.shape)
         note = (
@@ -414,10 +405,12 @@ def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> _
     """Look at the pixels of an image, or at samples of a large one."""
     holes, masked, sizes, total, known, ends = list[int](), list[int](), list[int](), 0.0, 0, NO_ENDS
     for square in _squares(view, tuple(spatial[-2:])):
-        for _, part in readable_parts(view, [square]):
+        for _, part in views.readable_parts(view, [square]):
             finite, kept = np.isfinite(part), np.ones((), bool)
             if mask is not None:
-                kept = np.broadcast_to(side_at(mask, axes_of_side(mask, spatial, part.ndim), square) != 0, part.shape)
+                kept = np.broadcast_to(
+                    views.side_at(mask, views.axes_of_side(mask, spatial, part.ndim), square) != 0, part.shape
+                )
             sizes.append(part.size)
             holes.append(part.size - int(finite.sum()))
             masked.append(int((~kept).sum()))
@@ -434,7 +427,7 @@ def _squares(view: Readable, plane: tuple[int, ...]) -> Sequence[Region]:
         return sample_regions(shape, SAMPLES, plane)
     edges = tuple(
         min(n, COUNTED_AT_ONCE if axis in plane else chunk)
-        for axis, (n, chunk) in enumerate(zip(shape, chunks_of(view), strict=True))
+        for axis, (n, chunk) in enumerate(zip(shape, views.chunks_of(view), strict=True))
     )
     return [block.core for block in Grid(shape, edges, ((0, 0),) * len(shape))]
 
@@ -447,7 +440,7 @@ def check_marked(image: JobImage, marked: Sequence[Source]) -> None:
         axes = [axis % dims for axis in axes_of_given(side, spatial, dims)]
         for square in _squares(side, tuple(axes.index(axis) for axis in spatial[-2:])):
             spans = dict(zip(axes, zip(square.start, square.stop, strict=True), strict=True))
-            readable_parts(repaired, [respanned(Region.whole((1,) * dims), spans)])
+            views.readable_parts(repaired, [respanned(Region.whole((1,) * dims), spans)])
 
 
 def nodata_value(

@@ -14,17 +14,7 @@ from halotile.graphs.jobs.denoise.job import residual_row, residual_warning, shi
 from halotile.graphs.jobs.denoise.place import DenoisedPlace, readable_places, spans_of
 from halotile.graphs.jobs.denoise.stripes import PHASE as STRIPES
 from halotile.graphs.jobs.denoise.stripes import Striped, corrections_pass, grid_of, with_kept
-from halotile.graphs.kinds.base import (
-    Gather,
-    InspectedPlace,
-    Inspection,
-    OutputArray,
-    Pass,
-    PassCount,
-    RunView,
-    Sums,
-    Work,
-)
+from halotile.graphs.kinds import base
 from halotile.graphs.plans.notes import place_text
 from halotile.storage.arrays import open_array
 from halotile.storage.disk.object_path import OutputPath
@@ -54,27 +44,27 @@ def inspect_residual(
     seconds: float = 0.0,
     pixel_seconds: float = math.inf,
     striped: Striped = NO_STRIPES,
-) -> Inspection:
+) -> base.Inspection:
     """Measure the residual of an image that was denoised, and its faint detail if that is quick beside a run of so many seconds.
 
     Nothing is found where there is no noise, or no common shape.
     """
     main = task.parts[0]
     if main.denoiser.scale != 1 or main.source.dtype.kind == "b":
-        return Inspection()
+        return base.Inspection()
     result = open_array(str(output))
     if result.shape != main.source.shape:
-        return Inspection()
+        return base.Inspection()
     if main.defects and not main.defects.are_kept:  # else they are the same in both images
         task = task.changed(lambda part: replace(part, source=part.repaired(), defects=None))
-    found, roles, shown = {}, _roles(main), list[InspectedPlace]()
+    found, roles, shown = {}, _roles(main), list[base.InspectedPlace]()
     places = _planes(main)
     for place in places:
         residual = _of_plane(task, result, place, max(1, PLACES // len(places)), shown)
         if residual and residual.ratio > 0:
             found[place] = residual
     if not found:
-        return Inspection()
+        return base.Inspection()
     figures = [
         {"plane": place_text(roles, place), "ratio": r.ratio, **r.structure_json(), "shift": r.shift}
         for place, r in found.items()
@@ -93,10 +83,10 @@ def inspect_residual(
         text = f"{kept} % of the height kept at {', '.join(map(str, HEIGHTS))} noise levels; {seen} % detected"
         rows.append(("faint detail", f"{text}; in {names[0]}" if len(found) > 1 else text))
         more = {"faint_detail": [each._asdict() for each in detail]}
-    return Inspection({"residual": figures, **more}, rows, [*filter(None, warnings)], _chosen(shown))
+    return base.Inspection({"residual": figures, **more}, rows, [*filter(None, warnings)], _chosen(shown))
 
 
-def _chosen(shown: Sequence[InspectedPlace]) -> list[InspectedPlace]:
+def _chosen(shown: Sequence[base.InspectedPlace]) -> list[base.InspectedPlace]:
     """Return the places that the report shows, with the reasons; one where they are the same."""
     titles: dict[int, list[str]] = {}
     for reason, images in (
@@ -151,7 +141,7 @@ def _planes(task: DenoiseTask) -> list[tuple[int, ...]]:
 
 
 def _of_plane(
-    task: AnyDenoiseTask, result: Readable, place: tuple[int, ...], count: int, shown: list[InspectedPlace]
+    task: AnyDenoiseTask, result: Readable, place: tuple[int, ...], count: int, shown: list[base.InspectedPlace]
 ) -> Residual | None:
     """Return the residual of a plane, None where it has no noise; enter its squares among those to be shown."""
     crops, residuals = _crops(task, place, count), []
@@ -164,7 +154,7 @@ def _of_plane(
         residual = (noisy - after) / noise_sigma(noisy, crop.noise(level))
         spans = ((axis, a, b - 1) for axis, (a, b) in crop.place.items())
         where = ", ".join(f"{axis} {a}" if a == b else f"{axis} {a} to {b}" for axis, a, b in spans)
-        shown.append(InspectedPlace(where, noisy, after, residual))
+        shown.append(base.InspectedPlace(where, noisy, after, residual))
         residuals.append(residual[0])
     plane = crops[0].plane
     return Residual.of(residuals, (plane[0], plane[1]))
@@ -184,25 +174,25 @@ GPU_TASK_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class DenoiseWork(Work):
+class DenoiseWork(base.Work):
     """A denoiser applied to every block of an image."""
 
-    output: OutputArray
+    output: base.OutputArray
     task: AnyDenoiseTask
     tuned: Tuned | None = None
     striped: Striped = NO_STRIPES
-    also: tuple[OutputArray, ...] = ()  # further images of the same blocks
+    also: tuple[base.OutputArray, ...] = ()  # further images of the same blocks
 
     @property
-    def outputs(self) -> tuple[OutputArray, ...]:
+    def outputs(self) -> tuple[base.OutputArray, ...]:
         """The denoised image, and further ones."""
         return (self.output, *self.also)
 
     @property
-    def passes(self) -> tuple[PassCount, ...]:
+    def passes(self) -> tuple[base.PassCount, ...]:
         """One pass over every block; before it, one over the lines where stripes are removed."""
-        denoised = PassCount(PHASE, self.task.grid, len(self.outputs))
-        return (PassCount(STRIPES, grid_of(self._lines)), denoised) if self._lines else (denoised,)
+        denoised = base.PassCount(PHASE, self.task.grid, len(self.outputs))
+        return (base.PassCount(STRIPES, grid_of(self._lines)), denoised) if self._lines else (denoised,)
 
     @property
     def _lines(self) -> LineCorrections | None:
@@ -216,19 +206,19 @@ class DenoiseWork(Work):
         """True with corrections of lines, by which the result is inspected."""
         return self._lines is not None
 
-    def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> Inspection:
+    def inspect(self, seconds: float = 0.0, pixel_seconds: float = math.inf) -> base.Inspection:
         """Compare a few places of the result with the image."""
         task = _with_kept(self.task, RunDirectory.beside(self.output.path))
         found = inspect_residual(task, self.output.path, seconds, pixel_seconds, self.striped)
         text = self.striped.text
         return replace(found, rows=[("stripes", text), *found.rows]) if text else found
 
-    def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
+    def run(self, at: base.RunView) -> Generator[base.Pass | base.Gather, base.Sums, None]:
         task, main = self.task, self.task.parts[0]
         if self._lines:
             yield corrections_pass(self._lines, main.roles.axes, at.directory, task.io_threads)
             task = _with_kept(task, at.directory)
-        yield Pass(
+        yield base.Pass(
             PHASE,
             task,
             self.output,

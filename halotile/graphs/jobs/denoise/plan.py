@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from halotile.graphs.jobs.denoise import pixels
 from halotile.graphs.jobs.denoise.channels import (
     ChannelGroup,
     channels_of,
@@ -44,51 +45,17 @@ from halotile.graphs.jobs.denoise.image import (
 )
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
-from halotile.graphs.jobs.denoise.pixels import (
-    Photons,
-    ResultType,
-    choose_photon_noise,
-    choose_type,
-    decided_noise,
-    display_channels,
-    note_of_defects,
-    note_of_trained_pixels,
-)
 from halotile.graphs.jobs.denoise.stripes import choose_stripes
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
+from halotile.graphs.plans import cutting
 from halotile.graphs.plans.choices import check_decoding, check_paths, describe_denoiser
-from halotile.graphs.plans.cutting import (
-    BLOCKS_PER_WORKER,
-    CHUNK,
-    LARGEST_BLOCK,
-    MOST_REDUNDANT,
-    Geometry,
-    Halo,
-    allowed_bytes,
-    block_unit,
-    blocks_for,
-    candidate_tiles,
-    grid_of,
-    overlap_pays,
-    rim_of,
-    tiling_of,
-)
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.needs import MODEL, Footprint, io_threads_for, no_more_than
 from halotile.graphs.plans.notes import levels_text, note_of_files, notes_of, notes_of_levels, notes_of_place
 from halotile.graphs.plans.plan import Begun, Computing, Planned, compute_on
+from halotile.graphs.plans.trials import gpu_trials
 from halotile.graphs.plans.trials.denoiser_trials import compared, compared_on_image, expect_trial, tried
-from halotile.graphs.plans.trials.gpu_trials import (
-    ChosenTiles,
-    as_it_went,
-    channels_last_of,
-    choose_tiles,
-    chosen_with_tiles,
-    on_device,
-    sized_as,
-    trying,
-)
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
@@ -150,9 +117,9 @@ class _Part:
     sides: dict[str, Readable]  # with the noise levels of planes where they were estimated
     values: tuple[float, float] | None
     levels: Levels | None  # noise level of each plane, where they are estimated
-    photons: Photons | None  # photon noise of each plane; None where noise does not depend on brightness
-    written: ResultType  # type of the result, with notes on it and on the noise
-    halo: Halo
+    photons: pixels.Photons | None  # photon noise of each plane; None where noise does not depend on brightness
+    written: pixels.ResultType  # type of the result, with notes on it and on the noise
+    halo: cutting.Halo
     own_code: Mapping[str, str]
     seals: Mapping[str, str]
     notes: Sequence[str]
@@ -172,11 +139,11 @@ def _part(channels: ChannelGroup, whole: JobImage, previous: Mapping[str, Any] |
     sides: dict[str, Readable] = {k: side for k, side in whole.sides.items() if k in ("mask", *given.side_inputs)}
     values = value_range(job.input.range, image.source.dtype, given.trained_range)
     check_units(given, values, sides)
-    notes = note_of_trained_pixels(image, given, values)
-    photons, levels = choose_photon_noise(image, denoiser, values), None
+    notes = pixels.note_of_trained_pixels(image, given, values)
+    photons, levels = pixels.choose_photon_noise(image, denoiser, values), None
     if photons is None:
         denoiser, levels = choose_noise_level(image, denoiser, values, sides)
-    written = choose_type(image, given, levels)
+    written = pixels.choose_type(image, given, levels)
     noise: dict[str, Levels | None] = (
         {"gain": photons.noise.gain, "variance": photons.noise.variance} if photons else {"sigma": levels}
     )
@@ -212,7 +179,7 @@ class _Sized:
     computing: Computing[Denoising]
     begun: Begun  # output
     job: Denoising  # with no more workers than there are blocks
-    geometry: Geometry
+    geometry: cutting.Geometry
     layout: Layout
     unit: tuple[int, ...]  # smallest block, in pixels of the input
 
@@ -236,7 +203,7 @@ class _Sized:
         image, denoiser, halo, geometry = self.image, part.denoiser, part.halo, self.geometry
         tile, roles, computing = self.job.tile, image.roles, self.computing
         depth = max(map(max, halo.depth))
-        tiling = tiling_of(tile, denoiser, halo, geometry, size, block, image.corrected.dtype)
+        tiling = cutting.tiling_of(tile, denoiser, halo, geometry, size, block, image.corrected.dtype)
         further = image.holed.halo(denoiser, depth, geometry.dims)
         convolves = denoiser.convolutional and geometry.dims == 2
         written = roles.output_region(Region.whole(block), tiling.scale, denoiser.channels[1])
@@ -244,8 +211,8 @@ class _Sized:
             source=image.corrected,
             sides=part.sides,
             writer=ShardWriter(self.begun.output, self.layout.in_levels(written.stop, self.job.output.levels)),
-            grid=grid_of(geometry, halo, block, tiling, further=further),
-            rim=rim_of(tile, denoiser, roles),
+            grid=cutting.grid_of(geometry, halo, block, tiling, further=further),
+            rim=cutting.rim_of(tile, denoiser, roles),
             roles=roles,
             denoiser=denoiser,
             tiling=replace(tiling, range=None if part.photons else part.values),
@@ -255,8 +222,8 @@ class _Sized:
             on_nan=self.job.run.on_nan,
             holes=image.holed.holes,
             defects=self.defects.defects,
-            overlap=computing.on_gpu or overlap_pays(self.job.run),
-            channels_last=convolves and channels_last_of(tile, computing.device, computing.precision),
+            overlap=computing.on_gpu or cutting.overlap_pays(self.job.run),
+            channels_last=convolves and gpu_trials.channels_last_of(tile, computing.device, computing.precision),
             io_threads=io_threads_for(self.job.run, computing.cluster, computing.device),
             seals=part.seals,
         )
@@ -266,15 +233,15 @@ class _Sized:
         job, layout, geometry = self.job, self.layout, self.geometry
         if geometry.dims < 3 or (job.output.shard, job.tile.block, job.tile.size) != ("auto", "auto", "auto"):
             return
-        for edge in range(0, LARGEST_BLOCK[3] + 1, CHUNK[3]):
+        for edge in range(0, cutting.LARGEST_BLOCK[3] + 1, cutting.CHUNK[3]):
             cut = [
                 max(s, edge // c * c) if i in geometry.roles.spatial else s
                 for i, (s, c) in enumerate(zip(layout.shard, layout.chunk, strict=True))
             ]
             shard = tuple(min(s, -(-n // c) * c) for s, n, c in zip(cut, layout.shape, layout.chunk, strict=True))
             blocks = math.prod(-(-n // s) for n, s in zip(layout.shape, shard, strict=True))
-            if shard != layout.shard and blocks >= job.run.count * BLOCKS_PER_WORKER:
-                yield replace(self, layout=replace(layout, shard=shard), unit=block_unit(geometry, shard))
+            if shard != layout.shard and blocks >= job.run.count * cutting.BLOCKS_PER_WORKER:
+                yield replace(self, layout=replace(layout, shard=shard), unit=cutting.block_unit(geometry, shard))
 
     def in_memory(self, tuned: Tuned | None) -> tuple[AnyDenoiseTask, Footprint, bool]:
         """Return the task with the largest tile and super-block that fit the memory of a worker, or else the smallest; and True if they fit.
@@ -282,11 +249,11 @@ class _Sized:
         A resumed run keeps its super-block.
         """
         job, geometry, computing, previous = self.job, self.geometry, self.computing, self.begun.previous
-        allowed, depth = allowed_bytes(job.run, computing.machine_bytes), self.parts[self.deepest].halo.depth
+        allowed, depth = cutting.allowed_bytes(job.run, computing.machine_bytes), self.parts[self.deepest].halo.depth
         earlier = previous["identity"]["block"] if previous else None
         given, on_gpu = job.tile.block, computing.on_gpu
-        candidates = blocks_for(geometry, self.unit, job.run.count, earlier, given=given, on_gpu=on_gpu)
-        for size, block in itertools.product(candidate_tiles(geometry, job.tile.size, depth), candidates):
+        candidates = cutting.blocks_for(geometry, self.unit, job.run.count, earlier, given=given, on_gpu=on_gpu)
+        for size, block in itertools.product(cutting.candidate_tiles(geometry, job.tile.size, depth), candidates):
             task, needed = self.task_of(block, size, tuned)
             if fits := sum(needed.values()) <= allowed:
                 break
@@ -307,14 +274,14 @@ def _size(
     align = math.lcm(*(part.halo.align for part in parts))
     geometry = geometry_of(image.source, parts[0].denoiser, image.roles, align)
     dtype = max((part.written.dtype for part in parts), key="float32".__eq__)
-    layout = layout_of(image, geometry, dtype, display_channels(image, begun))
-    unit = block_unit(geometry, layout.shard)
+    layout = layout_of(image, geometry, dtype, pixels.display_channels(image, begun))
+    unit = cutting.block_unit(geometry, layout.shard)
     job, requested = no_more_than(image.job, computing.requested, geometry.shape, unit)
     computing = replace(computing, job=job, requested=requested)
     return _Sized(image, parts, defects, computing, begun, job, geometry, layout, unit)
 
 
-def _settle(sized: _Sized, request: PlanRequest) -> tuple[_Sized, AnyDenoiseTask, Footprint, ChosenTiles]:
+def _settle(sized: _Sized, request: PlanRequest) -> tuple[_Sized, AnyDenoiseTask, Footprint, gpu_trials.ChosenTiles]:
     """Decide on blocks and tiles; return the work on a block, its memory needs, and the tiles with a trial of the GPU."""
     job, previous, computing = sized.job, sized.begun.previous, sized.computing
 
@@ -323,24 +290,26 @@ def _settle(sized: _Sized, request: PlanRequest) -> tuple[_Sized, AnyDenoiseTask
         chosen = [cut.in_memory(known) for cut in cuts]
         # What does not fit is refused by Plan.check_fits.
         fitting = [(task, needed) for task, needed, fits in chosen if fits] or [chosen[0][:2]]
-        frugal = (cut for cut in fitting if redundancy_of(cut[0]) <= MOST_REDUNDANT)
+        frugal = (cut for cut in fitting if redundancy_of(cut[0]) <= cutting.MOST_REDUNDANT)
         return next(frugal, min(fitting, key=lambda cut: redundancy_of(cut[0])))
 
-    def settle(chosen: tuple[AnyDenoiseTask, Footprint]) -> ChosenTiles:
+    def settle(chosen: tuple[AnyDenoiseTask, Footprint]) -> gpu_trials.ChosenTiles:
         task = max(chosen[0].parts, key=lambda part: (part.denoiser.convolutional, part.denoiser.bytes_per_pixel()))
-        with report_if_slow(request.report, trying(task)):
-            return choose_tiles(job, task, sized.geometry, previous, probe=request.probe)
+        with report_if_slow(request.report, gpu_trials.trying(task)):
+            return gpu_trials.choose_tiles(job, task, sized.geometry, previous, probe=request.probe)
 
-    def settled(chosen: tuple[AnyDenoiseTask, Footprint], tiles: ChosenTiles) -> tuple[AnyDenoiseTask, Footprint]:
-        task = chosen[0].changed(partial(sized_as, task=tiles.task))
+    def settled(
+        chosen: tuple[AnyDenoiseTask, Footprint], tiles: gpu_trials.ChosenTiles
+    ) -> tuple[AnyDenoiseTask, Footprint]:
+        task = chosen[0].changed(partial(gpu_trials.sized_as, task=tiles.task))
         return task, sized.footprint_of(task, tiles.tuned)
 
-    def fits(chosen: tuple[AnyDenoiseTask, Footprint], tiles: ChosenTiles) -> bool:
+    def fits(chosen: tuple[AnyDenoiseTask, Footprint], tiles: gpu_trials.ChosenTiles) -> bool:
         needed = settled(chosen, tiles)[1]
-        return sum(needed.values()) <= allowed_bytes(job.run, computing.machine_bytes)
+        return sum(needed.values()) <= cutting.allowed_bytes(job.run, computing.machine_bytes)
 
     is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
-    chosen, tiles = chosen_with_tiles(choose, settle, fits, is_free=is_free)
+    chosen, tiles = gpu_trials.chosen_with_tiles(choose, settle, fits, is_free=is_free)
     assert tiles is not None
     task, needed = settled(chosen, tiles)
     check = partial(compared, job=job, previous=previous, report=request.report)
@@ -349,9 +318,9 @@ def _settle(sized: _Sized, request: PlanRequest) -> tuple[_Sized, AnyDenoiseTask
     return replace(sized, parts=parts), task, needed, tiles
 
 
-def _planned(sized: _Sized, task: AnyDenoiseTask, needed: Footprint, tiles: ChosenTiles) -> Planned:
+def _planned(sized: _Sized, task: AnyDenoiseTask, needed: Footprint, tiles: gpu_trials.ChosenTiles) -> Planned:
     image, job, identity = sized.image, sized.job, _identity(sized, task)
-    task = task.changed(partial(as_it_went, previous=image.previous))
+    task = task.changed(partial(gpu_trials.as_it_went, previous=image.previous))
     deepest, layout, given = task.parts[sized.deepest], task.parts[0].writer.layout, job.denoiser
     allowed, machine = parse_bytes(job.run.memory_per_worker), sized.computing.machine_bytes
     output = OutputArray(sized.begun.output, layout, task.grid, job.output.overwrite)
@@ -386,7 +355,7 @@ def _decided(sized: _Sized, task: AnyDenoiseTask) -> dict[str, Any]:
     """Return the keys that were decided; noise and rims of channels with denoisers of their own stay as they are written."""
     tile, decided = sized.job.tile, decided_parts(task.parts[0])
     if not isinstance(task, ChannelsTask):
-        return decided | {"noise": decided_noise(sized.job.noise, sized.parts[0].photons)}
+        return decided | {"noise": pixels.decided_noise(sized.job.noise, sized.parts[0].photons)}
     own = {str(n): describe_denoiser(task.parts[place].denoiser.inner) for n, place in sorted(task.of_channel.items())}
     return decided | {"tile": decided["tile"] | {"boundary": tile.boundary, "depth": tile.depth}, "channels": own}
 
@@ -400,7 +369,7 @@ def _notes(sized: _Sized, layout: Layout, grid: Grid, note: str) -> tuple[str, .
         *image.striped.notes,
         *sized.defects.notes,
         *notes_of_parts([(part.channels, _own_notes(part, roles)) for part in sized.parts]),
-        *note_of_defects(sum(part.written.alone for part in sized.parts), image.source.shape),
+        *pixels.note_of_defects(sum(part.written.alone for part in sized.parts), image.source.shape),
         *filter(None, [note]),
         *notes_of(image.original, image.source.dtype, layout=layout, roles=roles, grid=grid),
         *note_of_files(layout, sized.job.output, roles),
@@ -431,7 +400,7 @@ def _identity(sized: _Sized, task: AnyDenoiseTask) -> dict[str, Any]:
         "defects": sized.defects.to_json(),
         "tiled_axes": "".join(main.roles.axes[i] for i in main.roles.spatial),
         "precision": main.precision,
-        **on_device(main, image.previous),
+        **gpu_trials.on_device(main, image.previous),
         "on_nan": main.on_nan,
         "stripes": asdict(image.striped.lines) if image.striped.lines else None,
         "layout": main.writer.layout.to_json(),

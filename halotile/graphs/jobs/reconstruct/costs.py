@@ -11,18 +11,7 @@ import numpy as np
 
 from halotile.errors import ConfigError
 from halotile.graphs.plans.needs import IMPORTS_BYTES, MIB, MODEL, PROCESS, TILES, Footprint, gpu_bytes, pinned
-from halotile.graphs.solvers.base import (
-    Map,
-    Problem,
-    ReadVector,
-    Solver,
-    SolverBase,
-    Staged,
-    State,
-    Step,
-    advanced,
-    images_read,
-)
+from halotile.graphs.solvers import base
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.tasks.devices.gpu import BUFFERS
@@ -55,7 +44,7 @@ def footprint_of_step(work: Inversion) -> Footprint:
     before = (form.per_pass - 1) * (prior.reach() + form.reach)
     step = size * _window(grid, before + prior.reach())
     window = size * _window(grid, before + prior.reach() + form.reach)
-    read = images_read(work.solver)
+    read = base.images_read(work.solver)
     core, shard = size * math.prod(grid.block), size * math.prod(layout.shard)
     denoised = denoised_of(prior)
     model, tiles = _denoiser(denoised)
@@ -114,7 +103,7 @@ def _denoiser(denoised: Denoised | None) -> tuple[int, int]:
 MOST_COMPUTED_TWICE = 0.5
 
 
-def comes_apart(requested: bool | Auto, form: Form, prior: Prior, grid: Grid, solver: Solver) -> bool:
+def comes_apart(requested: bool | Auto, form: Form, prior: Prior, grid: Grid, solver: base.Solver) -> bool:
     """Return True where operators have a pass of their own, before that of the prior.
 
     In one pass the gradient is computed on each block with the prior's halo; in two it is written and read
@@ -156,14 +145,14 @@ class Traffic:
     unfused: int | None
 
 
-def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.dtype[np.generic]) -> Traffic:
+def traffic_of(grid: Grid, form: Form, prior: Prior, solver: base.Solver, dtype: np.dtype[np.generic]) -> Traffic:
     """Return the bytes that an iteration of a solver moves, as a sum over its blocks.
 
     ``grid``: blocks; ``form``: method that computes the gradient; ``prior``: prior that acts on the gradient step; ``solver``: solver whose vectors
     are read and written; ``dtype``: type in which the vectors are stored.
     """
     size, wide = dtype.itemsize, prior.reach()
-    read = images_read(solver)
+    read = base.images_read(solver)
     image = size * math.prod(grid.shape)
     written = len(solver.vectors) * image
     gathered = _gathered(form, image)
@@ -324,7 +313,7 @@ class Form:
         """Return ``sum_i w_i A_i^T A_i x`` without the operators that see the whole image."""
         return NormalImage(image, self.near) if self.folded is None else self.folded(image)
 
-    def map(self, wants: Wants, backprojection: Readable | None = None, *, records_misfit: bool = True) -> Map:
+    def map(self, wants: Wants, backprojection: Readable | None = None, *, records_misfit: bool = True) -> base.Map:
         """Return gradient, normal image or sensitivity of the operators as a map; parts outside the pass are staged."""
 
         def near(image: Readable) -> Readable:
@@ -336,8 +325,8 @@ class Form:
             return Contributions(image, self.terms, wants, self.chosen)
 
         if self.apart:
-            return Staged(None, near)
-        return Staged(near if self.near else None, whole) if self.whole else near
+            return base.Staged(None, near)
+        return base.Staged(near if self.near else None, whole) if self.whole else near
 
 
 def choose_form(
@@ -361,19 +350,19 @@ def choose_form(
 
 
 @dataclass(frozen=True)
-class Backprojection(SolverBase):
+class Backprojection(base.SolverBase):
     """``b = sum_i w_i A_i^T y_i``, in one pass; with it, the misfit of the zero image."""
 
     name: ClassVar[str] = "adjoint"
     vectors: ClassVar[Mapping[str, int]] = {"b": 2}
 
-    def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
+    def step(self, problem: base.Problem, state: base.State, read: base.ReadVector) -> base.Step:
         """Return minus the gradient at 0."""
-        return Step({"b": Total((problem.gradient(problem.start),), (-1.0,))})
+        return base.Step({"b": Total((problem.gradient(problem.start),), (-1.0,))})
 
-    def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
+    def next(self, problem: base.Problem, state: base.State, sums: Mapping[str, float]) -> base.State:
         """Return the final state, with the misfit."""
-        return advanced(state, **{MISFIT: sums[MISFIT]})
+        return base.advanced(state, **{MISFIT: sums[MISFIT]})
 
 
 def check_per_pass(form: Form) -> None:

@@ -10,18 +10,7 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.graphs.iterations.iterate import (
-    COPIES_TO_GO_BACK,
-    GROWS,
-    LEAP,
-    OBJECTIVE,
-    RESOLUTION,
-    FigureRow,
-    Iterations,
-    PassWords,
-    Target,
-    objective_of,
-)
+from halotile.graphs.iterations import iterate
 from halotile.graphs.jobs.reconstruct.costs import Backprojection, Form, footprint_of_operator, footprint_of_step
 from halotile.graphs.jobs.reconstruct.job import ITERATE, Bounds, Reconstruction, is_behind, is_gone, last_of
 from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, RunView, Sums, Work
@@ -64,7 +53,7 @@ class Inversion:
     prior: Prior  # `g`
     solver: Solver  # solver to iterate
     start: Readable  # first image
-    target: Target  # reference that iterates are compared with
+    target: iterate.Target  # reference that iterates are compared with
     io_threads: int = 1  # threads of a worker that read and write the parts of a block in parallel
     tuned: Tuned | None = None  # result of a trial of the GPU
 
@@ -143,7 +132,7 @@ class Inversion:
         """Return the storage of a solver's images, with copies to go back to where they may diverge."""
         copies = dict(solver.vectors)
         if "x" in copies and self._goes_back:
-            copies["x"] = max(copies["x"] + self.adapts, COPIES_TO_GO_BACK)
+            copies["x"] = max(copies["x"] + self.adapts, iterate.COPIES_TO_GO_BACK)
         state = RunDirectory.beside(self.output.path).state_path
         return Vectors(state / folder, self.state_layout, copies)
 
@@ -399,7 +388,13 @@ class ReconstructWork(Inversion, Work):
         return self.problem(step_size, backprojection.image("b"), backprojection.state.numbers[MISFIT])
 
     def iterations(
-        self, at: RunView, solver: Solver, phase: str, problem: Problem, halo: int = 0, words: PassWords | None = None
+        self,
+        at: RunView,
+        solver: Solver,
+        phase: str,
+        problem: Problem,
+        halo: int = 0,
+        words: iterate.PassWords | None = None,
     ) -> JudgedIterations:
         """Return the iterations of a solver, whose images are in a folder named like its phase."""
         form = self.form
@@ -416,7 +411,7 @@ class ReconstructWork(Inversion, Work):
             margin=form.fused_reach,
             overlap=self.overlap,
             words=words
-            or PassWords(
+            or iterate.PassWords(
                 phase,
                 self._title if phase == ITERATE else lambda _: titles[phase],
                 is_numbered=phase in (NORM, ITERATE),
@@ -455,7 +450,7 @@ ROUNDED = 1e-6  # share of an objective by which rounding alone may raise it
 
 
 @dataclass
-class JudgedIterations(Iterations):
+class JudgedIterations(iterate.Iterations):
     """Iterations that take back a step after which the objective has risen, where the step size adapts.
 
     The step size is doubled until it is halved for the first time, by such a rise. Momentum may raise the objective as well:
@@ -465,14 +460,14 @@ class JudgedIterations(Iterations):
     def judge(self) -> Generator[Pass | Gather, Sums, bool]:
         """Yield a pass that finds the misfit of the image; return False where it takes back the last step."""
         sums, _ = yield from self._step(judges=True)
-        row: FigureRow = {MISFIT: sums[MISFIT] + self.problem.misfit_of_zero}
-        row[OBJECTIVE] = row[MISFIT] + sums.get(PRIOR, 0.0)
+        row: iterate.FigureRow = {MISFIT: sums[MISFIT] + self.problem.misfit_of_zero}
+        row[iterate.OBJECTIVE] = row[MISFIT] + sums.get(PRIOR, 0.0)
         if self._goes_back(row):
             return False
         first = next((before for before in self.rows if MISFIT in before), row)
-        pairs = ((row[MISFIT], first[MISFIT]), (row[OBJECTIVE], objective_of(first)))
-        rounding = max(self._floor, RESOLUTION**2 * sums[LENGTH] / self._step_size)
-        times = LEAP if self.solver.traits.by_subsets else GROWS
+        pairs = ((row[MISFIT], first[MISFIT]), (row[iterate.OBJECTIVE], iterate.objective_of(first)))
+        rounding = max(self._floor, iterate.RESOLUTION**2 * sums[LENGTH] / self._step_size)
+        times = iterate.LEAP if self.solver.traits.by_subsets else iterate.GROWS
         is_worse = all(not after <= times * max(before, rounding) for after, before in pairs)
         if is_worse and (self._knows_objective or isinstance(self.problem.start, Constant)):
             raise self._diverged(
@@ -480,15 +475,15 @@ class JudgedIterations(Iterations):
             )
         return True
 
-    def _goes_back(self, row: FigureRow) -> bool:
+    def _goes_back(self, row: iterate.FigureRow) -> bool:
         """Adapt the step size to a row; return to the image before the last step where that made the objective rise."""
         if not (self.problem.adapts and self._knows_objective and MISFIT in row):
             return False
         factor, was_halved = self.factor
         only_image = self.solver.vectors.keys() == {"x"} and not self.solver.traits.by_subsets
         last = next((before for before in reversed(self.rows) if MISFIT in before), row)
-        before = objective_of(last)
-        if objective_of(row) <= before + ROUNDED * abs(before):
+        before = iterate.objective_of(last)
+        if iterate.objective_of(row) <= before + ROUNDED * abs(before):
             self.factor = factor * (2 if only_image and not was_halved else 1), was_halved
             return False
         if self.state.numbers.get(MOMENTUM, 1.0) <= 1:

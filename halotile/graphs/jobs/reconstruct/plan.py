@@ -12,66 +12,18 @@ import numpy as np
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.iterate import Target
-from halotile.graphs.jobs.reconstruct.costs import (
-    Form,
-    check_per_pass,
-    choose_form,
-    comes_apart,
-    computed_twice,
-    pixels_read,
-    traffic_of,
-)
-from halotile.graphs.jobs.reconstruct.inversion import (
-    CutImage,
-    Inversion,
-    ReconstructWork,
-    denoising_of,
-    describe_denoised,
-    describe_prior,
-)
+from halotile.graphs.jobs.reconstruct import costs, inversion, measurements
 from halotile.graphs.jobs.reconstruct.job import Reconstruction, identity_of, note_of, with_whole_paths
-from halotile.graphs.jobs.reconstruct.measurements import (
-    check_signs,
-    describe_operator,
-    files_of,
-    make_terms,
-    note_of_passes,
-    open_level,
-    open_stack,
-    sources_in,
-    written,
-)
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import NamedChoice, parse_bytes
+from halotile.graphs.plans import cutting
 from halotile.graphs.plans.choices import describe_denoiser, describe_options, kept_bytes, make_part
-from halotile.graphs.plans.cutting import (
-    Geometry,
-    Halo,
-    allowed_bytes,
-    axes_like,
-    block_unit,
-    blocks_for,
-    grid_of,
-    layout_like,
-    rim_of,
-    tiling_of,
-)
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.needs import DECODED, Need, Requested, io_threads_for, no_more_than
 from halotile.graphs.plans.notes import note_of_files, notes_of_place
 from halotile.graphs.plans.plan import Begun, Computing, Planned, compute_on
+from halotile.graphs.plans.trials import gpu_trials
 from halotile.graphs.plans.trials.denoiser_trials import DenoiserTrial, compared, expect_trial, tried
-from halotile.graphs.plans.trials.gpu_trials import (
-    ChosenTiles,
-    as_it_went,
-    channels_last_of,
-    choose_tiles,
-    chosen_with_tiles,
-    sized_as,
-    tile_figures,
-    trying,
-    written_tiles,
-)
 from halotile.graphs.solvers._subsets import SubsetSolver
 from halotile.graphs.solvers.base import Solver
 from halotile.graphs.subsets import ordered_subset
@@ -94,7 +46,7 @@ def given_parts(job: Reconstruction) -> dict[str, Any]:
     """Return the parts that a job file writes differently: objects that only a script can pass are described."""
     options = {key: _given(value) for key, value in job.prior.options.items()}
     prior = {"name": job.prior.name, **options}
-    return {"operators": [written(choice) for choice in job.operators], "prior": prior}
+    return {"operators": [measurements.written(choice) for choice in job.operators], "prior": prior}
 
 
 def _given(value: Any) -> Any:
@@ -104,7 +56,7 @@ def _given(value: Any) -> Any:
     return describe_denoiser(value) if hasattr(value, "build") else value
 
 
-def decided_parts(work: Inversion) -> dict[str, Any]:
+def decided_parts(work: inversion.Inversion) -> dict[str, Any]:
     """Return the keys whose values were decided; with them the job makes the same output."""
     layout = work.output.layout
     shard, block = (list(sizes[-2:]) for sizes in (layout.shard, work.grid.block))
@@ -113,19 +65,19 @@ def decided_parts(work: Inversion) -> dict[str, Any]:
     return {
         "shape": list(work.grid.shape),
         "output": {"shard": shard, "chunk": list(layout.chunk[-2:]), "dtype": layout.dtype},
-        "tile": tile | (written_tiles(denoised) if denoised else {}),
+        "tile": tile | (gpu_trials.written_tiles(denoised) if denoised else {}),
     }
 
 
-def figures_of(work: Inversion) -> dict[str, Any]:
+def figures_of(work: inversion.Inversion) -> dict[str, Any]:
     """Return the figures of an inversion, by name."""
     job, form, grid, choice = work.job, work.form, work.grid, work.job.solver
     seen, denoised = form, denoised_of(work.prior)
     if isinstance(work.solver, SubsetSolver):
         count = len(form.terms)
         seen = form.of(ordered_subset(count, work.solver.count(count), 0))
-    traffic = traffic_of(grid, seen, work.prior, work.solver, np.dtype(work.state_layout.dtype))
-    read = pixels_read(grid, form.view(work.prior.reach())) / math.prod(grid.shape)
+    traffic = costs.traffic_of(grid, seen, work.prior, work.solver, np.dtype(work.state_layout.dtype))
+    read = costs.pixels_read(grid, form.view(work.prior.reach())) / math.prod(grid.shape)
     return {
         "shape": list(grid.shape),
         "dtype": work.output.layout.dtype,
@@ -135,7 +87,7 @@ def figures_of(work: Inversion) -> dict[str, Any]:
         "fidelity": job.fidelity.name,
         "prior": job.prior.name,
         "denoiser": denoised.denoiser.name if denoised and "denoiser" in job.prior.options else None,
-        **(tile_figures(denoised, work.tuned) if denoised else {}),
+        **(gpu_trials.tile_figures(denoised, work.tuned) if denoised else {}),
         "solver": work.solver.name,
         "step": choice.step,
         "iterations": choice.iterations,
@@ -145,7 +97,7 @@ def figures_of(work: Inversion) -> dict[str, Any]:
         "read_amplification": round(read, 4),
         "passes": 2 if form.apart else 1,
         "per_pass": form.per_pass,
-        "computed_twice": round(computed_twice(grid, work.output.layout.shard, form, work.prior), 4),
+        "computed_twice": round(costs.computed_twice(grid, work.output.layout.shard, form, work.prior), 4),
         "iteration_bytes": (traffic.unfused or traffic.fused) if form.apart else traffic.fused,
         "iteration_bytes_fused": traffic.fused,
         "iteration_bytes_unfused": traffic.unfused,
@@ -155,7 +107,7 @@ def figures_of(work: Inversion) -> dict[str, Any]:
 SMALLER = "a smaller tile.size, tile.block or output.shard"
 
 
-def needs_of(work: Inversion, kept: int, smaller: str = SMALLER) -> Iterator[Need]:
+def needs_of(work: inversion.Inversion, kept: int, smaller: str = SMALLER) -> Iterator[Need]:
     """Yield the memory of a block, and of each operator that sees the whole image; ``kept`` bytes of inputs stay decoded."""
     decoded = {DECODED: kept}
     yield Need(f"one block of {list(work.grid.block)}", {**work.step_footprint(), **decoded}, smaller)
@@ -200,7 +152,7 @@ class _Opened:
     @property
     def sources(self) -> tuple[Source, ...]:
         """Measurements, start, reference, and the images that operators read."""
-        operator_sources = (source for operator in self.operators for source in sources_in(operator))
+        operator_sources = (source for operator in self.operators for source in measurements.sources_in(operator))
         maps = (level for level in self.levels if not isinstance(level, float))
         return (*self.data, *maps, *self.images.values(), *operator_sources)
 
@@ -208,7 +160,7 @@ class _Opened:
 def _open(job: Reconstruction, begun: Begun, request: PlanRequest) -> _Opened:
     images = {k: planes_last(open_source(p)) for k, p in (("start", job.start), ("reference", job.reference)) if p}
     packed = "reconstructed", "The image is in them too, and names no packing"
-    stack = open_stack(job, begun.output, tuple(images.values()), packed, request.report)
+    stack = measurements.open_stack(job, begun.output, tuple(images.values()), packed, request.report)
     for key, image in images.items():
         _check_image(image, key, stack.shape)
     dtype = working_dtype(np.result_type(*(source.dtype for source in stack.data)))
@@ -218,7 +170,7 @@ def _open(job: Reconstruction, begun: Begun, request: PlanRequest) -> _Opened:
     expect_trial(denoiser)
     computing = compute_on(job, denoiser)
     sigmas = [choice.noise_sigma for choice in job.operators]
-    levels = tuple(map(open_level, range(len(sigmas)), sigmas, stack.data))
+    levels = tuple(map(measurements.open_level, range(len(sigmas)), sigmas, stack.data))
     return _Opened(begun, computing, stack.operators, stack.data, levels, images, zeros, prior, denoiser, stack.notes)
 
 
@@ -237,10 +189,10 @@ class _Sized:
     requested: Requested
     own_code: Mapping[str, str]
     seals: Mapping[str, str]
-    halo: Halo
-    geometry: Geometry
+    halo: cutting.Halo
+    geometry: cutting.Geometry
     layout: Layout
-    form: Form
+    form: costs.Form
     fidelity: Fidelity
     solver: Solver
     io_threads: int
@@ -250,7 +202,7 @@ class _Sized:
         """Layout of the solver's images."""
         return replace(self.layout.as_plain_array(), dtype=str(self.opened.image.dtype))
 
-    def cut(self, block: tuple[int, ...]) -> CutImage:
+    def cut(self, block: tuple[int, ...]) -> inversion.CutImage:
         """Return the image cut into super-blocks of this size, with the halo and the tiles that the prior needs."""
         opened, geometry, tile = self.opened, self.geometry, self.job.tile
         prior, denoiser, device, precision = (
@@ -265,16 +217,18 @@ class _Sized:
             if self.halo.probed:
                 denoiser = denoiser.probed(*self.halo.probed)
             size = TILE if tile.size == "auto" else tile.size
-            tiling = tiling_of(tile, denoiser, self.halo, geometry, size, block, opened.image.dtype)
-            grid = grid_of(geometry, self.halo, block, tiling)
-            last = denoiser.convolutional and geometry.dims == 2 and channels_last_of(tile, device, precision)
+            tiling = cutting.tiling_of(tile, denoiser, self.halo, geometry, size, block, opened.image.dtype)
+            grid = cutting.grid_of(geometry, self.halo, block, tiling)
+            last = (
+                denoiser.convolutional and geometry.dims == 2 and gpu_trials.channels_last_of(tile, device, precision)
+            )
             denoised = Denoised(
                 opened.image,
                 denoiser,
                 tiling,
                 geometry.roles,
                 grid,
-                rim_of(tile, denoiser, geometry.roles),
+                cutting.rim_of(tile, denoiser, geometry.roles),
                 device=device,
                 precision=precision,
                 channels_last=last,
@@ -282,15 +236,15 @@ class _Sized:
             )
             assert isinstance(prior, DenoisingPrior)
             prior = replace(prior, denoised=denoised)
-        is_apart = comes_apart(self.job.fuse, self.form, prior, grid, self.solver)
-        return CutImage(prior, grid, replace(self.form, apart=is_apart))
+        is_apart = costs.comes_apart(self.job.fuse, self.form, prior, grid, self.solver)
+        return inversion.CutImage(prior, grid, replace(self.form, apart=is_apart))
 
-    def work_of(self, cut: CutImage, tuned: Tuned | None) -> ReconstructWork:
+    def work_of(self, cut: inversion.CutImage, tuned: Tuned | None) -> inversion.ReconstructWork:
         """Return the inversion on these blocks."""
         opened, output = self.opened, self.job.output
         reference = opened.images.get("reference")
         layout = self.layout.in_levels(cut.grid.block, output.levels)
-        return ReconstructWork(
+        return inversion.ReconstructWork(
             self.job,
             OutputArray(opened.begun.output, layout, cut.grid, output.overwrite),
             cut.form,
@@ -307,21 +261,21 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     computing, previous = opened.computing, opened.begun.previous
     job, denoiser, shape = computing.job, opened.denoiser, opened.image.shape
     roles = roles_of(opened.data[0], shape)
-    own_code, halo = DenoiserTrial({}, Halo(((0, 0),) * 2, 1, "no denoiser"))
+    own_code, halo = DenoiserTrial({}, cutting.Halo(((0, 0),) * 2, 1, "no denoiser"))
     if denoiser is not None:
         own_code, halo = tried(denoiser, job.tile, shape[-2:], previous, run=job.run, report=request.report)
-    geometry = Geometry(shape, shape, roles, 1, halo.align)
+    geometry = cutting.Geometry(shape, shape, roles, 1, halo.align)
     memory = parse_bytes(job.run.memory_per_worker)
-    layout = layout_like(opened.data[0], job.output, geometry, opened.image.dtype, memory, previous)
-    job, requested = no_more_than(job, computing.requested, shape, block_unit(geometry, layout.shard))
+    layout = cutting.layout_like(opened.data[0], job.output, geometry, opened.image.dtype, memory, previous)
+    job, requested = no_more_than(job, computing.requested, shape, cutting.block_unit(geometry, layout.shard))
     fidelity: Fidelity = make_part("fidelity", job.fidelity, job)
     solver: Solver = make_part("solver", job.solver, job)
     if solver.traits.multiplies:
-        check_signs(opened.operators)
-    terms = make_terms(opened.levels, opened.operators, opened.data, fidelity, opened.start)
+        measurements.check_signs(opened.operators)
+    terms = measurements.make_terms(opened.levels, opened.operators, opened.data, fidelity, opened.start)
     per_pass, by_subsets = job.solver.checkpoint_every, solver.traits.by_subsets
-    form = choose_form(terms, opened.image.dtype, exact=job.exact, per_pass=per_pass, by_subsets=by_subsets)
-    check_per_pass(form)
+    form = costs.choose_form(terms, opened.image.dtype, exact=job.exact, per_pass=per_pass, by_subsets=by_subsets)
+    costs.check_per_pass(form)
     return _Sized(
         opened,
         job,
@@ -343,44 +297,46 @@ class _Settled:
     """The blocks, and the tiles that compute the prior on them."""
 
     sized: _Sized
-    work: ReconstructWork
+    work: inversion.ReconstructWork
     note: str
-    halo: Halo
+    halo: cutting.Halo
 
 
 def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
     opened, computing, job = sized.opened, sized.opened.computing, sized.job
     previous, output = opened.begun.previous, opened.begun.output
-    allowed = allowed_bytes(job.run, computing.machine_bytes)
+    allowed = cutting.allowed_bytes(job.run, computing.machine_bytes)
 
-    def choose(known: Tuned | None) -> CutImage:
+    def choose(known: Tuned | None) -> inversion.CutImage:
         earlier = previous["identity"]["block"] if previous else None
-        unit = block_unit(sized.geometry, sized.layout.shard)
-        for block in blocks_for(sized.geometry, unit, job.run.count, earlier, given=job.tile.block):
+        unit = cutting.block_unit(sized.geometry, sized.layout.shard)
+        for block in cutting.blocks_for(sized.geometry, unit, job.run.count, earlier, given=job.tile.block):
             cut = sized.cut(block)
             if fits(cut, known):
                 break  # otherwise the smallest, which the plan refuses
         return cut
 
-    def settle(cut: CutImage) -> ChosenTiles | None:
+    def settle(cut: inversion.CutImage) -> gpu_trials.ChosenTiles | None:
         images = [*([opened.start] if opened.start else []), *opened.data]
-        task = denoising_of(cut, sized.state_layout, images, output)
+        task = inversion.denoising_of(cut, sized.state_layout, images, output)
         if task is None:
             if request.probe:
                 raise ConfigError(f"--probe tries a denoiser, and prior.name is {job.prior.name}: leave it out.")
             return None
-        with report_if_slow(request.report, trying(task)):
-            return choose_tiles(job, task, sized.geometry, previous, probe=request.probe)
+        with report_if_slow(request.report, gpu_trials.trying(task)):
+            return gpu_trials.choose_tiles(job, task, sized.geometry, previous, probe=request.probe)
 
-    def fits(cut: CutImage, tuned: Tuned | None) -> bool:
+    def fits(cut: inversion.CutImage, tuned: Tuned | None) -> bool:
         return sum(sized.work_of(cut, tuned).step_footprint().values()) <= allowed
 
     is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
-    cut, tiles = chosen_with_tiles(choose, settle, lambda cut, tiles: fits(cut, tiles.tuned), is_free=is_free)
-    trial = denoising_of(cut, sized.state_layout, (), output)
+    cut, tiles = gpu_trials.chosen_with_tiles(
+        choose, settle, lambda cut, tiles: fits(cut, tiles.tuned), is_free=is_free
+    )
+    trial = inversion.denoising_of(cut, sized.state_layout, (), output)
     halo = compared(sized.halo, trial, job, previous, request.report)
     if tiles is not None:
-        cut = replace(cut, prior=cut.prior.with_denoised(partial(sized_as, task=tiles.task)))
+        cut = replace(cut, prior=cut.prior.with_denoised(partial(gpu_trials.sized_as, task=tiles.task)))
     tuned, note = (tiles.tuned, tiles.note) if tiles else (None, "")
     return _Settled(sized, sized.work_of(cut, tuned), note, halo)
 
@@ -388,12 +344,12 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
 def _identify(settled: _Settled) -> Planned:
     sized, opened, work = settled.sized, settled.sized.opened, settled.work
     job, begun, denoiser = sized.job, opened.begun, opened.denoiser
-    begun_prior = work.prior.with_denoised(lambda denoised: as_it_went(denoised, begun.previous))
+    begun_prior = work.prior.with_denoised(lambda denoised: gpu_trials.as_it_went(denoised, begun.previous))
     return Planned(
         computing=replace(opened.computing, job=job, requested=sized.requested),
         work=replace(work, prior=begun_prior),
         sources=opened.sources,
-        files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
+        files=(*measurements.files_of(job.operators), *(denoiser.files() if denoiser else ())),
         identity=_identity(settled),
         needs=tuple(needs_of(work, kept_bytes(opened.sources))),
         smaller=SMALLER,
@@ -409,12 +365,12 @@ def _identify(settled: _Settled) -> Planned:
 
 def _notes(settled: _Settled) -> tuple[str, ...]:
     sized, opened, work = settled.sized, settled.sized.opened, settled.work
-    twice = computed_twice(work.grid, sized.layout.shard, work.form, work.prior)
+    twice = costs.computed_twice(work.grid, sized.layout.shard, work.form, work.prior)
     return (
         *settled.halo.remarks,
         *((settled.note,) if settled.note else ()),
         *opened.notes,
-        *note_of_passes(work.form.per_pass, twice),
+        *measurements.note_of_passes(work.form.per_pass, twice),
         *sized.solver.notes(),
         *note_of_files(work.output.layout, sized.job.output, sized.geometry.roles),
         *notes_of_place(opened.begun.output, opened.begun.directory),
@@ -429,19 +385,19 @@ def _identity(settled: _Settled) -> dict[str, Any]:
     each = zip(opened.operators, opened.data, job.operators, opened.levels, strict=True)
     return {
         "operators": {
-            str(number): describe_operator(operator)
+            str(number): measurements.describe_operator(operator)
             | {"data": source.fingerprint()}
             | {"noise_sigma": choice.noise_sigma if isinstance(level, float) else level.fingerprint()}
             for number, (operator, source, choice, level) in enumerate(each)
         },
         "fidelity": {"name": sized.fidelity.name, **describe_options(sized.fidelity)},
-        "prior": describe_prior(opened.prior, denoiser, settled.halo, sized.seals),
+        "prior": inversion.describe_prior(opened.prior, denoiser, settled.halo, sized.seals),
         "probed": list(settled.halo.probed) if settled.halo.probed else None,
         "solver": identity_of(asdict(job.solver)) | {"options": describe_options(sized.solver)},
         "start": images["start"].fingerprint() if "start" in images else None,
         "reference": images["reference"].fingerprint() if "reference" in images else None,
         "precision": opened.computing.precision if denoiser else job.run.precision,
-        **(describe_denoised(denoised, opened.begun.previous) if denoised else {}),
+        **(inversion.describe_denoised(denoised, opened.begun.previous) if denoised else {}),
         "exact": job.exact,
         "bounds": settled.work.bounds,
         "layout": settled.work.output.layout.to_json(),
@@ -463,4 +419,4 @@ def roles_of(source: Source, shape: tuple[int, ...]) -> Roles:
     """Return the roles of the axes: the last two are tiled, because operators work on planes."""
     if len(shape) < 2:
         raise InputError(f"the image has shape {list(shape)}: operators work on planes, two axes at least.")
-    return Roles(axes_like(source, len(shape)), (len(shape) - 2, len(shape) - 1), None)
+    return Roles(cutting.axes_like(source, len(shape)), (len(shape) - 2, len(shape) - 1), None)

@@ -13,19 +13,10 @@ import numpy as np
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.iterate import Target
+from halotile.graphs.jobs.reconstruct import measurements
 from halotile.graphs.jobs.reconstruct.costs import Form
 from halotile.graphs.jobs.reconstruct.inversion import ReconstructWork
 from halotile.graphs.jobs.reconstruct.job import Reconstruction, SolverChoice, whole_choice
-from halotile.graphs.jobs.reconstruct.measurements import (
-    describe_operator,
-    files_of,
-    open_level,
-    open_stack,
-    sources_in,
-    weighted,
-    with_holes,
-    written,
-)
 from halotile.graphs.jobs.reconstruct.plan import needs_of, roles_of
 from halotile.graphs.jobs.samples.bootstrap import plan_bootstrap
 from halotile.graphs.jobs.samples.job import Sampling
@@ -105,7 +96,7 @@ class _Opened:
     def sources(self) -> tuple[Source, ...]:
         """Measurements, maps of their noise, and the images that operators read."""
         maps = (level for level in self.levels if not isinstance(level, float))
-        return (*self.data, *maps, *(s for operator in self.operators for s in sources_in(operator)))
+        return (*self.data, *maps, *(s for operator in self.operators for s in measurements.sources_in(operator)))
 
     @property
     def draws(self) -> int:
@@ -121,7 +112,7 @@ class _Opened:
 def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
     job = replace(job, operators=tuple(whole_choice(choice) for choice in job.operators))  # type: ignore[misc]
     packed = "sampled", "The maps are in them too, and name no packing"
-    stack = open_stack(job, begun.output, (), packed, request.report)
+    stack = measurements.open_stack(job, begun.output, (), packed, request.report)
     data = stack.data
     if job.posterior.method == "blocks" and (why := _sees_far(stack.operators)):
         raise ConfigError(
@@ -137,7 +128,7 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
         _level(number, choice.noise_sigma, source, previous) if background is None else 0.0
         for number, (choice, source) in enumerate(zip(job.operators, data, strict=True))
     )
-    parts = tuple(map(weighted, range(len(data)), operators, data, levels, itertools.repeat(background)))
+    parts = tuple(map(measurements.weighted, range(len(data)), operators, data, levels, itertools.repeat(background)))
     given: Matern = make_part("prior", job.prior, job)
     found = _prior(given, parts, previous)
     posterior = Posterior(parts, found.prior, stack.shape, dtype, job.posterior.seed)
@@ -183,11 +174,11 @@ def _level(number: int, given: float | str, source: Source, previous: Mapping[st
                 f"operators[{number}].noise_sigma is auto, and {source.path} shows no noise. Write its standard deviation."
             )
         return level
-    return open_level(number, given, source)
+    return measurements.open_level(number, given, source)
 
 
 def _estimated(source: Source) -> float:
-    squares = [part for _, part in readable_parts(with_holes(source), _squares(source))]
+    squares = [part for _, part in readable_parts(measurements.with_holes(source), _squares(source))]
     return float(plane_level([as_square(part, (part.ndim - 2, part.ndim - 1)) for part in squares]))
 
 
@@ -327,14 +318,14 @@ def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
         computing=replace(computing, job=job, requested=requested),
         work=work,
         sources=opened.sources,
-        files=tuple(files_of(job.operators)),
+        files=tuple(measurements.files_of(job.operators)),
         identity=_identity(opened, solved, layout.to_json(), edges),
         needs=needs(edges),
         smaller=SMALLER,
         scratch_bytes=scratch[0],
         scratch_inodes=scratch[1],
         smaller_output="leave out output.samples" if job.output.samples else "",
-        given={"operators": [written(choice) for choice in job.operators]},
+        given={"operators": [measurements.written(choice) for choice in job.operators]},
         figures=_figures(opened, work, halo, halo_from),
         notes=(
             *opened.notes,
@@ -477,7 +468,7 @@ def _identity(opened: _Opened, solved: Solved, layout: Mapping[str, Any], block:
     triples = zip(opened.operators, opened.data, opened.levels, strict=True)
     return {
         "operators": {
-            str(number): describe_operator(operator)
+            str(number): measurements.describe_operator(operator)
             | {"data": source.fingerprint(), "noise": level if isinstance(level, float) else level.fingerprint()}
             for number, (operator, source, level) in enumerate(triples)
         },

@@ -28,16 +28,9 @@ from halotile.tasks.denoisers.base import ROUNDING, Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory, torch_threads
 from halotile.tasks.noise.simulated import RandomImage
+from halotile.tasks.trials import rehearsal
 from halotile.tasks.trials.probe import check_user_code
 from halotile.tasks.trials.provenance import build_digest, is_own, opened_files, surroundings
-from halotile.tasks.trials.rehearsal import (
-    ReferenceFailed,
-    Rehearsal,
-    sample_difference,
-    sample_error,
-    tile_difference,
-    tiling_error,
-)
 from halotile.tasks.trials.trial import Sample, sides_as_channels
 from halotile.tasks.user_code import loaded_code
 
@@ -128,12 +121,12 @@ def compared(
             try:
                 measure = partial(_measure_difference, sizes, at_once=at_once)
                 difference = bounded(measure, title, job.run) if known is None else known
-            except (MemoryRefused, CodeEnded, ReferenceFailed) as error:
+            except (MemoryRefused, CodeEnded, rehearsal.ReferenceFailed) as error:
                 note = f"{UNCOMPARED}: {error}"
                 continue
-            found = Rehearsal(task.denoiser.alignment, difference)
+            found = rehearsal.Rehearsal(task.denoiser.alignment, difference)
             if halo.probed is not None and not found.agrees:
-                raise tiling_error(task.denoiser, found, task.tiling.image)
+                raise rehearsal.tiling_error(task.denoiser, found, task.tiling.image)
             return replace(halo, difference=max(difference, halo.difference))
     return replace(halo, notes=(*halo.notes, note))
 
@@ -158,7 +151,7 @@ def compared_on_image(
             return replace(halo, notes=(*halo.notes, f"{UNTRIED}: {error}"))
     is_declared = halo.probed is None and not isinstance(denoiser, ArrayDenoiser)
     if difference > ROUNDING and not is_declared:
-        raise sample_error(title, difference, halo.depth)
+        raise rehearsal.sample_error(title, difference, halo.depth)
     return replace(halo, difference=max(difference, halo.difference))
 
 
@@ -171,7 +164,7 @@ def _measure_samples(denoiser: Denoiser, depth: Depth, samples: Sequence[Sample]
     question = ("samples", depth, is_cut, pixels, [sample.shape for sample in samples])
 
     try:
-        return _kept(denoiser, question, lambda: sample_difference(denoiser, depth, samples, is_cut=is_cut))
+        return _kept(denoiser, question, lambda: rehearsal.sample_difference(denoiser, depth, samples, is_cut=is_cut))
     except ConfigError as error:
         raise _SampleFailed(str(error)) from None
 
@@ -242,7 +235,7 @@ def _timed(call: Callable[[], T], limit_seconds: float) -> tuple[T, float]:
 
 
 def _measure_difference(task: DenoiseTask, *, at_once: bool) -> float:
-    return _kept(task.denoiser, _question_of_bits(task), lambda: tile_difference(task, at_once=at_once))
+    return _kept(task.denoiser, _question_of_bits(task), lambda: rehearsal.tile_difference(task, at_once=at_once))
 
 
 def _question_of_bits(task: DenoiseTask) -> tuple[Any, ...]:

@@ -15,16 +15,7 @@ from typing import Any
 from dask import delayed
 from distributed import KilledWorker
 
-from halotile.errors import (
-    ClusterFailed,
-    ConfigError,
-    InputError,
-    InputUnreadable,
-    JobNotLoaded,
-    RankFailed,
-    Stalled,
-    WeightsError,
-)
+from halotile import errors
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.clusters.common.security import host_of
@@ -218,7 +209,7 @@ class BlockPass(ClusterPass[Pass]):
 
     def _exclude(self, error: BaseException) -> None:
         """Exclude a worker that cannot load the job."""
-        if not isinstance(error, JobNotLoaded):
+        if not isinstance(error, errors.JobNotLoaded):
             raise error
         worker, host, cause = error.args
         self.unready[worker] = cause
@@ -251,7 +242,7 @@ class BlockPass(ClusterPass[Pass]):
                 if missing and missing != self._missing:
                     self.status.report(f"waiting for another worker, since no present one can load the job: {missing}")
                 self._missing = missing
-                with suppress(ClusterFailed):
+                with suppress(errors.ClusterFailed):
                     self._cluster.check(wanted)
                     if wanted <= self._cluster.workers and (missing or time.monotonic() < last):
                         time.sleep(LOOK_SECONDS)
@@ -281,13 +272,13 @@ class BlockPass(ClusterPass[Pass]):
     def _handle_failed_task(self, answer: Answer, stream: Stream) -> None:
         """Handle a task that failed as a whole. If it was a single block, that block is the cause."""
         error = answer.error
-        if isinstance(error, JobNotLoaded):
+        if isinstance(error, errors.JobNotLoaded):
             self._exclude(error)
             self._find_fit(stream)
             stream.hand_back(answer.numbers)
             return
         # Failures caused by blocks come in a receipt: this worker could not be set up, and none after it will be.
-        if isinstance(error, ConnectionError | ConfigError | WeightsError):
+        if isinstance(error, ConnectionError | errors.ConfigError | errors.WeightsError):
             raise error
         if len(answer.numbers) > 1:
             stream.again(answer.numbers)
@@ -305,7 +296,7 @@ class BlockPass(ClusterPass[Pass]):
         self._retry(bad, stream, worker, alone=answer.alone)
 
     def _retry(self, bad: BadBlock, stream: Stream, worker: str, *, alone: bool = False) -> None:
-        with suppress(InputUnreadable):
+        with suppress(errors.InputUnreadable):
             self.outputs.check_place()  # where the output is gone, no block is the cause
         if bad.kind == "disk":
             self._stop_at_full_disk(bad.error, stream)
@@ -437,7 +428,7 @@ class RanksPass(ClusterPass[RankProgram]):
             self.moved = before, time.monotonic()
             try:
                 return self._attempt(cluster)
-            except RankFailed as error:
+            except errors.RankFailed as error:
                 self.context.directory.path.stat()  # where it is gone, no rank is the cause: the lock has words for that
                 failures = 1 if self.done > before else failures + 1
                 if is_final(error) or failures > self.context.plan.run.retries:
@@ -477,15 +468,15 @@ class RanksPass(ClusterPass[RankProgram]):
         if (done := self.done) != steps:
             self.moved = done, time.monotonic()
         elif time.monotonic() - since > self.context.plan.run.stall_seconds:
-            raise Stalled(f"no step ended for {time.monotonic() - since:.0f} s{self.wanted.title}.")
+            raise errors.Stalled(f"no step ended for {time.monotonic() - since:.0f} s{self.wanted.title}.")
 
     def _take_back_doubtful(self) -> None:
         """Take back the steps since the input was last known to be as it was, unless it still is."""
         try:
             is_changed = any(source.change() for source in self.context.plan.sources)
-        except InputUnreadable:
+        except errors.InputUnreadable:
             is_changed = False  # nobody read anything else meanwhile
-        except InputError:
+        except errors.InputError:
             is_changed = True
         if is_changed:
             with suppress(OSError):

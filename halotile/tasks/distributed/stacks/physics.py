@@ -16,17 +16,8 @@ from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.stacks.blockwise import rewrite
+from halotile.tasks.distributed.transport import objects
 from halotile.tasks.distributed.transport.calls import Call, Engine, ObjectCall, Tensors, evaluate
-from halotile.tasks.distributed.transport.objects import (
-    FactoryObject,
-    LiveTensors,
-    Packed,
-    Packer,
-    RemoteObject,
-    Versions,
-    make_packer,
-    pack_arguments,
-)
 from halotile.tasks.distributed.transport.tensors import DrawSequence, version_of
 from halotile.tasks.distributed.transport.type_conversion import convert_types
 
@@ -35,22 +26,22 @@ from halotile.tasks.distributed.transport.type_conversion import convert_types
 class SentObject:
     """An object on the workers."""
 
-    remote: RemoteObject  # object on the workers
-    live: LiveTensors  # its tensors that want gradients: inputs of every call
-    constant: Versions  # its other tensors, with their versions when they were sent
+    remote: objects.RemoteObject  # object on the workers
+    live: objects.LiveTensors  # its tensors that want gradients: inputs of every call
+    constant: objects.Versions  # its other tensors, with their versions when they were sent
     local: Any = None  # same object in this process; None for one of a factory
 
     def repack(self, value: Any) -> SentObject:
         """Send a changed value. The files of the old one stay, for gradients still to be computed."""
-        assert isinstance(self.remote, Packed)
-        packer = Packer(value, self.remote.folder, self.remote.device, keeps_live=True)
+        assert isinstance(self.remote, objects.Packed)
+        packer = objects.Packer(value, self.remote.folder, self.remote.device, keeps_live=True)
         return replace(self, remote=packer.pack(), live=packer.live, constant=packer.constant)
 
 
 SentObjects = tuple[SentObject, ...]
 
 
-def live_tensors(sent: SentObjects) -> LiveTensors:
+def live_tensors(sent: SentObjects) -> objects.LiveTensors:
     """The tensors that want gradients, object by object."""
     return tuple(tensor for each in sent for tensor in each.live)
 
@@ -80,7 +71,7 @@ class CommonOperators:
 
     operators: SentObjects  # all of them, as they are now
     # The parameters of the last call that stored some, and their tensors, which stay alive: they are identified by id.
-    stored: tuple[tuple[Any, ...], LiveTensors] | None = None
+    stored: tuple[tuple[Any, ...], objects.LiveTensors] | None = None
     # Operators for blocks by number, or None for one that cannot be computed by blocks.
     tried: dict[int, Any] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)  # methods that have warned
@@ -115,7 +106,7 @@ def send_all(engine: Engine, values: Sequence[Any], local: Sequence[Any] | None 
 
 
 def _send(engine: Engine, value: Any, name: str, local: Any = None) -> SentObject:
-    packer = make_packer(value, engine.folder, engine.device, keeps_live=True)
+    packer = objects.make_packer(value, engine.folder, engine.device, keeps_live=True)
     try:
         return SentObject(packer.pack(), packer.live, packer.constant, local)
     except WrongKind as error:
@@ -136,8 +127,8 @@ def make_all(
             "When using a factory, write num_operators=4 or the like."
         )
     sent = _send(engine, (factory, shared), "the factory and its shared values")
-    assert isinstance(sent.remote, Packed)
-    made = (FactoryObject(sent.remote, n, str(engine.device), kind, sent.remote.live) for n in range(count))
+    assert isinstance(sent.remote, objects.Packed)
+    made = (objects.FactoryObject(sent.remote, n, str(engine.device), kind, sent.remote.live) for n in range(count))
     return tuple(replace(sent, remote=remote) for remote in made)
 
 
@@ -324,7 +315,12 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         common.tried.clear()
 
     def _store_parameters(
-        self, name: str, kwargs: Mapping[str, Any], packed: Packed | None, live: LiveTensors, numbers: tuple[int, ...]
+        self,
+        name: str,
+        kwargs: Mapping[str, Any],
+        packed: objects.Packed | None,
+        live: objects.LiveTensors,
+        numbers: tuple[int, ...],
     ) -> None:
         """Store the parameters of a call in the operators, as deepinv does, except in those of a factory."""
         if name not in UPDATING_METHODS or packed is None or self.operators[0].local is None:
@@ -383,7 +379,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
             results = self._compute_blocks(name, [*shared, *own], reduce_op)
             if results is not None:
                 return results
-        packed, live = pack_arguments(kwargs, self.ctx.folder, self.ctx.device)
+        packed, live = objects.pack_arguments(kwargs, self.ctx.folder, self.ctx.device)
         numbers = range(self.num_operators) if only is None else [only]
         self._store_parameters(name, kwargs, packed, live, tuple(self._numbers[number] for number in numbers))
         check_unchanged(self.operators)
@@ -430,7 +426,7 @@ def evaluate_reduced(
     shared: Sequence[torch.Tensor],
     own: Sequence[torch.Tensor],
     reduction: str | None,
-    live: Sequence[LiveTensors],
+    live: Sequence[objects.LiveTensors],
 ) -> Any:
     """Evaluate the function of each operator, by number, and return the list of values or its reduction.
 

@@ -13,29 +13,10 @@ import numpy as np
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.tiling.processor_call import (
-    Argument,
-    ImageCall,
-    Images,
-    ProcessorCall,
-    StrideTrial,
-    batch_norms,
-    find_tensors,
-    has_trial,
-    pool,
-    shrink_argument,
-    tiling_error,
-    update_running,
-)
+from halotile.tasks.distributed.tiling import processor_call
 from halotile.tasks.distributed.tiling.tiles import Tiles, make_tiles
+from halotile.tasks.distributed.transport import objects
 from halotile.tasks.distributed.transport.calls import Call, Engine, call_on_arrays, compute, evaluate
-from halotile.tasks.distributed.transport.objects import (
-    contents_of,
-    direct_contents,
-    make_packer,
-    pack_arguments,
-    running_statistics,
-)
 from halotile.tasks.distributed.transport.tensors import DrawSequence
 from halotile.tasks.distributed.transport.type_conversion import convert_types, empty_tensor
 
@@ -52,7 +33,7 @@ def training_warnings(processor: Any, with_gradients: bool) -> dict[str, str]:
     [['weights'], []]
     """
     messages = {}
-    contents = contents_of(processor)
+    contents = objects.contents_of(processor)
     name = f"the denoiser ({processor_name(processor)})"
     if with_gradients and (weight := _unknown_weight(processor, contents)):
         messages["weights"] = (
@@ -64,7 +45,7 @@ def training_warnings(processor: Any, with_gradients: bool) -> dict[str, str]:
             f"{name} holds a random number generator ({generator}) that is none of torch: its numbers depend on which worker "
             "computes which tile. Write torch.randn and the like, which are the same for any number of workers."
         )
-    layers = [layer for held in contents for layer, _ in running_statistics(held)]
+    layers = [layer for held in contents for layer, _ in objects.running_statistics(held)]
     if layers:
         messages["statistics"] = (
             f"{name} is in training mode, and has layers with running statistics ({layers[0]}): each batch of tiles is normalised "
@@ -89,7 +70,7 @@ def _unknown_weight(processor: Any, contents: list[Any]) -> str | None:
 def _foreign_generator(contents: list[Any]) -> str | None:
     """Type of a NumPy or Python generator among the contents."""
     for held in contents:
-        for entry in direct_contents(held) or ():
+        for entry in objects.direct_contents(held) or ():
             if isinstance(entry, np.random.Generator | np.random.RandomState | random.Random):
                 return f"{type(entry).__module__.split('.')[0]}'s {type(entry).__name__}"
     return None
@@ -130,7 +111,7 @@ class CustomTiles:
         return list(self.strategy.apply_batching(patches, max_batch_size=self.max_batch_size))
 
     def cut_argument(
-        self, argument: Argument, tensor: torch.Tensor, batches: Sequence[torch.Tensor]
+        self, argument: processor_call.Argument, tensor: torch.Tensor, batches: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Return the part of an argument that goes with each batch of an image."""
         if argument.role == "image":
@@ -196,7 +177,7 @@ class TilingOptions:
         overlap = 0 if self.strategy == "basic" else self.overlap
         return make_tiles(shape, self.patch_size, overlap, self.tiling_dims, self.blending)
 
-    def batches(self, tiles: Tiles) -> list[tuple[Images, tuple[int, ...]]]:
+    def batches(self, tiles: Tiles) -> list[tuple[processor_call.Images, tuple[int, ...]]]:
         """Group images, and their tiles, into batches, which depend on the images and the options alone."""
         count = tiles.shape[0]
         step = count if self.images_per_task is None or 0 in tiles.axes else self.images_per_task
@@ -227,7 +208,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         self.processor = processor
         self.options = options or TilingOptions()
         self.max_batch_size = self.options.max_batch_size
-        self._packer = make_packer(processor, ctx.folder, ctx.device)
+        self._packer = objects.make_packer(processor, ctx.folder, ctx.device)
         self._draws = DrawSequence(ctx.seed, next(ctx.streams))
         self._warned: set[str] = set()
         self._checked_modes: set[tuple[bool, bool]] = set()
@@ -255,7 +236,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
 
     def _forward_tiled(self, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         tiles = self.options.tiles(x.shape)
-        arguments, tensors = find_tensors(args, kwargs, tiles.shape, tiles.axes)
+        arguments, tensors = processor_call.find_tensors(args, kwargs, tiles.shape, tiles.axes)
         call, weights = self._make_call(args, kwargs, arguments)
         cut = [axis for axis, parts in zip(tiles.axes, tiles.axis_tiles, strict=True) if len(parts) > 1]
         tiles = replace(tiles, stride=self._stride(x, call, tensors, cut))
@@ -272,7 +253,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         # The number of a batch: that of its first tile, counted on from image to image.
         firsts = [images[0] * len(tiles) + numbers[0] for images, numbers in batches]
         called = [
-            ImageCall(call.for_batch(first), tiles, numbers, images)
+            processor_call.ImageCall(call.for_batch(first), tiles, numbers, images)
             for first, (images, numbers) in zip(firsts, batches, strict=True)
         ]
         if norms or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, *tensors, *weights))):
@@ -293,7 +274,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         joined = [part[0] if len(part) == 1 else torch.cat(part) for part in parts]
         return tiles.join(joined, lambda shape, like: empty_tensor(self.ctx, shape, like))
 
-    def _forward_lazy(self, x: Any, call: ProcessorCall, tiles: Tiles) -> Any:
+    def _forward_lazy(self, x: Any, call: processor_call.ProcessorCall, tiles: Tiles) -> Any:
         """Process an image that is not computed yet: each task reads the window of its tile alone."""
         windows = [tiles.window(x, number) for number in range(len(tiles))]
         calls = [Call(call.for_batch(n), (n,), (n,), n) for n in range(len(tiles))]
@@ -302,9 +283,9 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
 
     def _batch_norms(self, is_cut: bool, is_lazy: bool) -> list[torch.nn.Module]:
         """Return the layers that normalise by the statistics of all images."""
-        found = [pair for held in contents_of(self.processor) for pair in running_statistics(held)]
+        found = [pair for held in objects.contents_of(self.processor) for pair in objects.running_statistics(held)]
         trained = {id(layer): name for name, layer in reversed(found)}
-        norms = batch_norms(self.processor)
+        norms = processor_call.batch_norms(self.processor)
         if self.options.unsafe or not (trained or norms):
             return []
         if is_cut or is_lazy or not trained.keys() <= {id(layer) for layer in norms}:
@@ -319,7 +300,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
     def _evaluate_with(
         self,
         norms: Sequence[torch.nn.Module],
-        call: ProcessorCall,
+        call: processor_call.ProcessorCall,
         weights: Sequence[torch.Tensor],
         columns: Sequence[Sequence[torch.Tensor]],
         numbers: Sequence[int],
@@ -332,21 +313,21 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         measuring = replace(call, normalises="measured")
         while len(found) < len(norms):
             measured = self._evaluate(measuring, [*weights, *statistics], columns, numbers)
-            if (pooled := pool(measured)) is None:
+            if (pooled := processor_call.pool(measured)) is None:
                 break  # the others are not used
             number, mean, variance, pixels = pooled
             statistics += [mean, variance]
             found.append((norms[number], mean, variance, pixels))
         results = self._evaluate(replace(call, normalises="fixed"), [*weights, *statistics], columns, numbers)
         for each in found:
-            update_running(*each)
+            processor_call.update_running(*each)
         return results
 
     def _forward_custom(self, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """Apply the processor by a user's strategy, whose windows are cut here."""
         tiles = CustomTiles(self.options.strategy, tuple(x.shape), self.options.max_batch_size)
         batches = tiles.cut(x)
-        arguments, tensors = find_tensors(args, kwargs, x.shape, tiles.axes)
+        arguments, tensors = processor_call.find_tensors(args, kwargs, x.shape, tiles.axes)
         call, weights = self._make_call(args, kwargs, arguments)
         self._stride(x, call, tensors, tiles.axes if len(tiles.numbers) > 1 else ())
         self._batch_norms(is_cut=True, is_lazy=False)
@@ -356,7 +337,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
 
     def _evaluate(
         self,
-        call: ProcessorCall,
+        call: processor_call.ProcessorCall,
         weights: Sequence[torch.Tensor],
         columns: Sequence[Sequence[torch.Tensor]],
         numbers: Sequence[int],
@@ -371,11 +352,13 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             inputs += row
         return evaluate(self.ctx, PHASE, calls, inputs, len(calls), what)
 
-    def _stride(self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]) -> int:
+    def _stride(
+        self, x: Any, call: processor_call.ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]
+    ) -> int:
         """Return the multiple on which tiles along these axes have to begin, tried once on a worker."""
         # A layer that normalises a batch in training mode is local after eval(): there is a warning for that.
-        trains = any(running_statistics(held) for held in contents_of(self.processor))
-        if self.options.unsafe or trains or not has_trial(x, axes):
+        trains = any(objects.running_statistics(held) for held in objects.contents_of(self.processor))
+        if self.options.unsafe or trains or not processor_call.has_trial(x, axes):
             return 1
         name = f"the denoiser ({processor_name(self.processor)})"
         key = (len(x.shape), *axes)
@@ -390,14 +373,16 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
                 )
         stride = self._strides[key]
         if stride <= 0:
-            raise tiling_error(name, stride)
+            raise processor_call.tiling_error(name, stride)
         return int(stride) if math.isfinite(stride) else 1
 
-    def _try_stride(self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]) -> float:
+    def _try_stride(
+        self, x: Any, call: processor_call.ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]
+    ) -> float:
         """Run :class:`StrideTrial` for these axes."""
         like = x.new_zeros(1) if isinstance(x, torch.Tensor) else torch.from_numpy(np.zeros(1, x.dtype))
-        small = [shrink_argument(a, t.detach()) for a, t in zip(call.arguments, tensors, strict=True)]
-        trial = StrideTrial(
+        small = [processor_call.shrink_argument(a, t.detach()) for a, t in zip(call.arguments, tensors, strict=True)]
+        trial = processor_call.StrideTrial(
             replace(call, weights=(), tiles=None, draw=None),
             channels=x.shape[1],
             dims=len(x.shape) - 2,
@@ -423,14 +408,14 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
                 warnings.warn(f"{message} This warning is given once.", stacklevel=2)
 
     def _make_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: tuple[Argument, ...]
-    ) -> tuple[ProcessorCall, list[torch.Tensor]]:
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: tuple[processor_call.Argument, ...]
+    ) -> tuple[processor_call.ProcessorCall, list[torch.Tensor]]:
         """Return the call for the workers, and the weights that require gradients."""
         named = dict(self.processor.named_parameters()) if isinstance(self.processor, torch.nn.Module) else {}
         weights = {n: p for n, p in named.items() if p.requires_grad and torch.is_grad_enabled()}
         positional = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         keywords = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Tensor)}
-        constants, live = pack_arguments(
+        constants, live = objects.pack_arguments(
             (positional, keywords) if positional or keywords else None,
             self.ctx.folder,
             self.ctx.device,
@@ -443,4 +428,6 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             )
         self._warn()
         packed, draw = self._packer.pack(), self._draws.next()
-        return ProcessorCall(packed, constants, arguments, tuple(weights), None, draw), list(weights.values())
+        return processor_call.ProcessorCall(packed, constants, arguments, tuple(weights), None, draw), list(
+            weights.values()
+        )
