@@ -1,7 +1,5 @@
 """``recon-cli``, and ``python -m halotile``."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

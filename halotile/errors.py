@@ -32,8 +32,6 @@ Every message states what was requested with its values, why it is impossible, a
 All errors survive pickling, because they cross process boundaries.
 """
 
-from __future__ import annotations
-
 import re
 
 # Name and password in an address. A password may contain slashes; before the @ of abfs:// is the container.

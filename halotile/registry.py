@@ -10,8 +10,6 @@ Built-ins take precedence: installing a package cannot change the meaning of an 
 imports nothing.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """The command line: its configuration, commands and output. The only package that imports typer and rich."""
 
-from __future__ import annotations
-
 import sys
 
 from halotile.errors import WINDOWS

@@ -1,7 +1,5 @@
 """The application ``recon-cli``, without its commands: errors of commands become one message and an exit code."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Arguments that several commands share, and short forms of those that one command has."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterable

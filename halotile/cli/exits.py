@@ -1,7 +1,5 @@
 """Exit codes, and the message for an error."""
 
-from __future__ import annotations
-
 import traceback
 
 from halotile.errors import ConfigError, HalotileError, InputError, MissingPackage, Refused, Stopped, WeightsError

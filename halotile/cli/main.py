@@ -8,8 +8,6 @@ so that ``--help`` answers at once. The interface of the engine that is used her
     halotile.graphs.runs.verify.verify(output, *, job, repair, observer) -> Verdict
 """
 
-from __future__ import annotations
-
 import gc
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A job run from the command line, for one image or for many: its plan, and its output before, during and after the run."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

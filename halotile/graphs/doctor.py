@@ -1,7 +1,5 @@
 """Checks of the environment of a run: the cluster, the hardware, the limits, and the output's file system."""
 
-from __future__ import annotations
-
 import fcntl
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """The scaling of a job: trials with several numbers of workers, each a real run that ends early, compared."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import time

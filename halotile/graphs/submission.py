@@ -1,7 +1,5 @@
 """Submitted runs: the script of the batch job that holds the driver, its attempts, and the request for another job in time."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

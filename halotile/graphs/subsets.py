@@ -1,7 +1,5 @@
 """Ordered subsets: the operators that an iteration takes, from its number and a seed alone."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

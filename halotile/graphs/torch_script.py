@@ -1,7 +1,5 @@
 """A torchrun script on a cluster: one rank on each worker, each in a process of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

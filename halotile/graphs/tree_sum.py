@@ -1,7 +1,5 @@
 """Sums of delayed tasks as trees with bounded fan-in and a fixed order."""
 
-from __future__ import annotations
-
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence

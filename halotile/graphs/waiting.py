@@ -1,7 +1,5 @@
 """Reports of slow steps to a user who waits for them."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

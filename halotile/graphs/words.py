@@ -1,7 +1,5 @@
 """Text: values and types as a job file writes them; amounts, counts, durations, shapes and reasons in one line of a message."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -1,7 +1,5 @@
 """Opening of the array at a path in any supported format, and search for the OME-Zarr image in a Zarr, such as a plate."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import os

@@ -16,8 +16,6 @@ axes  letters                   last short (:func:`holds_colours`)
 ====  ========================  ================================
 """
 
-from __future__ import annotations
-
 import math
 import string
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ An entry is one line of JSON with its checksum: nothing in it is executed, and a
 atomically, so that several processes may write at once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -3,8 +3,6 @@
 A CPU that computes has no core to spare for them. A GPU is faster than one decoding and one encoding thread.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

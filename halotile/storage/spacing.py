@@ -1,7 +1,5 @@
 """Physical sizes of pixels: units, sizes that a user writes, the shape of a voxel, and the place on Earth by GeoZarr's conventions."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

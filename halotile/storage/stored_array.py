@@ -1,7 +1,5 @@
 """An array in a file that is opened once in every process that reads from it."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Sums over pixels in double precision, a strip at a time, so that temporaries fit in the cache."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

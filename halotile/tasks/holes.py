@@ -1,7 +1,5 @@
 """Holes of an image: pixels without a measurement, which must neither be denoised nor reach those that were measured."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Keys of a denoiser's options in a job file, and checks that several denoisers share."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import math

@@ -5,8 +5,6 @@ that these import. An object from a script is identified by a pickle that has by
 everything that the code uses: constants, defaults, closures, globals, the state of objects.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Commands that take a job: run, plan, validate, try, bench, simulate, resume."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

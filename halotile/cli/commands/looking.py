@@ -1,7 +1,5 @@
 """Commands that inspect runs and images, or prepare images for viewers: status, verify, info, preview, export, levels, schema."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated

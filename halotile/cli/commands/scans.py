@@ -1,7 +1,5 @@
 """Commands for ptychographic scans: convert."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from dataclasses import dataclass

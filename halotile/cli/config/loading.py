@@ -3,8 +3,6 @@
 Only the command line can allow a job to import code: a file that somebody else wrote must not.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

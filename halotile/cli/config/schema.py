@@ -1,7 +1,5 @@
 """The configuration as a JSON Schema, so that an editor can complete and check it."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

@@ -4,8 +4,6 @@ The file is a ``version``, a kind of ``job``, and that job's parts. The schema i
 dataclass; the options of a named choice are checked against the class that the name refers to.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import glob

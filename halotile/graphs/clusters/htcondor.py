@@ -1,7 +1,5 @@
 """An HTCondor job for each worker."""
 
-from __future__ import annotations
-
 import re
 
 from halotile.graphs.clusters.base import ClusterTraits

@@ -1,7 +1,5 @@
 """A worker on each GPU of this machine: dask-cuda's LocalCUDACluster, on loopback only, encrypted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

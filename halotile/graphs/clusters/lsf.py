@@ -1,7 +1,5 @@
 """An LSF job for each worker."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

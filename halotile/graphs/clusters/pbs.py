@@ -1,7 +1,5 @@
 """A PBS job for each worker."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

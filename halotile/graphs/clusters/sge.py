@@ -1,7 +1,5 @@
 """An SGE job for each worker."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A Slurm job for each worker."""
 
-from __future__ import annotations
-
 from halotile.graphs.clusters.launches.batch_system import BatchSystem, JobRows
 
 _WAITS = "PENDING|CONFIGURING|RUNNING|REQUEUED|REQUEUE_FED|SUSPENDED|STAGE_OUT|COMPLETING|RESIZING|SIGNALING"

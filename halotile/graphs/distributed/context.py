@@ -1,7 +1,5 @@
 """The context of distributed objects: a cluster, a folder for arrays in transit, and one driver."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The function that runs objects of deepinv, or networks, on the workers of a context."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ These dataclasses are the only definition of the configuration. The command line
 against them, a script builds them directly. A field left at ``"auto"`` is decided by the planner.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import re

@@ -1,7 +1,5 @@
 """The inputs and the objects that a job chooses by name: checked, and made with their options."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

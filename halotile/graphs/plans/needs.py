@@ -3,8 +3,6 @@
 A test compares the memory with measured peaks.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

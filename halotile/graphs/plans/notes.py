@@ -1,7 +1,5 @@
 """Notes of a plan: results of trials, and what the result will lack or cost."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

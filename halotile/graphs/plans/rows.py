@@ -1,7 +1,5 @@
 """The figures of every plan as table rows for people."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Keys of a part of a job: their types as a job file has them, and what is wrong with the values of a file or a script."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -5,8 +5,6 @@ what depends on the image, and a denoiser checks its own options. A rule takes p
 places; one that takes a part which is itself wrong is skipped.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

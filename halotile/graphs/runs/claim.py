@@ -3,8 +3,6 @@
 An output is wanted by a plan, claimed by a run directory (or by a claim in a store), locked by a driver, and held until the run ends.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence

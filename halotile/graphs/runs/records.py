@@ -1,7 +1,5 @@
 """Records of blocks: journals and sums of passes over scratch arrays, and the search for blocks that differ from what was written."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

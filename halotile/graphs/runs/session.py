@@ -1,7 +1,5 @@
 """The cluster of a run: started when it is first needed, restarted when it is lost, ended with the run."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress

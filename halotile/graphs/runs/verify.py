@@ -1,7 +1,5 @@
 """Verification of an output: every shard present, every checksum right; and repair of damaged blocks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress

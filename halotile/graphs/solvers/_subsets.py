@@ -1,7 +1,5 @@
 """Base of solvers that take a subset of the operators in each iteration."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """ADMM with a linearised x-step: one pass over the image per iteration, no inner solver."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

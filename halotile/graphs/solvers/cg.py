@@ -1,7 +1,5 @@
 """Conjugate gradients on the normal equations, one pass per iteration and one before the first."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

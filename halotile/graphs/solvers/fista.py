@@ -1,7 +1,5 @@
 """FISTA: proximal gradient descent from an extrapolated point."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

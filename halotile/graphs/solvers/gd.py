@@ -1,7 +1,5 @@
 """Gradient descent; with a denoiser as prior, regularisation by denoising (RED)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

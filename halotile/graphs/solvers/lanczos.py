@@ -1,7 +1,5 @@
 """``|A|²``: an upper bound of the largest eigenvalue of the normal operator, by the Lanczos method."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

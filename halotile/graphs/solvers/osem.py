@@ -1,7 +1,5 @@
 """Expectation maximisation on ordered subsets (OSEM), for counts; with one subset, MLEM or Richardson-Lucy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

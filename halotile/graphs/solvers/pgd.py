@@ -1,7 +1,5 @@
 """Proximal gradient descent; with a denoiser as prior, plug and play."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Gradient descent on ordered subsets of the operators, with a prox: stochastic where their order is random."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Gradient descent on ordered subsets whose variance a stored full gradient takes away."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """The report of a finished run, on the page that is kept: before and after, figures, the job, and commands to go on with."""
 
-from __future__ import annotations
-
 import base64
 import json
 import platform

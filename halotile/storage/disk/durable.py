@@ -8,8 +8,6 @@ The methods with a leading underscore at the end of the class each wrap one syst
 a test that overrides them can observe, or drop, every operation.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import glob

@@ -1,7 +1,5 @@
 """Path checks for inputs, outputs and run directories."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

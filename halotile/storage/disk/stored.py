@@ -1,7 +1,5 @@
 """Arrays in files: images on their way to the workers, and results on their way back."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from contextlib import suppress

@@ -9,8 +9,6 @@ Most formats define a reader with a ``header`` and ``read(region)``, and leave t
 :class:`halotile.storage.stored_array.StoredArray`.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

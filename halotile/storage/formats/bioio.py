@@ -1,7 +1,5 @@
 """Files of microscopes (CZI, ND2, LIF, VSI and others), decoded plane by plane by the readers of bioio."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 from dataclasses import replace

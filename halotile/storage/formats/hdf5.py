@@ -1,7 +1,5 @@
 """Datasets in HDF5 files."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

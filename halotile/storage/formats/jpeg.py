@@ -1,7 +1,5 @@
 """JPEG files, decoded whole."""
 
-from __future__ import annotations
-
 import warnings
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """NumPy .npy files, memory-mapped."""
 
-from __future__ import annotations
-
 import io
 import math
 import mmap

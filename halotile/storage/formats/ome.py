@@ -1,7 +1,5 @@
 """Resolution levels of OME-Zarr 0.4 and 0.5 images."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """PNG files, decoded whole."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TIFF, BigTIFF and OME-TIFF files, decoded strip by strip or tile by tile."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

@@ -1,7 +1,5 @@
 """Zarr v2 and v3 arrays: directories, .zip stores and URLs."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """PNG files: previews of planes of any size, and contact sheets of images under a label and above lines of text."""
 
-from __future__ import annotations
-
 import math
 import struct
 import zlib

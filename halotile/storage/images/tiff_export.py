@@ -4,8 +4,6 @@ Pixel values are preserved, and each pixel of a level is the mean of 2 x 2 of th
 which needs no package besides tifffile; its metadata are OME-XML, with the resolution in the plain TIFF tags as well.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import math

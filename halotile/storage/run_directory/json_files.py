@@ -1,7 +1,5 @@
 """Small JSON files of a run directory, which a power cut may have damaged; some with checksums."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Locks of a run directory, which the system releases when a process dies, and records of their holders."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Claim of an output in an object store by one run directory on any machine: file locks do not work there."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

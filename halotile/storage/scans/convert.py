@@ -1,7 +1,5 @@
 """Scans written as Zarr groups: the part of each pattern that is kept, and patterns along a curve through the sample, so that a chunk holds neighbours."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Formats that scans come in: arrays that a user names, CXI files as cxidb.org defines them, and PtyD, as ptypy prepares scans."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Values of a scan that its file lacks, or has otherwise."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

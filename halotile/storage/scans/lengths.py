@@ -1,7 +1,5 @@
 """Lengths and resolutions as text."""
 
-from __future__ import annotations
-
 MEASURED, AT_WORST, AT_BEST = 0.0, 1.0, -1.0  # a resolution is as measured; that or better; or worse than that
 
 

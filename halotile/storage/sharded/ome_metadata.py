@@ -1,7 +1,5 @@
 """OME-Zarr 0.5 metadata of an image."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -4,8 +4,6 @@ An object that the store has acknowledged is durable, and whoever reads sees the
 rename in one. The store checks what it was sent against a SHA-256 that the request carries.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -7,8 +7,6 @@ are more than half of the finished blocks is the output another result. Where mo
 written, the array is the run's, whatever its metadata describe. Attributes that the user added are not damage.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

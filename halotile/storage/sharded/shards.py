@@ -7,8 +7,6 @@ reads as the fill value, so that it could not be distinguished from a lost one. 
 the GIL, so threads encode and decode in parallel.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

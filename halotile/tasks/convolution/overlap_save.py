@@ -12,8 +12,6 @@ rows; the direct sum is within 3e-7 at 5 x 5 and 2e-6 at 31 x 31. A pixel that i
 not only the neighbourhood of the kernel.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """DnCNN, a plain stack of 3x3 convolutions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Construction of distributed objects from the arguments of ``distribute``."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Mapping, Sequence

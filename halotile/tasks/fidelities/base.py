@@ -1,7 +1,5 @@
 """Base of all data fidelities."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Least squares, for Gaussian noise."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The Poisson likelihood, for counts."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -14,8 +14,6 @@ Examples
 [0.0, 1.0, 2.0]
 """
 
-from __future__ import annotations
-
 from halotile.tasks.groups.cut_tensors import fft
 from halotile.tasks.groups.cut_tensors.transfers import (
     all_gather_v,

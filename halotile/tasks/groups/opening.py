@@ -1,7 +1,5 @@
 """Ranks of a program: the variables by which launchers number them, and their connections, which open through a file that only their user may read."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ The script stays as it is. Where it writes ``init_process_group()``, its ranks m
 through the open port of torch's own store; and it ends with the process that started it.
 """
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import gc

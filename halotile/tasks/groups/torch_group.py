@@ -10,8 +10,6 @@ Examples
 [1.0, 1.0]
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

@@ -1,7 +1,5 @@
 """Defects of an image: pixels that the noise of their plane does not explain, or that are known, and what takes their place."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

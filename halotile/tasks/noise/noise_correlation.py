@@ -1,7 +1,5 @@
 """Correlation of the noise of neighbouring pixels, its likely cause, and what helps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

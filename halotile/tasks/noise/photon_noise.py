@@ -1,7 +1,5 @@
 """Photon noise of an image: its gain, offset and read noise; and planes as samples show them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import suppress

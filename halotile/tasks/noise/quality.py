@@ -1,7 +1,5 @@
 """Quality of a denoised image without the true one: an unbiased estimate of its squared error, and the faint detail that it keeps."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

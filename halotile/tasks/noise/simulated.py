@@ -4,8 +4,6 @@ A pixel gets the same random number in whatever tile it is computed. The plane i
 stream (Philox, keyed by seed, operator and plane; its counter is the cell's position), and all its pixels are drawn at once.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

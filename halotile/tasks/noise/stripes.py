@@ -1,7 +1,5 @@
 """Stripes: values that whole lines of an image are off by, estimated from the image and removed while it is read."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ An operator is a frozen dataclass of its options. ``forward`` and ``adjoint`` ta
 only what that region needs. So operators compose, and the whole image is just another region.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast

@@ -1,7 +1,5 @@
 """Crop: one window of the image, such as a field of a mosaic."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

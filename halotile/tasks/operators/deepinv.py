@@ -1,7 +1,5 @@
 """deepinv: a linear physics of the package deepinv as an operator."""
 
-from __future__ import annotations
-
 import math
 import sys
 import threading

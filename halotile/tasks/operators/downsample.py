@@ -1,7 +1,5 @@
 """Downsampling: a smaller image, low-pass filtered against aliasing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Shift: the image displaced by any distance, and cropped to a field of view."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar

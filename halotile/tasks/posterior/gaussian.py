@@ -1,7 +1,5 @@
 """Gaussian posteriors of an image: the precision, random right-hand sides by position, and their solution on a window."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Base of all priors, and of those that a denoiser computes."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A sparse image."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """A smooth image: a Gaussian field with a deviation and a range, and those that windows of a measurement suggest."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

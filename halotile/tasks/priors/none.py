@@ -1,7 +1,5 @@
 """No prior."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """A denoiser as a prior: plug and play, and regularization by denoising."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Trials of a device with the model of a job: the fastest tile and batch, their memory, and the cost of each precision."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

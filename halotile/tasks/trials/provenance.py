@@ -1,7 +1,5 @@
 """Digests of everything that a denoiser is built from, to reuse the result of a trial and to detect changes during a job."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

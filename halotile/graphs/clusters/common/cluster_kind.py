@@ -1,7 +1,5 @@
 """The kind of cluster that a job means where it is started: as written, else as the environment suggests."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

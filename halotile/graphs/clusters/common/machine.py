@@ -3,8 +3,6 @@
 CUDA itself is not initialised: processes forked later could not use it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os

@@ -1,7 +1,5 @@
 """A launch and its state."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

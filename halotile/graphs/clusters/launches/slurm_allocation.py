@@ -1,7 +1,5 @@
 """The nodes of a Slurm allocation and the slots for workers on them, without Dask being imported."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

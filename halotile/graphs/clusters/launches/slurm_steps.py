@@ -3,8 +3,6 @@
 Steps that overlap all see every GPU of their node that the job has; the slot determines which are the worker's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

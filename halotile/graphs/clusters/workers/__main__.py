@@ -4,8 +4,6 @@ It listens on the address of this machine on the way to the scheduler, or on tha
 With ``--share 1/4`` it takes the second quarter of the GPUs that it may see.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

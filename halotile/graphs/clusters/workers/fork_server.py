@@ -1,7 +1,5 @@
 """The process that workers are forked from, which has imported the modules that each of them needs; and calls in forked processes, with a limit on their memory."""
 
-from __future__ import annotations
-
 import glob
 import multiprocessing
 import os

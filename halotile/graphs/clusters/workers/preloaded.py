@@ -1,7 +1,6 @@
 """Imports of the process that workers are forked from, before the first of them."""
 
 # ruff: noqa: E402 - imported modules are no garbage, and a search for garbage takes an eighth of the time
-from __future__ import annotations
 
 import gc
 

@@ -1,7 +1,6 @@
 """torch, in the process that workers are forked from, before what is in ``preloaded``."""
 
 # ruff: noqa: E402 - as there
-from __future__ import annotations
 
 import gc
 

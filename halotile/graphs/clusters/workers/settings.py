@@ -1,7 +1,5 @@
 """The environment that workers start in, and Dask's settings, in the driver and in workers on other machines alike."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

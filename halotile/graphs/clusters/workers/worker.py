@@ -1,7 +1,5 @@
 """A worker that keeps to its memory, and a nanny whose workers do not run the script that started them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from distributed import Nanny, Status, Worker

@@ -1,7 +1,5 @@
 """The job ``denoise``: a denoiser applied to every block of an image."""
 
-from __future__ import annotations
-
 from halotile.graphs.jobs.denoise.job import CHECKS, RULES, Denoising, headline, plan_rows, title
 from halotile.graphs.kinds.base import JobKind
 

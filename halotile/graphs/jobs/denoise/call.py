@@ -1,7 +1,5 @@
 """``halotile.denoise``: the main job as one call."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

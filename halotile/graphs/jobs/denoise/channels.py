@@ -1,7 +1,5 @@
 """Channels of an image that have denoisers of their own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Sizes of a denoising job: geometry, layout of its output, super-blocks and their memory."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Defects of the image of a denoising job: those that stand out of the noise, those that stand out in many planes, and those that the job names."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """The passes of a denoising job: one, over all blocks."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Generator, Sequence

@@ -1,7 +1,5 @@
 """Rows and columns of an image, and what a task makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The job ``ptychography``: object, probe and positions from the patterns of a scan."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from halotile.graphs.jobs.ptychography.job import CHECKS, RULES, Ptychography, headline, plan_rows, shortened, title

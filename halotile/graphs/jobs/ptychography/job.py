@@ -1,7 +1,5 @@
 """Ptychography as a job: its sections, and the rules that their values have to keep."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The job ``reconstruct``: the image that fits a stack of measurements, found by a solver on disk."""
 
-from __future__ import annotations
-
 from halotile.graphs.jobs.reconstruct import job
 from halotile.graphs.jobs.reconstruct.rules import CHECKS, RULES
 from halotile.graphs.kinds.base import JobKind, Steps

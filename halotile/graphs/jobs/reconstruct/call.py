@@ -1,7 +1,5 @@
 """``halotile.reconstruct``: a reconstruction as one call; and ``halotile.measurement``: a measurement of an image, with its operator."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The operators of a job with their measurements: opened, checked for probable mistakes, with the shape of the image they share."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math

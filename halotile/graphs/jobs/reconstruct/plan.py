@@ -1,7 +1,5 @@
 """The plan of a reconstruction, in stages: opened, sized, settled, identified."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """The job ``samples``: mean and standard deviation of an image, given its measurements and a prior."""
 
-from __future__ import annotations
-
 from halotile.graphs.jobs.samples.job import CHECKS, RULES, Sampling, essentials, headline, plan_rows, title
 from halotile.graphs.kinds.base import JobKind
 

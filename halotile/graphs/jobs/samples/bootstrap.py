@@ -1,7 +1,5 @@
 """The plan of a denoised image with the standard deviation of its error, and its pass."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """``halotile.samples``: mean and standard deviation of an image as one call."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

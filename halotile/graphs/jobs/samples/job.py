@@ -1,7 +1,5 @@
 """The job ``samples`` as plain frozen values, its checks and rules, and its plan as text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """The passes of posterior samples: each block on itself with a halo, or conjugate gradients on the whole image."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import shutil

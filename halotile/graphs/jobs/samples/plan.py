@@ -1,7 +1,5 @@
 """The plan of posterior samples."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

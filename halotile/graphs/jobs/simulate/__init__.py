@@ -1,7 +1,5 @@
 """The job ``simulate``: measurements computed from a true image, with noise."""
 
-from __future__ import annotations
-
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.reconstruct.rules import CHECKS, OPERATOR_RULES
 from halotile.graphs.jobs.simulate.job import Simulation, check_places

@@ -1,7 +1,5 @@
 """``halotile.simulate``: measurements of a true image as one call."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

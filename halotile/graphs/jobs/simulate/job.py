@@ -1,7 +1,5 @@
 """The job ``simulate`` as plain frozen values."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass, field, replace

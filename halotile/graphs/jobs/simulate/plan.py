@@ -1,7 +1,5 @@
 """The plan of simulated measurements: each opened and sized, then identified together."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Generator, Mapping, Sequence

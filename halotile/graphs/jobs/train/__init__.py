@@ -1,7 +1,5 @@
 """The job ``train``: a denoiser trained on noisy images."""
 
-from __future__ import annotations
-
 from halotile.graphs.jobs.train.job import CHECKS, RULES, Training, headline, plan_rows, shortened, title
 from halotile.graphs.kinds.base import JobKind, Steps
 

@@ -1,7 +1,5 @@
 """``halotile.train``: the training of a denoiser as one call."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The images that a network is trained on, with the axes and the values that it is given."""
 
-from __future__ import annotations
-
 import glob
 import math
 import os

@@ -1,7 +1,5 @@
 """The job ``train`` as plain frozen values, its checks and rules, and its plan and result as text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

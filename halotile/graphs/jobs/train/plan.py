@@ -1,7 +1,5 @@
 """The plan of a training: images opened, the network sized, the length decided, then identified."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Trials of a denoiser while planning: its code, its receptive field, and whether its tiles give the whole image."""
 
-from __future__ import annotations
-
 import hashlib
 import signal
 import time

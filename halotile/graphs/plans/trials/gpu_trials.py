@@ -1,7 +1,5 @@
 """Choice of tile and batch for a GPU: tried once in another process, as the driver must not touch CUDA."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,6 @@
 """Imports of the same process where no workers are forked from it, but trials of a denoiser alone."""
 
 # ruff: noqa: E402 - as in `clusters.workers.preloaded`
-from __future__ import annotations
 
 import gc
 

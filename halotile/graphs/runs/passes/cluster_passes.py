@@ -1,7 +1,5 @@
 """Passes on a cluster: blocks in a bounded stream, sums of terms as a tree, and programs of torch ranks."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import time

@@ -5,8 +5,6 @@ group of block numbers, and for each one that returns another is submitted. Futu
 scheduler and client need no more memory than at the first block.
 """
 
-from __future__ import annotations
-
 import itertools
 import queue
 import time

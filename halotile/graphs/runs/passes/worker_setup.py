@@ -1,7 +1,5 @@
 """Setup of every worker before its first block: the job, the model, the lock on the run directory."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -3,8 +3,6 @@
 The search follows HDF5's: ``H5Pset_virtual_prefix``, ``H5Pset_efile_prefix`` and ``H5Lcreate_external`` in its reference manual.
 """
 
-from __future__ import annotations
-
 import glob
 import itertools
 import os

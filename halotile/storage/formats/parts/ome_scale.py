@@ -1,7 +1,5 @@
 """Pixel sizes and positions in OME-Zarr attributes, with remarks on those that cannot be meant."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tags of TIFF files: a check that all pixels are there, physical sizes and positions, channels, masks, and the place on Earth."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

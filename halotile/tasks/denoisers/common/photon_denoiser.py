@@ -1,7 +1,5 @@
 """A denoiser of white noise as one of photon noise."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Median networks as C, for hatch_build.py to compile."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """Forward and adjoint of a kernel on any region, with the image continued by the rim rule."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
