@@ -267,10 +267,7 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
 
 
 def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
-    """Make one attempt at a submitted run.
-
-    ``go``: `go(submission, fresh)` runs it.
-    """
+    """Make one attempt at a submitted run. ``go``: `go(submission, fresh)` runs it."""
     files = BatchFiles(run)
     # Slurm requeues jobs for reasons of its own too, and a job that was resubmitted has another number.
     number, deadline = os.environ.get("SLURM_JOB_ID"), time.monotonic() + NUMBER_SECONDS

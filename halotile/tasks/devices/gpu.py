@@ -84,10 +84,7 @@ class Streams:
 
 
 class CudaStreams(Streams):
-    """The streams of a GPU.
-
-    ``device``: ``cuda:0`` and the like.
-    """
+    """The streams of a GPU. ``device``: ``cuda:0`` and the like."""
 
     def __init__(self, device: str) -> None:
 

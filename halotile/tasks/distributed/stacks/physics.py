@@ -140,10 +140,7 @@ UPDATING_METHODS = ("A", "forward", "A_adjoint", "A_adjoint_A", "A_vjp")
 
 
 class SingleOperator(Physics):  # type: ignore[misc]
-    """One operator of a stack, on the workers.
-
-    ``stack``: the stack; ``number``: number of the operator.
-    """
+    """One operator of a stack, on the workers. ``stack``: the stack; ``number``: number of the operator."""
 
     def __init__(self, stack: DistributedStackedPhysics, number: int) -> None:
         models = {}
