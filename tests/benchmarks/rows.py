@@ -20,10 +20,12 @@ from tests.benchmarks.known_scans import FEW_ROWS, KNOWN_ROWS
 from tests.benchmarks.photons import PHOTON_ROWS
 from tests.benchmarks.ptychography import PTYCHOGRAPHY_ROWS
 from tests.benchmarks.ranks import RANK_ROWS
+from tests.benchmarks.samples import SAMPLES_FIGURES, SAMPLES_RATIOS
 from tests.benchmarks.training import FULL, LONG, QUICK
 from tests.benchmarks.transforms import FFT_ROWS
 
 RATIOS = [
+    *SAMPLES_RATIOS,
     Ratio(
         "box",
         "box filter 8192², job / stock `map_overlap` → Zarr",
@@ -189,6 +191,7 @@ RATIOS = [
 
 
 FIGURES = [
+    *SAMPLES_FIGURES,
     Figure(
         "memory",
         "peak memory of all processes, growth from 4096² to 16384²",
@@ -307,6 +310,7 @@ GROUPS = {
     "images": ("levels", "photons"),
     "torch": ("fft", "ranks"),
     "ptychography": ("petra", "errors", "few", "slots", "windows", "streamed"),
+    "samples": ("samples",),
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables, and the cases of each."""

@@ -268,8 +268,9 @@ class Solved:
         at: tuple[Any, ...] = (slice(None), *core.relative_to(window).slices)
         outer = Scope.current()
         with Scope() as scope:
-            scale = posterior.scale(window, posterior.diagonal(window))
+            # The sides see farthest: what they have read of the measurements serves all the rest.
             sides = posterior.sides(window)
+            scale = posterior.scale(window, posterior.diagonal(window))
             bright = _brightness(sides, scale)
             if self.residual(scale) < SINGLE * max(1, bright / ORDINARY):
                 posterior = replace(posterior, dtype=np.dtype(np.float64))
