@@ -3,7 +3,8 @@
 A kind is a module ``halotile/graphs/clusters/<kind>.py``, or what an entry point names, with:
 
 ``start(order)``
-    A context manager that yields a running :class:`RunningCluster`, which ends with the context.
+    A context manager that yields a running :class:`RunningCluster`, which ends with the context. A batch system that dask-jobqueue
+    knows has ``SYSTEM`` instead, a :class:`~halotile.graphs.clusters.launches.batch_system.BatchSystem`: see ``lsf.py``.
 ``check(choice)``, optional
     Raises a ConfigError or MissingPackage where the kind cannot be started from here.
 ``TRAITS``, optional

@@ -19,8 +19,8 @@ from halotile.tasks.block import WriteFile
 from halotile.tasks.groups.training.curve import CurveRow, read_curve, write_curve
 
 WRITE = "write"
-# Suffixes of a checkpoint, of that which was there when the input was last seen as it was, and of that of the time
-# before.
+# Suffixes of a checkpoint, of the one that was there when the input was last found unchanged, and of the one
+# before that.
 CHECKPOINT, LAST, CERTAIN = ".checkpoint", ".last", ".certain"
 REPORTED = 5  # one of so many rows of the curve is reported
 

@@ -58,7 +58,7 @@ class Input:
     """Value of pixels without a measurement, besides NaN: they stay as they are, and no other pixel depends on them. auto: as the file says
     (GDAL_NODATA, _FillValue, GDAL's mask); none: every value is a measurement."""
     range: tuple[float, float] | Auto = "auto"
-    """Values mapped to 0 and 1 before denoising, and back after. auto: the range of an integer type, floats unchanged; of weights of a job train as there."""
+    """Values mapped to 0 and 1 before denoising, and back after. auto: the range of an integer type, floats unchanged; for weights from `job: train`, the range used in training."""
     stripes: Mapping[str, str | bool] | Literal["auto", "none"] = "none"
     """Offsets of whole lines that are removed first: {axis: x} where columns differ, {axis: y} where rows do; with gain: true factors as well.
     auto: where samples show them clearly."""

@@ -67,7 +67,7 @@ class Refinement:
         content = shared_state(recipe.newest_checkpoint, group)
         state = ReconstructionState.of(content, group.device) if content else self.first_state()
         record = Record(recipe, state, partial(self.drawn, state))
-        if group.rank == 0 and state.losses:  # what was killed may have said more, or less
+        if group.rank == 0 and state.losses:  # a killed run may have written a longer or shorter curve
             record.write(is_last=len(state.losses) == recipe.epochs)
             record.draw()
         for epoch in range(len(state.losses), recipe.epochs):
@@ -97,7 +97,7 @@ class Refinement:
             self.check_end(state, epoch)
 
     def epoch(self, state: ReconstructionState, epoch: int, half: int | None = None) -> float:
-        """Use every pattern of all positions or of a half once; return the mean loss of a pixel, each as it was before its step."""
+        """Use every pattern of all positions or of a half once; return the mean loss of a pixel, each measured before its step."""
         first, stage = self.recipe.stage_of(epoch)
         begin_epoch(state, stage, epoch - first)
         rate = rate_of(stage, state.losses[first:])

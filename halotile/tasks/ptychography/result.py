@@ -304,7 +304,7 @@ class Record:
             self.write(is_last=False)
 
     def save(self) -> None:
-        """Write the checkpoint, unless it is there. Of those of other stages that of the end of the one before stays."""
+        """Write the checkpoint, unless it is there. Of other stages' checkpoints, only the last one of the previous stage is kept."""
         if self.saved == len(self.state.losses):
             return
         checkpoints, like = self.recipe.checkpoints, self.recipe.checkpoint

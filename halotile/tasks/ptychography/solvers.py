@@ -100,8 +100,8 @@ def sgd(state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, 
 def rpie(state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch) -> None:
     """The regularised ptychographic iterative engine, of several positions at once; with ``alpha`` 1 it is ePIE.
 
-    The step of a pixel of the object is its gradient by the light that it had in this batch, where that is not faint; of the probe by
-    what it passed. Other parts are refined by Adam.
+    The step of a pixel of the object is its gradient divided by its illumination in this batch, unless that is faint; for
+    the probe, by the transmission of the object. Other parts are refined by Adam.
 
     References
     ----------
@@ -153,7 +153,7 @@ def lbfgs(state: ReconstructionState, gradients: PartTensors, rates: Mapping[str
 
 
 def begin_epoch(state: ReconstructionState, stage: SolverStage, number: int) -> None:
-    """Forget what is not true any more in this epoch of a stage, from 0: of another solver, or of parts that were held."""
+    """Discard what another solver, or an epoch in which parts were held, left in the state; ``number``: epoch of the stage, from 0."""
     following = state.moments.get("following")
     if number in (0, stage.hold_positions) or following:
         state.moments.pop("lbfgs", None)

@@ -24,14 +24,14 @@ FURTHER = 0.3  # share of the light of the further modes while they follow the f
 # Light of a derivative, by pixels of the detector and relative to the beam, of a plane wave: the mode stays as it is.
 EVEN = 1e-6
 FOLLOWED = 20  # epochs in which the further modes of the first guess follow the first one
-# Counts of a pixel, on average, from which they do: fewer do not tell a mode from none, which would keep its light.
+# Counts of a pixel, on average, from which they do: below, a mode cannot be told from no mode, and would keep its light.
 TELLING = 1.0
 LEAST_MEAN = 1e-9  # mean of a pixel from which all losses are as if it were 1: their floor is at 1e-12
 DIM = 1e-3  # root of the first guess of the background, relative to that of the mean count
 # Most of the loss relative to that before the first step, or to that without light: with more, a reconstruction has
 # diverged.
 MOST_RISE = 1e3
-# Most by which the last step may add to the loss of its own patterns, relative to that, and to that without light.
+# Largest increase of the loss of its own patterns by the last step, relative to that loss and to the loss without light.
 STEP_RISE, STEP_SHARE = 9, 0.01
 
 PartTensors = dict[str, torch.Tensor]

@@ -179,7 +179,7 @@ class BatchVariables:
 
 SYSTEMS = {
     "Slurm": BatchVariables(("SLURM_JOB_ID",), "CPU", here=("SLURM_CPUS_ON_NODE",), whole=("SLURM_CPUS_PER_TASK",)),
-    # NCPUS is of the first chunk, and may be its ompthreads; the file has a line for each mpiproc in PBS Pro, for each core in Torque.
+    # NCPUS describes the first chunk alone, and may be its ompthreads; the file has a line for each mpiproc in PBS Pro, for each core in Torque.
     "PBS": BatchVariables(
         ("PBS_JOBID",), here=("NCPUS", "PBS_NUM_PPN"), files={"PBS_NODEFILE": NAMES}, whole=("PBS_NP",)
     ),

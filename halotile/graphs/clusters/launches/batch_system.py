@@ -74,7 +74,7 @@ class JobRows:
     """States of jobs in a system that prints a row for each that it knows, and an error or nothing for one that it has forgotten.
 
     Any other error, such as that its server cannot be reached, is no answer. A system may answer for several jobs, or for none of them
-    once one is over. Its server has others to answer: it is asked once for all jobs, and again only where that failed.
+    once one is over. To spare its server, it is asked once for all jobs, and again only where that failed.
     """
 
     command: str  # command, with `{}` in the place of the jobs
@@ -136,8 +136,8 @@ class BatchSystem:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # further directives of a job that holds the driver of a submitted run; None where it cannot
     driver: Sequence[str] | None = None
-    # requests that the class leaves out, from the same as `gpus` and the folder of logs: likewise arguments, and
-    # `directives`
+    # requests that the class leaves out: called with the arguments of `gpus` and the folder of logs; returns arguments,
+    # and `directives`
     requests: Callable[[sections.Cluster, int, Path], Mapping[str, Any]] = lambda *_: {}
     # pattern for options in directives that apply to the jobs of workers, and not to that of the driver
     worker_options: str = "(?!)"

@@ -77,7 +77,7 @@ def errors_described(address: str) -> Iterator[None]:
 def keep_beside_gpu(devices: str) -> None:
     """Run on those of the permitted cores that the first of some GPUs is connected to, as a worker of dask-cuda does."""
     first = devices.split(",")[0]
-    with suppress(Exception):  # without dask-cuda or NVML they stay all
+    with suppress(Exception):  # without dask-cuda or NVML all cores stay allowed
         near = os.sched_getaffinity(0) & set(cores_beside(int(first) if first.isdigit() else first))
         os.sched_setaffinity(0, near or os.sched_getaffinity(0))
 

@@ -1,6 +1,6 @@
 """torch, in the process that workers are forked from, before what is in ``preloaded``."""
 
-# ruff: noqa: E402 - as there
+# ruff: noqa: E402 - as in preloaded.py
 
 import gc
 

@@ -182,8 +182,7 @@ class _Solver:
         self,
         epochs: int,  # number of times that each pattern is used
         *,
-        # learning rate; auto: 0.02, for few counts 0.01, for poisson_nll 0.005, of RPIE 0.5, of LBFGS 0.1; SGD needs
-        # one
+        # learning rate; auto: that of the stage of a job without `lr`; SGD needs one
         lr: float | Auto = "auto",
         batch_size: int | Auto = "auto",  # patterns of a step; auto: 20, of LBFGS all
         # divide the learning rate by 5 where the loss has not fallen for more than 10 epochs

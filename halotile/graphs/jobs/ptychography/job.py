@@ -90,9 +90,9 @@ class StageOptions:
     lr_factors: Mapping[str, float] = field(default_factory=dict)
     """Factors of the learning rate by part, such as {positions: 0.5}."""
     hold_positions: int | Auto = "auto"
-    """Epochs of the stage before positions that are refined begin to move: until object and probe are about right, they would follow their errors. auto: half of the first stage, at most 100, unless lr_factors names positions or a result is begun with; none of later ones."""
+    """Epochs of the stage before refined positions begin to move: until object and probe are about right, they would follow their errors. auto: half of the first stage, at most 100, unless lr_factors names positions or the job starts from a result; 0 in later stages."""
     alpha: float = 0.1
-    """rpie: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE."""
+    """rpie: near 0, the step of each pixel is scaled by its own illumination; at 1, by the maximum, which is ePIE."""
     betas: tuple[float, float] = (0.9, 0.999)
     """adam: shares of the earlier mean and of the earlier mean square of the gradients that a step keeps."""
     amsgrad: bool = False

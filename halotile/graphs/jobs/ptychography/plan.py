@@ -148,7 +148,7 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
 
 
 def _check_overlap(recipe: ScanRecipe) -> None:
-    """Refuse positions whose patterns see the same of the sample, or nothing in common: as a rule they are in another unit."""
+    """Refuse positions whose patterns coincide or do not overlap: they are usually in another unit."""
     from scipy.spatial import KDTree
 
     pixels = recipe.scan.positions / recipe.optics.pixel
@@ -470,7 +470,7 @@ class SentRecipe:
         for path, values in zip(self.digests, (scan, start), strict=False):
             if values is not None and values.digest() != self.digests[path]:
                 raise InputError(
-                    f"{path} has changed since it was opened. Give back what was there, or start over (a run with --fresh)."
+                    f"{path} has changed since it was opened. Restore the original file, or start over (a run with --fresh)."
                 )
         return replace(self.recipe, scan=scan, start=start)
 
@@ -523,7 +523,7 @@ def photon_loss(mean: NDArray[np.floating]) -> float:
 
 
 def photon_loss_of_varying(mean: NDArray[np.floating], variance: NDArray[np.floating]) -> float:
-    """Return the same of pixels whose means vary from pattern to pattern, as a gamma distribution does.
+    """Return the photon loss of pixels whose mean varies from pattern to pattern, by a gamma distribution.
 
     ``mean, variance``: of the counts of each pixel over all patterns: beyond the mean, the variance is that of the pixel's means.
     """
@@ -548,7 +548,7 @@ def mean_count(path: str) -> float | None:
 
 
 def photon_loss_of(path: str) -> float | None:
-    """Return about that of a scan, by some of its patterns; None as of :func:`mean_count`."""
+    """Estimate the photon loss of a scan from a sample of its patterns; None as in :func:`mean_count`."""
     if mean_count(path) is None:
         return None
     with suppress(Exception):  # it is no part of the result

@@ -176,7 +176,7 @@ def _known(denoiser: Denoiser, question: Sequence[Any]) -> Any:
 def _kept(denoiser: Denoiser, question: Sequence[Any], measure: Callable[[], T]) -> T:
     """Return a stored answer, or measure it.
 
-    That of foreign code is not stored where code is imported meanwhile, or a file is opened that the denoiser is not built from: neither
+    The answer about foreign code is not cached if code is imported meanwhile, or a file is opened that the denoiser is not built from: neither
     is in the key.
     """
     opened = opened_files()
