@@ -63,7 +63,10 @@ def count(text: str, *names: str) -> Any:
     return option("N", text, *names, parser=whole)
 
 
-AllowImport = Annotated[bool, flag("--allow-import", "Allow the job to run code of your own. Trust its file first.")]
+AllowImport = Annotated[
+    bool,
+    flag("--allow-import", "Allow the job to import and run your own code. Use it only for job files that you trust."),
+]
 ClusterKind = Annotated[
     str | None, option("KIND", "Kind of cluster, such as local or slurm; replaces cluster.kind.", "--cluster")
 ]
@@ -143,7 +146,7 @@ class FileRequest:
         match = re.fullmatch(r"\s*(\d+):(\d+)\s*,\s*(\d+):(\d+)\s*", self.region)
         if match is None:
             raise ConfigError(
-                f"{self.spelled('region')} {self.region}: not rows and columns. Write first row:last row,first column:last "
+                f"{self.spelled('region')} {self.region}: not rows and columns. Write first row:end row,first column:end column, which exclude the end row and "
                 "column, such as 0:512,1000:1512."
             )
         y0, y1, x0, x1 = map(int, match.groups())
@@ -214,7 +217,7 @@ class ExportRequest(ImageRequest):
         Path,
         argument(
             "FILE",
-            "The TIFF to write; of the result of a ptychography job the Zarr for its images, or a PNG that shows all of it, as of a scan.",
+            "The TIFF to write. For the result of a ptychography job: a .zarr for its images or a .png for a sheet. For a scan: a .png.",
         ),
     ]
     cog: Annotated[bool, flag("--cog", "Write a Cloud Optimized GeoTIFF; PATH has a georeference.")] = False

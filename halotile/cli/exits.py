@@ -54,7 +54,7 @@ def message_of(error: BaseException, *, resumable: bool = False) -> str:
         return f"error: {error}"
     if isinstance(error, MemoryError):
         return (
-            "error: this takes more memory than was free when it began. An input that is far smaller is damaged: restore it from "
+            "error: memory ran out. If the input is a small file, it may be damaged and declare a size that is too large: restore it from "
             "its origin. Else end other programs, or use a machine with more memory."
         )
     text = " ".join(str(error).split())

@@ -227,5 +227,5 @@ def config_text(facts: dict[str, Any]) -> str:
     it = "them" if facts["pattern"] else "it"
     hint = f"To denoise {it}, write this to config.yaml and type `recon-cli run config.yaml`"
     if "sigma" in facts["config"]:
-        hint += ".\n`recon-cli try config.yaml sheet.png --set denoiser.strength=0.5,1,2` draws a crop with several strengths before"
+        hint += ".\n`recon-cli try config.yaml sheet.png --set denoiser.strength=0.5,1,2` compares several strengths on a crop first"
     return f"{hint}:\n\n{facts['config'].rstrip()}"

@@ -262,7 +262,7 @@ def _odd_channels(many: ManyPlans) -> list[str]:
     usual = Counter(counts.values()).most_common(1)[0][0]
     if not (odd := [path for path, count in counts.items() if count != usual]):
         return []
-    more = f" (and {counted(len(odd) - 1, 'more image')} another number than most)" if odd[1:] else ""
+    more = f" (and {counted(len(odd) - 1, 'more image')} with an unusual number)" if odd[1:] else ""
     return [f"{_name(odd[0])} has {counted(counts[odd[0]], 'channel')}, and most images have {usual}{more}"]
 
 

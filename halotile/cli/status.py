@@ -157,7 +157,7 @@ def check_here(directory: Path, output: ObjectPath) -> None:
     if os.path.realpath(RunDirectory.beside(output).path) != os.path.realpath(directory):
         folder = shlex.quote(os.path.dirname(os.path.realpath(directory)))
         raise ConfigError(
-            f"{directory} keeps the run of {output}, and such a one is looked for in the working directory. Write `cd {folder}` first."
+            f"{directory} keeps the run of {output}, but the run directory of an output in an object store has to be in the working directory. Write `cd {folder}` first."
         )
 
 

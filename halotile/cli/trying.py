@@ -275,7 +275,7 @@ def _faint(comparison: Comparison) -> list[str]:
         return []
     return [
         f"the suggested setting keeps {100 * suggested.detail_kept:.0f} % of it, and {_labels(comparison)[more.setting]} "
-        f"{100 * more.detail_kept:.0f} %, with an error of {more.error:.3f}. For small faint things, take {written(more.setting)}"
+        f"{100 * more.detail_kept:.0f} %, with an error of {more.error:.3f}. To keep small faint features, use {written(more.setting)}"
     ]
 
 
@@ -285,7 +285,7 @@ def _remarks(comparison: Comparison) -> Iterator[Row]:
         count = counted(comparison.outliers, "pixel")
         yield "outliers", f"{count} far beyond the noise, hot or dead: left out of all figures"
     if found := comparison.correlation:
-        why = f"the noise is correlated, by {found}, and the estimate takes it for independent from pixel to pixel"
+        why = f"the noise is correlated, by {found}, but the estimate assumes noise that is independent from pixel to pixel"
         yield "error", f"none can be estimated: {why}. {found.advice}"
 
 
@@ -321,9 +321,9 @@ def _notes(comparison: Comparison) -> list[str]:
         *(f"{label.capitalize()}: {text}." for label, text in _remarks(comparison)),
         f"Crop {_place_text(comparison)}. {_noise_text(comparison).capitalize()}.",
         *below,
-        "residual: its standard deviation relative to the noise. correlation: of its neighbouring pixels, the larger one of both axes, about 0 for noise alone, larger "
+        "residual: its standard deviation relative to the noise. correlation: that of neighbouring pixels of the residual, along the axis where it is larger; about 0 for noise alone, higher "
         "where it holds structure of the image. error: estimated squared error of the result; that of the noisy crop is 1.",
-        "faint detail: height left of small spots and lines that were added at 1, 2 and 5 noise levels, and share of them that stands out.",
+        "faint detail: remaining height of small spots and lines that were added at 1, 2 and 5 noise levels, and the share of them that is still detected.",
         *([f"Suggested: {_suggestion(comparison)}"] if several else []),
         *([f"Faint detail: {text}." for text in _faint(comparison)] if several else []),
     ]

@@ -377,7 +377,7 @@ def _plan(job: Job, request: ScalingRequest, folder: Path, report: Report) -> Pl
         )
     if _blocks_of(plan) < 2:
         raise ConfigError(
-            f"the job is one block of {list(plan.grid.block)}, which workers cannot share. Write a smaller output.shard, or a larger image."
+            f"the job is one block of {list(plan.grid.block)}, which workers cannot share. Write a smaller output.shard, or measure the job on a larger image."
         )
     return _with_workers(plan, most or plan.run.count)
 

@@ -117,7 +117,7 @@ class Checked(Viewed):
         if self.are_counts and not np.all(pixels >= 0):
             raise InputError(
                 f"{self.name} has pixels below 0, or that are no numbers: counts have none. Subtract no background from the data, "
-                "write it as fidelity.background, or write another solver."
+                "write it as fidelity.background; or write a fidelity that is not for counts, such as l2."
             )
         return pixels
 

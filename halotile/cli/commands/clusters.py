@@ -57,7 +57,7 @@ def submit(
 @command()
 def logs(
     run_path: arg.RunPath,
-    lines: Annotated[int, arg.count("How many of each log, from its end.")] = 40,
+    lines: Annotated[int, arg.count("Number of lines to show from the end of each log.")] = 40,
     with_workers: Annotated[bool, arg.flag("--workers", "Show the workers' logs too.")] = False,
     follow: Annotated[bool, arg.flag("--follow", "Go on showing until the run is over.")] = False,
 ) -> None:
@@ -106,7 +106,7 @@ def attend(run_path: arg.RunPath, as_driver: Annotated[bool, arg.flag("--driver"
 
 _BEFORE = "halotile.before"
 Memory = Annotated[str, arg.option("SIZE", "Memory for each worker, such as 4GiB.", "--memory")]
-Site = Annotated[Path | None, arg.option("CONFIG", "A job file whose cluster section says the rest.", "--config")]
+Site = Annotated[Path | None, arg.option("CONFIG", "A job file; its cluster section sets everything else.", "--config")]
 ALL_GPUS = "With --torch: each rank sees all GPUs of its machine, for scripts that take cuda:LOCAL_RANK."
 TORCH = "A torchrun script: one rank on each worker, all of them the same script."
 
@@ -130,7 +130,7 @@ def execute(
     no_dashboard: arg.NoDashboard = False,
     no_tls: arg.NoTls = False,
     torch: Annotated[bool, arg.flag("--torch", TORCH)] = False,
-    retries: Annotated[int, arg.count("With --torch: starts anew after a rank has failed.")] = 0,
+    retries: Annotated[int, arg.count("With --torch: number of restarts after a rank fails.")] = 0,
     all_gpus: Annotated[bool, arg.flag("--all-gpus", ALL_GPUS)] = False,
 ) -> None:
     """Run your own script with a cluster, or as torch ranks. Client() and DistributedContext() in it join the cluster; arguments after -- go to the script."""
@@ -143,10 +143,10 @@ def execute(
     _check_spelling(context)
     if retries and not (torch and retries > 0):
         raise ConfigError(
-            f"--retries is {retries}. Write 0 or more, with --torch. What is the script's own comes after --."
+            f"--retries is {retries}. Write 0 or more, and only with --torch. Put the script's own arguments after --."
         )
     if all_gpus and not torch:
-        raise ConfigError("--all-gpus is about the ranks of --torch. Write both, or leave it out.")
+        raise ConfigError("--all-gpus needs --torch. Write both, or leave --all-gpus out.")
     choice = load_cluster(config, arg.Flags(cluster=cluster, no_dashboard=no_dashboard, no_tls=no_tls))
     order = _order(workers, memory, choice)
     if torch:
@@ -197,7 +197,7 @@ def _check_spelling(context: typer.Context) -> None:
         name = word.partition("=")[0]
         is_option = name in context.meta[_BEFORE] and name.startswith("--")
         if is_option and (near := nearest(name, options, likeness=0.75)):
-            raise ConfigError(f"exec has no {name}; did you mean {near}? What is the script's own comes after --.")
+            raise ConfigError(f"exec has no {name}; did you mean {near}? Put the script's own arguments after --.")
 
 
 def _show(title: str, findings: Sequence[Finding], *, as_json: bool) -> None:
@@ -213,7 +213,7 @@ def _order(workers: int | None, memory: str, choice: Cluster) -> Order:
     from halotile.graphs.plans.needs import device_of, workers_of
 
     if workers is not None and workers < 1:
-        raise ConfigError(f"--workers is {workers}: somebody has to work. Write --workers 1 or more.")
+        raise ConfigError(f"--workers is {workers}: at least one worker is needed. Write --workers 1 or more.")
     try:
         memory_bytes = parse_bytes(memory)
     except ValueError as error:

@@ -129,7 +129,7 @@ def simulate(
     flags: arg.Flags,
     noise: Annotated[str, arg.option("NAME", NOISE)] = "gaussian",
     gain: Annotated[float, arg.option("G", GAIN, parser=arg.number)] = 1.0,
-    seed: Annotated[int, arg.count("Which noise.")] = 0,
+    seed: Annotated[int, arg.count("Seed of the random noise.")] = 0,
     overrides: arg.Overrides = None,
     overwrite: Annotated[bool, arg.flag("--overwrite", "Replace measurements that are there.")] = False,
     fresh: arg.Fresh = False,

@@ -108,7 +108,7 @@ def _check_is_image(path: str, dataset: str | None) -> None:
         raise ConfigError(f"{path} is a ptychographic scan. {look} .png.")
     if dataset is None and is_result(path):
         raise ConfigError(
-            f"{path} is the result of a ptychography job, a CXI file as it is. {look} .zarr, for images, or in .png, for a sheet."
+            f"{path} is the result of a ptychography job, stored as a CXI file. {look} .zarr to get images, or in .png to get a sheet."
         )
 
 
@@ -187,7 +187,9 @@ def view(
 @command()
 def export(
     request: arg.ExportRequest,
-    unwrap: Annotated[bool, arg.flag("--unwrap", "Of a ptychography job: let the phase of the object pass π.")] = False,
+    unwrap: Annotated[
+        bool, arg.flag("--unwrap", "For the result of a ptychography job: unwrap the phase of the object beyond ±π.")
+    ] = False,
     quiet: arg.Quiet = False,
 ) -> None:
     """Write an image as OME-TIFF or GeoTIFF, draw a scan as PNG. The TIFF has every pixel and resolution levels, for QuPath, Fiji and the like."""
@@ -209,7 +211,7 @@ def export(
             description = "\n".join(images)
     elif unwrap:
         raise ConfigError(
-            f"--unwrap: {file} is not to be a .zarr, or {path} is no result of a ptychography job. Leave it out."
+            f"--unwrap needs the result of a ptychography job and a .zarr to write, and {path} or {file} is something else. Leave --unwrap out."
         )
     else:
         _check_is_image(path, request.dataset)

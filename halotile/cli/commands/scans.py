@@ -11,11 +11,11 @@ from halotile.errors import ConfigError
 
 VOLTS = {"eV": 1.0, "keV": 1e3, "MeV": 1e6}
 FIRST = "The beam is at the first pixel, as an FFT leaves it: move it to the middle."
-PLACES = "Places of the beam: a dataset or a .npy, .csv or .txt, or two for rows,columns."
-COLUMNS = "Their columns: y along rows, x along columns, z not used, - where the way is the other one; y,x if left out."
-LAST = "The axes of the positions come after those of the pixels in the patterns."
+PLACES = "Positions of the beam: a dataset, or a .npy, .csv or .txt file; or two of these, for rows,columns."
+COLUMNS = "Meaning of the position columns: y along rows, x along columns, z unused; a minus reverses an axis. y,x when left out."
+LAST = "The patterns have the pixel axes first and the position axes last."
 BAD = (
-    'Image that is not 0 where none does; or pixels, such as "10,12 50,20"; or negative: those that are so, or NaN, in any pattern. '
+    'Bad pixels: an image that is not 0 there; a list such as "10,12 50,20"; or negative, for pixels that are negative or NaN in any pattern. '
     "May be repeated."
 )
 PROBE = "First guess of the probe, complex: modes, rows and columns of a pattern."
@@ -29,7 +29,10 @@ class ScanOptions:
 
     crop: Annotated[int | None, arg.count("Keep a square of so many pixels of each pattern.")] = None
     center: Annotated[
-        Text, arg.option("ROW,COLUMN", "Pixel of the beam without a sample, the middle of what is kept.")
+        Text,
+        arg.option(
+            "ROW,COLUMN", "Pixel that the beam hits without a sample; it becomes the middle of the kept square."
+        ),
     ] = None
     corner: Annotated[bool, arg.flag("--corner", FIRST)] = False
     binning: Annotated[int, arg.count("Add the counts of N × N pixels.", "--bin")] = 1
@@ -39,13 +42,17 @@ class ScanOptions:
     axes: Annotated[Text, arg.option("AXES", COLUMNS, "--position-axes")] = None
     positions_last: Annotated[bool, arg.flag("--positions-last", LAST)] = False
     step: Annotated[Text, arg.option("LENGTH", "Step of a raster, or two for rows,columns.")] = None
-    rotation: Annotated[float, arg.option("DEGREES", "Of the places, from rows to columns.", parser=arg.number)] = 0.0
+    rotation: Annotated[
+        float, arg.option("DEGREES", "Rotation of the positions, from rows towards columns.", parser=arg.number)
+    ] = 0.0
     good: Annotated[Text, arg.option("NAME", "Image that is not 0 where a pixel counts.", "--good-pixels")] = None
     bad: Annotated[list[str] | None, arg.option("NAME", BAD, "--bad-pixels")] = None
     probe: Annotated[Text, arg.option("NAME", PROBE)] = None
-    energy: Annotated[Text, arg.option("ENERGY", "Of a photon, such as 8.8 keV.")] = None
+    energy: Annotated[
+        Text, arg.option("ENERGY", "Energy of a photon, or of an electron with --electrons, such as 8.8 keV.")
+    ] = None
     electrons: Annotated[bool, arg.flag("--electrons", "The energy is that of electrons.")] = False
-    distance: Annotated[Text, arg.option("LENGTH", "From the sample to the detector.")] = None
+    distance: Annotated[Text, arg.option("LENGTH", "Distance from the sample to the detector.")] = None
     pixel: Annotated[Text, arg.option("LENGTH", PIXEL, "--pixel")] = None
 
 
@@ -137,7 +144,7 @@ def _wavelength(energy: str | None, electrons: bool) -> float | None:
     from halotile.storage.scans.known import wavelength_of
 
     if energy is None and electrons:
-        raise ConfigError("--electrons says what --energy is that of. Write both, such as --energy '300 keV'.")
+        raise ConfigError("--electrons needs --energy. Write both, such as --energy '300 keV'.")
     if energy is None:
         return None
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)((?:e[+-]?\d+)?)\s*(eV|keV|MeV)\s*", energy)

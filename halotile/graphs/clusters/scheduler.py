@@ -91,7 +91,7 @@ def missing_environment(client: Client) -> str:
         if without:
             wanted = " ".join(f"{name}={value}" for name, value in ALLOCATOR_ENVIRONMENT.items())
             return (
-                f"{counted(without, 'worker')} of {len(answers)} without the environment in which large tiles are not mapped anew "
+                f"{counted(without, 'worker')} of {len(answers)} started without the environment variables that keep memory of large tiles mapped: it is mapped again "
                 f"each time, which can cost more than half of their speed. Start them as: {wanted} dask worker ..."
             )
     return ""
@@ -121,7 +121,7 @@ def joined(source: str, address: str) -> Iterator[Client]:
         client = Client(address, set_as_default=False, timeout=CONNECT_SECONDS, security=Security())
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
-            f"{source} is {address}, and no scheduler answers there ({error}). Start it, or leave {source} out to have workers "
+            f"{source} is {address}, and no scheduler answers there ({error}). Start it, or remove {source} and write cluster.kind: local to have workers "
             "started on this machine."
         ) from error
     with client:

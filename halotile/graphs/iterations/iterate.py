@@ -57,7 +57,7 @@ def check_finite(sums: Mapping[str, float], state: base.State, epoch: int = 1) -
         )
     raise InputError(
         f"{came}: some pixel of the data, of start, or of what an operator reads (a mask) is NaN or infinite. Replace it "
-        "by a number; one that is to be left out, by 0 under a mask that is 0 there."
+        "by a number. To leave a pixel out, write 0 in its place, and a mask that is 0 there."
         + (" Or write a smaller solver.step, if it is not auto." if state.passes else "")
     )
 
@@ -432,9 +432,7 @@ class Iterations:
         has_one = self.done and "x" in self.vectors.copies
         where = f" in {self.vectors.path('x', self.state.passes)}" if has_one else ""
         if self.aside == 0:
-            return (
-                f"It grew from the start: the image it began with is better than that of iteration {self.done}{where}"
-            )
+            return f"The objective grew from the first iteration: the start image is better than that of iteration {self.done}{where}"
         return f"The image of iteration {self.done} is kept{where}"
 
 
@@ -519,4 +517,4 @@ def mend(step_size: float | None) -> str:
     """Return the advice to shorten the step size; without one, to look at the input."""
     if step_size is None:
         return "Look at the data, and at what operators read, such as masks."
-    return f"Write a smaller solver.step than {step_size:.3g}, or step: auto if it is not; poisson also needs a start above 0."
+    return f"Write a smaller solver.step than {step_size:.3g}, or step: auto if the job sets a number. With a fidelity of counts, also check that start is above 0."

@@ -70,8 +70,8 @@ def check_decoding(sources: Iterable[Source], run: Run) -> None:
             raise MemoryRefused(
                 f"run.memory_per_worker is {run.memory_per_worker}; {source.path} is stored in pieces of "
                 f"{' × '.join(map(str, source.chunks))} pixels, {bytes_text(chunk)} each, and one can only be decoded whole, which takes "
-                f"{bytes_text(2 * chunk)}. Write more than that, or convert the image to a Zarr or a TIFF in small chunks first. "
-                "A file that is far smaller is damaged: restore it from its origin."
+                f"{bytes_text(2 * chunk)} beside the program. Write a larger run.memory_per_worker, or convert the image to a Zarr or a TIFF in small chunks first. "
+                "If the file is far smaller than that, it may be damaged: restore it from its origin."
             )
 
 

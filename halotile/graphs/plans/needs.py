@@ -243,13 +243,13 @@ def note_of_cluster(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
             return ()
         return (
             f"{on_cpu} compute on CPUs, one for each GPU on cluster local-cuda; with kind: local and run.device: cuda "
-            "run.workers of them share the first GPU",
+            "as many workers as run.workers share the first GPU",
         )
     if job.run.device == "cuda" and not one_for_each:
         return ("run.device is cuda, and nothing of this job computes on GPUs",)
     if one_for_each:
         return (
-            "nothing of this job computes on GPUs, and cluster local-cuda has one worker for each: kind: local has run.workers of them",
+            "no part of this job computes on GPUs, but cluster local-cuda starts one worker for each GPU. Write kind: local to choose the number with run.workers",
         )
     return ()
 

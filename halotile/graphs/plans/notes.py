@@ -168,7 +168,9 @@ def _narrowing(input_dtype: np.dtype[Any], output_dtype: np.dtype[Any]) -> tuple
     limits = np.iinfo(output_dtype)
     holds = f"output.dtype {output_dtype} holds whole numbers from {limits.min} to {limits.max}"
     if input_dtype.kind == "f":
-        return (f"{holds}: others are rounded, so of an image between 0 and 1 only 0 and 1 are left",)
+        return (
+            f"{holds}: fractions are rounded and values beyond are cut off, so of an image between 0 and 1 only 0 and 1 are left",
+        )
     input_limits = np.iinfo(input_dtype)
     return (
         f"{holds}, and the input's {input_dtype} goes from {input_limits.min} to {input_limits.max}: the rest is cut off",

@@ -359,7 +359,7 @@ def make_plan(
     kind = kind_of(job)
     if same_input and not kind.inputs:
         raise ConfigError(
-            f"--same-input is not for job {job.kind}, which does not compute each block from its own place of one input. "
+            f"--same-input is not for job {job.kind}, whose blocks are not each computed from the same place of one input. "
             "Leave it out, or start over with --fresh."
         )
     request = PlanRequest(fresh, same_input, probe, makes_folder, report)

@@ -21,7 +21,7 @@ def probe_rows(figures: Mapping[str, Any]) -> list[Row]:
         rows.append(("tiles" if number == 0 else "", f"{tile:<{width}}{_cost(trial, tuned)}"))
     for number, trial in enumerate(tuned["precisions"]):
         rows.append(("precision" if number == 0 else "", f"{trial['name']:<10}{_precision(trial, tuned)}"))
-    rows.append(("", "errors are the largest, of the brightest pixel, against float32 on a processor"))
+    rows.append(("", "errors are the largest differences from float32 on a CPU, relative to the brightest pixel"))
     return rows
 
 

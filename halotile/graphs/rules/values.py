@@ -227,7 +227,7 @@ _LINES = [{"gain": gain, "axis": axis} for gain in (False, True) for axis in "xy
 def _stripes(value: Any) -> str | None:
     if isinstance(value, str) or ({"gain": False} | dict(value) in _LINES):
         return None
-    return f"{shown(dict(value))} names no lines; write {{axis: x}} where columns are off, or {{axis: y}} for rows; with gain: true beside it for factors"
+    return f"{shown(dict(value))} names no axis; write {{axis: x}} if columns have offsets, or {{axis: y}} if rows do; add gain: true if they also differ by factors"
 
 
 def _walltime(value: str) -> str | None:
@@ -371,7 +371,7 @@ def _keys_of_cluster(cluster: Cluster) -> Faults:
     """Yield keys that have no meaning for a batch system."""
     for key in traits_of(cluster.kind).ignored:
         if (value := getattr(cluster, key)) is not None:
-            fault = f"{shown(value)}, and {cluster.kind} has nothing of the kind; leave it out, or say it in cluster.directives"
+            fault = f"{shown(value)}, but {cluster.kind} has no such setting; leave it out, or write it in cluster.directives"
             yield ("cluster", key), fault
 
 

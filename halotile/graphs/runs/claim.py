@@ -408,7 +408,7 @@ def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
         is_alike = may_be_same(previous["identity"], plan.identity, plan.kind.inputs)
         if is_alike and all(line.startswith(images) for line in differs):
             if any(".path was " in line for line in differs):
-                moved = " --same-input takes your word that these are the same pixels at another place: every block that is done stays."
+                moved = " If these are the same pixels at another path, run with --same-input: halotile does not check that, and keeps every finished block."
             else:
                 mended = "If these are the same images, repaired or copied, run with --same-input. "
         raise ResumeRefused(

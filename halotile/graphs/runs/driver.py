@@ -128,11 +128,11 @@ def describe_bad_blocks(plan: Plan, grid: Grid, bad: tuple[BadBlock, ...]) -> st
 def _remedy(plan: Plan, bad: tuple[BadBlock, ...]) -> str:
     """Return advice about blocks that failed: it may not change the input and the code, which define the job."""
     if not plan.kind.inputs:
-        return "Mend the cause and run again. Where that changed what the job reads, or your code, run with --fresh to start over."
+        return "Fix the cause and run again. If the fix changed a file that the job reads, or your code, run with --fresh to start over."
     if not all(b.kind in ("input", "damaged") for b in bad):
         return (
-            "Mend the cause and run again: only these are redone. After a change of the image or of your code run with "
-            "--fresh to start over; other options are another job, which also takes output.overwrite: true."
+            "Fix the cause and run again: only these blocks are recomputed. After a change to the image or to your code, run with "
+            "--fresh to start over. Changed options make another job, which needs output.overwrite: true as well."
         )
     may_stay = any("run.on_nan: propagate" in b.error for b in bad)
     redo = "Run again with run.on_nan: propagate to do only these. " if may_stay else ""
@@ -186,7 +186,7 @@ class _Driver:
         self._report_damaged(unmarked)
         if removed:
             self.status.report(
-                f"{counted(removed, 'level')} that were added to the image before it changes now are removed"
+                f"removed {counted(removed, 'level')} that `recon-cli levels` had added, because the image changes"
             )
         for warning in filter(None, (output.journal.warning for output in self.outputs.held)):
             self.status.report(warning)

@@ -250,13 +250,13 @@ class HeldOutputs:
         doubtful.discard(self._certain)
         self._at_hand.unmark(doubtful)
         advice = (
-            f"; {_blocks(doubtful)} done since it was last found as it was, may be of either, and will be done again"
+            f"; {_blocks(doubtful)} done since it was last found unchanged, may come from either version, and will be recomputed"
             if doubtful
             else ""
         )
         raise InputError(
             f"{' and '.join(changed)} while the run read it{self._title}. {_blocks(self._certain)} done before that{advice}. "
-            "Put it back as it was, with its times, and run again to go on, or run with --fresh to start over."
+            "Restore the file with its modification time and run again to continue, or run with --fresh to start over."
         )
 
 

@@ -158,7 +158,7 @@ def choose_planes(source: Source, at: Mapping[str, int | str], region: Region | 
         (y0, x0), (y1, x1) = region.start, region.stop
         raise ConfigError(
             f"region {y0}:{y1},{x0}:{x1}: the image has {whole.shape[0]} rows and {whole.shape[1]} columns. "
-            "Write a part of it, as first row:last row,first column:last column, excluding the last ones."
+            "Write a part of it as first row:end row,first column:end column, excluding the end row and column."
         )
     return Planes(source, found, region or whole, "c" not in at and _is_colour(source))
 

@@ -107,7 +107,7 @@ def framed(scan: Scan, framing: Framing, shape: tuple[int, ...]) -> Scan:
     dark = None if scan.background is None else framing.binned(scan.background[rows, columns])
     if scan.probe is not None and framing != Framing():
         raise ConfigError(
-            "--probe has the pixels that all of the patterns give it. Leave --crop, --center, --bin and --corner out, or the probe: a guess is made."
+            "--probe has the pixels of whole patterns. Leave --crop, --center, --bin and --corner out; or leave --probe out, and the probe is guessed."
         )
     return replace(scan, pixel=(bins * height, bins * width), mask=good, background=dark)
 
@@ -193,7 +193,7 @@ class PatternCounts:
         row, column = self.framing.in_file(first[None, 1:], *self.shape[1:])[0]
         places, patterns = int(wrong.any(0).sum()), int(wrong.any((1, 2)).sum())
         advice = (
-            ". Where a dark image was subtracted, write the counts as they were, or 0 for what is below it; "
+            ". If a dark image was subtracted, store the counts from before that, or 0 in place of negative values; "
             "bad pixels are left out of all patterns with --bad-pixels negative"
         )
         if int(wrong.sum()) == places * len(read):
@@ -267,7 +267,7 @@ class PatternCounts:
             found[-1] += f". Leave {'it' if len(bad) == 1 else 'them'} out: {remedy}"
         if (left_out := 1 - self.counting.mean()) >= MANY_LEFT_OUT:
             found.append(
-                f"the mask leaves out {left_out:.0%} of the pixels. If it should be the other way round, name it as --good-pixels"
+                f"the mask leaves out {left_out:.0%} of the pixels. If the mask is inverted, name it as --good-pixels instead of --bad-pixels, or as --bad-pixels instead of --good-pixels"
             )
         few, many = np.nanpercentile(np.delete(self.totals, self.blank()), (5, 95))
         if many > SPREAD * few > 0:
@@ -391,7 +391,7 @@ def _check_mask(mask: NDArray[np.bool_], source: str) -> None:
     """Refuse a mask of the file that leaves out nearly all pixels."""
     if (left_out := 1 - mask.mean()) > MOST_LEFT_OUT:
         raise InputError(
-            f"{source}: its mask leaves out {left_out:.0%} of the pixels, as an inverted one does. Name the mask: as --good-pixels where the pixels count in which it is not 0, else as --bad-pixels."
+            f"{source}: its mask leaves out {left_out:.0%} of the pixels, as an inverted one does. Name the mask as --good-pixels if it is not 0 in valid pixels, otherwise as --bad-pixels."
         )
 
 

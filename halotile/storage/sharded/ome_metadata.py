@@ -87,7 +87,7 @@ def check_axes(axes: tuple[str, ...]) -> None:
     if not fits(axes):
         raise ConfigError(
             f"axes are {','.join(axes)}: OME-Zarr {VERSION} requires t, then c (or one axis of another name), "
-            "then two or three of z, y, x. Reorder the axes, or write a plain Zarr."
+            "then two or three of z, y, x. Reorder the axes, or write output.format: zarr."
         )
 
 

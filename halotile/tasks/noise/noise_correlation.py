@@ -55,10 +55,12 @@ class NoiseCorrelation(NamedTuple):
             lines = "columns" if across == "x" else "rows"
             return f"The likely cause is line noise, {lines} that are off: write input.stripes: {{axis: {across}}}"
         if min(self.y[0], self.x[0]) >= CLEAR / 2:
-            return "The likely cause is resampling, smoothing, a mosaic of colours, or lossy compression: denoise the image from before that, or its means of 2 × 2 pixels"
+            return "The likely cause is resampling, smoothing, demosaicing, or lossy compression: denoise the image as it was before that step, or bin it by 2 × 2 pixels first"
         # A training that hides neighbours along one axis does not help against noise that is shared along both.
         axis = "y" if self.y[0] > self.x[0] else "x"
-        return f"The likely cause is a readout or scan along {axis}: train a network with structure: {axis}"
+        return (
+            f"The likely cause is a readout or scan along {axis}: train a network with structure: {axis} (job: train)"
+        )
 
 
 def direction_text(axis: str) -> str:

@@ -117,7 +117,7 @@ def tune(task: DenoiseTask, request: TrialRequest, device: Device | None = None)
         shared = f", shared with {request.sharing - 1} other workers" if request.sharing > 1 else ""
         raise MemoryRefused(
             f"{trial.device.title} has no memory for one tile of {' × '.join(map(str, request.tiles[-1]))} pixels"
-            f"{shared}. Write a smaller tile.size, or stop other programs that use the device."
+            f"{shared}. Write a smaller tile.size or fewer run.workers, or stop other programs that use the device."
         )
     fastest = min(each.seconds for each in tried)
     best = min((each for each in tried if each.seconds <= (1 + GAIN) * fastest), key=lambda each: each.batch_bytes)

@@ -300,7 +300,7 @@ def job_arguments(system: BatchSystem, order: Order, logs: Path) -> dict[str, An
     for key in traits_of(system.module).ignored:
         if getattr(choice, key) is not None:
             raise ConfigError(
-                f"cluster.{key} is {getattr(choice, key)}, and {system.title} has nothing of the kind: leave it out, or write it in "
+                f"cluster.{key} is {getattr(choice, key)}, but {system.title} has no such setting. Leave it out, or write it in "
                 "cluster.directives."
             )
     memory_bytes = order.memory_bytes + NANNY_BYTES

@@ -152,9 +152,7 @@ class Supervisor(RunningCluster):
             return
         tail = launch.log_tail()
         log = f" The end of its log:\n{tail}" if tail else ""
-        self._failure = (
-            f"{counted(self._ended_early, 'worker')} one after the other ended before they did anything. {text}.{log}"
-        )
+        self._failure = f"{counted(self._ended_early, 'worker')} in a row ended before doing any work. {text}.{log}"
         self._not_before = now + FORGIVE_SECONDS
         self.report(f"no more workers are asked for, for {FORGIVE_SECONDS / 60:.0f} minutes: {self._failure}")
 

@@ -73,7 +73,7 @@ def channels_of(job: Denoising, source: Source) -> list[ChannelGroup]:
             takes = f"takes {denoiser.channels[0]} channels together"
             changes = takes if denoiser.scale == 1 else "changes the size of the image"
             raise ConfigError(
-                f"{part.title}: {denoiser.title} {changes}, and a channel with a denoiser of its own is denoised by itself, at its size. "
+                f"{part.title}: {denoiser.title} {changes}, but a channel with its own denoiser is denoised separately and has to keep its size. "
                 "Write one denoiser for all channels, or a job for each group of them with input.channels."
             )
         found.append(part)

@@ -149,7 +149,7 @@ def _ways_to_fit(task: DenoiseTask, needed: needs.Footprint, allowed: int, machi
     ways = {
         f"write run.memory_per_worker: {-(-enough // needs.MIB)}MiB": machine is None or enough <= machine,
         f"write {SMALLER}": has_room and not is_deep,
-        "choose a denoiser that looks less far": is_deep and has_room,
+        "choose a denoiser with a smaller receptive field": is_deep and has_room,
         "store the input in smaller chunks": enough - needed[needs.DECODED] <= allowed,
     }
     remedies = ", or ".join(way for way, helps in ways.items() if helps)

@@ -64,7 +64,7 @@ def choose_defects(image: JobImage, photons: PhotonNoise | None) -> ChosenDefect
     gain, variance, number = _noise_of(view, roles, photons, job.noise.read_sigma)
     places = _lasting(view, roles, gain, variance)
     also = f", and {len(places):,} in the mean of several planes" if len(places) else ""
-    note = f"{defects_text(number, view.shape)} stand out of the noise alone{also}: defects, replaced before anything is computed"
+    note = f"{defects_text(number, view.shape)} stand out from the noise as isolated pixels{also}: they are defects, and are replaced before anything is computed"
     return ChosenDefects(Defects((gain, variance), places, are_kept=kept), (), (note,))
 
 

@@ -145,7 +145,7 @@ def open_sides(image: JobImage, denoiser: Denoiser, names: Collection[str]) -> d
     if own and "mask" in paths:
         raise ConfigError(
             f"input.sides.mask is {paths['mask']}, and {original.path} has a mask of its own. Leave yours out; or write one that is 0 wherever "
-            "one of them is, to go with input.nodata: none, or with a copy of the image without its mask."
+            "either mask is 0, together with input.nodata: none, which ignores the mask of the file."
         )
     if own:
         paths["mask"] = original.path
@@ -162,7 +162,7 @@ def open_sides(image: JobImage, denoiser: Denoiser, names: Collection[str]) -> d
         if name == "mask" and (denoiser.scale != 1 or denoiser.channels[0] != denoiser.channels[1]):
             raise ConfigError(
                 f"{key}: {denoiser.title} changes the image's shape, so no pixel can be kept. "
-                f"{without.strip() or 'Leave the mask out.'}"
+                f"{'Write input.nodata: none, which ignores it.' if is_own else 'Leave the mask out.'}"
             )
         side = open_source(path, level=job.input.level, dataset=own) if is_own else open_side(key, path)
         check_whole(side.path)

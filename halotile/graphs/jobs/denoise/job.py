@@ -73,11 +73,14 @@ def noise_of_camera(noise: NoiseModel) -> Faults:
     if given == ["read_sigma"] and noise.model == "gaussian":
         return
     if given and noise.model != "poisson-gaussian":
-        yield ("noise", given[0]), "is for model: poisson-gaussian; write that beside it, or leave it out"
+        yield (
+            ("noise", given[0]),
+            "is for model: poisson-gaussian, or read_sigma alone for gaussian; write the model beside it, or leave it out",
+        )
     elif given and noise.gain == "auto":
         yield (
             ("noise", given[0]),
-            "is for a known gain; write that beside it, in units of the file for each photon, or leave both out",
+            "is for a known gain; write noise.gain as well, in units of the file per photon, or leave this key out",
         )
 
 
@@ -180,8 +183,8 @@ def residual_warning(planes: Sequence[str], residuals: Sequence[Residual], known
     where = f" in {'; '.join(plane for plane, _ in found)}" if any(plane for plane, _ in found) else ""
     most = max((residual for _, residual in found), key=lambda residual: residual.correlation)
     return (
-        f"the residual, what was taken away, holds structure of the image{where}: denoised too much, unless the noise itself is correlated: its level is "
-        "then estimated too low, and a larger one may be better. "
+        f"the residual, which is what was removed, holds structure of the image{where}: the denoising was too strong, unless the noise itself is correlated: its level is "
+        "then estimated too low, and a higher level may give a better result. "
         f"The correlation of neighbours is {most.correlation_text}. "
         f"{'. '.join([*(note[0].upper() + note[1:] for note in known), '`recon-cli try` compares settings on a crop'])}"
     )
@@ -202,7 +205,7 @@ def shift_warning(planes: Sequence[str], residuals: Sequence[Residual]) -> str:
     more = f" (and in {counted(len(shifted) - 1, 'more plane')})" if len(shifted) > 1 else ""
     return (
         f"the result is {'darker' if shift > 0 else 'brighter'} than the image{where}{more}, by {abs(shift):.2g} noise levels on average: a denoiser keeps the "
-        "brightness. Weights that learned from images of another kind do this: train on images like this one"
+        "brightness. If it is a network, its weights were trained on images of another kind: train on images like this one"
     )
 
 

@@ -117,7 +117,7 @@ def choose_photon_noise(image: JobImage, denoiser: Denoiser, values: tuple[float
     if found is None:
         raise ConfigError(
             "noise.model is poisson-gaussian without a gain, and samples of the image do not show noise that grows with brightness. "
-            "Write noise.gain, in units of the file for each photon, or model: gaussian."
+            "Write noise.gain, in units of the file per photon, with the noise.offset of the camera, or model: gaussian."
         )
     return Photons(found, white, is_given=False)
 
@@ -164,7 +164,7 @@ def _remark_on_correlation(planes: Sequence[PlaneSurvey], roles: Roles, striped:
     assert found
     return (
         f"the noise is correlated{_where(clear, planes, roles)}, by {found}{more}: denoisers take such noise for structure of the image, "
-        f"and keep it, and its level is estimated too low. {found.advice}",
+        f"and keep it; an estimate of its level is too low. {found.advice}",
     )
 
 
@@ -314,7 +314,7 @@ def _remark_on_saturation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[
     ends = " or ".join(f"{end:.10g}" for end in plane.noise.saturated if not math.isnan(end))
     return (
         f"about {plane.noise.share:.0%} of the pixels{where} are {ends}, at the end of the range of values, where noise was cut off: the "
-        "estimated noise level may be too low. Write sigma as a number",
+        "estimated noise level may be too low. Write it in the units of the file: noise: {model: gaussian, read_sigma: ...}",
     )
 
 
@@ -322,7 +322,7 @@ def note_of_defects(alone: float, shape: Sequence[int]) -> tuple[str, ...]:
     """Return a note on so many pixels that stand out of the noise alone, and stay."""
     there = defects_text(alone, shape)
     advice = "they spoil the pixels around them. To replace such pixels, write input.defects: auto"
-    return (f"{there} stand out of the noise alone, as hot and dead ones do: {advice}",) if alone else ()
+    return (f"{there} stand out from the noise as isolated pixels, as hot and dead ones do: {advice}",) if alone else ()
 
 
 def defects_text(number: float, shape: Sequence[int]) -> str:
@@ -410,17 +410,15 @@ def note_of_trained_pixels(image: JobImage, denoiser: Denoiser, values: tuple[fl
         where = f" of channel {channel}" if len(trained.mean) > 1 else ""
         found = f"the pixels{where} have {seen.outside(low, high)}, and the weights expect {learned.outside(low, high)}"
         lit = "darker" if seen.mean < learned.mean else "brighter"
-        instead = (
-            f"if it is the same, {lit} or in other units, write input.range: {_range_text(learned, middle, high - low)}"
-        )
+        instead = f"if it is the same kind of image, only {lit} or in other units, write input.range: {_range_text(learned, middle, high - low)}"
         # No type of fewer numbers than those that were learned from has the same unit.
         is_narrower = dtype.kind in "iu" and np.iinfo(dtype).max < high
         if image.job.input.range == "auto" and (is_narrower or _is_in_other_units(seen, learned, high - low)):
             raise ConfigError(
-                f"input.range is auto, which takes the numbers as they were in the training: {found}. For this image, {instead}; if it is not, train on "
+                f"input.range is auto, which assumes the units of the training images: {found}. For this image, {instead}; if it is another kind, train on "
                 f"images like it, or write input.range: [{low:g}, {high:g}] to go on."
             )
-        notes.append(f"{found}: {instead}; else weights that learned from images like it do better")
+        notes.append(f"{found}: {instead}; otherwise use weights that were trained on images like this one")
     return tuple(notes[:1])
 
 

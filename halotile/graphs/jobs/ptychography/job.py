@@ -158,7 +158,7 @@ LOST = 5e-3  # share of the light of a mode that was not found
 # itself was fitted.
 BELOW = 0.95
 CAUSES = (
-    "unless the object looks right, more epochs or modes may be needed, intensities to refine where the beam varied, or the geometry may be another one (order and signs of the "
+    "unless the object looks right, write more epochs or modes, refine intensities if the beam varied, or check the geometry (order and signs of the "
     "positions' axes, focus, near or far field, pixels that do not count)"
 )
 

@@ -74,7 +74,7 @@ def plan_ptychography(job: Ptychography, begun: Begun, request: PlanRequest) -> 
     count, pattern = len(scan.positions), recipe.pattern
     if count < job.run.count:
         raise ConfigError(
-            f"the scan has {counted(count, 'pattern')}, too few for {counted(job.run.count, 'worker')}. Write run.workers: 1."
+            f"the scan has {counted(count, 'pattern')}, too few for {counted(job.run.count, 'worker')}. Write run.workers: {count}, or fewer."
         )
     object_bytes = COMPLEX * math.prod(recipe.shape)
     modes = model.modes + model.variations
@@ -114,7 +114,7 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
     focus = None if model.focus is None else signed_metres(model.focus)
     if scan.angles and model.field == "near":
         raise ConfigError(
-            "the pixels of the scan are angles, which tell no distance, and a near field needs it. Convert it again with --distance and a length for --pixel."
+            "the scan gives its pixels as angles, without the distance of the detector that a near field needs. Convert it again with --distance, and with --pixel as a length."
         )
     optics = Optics.of(scan, (rows, columns), model.field, focus)
     margin = max(4, max(rows, columns) // 10) if model.margin == "auto" else model.margin
@@ -141,7 +141,7 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
     recipe = replace(recipe, window=_window(job, recipe), start=_start(job, recipe))
     if optics.focus and recipe.first_probe is not None:
         raise ConfigError(
-            "model.focus tells where the first guess of a probe is in focus, and the scan or input.start has a probe. Leave it out."
+            "model.focus is for a probe that is guessed, but the scan or input.start has a probe. Leave model.focus out."
         )
     check_used(recipe)
     return recipe
@@ -158,7 +158,7 @@ def _check_overlap(recipe: ScanRecipe) -> None:
     remedy = "Are the positions in metres? Convert the scan with --position-unit, or correct them in the file."
     if span.max() < 1:
         raise ConfigError(
-            f"all positions are within {span.max():.2g} of a pixel of the object, which is {shown_length(recipe.optics.pixel[0])}. {remedy}"
+            f"the positions span only {span.max():.2g} pixels of the object, and a pixel is {shown_length(recipe.optics.pixel[0])}. {remedy}"
         )
     in_patterns = np.divide(pixels, (rows, columns), out=pixels)  # one array for both: there may be millions
     some = in_patterns[:: 1 + len(pixels) // SOME_POSITIONS]
@@ -214,7 +214,7 @@ def check_used(recipe: ScanRecipe) -> None:
         missing: list[int] = np.setdiff1d(stage.subset, recipe.scan.numbers).tolist() if stage.subset else []
         if missing or stage.subset == ():
             raise ConfigError(
-                f"subset names {missing[0] if missing else 'no pattern'}, and the scan has patterns 0 to {recipe.scan.numbers.max()}. Write some of them."
+                f"subset names {missing[0] if missing else 'no pattern'}, but the scan has patterns with numbers up to {recipe.scan.numbers.max()}, except those that were left out. Write some of these."
             )
     if recipe.resolution:
         covered(recipe)

@@ -341,7 +341,7 @@ class ReconstructWork(Inversion, Work):
         if choice.tol and not self.solver.is_done(choice.tol, last):
             at.report(
                 f"solver.tol: {choice.tol:g} is not reached after {counted(choice.iterations, 'iteration')}: the last one changed the "
-                f"image by {last.get(CHANGE, 1.0):.3g} of its length. Write more solver.iterations for it"
+                f"image by {last.get(CHANGE, 1.0):.3g} of its norm. Write a larger solver.iterations to reach it"
             )
         if left_out := choice.iterations - iterations.done:
             is_spent = last.get(SPENT)
@@ -353,7 +353,7 @@ class ReconstructWork(Inversion, Work):
         if is_gone(at.directory):
             written = counted(last_of(at.directory.read_output_iterations()), "iteration")
             at.report(
-                f"to write damaged blocks anew: {written} from the start, for what the solver had was removed when "
+                f"to rewrite damaged blocks, the run repeats {written} from the start, because the state of the solver was removed when "
                 "the run ended (solver.keep_state: true keeps it)"
             )
 

@@ -345,9 +345,9 @@ def note_of(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> tu
         )
     if not reached.has_state:
         raise ResumeRefused(
-            f"{directory.path} finished after {done}, and what its solver had between iterations was removed: "
+            f"{directory.path} finished after {done}, and the state of its solver was removed: "
             "it cannot go on from there. Run with --fresh to start over, with solver.keep_state: true if you may want "
-            "more iterations later; or write another output.path and start: the output, to begin at its image."
+            "more iterations later; or write another output.path, and the path of this output as start, to begin at its image."
         )
     at_most = counted(choice.iterations, "iteration")
     are = "is" if reached.iterations == 1 else "are"

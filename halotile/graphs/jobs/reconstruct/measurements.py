@@ -210,7 +210,7 @@ def _shape_fault(operators: tuple[Operator, ...], data: tuple[Source, ...], shap
         if expected != source.shape:
             return (
                 f"operators[{number}]: {source.path} has shape {list(source.shape)}, but {operator.name} of an image of "
-                f"shape {list(shape)} gives {list(expected)}. Write shape as it is, or the data that belong to it."
+                f"shape {list(shape)} gives {list(expected)}. Write the true shape of the image, or the data of such an image."
             )
     return None
 
@@ -299,7 +299,7 @@ def notes_of(operators: Iterable[Operator]) -> Iterator[str]:
             bright = (
                 f"the image comes out {1 / total:.3g} times as bright as the measurement"
                 if total > 0
-                else "light is taken away"
+                else "such an operator does not only spread light, so check its sign"
             )
             yield (
                 f"operators[{number}]: the kernel sums to {total:.4g}: {bright}. Divide it by its sum if it only spreads light."
@@ -337,8 +337,8 @@ def note_of_passes(per_pass: int, twice: float) -> Iterator[str]:
     """
     if per_pass > 1 and twice > MOST_COMPUTED_TWICE:
         yield (
-            f"solver.checkpoint_every: {per_pass} computes {100 * twice:.0f} % of the gradient more than once: so many iterations look "
-            "far beside what is computed at once. Write fewer, or a larger output.shard."
+            f"solver.checkpoint_every: {per_pass} computes {100 * twice:.0f} % of the gradient more than once: so many iterations reach "
+            "far beyond a block. Write fewer, or a larger output.shard."
         )
 
 
@@ -371,7 +371,7 @@ def check_signs(operators: Iterable[Operator]) -> None:
         if any(float(np.min(numbers)) < 0 for numbers in _factors(operator)):
             raise ConfigError(
                 f"operators[{number}] ({operator.name}) has numbers below 0 in its kernel or its weights, and solver osem multiplies: "
-                "it needs operators without any. Write 0 in their place, or solver.name: fista."
+                "it needs operators without negative numbers. Write solver.name: fista; or 0 in their place, if they are only noise."
             )
 
 
@@ -414,7 +414,7 @@ def try_adjoints(operators: Iterable[Operator], image: Shape, run: Run) -> tuple
             continue
         if operator.kind == "whole" and math.prod(image) > TRIED:
             untried.append(
-                f"operators[{number}] sees the whole image, which is too large to hold its adjoint against its forward: try a smaller one"
+                f"operators[{number}] sees the whole image, which is too large to check that its adjoint matches its forward: check it on a smaller image"
             )
             continue
         named = operator.import_ if isinstance(operator, Own) else operator.name

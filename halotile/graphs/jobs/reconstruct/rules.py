@@ -31,7 +31,7 @@ def _shape(value: Any) -> str | None:
 def _tolerance(value: float) -> str | None:
     if value >= 1:
         return (
-            f"{shown(value)} would end the solver at once: it is a part of the image's length; write less than 1, such as "
+            f"{shown(value)} would end the solver at once: it is relative to the norm of the image; write less than 1, such as "
             "1.0e-4, or 0 to do all iterations"
         )
     return AtLeast(0)(value)
@@ -40,7 +40,7 @@ def _tolerance(value: float) -> str | None:
 def _checkpoint_interval(value: int) -> str | None:
     if value > MOST_PER_PASS:
         return (
-            f"{value} is too large: so many iterations look far beside each block, and compute more than they save; "
+            f"{value} is too large: so many iterations reach far beyond each block, and cost more computation than they save; "
             f"write at most {MOST_PER_PASS}"
         )
     return AtLeast(1)(value)
@@ -188,7 +188,7 @@ def _counts_of_solver(fidelity: FidelityChoice, solver: SolverChoice) -> Faults:
         counts = [name for name in FidelityChoice.accepted() if _kind_of(name).is_of_counts]
         yield (
             ("fidelity", "name"),
-            f"{fidelity.name} with solver {solver.name}, which multiplies by what counts suggest; write {counts[0]}, or "
+            f"{fidelity.name} with solver {solver.name}, which needs a fidelity of counts; write {counts[0]}, or "
             f"solver.name: {_solvers(lambda traits: not traits.multiplies)}",
         )
 
@@ -218,7 +218,10 @@ def _bounds_of_image(fidelity: FidelityChoice, solver: SolverChoice, bounds: Bou
     low, high = bounds
     if not traits.takes_steps:
         fitting = _solvers(lambda traits: traits.takes_steps)
-        yield (("bounds",), f"{shown(bounds)}, and {solver.name} keeps to none; write auto, or solver.name: {fitting}")
+        yield (
+            ("bounds",),
+            f"{shown(bounds)}, but {solver.name} takes no bounds; write auto, or solver.name: {fitting}",
+        )
     elif _kind_of(fidelity.name).is_of_counts and (low is None or low < 0):
         yield ("bounds",), f"{shown(bounds)}, and counts come from images of 0 or more; write [0, null]"
     elif low is not None and high is not None and low >= high:

@@ -67,7 +67,7 @@ def plan_bootstrap(job: Sampling, begun: Begun, request: PlanRequest) -> Planned
     factor, text = found[FACTOR], "not known, not applied"
     if is_applied and not is_given and factor and factor < LEAST:
         raise InputError(
-            f"SURE gives a factor of {factor:.2g} for the error map, so the noise that was estimated is probably too strong. "
+            f"SURE gives a factor of {factor:.2g} for the error map, so the estimated noise level is probably too high. "
             "Write the noise that you know: noise.read_sigma, or noise.gain and offset for photons; or posterior.calibrate: none."
         )
     redone = replace(redone, factor=factor if is_applied and factor else 1.0)
@@ -94,7 +94,7 @@ def _checked(job: Denoising, task: AnyDenoiseTask) -> DenoiseTask:
     whole = isinstance(task, DenoiseTask) and task.denoiser.scale == 1 and len({*task.denoiser.channels}) == 1
     if not whole or job.input.defects_in_output == "kept":
         raise ConfigError(
-            f"denoiser is {job.denoiser.name}: a map of its error takes one for all channels, which keeps the shape of the image, and every pixel from it. "
+            f"denoiser is {job.denoiser.name}: a map of its error needs one denoiser for all channels that keeps the shape of the image, and computes every pixel. "
             "Write such a denoiser, without values for single channels, and input.defects_in_output: replaced."
         )
     assert isinstance(task, DenoiseTask)
@@ -152,7 +152,7 @@ def _calibrated(task: BootstrapTask, request: PlanRequest, is_applied: bool) -> 
         return {FACTOR: math.sqrt(error / spread), OTHER: math.sqrt(max(stronger, 0) / spread)}
     if not is_applied:
         return {FACTOR: None, OTHER: None}
-    fault = "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. Write the noise as noise.read_sigma if it is estimated, a weaker denoiser, posterior.calibrate: none, or job: denoise."
+    fault = "SURE sees no error in samples of the image that exceeds its own, so a standard deviation cannot be calibrated. If the noise level was estimated, write it as noise: {model: gaussian, read_sigma: ...}; otherwise write a weaker denoiser, posterior.calibrate: none, or job: denoise."
     if seen < ENOUGH:
         few = counted(seen, "measured pixel") if seen else "no pixel that was measured"
         fault = f"samples of the image have {few}, and a factor from SURE needs {ENOUGH:,}. Write posterior.calibrate: none for a map without it."

@@ -110,7 +110,7 @@ class Sampling(TiledJob):
             )
         if self.input and (is_pattern(self.input.path) or not self.output.std):
             raise ConfigError(
-                f"input.path is {self.input.path}, and output.std {shown(self.output.std)}: a map is of one image. Write both as paths, or job: denoise."
+                f"input.path is {self.input.path}, and output.std {shown(self.output.std)}: a map is of one image. Write the path of one image and an output.std, or job: denoise."
             )
         others, ways = OF_BLOCKS if self.input else OF_BOOTSTRAP, ("operators", "a denoiser")
         for key in (key for key, values in others.items() if attrgetter(key)(self) not in values):
@@ -132,7 +132,7 @@ class Sampling(TiledJob):
 
 def _tolerance(value: float) -> str | None:
     if value >= 1:
-        return f"{value:g} standard deviations would be no result: write less than 1, such as 0.01"
+        return f"{value:g} standard deviations is too large an error: write less than 1, such as 0.01"
     return Above(0)(value)
 
 

@@ -151,7 +151,7 @@ def _note_of_range(prior: Matern, shape: tuple[int, ...]) -> Iterator[str]:
     edge, length = min(shape[-2:]), float(prior.range)
     if length < SHORTEST:
         raise ConfigError(
-            f"prior.range is {length:.4g} pixels, and the prior is a stencil of neighbours, which has no deviation of prior.std then. Write {SHORTEST} or more."
+            f"prior.range is {length:.4g} pixels, which is too short for the stencil of the prior to have the standard deviation prior.std. Write {SHORTEST} or more."
         )
     if length > edge:
         raise ConfigError(

@@ -34,7 +34,7 @@ def notes_of_images(patches: PatchSource, sources: Sequence[Source]) -> list[str
     values = [image.values for image in patches.images]
     if ends := sorted({end for each in values for end in each.saturated}):
         listed = ", ".join(f"{end:g}" for end in ends[:3])
-        notes.append(f"pixels of {listed} are saturated: those on their own, such as hot pixels, are left out")
+        notes.append(f"pixels of {listed} are saturated: isolated ones, such as hot pixels, are left out")
     seconds = [image.second_values for image in patches.images]
     if far := next((each.far for each in (*values, *seconds) if each.far), None):
         notes.append(
@@ -139,13 +139,15 @@ def _judged(pair: Pair, first: str, second: str) -> list[str]:
     """Return what differs between two images besides noise, as a note."""
     if pair.is_copy:
         raise InputError(
-            f"second: {second} has the same pixels as {first}: its noise is no other. Write the path of another image of the same."
+            f"second: {second} has the same pixels as {first}, and so the same noise. Write the path of another image of the same object."
         )
     if pair.structure < STRUCTURE:
         return []
     if any(pair.shift):
         rows, columns = (counted(n, word) for n, word in zip(pair.shift, ("row", "column"), strict=True))
-        return [f"second: {second} is shifted by {rows} and {columns} against {first}: it learns to blur. Align them"]
+        return [
+            f"second: {second} is shifted by {rows} and {columns} relative to {first}: the network would learn to blur. Align them"
+        ]
     return _unlike(pair, first, second)
 
 
@@ -154,7 +156,7 @@ def _unlike(pair: Pair, first: str, second: str) -> list[str]:
     if pair.shared < SHARED:
         raise InputError(
             f"second: {second} does not show the same as {first}: they share {max(0.0, pair.shared):.0%} of their structure. "
-            "Write the path of an image of the same, with other noise, or method: noise2void."
+            "Write the path of an image of the same object with independent noise; or leave second out and write method: noise2void."
         )
     for shared, which in ((pair.shared, ""), (pair.shared_finely, "fine ")):
         if shared < LIKELY_SHARED:
@@ -213,7 +215,7 @@ def patch_source(job: Training, first: Sequence[Source], second: Sequence[Source
         os.path.realpath(source.path) for source in second
     }:
         raise InputError(
-            f"second has {min(same)} as well as input.path: its noise is no other. Write the path of another image."
+            f"second has {min(same)} as well as input.path, with the same noise. Write the path of another image."
         )
     others: Sequence[Source | None] = second or [None] * len(first)
     pairs = zip(first, others, strict=True)

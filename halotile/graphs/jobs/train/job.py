@@ -117,7 +117,7 @@ def one_length(steps: int | Auto, epochs: float | None, minutes: float | None) -
     given = {"steps": None if steps == "auto" else steps, "epochs": epochs, "minutes": minutes}
     names = [name for name, value in given.items() if value is not None]
     for name in names[1:]:
-        yield ((name,), f"stands beside {names[0]}, which says how long to train as well; leave one of them out")
+        yield ((name,), f"conflicts with {names[0]}, which also sets the length of the training; leave one of them out")
 
 
 def pairs(method: str, second: str | None) -> Faults:

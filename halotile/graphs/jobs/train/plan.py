@@ -213,7 +213,9 @@ def _check_patch(job: Training, network: Network, edge: int) -> None:
     if job.patch % step:
         above, largest = -(-job.patch // step) * step, edge // step * step
         better = largest if edge < above and largest >= LEAST_PATCH else above
-        raise ConfigError(f"patch is {job.patch}, and the network reduces by {step}. Write patch: {better}.")
+        raise ConfigError(
+            f"patch is {job.patch}, which is not a multiple of {step}, by which the network downsamples. Write patch: {better}."
+        )
 
 
 def _length(
@@ -229,7 +231,7 @@ def _length(
         return _Length(known["steps"])
     if device != "cpu":
         raise ConfigError(
-            "minutes is for CPUs, where the time of a step is tried, and this job computes on GPUs. Write steps or epochs."
+            "minutes works only on CPUs, where a trial measures the time of a step, but this job computes on GPUs. Write steps or epochs."
         )
     shape = (patches.images[0].channels, job.batch // job.slots, job.patch)
     call = partial(_try_slot, network, job.method, shape)

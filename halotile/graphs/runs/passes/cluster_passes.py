@@ -284,7 +284,7 @@ class BlockPass(ClusterPass[Pass]):
         block = self.task.grid.block_at(answer.numbers[0])
         if isinstance(error, KilledWorker):
             text = (
-                "every worker that took it died. If it was for memory, write more run.memory_per_worker, "
+                "every worker that computed it died. If memory ran out, write a larger run.memory_per_worker, "
                 "or smaller tiles or shards"
             )
         else:

@@ -70,7 +70,7 @@ def trained_range(path: str | Path) -> tuple[float, float] | None:
         return None
     if not -math.inf < low < high < math.inf:
         raise WeightsError(
-            f"{path}: the pixels that were 0 and 1 in its training are {low:g} and {high:g}. Train it again."
+            f"{path}: its metadata map the pixel values {low:g} and {high:g} to 0 and 1, which is not a valid range. Train the network again."
         )
     return low, high
 
