@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,18 @@ def iterations_of(
     )
 
 
+def finished(run: InlineIterations, iterations: int) -> InlineIterations:
+    """The same run after so many iterations."""
+    list(run.run(iterations, lambda *_: False))
+    assert run.done == iterations
+    return run
+
+
+def figures_of(run: InlineIterations) -> list[dict[str, float]]:
+    """What the iterations came to, but for the time they took."""
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in run.rows]
+
+
 def norm_of(problem: Problem, folder: Path) -> float:
     """``|A|²`` as a run finds it."""
     run = iterations_of(Lanczos(), begun(problem), folder, block=128, shard=128)
@@ -167,26 +179,21 @@ def in_memory(solver: Solver, problem: Problem, iterations: int) -> tuple[Pixels
     return read_all(images[-1]["x"]), told
 
 
-def with_step(problem: Problem, step: float) -> Problem:
-    """The same with another step size."""
-    return replace(problem, step_size=step)
-
-
 def iterations_of_plan(plan: Plan, run_pass: Callable[..., None]) -> InlineIterations:
     """The solver of a plan, begun; what was measured, backprojected, is taken to be 1 everywhere."""
-    folded = work_of(plan).form.folded is not None
-    back = Shared(Constant(plan.grid.shape, np.dtype("float32"), 1.0)) if folded else None
+    work = work_of(plan)
+    back = Shared(Constant(plan.grid.shape, np.dtype("float32"), 1.0)) if work.form.folded else None
     return InlineIterations(
-        work_of(plan).solver,
-        work_of(plan).problem(0.1, back),
-        work_of(plan).vectors(work_of(plan).solver, "iterate"),
+        work.solver,
+        work.problem(0.1, back),
+        work.vectors(work.solver, "iterate"),
         plan.grid,
         "a job",
-        view=work_of(plan).form.view(work_of(plan).prior.reach()),
-        margin=work_of(plan).form.fused_reach,
-        own_view=work_of(plan).form.own_view(),
+        view=work.form.view(work.prior.reach()),
+        margin=work.form.fused_reach,
+        own_view=work.form.own_view(),
         overlap=False,
         words=WORDS,
         run_pass=run_pass,
-        by_shard=work_of(plan).form.by_shard,
+        by_shard=work.form.by_shard,
     )
