@@ -14,23 +14,34 @@ from halotile.graphs.jobs.reconstruct.inversion import NORM_ITERATIONS
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.solvers.base import CHANGE, LENGTH, Problem, Solver, State
 from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue
+from halotile.registry import find
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable, Rim
 from halotile.storage.sharded.output import Layout, Vectors
 from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.dncnn import DnCNN
+from halotile.tasks.denoisers.gaussian import Gaussian
+from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.image_task import Denoised, Shared, View
 from halotile.tasks.inner_tiles import Roles, Tiling
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors.base import Prior
+from halotile.tasks.priors.l1 import Sparse
 from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.priors.pnp import Plugged
+from halotile.tasks.priors.tv import Variation
 from halotile.tasks.terms import MISFIT, Gradient, NormalImage, Sensitivity, Term
 from tests.graphs.inline import WORDS, InlineIterations, inline
-from tests.support import work_of
+from tests.support import dncnn_weights, work_of
 
 Pixels = NDArray[Any]
+
+
+def solver_of(name: str, **options: Any) -> Any:
+    """A solver by its name."""
+    return find("solvers", name).SOLVER(**options)
 
 
 def kernel(edge: int) -> Pixels:
@@ -68,6 +79,19 @@ def scene(shape: tuple[int, int] = (150, 133)) -> Pixels:
 def plugged(denoised: Denoised, weight: float = 1.0) -> Plugged:
     """A denoised image as a prior."""
     return Plugged(denoiser=denoised.denoiser, denoised=denoised, weight=weight)
+
+
+def prior_of(name: str, image: Pixels, block: int = 64, tile: int = 40, folder: Path = Path()) -> Prior:
+    """A prior by its name, whose denoiser works on tiles of blocks."""
+    if name in ("none", "l1"):
+        return NoPrior() if name == "none" else Sparse(weight=0.02)
+    if name == "tv":
+        denoised = denoised_by(TotalVariation(strength=1.0, iterations=6), image, block, tile)
+        return Variation(denoised=denoised, weight=0.05)
+    if name == "gaussian":
+        return plugged(denoised_by(Gaussian(sigma=0.7), image, block, tile), 0.3)
+    weights = str(dncnn_weights(folder / "w.safetensors"))
+    return plugged(denoised_by(DnCNN(depth=5, width=8, weights=weights), image, block, tile), 0.3)
 
 
 def denoised_by(denoiser: Denoiser, image: Pixels, block: int, tile: int) -> Denoised:

@@ -298,18 +298,18 @@ def test_a_change_by_a_subset_is_one_of_the_stack_and_the_other_way_round(
         last: Any = ends[[1]] if is_distributed else physics.StackedLinearPhysics([blurs[3]])
         alone: Any = physics.Blur(filter=kernel(3), padding="circular")
         alone = distribute(alone, ctx) if is_distributed else alone
-        changes: list[Callable[[], Any]] = [
-            lambda: None,
-            lambda e=ends: squares(e.A(x, filter=kernel(5))),
-            lambda s=stack: squares(s[0].A(x, filter=kernel(7))),
-            lambda e=last: e.update_parameters(filter=kernel(9)),
-            lambda e=ends: squares(e.A_adjoint(e.A(x), filter=kernel(5))),
-            lambda s=stack: s.update(filter=kernel(3)),
-            lambda a=alone: squares(a.A(x, filter=kernel(5))) + squares(a.A(x, filter=kernel(7))),
-        ]  # type: ignore[misc]
+        changes: list[Callable[..., Any]] = [
+            lambda *_: None,
+            lambda stack, ends, last, alone: squares(ends.A(x, filter=kernel(5))),
+            lambda stack, ends, last, alone: squares(stack[0].A(x, filter=kernel(7))),
+            lambda stack, ends, last, alone: last.update_parameters(filter=kernel(9)),
+            lambda stack, ends, last, alone: squares(ends.A_adjoint(ends.A(x), filter=kernel(5))),
+            lambda stack, ends, last, alone: stack.update(filter=kernel(3)),
+            lambda *held: squares(held[3].A(x, filter=kernel(5))) + squares(held[3].A(x, filter=kernel(7))),
+        ]
         told = []
         for change in changes:
-            value = change()
+            value = change(stack, ends, last, alone)
             told += [] if value is None else [value.detach(), *torch.autograd.grad(value, x)]
             told += [each.A_adjoint_A(x).detach() for each in (stack, ends, last, alone)]
         found.append(told)

@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ WHOLE: dict[str, Row] = {
     "odd sizes": (masked_and_downsampled, (65, 47)),
 }
 CUT: dict[str, Row] = {
-    **{rim: (lambda rim=rim: blurs(rim, (3, 7)), (70, 50)) for rim in ("circular", "reflect", "constant")},
-    **{f"half, {rim}": (lambda rim=rim: downsampling(rim), (69, 51)) for rim in ("circular", "reflect", "valid")},
+    **{rim: (partial(blurs, rim, (3, 7)), (70, 50)) for rim in ("circular", "reflect", "constant")},
+    **{f"half, {rim}": (partial(downsampling, rim), (69, 51)) for rim in ("circular", "reflect", "valid")},
 }  # fmt: skip
 
 
@@ -136,8 +137,9 @@ def test_a_factory_is_called_on_the_workers_with_the_shared_values(ctx: Distribu
 
     shared, x = {"kernels": [kernel(n) for n in (3, 5, 7, 9)], "driver": os.getpid()}, image(1, 1, 16, 16)
     wanted = physics.StackedLinearPhysics(blurs()).A_adjoint_A(x)
-    for name in ("shared", "factory_kwargs"):
-        stack = distribute(make, ctx, num_operators=4, type_object="linear_physics", **{name: shared})
+    given: list[dict[str, Any]] = [{"shared": shared}, {"factory_kwargs": shared}]
+    for kwargs in given:
+        stack = distribute(make, ctx, num_operators=4, type_object="linear_physics", **kwargs)
         assert difference(stack.A_adjoint_A(x), wanted) < NEAR
 
 
@@ -271,7 +273,7 @@ def test_the_normal_operator_equals_the_blurs_exact_or_not(
 
 
 LOCAL: dict[str, Callable[[], list[Any]]] = {
-    **{rim: lambda rim=rim: blurs(rim, (3, 13)) for rim in ("circular", "reflect", "constant", "valid")},  # type: ignore[misc]
+    **{rim: partial(blurs, rim, (3, 13)) for rim in ("circular", "reflect", "constant", "valid")},
     "downsampling": lambda: downsampling("circular", 1100, 900),
 }
 

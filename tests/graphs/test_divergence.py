@@ -13,13 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from halotile.errors import Diverged
-from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import Solver
-from halotile.graphs.solvers.fista import Fista
-from halotile.graphs.solvers.gd import GradientDescent
-from halotile.graphs.solvers.pgd import ProximalGradient
-from halotile.graphs.solvers.sgd import SubsetDescent
-from halotile.graphs.solvers.svrg import ReducedVariance
 from halotile.storage.arrays import open_source
 from halotile.storage.rim import Pixels
 from halotile.tasks.denoisers.gaussian import Gaussian
@@ -32,7 +26,17 @@ from halotile.tasks.priors.tv import Variation
 from halotile.tasks.terms import Term
 from tests.cases import all_of, thorough
 from tests.graphs.inline import InlineIterations
-from tests.graphs.solving import blurs, denoised_by, finished, iterations_of, plugged, problem_of, scene, terms_of
+from tests.graphs.solving import (
+    blurs,
+    denoised_by,
+    finished,
+    iterations_of,
+    plugged,
+    problem_of,
+    scene,
+    solver_of,
+    terms_of,
+)
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 
@@ -56,16 +60,16 @@ def run_wild(run: InlineIterations, words: str) -> None:
         list(run.run(60, lambda *_: False))
 
 
-@pytest.mark.parametrize("solver", [GradientDescent(), ProximalGradient(), Fista()], ids=lambda each: each.name)
-def test_the_image_from_before_it_grew_is_kept(tmp_path: Path, solver: Solver) -> None:
-    run, images = diverging(tmp_path, solver, 4)
+@pytest.mark.parametrize("solver", ["gd", "pgd", "fista"])
+def test_the_image_from_before_it_grew_is_kept(tmp_path: Path, solver: str) -> None:
+    run, images = diverging(tmp_path, solver_of(solver), 4)
     run_wild(run, r"misfit grew from .* image of iteration \d, before it grew, .* smaller solver\.step")
     assert run.aside in (3, 4)  # with momentum it may grow a little before the steps do
     np.testing.assert_array_equal(read_all(open_source(run.vectors.aside("x"))), images[run.aside - 1])
 
 
 def test_slow_growth_is_found_where_it_goes_on(tmp_path: Path) -> None:
-    run, _ = diverging(tmp_path, GradientDescent(), 4)
+    run, _ = diverging(tmp_path, solver_of("gd"), 4)
     # For images that are the same everywhere.
     steepest = sum(term.weight for term in terms_of(IMAGE, blurs("circular")))
     run.problem = replace(run.problem, step_size=2.2 / steepest)  # such a mistake is multiplied by -1.2 each time
@@ -76,17 +80,17 @@ def test_slow_growth_is_found_where_it_goes_on(tmp_path: Path) -> None:
 
 
 def test_it_is_kept_over_a_stop_and_not_for_long_where_it_grew_once(tmp_path: Path) -> None:
-    run, images = diverging(tmp_path, GradientDescent(), 4)
+    run, images = diverging(tmp_path, solver_of("gd"), 4)
     finished(run, 6)
     assert run.aside == 4
     shutil.copytree(tmp_path, calm := tmp_path.with_name("calm"))
     shutil.rmtree(run.vectors.path("x", 4))
     run.vectors.aside("x").rename(run.vectors.path("x", 4))  # as if killed after the checkpoint and before the move
-    again = iterations_of(GradientDescent(), run.problem, tmp_path, copies=TO_GO_BACK)
+    again = iterations_of(solver_of("gd"), run.problem, tmp_path, copies=TO_GO_BACK)
     run_wild(again, "image of iteration 4, before it grew")
     np.testing.assert_array_equal(read_all(open_source(again.vectors.aside("x"))), images[3])
     problem = replace(run.problem, step_size=CALM)
-    run = iterations_of(GradientDescent(), problem, calm, copies=TO_GO_BACK)
+    run = iterations_of(solver_of("gd"), problem, calm, copies=TO_GO_BACK)
     assert run.vectors.aside("x").exists()
     finished(run, 9)
     assert run.aside is None
@@ -94,7 +98,7 @@ def test_it_is_kept_over_a_stop_and_not_for_long_where_it_grew_once(tmp_path: Pa
 
 
 def test_growth_from_the_start_is_told_to_be_worse_than_that(tmp_path: Path) -> None:
-    run, _ = diverging(tmp_path, GradientDescent(), 0)
+    run, _ = diverging(tmp_path, solver_of("gd"), 0)
     run_wild(run, rf"It grew from the start: the image it began with is better than that of iteration \d in {tmp_path}")
     assert run.state.passes > 0
     assert np.isfinite(read_all(run.image())).all()
@@ -116,7 +120,7 @@ def test_the_objective_has_the_value_of_the_prior_and_falls(tmp_path: Path, name
     """What the rows tell, beside the misfit, is what numpy makes of the image that the iteration began with."""
     make, value = OBJECTIVES[name]
     problem = problem_of(IMAGE, terms_of(IMAGE, blurs("reflect", (3,))), make(), CALM)
-    run = iterations_of(ProximalGradient(), problem, tmp_path, block=32)
+    run = iterations_of(solver_of("pgd"), problem, tmp_path, block=32)
     images = [read_all(run.image()).astype(float) for _ in run.run(4, lambda *_: False)]
     for before, row in zip(images, run.rows[1:], strict=False):
         assert row["objective"] - row["misfit"] == pytest.approx(value(before), rel=1e-6)
@@ -169,13 +173,11 @@ def divergence_from(seen: NDArray[Any], image: NDArray[Any]) -> float:
     return float((logs - seen + expected).sum())
 
 
-@pytest.mark.parametrize(
-    "solver", [ProximalGradient(), thorough(GradientDescent()), Fista()], ids=["pgd", "gd", "fista"]
-)
-def test_counts_that_are_mostly_0_give_what_richardson_and_lucy_make_of_them(tmp_path: Path, solver: Solver) -> None:
+@pytest.mark.parametrize("solver", ["pgd", thorough("gd"), "fista"])
+def test_counts_that_are_mostly_0_give_what_richardson_and_lucy_make_of_them(tmp_path: Path, solver: str) -> None:
     seen, start = counts()
     assert np.mean(seen == 0) > 0.93
-    run = of_counts(solver, tmp_path)
+    run = of_counts(solver_of(solver), tmp_path)
     told = list(run.run(40, lambda *_: False))
     assert run.judged()
     assert len(told) > len(check_falls(run.rows, "misfit")) == 40  # some steps were taken back
@@ -189,26 +191,26 @@ def test_counts_that_are_mostly_0_give_what_richardson_and_lucy_make_of_them(tmp
 def test_counts_in_blocks_or_with_stops_have_the_bits_of_whole_images(tmp_path: Path) -> None:
     images = []
     for block in (16, 32, 48):
-        run = of_counts(Fista(), tmp_path / f"{block}", block)
+        run = of_counts(solver_of("fista"), tmp_path / f"{block}", block)
         assert len(list(run.run(8, lambda *_: False))) > 8  # some steps were taken back
         images.append(read_all(run.image()))
-    while (parts := of_counts(Fista(), tmp_path / "parts")).done < 8:
+    while (parts := of_counts(solver_of("fista"), tmp_path / "parts")).done < 8:
         next(iter(parts.run(8, lambda *_: False)))
     images.append(read_all(parts.image()))
     assert all(np.array_equal(images[0], other) for other in images[1:])
 
 
 def test_counts_with_a_prior_keep_their_objective_falling(tmp_path: Path) -> None:
-    values = check_falls(finished(of_counts(Fista(), tmp_path, prior=Sparse(weight=0.5)), 12).rows, "objective")
+    values = check_falls(
+        finished(of_counts(solver_of("fista"), tmp_path, prior=Sparse(weight=0.5)), 12).rows, "objective"
+    )
     assert values[-1] < 0.5 * values[0]
 
 
 # --- images that are worse than the start ---------------------------------------------------------
 
-ONE_LEAP: dict[str, Solver] = {
-    "gd": GradientDescent(), "pgd": ProximalGradient(), "fista": Fista(), "admm": Admm(), "sgd": SubsetDescent(subsets=1),
-    "svrg": ReducedVariance(subsets=1),
-}  # fmt: skip
+SUBSETS = {name: solver_of(name, subsets=1) for name in ("sgd", "svrg")}
+ONE_LEAP: dict[str, Solver] = {**{name: solver_of(name) for name in ("gd", "pgd", "fista", "admm")}, **SUBSETS}
 
 
 @pytest.mark.parametrize("per_pass", [1, thorough(2)])
@@ -232,11 +234,11 @@ def test_an_image_that_is_worse_than_the_start_is_no_result(tmp_path: Path, solv
 def test_a_denoiser_may_leave_a_perfect_start_and_not_zeros(tmp_path: Path) -> None:
     prior = plugged(denoised_by(Gaussian(sigma=0.7), IMAGE, 32, 32))
     problem = problem_of(IMAGE, terms_of(IMAGE, blurs("circular"), noise=0), prior, step=0.02)
-    given = finished(iterations_of(ProximalGradient(), problem.beginning_at(InMemory(IMAGE)), tmp_path / "given"), 40)
+    given = finished(iterations_of(solver_of("pgd"), problem.beginning_at(InMemory(IMAGE)), tmp_path / "given"), 40)
     assert given.judged()
     misfits = [row["misfit"] for row in given.rows]
     assert sorted(misfits) == misfits
     assert misfits[-1] > 50 * misfits[1]
-    zeros = iterations_of(ProximalGradient(), replace(problem, step_size=WILD), tmp_path / "zeros")
+    zeros = iterations_of(solver_of("pgd"), replace(problem, step_size=WILD), tmp_path / "zeros")
     with pytest.raises(Diverged, match="its image has a misfit"):
         finished(zeros, 1).judged()

@@ -301,7 +301,12 @@ def test_random_numbers_of_slots_differ_and_those_of_the_program_go_on_as_before
     expected = torch.rand(1)
     torch.manual_seed(5)
     seen: list[Any] = []
-    fit_alone(Dropping(), torch.ones(40), lambda f, x: (seen.append(f(x)), seen[-1].mean())[1], 0.1)
+
+    def noted(module: Any, x: torch.Tensor) -> Any:
+        seen.append(module(x))
+        return seen[-1].mean()
+
+    fit_alone(Dropping(), torch.ones(40), noted, 0.1)
     assert torch.equal(torch.rand(1), expected)
     assert len({tuple((each > 0).tolist()) for each in seen}) == 8
 

@@ -12,22 +12,16 @@ import numpy as np
 import pytest
 
 from halotile.graphs.jobs.reconstruct.costs import Backprojection, choose_form, computed_twice, pixels_read
-from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.kinds.sections import DenoiserChoice, Output
+from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
+from halotile.graphs.kinds.sections import DenoiserChoice, Tile
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.claim import kept_of
 from halotile.graphs.solvers.base import CHANGE, Problem, Solver, State
-from halotile.graphs.solvers.cg import ConjugateGradients
-from halotile.graphs.solvers.fista import Fista
-from halotile.graphs.solvers.gd import GradientDescent
-from halotile.graphs.solvers.pgd import ProximalGradient
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
 from halotile.tasks.convolution.overlap_save import EngineName
-from halotile.tasks.denoisers.gaussian import Gaussian
-from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.image_task import ImageTask, Scope, Shared, View
 from halotile.tasks.operators.base import InMemory, read_all
@@ -35,45 +29,34 @@ from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.priors.base import Prior, denoised_in
-from halotile.tasks.priors.l1 import Sparse
 from halotile.tasks.priors.none import NoPrior
-from halotile.tasks.priors.tv import Variation
 from halotile.tasks.terms import MISFIT, Gradient, Term
 from tests.cases import all_of, thorough
 from tests.graphs.inline import InlineIterations, inline
 from tests.graphs.solving import (
     Pixels,
     blurs,
-    denoised_by,
     figures_of,
     finished,
     in_memory,
     iterations_of,
     iterations_of_plan,
     kernel,
-    plugged,
+    prior_of,
     problem_of,
     scene,
+    solver_of,
     terms_of,
 )
-from tests.support import work_of, write_zarr
+from tests.graphs.trials import deblurring
+from tests.support import work_of
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker", "without_fsync")
 
 IMAGE = scene((91, 77))
 SINGLE = np.dtype("float32")
-SOLVERS: dict[str, Solver] = {"gd": GradientDescent(), "pgd": ProximalGradient()}
+SOLVERS: dict[str, Solver] = {"gd": solver_of("gd"), "pgd": solver_of("pgd")}
 BOUNDARIES = ["circular", "reflect", "replicate", "zero", "valid"]
-
-
-def prior_of(name: str) -> Prior:
-    if name == "none":
-        return NoPrior()
-    if name == "l1":
-        return Sparse(weight=0.01)
-    denoiser = Gaussian(sigma=0.7) if name == "gaussian" else TotalVariation(strength=0.1, iterations=4)
-    denoised = denoised_by(denoiser, IMAGE, 64, 40)
-    return Variation(denoised=denoised, weight=0.2) if name == "tv" else plugged(denoised)
 
 
 def plain_in(terms: tuple[Term, ...], per_pass: int, prior: Prior | None = None) -> Problem:
@@ -86,7 +69,7 @@ def folded_in(
     terms: tuple[Term, ...], per_pass: int, folder: Path, engine: EngineName = "fft", **parts: Any
 ) -> tuple[Problem, dict[str, Any]]:
     """A problem in the normal form, whose backprojection is stored; and what its passes have to know."""
-    plain: Problem = parts.get("plain") or problem_of(IMAGE, terms, prior_of("gaussian"), step=0.4)
+    plain: Problem = parts.get("plain") or problem_of(IMAGE, terms, prior_of("gaussian", IMAGE), step=0.4)
     form = choose_form(terms, plain.dtype, exact=False, per_pass=per_pass)
     assert form.folded is not None
     form = replace(form, folded=replace(form.folded, engine=engine))
@@ -117,12 +100,12 @@ def test_the_normal_form_finds_the_image_of_the_plain_one_and_the_same_bits_for_
     tmp_path: Path, boundary: str
 ) -> None:
     terms = terms_of(IMAGE, blurs(boundary))
-    plain = plain_in(terms, 1, prior_of("gaussian"))
-    first = iterations_of(ProximalGradient(), plain, tmp_path / "plain")
+    plain = plain_in(terms, 1, prior_of("gaussian", IMAGE))
+    first = iterations_of(solver_of("pgd"), plain, tmp_path / "plain")
     found = [pixels_of(first, 4)]
     for block in (32, 64, 96):
         problem, _ = folded_in(terms, 1, tmp_path)
-        run = iterations_of(ProximalGradient(), problem, tmp_path / str(block), block=block)
+        run = iterations_of(solver_of("pgd"), problem, tmp_path / str(block), block=block)
         found.append(pixels_of(run, 4))
     assert np.abs(found[0] - found[1]).max() < 2e-6
     assert np.array_equal(found[1], found[2])
@@ -136,7 +119,7 @@ def test_a_perfect_fit_of_large_numbers_is_no_divergence(tmp_path: Path) -> None
     image = (1000 + 200 * scene((91, 77))).astype("float32")
     terms = terms_of(image, (blurs("circular")[0],), noise=0.0)
     problem, _ = folded_in(terms, 1, tmp_path, plain=problem_of(image, terms, step=1.0))
-    run = iterations_of(Fista(), problem, tmp_path / "x", block=160)
+    run = iterations_of(solver_of("fista"), problem, tmp_path / "x", block=160)
     assert np.abs(pixels_of(run, 40) - image).mean() < 1
     assert min(row["misfit"] for row in run.rows) >= 0
 
@@ -147,7 +130,7 @@ def test_cg_works_in_the_normal_form(tmp_path: Path) -> None:
     plain = problem_of(image, terms)
     normal, _ = folded_in(terms, 1, tmp_path, plain=plain)
     first, second = (
-        pixels_of(iterations_of(ConjugateGradients(), each, tmp_path / name), 6)
+        pixels_of(iterations_of(solver_of("cg"), each, tmp_path / name), 6)
         for name, each in (("plain", plain), ("normal", normal))
     )
     assert np.allclose(first, second, atol=1e-9)
@@ -191,10 +174,11 @@ def test_passes_of_several_iterations_have_the_bits_and_figures_of_passes_of_one
     tmp_path: Path, solver: str, prior: str, boundary: str, per_pass: int
 ) -> None:
     terms = terms_of(IMAGE, blurs(boundary))
-    whole, _ = in_memory(SOLVERS[solver], plain_in(terms, 1, prior_of(prior)), 2 * per_pass)
+    whole, _ = in_memory(SOLVERS[solver], plain_in(terms, 1, prior_of(prior, IMAGE)), 2 * per_pass)
     alone, several = (
         finished(
-            iterations_of(SOLVERS[solver], plain_in(terms, each, prior_of(prior)), tmp_path / str(each)), 2 * per_pass
+            iterations_of(SOLVERS[solver], plain_in(terms, each, prior_of(prior, IMAGE)), tmp_path / str(each)),
+            2 * per_pass,
         )
         for each in (1, per_pass)
     )
@@ -245,7 +229,7 @@ def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
 def test_parts_of_a_pass_grow_with_its_iterations_and_no_faster(solver: Solver) -> None:
-    problem = plain_in(terms_of(IMAGE, blurs("reflect")), 40, prior_of("gaussian"))
+    problem = plain_in(terms_of(IMAGE, blurs("reflect")), 40, prior_of("gaussian", IMAGE))
     image = solver.step(problem, State(), lambda name, age: InMemory(IMAGE)).images["x"]
     assert (image.shape, image.dtype) == (IMAGE.shape, IMAGE.dtype)
     assert len(list(denoised_in(image))) == 40
@@ -275,7 +259,6 @@ def test_the_images_between_are_read_and_written_nowhere(tmp_path: Path) -> None
 
 # --- bytes that a plan says an iteration moves ----------------------------------------------------
 
-SHAPE = (512, 448)
 EDGES = (3, 5, 5)
 """Small enough for direct sums, also when they are folded: transforms read whole cells, which are larger than these blocks."""
 PRIORS = {
@@ -285,31 +268,13 @@ PRIORS = {
 }
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Measurements for three blurs."""
-    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    return [str(write_zarr(folder / f"y{n}.zarr", rng.random(SHAPE, np.float32), 64)) for n in range(3)]
-
-
-def plan_of(
-    data: list[str], folder: Path, prior: str, solver: str, exact: bool, *, every: int = 1, **parts: Any
-) -> Plan:
-    operators = tuple(
-        OperatorChoice(name="blur", data=path, options={"kernel": kernel(edge), "boundary": "reflect"})
-        for path, edge in zip(data, EDGES, strict=True)
-    )
+def plan_of(folder: Path, prior: str, solver: str, exact: bool, *, every: int = 1, fuse: Any = True) -> Plan:
+    """A plan for three blurs."""
     step: Any = "auto" if solver == "cg" else 0.1
-    return make_plan(
-        Reconstruction(
-            output=Output(path=str(folder / "x.zarr"), shard=128, chunk=64, codec="none"),
-            operators=operators,
-            prior=PRIORS[prior],
-            solver=SolverChoice(name=solver, step=step, iterations=6, checkpoint_every=every),
-            exact=exact,
-            **{"fuse": True, **parts},
-        )
-    )
+    chosen = SolverChoice(name=solver, step=step, iterations=6, checkpoint_every=every)
+    given = deblurring(folder, "cpu", PRIORS[prior], size=512, solver=chosen, exact=exact, fuse=fuse, tile=Tile())
+    operators = [replace(given.operators[0], options={"kernel": kernel(edge), "boundary": "reflect"}) for edge in EDGES]
+    return make_plan(replace(given, operators=tuple(operators)))
 
 
 def moved(plan: Plan) -> int:
@@ -342,13 +307,13 @@ def moved(plan: Plan) -> int:
     ],
 )
 def test_a_plan_tells_what_an_iteration_moves(
-    tmp_path: Path, data: list[str], prior: str, solver: str, exact: bool, every: int, fuse: Any
+    tmp_path: Path, prior: str, solver: str, exact: bool, every: int, fuse: Any
 ) -> None:
-    plan = plan_of(data, tmp_path, prior, solver, exact, every=every, fuse=fuse)
+    plan = plan_of(tmp_path, prior, solver, exact, every=every, fuse=fuse)
     figures = plan.summary()
     assert figures["iteration_bytes"] == pytest.approx(moved(plan), rel=0.15)
     if every > 1:
-        alone = plan_of(data, tmp_path, prior, solver, exact, fuse=fuse).summary()
+        alone = plan_of(tmp_path, prior, solver, exact, fuse=fuse).summary()
         assert figures["iteration_bytes"] < alone["iteration_bytes"]
         assert figures["iteration_bytes_unfused"] == alone["iteration_bytes_unfused"]
         assert figures["computed_twice"] > alone["computed_twice"]

@@ -26,14 +26,12 @@ from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.solvers._subsets import PASSES_EACH, SubsetNorms
 from halotile.graphs.solvers.lanczos import begun
-from halotile.graphs.solvers.sgd import SubsetDescent
-from halotile.graphs.solvers.svrg import ReducedVariance
 from halotile.graphs.subsets import ORDERS, ordered_subset
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.sum import Multiplied
 from tests.cases import all_of, thorough
-from tests.graphs.solving import blurs, in_memory, iterations_of, kernel, problem_of, scene, terms_of
+from tests.graphs.solving import blurs, in_memory, iterations_of, kernel, problem_of, scene, solver_of, terms_of
 from tests.support import IN_THREADS, read_zarr, write_zarr
 
 Pixels = NDArray[Any]
@@ -222,7 +220,7 @@ def test_the_norm_is_that_of_the_subset_that_has_the_largest(tmp_path: Path) -> 
     image = scene((60, 50))
     first, second, third = terms_of(image, blurs("circular"))
     problem = problem_of(image, (second, first, third))
-    norms = SubsetNorms(SubsetDescent())
+    norms = SubsetNorms(solver_of("sgd"))
     run = iterations_of(norms, begun(problem), tmp_path / "norms")
     list(run.run(norms.passes(3), lambda *_: False))
     assert norms.bound(run.state) == pytest.approx(1, rel=0.02)  # the weight of the first; the others have less
@@ -244,10 +242,10 @@ def test_reduced_variance_ends_at_the_minimum_and_constant_steps_near_it() -> No
         found, _ = in_memory(solver, problem, iterations)
         return float(np.linalg.norm(found - least) / np.linalg.norm(least))
 
-    constant, decaying = (distance(SubsetDescent(order="cyclic", decay=decay), 60) for decay in (0.0, 0.5))
+    constant, decaying = (distance(solver_of("sgd", order="cyclic", decay=decay), 60) for decay in (0.0, 0.5))
     assert 0.02 < constant < 0.04
     assert decaying < 0.012
-    assert distance(ReducedVariance(), 150) < 1e-4
+    assert distance(solver_of("svrg"), 150) < 1e-4
 
 
 def test_every_epoch_takes_every_operator_once() -> None:
@@ -322,9 +320,7 @@ def test_a_pixel_that_cannot_be_is_found_whichever_subset_has_it(
     tmp_path: Path, data: Path, cluster: RunningCluster, solver: str, where: str, words: str
 ) -> None:
     """NaN is no divergence, of which a shorter step would be the end."""
-    job = reconstruction(
-        data / "float32", solver, tmp_path / "x.zarr", **({} if solver == "osem" else {"order": "cyclic"})
-    )
+    job = reconstruction(data / "float32", solver, tmp_path / "x.zarr", order="cyclic")
     pixels, changed, fourth = measured("float32")[0][3], str(tmp_path / "changed.zarr"), job.operators[3]
     if where in ("low", "nan"):
         pixels[40, 50] = -1 if where == "low" else np.nan

@@ -60,7 +60,7 @@ def test_a_job_from_python_keeps_whole_paths_from_the_folder_of_the_script(
     assert outcome.output == str(tmp_path / "x.zarr")
     kept = json.loads((tmp_path / "x.zarr.run/job.json").read_text())
     assert {kept["reference"], kept["start"], kept["operators"][0]["data"]} == {seen.data}
-    assert plans[0].job.solver.iterations == 1  # type: ignore[attr-defined]
+    assert plans[0].job.solver.iterations == 1
 
 
 @pytest.mark.cluster

@@ -15,72 +15,36 @@ import pytest
 from halotile.errors import DamagedData, ResumeRefused
 from halotile.graphs.iterations.iterate import Target
 from halotile.graphs.jobs.reconstruct.costs import Form
-from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import State
-from halotile.graphs.solvers.cg import ConjugateGradients
-from halotile.graphs.solvers.fista import Fista
-from halotile.graphs.solvers.gd import GradientDescent
-from halotile.graphs.solvers.osem import OrderedSubsetsEM
-from halotile.graphs.solvers.pgd import ProximalGradient
-from halotile.graphs.solvers.sgd import SubsetDescent
-from halotile.graphs.solvers.svrg import ReducedVariance
 from halotile.registry import names
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
-from halotile.tasks.denoisers.dncnn import DnCNN
-from halotile.tasks.denoisers.gaussian import Gaussian
-from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.image_task import View
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.priors.base import Prior
-from halotile.tasks.priors.l1 import Sparse
-from halotile.tasks.priors.none import NoPrior
-from halotile.tasks.priors.tv import Variation
 from tests.cases import thorough
 from tests.graphs.inline import InlineIterations, inline
 from tests.graphs.solving import (
     Interrupted,
     blurs,
-    denoised_by,
     figures_of,
     finished,
     in_memory,
     iterations_of,
-    plugged,
+    prior_of,
     problem_of,
     scene,
+    solver_of,
     terms_of,
 )
-from tests.support import dncnn_weights
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker", "without_fsync")
 
-SOLVERS: dict[str, Any] = {
-    "gd": GradientDescent(),
-    "pgd": ProximalGradient(),
-    "fista": Fista(),
-    "admm": Admm(),
-    "cg": ConjugateGradients(),
-    "sgd": SubsetDescent(subsets=2, decay=0.1),
-    "svrg": ReducedVariance(),
-    "osem": OrderedSubsetsEM(subsets=3, order="random"),
-}
+OPTIONS: dict[str, dict[str, Any]] = {"sgd": {"subsets": 2, "decay": 0.1}, "osem": {"subsets": 3, "order": "random"}}
+SOLVERS = {name: solver_of(name, **OPTIONS.get(name, {})) for name in names("solvers") if name != "lanczos"}
+PRIORLESS = [name for name, solver in SOLVERS.items() if solver.traits.prior_by is None]
 STEP = 0.5
-
-
-def prior_of(name: str, image: Any, block: int, tile: int, folder: Path) -> Prior:
-    if name == "none":
-        return NoPrior()
-    if name == "l1":
-        return Sparse(weight=0.02)
-    if name == "tv":
-        denoised = denoised_by(TotalVariation(strength=1.0, iterations=6), image, block, tile)
-        return Variation(denoised=denoised, weight=0.05)
-    if name == "gaussian":
-        return plugged(denoised_by(Gaussian(sigma=0.7), image, block, tile), 0.3)
-    weights = dncnn_weights(folder / "w.safetensors")
-    return plugged(denoised_by(DnCNN(depth=5, width=8, weights=str(weights)), image, block, tile), 0.3)
 
 
 def problem_for(solver: str, image: Any, boundary: str, prior: Prior | None = None) -> Any:
@@ -92,13 +56,6 @@ def problem_for(solver: str, image: Any, boundary: str, prior: Prior | None = No
     return problem_of(image, counts, prior, STEP).beginning_at(Constant(image.shape, image.dtype, 1.0))
 
 
-def test_every_solver_is_tried() -> None:
-    assert {*SOLVERS, "lanczos"} == set(names("solvers"))
-
-
-PRIORLESS = ("cg", "osem")
-
-
 @pytest.mark.parametrize(
     ("solver", "prior", "boundary"),
     [
@@ -106,10 +63,10 @@ PRIORLESS = ("cg", "osem")
         *(("fista", prior, "reflect") for prior in ("none", "l1", "tv")),
         *(
             thorough(solver, prior, boundary)
-            for solver in SOLVERS.keys() - {*PRIORLESS}
+            for solver in SOLVERS
             for prior in ("none", "l1", "tv", "gaussian", "dncnn")
             for boundary in ("reflect", "zero")
-            if (solver, boundary) != ("fista", "reflect")
+            if solver not in PRIORLESS and (solver, boundary) != ("fista", "reflect")
         ),
     ],
 )
@@ -151,17 +108,17 @@ def test_tiles_of_any_size_in_one_pass_or_two_have_the_bits_of_whole_images(
     image = scene((300, 270))
     terms = terms_of(image, blurs(boundary))
     whole = problem_of(image, terms, prior_of("dncnn", image, 1000, 1000, tmp_path), STEP)
-    expected, _ = in_memory(ProximalGradient(), whole, 2)
+    expected, _ = in_memory(solver_of("pgd"), whole, 2)
     problem = problem_of(image, terms, prior_of("dncnn", image, 128, tile, tmp_path), STEP)
     form = Form(terms, apart=True)
     apart = replace(problem, gradient=form.map("gradient"), normal=form.map("normal"))
     for name, each in (("one", problem), ("two", apart)):
-        run = iterations_of(ProximalGradient(), each, tmp_path / name, block=128, shard=128, own_view=View(reach=16))
+        run = iterations_of(solver_of("pgd"), each, tmp_path / name, block=128, shard=128, own_view=View(reach=16))
         assert np.array_equal(read_all(finished(run, 2).image()), expected)
 
 
 def test_iterations_end_when_the_image_is_at_rest(tmp_path: Path) -> None:
-    run = iterations_of(ProximalGradient(), problem_for("pgd", scene((64, 60)), "reflect"), tmp_path)
+    run = iterations_of(solver_of("pgd"), problem_for("pgd", scene((64, 60)), "reflect"), tmp_path)
     rows = list(run.run(50, lambda _, row: row["change"] < 0.01))
     assert 1 < len(rows) < 50
     assert rows[-1]["change"] < 0.01 <= rows[-2]["change"]
@@ -178,7 +135,7 @@ def test_stored_images_are_read_once_a_block(tmp_path: Path) -> None:
         journal.mark(receipt.digests)
 
     problem = problem_for("pgd", scene((256, 256)), "reflect")
-    finished(iterations_of(ProximalGradient(), problem, tmp_path, run_pass=counted, halo=18, shard=64), 2)
+    finished(iterations_of(solver_of("pgd"), problem, tmp_path, run_pass=counted, halo=18, shard=64), 2)
     assert read[1] < 4 * 256 * 256 * (1 + 2 * 18 / 64) ** 2
 
 
@@ -254,7 +211,9 @@ ELSEWHERE = r"x\.0: it contains a shard of another place or time: .* --fresh"
 @pytest.mark.parametrize("iterations", [3, 4])
 def test_a_state_that_is_not_the_one_that_was_written_is_refused(tmp_path: Path, iterations: int) -> None:
     """Of the image, or of the one before, which fista needs as well."""
-    start = partial(iterations_of, Fista(), problem_for("fista", scene((90, 60)), "zero"), tmp_path, block=32)
+    start = partial(
+        iterations_of, solver_of("fista"), problem_for("fista", scene((90, 60)), "zero"), tmp_path, block=32
+    )
     run = finished(start(), iterations)
     start()
     shard = tmp_path / "x.0" / "c" / "1" / "1"
@@ -276,5 +235,5 @@ def test_a_state_that_is_not_the_one_that_was_written_is_refused(tmp_path: Path,
 
 def test_a_state_is_a_value() -> None:
     state = State(3, {"t": 2.0})
-    assert Fista().next(None, state, {}).passes == 4  # type: ignore[arg-type]
+    assert solver_of("fista").next(None, state, {}).passes == 4
     assert state.numbers == {"t": 2.0}

@@ -18,14 +18,7 @@ from halotile.graphs.kinds.base import Gather
 from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
-from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import Problem
-from halotile.graphs.solvers.cg import ConjugateGradients
-from halotile.graphs.solvers.fista import Fista
-from halotile.graphs.solvers.osem import OrderedSubsetsEM
-from halotile.graphs.solvers.pgd import ProximalGradient
-from halotile.graphs.solvers.sgd import SubsetDescent
-from halotile.graphs.solvers.svrg import ReducedVariance
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.json_files import Ledger
@@ -50,21 +43,15 @@ from tests.graphs.solving import (
     plugged,
     problem_of,
     scene,
+    solver_of,
     terms_of,
 )
 from tests.support import read_zarr, work_of, write_zarr
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker", "without_fsync")
 
-SOLVERS: dict[str, Any] = {
-    "pgd": ProximalGradient(),
-    "fista": Fista(),
-    "admm": Admm(),
-    "cg": ConjugateGradients(),
-    "sgd": SubsetDescent(subsets=2),
-    "svrg": ReducedVariance(subsets=2),
-    "osem": OrderedSubsetsEM(subsets=2),
-}
+SUBSETS = {name: solver_of(name, subsets=2) for name in ("sgd", "svrg", "osem")}
+SOLVERS: dict[str, Any] = {**{name: solver_of(name) for name in ("pgd", "fista", "admm", "cg")}, **SUBSETS}
 IMAGE = scene((100, 90)) + np.float32(0.1)
 
 
@@ -128,7 +115,8 @@ def test_operators_with_a_pass_of_their_own_give_the_image_and_figures_of_one_pa
         )
         runs[name] = finished(run, 3)
         assert (tmp_path / name / "stage.0").exists() == (name != "one")
-    one, two, mixed = (read_all(run.image()) for run in runs.values())
+    images: list[Any] = [read_all(run.image()) for run in runs.values()]
+    one, two, mixed = images
     assert np.array_equal(one, two)
     assert figures_of(runs["one"]) == figures_of(runs["two"])
     assert np.abs(one - mixed).max() <= 5e-6 * np.abs(one).max()
@@ -156,10 +144,10 @@ def test_a_stage_that_was_stored_before_the_pass_is_not_computed_again(tmp_path:
         inline(task, iteration, journal, ledger)
 
     with pytest.raises(Interrupted):
-        finished(iterations_of(ProximalGradient(), problem, tmp_path / "a", run_pass=cut_short), 3)
+        finished(iterations_of(solver_of("pgd"), problem, tmp_path / "a", run_pass=cut_short), 3)
     written = shards(tmp_path / "a" / "stage.0")
     assert sorted(path.name for path in (tmp_path / "a").glob("journal*")) == ["journal.1", "journal.1.0"]
-    again, whole = (finished(iterations_of(ProximalGradient(), problem, tmp_path / name), 2) for name in "ab")
+    again, whole = (finished(iterations_of(solver_of("pgd"), problem, tmp_path / name), 2) for name in "ab")
     assert shards(tmp_path / "a" / "stage.0") == written
     assert np.array_equal(read_all(again.image()), read_all(whole.image()))
     assert not list((tmp_path / "a").glob("journal*"))
@@ -176,7 +164,7 @@ def test_a_window_is_read_by_its_own_blocks_alone(tmp_path: Path) -> None:
 
     terms = tuple(replace(t, measurement=Watched(read_all(t.measurement))) for t in terms_of(IMAGE, crops))
     problem = problem_of(IMAGE, terms, step=0.2)
-    run = finished(iterations_of(ProximalGradient(), problem, tmp_path, block=32), 1)
+    run = finished(iterations_of(solver_of("pgd"), problem, tmp_path, block=32), 1)
     for term in terms:
         parts = [region for who, region in seen if who is term.measurement]
         assert sum(region.size for region in parts) <= 2 * 20 * 30  # slope and misfit

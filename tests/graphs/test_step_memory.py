@@ -97,7 +97,8 @@ DEFAULTS: dict[str, Any] = {
 def job(folder: Path, data: Path, case: dict[str, Any]) -> Path:
     """A job of two blurs, in super-blocks of 1024."""
     for path in data.iterdir():
-        (folder / path.name).exists() or (folder / path.name).symlink_to(path)
+        if not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path)
     (folder / "job.yaml").write_text(JOB.format(**DEFAULTS | case))
     return folder / "job.yaml"
 
