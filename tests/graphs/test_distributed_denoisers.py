@@ -32,9 +32,7 @@ SINGLE = NEAR[torch.float32]
 
 @pytest.mark.parametrize("size", [thorough((16, 16)), (15, 40), thorough((100, 100)), (51, 20), (17, 33)])
 @pytest.mark.parametrize("options", [{}, {"blending": "hann", "overlap": 4}, {"max_batch_size": 1}], ids=str)
-def test_tiles_of_any_size_give_the_result_of_the_whole_image(
-    ctx: DistributedContext, size: tuple[int, int], options: Any
-) -> None:
+def test_tiles_of_any_size_give_the_whole_image(ctx: DistributedContext, size: tuple[int, int], options: Any) -> None:
     net, x = Smooth(), image(2, 1, *size)
     with torch.no_grad():
         if options.get("blending"):
@@ -221,40 +219,35 @@ class Normalised(torch.nn.Module):  # type: ignore[misc]
         return result
 
 
-class Attending(torch.nn.Module):  # type: ignore[misc]
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        pixels = x.flatten(2).transpose(1, 2)
-        return ((pixels @ pixels.transpose(1, 2)).softmax(-1) @ pixels).transpose(1, 2).reshape(x.shape)
+def attending(x: torch.Tensor) -> torch.Tensor:
+    pixels = x.flatten(2).transpose(1, 2)
+    return ((pixels @ pixels.transpose(1, 2)).softmax(-1) @ pixels).transpose(1, 2).reshape(x.shape)
 
 
-class Rows(torch.nn.Module):  # type: ignore[misc]
-    """A network that depends on rows alone."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x - x.mean(-1, keepdim=True)
+def rows_alone(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(-1, keepdim=True)
 
 
-class Placed(torch.nn.Module):  # type: ignore[misc]
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.linspace(0, 1, x.shape[-1])
+def placed(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.linspace(0, 1, x.shape[-1])
 
 
 NOT_LOCAL = r"looks at the whole image.*unsafe=True"
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("net", "words"),
     [
-        (Normalised, NOT_LOCAL),
-        (Attending, NOT_LOCAL),
-        (Rows, NOT_LOCAL),
-        (lambda: optim.PnP(Normalised()), NOT_LOCAL),
-        (Placed, r"depends on the position of the tile.*unsafe=True"),
+        (Normalised(), NOT_LOCAL),
+        (attending, NOT_LOCAL),
+        (rows_alone, NOT_LOCAL),
+        (optim.PnP(Normalised()), NOT_LOCAL),
+        (placed, r"depends on the position of the tile.*unsafe=True"),
     ],
     ids=["norm", "attention", "rows", "prior", "position"],
 )
-def test_a_network_that_is_not_local_is_not_tiled(ctx: DistributedContext, make: Any, words: str) -> None:
-    net, x = make(), image(1, 1, 40, 40)
+def test_a_network_that_is_not_local_is_not_tiled(ctx: DistributedContext, net: Any, words: str) -> None:
+    x = image(1, 1, 40, 40)
     denoiser = distribute(net, ctx, type_object="auto" if hasattr(net, "prox") else "denoiser", patch_size=16)
     for _ in range(2):
         with torch.no_grad(), pytest.raises(ConfigError, match=words):
@@ -277,8 +270,8 @@ def test_it_is_refused_with_any_arguments_and_any_tiling_but_not_by_unsafe(ctx: 
 
 def test_a_network_may_depend_on_the_whole_of_axes_that_are_not_cut(ctx: DistributedContext) -> None:
     """Each choice of cut axes is tried; a receptive field larger than the overlap is allowed."""
-    rows = tiled(ctx, Rows(), overlap=0)
-    assert difference(rows(image(1, 1, 40, 16)), Rows()(image(1, 1, 40, 16))) < SINGLE
+    rows = tiled(ctx, rows_alone, overlap=0)
+    assert difference(rows(image(1, 1, 40, 16)), rows_alone(image(1, 1, 40, 16))) < SINGLE
     with pytest.raises(ConfigError, match="looks at the whole image"):
         rows(image(1, 1, 16, 40))
     assert rows(image(1, 1, 40, 16)).shape == (1, 1, 40, 16)
@@ -480,9 +473,7 @@ def test_each_task_has_some_images(ctx: DistributedContext, monkeypatch: pytest.
     ("images", "dtype"),
     [(2, torch.float32), *(thorough(n, dtype) for n in (1, 5) for dtype in NEAR), thorough(2, torch.float64)],
 )
-def test_training_with_batch_norm_follows_the_program_in_one_process(
-    ctx: DistributedContext, images: int, dtype: torch.dtype
-) -> None:
+def test_training_with_batch_norm_follows_one_process(ctx: DistributedContext, images: int, dtype: torch.dtype) -> None:
     x, y = image(5, 1, 12, 14, dtype=dtype), image(5, 1, 12, 14, dtype=dtype).flip(-1)
     plain = Normed().to(dtype)
     ours = copy.deepcopy(plain)

@@ -68,9 +68,7 @@ def test_an_unreachable_scheduler_is_reported_with_its_address(monkeypatch: pyte
         pass
 
 
-def test_a_cluster_has_the_memory_of_a_control_group_and_the_patience_of_its_context(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cluster_has_the_memory_of_a_control_group_and_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(order: Order) -> None:
         silent = order.scheduler_options["worker_ttl"]
         raise ConfigError(f"{order.workers} workers of {order.memory_bytes} bytes, silent for {silent:g} s")
@@ -100,9 +98,7 @@ def test_an_error_names_its_operator_or_tile_and_leaves_the_cluster_usable(ctx: 
 
 
 @pytest.mark.parametrize("deaths", [1, 99])
-def test_a_worker_that_dies_is_replaced_and_one_that_dies_again_and_again_is_an_error(
-    tmp_path: Path, deaths: int
-) -> None:
+def test_a_worker_that_dies_is_replaced_and_one_that_dies_often_is_an_error(tmp_path: Path, deaths: int) -> None:
     log = tmp_path / "log"
 
     def die(batch: torch.Tensor) -> torch.Tensor:
@@ -173,7 +169,7 @@ def test_invalid_arguments_are_refused_with_their_values(ctx: DistributedContext
             distribute(thing, ctx, **options)(torch.ones(1, 1, 4, 4))
 
 
-def test_whole_images_that_do_not_fit_into_a_worker_are_refused(
+def test_images_that_do_not_fit_into_a_worker_are_refused(
     ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert task_bytes(ctx.client) == 4 * 2**30, "the share of a thread"
@@ -271,9 +267,7 @@ def test_dtypes_are_kept(ctx: DistributedContext, dtype: torch.dtype) -> None:
     assert tiled(ctx, torch.nn.ReLU(), patch_size=8)(x).dtype == dtype
 
 
-def test_results_of_paths_stay_in_the_folder_of_results_and_others_end_with_the_context(
-    cluster: RunningCluster, tmp_path: Path
-) -> None:
+def test_results_of_paths_stay_in_their_folder_or_end_with_the_context(cluster: RunningCluster, tmp_path: Path) -> None:
     source, kept = write_zarr(tmp_path / "x.zarr", noisy_image((1, 1, 20, 24))), tmp_path / "kept"
     for _ in range(2):
         with DistributedContext(cluster=cluster, device_mode="cpu", results=kept) as opened:
@@ -378,9 +372,7 @@ class Quartic(optim.Distance):  # type: ignore[misc, name-defined]
         return (x - y).pow(3)
 
 
-def test_a_prox_whose_descent_diverges_is_refused_and_one_that_has_not_converged_reported(
-    ctx: DistributedContext,
-) -> None:
+def test_a_prox_that_diverges_is_refused_and_one_that_has_not_converged_reported(ctx: DistributedContext) -> None:
     stack, x = distribute([physics.Denoising()], ctx), image(1, 1, 20, 24)
     quartic = distribute(optim.DataFidelity(Quartic()), ctx)
     with pytest.raises(ConfigError, match=r"prox: the descent diverged.* Write a smaller stepsize_inter"):
@@ -408,9 +400,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("distributed", ["physics", "all"])
 @pytest.mark.parametrize("algorithm", all_of(ALGORITHMS, thorough=["GD", "DRS"]))
-def test_algorithms_of_deepinv_accept_distributed_objects(
-    ctx: DistributedContext, algorithm: str, distributed: str
-) -> None:
+def test_algorithms_of_deepinv_accept_our_objects(ctx: DistributedContext, algorithm: str, distributed: str) -> None:
     plain, x = physics.StackedLinearPhysics(blurs()), image(2, 1, 20, 24).abs() + 0.1
     y = plain.A(x.flip(-1))
     plain.solver, plain.tol, plain.max_iter = "CG", 3e-7, 40  # its own prox ends at 1e-4
@@ -455,9 +445,7 @@ def test_a_single_physics_keeps_its_interface(ctx: DistributedContext) -> None:
     assert difference(torch.from_numpy(lazy.compute()), blurs()[0].A_adjoint_A(x)) < NEAR
 
 
-def test_distributed_objects_derive_from_deepinvs_classes_and_use_none_of_their_methods(
-    ctx: DistributedContext,
-) -> None:
+def test_objects_derive_from_deepinvs_classes_and_use_none_of_their_methods(ctx: DistributedContext) -> None:
     made = {
         framework.DistributedStackedLinearPhysics: distribute(blurs(), ctx),
         framework.DistributedStackedPhysics: distribute([physics.Denoising()], ctx, type_object="physics"),

@@ -266,7 +266,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("is_parameter", [True, False], ids=["parameter", "tensor"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_parameter_of_calls_that_changes_in_place_stays_as_it_is_then(
+def test_a_parameter_that_changes_in_place_stays_as_it_was(
     ctx: DistributedContext, kind: str, is_parameter: bool
 ) -> None:
     """As in calibration by ``A(x, filter=k)``: calls that follow without it have the values of the last call with it."""

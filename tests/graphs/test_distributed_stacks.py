@@ -192,7 +192,7 @@ def test_noise_is_that_of_the_operator_until_it_is_set(ctx: DistributedContext) 
     assert [float((a - b).abs().max()) for a, b in zip(stack(x), stack.A(x), strict=True)] == [0, 0]
 
 
-def test_noise_follows_from_the_seed_and_not_from_the_blocks(
+def test_noise_follows_from_the_seed_and_not_the_blocks(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, x = blurs(edges=(3, 7), noise_model=physics.GaussianNoise(0.1)), image(1, 1, 70, 50).requires_grad_()
@@ -230,9 +230,7 @@ DERIVATIVES: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("large", [10**9, 100], ids=["by operators", "by blocks"])
-def test_torch_func_accepts_distributed_operators(
-    ctx: DistributedContext, large: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_func_accepts_our_operators(ctx: DistributedContext, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     in_blocks(monkeypatch, 32, large)
     plain, x = physics.StackedLinearPhysics(blurs()), image(1, 1, 20, 24)
     stack = distribute(plain, ctx)
@@ -243,9 +241,7 @@ def test_torch_func_accepts_distributed_operators(
 # --- by blocks ------------------------------------------------------------------------------------
 
 
-def test_squares_of_large_images_are_added_up_by_blocks(
-    ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_squares_of_large_images_are_summed_by_blocks(ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = blurs(edges=(3, 7))
     stack, fidelity = distribute(parts, ctx), distribute(optim.L2(sigma=0.5), ctx)
     x = image(2, 1, 70, 50).requires_grad_()
@@ -260,7 +256,7 @@ def test_squares_of_large_images_are_added_up_by_blocks(
 
 
 @pytest.mark.parametrize("kind", ["circular", "reflect"])
-def test_the_normal_operator_equals_the_blurs_exact_or_not(
+def test_the_normal_operator_is_exact_or_not(
     ctx: DistributedContext, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_blocks(monkeypatch, 64)
@@ -289,7 +285,7 @@ def test_large_dask_arrays_run_by_blocks(ctx: DistributedContext, kind: str) -> 
         assert difference(torch.from_numpy(later.compute()), stack.A_adjoint_A(x)) < NEAR
 
 
-def test_a_part_of_a_large_dask_array_reads_only_its_neighbourhood(
+def test_a_part_of_a_dask_array_reads_its_neighbourhood(
     ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.BLOCK", 64)

@@ -96,9 +96,7 @@ def pixels_of(run: InlineIterations, iterations: int = 6) -> Pixels:
 
 
 @pytest.mark.parametrize("boundary", all_of(BOUNDARIES[:4], thorough=["zero", "replicate"]))
-def test_the_normal_form_finds_the_image_of_the_plain_one_and_the_same_bits_for_any_block(
-    tmp_path: Path, boundary: str
-) -> None:
+def test_the_normal_form_finds_the_plain_image_and_the_same_bits_for_any_block(tmp_path: Path, boundary: str) -> None:
     terms = terms_of(IMAGE, blurs(boundary))
     plain = plain_in(terms, 1, prior_of("gaussian", IMAGE))
     first = iterations_of(solver_of("pgd"), plain, tmp_path / "plain")

@@ -101,9 +101,7 @@ def test_passes_have_the_bits_of_whole_images_and_sums_do_not_depend_on_blocks(
         *(thorough(512, rule) for rule in ("circular", "reflect", "zero")),
     ],
 )
-def test_tiles_of_any_size_in_one_pass_or_two_have_the_bits_of_whole_images(
-    tmp_path: Path, tile: int, boundary: str
-) -> None:
+def test_tiles_in_one_pass_or_two_have_the_bits_of_whole_images(tmp_path: Path, tile: int, boundary: str) -> None:
     # For very small tiles torch takes another routine: their windows are drawn out to what is safe.
     image = scene((300, 270))
     terms = terms_of(image, blurs(boundary))

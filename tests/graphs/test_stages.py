@@ -132,7 +132,7 @@ def shards(array: Path) -> dict[Path, int]:
     return found
 
 
-def test_a_stage_that_was_stored_before_the_pass_is_not_computed_again(tmp_path: Path) -> None:
+def test_a_gradient_that_was_stored_before_its_pass_is_not_computed_again(tmp_path: Path) -> None:
     terms = terms_of(IMAGE, blurs("zero"))
     problem = staged(problem_of(IMAGE, terms, step=0.5), Form(terms, apart=True))
     iterated = []
@@ -198,9 +198,7 @@ def tree(count: int) -> tuple[Any, ...]:
 
 @pytest.mark.cluster
 @pytest.mark.thorough
-def test_whole_operators_on_a_cluster_give_what_one_pass_over_local_ones_gives(
-    cluster: RunningCluster, tmp_path: Path
-) -> None:
+def test_whole_operators_on_a_cluster_give_what_local_ones_give(cluster: RunningCluster, tmp_path: Path) -> None:
     found = []
     for name, operators in (("whole", tree(9)), ("local", tuple(each.blur for each in tree(9)))):
         (tmp_path / name).mkdir()

@@ -101,9 +101,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 
 
 @of_both_kinds
-def test_a_plan_takes_what_was_found_and_a_run_goes_on_with_it(
-    requested: list[Any], tmp_path: Path, make: Make
-) -> None:
+def test_a_plan_takes_a_finding_and_a_run_goes_on_with_it(requested: list[Any], tmp_path: Path, make: Make) -> None:
     plan = make_plan(make(tmp_path))
     assert tiles_of(plan) == ((32, 48), 6)
     assert (tiled(plan).channels_last, tiled(plan).records) == (True, True)
@@ -129,9 +127,7 @@ def test_a_plan_takes_what_was_found_and_a_run_goes_on_with_it(
 
 
 @of_both_kinds
-def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(
-    requested: list[Any], tmp_path: Path, make: Make
-) -> None:
+def test_a_run_may_go_on_with_a_smaller_batch_alone(requested: list[Any], tmp_path: Path, make: Make) -> None:
     begun(make_plan(make(tmp_path)))
     fewer = make_plan(make(tmp_path, tile=Tile(block=128, batch=2)))
     assert (fewer.resumes, tiles_of(fewer)) == (True, ((32, 48), 2))
@@ -171,7 +167,7 @@ def test_a_card_found_nothing_for_a_processor(requested: list[Any], tmp_path: Pa
 
 
 @of_both_kinds
-def test_a_run_that_began_by_rule_goes_on_by_rule(
+def test_a_run_begun_by_rule_goes_on_so(
     monkeypatch: pytest.MonkeyPatch, found: Any, tmp_path: Path, make: Make
 ) -> None:
     found(BROKE)
@@ -257,7 +253,7 @@ def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(found: Any, tmp_
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_smaller_blocks_fit_by_the_larger_of_two_trials(
+def test_blocks_fit_by_the_larger_of_two_trials(
     monkeypatch: pytest.MonkeyPatch, found: Any, tmp_path: Path, breaks: bool
 ) -> None:
     found()
@@ -282,9 +278,7 @@ def test_smaller_blocks_fit_by_the_larger_of_two_trials(
 @pytest.mark.parametrize(
     ("make", "parts"), [(denoising, {}), (deblurring, {"fuse": True}), (deblurring, {"fuse": False})]
 )
-def test_memory_that_runs_out_on_a_worker_halves_its_batch_is_told_and_remembered(
-    tmp_path: Path, make: Make, parts: dict[str, Any]
-) -> None:
+def test_memory_that_runs_out_halves_a_batch_for_good(tmp_path: Path, make: Make, parts: dict[str, Any]) -> None:
     """In passes that denoise nothing, as one of a reconstruction at least, there is no batch."""
     hungry = out_of_memory_once(tmp_path)
     own = (
@@ -305,9 +299,7 @@ def test_memory_that_runs_out_on_a_worker_halves_its_batch_is_told_and_remembere
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_a_trial_that_takes_a_while_is_told_of(
-    monkeypatch: pytest.MonkeyPatch, found: Any, tmp_path: Path, seconds: float
-) -> None:
+def test_a_slow_trial_is_told_of(monkeypatch: pytest.MonkeyPatch, found: Any, tmp_path: Path, seconds: float) -> None:
     monkeypatch.setattr(waiting, "SECONDS", seconds)
     found()
 
@@ -321,9 +313,7 @@ def test_a_trial_that_takes_a_while_is_told_of(
     assert ("trying gaussian on a GPU" in said) == (not seconds)
 
 
-def test_the_driver_does_not_begin_with_cuda(
-    monkeypatch: pytest.MonkeyPatch, requested: list[Any], tmp_path: Path
-) -> None:
+def test_the_driver_does_not_begin_with_cuda(monkeypatch: pytest.MonkeyPatch, requested: Any, tmp_path: Path) -> None:
     def begun_with() -> None:
         raise AssertionError("a process that has begun with CUDA holds some of the GPU, and cannot be forked")
 
