@@ -152,14 +152,6 @@ def test_gradients_reach_image_and_weights_and_changed_weights_are_sent_again(ct
             assert difference(away_from_the_rim(denoiser(x)), away_from_the_rim(net(x))) < SINGLE
 
 
-def test_a_prior_keeps_its_type_and_denoises_by_tiles(ctx: DistributedContext) -> None:
-    prior, x = optim.PnP(models.MedianFilter(3)), image(1, 1, 40, 30)
-    shared = distribute(prior, ctx, patch_size=16, overlap=2)
-    assert type(shared) is type(prior)
-    assert prior.denoiser is not shared.denoiser
-    assert torch.equal(away_from_the_rim(shared.prox(x, 0.1)), away_from_the_rim(prior.prox(x, 0.1)))
-
-
 RESULTS: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
     ("the processor returned an object of type NoneType", lambda x: None),
     ("the processor returned an object of type tuple", lambda x: (x, x)),
@@ -175,6 +167,8 @@ def test_results_that_are_not_images_and_images_without_pixels_are_refused(ctx: 
             tiled(ctx, processor)(image(1, 1, 24, 24))
     with pytest.raises(ConfigError, match=r"the shape \(0, 1, 24, 24\): there are no pixels"):
         tiled(ctx, Smooth())(torch.zeros(0, 1, 24, 24))
+    with pytest.raises(ConfigError, match=r"not computed yet.* compute\(\)"):
+        tiled(ctx, Smooth())(da.zeros((1, 1, 20, 24), dtype="float32"), torch.ones(1, 1, 20, 24))
 
 
 def inside(x: torch.Tensor, net: Any) -> torch.Tensor:
@@ -286,21 +280,14 @@ def test_a_network_that_fails_on_trial_windows_is_reported(ctx: DistributedConte
         tiled(ctx, of_tiles)(image(1, 1, 40, 40))
 
 
-class NoiseLevel:
-    """A tensor that is held by an object of the user's."""
-
-    def __init__(self, wants_gradient: bool) -> None:
-        self.sigma = torch.ones(2).requires_grad_(wants_gradient)
-
-
 def test_a_tensor_deep_inside_an_argument_gets_no_gradient_in_silence(ctx: DistributedContext) -> None:
-    scale: Callable[[torch.Tensor, NoiseLevel], torch.Tensor] = lambda x, level: x * level.sigma.sum()  # noqa: E731
-    x = image(1, 1, 8, 8)
-    assert torch.equal(tiled(ctx, scale)(x, NoiseLevel(False)), 2 * x)
+    scale: Callable[[torch.Tensor, Any], torch.Tensor] = lambda x, held: x * held["sigma"][0].sum()  # noqa: E731
+    x, free, held = image(1, 1, 8, 8), {"sigma": [torch.ones(2)]}, {"sigma": [torch.ones(2, requires_grad=True)]}
+    assert torch.equal(tiled(ctx, scale)(x, free), 2 * x)
     with torch.no_grad():
-        assert torch.equal(tiled(ctx, scale)(x, NoiseLevel(True)), 2 * x)
+        assert torch.equal(tiled(ctx, scale)(x, held), 2 * x)
     with pytest.raises(ConfigError, match=r"shape \(2,\) wants a gradient inside another argument"):
-        tiled(ctx, scale)(x, NoiseLevel(True))
+        tiled(ctx, scale)(x, held)
 
 
 CELL = """
@@ -453,20 +440,6 @@ def test_images_with_what_goes_with_each_equal_the_network(
     assert difference(gradients(net, call, [x, level]), gradients(net, truth, [x, level])) < NEAR[dtype]
     with torch.no_grad():
         assert difference(call(x, level), truth(x, level)) < NEAR[dtype]
-
-
-def test_each_task_has_some_images(ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, run = [], type(ctx).run
-
-    def noting(self: Any, phase: str, calls: Any, inputs: Any, what: str) -> Any:
-        seen.append(len(calls))
-        return run(self, phase, calls, inputs, what)
-
-    monkeypatch.setattr(type(ctx), "run", noting)
-    with torch.no_grad():
-        for images in (2, 5, 9):
-            spread(ctx, Smooth(), images)(image(5, 1, 30, 28))
-    assert seen == [3, 1, 1]
 
 
 @pytest.mark.parametrize(

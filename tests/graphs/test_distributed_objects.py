@@ -130,14 +130,6 @@ def test_the_folder_is_private_and_deleted_with_the_context(cluster: RunningClus
         stack.A(image(1, 1, 20, 24))
 
 
-def test_collectives_of_a_single_rank(ctx: DistributedContext) -> None:
-    x = torch.ones(2)
-    assert (ctx.rank, ctx.world_size, ctx.use_dist, ctx.get_backend()) == (0, 2, False, "dask")
-    assert ctx.local_indices(5) == [0, 1, 2, 3, 4]
-    assert ctx.all_reduce(x) is ctx.broadcast(x) is x
-    assert ctx.all_gather(x).shape == (1, 2)
-
-
 def denoiser(**options: Any) -> tuple[Any, dict[str, Any]]:
     return torch.nn.ReLU(), {"type_object": "denoiser", **options}
 
@@ -233,19 +225,6 @@ def test_objects_return_the_type_that_they_are_given(ctx: DistributedContext, tm
         assert misfit == pytest.approx(0, abs=1e-6)
         norms = [float(stack.compute_norm(each, verbose=False)) for each in (given, torch.zeros(1, 1, 40, 24))]
         assert norms[0] == pytest.approx(norms[1], rel=1e-3)
-
-
-def test_iterations_refuse_lazy_arrays(ctx: DistributedContext) -> None:
-    stack, lazy = distribute(blurs(), ctx), da.zeros((1, 1, 20, 24), dtype="float32")
-    refused: list[Callable[[], Any]] = [
-        lambda: stack.A_dagger(stack.A(lazy)),
-        lambda: stack.compute_sqnorm(lazy),
-        lambda: stack.prox_l2(lazy, stack.A(lazy), 1.0),
-        lambda: tiled(ctx, Smooth())(lazy, torch.ones(1, 1, 20, 24)),
-    ]
-    for run in refused:
-        with pytest.raises(ConfigError, match=r"not computed yet.* compute\(\)"):
-            run()
 
 
 def spectrum(x: torch.Tensor, **_: Any) -> torch.Tensor:

@@ -122,18 +122,6 @@ def test_a_perfect_fit_of_large_numbers_is_no_divergence(tmp_path: Path) -> None
     assert min(row["misfit"] for row in run.rows) >= 0
 
 
-def test_cg_works_in_the_normal_form(tmp_path: Path) -> None:
-    image = IMAGE.astype("float64")
-    terms = terms_of(image, blurs("reflect"))
-    plain = problem_of(image, terms)
-    normal, _ = folded_in(terms, 1, tmp_path, plain=plain)
-    first, second = (
-        pixels_of(iterations_of(solver_of("cg"), each, tmp_path / name), 6)
-        for name, each in (("plain", plain), ("normal", normal))
-    )
-    assert np.allclose(first, second, atol=1e-9)
-
-
 def test_a_form_folds_where_it_can_says_so_and_travels() -> None:
     terms, stack = terms_of(IMAGE, blurs("reflect", (3, 31))), blurs("reflect")
     exact, fast = (choose_form(terms, SINGLE, exact=exact) for exact in (True, False))

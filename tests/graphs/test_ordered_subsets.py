@@ -31,7 +31,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.sum import Multiplied
 from tests.cases import all_of, thorough
-from tests.graphs.solving import blurs, in_memory, iterations_of, kernel, problem_of, scene, solver_of, terms_of
+from tests.graphs.solving import blurs, iterations_of, kernel, problem_of, scene, solver_of, terms_of
 from tests.support import IN_THREADS, read_zarr, write_zarr
 
 Pixels = NDArray[Any]
@@ -225,27 +225,6 @@ def test_the_norm_is_that_of_the_subset_that_has_the_largest(tmp_path: Path) -> 
     list(run.run(norms.passes(3), lambda *_: False))
     assert norms.bound(run.state) == pytest.approx(1, rel=0.02)  # the weight of the first; the others have less
     assert norms.bound(run.state) >= 1
-
-
-def test_reduced_variance_ends_at_the_minimum_and_constant_steps_near_it() -> None:
-    """Of measurements that contradict one another, no image pleases all subsets: the best is their weighted mean."""
-    image = scene((12, 14))
-    terms = tuple(
-        replace(term, measurement=InMemory((1 + 0.3 * number) * image))
-        for number, term in enumerate(terms_of(image, blurs("circular", (1, 1, 1))))
-    )
-    weights = [term.weight for term in terms]
-    least = sum(w * (1 + 0.3 * number) for number, w in enumerate(weights)) / sum(weights) * image
-    problem = problem_of(image, terms, step=0.4)
-
-    def distance(solver: Any, iterations: int) -> float:
-        found, _ = in_memory(solver, problem, iterations)
-        return float(np.linalg.norm(found - least) / np.linalg.norm(least))
-
-    constant, decaying = (distance(solver_of("sgd", order="cyclic", decay=decay), 60) for decay in (0.0, 0.5))
-    assert 0.02 < constant < 0.04
-    assert decaying < 0.012
-    assert distance(solver_of("svrg"), 150) < 1e-4
 
 
 def test_every_epoch_takes_every_operator_once() -> None:

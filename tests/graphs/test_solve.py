@@ -14,12 +14,10 @@ import torch
 import halotile
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.jobs.reconstruct import call
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs import driver
 from halotile.graphs.runs.driver import run as reconstruct
-from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.operators.blur import Blur
 from tests.graphs.solving import kernel
 from tests.support import read_zarr
@@ -115,17 +113,6 @@ def test_a_map_of_the_noise_weighs_pixels_and_its_holes_are_not_read(seen: Opera
             halotile.reconstruct([choice], "c.zarr", fidelity=fidelity, start="y.npy")
     with pytest.raises(ConfigError, match="noise is simulated with one level; write a number"):
         halotile.simulate([replace(mapped, data="z.zarr")], "y.npy")
-
-
-@pytest.mark.parametrize(
-    ("denoiser", "made"),
-    [
-        ({"name": "median", "size": 3}, {"name": "median", "size": 3}),
-        ({"name": "function", "call": np.sort, "depth": 2}, GivenFunction(call=np.sort, depth=2)),
-    ],
-)
-def test_a_denoiser_is_said_in_words_or_handed_over(denoiser: dict[str, Any], made: object) -> None:
-    assert call._prior({"name": "pnp", "denoiser": denoiser}).options["denoiser"] == made
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.cli.config.loading import load_job
-from halotile.graphs.clusters.common import machine as gpu_detection
-from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
-from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.plans import needs
-from halotile.graphs.plans.needs import PROCESS, TILES, Footprint, gpu_bytes
-from halotile.graphs.plans.plan import make_plan
 from tests.cases import all_of
 from tests.graphs.solving import kernel
-from tests.support import dncnn_weights, noisy_image, work_of, write_zarr
+from tests.support import dncnn_weights, noisy_image, write_zarr
 
 MIB = 2**20
 SLACK_BYTES = 48 * MIB
@@ -129,25 +122,3 @@ def test_a_worker_stays_within_what_the_plan_projects(name: str, folder: Path, t
     print(f"{name}: {before / MIB:.0f} before, {used / MIB:.0f} used, {projected / MIB:.0f} projected")
     assert before <= imports
     assert used <= projected + SLACK_BYTES
-
-
-def test_a_prior_on_a_card_takes_what_its_libraries_keep_and_no_tiles_here(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for module in (needs, gpu_detection):
-        monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0",)))
-    here, gpu, without = (
-        footprint(job(tmp_path, folder, CASES[case] if case else {}), device)
-        for case, device in (("network", "cpu"), ("network", "cuda"), ("", "cuda"))
-    )
-    assert gpu[PROCESS] == here[PROCESS] + gpu_bytes(None)
-    assert gpu[TILES] < here[TILES]
-    assert without[PROCESS] == here[PROCESS], "nothing is computed there"
-
-
-def footprint(config: Path, device: str) -> Footprint:
-    """What is planned for a worker."""
-    wanted = load_job(config, [f"run.device={device}"])
-    assert isinstance(wanted, Reconstruction)
-    found: Footprint = work_of(make_plan(wanted)).step_footprint()
-    return found

@@ -21,7 +21,7 @@ from halotile.graphs.jobs.reconstruct.costs import footprint_of_operator
 from halotile.graphs.jobs.reconstruct.inversion import CutImage, denoising_of
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
 from halotile.graphs.kinds.sections import Cluster, Output, Run, Tile
-from halotile.graphs.plans.needs import MIB, PROCESS, TILES
+from halotile.graphs.plans.needs import MIB, PROCESS, TILES, gpu_bytes
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.plans.trials import gpu_trials
 from halotile.graphs.plans.trials.gpu_trials import NotTried, tuned_for
@@ -191,6 +191,7 @@ def test_a_run_begun_by_rule_goes_on_so(
     monkeypatch.setattr(gpu_trials, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
     plan = make_plan(make(tmp_path, cluster=Cluster(kind="slurm", gpus=1)), fresh=True)
     assert work_of(plan).tuned is None
+    assert host_bytes(plan) == host_bytes(make_plan(make(tmp_path, "cpu"), fresh=True)) + gpu_bytes(None)
     assert "tile and batch are by rule: there is no GPU here to try them on (NVML finds none)" in plan.notes
 
 
