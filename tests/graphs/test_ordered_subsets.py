@@ -121,40 +121,38 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def reconstruction(data: Path, solver: str, output: Path, iterations: int = 7, block: int = 32, **options: Any) -> Any:
+POISSON = FidelityChoice(name="poisson", options={"background": BACKGROUND})
+L1 = PriorChoice(name="l1", options={"weight": WEIGHT})
+TAKEN = ("step", "iterations", "checkpoint_every")
+
+
+def reconstruction(data: Path, solver: str, output: Path, block: int = 32, **given: Any) -> Reconstruction:
+    """A job whose other keywords are parts of it, or options of its solver."""
     operators = tuple(
         OperatorChoice(
             name="blur",
-            data=str(data / f"y{number}.zarr"),
-            noise_sigma=number + 1.0,
+            data=str(data / f"y{n}.zarr"),
+            noise_sigma=n + 1.0,
             options={"kernel": kernel(edge), "boundary": "circular"},
         )
-        for number, edge in enumerate(EDGES)
+        for n, edge in enumerate(EDGES)
     )
-    is_osem, step = solver == "osem", options.pop("step", "auto" if solver == "osem" else STEP)
-    every, own = options.pop("checkpoint_every", 1), {"fidelity", "prior", "start", "operators"}
-    poisson = FidelityChoice(name="poisson", options={"background": BACKGROUND})
-    return Reconstruction(
-        **{
-            "operators": operators,
-            "fidelity": poisson if is_osem else FidelityChoice(),
-            "prior": PriorChoice() if is_osem else PriorChoice(name="l1", options={"weight": WEIGHT}),
-            "start": str(data / "start.zarr"),
-            **{name: options.pop(name) for name in own & options.keys()},
-        },
-        solver=SolverChoice(
-            name=solver,
-            iterations=iterations,
-            step=step,
-            checkpoint_every=every,
-            options={**OPTIONS[solver], **options},
-            keep_state=True,
-        ),
+    is_osem = solver == "osem"
+    parts = {name: given.pop(name) for name in ("fidelity", "prior") if name in given}
+    named: dict[str, Any] = {"step": "auto" if is_osem else STEP, "iterations": 7, "keep_state": True}
+    named |= {name: given.pop(name) for name in TAKEN if name in given}
+    job = Reconstruction(
+        operators=operators,
+        fidelity=POISSON if is_osem else FidelityChoice(),
+        prior=PriorChoice() if is_osem else L1,
+        start=str(data / "start.zarr"),
+        solver=SolverChoice(name=solver, options={**OPTIONS[solver], **given}, **named),
         output=Output(path=str(output), shard=32, chunk=16),
         exact=True,
         tile=Tile(block=block),
         run=Run(workers=2, memory_per_worker="3GiB"),
     )
+    return replace(job, **parts)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +175,7 @@ def test_a_job_gives_the_numbers_of_a_program_and_the_same_bits_on_any_workers_a
     found = []
     for output, each, iterations, block in (("a", cluster, 7, 32), ("b", alone, 3, 64), ("b", cluster, 7, 64)):
         options = {"subsets": 2, "order": order, "seed": 4}
-        job = reconstruction(data / dtype, solver, tmp_path / f"{output}.zarr", iterations, block, **options)
+        job = reconstruction(data / dtype, solver, tmp_path / f"{output}.zarr", block, iterations=iterations, **options)
         reconstruct(make_plan(job), cluster=each)
         found.append(read_zarr(tmp_path / f"{output}.zarr"))
     assert found[0].dtype == dtype

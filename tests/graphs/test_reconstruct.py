@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +50,17 @@ run: {workers: 2, memory_per_worker: 3GiB}
 """
 
 
-@dataclass(frozen=True)
 class Scene:
-    """A blurred image, twice, and a job that makes it sharp."""
+    """A blurred image, twice, and a job that makes it sharp; nothing is written yet."""
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.config, self.output = folder, folder / "job.yaml", folder / "x.zarr"
+        self.directory = RunDirectory(folder / "x.zarr.run")
 
     @classmethod
     def create(cls, folder: Path) -> Scene:
-        """Nothing written yet."""
-        scene = cls(folder)
-        rng = np.random.default_rng(3)
+        """The scene with its images in a folder."""
+        scene, rng = cls(folder), np.random.default_rng(3)
         y, x = np.mgrid[:128, :112]
         image = (np.sin(y / 5) * np.cos(x / 4) / 3 + 0.5).astype("float32")
         write_zarr(folder / "truth.zarr", image)
@@ -72,18 +71,6 @@ class Scene:
         scene.config.write_text(CONFIG.replace("FOLDER", json.dumps(str(folder))))
         scene.set_pace(0)
         return scene
-
-    @property
-    def config(self) -> Path:
-        return self.folder / "job.yaml"
-
-    @property
-    def output(self) -> Path:
-        return self.folder / "x.zarr"
-
-    @property
-    def directory(self) -> RunDirectory:
-        return RunDirectory(self.folder / "x.zarr.run")
 
     def set_pace(self, seconds: float) -> None:
         """How long each block takes to denoise."""
