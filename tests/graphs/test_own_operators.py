@@ -50,36 +50,29 @@ class Columns:
         return Times(measurement, self.ripple, self.last_row)
 
 class Twice(Columns):
-    def adjoint(self, measurement, image):
-        return Times(measurement, 2 * self.ripple)
+    adjoint = lambda self, measurement, image: Times(measurement, 2 * self.ripple)
 
 class AtTheRim(Columns):
     """Wrong in the last row alone."""
     last_row = 0.5
 
 class Failing(Columns):
-    def forward(self, image):
-        return InMemory(np.ones((2, 2)) / None)
+    forward = lambda self, image: InMemory(np.ones((2, 2)) / None)
 
 class Narrower(Columns):
-    def adjoint(self, measurement, image):
-        return InMemory(np.ones((3, 3)))
+    adjoint = lambda self, measurement, image: InMemory(np.ones((3, 3)))
 
 class Turned(Columns):
     """Needs all of the image."""
     kind = "whole"
-    def forward(self, image):
-        return InMemory(2 * read_all(image)[::-1])
-    def adjoint(self, measurement, image):
-        return self.forward(measurement)
+    forward = lambda self, image: InMemory(2 * read_all(image)[::-1])
+    adjoint = lambda self, measurement, image: self.forward(measurement)
 
 class Hungry(Columns):
-    def forward(self, image):
-        return InMemory(np.ones((2**16, 2**16)))
+    forward = lambda self, image: InMemory(np.ones((2**16, 2**16)))
 
 class Leaving(Columns):
-    def forward(self, image):
-        os._exit(3)
+    forward = lambda self, image: os._exit(3)
 
 class Nothing:
     pass

@@ -103,7 +103,7 @@ def test_passes_have_the_bits_of_whole_images_and_sums_do_not_depend_on_blocks(
 )
 def test_tiles_in_one_pass_or_two_have_the_bits_of_whole_images(tmp_path: Path, tile: int, boundary: str) -> None:
     # For very small tiles torch takes another routine: their windows are drawn out to what is safe.
-    image = scene((300, 270))
+    image = scene((220, 190))
     terms = terms_of(image, blurs(boundary))
     whole = problem_of(image, terms, prior_of("dncnn", image, 1000, 1000, tmp_path), STEP)
     expected, _ = in_memory(solver_of("pgd"), whole, 2)
