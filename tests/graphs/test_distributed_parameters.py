@@ -146,8 +146,9 @@ def gradients(case: Case, dtype: torch.dtype, ctx: DistributedContext | None, *l
     fidelity = fidelity_of(stack if ctx else stack.physics_list, ctx)
     found = []
     for loss in losses:
-        slopes = torch.autograd.grad(LOSSES[loss](stack, x, y, fidelity), [*parameters, x], allow_unused=True)
-        found += [torch.zeros_like(t) if g is None else g for t, g in zip([*parameters, x], slopes, strict=True)]
+        value, inputs = LOSSES[loss](stack, x, y, fidelity), [*parameters, x]
+        slopes = torch.autograd.grad(value, inputs, allow_unused=True, retain_graph=True)
+        found += [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, slopes, strict=True)]
     return found
 
 

@@ -46,10 +46,12 @@ Row = tuple[Callable[[], list[Any]], tuple[int, int]]
 WHOLE: dict[str, Row] = {
     **{name: (make, (20, 24)) for name, make in STACKS.items()},
     "odd sizes": (masked_and_downsampled, (65, 47)),
+    "odd sizes, circular": (partial(downsampling, "circular"), (69, 51)),
 }
 CUT: dict[str, Row] = {
     **{rim: (partial(blurs, rim, (3, 13)), (70, 50)) for rim in ("circular", "reflect", "constant", "valid")},
-    **{f"half, {rim}": (partial(downsampling, rim), (69, 51)) for rim in ("circular", "reflect", "valid")},
+    "half, circular": (partial(downsampling, "circular", 72, 52), (72, 52)),
+    **{f"half, {rim}": (partial(downsampling, rim), (69, 51)) for rim in ("reflect", "valid")},
 }  # fmt: skip
 
 

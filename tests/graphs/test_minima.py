@@ -154,12 +154,21 @@ def test_a_start_that_explains_everything_is_the_end(tmp_path: Path, dtype: str,
 # --- solvers with a prior -------------------------------------------------------------------------
 
 
-def test_solvers_with_a_prior_find_the_same_minimum() -> None:
+def test_solvers_with_a_prior_find_the_same_minimum_and_fista_takes_its_steps() -> None:
     image = scene((14, 12)).astype("float64")
     weights = 0.6 + 0.4 * np.random.default_rng(3).random(image.shape)  # no pixel goes unseen
     operators = (*blurs("reflect", (3,)), masked(weights))
     problem = replace(problem_of(image, terms_of(image, operators)), prior=Sparse(weight=0.05))
-    problem = replace(problem, step_size=1 / float(np.linalg.eigvalsh(dense(problem))[-1]))
+    matrix, right = dense(problem), -1 * read_all(problem.gradient(problem.start)).ravel()
+    problem = replace(problem, step_size=(step_size := 1 / float(np.linalg.eigvalsh(matrix)[-1])))
+    x = z = np.zeros(image.size)
+    t = 1.0
+    for _ in range(5):
+        ahead = z - step_size * (matrix @ z - right)
+        before, x = x, np.sign(ahead) * np.maximum(np.abs(ahead) - 0.05 * step_size, 0)
+        last, t = t, (1 + math.sqrt(1 + 4 * t * t)) / 2
+        z = x + (last - 1) / t * (x - before)
+    assert np.allclose(in_memory(solver_of("fista"), problem, 5)[0].ravel(), x, atol=1e-12)
     pgd, fista, admm = (in_memory(each, problem, 200)[0] for each in map(solver_of, ("pgd", "fista", "admm")))
     step = read_all(solver_of("pgd").step(problem, State(), lambda *_: InMemory(fista)).images["x"])
     assert np.abs(step - fista).max() < 1e-9, "it does not move any more"
