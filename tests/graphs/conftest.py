@@ -16,6 +16,7 @@ from halotile import DistributedContext
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.runs.verify import verify
 from halotile.storage.arrays import open_source
+from halotile.storage.disk.durable import Disk
 from tests.faults import BLOCKS, Scene, image, truth
 from tests.graphs.trials import FOUND, TWO, finding
 from tests.support import IN_THREADS
@@ -91,6 +92,13 @@ def check_resumes(scene: Scene, cluster: RunningCluster, check_whole: Callable[[
         check_whole()
 
     return check
+
+
+@pytest.fixture
+def without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No waiting for the disk in this process: other tests cut the power."""
+    for name in ("_fsync", "_begin_fsync"):
+        monkeypatch.setattr(Disk, name, lambda *_: None)
 
 
 @pytest.fixture

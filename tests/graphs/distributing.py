@@ -16,6 +16,12 @@ NEAR = 1e-5
 """Largest difference, relative to the largest value."""
 
 
+def in_blocks(monkeypatch: pytest.MonkeyPatch, edge: int, large: int = 100) -> None:
+    """Cut images of so many pixels into blocks of this length."""
+    monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.LARGE", large)
+    monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.BLOCK", edge)
+
+
 def image(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,34 @@ from halotile.graphs.jobs.reconstruct.inversion import NORM_ITERATIONS
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.solvers.base import CHANGE, LENGTH, Problem, Solver, State
 from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue
+from halotile.registry import find
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable, Rim
 from halotile.storage.sharded.output import Layout, Vectors
 from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.dncnn import DnCNN
+from halotile.tasks.denoisers.gaussian import Gaussian
+from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.image_task import Denoised, Shared, View
 from halotile.tasks.inner_tiles import Roles, Tiling
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors.base import Prior
+from halotile.tasks.priors.l1 import Sparse
 from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.priors.pnp import Plugged
+from halotile.tasks.priors.tv import Variation
 from halotile.tasks.terms import MISFIT, Gradient, NormalImage, Sensitivity, Term
 from tests.graphs.inline import WORDS, InlineIterations, inline
-from tests.support import work_of
+from tests.support import dncnn_weights, work_of
 
 Pixels = NDArray[Any]
+
+
+def solver_of(name: str, **options: Any) -> Any:
+    """A solver by its name."""
+    return find("solvers", name).SOLVER(**options)
 
 
 def kernel(edge: int) -> Pixels:
@@ -68,6 +79,19 @@ def scene(shape: tuple[int, int] = (150, 133)) -> Pixels:
 def plugged(denoised: Denoised, weight: float = 1.0) -> Plugged:
     """A denoised image as a prior."""
     return Plugged(denoiser=denoised.denoiser, denoised=denoised, weight=weight)
+
+
+def prior_of(name: str, image: Pixels, block: int = 64, tile: int = 40, folder: Path = Path()) -> Prior:
+    """A prior by its name, whose denoiser works on tiles of blocks."""
+    if name in ("none", "l1"):
+        return NoPrior() if name == "none" else Sparse(weight=0.02)
+    if name == "tv":
+        denoised = denoised_by(TotalVariation(strength=1.0, iterations=6), image, block, tile)
+        return Variation(denoised=denoised, weight=0.05)
+    if name == "gaussian":
+        return plugged(denoised_by(Gaussian(sigma=0.7), image, block, tile), 0.3)
+    weights = str(dncnn_weights(folder / "w.safetensors"))
+    return plugged(denoised_by(DnCNN(depth=5, width=8, weights=weights), image, block, tile), 0.3)
 
 
 def denoised_by(denoiser: Denoiser, image: Pixels, block: int, tile: int) -> Denoised:
@@ -134,6 +158,18 @@ def iterations_of(
     )
 
 
+def finished(run: InlineIterations, iterations: int) -> InlineIterations:
+    """The same run after so many iterations."""
+    list(run.run(iterations, lambda *_: False))
+    assert run.done == iterations
+    return run
+
+
+def figures_of(run: InlineIterations) -> list[dict[str, float]]:
+    """What the iterations came to, but for the time they took."""
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in run.rows]
+
+
 def norm_of(problem: Problem, folder: Path) -> float:
     """``|A|²`` as a run finds it."""
     run = iterations_of(Lanczos(), begun(problem), folder, block=128, shard=128)
@@ -167,26 +203,21 @@ def in_memory(solver: Solver, problem: Problem, iterations: int) -> tuple[Pixels
     return read_all(images[-1]["x"]), told
 
 
-def with_step(problem: Problem, step: float) -> Problem:
-    """The same with another step size."""
-    return replace(problem, step_size=step)
-
-
 def iterations_of_plan(plan: Plan, run_pass: Callable[..., None]) -> InlineIterations:
     """The solver of a plan, begun; what was measured, backprojected, is taken to be 1 everywhere."""
-    folded = work_of(plan).form.folded is not None
-    back = Shared(Constant(plan.grid.shape, np.dtype("float32"), 1.0)) if folded else None
+    work = work_of(plan)
+    back = Shared(Constant(plan.grid.shape, np.dtype("float32"), 1.0)) if work.form.folded else None
     return InlineIterations(
-        work_of(plan).solver,
-        work_of(plan).problem(0.1, back),
-        work_of(plan).vectors(work_of(plan).solver, "iterate"),
+        work.solver,
+        work.problem(0.1, back),
+        work.vectors(work.solver, "iterate"),
         plan.grid,
         "a job",
-        view=work_of(plan).form.view(work_of(plan).prior.reach()),
-        margin=work_of(plan).form.fused_reach,
-        own_view=work_of(plan).form.own_view(),
+        view=work.form.view(work.prior.reach()),
+        margin=work.form.fused_reach,
+        own_view=work.form.own_view(),
         overlap=False,
         words=WORDS,
         run_pass=run_pass,
-        by_shard=work_of(plan).form.by_shard,
+        by_shard=work.form.by_shard,
     )

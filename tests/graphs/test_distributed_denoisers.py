@@ -1,61 +1,94 @@
-"""Denoisers on tiles give the result of the whole image."""
+"""Denoisers on tiles or on parts of a batch: results, gradients, random numbers and running statistics of the network in one process."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 import torch
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, TaskFailed
+from halotile.graphs.clusters.base import RunningCluster
 from tests.cases import thorough
-from tests.graphs.distributing import NEAR, Smooth, away_from_the_rim, difference, image, tiled
+from tests.graphs.distributing import Smooth, away_from_the_rim, difference, image, tiled
 
 physics = pytest.importorskip("deepinv.physics")
 optim = pytest.importorskip("deepinv.optim")
+models = pytest.importorskip("deepinv.models")
+strategies = pytest.importorskip("deepinv.distributed.strategies.distributed_strategies")
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+NEAR = {torch.float32: 1e-5, torch.float64: 1e-10}
+SINGLE = NEAR[torch.float32]
 
 
 @pytest.mark.parametrize("size", [thorough((16, 16)), (15, 40), thorough((100, 100)), (51, 20), (17, 33)])
 @pytest.mark.parametrize("options", [{}, {"blending": "hann", "overlap": 4}, {"max_batch_size": 1}], ids=str)
-def test_tiles_of_any_size_give_the_result_of_the_whole_image(
-    ctx: DistributedContext, size: tuple[int, int], options: Any
-) -> None:
+def test_tiles_of_any_size_give_the_whole_image(ctx: DistributedContext, size: tuple[int, int], options: Any) -> None:
     net, x = Smooth(), image(2, 1, *size)
     with torch.no_grad():
         if options.get("blending"):
-            found, whole = tiled(ctx, torch.nn.Tanh(), **options)(x), torch.tanh(x)
-            assert difference(found, whole) < NEAR
+            assert difference(tiled(ctx, torch.nn.Tanh(), **options)(x), torch.tanh(x)) < SINGLE
         found, whole = tiled(ctx, net, **{**options, "blending": None})(x), net(x)
-    assert difference(away_from_the_rim(found), away_from_the_rim(whole)) < NEAR
+    assert difference(away_from_the_rim(found), away_from_the_rim(whole)) < SINGLE
     if max(size) <= 16:
         assert torch.equal(found, whole)
 
 
-@pytest.mark.parametrize("size", [(100, 100), (512, 200), (256, 256)])
-def test_the_default_tiles_take_any_image(ctx: DistributedContext, size: tuple[int, int]) -> None:
-    net, x = Smooth(), image(1, 1, *size)
-    with torch.no_grad():
-        found = distribute(net, ctx, type_object="denoiser")(x)
-        assert difference(away_from_the_rim(found), away_from_the_rim(net(x))) < NEAR
+class Shuffled(torch.nn.Module):  # type: ignore[misc]
+    """A network that works on blocks of 4 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = torch.nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fold = torch.nn.functional
+        return x + fold.pixel_shuffle(self.inner(fold.pixel_unshuffle(x, 4)), 4)
 
 
-@pytest.mark.parametrize("sigma", ["pixel", "sample", "scalar"])
-def test_a_noise_level_goes_with_its_pixels_and_images(ctx: DistributedContext, sigma: str) -> None:
-    net, x = Smooth(), image(3, 1, 40, 20)
-    level = {"pixel": image(3, 1, 40, 20).abs(), "sample": torch.tensor([0.1, 0.5, 2.0]), "scalar": torch.tensor(0.3)}[
-        sigma
-    ]
-    with torch.no_grad():
-        found = tiled(ctx, net)(x, sigma=level)
-        assert difference(away_from_the_rim(found), away_from_the_rim(net(x, level))) < NEAR
-        assert torch.equal(found, tiled(ctx, net)(x, level))
+TILED: dict[str, tuple[Callable[[], Any], tuple[int, ...], dict[str, Any]]] = {
+    **{f"default tiles, {rows}": (Smooth, (1, 1, rows, columns), {}) for rows, columns in ((100, 100), (512, 200), (256, 256))},
+    "upscaling": (lambda: Smooth(scale=2), (1, 1, 40, 21), {"patch_size": 16, "overlap": 2}),
+    "stride, 16": (Shuffled, (2, 1, 60, 76), {"patch_size": 16, "overlap": 9}),
+    "stride, 21": (Shuffled, (2, 1, 60, 76), {"patch_size": 21, "overlap": 13}),
+    "stride, oblong": (Shuffled, (2, 1, 60, 76), {"patch_size": (18, 26), "overlap": (9, 10)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_tiles_of_all_kinds_of_networks_fit_together(ctx: DistributedContext, name: str) -> None:
+    make, shape, options = TILED[name]
+    net, x = make().requires_grad_(False), image(*shape)
+    found, whole, rim = distribute(net, ctx, type_object="denoiser", **options)(x), net(x), 8 if "stride" in name else 4
+    assert found.shape == whole.shape
+    assert difference(*(each[..., rim:-rim, rim:-rim] for each in (found, whole))) < SINGLE
+
+
+@pytest.mark.parametrize("kind", ["pixel", "one for all images", "sample", "scalar"])
+def test_a_noise_level_goes_with_its_pixels_and_images(ctx: DistributedContext, kind: str) -> None:
+    net, x = Smooth().requires_grad_(False), image(3, 1, 40, 20)
+    level = {
+        "pixel": image(3, 1, 40, 20).abs(),
+        "one for all images": image(1, 1, 40, 20).abs(),
+        "sample": torch.tensor([0.1, 0.5, 2.0]),
+        "scalar": torch.tensor(0.3),
+    }[kind]
+    whole = away_from_the_rim(net(x, level))
+    assert difference(away_from_the_rim(tiled(ctx, net)(x, sigma=level)), whole) < SINGLE
+    for size in (None, 1, 2):
+        strategy = strategies.TilingStrategy(x.shape, tiling_dims=(-2, -1), patch_size=10, overlap=4)
+        found = tiled(ctx, net, tiling_strategy=strategy, max_batch_size=size)(x, level)
+        assert difference(away_from_the_rim(found), whole) < SINGLE
 
 
 class Conditioned(torch.nn.Module):  # type: ignore[misc]
@@ -70,25 +103,10 @@ class Conditioned(torch.nn.Module):  # type: ignore[misc]
 def test_the_conditioning_of_an_image_goes_with_its_tiles(ctx: DistributedContext, shape: tuple[int, ...]) -> None:
     x, given, net = image(shape[0], 1, 40, 20), image(*shape), Conditioned()
     for options in ({}, {"max_batch_size": 1}):
-        assert difference(tiled(ctx, net, **options)(x, given), net(x, given)) < NEAR
+        assert difference(tiled(ctx, net, **options)(x, given), net(x, given)) < SINGLE
     x.requires_grad_()
     found = [torch.autograd.grad((f(x, given=given) ** 2).sum(), x)[0] for f in (tiled(ctx, net, overlap=0), net)]
-    assert difference(*found) < NEAR
-
-
-def test_a_processor_may_upscale(ctx: DistributedContext) -> None:
-    net, x = Smooth(scale=2), image(1, 1, 40, 21)
-    with torch.no_grad():
-        found = tiled(ctx, net)(x)
-        assert found.shape == (1, 1, 80, 42)
-        assert difference(away_from_the_rim(found, 2), away_from_the_rim(net(x), 2)) < NEAR
-
-
-def test_tiles_without_overlap_and_along_one_axis_or_three(ctx: DistributedContext) -> None:
-    double: Callable[[torch.Tensor], torch.Tensor] = lambda x: 2 * x  # noqa: E731
-    x = image(1, 2, 20, 9, 33)
-    for options in ({"tiling_strategy": "basic"}, {"tiling_dims": 3, "patch_size": 4}, {"tiling_dims": (-1, -3)}):
-        assert torch.equal(tiled(ctx, double, **options)(x), 2 * x)
+    assert difference(*found) < SINGLE
 
 
 class Halves:
@@ -110,94 +128,47 @@ class Halves:
         out.copy_(torch.cat([patch for _, patch in pairs], -1))
 
 
-def test_a_users_strategy_cuts_and_joins(ctx: DistributedContext) -> None:
+def test_tiles_along_one_axis_or_three_or_by_a_users_strategy(ctx: DistributedContext) -> None:
+    x = image(1, 2, 20, 9, 33)
+    for options in ({"tiling_strategy": "basic"}, {"tiling_dims": 3, "patch_size": 4}, {"tiling_dims": (-1, -3)}):
+        assert torch.equal(tiled(ctx, torch.nn.ReLU(), **options)(x), x.relu())
     x = image(1, 1, 8, 12)
     assert torch.equal(tiled(ctx, torch.nn.ReLU(), tiling_strategy=Halves())(x), x.relu())
-
-
-@pytest.mark.parametrize("kind", ["pixel", "one for all images", "sample", "scalar"])
-def test_a_noise_level_goes_with_the_tiles_of_a_strategy(ctx: DistributedContext, kind: str) -> None:
-    tiling = pytest.importorskip("deepinv.distributed.strategies.distributed_strategies").TilingStrategy
-    net, x = Smooth(), image(3, 1, 40, 20)
-    level = {
-        "pixel": image(3, 1, 40, 20).abs(),
-        "one for all images": image(1, 1, 40, 20).abs(),
-        "sample": torch.tensor([0.1, 0.5, 2.0]),
-        "scalar": torch.tensor(0.3),
-    }[kind]
-    for size in (None, 1, 2):
-        strategy = tiling(x.shape, tiling_dims=(-2, -1), patch_size=10, overlap=4)
-        found = tiled(ctx, net, tiling_strategy=strategy, max_batch_size=size)(x, level)
-        assert difference(away_from_the_rim(found), away_from_the_rim(net(x, level))) < NEAR
-
-
-def test_results_that_a_users_strategy_cannot_join_are_refused(ctx: DistributedContext) -> None:
     with pytest.raises(ConfigError, match=r"returned \(1, 1, 16, 12\) for tiles .*Halves.*'overlap_tiling'"):
-        tiled(ctx, Smooth(scale=2), tiling_strategy=Halves())(image(1, 1, 8, 12))
+        tiled(ctx, Smooth(scale=2), tiling_strategy=Halves())(x)
 
 
-def test_gradients_of_a_denoiser_reach_image_and_weights(ctx: DistributedContext) -> None:
-    found = []
-    for distributed in (True, False):
-        net, x = Smooth(), image(1, 1, 16, 40).requires_grad_()
-        y = tiled(ctx, net)(x) if distributed else net(x)
-        wanted = [x, net.first, net.second]
-        found.append(torch.autograd.grad((y[..., 4:-4, 4:-4] ** 2).sum(), wanted))
-    assert difference(*found) < NEAR
-
-
-def test_a_network_that_was_trained_in_between_is_sent_again(ctx: DistributedContext) -> None:
-    net, x = torch.nn.Conv2d(1, 1, 1), image(1, 1, 20, 20)
+def test_gradients_reach_image_and_weights_and_changed_weights_are_sent_again(ctx: DistributedContext) -> None:
+    net, x = Smooth(), image(1, 1, 16, 40).requires_grad_()
     denoiser = tiled(ctx, net)
-    with torch.no_grad():
-        denoiser(x)
-        net.weight.fill_(3.0)
-        assert torch.equal(denoiser(x), net(x))
+    for _ in range(2):
+        found = [
+            torch.autograd.grad((each(x)[..., 4:-4, 4:-4] ** 2).sum(), [x, *net.parameters()])
+            for each in (denoiser, net)
+        ]
+        assert difference(*found) < SINGLE
+        with torch.no_grad():
+            net.first.mul_(1.5)
+            assert difference(away_from_the_rim(denoiser(x)), away_from_the_rim(net(x))) < SINGLE
 
 
-def test_a_prior_keeps_its_type_and_denoises_by_tiles(ctx: DistributedContext) -> None:
-    denoisers = pytest.importorskip("deepinv.models")
-    prior = optim.PnP(denoisers.MedianFilter(3))
-    shared = distribute(prior, ctx, patch_size=16, overlap=2)
-    x = image(1, 1, 40, 30)
-    assert type(shared) is type(prior)
-    assert prior.denoiser is not shared.denoiser
-    assert torch.equal(away_from_the_rim(shared.prox(x, 0.1)), away_from_the_rim(prior.prox(x, 0.1)))
+RESULTS: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
+    ("the processor returned an object of type NoneType", lambda x: None),
+    ("the processor returned an object of type tuple", lambda x: (x, x)),
+    ("the processor returned an object of type ndarray", lambda x: x.numpy()),
+    (r"a tensor of shape \(\) for tiles of shape \(4, 1, 20, 20\)", lambda x: x.sum()),
+    (r"a tensor of shape \(0, 1, 20, 20\)", lambda x: x[:0]),
+]
 
 
-RESULTS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
-    "nothing": ("the processor returned an object of type NoneType", lambda x: None),
-    "a tuple": ("the processor returned an object of type tuple", lambda x: (x, x)),
-    "an array": ("the processor returned an object of type ndarray", lambda x: x.numpy()),
-    "a number": (r"a tensor of shape \(\) for tiles of shape \(4, 1, 20, 20\)", lambda x: x.sum()),
-    "no images": (r"a tensor of shape \(0, 1, 20, 20\)", lambda x: x[:0]),
-}
-
-
-@pytest.mark.parametrize("name", RESULTS)
-def test_results_that_are_not_images_are_reported_with_their_type(ctx: DistributedContext, name: str) -> None:
-    message, processor = RESULTS[name]
-    with pytest.raises(TaskFailed, match=f"denoise of tile 0 .*{message}"):
-        tiled(ctx, processor)(image(1, 1, 24, 24))
-
-
-def test_an_image_without_pixels_is_refused(ctx: DistributedContext) -> None:
+def test_results_that_are_not_images_and_images_without_pixels_are_refused(ctx: DistributedContext) -> None:
+    for message, processor in RESULTS:
+        with pytest.raises(TaskFailed, match=f"denoise of tile 0 .*{message}"):
+            tiled(ctx, processor)(image(1, 1, 24, 24))
     with pytest.raises(ConfigError, match=r"the shape \(0, 1, 24, 24\): there are no pixels"):
         tiled(ctx, Smooth())(torch.zeros(0, 1, 24, 24))
-
-
-def test_weights_without_gradients_are_reported_once(ctx: DistributedContext) -> None:
-    net, x = torch.nn.Conv2d(1, 1, 3, padding=1), image(1, 1, 20, 20).requires_grad_()
-    for function in (lambda z: net(z), net.forward, functools.partial(inside, net=net)):
-        denoiser = tiled(ctx, function)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with torch.no_grad():
-                denoiser(x)
-            with pytest.raises(UserWarning, match=r"weights that want gradients \((Conv2d|.*)\.\w+\)"):
-                denoiser(x)
-            denoiser(x)
-            tiled(ctx, net)(x)
+    with pytest.raises(ConfigError, match=r"not computed yet.* compute\(\)"):
+        tiled(ctx, Smooth())(da.zeros((1, 1, 20, 24), dtype="float32"), torch.ones(1, 1, 20, 24))
 
 
 def inside(x: torch.Tensor, net: Any) -> torch.Tensor:
@@ -205,35 +176,27 @@ def inside(x: torch.Tensor, net: Any) -> torch.Tensor:
     return result
 
 
-def test_layers_with_running_statistics_are_reported_in_training_mode(ctx: DistributedContext) -> None:
-    net, x = torch.nn.Sequential(torch.nn.BatchNorm2d(1)), image(1, 1, 20, 20)
-    denoiser = tiled(ctx, net, unsafe=True)
+def test_weights_without_gradients_and_running_statistics_are_reported_once(ctx: DistributedContext) -> None:
+    net, x = torch.nn.Conv2d(1, 1, 3, padding=1), image(1, 1, 20, 20).requires_grad_()
+    norm = torch.nn.Sequential(torch.nn.BatchNorm2d(1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        net.eval()
+        for function in (lambda z: net(z), net.forward, functools.partial(inside, net=net)):
+            denoiser = tiled(ctx, function)
+            with torch.no_grad():
+                denoiser(x)
+            with pytest.raises(UserWarning, match=r"weights that want gradients \((Conv2d|.*)\.\w+\)"):
+                denoiser(x)
+            denoiser(x)
         tiled(ctx, net)(x)
+        denoiser = tiled(ctx, norm.eval(), unsafe=True)
+        tiled(ctx, norm)(x)
         tiled(ctx, torch.nn.BatchNorm2d(1, track_running_stats=False).train(), unsafe=True)(x)
         denoiser(x)
-        net.train()
+        norm.train()
         with pytest.raises(UserWarning, match=r"layers with running statistics \(0\).* Write eval\(\)"):
             denoiser(x)
         denoiser(x)
-
-
-@pytest.mark.parametrize("held", ["closure", "attribute"])
-def test_a_generator_that_is_not_from_torch_is_reported(ctx: DistributedContext, held: str) -> None:
-    class Drawing(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.rng = np.random.default_rng(0)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.rng.standard_normal()
-
-    rng = np.random.default_rng(0)
-    drawing = Drawing() if held == "attribute" else lambda x: x + rng.standard_normal()
-    with pytest.warns(UserWarning, match=r"numpy's Generator\) that is none of torch.* Write torch\.randn"):
-        distribute(drawing, ctx, type_object="denoiser", patch_size=8, overlap=1)(image(1, 1, 20, 20))
 
 
 class Normalised(torch.nn.Module):  # type: ignore[misc]
@@ -250,101 +213,65 @@ class Normalised(torch.nn.Module):  # type: ignore[misc]
         return result
 
 
-class Attending(torch.nn.Module):  # type: ignore[misc]
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        pixels = x.flatten(2).transpose(1, 2)
-        return ((pixels @ pixels.transpose(1, 2)).softmax(-1) @ pixels).transpose(1, 2).reshape(x.shape)
+def attending(x: torch.Tensor) -> torch.Tensor:
+    pixels = x.flatten(2).transpose(1, 2)
+    return ((pixels @ pixels.transpose(1, 2)).softmax(-1) @ pixels).transpose(1, 2).reshape(x.shape)
 
 
-class Rows(torch.nn.Module):  # type: ignore[misc]
-    """A network that depends on rows alone."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x - x.mean(-1, keepdim=True)
+def rows_alone(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(-1, keepdim=True)
 
 
-def strategy_of(x: torch.Tensor) -> Any:
-    module = pytest.importorskip("deepinv.distributed.strategies.distributed_strategies")
-    return module.TilingStrategy(x.shape, tiling_dims=(-2, -1), patch_size=10, overlap=4)
+def placed(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.linspace(0, 1, x.shape[-1])
+
+
+NOT_LOCAL = r"looks at the whole image.*unsafe=True"
 
 
 @pytest.mark.parametrize(
-    "make", [Normalised, Attending, Rows, lambda: optim.PnP(Normalised())], ids=["norm", "attention", "rows", "prior"]
+    ("net", "words"),
+    [
+        (Normalised(), NOT_LOCAL),
+        (attending, NOT_LOCAL),
+        (rows_alone, NOT_LOCAL),
+        (optim.PnP(Normalised()), NOT_LOCAL),
+        (placed, r"depends on the position of the tile.*unsafe=True"),
+    ],
+    ids=["norm", "attention", "rows", "prior", "position"],
 )
-def test_a_network_that_depends_on_the_whole_image_is_not_tiled(ctx: DistributedContext, make: Any) -> None:
-    net, x = make(), image(1, 1, 40, 40)
+def test_a_network_that_is_not_local_is_not_tiled(ctx: DistributedContext, net: Any, words: str) -> None:
+    x = image(1, 1, 40, 40)
     denoiser = distribute(net, ctx, type_object="auto" if hasattr(net, "prox") else "denoiser", patch_size=16)
     for _ in range(2):
-        with torch.no_grad(), pytest.raises(ConfigError, match=r"looks at the whole image.*unsafe=True"):
+        with torch.no_grad(), pytest.raises(ConfigError, match=words):
             denoiser.prox(x, 1.0) if hasattr(net, "prox") else denoiser(x)
 
 
-def test_each_choice_of_cut_axes_is_tried(ctx: DistributedContext) -> None:
-    rows = tiled(ctx, Rows(), overlap=0)
-    assert rows(image(1, 1, 40, 16)).shape == (1, 1, 40, 16)
-    with pytest.raises(ConfigError, match="looks at the whole image"):
-        rows(image(1, 1, 16, 40))
-    assert rows(image(1, 1, 40, 16)).shape == (1, 1, 40, 16)
-
-
-class Shuffled(torch.nn.Module):  # type: ignore[misc]
-    """A network that works on blocks of 4 pixels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.inner = torch.nn.Conv2d(16, 16, 3, padding=1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        fold = torch.nn.functional
-        return x + fold.pixel_shuffle(self.inner(fold.pixel_unshuffle(x, 4)), 4)
-
-
-@pytest.mark.parametrize(("patch", "overlap"), [(16, 9), (21, 13), ((18, 26), (9, 10))])
-def test_tiles_of_a_network_with_a_stride_begin_on_multiples_of_it(
-    ctx: DistributedContext, patch: Any, overlap: Any
-) -> None:
-    net, x = Shuffled().requires_grad_(False), image(2, 1, 60, 76)
-    made = distribute(net, ctx, type_object="denoiser", patch_size=patch, overlap=overlap)(x)
-    inner = (..., slice(8, -8), slice(8, -8))
-    assert difference(made[inner], net(x)[inner]) < NEAR
-
-
-class Placed(torch.nn.Module):  # type: ignore[misc]
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.linspace(0, 1, x.shape[-1])
-
-
-def test_a_position_dependent_network_is_not_tiled(ctx: DistributedContext) -> None:
-    with pytest.raises(ConfigError, match=r"depends on the position of the tile.*unsafe=True"):
-        tiled(ctx, Placed())(image(1, 1, 40, 40))
-
-
-def test_it_is_refused_with_any_arguments_and_any_tiling(ctx: DistributedContext) -> None:
-    net, x = Normalised(), image(2, 1, 40, 40)
-    for sigma in (0.5, torch.tensor(0.5), x.abs(), torch.ones(2, 1, 1, 1)):
+def test_it_is_refused_with_any_arguments_and_any_tiling_but_not_by_unsafe(ctx: DistributedContext) -> None:
+    net, x = Normalised().requires_grad_(False), image(2, 1, 40, 40)
+    strategy = strategies.TilingStrategy(x.shape, tiling_dims=(-2, -1), patch_size=10, overlap=4)
+    calls: list[Callable[[], Any]] = [
+        *(lambda s=s: tiled(ctx, net)(x, s) for s in (0.5, torch.tensor(0.5), x.abs(), torch.ones(2, 1, 1, 1))),
+        lambda: tiled(ctx, net)(da.from_array(x.numpy())),
+        lambda: tiled(ctx, net, tiling_strategy=strategy)(x),
+    ]
+    for call in calls:
         with pytest.raises(ConfigError, match="looks at the whole image"):
-            tiled(ctx, net)(x, sigma)
-    da = pytest.importorskip("dask.array")
-    with pytest.raises(ConfigError, match="looks at the whole image"):
-        tiled(ctx, net)(da.from_array(x.numpy()))
-    with pytest.raises(ConfigError, match="looks at the whole image"):
-        tiled(ctx, net, tiling_strategy=strategy_of(x))(x)
-
-
-def test_unsafe_tiles_it_nevertheless(ctx: DistributedContext) -> None:
-    net, x = Normalised().requires_grad_(False), image(1, 1, 40, 40)
+            call()
     assert difference(tiled(ctx, net, unsafe=True)(x), net(x)) > 0.01
 
 
 def test_a_network_may_depend_on_the_whole_of_axes_that_are_not_cut(ctx: DistributedContext) -> None:
-    for net, x in ((Normalised().requires_grad_(False), image(1, 1, 16, 16)), (Rows(), image(1, 1, 40, 16))):
-        assert difference(tiled(ctx, net, overlap=0)(x), net(x)) < NEAR
-
-
-def test_a_receptive_field_larger_than_the_overlap_is_allowed(ctx: DistributedContext) -> None:
-    wide = torch.nn.AvgPool2d(41, 1, 20)
-    assert tiled(ctx, wide)(image(1, 1, 40, 40)).shape == (1, 1, 40, 40)
+    """Each choice of cut axes is tried; a receptive field larger than the overlap is allowed."""
+    rows = tiled(ctx, rows_alone, overlap=0)
+    assert difference(rows(image(1, 1, 40, 16)), rows_alone(image(1, 1, 40, 16))) < SINGLE
+    with pytest.raises(ConfigError, match="looks at the whole image"):
+        rows(image(1, 1, 16, 40))
+    assert rows(image(1, 1, 40, 16)).shape == (1, 1, 40, 16)
+    net = Normalised().requires_grad_(False)
+    assert difference(tiled(ctx, net, overlap=0)(image(1, 1, 16, 16)), net(image(1, 1, 16, 16))) < SINGLE
+    assert tiled(ctx, torch.nn.AvgPool2d(41, 1, 20))(image(1, 1, 40, 40)).shape == (1, 1, 40, 40)
 
 
 def test_a_network_that_fails_on_trial_windows_is_reported(ctx: DistributedContext) -> None:
@@ -353,21 +280,14 @@ def test_a_network_that_fails_on_trial_windows_is_reported(ctx: DistributedConte
         tiled(ctx, of_tiles)(image(1, 1, 40, 40))
 
 
-class NoiseLevel:
-    """A tensor that is held by an object of the user's."""
-
-    def __init__(self, wants_gradient: bool) -> None:
-        self.sigma = torch.ones(2).requires_grad_(wants_gradient)
-
-
 def test_a_tensor_deep_inside_an_argument_gets_no_gradient_in_silence(ctx: DistributedContext) -> None:
-    scale: Callable[[torch.Tensor, NoiseLevel], torch.Tensor] = lambda x, level: x * level.sigma.sum()  # noqa: E731
-    x = image(1, 1, 8, 8)
-    assert torch.equal(tiled(ctx, scale)(x, NoiseLevel(False)), 2 * x)
+    scale: Callable[[torch.Tensor, Any], torch.Tensor] = lambda x, held: x * held["sigma"][0].sum()  # noqa: E731
+    x, free, held = image(1, 1, 8, 8), {"sigma": [torch.ones(2)]}, {"sigma": [torch.ones(2, requires_grad=True)]}
+    assert torch.equal(tiled(ctx, scale)(x, free), 2 * x)
     with torch.no_grad():
-        assert torch.equal(tiled(ctx, scale)(x, NoiseLevel(True)), 2 * x)
+        assert torch.equal(tiled(ctx, scale)(x, held), 2 * x)
     with pytest.raises(ConfigError, match=r"shape \(2,\) wants a gradient inside another argument"):
-        tiled(ctx, scale)(x, NoiseLevel(True))
+        tiled(ctx, scale)(x, held)
 
 
 CELL = """
@@ -402,3 +322,214 @@ def test_a_network_of_a_notebook_is_that_of_the_cell_that_ran_last(ctx: Distribu
     for number, factor in enumerate((2.0, 3.0)):
         exec(compile(CELL.format(factor=factor), f"<ipython-input-{number}>", "exec"), namespace)
         assert torch.equal(tiled(ctx, namespace["Network"]())(x), factor * x)
+
+
+# --- random numbers and state ---------------------------------------------------------------------
+
+
+class Drawing(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.rng.standard_normal()
+
+
+def test_a_generator_that_is_not_from_torch_is_reported(ctx: DistributedContext) -> None:
+    rng = np.random.default_rng(0)
+    for drawing in (Drawing(), lambda x: x + rng.standard_normal()):
+        with pytest.warns(UserWarning, match=r"numpy's Generator\) that is none of torch.* Write torch\.randn"):
+            tiled(ctx, drawing, patch_size=8, overlap=1)(image(1, 1, 20, 20))
+
+
+class Dropping(torch.nn.Module):  # type: ignore[misc]
+    """Drops half of the pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * torch.nn.functional.dropout(x, 0.5, training=True)
+
+
+@pytest.mark.parametrize("options", [{"overlap": 0}, {"max_batch_size": 1}, {"blending": "hann"}], ids=str)
+def test_gradients_of_a_stochastic_denoiser_match_its_value(ctx: DistributedContext, options: Any) -> None:
+    net, x = Dropping(), torch.ones(1, 1, 64, 64, requires_grad=True)
+    value = tiled(ctx, net, **options)(x)
+    by_image, by_weight = torch.autograd.grad(value.sum(), [x, net.weight])
+    assert bool((value == 0).any())
+    assert difference(by_weight, value.sum().reshape(1)) < SINGLE
+    assert difference(by_image.sum(), value.sum()) < SINGLE
+    if options.get("overlap") == 0:  # otherwise pixels near a seam are in several windows
+        assert torch.equal(by_image, value)
+
+
+def test_random_numbers_follow_from_seed_call_and_tile_or_from_a_generator(cluster: RunningCluster) -> None:
+    found, noises, x = [], [], torch.ones(1, 1, 64, 64)
+    for seed in (8, 8, 9):
+        with DistributedContext(cluster=cluster, device_mode="cpu", seed=seed) as opened:
+            denoiser, other = (tiled(opened, Dropping(), overlap=0, max_batch_size=1) for _ in range(2))
+            with torch.no_grad():
+                found.append([denoiser(x), denoiser(x), other(x)])
+            drawn = [physics.GaussianNoise(0.1, rng=torch.Generator().manual_seed(k)) for k in range(3)]
+            stack = distribute([physics.Denoising(noise) for noise in drawn], opened)
+            noises.append([each for _ in range(4) for each in stack(torch.zeros(1, 1, 9, 9))])
+    assert difference(*found[:2]) == 0
+    assert difference(*found[1:]) > 0
+    tiles = torch.stack([value.reshape(4, 16, 4, 16).transpose(1, 2) for value in found[0]])
+    assert len({tuple(tile.flatten().tolist()) for tile in tiles.reshape(-1, 16, 16)}) == 3 * 16
+    assert difference(*noises[1:]) == 0, "a generator has its own seed"
+    assert len({float(each.sum()) for each in noises[0]}) == 12
+
+
+def test_a_stateful_denoiser_is_reset_for_each_tile(ctx: DistributedContext) -> None:
+    x, options = image(1, 1, 64, 64), {"overlap": 8, "max_batch_size": 1}
+    denoiser = tiled(ctx, models.TVDenoiser(n_it_max=20), **options)
+    wanted = tiled(ctx, lambda tile: models.TVDenoiser(n_it_max=20)(tile, 0.3), **options)(x)
+    assert all(torch.equal(denoiser(x, 0.3), wanted) for _ in range(2))
+
+
+# --- parts of a batch -----------------------------------------------------------------------------
+
+
+class Normed(torch.nn.Module):  # type: ignore[misc]
+    """A network with batch norms of all kinds, used in another order than they are held in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.last = torch.nn.BatchNorm2d(3, affine=False, momentum=None)
+        self.first = torch.nn.BatchNorm2d(4, momentum=0.3)
+        self.middle = torch.nn.BatchNorm2d(3, track_running_stats=False)
+        self.convolutions = torch.nn.ModuleList(
+            torch.nn.Conv2d(a, b, 3, padding=1) for a, b in ((1, 4), (4, 3), (3, 3), (3, 1))
+        )
+        self.unused = torch.nn.BatchNorm2d(5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two, three, four = self.convolutions
+        x = torch.relu(self.first(one(x)))
+        x = torch.tanh(self.middle(two(x)))
+        return four(self.last(three(x)))
+
+
+def spread(ctx: DistributedContext, net: Any, images: int = 2, **options: Any) -> Any:
+    return tiled(ctx, net, patch_size=64, images_per_task=images, **options)
+
+
+def gradients(net: Any, call: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    result = call(*inputs)
+    found = torch.autograd.grad((result * result).sum(), [*net.parameters(), *inputs], allow_unused=True)
+    return [result.detach(), *(each for each in found if each is not None)]
+
+
+@pytest.mark.parametrize("patch", [64, 16], ids=["whole images", "tiles"])
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("shape", [(), (5,), (5, 1, 30, 28), (1, 1, 30, 28)], ids=str)
+def test_images_with_what_goes_with_each_equal_the_network(
+    ctx: DistributedContext, shape: tuple[int, ...], dtype: torch.dtype, patch: int
+) -> None:
+    net = Smooth().to(dtype)
+    x = image(5, 1, 30, 28, dtype=dtype).requires_grad_()
+    level = (image(*shape, dtype=dtype).abs() + 0.5).requires_grad_()
+    call = tiled(ctx, net, patch_size=patch, images_per_task=2)
+    # At the rim of the image tiles are mirrored, and the network pads with zeros.
+    truth = net if patch == 64 else tiled(ctx, net, patch_size=patch)
+    assert difference(gradients(net, call, [x, level]), gradients(net, truth, [x, level])) < NEAR[dtype]
+    with torch.no_grad():
+        assert difference(call(x, level), truth(x, level)) < NEAR[dtype]
+
+
+@pytest.mark.parametrize(
+    ("images", "dtype"),
+    [(2, torch.float32), *(thorough(n, dtype) for n in (1, 5) for dtype in NEAR), thorough(2, torch.float64)],
+)
+def test_training_with_batch_norm_follows_one_process(ctx: DistributedContext, images: int, dtype: torch.dtype) -> None:
+    x, y = image(5, 1, 12, 14, dtype=dtype), image(5, 1, 12, 14, dtype=dtype).flip(-1)
+    plain = Normed().to(dtype)
+    ours = copy.deepcopy(plain)
+    losses = []
+    for net, call in ((ours, spread(ctx, ours, images)), (plain, plain)):
+        steps = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        for _ in range(4):
+            steps.zero_grad()
+            loss = (call(x) - y).square().mean()
+            loss.backward()
+            steps.step()
+            losses.append(loss.detach())
+    assert difference(losses[:4], losses[4:]) < NEAR[dtype]
+    for (name, found), expected in zip(ours.state_dict().items(), plain.state_dict().values(), strict=True):
+        # A bias before a layer that takes the mean away has no gradient but rounding.
+        assert float((found - expected).abs().max()) < 10 * NEAR[dtype], name
+    assert (int(ours.first.num_batches_tracked), int(ours.unused.num_batches_tracked)) == (4, 0)
+    with torch.no_grad():
+        assert difference(spread(ctx, ours.eval(), images)(x), plain.eval()(x)) < 10 * NEAR[dtype]
+
+
+def test_the_bits_of_a_batch_do_not_depend_on_the_number_of_workers(
+    counts: list[DistributedContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.graphs.tree_sum.SMALL_BYTES", 0)  # a task for each batch
+    found = []
+    for each in counts:
+        net, x = Normed().requires_grad_(), image(9, 1, 12, 14).requires_grad_()
+        found.append([*gradients(net, spread(each, net, 1), [x]), *net.buffers()])
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_statistics_keep_their_digits_where_images_are_far_from_zero(ctx: DistributedContext) -> None:
+    """As counts on a pedestal are: sums of squares would lose twice the digits."""
+    x = image(5, 1, 12, 14, dtype=torch.float64) + 1e4
+    plain = torch.nn.BatchNorm2d(1).double()
+    ours = copy.deepcopy(plain)
+    assert difference(spread(ctx, ours)(x).detach(), plain(x).detach()) < 1e-10
+    assert difference(ours.running_var, plain.running_var) < 1e-10
+
+
+class Forked(torch.nn.Module):  # type: ignore[misc]
+    """A network whose way depends on its image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways = torch.nn.ModuleList(torch.nn.BatchNorm2d(1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        way: torch.Tensor = self.ways[int(x.mean() > 0)](x)
+        return way
+
+
+class Twice(torch.nn.Module):  # type: ignore[misc]
+    """A layer that sees two batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm2d(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.norm(x) + 1)
+
+
+def test_statistics_that_would_not_be_those_of_the_batch_are_refused(ctx: DistributedContext) -> None:
+    x, norm = image(3, 1, 20, 20), torch.nn.BatchNorm2d(1)
+    by_tiles = r"training mode.*normalise by all pixels of a batch.*eval\(\).*GroupNorm"
+    held = functools.partial(inside, net=torch.nn.BatchNorm2d(1, affine=False))
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: tiled(ctx, torch.nn.Sequential(norm))(x), by_tiles),
+        (lambda: spread(ctx, torch.nn.InstanceNorm2d(1, track_running_stats=True))(x), by_tiles),
+        (lambda: spread(ctx, held)(x), by_tiles),
+        (lambda: spread(ctx, norm)(da.from_array(x.numpy())), by_tiles),
+        (lambda: spread(ctx, Forked(), 1)(torch.stack([x[0] - 9, x[1] + 9])), r"different layers of batch norm.*eval\(\)"),
+        (lambda: spread(ctx, norm)(x[:1, :, :1, :1]), r"single pixel has no statistics"),
+        (lambda: spread(ctx, norm, 0), r"images_per_task is 0.*Write 1 or more"),
+    ]  # fmt: skip
+    for call, words in cases:
+        with pytest.raises(ConfigError, match=words):
+            call()
+    with pytest.raises(TaskFailed, match=r"used twice in a call.*two layers, or eval\(\)"):
+        spread(ctx, Twice())(x)
+    assert int(norm.num_batches_tracked) == 0
+    with torch.no_grad():
+        assert difference(spread(ctx, norm.eval())(x), x / (1 + 1e-5) ** 0.5) < 1e-5

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,9 +20,61 @@ from halotile.errors import ConfigError, DamagedData, Diverged
 from halotile.tasks.groups.group import LABEL_BYTES, TorchGroup
 from halotile.tasks.groups.training.curve import received_bytes
 from tests.cases import thorough
-from tests.graphs import fitting
 
 Trained = tuple[list[float], dict[str, torch.Tensor]]
+STEPS = 20
+
+
+def network() -> torch.nn.Sequential:
+    """Convolutions with running statistics, random numbers, and a parameter that no loss sees."""
+    torch.manual_seed(3)
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 8, 3, padding=1),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.2),
+        torch.nn.Conv2d(8, 1, 3, padding=1),
+    )
+    layers.register_parameter("unused", torch.nn.Parameter(torch.ones(2)))
+    return layers
+
+
+def batch(step: int, slot: int) -> torch.Tensor:
+    """The images of a slot."""
+    numbers = torch.Generator().manual_seed(100 * step + slot)
+    return torch.randn(3, 1, 16, 16, generator=numbers)
+
+
+def loss(module: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """Distance from the images themselves."""
+    distance: torch.Tensor = (module(images) - images).square().mean()
+    return distance
+
+
+def trained(
+    group: TorchGroup, steps: int = STEPS, killed: str = "", **options: Any
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and the network after so many steps; rank 1 is killed in step 12, once, where there is a folder for a mark."""
+    module = network()
+    if group.rank:
+        with torch.no_grad():
+            module[0].weight.zero_()  # those of rank 0 count
+
+    def next_batch(step: int, slot: int) -> torch.Tensor:
+        mark = Path(killed, "killed")
+        if killed and step == 12 and group.rank == 1 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch(step, slot)
+
+    optimizer = torch.optim.Adam(module.parameters(), lr=3e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    if killed:
+        options |= {"checkpoint": Path(killed, "state"), "checkpoint_seconds": 0.0}
+    losses = torch_group.fit(
+        group, module, next_batch, loss, optimizer, steps=steps, slots=4, seed=7, scheduler=scheduler, **options
+    )
+    return losses, module.state_dict()
 
 
 def on_workers(test: Callable[..., None]) -> Any:
@@ -30,7 +85,7 @@ def on_workers(test: Callable[..., None]) -> Any:
 @pytest.fixture(scope="module")
 def expected(four: DistributedContext) -> Trained:
     """Losses and network of a single rank."""
-    (alone,) = four.run_torch(fitting.trained, ranks=1)
+    (alone,) = four.run_torch(trained, ranks=1)
     losses: list[float] = alone[0]
     assert losses[-1] < 0.5 * losses[0]
     return losses, alone[1]
@@ -46,13 +101,13 @@ def assert_same(found: Trained, expected: Trained) -> None:
 def test_losses_and_weights_have_the_same_bits_for_any_number_of_ranks(
     four: DistributedContext, expected: Trained, count: int
 ) -> None:
-    for found in four.run_torch(fitting.trained, ranks=count):
+    for found in four.run_torch(trained, ranks=count):
         assert_same(found, expected)
 
 
 @on_workers
 def test_a_killed_rank_does_not_change_a_bit(four: DistributedContext, expected: Trained, tmp_path: Path) -> None:
-    program = partial(fitting.trained, killed=str(tmp_path))
+    program = partial(trained, killed=str(tmp_path))
     for found in four.run_torch(program, ranks=2, retries=1):
         assert_same(found, expected)
     assert (tmp_path / "killed").exists()
@@ -60,7 +115,7 @@ def test_a_killed_rank_does_not_change_a_bit(four: DistributedContext, expected:
 
 @on_workers
 def test_the_fast_mode_differs_by_rounding(four: DistributedContext, expected: Trained) -> None:
-    for losses, _ in four.run_torch(partial(fitting.trained, mode="fast"), ranks=3):
+    for losses, _ in four.run_torch(partial(trained, mode="fast"), ranks=3):
         assert losses != expected[0]
         assert losses[:10] == pytest.approx(expected[0][:10], rel=1e-4)
 
@@ -85,7 +140,7 @@ def exchanged(group: TorchGroup, mode: Any) -> tuple[int, int]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(TorchGroup, "_exchange", watched)
         patched.setattr(dist, "broadcast", watched_broadcast)
-        fitting.trained(group, 3, mode=mode)
+        trained(group, 3, mode=mode)
     return received_bytes() - before, messages[0]
 
 
@@ -95,32 +150,33 @@ def test_bytes_from_other_ranks_are_counted(four: DistributedContext) -> None:
         assert counted == messages > 0
     (exact, _), *_ = four.run_torch(exchanged, "exact", ranks=2)
     (fast, _), *_ = four.run_torch(exchanged, "fast", ranks=2)
-    numbers = sum(parameter.numel() for parameter in fitting.network().parameters())
+    numbers = sum(parameter.numel() for parameter in network().parameters())
     assert fast == pytest.approx(3 * 4 * numbers, rel=0.3)
     assert exact == pytest.approx(3 * 4 * numbers * 1.5, rel=0.3)
     assert four.run_torch(exchanged, "exact", ranks=1) == [(0, 0)]
 
 
-def losses_of(steps: int, **options: Any) -> list[float]:
-    """Losses of a small training in this process."""
-    return fitting.trained(TorchGroup(), steps, **options)[0]
+def fit_alone(module: Any, batch: Any, loss: Any = None, lr: float = 0.01, **options: Any) -> list[float]:
+    """Losses of a training in this process."""
+    optimizer = options.pop("optimizer", None) or torch.optim.SGD(module.parameters(), lr=lr)
+    default: Callable[[Any, Any], Any] = lambda f, x: f(x).square().mean()  # noqa: E731
+    given = batch if callable(batch) else lambda step, slot: batch
+    return torch_group.fit(TorchGroup(), module, given, loss or default, optimizer, **{"steps": 2, **options})
 
 
-def test_a_step_is_that_of_plain_torch() -> None:
-    module = torch.nn.Linear(3, 2)
-    twin = torch.nn.Linear(3, 2)
-    twin.load_state_dict(module.state_dict())
-    points = torch.randn(8, 3)
-    torch_group.fit(
-        TorchGroup(), module, lambda step, slot: points[2 * slot : 2 * slot + 2], lambda f, x: f(x).square().mean(),
-        torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9), steps=3,
-    )  # fmt: skip
-    plain = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+def test_a_step_is_that_of_plain_torch_also_for_complex_numbers() -> None:
+    module, points = torch.nn.Linear(3, 2), torch.randn(8, 3)
+    twin = copy.deepcopy(module)
+    optimizer, plain = (torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (module, twin))
+    fit_alone(module, lambda step, slot: points[2 * slot : 2 * slot + 2], optimizer=optimizer, steps=3)
     for _ in range(3):
         plain.zero_grad()
         twin(points).square().mean().backward()
         plain.step()
     torch.testing.assert_close(module.weight, twin.weight)
+    numbers = torch.nn.ParameterList([torch.zeros(2, dtype=torch.complex64)])
+    fit_alone(numbers, torch.tensor([1 + 2j, 3j]), lambda f, x: (f[0] - x).abs().square().mean(), 0.5, steps=60)
+    assert numbers[0].tolist() == pytest.approx([1 + 2j, 3j], abs=1e-3)
 
 
 def partly_used() -> torch.nn.ParameterDict:
@@ -138,10 +194,8 @@ def loss_of_slot(module: torch.nn.ParameterDict, slot: int) -> torch.Tensor:
 def decayed(group: TorchGroup, mode: Any) -> tuple[dict[str, list[float]], bool]:
     """The parameters after some steps of an optimizer that lets them decay, and True where one has a gradient of its own."""
     module = partly_used()
-    torch_group.fit(
-        group, module, lambda step, slot: slot, loss_of_slot,
-        torch.optim.AdamW(module.parameters(), lr=0.1, weight_decay=0.1), steps=5, mode=mode,
-    )  # fmt: skip
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, weight_decay=0.1)
+    torch_group.fit(group, module, lambda step, slot: slot, loss_of_slot, optimizer, steps=5, mode=mode)
     return {name: value.tolist() for name, value in module.items()}, module["unused"].grad is not None
 
 
@@ -159,21 +213,12 @@ def test_a_parameter_without_a_gradient_is_left_alone_as_by_plain_torch(four: Di
         assert all(values[name] == pytest.approx(plain[name].tolist(), rel=1e-5) for name in values)
 
 
-def test_what_a_network_keeps_and_does_not_change_stays_to_the_bit() -> None:
-    module = torch.nn.Linear(2, 2)
-    module.register_buffer("mean", torch.tensor([0.1, 1 / 3]))
-    torch_group.fit(
-        TorchGroup(), module, lambda step, slot: torch.ones(1, 2), lambda f, x: f(x - f.mean).square().mean(),
-        torch.optim.SGD(module.parameters(), lr=0.01), steps=20, slots=7,
-    )  # fmt: skip
-    assert torch.equal(module.mean, torch.tensor([0.1, 1 / 3]))
-
-
 class Bounded(torch.nn.Linear):  # type: ignore[misc]
-    """Has a mask, and keeps the least value that it has seen, infinity before the first."""
+    """Has a mask and a mean that it does not change, and keeps the least value that it has seen, infinity before the first."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)
+        self.register_buffer("mean", torch.tensor([0.1, 1 / 3]))
         self.register_buffer("mask", torch.tensor([[0.0, -torch.inf], [torch.nan, torch.inf]]))
         self.register_buffer("least", torch.full((2,), torch.inf))
 
@@ -183,15 +228,14 @@ class Bounded(torch.nn.Linear):  # type: ignore[misc]
         return super().forward(x)
 
 
-def test_infinities_that_a_network_keeps_stay_and_their_successors_are_averaged() -> None:
+def test_what_a_network_keeps_and_does_not_change_stays_to_the_bit_also_infinities() -> None:
     module = Bounded()
-    mask = module.mask.clone()
-    torch_group.fit(
-        TorchGroup(), module, lambda step, slot: torch.full((1, 2), 1.0 + slot), lambda f, x: f(x).square().mean(),
-        torch.optim.SGD(module.parameters(), lr=0.01), steps=1,
-    )  # fmt: skip
+    mask, mean = module.mask.clone(), module.mean.clone()
+    fit_alone(module, lambda step, slot: torch.full((1, 2), 1.0 + slot), steps=1)
+    assert module.least.tolist() == [2.5, torch.inf], "successors of infinities are averaged"
+    fit_alone(module, torch.ones(1, 2), steps=20, slots=7)
     torch.testing.assert_close(module.mask, mask, rtol=0, atol=0, equal_nan=True)
-    assert module.least.tolist() == [2.5, torch.inf]
+    assert torch.equal(module.mean, mean)
 
 
 class Keeping(torch.nn.Linear):  # type: ignore[misc]
@@ -240,26 +284,34 @@ def test_all_that_a_network_keeps_is_the_same_for_any_number_of_ranks(four: Dist
         assert four.run_torch(kept, mode, ranks=count) == [expected] * count
 
 
-def test_complex_parameters_are_trained() -> None:
-    module = torch.nn.ParameterList([torch.zeros(2, dtype=torch.complex64)])
-    torch_group.fit(
-        TorchGroup(), module, lambda step, slot: torch.tensor([1 + 2j, 3j]), lambda f, x: (f[0] - x).abs().square().mean(),
-        torch.optim.SGD(module.parameters(), lr=0.5), steps=60,
-    )  # fmt: skip
-    assert module[0].tolist() == pytest.approx([1 + 2j, 3j], abs=1e-3)
+class Dropping(torch.nn.Dropout):  # type: ignore[misc]
+    """Has a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The outputs."""
+        return super().forward(x) * self.scale
 
 
-def test_the_random_numbers_of_the_program_go_on_as_before() -> None:
+def test_random_numbers_of_slots_differ_and_those_of_the_program_go_on_as_before() -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    module = torch.nn.Dropout()
-    module.register_parameter("scale", torch.nn.Parameter(torch.ones(1)))
-    torch_group.fit(
-        TorchGroup(), module, lambda step, slot: torch.ones(4), lambda f, x: (f(x) * f.scale).mean(),
-        torch.optim.SGD(module.parameters(), lr=0.1), steps=2,
-    )  # fmt: skip
+    seen: list[Any] = []
+
+    def noted(module: Any, x: torch.Tensor) -> Any:
+        seen.append(module(x))
+        return seen[-1].mean()
+
+    fit_alone(Dropping(), torch.ones(40), noted, 0.1)
     assert torch.equal(torch.rand(1), expected)
+    assert len({tuple((each > 0).tolist()) for each in seen}) == 8
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
 
 
 def fit_layer(
@@ -268,10 +320,9 @@ def fit_layer(
     """Losses of a training of a layer by an optimizer and a scheduler."""
     layer = torch.nn.Linear(inputs, 2)
     optimizer = make(layer.parameters(), lr=0.01)
-    return torch_group.fit(
-        TorchGroup(), layer, lambda step, slot: torch.ones(1, inputs), lambda f, x: f(x).square().mean(), optimizer,
-        scheduler=schedule and schedule(optimizer), checkpoint=checkpoint, **({"steps": 2} | options),
-    )  # fmt: skip
+    scheduler = schedule and schedule(optimizer)
+    batch = torch.ones(1, inputs)
+    return fit_alone(layer, batch, optimizer=optimizer, scheduler=scheduler, checkpoint=checkpoint, **options)
 
 
 def stepwise(optimizer: torch.optim.Optimizer) -> Any:
@@ -282,23 +333,29 @@ def joined(optimizer: torch.optim.Optimizer, second: Any = stepwise) -> Any:
     return schedulers.SequentialLR(optimizer, [schedulers.ConstantLR(optimizer), second(optimizer)], [2])
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "differs"),
-    [
-        ({}, {"make": torch.optim.SGD}, "it has optimizer Adam, and this training optimizer SGD"),
-        ({"make": torch.optim.SGD}, {}, "it has optimizer SGD, and this training optimizer Adam"),
-        ({}, {"schedule": stepwise}, "it has scheduler None, and this training scheduler StepLR"),
-        ({"schedule": stepwise}, {}, "it has scheduler StepLR, and this training scheduler None"),
-        ({"schedule": stepwise}, {"schedule": joined}, r"scheduler SequentialLR\(ConstantLR, StepLR\)"),
-        (
-            {"schedule": joined},
-            {"schedule": partial(joined, second=schedulers.PolynomialLR)},
-            r"this training scheduler SequentialLR\(ConstantLR, PolynomialLR\)",
-        ),
-        ({}, {"inputs": 3}, "Write another path, or remove it"),
-    ],
-)
-def test_a_checkpoint_of_another_network_optimizer_or_scheduler_is_refused(
+SGD = {"make": torch.optim.SGD}
+SETTINGS: dict[str, Any] = {"slots": 4, "seed": 0, "mode": "exact"}
+OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, SGD, "it has optimizer Adam, and this training optimizer SGD"),
+    (SGD, {}, "it has optimizer SGD, and this training optimizer Adam"),
+    ({}, {"schedule": stepwise}, "it has scheduler None, and this training scheduler StepLR"),
+    ({"schedule": stepwise}, {}, "it has scheduler StepLR, and this training scheduler None"),
+    ({"schedule": stepwise}, {"schedule": joined}, r"scheduler SequentialLR\(ConstantLR, StepLR\)"),
+    (
+        {"schedule": joined},
+        {"schedule": partial(joined, second=schedulers.PolynomialLR)},
+        r"this training scheduler SequentialLR\(ConstantLR, PolynomialLR\)",
+    ),
+    ({}, {"inputs": 3}, "Write another path, or remove it"),
+    *(
+        (SETTINGS, SETTINGS | {name: value}, rf"it has {name} {SETTINGS[name]}, and this training {name} {value}\. Write what it has")
+        for name, value in (("slots", 2), ("seed", 1), ("mode", "fast"))
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second", "differs"), OTHERS)
+def test_a_checkpoint_of_another_training_is_refused(
     tmp_path: Path, first: dict[str, Any], second: dict[str, Any], differs: str
 ) -> None:
     path = tmp_path / "state"
@@ -306,56 +363,6 @@ def test_a_checkpoint_of_another_network_optimizer_or_scheduler_is_refused(
     with pytest.raises(ConfigError, match=rf"of another network or optimizer.* {differs}"):
         fit_layer(path, **second, steps=4)
     assert len(fit_layer(path, **first, steps=4)) == 4
-
-
-@pytest.mark.parametrize(("name", "value"), [("slots", 2), ("seed", 1), ("mode", "fast")])
-def test_a_training_does_not_go_on_with_other_settings(tmp_path: Path, name: str, value: Any) -> None:
-    path = tmp_path / "state"
-    first: dict[str, Any] = {"slots": 4, "seed": 0, "mode": "exact"}
-    fit_layer(path, **first)
-    with pytest.raises(
-        ConfigError, match=rf"it has {name} {first[name]}, and this training {name} {value}\. Write what it has"
-    ):
-        fit_layer(path, steps=4, **(first | {name: value}))
-
-
-def test_fewer_steps_than_the_checkpoint_has_are_refused_and_more_are_done(tmp_path: Path) -> None:
-    fit_layer(tmp_path / "state", steps=3)
-    with pytest.raises(ConfigError, match=r"has 3 steps already, and steps is 2\. Write steps=3 or more"):
-        fit_layer(tmp_path / "state", steps=2)
-    assert len(fit_layer(tmp_path / "state", steps=5, seed=np.int64(0))) == 5
-    assert len(fit_layer(tmp_path / "state", steps=6)) == 6
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mode": "quick"}, "mode is 'quick'. Write one of exact, fast"),
-        ({"seed": -1}, "seed is -1. Write 0 or more"),
-        ({"schedule": schedulers.ReduceLROnPlateau}, "ReduceLROnPlateau needs a metric .* Write a scheduler"),
-        ({"checkpoint": Path("/")}, "/ is a folder. Write the path of a file"),
-    ],
-)
-def test_what_means_nothing_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        fit_layer(**({"checkpoint": tmp_path / "state"} | options))
-
-
-def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    losses_of(2, checkpoint=path)
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(DamagedData, match="Remove it"):
-        losses_of(3, checkpoint=path)
-
-
-def test_a_training_that_is_finished_does_nothing_more(tmp_path: Path) -> None:
-    first = losses_of(4, checkpoint=tmp_path / "state")
-    seen: list[int] = []
-    again = losses_of(4, checkpoint=tmp_path / "state", report=lambda step, _: seen.append(step))
-    assert (again, seen) == (first, [])
 
 
 class Centred(torch.nn.Linear):  # type: ignore[misc]
@@ -372,41 +379,54 @@ class Centred(torch.nn.Linear):  # type: ignore[misc]
         return super().forward(x - self.running)
 
 
-def centred(steps: int, checkpoint: Path | None = None) -> list[float]:
-    """Losses of a training of such a network."""
-    module = Centred()
-    return torch_group.fit(
-        TorchGroup(), module, lambda step, slot: torch.randn(4, 2), lambda f, x: f(x).square().mean(),
-        torch.optim.SGD(module.parameters(), lr=0.1), steps=steps, checkpoint=checkpoint,
-    )  # fmt: skip
+def test_a_training_goes_on_from_its_checkpoint_and_from_no_other_or_damaged_one(tmp_path: Path) -> None:
+    path, seen = tmp_path / "state", list[int]()
+
+    def centred(steps: int, checkpoint: Path | None = path, **options: Any) -> list[float]:
+        return fit_alone(
+            Centred(), lambda step, slot: torch.randn(4, 2), lr=0.1, steps=steps, checkpoint=checkpoint, **options
+        )
+
+    centred(3)
+    with pytest.raises(ConfigError, match=r"has 3 steps already, and steps is 2\. Write steps=3 or more"):
+        centred(2)
+    first = centred(5, seed=np.int64(0))
+    assert first == centred(5, None), "buffers that are not persistent go on as well"
+    assert centred(5, report=lambda step, _: seen.append(step)) == first
+    assert seen == []
+    assert len(centred(6)) == 6
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedData, match="Remove it"):
+        centred(7)
 
 
-def test_buffers_that_are_not_persistent_go_on_from_the_checkpoint(tmp_path: Path) -> None:
-    centred(3, tmp_path / "state")
-    assert centred(6, tmp_path / "state") == centred(6)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"mode": "quick"}, "mode is 'quick'. Write one of exact, fast"),
+    ({"seed": -1}, "seed is -1. Write 0 or more"),
+    ({"schedule": schedulers.ReduceLROnPlateau}, "ReduceLROnPlateau needs a metric .* Write a scheduler"),
+    ({"checkpoint": Path("/")}, "/ is a folder. Write the path of a file"),
+    ({"make": torch.optim.LBFGS}, r"LBFGS needs a closure .* Write another optimizer"),
+    ({"make": torch.optim.LBFGS, "schedule": stepwise}, r"LBFGS needs a closure .* Write another optimizer"),
+]
 
 
-@pytest.mark.parametrize("is_scheduled", [False, True])
-def test_an_optimizer_that_needs_a_closure_is_refused(is_scheduled: bool) -> None:
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_options_that_mean_nothing_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fit_layer(**({"checkpoint": tmp_path / "state"} | options))
+
+
+def test_too_few_slots_and_losses_that_are_not_one_finite_number_are_refused() -> None:
+    losses: list[tuple[Any, type[Exception], str]] = [
+        (lambda f, x: f(x), ConfigError, r"shape \[3, 2\]"),
+        (lambda f, x: f(x).mean().item(), ConfigError, r"the loss is a float\. Return a tensor with one number"),
+        (lambda f, x: f(x).mean() * torch.inf, Diverged, "step 1 of 9"),
+    ]
+    for loss, kind, words in losses:
+        with pytest.raises(kind, match=words):
+            fit_alone(torch.nn.Linear(2, 2), torch.ones(3, 2), loss, steps=9)
     layer = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.LBFGS(layer.parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1) if is_scheduled else None
-    with pytest.raises(ConfigError, match=r"LBFGS needs a closure .* Write another optimizer"):
-        torch_group.fit(TorchGroup(), layer, fitting.batch, fitting.loss, optimizer, steps=1, scheduler=scheduler)
-
-
-def test_too_few_slots_a_loss_of_many_numbers_and_one_that_is_not_finite_are_refused() -> None:
-    layer = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
-
-    def fit(group: TorchGroup, loss: Any) -> None:
-        torch_group.fit(group, layer, lambda step, slot: torch.ones(3, 2), loss, optimizer, steps=9)
-
     with pytest.raises(ConfigError, match="Write slots=5 or more"):
-        fit(TorchGroup(0, 5), lambda f, x: f(x).mean())
-    with pytest.raises(ConfigError, match=r"shape \[3, 2\]"):
-        fit(TorchGroup(), lambda f, x: f(x))
-    with pytest.raises(ConfigError, match=r"the loss is a float\. Return a tensor with one number"):
-        fit(TorchGroup(), lambda f, x: f(x).mean().item())
-    with pytest.raises(Diverged, match="step 1 of 9"):
-        fit(TorchGroup(), lambda f, x: f(x).mean() * torch.inf)
+        torch_group.fit(TorchGroup(0, 5), layer, batch, loss, torch.optim.Adam(layer.parameters()), steps=9)

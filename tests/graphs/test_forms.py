@@ -1,135 +1,342 @@
-"""The normal form of a stack: chosen where it can be, the same image and misfit, whatever the number of operators."""
+"""Forms of the gradient: folded in one kernel, several iterations in a pass; the image of the plain form, and the bytes of a plan."""
 
 from __future__ import annotations
 
+import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from halotile.graphs.jobs.reconstruct.costs import Backprojection, Form, choose_form
-from halotile.graphs.solvers.base import Problem
-from halotile.graphs.solvers.cg import ConjugateGradients
-from halotile.graphs.solvers.fista import Fista
-from halotile.graphs.solvers.pgd import ProximalGradient
+from halotile.graphs.jobs.reconstruct.costs import Backprojection, choose_form, computed_twice, pixels_read
+from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
+from halotile.graphs.kinds.sections import DenoiserChoice, Tile
+from halotile.graphs.plans.plan import Plan, make_plan
+from halotile.graphs.runs.claim import kept_of
+from halotile.graphs.solvers.base import CHANGE, Problem, Solver, State
+from halotile.storage.grid import Grid, Region
+from halotile.storage.rim import Readable
 from halotile.storage.views import Constant
-from halotile.tasks.denoisers.gaussian import Gaussian
+from halotile.tasks.block import BlockRunner
+from halotile.tasks.convolution.overlap_save import EngineName
 from halotile.tasks.fidelities.poisson import Poisson
+from halotile.tasks.image_task import ImageTask, Scope, Shared, View
 from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.mask import Mask
-from tests.cases import all_of
-from tests.graphs.inline import InlineIterations
-from tests.graphs.solving import Pixels, blurs, denoised_by, iterations_of, plugged, problem_of, scene, terms_of
+from halotile.tasks.priors.base import Prior, denoised_in
+from halotile.tasks.priors.none import NoPrior
+from halotile.tasks.terms import MISFIT, Gradient, Term
+from tests.cases import all_of, thorough
+from tests.graphs.inline import InlineIterations, inline
+from tests.graphs.solving import (
+    Pixels,
+    blurs,
+    figures_of,
+    finished,
+    in_memory,
+    iterations_of,
+    iterations_of_plan,
+    kernel,
+    prior_of,
+    problem_of,
+    scene,
+    solver_of,
+    terms_of,
+)
+from tests.graphs.trials import deblurring
+from tests.support import work_of
 
-pytestmark = pytest.mark.usefixtures("as_in_a_worker")
+pytestmark = pytest.mark.usefixtures("as_in_a_worker", "without_fsync")
 
-BOUNDARIES = ("circular", "reflect", "zero", "replicate")
-
-
-def in_form(form: Form, plain: Problem, folder: Path, block: int) -> Problem:
-    """A problem in the normal form, its backprojection stored."""
-    zeros = Constant(plain.shape, plain.dtype)
-    run = iterations_of(Backprojection(), plain.beginning_at(zeros), folder, block=block)
-    assert len(list(run.run(1, lambda *_: False))) == 1
-    back = run.image("b")
-    return replace(
-        plain, gradient=lambda x: form.gradient(x, back), normal=form.normal, misfit_of_zero=run.state.numbers["misfit"]
-    )
+IMAGE = scene((91, 77))
+SINGLE = np.dtype("float32")
+SOLVERS: dict[str, Solver] = {"gd": solver_of("gd"), "pgd": solver_of("pgd")}
+BOUNDARIES = ["circular", "reflect", "replicate", "zero", "valid"]
 
 
-def image_of(run: InlineIterations, iterations: int) -> Pixels:
-    for _ in run.run(iterations, lambda *_: False):
-        pass
-    return read_all(run.image())
+def plain_in(terms: tuple[Term, ...], per_pass: int, prior: Prior | None = None) -> Problem:
+    """A problem with so many iterations in a pass, operators one by one."""
+    problem = problem_of(IMAGE, terms, prior, step=0.4)
+    return replace(problem, per_pass=per_pass, plain_gradient=lambda x: Gradient(x, terms, records_misfit=False))
 
 
-@pytest.mark.parametrize("boundary", all_of(BOUNDARIES, thorough=["zero", "replicate"]))
-def test_the_normal_form_finds_the_image_of_the_plain_one(tmp_path: Path, boundary: str) -> None:
-    image = scene()
-    terms = terms_of(image, blurs(boundary))
-    prior = plugged(denoised_by(Gaussian(sigma=0.7), image, 64, 64))
-    plain = problem_of(image, terms, prior, 0.5)
-    form = choose_form(terms, image.dtype, exact=False)
+def folded_in(
+    terms: tuple[Term, ...], per_pass: int, folder: Path, engine: EngineName = "fft", **parts: Any
+) -> tuple[Problem, dict[str, Any]]:
+    """A problem in the normal form, whose backprojection is stored; and what its passes have to know."""
+    plain: Problem = parts.get("plain") or problem_of(IMAGE, terms, prior_of("gaussian", IMAGE), step=0.4)
+    form = choose_form(terms, plain.dtype, exact=False, per_pass=per_pass)
     assert form.folded is not None
-    first = iterations_of(ProximalGradient(), plain, tmp_path / "plain")
-    second = iterations_of(ProximalGradient(), in_form(form, plain, tmp_path / "b", 64), tmp_path / "normal")
-    assert np.abs(image_of(first, 4) - image_of(second, 4)).max() < 2e-6
-    for ours, theirs in zip(second.rows, first.rows, strict=True):
+    form = replace(form, folded=replace(form.folded, engine=engine))
+    zeros = Constant(plain.shape, plain.dtype)
+    run = iterations_of(Backprojection(), plain.beginning_at(zeros), folder / f"back-{per_pass}")
+    back = finished(run, 1).image("b")
+    problem = replace(
+        plain,
+        gradient=form.map("gradient", back),
+        normal=form.normal,
+        misfit_of_zero=run.state.numbers["misfit"],
+        per_pass=per_pass,
+        plain_gradient=form.map("gradient", back, records_misfit=False),
+        reach=form.reach,
+    )
+    return problem, {"by_shard": form.by_shard}
+
+
+def pixels_of(run: InlineIterations, iterations: int = 6) -> Pixels:
+    return read_all(finished(run, iterations).image())
+
+
+# --- the normal form ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("boundary", all_of(BOUNDARIES[:4], thorough=["zero", "replicate"]))
+def test_the_normal_form_finds_the_plain_image_and_the_same_bits_for_any_block(tmp_path: Path, boundary: str) -> None:
+    terms = terms_of(IMAGE, blurs(boundary))
+    plain = plain_in(terms, 1, prior_of("gaussian", IMAGE))
+    first = iterations_of(solver_of("pgd"), plain, tmp_path / "plain")
+    found = [pixels_of(first, 4)]
+    for block in (32, 64, 96):
+        problem, _ = folded_in(terms, 1, tmp_path)
+        run = iterations_of(solver_of("pgd"), problem, tmp_path / str(block), block=block)
+        found.append(pixels_of(run, 4))
+    assert np.abs(found[0] - found[1]).max() < 2e-6
+    assert np.array_equal(found[1], found[2])
+    assert np.array_equal(found[1], found[3])
+    for ours, theirs in zip(run.rows, first.rows, strict=True):
         assert ours["misfit"] == pytest.approx(theirs["misfit"], rel=1e-3)
-
-
-@pytest.mark.parametrize("boundary", all_of(BOUNDARIES, thorough=["zero", "replicate"]))
-def test_the_normal_form_has_the_same_bits_for_any_block(tmp_path: Path, boundary: str) -> None:
-    image = scene()
-    terms = terms_of(image, blurs(boundary))
-    form = choose_form(terms, image.dtype, exact=False)
-    images = []
-    for block in (32, 96, 160):
-        problem = in_form(form, problem_of(image, terms, step=0.5), tmp_path / f"b{block}", block)
-        images.append(image_of(iterations_of(ProximalGradient(), problem, tmp_path / f"x{block}", block=block), 3))
-    assert np.array_equal(images[0], images[1])
-    assert np.array_equal(images[0], images[2])
 
 
 def test_a_perfect_fit_of_large_numbers_is_no_divergence(tmp_path: Path) -> None:
     # The normal form tells the misfit as a difference of large numbers: near 0 it is all rounding.
-    image = (1000 + 200 * scene()).astype("float32")
+    image = (1000 + 200 * scene((91, 77))).astype("float32")
     terms = terms_of(image, (blurs("circular")[0],), noise=0.0)
-    form = choose_form(terms, image.dtype, exact=False)
-    problem = in_form(form, problem_of(image, terms, step=1.0), tmp_path / "b", 64)
-    run = iterations_of(Fista(), problem, tmp_path / "x", block=160)
-    found = image_of(run, 40)
-    assert len(run.rows) == 40
+    problem, _ = folded_in(terms, 1, tmp_path, plain=problem_of(image, terms, step=1.0))
+    run = iterations_of(solver_of("fista"), problem, tmp_path / "x", block=160)
+    assert np.abs(pixels_of(run, 40) - image).mean() < 1
     assert min(row["misfit"] for row in run.rows) >= 0
-    assert np.abs(found - image).mean() < 1
 
 
-def test_cg_works_in_the_normal_form(tmp_path: Path) -> None:
-    image = scene().astype("float64")
-    terms = terms_of(image, blurs("reflect"))
-    plain = problem_of(image, terms)
-    form = choose_form(terms, image.dtype, exact=False)
-    first = image_of(iterations_of(ConjugateGradients(), plain, tmp_path / "plain"), 6)
-    second = in_form(form, plain, tmp_path / "b", 64)
-    assert np.allclose(first, image_of(iterations_of(ConjugateGradients(), second, tmp_path / "n"), 6), atol=1e-9)
-
-
-def test_what_does_not_fold_stays_plain() -> None:
-    image = scene()
-    stack = blurs("reflect")
-    mask = Mask(mask=InMemory(np.ones_like(image)))
-    assert choose_form(terms_of(image, stack), image.dtype, exact=True).folded is None
-    assert choose_form(terms_of(image, (*stack, mask)), image.dtype, exact=False).folded is None
-    counts = tuple(replace(term, fidelity=Poisson()) for term in terms_of(image, stack))
-    assert choose_form(counts, image.dtype, exact=False).folded is None
-
-
-def test_exact_means_direct_convolutions() -> None:
-    image = scene()
-    terms = terms_of(image, blurs("reflect", (3, 31)))
-    exact, fast = (choose_form(terms, image.dtype, exact=exact) for exact in (True, False))
-    assert "plain, 3 operators" not in exact.describe()
+def test_a_form_folds_where_it_can_says_so_and_travels() -> None:
+    terms, stack = terms_of(IMAGE, blurs("reflect", (3, 31))), blurs("reflect")
+    exact, fast = (choose_form(terms, SINGLE, exact=exact) for exact in (True, False))
     assert exact.describe() == "plain, 2 operators there and back; direct convolutions"
     assert fast.describe() == "normal, all operators in one kernel of 61 × 61; Fourier transforms"
     assert fast.reach > exact.reach
-
-
-def test_a_plan_tells_of_convolutions_where_there_are_some() -> None:
-    image = scene()
-    mask = Mask(mask=InMemory(np.ones_like(image)))
+    again = pickle.loads(pickle.dumps(fast))
+    assert np.array_equal(read_all(again.normal(InMemory(IMAGE))), read_all(fast.normal(InMemory(IMAGE))))
+    mask = Mask(mask=InMemory(np.ones_like(IMAGE)))
+    counts = tuple(replace(term, fidelity=Poisson()) for term in terms_of(IMAGE, stack))
+    for unfolded in (terms_of(IMAGE, (*stack, mask)), counts):
+        assert choose_form(unfolded, SINGLE, exact=False).folded is None
     inside = Composition((mask, *blurs("reflect", (31,))))
-    alone, within = (choose_form(terms_of(image, (o,)), image.dtype, exact=False) for o in (mask, inside))
+    alone, within = (choose_form(terms_of(IMAGE, (each,)), SINGLE, exact=False) for each in (mask, inside))
     assert (alone.describe(), alone.is_fft) == ("plain, 1 operator there and back", False)
     assert within.describe() == "plain, 1 operator there and back; Fourier transforms where kernels are large"
     assert within.is_fft
 
 
-def test_a_form_travels() -> None:
-    image = scene((40, 40))
-    terms = terms_of(image, blurs("reflect"))
-    form = choose_form(terms, image.dtype, exact=False)
-    again = pickle.loads(pickle.dumps(form))
-    assert np.array_equal(read_all(again.normal(InMemory(image))), read_all(form.normal(InMemory(image))))
+# --- several iterations in a pass: images between are stored nowhere, and nothing else is different ---
+
+
+@pytest.mark.parametrize(
+    ("solver", "prior", "boundary", "per_pass"),
+    [
+        *(("pgd", "none", boundary, 2) for boundary in BOUNDARIES[:2]),
+        ("pgd", "gaussian", "circular", 2),
+        ("gd", "gaussian", "reflect", 3),
+        *(thorough("pgd", prior, rule, 2) for prior in ("none", "tv", "gaussian") for rule in BOUNDARIES[2:]),
+        *(thorough("gd", prior, "reflect", 2) for prior in ("none", "tv", "l1")),
+        thorough("pgd", "l1", "circular", 2),
+        thorough("pgd", "none", "circular", 3),
+    ],
+)
+def test_passes_of_several_iterations_have_the_bits_and_figures_of_passes_of_one(
+    tmp_path: Path, solver: str, prior: str, boundary: str, per_pass: int
+) -> None:
+    terms = terms_of(IMAGE, blurs(boundary))
+    whole, _ = in_memory(SOLVERS[solver], plain_in(terms, 1, prior_of(prior, IMAGE)), 2 * per_pass)
+    alone, several = (
+        finished(
+            iterations_of(SOLVERS[solver], plain_in(terms, each, prior_of(prior, IMAGE)), tmp_path / str(each)),
+            2 * per_pass,
+        )
+        for each in (1, per_pass)
+    )
+    assert np.array_equal(read_all(several.image()), whole)
+    assert [row["iteration"] for row in several.rows] == [per_pass, 2 * per_pass]
+    assert [row[MISFIT] for row in several.rows] == [row[MISFIT] for row in alone.rows[::per_pass]]
+    assert all(row[CHANGE] > 0 for row in several.rows)
+
+
+@pytest.mark.parametrize("boundary", all_of(BOUNDARIES, thorough=["replicate", "zero", "valid"]))
+def test_direct_convolutions_of_the_normal_form_have_the_same_bits(tmp_path: Path, boundary: str) -> None:
+    terms, found = terms_of(IMAGE, blurs(boundary)), []
+    for per_pass in (1, 2, 3):
+        problem, options = folded_in(terms, per_pass, tmp_path, "direct")
+        found.append(pixels_of(iterations_of(SOLVERS["pgd"], problem, tmp_path / str(per_pass), **options)))
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize(
+    ("boundary", "per_pass", "edges", "shard"),
+    [
+        ("circular", 3, (5, 9, 13), 32),
+        thorough("reflect", 2, (5, 9, 13), 32),
+        thorough("reflect", 3, (9, 13), 16),  # tiny shards do not share what one of them computed
+        *(thorough(rule, 3, (5, 9, 13), 32) for rule in BOUNDARIES[1:]),
+    ],
+)
+def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(
+    tmp_path: Path, boundary: str, per_pass: int, edges: tuple[int, ...], shard: int
+) -> None:
+    terms = terms_of(IMAGE, blurs(boundary, edges))
+    alone, options = folded_in(terms, 1, tmp_path)
+    assert not options["by_shard"]
+    truth = pixels_of(iterations_of(SOLVERS["pgd"], alone, tmp_path / "alone", **options))
+    problem, options = folded_in(terms, per_pass, tmp_path)
+    assert options["by_shard"]
+    found, told = [], []
+    for block in (shard, 64, 96):
+        at = tmp_path / str(block)
+        run = iterations_of(SOLVERS["pgd"], problem, at, block=block, shard=shard, **options)
+        found.append(pixels_of(run))
+        told.append(figures_of(run))
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+    assert told[0] == told[1] == told[2]
+    assert np.abs(found[0] - truth).max() < 2e-6
+
+
+@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
+def test_parts_of_a_pass_grow_with_its_iterations_and_no_faster(solver: Solver) -> None:
+    problem = plain_in(terms_of(IMAGE, blurs("reflect")), 40, prior_of("gaussian", IMAGE))
+    image = solver.step(problem, State(), lambda name, age: InMemory(IMAGE)).images["x"]
+    assert (image.shape, image.dtype) == (IMAGE.shape, IMAGE.dtype)
+    assert len(list(denoised_in(image))) == 40
+
+
+def test_a_pass_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    problem, options = folded_in(terms_of(IMAGE, blurs("circular")), 2, tmp_path)
+    whole = pixels_of(iterations_of(SOLVERS["pgd"], problem, tmp_path / "whole", **options))
+    finished(iterations_of(SOLVERS["pgd"], problem, tmp_path / "part", **options), 4)
+    again = iterations_of(SOLVERS["pgd"], problem, tmp_path / "part", **options)
+    assert np.array_equal(pixels_of(again), whole)
+    assert [row["iteration"] for row in again.rows] == [2, 4, 6]
+
+
+def test_the_images_between_are_read_and_written_nowhere(tmp_path: Path) -> None:
+    stored: list[Readable] = []
+
+    def noting(task: ImageTask, *books: Any) -> None:
+        stored.extend(task.stored)
+        inline(task, *books)
+
+    problem = plain_in(terms_of(IMAGE, blurs("zero")), 3)
+    run = finished(iterations_of(SOLVERS["pgd"], problem, tmp_path, run_pass=noting), 6)
+    assert run.state.passes == 2
+    assert len(stored) == 1  # the first pass begins at zeros, the second at the image of the first
+
+
+# --- bytes that a plan says an iteration moves ----------------------------------------------------
+
+EDGES = (3, 5, 5)
+"""Small enough for direct sums, also when they are folded: transforms read whole cells, which are larger than these blocks."""
+PRIORS = {
+    "none": PriorChoice(),
+    "tv": PriorChoice(name="tv", options={"weight": 2.0, "iterations": 8}),
+    "pnp": PriorChoice(name="pnp", options={"denoiser": DenoiserChoice(name="gaussian", options={"sigma": 3.0})}),
+}
+
+
+def plan_of(folder: Path, prior: str, solver: str, exact: bool, *, every: int = 1, fuse: Any = True) -> Plan:
+    """A plan for three blurs."""
+    step: Any = "auto" if solver == "cg" else 0.1
+    chosen = SolverChoice(name=solver, step=step, iterations=6, checkpoint_every=every)
+    given = deblurring(folder, "cpu", PRIORS[prior], size=512, solver=chosen, exact=exact, fuse=fuse, tile=Tile())
+    operators = [replace(given.operators[0], options={"kernel": kernel(edge), "boundary": "reflect"}) for edge in EDGES]
+    return make_plan(replace(given, operators=tuple(operators)))
+
+
+def moved(plan: Plan) -> int:
+    """Bytes that an iteration of the third pass reads and writes, in all of its passes."""
+    receipts: list[Any] = []
+
+    def run_pass(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
+        receipts.append(BlockRunner(task).run(range(len(task.grid))))
+        assert not receipts[-1].bad, receipts[-1].bad[0].traceback
+        ledger.enter(receipts[-1].sums)
+        journal.mark(receipts[-1].digests)
+
+    run, work = iterations_of_plan(plan, run_pass), work_of(plan)
+    each = work.form.per_pass
+    assert len(list(run.run(3 * each, lambda *_: False))) == work.solver.traits.passes_before + 3
+    last = receipts[-2:] if work.form.apart else receipts[-1:]
+    return int(sum(receipt.read_bytes + receipt.written_bytes for receipt in last) // each)
+
+
+@pytest.mark.parametrize(
+    ("prior", "solver", "exact", "every", "fuse"),
+    [
+        *((*parts, True, 1, True) for parts in (("none", "pgd"), ("tv", "fista"), ("pnp", "pgd"), ("none", "cg"))),
+        *((*parts, False, 2, "auto") for parts in (("none", "gd"), ("pnp", "pgd"))),
+        ("pnp", "pgd", True, 2, "auto"),
+        ("pnp", "pgd", False, 1, False),
+        *(thorough(*parts, False, 1, True) for parts in (("none", "pgd"), ("tv", "fista"), ("pnp", "gd"))),
+        *(thorough("pnp", "pgd", exact, 3, "auto") for exact in (True, False)),
+        thorough("pnp", "pgd", True, 1, False),
+    ],
+)
+def test_a_plan_tells_what_an_iteration_moves(
+    tmp_path: Path, prior: str, solver: str, exact: bool, every: int, fuse: Any
+) -> None:
+    plan = plan_of(tmp_path, prior, solver, exact, every=every, fuse=fuse)
+    figures = plan.summary()
+    assert figures["iteration_bytes"] == pytest.approx(moved(plan), rel=0.15)
+    if every > 1:
+        alone = plan_of(tmp_path, prior, solver, exact, fuse=fuse).summary()
+        assert figures["iteration_bytes"] < alone["iteration_bytes"]
+        assert figures["iteration_bytes_unfused"] == alone["iteration_bytes_unfused"]
+        assert figures["computed_twice"] > alone["computed_twice"]
+    elif prior == "none":
+        assert figures["iteration_bytes_unfused"] is None
+    elif not fuse:
+        assert figures["iteration_bytes"] == figures["iteration_bytes_unfused"]
+    elif prior == "pnp":
+        assert figures["iteration_bytes"] < 0.8 * figures["iteration_bytes_unfused"]
+    for tree in (plan.documents.asked, plan.documents.resolved, kept_of(plan)):
+        json.dumps(tree)  # arrays and all
+    assert plan.documents.asked["operators"][0]["kernel"]["shape"] == [3, 3]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("halo", [0, 20, 40, 100])
+def test_reading_ahead_reads_all_that_a_block_reads(halo: int, exact: bool) -> None:
+    shape = (3072, 2100)
+    zeros = Constant(shape, SINGLE)
+    terms = tuple(Term(Blur(kernel=kernel(edge), boundary="circular"), zeros) for edge in (13, 15))
+    form = choose_form(terms, SINGLE, exact=exact)
+    assert form.is_fft is not exact
+    image, core = Shared(zeros, form.fused_reach), Region((1024, 1024), (2048, 1536))
+    with Scope([]) as scope:
+        image.hold(form.view(halo).window(core, shape))
+        ahead = scope.read_bytes
+        form.gradient(image, zeros).read(core.grow(((halo, halo),) * 2))
+    assert scope.read_bytes == ahead
+
+
+def test_separate_shards_compute_more_twice_and_transforms_read_whole_cells() -> None:
+    shape = (256, 256)
+    term = Term(Blur(kernel=kernel(13), boundary="circular"), Constant(shape, SINGLE))
+    whole = Grid(shape, shape, ((0, 0), (0, 0)))
+    direct, transforms = (choose_form((term,), SINGLE, exact=exact, per_pass=2) for exact in (True, False))
+    assert computed_twice(whole, (64, 64), direct, NoPrior()) == 0
+    assert computed_twice(whole, (64, 64), transforms, NoPrior()) > 0.1
+    grid = Grid((4096, 4096), (1024, 4096), ((0, 0), (0, 0)))
+    assert pixels_read(grid, View(20, 8, cells=True)) == pixels_read(grid, View(32 + 8))
+    assert pixels_read(grid, View(40, 8, cells=True)) > 1.4 * pixels_read(grid, View(40 + 8)), "into the cell after"

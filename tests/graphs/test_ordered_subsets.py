@@ -1,20 +1,19 @@
-"""Solvers on subsets of the operators: the numbers of a program in NumPy, on any number of workers, and what is refused."""
+"""Solvers on subsets of the operators: the numbers of a program in NumPy, on any number of workers; and jobs that are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
+from distributed import Client, LocalCluster
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError
-from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.jobs.reconstruct.costs import Form
+from halotile.errors import ConfigError, HalotileError, InputError
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import (
     FidelityChoice,
     OperatorChoice,
@@ -25,22 +24,15 @@ from halotile.graphs.jobs.reconstruct.job import (
 from halotile.graphs.kinds.sections import Output, Run, Tile
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
-from halotile.graphs.solvers._subsets import SubsetNorms
+from halotile.graphs.solvers._subsets import PASSES_EACH, SubsetNorms
 from halotile.graphs.solvers.lanczos import begun
-from halotile.graphs.solvers.osem import OrderedSubsetsEM
-from halotile.graphs.solvers.sgd import SubsetDescent
-from halotile.graphs.solvers.svrg import ReducedVariance
 from halotile.graphs.subsets import ORDERS, ordered_subset
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.operators.base import InMemory, read_all
-from halotile.tasks.operators.blur import Blur
-from halotile.tasks.operators.mask import Mask
-from halotile.tasks.terms import Term
+from halotile.tasks.operators.sum import Multiplied
 from tests.cases import all_of, thorough
-from tests.graphs.solving import blurs, in_memory, iterations_of, kernel, problem_of, scene, terms_of
-from tests.graphs.test_stages import WholeBlur, gathered, staged
-from tests.support import read_zarr, write_zarr
+from tests.graphs.solving import blurs, iterations_of, kernel, problem_of, scene, solver_of, terms_of
+from tests.support import IN_THREADS, read_zarr, write_zarr
 
 Pixels = NDArray[Any]
 EDGES = (3, 5, 3, 7, 5)
@@ -117,82 +109,80 @@ def measured(dtype: str) -> tuple[list[Pixels], Pixels]:
     return [rng.poisson(20 * each).astype(dtype) / np.dtype(dtype).type(20) for each in seen], np.full_like(image, 2)
 
 
-def reconstruction(
-    folder: Path, solver: str, dtype: str, iterations: int, output: str = "x", block: int = 32, **options: Any
-) -> Reconstruction:
-    y, start = measured(dtype)
-    if not (folder / "start.zarr").exists():
-        write_zarr(folder / "start.zarr", start)
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the measurements and starts of every type."""
+    folder = tmp_path_factory.mktemp("data")
+    for dtype in NEAR:
+        y, start = measured(dtype)
+        write_zarr(folder / dtype / "start.zarr", start)
         for number, pixels in enumerate(y):
-            write_zarr(folder / f"y{number}.zarr", pixels)
-    return Reconstruction(
-        output=Output(path=str(folder / f"{output}.zarr"), shard=32, chunk=16),
-        operators=tuple(
-            OperatorChoice(
-                name="blur",
-                data=str(folder / f"y{number}.zarr"),
-                noise_sigma=number + 1.0,
-                options={"kernel": kernel(edge), "boundary": "circular"},
-            )
-            for number, edge in enumerate(EDGES)
-        ),
-        fidelity=FidelityChoice(name="poisson", options={"background": BACKGROUND})
-        if solver == "osem"
-        else FidelityChoice(),
-        prior=PriorChoice() if solver == "osem" else PriorChoice(name="l1", options={"weight": WEIGHT}),
-        solver=SolverChoice(
-            name=solver,
-            iterations=iterations,
-            step="auto" if solver == "osem" else STEP,
-            options={**OPTIONS[solver], **options},
-        ),
-        start=str(folder / "start.zarr"),
+            write_zarr(folder / dtype / f"y{number}.zarr", pixels)
+    return folder
+
+
+POISSON = FidelityChoice(name="poisson", options={"background": BACKGROUND})
+L1 = PriorChoice(name="l1", options={"weight": WEIGHT})
+TAKEN = ("step", "iterations", "checkpoint_every")
+
+
+def reconstruction(data: Path, solver: str, output: Path, block: int = 32, **given: Any) -> Reconstruction:
+    """A job whose other keywords are parts of it, or options of its solver."""
+    operators = tuple(
+        OperatorChoice(
+            name="blur",
+            data=str(data / f"y{n}.zarr"),
+            noise_sigma=n + 1.0,
+            options={"kernel": kernel(edge), "boundary": "circular"},
+        )
+        for n, edge in enumerate(EDGES)
+    )
+    is_osem = solver == "osem"
+    parts = {name: given.pop(name) for name in ("fidelity", "prior") if name in given}
+    named: dict[str, Any] = {"step": "auto" if is_osem else STEP, "iterations": 7, "keep_state": True}
+    named |= {name: given.pop(name) for name in TAKEN if name in given}
+    job = Reconstruction(
+        operators=operators,
+        fidelity=POISSON if is_osem else FidelityChoice(),
+        prior=PriorChoice() if is_osem else L1,
+        start=str(data / "start.zarr"),
+        solver=SolverChoice(name=solver, options={**OPTIONS[solver], **given}, **named),
+        output=Output(path=str(output), shard=32, chunk=16),
         exact=True,
         tile=Tile(block=block),
         run=Run(workers=2, memory_per_worker="3GiB"),
     )
+    return replace(job, **parts)
 
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[RunningCluster]:
-    with local.start(Order(workers=1, memory_bytes=4 * 2**30)) as running:
-        yield running
+    """A cluster of one worker, in this process."""
+    with LocalCluster(n_workers=1, **IN_THREADS) as started, Client(started, set_as_default=False) as client:
+        yield RunningCluster(client, 1)
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("order", [thorough("cyclic"), "random"])
 @pytest.mark.parametrize("dtype", all_of(NEAR, thorough=["float64"]))
 @pytest.mark.parametrize("solver", OPTIONS)
-def test_a_job_gives_the_numbers_of_a_program_and_the_same_bits_on_any_workers(
-    tmp_path: Path, cluster: RunningCluster, alone: RunningCluster, solver: str, dtype: str, order: str
+def test_a_job_gives_the_numbers_of_a_program_and_the_same_bits_on_any_workers_and_after_a_stop(
+    tmp_path: Path, data: Path, cluster: RunningCluster, alone: RunningCluster, solver: str, dtype: str, order: str
 ) -> None:
+    """More iterations go on in the middle of an epoch, with other workers."""
     y, start = measured(dtype)
     expected = getattr(Program(y, order, 2), solver)(start, 7)
-    options = {"subsets": 2, "order": order, "seed": 4}
     found = []
-    for number, (each, block) in enumerate(((cluster, 32), (alone, 64))):
-        plan = make_plan(reconstruction(tmp_path, solver, dtype, 7, f"x{number}", block, **options))
-        reconstruct(plan, cluster=each)
-        found.append(read_zarr(tmp_path / f"x{number}.zarr"))
+    for output, each, iterations, block in (("a", cluster, 7, 32), ("b", alone, 3, 64), ("b", cluster, 7, 64)):
+        options = {"subsets": 2, "order": order, "seed": 4}
+        job = reconstruction(data / dtype, solver, tmp_path / f"{output}.zarr", block, iterations=iterations, **options)
+        reconstruct(make_plan(job), cluster=each)
+        found.append(read_zarr(tmp_path / f"{output}.zarr"))
     assert found[0].dtype == dtype
-    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+    assert not np.array_equal(found[0], found[1])
     assert np.abs(found[0] - expected).max() < NEAR[dtype] * np.abs(expected).max()
     assert np.abs(expected - start).max() > 0.1
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("solver", all_of(OPTIONS, thorough=["sgd", "svrg"]))
-def test_more_iterations_go_on_in_the_middle_of_an_epoch_with_other_workers(
-    tmp_path: Path, cluster: RunningCluster, alone: RunningCluster, solver: str
-) -> None:
-    def after(iterations: int, output: str, on: RunningCluster) -> Pixels:
-        job = reconstruction(tmp_path, solver, "float32", iterations, output, subsets=3, order="random")
-        job = replace(job, solver=replace(job.solver, keep_state=True))
-        reconstruct(make_plan(job), cluster=on)
-        return read_zarr(tmp_path / f"{output}.zarr")
-
-    after(5, "a", cluster)
-    assert np.array_equal(after(9, "a", alone), after(9, "b", cluster))
 
 
 @pytest.mark.cluster
@@ -228,67 +218,11 @@ def test_the_norm_is_that_of_the_subset_that_has_the_largest(tmp_path: Path) -> 
     image = scene((60, 50))
     first, second, third = terms_of(image, blurs("circular"))
     problem = problem_of(image, (second, first, third))
-    norms = SubsetNorms(SubsetDescent())
+    norms = SubsetNorms(solver_of("sgd"))
     run = iterations_of(norms, begun(problem), tmp_path / "norms")
     list(run.run(norms.passes(3), lambda *_: False))
     assert norms.bound(run.state) == pytest.approx(1, rel=0.02)  # the weight of the first; the others have less
     assert norms.bound(run.state) >= 1
-
-
-def test_reduced_variance_ends_at_the_minimum_and_constant_steps_near_it() -> None:
-    """Of measurements that contradict one another, no image pleases all subsets: the best is their weighted mean."""
-    image = scene((12, 14))
-    terms = tuple(
-        replace(term, measurement=InMemory((1 + 0.3 * number) * image))
-        for number, term in enumerate(terms_of(image, blurs("circular", (1, 1, 1))))
-    )
-    weights = [term.weight for term in terms]
-    least = sum(w * (1 + 0.3 * number) for number, w in enumerate(weights)) / sum(weights) * image
-    problem = problem_of(image, terms, step=0.4)
-
-    def distance(solver: Any, iterations: int) -> float:
-        found, _ = in_memory(solver, problem, iterations)
-        return float(np.linalg.norm(found - least) / np.linalg.norm(least))
-
-    constant, decaying = (distance(SubsetDescent(order="cyclic", decay=decay), 60) for decay in (0.0, 0.5))
-    assert 0.02 < constant < 0.04
-    assert decaying < 0.012
-    assert distance(ReducedVariance(), 150) < 1e-4
-
-
-def test_a_plan_notes_that_reduced_variance_wants_a_random_order(tmp_path: Path) -> None:
-    """Where half of the operators see one half of the image, one after the other, corrections of the others add up."""
-    image = scene((6, 8))
-    halves = np.arange(8) // 4 * np.ones((6, 1))
-
-    def term(number: int) -> Term:
-        mask = (halves == number // 20).astype("float32")
-        return Term(Mask(mask=InMemory(mask)), InMemory(mask * image))
-
-    problem = problem_of(image, tuple(map(term, range(40))))
-    for order in ORDERS:
-        is_noted = order == "cyclic"
-        found, _ = in_memory(ReducedVariance(order=order), problem, 123)  # three epochs
-        distance = float(np.linalg.norm(found - image) / np.linalg.norm(image))
-        assert distance > 3 if is_noted else distance < 0.1
-        notes = make_plan(reconstruction(tmp_path, "svrg", "float32", 7, order=order)).notes
-        assert any("solver.order: cyclic makes svrg diverge" in note for note in notes) == is_noted
-
-
-@pytest.mark.usefixtures("as_in_a_worker")
-def test_operators_that_see_everything_take_their_turns_in_osem(tmp_path: Path) -> None:
-    image = scene((100, 90)) + 1
-    near, *far = (replace(term, fidelity=Poisson()) for term in terms_of(image, blurs("circular")))
-    whole = tuple(replace(t, operator=WholeBlur(blur=cast(Blur, t.operator))) for t in far)
-    problem = problem_of(image, (near, *far)).beginning_at(InMemory(np.ones_like(image)))
-    images: list[Pixels] = []
-    folder = tmp_path / "parts"
-    for name, form in (("near", Form((near, *far))), ("mixed", Form((near, *whole)))):
-        each = staged(problem, form)
-        run = iterations_of(OrderedSubsetsEM(subsets=2), each, tmp_path / name, gather=gathered(folder), parts=folder)
-        assert ["misfit" in row for row in run.run(5, lambda *_: False)] == [False, True, False, True, False]
-        images.append(read_all(run.image()))
-    assert np.abs(images[0] - images[1]).max() <= 5e-6 * np.abs(images[0]).max()
 
 
 def test_every_epoch_takes_every_operator_once() -> None:
@@ -306,3 +240,90 @@ def test_every_epoch_takes_every_operator_once() -> None:
         ordered_subset(3, 4, 0)
     with pytest.raises(ConfigError, match=r"subsets is 1\.5: write a whole number"):
         ordered_subset(3, 1.5, 0)  # type: ignore[arg-type]
+
+
+# --- jobs that cannot be run as they are ----------------------------------------------------------
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("osem", {"fidelity": FidelityChoice()}, r"fidelity\.name: l2 with solver osem.*write poisson"),
+    ("osem", {"prior": PriorChoice(name="l1", options={"weight": 1.0})}, r"l1 with solver osem, which knows no prior"),
+    ("sgd", {"subsets": 6}, r"solver\.subsets: 6, and there are 5 operators"),
+    ("sgd", {"subsets": 0}, r"subsets is 0: write a whole number of at least 1"),
+    ("sgd", {"subsets": 2.5}, r"subsets is 2\.5: write a whole number"),
+    ("svrg", {"order": "backwards"}, r"order is 'backwards': write one of cyclic, random"),
+    ("svrg", {"seed": -1}, r"seed is -1"),
+    ("sgd", {"decay": -0.5}, r"decay is -0\.5"),
+    ("svrg", {"epochs": 0}, r"epochs is 0"),
+    ("svrg", {"epochs": 1.5}, r"epochs is 1\.5"),
+    ("osem", {"step": 0.5}, r"osem finds its own"),
+    ("sgd", {"checkpoint_every": 7}, r"checkpoint_every"),
+]
+
+
+@pytest.mark.parametrize(("solver", "changes", "words"), REFUSED)
+def test_a_job_that_does_not_fit_its_solver_is_refused_before_a_run(
+    tmp_path: Path, data: Path, solver: str, changes: dict[str, Any], words: str
+) -> None:
+    job = reconstruction(data / "float32", solver, tmp_path / "x.zarr", **changes)
+    with pytest.raises(ConfigError, match=words):
+        make_plan(job)
+
+
+def test_a_plan_notes_the_order_of_svrg_and_refuses_a_kernel_below_zero_for_osem(tmp_path: Path, data: Path) -> None:
+    for order in ORDERS:
+        notes = make_plan(reconstruction(data / "float32", "svrg", tmp_path / "x.zarr", order=order)).notes
+        assert any("solver.order: cyclic makes svrg diverge" in note for note in notes) == (order == "cyclic")
+    job = reconstruction(data / "float32", "osem", tmp_path / "x.zarr")
+    sharp = np.array([[-0.5, 2.0, -0.5]], dtype="float32")
+    operators = (*job.operators[:4], replace(job.operators[4], options={"kernel": sharp, "boundary": "circular"}))
+    with pytest.raises(ConfigError, match=r"operators\[4\] \(blur\) has numbers below 0.*fista"):
+        make_plan(replace(job, operators=operators))
+
+
+NAN = "gave .* nan: some pixel of the data, of start, or of what an operator reads"
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("solver", "where", "words"),
+    [
+        ("osem", "low", r"operators\[3\]\.data has pixels below 0"),
+        ("osem", "start", r"the first image is 0 everywhere.*Write a start above 0"),
+        ("sgd", "nan", f"pass 4 {NAN}"),
+        thorough("sgd", "mask", f"pass {3 * PASSES_EACH + 1} {NAN}"),
+    ],
+)
+def test_a_pixel_that_cannot_be_is_found_whichever_subset_has_it(
+    tmp_path: Path, data: Path, cluster: RunningCluster, solver: str, where: str, words: str
+) -> None:
+    """NaN is no divergence, of which a shorter step would be the end."""
+    job = reconstruction(data / "float32", solver, tmp_path / "x.zarr", order="cyclic")
+    pixels, changed, fourth = measured("float32")[0][3], str(tmp_path / "changed.zarr"), job.operators[3]
+    if where in ("low", "nan"):
+        pixels[40, 50] = -1 if where == "low" else np.nan
+        fourth = replace(fourth, data=changed)
+    elif where == "mask":
+        pixels[:] = np.nan
+        fourth = replace(fourth, name="mask", options={"mask": changed})
+        job = replace(job, solver=replace(job.solver, step="auto"))
+    else:
+        pixels[:] = 0
+        job = replace(job, start=changed)
+    write_zarr(Path(changed), pixels)
+    job = replace(job, operators=(*job.operators[:3], fourth, job.operators[4]))
+    with pytest.raises(InputError if where != "low" else HalotileError, match=words):
+        reconstruct(make_plan(job), cluster=cluster)
+
+
+def test_a_start_or_an_adjoint_below_zero_is_refused_when_it_shows() -> None:
+    x, one = InMemory(np.ones((2, 2))), InMemory(np.ones((2, 2)))
+    for slope, sensitivity in (
+        (np.full((2, 2), 1.5), np.ones((2, 2))),
+        (np.zeros((2, 2)), np.array([[1.0, -1], [1, 1]])),
+    ):
+        with pytest.raises(InputError, match=r"corrections.*below 0"):
+            read_all(Multiplied(x, InMemory(slope), InMemory(sensitivity)))
+    zeros = InMemory(np.zeros((2, 2)))
+    with pytest.raises(InputError, match="a start without"):
+        read_all(Multiplied(InMemory(np.array([[1.0, 2], [3, -1]])), zeros, one))
+    assert np.array_equal(read_all(Multiplied(x, zeros, one)), np.ones((2, 2)))

@@ -24,7 +24,6 @@ from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.common.security import credentials
 from halotile.graphs.clusters.launches.batch_system import BatchSystem, job_arguments, reporting_class
 from halotile.graphs.clusters.workers import fork_server, settings
-from halotile.graphs.clusters.workers.settings import own_environment
 from halotile.graphs.kinds import sections
 from tests.faults import REPOSITORY, run_python
 
@@ -108,13 +107,6 @@ def test_a_folder_that_another_user_made_first_is_not_used(short_path: Path, mon
         assert [*folder.parent.iterdir()] == [folder], "something is left behind"
 
 
-def test_a_temporary_folder_of_a_long_name_is_told_of(tmp_path: Path) -> None:
-    place = tmp_path / ("long" * 25)
-    place.mkdir()
-    said = printed("-c", LONG, environment={"TMPDIR": str(place)})
-    assert f"$TMPDIR is {place}: its name is too long for a socket in it." in said
-
-
 LONG = """
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.workers.fork_server import ensure_forks
@@ -126,48 +118,43 @@ except ConfigError as error:
 """
 
 
+def test_a_temporary_folder_of_a_long_name_is_told_of(tmp_path: Path) -> None:
+    place = tmp_path / ("long" * 25)
+    place.mkdir()
+    said = printed("-c", LONG, environment={"TMPDIR": str(place)})
+    assert f"$TMPDIR is {place}: its name is too long for a socket in it." in said
+
+
 @pytest.mark.usefixtures("homeless")
 def test_without_a_home_torch_keeps_what_it_compiles_where_it_does_by_itself() -> None:
-    with own_environment():
+    with settings.own_environment():
         assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
 
-@pytest.fixture
-def scheduler(tmp_path: Path) -> Iterator[tuple[LocalCluster, list[str]]]:
-    """A scheduler without workers, and the arguments for a worker of it."""
-    with (
-        credentials(tmp_path) as made,
-        LocalCluster(
-            n_workers=0, security=made.security, protocol="tls://", host="127.0.0.1", dashboard_address="127.0.0.1:0"
-        ) as cluster,
-    ):
-        certificate, key = made.paths
-        yield cluster, ["--tls-ca-file", certificate, "--tls-cert", certificate, "--tls-key", key]
-
-
 @pytest.mark.cluster
-def test_nor_on_other_machines_where_dask_jobqueue_is_told_to(
-    scheduler: tuple[LocalCluster, list[str]], tmp_path: Path
-) -> None:
-    cluster, words = scheduler
+def test_nor_on_other_machines_where_dask_jobqueue_is_told_to(tmp_path: Path) -> None:
     theirs = taken(tmp_path / "shared")
-    command = [sys.executable, "-P", "-m", "halotile.graphs.clusters.workers", cluster.scheduler_address]
-    words = [*words, "--local-directory", str(theirs.parent)]
+    options: dict[str, Any] = {"protocol": "tls://", "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     places = {"TMPDIR": str(theirs.parent), "PYTHONPATH": str(REPOSITORY)}
     with (
-        subprocess.Popen([*command, *words], env=os.environ | places) as worker,
+        credentials(tmp_path) as made,
+        LocalCluster(n_workers=0, security=made.security, **options) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        try:
-            client.wait_for_workers(1, timeout=60)
-            (where,) = client.run(lambda dask_worker: dask_worker.local_directory).values()
-            (path,) = client.run(lambda: sys.path).values()
-            (mark,) = theirs.parent.glob("pymp-*")
-            assert [*fork_server.SEMAPHORES.glob(f"sem.{mark.name}-*")], "a later run could not remove them"
-        finally:
-            worker.send_signal(signal.SIGTERM)
-    private = Path(where).parents[1]
-    assert private.name.startswith(settings.PREFIX)
+        certificate, key = made.paths
+        keys = ["--tls-ca-file", certificate, "--tls-cert", certificate, "--tls-key", key]
+        module = [sys.executable, "-P", "-m", "halotile.graphs.clusters.workers", cluster.scheduler_address]
+        words = [*module, *keys, "--local-directory", str(theirs.parent)]
+        with subprocess.Popen(words, env=os.environ | places) as worker:
+            try:
+                client.wait_for_workers(1, timeout=60)
+                (where,) = client.run(lambda dask_worker: dask_worker.local_directory).values()
+                (path,) = client.run(lambda: sys.path).values()
+                (mark,) = theirs.parent.glob("pymp-*")
+                assert [*fork_server.SEMAPHORES.glob(f"sem.{mark.name}-*")], "a later run could not remove them"
+            finally:
+                worker.send_signal(signal.SIGTERM)
+    assert Path(where).parents[1].name.startswith(settings.PREFIX)
     assert not [each for each in path if "scratch" in each]
     assert [*theirs.iterdir()] == []
     assert [*theirs.parent.iterdir()] == [theirs], "something is left behind"
@@ -178,13 +165,6 @@ def test_what_is_no_text_on_the_path_stays_there(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "path", [*own, str(tmp_path / "dask-scratch-space" / "worker-1")])
     settings.keep_off_path()
     assert sys.path == own
-
-
-def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path) -> None:
-    (left(temporary, socket.gethostname()) / "worker-1").mkdir(parents=True)
-    with settings.private_scratch() as first, settings.private_scratch() as second:
-        assert {*map(str, temporary.iterdir())} == {first, second}
-    assert [*temporary.iterdir()] == []
 
 
 KILLED = """
@@ -203,11 +183,12 @@ if __name__ == "__main__":
 def test_what_a_process_left_that_was_killed_with_its_children_is_removed_by_the_next(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(KILLED)
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, str(script)]
-    begin = partial(
-        subprocess.Popen, command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    command: dict[str, Any] = {
+        "args": [sys.executable, str(script)],
+        "env": os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)},
+        "text": True,
+    }
+    begin = partial(subprocess.Popen, **command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with begin() as killed, begin() as lives:
         assert killed.stdout
         assert lives.stdout
@@ -218,7 +199,7 @@ def test_what_a_process_left_that_was_killed_with_its_children_is_removed_by_the
             child.kill()
         killed.kill()
         killed.wait(30)
-        subprocess.run(command, env=environment, text=True, input="\n", check=True)
+        subprocess.run(**command, input="\n", check=True)
         assert not semaphore.exists()
         assert of_living.exists()
         assert len([*tmp_path.glob("pymp-*")]) == 1
@@ -231,12 +212,14 @@ def left(base: Path, host: str) -> Path:
     return base / f"{settings.PREFIX}{host}-tmpleft"
 
 
-def test_what_processes_on_other_machines_made_stays(temporary: Path) -> None:
-    others = {left(temporary, host) for host in ("other", f"{socket.gethostname()}-2")}
+def test_only_a_killed_process_of_this_machine_and_user_has_its_folder_removed(temporary: Path) -> None:
+    here = socket.gethostname()
+    (left(temporary, here) / "worker-1").mkdir(parents=True)
+    others = {left(temporary, host) for host in ("other", f"{here}-2")}
     for folder in others:
         folder.mkdir()
-    with settings.private_scratch():
-        assert len([*temporary.iterdir()]) == 3
+    with settings.private_scratch() as first, settings.private_scratch() as second:
+        assert {*map(str, temporary.iterdir())} == {first, second, *map(str, others)}
     assert {*temporary.iterdir()} == others
 
 
@@ -244,14 +227,13 @@ def test_what_another_user_planted_is_neither_followed_nor_opened(temporary: Pat
     ours, planted = temporary / "ours", left(temporary, socket.gethostname())
     ours.mkdir()
     planted.symlink_to(ours)
-    with settings.private_scratch():
-        assert [*ours.iterdir()] == []
+    theirs = planted.with_name(f"{settings.PREFIX}{socket.gethostname()}-tmp2")
     if os.getuid() == 0:  # else nobody else's can be made
-        theirs = planted.with_name(f"{settings.PREFIX}{socket.gethostname()}-tmp2")
         theirs.mkdir()
         os.chown(theirs, NOBODY, NOBODY)
-        with settings.private_scratch():
-            assert [*theirs.iterdir()] == []
+    with settings.private_scratch():
+        assert [*ours.iterdir()] == []
+        assert os.getuid() or [*theirs.iterdir()] == []
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EIO])

@@ -12,17 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.cli.config.loading import load_job
-from halotile.graphs.clusters.common import machine as gpu_detection
-from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
-from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.plans import needs
-from halotile.graphs.plans.needs import PROCESS, TILES, Footprint, gpu_bytes
-from halotile.graphs.plans.plan import make_plan
 from tests.cases import all_of
 from tests.graphs.solving import kernel
-from tests.support import dncnn_weights, noisy_image, work_of, write_zarr
+from tests.support import dncnn_weights, noisy_image, write_zarr
 
 MIB = 2**20
 SLACK_BYTES = 48 * MIB
@@ -64,45 +57,43 @@ needed = work.step_footprint()
 print(json.dumps([before, peak_memory_bytes(), needed["the program itself"], sum(needed.values())]))
 """
 
+TV, NONE = "{name: tv, weight: 0.1, iterations: 10}", "{name: none}"
+GAUSSIAN = "{name: pnp, denoiser: {name: gaussian, sigma: 2.0}}"
+NETWORK = "{name: pnp, denoiser: {name: dncnn, weights: w.safetensors, depth: 7, width: 32}}"
 CASES: dict[str, dict[str, Any]] = {
-    "one by one, circular, no prior": {"exact": True},
+    "one by one, circular, no prior": {"exact": "true"},
     "folded, transforms": {"kernels": (13, 21)},
-    "tv": {"exact": True, "boundary": "reflect", "prior": "{name: tv, weight: 0.1, iterations: 10}", "solver": "fista"},
-    "network": {
-        "exact": True,
-        "prior": "{name: pnp, denoiser: {name: dncnn, weights: w.safetensors, depth: 7, width: 32}}",
-    },
-    "cg": {"solver": "cg", "exact": True},
-    "folded, transforms, two iterations in a pass": {
-        "kernels": (13, 21),
-        "prior": "{name: pnp, denoiser: {name: gaussian, sigma: 2.0}}",
-        "every": 2,
-    },
-    "tv, one by one, three iterations in a pass": {
-        "exact": True,
-        "boundary": "reflect",
-        "prior": "{name: tv, weight: 0.1, iterations: 10}",
-        "every": 3,
-    },
+    "tv": {"exact": "true", "boundary": "reflect", "prior": TV, "solver": "fista"},
+    "network": {"exact": "true", "prior": NETWORK},
+    "cg": {"solver": "cg", "exact": "true", "step": "auto"},
+    "folded, transforms, two iterations in a pass": {"kernels": (13, 21), "prior": GAUSSIAN, "every": 2},
+    "tv, one by one, three iterations in a pass": {"exact": "true", "boundary": "reflect", "prior": TV, "every": 3},
 }
+JOB = """\
+version: 1
+job: reconstruct
+output: {{path: x.zarr}}
+operators:
+  - {{name: blur, kernel: k{kernels[0]}.npy, boundary: {boundary}, data: y.zarr}}
+  - {{name: blur, kernel: k{kernels[1]}.npy, boundary: {boundary}, data: y.zarr}}
+prior: {prior}
+solver: {{name: {solver}, step: {step}, iterations: 6, checkpoint_every: {every}}}
+exact: {exact}
+tile: {{block: 1024}}
+run: {{memory_per_worker: 6GiB}}
+"""
+DEFAULTS: dict[str, Any] = {
+    "kernels": (5, 9), "boundary": "circular", "prior": NONE, "solver": "pgd", "step": 0.1, "every": 1, "exact": "false",
+}  # fmt: skip
 
 
-def job(folder: Path, case: dict[str, Any]) -> Path:
+def job(folder: Path, data: Path, case: dict[str, Any]) -> Path:
     """A job of two blurs, in super-blocks of 1024."""
-    operators = "".join(
-        f"  - {{name: blur, kernel: k{size}.npy, boundary: {case.get('boundary', 'circular')}, data: y.zarr}}\n"
-        for size in case.get("kernels", (5, 9))
-    )
-    step = "auto" if case.get("solver") == "cg" else 0.1
-    path = folder / "job.yaml"
-    path.write_text(
-        f"version: 1\njob: reconstruct\noutput: {{path: x.zarr}}\noperators:\n{operators}"
-        f"prior: {case.get('prior', '{name: none}')}\n"
-        f"solver: {{name: {case.get('solver', 'pgd')}, step: {step}, iterations: 6, "
-        f"checkpoint_every: {case.get('every', 1)}}}\n"
-        f"exact: {str(case.get('exact', False)).lower()}\ntile: {{block: 1024}}\nrun: {{memory_per_worker: 6GiB}}\n"
-    )
-    return path
+    for path in data.iterdir():
+        if not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path)
+    (folder / "job.yaml").write_text(JOB.format(**DEFAULTS | case))
+    return folder / "job.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +109,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peaks are read from /proc")
 @pytest.mark.parametrize("name", all_of(CASES, thorough=CASES.keys() - {"tv"}))
 def test_a_worker_stays_within_what_the_plan_projects(name: str, folder: Path, tmp_path: Path) -> None:
-    for path in folder.iterdir():
-        (tmp_path / path.name).symlink_to(path)
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(job(tmp_path, CASES[name]))],
+        [sys.executable, "-c", MEASURE, str(job(tmp_path, folder, CASES[name]))],
         env=os.environ | WORKER_ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
@@ -133,27 +122,3 @@ def test_a_worker_stays_within_what_the_plan_projects(name: str, folder: Path, t
     print(f"{name}: {before / MIB:.0f} before, {used / MIB:.0f} used, {projected / MIB:.0f} projected")
     assert before <= imports
     assert used <= projected + SLACK_BYTES
-
-
-def test_a_prior_on_a_card_takes_what_its_libraries_keep_and_no_tiles_here(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for module in (needs, gpu_detection):
-        monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0",)))
-    for path in folder.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    here, gpu, without = (
-        footprint(job(tmp_path, CASES[case] if case else {}), device)
-        for case, device in (("network", "cpu"), ("network", "cuda"), ("", "cuda"))
-    )
-    assert gpu[PROCESS] == here[PROCESS] + gpu_bytes(None)
-    assert gpu[TILES] < here[TILES]
-    assert without[PROCESS] == here[PROCESS], "nothing is computed there"
-
-
-def footprint(config: Path, device: str) -> Footprint:
-    """What is planned for a worker."""
-    wanted = load_job(config, [f"run.device={device}"])
-    assert isinstance(wanted, Reconstruction)
-    found: Footprint = work_of(make_plan(wanted)).step_footprint()
-    return found

@@ -1,14 +1,14 @@
-"""What a trial of a GPU decides for a run: kept, gone on with, and told where there was none."""
+"""Trials of a GPU for denoisers and for priors: what they decide for a run is kept, gone on with, and told where there was none."""
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,72 +17,292 @@ import torch
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs import waiting
 from halotile.graphs.clusters.common.machine import Gpus
-from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Run
-from halotile.graphs.plans.needs import PROCESS
-from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.jobs.reconstruct.costs import footprint_of_operator
+from halotile.graphs.jobs.reconstruct.inversion import CutImage, denoising_of
+from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
+from halotile.graphs.kinds.sections import Cluster, Output, Run, Tile
+from halotile.graphs.plans.needs import MIB, PROCESS, TILES, gpu_bytes
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.plans.trials import gpu_trials
 from halotile.graphs.plans.trials.gpu_trials import NotTried, tuned_for
+from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
+from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.views import Constant
 from halotile.tasks.denoisers.function import GivenFunction
+from halotile.tasks.image_task import Denoised
+from halotile.tasks.noise.simulated import RandomImage
 from halotile.tasks.trials.gpu_trial import Tuned
 from tests.cases import thorough
-from tests.graphs.trials import FOUND, answering, finding, out_of_memory_once
+from tests.graphs.inline import inline
+from tests.graphs.solving import iterations_of_plan
+from tests.graphs.trials import FOUND, TWO, answering, deblurring, finding, out_of_memory_once
 from tests.support import dncnn_weights, footprint_of, job_of, noisy_image, work_of, write_zarr
 
 NO_CHOICE: Any = None
 """What tiles of a CPU would have to heed, if there were any to choose from."""
+BROKE = NotTried("a trial broke: it fell over")
+LARGE_HOST = replace(FOUND, host_bytes=2960 * MIB)
 
 
-def job(folder: Path, device: Literal["cpu", "cuda"] = "cuda", **tile: Any) -> Denoising:
-    """A job of four blocks."""
-    source = folder / "in.zarr"
+def denoising(folder: Path, device: Any = "cuda", *, size: Any = 256, name: str = "gaussian", **parts: Any) -> Any:
+    """A denoising job of an image of a few blocks."""
+    source, shape = folder / "in.zarr", (size, size) if isinstance(size, int) else size
     if not source.exists():
-        write_zarr(source, noisy_image((256, 256)))
-    given = job_of(source, folder / "out.zarr", "gaussian", {"sigma": 1}, tile={"block": 128} | tile)
-    return replace(given, run=Run(device=device, workers=1), cluster=Cluster(kind="local"))
+        write_zarr(source, np.zeros(shape, "uint8") if min(shape) > 4096 else noisy_image(shape), 512)
+    options: dict[str, Any] = {"sigma": 1}
+    if name == "dncnn":
+        weights = folder / "w.safetensors"
+        options = {
+            "weights": str(weights if weights.exists() else dncnn_weights(weights, 3, 8)),
+            "depth": 3,
+            "width": 8,
+        }
+    given = job_of(source, folder / "out.zarr", name, options)
+    defaults: dict[str, Any] = {
+        "tile": Tile(block=128),
+        "run": Run(device=device, workers=1),
+        "cluster": Cluster(kind="local"),
+    }
+    return replace(given, **defaults | parts)
 
 
-def test_a_plan_takes_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    requested = finding(monkeypatch, FOUND)
-    plan = make_plan(job(tmp_path))
-    assert (work_of(plan).task.tiling.tile, work_of(plan).task.tiling.batch) == ((32, 48), 6)
-    assert (plan.identity["tile"], plan.identity["batch"]) == ([32, 48], 6)
+Make = Callable[..., Any]
+of_both_kinds = pytest.mark.parametrize("make", [denoising, deblurring], ids=["denoiser", "prior"])
+
+
+def tiled(plan: Plan) -> Any:
+    """The tiles of a plan: those of its task, or of its prior."""
+    work = work_of(plan)
+    return work.task if hasattr(work, "task") else work.prior.denoised
+
+
+def tiles_of(plan: Plan) -> tuple[Any, int]:
+    return tiled(plan).tiling.tile, tiled(plan).tiling.batch
+
+
+def host_bytes(plan: Plan) -> int:
+    work = work_of(plan)
+    return int((footprint_of(plan) if hasattr(work, "task") else work.step_footprint())[PROCESS])
+
+
+def begun(plan: Plan) -> RunDirectory:
+    """The directory of a run of the plan that is just begun."""
+    with claim(plan):
+        pass
+    return RunDirectory(plan.run_directory)
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Have trials end with what is given; returns what they are asked for."""
+    return lambda result=FOUND, here=TWO: finding(monkeypatch, result, here)
+
+
+@of_both_kinds
+def test_a_plan_takes_a_finding_and_a_run_goes_on_with_it(requested: list[Any], tmp_path: Path, make: Make) -> None:
+    plan = make_plan(make(tmp_path))
+    assert tiles_of(plan) == ((32, 48), 6)
+    assert (tiled(plan).channels_last, tiled(plan).records) == (True, True)
+    named = {key: plan.identity[key] for key in ("device", "tile", "batch", "channels_last")}
+    assert named == {"device": "cuda", "tile": [32, 48], "batch": 6, "channels_last": True}
     assert plan.summary()["device_memory_bytes"] == 5_000_000
     written = plan.documents.resolved["tile"]
     assert (written["size"], written["batch"], written["channels_last"]) == ([32, 48], 6, True)
-    assert (work_of(plan).task.records, work_of(plan).task.channels_last) == (True, True)
-    assert footprint_of(plan)[PROCESS] == 800 * 2**20, "as it was measured"
-    assert requested[0].tiles == ((128, 128),), "no tile is larger than a block"
-    assert requested[0].batch is None
+    assert host_bytes(plan) == 800 * MIB, "as it was measured"
+    assert (requested[0].tiles, requested[0].batch, requested[0].compare) == (((128, 128),), None, False)
+    directory = begun(plan)
+    again = make_plan(make(tmp_path))
+    assert len(requested) == 1
+    assert (again.resumes, work_of(again).tuned, tiles_of(again)) == (True, FOUND, ((32, 48), 6))
+    make_plan(make(tmp_path), probe=True)
+    assert (requested[1].tiles, requested[1].batch) == (((32, 48),), 6), "a probe of a begun run changes nothing"
+    make_plan(make(tmp_path), fresh=True)
+    assert requested[2].tiles == ((128, 128),)
+    directory.update_plan(batch=3)
+    again = make_plan(make(tmp_path))
+    assert again.resumes, again.earlier.differs
+    assert (tiles_of(again)[1], again.identity["batch"]) == (3, 6), "memory ran out, and it is the same job"
 
 
-def test_what_is_written_is_what_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    requested = finding(monkeypatch, FOUND)
-    make_plan(job(tmp_path, size=64, batch=3))
-    assert (requested[0].tiles, requested[0].batch, requested[0].layouts) == (((64, 64),), 3, False)
-    make_plan(replace(job(tmp_path), run=Run(device="cuda", workers=3)))
-    assert [each.sharing for each in requested] == [1, 3], "three workers of this machine use one card"
+@of_both_kinds
+def test_a_run_may_go_on_with_a_smaller_batch_alone(requested: list[Any], tmp_path: Path, make: Make) -> None:
+    begun(make_plan(make(tmp_path)))
+    fewer = make_plan(make(tmp_path, tile=Tile(block=128, batch=2)))
+    assert (fewer.resumes, tiles_of(fewer)) == (True, ((32, 48), 2))
+    more = make_plan(make(tmp_path, tile=Tile(block=128, batch=8)))
+    assert more.earlier.differs == ("tile.batch was 6, is 8",)
+    other = make_plan(make(tmp_path, tile=Tile(block=128, size=64)))
+    assert other.earlier.differs == ("tile.size was [32, 48], is [64, 64]",)
 
 
-def test_nothing_is_tried_for_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    requested = finding(monkeypatch, FOUND)
-    plan = make_plan(job(tmp_path, "cpu"))
+@of_both_kinds
+def test_what_is_written_is_what_is_tried(requested: list[Any], tmp_path: Path, make: Make) -> None:
+    make_plan(make(tmp_path, tile=Tile(block=128, size=64, batch=3)))
+    make_plan(make(tmp_path, run=Run(device="cuda", workers=3)))
+    first, second = requested
+    assert (first.tiles, first.batch, first.layouts) == (((64, 64),), 3, False)
+    assert (first.sharing, second.sharing) == (1, 3), "three workers of this machine use one card"
+
+
+@of_both_kinds
+def test_nothing_is_tried_for_processors(requested: list[Any], tmp_path: Path, make: Make) -> None:
+    plan = make_plan(make(tmp_path, "cpu"))
     assert (requested, work_of(plan).tuned, plan.summary()["tuned"]) == ([], None, None)
-    plan = make_plan(job(tmp_path, "cpu"), probe=True)
-    assert (requested[0].tiles, requested[0].batch, requested[0].compare) == (
-        (work_of(plan).task.tiling.tile,),
-        1,
-        True,
+    plan = make_plan(make(tmp_path, "cpu"), probe=True)
+    assert ((requested[0].tiles[0], requested[0].batch), requested[0].compare) == (tiles_of(plan), True)
+    assert tiles_of(plan)[0] != FOUND.tile, "a processor's tile is by rule"
+    assert "tile" not in plan.identity, "it decides about no bit there"
+
+
+@of_both_kinds
+def test_a_card_found_nothing_for_a_processor(requested: list[Any], tmp_path: Path, make: Make) -> None:
+    begun(make_plan(make(tmp_path)))
+    assert work_of(make_plan(make(tmp_path, "cpu"))).tuned is None
+    probed = make_plan(make(tmp_path, "cpu"), probe=True)
+    assert (requested[1].tiles[0], requested[1].batch) == tiles_of(probed)
+    assert tiles_of(probed)[0] != FOUND.tile
+    assert probed.earlier.differs == ('run.device was "cuda", is "cpu"',)
+
+
+@of_both_kinds
+def test_a_run_begun_by_rule_goes_on_so(
+    monkeypatch: pytest.MonkeyPatch, found: Any, tmp_path: Path, make: Make
+) -> None:
+    found(BROKE)
+    plan = make_plan(make(tmp_path))
+    assert "tile and batch are by rule: a trial broke: it fell over" in plan.notes
+    begun(plan)
+    requested = found()
+    assert make_plan(make(tmp_path)).resumes
+    assert requested == []
+    probed = make_plan(make(tmp_path), probe=True)
+    assert (probed.earlier.differs, tiles_of(probed)) == ((), tiles_of(plan)), "a probe changes nothing"
+    assert (requested[0].tiles[0], requested[0].batch) == tiles_of(plan)
+    found()
+    begun(make_plan(make(tmp_path), fresh=True))
+    found(BROKE)
+    (note,) = (note for note in make_plan(make(tmp_path), probe=True).notes if "trial" in note)
+    assert note == "tile and batch are as they were found, and not tried again: a trial broke: it fell over"
+    found(MemoryRefused("no room"))
+    with pytest.raises(MemoryRefused, match="no room"):
+        make_plan(make(tmp_path), fresh=True)
+    monkeypatch.setattr(gpu_trials, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
+    plan = make_plan(make(tmp_path, cluster=Cluster(kind="slurm", gpus=1)), fresh=True)
+    assert work_of(plan).tuned is None
+    assert host_bytes(plan) == host_bytes(make_plan(make(tmp_path, "cpu"), fresh=True)) + gpu_bytes(None)
+    assert "tile and batch are by rule: there is no GPU here to try them on (NVML finds none)" in plan.notes
+
+
+@pytest.mark.parametrize(
+    ("make", "parts"),
+    [
+        *((partial(denoising, name=name), {"tile": Tile(block=edge, **sizes)})
+          for name, edge in (("gaussian", 256), ("dncnn", 512))
+          for sizes in ({}, {"size": 512}, {"channels_last": True}, {"size": 64, "batch": 3})),
+        (deblurring, {"tile": Tile(block=512, size=512)}),
+        (deblurring, {"tile": Tile(block=128, size=512), "solver": SolverChoice(name="pgd", step=0.1, iterations=4, checkpoint_every=2)}),
+        (deblurring, {"tile": Tile(block=128, channels_last=True)}),
+        (deblurring, {"tile": Tile(block=128, size=64, batch=3, channels_last=False)}),
+    ],
+)  # fmt: skip
+def test_a_job_that_is_as_it_was_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Make, parts: dict[str, Any]
+) -> None:
+    answering(monkeypatch, TWO)
+    plan = make_plan(make(tmp_path, **parts))
+    begun(plan)
+    assert make_plan(make(tmp_path, **parts)).earlier.differs == ()
+    written = plan.documents.resolved["tile"].items()
+    sizes: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in written}
+    assert make_plan(make(tmp_path, **parts | {"tile": Tile(**sizes)})).earlier.differs == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "tile"),
+    [
+        *((denoising, size, tile) for size in ((300, 300), (300, 1500)) for tile in ({}, {"size": 512})),
+        (partial(denoising, name="dncnn"), (100, 90), {"size": 64, "batch": 3}),  # a batch that the rule does not grant
+        (deblurring, 300, {}),
+    ],
+)
+def test_a_small_image_goes_on_by_rule(found: Any, tmp_path: Path, make: Make, size: Any, tile: dict[str, Any]) -> None:
+    found(BROKE)
+    given = make(tmp_path, size=size, tile=Tile(**tile))
+    given = replace(given, output=Output(path=given.output.path))
+    plan = make_plan(given)
+    assert tiles_of(plan)[1] == 1 or not tile.get("batch")
+    begun(plan)
+    assert make_plan(given).earlier.differs == ()
+
+
+@of_both_kinds
+def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(found: Any, tmp_path: Path, make: Make) -> None:
+    limit = Run(device="cuda", workers=1, memory_per_worker="3000MiB")
+    parts: dict[str, Any] = {"size": 8192 if make is denoising else 2048, "run": limit, "tile": Tile()}
+    given, blocks = make(tmp_path, **parts), []
+    if make is denoising:
+        given = replace(given, output=replace(given.output, shard=512, chunk=256))
+    for result in (FOUND, LARGE_HOST):
+        requested = found(result)
+        plan = make_plan(given)
+        assert plan.memory_bytes <= 3000 * MIB
+        blocks.append(np.prod(plan.grid.block))
+    assert len(requested) == 2, "the smaller block is tried too"
+    assert blocks[1] < blocks[0]
+
+
+@pytest.mark.parametrize(("first", "second", "breaks"), [(2950, 2955, False), (2955, 2950, False), (2950, 2955, True)])
+def test_blocks_fit_by_the_larger_of_two_trials(
+    monkeypatch: pytest.MonkeyPatch, found: Any, tmp_path: Path, first: int, second: int, breaks: bool
+) -> None:
+    found()
+    told = [first, second]
+
+    def again(*_: Any) -> Tuned:
+        if breaks and len(told) == 1:
+            raise NotTried("a trial broke")
+        return replace(FOUND, host_bytes=told.pop(0) * MIB)
+
+    monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", again)
+    limit = Run(device="cuda", workers=1, memory_per_worker="3000MiB")
+    given = denoising(tmp_path, size=8192, run=limit, tile=Tile())
+    plan = make_plan(replace(given, output=replace(given.output, shard=512, chunk=256)), refuse=False)
+    assert len(told) == breaks
+    assert host_bytes(plan) == (first if breaks else max(first, second)) * MIB
+    assert tiles_of(plan)[0] == FOUND.tile
+    assert not any("by rule" in note for note in plan.notes)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("make", "parts"), [(denoising, {}), (deblurring, {"fuse": True}), (deblurring, {"fuse": False})]
+)
+def test_memory_that_runs_out_halves_a_batch_for_good(tmp_path: Path, make: Make, parts: dict[str, Any]) -> None:
+    """In passes that denoise nothing, as one of a reconstruction at least, there is no batch."""
+    hungry = out_of_memory_once(tmp_path)
+    own = (
+        {"denoiser": hungry} if make is denoising else {"prior": PriorChoice(name="pnp", options={"denoiser": hungry})}
     )
-    assert work_of(plan).task.tiling.tile != FOUND.tile, "a processor's tile is by rule"
+    said: list[str] = []
+    plan = make_plan(make(tmp_path, "cpu", tile=Tile(block=128, size=32, batch=4), **own, **parts))
+    outcome = run(plan, observer=lambda progress: said.append(progress.message))
+    assert outcome.done == outcome.total
+    told = "memory ran out on a worker: 2 tiles at once there, in place of 4"
+    assert [line for line in said if "memory ran out" in line] == [told]
+    kept = RunDirectory(plan.run_directory).read_valid_plan()
+    assert kept is not None
+    assert kept["batch"] == 2
+
+
+# --- trials ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_a_trial_that_takes_a_while_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float) -> None:
+def test_a_slow_trial_is_told_of(monkeypatch: pytest.MonkeyPatch, found: Any, tmp_path: Path, seconds: float) -> None:
     monkeypatch.setattr(waiting, "SECONDS", seconds)
-    finding(monkeypatch, FOUND)
+    found()
 
     def slow(*_: Any) -> Tuned:
         time.sleep(0.5)
@@ -90,229 +310,25 @@ def test_a_trial_that_takes_a_while_is_told_of(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", slow)
     said: list[str] = []
-    make_plan(job(tmp_path), report=said.append)
+    make_plan(denoising(tmp_path), report=said.append)
     assert ("trying gaussian on a GPU" in said) == (not seconds)
 
 
-def test_the_driver_does_not_begin_with_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_driver_does_not_begin_with_cuda(monkeypatch: pytest.MonkeyPatch, requested: Any, tmp_path: Path) -> None:
     def begun_with() -> None:
         raise AssertionError("a process that has begun with CUDA holds some of the GPU, and cannot be forked")
 
-    finding(monkeypatch, FOUND)
     monkeypatch.setattr(torch.cuda, "_lazy_init", begun_with)
     monkeypatch.setattr(torch._C, "_cuda_init", begun_with, raising=False)
-    make_plan(job(tmp_path), probe=True)
+    make_plan(denoising(tmp_path), probe=True)
+    assert requested
 
 
-def test_where_no_card_is_at_hand_that_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu_trials, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
-    plan = make_plan(replace(job(tmp_path), cluster=Cluster(kind="slurm", gpus=1)))
-    assert work_of(plan).tuned is None
-    assert "tile and batch are by rule: there is no GPU here to try them on (NVML finds none)" in plan.notes
-    finding(monkeypatch, NotTried("a trial broke: it fell over"))
-    assert "tile and batch are by rule: a trial broke: it fell over" in make_plan(job(tmp_path)).notes
-
-
-def test_what_does_not_fit_on_the_card_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    finding(monkeypatch, MemoryRefused("no room"))
-    with pytest.raises(MemoryRefused, match="no room"):
-        make_plan(job(tmp_path))
-
-
-def begun(plan: Any) -> RunDirectory:
-    """A run of the plan that is just begun."""
-    from halotile.graphs.runs.claim import claim
-
-    directory = RunDirectory(plan.run_directory)
-    with claim(plan) as claimed:
-        claimed.held[0].journal.mark({0: b"some"})
-    return directory
-
-
-def test_a_run_goes_on_with_what_was_found_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    requested = finding(monkeypatch, FOUND)
-    begun(make_plan(job(tmp_path)))
-    again = make_plan(job(tmp_path))
-    assert len(requested) == 1
-    assert (again.resumes, work_of(again).tuned, work_of(again).task.tiling.tile) == (True, FOUND, (32, 48))
-    make_plan(job(tmp_path), probe=True)
-    assert (requested[1].tiles, requested[1].batch) == (((32, 48),), 6), (
-        "a probe of a run that has begun changes nothing"
-    )
-    make_plan(job(tmp_path), fresh=True)
-    assert requested[2].tiles == ((128, 128),)
-
-
-@pytest.mark.parametrize("edge", [256, 512])
-@pytest.mark.parametrize("options", [{}, {"size": 512}, {"channels_last": True}, {"size": 64, "batch": 3}])
-@pytest.mark.parametrize("name", ["gaussian", "dncnn"])
-def test_a_job_that_is_as_it_was_goes_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, edge: int, options: dict[str, Any], name: str
-) -> None:
-    answering(monkeypatch)
-
-    def given(**tile: Any) -> Denoising:
-        made = job(tmp_path, **{"block": edge} | tile)
-        if name == "gaussian":
-            return made
-        weights = tmp_path / "w.safetensors"
-        if not weights.exists():
-            dncnn_weights(weights, 3, 8)
-        return replace(
-            made, denoiser=DenoiserChoice(name="dncnn", options={"weights": str(weights), "depth": 3, "width": 8})
-        )
-
-    plan = make_plan(given(**options))
-    begun(plan)
-    assert make_plan(given(**options)).earlier.differs == ()
-    resolved = plan.documents.resolved["tile"]
-    sizes = {key: resolved[key] for key in ("size", "batch", "channels_last")}
-    assert make_plan(given(**sizes | {"size": tuple(sizes["size"])})).earlier.differs == ()
-
-
-@pytest.mark.parametrize("breaks", [False, True])
-def test_smaller_blocks_fit_by_the_larger_of_two_trials(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, breaks: bool
-) -> None:
-    source = write_zarr(tmp_path / "large.zarr", np.zeros((8192, 8192), "uint8"), chunk=512)
-    given = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, shard=512, chunk=256, tile={})
-    run = Run(device="cuda", workers=1, memory_per_worker="3000MiB")
-    finding(monkeypatch, FOUND)
-    told = [2950, 2955]
-
-    def again(*_: Any) -> Tuned:
-        if breaks and len(told) == 1:
-            raise NotTried("a trial broke")
-        return replace(FOUND, host_bytes=told.pop(0) * 2**20)
-
-    monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", again)
-    plan = make_plan(replace(given, run=run, cluster=Cluster(kind="local")), refuse=False)
-    assert len(told) == breaks
-    assert footprint_of(plan)[PROCESS] == (2950 if breaks else 2955) * 2**20
-    assert work_of(plan).task.tiling.tile == FOUND.tile
-    assert not any("by rule" in note for note in plan.notes)
-
-
-@pytest.mark.parametrize("shape", [(300, 300), (300, 1500)])
-@pytest.mark.parametrize("options", [{}, {"size": 512}])
-def test_a_small_picture_goes_on_by_rule(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shape: tuple[int, int], options: dict[str, Any]
-) -> None:
-    finding(monkeypatch, NotTried("a trial broke"))
-    source = write_zarr(tmp_path / "in.zarr", noisy_image(shape))
-    given = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, shard="auto", chunk="auto", tile=options)
-    given = replace(given, run=Run(device="cuda", workers=1), cluster=Cluster(kind="local"))
-    begun(make_plan(given))
-    assert make_plan(given).earlier.differs == ()
-
-
-def test_a_batch_that_the_rule_does_not_grant_goes_on_without_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    finding(monkeypatch, NotTried("a trial broke"))
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((100, 90)))
-    network = {"weights": str(dncnn_weights(tmp_path / "w.safetensors", depth=3, width=8))}
-    tiles = {"size": 64, "batch": 3}
-    given = job_of(source, tmp_path / "out.zarr", "dncnn", network | {"depth": 3, "width": 8}, tile=tiles)
-    given = replace(given, run=Run(device="cuda", workers=1), cluster=Cluster(kind="local"))
-    plan = make_plan(given)
-    assert work_of(plan).task.tiling.batch == 1  # of images this small
-    begun(plan)
-    assert make_plan(given).earlier.differs == ()
-
-
-def test_a_probe_of_a_run_that_began_by_rule_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    finding(monkeypatch, NotTried("a trial broke"))
-    plan = make_plan(job(tmp_path))
-    begun(plan)
-    requested = finding(monkeypatch, FOUND)
-    probed = make_plan(job(tmp_path), probe=True)
-    assert (probed.earlier.differs, work_of(probed).task.tiling) == ((), work_of(plan).task.tiling)
-    assert (requested[0].tiles, requested[0].batch) == (
-        (work_of(plan).task.tiling.tile,),
-        work_of(plan).task.tiling.batch,
-    )
-
-
-def test_a_probe_that_fails_says_what_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    finding(monkeypatch, FOUND)
-    begun(make_plan(job(tmp_path)))
-    finding(monkeypatch, NotTried("a trial broke"))
-    (note,) = (note for note in make_plan(job(tmp_path), probe=True).notes if "trial" in note)
-    assert note == "tile and batch are as they were found, and not tried again: a trial broke"
-
-
-def test_what_a_card_found_is_nothing_to_a_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    finding(monkeypatch, FOUND)
-    begun(make_plan(job(tmp_path)))
-    requested = finding(monkeypatch, FOUND)
-    assert work_of(make_plan(job(tmp_path, "cpu"))).tuned is None
-    probed = make_plan(job(tmp_path, "cpu"), probe=True)
-    assert (requested[0].tiles, requested[0].batch) == (
-        (work_of(probed).task.tiling.tile,),
-        work_of(probed).task.tiling.batch,
-    )
-    assert work_of(probed).task.tiling.tile != FOUND.tile
-    assert probed.earlier.differs == ('run.device was "cuda", is "cpu"',)
-
-
-def test_a_run_that_began_by_rule_goes_on_by_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    finding(monkeypatch, NotTried("a trial broke"))
-    begun(make_plan(job(tmp_path)))
-    requested = finding(monkeypatch, FOUND)
-    assert make_plan(job(tmp_path)).resumes
-    assert requested == []
-
-
-def test_a_run_that_came_down_to_a_smaller_batch_goes_on_with_that(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    finding(monkeypatch, FOUND)
-    directory = begun(make_plan(job(tmp_path)))
-    directory.update_plan(batch=3)
-    again = make_plan(job(tmp_path))
-    assert again.resumes, "it is the same job"
-    assert (work_of(again).task.tiling.batch, again.identity["batch"]) == (3, 6)
-
-
-def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    finding(monkeypatch, FOUND)
-    begun(make_plan(job(tmp_path)))
-    fewer = make_plan(job(tmp_path, batch=2))
-    assert (fewer.resumes, work_of(fewer).task.tiling.batch, work_of(fewer).task.tiling.tile) == (True, 2, (32, 48))
-    assert make_plan(job(tmp_path, batch=8)).earlier.differs == ("tile.batch was 6, is 8",)
-    assert make_plan(job(tmp_path, size=64)).earlier.differs == ("tile.size was [32, 48], is [64, 64]",)
-
-
-def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    source = write_zarr(tmp_path / "large.zarr", np.zeros((8192, 8192), "uint8"), chunk=512)
-    given = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, shard=512, chunk=256, tile={})
-    run = Run(device="cuda", workers=1, memory_per_worker="3000MiB")
-    given = replace(given, run=run, cluster=Cluster(kind="local"))
-    blocks = []
-    for host_bytes in (800, 2960):
-        requested = finding(monkeypatch, replace(FOUND, host_bytes=host_bytes * 2**20))
-        plan = make_plan(given)
-        assert plan.memory_bytes <= 3000 * 2**20
-        blocks.append(math.prod(plan.grid.block))
-    assert len(requested) == 2, "the smaller block is tried too"
-    assert blocks[1] < blocks[0]
-
-
-@pytest.mark.cluster
-def test_a_worker_that_runs_out_of_memory_is_told_of_and_remembered(tmp_path: Path) -> None:
-    """The way of the message from a worker's tiles to the driver's reports and the next run."""
-    said: list[str] = []
-    given = replace(job(tmp_path, "cpu", size=32, batch=4), denoiser=out_of_memory_once(tmp_path))
-    plan = make_plan(given)
-    outcome = run(plan, observer=lambda progress: said.append(progress.message))
-    assert outcome.done == 4
-    assert any("memory ran out on a worker: 2 tiles at once there, in place of 4" in line for line in said)
-    kept = RunDirectory(plan.run_directory).read_valid_plan()
-    assert kept is not None
-    assert kept["batch"] == 2
+def trial_of(folder: Path, call: Callable[[Any], Any], *, compare: bool = False) -> Tuned:
+    """What is found for a function, in a process of its own."""
+    asked = denoising(folder, "cpu")
+    task = replace(work_of(make_plan(asked)).task, denoiser=GivenFunction(call=call, depth=1))
+    return tuned_for(asked, task, NO_CHOICE, compare=compare)
 
 
 def test_a_trial_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -323,35 +339,99 @@ def test_a_trial_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
         assert os.getpid() != here
         return image * 2
 
-    requested = job(tmp_path, "cpu")
-    task = replace(work_of(make_plan(requested)).task, denoiser=GivenFunction(call=told, depth=1))
-    found = tuned_for(requested, task, NO_CHOICE, compare=True)
-    assert found.device == "this CPU"
-    assert [each.name for each in found.precisions] == ["float32", "tf32", "float16", "bfloat16"]
-    assert found.precisions[0].error == 0
-    assert found.host_bytes > 2**27
+    made = trial_of(tmp_path, told, compare=True)
+    assert made.device == "this CPU"
+    assert [each.name for each in made.precisions] == ["float32", "tf32", "float16", "bfloat16"]
+    assert made.precisions[0].error == 0
+    assert made.host_bytes > 2**27
 
 
 @pytest.mark.parametrize(
-    ("broken", "limit", "said"),
+    ("broken", "limit", "kind", "said"),
     [
-        thorough(lambda image: os._exit(7), 60.0, "a trial ended its process with exit code 7"),
-        thorough(lambda image: 1 / 0, 60.0, "a trial broke: ZeroDivisionError: division by zero"),
-        (lambda image: time.sleep(60), 5.0, "a trial took longer than 5 s"),
+        thorough(lambda image: os._exit(7), 60.0, NotTried, "a trial ended its process with exit code 7"),
+        thorough(lambda image: 1 / 0, 60.0, NotTried, "a trial broke: ZeroDivisionError: division by zero"),
+        (lambda image: time.sleep(60), 5.0, NotTried, "a trial took longer than 5 s"),
+        (lambda image: image[1:], 60.0, ConfigError, "returns an array of the shape of its input"),
     ],
 )
-def test_a_trial_that_breaks_says_how(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: Callable[[Any], Any], limit: float, said: str
+def test_a_trial_that_breaks_says_how_and_a_fault_of_the_job_is_said_as_a_run_says_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: Any, limit: float, kind: Any, said: str
 ) -> None:
     monkeypatch.setattr(gpu_trials, "LIMIT_SECONDS", limit)
-    requested = job(tmp_path, "cpu")
-    task = replace(work_of(make_plan(requested)).task, denoiser=GivenFunction(call=broken, depth=1))
-    with pytest.raises(NotTried, match=said):
-        tuned_for(requested, task, NO_CHOICE, compare=False)
+    with pytest.raises(kind, match=said):
+        trial_of(tmp_path, broken)
 
 
-def test_what_is_wrong_with_the_job_is_said_as_a_run_says_it(tmp_path: Path) -> None:
-    requested = job(tmp_path, "cpu")
-    task = replace(work_of(make_plan(requested)).task, denoiser=GivenFunction(call=lambda image: image[1:], depth=1))
-    with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
-        tuned_for(requested, task, NO_CHOICE, compare=False)
+# --- priors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["none", "l1"])
+def test_there_has_to_be_a_denoiser_to_try(requested: list[Any], tmp_path: Path, name: Any) -> None:
+    plan = make_plan(deblurring(tmp_path, prior=PriorChoice(name=name)))
+    assert (requested, work_of(plan).tuned, plan.identity.get("device")) == ([], None, None)
+    with pytest.raises(ConfigError, match=f"--probe tries a denoiser, and prior.name is {name}: leave it out"):
+        make_plan(deblurring(tmp_path, prior=PriorChoice(name=name)), probe=True)
+
+
+def test_functions_of_arrays_stay_on_processors(requested: list[Any], tmp_path: Path) -> None:
+    given = PriorChoice(name="pnp", options={"denoiser": GivenFunction(call=lambda image: image, depth=1)})
+    plan = make_plan(deblurring(tmp_path, prior=given))
+    assert (requested, tiled(plan).device) == ([], "cpu")
+    assert any("function of arrays and computes on CPUs" in note for note in plan.notes)
+
+
+def trial_task(plan: Plan, *images: Any) -> Any:
+    """The denoising that a trial of a plan would try."""
+    work = work_of(plan)
+    cut = CutImage(work.prior, plan.grid, work.form)
+    return denoising_of(cut, work.state_layout, images, plan.output)
+
+
+@pytest.mark.parametrize(
+    ("every", "exact", "edge"), [(1, True, 5), (2, True, 5), (2, False, 5), thorough(2, False, 31)]
+)
+@pytest.mark.usefixtures("as_in_a_worker")
+def test_a_trial_denoises_the_largest_region_that_is_asked_for_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int, exact: bool, edge: int
+) -> None:
+    solver = SolverChoice(name="pgd", step=0.1, iterations=4, checkpoint_every=every)
+    given = deblurring(tmp_path, "cpu", edge=edge, size=1500 if edge == 31 else 512, solver=solver, exact=exact)
+    plan = make_plan(replace(given, output=replace(given.output, shard=64)))
+    assert work_of(plan).form.by_shard == (edge == 31), "bits of transforms depend on where they are laid"
+    regions: list[Region] = []
+    read = Denoised.read
+
+    def noted(image: Denoised, region: Region) -> Any:
+        regions.append(region)
+        return read(image, region)
+
+    monkeypatch.setattr(Denoised, "read", noted)
+    list(iterations_of_plan(plan, inline).run(work_of(plan).form.per_pass, lambda *_: False))
+    tried, largest = np.prod(trial_task(plan).grid.middle.core.shape), max(region.size for region in regions)
+    assert largest == tried if edge == 5 else largest <= tried
+
+
+def test_an_image_that_could_be_an_iterate_is_denoised_in_a_trial(tmp_path: Path) -> None:
+    plan = make_plan(deblurring(tmp_path, "cpu"))
+    floats, bytes_ = Constant((256, 256), np.dtype("float32")), Constant((256, 256), np.dtype("uint8"))
+    assert trial_task(plan, bytes_, floats).source is floats
+    assert isinstance(trial_task(plan, bytes_).source, RandomImage)
+
+
+def test_a_card_is_beside_operators_of_the_whole_image_and_io_threads(requested: list[Any], tmp_path: Path) -> None:
+    where = Cluster(kind="slurm", gpus=1, cores=6)
+    assert work_of(make_plan(deblurring(tmp_path, cluster=where))).io_threads == 6
+    assert work_of(make_plan(deblurring(tmp_path, "cpu", cluster=where))).io_threads == 1
+    plain, gpu = (
+        footprint_of_operator(
+            work_of(each).form.terms[0],
+            (256, 256),
+            np.dtype("float32"),
+            work_of(each).step_footprint(),
+            on_gpu=bool(on_gpu),
+        )
+        for on_gpu, each in enumerate(make_plan(deblurring(tmp_path, device)) for device in ("cpu", "cuda"))
+    )
+    assert gpu[PROCESS] - plain[PROCESS] == 100 * MIB
+    assert plain[TILES] == 0 < gpu[TILES]
