@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -58,11 +58,8 @@ def run(tmp_path: Path) -> MakeRun:
         made = RunDirectory(tmp_path / "out.zarr.run")
         made.create()
         options = {"fresh": False, "same_input": False, "allow_import": False}
-        when = time.time() - seconds
-        submitted = Submission(
-            job={}, options=options, submitted_from="here", submitted=when, number="7", notice_seconds=20
-        )
-        BatchFiles(made).write(dataclasses.asdict(submitted))
+        submitted = {"submitted_from": "here", "submitted": time.time() - seconds, "number": "7", "notice_seconds": 20}
+        BatchFiles(made).write(dataclasses.asdict(Submission(job={}, options=options, **submitted)))  # type: ignore[arg-type]
         return made
 
     return make
@@ -102,12 +99,7 @@ def image_status(done: int) -> dict[str, Any]:
     ],
 )
 def test_an_output_that_is_held_is_asked_for_again_for_a_while(
-    seconds: float,
-    status: dict[str, Any] | None,
-    is_requested: bool,
-    failure: str | None,
-    run: MakeRun,
-    requested: list[str],
+    seconds: float, status: Any, is_requested: bool, failure: str | None, run: MakeRun, requested: list[str]
 ) -> None:
     made = run(seconds)
 
@@ -124,14 +116,11 @@ def test_an_output_that_is_held_is_asked_for_again_for_a_while(
     assert failure is not None or BatchFiles(made).failure() is None
 
 
-@pytest.mark.parametrize("name", [*waiting.BATCH_JOB, "HOME"])
-def test_locks_are_waited_for_in_batch_jobs_alone(name: str) -> None:
-    assert patience_seconds(0.5, {name: "7"}) == (0.5 if name == "HOME" else waiting.LEASE_SECONDS)
-
-
-def test_the_log_says_what_is_waited_for(
+def test_locks_are_waited_for_in_batch_jobs_and_the_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    patience = {name: patience_seconds(0.5, {name: "7"}) for name in (*waiting.BATCH_JOB, "HOME")}
+    assert patience == dict.fromkeys(waiting.BATCH_JOB, waiting.LEASE_SECONDS) | {"HOME": 0.5}
     caplog.set_level("WARNING")  # a cluster that was started silences every handler, and for good
     scene = Scene.create(tmp_path)
     monkeypatch.setattr(waiting, "SECONDS", 0.05)
@@ -162,45 +151,28 @@ def signals_while_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[sign
         signal.signal(number, handler)
 
 
-@contextmanager
-def held_by(holder: str, directory: RunDirectory) -> Iterator[None]:
-    """A run whose output is held by another driver, or by a worker of one."""
-    if holder == "driver":
-        with directory.lock():
-            yield
-        return
-    directory.create()
-    lock = WorkerLock(directory.path)
-    lock.hold()
-    yield
-    lock.release()
-
-
-@pytest.mark.parametrize("holder", ["driver", "worker"])
 @pytest.mark.parametrize(
-    ("number", "message"),
+    ("holder", "number", "message"),
     [
-        (signal.SIGUSR1, "Its holder has been silent, so this job is requested again"),
-        thorough(signal.SIGTERM, "stopped on SIGTERM while it waited"),
+        ("driver", signal.SIGUSR1, "Its holder has been silent, so this job is requested again"),
+        ("worker", signal.SIGUSR1, "Its holder has been silent, so this job is requested again"),
+        thorough("worker", signal.SIGTERM, "stopped on SIGTERM while it waited"),
     ],
 )
 def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
-    holder: str,
-    number: signal.Signals,
-    message: str,
-    tmp_path: Path,
-    signals_while_waiting: list[signal.Signals],
-    run: MakeRun,
-    requested: list[str],
+    holder: str, number: Any, message: str, tmp_path: Path, signals_while_waiting: Any, run: MakeRun, requested: Any
 ) -> None:
     made, scene = run(60), Scene.create(tmp_path)
     signals_while_waiting.append(number)
-
-    def go(*_: object) -> None:
-        scene.run()
-
-    with held_by(holder, scene.directory), pytest.raises(Stopped, match=message):
-        attend(made, go)
+    with ExitStack() as held:
+        if holder == "driver":
+            held.enter_context(scene.directory.lock())
+        else:
+            scene.directory.create()
+            (lock := WorkerLock(scene.directory.path)).hold()
+            held.callback(lock.release)
+        with pytest.raises(Stopped, match=message):
+            attend(made, lambda *_: scene.run())
     assert requested == (["7"] if number == signal.SIGUSR1 else [])
     assert BatchFiles(made).failure() is None
 
@@ -213,32 +185,27 @@ def measured(folder: Path) -> Reconstruction:
     return Reconstruction(output=Output(path=str(folder / "x.zarr")), operators=(blur,), reference=reference)
 
 
-KINDS: dict[str, Callable[[Path], Any]] = {
-    "denoise": lambda folder: Scene.create(folder).job(),
-    "reconstruct": measured,
-    "simulate": lambda folder: simulation_of(measured(folder), NoiseChoice(), overwrite=True),
-}
+KINDS: list[tuple[str, signal.Signals, Callable[[Path], Any]]] = [
+    ("denoise", signal.SIGTERM, lambda folder: Scene.create(folder).job()),
+    ("reconstruct", signal.SIGUSR1, measured),
+    ("simulate", signal.SIGTERM, lambda folder: simulation_of(measured(folder), NoiseChoice(), overwrite=True)),
+]
 """A job of each kind; that of a simulation writes the measurement anew."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize(("kind", "number", "job"), KINDS)
 def test_every_kind_of_run_hears_signals_while_it_waits(
-    kind: str, number: signal.Signals, tmp_path: Path, signals_while_waiting: list[signal.Signals]
+    kind: str, number: signal.Signals, job: Any, tmp_path: Path, signals_while_waiting: list[signal.Signals]
 ) -> None:
-    plan = make_plan(KINDS[kind](tmp_path))
-    before = files(Path(str(plan.output)))
+    plan = make_plan(job(tmp_path))
+    output = Path(str(plan.output))
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     signals_while_waiting.append(number)
     with RunDirectory(plan.run_directory).lock(), pytest.raises(Stopped, match="in use") as stopped:
         driver.run(plan)
     assert stopped.value.requested_by == number.name
-    assert plan.output.exists() == (kind == "simulate")
-    assert files(Path(str(plan.output))) == before
-
-
-def files(output: Path) -> dict[Path, bytes]:
-    """The content of every file of an output."""
-    return {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    assert output.exists() == (kind == "simulate")
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
 def test_a_submission_that_cannot_be_understood_is_damaged(run: MakeRun) -> None:

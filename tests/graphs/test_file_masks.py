@@ -43,19 +43,16 @@ def denoised(source: Path, **section: Any) -> Any:
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_the_mask_of_a_file_keeps_its_pixels(tmp_path: Path, level: int) -> None:
+def test_the_mask_of_a_file_or_of_each_band_keeps_its_pixels(tmp_path: Path, level: int) -> None:
     source = masked_map(tmp_path / "a.tif", tile=(16, 16))
     result, kept = denoised(source, level=level), KEPT[:: 2**level, :: 2**level]
     assert (result[:, ~kept] == 60_000).all()
     assert result[:, kept].max() < 60_000 - 1000 == result[:, ~kept].min() - 1000
     assert np.array_equal(open_source(source, dataset="mask", level=level)[:], kept)
-
-
-def test_each_band_may_have_its_mask(tmp_path: Path) -> None:
-    mask = np.stack([KEPT, np.ones_like(KEPT)], -1).astype("uint8") * 255
-    result = denoised(masked_map(tmp_path / "a.tif", mask))
-    assert (result[0][~KEPT] == 60_000).all()
-    assert (result[1][~KEPT] != 60_000).any()
+    bands = np.stack([KEPT, np.ones_like(KEPT)], -1).astype("uint8") * 255  # each may have its mask
+    one, other = denoised(masked_map(tmp_path / "b.tif", bands))
+    assert (one[~KEPT] == 60_000).all()
+    assert (other[~KEPT] != 60_000).any()
 
 
 def test_another_mask_or_none_can_be_written_and_not_both(tmp_path: Path) -> None:
@@ -74,19 +71,15 @@ def test_another_mask_or_none_can_be_written_and_not_both(tmp_path: Path) -> Non
         sides_of(**further)
 
 
-def test_a_mask_is_no_series(tmp_path: Path) -> None:
-    facts = describe(str(masked_map(tmp_path / "a.tif")))
-    assert facts["series"] == [[100, 120, 2]]
+def test_a_mask_is_no_series_and_one_that_cannot_be_used_is_refused_with_what_does_without(tmp_path: Path) -> None:
+    source = masked_map(tmp_path / "a.tif", bands=3)
+    facts = describe(str(source))
+    assert facts["series"] == [[100, 120, 3]]
     (remark,) = facts["remarks"]
     assert "input.nodata: none" in remark
-
-
-def test_a_mask_that_cannot_be_used_is_refused_with_what_does_without(tmp_path: Path) -> None:
-    source = masked_map(tmp_path / "a.tif", bands=3)
     volume = {"input": {"axes": "yxz"}, "tile": {"axes": "zyx"}}
-    job = job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1.0}, **volume)
     with pytest.raises(InputError, match=r"own mask.*nodata: none"):
-        make_plan(job)
+        make_plan(job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1.0}, **volume))
 
 
 def test_a_mask_beside_the_file_is_named(tmp_path: Path) -> None:
