@@ -35,16 +35,16 @@ def others(*bad: int) -> set[int]:
     return set(range(BLOCKS)) - set(bad)
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("raise", "ValueError: poisoned by raise-19"),
-        ("nan", r"returned NaN or infinity for finite pixels at .*64.*96"),
-        thorough("shape", r"the function returned \(31, 32\) for an image of shape \(32, 32\)"),
-        ("die", "every worker that took it died"),
-        thorough("missing", r"FileNotFoundError: .*calibration\.npy"),
-    ],
-)
+BAD = [
+    ("raise", "ValueError: poisoned by raise-19"),
+    ("nan", r"returned NaN or infinity for finite pixels at .*64.*96"),
+    thorough("shape", r"the function returned \(31, 32\) for an image of shape \(32, 32\)"),
+    ("die", "every worker that took it died"),
+    thorough("missing", r"FileNotFoundError: .*calibration\.npy"),
+]
+
+
+@pytest.mark.parametrize(("kind", "words"), BAD)
 def test_a_bad_block_is_named_and_the_others_are_done(
     scene: Scene, cluster: RunningCluster, check_resumes: Callable[[], None], kind: str, words: str
 ) -> None:
@@ -60,27 +60,11 @@ def test_a_bad_block_is_named_and_the_others_are_done(
     (event,) = scene.events("bad block")
     assert (event["block"], event["index"]) == (19, [2, 3])
     assert len(scene.events("retry")) == 1
+    assert Counter(scene.seen())[19] == 2
     if kind == "raise":
         assert 'raise ValueError(f"poisoned by {file.name}")' in event["traceback"]
     cause.unlink()
     check_resumes()
-
-
-def test_a_block_is_tried_as_often_as_it_was_asked_for(scene: Scene, cluster: RunningCluster) -> None:
-    scene.make_trouble("raise", 0)
-    scene.make_trouble("raise", 63)
-    with pytest.raises(BlockFailed, match="2 of 64 blocks failed after 3 retries"):
-        scene.run(cluster, retries=3)
-    tried = Counter(scene.seen())
-    assert {block: tried[block] for block in tried if tried[block] != 1} == {0: 4, 63: 4}
-
-
-def test_without_retries_a_block_is_tried_once(scene: Scene, cluster: RunningCluster) -> None:
-    scene.make_trouble("raise", 5)
-    with pytest.raises(BlockFailed):
-        scene.run(cluster, retries=0)
-    assert Counter(scene.seen())[5] == 1
-    assert scene.events("retry") == []
 
 
 def test_quarantined_blocks_are_named_in_the_outcome(
@@ -91,6 +75,7 @@ def test_quarantined_blocks_are_named_in_the_outcome(
     assert [bad.number for bad in outcome.quarantined] == [7, 40]
     assert [bad.index for bad in outcome.quarantined] == [(0, 7), (5, 0)]
     assert outcome.done == BLOCKS - 2
+    assert (set(Counter(scene.seen()).values()), scene.events("retry")) == ({1}, []), "without retries"
     assert scene.status()["state"] == "finished"
     assert scene.journalled() == others(7, 40)
     written = zarr.open_array(scene.output, mode="r")[...]
@@ -119,25 +104,21 @@ def test_a_flaky_block_is_tried_again(scene: Scene, cluster: RunningCluster, che
     check_whole()
 
 
-def test_a_nan_of_the_input_stays_where_it_is(scene: Scene, cluster: RunningCluster) -> None:
-    put_nan(scene, 19)
-    scene.run(cluster)
-    expected = image()
-    expected[2 * BLOCK + 5, 3 * BLOCK + 7] = np.nan
-    np.testing.assert_array_equal(zarr.open_array(scene.output, mode="r")[...], truth(expected))
-
-
-def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(scene: Scene, cluster: RunningCluster) -> None:
+def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for_and_stays_elsewhere(
+    scene: Scene, cluster: RunningCluster
+) -> None:
     put_nan(scene, 19)
     where = r"rows 64–95, columns 96–127; the first is at row 69, column 103"
     with pytest.raises(BlockInputFailed, match=rf"block 19 .*the input holds NaN or infinity in {where}") as failed:
         scene.run(cluster, on_nan="fail")
     failed.match("1 of 64 blocks failed for its input")
-    failed.match(
-        "Run again with run.on_nan: propagate to do only these. Once the image is repaired, run with --same-input"
-    )
+    failed.match("Run again with run.on_nan: propagate to do only these. Once the image is repaired.*--same-input")
     assert scene.events("retry") == []
     assert scene.journalled() == others(19)
+    assert scene.run(cluster).resumed == BLOCKS - 1
+    expected = image()
+    expected[2 * BLOCK + 5, 3 * BLOCK + 7] = np.nan
+    np.testing.assert_array_equal(zarr.open_array(scene.output, mode="r")[...], truth(expected))
 
 
 def test_a_bad_side_input_is_told_once_and_is_what_has_to_be_mended(scene: Scene, cluster: RunningCluster) -> None:

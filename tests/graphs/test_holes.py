@@ -276,8 +276,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("dtype", "out", "given", "words"), REFUSED)
 def test_a_value_that_cannot_be_is_refused(tmp_path: Path, dtype: str, out: str, given: Any, words: str) -> None:
     source = write_zarr(tmp_path / "in.zarr", scene(np.nan if dtype == "float32" else 0)[0].astype(dtype))
+    job = job_of(source, tmp_path / "out.zarr", "gaussian", FILTERS["gaussian"], input=given)
     with pytest.raises(ConfigError, match=words):
-        job = job_of(source, tmp_path / "out.zarr", "gaussian", FILTERS["gaussian"], input=given)
         make_plan(replace(job, output=replace(job.output, dtype=out)))
 
 
