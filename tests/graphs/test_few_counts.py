@@ -28,8 +28,6 @@ from tests.graphs.scans import job, words
 
 EPOCHS = 150
 LEVELS = (0.05, 0.2, 1.0, 10.0, 100.0)
-EARLIER: dict[str, Any] = {"lr": 0.02, "held_out": 0.0}
-"""Settings of old: one rate for all scans, and the last epoch."""
 
 
 def best_error(image: NDArray[Any], places: NDArray[Any], known: SimulatedScan) -> float:
@@ -78,17 +76,11 @@ def found(counts: float, **options: Any) -> tuple[float, bool]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("counts", LEVELS)
-def test_the_usual_settings_are_no_worse_than_one_rate_for_all(counts: float) -> None:
-    (earlier, _), (usual, _) = found(counts, **EARLIER), found(counts)
-    assert earlier / usual > (1.05 if counts < 0.5 else 0.999)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("counts", LEVELS)
-def test_what_a_warning_says_makes_no_object_worse(counts: float) -> None:
-    before, warns = found(counts, **EARLIER)
+def test_the_usual_settings_and_what_a_warning_says_make_no_object_worse(counts: float) -> None:
+    earlier, warns = found(counts, lr=0.02, held_out=0.0)  # as of old: one rate for all scans, and the last epoch
+    assert earlier / found(counts)[0] > (1.05 if counts < 0.5 else 0.999)
     assert warns or counts > 0.2
-    assert not warns or found(counts, lr=0.02, held_out=0.05)[0] < 1.05 * before
+    assert not warns or found(counts, lr=0.02, held_out=0.05)[0] < 1.05 * earlier
 
 
 @pytest.mark.cluster
@@ -109,35 +101,27 @@ def test_more_epochs_are_advised_where_the_last_one_is_kept(kept: int, advises: 
     assert any("more epochs may give a better object" in text for text in words) is advises
 
 
-def planned(folder: Path, photons: float | None, **parts: Any) -> str:
-    """The plan for a scan of so many photons a pattern."""
-    simulated = SimulatedScan(raster=(4, 4), pattern=32, step=3.0, photons=photons)
-    write_scan(str(folder / "scan.zarr"), simulated.scan, simulated)
-    places = {"input": {"path": str(folder / "scan.zarr")}, "output": {"path": str(folder / "result.cxi")}}
-    (folder / "job.yaml").write_text(json.dumps({"version": 1, "job": "ptychography", **places, **parts}))
-    done = CliRunner().invoke(app, ["plan", str(folder / "job.yaml")])
-    assert done.exit_code == 0
-    return " ".join(done.output.split())
+RATES: list[tuple[float | None, str, dict[str, Any], str, bool]] = [
+    (100, "amplitude_mse", {}, "0.01", True),
+    (100, "poisson_nll", {}, "0.02", True),
+    (100, "poisson_nll", {"held_out": 0}, "0.005", False),  # small steps where no pixel is held out
+    (1e5, "amplitude_mse", {}, "0.02", False),
+    (1e5, "poisson_nll", {}, "0.005", False),
+    (None, "amplitude_mse", {}, "0.02", False),
+]
 
 
-@pytest.mark.parametrize(
-    ("photons", "loss", "rate", "holds_out"),
-    [
-        (100, "amplitude_mse", "0.01", True),
-        (100, "poisson_nll", "0.02", True),
-        (1e5, "amplitude_mse", "0.02", False),
-        (1e5, "poisson_nll", "0.005", False),
-        (None, "amplitude_mse", "0.02", False),
-    ],
-)
+@pytest.mark.parametrize(("photons", "loss", "parts", "rate", "holds_out"), RATES)
 def test_the_rate_and_the_pixels_held_out_follow_from_loss_and_counts(
-    tmp_path: Path, photons: float | None, loss: str, rate: str, holds_out: bool
+    tmp_path: Path, photons: float | None, loss: str, parts: dict[str, Any], rate: str, holds_out: bool
 ) -> None:
-    said = planned(tmp_path, photons, model={"loss": loss})
+    simulated = SimulatedScan(raster=(4, 4), pattern=32, step=3.0, photons=photons)
+    write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
+    places = {"input": {"path": str(tmp_path / "scan.zarr")}, "output": {"path": str(tmp_path / "result.cxi")}}
+    whole = {"version": 1, "job": "ptychography", **places, "model": {"loss": loss}, **parts}
+    (tmp_path / "job.yaml").write_text(json.dumps(whole))
+    done = CliRunner().invoke(app, ["plan", str(tmp_path / "job.yaml")])
+    assert done.exit_code == 0
+    said = " ".join(done.output.split())
     assert f"150 epochs of adam, lr {rate}," in said
     assert ("5% of the pixels of each pattern are held out" in said) is holds_out
-
-
-def test_the_likelihood_of_few_counts_takes_small_steps_where_no_pixel_is_held_out(tmp_path: Path) -> None:
-    said = planned(tmp_path, 100, model={"loss": "poisson_nll"}, held_out=0)
-    assert "150 epochs of adam, lr 0.005," in said

@@ -138,12 +138,14 @@ def test_the_plan_lists_images_and_failures(config: Path) -> None:
 
 def test_paths_are_those_of_images_and_not_of_outputs(config: Path) -> None:
     """Outputs may lie beside the images, or behind a link; brackets in the name of a folder are no pattern."""
-    place = config.parent / "exp [2024]"
-    place.mkdir()
+    job = load_denoising(config, ["input.path=scans/a.npy"])
+    assert (job.output.path, job.input.sides["mask"]) == (
+        f"{config.parent}/clean/a.zarr",
+        f"{config.parent}/masks/a.npy",
+    )
+    (place := config.parent / "exp [2024]").mkdir()
     for name in ("scans", "masks", "clean", "job.yaml"):
         (config.parent / name).rename(place / name)
-    job = load_denoising(place / "job.yaml", ["input.path=scans/a.npy"])
-    assert (job.output.path, job.input.sides["mask"]) == (f"{place}/clean/a.zarr", f"{place}/masks/a.npy")
     with pytest.raises(InputError, match=r"scans/x\.npy does not exist"):
         load_denoising(place / "job.yaml", ["input.path=scans/x.npy"])
     (place / "linked").symlink_to(place / "scans")

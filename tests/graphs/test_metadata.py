@@ -51,20 +51,17 @@ def gaussian(source: Path, output: Path, **parts: Any) -> Any:
     return job_of(source, output, "gaussian", {"sigma": 1}, **parts)
 
 
-@pytest.mark.parametrize(
-    ("series", "place", "advice"),
-    [
-        (("0", "1"), "folder", r"Write the path of one, such as (?P<path>.*)\.$"),
-        (("0", "1"), "zip", r"Write dataset: one of (?P<dataset>[^,]*), .*"),
-        (("A/1/0", "B/2/0"), "zip", r"Write dataset: one of (?P<dataset>[^,]*), .*"),
-    ],
-)
+DATASET = r"Write dataset: one of (?P<dataset>[^,]*), .*"
+ROOTS = [("0 1", "folder", r"Write the path of one, such as (?P<path>.*)\.$"), ("0 1", "zip", DATASET)]
+
+
+@pytest.mark.parametrize(("series", "place", "advice"), [*ROOTS, ("A/1/0 B/2/0", "zip", DATASET)])
 def test_the_advice_for_a_root_of_several_images_keeps_sizes_and_channels(
-    tmp_path: Path, series: tuple[str, ...], place: str, advice: str
+    tmp_path: Path, series: str, place: str, advice: str
 ) -> None:
     root = tmp_path / "root.zarr"
     zarr.create_group(root, attributes={"ome": {"version": "0.5", "bioformats2raw.layout": 3}})
-    for name in series:
+    for name in series.split():
         zarr.create_group(root, path=name)
         ome_zarr(root / name, noisy_image((1, 64, 48), "uint16"), "cyx", omero={"channels": [CHANNEL]})
     source = root if place == "folder" else Path(shutil.make_archive(str(tmp_path / "a"), "zip", root))
@@ -72,29 +69,29 @@ def test_the_advice_for_a_root_of_several_images_keeps_sizes_and_channels(
         make_plan(gaussian(source, tmp_path / "out.zarr"))
     found = re.search(advice, str(refused.value))
     assert found, refused.value
-    given = found.groupdict()
-    chosen = {"dataset": given["dataset"]} if "dataset" in given else {}
-    group = output_of(gaussian(Path(given.get("path", source)), tmp_path / "out.zarr", input=chosen))
+    chosen = found.groupdict()
+    group = output_of(gaussian(Path(chosen.pop("path", source)), tmp_path / "out.zarr", input=chosen))
     ome: Any = group.attrs["ome"]
     assert ome["omero"]["channels"] == [CHANNEL]
     assert ome["multiscales"][0]["name"] == "cells"
     assert ome["multiscales"][0]["datasets"][0]["coordinateTransformations"][0]["scale"] == [2, 2, 2]
 
 
+def described(group: zarr.Group) -> tuple[str, list[str | None], list[float]]:
+    """The axes of a valid OME-Zarr, their units, and the steps of its finest level."""
+    multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
+    kinds = {"t": "time", "c": "channel"}
+    assert [axis.type for axis in multiscale.axes] == [kinds.get(axis.name, "space") for axis in multiscale.axes]
+    scale: Any = multiscale.datasets[0].coordinateTransformations[0]
+    return "".join(axis.name for axis in multiscale.axes), [axis.unit for axis in multiscale.axes], list(scale.scale)
+
+
 def test_an_ome_tiff_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
     words: Any = {"axes": "TCYX", "PhysicalSizeX": 0.1, "PhysicalSizeXUnit": "µm", "TimeIncrement": 3}
     source = tmp_path / "in.ome.tif"
     tifffile.imwrite(source, noisy_image((2, 3, 64, 48), "uint16"), ome=True, metadata=words)
-    group = output_of(gaussian(source, tmp_path / "o.zarr"))
-    multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
-    assert [(axis.name, axis.type, axis.unit) for axis in multiscale.axes] == [
-        ("t", "time", "second"),
-        ("c", "channel", None),
-        ("y", "space", None),
-        ("x", "space", "micrometer"),
-    ]
-    steps = multiscale.datasets[0].coordinateTransformations
-    assert [list(step.scale) for step in steps] == [[3.0, 1.0, 1.0, 0.1]]
+    found = described(output_of(gaussian(source, tmp_path / "o.zarr")))
+    assert found == ("tcyx", ["second", None, None, "micrometer"], [3.0, 1.0, 1.0, 0.1])
 
 
 PACKING: dict[str, Any] = {"scale_factor": 0.01, "add_offset": 273.15, "units": "K", "standard_name": "air_temperature"}
@@ -131,15 +128,15 @@ def microscope_tiff(folder: Path, axes: str, shape: tuple[int, ...], **options: 
     return path, pixels
 
 
+ORDERS = [
+    ("YXS", (64, 48, 3), (2, 0, 1)),
+    ("ZCYX", (4, 2, 64, 48), (1, 0, 2, 3)),
+    ("TZCYX", (2, 3, 2, 40, 48), (0, 2, 1, 3, 4)),
+]
+
+
 @pytest.mark.parametrize("options", [{}, {"tile": (32, 32), "compression": "zlib"}], ids=["mapped", "packed"])
-@pytest.mark.parametrize(
-    ("axes", "shape", "order"),
-    [
-        ("YXS", (64, 48, 3), (2, 0, 1)),
-        ("ZCYX", (4, 2, 64, 48), (1, 0, 2, 3)),
-        ("TZCYX", (2, 3, 2, 40, 48), (0, 2, 1, 3, 4)),
-    ],
-)
+@pytest.mark.parametrize(("axes", "shape", "order"), ORDERS)
 def test_the_axes_of_an_ome_tiff_are_put_in_the_order_of_ome_zarr(
     tmp_path: Path, axes: str, shape: tuple[int, ...], order: tuple[int, ...], options: dict[str, Any]
 ) -> None:
@@ -151,10 +148,8 @@ def test_the_axes_of_an_ome_tiff_are_put_in_the_order_of_ome_zarr(
     part = (slice(1, 2), *[slice(None)] * (wanted.ndim - 3), slice(5, 40), slice(7, 33))
     assert np.array_equal(source[part], wanted[part])
     assert open_source(path, axes=letters).shape == shape, "as they lie, where they are named"
-    job = gaussian(path, tmp_path / "o.zarr")
-    multiscale = Image.from_zarr(output_of(job)).ome_attributes.multiscales[0]
-    assert [axis.name for axis in multiscale.axes] == list(source.axes)
-    assert list(multiscale.datasets[0].coordinateTransformations[0].scale)[-1] == 0.5
+    axes, _, scale = described(output_of(gaussian(path, tmp_path / "o.zarr")))
+    assert (axes, scale[-1]) == ("".join(source.axes), 0.5)
 
 
 def test_an_ome_tiff_whose_axes_ome_zarr_cannot_hold_becomes_a_plain_zarr(tmp_path: Path) -> None:
@@ -168,14 +163,11 @@ def test_an_ome_tiff_whose_axes_ome_zarr_cannot_hold_becomes_a_plain_zarr(tmp_pa
     assert (again.axes, again.scale, again.units) == (plan.layout.axes, plan.layout.scale, plan.layout.units)
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [None, 3, {"scale": [1, 2]}, {"scale": [1, "a"], "units": [None] * 2}, {"scale": [0, 1], "units": [None] * 2}],
-)
-def test_attributes_that_are_not_ours_are_left_alone(tmp_path: Path, kept: Any) -> None:
-    array = zarr.create_array(tmp_path / "a.zarr", shape=(4, 6), dtype="uint8")
-    array.attrs["halotile"] = kept
-    assert open_source(tmp_path / "a.zarr").scale == (1.0, 1.0)
+def test_attributes_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
+    array, units = zarr.create_array(tmp_path / "a.zarr", shape=(4, 6), dtype="uint8"), [None] * 2
+    for kept in (None, 3, {"scale": [1, 2]}, {"scale": [1, "a"], "units": units}, {"scale": [0, 1], "units": units}):
+        array.attrs["halotile"] = kept  # type: ignore[assignment]
+        assert open_source(tmp_path / "a.zarr").scale == (1.0, 1.0)
 
 
 def test_name_place_and_channels_of_an_ome_zarr_are_kept(tmp_path: Path) -> None:
@@ -187,14 +179,6 @@ def test_name_place_and_channels_of_an_ome_zarr_are_kept(tmp_path: Path) -> None
     ome: Any = group.attrs["ome"]
     assert len(Omero.model_validate(ome["omero"]).channels) == 2
     assert ome["omero"]["channels"][1]["label"] == "GFP"
-
-
-def test_finer_pixels_have_their_centres_elsewhere(tmp_path: Path) -> None:
-    source = ome_zarr(tmp_path / "in.zarr", noisy_image((64, 48)), "yx")
-    options = {"import": "tests.networks:doubler", "scale": 2}
-    plan = make_plan(job_of(source, tmp_path / "o.zarr", "torch", options))
-    # A pixel of 2 around 1 goes from 0 to 2; its halves lie around 0.5 and 1.5.
-    assert (plan.layout.scale, plan.layout.translation) == ((1.0, 1.0), (0.5, 0.5))
 
 
 GEOKEYS = (1, 1, 0, 4, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 32632, 3076, 0, 1, 9001)
@@ -228,13 +212,16 @@ def test_a_georeference_is_kept_from_a_geotiff_to_a_cloud_optimized_one(tmp_path
     assert (last[:9, :9] == 7).all()
 
 
-def test_a_georeference_has_the_pixels_of_a_larger_image(tmp_path: Path) -> None:
+def test_finer_pixels_have_their_centres_and_georeference_elsewhere(tmp_path: Path) -> None:
+    source, doubler = ome_zarr(tmp_path / "in.zarr", noisy_image((64, 48)), "yx"), {"import": "tests.networks:doubler"}
+    layout = make_plan(job_of(source, tmp_path / "o.zarr", "torch", doubler | {"scale": 2})).layout
+    # A pixel of 2 around 1 goes from 0 to 2; its halves lie around 0.5 and 1.5.
+    assert (layout.scale, layout.translation) == ((1.0, 1.0), (0.5, 0.5))
     tifffile.imwrite(tmp_path / "a.tif", noisy_image((64, 48)), extratags=GEOTIFF[:3])
-    options = {"import": "tests.networks:doubler", "scale": 2}
-    plan = make_plan(job_of(tmp_path / "a.tif", tmp_path / "o.zarr", "torch", options))
-    assert plan.layout.georeference is not None
-    assert plan.layout.georeference.transform == (5, 0, 500_000, 0, -5, 5_000_000)
-    assert (plan.layout.scale, plan.layout.units) == ((5, 5), ("meter", "meter"))
+    layout = make_plan(job_of(tmp_path / "a.tif", tmp_path / "o.zarr", "torch", doubler | {"scale": 2})).layout
+    assert layout.georeference is not None
+    assert layout.georeference.transform == (5, 0, 500_000, 0, -5, 5_000_000)
+    assert (layout.scale, layout.units) == ((5, 5), ("meter", "meter"))
 
 
 def test_names_of_channels_that_are_no_longer_there_are_left_out(tmp_path: Path) -> None:
@@ -283,13 +270,9 @@ def test_a_czi_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
             file.write(data=plane[..., None], plane={"C": c, "Z": z})
         names = {0: "DAPI", 1: "GFP"}
         file.write_metadata(channel_names=names, scale_x=1e-7, scale_y=1e-7, scale_z=3e-7)
-    image = Image.from_zarr(output_of(gaussian(tmp_path / "a.czi", tmp_path / "o.zarr")))
-    multiscale, omero = image.ome_attributes.multiscales[0], image.ome_attributes.omero
-    assert [(axis.name, axis.unit) for axis in multiscale.axes] == [
-        ("c", None),
-        ("z", "micrometer"),
-        ("y", "micrometer"),
-        ("x", "micrometer"),
-    ]
-    np.testing.assert_allclose(multiscale.datasets[0].coordinateTransformations[0].scale, [1.0, 0.3, 0.1, 0.1])
-    assert [channel.label for channel in Omero.model_validate(omero).channels] == ["DAPI", "GFP"]
+    group = output_of(gaussian(tmp_path / "a.czi", tmp_path / "o.zarr"))
+    axes, units, scale = described(group)
+    assert (axes, units) == ("czyx", [None, "micrometer", "micrometer", "micrometer"])
+    np.testing.assert_allclose(scale, [1.0, 0.3, 0.1, 0.1])
+    channels = Omero.model_validate(Image.from_zarr(group).ome_attributes.omero).channels
+    assert [channel.label for channel in channels] == ["DAPI", "GFP"]
