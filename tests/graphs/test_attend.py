@@ -14,18 +14,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import numpy as np
 import pytest
 
-import halotile
 from halotile.errors import DamagedData, OutputInUse, Stopped
 from halotile.graphs import waiting
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
-from halotile.graphs.kinds.sections import Output
-from halotile.graphs.plans.plan import make_plan
-from halotile.graphs.runs import claim, driver
+from halotile.graphs.runs import claim
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import status_of
 from halotile.graphs.submission import DRAIN_AT, SILENCE_SECONDS, Submission, attend, check_not_waiting, submission_in
@@ -35,7 +29,6 @@ from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
 from halotile.storage.run_directory.locks import WorkerLock
 from tests.cases import thorough
 from tests.faults import Scene
-from tests.support import write_zarr
 
 MakeRun = Callable[[float], RunDirectory]
 NOTHING = Progress("start", 0, 0, 3, 0, 0, 0.0)
@@ -175,37 +168,7 @@ def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
             attend(made, lambda *_: scene.run())
     assert requested == (["7"] if number == signal.SIGUSR1 else [])
     assert BatchFiles(made).failure() is None
-
-
-def measured(folder: Path) -> Reconstruction:
-    """A small image, whose measurement is there already."""
-    pixels = np.ones((40, 40), "float32")
-    blur = halotile.measurement("blur", write_zarr(folder / "y.zarr", pixels), kernel=[[0.5, 0.5]])
-    reference = str(write_zarr(folder / "truth.zarr", pixels))
-    return Reconstruction(output=Output(path=str(folder / "x.zarr")), operators=(blur,), reference=reference)
-
-
-KINDS: list[tuple[str, signal.Signals, Callable[[Path], Any]]] = [
-    ("denoise", signal.SIGTERM, lambda folder: Scene.create(folder).job()),
-    ("reconstruct", signal.SIGUSR1, measured),
-    ("simulate", signal.SIGTERM, lambda folder: simulation_of(measured(folder), NoiseChoice(), overwrite=True)),
-]
-"""A job of each kind; that of a simulation writes the measurement anew."""
-
-
-@pytest.mark.parametrize(("kind", "number", "job"), KINDS)
-def test_every_kind_of_run_hears_signals_while_it_waits(
-    kind: str, number: signal.Signals, job: Any, tmp_path: Path, signals_while_waiting: list[signal.Signals]
-) -> None:
-    plan = make_plan(job(tmp_path))
-    output = Path(str(plan.output))
-    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
-    signals_while_waiting.append(number)
-    with RunDirectory(plan.run_directory).lock(), pytest.raises(Stopped, match="in use") as stopped:
-        driver.run(plan)
-    assert stopped.value.requested_by == number.name
-    assert output.exists() == (kind == "simulate")
-    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+    assert not scene.output.exists()
 
 
 def test_a_submission_that_cannot_be_understood_is_damaged(run: MakeRun) -> None:

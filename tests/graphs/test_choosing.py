@@ -25,7 +25,7 @@ from halotile.tasks.noise.noise_correlation import noise_correlation
 from halotile.tasks.noise.photon_noise import PhotonNoise
 from halotile.tasks.noise.quality import faint_detail, unbiased_risk, without_outliers
 from halotile.tasks.noise.quiet_windows import fit_noise, windows_of
-from tests.benchmarks.choosing import NOISES, Row, images, losses, rows_of
+from tests.benchmarks.choosing import NOISES, images
 from tests.cases import all_of, thorough
 from tests.graphs.holed import scene, with_tag
 from tests.support import job_of, run_inline, work_of, write_zarr
@@ -77,18 +77,6 @@ def test_a_crop_with_holes_has_the_bits_of_a_run(tmp_path: Path, name: str, valu
     assert np.isfinite(found.best.error)
 
 
-@pytest.mark.parametrize("model", ["gaussian", thorough("poisson-gaussian")])
-def test_a_crop_of_one_plane_has_the_bits_of_a_run(tmp_path: Path, model: str) -> None:
-    rng = np.random.default_rng(0)
-    counts = np.stack([3.0 * rng.poisson(retina()[::4, ::4, c][30:330, 30:330] / 4.0) + 50 for c in (0, 1)])
-    source = write_zarr(tmp_path / "a.zarr", counts.astype("uint16"), axes="cyx")
-    job = job_of(source, tmp_path / "o.zarr", "tv", CASES["tv"], noise={"model": model})
-    found = only(job, {"c": 1}, Region((60, 70), (130, 160)))
-    np.testing.assert_array_equal(found.best.denoised[0], run_inline(job)[1, 60:130, 70:160])
-    assert found.score == "PURE"
-    assert 0.8 < found.best.statistics.ratio < 1.1
-
-
 COLOURS: dict[str, Any] = {"import": "tests.networks:convolutions", "options": {"channels": 3}, "channels": [3, 3]}
 STACKS: list[Any] = [
     ("zyx", "tv", {"strength": 1.0, "sigma": "auto", "iterations": 5}, "float32"),
@@ -97,6 +85,7 @@ STACKS: list[Any] = [
     ("yxc", "tv", {"strength": 1.0, "sigma": "auto"}, "uint8"),
     thorough("qyx", "torch", {"import": "tests.networks:unet"}, ">f4"),
     ("cyx", "gaussian", {"sigma": 1.0}, "float16"),
+    ("cyx", "tv", {"strength": 1.0, "sigma": "auto"}, "uint16"),  # with photon noise
 ]
 
 
@@ -111,6 +100,7 @@ def test_a_crop_of_a_stack_or_volume_has_the_bits_of_a_run(
         "input": {"axes": axes} if axis != "q" else {},
         "tile": {"axes": "zyx"} if axis == "z" else {},
     }
+    parts["noise"] = {"model": "poisson-gaussian", "gain": 2.0} if dtype == "uint16" else {}
     job = job_of(tmp_path / "a.npy", tmp_path / "o.zarr", name, options, **parts)
     result = run_inline(job)  # c before y and x, as OME-Zarr has it
     for index in (0, 2):
@@ -190,7 +180,7 @@ SCORES = [
     ("tv", "SURE", "gaussian"),
     thorough("nlm", "SURE", "gaussian"),
     ("tv", "PURE", "poisson-gaussian"),
-    thorough("tv", "PURE", "gaussian"),  # the image shows it
+    ("tv", "PURE", "gaussian"),  # the image shows it
 ]
 
 
@@ -335,14 +325,6 @@ def test_white_noise_is_not_taken_for_correlated_noise() -> None:
     known = [*images().values(), *(image() / 255 for image in (camera, moon, coins, clock, cell))]
     found = [noise_correlation([noise.draw(image, 1).astype(float)]) for image in known for noise in NOISES]
     assert sum(each is not None and each.is_clear for each in found) <= 0.02 * len(found)
-
-
-def test_estimates_are_close_to_the_truth_and_suggestions_to_the_best() -> None:
-    """A few of the rows that ``make bench ARGS=choosing`` measures."""
-    noises = [noise for noise in NOISES if noise.name in ("gaussian 0.1", "20 photons")]
-    rows: list[Row] = list(rows_of(noises, names=("camera",), denoisers=("tv", "gaussian")))
-    assert np.mean([row.is_close for row in rows]) >= 0.95
-    assert max(losses(rows)) < 0.3
 
 
 @pytest.mark.parametrize("photons", [0, 20])

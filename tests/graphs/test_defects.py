@@ -132,15 +132,6 @@ def test_kept_defects_have_their_own_values(tmp_path: Path, how: str) -> None:
     assert (np.abs(replaced - hot.astype(float))[is_defect] > 50).all()
 
 
-def test_a_hot_value_is_no_hole(tmp_path: Path) -> None:
-    hot = scene()
-    hot[np.arange(10, 200, 10), np.arange(10, 200, 10)] = 65535
-    for wanted in ("none", "auto"):
-        notes = "\n".join(planned(tmp_path, "hot", hot, input={"defects": wanted}).notes)
-        assert "stand out of the noise alone" in notes
-        assert "nodata" not in notes
-
-
 def test_only_the_defects_of_a_path_are_replaced(tmp_path: Path) -> None:
     pixels, mask = scene(), np.zeros((220, 230), np.uint8)
     mask[50, 60] = 1

@@ -9,8 +9,6 @@ import re
 import resource
 import subprocess
 import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +32,7 @@ from halotile.graphs.runs import records
 from halotile.graphs.runs.claim import kept_of
 from halotile.graphs.runs.records import damaged_blocks, image_digest
 from halotile.graphs.waiting import no_report
-from halotile.storage.grid import Grid, Region
+from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.layout import MOST_FILES
 from halotile.storage.sharded.output import Layout, create_output
@@ -323,22 +321,3 @@ def test_checks_take_as_many_threads_as_there_are_cores_and_memory_for(
     assert list(damaged_blocks(tmp_path / "a.zarr", layout, layout.grid, thorough=thorough)) == []
     image_digest(tmp_path / "a.zarr", layout, layout.grid)
     assert counts == [count, 4]
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_threads_are_asked_once_a_look_waits(waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_work: set[int] = set()
-
-    def look(*_: object, **__: object) -> list[str]:
-        at_work.add(threading.get_ident())
-        time.sleep(0.002)
-        return ["a problem"]
-
-    monkeypatch.setattr(records, "cores_here", lambda: 4)
-    monkeypatch.setattr(records, "check_block", look)
-    monkeypatch.setattr(records, "WAITING_SECONDS", 0.0 if waits else 60.0)
-    grid = Grid((64, 64), (8, 8), ((0, 0), (0, 0)))
-    found = [number for number, _ in damaged_blocks(tmp_path, PLAIN, grid, thorough=False)]
-    assert found == list(range(64))
-    assert threading.get_ident() in at_work
-    assert (len(at_work) > 1) is waits

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import imagecodecs
 import numpy as np
 import pytest
 import tifffile
@@ -243,20 +242,6 @@ def test_a_mask_becomes_numbers_between_0_and_1(tmp_path: Path) -> None:
     run_inline(gaussian(write_zarr(tmp_path / "f.zarr", mask.astype("float32")), tmp_path / "p.zarr"))
     np.testing.assert_array_equal(plain, read_zarr(tmp_path / "p.zarr"))
     assert 0 <= plain.min() < 0.4 < 0.6 < plain.max() <= 1 + 1e-6
-
-
-@pytest.mark.parametrize("samples", [1, 3, 4])
-def test_a_png_is_denoised_to_the_bits_of_the_same_tiff(tmp_path: Path, samples: int) -> None:
-    pixels = noisy_image((150, 130, samples), "uint16")
-    pixels = pixels[..., 0] if samples == 1 else pixels
-    (tmp_path / "a.png").write_bytes(imagecodecs.png_encode(np.ascontiguousarray(pixels)))
-    colours: Any = {"photometric": "rgb"} if samples > 2 else {}
-    tifffile.imwrite(tmp_path / "a.tif", pixels, **colours)
-    png, tiff = (
-        run_inline(gaussian(tmp_path / name, tmp_path / f"{name}.zarr", shard=64)) for name in ("a.png", "a.tif")
-    )
-    assert png.shape == (pixels if samples == 1 else np.moveaxis(pixels, -1, 0)).shape
-    np.testing.assert_array_equal(png, tiff)
 
 
 def test_a_czi_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
