@@ -30,12 +30,14 @@ from halotile.storage.run_directory.locks import WorkerLock
 from tests.cases import thorough
 from tests.faults import Scene
 
+Patch = pytest.MonkeyPatch
+
 MakeRun = Callable[[float], RunDirectory]
 NOTHING = Progress("start", 0, 0, 3, 0, 0, 0.0)
 
 
 @pytest.fixture
-def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def requested(monkeypatch: Patch) -> list[str]:
     """The jobs that are requeued."""
     numbers: list[str] = []
     monkeypatch.setattr(BatchSystem, "requeue", lambda _, job: numbers.append(job))
@@ -58,9 +60,7 @@ def run(tmp_path: Path) -> MakeRun:
     return make
 
 
-def test_a_driver_sends_itself_the_signal_that_its_batch_system_does_not(
-    run: MakeRun, requested: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_sends_itself_a_signal(run: MakeRun, requested: list[str], monkeypatch: Patch) -> None:
     made = run(60)
     monkeypatch.setenv(DRAIN_AT, str(int(time.time()) + 3))
 
@@ -109,8 +109,8 @@ def test_an_output_that_is_held_is_asked_for_again_for_a_while(
     assert failure is not None or BatchFiles(made).failure() is None
 
 
-def test_locks_are_waited_for_in_batch_jobs_and_the_log_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_locks_are_waited_for_in_batch_jobs(
+    tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     patience = {name: patience_seconds(0.5, {name: "7"}) for name in (*waiting.BATCH_JOB, "HOME")}
     assert patience == dict.fromkeys(waiting.BATCH_JOB, waiting.LEASE_SECONDS) | {"HOME": 0.5}
@@ -132,7 +132,7 @@ def _tear(number: int, _: FrameType | None) -> NoReturn:
 
 
 @pytest.fixture
-def signals_while_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[signal.Signals]]:
+def signals_while_waiting(monkeypatch: Patch) -> Iterator[list[signal.Signals]]:
     """The signal that comes while the command waits for a lock, as long as a batch job does."""
     requested: list[signal.Signals] = []
     monkeypatch.setattr(waiting, "SECONDS", 0.05)
@@ -179,9 +179,7 @@ def test_a_submission_that_cannot_be_understood_is_damaged(run: MakeRun) -> None
     check_not_waiting(directory)
 
 
-def test_a_job_that_begins_before_its_number_is_stored_keeps_the_number(
-    run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_begins_before_its_number_is_stored(run: MakeRun, monkeypatch: Patch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     files = BatchFiles(made := run(1))
     submitting = replace(submission_in(made), system="sge", number="")

@@ -22,6 +22,8 @@ from halotile.graphs.runs.driver import run
 from tests.graphs.distributing import image, kernel
 from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, write_zarr
 
+Patch = pytest.MonkeyPatch
+
 pytestmark = pytest.mark.cluster
 
 
@@ -105,7 +107,7 @@ def devices_as_they_are() -> None:
 
 
 def test_none_crosses_in_a_denoising_run_on_cards_and_its_bits_are_the_same(
-    cluster: RunningCluster, tensors: Tensors, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cluster: RunningCluster, tensors: Tensors, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     for module in (needs, gpu_detection):
         monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0",)))

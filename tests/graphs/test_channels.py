@@ -24,6 +24,8 @@ from halotile.graphs.runs.driver import run
 from halotile.tasks.denoisers.tv import TotalVariation
 from tests.support import Image, dncnn_weights, job_of, load_denoising, noisy_image, read_zarr, run_inline, write_zarr
 
+Patch = pytest.MonkeyPatch
+
 NAMES = ["DAPI", "GFP", "FISH", "Cy5"]
 
 
@@ -249,9 +251,7 @@ def test_a_network_beside_filters_has_its_own_tiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_a_run_goes_on_with_what_it_estimated(
-    tmp_path: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_keeps_what_it_estimated(tmp_path: Path, cluster: RunningCluster, monkeypatch: Patch) -> None:
     photons = np.linspace(5, 200, 80) * np.ones((4, 96, 80))
     pixels = (10 * np.random.default_rng(0).poisson(photons) + 100).astype("uint16")
     case = Case({**TV, "strength": {"DAPI": 0.5, "GFP": 1.0, "FISH": 2.0}}, {"Cy5": NONE}, [])

@@ -28,6 +28,8 @@ from halotile.graphs.rules.keys import build, faults_in, keys_of
 from halotile.graphs.rules.values import COMMON, check_job, credentials_in
 from halotile.graphs.runs import driver
 
+Patch = pytest.MonkeyPatch
+
 
 def job(section: str, part: Any) -> Denoising:
     parts: dict[str, Any] = {"input": Input(path="a.npy"), "output": Output(path="b.zarr")} | {section: part}
@@ -113,9 +115,7 @@ CALLS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_call_with_a_wrong_argument_starts_nothing_and_a_tilde_is_the_home_in_every_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_call_starts_nothing_and_a_tilde_is_the_home(tmp_path: Path, monkeypatch: Patch) -> None:
     plans: list[Any] = []
     monkeypatch.setattr(driver, "run", lambda plan, **_: plans.append(plan))
     monkeypatch.setenv("HOME", str(tmp_path))

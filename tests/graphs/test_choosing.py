@@ -90,9 +90,7 @@ STACKS: list[Any] = [
 
 
 @pytest.mark.parametrize(("axes", "name", "options", "dtype"), STACKS)
-def test_a_crop_of_a_stack_or_volume_has_the_bits_of_a_run(
-    tmp_path: Path, axes: str, name: str, options: dict[str, Any], dtype: str
-) -> None:
+def test_crops_of_stacks_are_exact(tmp_path: Path, axes: str, name: str, options: dict[str, Any], dtype: str) -> None:
     axis, scale, crop = axes.strip("yx"), 200 if np.dtype(dtype).kind == "u" else 1, Region((13, 29), (60, 90))
     planes = np.stack([noisy_retina(sigma, 96)[1] for sigma in (0.05, 0.1, 0.2)], axis=axes.index(axis))
     np.save(tmp_path / "a.npy", (planes.clip(0, 1) * scale).astype(dtype))
@@ -404,9 +402,7 @@ def test_settings_of_equal_errors_make_no_advice(
 
 
 @pytest.mark.parametrize("values", [None, (0.0, 255.0)])
-def test_a_level_in_the_job_is_that_by_which_settings_are_judged(
-    tmp_path: Path, values: tuple[float, float] | None
-) -> None:
+def test_settings_are_judged_by_the_level_of_the_job(tmp_path: Path, values: tuple[float, float] | None) -> None:
     noisy, width = (camera()[:128, :128] + 20 * NOISE[:128, :128]).astype("f4"), values[1] if values else 1.0
     source, wanted = write_zarr(tmp_path / "a.zarr", noisy), {"range": values} if values else {}
 

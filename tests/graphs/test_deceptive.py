@@ -26,6 +26,8 @@ from tests import deceptive
 from tests.cases import thorough
 from tests.support import dncnn_weights, job_of, noisy_image, run_inline, work_of, write_zarr
 
+Patch = pytest.MonkeyPatch
+
 MODULE = "tests.deceptive"
 KNOWN: dict[str, Any] = {"receptive_field": 70, "alignment": 1}
 LARGE, SMALL = (1300, 1100), (300, 250)
@@ -109,9 +111,7 @@ def scene() -> NDArray[np.float32]:
     return pixels + 0.03 * np.random.default_rng(0).standard_normal(pixels.shape).astype(np.float32)
 
 
-def test_what_only_the_image_itself_shows_is_refused_and_pixels_that_a_function_takes_out_are_not(
-    tmp_path: Path,
-) -> None:
+def test_what_only_the_image_itself_shows_is_refused(tmp_path: Path) -> None:
     """The threshold of the gate lies between places of this image, in its own units, and beyond any image of a trial."""
     sources = [write_zarr(tmp_path / f"{scale}.zarr", scale * scene(), chunk=256) for scale in (1, 100)]
     options = [
@@ -125,7 +125,7 @@ def test_what_only_the_image_itself_shows_is_refused_and_pixels_that_a_function_
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Denoising:
+def kept(tmp_path: Path, monkeypatch: Patch) -> Denoising:
     """A job whose trials are kept in a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_zarr(tmp_path / "in.zarr", noisy_image((140, 130)))
@@ -158,9 +158,7 @@ class Looking(nn.Module):
 
 
 @pytest.mark.usefixtures("kept")
-def test_what_a_network_reads_again_or_finds_in_the_environment_is_in_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_network_reads_or_finds_is_in_the_key(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "looking_networks.py").write_text(LOOKING)
     named = {"import": "looking_networks:Looking", "options": {"note": 300 * "a"}}  # no file has such a name
     made = replace(job_of(tmp_path / "in.zarr", tmp_path / "out.zarr", "torch", named), import_folder=str(tmp_path))
@@ -175,7 +173,7 @@ def test_what_a_network_reads_again_or_finds_in_the_environment_is_in_the_key(
         assert bool((tmp_path / "calls").read_text()) == is_called
 
 
-def test_a_stored_answer_takes_no_process(kept: Denoising, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_answer_takes_no_process(kept: Denoising, monkeypatch: Patch) -> None:
     tried: list[str] = []
 
     def bounded(call: Callable[[], Any], title: str, *_: Any, **__: Any) -> Any:

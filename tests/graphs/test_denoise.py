@@ -24,6 +24,8 @@ from halotile.graphs.watching.progress import Progress
 from tests.faults import run_python
 from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, run_inline, write_zarr
 
+Patch = pytest.MonkeyPatch
+
 pytestmark = pytest.mark.cluster
 
 
@@ -75,7 +77,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("denoiser", "arguments", "words"), REFUSED)
 def test_a_call_that_cannot_be_is_refused(
-    monkeypatch: pytest.MonkeyPatch, denoiser: Any, arguments: dict[str, Any], words: str, tmp_path: Path
+    monkeypatch: Patch, denoiser: Any, arguments: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     source = write_zarr(tmp_path / "in.zarr", noisy_image((64, 64)))
@@ -92,9 +94,7 @@ def test_every_error_is_the_fitting_builtin_and_survives_pickling() -> None:
         assert str(back) == "what, why, what instead"
 
 
-def test_a_relative_path_is_kept_whole_so_that_a_run_goes_on_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_is_kept_whole(tmp_path: Path, monkeypatch: Patch) -> None:
     write_zarr(tmp_path / "in.zarr", noisy_image((64, 64)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("halotile.graphs.runs.driver.run", lambda plan, **_: plan.documents.asked)
@@ -103,9 +103,7 @@ def test_a_relative_path_is_kept_whole_so_that_a_run_goes_on_from_any_folder(
     assert job["output"]["path"] == str(tmp_path / "out.zarr")
 
 
-def test_an_option_that_is_named_like_an_argument_is_given_in_a_mapping(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_named_like_arguments_are_in_a_mapping(tmp_path: Path, monkeypatch: Patch) -> None:
     jobs: list[Any] = []
     monkeypatch.setattr(call, "run_call", lambda job, *_, **__: jobs.append(job))
     section = {"name": "dncnn", "weights": tmp_path / "w.safetensors", "depth": 9}
@@ -118,7 +116,7 @@ def test_an_option_that_is_named_like_an_argument_is_given_in_a_mapping(
     assert section["name"] == "dncnn"
 
 
-def test_an_open_client_serves_a_call(tmp_path: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_client_serves_a_call(tmp_path: Path, cluster: RunningCluster, monkeypatch: Patch) -> None:
     monkeypatch.setattr(local, "start", None)  # no second cluster
     source = write_zarr(tmp_path / "in.zarr", noisy_image((60, 50)))
     outcome = halotile.denoise(source, tmp_path / "out.zarr", "median", size=3, cluster=cluster.client)
@@ -126,9 +124,7 @@ def test_an_open_client_serves_a_call(tmp_path: Path, cluster: RunningCluster, m
     assert cluster.client.status == "running"
 
 
-def test_a_second_cluster_beside_an_open_client_is_told(
-    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_cluster_beside_a_client_is_told(cluster: RunningCluster, monkeypatch: Patch) -> None:
     monkeypatch.delenv(ADDRESS, raising=False)
     with cluster.client.as_current():
         with pytest.warns(UserWarning, match=r"beside those of the Client that is open\. Write cluster=client"):

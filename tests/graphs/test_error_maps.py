@@ -33,6 +33,8 @@ from tests.faults import REPOSITORY
 from tests.graphs.sampling import computed, journalled, killed, same
 from tests.support import read_zarr, work_of
 
+Patch = pytest.MonkeyPatch
+
 Pixels = NDArray[Any]
 SIGMA = 20.0
 IMAGES = {"camera": np.s_[100:292, 150:342], "coins": np.s_[50:242, 50:242], "moon": np.s_[150:342, 150:342]}
@@ -114,9 +116,7 @@ ALIKE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", ALIKE, ids=["tv", "median", "periodic", "photons", "defects"])
-def test_the_image_has_the_bits_of_a_denoising_job_and_no_block_or_tile_changes_a_bit(
-    folder: Path, changes: dict[str, Any]
-) -> None:
+def test_images_have_the_bits_of_a_denoising_job_in_any_blocks(folder: Path, changes: dict[str, Any]) -> None:
     job = job_in(folder, **changes)
     tile = changes.get("tile", {})
     one = computed(job)
@@ -153,7 +153,7 @@ def test_holes_stay_and_have_no_error(tmp_path: Path, value: float) -> None:
 
 
 def test_workers_and_a_kill_change_no_bit(
-    folder: Path, tmp_path: Path, whole: tuple[Pixels, ...], cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, whole: tuple[Pixels, ...], cluster: RunningCluster, monkeypatch: Patch
 ) -> None:
     place: dict[str, Any] = {"output": tmp_path / "m.zarr", "std": tmp_path / "s.zarr"}
     halotile.samples(folder / "y.zarr", denoiser=TV, posterior={"count": 3}, cluster=cluster.client, **place)
@@ -202,7 +202,7 @@ def test_the_factor_is_reported_and_left_out_on_request(folder: Path, whole: tup
     assert rows["calibration"].startswith(f"{about['factor']:.3g} from SURE, applied; ")
 
 
-def test_the_plan_tells_how_much_the_factor_depends_on_the_noise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_tells_how_much_the_factor_depends_on_the_noise(folder: Path, monkeypatch: Patch) -> None:
     plans = (make_plan(job_in(folder, **MEDIAN, noise=NoiseModel(read_sigma=k * SIGMA))) for k in (1, 1.02))
     usual, stronger = (work_of(plan).also[0].layout.attributes["posterior"] for plan in plans)
     assert stronger["factor"] == pytest.approx(usual["factor_if_noise_is_2_percent_stronger"], rel=0.03)

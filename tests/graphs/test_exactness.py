@@ -104,9 +104,7 @@ def test_channels_last_pictures_keep_their_axis_order_in_a_bare_array(
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("name", "workers"), [("tv", 2), ("dncnn", 2), ("dncnn", 4), thorough("dncnn", 1)])
-def test_any_number_of_workers_gives_the_same_bits(
-    name: str, workers: int, cluster: RunningCluster, tmp_path: Path
-) -> None:
+def test_any_workers_give_the_same_bits(name: str, workers: int, cluster: RunningCluster, tmp_path: Path) -> None:
     pixels, options = noisy_image((401, 330)), options_of(name, tmp_path)
     source = write_zarr(tmp_path / "in.zarr", pixels)
     job = job_of(source, tmp_path / "out.zarr", name, options, run={"workers": workers})

@@ -33,7 +33,10 @@ from tests.cases import thorough
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
 from tests.support import work_of
 
+Patch = pytest.MonkeyPatch
+
 pytestmark = pytest.mark.cluster
+Check = Callable[[], None]
 
 PACE = 0.08
 
@@ -58,7 +61,7 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_killed_workers_are_replaced_and_the_run_goes_on(scene: Scene, check_whole: Callable[[], None]) -> None:
+def test_killed_workers_are_replaced_and_the_run_goes_on(scene: Scene, check_whole: Check) -> None:
     with running(scene) as driver:
         for kills in (1, 1, 2):
             enough = len(scene.seen()) + 3
@@ -86,7 +89,7 @@ def test_workers_that_die_again_and_again_are_replaced_each_time(scene: Scene) -
 
 
 def test_a_second_run_is_refused_at_once_and_a_killed_driver_loses_nothing_that_was_journalled(
-    scene: Scene, cluster: RunningCluster, check_resumes: Callable[[], None]
+    scene: Scene, cluster: RunningCluster, check_resumes: Check
 ) -> None:
     with running(scene) as driver:
         scene.set_pace(0.5)  # the first has to be there still
@@ -104,7 +107,7 @@ def test_a_second_run_is_refused_at_once_and_a_killed_driver_loses_nothing_that_
 
 
 def test_a_driver_waits_for_workers_of_an_earlier_one_and_gives_up_with_a_text(
-    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, cluster: RunningCluster, monkeypatch: Patch
 ) -> None:
     scene.directory.create()
     scene.directory.job_path.write_text("{}")
@@ -128,9 +131,7 @@ def test_a_driver_waits_for_workers_of_an_earlier_one_and_gives_up_with_a_text(
     assert scene.journalled() == set(range(BLOCKS))
 
 
-def test_a_worker_of_a_driver_that_is_gone_may_not_write_and_a_task_of_a_forgotten_job_holds_no_worker_up(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_of_a_driver_that_is_gone_may_not_write(scene: Scene, monkeypatch: Patch) -> None:
     with scene.directory.lock():
         gone = scene.directory.driver()
     with scene.directory.lock(), pytest.raises(OutputRefused, match="this worker belongs to process"):
@@ -174,7 +175,7 @@ def test_workers_that_die_while_they_load_a_job_leave_no_traceback_and_the_other
 
 
 def test_a_run_that_breaks_off_is_waited_out_where_the_cluster_lives_on(
-    scene: Scene, cluster: RunningCluster, check_resumes: Callable[[], None]
+    scene: Scene, cluster: RunningCluster, check_resumes: Check
 ) -> None:
     def break_off(progress: Progress) -> None:
         if progress.done > 5:
@@ -190,9 +191,7 @@ def test_a_run_that_breaks_off_is_waited_out_where_the_cluster_lives_on(
     check_resumes()
 
 
-def test_a_scheduler_that_is_gone_is_started_anew(
-    scene: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_scheduler_is_started_anew(scene: Scene, check_whole: Check, monkeypatch: Patch) -> None:
     started: list[RunningCluster] = []
     start = local.start
 
@@ -223,7 +222,7 @@ def test_a_scheduler_that_is_gone_is_started_anew(
     check_whole()
 
 
-def test_a_worker_that_hangs_is_ended_with_its_cluster(scene: Scene, check_whole: Callable[[], None]) -> None:
+def test_a_worker_that_hangs_is_ended_with_its_cluster(scene: Scene, check_whole: Check) -> None:
     scene.make_trouble("hang", 9)
     scene.set_pace(0.02)
     outcome = scene.run(stall_seconds=3, workers=2)
@@ -236,7 +235,7 @@ def test_a_worker_that_hangs_is_ended_with_its_cluster(scene: Scene, check_whole
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", thorough("SIGUSR1"), thorough("SIGHUP")])
-def test_a_signal_drains_the_run(scene: Scene, check_resumes: Callable[[], None], name: str) -> None:
+def test_a_signal_drains_the_run(scene: Scene, check_resumes: Check, name: str) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # heeded also where all of this was started by nohup
     try:
         with running(scene) as driver:
@@ -273,7 +272,7 @@ def test_a_drain_ends_with_the_blocks_at_hand_and_keeps_them(scene: Scene, pace:
     assert scene.journalled() == set(scene.seen())
 
 
-def test_a_drain_does_not_wait_for_workers_that_do_not_come_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_does_not_wait_for_workers_that_do_not_come_back(scene: Scene, monkeypatch: Patch) -> None:
     for block in range(BLOCKS):
         scene.make_trouble("die", block)
     requested: list[float] = []
@@ -290,9 +289,7 @@ def test_a_drain_does_not_wait_for_workers_that_do_not_come_back(scene: Scene, m
 
 
 @pytest.mark.parametrize("send", [thorough(os.kill), os.killpg], ids=["the driver", "every process"])
-def test_a_signal_while_the_cluster_starts_stops_the_run_before_its_first_block(
-    scene: Scene, send: Callable[[int, int], None]
-) -> None:
+def test_a_signal_while_the_cluster_starts_stops_the_run(scene: Scene, send: Callable[[int, int], None]) -> None:
     driver = scene.start()
     until(lambda: scene.status().get("state") == "running")
     send(driver.pid, signal.SIGTERM)
@@ -302,9 +299,7 @@ def test_a_signal_while_the_cluster_starts_stops_the_run_before_its_first_block(
 
 
 @pytest.mark.parametrize("presses", [1, thorough(3)])
-def test_ctrl_c_ends_every_process_and_keeps_the_journal(
-    scene: Scene, check_resumes: Callable[[], None], presses: int
-) -> None:
+def test_ctrl_c_ends_all_and_keeps_the_journal(scene: Scene, check_resumes: Check, presses: int) -> None:
     with running(scene) as driver:
         workers = scene.workers()
         for _ in range(presses):

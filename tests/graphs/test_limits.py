@@ -42,6 +42,8 @@ from tests.cases import all_of, thorough
 from tests.storage.outputs import PLAIN, written
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
+Patch = pytest.MonkeyPatch
+
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone keeps to it, and has /proc")
 MIB, GIB = 2**20, 2**30
 
@@ -249,9 +251,7 @@ NOTED: list[Any] = [
 
 
 @pytest.mark.parametrize(("planes", "edge", "memory", "note"), NOTED)
-def test_more_files_than_automatic_shards_keep_to_are_noted(
-    planes: int, edge: int, memory: str, note: str | None, tmp_path: Path
-) -> None:
+def test_many_files_are_noted(planes: int, edge: int, memory: str, note: str | None, tmp_path: Path) -> None:
     stored: Any = {"chunks": (1, 64, 64), "dimension_names": ["t", "y", "x"]}
     source = unwritten(tmp_path, (planes, edge, edge), "uint16", **stored)
     found = [said for said in planned(source, memory).notes if " files and " in said]
@@ -263,9 +263,7 @@ def test_more_files_than_automatic_shards_keep_to_are_noted(
 
 
 @pytest.mark.parametrize(("total", "free"), [(10**6, 35), (10**6, 36), (0, 0)])
-def test_more_files_than_a_file_system_has_room_for_are_refused(
-    total: int, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_without_room_are_refused(total: int, free: int, tmp_path: Path, monkeypatch: Patch) -> None:
     """btrfs, which does not count, has none and none free. The file system stands still: others write to the real one meanwhile."""
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3}, shard=64, chunk=64)
@@ -305,7 +303,7 @@ SHARD_BYTES = 8 * 8 * 2
     [(100 * SHARD_BYTES, True, 4), (3 * SHARD_BYTES - 1, True, 2), (SHARD_BYTES - 1, True, 1), (1, False, 4)],
 )
 def test_checks_take_as_many_threads_as_there_are_cores_and_memory_for(
-    held: int, thorough: bool, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    held: int, thorough: bool, count: int, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     counts: list[int] = []
 

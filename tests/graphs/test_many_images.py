@@ -33,6 +33,8 @@ from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from tests.support import load_denoising, noisy_image, read_zarr, run_inline
 
+Patch = pytest.MonkeyPatch
+
 CONFIG = """\
 version: 1
 job: denoise
@@ -59,7 +61,7 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def starts(monkeypatch: pytest.MonkeyPatch, cluster: RunningCluster) -> list[Order]:
+def starts(monkeypatch: Patch, cluster: RunningCluster) -> list[Order]:
     """The orders of local clusters, which are given the one that runs."""
     orders: list[Order] = []
 
@@ -78,9 +80,7 @@ def command(*words: Any) -> tuple[int, str, str]:
 
 
 @pytest.mark.cluster
-def test_each_image_is_as_by_itself_a_bad_one_is_named_and_the_same_command_does_what_is_left(
-    config: Path, starts: list[Order]
-) -> None:
+def test_each_image_is_as_by_itself_and_a_bad_one_is_named(config: Path, starts: list[Order]) -> None:
     code, out, told = command("run", config)
     assert (code, len(starts)) == (exits.QUARANTINED, 1)
     assert "2 of 3" in out
@@ -173,7 +173,7 @@ def test_a_pattern_that_cannot_be_is_refused(
         (use or (lambda job: job))(load_denoising(config, [change]))
 
 
-def test_disk_is_reckoned_for_all_together(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_is_reckoned_for_all_together(config: Path, monkeypatch: Patch) -> None:
     (config.parent / "scans/none.npy").unlink()
     many = plan_many(jobs_of(load_denoising(config)), make_plan)
     one = max(plan.output_bytes for plan in many.plans.values())
@@ -198,9 +198,7 @@ def test_a_shared_cluster_is_started_once_and_again_after_its_loss() -> None:
 
 
 @pytest.mark.cluster
-def test_every_image_that_was_denoised_too_much_is_named(
-    config: Path, starts: list[Order], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_denoised_too_much_are_named(config: Path, starts: list[Order], monkeypatch: Patch) -> None:
     waves = np.sin(np.arange(300) / 4 + np.arange(300)[:, None] / 9)
     for name in ("a", "b.c"):
         np.save(config.parent / f"scans/{name}.npy", (waves + noisy_image((300, 300))).astype("float32"))
@@ -299,7 +297,7 @@ def test_an_image_with_other_channels_is_named_in_the_plan(tmp_path: Path) -> No
 
 @pytest.mark.cluster
 def test_of_very_many_images_some_are_planned_and_the_others_when_their_turn_comes(
-    config: Path, starts: list[Order], monkeypatch: pytest.MonkeyPatch
+    config: Path, starts: list[Order], monkeypatch: Patch
 ) -> None:
     for number in range(5):
         shutil.copyfile(config.parent / "scans/a.npy", config.parent / f"scans/d{number}.npy")
