@@ -157,6 +157,10 @@ def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
 ) -> None:
     made, scene = run(60), Scene.create(tmp_path)
     signals_while_waiting.append(number)
+
+    def go(*_: object) -> None:
+        scene.run()
+
     with ExitStack() as held:
         if holder == "driver":
             held.enter_context(scene.directory.lock())
@@ -165,7 +169,7 @@ def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
             (lock := WorkerLock(scene.directory.path)).hold()
             held.callback(lock.release)
         with pytest.raises(Stopped, match=message):
-            attend(made, lambda *_: scene.run())
+            attend(made, go)
     assert requested == (["7"] if number == signal.SIGUSR1 else [])
     assert BatchFiles(made).failure() is None
     assert not scene.output.exists()

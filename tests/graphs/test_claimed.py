@@ -151,16 +151,15 @@ def write_in_place(scene: Scene) -> None:
             file.write(b"other bytes")
 
 
+INPUT = [
+    (rewrite, "was written to"),
+    thorough(write_in_place, "was written to"),
+    thorough(lambda scene: shutil.rmtree(scene.source), "was moved, removed or damaged"),
+]
+
+
 @pytest.mark.parametrize("looks", [False, thorough(True)], ids=["at the end", "on the way"])
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (rewrite, "was written to"),
-        thorough(write_in_place, "was written to"),
-        thorough(lambda scene: shutil.rmtree(scene.source), "was moved, removed or damaged"),
-    ],
-    ids=["rewritten", "in place", "removed"],
-)
+@pytest.mark.parametrize(("change", "words"), INPUT, ids=["rewritten", "in place", "removed"])
 def test_a_run_whose_input_is_changed_keeps_only_blocks_of_the_old_one(
     scene: Scene,
     cluster: RunningCluster,
@@ -243,7 +242,7 @@ class Hiccup:
 
 
 @pytest.mark.parametrize("name", all_of(ASKING, thorough=["directory", "metadata"]))
-def test_what_the_system_does_not_tell_for_a_while_ends_no_run_and_what_it_never_tells_ends_it_in_its_own_words(
+def test_what_the_system_does_not_tell_for_a_while_ends_no_run_and_for_ever_ends_it(
     scene: Scene, cluster: RunningCluster, check_whole: Check, monkeypatch: Patch, name: str
 ) -> None:
     scene.set_pace(0.02)

@@ -114,7 +114,7 @@ def scene() -> NDArray[np.float32]:
 def test_what_only_the_image_itself_shows_is_refused(tmp_path: Path) -> None:
     """The threshold of the gate lies between places of this image, in its own units, and beyond any image of a trial."""
     sources = [write_zarr(tmp_path / f"{scale}.zarr", scale * scene(), chunk=256) for scale in (1, 100)]
-    options = [
+    options: list[tuple[str, Path, dict[str, Any]]] = [
         ("function", sources[0], {"import": f"{MODULE}:connected", "depth": 8}),
         ("torch", sources[1], {"import": f"{MODULE}:Gated", "options": {"below": 30.0}}),
     ]

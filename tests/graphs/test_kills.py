@@ -234,23 +234,32 @@ def test_a_worker_that_hangs_is_ended_with_its_cluster(scene: Scene, check_whole
     check_whole()
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", thorough("SIGUSR1"), thorough("SIGHUP")])
-def test_a_signal_drains_the_run(scene: Scene, check_resumes: Check, name: str) -> None:
+ENDS = [("SIGTERM", 1, "stopped on SIGTERM"), thorough("SIGUSR1", 1, "stopped on SIGUSR1")]
+ENDS += [thorough("SIGHUP", 1, "stopped on SIGHUP"), ("SIGINT", 1, "resume"), thorough("SIGINT", 3, "resume")]
+
+
+@pytest.mark.parametrize(("name", "count", "words"), ENDS)
+def test_a_signal_ends_every_process_and_keeps_what_is_done(
+    scene: Scene, check_resumes: Check, name: str, count: int, words: str
+) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # heeded also where all of this was started by nohup
     try:
         with running(scene) as driver:
-            # To the workers too, but for what is for the driver alone.
-            (os.kill if name == "SIGUSR1" else os.killpg)(driver.pid, signal.Signals[name])
-            said, _ = driver.communicate(timeout=30)
-            until(lambda: not members(driver.pid), seconds=5)
+            workers = scene.workers()
+            for _ in range(count):  # to the workers too, but for what is for the driver alone
+                (os.kill if name == "SIGUSR1" else os.killpg)(driver.pid, signal.Signals[name])
+                time.sleep(0.05)
+            # Ctrl-C: 10 s where a press tears what closes.
+            said, _ = driver.communicate(timeout=8 if name == "SIGINT" else 30)
+            until(lambda: not members(driver.pid) and not any(map(is_alive, workers)), seconds=5)
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert driver.returncode == 75, said
-    assert f"stopped on {name}" in said
+    assert driver.returncode == (130 if name == "SIGINT" else 75), said
+    assert words in said
     assert "Traceback" not in said
     status = scene.status()
     assert (status["state"], status["done"]) == ("stopped", len(scene.journalled()))
-    assert name in status["reason"]
+    assert name == "SIGINT" or name in status["reason"]
     assert 6 <= len(scene.journalled()) < BLOCKS
     check_resumes()
 
@@ -296,19 +305,3 @@ def test_a_signal_while_the_cluster_starts_stops_the_run(scene: Scene, send: Cal
     said, _ = driver.communicate(timeout=60)
     assert driver.returncode == 75, said
     assert scene.seen() == []
-
-
-@pytest.mark.parametrize("presses", [1, thorough(3)])
-def test_ctrl_c_ends_all_and_keeps_the_journal(scene: Scene, check_resumes: Check, presses: int) -> None:
-    with running(scene) as driver:
-        workers = scene.workers()
-        for _ in range(presses):
-            os.killpg(driver.pid, signal.SIGINT)
-            time.sleep(0.05)
-        said, _ = driver.communicate(timeout=8)  # 10 s where a press tears what closes
-        until(lambda: not members(driver.pid) and not any(map(is_alive, workers)), seconds=5)
-    assert driver.returncode == 130, said
-    assert "run again to resume" in said
-    assert "Traceback" not in said
-    assert scene.status()["state"] == "stopped"
-    check_resumes()

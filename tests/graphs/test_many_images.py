@@ -211,7 +211,7 @@ def test_images_denoised_too_much_are_named(config: Path, starts: list[Order], m
     text = "the residual, what was taken away, holds structure of the image"
     assert [line.split(": ")[1:3] for line in warnings] == [[name, text] for name in ("a.npy", "b.c.npy")]
     assert (code, out.count("   1 of 2 images; --json lists all\n")) == (exits.QUARANTINED, 2)
-    assert [" of the noise level" in line for line in out.splitlines() if ".npy: " in line] == [True, False]
+    assert sum(" of the noise level" in line for line in out.splitlines() if ".npy: " in line) == 1
     assert f"look at it   recon-cli preview {config.parent}/clean/a.zarr a.png" in out
     assert "above, for 2 images: a.npy and 1 more\n" in out
     code, out, told = command("run", config, *words, "--set", "output.overwrite=true", "--quiet", "--json")
@@ -256,7 +256,8 @@ def test_status_opens_images_as_the_job_does_and_says_which_pixels_are_damaged(c
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    code, out, _ = command("status", config, "--set", "input.path=scans/*")
+    config.write_text(CONFIG.replace("scans/*.npy", "scans/*"))
+    code, out, _ = command("status", config)
     assert (code, "2 not begun, 2 cannot be read" in out) == (exits.OK, True)
     assert "p.png: cannot be read: the pixels from" in out
     assert "none.npy: cannot be read: a file that begins with" in out

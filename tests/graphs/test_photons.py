@@ -268,7 +268,7 @@ def test_an_estimate_is_written_out_and_a_resumed_run_keeps_its_noise(tmp_path: 
     source = open_source(tmp_path / "in.zarr")
     image = JobImage(job=job, original=source, source=source, roles=Roles(("y", "x"), (0, 1), None))
 
-    def gain_of(model: Any, **before: Any) -> float | None:
+    def gain_of(model: Any, **before: Any) -> Any:
         previous = {"identity": {"noise": {**own, **before} if before else None}}
         begun = replace(image, job=replace(job, noise=NoiseModel(model=model)), previous=previous)
         found = choose_photon_noise(begun, TotalVariation(**AUTO["tv"]), None)
