@@ -243,24 +243,24 @@ class Hiccup:
 
 @pytest.mark.parametrize("name", all_of(ASKING, thorough=["directory", "metadata"]))
 def test_what_the_system_does_not_tell_for_a_while_ends_no_run_and_for_ever_ends_it(
-    scene: Scene, cluster: RunningCluster, check_whole: Check, monkeypatch: Patch, name: str
+    scene: Scene, cluster: RunningCluster, check_whole: Check, check_resumes: Check, monkeypatch: Patch, name: str
 ) -> None:
     scene.set_pace(0.02)
+    with monkeypatch.context() as patched:
+        patched.setattr(held_output, "LOOK_SECONDS", 0.1)
+        hiccup = Hiccup(patched, name, times=5)
+        scene.run(cluster, observer=after(8, scene, hiccup.begin))
+    assert not hiccup.left
+    assert sorted(scene.seen()) == list(range(BLOCKS)), "no block is done again"
+    check_whole()
     with monkeypatch.context() as patched:
         patched.setattr(held_output, "SILENT_SECONDS", 0.0)
         hiccup = Hiccup(patched, name, times=math.inf)
         with pytest.raises(InputUnreadable, match=r"\.zarr.*Stale file handle.*network.*run again"):
-            scene.run(cluster, observer=after(8, scene, hiccup.begin))
+            scene.run(cluster, fresh=True, observer=after(8, scene, hiccup.begin))
     assert scene.status()["state"] == "failed"
-    done = scene.journalled()
-    assert len(done) >= 8, "nothing is known against what is done"
-    monkeypatch.setattr(held_output, "LOOK_SECONDS", 0.1)
-    hiccup = Hiccup(monkeypatch, name, times=5)
-    scene.forget()
-    scene.run(cluster, observer=after(len(done), scene, hiccup.begin))
-    assert not hiccup.left
-    assert sorted(scene.seen()) == sorted(set(range(BLOCKS)) - done), "no block is done again"
-    check_whole()
+    assert len(scene.journalled()) >= 8, "nothing is known against what is done"
+    check_resumes()
 
 
 def test_slow_looks_are_seldom(scene: Scene, cluster: RunningCluster, monkeypatch: Patch) -> None:
@@ -338,8 +338,8 @@ def test_a_bad_block_is_named_and_the_others_are_done(
     (event,) = scene.events("bad block")
     assert (event["block"], event["index"]) == (19, [2, 3])
     assert len(scene.events("retry")) == 1
-    assert Counter(scene.seen())[19] == 2
     if kind == "raise":
+        assert Counter(scene.seen())[19] == 2
         assert 'raise ValueError(f"poisoned by {file.name}")' in event["traceback"]
     cause.unlink()
     check_resumes()
