@@ -215,7 +215,7 @@ def test_images_denoised_too_much_are_named(config: Path, starts: list[Order], m
     assert f"look at it   recon-cli preview {config.parent}/clean/a.zarr a.png" in out
     assert "above, for 2 images: a.npy and 1 more\n" in out
     code, out, told = command("run", config, *words, "--set", "output.overwrite=true", "--quiet", "--json")
-    assert (code, len(json.loads(out)["images"])) == (exits.QUARANTINED, 4)
+    assert (code, len(json.loads(out)["images"])) == (exits.QUARANTINED, 2)
     assert [line for line in told.splitlines() if line.startswith("warning: ")] == warnings
 
 

@@ -44,6 +44,9 @@ def true_counts(peak: float) -> Image:
     return counts
 
 
+PART = np.s_[100:400, 100:400]
+
+
 def counted(counts: Image, seed: int = 0) -> Image:
     return np.random.default_rng(seed).poisson(counts).astype(np.float32)
 
@@ -78,7 +81,7 @@ def denoised(folder: Path, pixels: Image, name: str, noise: dict[str, Any], **pa
     ],
 )
 def test_counts_come_out_better_and_unbiased(tmp_path: Path, name: str, peak: int, least: float) -> None:
-    truth = true_counts(peak)
+    truth = true_counts(peak)[PART] if name == "tv" and peak != 20 else true_counts(peak)
     pixels, found = counted(truth), []
     for noise in ({}, GIVEN, PHOTONS):
         result = denoised(tmp_path, pixels, name, noise, options=AUTO)
@@ -94,9 +97,9 @@ def test_counts_come_out_better_and_unbiased(tmp_path: Path, name: str, peak: in
 
 @pytest.mark.parametrize("name", ["tv", thorough("nlm")])
 def test_an_offset_and_read_noise_are_taken_into_account(tmp_path: Path, name: str) -> None:
-    truth = 100 + 2 * true_counts(40)
-    read = 4 * np.random.default_rng(1).standard_normal(truth.shape)
-    pixels = (100 + 2 * counted(true_counts(40)) + read).astype(np.float32)
+    photons = true_counts(40)[PART] if name == "tv" else true_counts(40)
+    truth, read = 100 + 2 * photons, 4 * np.random.default_rng(1).standard_normal(photons.shape)
+    pixels = (100 + 2 * counted(photons) + read).astype(np.float32)
     plain = decibels(denoised(tmp_path, pixels, name, {}, options=AUTO), truth, 80)
     for noise in (PHOTONS | {"gain": 2.0, "offset": 100.0, "read_sigma": 4.0}, PHOTONS):
         result = denoised(tmp_path, pixels, name, noise, options=AUTO)
@@ -134,7 +137,7 @@ def test_tiles_give_the_bits_of_the_whole_image_and_a_hole_reaches_no_other_pixe
 
 @pytest.mark.parametrize("name", all_of(AUTO, thorough=["tv", "nlm"]))
 def test_each_plane_has_the_bits_that_it_has_alone(tmp_path: Path, name: str) -> None:
-    counts = true_counts(50)[:, 100:]
+    counts = true_counts(50)[100:450, 100:]
     planes = np.stack([counted(counts), 3 * counted(counts, 1) + 10]).astype(np.float32)
     together = denoised(tmp_path, planes, name, PHOTONS, tile={"size": 128})
     for number, plane in enumerate(planes):
@@ -144,14 +147,14 @@ def test_each_plane_has_the_bits_that_it_has_alone(tmp_path: Path, name: str) ->
 
 @pytest.mark.cluster
 def test_workers_give_the_bits_of_one_process(cluster: RunningCluster, tmp_path: Path) -> None:
-    whole = denoised(tmp_path, counted(true_counts(20)), "tv", PHOTONS, tile={"size": 512})
+    whole = denoised(tmp_path, counted(true_counts(20)[PART]), "tv", PHOTONS, tile={"size": 512})
     job = job_on(tmp_path, "tv", PHOTONS, tile={"size": 90})
     run(make_plan(replace(job, output=Output(path=str(tmp_path / "w.zarr"), shard=128, chunk=32))), cluster=cluster)
     assert np.array_equal(read_zarr(tmp_path / "w.zarr"), whole)
 
 
 def test_integers_in_the_units_of_the_file(tmp_path: Path) -> None:
-    pixels = counted(true_counts(100))
+    pixels = counted(true_counts(100)[PART])
     floats = denoised(tmp_path, pixels, "tv", GIVEN)
     exact = denoised(tmp_path, pixels.astype(np.uint16), "tv", GIVEN, input={"range": (0.0, 1000.0)})
     assert np.abs(exact - floats).max() <= 0.01
