@@ -18,18 +18,7 @@ import numpy as np
 import pytest
 import zarr
 
-from halotile.errors import (
-    BlockFailed,
-    BlockInputFailed,
-    ConfigError,
-    DamagedData,
-    HalotileError,
-    InputError,
-    InputUnreadable,
-    OutputRefused,
-    ResumeRefused,
-    Stopped,
-)
+from halotile import errors
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise import image as job_image
 from halotile.graphs.plans.plan import make_plan
@@ -88,25 +77,25 @@ def swap(scene: Scene) -> None:
     other.write_bytes(kept)
 
 
-OUTPUT: dict[str, tuple[Change, type[HalotileError], str]] = {
+OUTPUT: dict[str, tuple[Change, type[errors.HalotileError], str]] = {
     "moved": (
         lambda scene: scene.output.rename(scene.folder / "elsewhere"),
-        OutputRefused,
+        errors.OutputRefused,
         r"was moved or removed.*Put it back and run again",
     ),
-    "removed": (remove, OutputRefused, "was moved or removed.*--fresh"),
-    "replaced": (replace, OutputRefused, "no longer the directory that the run began to write"),
+    "removed": (remove, errors.OutputRefused, "was moved or removed.*--fresh"),
+    "replaced": (replace, errors.OutputRefused, "no longer the directory that the run began to write"),
     "without metadata": (
         lambda scene: (scene.output / "zarr.json").unlink(),
-        OutputRefused,
+        errors.OutputRefused,
         "metadata of .* were changed or removed.*verify .* --repair",
     ),
     "without a shard": (
         lambda scene: next((scene.output / "c").glob("0/[0-9]")).unlink(),
-        DamagedData,
+        errors.DamagedData,
         "shards of 1 block were changed or removed.*run again",
     ),
-    "with two shards swapped": (swap, DamagedData, "shards of 2 blocks were changed or removed.*run again"),
+    "with two shards swapped": (swap, errors.DamagedData, "shards of 2 blocks were changed or removed.*run again"),
 }
 
 
@@ -126,7 +115,7 @@ def test_a_run_whose_output_is_changed_does_not_finish(
         shutil.rmtree(scene.output, ignore_errors=True)
         aside.rename(scene.output)
     if name == "without metadata":
-        with pytest.raises(OutputRefused, match=r"verify .*clean\.zarr --repair --allow-import"):
+        with pytest.raises(errors.OutputRefused, match=r"verify .*clean\.zarr --repair --allow-import"):
             scene.run(cluster)
         verify(scene.output, job=scene.job(), repair=True)
     else:
@@ -174,7 +163,7 @@ def test_a_run_whose_input_is_changed_keeps_only_blocks_of_the_old_one(
         monkeypatch.setattr(held_output, "LOOK_SHARE", 0.5)
     shutil.copytree(scene.source, scene.folder / "backup")
     scene.set_pace(0.05)
-    with pytest.raises(InputError, match=rf"noisy\.zarr {words} while the run read it.*--fresh") as ended:
+    with pytest.raises(errors.InputError, match=rf"noisy\.zarr {words} while the run read it.*--fresh") as ended:
         scene.run(cluster, observer=after(24, scene, change), on_bad_block="quarantine", retries=0)
     kept = scene.journalled()
     assert len(kept) >= (8 if looks else 0)
@@ -186,7 +175,7 @@ def test_a_run_whose_input_is_changed_keeps_only_blocks_of_the_old_one(
         assert np.array_equal(pixels[here], truth(image())[here])
     scene.set_pace(0)
     if scene.source.exists():
-        with pytest.raises(HalotileError):
+        with pytest.raises(errors.HalotileError):
             scene.run(cluster)
         shutil.rmtree(scene.source)
     (scene.folder / "backup").rename(scene.source)
@@ -200,7 +189,7 @@ def test_blocks_that_may_be_of_either_input_are_told_where_there_are_any(scene: 
     with claim(plan) as held:
         held.held[0].journal.mark(dict.fromkeys(range(done), b"some"))
         rewrite(scene)
-        with pytest.raises(InputError, match=r"No block was done before that.* Put it back") as ended:
+        with pytest.raises(errors.InputError, match=r"No block was done before that.* Put it back") as ended:
             held.check()
     assert ("2 blocks (0-1) were done since" in str(ended.value)) == (done == 2)
     assert ("may be of either" in str(ended.value)) == (done == 2)
@@ -210,7 +199,7 @@ def test_a_side_input_is_looked_after_as_well(scene: Scene, cluster: RunningClus
     mask = write_zarr(scene.folder / "mask.zarr", np.ones(image().shape, "uint8"))
     scene.set_pace(0.02)
     parts, touch = {"input": {"sides": {"mask": str(mask)}}}, lambda _: os.utime(mask / "c" / "0" / "0")
-    with pytest.raises(InputError, match=r"mask\.zarr was written to"):
+    with pytest.raises(errors.InputError, match=r"mask\.zarr was written to"):
         scene.run(cluster, parts=parts, observer=after(8, scene, touch))
 
 
@@ -256,7 +245,7 @@ def test_what_the_system_does_not_tell_for_a_while_ends_no_run_and_for_ever_ends
     with monkeypatch.context() as patched:
         patched.setattr(held_output, "SILENT_SECONDS", 0.0)
         hiccup = Hiccup(patched, name, times=math.inf)
-        with pytest.raises(InputUnreadable, match=r"\.zarr.*Stale file handle.*network.*run again"):
+        with pytest.raises(errors.InputUnreadable, match=r"\.zarr.*Stale file handle.*network.*run again"):
             scene.run(cluster, fresh=True, observer=after(8, scene, hiccup.begin))
     assert scene.status()["state"] == "failed"
     assert len(scene.journalled()) >= 8, "nothing is known against what is done"
@@ -295,7 +284,7 @@ def test_a_run_that_is_stopped_while_it_checks_has_not_finished(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(signals, "TWICE_SECONDS", -1.0)
-    with pytest.raises(Stopped, match="stopped on SIGTERM while the blocks that are done were checked"):
+    with pytest.raises(errors.Stopped, match="stopped on SIGTERM while the blocks that are done were checked"):
         scene.run(cluster, observer=after(due, scene, press))
     assert scene.status()["state"] == ("finished" if checks == "when it goes on" else "stopped")
     assert scene.run(cluster).done == BLOCKS
@@ -327,7 +316,7 @@ def test_a_bad_block_is_named_and_the_others_are_done(
     scene: Scene, cluster: RunningCluster, check_resumes: Check, kind: str, words: str
 ) -> None:
     cause = scene.make_trouble(kind, 19)
-    with pytest.raises(BlockFailed, match="1 of 64 blocks failed after 1 retry;") as failed:
+    with pytest.raises(errors.BlockFailed, match="1 of 64 blocks failed after 1 retry;") as failed:
         scene.run(cluster, retries=1)
     assert r"block 19 (index (2, 3), region (64, 96)–(96, 128))" in str(failed.value)
     assert "distributed" not in str(failed.value)
@@ -383,7 +372,9 @@ def test_a_flaky_block_is_tried_again(scene: Scene, cluster: RunningCluster, che
 def test_a_nan_of_the_input_fails_its_block_or_stays(scene: Scene, cluster: RunningCluster) -> None:
     put_nan(scene, 19)
     where = r"rows 64–95, columns 96–127; the first is at row 69, column 103"
-    with pytest.raises(BlockInputFailed, match=rf"block 19 .*the input holds NaN or infinity in {where}") as failed:
+    with pytest.raises(
+        errors.BlockInputFailed, match=rf"block 19 .*the input holds NaN or infinity in {where}"
+    ) as failed:
         scene.run(cluster, on_nan="fail")
     failed.match("1 of 64 blocks failed for its input")
     failed.match("Run again with run.on_nan: propagate to do only these. Once the image is repaired.*--same-input")
@@ -400,7 +391,7 @@ def test_a_bad_side_input_is_told_once_and_is_what_has_to_be_mended(scene: Scene
     values[:, :BLOCK] = np.nan
     mask = write_zarr(scene.folder / "mask.zarr", values)
     parts = {"input": {"sides": {"mask": str(mask)}}}
-    with pytest.raises(BlockInputFailed, match="8 of 64 blocks failed for their input") as failed:
+    with pytest.raises(errors.BlockInputFailed, match="8 of 64 blocks failed for their input") as failed:
         scene.run(cluster, parts=parts)
     assert str(failed.value).count("the side input mask holds NaN or infinity in rows ") == 1
     failed.match(r"\nand 7 more for input\.sides\.mask\n.*Once input\.sides\.mask is repaired, run with --same-input")
@@ -411,10 +402,10 @@ def test_a_bad_side_input_is_told_once_and_is_what_has_to_be_mended(scene: Scene
 def test_a_nan_becomes_no_integer(scene: Scene, cluster: RunningCluster, monkeypatch: Patch) -> None:
     put_nan(scene, 19)
     parts = {"output": {"dtype": "uint16"}}
-    with pytest.raises(ConfigError, match=r"output\.dtype is uint16, which cannot hold the NaN"):
+    with pytest.raises(errors.ConfigError, match=r"output\.dtype is uint16, which cannot hold the NaN"):
         scene.run(cluster, parts=parts)
     monkeypatch.setattr(job_image, "_squares", lambda *_: [Region((0, 0), (BLOCK, BLOCK))])
-    with pytest.raises(BlockFailed, match=r"block 19 .*a pixel is NaN, and the output is uint16"):
+    with pytest.raises(errors.BlockFailed, match=r"block 19 .*a pixel is NaN, and the output is uint16"):
         scene.run(cluster, parts=parts)
     assert scene.journalled() == others(19)
 
@@ -423,12 +414,14 @@ def test_a_damaged_input_names_the_block_and_the_file(scene: Scene, cluster: Run
     chunk = scene.source / "c" / "1" / "1"
     content = chunk.read_bytes()
     chunk.write_bytes(content[: len(content) // 2])
-    with pytest.raises(BlockInputFailed, match=r"4 of 64 blocks failed after 0 retries") as failed:
+    with pytest.raises(errors.BlockInputFailed, match=r"4 of 64 blocks failed after 0 retries") as failed:
         scene.run(cluster, retries=0)
     failed.match("Once the image is repaired, run with --same-input: only these are redone")
     failed.match(r"DamagedData: .*noisy\.zarr.*restore this file from its origin")
     chunk.write_bytes(content)
-    with pytest.raises(ResumeRefused, match=r"input\.[\s\S]*same images, repaired or copied, run with --same-input"):
+    with pytest.raises(
+        errors.ResumeRefused, match=r"input\.[\s\S]*same images, repaired or copied, run with --same-input"
+    ):
         scene.run(cluster)
     done = scene.run(cluster, same_input=True)
     assert (done.done, done.resumed) == (BLOCKS, BLOCKS - 4)
@@ -440,6 +433,6 @@ def test_input_that_the_system_does_not_give_is_tried_again_and_named(scene: Sce
     chunk = scene.source / "c" / "1" / "1"
     chunk.unlink()
     os.mknod(chunk, stat.S_IFSOCK)  # not opened as a file: the system refuses, as for a broken disk
-    with pytest.raises(BlockInputFailed, match=r"InputUnreadable: .*noisy\.zarr.*No such device"):
+    with pytest.raises(errors.BlockInputFailed, match=r"InputUnreadable: .*noisy\.zarr.*No such device"):
         scene.run(cluster, retries=1)
     assert {event["block"] for event in scene.events("retry")} == set(range(BLOCKS)) - scene.journalled()

@@ -21,7 +21,6 @@ from halotile.graphs.jobs.denoise import call
 from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.rules.arguments import cluster_of_script
 from halotile.graphs.watching.progress import Progress
-from tests.faults import run_python
 from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, run_inline, write_zarr
 
 Patch = pytest.MonkeyPatch
@@ -41,19 +40,6 @@ def test_a_function_of_the_callers_own_runs_on_every_tile(tmp_path: Path) -> Non
     assert seen[-1].done == 1
     want = uniform_filter(np.pad(pixels, 4, mode="symmetric"), 9)[4:-4, 4:-4]
     np.testing.assert_array_equal(read_zarr(tmp_path / "out.zarr"), want)
-
-
-def test_a_function_is_told_by_its_code_in_every_process() -> None:
-    code = (
-        "from functools import partial\n"
-        "from halotile.tasks.denoisers.function import GivenFunction\n"
-        "def outer(p, k=2, words=frozenset(('a', 'b', 'c'))):\n"
-        "    return [(lambda v: v * k)(p) for _ in p if k in {1, 2, 'x', 'y'}]\n"
-        "print(GivenFunction(call=partial(outer, k=3), depth=1).check())\n"
-    )
-    one, other = (run_python("-c", code, environment={"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2"))
-    assert one == other
-    assert "'__main__:outer'" in one
 
 
 @pytest.mark.parametrize(("precision", "most"), [("bfloat16", 0.03), ("float16", 0.004)])
