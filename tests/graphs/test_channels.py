@@ -71,6 +71,17 @@ def test_a_map_of_all_channels_is_selected_too(tmp_path: Path, strength: Any) ->
     assert (results[0] == results[1]).all()
 
 
+@pytest.mark.parametrize("stated", [None, -1])
+def test_channels_without_colours_get_different_ones(tmp_path: Path, stated: int | None) -> None:
+    channels: dict[str, Any] = {"Name": NAMES} | ({"Color": [stated] * 4} if stated else {})
+    pixels = noisy_image((4, 64, 64), "uint16")
+    tifffile.imwrite(tmp_path / "a.tif", pixels, ome=True, metadata={"axes": "CYX", "Channel": channels})
+    omero: Any = make_plan(job_of(tmp_path / "a.tif", tmp_path / "o.zarr", "none")).layout.omero
+    colours = {channel["color"] for channel in omero["channels"]}
+    assert len(colours) == 4
+    assert "FFFFFF" not in colours
+
+
 MISSING: list[tuple[tuple[Any, ...], str | None, str]] = [
     (("DAPY",), None, "no channel DAPY, but DAPI (0), GFP (1), FISH (2), Cy5 (3). Did you mean DAPI?"),
     (("dapi",), None, "no channel dapi"),

@@ -50,6 +50,7 @@ def scene(folder: Path, name: str = "camera") -> Pixels:
     return truth
 
 
+SIZES: dict[str, Any] = {"shard": 64, "chunk": 64}
 SECTIONS: dict[str, type[Any]] = {"input": Input, "output": MapOutput, "posterior": PosteriorOptions, "tile": Tile}
 
 
@@ -57,12 +58,7 @@ def job_in(folder: Path, out: str = "mean", **changes: Any) -> Sampling:
     """A job of three redraws; ``changes``: values of its sections, or other ones."""
     parts: dict[str, Any] = {
         "input": {"path": str(folder / "y.zarr")},
-        "output": {
-            "path": str(folder / f"{out}.zarr"),
-            "std": str(folder / f"{out}-std.zarr"),
-            "shard": 64,
-            "chunk": 64,
-        },
+        "output": {"path": str(folder / f"{out}.zarr"), "std": str(folder / f"{out}-std.zarr"), **SIZES},
         "posterior": {"count": 3},
         "tile": {"block": 64},
     }
@@ -74,7 +70,7 @@ def job_in(folder: Path, out: str = "mean", **changes: Any) -> Sampling:
 
 def denoised(job: Sampling) -> Pixels:
     """The image of the denoising job with these sections."""
-    output = Output(path=job.output.path + "d", shard=64, chunk=64)
+    output = Output(path=job.output.path + "d", **SIZES)
     parts: Any = {name: getattr(job, name) for name in ("input", "denoiser", "noise", "run", "cluster")}
     return computed(Denoising(output=output, **parts))[0]
 
@@ -167,7 +163,7 @@ def test_workers_and_a_kill_change_no_bit(
         "input": {"path": str(folder / "y.zarr")},
         "denoiser": TV,
         "posterior": {"count": 3, "method": "bootstrap", "calibrate": "sure"},
-        "output": {"path": "mean.zarr", "std": "mean-std.zarr", "shard": 64, "chunk": 64},
+        "output": {"path": "mean.zarr", "std": "mean-std.zarr", **SIZES},
         "tile": {"block": 64},
         "run": {"workers": 1, "memory_per_worker": "3GiB"},
         "cluster": {"dashboard": False},
