@@ -109,9 +109,7 @@ def test_an_output_that_is_held_is_asked_for_again_for_a_while(
     assert failure is not None or BatchFiles(made).failure() is None
 
 
-def test_locks_are_waited_for_in_batch_jobs(
-    tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_locks_are_waited_for_in_jobs(tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
     patience = {name: patience_seconds(0.5, {name: "7"}) for name in (*waiting.BATCH_JOB, "HOME")}
     assert patience == dict.fromkeys(waiting.BATCH_JOB, waiting.LEASE_SECONDS) | {"HOME": 0.5}
     caplog.set_level("WARNING")  # a cluster that was started silences every handler, and for good

@@ -140,15 +140,10 @@ def test_a_noise_map_may_be_zero_in_places(tmp_path: Path) -> None:
 
 
 def tried(
-    folder: Path,
-    pixels: NDArray[Any],
-    settings: Sequence[tuple[float, ...] | tuple[float, str]],
-    name: str = "tv",
-    **parts: Any,
+    folder: Path, pixels: NDArray[Any], settings: Sequence[tuple[Any, ...]], name: str = "tv", **parts: Any
 ) -> tuple[Comparison, Denoising]:
     """Strengths, with the model of the noise that each takes; and the job."""
-    at, own = parts.pop("at", None), parts.pop("own", None)
-    axes = parts.pop("axes", None)
+    at, own, axes = (parts.pop(key, None) for key in ("at", "own", "axes"))
     folder.mkdir(exist_ok=True)
     source = folder / "a.zarr" if (folder / "a.zarr").exists() else write_zarr(folder / "a.zarr", pixels, axes=axes)
     job = job_of(source, folder / "o.zarr", name, **parts)
@@ -358,7 +353,7 @@ def test_each_channel_gets_the_strength_that_is_best_for_it(tmp_path: Path) -> N
     smooth = 128 + 100 * np.sin(np.mgrid[:192, :192][0] / 40)
     truth = np.concatenate([crops(60, 120, 200), smooth[None]])
     noisy = (truth + 20 * np.random.default_rng(0).standard_normal(truth.shape)).astype("f4")
-    found, job = tried(tmp_path, noisy, [("0.5",), ("1",), ("4",)], axes="cyx")  # type: ignore[list-item]
+    found, job = tried(tmp_path, noisy, [("0.5",), ("1",), ("4",)], axes="cyx")
     assert list(found.channels) == ["0", "1", "2", "3"]
     best = {}
     for (name, one), clean in zip(found.channels.items(), truth, strict=True):
@@ -373,9 +368,7 @@ def test_each_channel_gets_the_strength_that_is_best_for_it(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("strengths", "own", "suggested"), [((1.0, 1.01), 1.01, "1.01"), ((1.0, 1.01, 9.0), 9.0, "1.0")]
 )
-def test_settings_of_equal_errors_make_no_advice(
-    tmp_path: Path, strengths: tuple[float, ...], own: float, suggested: str
-) -> None:
+def test_equal_errors_make_no_advice(tmp_path: Path, strengths: tuple[float, ...], own: float, suggested: str) -> None:
     truth = crops(60, 200, edge=128)
     noisy = (truth + 20 * np.random.default_rng(0).standard_normal(truth.shape)).astype("f4")
     settings = [(strength,) for strength in strengths]

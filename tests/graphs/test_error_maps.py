@@ -112,9 +112,7 @@ ALIKE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", ALIKE, ids=["tv", "median", "periodic", "photons", "defects"])
-def test_images_have_the_bits_of_a_denoising_job_in_any_blocks(
-    folder: Path, changes: dict[str, Any], monkeypatch: Patch
-) -> None:
+def test_images_are_those_of_a_denoising_job(folder: Path, changes: dict[str, Any], monkeypatch: Patch) -> None:
     monkeypatch.setattr("halotile.graphs.jobs.samples.bootstrap.PLACES", 2)
     job = job_in(folder, **changes)
     tile = changes.get("tile", {})

@@ -91,9 +91,7 @@ def test_other_axes_are_looped_plane_by_plane(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["zarr", "ome-zarr"])
-def test_channels_last_pictures_keep_their_axis_order_in_a_bare_array(
-    tmp_path: Path, wanted: Literal["zarr", "ome-zarr"]
-) -> None:
+def test_channels_last_keep_their_order_in_a_bare_array(tmp_path: Path, wanted: Literal["zarr", "ome-zarr"]) -> None:
     pixels = noisy_image((150, 140, 3), "uint8")
     source = write_zarr(tmp_path / "in.zarr", pixels, axes="yxc")
     job = job_of(source, tmp_path / "out.zarr", "gaussian", DENOISERS["gaussian"])

@@ -106,7 +106,7 @@ def test_a_second_run_is_refused_at_once_and_a_killed_driver_loses_nothing_that_
         check_resumes()
 
 
-def test_a_driver_waits_for_workers_of_an_earlier_one_and_gives_up_with_a_text(
+def test_a_driver_waits_for_workers_of_an_earlier_one(
     scene: Scene, cluster: RunningCluster, monkeypatch: Patch
 ) -> None:
     scene.directory.create()
@@ -159,7 +159,7 @@ class Deadly(WorkerPlugin):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_workers_that_die_while_they_load_a_job_leave_no_traceback(
+def test_workers_that_die_early_leave_no_traceback(
     deaths: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The others go on."""
@@ -175,9 +175,7 @@ def test_workers_that_die_while_they_load_a_job_leave_no_traceback(
     assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_a_run_that_breaks_off_is_waited_out_where_the_cluster_lives_on(
-    scene: Scene, cluster: RunningCluster, check_resumes: Check
-) -> None:
+def test_a_run_that_breaks_off_is_waited_out(scene: Scene, cluster: RunningCluster, check_resumes: Check) -> None:
     def break_off(progress: Progress) -> None:
         if progress.done > 5:
             raise RuntimeError("the observer fell over")
@@ -240,9 +238,7 @@ ENDS += [thorough("SIGHUP", 1, "stopped on SIGHUP"), ("SIGINT", 1, "resume"), th
 
 
 @pytest.mark.parametrize(("name", "count", "words"), ENDS)
-def test_a_signal_ends_every_process_and_keeps_what_is_done(
-    scene: Scene, check_resumes: Check, name: str, count: int, words: str
-) -> None:
+def test_a_signal_keeps_what_is_done(scene: Scene, check_resumes: Check, name: str, count: int, words: str) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # heeded also where all of this was started by nohup
     try:
         with running(scene) as driver:

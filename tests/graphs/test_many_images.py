@@ -165,9 +165,7 @@ def test_paths_are_those_of_images_and_not_of_outputs(config: Path) -> None:
         ("input.axes=yx", make_plan, ConfigError, r"input\.path is a pattern, which `recon-cli run`.*glob\.glob"),
     ],
 )
-def test_a_pattern_that_cannot_be_is_refused(
-    config: Path, change: str, use: Any, error: type[Exception], words: str
-) -> None:
+def test_wrong_patterns_are_refused(config: Path, change: str, use: Any, error: type[Exception], words: str) -> None:
     (config.parent / "scans/a.tif").write_text("")
     with pytest.raises(error, match=words):
         (use or (lambda job: job))(load_denoising(config, [change]))
@@ -298,9 +296,7 @@ def test_an_image_with_other_channels_is_named_in_the_plan(tmp_path: Path) -> No
 
 
 @pytest.mark.cluster
-def test_of_very_many_images_some_are_planned_and_the_others_when_their_turn_comes(
-    config: Path, starts: list[Order], monkeypatch: Patch
-) -> None:
+def test_of_very_many_images_some_are_planned(config: Path, starts: list[Order], monkeypatch: Patch) -> None:
     for number in range(5):
         shutil.copyfile(config.parent / "scans/a.npy", config.parent / f"scans/d{number}.npy")
         shutil.copyfile(config.parent / "masks/a.npy", config.parent / f"masks/d{number}.npy")

@@ -102,9 +102,7 @@ PACKING: dict[str, Any] = {"scale_factor": 0.01, "add_offset": 273.15, "units": 
 
 
 @pytest.mark.parametrize(("dtype", "form"), [("auto", "auto"), ("float32", "zarr")])
-def test_the_output_keeps_what_the_stored_numbers_mean(
-    tmp_path: Path, dtype: str, form: Literal["auto", "zarr"]
-) -> None:
+def test_outputs_keep_what_stored_numbers_mean(tmp_path: Path, dtype: str, form: Literal["auto", "zarr"]) -> None:
     kelvin = np.random.default_rng(0).normal(280, 1, (1300, 200))
     packed = ((kelvin - PACKING["add_offset"]) / PACKING["scale_factor"]).round().astype("int16")
     source = zarr.create_array(tmp_path / "in.zarr", data=packed, dimension_names=["lat", "lon"])
@@ -318,7 +316,7 @@ KNOWN: list[tuple[dict[str, Any], Any, str, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("spacing", "voxel", "tiled", "scale", "units"), KNOWN)
-def test_the_job_gives_what_the_file_does_not_know(
+def test_jobs_give_what_files_do_not_know(
     tmp_path: Path, spacing: dict[str, Any], voxel: Any, tiled: str, scale: Any, units: Any
 ) -> None:
     plan = make_plan(of_spacing(tmp_path, spacing))
