@@ -8,24 +8,18 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import numpy as np
 import pytest
 
-import halotile
 from halotile.errors import DamagedData, OutputInUse, Stopped
 from halotile.graphs import waiting
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
-from halotile.graphs.kinds.sections import Output
-from halotile.graphs.plans.plan import make_plan
-from halotile.graphs.runs import claim, driver
+from halotile.graphs.runs import claim
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import status_of
 from halotile.graphs.submission import DRAIN_AT, SILENCE_SECONDS, Submission, attend, check_not_waiting, submission_in
@@ -35,14 +29,15 @@ from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
 from halotile.storage.run_directory.locks import WorkerLock
 from tests.cases import thorough
 from tests.faults import Scene
-from tests.support import write_zarr
+
+Patch = pytest.MonkeyPatch
 
 MakeRun = Callable[[float], RunDirectory]
 NOTHING = Progress("start", 0, 0, 3, 0, 0, 0.0)
 
 
 @pytest.fixture
-def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def requested(monkeypatch: Patch) -> list[str]:
     """The jobs that are requeued."""
     numbers: list[str] = []
     monkeypatch.setattr(BatchSystem, "requeue", lambda _, job: numbers.append(job))
@@ -58,19 +53,14 @@ def run(tmp_path: Path) -> MakeRun:
         made = RunDirectory(tmp_path / "out.zarr.run")
         made.create()
         options = {"fresh": False, "same_input": False, "allow_import": False}
-        when = time.time() - seconds
-        submitted = Submission(
-            job={}, options=options, submitted_from="here", submitted=when, number="7", notice_seconds=20
-        )
-        BatchFiles(made).write(dataclasses.asdict(submitted))
+        submitted = {"submitted_from": "here", "submitted": time.time() - seconds, "number": "7", "notice_seconds": 20}
+        BatchFiles(made).write(dataclasses.asdict(Submission(job={}, options=options, **submitted)))  # type: ignore[arg-type]
         return made
 
     return make
 
 
-def test_a_driver_sends_itself_the_signal_that_its_batch_system_does_not(
-    run: MakeRun, requested: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_sends_itself_a_signal(run: MakeRun, requested: list[str], monkeypatch: Patch) -> None:
     made = run(60)
     monkeypatch.setenv(DRAIN_AT, str(int(time.time()) + 3))
 
@@ -102,12 +92,7 @@ def image_status(done: int) -> dict[str, Any]:
     ],
 )
 def test_an_output_that_is_held_is_asked_for_again_for_a_while(
-    seconds: float,
-    status: dict[str, Any] | None,
-    is_requested: bool,
-    failure: str | None,
-    run: MakeRun,
-    requested: list[str],
+    seconds: float, status: Any, is_requested: bool, failure: str | None, run: MakeRun, requested: list[str]
 ) -> None:
     made = run(seconds)
 
@@ -124,14 +109,9 @@ def test_an_output_that_is_held_is_asked_for_again_for_a_while(
     assert failure is not None or BatchFiles(made).failure() is None
 
 
-@pytest.mark.parametrize("name", [*waiting.BATCH_JOB, "HOME"])
-def test_locks_are_waited_for_in_batch_jobs_alone(name: str) -> None:
-    assert patience_seconds(0.5, {name: "7"}) == (0.5 if name == "HOME" else waiting.LEASE_SECONDS)
-
-
-def test_the_log_says_what_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_locks_are_waited_for_in_jobs(tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
+    patience = {name: patience_seconds(0.5, {name: "7"}) for name in (*waiting.BATCH_JOB, "HOME")}
+    assert patience == dict.fromkeys(waiting.BATCH_JOB, waiting.LEASE_SECONDS) | {"HOME": 0.5}
     caplog.set_level("WARNING")  # a cluster that was started silences every handler, and for good
     scene = Scene.create(tmp_path)
     monkeypatch.setattr(waiting, "SECONDS", 0.05)
@@ -150,7 +130,7 @@ def _tear(number: int, _: FrameType | None) -> NoReturn:
 
 
 @pytest.fixture
-def signals_while_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[signal.Signals]]:
+def signals_while_waiting(monkeypatch: Patch) -> Iterator[list[signal.Signals]]:
     """The signal that comes while the command waits for a lock, as long as a batch job does."""
     requested: list[signal.Signals] = []
     monkeypatch.setattr(waiting, "SECONDS", 0.05)
@@ -162,36 +142,16 @@ def signals_while_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[sign
         signal.signal(number, handler)
 
 
-@contextmanager
-def held_by(holder: str, directory: RunDirectory) -> Iterator[None]:
-    """A run whose output is held by another driver, or by a worker of one."""
-    if holder == "driver":
-        with directory.lock():
-            yield
-        return
-    directory.create()
-    lock = WorkerLock(directory.path)
-    lock.hold()
-    yield
-    lock.release()
-
-
-@pytest.mark.parametrize("holder", ["driver", "worker"])
 @pytest.mark.parametrize(
-    ("number", "message"),
+    ("holder", "number", "message"),
     [
-        (signal.SIGUSR1, "Its holder has been silent, so this job is requested again"),
-        thorough(signal.SIGTERM, "stopped on SIGTERM while it waited"),
+        ("driver", signal.SIGUSR1, "Its holder has been silent, so this job is requested again"),
+        ("worker", signal.SIGUSR1, "Its holder has been silent, so this job is requested again"),
+        thorough("worker", signal.SIGTERM, "stopped on SIGTERM while it waited"),
     ],
 )
 def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
-    holder: str,
-    number: signal.Signals,
-    message: str,
-    tmp_path: Path,
-    signals_while_waiting: list[signal.Signals],
-    run: MakeRun,
-    requested: list[str],
+    holder: str, number: Any, message: str, tmp_path: Path, signals_while_waiting: Any, run: MakeRun, requested: Any
 ) -> None:
     made, scene = run(60), Scene.create(tmp_path)
     signals_while_waiting.append(number)
@@ -199,46 +159,18 @@ def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
     def go(*_: object) -> None:
         scene.run()
 
-    with held_by(holder, scene.directory), pytest.raises(Stopped, match=message):
-        attend(made, go)
+    with ExitStack() as held:
+        if holder == "driver":
+            held.enter_context(scene.directory.lock())
+        else:
+            scene.directory.create()
+            (lock := WorkerLock(scene.directory.path)).hold()
+            held.callback(lock.release)
+        with pytest.raises(Stopped, match=message):
+            attend(made, go)
     assert requested == (["7"] if number == signal.SIGUSR1 else [])
     assert BatchFiles(made).failure() is None
-
-
-def measured(folder: Path) -> Reconstruction:
-    """A small image, whose measurement is there already."""
-    pixels = np.ones((40, 40), "float32")
-    blur = halotile.measurement("blur", write_zarr(folder / "y.zarr", pixels), kernel=[[0.5, 0.5]])
-    reference = str(write_zarr(folder / "truth.zarr", pixels))
-    return Reconstruction(output=Output(path=str(folder / "x.zarr")), operators=(blur,), reference=reference)
-
-
-KINDS: dict[str, Callable[[Path], Any]] = {
-    "denoise": lambda folder: Scene.create(folder).job(),
-    "reconstruct": measured,
-    "simulate": lambda folder: simulation_of(measured(folder), NoiseChoice(), overwrite=True),
-}
-"""A job of each kind; that of a simulation writes the measurement anew."""
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_every_kind_of_run_hears_signals_while_it_waits(
-    kind: str, number: signal.Signals, tmp_path: Path, signals_while_waiting: list[signal.Signals]
-) -> None:
-    plan = make_plan(KINDS[kind](tmp_path))
-    before = files(Path(str(plan.output)))
-    signals_while_waiting.append(number)
-    with RunDirectory(plan.run_directory).lock(), pytest.raises(Stopped, match="in use") as stopped:
-        driver.run(plan)
-    assert stopped.value.requested_by == number.name
-    assert plan.output.exists() == (kind == "simulate")
-    assert files(Path(str(plan.output))) == before
-
-
-def files(output: Path) -> dict[Path, bytes]:
-    """The content of every file of an output."""
-    return {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    assert not scene.output.exists()
 
 
 def test_a_submission_that_cannot_be_understood_is_damaged(run: MakeRun) -> None:
@@ -249,9 +181,7 @@ def test_a_submission_that_cannot_be_understood_is_damaged(run: MakeRun) -> None
     check_not_waiting(directory)
 
 
-def test_a_job_that_begins_before_its_number_is_stored_keeps_the_number(
-    run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_begins_before_its_number_is_stored(run: MakeRun, monkeypatch: Patch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     files = BatchFiles(made := run(1))
     submitting = replace(submission_in(made), system="sge", number="")

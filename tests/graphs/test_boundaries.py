@@ -19,9 +19,10 @@ from halotile.graphs.kinds.sections import Output, Run, Tile
 from halotile.graphs.plans import needs
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.driver import run as reconstruct
 from tests.graphs.distributing import image, kernel
 from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, write_zarr
+
+Patch = pytest.MonkeyPatch
 
 pytestmark = pytest.mark.cluster
 
@@ -64,17 +65,8 @@ def watch_tensors() -> None:
     torch._watched = undo
 
 
-def unwatch_tensors() -> None:
-    """As before."""
-    import torch
-
-    torch._watched()
-
-
 def crossed() -> list[tuple[int, ...]]:
     """What was noted."""
-    import torch
-
     return list(torch._crossed)
 
 
@@ -84,35 +76,18 @@ def tensors(cluster: RunningCluster) -> Iterator[Callable[[], list[tuple[int, ..
     watch_tensors()
     cluster.client.run(watch_tensors)
     yield lambda: [*crossed(), *(each for found in cluster.client.run(crossed).values() for each in found)]
-    cluster.client.run(unwatch_tensors)
-    unwatch_tensors()
+    cluster.client.run(lambda: torch._watched())
+    torch._watched()
 
 
-def give_tensor() -> torch.Tensor:
-    return torch.zeros(3, 5)
+Tensors = Callable[[], list[tuple[int, ...]]]
 
 
-def give_nested() -> dict[str, Any]:
-    return {"a": [torch.zeros(7)]}
-
-
-@pytest.mark.parametrize("give", [give_tensor, give_nested])
-def test_a_tensor_that_crosses_is_noticed(
-    cluster: RunningCluster, tensors: Callable[[], list[tuple[int, ...]]], give: Callable[[], Any]
-) -> None:
+@pytest.mark.parametrize("give", [lambda: torch.zeros(3, 5), lambda: {"a": [torch.zeros(7)]}])
+def test_a_tensor_that_crosses_is_noticed(cluster: RunningCluster, tensors: Tensors, give: Callable[[], Any]) -> None:
     """Else the tests below would say nothing."""
     cluster.client.submit(give, pure=False).result()
     assert len(tensors()) == 1
-
-
-def test_none_crosses_in_a_denoising_run(
-    cluster: RunningCluster, tensors: Callable[[], list[tuple[int, ...]]], tmp_path: Path
-) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
-    weights = dncnn_weights(tmp_path / "w.safetensors")
-    plan = make_plan(job_of(source, tmp_path / "o.zarr", "dncnn", {"weights": str(weights), "depth": 5, "width": 8}))
-    assert run(plan, cluster=cluster).done == len(plan.grid)
-    assert tensors() == []
 
 
 def cards_of_the_processor() -> None:
@@ -131,18 +106,19 @@ def devices_as_they_are() -> None:
     vars(denoise_block)["open_device"] = gpu.open_device
 
 
-def test_none_crosses_in_a_run_on_cards_and_its_bits_are_the_same(
-    cluster: RunningCluster,
-    tensors: Callable[[], list[tuple[int, ...]]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+def test_none_crosses_in_a_denoising_run_on_cards_and_its_bits_are_the_same(
+    cluster: RunningCluster, tensors: Tensors, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     for module in (needs, gpu_detection):
         monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0",)))
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260), "uint16"))
-    written = []
-    for device in ("cpu", "cuda"):
-        job = job_of(source, tmp_path / f"{device}.zarr", "tv", {"strength": 0.1}, run={"device": device})
+    source, written = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260), "uint16")), []
+    network = {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8}
+    for name, device, options in (
+        ("dncnn", "cpu", network),
+        ("tv", "cpu", {"strength": 0.1}),
+        ("tv", "cuda", {"strength": 0.1}),
+    ):
+        job = job_of(source, tmp_path / f"{name}-{device}.zarr", name, options, run={"device": device})
         if device == "cuda":
             cluster.client.run(cards_of_the_processor)
         try:
@@ -150,33 +126,27 @@ def test_none_crosses_in_a_run_on_cards_and_its_bits_are_the_same(
         finally:
             cluster.client.run(devices_as_they_are)
         assert outcome.done == outcome.total > 1
-        written.append(read_zarr(tmp_path / f"{device}.zarr"))
-    np.testing.assert_array_equal(written[0], written[1])
+        written.append(read_zarr(tmp_path / f"{name}-{device}.zarr"))
+    np.testing.assert_array_equal(written[1], written[2])
     assert tensors() == []
 
 
-def test_none_crosses_in_a_reconstruction(
-    cluster: RunningCluster, tensors: Callable[[], list[tuple[int, ...]]], tmp_path: Path
-) -> None:
+def test_none_crosses_in_a_reconstruction(cluster: RunningCluster, tensors: Tensors, tmp_path: Path) -> None:
     measured = write_zarr(tmp_path / "y.zarr", noisy_image((128, 128)))
-    blur = OperatorChoice(
-        name="blur", data=str(measured), options={"kernel": np.full((3, 3), 1 / 9), "boundary": "circular"}
-    )
+    options = {"kernel": np.full((3, 3), 1 / 9), "boundary": "circular"}
     job = Reconstruction(
         output=Output(path=str(tmp_path / "x.zarr"), shard=64, chunk=32),
-        operators=(blur,),
+        operators=(OperatorChoice(name="blur", data=str(measured), options=options),),
         prior=PriorChoice(name="tv", options={"weight": 0.1}),
         solver=SolverChoice(name="fista", iterations=2),
         tile=Tile(block=64),
         run=Run(memory_per_worker="3GiB"),
     )
-    reconstruct(make_plan(job), cluster=cluster)
+    run(make_plan(job), cluster=cluster)
     assert tensors() == []
 
 
-def test_none_crosses_between_distributed_objects(
-    cluster: RunningCluster, tensors: Callable[[], list[tuple[int, ...]]]
-) -> None:
+def test_none_crosses_between_distributed_objects(cluster: RunningCluster, tensors: Tensors) -> None:
     import deepinv
 
     blurs = [deepinv.physics.Blur(filter=kernel(edge), padding="circular") for edge in (3, 5)]

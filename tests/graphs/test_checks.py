@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +22,13 @@ from halotile.graphs.jobs.samples.job import PosteriorOptions
 from halotile.graphs.jobs.simulate.job import NoiseChoice
 from halotile.graphs.jobs.train.job import Training, WeightsFile
 from halotile.graphs.kinds.base import kinds
-from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
+from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.identity import fingerprint
 from halotile.graphs.rules.keys import build, faults_in, keys_of
 from halotile.graphs.rules.values import COMMON, check_job, credentials_in
 from halotile.graphs.runs import driver
+
+Patch = pytest.MonkeyPatch
 
 
 def job(section: str, part: Any) -> Denoising:
@@ -34,70 +37,49 @@ def job(section: str, part: Any) -> Denoising:
 
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("run", Run(workers=0), "run.workers: 0 is too small; write at least 1"),
-    ("run", Run(workers="2"), 'run.workers: "2" is not auto or a whole number'),  # type: ignore[arg-type]
     ("run", Run(workers=True), "run.workers: true is not auto or a whole number"),
-    ("run", Run(memory_per_worker=4), "run.memory_per_worker: 4 is 4 bytes, less than a worker needs"),
-    ("run", Run(memory_per_worker="lots"), 'run.memory_per_worker: "lots" is not a size'),
-    ("run", Run(retries=-1), "run.retries: -1 is too small; write at least 0"),
     ("run", Run(stall_seconds=0), "run.stall_seconds: 0 is too small; write more than 0"),
     ("run", Run(on_nan="maybe"), 'run.on_nan: "maybe" is not propagate or fail'),  # type: ignore[arg-type]
-    ("tile", Tile(size=(256, 0)), r"tile.size: [256, 0] is too small; write at least 1"),
     ("tile", Tile(size=()), "tile.size: [] is too small"),
-    ("tile", Tile(axes="yy"), 'tile.axes: "yy" does not name axes'),
     ("tile", Tile(depth=2.5), "tile.depth: 2.5 is not auto, a whole number or"),  # type: ignore[arg-type]
     ("input", Input(path=Path("a")), "input.path: PosixPath('a') is not a path"),  # type: ignore[arg-type]
-    ("input", Input(path="a", range=(1.0, 0.0)), "input.range: [1.0, 0.0] runs backwards"),
-    ("input", Input(path="a", range=(0.0, math.inf)), "input.range: [0.0, Infinity] is not finite; write two"),
     ("input", Input(path="a", range=(math.nan, 1.0)), "input.range: [NaN, 1.0] is not finite; write two"),
     ("input", Input(path="a", range=(1, 2, 3)), "is not auto or a list of 2 numbers"),  # type: ignore[arg-type]
-    (
-        "input",
-        Input(path="a", sides={"mask": 1}),  # type: ignore[dict-item]
-        "input.sides.mask: 1 is not a path; put it in quotes if it is meant as text",
-    ),
-    (
-        "output",
-        Output(path="https://b/c"),
-        "can be read at most; write a place in a store, such as s3://bucket/clean.zarr",
-    ),
+    ("input", Input(path="a", sides={"mask": 1}), "input.sides.mask: 1 is not a path; put it in quotes if"),  # type: ignore[dict-item]
+    ("output", Output(path="https://b/c"), "can be read at most; write a place in a store, such as s3://bucket/cl"),
     ("output", Output(path="s3://b/"), "names no output in a bucket; write one such as s3://b/clean.zarr"),
-    *(
-        (section, part(address), f"{key}: holds a name or a password; leave out what is before the @ or after")
-        for section, key, part in (
-            ("output", "output.path", lambda path: Output(path=path)),
-            ("input", "input.path", lambda path: Input(path=path)),
-            ("input", "input.sides.mask", lambda path: Input(path="a", sides={"mask": path})),
-        )
-        for address in (
-            "s3://a:secret@b/c",
-            "https://b/c?X-Amz-Signature=secret",
-            "s3://a:1secret/2@b/c",
-            "https:/a:secret@b/c",
-            "zip::https://a:secret@b/c",
-        )
-    ),
     ("output", Output(path="s3://b/c+d.zarr"), "has + in it"),
     ("output", Output(path="s3://b/../c"), "has .. in it"),
     ("output", Output(path=f"s3://b/{'c' * 230}"), "is of 237 bytes, and its run directory is named after it"),
     ("output", Output(path="s3://b/c.tif"), "`recon-cli export s3://b/c.zarr c.tif` makes a TIFF of it"),
-    ("output", Output(path="b", dtype="flot32"), "did you mean float32?"),
-    ("cluster", Cluster(kind="locale"), "no cluster is called locale; did you mean local?"),
 ]
 
 
 @pytest.mark.parametrize(("section", "part", "words"), WRONG, ids=[words for _, _, words in WRONG])
 def test_a_value_that_cannot_be_is_refused(section: str, part: Any, words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(words)):
         check_job(job(section, part))
-    assert words in str(caught.value)
-    assert "secret" not in str(caught.value)
 
 
-def test_addresses_without_credentials_pass() -> None:
+SECRETS = ("s3://a:secret@b/c", "https://b/c?X-Amz-Signature=secret", "s3://a:1secret/2@b/c", "https:/a:secret@b/c")
+
+
+@pytest.mark.parametrize("address", [*SECRETS, "zip::https://a:secret@b/c"])
+def test_addresses_with_credentials_are_refused_and_not_repeated(address: str) -> None:
+    parts = {"output.path": Output(path=address), "input.path": Input(path=address)}
+    for key, part in {**parts, "input.sides.mask": Input(path="a", sides={"mask": address})}.items():
+        with pytest.raises(ConfigError, match=f"{key}: holds a name or a password; leave out what is before") as caught:
+            check_job(job(key.partition(".")[0], part))
+        assert "secret" not in str(caught.value)
+
+
+def test_addresses_without_credentials_and_values_that_can_be_pass() -> None:
     paths = ["https://h:8080/a@2.zarr", "s3://b/c@d:e.zarr", "abfss://container@account.dfs.core.windows.net/a", "?a@b"]
     assert list(credentials_in(Input(path="a", sides=dict(zip("abcd", paths, strict=True))))) == []
     assert list(credentials_in({"cluster": {"prologue": ["tcp://me:word@proxy"]}})) == []
+    check_job(job("tile", Tile(size=(64, 32), depth=[3, 4], batch=2)))  # type: ignore[arg-type]
+    check_job(job("input", Input(path="a", range=(0, 1), axes="zyx", sides={"mask": "m.npy"})))
+    check_job(job("run", Run(memory_per_worker=2**32, stall_seconds=1)))
 
 
 def test_all_of_them_are_told_at_once() -> None:
@@ -106,12 +88,6 @@ def test_all_of_them_are_told_at_once() -> None:
     head, *lines = str(caught.value).splitlines()
     assert head == "3 problems in the job; nothing was started"
     assert [line.split(":")[0] for line in lines] == ["run.workers", "run.memory_per_worker", "run.retries"]
-
-
-def test_values_that_can_be_pass() -> None:
-    check_job(job("tile", Tile(size=(64, 32), depth=[3, 4], batch=2)))  # type: ignore[arg-type]
-    check_job(job("input", Input(path="a", range=(0, 1), axes="zyx", sides={"mask": "m.npy"})))
-    check_job(job("run", Run(memory_per_worker=2**32, stall_seconds=1)))
 
 
 def test_every_check_is_of_a_key_that_there_is() -> None:
@@ -128,38 +104,30 @@ def test_every_check_is_of_a_key_that_there_is() -> None:
     assert [key for section, key in checked if not hasattr(places[section], key)] == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"workers": 0}, "run.workers: 0 is too small; write at least 1"),
-        ({"workers": "2"}, 'run.workers: "2" is not auto or a whole number'),
-        ({"memory_per_worker": 4}, "run.memory_per_worker: 4 is 4 bytes"),
-        ({"boundary": "mirror"}, 'tile.boundary: "mirror" is not auto, reflect'),
-        ({"source": np.zeros((4, 4))}, "source is of type ndarray.*Give a path, such as .*halotile.map_overlap"),
-        ({"sides": {"mask": np.zeros((4, 4))}}, r"sides\['mask'\] is of type ndarray"),
-        ({"denoiser": None}, "denoiser is null: that is neither a name nor a function"),
-        ({"output": "nowhere/deep/out.zarr"}, "mkdir -p"),
-    ],
-)
-def test_a_call_with_a_wrong_argument_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
-) -> None:
-    monkeypatch.setattr(driver, "run", lambda *_, **__: pytest.fail("was started"))
-    np.save(tmp_path / "in.npy", np.zeros((40, 30), np.float32))
-    monkeypatch.chdir(tmp_path)
-    request: dict[str, Any] = {"source": "in.npy", "output": "out.zarr", "denoiser": "tv", "strength": 0.1} | changes
-    with pytest.raises(ConfigError, match=words):
-        halotile.denoise(**request)
-    assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
+CALLS: list[tuple[dict[str, Any], str]] = [
+    ({"workers": 0}, "run.workers: 0 is too small; write at least 1"),
+    ({"memory_per_worker": 4}, "run.memory_per_worker: 4 is 4 bytes"),
+    ({"boundary": "mirror"}, 'tile.boundary: "mirror" is not auto, reflect'),
+    ({"source": np.zeros((4, 4))}, "source is of type ndarray.*Give a path, such as .*halotile.map_overlap"),
+    ({"sides": {"mask": np.zeros((4, 4))}}, r"sides\['mask'\] is of type ndarray"),
+    ({"denoiser": None}, "denoiser is null: that is neither a name nor a function"),
+    ({"output": "nowhere/deep/out.zarr"}, "mkdir -p"),
+]
 
 
-def test_a_tilde_is_the_home_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_call_starts_nothing_and_a_tilde_is_the_home(tmp_path: Path, monkeypatch: Patch) -> None:
     plans: list[Any] = []
     monkeypatch.setattr(driver, "run", lambda plan, **_: plans.append(plan))
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     for name in ("in.npy", "mask.npy"):
         np.save(tmp_path / name, np.zeros((40, 30), np.float32))
-    halotile.denoise("~/in.npy", "~/out.zarr", "tv", strength=0.1, sides={"mask": Path("~/mask.npy")})
+    request: dict[str, Any] = {"source": "~/in.npy", "output": "~/out.zarr", "denoiser": "tv", "strength": 0.1}
+    for changes, words in CALLS:
+        with pytest.raises(ConfigError, match=words):
+            halotile.denoise(**request | changes)
+    assert (plans, sorted(path.name for path in tmp_path.iterdir())) == ([], ["in.npy", "mask.npy"])
+    halotile.denoise(**request, sides={"mask": Path("~/mask.npy")})
     (plan,) = plans
     assert plan.job.input.path == str(tmp_path / "in.npy")
     assert plan.job.input.sides == {"mask": str(tmp_path / "mask.npy")}

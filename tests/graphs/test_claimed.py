@@ -1,4 +1,4 @@
-"""What is moved, removed or changed under a run: it does not end well, and says what to do."""
+"""What is moved, removed or changed under a run, and blocks that cannot be computed: a run says what to do, and the other blocks are done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import math
 import os
 import shutil
 import signal
+import stat
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ import numpy as np
 import pytest
 import zarr
 
-from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable, OutputRefused, Stopped
+from halotile import errors
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.denoise import image as job_image
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs import held_output, signals
 from halotile.graphs.runs.claim import claim
@@ -25,12 +28,17 @@ from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import PARTIAL
 from halotile.storage.formats.zarr import ZarrReader
+from halotile.storage.grid import Region
 from halotile.storage.sharded import output, ownership
+from halotile.storage.sharded.ownership import is_marked
 from tests.cases import all_of, thorough
-from tests.faults import BLOCK, BLOCKS, Scene, image, truth
+from tests.faults import ACROSS, BLOCK, BLOCKS, Scene, flip_bit, image, truth
 from tests.support import write_zarr
 
+Patch = pytest.MonkeyPatch
+
 pytestmark = pytest.mark.cluster
+Check = Callable[[], None]
 
 Change = Callable[[Scene], object]
 
@@ -69,31 +77,31 @@ def swap(scene: Scene) -> None:
     other.write_bytes(kept)
 
 
-OUTPUT: dict[str, tuple[Change, type[HalotileError], str]] = {
+OUTPUT: dict[str, tuple[Change, type[errors.HalotileError], str]] = {
     "moved": (
         lambda scene: scene.output.rename(scene.folder / "elsewhere"),
-        OutputRefused,
+        errors.OutputRefused,
         r"was moved or removed.*Put it back and run again",
     ),
-    "removed": (remove, OutputRefused, "was moved or removed.*--fresh"),
-    "replaced": (replace, OutputRefused, "no longer the directory that the run began to write"),
+    "removed": (remove, errors.OutputRefused, "was moved or removed.*--fresh"),
+    "replaced": (replace, errors.OutputRefused, "no longer the directory that the run began to write"),
     "without metadata": (
         lambda scene: (scene.output / "zarr.json").unlink(),
-        OutputRefused,
+        errors.OutputRefused,
         "metadata of .* were changed or removed.*verify .* --repair",
     ),
     "without a shard": (
         lambda scene: next((scene.output / "c").glob("0/[0-9]")).unlink(),
-        DamagedData,
+        errors.DamagedData,
         "shards of 1 block were changed or removed.*run again",
     ),
-    "with two shards swapped": (swap, DamagedData, "shards of 2 blocks were changed or removed.*run again"),
+    "with two shards swapped": (swap, errors.DamagedData, "shards of 2 blocks were changed or removed.*run again"),
 }
 
 
 @pytest.mark.parametrize("name", all_of(OUTPUT, thorough=OUTPUT.keys() - {"moved", "with two shards swapped"}))
-def test_a_run_whose_output_is_changed_does_not_finish(
-    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None], name: str
+def test_a_changed_output_ends_no_run_well(
+    scene: Scene, cluster: RunningCluster, check_whole: Check, name: str
 ) -> None:
     change, kind, words = OUTPUT[name]
     scene.set_pace(0.05)
@@ -107,7 +115,7 @@ def test_a_run_whose_output_is_changed_does_not_finish(
         shutil.rmtree(scene.output, ignore_errors=True)
         aside.rename(scene.output)
     if name == "without metadata":
-        with pytest.raises(OutputRefused, match=r"verify .*clean\.zarr --repair --allow-import"):
+        with pytest.raises(errors.OutputRefused, match=r"verify .*clean\.zarr --repair --allow-import"):
             scene.run(cluster)
         verify(scene.output, job=scene.job(), repair=True)
     else:
@@ -115,9 +123,7 @@ def test_a_run_whose_output_is_changed_does_not_finish(
     check_whole()
 
 
-def test_a_journal_that_is_overwritten_is_whole_again_when_the_run_ends(
-    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
-) -> None:
+def test_an_overwritten_journal_is_whole_in_the_end(scene: Scene, cluster: RunningCluster, check_whole: Check) -> None:
     scene.set_pace(0.02)
     scene.run(cluster, observer=after(8, scene, lambda _: scene.directory.journal_path.write_text("garbage\n")))
     check_whole()
@@ -134,31 +140,24 @@ def write_in_place(scene: Scene) -> None:
             file.write(b"other bytes")
 
 
+INPUT = [
+    (rewrite, "was written to"),
+    thorough(write_in_place, "was written to"),
+    thorough(lambda scene: shutil.rmtree(scene.source), "was moved, removed or damaged"),
+]
+
+
 @pytest.mark.parametrize("looks", [False, thorough(True)], ids=["at the end", "on the way"])
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (rewrite, "was written to"),
-        thorough(write_in_place, "was written to"),
-        thorough(lambda scene: shutil.rmtree(scene.source), "was moved, removed or damaged"),
-    ],
-    ids=["rewritten", "in place", "removed"],
-)
-def test_a_run_whose_input_is_changed_keeps_only_blocks_of_the_old_one(
-    scene: Scene,
-    cluster: RunningCluster,
-    check_whole: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-    change: Change,
-    words: str,
-    looks: bool,
+@pytest.mark.parametrize(("change", "words"), INPUT, ids=["rewritten", "in place", "removed"])
+def test_a_changed_input_keeps_only_blocks_of_the_old_one(
+    scene: Scene, cluster: RunningCluster, check_whole: Check, monkeypatch: Patch, change: Any, words: str, looks: bool
 ) -> None:
     if looks:
         monkeypatch.setattr(held_output, "LOOK_SECONDS", 0.1)
         monkeypatch.setattr(held_output, "LOOK_SHARE", 0.5)
     shutil.copytree(scene.source, scene.folder / "backup")
     scene.set_pace(0.05)
-    with pytest.raises(InputError, match=rf"noisy\.zarr {words} while the run read it.*--fresh") as ended:
+    with pytest.raises(errors.InputError, match=rf"noisy\.zarr {words} while the run read it.*--fresh") as ended:
         scene.run(cluster, observer=after(24, scene, change), on_bad_block="quarantine", retries=0)
     kept = scene.journalled()
     assert len(kept) >= (8 if looks else 0)
@@ -170,7 +169,7 @@ def test_a_run_whose_input_is_changed_keeps_only_blocks_of_the_old_one(
         assert np.array_equal(pixels[here], truth(image())[here])
     scene.set_pace(0)
     if scene.source.exists():
-        with pytest.raises(HalotileError):
+        with pytest.raises(errors.HalotileError):
             scene.run(cluster)
         shutil.rmtree(scene.source)
     (scene.folder / "backup").rename(scene.source)
@@ -184,7 +183,7 @@ def test_blocks_that_may_be_of_either_input_are_told_where_there_are_any(scene: 
     with claim(plan) as held:
         held.held[0].journal.mark(dict.fromkeys(range(done), b"some"))
         rewrite(scene)
-        with pytest.raises(InputError, match=r"No block was done before that.* Put it back") as ended:
+        with pytest.raises(errors.InputError, match=r"No block was done before that.* Put it back") as ended:
             held.check()
     assert ("2 blocks (0-1) were done since" in str(ended.value)) == (done == 2)
     assert ("may be of either" in str(ended.value)) == (done == 2)
@@ -193,12 +192,9 @@ def test_blocks_that_may_be_of_either_input_are_told_where_there_are_any(scene: 
 def test_a_side_input_is_looked_after_as_well(scene: Scene, cluster: RunningCluster) -> None:
     mask = write_zarr(scene.folder / "mask.zarr", np.ones(image().shape, "uint8"))
     scene.set_pace(0.02)
-    with pytest.raises(InputError, match=r"mask\.zarr was written to"):
-        scene.run(
-            cluster,
-            parts={"input": {"sides": {"mask": str(mask)}}},
-            observer=after(8, scene, lambda _: os.utime(mask / "c" / "0" / "0")),
-        )
+    parts, touch = {"input": {"sides": {"mask": str(mask)}}}, lambda _: os.utime(mask / "c" / "0" / "0")
+    with pytest.raises(errors.InputError, match=r"mask\.zarr was written to"):
+        scene.run(cluster, parts=parts, observer=after(8, scene, touch))
 
 
 ASKING: dict[str, tuple[Any, str]] = {
@@ -213,7 +209,7 @@ ASKING: dict[str, tuple[Any, str]] = {
 class Hiccup:
     """Has the system not give something: so many times, once it has begun."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, times: float) -> None:
+    def __init__(self, monkeypatch: Patch, name: str, times: float) -> None:
         self.left, self.begun = times, False
         self._asked = getattr(*ASKING[name])
         monkeypatch.setattr(*ASKING[name], lambda *given, **named: self._answer(*given, **named))
@@ -229,77 +225,204 @@ class Hiccup:
 
 
 @pytest.mark.parametrize("name", all_of(ASKING, thorough=["directory", "metadata"]))
-def test_what_the_system_does_not_tell_for_a_while_ends_no_run(
-    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch, name: str
+def test_what_the_system_does_not_tell_for_a_while_ends_no_run_and_for_ever_ends_it(
+    scene: Scene, cluster: RunningCluster, check_whole: Check, check_resumes: Check, monkeypatch: Patch, name: str
 ) -> None:
-    monkeypatch.setattr(held_output, "LOOK_SECONDS", 0.1)
-    hiccup = Hiccup(monkeypatch, name, times=5)
     scene.set_pace(0.02)
-    scene.run(cluster, observer=after(8, scene, hiccup.begin))
+    with monkeypatch.context() as patched:
+        patched.setattr(held_output, "LOOK_SECONDS", 0.1)
+        hiccup = Hiccup(patched, name, times=5)
+        scene.run(cluster, observer=after(8, scene, hiccup.begin))
     assert not hiccup.left
     assert sorted(scene.seen()) == list(range(BLOCKS)), "no block is done again"
     check_whole()
-
-
-@pytest.mark.parametrize("name", all_of(ASKING, thorough=["directory", "metadata"]))
-def test_what_the_system_never_tells_ends_a_run_in_its_own_words(
-    scene: Scene, cluster: RunningCluster, check_resumes: Callable[[], None], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(held_output, "SILENT_SECONDS", 0.0)
     with monkeypatch.context() as patched:
+        patched.setattr(held_output, "SILENT_SECONDS", 0.0)
         hiccup = Hiccup(patched, name, times=math.inf)
-        scene.set_pace(0.02)
-        with pytest.raises(InputUnreadable, match=r"\.zarr.*Stale file handle.*network.*run again"):
-            scene.run(cluster, observer=after(8, scene, hiccup.begin))
+        with pytest.raises(errors.InputUnreadable, match=r"\.zarr.*Stale file handle.*network.*run again"):
+            scene.run(cluster, fresh=True, observer=after(8, scene, hiccup.begin))
     assert scene.status()["state"] == "failed"
     assert len(scene.journalled()) >= 8, "nothing is known against what is done"
     check_resumes()
 
 
-def test_looks_that_take_long_are_seldom(
-    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[float] = []
-
-    def look(_: held_output.HeldOutputs) -> None:
-        looks.append(time.monotonic())
-        time.sleep(0.1)
-
-    monkeypatch.setattr(held_output.HeldOutputs, "_check_input", look)
+def test_slow_looks_are_seldom(scene: Scene, monkeypatch: Patch) -> None:
+    looks: list[None] = []
+    monkeypatch.setattr(held_output.HeldOutputs, "_check_input", lambda _: looks.append(time.sleep(0.05)))  # type: ignore[func-returns-value]
     monkeypatch.setattr(held_output, "LOOK_SECONDS", 0.0)
-    scene.set_pace(0.05)
-    scene.run(cluster)
-    # The first, and the one that is always taken, after the pass.
-    assert len(looks) == 2 or looks[-1] - looks[0] > 9
+    with claim(make_plan(scene.job())) as held:
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            held.look()
+    assert len(looks) == 1
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("checks", ["when it goes on", "at its end"])
 def test_a_run_that_is_stopped_while_it_checks_has_not_finished(
-    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch, checks: str
+    scene: Scene, cluster: RunningCluster, check_whole: Check, monkeypatch: Patch, checks: str
 ) -> None:
     """A pixel is damaged beneath a checksum that is read alone by any check but that of every byte."""
+    due = BLOCKS
     if checks == "when it goes on":
         scene.run(cluster)
-        flip(next((scene.output / "c").glob("0/[0-9]")))
+        flip_bit(next((scene.output / "c").glob("0/[0-9]")), 16)
         due = 0
-    else:
-        due = BLOCKS
 
     def press(_: Scene) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(signals, "TWICE_SECONDS", -1.0)
-    with pytest.raises(Stopped, match="stopped on SIGTERM while the blocks that are done were checked"):
+    with pytest.raises(errors.Stopped, match="stopped on SIGTERM while the blocks that are done were checked"):
         scene.run(cluster, observer=after(due, scene, press))
     assert scene.status()["state"] == ("finished" if checks == "when it goes on" else "stopped")
     assert scene.run(cluster).done == BLOCKS
     check_whole()
 
 
-def flip(shard: Path) -> None:
-    """Change the first byte of a file's pixels."""
-    content = bytearray(shard.read_bytes())
-    content[16] ^= 255
-    shard.write_bytes(content)
+def put_nan(scene: Scene, block: int) -> None:
+    """A NaN in the input, in the middle of a block."""
+    pixels = zarr.open_array(scene.source, mode="r+")
+    row, column = divmod(block, ACROSS)
+    pixels[row * BLOCK + 5, column * BLOCK + 7] = np.nan
+
+
+def others(*bad: int) -> set[int]:
+    return set(range(BLOCKS)) - set(bad)
+
+
+BAD = [
+    ("raise", "ValueError: poisoned by raise-19"),
+    ("nan", r"returned NaN or infinity for finite pixels at .*64.*96"),
+    thorough("shape", r"the function returned \(31, 32\) for an image of shape \(32, 32\)"),
+    ("die", "every worker that took it died"),
+    thorough("missing", r"FileNotFoundError: .*calibration\.npy"),
+]
+
+
+@pytest.mark.parametrize(("kind", "words"), BAD)
+def test_a_bad_block_is_named(
+    scene: Scene, cluster: RunningCluster, check_resumes: Check, kind: str, words: str
+) -> None:
+    cause = scene.make_trouble(kind, 19)
+    with pytest.raises(errors.BlockFailed, match="1 of 64 blocks failed after 1 retry;") as failed:
+        scene.run(cluster, retries=1)
+    assert r"block 19 (index (2, 3), region (64, 96)–(96, 128))" in str(failed.value)
+    assert "distributed" not in str(failed.value)
+    failed.match(words)
+    assert scene.journalled() == others(19)
+    status = scene.status()
+    assert (status["state"], status["done"], status["failed"], status["retried"]) == ("failed", 63, 1, 1)
+    (event,) = scene.events("bad block")
+    assert (event["block"], event["index"]) == (19, [2, 3])
+    assert len(scene.events("retry")) == 1
+    if kind == "raise":
+        assert Counter(scene.seen())[19] == 2
+        assert 'raise ValueError(f"poisoned by {file.name}")' in event["traceback"]
+    cause.unlink()
+    check_resumes()
+
+
+def test_quarantined_blocks_are_named(scene: Scene, cluster: RunningCluster, check_resumes: Check) -> None:
+    causes = [scene.make_trouble("raise", block) for block in (40, 7)]
+    outcome = scene.run(cluster, retries=0, on_bad_block="quarantine")
+    assert [bad.number for bad in outcome.quarantined] == [7, 40]
+    assert [bad.index for bad in outcome.quarantined] == [(0, 7), (5, 0)]
+    assert outcome.done == BLOCKS - 2
+    assert (set(Counter(scene.seen()).values()), scene.events("retry")) == ({1}, []), "without retries"
+    assert scene.status()["state"] == "finished"
+    assert scene.journalled() == others(7, 40)
+    written = zarr.open_array(scene.output, mode="r")[...]
+    assert np.isnan(written[:BLOCK, 7 * BLOCK :]).all()
+    for cause in causes:
+        cause.unlink()
+    check_resumes()
+
+
+def test_a_block_that_kills_its_worker_takes_no_other_down(scene: Scene, cluster: RunningCluster) -> None:
+    for block in (3, 30):
+        scene.make_trouble("die", block)
+    outcome = scene.run(cluster, retries=0, on_bad_block="quarantine")
+    assert [bad.number for bad in outcome.quarantined] == [3, 30]
+    assert scene.journalled() == others(3, 30)
+    assert not is_marked(scene.output)
+
+
+def test_a_flaky_block_is_tried_again(scene: Scene, cluster: RunningCluster, check_whole: Check) -> None:
+    scene.make_trouble("flaky", 12, "2")
+    outcome = scene.run(cluster, retries=2)
+    assert outcome.done == BLOCKS
+    assert Counter(scene.seen())[12] == 3
+    assert len(scene.events("retry")) == scene.status()["retried"] == 2
+    assert is_marked(scene.output)
+    check_whole()
+
+
+def test_a_nan_of_the_input_fails_its_block_or_stays(scene: Scene, cluster: RunningCluster) -> None:
+    put_nan(scene, 19)
+    where = r"rows 64–95, columns 96–127; the first is at row 69, column 103"
+    with pytest.raises(
+        errors.BlockInputFailed, match=rf"block 19 .*the input holds NaN or infinity in {where}"
+    ) as failed:
+        scene.run(cluster, on_nan="fail")
+    failed.match("1 of 64 blocks failed for its input")
+    failed.match("Run again with run.on_nan: propagate to do only these. Once the image is repaired.*--same-input")
+    assert scene.events("retry") == []
+    assert scene.journalled() == others(19)
+    assert scene.run(cluster).resumed == BLOCKS - 1
+    expected = image()
+    expected[2 * BLOCK + 5, 3 * BLOCK + 7] = np.nan
+    np.testing.assert_array_equal(zarr.open_array(scene.output, mode="r")[...], truth(expected))
+
+
+def test_a_bad_side_input_is_told_once_and_is_what_has_to_be_mended(scene: Scene, cluster: RunningCluster) -> None:
+    values = np.ones(image().shape, "float32")
+    values[:, :BLOCK] = np.nan
+    mask = write_zarr(scene.folder / "mask.zarr", values)
+    parts = {"input": {"sides": {"mask": str(mask)}}}
+    with pytest.raises(errors.BlockInputFailed, match="8 of 64 blocks failed for their input") as failed:
+        scene.run(cluster, parts=parts)
+    assert str(failed.value).count("the side input mask holds NaN or infinity in rows ") == 1
+    failed.match(r"\nand 7 more for input\.sides\.mask\n.*Once input\.sides\.mask is repaired, run with --same-input")
+    zarr.open_array(mask, mode="r+")[...] = 1
+    assert scene.run(cluster, parts=parts, same_input=True).resumed == BLOCKS - 8
+
+
+def test_a_nan_becomes_no_integer(scene: Scene, cluster: RunningCluster, monkeypatch: Patch) -> None:
+    put_nan(scene, 19)
+    parts = {"output": {"dtype": "uint16"}}
+    with pytest.raises(errors.ConfigError, match=r"output\.dtype is uint16, which cannot hold the NaN"):
+        scene.run(cluster, parts=parts)
+    monkeypatch.setattr(job_image, "_squares", lambda *_: [Region((0, 0), (BLOCK, BLOCK))])
+    with pytest.raises(errors.BlockFailed, match=r"block 19 .*a pixel is NaN, and the output is uint16"):
+        scene.run(cluster, parts=parts)
+    assert scene.journalled() == others(19)
+
+
+def test_a_damaged_input_names_the_block_and_the_file(scene: Scene, cluster: RunningCluster, tmp_path: Path) -> None:
+    chunk = scene.source / "c" / "1" / "1"
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[: len(content) // 2])
+    with pytest.raises(errors.BlockInputFailed, match=r"4 of 64 blocks failed after 0 retries") as failed:
+        scene.run(cluster, retries=0)
+    failed.match("Once the image is repaired, run with --same-input: only these are redone")
+    failed.match(r"DamagedData: .*noisy\.zarr.*restore this file from its origin")
+    chunk.write_bytes(content)
+    with pytest.raises(
+        errors.ResumeRefused, match=r"input\.[\s\S]*same images, repaired or copied, run with --same-input"
+    ):
+        scene.run(cluster)
+    done = scene.run(cluster, same_input=True)
+    assert (done.done, done.resumed) == (BLOCKS, BLOCKS - 4)
+    assert scene.run(cluster).resumed == BLOCKS, "it is remembered"
+    assert scene.run(cluster, fresh=True).done == BLOCKS
+
+
+def test_input_that_the_system_does_not_give_is_tried_again_and_named(scene: Scene, cluster: RunningCluster) -> None:
+    chunk = scene.source / "c" / "1" / "1"
+    chunk.unlink()
+    os.mknod(chunk, stat.S_IFSOCK)  # not opened as a file: the system refuses, as for a broken disk
+    with pytest.raises(errors.BlockInputFailed, match=r"InputUnreadable: .*noisy\.zarr.*No such device"):
+        scene.run(cluster, retries=1)
+    assert {event["block"] for event in scene.events("retry")} == set(range(BLOCKS)) - scene.journalled()

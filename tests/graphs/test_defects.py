@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from skimage.data import retina
 
 from halotile.errors import InputError
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.compare import compare
 from halotile.graphs.jobs.denoise.job import kept_defects
 from halotile.graphs.jobs.denoise.passes import inspect_residual
@@ -25,8 +26,9 @@ from halotile.tasks.noise import defects
 from halotile.tasks.noise.defects import outliers, replacements
 from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
 
+Patch = pytest.MonkeyPatch
+
 HOT, DEAD = (100, 64), (131, 140)
-MEDIAN = {"size": 3}
 
 
 def scene(dtype: str = "uint16") -> NDArray[Any]:
@@ -43,14 +45,12 @@ def with_defects(pixels: NDArray[Any]) -> NDArray[Any]:
     return hot
 
 
-def marked(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    mask = np.zeros(shape, np.uint8)
-    mask[HOT] = mask[DEAD] = 1
-    return mask
-
-
 def job_on(folder: Path, name: str, pixels: NDArray[Any], denoiser: str, axes: str | None = None, **parts: Any) -> Any:
-    options: dict[str, Any] = {"tv": {"strength": 1.0, "sigma": "auto"}, "median": MEDIAN, "gaussian": {"sigma": 1.0}}
+    options: dict[str, Any] = {
+        "tv": {"strength": 1.0, "sigma": "auto"},
+        "median": {"size": 3},
+        "gaussian": {"sigma": 1.0},
+    }
     source = folder / f"{name}.zarr"
     if not source.exists():
         write_zarr(source, pixels, axes=axes)
@@ -72,11 +72,11 @@ AUTO: dict[str, Any] = {"input": {"defects": "auto"}}
 
 def test_two_hot_pixels_change_no_other(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    clean = retina()[300:780, 300:748, 1] / 255 * 40
+    clean = retina()[300:540, 300:524, 1] / 255 * 40
     plain = np.rint(2.2 * rng.poisson(clean) + 100 + 2 * rng.standard_normal(clean.shape)).astype(np.uint16)
     hot, mask = plain.copy(), np.ones(plain.shape, np.uint8)
-    hot[200, 100], hot[300, 301] = 60000, 8000
-    mask[200, 100] = mask[300, 301] = 0
+    hot[200, 100], hot[150, 151] = 60000, 8000
+    mask[200, 100] = mask[150, 151] = 0
     np.save(tmp_path / "mask.npy", mask)
     expected, spoilt = (done(tmp_path, name, image, **PHOTONS) for name, image in (("plain", plain), ("hot", hot)))
     found = done(tmp_path, "hot", hot, **PHOTONS, **AUTO)
@@ -95,61 +95,43 @@ def test_two_hot_pixels_change_no_other(tmp_path: Path) -> None:
     assert notes[2][0].endswith("replaced before anything is computed")
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
-@pytest.mark.parametrize("denoiser", ["tv", "median"])
+@pytest.mark.parametrize(("dtype", "denoiser"), [("uint8", "tv"), ("uint16", "median"), ("float32", "tv")])
 def test_tiles_give_the_bits_of_the_whole_image(tmp_path: Path, dtype: str, denoiser: str) -> None:
     hot = with_defects(scene(dtype))
     hot[[0, 0, 219, 127, 128], [0, 229, 100, 127, 40]] = 250 if dtype == "uint8" else 9000
     whole = done(tmp_path, "hot", hot, denoiser, shard=256, **AUTO)
-    for shard in (32, 64, 96):
+    for shard in (32, 96):
         assert np.array_equal(done(tmp_path, "hot", hot, denoiser, shard=shard, tile={"size": 32}, **AUTO), whole)
 
 
-def test_workers_give_the_same_bits_and_the_outcome_has_the_number(tmp_path: Path) -> None:
+@pytest.mark.cluster
+def test_workers_give_the_same_bits_and_a_run_goes_on_with_its_noise(tmp_path: Path, cluster: RunningCluster) -> None:
     hot = with_defects(scene())
-    expected = done(tmp_path, "hot", hot, **AUTO)
-    job = job_of(
-        tmp_path / "hot.zarr",
-        tmp_path / "out.zarr",
-        "tv",
-        {"strength": 1.0, "sigma": "auto"},
-        run={"workers": 2},
-        **AUTO,
-    )
-    outcome = run_job(make_plan(job))
+    job = job_on(tmp_path, "hot", hot, "tv", **AUTO)
+    outcome = run_job(make_plan(job), cluster=cluster)
     assert outcome.defects == 2
-    page = (tmp_path / "out.zarr.run" / PAGE).read_text("utf-8")
+    page = (Path(f"{job.output.path}.run") / PAGE).read_text("utf-8")
     assert '["defects", "2 pixels replaced before anything was computed"]' in page
-    assert np.array_equal(read_zarr(tmp_path / "out.zarr"), expected)
+    assert np.array_equal(read_zarr(Path(job.output.path)), done(tmp_path, "hot", hot, **AUTO))
+    first, again = make_plan(job, fresh=True), make_plan(job)
+    assert again.identity["defects"] == first.identity["defects"] != None  # noqa: E711
+    assert run_job(again, cluster=cluster).resumed > 0
 
 
-@pytest.mark.parametrize("how", ["auto", "path"])
+@pytest.mark.parametrize("how", ["auto", "path", "stripes"])
 def test_kept_defects_have_their_own_values(tmp_path: Path, how: str) -> None:
-    hot = with_defects(scene())
-    tifffile.imwrite(tmp_path / "defects.tif", marked(hot.shape))
-    wanted = {"defects": "auto" if how == "auto" else str(tmp_path / "defects.tif")}
+    hot, is_defect = with_defects(scene()), np.zeros((220, 230), bool)
+    is_defect[HOT] = is_defect[DEAD] = True
+    tifffile.imwrite(tmp_path / "defects.tif", is_defect.astype(np.uint8))
+    wanted: dict[str, Any] = {"defects": str(tmp_path / "defects.tif") if how == "path" else "auto"}
+    if how == "stripes":
+        stripes = np.random.default_rng(1).normal(0, 20, 230)
+        hot, wanted["stripes"] = with_defects(scene().astype("float32") + stripes.astype("float32")), {"axis": "x"}
     replaced = done(tmp_path, "hot", hot, input=wanted)
     kept = done(tmp_path, "hot", hot, input=wanted | {"defects_in_output": "kept"})
-    is_defect = marked(hot.shape) == 1
     assert np.array_equal(kept[is_defect], hot[is_defect])
     assert np.array_equal(kept[~is_defect], replaced[~is_defect])
     assert (np.abs(replaced - hot.astype(float))[is_defect] > 50).all()
-
-
-def test_kept_defects_have_their_own_values_where_stripes_are_removed(tmp_path: Path) -> None:
-    hot = with_defects(scene().astype("float32") + np.random.default_rng(1).normal(0, 20, 230).astype("float32"))
-    kept = done(tmp_path, "hot", hot, input={"defects": "auto", "defects_in_output": "kept", "stripes": {"axis": "x"}})
-    is_defect = marked(hot.shape) == 1
-    assert np.array_equal(kept[is_defect], hot[is_defect])
-
-
-def test_a_hot_value_is_no_hole(tmp_path: Path) -> None:
-    hot = scene()
-    hot[np.arange(10, 200, 10), np.arange(10, 200, 10)] = 65535
-    for wanted in ("none", "auto"):
-        notes = make_plan(job_on(tmp_path, "hot", hot, "tv", input={"defects": wanted})).notes
-        assert [note for note in notes if "stand out of the noise alone" in note]
-        assert not [note for note in notes if "nodata" in note]
 
 
 def test_only_the_defects_of_a_path_are_replaced(tmp_path: Path) -> None:
@@ -175,23 +157,11 @@ def test_a_stack_has_its_own_noise_and_defects_in_each_plane(tmp_path: Path) -> 
 def test_a_volume_is_repaired_plane_by_plane(tmp_path: Path) -> None:
     volume = np.stack([np.roll(scene()[:96, :96], 7 * z, 0) for z in range(8)])
     volume[3, 40, 50] = 60000
-    results = [
-        done(
-            tmp_path,
-            "volume",
-            volume,
-            "gaussian",
-            axes="zyx",
-            shard=shard,
-            chunk=16,
-            tile={"axes": "zyx", "size": 32},
-            **AUTO,
-        )
-        for shard in (96, 32)
-    ]
+    parts: dict[str, Any] = {"axes": "zyx", "chunk": 16, "tile": {"axes": "zyx", "size": 32}}
+    whole, small = (done(tmp_path, "volume", volume, "gaussian", shard=n, **parts, **AUTO) for n in (96, 32))
+    assert np.array_equal(whole, small)
     plain = done(tmp_path, "plain", np.delete(volume, 3, 0), "gaussian", axes="zyx", tile={"axes": "zyx"})
-    assert np.array_equal(*results)
-    assert results[0].max() < 1.1 * plain.max()
+    assert whole.max() < 1.1 * plain.max()
 
 
 @pytest.mark.parametrize("axis", ["t", "q"])  # q: an axis that the file does not name
@@ -225,28 +195,15 @@ def test_holes_are_neither_defects_nor_neighbours(tmp_path: Path) -> None:
     assert image.defects_of(Region.whole(hot.shape))[0].tolist() == [[*HOT], [*DEAD]]
 
 
-def test_a_run_goes_on_with_the_noise_that_it_began_with(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", with_defects(scene()))
-    job = job_of(source, tmp_path / "out.zarr", "median", MEDIAN, run={"workers": 1}, **AUTO)
-    run_job(make_plan(job))
-    first, again = make_plan(job, fresh=True).identity, make_plan(job).identity
-    assert again["defects"] == first["defects"] != None  # noqa: E711
-    assert run_job(make_plan(job)).resumed > 0
-
-
 def test_replaced_defects_are_no_residual(tmp_path: Path) -> None:
     hot = scene()
     hot[np.random.default_rng(1).integers(5, 215, 60), np.random.default_rng(2).integers(5, 215, 60)] = 60000
-    source = write_zarr(tmp_path / "in.zarr", hot)
-    ratios = []
     for kept in ("replaced", "kept"):
-        job = job_of(
-            source, tmp_path / f"{kept}.zarr", "median", MEDIAN, input={"defects": "auto", "defects_in_output": kept}
-        )
+        job = job_on(tmp_path, "hot", hot, "median", input={"defects": "auto", "defects_in_output": kept})
         run_inline(job)
         plan = make_plan(replace(job, output=replace(job.output, overwrite=True)), fresh=True)
-        ratios.append(inspect_residual(work_of(plan).task, plan.output).figures["residual"][0]["ratio"])
-    assert max(ratios) < 1.3
+        (row,) = inspect_residual(work_of(plan).task, plan.output).figures["residual"]
+        assert row["ratio"] < 1.3
 
 
 def test_a_crop_is_that_of_the_run(tmp_path: Path) -> None:
@@ -258,32 +215,28 @@ def test_a_crop_is_that_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "words"),
+    ("name", "words"),
     [
-        ({"defects": "{folder}/other.npy"}, r"input\.defects has shape \(5, 6\)"),
-        ({"defects": "{folder}/missing.npy"}, r"missing\.npy"),
-        ({"defects": "{folder}/large.npy"}, r"input\.defects marks row 12, column 32 and every measured pixel"),
+        ("other.npy", r"input\.defects has shape \(5, 6\)"),
+        ("missing.npy", r"missing\.npy"),
+        ("large.npy", r"input\.defects marks row 12, column 32 and every measured pixel"),
     ],
 )
-def test_a_path_that_cannot_be_used(tmp_path: Path, written: dict[str, str], words: str) -> None:
+def test_a_path_that_cannot_be_used(tmp_path: Path, name: str, words: str) -> None:
     large = np.zeros((220, 230), np.uint8)
     large[10:17, 30:37] = 1
     np.save(tmp_path / "large.npy", large)
     np.save(tmp_path / "other.npy", np.zeros((5, 6)))
-    given = {key: value.format(folder=tmp_path) for key, value in written.items()}
     with pytest.raises(InputError, match=words):
-        make_plan(job_on(tmp_path, "in", scene(), "median", input=given))
+        planned(tmp_path, "in", scene(), "median", input={"defects": str(tmp_path / name)})
 
 
-@pytest.mark.parametrize(
-    ("wanted", "name", "words"), [("auto", "median", []), ("auto", "dncnn", ["changes the image's shape"])]
-)
-def test_defects_that_cannot_be_kept(tmp_path: Path, wanted: str, name: str, words: list[str]) -> None:
-    job = job_of("a", tmp_path, "median", MEDIAN, input={"defects": wanted, "defects_in_output": "kept"})
-    given = SimpleNamespace(scale=1 if name == "median" else 2, channels=(1, 1), title=name)
-    faults = [message for _, message in kept_defects(job.input, given)]  # type: ignore[arg-type]
-    assert len(faults) == len(words)
-    assert all(word in fault for word, fault in zip(words, faults, strict=True))
+def test_defects_are_not_kept_where_the_image_has_another_shape(tmp_path: Path) -> None:
+    job = job_on(tmp_path, "in", scene(), "median", input={"defects": "auto", "defects_in_output": "kept"})
+    for scale in (1, 2):
+        given: Any = SimpleNamespace(scale=scale, channels=(1, 1), title="a")
+        faults = [message for _, message in kept_defects(job.input, given)]
+        assert ["changes the image's shape" in fault for fault in faults] == [True] * (scale - 1)
 
 
 @pytest.mark.parametrize("photons", [0.5, 2, 13, 20, 500])
@@ -306,9 +259,7 @@ def test_point_sources_survive() -> None:
 
 
 @pytest.mark.parametrize(("gain", "variance"), [(0.0, 1.0), (1.0, 0.0)])
-def test_the_pixels_that_are_looked_at_closely_are_all_that_can_be_outliers(
-    monkeypatch: pytest.MonkeyPatch, gain: float, variance: float
-) -> None:
+def test_no_outlier_is_overlooked(monkeypatch: Patch, gain: float, variance: float) -> None:
     rng = np.random.default_rng(2)
     image = (rng.poisson(30, (120, 130)) if gain else 5 * rng.standard_t(2, (120, 130))).astype(np.float32)
     image[rng.random(image.shape) < 0.05] = 200

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from distributed import Client
 from scipy.ndimage import uniform_filter
 
 import halotile
+from halotile import errors
 from halotile.errors import ConfigError, HalotileError
+from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import ADDRESS, RunningCluster
+from halotile.graphs.jobs.denoise import call
+from halotile.graphs.kinds.sections import DenoiserChoice
+from halotile.graphs.rules.arguments import cluster_of_script
 from halotile.graphs.watching.progress import Progress
-from tests.support import noisy_image, read_zarr, run_inline, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, run_inline, write_zarr
+
+Patch = pytest.MonkeyPatch
 
 pytestmark = pytest.mark.cluster
 
@@ -34,37 +42,8 @@ def test_a_function_of_the_callers_own_runs_on_every_tile(tmp_path: Path) -> Non
     np.testing.assert_array_equal(read_zarr(tmp_path / "out.zarr"), want)
 
 
-def test_a_function_without_depth_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs depth"):
-        halotile.denoise("in.zarr", tmp_path / "out.zarr", uniform_filter, size=9)
-
-
-def test_a_function_is_told_by_its_code_in_every_process() -> None:
-    code = (
-        "from functools import partial\n"
-        "from halotile.tasks.denoisers.function import GivenFunction\n"
-        "def outer(p, k=2, words=frozenset(('a', 'b', 'c'))):\n"
-        "    return [(lambda v: v * k)(p) for _ in p if k in {1, 2, 'x', 'y'}]\n"
-        "print(GivenFunction(call=partial(outer, k=3), depth=1).check())\n"
-    )
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(said) == 1
-    assert "'__main__:outer'" in said.pop()
-
-
 @pytest.mark.parametrize(("precision", "most"), [("bfloat16", 0.03), ("float16", 0.004)])
 def test_half_precision_is_close_and_asked_for(precision: str, most: float, tmp_path: Path) -> None:
-    from tests.support import dncnn_weights, job_of
-
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8}
     exact = run_inline(job_of(source, tmp_path / "a.zarr", "dncnn", options))
@@ -73,28 +52,26 @@ def test_half_precision_is_close_and_asked_for(precision: str, most: float, tmp_
     assert np.abs(rough - exact).max() < most * np.abs(exact).max()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ({"precision": "half"}, r"run\.precision: .half. is not"),
-        ({"device": "gpu"}, r"run\.device: .gpu. is not auto, cpu or cuda"),
-        ({"device": "cuda", "cluster": "local"}, "no GPU here"),
-    ],
-)
-def test_what_computes_and_how_exactly_can_be_said(
-    monkeypatch: pytest.MonkeyPatch, words: dict[str, Any], said: str, tmp_path: Path
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    ("gaussian", {"sigma": 1, "precision": "half"}, r"run\.precision: .half. is not"),
+    ("gaussian", {"sigma": 1, "device": "gpu"}, r"run\.device: .gpu. is not auto, cpu or cuda"),
+    ("gaussian", {"sigma": 1, "device": "cuda", "cluster": "local"}, "no GPU here"),
+    (uniform_filter, {"size": 9}, "needs depth"),
+    ({"depth": 9}, {}, "Write a name"),
+]
+
+
+@pytest.mark.parametrize(("denoiser", "arguments", "words"), REFUSED)
+def test_a_call_that_cannot_be_is_refused(
+    monkeypatch: Patch, denoiser: Any, arguments: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     source = write_zarr(tmp_path / "in.zarr", noisy_image((64, 64)))
-    with pytest.raises(ConfigError, match=said):
-        halotile.denoise(source, tmp_path / "out.zarr", "gaussian", sigma=1, **words)
+    with pytest.raises(ConfigError, match=words):
+        halotile.denoise(source, tmp_path / "out.zarr", denoiser, **arguments)
 
 
 def test_every_error_is_the_fitting_builtin_and_survives_pickling() -> None:
-    import pickle
-
-    from halotile import errors
-
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HalotileError)]
     assert len(kinds) >= 14
     for kind in kinds:
@@ -103,12 +80,57 @@ def test_every_error_is_the_fitting_builtin_and_survives_pickling() -> None:
         assert str(back) == "what, why, what instead"
 
 
-def test_a_relative_path_is_kept_whole_so_that_a_run_goes_on_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_is_kept_whole(tmp_path: Path, monkeypatch: Patch) -> None:
     write_zarr(tmp_path / "in.zarr", noisy_image((64, 64)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("halotile.graphs.runs.driver.run", lambda plan, **_: plan.documents.asked)
     job: Any = halotile.denoise("in.zarr", "out.zarr", "gaussian", sigma=1.0, workers=1)
     assert job["input"]["path"] == str(tmp_path / "in.zarr")
     assert job["output"]["path"] == str(tmp_path / "out.zarr")
+
+
+def test_options_named_like_arguments_are_in_a_mapping(tmp_path: Path, monkeypatch: Patch) -> None:
+    jobs: list[Any] = []
+    monkeypatch.setattr(call, "run_call", lambda job, *_, **__: jobs.append(job))
+    section = {"name": "dncnn", "weights": tmp_path / "w.safetensors", "depth": 9}
+    halotile.denoise(tmp_path / "in.zarr", tmp_path / "out.zarr", section, depth=12)
+    (job,) = jobs
+    assert job.denoiser == DenoiserChoice(
+        name="dncnn", options={"weights": str(tmp_path / "w.safetensors"), "depth": 9}
+    )
+    assert job.tile.depth == 12
+    assert section["name"] == "dncnn"
+
+
+def test_an_open_client_serves_a_call(tmp_path: Path, cluster: RunningCluster, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(local, "start", None)  # no second cluster
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((60, 50)))
+    outcome = halotile.denoise(source, tmp_path / "out.zarr", "median", size=3, cluster=cluster.client)
+    assert outcome.done == outcome.total > 0
+    assert cluster.client.status == "running"
+
+
+def test_a_second_cluster_beside_a_client_is_told(cluster: RunningCluster, monkeypatch: Patch) -> None:
+    monkeypatch.delenv(ADDRESS, raising=False)
+    with cluster.client.as_current():
+        with pytest.warns(UserWarning, match=r"beside those of the Client that is open\. Write cluster=client"):
+            assert cluster_of_script("auto").kind == "auto"
+        assert cluster_of_script("local").kind == "local"  # asked for
+        assert cluster_of_script(cluster.client).address == cluster.client.scheduler.address
+        monkeypatch.setenv(ADDRESS, cluster.client.scheduler.address)
+        assert cluster_of_script("auto").kind == "auto"  # it joins
+
+
+@pytest.mark.parametrize(
+    ("status", "address", "words"),
+    [
+        ("closed", "tls://127.0.0.1:7", r"cluster is a Client \(closed\)"),
+        ("running", "inproc://127.0.0.1/7/1", "whose workers are threads of this process"),
+        ("running", "tcp://10.1.2.3:7", "is not encrypted; write one that begins with tls://"),
+    ],
+)
+def test_a_client_that_cannot_serve_is_refused(status: str, address: str, words: str) -> None:
+    own = {"status": status, "scheduler": SimpleNamespace(address=address), "__del__": lambda _: None}
+    client: Client = object.__new__(type("Fake", (Client,), own))
+    with pytest.raises(ConfigError, match=words):
+        cluster_of_script(client)

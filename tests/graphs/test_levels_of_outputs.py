@@ -20,11 +20,13 @@ from halotile.storage.run_directory.directory import RunDirectory
 from tests.faults import flip_bit
 from tests.support import job_of, noisy_image, read_zarr, write_zarr
 
+Patch = pytest.MonkeyPatch
+
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(autouse=True)
-def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_images_have_levels(monkeypatch: Patch) -> None:
     monkeypatch.setattr("halotile.storage.sharded.layout.LARGEST_TOP", 30)
 
 

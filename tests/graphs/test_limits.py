@@ -1,78 +1,84 @@
-"""Limits on the memory of a process, whatever an input asks for."""
+"""Limits on memory, files and threads, whatever an input asks for: a plan that fits is not killed, and what has no room is refused."""
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
+import re
 import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import zarr
 from numpy.typing import NDArray
 
 from halotile.cli import exits
-from halotile.errors import MemoryRefused
+from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.kinds.sections import Run, Tile
+from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
+from halotile.graphs.kinds.sections import Cluster, Output, Run, Tile, parse_bytes
+from halotile.graphs.plans.needs import IMPORTS_BYTES
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.plans.trials.denoiser_trials import tried
+from halotile.graphs.runs import records
+from halotile.graphs.runs.claim import kept_of
+from halotile.graphs.runs.records import damaged_blocks, image_digest
 from halotile.graphs.waiting import no_report
+from halotile.storage.grid import Region
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.sharded.layout import MOST_FILES
+from halotile.storage.sharded.output import Layout, create_output
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import Function, GivenFunction
+from tests.cases import all_of, thorough
+from tests.storage.outputs import PLAIN, written
+from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone keeps to it")
+Patch = pytest.MonkeyPatch
 
-GIB = 2**30
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone keeps to it, and has /proc")
+MIB, GIB = 2**20, 2**30
 
 
-def take(nbytes: int) -> int:
+def take(nbytes: int) -> int | str:
     """Allocate memory without using it."""
-    return np.empty(nbytes, np.uint8).nbytes
-
-
-@pytest.mark.cluster
-def test_a_worker_is_refused_what_goes_beyond_its_memory(cluster: RunningCluster) -> None:
-    """A machine with 4 GiB; the real one may have far more, or overcommit."""
-    assert cluster.client.submit(take, GIB, pure=False).result(timeout=60) == GIB
-    refused = cluster.client.submit(take, 6 * GIB, pure=False).exception(timeout=60)
-    assert isinstance(refused, MemoryError)
-
-
-LIFTED = """
-import numpy as np
-from halotile.tasks.devices.device import allow_memory
-
-def take():
-    try:
-        return np.empty(2**29, np.uint8).nbytes
-    except MemoryError:
-        return "refused"
-
-allow_memory(2**28)
-print(take())
-allow_memory(None)
-print(take())
-"""
-
-FOR_A_WHILE = """
-import numpy as np
-from halotile.tasks.devices.device import allow_memory, size_limited
-
-def take(nbytes):
     try:
         return np.empty(nbytes, np.uint8).nbytes
     except MemoryError:
         return "refused"
 
-with size_limited(2**20):
+
+@on_linux
+@pytest.mark.cluster
+def test_a_worker_is_refused_what_goes_beyond_its_memory(cluster: RunningCluster) -> None:
+    """A machine with 4 GiB; the real one may have far more, or overcommit."""
+    assert cluster.client.submit(take, GIB, pure=False).result(timeout=60) == GIB
+    assert cluster.client.submit(take, 6 * GIB, pure=False).result(timeout=60) == "refused"
+
+
+LIMITED = """
+from halotile.tasks.devices.device import allow_memory, size_limited
+from tests.graphs.test_limits import take
+
+with size_limited(2**20):  # for a while, if it is a worker of ours: in another process, other threads may do unrelated work
     print(take(2**28))
+allow_memory(2**28)
+print(take(2**29))
+allow_memory(None)
+print(take(2**29))
 allow_memory(2**31)
 with size_limited(2**20):
     print(take(2**29))
 print(take(2**29))
 """
-
 COMMAND = """
 import resource, sys
 from halotile.cli.main import main
@@ -85,19 +91,16 @@ finally:
 """
 
 
-def printed(code: str) -> list[str]:
-    """The output of another process, which gives freed memory back at once."""
+@on_linux
+def test_a_limit_holds_until_it_is_lifted_and_a_command_takes_no_more_than_was_free() -> None:
+    """In other processes, which give freed memory back at once."""
     usual = {name: word for name, word in os.environ.items() if not name.startswith("MALLOC_")}
-    return subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60, env=usual).split()
-
-
-def test_a_limit_holds_until_it_is_lifted() -> None:
-    assert printed(LIFTED) == ["refused", str(2**29)]
-
-
-def test_a_process_is_limited_for_a_while_if_it_is_a_worker_of_ours() -> None:
-    """Workers have a limit. In another process, other threads may do unrelated work."""
-    assert printed(FOR_A_WHILE) == [str(2**28), "refused", str(2**29)]
+    found, limit = (
+        subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60, env=usual).split()
+        for code in (LIMITED, COMMAND)
+    )
+    assert found == [str(2**28), "refused", str(2**29), "refused", str(2**29)]
+    assert 0 < int(limit[-1]) < psutil.virtual_memory().total + GIB
 
 
 def hungry(image: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -105,21 +108,16 @@ def hungry(image: NDArray[np.float32]) -> NDArray[np.float32]:
     return image + np.ones(3 * GIB // 8)[:1].astype(np.float32)
 
 
+@on_linux
 @pytest.mark.parametrize(
     "denoiser", [GivenFunction(call=hungry, depth=0), Function(import_=f"{__name__}:hungry", depth=0)]
 )
 def test_a_function_is_tried_with_the_memory_of_a_worker(denoiser: Denoiser) -> None:
-    run = Run(memory_per_worker="2GiB")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(
-        MemoryRefused, match=r"memory_per_worker is 2 GiB, and .*hungry needs more than that to be tried"
-    ):
+    run, before = Run(memory_per_worker="2GiB"), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    words = r"memory_per_worker is 2 GiB, and .*hungry needs more than that to be tried"
+    with pytest.raises(MemoryRefused, match=words):
         tried(denoiser, Tile(), (500, 500), None, run=run, report=no_report)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB; it would be 3 GiB here
-
-
-def test_a_command_takes_no_more_than_was_free() -> None:
-    assert 0 < int(printed(COMMAND)[-1]) < psutil.virtual_memory().total + GIB
 
 
 def test_it_is_told_in_words() -> None:
@@ -127,3 +125,197 @@ def test_it_is_told_in_words() -> None:
     assert exits.exit_code(error) == exits.REFUSED
     assert "unexpected" not in exits.message_of(error)
     assert "restore it from its origin" in exits.message_of(error)
+
+
+SLACK_BYTES = 48 * MIB
+"""What the allocator keeps and the interpreter makes in passing."""
+MEASURE = """
+import json, pickle, sys
+from pathlib import Path
+import psutil, torch
+import halotile.graphs.runs.passes.worker_setup, halotile.graphs.runs.driver  # what a worker has imported
+from halotile.tasks.block import BlockRunner, peak_memory_bytes
+from halotile.tasks.devices.device import prepare_process
+prepare_process(1)
+task = pickle.loads(Path(sys.argv[1]).read_bytes())
+before = psutil.Process().memory_info().rss
+receipt = BlockRunner(task).run(range(int(sys.argv[2])))
+assert not receipt.bad, receipt.bad[0].traceback
+print(json.dumps([before, peak_memory_bytes()]))
+"""
+PEAKS: dict[str, tuple[str, dict[str, Any], tuple[int, int], str, int]] = {
+    "gaussian": ("gaussian", {"sigma": 2}, (3072, 1500), "float32", 1024),
+    "median": ("median", {"size": 5}, (3072, 1500), "float32", 1024),
+    "tv": ("tv", {"strength": 0.1}, (3072, 1500), "float32", 1024),
+    "nlm": ("nlm", {"strength": 0.1}, (3072, 1500), "float32", 1024),
+    "dncnn": ("dncnn", {"depth": 7, "width": 32}, (3072, 1500), "float32", 1024),
+    # Images of bytes are computed in four bytes a pixel, and stay so until they are encoded.
+    "bytes": ("gaussian", {"sigma": 2}, (4096, 8192), "uint8", 4096),
+}
+
+
+@on_linux
+@pytest.mark.parametrize("case", all_of(PEAKS, thorough=PEAKS.keys() - {"gaussian"}))
+def test_a_worker_stays_within_what_the_plan_projects(case: str, tmp_path: Path) -> None:
+    """A few blocks in a process that did not plan."""
+    name, options, shape, dtype, block = PEAKS[case]
+    source = write_zarr(tmp_path / "in.zarr", noisy_image(shape, dtype), chunk=512)
+    if name == "dncnn":
+        options |= {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 7, 32))}
+    sizes: dict[str, Any] = {"shard": "auto", "chunk": "auto", "tile": {"block": block}}
+    plan = make_plan(job_of(source, tmp_path / "out.zarr", name, options, **sizes))
+    create_output(plan.output, plan.layout)
+    (tmp_path / "task.pickle").write_bytes(pickle.dumps(work_of(plan).task))
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "task.pickle"), str(min(3, len(plan.grid)))]
+    own = os.environ | WORKER_ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    before, peak = json.loads(done.stdout)
+    assert before <= IMPORTS_BYTES
+    assert peak - before <= plan.memory_bytes - IMPORTS_BYTES + SLACK_BYTES
+
+
+def test_a_thin_block_at_the_edge_tells_nothing_of_the_others(tmp_path: Path) -> None:
+    """Of two rows of blocks the second may be a few pixels high."""
+    needed, tile = [], {"block": 256, "boundary": "reflect"}
+    for rows in (260, 512):
+        source = write_zarr(tmp_path / f"{rows}.zarr", noisy_image((rows, 512)))
+        needed.append(make_plan(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, tile=tile)).needs)
+    assert needed[0] == needed[1]
+
+
+def unwritten(folder: Path, shape: tuple[int, ...], dtype: str = "float32", **layout: Any) -> Path:
+    """An image of which nothing is written."""
+    stored: Any = {"chunks": (512, 512), "dimension_names": ["y", "x"], "dtype": dtype} | layout
+    zarr.create_array(folder / "huge.zarr", shape=shape, overwrite=True, **stored)
+    return folder / "huge.zarr"
+
+
+def planned(source: Path, memory: str = "4GiB", **changed: Any) -> Plan:
+    """As it would be, whether it fits the disk or not."""
+    job = job_of(source, source.parent / "out.zarr", "gaussian", {"sigma": 2}, shard="auto", chunk="auto")
+    run = Run(workers=8, memory_per_worker=memory)
+    return make_plan(replace(job, run=run, cluster=Cluster(kind="slurm"), **changed), refuse=False)
+
+
+def test_shards_grow_until_there_are_few_files(tmp_path: Path) -> None:
+    plan = planned(unwritten(tmp_path, (300 * 1024,) * 2))
+    assert (plan.layout.shard, len(plan.layout.arrays[0].grid)) == ((2048, 2048), 22_500)
+    assert plan.layout.files <= MOST_FILES, "with all levels"
+    assert plan.layout.arrays[-1].shape == (1200, 1200)
+    bare = planned(tmp_path / "huge.zarr", output=Output(path=str(tmp_path / "bare.zarr"), format="zarr"))
+    assert (bare.layout.shard, bare.layout.files) == ((1024, 1024), 90_000)
+    plan = planned(unwritten(tmp_path, (2**20,) * 2))
+    assert (plan.layout.shard, len(plan.layout.arrays[0].grid)) == ((8192, 8192), 16_384)
+    assert plan.layout.files <= MOST_FILES
+    assert plan.grid.block == (8192, 8192)
+    assert len(plan.layout.arrays) == 6, "more would make more files"
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+@pytest.mark.parametrize("memory", ["1GiB", "2GiB", "4GiB", "64GiB"])
+def test_and_no_further_than_memory_allows(memory: str, dtype: str, tmp_path: Path) -> None:
+    plan, allowed = planned(unwritten(tmp_path, (2**24,) * 2, dtype), memory), parse_bytes(memory)
+    width = max(4, work_of(plan).task.source.dtype.itemsize)
+    assert plan.layout.shard[0] * plan.layout.shard[1] * width <= allowed // 8
+    assert plan.memory_bytes <= allowed
+
+
+def test_the_shards_of_the_input_are_a_hint_and_a_run_that_goes_on_keeps_its_own(tmp_path: Path) -> None:
+    source = unwritten(tmp_path, (2**20,) * 2, shards=(5 * 1024, 5 * 1024))
+    assert planned(source).layout.shard == (5 * 1024, 5 * 1024)
+    assert planned(source, "1GiB").layout.shard == (2048, 2048), "which is all that memory allows"
+    source = unwritten(tmp_path, (2**20,) * 2)
+    first = planned(source, "2GiB")
+    run = RunDirectory(first.run_directory)
+    run.create()
+    run.write_plan(kept_of(first))
+    larger = planned(source, "64GiB")
+    assert larger.layout.shard == first.layout.shard
+    assert larger.resumes
+
+
+MANY = "the output is 1,000,000 files and 3,000,006 inodes: each of 1,000,000 planes along t has files of its own, whatever output.shard is"
+NOTED: list[Any] = [
+    thorough(1_000_000, 256, "4GiB", MANY),
+    (100_000, 256, "4GiB", None),
+    thorough(50_000, 4096, "64GiB", None),
+    (
+        50_000,
+        4096,
+        "1GiB",
+        r"the output is 200,000 files and .*: fewer, larger shards take more run\.memory_per_worker$",
+    ),
+    thorough(200_000, 4096, "1GiB", r"the output is 800,000 files .* larger shards.*; and each of 200,000 planes"),
+]
+
+
+@pytest.mark.parametrize(("planes", "edge", "memory", "note"), NOTED)
+def test_many_files_are_noted(planes: int, edge: int, memory: str, note: str | None, tmp_path: Path) -> None:
+    stored: Any = {"chunks": (1, 64, 64), "dimension_names": ["t", "y", "x"]}
+    source = unwritten(tmp_path, (planes, edge, edge), "uint16", **stored)
+    found = [said for said in planned(source, memory).notes if " files and " in said]
+    assert len(found) == (note is not None)
+    assert note is None or re.match(note, found[0])
+    if memory == "64GiB":
+        asked = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 2}, shard=128)  # for these shards
+        assert not any(" files and " in said for said in make_plan(asked, refuse=False).notes)
+
+
+@pytest.mark.parametrize(("total", "free"), [(10**6, 35), (10**6, 36), (0, 0)])
+def test_files_without_room_are_refused(total: int, free: int, tmp_path: Path, monkeypatch: Patch) -> None:
+    """btrfs, which does not count, has none and none free. The file system stands still: others write to the real one meanwhile."""
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
+    job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3}, shard=64, chunk=64)
+    known = list(os.statvfs(tmp_path))
+    known[5], known[6], known[7] = total, free, free
+    monkeypatch.setattr("halotile.graphs.plans.plan.os.statvfs", lambda _: os.statvfs_result(known))
+    if (total, free) == (10**6, 35):
+        with pytest.raises(DiskRefused, match=r"makes 36 files and folders, and .* has room for 35 \(`df -i`\)"):
+            make_plan(job)
+    else:
+        figures = make_plan(job).summary()
+        assert (figures["files"], figures["inodes"]) == (25, 25 + 5 + 2 + 4)
+        assert figures.get("free_inodes") == (free or None)
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+def test_what_is_counted_is_what_is_made(levels: int, tmp_path: Path) -> None:
+    """All but the run directory."""
+    bare = Layout((40, 30), "uint8", (8, 8), (4, 4), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False)
+    layout = bare if levels == 1 else replace(bare, ome=True, levels=3, factor=(2, 2), block=(16, 16))
+    create_output(tmp_path / "o.zarr", layout)
+    for array in layout.arrays:
+        for name, _ in array.shards(Region.whole(array.shape)):
+            path = tmp_path / "o.zarr" / array.name / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    made = sum(1 for _ in (tmp_path / "o.zarr").rglob("*")) + 1
+    assert made <= layout.inodes <= made + 2
+
+
+SHARD_BYTES = 8 * 8 * 2
+"""Of PLAIN, with pixels of two bytes."""
+
+
+@pytest.mark.parametrize(
+    ("held", "thorough", "count"),
+    [(100 * SHARD_BYTES, True, 4), (3 * SHARD_BYTES - 1, True, 2), (SHARD_BYTES - 1, True, 1), (1, False, 4)],
+)
+def test_checks_take_as_many_threads_as_there_are_cores_and_memory_for(
+    held: int, thorough: bool, count: int, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    counts: list[int] = []
+
+    def threads(count: int) -> ThreadPoolExecutor:
+        counts.append(count)
+        return ThreadPoolExecutor(count)
+
+    monkeypatch.setattr(records, "ThreadPoolExecutor", threads)
+    monkeypatch.setattr(records, "cores_here", lambda: 4)
+    monkeypatch.setattr(records, "HELD_BYTES", held)
+    layout = replace(PLAIN, dtype="uint16")
+    written(tmp_path / "a.zarr", layout)
+    assert list(damaged_blocks(tmp_path / "a.zarr", layout, layout.grid, thorough=thorough)) == []
+    image_digest(tmp_path / "a.zarr", layout, layout.grid)
+    assert counts == [count, 4]

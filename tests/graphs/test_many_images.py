@@ -20,17 +20,20 @@ from typer.testing import CliRunner
 
 from halotile.cli import exits
 from halotile.cli.main import app
-from halotile.errors import ConfigError, DiskRefused, InputError, Stopped
+from halotile.errors import ConfigError, DiskRefused, InputError, MemoryRefused, Stopped
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import Inspection
 from halotile.graphs.kinds.sections import Job, jobs_of
 from halotile.graphs.plans.plan import Plan, make_plan
-from halotile.graphs.runs.driver import plan_many, run_many
+from halotile.graphs.runs.driver import ManyPlans, plan_many, run_many
 from halotile.graphs.runs.session import SharedCluster
 from halotile.graphs.watching.progress import Progress
+from halotile.storage.run_directory.directory import RunDirectory
 from tests.support import load_denoising, noisy_image, read_zarr, run_inline
+
+Patch = pytest.MonkeyPatch
 
 CONFIG = """\
 version: 1
@@ -58,7 +61,7 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def starts(monkeypatch: pytest.MonkeyPatch, cluster: RunningCluster) -> list[Order]:
+def starts(monkeypatch: Patch, cluster: RunningCluster) -> list[Order]:
     """The orders of local clusters, which are given the one that runs."""
     orders: list[Order] = []
 
@@ -85,15 +88,9 @@ def test_each_image_is_as_by_itself_and_a_bad_one_is_named(config: Path, starts:
     assert told.splitlines()[1].startswith(f"failed: {config.parent}/scans/none.npy: a file")
     assert "image 2 of 2, b.c.npy: tv: 70 × 51 float32" in told
     for name in ("a", "b.c"):
-        alone = load_denoising(
-            config, [f"input.path={config.parent}/scans/{name}.npy", f"output.path={name}-alone.zarr"]
-        )
-        np.testing.assert_array_equal(read_zarr(config.parent / f"clean/{name}.zarr"), run_inline(alone))
-
-
-@pytest.mark.cluster
-def test_the_same_command_does_what_is_left(config: Path, starts: list[Order]) -> None:
-    command("run", config)
+        words = [f"input.path={config.parent}/scans/{name}.npy", f"output.path={name}-alone.zarr"]
+        alone = run_inline(load_denoising(config, words))
+        np.testing.assert_array_equal(read_zarr(config.parent / f"clean/{name}.zarr"), alone)
     for name in ("scans", "masks"):
         shutil.copy(config.parent / f"{name}/a.npy", config.parent / f"{name}/d.npy")
     (config.parent / "scans/none.npy").unlink()
@@ -133,60 +130,48 @@ def test_the_plan_lists_images_and_failures(config: Path) -> None:
     assert code == exits.QUARANTINED
     assert [line.split()[0] for line in out.splitlines()[1:3]] == ["a.npy", "b.c.npy"]
     assert "12" in next(line for line in out.splitlines() if "blocks " in line)
-    assert "noise level" in out
-    assert "in 1 other image as well" in out
+    assert all(words in out for words in ("noise level", "in 1 other image as well"))
     assert "failed: " in told
-
-
-def test_where_all_fail_the_fault_is_the_first_one(config: Path) -> None:
-    code, _, told = command("run", config, "--set", "input.axes=zyx")
+    code, _, told = command("run", config, "--set", "input.axes=zyx")  # all fail, by the first one's fault
     assert (code, "axes" in told) == (exits.BAD_DATA, True)
 
 
-def test_outputs_may_lie_beside_the_images(config: Path) -> None:
-    words = ["input.path=scans/*", "output.path=scans/{stem}.zarr"]
-    job = load_denoising(config, words)
-    for path in ("scans/a.zarr", "scans/a.zarr.run", "scans/b.c.zarr", "scans/{stem}.zarr.run"):
-        (config.parent / path).mkdir()
-    assert [Path(path).name for path in jobs_of(job)] == ["a.npy", "b.c.npy", "none.npy"]
-
-
-def test_two_images_with_one_output_are_refused(config: Path) -> None:
-    (config.parent / "scans/a.tif").write_text("")
-    with pytest.raises(ConfigError, match=r"a\.npy and .*a\.tif would both be written to .*clean/a\.zarr"):
-        jobs_of(load_denoising(config, ["input.path=scans/*"]))
-
-
-def test_the_stem_is_that_of_a_single_image_too(config: Path) -> None:
+def test_paths_are_those_of_images_and_not_of_outputs(config: Path) -> None:
+    """Outputs may lie beside the images, or behind a link; brackets in the name of a folder are no pattern."""
     job = load_denoising(config, ["input.path=scans/a.npy"])
     assert (job.output.path, job.input.sides["mask"]) == (
         f"{config.parent}/clean/a.zarr",
         f"{config.parent}/masks/a.npy",
     )
+    (place := config.parent / "exp [2024]").mkdir()
+    for name in ("scans", "masks", "clean", "job.yaml"):
+        (config.parent / name).rename(place / name)
+    with pytest.raises(InputError, match=r"scans/x\.npy does not exist"):
+        load_denoising(place / "job.yaml", ["input.path=scans/x.npy"])
+    (place / "linked").symlink_to(place / "scans")
+    for path in ("scans/a.zarr", "scans/a.zarr.run", "scans/b.c.zarr", "scans/{stem}.zarr.run"):
+        (place / path).mkdir()
+    for folder in ("scans", "linked"):
+        job = load_denoising(place / "job.yaml", [f"input.path={folder}/*", "output.path=scans/{stem}.zarr"])
+        assert [Path(path).name for path in jobs_of(job)] == ["a.npy", "b.c.npy", "none.npy"]
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("change", "use", "error", "words"),
     [
-        (
-            "output.path=clean/all.zarr",
-            ConfigError,
-            r"write \{stem\} for the name of each image, such as .*clean/\{stem\}\.zarr",
-        ),
-        ("input.path=scans/*.tif", InputError, r"scans/\*\.tif does not exist"),
+        ("output.path=clean/all.zarr", None, ConfigError, r"write \{stem\} for the name of .*clean/\{stem\}\.zarr"),
+        ("input.path=scans/*.tiff", None, InputError, r"scans/\*\.tiff does not exist"),
+        ("input.path=scans/*", jobs_of, ConfigError, r"a\.npy and .*a\.tif would both be written to .*clean/a\.zarr"),
+        ("input.axes=yx", make_plan, ConfigError, r"input\.path is a pattern, which `recon-cli run`.*glob\.glob"),
     ],
 )
-def test_a_pattern_that_cannot_be_is_refused(config: Path, change: str, error: type[Exception], words: str) -> None:
+def test_wrong_patterns_are_refused(config: Path, change: str, use: Any, error: type[Exception], words: str) -> None:
+    (config.parent / "scans/a.tif").write_text("")
     with pytest.raises(error, match=words):
-        load_denoising(config, [change])
+        (use or (lambda job: job))(load_denoising(config, [change]))
 
 
-def test_other_commands_say_what_takes_a_pattern(config: Path) -> None:
-    with pytest.raises(ConfigError, match=r"input\.path is a pattern, which `recon-cli run`.*glob\.glob"):
-        make_plan(load_denoising(config))
-
-
-def test_disk_is_reckoned_for_all_together(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_is_reckoned_for_all_together(config: Path, monkeypatch: Patch) -> None:
     (config.parent / "scans/none.npy").unlink()
     many = plan_many(jobs_of(load_denoising(config)), make_plan)
     one = max(plan.output_bytes for plan in many.plans.values())
@@ -211,39 +196,26 @@ def test_a_shared_cluster_is_started_once_and_again_after_its_loss() -> None:
 
 
 @pytest.mark.cluster
-def test_every_image_that_was_denoised_too_much_is_named(
-    config: Path, starts: list[Order], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (config.parent / "scans/none.npy").unlink()
+def test_images_denoised_too_much_are_named(config: Path, starts: list[Order], monkeypatch: Patch) -> None:
+    waves = np.sin(np.arange(300) / 4 + np.arange(300)[:, None] / 9)
     for name in ("a", "b.c"):
-        waves = np.sin(np.arange(300) / 4 + np.arange(300)[:, None] / 9)
         np.save(config.parent / f"scans/{name}.npy", (waves + noisy_image((300, 300))).astype("float32"))
+    (config.parent / "scans/neither.npy").write_text("neither")
+    for module in ("running", "status"):
+        monkeypatch.setattr(f"halotile.cli.{module}.MOST_ROWS", 1)
     words = ["--set", "denoiser={name: gaussian, sigma: 6.0}", "--set", "input.sides={}"]
     code, out, told = command("run", config, *words)
     warnings = [line for line in told.splitlines() if line.startswith("warning: ")]
-    assert (code, [line.split(": ")[1:3] for line in warnings]) == (
-        exits.OK,
-        [[name, "the residual, what was taken away, holds structure of the image"] for name in ("a.npy", "b.c.npy")],
-    )
-    assert [" of the noise level" in line for line in out.splitlines() if ".npy: " in line] == [True, True]
-    assert f"look at it   recon-cli preview {config.parent}/clean/a.zarr a.png" in out
-    assert "above, for 2 images: a.npy, b.c.npy" in out
-    code, out, told = command("run", config, *words, "--set", "output.overwrite=true", "--quiet", "--json")
-    assert (code, len(json.loads(out)["images"])) == (exits.OK, 2)
-    assert told.splitlines() == warnings
-    for name in ("none", "neither"):
-        (config.parent / f"scans/{name}.npy").write_text(name)
-    for module in ("running", "status"):
-        monkeypatch.setattr(f"halotile.cli.{module}.MOST_ROWS", 1)
-    code, out, _ = command("run", config, *words)
+    text = "the residual, what was taken away, holds structure of the image"
+    assert [line.split(": ")[1:3] for line in warnings] == [[name, text] for name in ("a.npy", "b.c.npy")]
     assert (code, out.count("   1 of 2 images; --json lists all\n")) == (exits.QUARANTINED, 2)
+    assert sum(" of the noise level" in line for line in out.splitlines() if ".npy: " in line) == 1
+    assert f"look at it   recon-cli preview {config.parent}/clean/a.zarr a.png" in out
     assert "above, for 2 images: a.npy and 1 more\n" in out
-
-
-def test_status_says_which_image_cannot_be_read(config: Path) -> None:
-    code, out, _ = command("status", config)
-    assert (code, "2 not begun, 1 cannot be read" in out) == (exits.OK, True)
-    assert "none.npy: cannot be read: a file that begins with" in out
+    code, out, told = command("run", config, *words, "--set", "output.overwrite=true", "--quiet", "--json")
+    assert (code, len(json.loads(out)["images"])) == (exits.QUARANTINED, 2)
+    told_again = [line for line in told.splitlines() if line.startswith("warning: ")]
+    assert told_again == [warnings[0], "warning: 1 more image with such results"]
 
 
 @dataclass
@@ -253,11 +225,7 @@ class Ended:
     inspection: Inspection = field(default_factory=Inspection)
 
 
-def test_status_says_which_images_failed_and_names_twenty(config: Path) -> None:
-    from halotile.errors import MemoryRefused
-    from halotile.graphs.runs.driver import ManyPlans
-    from halotile.storage.run_directory.directory import RunDirectory
-
+def test_status_says_which_images_failed_or_cannot_be_read_and_names_twenty(config: Path) -> None:
     for number in range(22):
         shutil.copyfile(config.parent / "scans/a.npy", config.parent / f"scans/more{number:02}.npy")
         shutil.copyfile(config.parent / "masks/a.npy", config.parent / f"masks/more{number:02}.npy")
@@ -269,8 +237,7 @@ def test_status_says_which_images_failed_and_names_twenty(config: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("halotile.graphs.runs.driver.run", lambda *_, **__: Ended())
         run_many(ManyPlans(plans, failed), directory=directory)
-    status = directory.read_status()
-    assert status is not None
+    status = directory.read_status() or {}
     assert status["reason"].startswith("24 images: ")
     assert status["reason"].endswith("more18.npy")
     assert list(status["failed_images"]) == list(failed)[:20]
@@ -279,11 +246,10 @@ def test_status_says_which_images_failed_and_names_twenty(config: Path) -> None:
     assert " more03.npy: failed: too large.\n" in out
     assert " 20 of 25 images; --json lists all\n" in out
     as_json = json.loads(command("status", config, "--json")[1])["images"]
-    path = next(path for path in failed if "more03" in path)
-    assert as_json[path] == {"state": "failed", "reason": "too large."}
+    assert as_json[next(path for path in failed if "more03" in path)] == {"state": "failed", "reason": "too large."}
 
 
-def test_status_says_which_pixels_are_damaged(config: Path) -> None:
+def test_status_opens_images_as_the_job_does_and_says_which_pixels_are_damaged(config: Path) -> None:
     path = config.parent / "scans/p.png"
     Image.fromarray(noisy_image((60, 50), "uint8")).save(path)
     content = bytearray(path.read_bytes())
@@ -293,33 +259,12 @@ def test_status_says_which_pixels_are_damaged(config: Path) -> None:
     code, out, _ = command("status", config)
     assert (code, "2 not begun, 2 cannot be read" in out) == (exits.OK, True)
     assert "p.png: cannot be read: the pixels from" in out
-
-
-def test_brackets_in_the_name_of_a_folder_are_no_pattern(config: Path) -> None:
-    odd = config.parent / "exp [2024]"
-    odd.mkdir()
-    for name in ("scans", "masks", "clean", "job.yaml"):
-        (config.parent / name).rename(odd / name)
-    assert len(jobs_of(load_denoising(odd / "job.yaml"))) == 3
-    with pytest.raises(InputError, match=r"scans/x\.npy does not exist"):
-        load_denoising(odd / "job.yaml", ["input.path=scans/x.npy"])
-
-
-def test_outputs_behind_a_link_are_left_out(config: Path) -> None:
-    (config.parent / "linked").symlink_to(config.parent / "scans")
-    (config.parent / "scans/a.zarr").mkdir()
-    words = ["input.path=linked/*", "output.path=scans/{stem}.zarr"]
-    assert [Path(path).name for path in jobs_of(load_denoising(config, words))] == ["a.npy", "b.c.npy", "none.npy"]
-
-
-def test_status_opens_images_as_the_job_does(config: Path) -> None:
+    assert "none.npy: cannot be read: a file that begins with" in out
     h5py = pytest.importorskip("h5py")
     for name in ("a", "b"):
         with h5py.File(config.parent / f"scans/{name}.h5", "w") as file:
-            for dataset in ("raw", "flat"):
-                file[dataset] = noisy_image((70, 50))
-    text = CONFIG.replace('"scans/*.npy"', '"scans/*.h5", dataset: raw')
-    config.write_text(text)
+            file["raw"] = file["flat"] = noisy_image((70, 50))
+    config.write_text(CONFIG.replace('"scans/*.npy"', '"scans/*.h5", dataset: raw'))
     assert "2 not begun" in command("status", config)[1]
 
 
@@ -328,6 +273,8 @@ def test_the_folder_of_the_outputs_is_made_and_no_other(config: Path, starts: li
     (config.parent / "clean").rmdir()
     _, out, _ = command("plan", config)
     assert f"there is no folder {config.parent}/clean yet: the run makes it" in out
+    _, _, told = command("run", config, "--set", "input.path=scans/a.npy")  # no folder is made for a single image
+    assert "Make it first" in told
     assert command("try", config)[0] == exits.OK
     assert not (config.parent / "clean").exists()
     code, _, told = command("run", config, "--set", "output.path=new/clean/{stem}.zarr")
@@ -335,13 +282,6 @@ def test_the_folder_of_the_outputs_is_made_and_no_other(config: Path, starts: li
     assert f"there is no folder {config.parent}/new/clean. Make it first" in told
     command("run", config)
     assert sorted(path.name for path in (config.parent / "clean").glob("*.zarr")) == ["a.zarr", "b.c.zarr"]
-
-
-def test_a_single_image_has_no_folder_made_for_it(config: Path) -> None:
-    (config.parent / "clean").rmdir()
-    _, _, told = command("run", config, "--set", "input.path=scans/a.npy")
-    assert "Make it first" in told
-    assert not (config.parent / "clean").exists()
 
 
 def test_an_image_with_other_channels_is_named_in_the_plan(tmp_path: Path) -> None:
@@ -356,9 +296,7 @@ def test_an_image_with_other_channels_is_named_in_the_plan(tmp_path: Path) -> No
 
 
 @pytest.mark.cluster
-def test_of_very_many_images_some_are_planned_and_the_others_when_their_turn_comes(
-    config: Path, starts: list[Order], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_very_many_images_some_are_planned(config: Path, starts: list[Order], monkeypatch: Patch) -> None:
     for number in range(5):
         shutil.copyfile(config.parent / "scans/a.npy", config.parent / f"scans/d{number}.npy")
         shutil.copyfile(config.parent / "masks/a.npy", config.parent / f"masks/d{number}.npy")

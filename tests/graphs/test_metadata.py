@@ -1,4 +1,4 @@
-"""What an output takes over from its input besides pixels: axes, scale, units, place, names and type."""
+"""What an output takes over from its input besides pixels, and axes: nothing is mixed across one that is not known to be space."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import imagecodecs
 import numpy as np
 import pytest
+import scipy.ndimage
 import tifffile
 import zarr
+from numpy.typing import NDArray
 from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
 import halotile
-from halotile.errors import InputError
+from halotile.errors import ConfigError, InputError
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
 from halotile.storage.sharded.output import create_output
-from tests.support import job_of, noisy_image, read_zarr, run_inline, write_zarr
+from halotile.tasks.denoisers.gaussian import Gaussian
+from halotile.tasks.denoisers.tv import TotalVariation
+from tests.support import job_of, load_denoising, noisy_image, read_zarr, run_inline, work_of, write_zarr
 
 CHANNEL = {"color": "00FF00", "label": "GFP", "window": {"start": 0, "end": 90, "min": 0, "max": 999}}
 
@@ -51,20 +55,15 @@ def gaussian(source: Path, output: Path, **parts: Any) -> Any:
     return job_of(source, output, "gaussian", {"sigma": 1}, **parts)
 
 
-@pytest.mark.parametrize(
-    ("series", "place", "advice"),
-    [
-        (("0", "1"), "folder", r"Write the path of one, such as (?P<path>.*)\.$"),
-        (("0", "1"), "zip", r"Write dataset: one of (?P<dataset>[^,]*), .*"),
-        (("A/1/0", "B/2/0"), "zip", r"Write dataset: one of (?P<dataset>[^,]*), .*"),
-    ],
-)
-def test_the_advice_for_a_root_of_several_images_keeps_sizes_and_channels(
-    tmp_path: Path, series: tuple[str, ...], place: str, advice: str
-) -> None:
+DATASET = r"Write dataset: one of (?P<dataset>[^,]*), .*"
+ROOTS = [("0 1", "folder", r"Write the path of one, such as (?P<path>.*)\.$"), ("0 1", "zip", DATASET)]
+
+
+@pytest.mark.parametrize(("series", "place", "advice"), [*ROOTS, ("A/1/0 B/2/0", "zip", DATASET)])
+def test_the_advice_for_several_images_keeps_all(tmp_path: Path, series: str, place: str, advice: str) -> None:
     root = tmp_path / "root.zarr"
     zarr.create_group(root, attributes={"ome": {"version": "0.5", "bioformats2raw.layout": 3}})
-    for name in series:
+    for name in series.split():
         zarr.create_group(root, path=name)
         ome_zarr(root / name, noisy_image((1, 64, 48), "uint16"), "cyx", omero={"channels": [CHANNEL]})
     source = root if place == "folder" else Path(shutil.make_archive(str(tmp_path / "a"), "zip", root))
@@ -72,38 +71,38 @@ def test_the_advice_for_a_root_of_several_images_keeps_sizes_and_channels(
         make_plan(gaussian(source, tmp_path / "out.zarr"))
     found = re.search(advice, str(refused.value))
     assert found, refused.value
-    given = found.groupdict()
-    chosen = {"dataset": given["dataset"]} if "dataset" in given else {}
-    group = output_of(gaussian(Path(given.get("path", source)), tmp_path / "out.zarr", input=chosen))
+    chosen = found.groupdict()
+    group = output_of(gaussian(Path(chosen.pop("path", source)), tmp_path / "out.zarr", input=chosen))
     ome: Any = group.attrs["ome"]
     assert ome["omero"]["channels"] == [CHANNEL]
+    assert len(Omero.model_validate(ome["omero"]).channels) == 1
     assert ome["multiscales"][0]["name"] == "cells"
-    assert ome["multiscales"][0]["datasets"][0]["coordinateTransformations"][0]["scale"] == [2, 2, 2]
+    scale, translation = ome["multiscales"][0]["datasets"][0]["coordinateTransformations"]
+    assert (scale["scale"], translation["translation"]) == ([2, 2, 2], [1, 1, 1])
+
+
+def described(group: zarr.Group) -> tuple[str, list[str | None], list[float]]:
+    """The axes of a valid OME-Zarr, their units, and the steps of its finest level."""
+    multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
+    kinds = {"t": "time", "c": "channel"}
+    assert [axis.type for axis in multiscale.axes] == [kinds.get(axis.name, "space") for axis in multiscale.axes]
+    scale: Any = multiscale.datasets[0].coordinateTransformations[0]
+    return "".join(axis.name for axis in multiscale.axes), [axis.unit for axis in multiscale.axes], list(scale.scale)
 
 
 def test_an_ome_tiff_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
     words: Any = {"axes": "TCYX", "PhysicalSizeX": 0.1, "PhysicalSizeXUnit": "µm", "TimeIncrement": 3}
     source = tmp_path / "in.ome.tif"
     tifffile.imwrite(source, noisy_image((2, 3, 64, 48), "uint16"), ome=True, metadata=words)
-    group = output_of(gaussian(source, tmp_path / "o.zarr"))
-    multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
-    assert [(axis.name, axis.type, axis.unit) for axis in multiscale.axes] == [
-        ("t", "time", "second"),
-        ("c", "channel", None),
-        ("y", "space", None),
-        ("x", "space", "micrometer"),
-    ]
-    steps = multiscale.datasets[0].coordinateTransformations
-    assert [list(step.scale) for step in steps] == [[3.0, 1.0, 1.0, 0.1]]
+    found = described(output_of(gaussian(source, tmp_path / "o.zarr")))
+    assert found == ("tcyx", ["second", None, None, "micrometer"], [3.0, 1.0, 1.0, 0.1])
 
 
 PACKING: dict[str, Any] = {"scale_factor": 0.01, "add_offset": 273.15, "units": "K", "standard_name": "air_temperature"}
 
 
 @pytest.mark.parametrize(("dtype", "form"), [("auto", "auto"), ("float32", "zarr")])
-def test_the_output_keeps_what_the_stored_numbers_mean(
-    tmp_path: Path, dtype: str, form: Literal["auto", "zarr"]
-) -> None:
+def test_outputs_keep_what_stored_numbers_mean(tmp_path: Path, dtype: str, form: Literal["auto", "zarr"]) -> None:
     kelvin = np.random.default_rng(0).normal(280, 1, (1300, 200))
     packed = ((kelvin - PACKING["add_offset"]) / PACKING["scale_factor"]).round().astype("int16")
     source = zarr.create_array(tmp_path / "in.zarr", data=packed, dimension_names=["lat", "lon"])
@@ -131,15 +130,15 @@ def microscope_tiff(folder: Path, axes: str, shape: tuple[int, ...], **options: 
     return path, pixels
 
 
+ORDERS = [
+    ("YXS", (64, 48, 3), (2, 0, 1)),
+    ("ZCYX", (4, 2, 64, 48), (1, 0, 2, 3)),
+    ("TZCYX", (2, 3, 2, 40, 48), (0, 2, 1, 3, 4)),
+]
+
+
 @pytest.mark.parametrize("options", [{}, {"tile": (32, 32), "compression": "zlib"}], ids=["mapped", "packed"])
-@pytest.mark.parametrize(
-    ("axes", "shape", "order"),
-    [
-        ("YXS", (64, 48, 3), (2, 0, 1)),
-        ("ZCYX", (4, 2, 64, 48), (1, 0, 2, 3)),
-        ("TZCYX", (2, 3, 2, 40, 48), (0, 2, 1, 3, 4)),
-    ],
-)
+@pytest.mark.parametrize(("axes", "shape", "order"), ORDERS)
 def test_the_axes_of_an_ome_tiff_are_put_in_the_order_of_ome_zarr(
     tmp_path: Path, axes: str, shape: tuple[int, ...], order: tuple[int, ...], options: dict[str, Any]
 ) -> None:
@@ -151,10 +150,8 @@ def test_the_axes_of_an_ome_tiff_are_put_in_the_order_of_ome_zarr(
     part = (slice(1, 2), *[slice(None)] * (wanted.ndim - 3), slice(5, 40), slice(7, 33))
     assert np.array_equal(source[part], wanted[part])
     assert open_source(path, axes=letters).shape == shape, "as they lie, where they are named"
-    job = gaussian(path, tmp_path / "o.zarr")
-    multiscale = Image.from_zarr(output_of(job)).ome_attributes.multiscales[0]
-    assert [axis.name for axis in multiscale.axes] == list(source.axes)
-    assert list(multiscale.datasets[0].coordinateTransformations[0].scale)[-1] == 0.5
+    axes, _, scale = described(output_of(gaussian(path, tmp_path / "o.zarr")))
+    assert (axes, scale[-1]) == ("".join(source.axes), 0.5)
 
 
 def test_an_ome_tiff_whose_axes_ome_zarr_cannot_hold_becomes_a_plain_zarr(tmp_path: Path) -> None:
@@ -168,33 +165,11 @@ def test_an_ome_tiff_whose_axes_ome_zarr_cannot_hold_becomes_a_plain_zarr(tmp_pa
     assert (again.axes, again.scale, again.units) == (plan.layout.axes, plan.layout.scale, plan.layout.units)
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [None, 3, {"scale": [1, 2]}, {"scale": [1, "a"], "units": [None] * 2}, {"scale": [0, 1], "units": [None] * 2}],
-)
-def test_attributes_that_are_not_ours_are_left_alone(tmp_path: Path, kept: Any) -> None:
-    array = zarr.create_array(tmp_path / "a.zarr", shape=(4, 6), dtype="uint8")
-    array.attrs["halotile"] = kept
-    assert open_source(tmp_path / "a.zarr").scale == (1.0, 1.0)
-
-
-def test_name_place_and_channels_of_an_ome_zarr_are_kept(tmp_path: Path) -> None:
-    source = ome_zarr(tmp_path / "in.zarr", noisy_image((2, 64, 48)), "cyx", omero={"channels": [CHANNEL] * 2})
-    group = output_of(gaussian(source, tmp_path / "o.zarr"))
-    multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
-    assert multiscale.name == "cells"
-    assert list(multiscale.datasets[0].coordinateTransformations[1].translation) == [1.0, 1.0, 1.0]
-    ome: Any = group.attrs["ome"]
-    assert len(Omero.model_validate(ome["omero"]).channels) == 2
-    assert ome["omero"]["channels"][1]["label"] == "GFP"
-
-
-def test_finer_pixels_have_their_centres_elsewhere(tmp_path: Path) -> None:
-    source = ome_zarr(tmp_path / "in.zarr", noisy_image((64, 48)), "yx")
-    options = {"import": "tests.networks:doubler", "scale": 2}
-    plan = make_plan(job_of(source, tmp_path / "o.zarr", "torch", options))
-    # A pixel of 2 around 1 goes from 0 to 2; its halves lie around 0.5 and 1.5.
-    assert (plan.layout.scale, plan.layout.translation) == ((1.0, 1.0), (0.5, 0.5))
+def test_attributes_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
+    array, units = zarr.create_array(tmp_path / "a.zarr", shape=(4, 6), dtype="uint8"), [None] * 2
+    for kept in (None, 3, {"scale": [1, 2]}, {"scale": [1, "a"], "units": units}, {"scale": [0, 1], "units": units}):
+        array.attrs["halotile"] = kept
+        assert open_source(tmp_path / "a.zarr").scale == (1.0, 1.0)
 
 
 GEOKEYS = (1, 1, 0, 4, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 32632, 3076, 0, 1, 9001)
@@ -228,13 +203,16 @@ def test_a_georeference_is_kept_from_a_geotiff_to_a_cloud_optimized_one(tmp_path
     assert (last[:9, :9] == 7).all()
 
 
-def test_a_georeference_has_the_pixels_of_a_larger_image(tmp_path: Path) -> None:
+def test_finer_pixels_have_their_centres_and_georeference_elsewhere(tmp_path: Path) -> None:
+    source, doubler = ome_zarr(tmp_path / "in.zarr", noisy_image((64, 48)), "yx"), {"import": "tests.networks:doubler"}
+    layout = make_plan(job_of(source, tmp_path / "o.zarr", "torch", doubler | {"scale": 2})).layout
+    # A pixel of 2 around 1 goes from 0 to 2; its halves lie around 0.5 and 1.5.
+    assert (layout.scale, layout.translation) == ((1.0, 1.0), (0.5, 0.5))
     tifffile.imwrite(tmp_path / "a.tif", noisy_image((64, 48)), extratags=GEOTIFF[:3])
-    options = {"import": "tests.networks:doubler", "scale": 2}
-    plan = make_plan(job_of(tmp_path / "a.tif", tmp_path / "o.zarr", "torch", options))
-    assert plan.layout.georeference is not None
-    assert plan.layout.georeference.transform == (5, 0, 500_000, 0, -5, 5_000_000)
-    assert (plan.layout.scale, plan.layout.units) == ((5, 5), ("meter", "meter"))
+    layout = make_plan(job_of(tmp_path / "a.tif", tmp_path / "o.zarr", "torch", doubler | {"scale": 2})).layout
+    assert layout.georeference is not None
+    assert layout.georeference.transform == (5, 0, 500_000, 0, -5, 5_000_000)
+    assert (layout.scale, layout.units) == ((5, 5), ("meter", "meter"))
 
 
 def test_names_of_channels_that_are_no_longer_there_are_left_out(tmp_path: Path) -> None:
@@ -258,20 +236,6 @@ def test_a_mask_becomes_numbers_between_0_and_1(tmp_path: Path) -> None:
     assert 0 <= plain.min() < 0.4 < 0.6 < plain.max() <= 1 + 1e-6
 
 
-@pytest.mark.parametrize("samples", [1, 3, 4])
-def test_a_png_is_denoised_to_the_bits_of_the_same_tiff(tmp_path: Path, samples: int) -> None:
-    pixels = noisy_image((150, 130, samples), "uint16")
-    pixels = pixels[..., 0] if samples == 1 else pixels
-    (tmp_path / "a.png").write_bytes(imagecodecs.png_encode(np.ascontiguousarray(pixels)))
-    colours: Any = {"photometric": "rgb"} if samples > 2 else {}
-    tifffile.imwrite(tmp_path / "a.tif", pixels, **colours)
-    png, tiff = (
-        run_inline(gaussian(tmp_path / name, tmp_path / f"{name}.zarr", shard=64)) for name in ("a.png", "a.tif")
-    )
-    assert png.shape == (pixels if samples == 1 else np.moveaxis(pixels, -1, 0)).shape
-    np.testing.assert_array_equal(png, tiff)
-
-
 def test_a_czi_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
     for package in ("bioio_czi", "pylibCZIrw"):
         pytest.importorskip(package, reason=f'{package} is not installed: pip install "halotile[bioio]"')
@@ -283,13 +247,181 @@ def test_a_czi_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
             file.write(data=plane[..., None], plane={"C": c, "Z": z})
         names = {0: "DAPI", 1: "GFP"}
         file.write_metadata(channel_names=names, scale_x=1e-7, scale_y=1e-7, scale_z=3e-7)
-    image = Image.from_zarr(output_of(gaussian(tmp_path / "a.czi", tmp_path / "o.zarr")))
-    multiscale, omero = image.ome_attributes.multiscales[0], image.ome_attributes.omero
-    assert [(axis.name, axis.unit) for axis in multiscale.axes] == [
-        ("c", None),
-        ("z", "micrometer"),
-        ("y", "micrometer"),
-        ("x", "micrometer"),
-    ]
-    np.testing.assert_allclose(multiscale.datasets[0].coordinateTransformations[0].scale, [1.0, 0.3, 0.1, 0.1])
-    assert [channel.label for channel in Omero.model_validate(omero).channels] == ["DAPI", "GFP"]
+    group = output_of(gaussian(tmp_path / "a.czi", tmp_path / "o.zarr"))
+    axes, units, scale = described(group)
+    assert (axes, units) == ("czyx", [None, "micrometer", "micrometer", "micrometer"])
+    np.testing.assert_allclose(scale, [1.0, 0.3, 0.1, 0.1])
+    channels = Omero.model_validate(Image.from_zarr(group).ome_attributes.omero).channels
+    assert [channel.label for channel in channels] == ["DAPI", "GFP"]
+
+
+FILTERS: dict[str, dict[str, Any]] = {
+    "tv": {"strength": 0.5, "iterations": 10},
+    "nlm": {"strength": 0.3, "patch": 3, "distance": 2},
+    "gaussian": {"sigma": 1.5},
+    "median": {"size": 3},
+}
+
+
+def frames(count: int = 8) -> NDArray[np.float32]:
+    """Frames whose levels differ by a tenth of their range each."""
+    rng = np.random.default_rng(0)
+    levels = np.linspace(0, 0.7, count, dtype=np.float32)[rng.permutation(count)]
+    planes: NDArray[np.float32] = levels[:, None, None] + 0.02 * rng.standard_normal((count, 60, 70)).astype(np.float32)
+    return planes
+
+
+def tagged(path: Path, pixels: NDArray[Any], spacing: float) -> Path:
+    """An ImageJ stack with pixels of 1 micrometer and planes ``spacing`` apart."""
+    words = {"axes": "ZYX", "spacing": spacing, "unit": "um"}
+    tifffile.imwrite(path, pixels, imagej=True, resolution=(1, 1), metadata=words)
+    return path
+
+
+def saved(path: Path, pixels: NDArray[Any]) -> Path:
+    np.save(path, pixels)
+    return path
+
+
+def test_planes_far_apart_or_of_no_stated_meaning_stay_as_they_are_alone(tmp_path: Path) -> None:
+    h5py, planes = pytest.importorskip("h5py"), frames()
+    with h5py.File(tmp_path / "series.h5", "w") as file:
+        file["frames"] = planes
+    sources = {
+        "tv": tagged(tmp_path / "apart.tif", planes, 5.0),
+        "nlm": saved(tmp_path / "unknown.npy", planes),
+        "gaussian": tmp_path / "series.h5",
+        "median": write_zarr(tmp_path / "distance.zarr", planes, axes="zyx"),
+    }
+    for name, source in sources.items():
+        job = job_of(source, tmp_path / f"{name}.out.zarr", name, FILTERS[name])
+        plan = make_plan(job)
+        assert plan.summary()["tiled_axes"] == "yx"
+        assert any("axes: zyx" in note or "input.spacing" in note for note in plan.notes), plan.notes
+        assert np.abs(np.median(run_inline(job), (1, 2)) - np.median(planes, (1, 2))).max() <= 0.01
+
+
+def of_spacing(folder: Path, spacing: dict[str, Any], axes: str = "zyx", pixels: Any = None) -> Denoising:
+    source = saved(folder / "a.npy", frames() if pixels is None else pixels)
+    return job_of(source, folder / "out.zarr", "tv", FILTERS["tv"], input={"axes": axes, "spacing": spacing})
+
+
+UM, NO_UNIT = ("micrometer",) * 3, (None,) * 3
+KNOWN: list[tuple[dict[str, Any], Any, str, Any, Any]] = [
+    ({"z": 1, "y": 1, "x": 1}, None, "zyx", (1.0, 1.0, 1.0), NO_UNIT),
+    ({"z": "0.15 um", "y": "0.1 um", "x": "0.1 um"}, (1.5, 1, 1), "zyx", (0.15, 0.1, 0.1), UM),
+    ({"z": "150 nm", "y": "0.1 um", "x": "0.1 um"}, (1.5, 1, 1), "zyx", None, None),
+    ({"y": 0.1, "x": 0.1}, None, "yx", None, None),  # leaves the distance of planes unknown
+]
+
+
+@pytest.mark.parametrize(("spacing", "voxel", "tiled", "scale", "units"), KNOWN)
+def test_jobs_give_what_files_do_not_know(
+    tmp_path: Path, spacing: dict[str, Any], voxel: Any, tiled: str, scale: Any, units: Any
+) -> None:
+    plan = make_plan(of_spacing(tmp_path, spacing))
+    assert plan.summary()["tiled_axes"] == tiled
+    assert work_of(plan).task.denoiser.spacing == voxel
+    assert (plan.layout.scale, plan.layout.units) == (scale, units) or scale is None
+
+
+def test_z_may_be_the_last_axis(tmp_path: Path) -> None:
+    pixels, spacing = np.moveaxis(frames(), 0, 2), {"z": 5, "y": 1, "x": 1}
+    for planes, is_noted in ((pixels, True), (pixels[..., :1], False)):
+        plan = make_plan(of_spacing(tmp_path, spacing, "yxz", planes))
+        assert plan.summary()["tiled_axes"] == "yx"
+        assert any("5 times as far apart" in note for note in plan.notes) == is_noted
+    network = {"import": "tests.networks:convolutions"}
+    job = job_of(tmp_path / "a.npy", tmp_path / "n.zarr", "torch", network, input={"axes": "yxz"})
+    assert make_plan(job).summary()["tiled_axes"] == "yx"
+
+
+UNITS = "all with a unit of length, or all without"
+VOLUMES: dict[str, Any] = {"import": "tests.networks:volumes"}
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], type[Exception], str]] = [
+    ("tv", {}, {"input": {"axes": "zyx", "spacing": {"z": 1.5}}}, ConfigError, UNITS),
+    ("tv", {}, {"input": {"axes": "zyx", "spacing": {"z": 1.5, "y": "1 um", "x": "1 um"}}}, ConfigError, UNITS),
+    ("tv", {}, {"input": {"spacing": {"z": 1}}}, InputError, r"spacing is given along z, and the axes are qyx"),
+    ("torch", VOLUMES, {}, ConfigError, r"and input: {axes: ...} where the file does not"),
+    ("torch", VOLUMES, {"tile": {"axes": "zyx"}}, ConfigError, r"axes are 'qyx'. Write some of .*input.axes if"),
+    ("tv", {"spacing": (3.0, 1.0, 1.0)}, {}, ConfigError, r"spacing is \[3.0, 1.0, 1.0\], and 2 axes are tiled"),
+    ("tv", {"spacing": (0.0, 1.0)}, {}, ConfigError, r"spacing is \[0.0, 1.0\]"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "parts", "error", "words"), REFUSED)
+def test_axes_and_sizes_that_cannot_be_are_refused(
+    tmp_path: Path, name: str, options: dict[str, Any], parts: Any, error: type[Exception], words: str
+) -> None:
+    source = saved(tmp_path / "a.npy", frames())
+    with pytest.raises(error, match=words):
+        make_plan(job_of(source, tmp_path / "out.zarr", name, FILTERS.get(name, {}) | options, **parts))
+
+
+@pytest.mark.parametrize("name", ["tv", "nlm", "gaussian"])
+def test_tiles_are_the_volume_where_z_counts_less(tmp_path: Path, name: str) -> None:
+    source = tagged(tmp_path / "a.tif", np.concatenate([frames()] * 4), 1.5)
+
+    def job(place: str, **tile: Any) -> Any:
+        return job_of(source, tmp_path / place, name, FILTERS[name], shard=32, chunk=16, tile=tile)
+
+    assert make_plan(job("whole.zarr")).summary()["tiled_axes"] == "zyx"
+    whole = run_inline(job("whole.zarr", size=128, block=128))
+    assert np.array_equal(run_inline(job("tiled.zarr", size=20, block=32)), whole)
+
+
+def test_a_gaussian_is_round_in_space(tmp_path: Path) -> None:
+    planes = frames()
+    source = tagged(tmp_path / "a.tif", planes, 1.5)
+    result = run_inline(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1.5}))
+    np.testing.assert_allclose(result, scipy.ndimage.gaussian_filter(planes, (1.0, 1.5, 1.5)), atol=1e-6)
+    assert Gaussian(sigma=1).with_spacing((1.0, 1.0, 1.0)) == Gaussian(sigma=1)
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+def test_total_variation_in_space_does_not_depend_on_how_finely_z_is_sampled(accelerated: bool) -> None:
+    """Along z alone, voxels of edge s make of the weight w what voxels of edge 1 make of w / s."""
+    import torch
+
+    from halotile.tasks.denoisers.tv import Proximal
+
+    kind = Proximal if accelerated else TotalVariation
+    line = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 1, 40, 1, 1))).repeat(1, 1, 1, 3, 3)
+    near = kind(strength=0.6 / 1.5, iterations=1000).build()(line)
+    far = kind(strength=0.6, iterations=1000).with_spacing((1.5, 1.0, 1.0)).build()(line)
+    assert torch.allclose(near, far, atol=2e-3)
+    assert not torch.allclose(kind(strength=0.6, iterations=1000).build()(line), far, atol=2e-2)
+
+
+def series(path: Path, planes: Any, compression: str | None = None) -> Path:
+    """A TIFF of several series."""
+    with tifffile.TiffWriter(path) as file:
+        for plane in planes:
+            options: dict[str, Any] = {"photometric": "minisblack", "compression": compression, "contiguous": False}
+            file.write(plane, metadata={"axes": "YX"}, **options)
+    return path
+
+
+def test_series_of_equal_shape_make_one_image(tmp_path: Path) -> None:
+    planes = frames(3)
+    for compression in (None, "zlib"):
+        path = series(tmp_path / f"{compression}.tif", planes, compression)
+        one = make_plan(job_of(path, tmp_path / "one.zarr", "gaussian", {"sigma": 1.0}))
+        words = ("3 series", "this is series 0", "or all for one image")
+        assert any(all(each in note for each in words) for note in one.notes)
+        job = job_of(path, tmp_path / f"{compression}.zarr", "gaussian", {"sigma": 1.0}, input={"dataset": "all"})
+        assert "dataset is all: its 3 series are one axis, q" in make_plan(job).notes
+        expected = [scipy.ndimage.gaussian_filter(plane, 1.0) for plane in planes]
+        np.testing.assert_allclose(run_inline(job), expected, atol=1e-6)
+
+
+def test_a_series_is_written_as_a_number_and_those_that_differ_are_no_image(tmp_path: Path) -> None:
+    series(tmp_path / "a.tif", [np.full((40, 30), value, "uint8") for value in (1, 2)])
+    text = (
+        "version: 1\njob: denoise\ninput: {path: a.tif, dataset: 1}\noutput: {path: o.zarr}\ndenoiser: {name: none}\n"
+    )
+    (tmp_path / "job.yaml").write_text(text)
+    assert (run_inline(load_denoising(tmp_path / "job.yaml")) == 2).all()
+    differ = series(tmp_path / "b.tif", [np.zeros((edge, edge), np.uint8) for edge in (20, 30)])
+    with pytest.raises(InputError, match=r"its series differ: 0 of 20 × 20, 1 of 30 × 30. Write the number of one"):
+        make_plan(job_of(differ, tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, input={"dataset": "all"}))
