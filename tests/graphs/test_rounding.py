@@ -20,7 +20,6 @@ from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.inner_tiles import Roles
-from tests.cases import thorough
 from tests.support import job_of, run_inline, write_zarr
 
 Image = NDArray[Any]
@@ -54,16 +53,12 @@ def job(folder: Path, pixels: Image, denoiser: tuple[str, dict[str, Any]] = TV, 
     return job_of(write_zarr(folder / "in.zarr", pixels), folder / "out.zarr", *denoiser, **parts)
 
 
-def in_type(job: Denoising, dtype: str) -> Denoising:
-    return replace(job, output=replace(job.output, dtype=dtype))
-
-
 def on_rounding(job: Denoising) -> list[str]:
     return [note for note in make_plan(job).notes if "rounding to whole numbers" in note]
 
 
 @pytest.mark.parametrize("model", ["gaussian", "poisson-gaussian"])
-@pytest.mark.parametrize("peak", [5, thorough(20), 100])
+@pytest.mark.parametrize("peak", [5, 100])
 def test_counts_lose_nothing_by_default(tmp_path: Path, peak: int, model: str) -> None:
     wanted = job(tmp_path, counted(peak), noise={"model": model})
     (note,) = on_rounding(wanted)
@@ -71,21 +66,20 @@ def test_counts_lose_nothing_by_default(tmp_path: Path, peak: int, model: str) -
     result = run_inline(wanted)
     assert result.dtype == np.float32
     error, rounded = (np.mean((r - counts(peak)) ** 2) for r in (result, result.round()))
-    assert 10 * np.log10(rounded / error) > {5: 2.0, 20: 0.8, 100: 0.1}[peak]
+    assert 10 * np.log10(rounded / error) > {5: 2.0, 100: 0.1}[peak]
 
 
-def test_few_levels_of_one_channel_are_enough(tmp_path: Path) -> None:
-    pixels = np.stack([60 * counted(400), counted(5) + np.uint16(100)])
-    assert len(on_rounding(job(tmp_path, pixels))) == 1
-
-
-def test_little_noise_in_a_wide_type_is_not_rounded(tmp_path: Path) -> None:
+def test_few_levels_of_one_channel_and_little_noise_in_a_wide_type_are_not_rounded(tmp_path: Path) -> None:
     ramp = np.linspace(1000, 3000, 300) + 1.2 * np.random.default_rng(0).standard_normal((300, 300))
-    assert len(on_rounding(job(tmp_path, ramp.round().astype(np.uint16)))) == 1
+    channels = np.stack([60 * counted(400), counted(5) + np.uint16(100)])
+    for number, pixels in enumerate((channels, ramp.round().astype(np.uint16))):
+        (tmp_path / str(number)).mkdir()
+        assert len(on_rounding(job(tmp_path / str(number), pixels))) == 1
 
 
 def test_whole_numbers_that_are_asked_for_are_noted(tmp_path: Path) -> None:
-    wanted = in_type(job(tmp_path, counted(20)), "uint16")
+    wanted = job(tmp_path, counted(20))
+    wanted = replace(wanted, output=replace(wanted.output, dtype="uint16"))
     (note,) = on_rounding(wanted)
     assert note.endswith("output.dtype: float32 keeps them")
     assert run_inline(wanted).dtype == np.uint16
@@ -125,15 +119,15 @@ def test_a_resumed_run_keeps_its_type(tmp_path: Path, before: str) -> None:
     assert choose_type(image, TotalVariation(strength=1.0), None) == ResultType(before)
 
 
-@pytest.mark.parametrize("denoiser", [TV, ("none", {}), ("median", {"size": 3})])
 @pytest.mark.parametrize("value", [0, 65535])
-def test_integers_with_holes_keep_their_type(tmp_path: Path, denoiser: tuple[str, dict[str, Any]], value: int) -> None:
+def test_integers_with_holes_keep_their_type(tmp_path: Path, value: int) -> None:
     pixels = np.where(np.arange(400) % 50 == 0, value, 1000 + 60 * counted(400)).astype(np.uint16)
-    wanted = replace(job(tmp_path, pixels, denoiser), input=Input(path=str(tmp_path / "in.zarr"), nodata=value))
-    assert make_plan(wanted).summary()["output_dtype"] == "uint16"
+    for denoiser in (TV, ("none", {}), ("median", {"size": 3})):
+        wanted = replace(job(tmp_path, pixels, denoiser), input=Input(path=str(tmp_path / "in.zarr"), nodata=value))
+        assert make_plan(wanted).summary()["output_dtype"] == "uint16"
 
 
-@pytest.mark.parametrize("place", [0, 4, 7])
+@pytest.mark.parametrize("place", [0, 7])
 def test_a_plane_of_few_values_is_found_among_others(tmp_path: Path, place: int) -> None:
     planes = np.stack([(3000 + 90 * np.random.default_rng(1).standard_normal((400, 400))).astype(np.uint16)] * 8)
     planes[place] = counted(5)
