@@ -260,12 +260,6 @@ def test_each_window_is_read_once_by_one_task_and_only_when_it_is_computed() -> 
     assert sum(region.size for region in line.regions) == 4 * 20
 
 
-def test_the_block_size_can_be_chosen() -> None:
-    store = stored((20, 20), (4, 4))
-    result = map_overlap(neighbours, store, depth=3, boundary="nearest", block=(10, 20))
-    same(result, da.map_overlap(neighbours, store.in_dask.rechunk((10, 20)), depth=3, boundary="nearest"))
-
-
 @pytest.mark.parametrize(
     ("shapes", "chunks"),
     [

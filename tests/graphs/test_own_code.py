@@ -27,59 +27,46 @@ from tests.graphs.test_refusals import listing
 from tests.graphs.trials import deblurring
 from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, work_of, write_zarr
 
-NETWORKS = '''
+NETWORKS = """
 import sys
 from pathlib import Path
 import torch
 from torch import nn
 from sibling import WIDTH
-
 class Impure(nn.Module):
     calls = 0
     def forward(self, x):
         self.calls += 1
         return x + self.calls
-
 class Noisy(nn.Module):
     def forward(self, x):
         return x + torch.randn_like(x)
-
 class InPlace(nn.Module):
     def forward(self, x):
         return x.mul_(0.5)
-
 class Hidden(nn.Module):
-    """Its numbers are no parameters."""
     def __init__(self):
         super().__init__()
         self.numbers = [torch.rand(1)]
     def forward(self, x):
         return x * self.numbers[0]
-
 class Leaving(nn.Module):
     def forward(self, x):
         sys.exit(3)
-
 def unseeded():
     return nn.Conv2d(1, 1, WIDTH, padding=1)
-
 def seeded(seed=0):
     torch.manual_seed(seed)
     return unseeded()
-
 def from_a_file():
-    """What it is built with lies in no code."""
     return seeded(int(Path(__file__).with_name("seed").read_text()))
-
 def lazy():
     return nn.LazyConv2d(1, 3, padding=1)
-
 def leaving():
     sys.exit(3)
-
 def brighter(image):
     return image + WIDTH
-'''
+"""
 
 
 @pytest.fixture

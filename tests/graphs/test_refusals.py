@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import zarr
 
@@ -109,14 +108,6 @@ def test_a_zarr_is_replaced_where_that_is_asked_for_and_a_symlinked_folder_is_fo
     outcome = run(make_plan(gaussian(source, tmp_path / "link" / "clean.zarr", overwrite=True)), cluster=cluster)
     assert outcome.done == outcome.total
     assert {path.name for path in (tmp_path / "disk").iterdir()} == {"clean.zarr", "clean.zarr.run"}
-
-
-def test_an_output_that_holds_a_side_input_is_refused(tmp_path: Path, source: Path) -> None:
-    mask = write_zarr(tmp_path / "clean.zarr" / "mask", np.ones(image().shape, "uint8"))
-    (tmp_path / "clean.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
-    job = gaussian(source, tmp_path / "clean.zarr", overwrite=True)
-    with refused(tmp_path, OutputRefused, r"the job reads .*/clean\.zarr/mask there"):
-        run(make_plan(replace(job, input=replace(job.input, sides={"mask": str(mask)}))))
 
 
 def test_an_image_that_a_run_has_not_finished_or_that_lost_a_shard_is_not_read(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,9 @@ from halotile.graphs.jobs.simulate.plan import SimulateWork
 from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.driver import run
-from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.tasks.noise.simulated import Simulated, gaussian
+from halotile.tasks.noise.simulated import Simulated
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from tests.cases import all_of
@@ -154,21 +152,6 @@ def test_a_stop_keeps_what_is_done_and_the_next_call_goes_on(
     assert other.fresh
     run(other, cluster=cluster)
     assert same(made(tmp_path), simulated_by(other))
-
-
-@pytest.mark.cluster
-def test_what_stands_there_is_replaced_only_when_asked(tmp_path: Path, cluster: RunningCluster) -> None:
-    job = job_in(tmp_path, operators=choices(tmp_path)[2:])
-    run(plan_of(job), cluster=cluster)
-    shutil.rmtree(tmp_path / "y2.zarr.run")
-    before = zarr.open_array(tmp_path / "y2.zarr", mode="r")[...]
-    with pytest.raises(OutputRefused, match=r"operators\[0\]\.data is .*y2\.zarr: something stands there"):
-        run(plan_of(job, NoiseChoice(seed=1)), cluster=cluster)
-    run(plan_of(job, NoiseChoice(seed=1), overwrite=True), cluster=cluster)
-    after = zarr.open_array(tmp_path / "y2.zarr", mode="r")[...]
-    clean = image()[11:71, 7:57]
-    np.testing.assert_array_equal(after, gaussian(clean, Region.whole((60, 50)), sigma=0.01, seed=1, operator=0))
-    assert not np.array_equal(before, after)
 
 
 OTHER_AXES = {

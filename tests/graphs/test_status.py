@@ -164,8 +164,9 @@ def test_a_bar_is_shown_at_a_terminal_or_in_a_notebook_without_an_observer(
         shell = type("ZMQInteractiveShell", (), {})()
         monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     with progress_shown(observed.append if where == "observer" else None) as observe:
-        for moment in MOMENTS if observe else ():
-            observe(moment)
+        for moment in MOMENTS:
+            if observe is not None:
+                observe(moment)
     text = screen.getvalue()
     assert observed == (MOMENTS if where == "observer" else [])
     if where in ("log", "observer"):

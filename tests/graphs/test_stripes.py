@@ -203,7 +203,7 @@ def test_holes_stay_and_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.cluster
 def test_tiles_and_workers_do_not_change_a_bit(tmp_path: Path, cluster: RunningCluster) -> None:
     pixels, _ = stack()
-    gains = {"stripes": {"axis": "x", "gain": True}}
+    gains: dict[str, Any] = {"stripes": {"axis": "x", "gain": True}}
     wanted = run_inline(striped_job(tmp_path, pixels, "whole.zarr", **gains))
     outcome = run(make_plan(striped_job(tmp_path, pixels, "40.zarr", tile={"size": 40}, **gains)), cluster=cluster)
     assert outcome.inspection.rows[0][1].endswith("rms along x, removed")

@@ -24,23 +24,18 @@ from tests.faults import until
 from tests.graphs.trials import deblurring
 from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
 
-NETWORKS = '''
+NETWORKS = """
 import functools
 import os
 import sys
 import threading
 import time
 from pathlib import Path
-
 import torch
 from torch import nn
-
 import elsewhere
-
 HERE = Path(__file__).parent
-
 class Network(nn.Module):
-    """Two pixels far, with a note of each call."""
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
@@ -49,46 +44,34 @@ class Network(nn.Module):
         with open(HERE / "calls", "a") as calls:
             calls.write(".")
         return self.layers(x) * elsewhere.FACTOR
-
 class Later(Network):
-    """Its code is not all there before it is called."""
     def forward(self, x):
         import later
         return super().forward(x) * later.FACTOR
-
 class Locked(Network):
     def __init__(self):
         super().__init__()
         self.lock = threading.Lock()
-
 class Passing(Network):
-    """A file of what it imports is gone by then."""
     def __init__(self):
         super().__init__()
         (HERE / "passing.py").write_text("")
         import passing
         (HERE / "passing.py").unlink()
-
 def looking():
-    """Whether what workers alone need was imported for it."""
     (HERE / "imported").write_text(str("distributed.nanny" in sys.modules))
     return Network()
-
 class Attention(nn.Module):
     def forward(self, x):
         pixels = x.flatten(2).transpose(1, 2)
         return ((pixels @ pixels.transpose(1, 2)).softmax(-1) @ pixels).transpose(1, 2).reshape(x.shape)
-
 class Hungry(nn.Module):
-    """What it takes is never touched, so that nothing happens where nobody refuses it."""
     def forward(self, x):
         torch.empty(4 * 2**30, dtype=torch.uint8)
         return x
-
 def hungry():
     torch.empty(4 * 2**30, dtype=torch.uint8)
     return Network()
-
 class Picky(Network):
     def __init__(self, most):
         super().__init__()
@@ -97,57 +80,42 @@ class Picky(Network):
         if max(x.shape[-2:]) > self.most:
             raise ValueError("too large for me")
         return super().forward(x)
-
 def picky():
     return Picky(600)
-
 def pickier():
     return Picky(300)
-
 class Everywhere(Network):
-    """Each pixel depends on all."""
     def forward(self, x):
         return super().forward(x) * x.mean((1, 2, 3), keepdim=True)
-
 class Reading(Network):
-    """What it reads while it runs is there only later."""
     def forward(self, x):
         return super().forward(x) * float((HERE / "factor").read_text())
-
 class Switching(Network):
-    """Another result for images that are longer than those of a rehearsal."""
     def forward(self, x):
         return super().forward(x) * (2 if max(x.shape[-2:]) > 600 else 1)
-
 class Keeping(Network):
-    """What is given stays there until it is needed."""
     def forward(self, x):
         self.given = x
         made = super().forward(x)
         time.sleep(0.02)
         return made + self.given
-
 @functools.lru_cache
 def shared():
     return Keeping()
-
 class Crashing(nn.Module):
     def forward(self, x):
         os.kill(os.getpid(), 11)
-
 class Killed(nn.Module):
     def forward(self, x):
         os.kill(os.getpid(), 9)
-
 class Leaving(nn.Module):
     def forward(self, x):
         os._exit(3)
-
 class Hanging(nn.Module):
     def forward(self, x):
         (HERE / "pid").write_text(str(os.getpid()))
         time.sleep(600)
-'''
+"""
 
 
 @pytest.fixture

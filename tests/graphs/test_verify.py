@@ -20,7 +20,7 @@ from halotile.graphs.runs.verify import verify
 from halotile.storage.run_directory.json_files import with_checksum
 from halotile.storage.sharded.output import ShardWriter
 from tests.cases import all_of, thorough
-from tests.faults import BLOCKS, Scene, flip_bit, until
+from tests.faults import BLOCKS, Scene, flip_bit
 from tests.graphs.test_claimed import after
 from tests.graphs.test_refusals import refused
 from tests.support import job_of, noisy_image, work_of, write_zarr
@@ -175,27 +175,6 @@ def test_an_output_is_checked_without_its_run_directory_and_its_input(finished: 
     (finished.output / "zarr.json").write_text("{")
     with pytest.raises(DamagedData, match=r"zarr\.json is damaged: .*Restore it from a copy"):
         verify(finished.output)
-
-
-@pytest.mark.thorough
-def test_a_running_job_is_checked_as_far_as_it_is_and_not_repaired(scene: Scene) -> None:
-    scene.set_pace(0.05)
-    driver = scene.start()
-    try:
-        until(lambda: len(scene.journalled()) > 5 or driver.poll() is not None)
-        verdict = verify(scene.output)
-        assert verdict.problems == ()
-        assert 5 < verdict.checked < verdict.blocks
-        (scene.output / "c" / "0" / "0").unlink()
-        metadata = (scene.output / "zarr.json").stat()
-        with pytest.raises(OutputRefused, match=f"in use: process {driver.pid} on"):
-            verify(scene.output, job=scene.job(), repair=True)
-        assert (scene.output / "zarr.json").stat().st_mtime_ns == metadata.st_mtime_ns
-    finally:
-        said, _ = driver.communicate(timeout=60)
-    assert driver.returncode == 4, said
-    assert "shards of 1 block were changed or removed" in said
-    assert scene.journalled() == set(range(1, BLOCKS))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""Outputs in the libraries that viewers open images with: calibrated, named, in levels.
+"""Outputs, and images to which levels were added, in the libraries that viewers open images with: calibrated, named, in levels.
 
 requirements-oracles.txt installs them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import zarr
 from halotile.cli.info import describe
 from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
+from halotile.storage.images.added_levels import add_levels
 from halotile.storage.sharded import layout
 from halotile.storage.sharded.layout import read_layout
 from tests.support import Image, job_of, noisy_image, run_inline, write_zarr
@@ -23,6 +25,41 @@ from tests.support import Image, job_of, noisy_image, run_inline, write_zarr
 pytestmark = pytest.mark.filterwarnings("ignore")  # of these libraries
 
 LUTS = [np.outer(colour, np.arange(256)).astype("uint8") for colour in ([1, 0, 0], [0, 1, 0])]
+Seen = tuple[list[Any], dict[str, Any]]
+"""Levels as a library reads them, and what it says of them."""
+
+
+def in_ome_zarr(path: Path) -> Seen:
+    io, reader = pytest.importorskip("ome_zarr.io"), pytest.importorskip("ome_zarr.reader")
+    (node,) = reader.Reader(io.parse_url(path))()
+    return node.data, {"scales": [step[0]["scale"] for step in node.metadata["coordinateTransformations"]]}
+
+
+def in_ngff_zarr(path: Path) -> Seen:
+    images = pytest.importorskip("ngff_zarr").from_ngff_zarr(str(path), validate=True).images
+    scales = [[image.scale[axis] for axis in image.dims] for image in images]
+    return [image.data for image in images], {"scales": scales, "x": [image.translation["x"] for image in images]}
+
+
+def in_bioio(path: Path) -> Seen:
+    image, levels = pytest.importorskip("bioio_ome_zarr").Reader(str(path)), []
+    for level in image.resolution_levels:
+        image.set_resolution_level(level)
+        levels.append(image.data)
+    image.set_resolution_level(0)
+    sizes = {"y": image.physical_pixel_sizes.Y, "x": image.physical_pixel_sizes.X, "t": image.time_interval}
+    return levels, {"names": image.channel_names, "sizes": sizes}
+
+
+def in_napari(path: Path) -> Seen:
+    napari = pytest.importorskip("napari_ome_zarr")
+    ((data, shown, kind),) = napari.napari_get_reader(str(path))(str(path))
+    assert kind == "image"
+    facts = {"names": shown["name"], "shown": list(shown["scale"]), "colours": shown.get("colormap")}
+    return data, facts | {"limits": shown["contrast_limits"]}
+
+
+READERS = [in_ome_zarr, in_ngff_zarr, in_bioio, in_napari]
 
 
 def hyperstack(path: Path) -> Image:
@@ -102,7 +139,7 @@ def shapes_of(pixels: Image) -> list[tuple[int, ...]]:
     return [(*pixels.shape[:-2], -(-pixels.shape[-2] // n), -(-pixels.shape[-1] // n)) for n in (1, 2, 4)]
 
 
-def test_the_models_of_ome_zarr_accept_it(case: tuple[Path, Image, dict[str, Any]]) -> None:
+def test_the_models_of_ome_zarr_accept_outputs(case: tuple[Path, Image, dict[str, Any]]) -> None:
     from ome_zarr_models.v04.omero import Omero
     from ome_zarr_models.v05.image import Image as OmeImage
 
@@ -117,47 +154,28 @@ def test_the_models_of_ome_zarr_accept_it(case: tuple[Path, Image, dict[str, Any
         assert channel.window.start < channel.window.end
 
 
-def test_ome_zarr_py_reads_it(case: tuple[Path, Image, dict[str, Any]]) -> None:
-    io, reader = pytest.importorskip("ome_zarr.io"), pytest.importorskip("ome_zarr.reader")
+@pytest.mark.parametrize("read", READERS)
+def test_viewers_show_outputs_in_levels_with_sizes_names_and_contrast(
+    case: tuple[Path, Image, dict[str, Any]], read: Callable[[Path], Seen]
+) -> None:
     path, pixels, expected = case
-    (node,) = reader.Reader(io.parse_url(path))()
-    assert [level.shape for level in node.data] == shapes_of(pixels)
-    np.testing.assert_array_equal(np.asarray(node.data[0]), pixels)
-    assert node.metadata["coordinateTransformations"][0][0]["scale"] == expected["scale"]
-
-
-def test_ngff_zarr_reads_and_validates_it(case: tuple[Path, Image, dict[str, Any]]) -> None:
-    ngff = pytest.importorskip("ngff_zarr")
-    path, pixels, expected = case
-    images = ngff.from_ngff_zarr(str(path), validate=True).images
-    assert [image.data.shape for image in images] == shapes_of(pixels)
-    assert [images[0].scale[axis] for axis in expected["axes"]] == expected["scale"]
-    first = expected.get("x", 0)
-    assert (images[0].translation["x"], images[1].translation["x"]) == (first, first + expected["scale"][-1] / 2)
-    np.testing.assert_array_equal(np.asarray(images[0].data), pixels)
-
-
-def test_bioio_reads_it(case: tuple[Path, Image, dict[str, Any]]) -> None:
-    bioio = pytest.importorskip("bioio_ome_zarr")
-    path, pixels, expected = case
-    image = bioio.Reader(str(path))
-    np.testing.assert_array_equal(image.data, pixels)
-    assert list(image.resolution_levels) == [0, 1, 2]
-    assert image.channel_names == expected["names"]
+    levels, facts = read(path)
+    assert [level.shape for level in levels] == shapes_of(pixels)
+    np.testing.assert_array_equal(np.asarray(levels[0]), pixels)
     sizes = dict(zip(expected["axes"], expected["scale"], strict=True))
-    assert (sizes["y"], sizes["x"]) == (image.physical_pixel_sizes.Y, image.physical_pixel_sizes.X)
-    assert image.time_interval == sizes.get("t")
-
-
-def test_napari_shows_it_with_sizes_names_and_contrast(case: tuple[Path, Image, dict[str, Any]]) -> None:
-    napari = pytest.importorskip("napari_ome_zarr")
-    path, pixels, expected = case
-    ((data, shown, kind),) = napari.napari_get_reader(str(path))(str(path))
-    assert (kind, [level.shape for level in data]) == ("image", shapes_of(pixels))
-    assert shown["name"] == expected["names"]
-    assert shown["scale"] == [s for s, axis in zip(expected["scale"], expected["axes"], strict=True) if axis != "c"]
-    assert expected["limits"] in (None, shown["contrast_limits"])
-    for low, high in shown["contrast_limits"]:
+    first = expected.get("x", 0)
+    wanted = {
+        "scales": expected["scale"],
+        "x": first,
+        "names": expected["names"],
+        "sizes": {axis: sizes.get(axis) for axis in "yxt"},
+        "shown": [size for axis, size in sizes.items() if axis != "c"],
+        "limits": expected["limits"] or facts.get("limits"),
+    }
+    for name in wanted.keys() & facts:
+        assert (facts[name][0] if name in ("scales", "x") else facts[name]) == wanted[name]
+    assert facts.get("x", [0, first + sizes["x"] / 2])[1] == first + sizes["x"] / 2
+    for low, high in facts.get("limits", ()):
         assert low < high <= np.iinfo(pixels.dtype).max
 
 
@@ -235,33 +253,17 @@ def test_labels_of_slices_that_are_no_channels_are_no_names(tmp_path: Path) -> N
     assert open_source(tmp_path / "a.tif").channels == ()
 
 
-def by_ome_zarr(path: Path) -> Any:
-    io, reader = pytest.importorskip("ome_zarr.io"), pytest.importorskip("ome_zarr.reader")
-    (node,) = reader.Reader(io.parse_url(path))()
-    return node.data[0]
+def in_bio_image(path: Path) -> Seen:
+    return [pytest.importorskip("bioio").BioImage(path).data], {}
 
 
-def by_ngff_zarr(path: Path) -> Any:
-    return pytest.importorskip("ngff_zarr").from_ngff_zarr(str(path), validate=True).images[0].data
-
-
-def by_bioio(path: Path) -> Any:
-    return pytest.importorskip("bioio").BioImage(path).data
-
-
-def by_napari(path: Path) -> Any:
-    napari = pytest.importorskip("napari_ome_zarr")
-    ((data, _, _),) = napari.napari_get_reader(str(path))(str(path))
-    return data[0]
-
-
-@pytest.mark.parametrize("read", [by_ome_zarr, by_ngff_zarr, by_bioio, by_napari])
+@pytest.mark.parametrize("read", [in_ome_zarr, in_ngff_zarr, in_bio_image, in_napari])
 @pytest.mark.parametrize("make", [series, array, times, map_of_bands])
-def test_every_plane_is_within_reach_of_viewers(make: Any, read: Any, tmp_path: Path) -> None:
+def test_every_plane_is_within_reach_of_viewers(make: Any, read: Callable[[Path], Seen], tmp_path: Path) -> None:
     pixels = make(tmp_path / "in")
     (path,) = tmp_path.glob("in.*")
     run_inline(job_of(path, tmp_path / "out.zarr", "none"))
-    seen = np.asarray(read(tmp_path / "out.zarr"))
+    seen = np.asarray(read(tmp_path / "out.zarr")[0][0])
     assert np.squeeze(seen).shape == pixels.shape
     np.testing.assert_array_equal(seen.reshape(pixels.shape)[..., -1, :, :], pixels[..., -1, :, :])
 
@@ -277,35 +279,19 @@ def test_an_axis_of_no_stated_meaning_has_none_in_the_output_either(tmp_path: Pa
     assert read_layout(tmp_path / "out.zarr").axes == source.axes
 
 
-def test_the_contrast_of_one_channel_is_that_of_what_was_measured(tmp_path: Path) -> None:
-    napari = pytest.importorskip("napari_ome_zarr")
-    pixels = noisy_image((96, 80), "float32")
-    pixels[:40] = -9999
-    tag = (42113, "s", 0, "-9999", True)
-    tifffile.imwrite(tmp_path / "in.tif", pixels, extratags=[tag], metadata=None)
-    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none"))
-    path = str(tmp_path / "out.zarr")
-    ((_, shown, _),) = napari.napari_get_reader(path)(path)
-    low, high = shown["contrast_limits"]
-    assert pixels[40:].min() <= low < high <= pixels[40:].max()
-    assert shown["name"] == "out"
-
-
-@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("count", [1, 2, 5])
 def test_channels_without_names_have_the_contrast_of_what_was_measured(tmp_path: Path, count: int) -> None:
-    napari = pytest.importorskip("napari_ome_zarr")
     pixels = np.stack([noisy_image((96, 80), "float32") * (n + 1) for n in range(count)])
     pixels[:, :40] = -9999
     tag = (42113, "s", 0, "-9999", True)
-    tifffile.imwrite(tmp_path / "in.tif", pixels, extratags=[tag], metadata=None)
-    job = job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none", input={"axes": "cyx"})
-    run_inline(job)
-    path = str(tmp_path / "out.zarr")
-    ((_, shown, _),) = napari.napari_get_reader(path)(path)
-    for n, (low, high) in enumerate(shown["contrast_limits"]):
+    tifffile.imwrite(tmp_path / "in.tif", pixels if count > 1 else pixels[0], extratags=[tag], metadata=None)
+    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none", input={"axes": "cyx"} if count > 1 else {}))
+    _, facts = in_napari(tmp_path / "out.zarr")
+    limits = facts["limits"] if count > 1 else [facts["limits"]]
+    for n, (low, high) in enumerate(limits):
         assert pixels[n, 40:].min() <= low < high <= pixels[n, 40:].max()
-    assert shown["name"] == [str(n) for n in range(count)]
-    assert len({str(colour) for colour in shown["colormap"]}) == count
+    assert facts["names"] == ([str(n) for n in range(count)] if count > 1 else "out")
+    assert count == 1 or len({str(colour) for colour in facts["colours"]}) == count
 
 
 def test_a_chunk_that_cannot_be_read_does_not_keep_a_plan_from_being_made(tmp_path: Path) -> None:
@@ -316,3 +302,75 @@ def test_a_chunk_that_cannot_be_read_does_not_keep_a_plan_from_being_made(tmp_pa
     omero = plan.layout.omero
     assert omero is not None
     assert omero["channels"][0]["window"] == {"start": 0, "end": 1, "min": 0, "max": 1}
+
+
+PIXELS = noisy_image((2, 3, 150, 213), "uint16")
+SCALE = {"c": 1.0, "z": 2.0, "y": 0.5, "x": 0.5}
+SHAPES = [(2, 3, 150, 213), (2, 3, 75, 107), (2, 3, 38, 54)]
+
+
+def write_by_ome_zarr(version: str, path: Path) -> None:
+    writer, form = pytest.importorskip("ome_zarr.writer"), pytest.importorskip("ome_zarr.format")
+    chosen = form.FormatV04() if version == "0.4" else form.FormatV05()
+    group = zarr.open_group(path, mode="w", zarr_format=2 if version == "0.4" else 3)
+    writer.write_image(
+        PIXELS,
+        group,
+        scale_factors=[],
+        axes="czyx",
+        fmt=chosen,
+        scale=SCALE,
+        storage_options={"chunks": (1, 1, 64, 64)},
+    )
+
+
+def write_by_ngff_zarr(version: str, path: Path) -> None:
+    ngff = pytest.importorskip("ngff_zarr")
+    image = ngff.to_ngff_image(PIXELS, dims=list("czyx"), scale=SCALE)
+    ngff.to_ngff_zarr(path, ngff.to_multiscales(image, scale_factors=[], chunks=64), version=version)
+
+
+def write_by_bioformats2raw(version: str, path: Path) -> None:
+    """Its layout: the image is a group of a group, in Zarr v2 with nested folders."""
+    zarr.open_group(path, mode="w", zarr_format=2, attributes={"bioformats2raw.layout": 3})
+    group = zarr.open_group(path / "0", mode="w", zarr_format=2)
+    options: Any = {"chunk_key_encoding": {"name": "v2", "separator": "/"}, "chunks": (1, 1, 64, 64)}
+    group.create_array("0", shape=PIXELS.shape, dtype=PIXELS.dtype, **options)[...] = PIXELS
+    axes = [{"name": "c", "type": "channel"}, *({"name": a, "type": "space", "unit": "micrometer"} for a in "zyx")]
+    steps = [{"type": "scale", "scale": list(SCALE.values())}]
+    group.attrs["multiscales"] = [
+        {"version": version, "axes": axes, "datasets": [{"path": "0", "coordinateTransformations": steps}]}
+    ]
+
+
+WRITERS = [(write, version) for write in (write_by_ome_zarr, write_by_ngff_zarr) for version in ("0.4", "0.5")]
+
+
+@pytest.mark.parametrize(
+    ("write", "version"), [*WRITERS, (write_by_bioformats2raw, "0.4")], ids=lambda part: getattr(part, "__name__", part)
+)
+def test_levels_that_were_added_to_the_image_of_another_program_are_read_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[str, Path], None], version: str
+) -> None:
+    from ome_zarr_models.v04.image import Image as Old
+    from ome_zarr_models.v05.image import Image as New
+
+    monkeypatch.setattr("halotile.storage.sharded.layout.LARGEST_TOP", 60)
+    path = tmp_path / "cells.ome.zarr"
+    write(version, path)
+    path = path / "0" if write is write_by_bioformats2raw else path
+    assert add_levels(path)[0] == 3
+    expected: list[Image] = [open_source(path, level=level)[...] for level in range(3)]
+    np.testing.assert_array_equal(expected[0], PIXELS)
+    halved = np.rint(PIXELS[..., :212].reshape(2, 3, 75, 2, 106, 2).mean((3, 5)))
+    np.testing.assert_array_equal(expected[1][..., :75, :106], halved)
+    group = zarr.open_group(path, mode="r")
+    model: Any = Old.from_zarr(group).attributes if version == "0.4" else New.from_zarr(group).ome_attributes
+    assert len(model.multiscales[0].datasets) == 3
+    wanted = {"scales": [[1.0, 2.0, 0.5 * n, 0.5 * n] for n in (1, 2, 4)], "x": [0.0, 0.25, 0.75]}
+    for read in READERS:
+        levels, facts = read(path)
+        assert [level.shape for level in levels] == SHAPES
+        for level, pixels in zip(levels, expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(level), pixels)
+        assert all(facts[name] == wanted[name] for name in wanted.keys() & facts)

@@ -53,31 +53,20 @@ def has(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     forget()
 
 
-def test_this_machine_works_with_all_its_cores(machine: pytest.MonkeyPatch) -> None:
+def test_this_machine_works_with_all_its_cores_that_have_memory_and_others_with_what_is_asked_for(
+    machine: pytest.MonkeyPatch,
+) -> None:
     assert workers_of(Run(), HERE, "cpu") == (8, "one for each core")
     assert workers_of(Run(workers=3), HERE, "cpu") == (3, "")
-
-
-def test_no_more_work_than_its_memory_has_room_for(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(needs, "machine_bytes", lambda: 16 * GIB)
-    found = workers_of(Run(), HERE, "cpu")
-    assert found == (4, "16 GiB have no room for more of 4GiB; 8 cores")
-    assert workers_of(Run(memory_per_worker="64GiB"), HERE, "cpu").workers == 1
-    assert workers_of(Run(memory_per_worker="1MiB"), HERE, "cpu").workers == 8
-
-
-def test_a_card_is_not_shared_by_all_cores(machine: pytest.MonkeyPatch) -> None:
     assert workers_of(Run(device="cuda"), HERE, "cuda") == (2, "which share the first GPU")
-
-
-def test_copies_of_the_command_are_as_many_as_they_are() -> None:
+    machine.setattr(needs, "machine_bytes", lambda: 16 * GIB)
+    assert workers_of(Run(), HERE, "cpu") == (4, "16 GiB have no room for more of 4GiB; 8 cores")
+    for memory, count in (("64GiB", 1), ("1MiB", 8)):
+        assert workers_of(Run(memory_per_worker=memory), HERE, "cpu").workers == count
     launch = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "5"}
     assert workers_of(Run(), Cluster(), "cpu", launch).workers == 4
-
-
-@pytest.mark.parametrize("kind", ["slurm", "pbs", "scheduler", "slurm-alloc"])
-def test_others_give_as_many_as_are_asked_for(kind: str) -> None:
-    assert workers_of(Run(), Cluster(kind=kind), "cpu", {}).workers == 2
+    for kind in ("slurm", "pbs", "scheduler", "slurm-alloc"):
+        assert workers_of(Run(), Cluster(kind=kind), "cpu", {}).workers == 2
 
 
 @pytest.mark.parametrize(
@@ -127,10 +116,7 @@ def test_workers_that_do_not_fit_an_allocation_are_refused(has: list[str]) -> No
         check_allocation(Run(workers=6), IN_IT, environment)
     check_allocation(Run(workers=4), IN_IT, environment)
     check_allocation(Run(workers=6, memory_per_worker="2730MiB"), IN_IT, environment)
-
-
-def test_memory_that_slurm_does_not_account_for_is_not_refused(has: list[str]) -> None:
-    has[:] = ["Mem=0 GRES="] * 2
+    has[:] = ["Mem=0 GRES="] * 2  # which Slurm does not account for
     check_allocation(Run(workers=600), IN_IT, ALLOCATED)
 
 
@@ -249,10 +235,3 @@ def test_memory_is_what_a_control_group_allows(
     groups(files)
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24 * GIB))
     assert machine_bytes() == gibibytes * GIB
-
-
-def test_workers_fit_into_the_memory_of_a_control_group(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups({"job/memory.max": f"{9 * GIB}"})
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
-    assert workers_of(Run(), HERE, "cpu") == (2, "9 GiB have no room for more of 4GiB; 8 cores")
