@@ -117,22 +117,22 @@ def test_an_image_that_a_run_has_not_finished_or_that_lost_a_shard_is_not_read(
     with pytest.raises(BlockFailed):
         scene.run(cluster, retries=0)
     unfinished, denoising = scene.output, gaussian(scene.source, tmp_path / "next.zarr")
-    operators: list[tuple[Any, dict[str, Any]]] = [
-        ("mask", {"mask": unfinished}),
-        (Mask(mask=open_source(unfinished)), {}),  # of a script
-        ("blur", {"kernel": unfinished}),
+    operators: list[Callable[[], tuple[Any, dict[str, Any]]]] = [
+        lambda: ("mask", {"mask": unfinished}),
+        lambda: (Mask(mask=open_source(unfinished)), {}),  # of a script
+        lambda: ("blur", {"kernel": unfinished}),
     ]
+
+    def reconstruction(choose: Callable[[], tuple[Any, dict[str, Any]]]) -> Job:
+        operator, options = choose()
+        return Reconstruction(
+            output=denoising.output, operators=(halotile.measurement(operator, scene.source, **options),)
+        )
+
     makes: list[Callable[[], Job]] = [
         lambda: gaussian(unfinished, tmp_path / "next.zarr"),
         lambda: replace(denoising, input=replace(denoising.input, sides={"mask": str(unfinished)})),
-        *(
-            partial(
-                Reconstruction,
-                output=denoising.output,
-                operators=(halotile.measurement(operator, scene.source, **options),),
-            )
-            for operator, options in operators
-        ),
+        *(partial(reconstruction, choose) for choose in operators),
     ]
     for make in makes:
         with refused(tmp_path, InputError, r"clean\.zarr is the output of a run that has 1 of 64 blocks left to do"):
