@@ -1,20 +1,40 @@
-"""Plans: what a denoiser needs is found out, what cannot be is refused in words, and nothing is touched."""
+"""Plans: sizes and needs are found out, what cannot be is refused in words and with the numbers, and nothing is touched."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import imagecodecs
 import numpy as np
 import pytest
+import tifffile
 
-from halotile.errors import ConfigError, HalotileError, InputError, UnknownName
+from halotile.errors import ConfigError, DiskRefused, HalotileError, InputError, MemoryRefused, UnknownName
 from halotile.graphs.jobs.denoise import plan as denoise_plan
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.kinds.sections import Cluster, parse_bytes
+from halotile.graphs.plans import plan
+from halotile.graphs.plans.needs import DECODED, READ
+from halotile.graphs.plans.plan import Plan, make_plan
+from halotile.graphs.runs.claim import claim
 from halotile.storage.arrays import open_source
-from tests.support import dncnn_weights, job_of, noisy_image, run_inline, whole_picture, work_of, write_zarr
+from halotile.storage.stored_array import StoredArray
+from tests.support import (
+    dncnn_weights,
+    footprint_of,
+    job_of,
+    load_denoising,
+    noisy_image,
+    run_inline,
+    whole_picture,
+    work_of,
+    write_zarr,
+)
 
 NETWORK = "tests.networks:"
 
@@ -173,3 +193,180 @@ def test_a_noise_level_or_strength_in_counts_is_refused_for_a_picture_that_is_ma
         make_plan(job_of(floats, tmp_path / "o.zarr", name, {"strength": 2000.0}))
         make_plan(replace(job, input=replace(job.input, sides={"sigma": str(levels)})))
         make_plan(job_of(source, tmp_path / "o.zarr", name, {"strength": 1.5, "sigma": 0.01}))
+
+
+def planned(folder: Path, source: Any, name: str = "gaussian", options: Any = None, **parts: Any) -> Plan:
+    """The plan of a job on an image that is there, or on one of zeros of this shape and type in chunks of this size."""
+    if isinstance(source, tuple):
+        shape, dtype, chunk = source
+        path = folder / f"{len(list(folder.glob('*.zarr')))}.zarr"
+        source = write_zarr(path, np.zeros(shape, dtype), chunk=chunk)
+    options = options or ({"sigma": 1} if name == "gaussian" else {"strength": 0.1})
+    change = parts.pop("change", lambda job: job)
+    return make_plan(change(job_of(source, folder / "o.zarr", name, options, **parts)))
+
+
+SMALL = ((300, 260), "float32", 64)
+LARGE = ((6000, 6000), "uint8", 250)
+
+
+def test_sizes_left_to_the_planner_fit_together(tmp_path: Path) -> None:
+    plan = planned(tmp_path, ((5000, 4000), "uint8", 2500), options={"sigma": 2}, shard="auto", chunk="auto")
+    tiling = work_of(plan).task.tiling
+    assert (plan.layout.chunk, plan.layout.shard, plan.grid.block) == ((256, 256), (1024, 1024), (1024, 1024))
+    assert (tiling.tile, tiling.depth, len(plan.grid)) == ((512, 512), ((8, 8), (8, 8)), 20)
+    layout = planned(tmp_path, SMALL, shard=128, chunk="auto").layout
+    assert (layout.shard, layout.chunk) == ((128, 128), (128, 128))
+    for workers, edge in ((1, 1152), (8, 384)):  # until workers would idle
+        plan = planned(tmp_path, ((3200, 3200), "uint8", 3200), run={"workers": workers})
+        assert plan.grid.block == (edge, edge)
+    for size in ("auto", 4096, 10**8, 64):  # no more tiles at once than a block has
+        plan = planned(tmp_path, SMALL, options={"sigma": 2}, tile={"size": size})
+        assert work_of(plan).task.tiling.batch == 1
+        assert plan.memory_bytes < 2**30
+
+
+def test_the_resolved_configuration_makes_the_same_output(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((2, 300, 260), "uint16"), axes="zyx")
+    denoisers: dict[str, dict[str, Any]] = {
+        "gaussian": {"sigma": 1.5},
+        "dncnn": {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8},
+        "tv": {"strength": 1.0, "sigma": "auto", "iterations": 7},
+    }
+    for number, (name, options) in enumerate(denoisers.items()):
+        job = job_of(source, tmp_path / f"{number}.zarr", name, options, tile={"axes": "yx"})
+        plan = make_plan(job)
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(json.dumps(plan.documents.resolved))
+        again = make_plan(load_denoising(file))
+        assert isinstance(again.job, Denoising)
+        decided = replace(again.job.tile, channels_last=False)  # that is of GPUs
+        assert "auto" not in decided.__dict__.values()
+        ours, theirs = plan.identity, again.identity
+        told = {"denoiser", "noise_level"}  # as a number, where it was estimated
+        assert {key for key in ours if ours[key] != theirs[key]} <= told
+        assert work_of(again).task.denoiser == work_of(plan).task.denoiser
+
+
+def test_less_memory_means_smaller_sizes_then_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_zarr(tmp_path / "in.zarr", np.zeros((6000, 6000), "uint8"), chunk=250)
+
+    def sizes(memory: str) -> tuple[int, int]:
+        plan = planned(tmp_path, source, "tv", shard=256, run={"memory_per_worker": memory})
+        assert plan.memory_bytes <= parse_bytes(memory)
+        return plan.grid.block[0], work_of(plan).task.tiling.tile[0]
+
+    large, medium, small = sizes("4GiB"), sizes("724MiB"), sizes("706MiB")
+    assert large > medium > small
+    with pytest.raises(MemoryRefused, match=r"run\.memory_per_worker is 700MiB; one block .* needs 70\d MiB"):
+        sizes("700MiB")
+    roomy = planned(tmp_path, source, "tv", shard=256, run={"workers": 4})
+    monkeypatch.setattr(plan, "machine_bytes", lambda: 240 * 2**20 + 4 * 476 * 2**20)
+    tight = planned(tmp_path, source, "tv", shard=256, run={"workers": 4})
+    assert tight.memory_bytes <= 716 * 2**20 < roomy.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("image", "name", "options", "memory", "words"),
+    [
+        (((9000, 9000), "uint16", 300), "gaussian", {"sigma": 1e9}, "1GiB", r"\. Choose a denoiser that looks less far.$"),
+        (
+            ((9000, 9000), "uint16", 300), "gaussian", {"sigma": 900}, "800MiB",
+            r"\. Write run.memory_per_worker: \d+MiB, or choose a denoiser that looks less far.$",
+        ),
+        (
+            ((9000, 9000), "uint16", 9000), "gaussian", None, "800MiB",
+            r"\. Write run.memory_per_worker: \d+MiB, or store the input in smaller chunks.$",
+        ),
+        (((9000, 9000), "uint16", 300), "gaussian", None, "100MiB", r"\. Write run.memory_per_worker: \d+MiB.$"),
+        (SMALL, "gaussian", None, "65MiB", r"Write run.memory_per_worker: 70\dMiB\.$"),
+        (LARGE, "tv", {"strength": 0.1, "iterations": 1000}, "750MiB", r"With depth 1\d\d\d, a tile of 128 × 128 pixels computes \d+ ×"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_what_can_help(
+    tmp_path: Path, image: Any, name: str, options: Any, memory: str, words: str
+) -> None:
+    with pytest.raises(MemoryRefused, match=rf"needs .*{words}"):
+        planned(tmp_path, image, name, options, run={"memory_per_worker": memory})
+
+
+def test_more_workers_than_the_machine_has_memory_for_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "machine_bytes", lambda: 3 * 2**30)
+    planned(tmp_path, SMALL, "tv", run={"workers": 5, "memory_per_worker": "64GiB"})
+    with pytest.raises(MemoryRefused, match=r"run\.workers is 9; each needs 7\d\d MiB.*has 3 GiB.*workers: [56],"):
+        planned(tmp_path, SMALL, "tv", run={"workers": 9, "memory_per_worker": "64GiB"})
+    monkeypatch.setattr(plan, "check_job", lambda _: None)
+    elsewhere = Cluster(kind="elsewhere")
+    planned(tmp_path, SMALL, "tv", run={"workers": 500}, change=lambda job: replace(job, cluster=elsewhere))
+
+
+def test_a_window_that_is_cut_at_the_picture_needs_no_more_than_the_picture(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((700, 900)), chunk=250)
+    options = {"strength": 0.1, "iterations": 5000}
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", options, shard="auto", chunk="auto"))
+    assert work_of(plan).task.tiling.depth[0] >= (5000, 5000)
+    assert footprint_of(plan)[READ] == 700 * 900 * 4 * (1 + work_of(plan).task.overlap)
+    assert plan.summary()["compute_redundancy"] == round(700 * 900 / (512 * 512), 4)
+
+
+def test_an_input_of_one_compressed_piece_is_counted_and_noted(tmp_path: Path) -> None:
+    pixels = (noisy_image((2048, 2048)) * 1000).astype("uint16")
+    (tmp_path / "whole.png").write_bytes(imagecodecs.png_encode(pixels))
+    (tmp_path / "mask.png").write_bytes(imagecodecs.png_encode(np.ones((2048, 2048), "uint8")))
+    for rows in (2048, 64):
+        tifffile.imwrite(tmp_path / f"{rows}.tif", pixels, compression="zlib", rowsperstrip=rows)
+    for name, rows, words in (
+        ("2048.tif", 2048, "pieces of 2048 × 2048 pixels"),
+        ("64.tif", 64, ""),
+        ("whole.png", 2048, "keeps the last one (8 MiB)"),
+    ):
+        plan = planned(tmp_path, tmp_path / name, shard=256)
+        assert any(words in note for note in plan.notes) == bool(words)
+        assert footprint_of(plan)[DECODED] == 2 * 2 * 2048 * rows
+    masked = {"sides": {"mask": str(tmp_path / "mask.png")}}
+    plan = planned(tmp_path, tmp_path / "whole.png", shard=256, input=masked)
+    assert footprint_of(plan)[DECODED] == (2 * 2 + 1) * 2048**2
+
+
+def test_an_input_too_large_to_decode_is_refused_before_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.zeros((8192, 4096), "uint16")
+    (tmp_path / "a.png").write_bytes(imagecodecs.png_encode(pixels))
+    tifffile.imwrite(tmp_path / "a.tif", pixels, compression="zlib", rowsperstrip=8192)
+    monkeypatch.setattr(StoredArray, "read", lambda *_: pytest.fail("it was read"))
+    for name in ("a.png", "a.tif"):
+        with pytest.raises(MemoryRefused, match=r"8192 × 4096 pixels, 64 MiB each.*takes 128 MiB.*in small chunks"):
+            planned(tmp_path, tmp_path / name, "tv", run={"memory_per_worker": "100MiB"})
+
+
+def test_an_output_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(DiskRefused, match=r"output takes up to 576 KiB, and .* has 1,000 B free"):
+        planned(tmp_path, SMALL, "tv")
+
+
+VOLUME: dict[str, Any] = {"shard": "auto", "chunk": "auto", "input": {"axes": "zyx"}, "tile": {"axes": "zyx"}}
+
+
+@pytest.mark.parametrize(("name", "most"), [("nlm", 1.3), ("gaussian", 1.3), ("tv", 1.6)])
+def test_the_halo_of_a_volume_costs_little(tmp_path: Path, name: str, most: float) -> None:
+    np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.float32, (512, 512, 512))
+    run, options = {"memory_per_worker": "4GiB", "workers": 2}, {"sigma": 2.0} if name == "gaussian" else None
+    plan = planned(tmp_path, tmp_path / "a.npy", name, options, run=run, **VOLUME)
+    assert plan.summary()["compute_redundancy"] <= most
+    plan.check_fits()
+
+
+def test_a_deep_halo_gets_larger_blocks_where_memory_allows_it(tmp_path: Path) -> None:
+    np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.uint8, (1024, 1024, 1024))
+
+    def plan_with(memory: str) -> Plan:
+        return planned(tmp_path, tmp_path / "a.npy", "tv", run={"memory_per_worker": memory, "workers": 2}, **VOLUME)
+
+    redundant = {memory: plan_with(memory).summary()["compute_redundancy"] for memory in ("4GiB", "8GiB")}
+    assert redundant["8GiB"] <= 1.3 < redundant["4GiB"] < 1.5
+    with claim(plan_with("8GiB")):
+        pass
+    for memory in ("8GiB", "9GiB"):
+        assert plan_with(memory).earlier.resumes
