@@ -124,15 +124,29 @@ def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: Runn
 
 
 @pytest.mark.cluster
-def test_a_run_that_goes_on_begins_with_what_was_done(scene: Scene, cluster: RunningCluster) -> None:
+def test_a_run_that_goes_on_begins_with_what_was_done_and_prometheus_is_told_while_it_lasts(
+    scene: Scene, cluster: RunningCluster
+) -> None:
+    pytest.importorskip("prometheus_client")
     for block in range(20, BLOCKS):
         scene.make_trouble("raise", block)
     scene.run(cluster, on_bad_block="quarantine", retries=0)
     for file in scene.folder.glob("raise-*"):
         file.unlink()
     scene.set_pace(0.1)
-    looking = Looking(cluster.dashboard)
-    assert scene.run(cluster, observer=looking, on_bad_block="quarantine", retries=0).resumed == 20
+    looking, metrics = Looking(cluster.dashboard), Looking(cluster.dashboard, "metrics").address
+    served: list[str] = []
+
+    def look(progress: Progress) -> None:
+        looking(progress)
+        served.append(fetched(metrics)[0])
+
+    assert scene.run(cluster, observer=look, on_bad_block="quarantine", retries=0).resumed == 20
+    done = [line for text in served for line in text.splitlines() if line.startswith('halotile_blocks{state="done"}')]
+    assert len(set(done)) > 1
+    for name in ("pixels_total", "bytes_read_total", "compute_seconds_total", "peak_memory_bytes"):
+        assert any(f"\nhalotile_{name} " in text for text in served)
+    assert "halotile_" not in fetched(metrics)[0], "it is over"
     first, last = looking.boards[0], looking.boards[-1]
     assert first["map"]["states"].startswith(str(DONE) * 20)
     assert first["map"]["seconds"].startswith(UNKNOWN * 20)
@@ -155,23 +169,24 @@ def test_who_has_seen_all_waits_for_news(cluster: RunningCluster) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("what", ["hook", "messages", "dashboard", "package"])
+@pytest.mark.parametrize("what", ["hook", "messages"])
 def test_what_dask_lacks_costs_the_page_and_nothing_else(
     scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    said: list[str] = []
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
     if what == "hook":
         scheduler = cluster.client.cluster.scheduler
         monkeypatch.delitem(scheduler.plugins, NAME, raising=False)
         monkeypatch.delattr(scheduler, "http_application")
-    elif what == "messages":
+    else:
         monkeypatch.delattr(Watch, "_send")
-    elif what == "package":
-        monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    cluster = RunningCluster(cluster.client, 2) if what == "dashboard" else cluster
+    said: list[str] = []
     scene.run(cluster, observer=lambda progress: said.append(progress.message))
     assert scene.status()["done"] == BLOCKS
-    assert (f"dashboard: {cluster.dashboard}" in "".join(said)) == (what != "dashboard")
+    assert f"dashboard: {cluster.dashboard}" in "".join(said)
+    watch = Watch()
+    assert watch.open(RunningCluster(cluster.client, 2)) is None, "without a dashboard there is no page"
+    assert watch.client is None
 
 
 @pytest.fixture
@@ -191,21 +206,9 @@ def joined(tmp_path: Path) -> Iterator[JoinedWorkers]:
 
 
 @pytest.mark.cluster
-def test_a_scheduler_of_another_process_has_the_same_page(joined: JoinedWorkers) -> None:
-    for _ in range(2):  # one run after the other
-        watch = Watch()
-        address = watch.open(joined)
-        assert address is not None
-        assert address.endswith(f"/{ADDRESS}")
-        assert not json.loads(fetched(f"{address}.json")[0])["over"]
-        assert fetched(address)[0] == HTML.read_text()
-        watch.close()
-        told = json.loads(fetched(f"{address}.json")[0])
-        assert (told["over"], told["workers_now"]) == (True, 0)
-
-
-@pytest.mark.cluster
-def test_of_two_runs_on_one_scheduler_the_other_is_shown_when_one_is_over(joined: JoinedWorkers) -> None:
+def test_a_scheduler_of_another_process_has_the_same_page_and_shows_one_of_two_runs_after_the_other(
+    joined: JoinedWorkers,
+) -> None:
     def name() -> str:
         told = json.loads(fetched(f"{address}.json")[0])
         return "over" if told["over"] else told.get("job", "nothing")
@@ -214,6 +217,16 @@ def test_of_two_runs_on_one_scheduler_the_other_is_shown_when_one_is_over(joined
         watch._send({"job": job})
         watch._sending.result(5)  # type: ignore[union-attr]
 
+    for _ in range(2):  # one run after the other
+        watch = Watch()
+        address = watch.open(joined)
+        assert address is not None
+        assert address.endswith(f"/{ADDRESS}")
+        assert name() == "nothing"
+        assert fetched(address)[0] == HTML.read_text()
+        watch.close()
+        assert json.loads(fetched(f"{address}.json")[0])["workers_now"] == 0
+        assert name() == "over"
     first, second = Watch(), Watch()
     address = first.open(joined)
     with Client(joined.client.scheduler.address, set_as_default=False) as other:
@@ -245,25 +258,6 @@ class JobPageBefore:
 
     def end(self) -> None:
         """Note the end."""
-
-
-@pytest.mark.cluster
-def test_prometheus_is_told_while_a_run_lasts(scene: Scene, cluster: RunningCluster) -> None:
-    pytest.importorskip("prometheus_client")
-    scene.set_pace(0.1)
-    looking = Looking(cluster.dashboard, "metrics")
-    told: list[str] = []
-    scene.run(cluster, observer=lambda _: told.append(fetched(looking.address)[0]))
-    done = [line for text in told for line in text.splitlines() if line.startswith('halotile_blocks{state="done"}')]
-    assert len(set(done)) > 1
-    for name in (
-        "halotile_pixels_total",
-        "halotile_bytes_read_total",
-        "halotile_compute_seconds_total",
-        "halotile_peak_memory_bytes",
-    ):
-        assert any(f"\n{name} " in text for text in told)
-    assert "halotile_" not in fetched(looking.address)[0]
 
 
 COUNTS = [(1,), (7,), (300,), (4, 5), (3, 4, 5), (2, 1, 6, 1), (130, 2), (257, 300), (1, 1, 1)]
