@@ -39,33 +39,24 @@ class Impure(nn.Module):
         self.calls += 1
         return x + self.calls
 class Noisy(nn.Module):
-    def forward(self, x):
-        return x + torch.randn_like(x)
+    def forward(self, x): return x + torch.randn_like(x)
 class InPlace(nn.Module):
-    def forward(self, x):
-        return x.mul_(0.5)
+    def forward(self, x): return x.mul_(0.5)
 class Hidden(nn.Module):
     def __init__(self):
         super().__init__()
         self.numbers = [torch.rand(1)]
-    def forward(self, x):
-        return x * self.numbers[0]
+    def forward(self, x): return x * self.numbers[0]
 class Leaving(nn.Module):
-    def forward(self, x):
-        sys.exit(3)
-def unseeded():
-    return nn.Conv2d(1, 1, WIDTH, padding=1)
+    def forward(self, x): sys.exit(3)
+def unseeded(): return nn.Conv2d(1, 1, WIDTH, padding=1)
 def seeded(seed=0):
     torch.manual_seed(seed)
     return unseeded()
-def from_a_file():
-    return seeded(int(Path(__file__).with_name("seed").read_text()))
-def lazy():
-    return nn.LazyConv2d(1, 3, padding=1)
-def leaving():
-    sys.exit(3)
-def brighter(image):
-    return image + WIDTH
+def from_a_file(): return seeded(int(Path(__file__).with_name("seed").read_text()))
+def lazy(): return nn.LazyConv2d(1, 3, padding=1)
+def leaving(): sys.exit(3)
+def brighter(image): return image + WIDTH
 """
 
 

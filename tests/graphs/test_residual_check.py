@@ -250,26 +250,25 @@ def test_a_run_ends_with_its_figures_whatever_becomes_of_the_image(
     assert run(make_plan(job), cluster=cluster).inspection == Inspection()
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("nodata", ["none", "nan"])
-def test_nan_that_spreads_is_said_before_and_after(tmp_path: Path, nodata: str) -> None:
+def test_nan_that_spreads_is_said_before_and_after(tmp_path: Path, cluster: RunningCluster, nodata: str) -> None:
     pixels = np.random.default_rng(0).normal(100, 10, (256, 256)).astype(np.float32)
     pixels[[60, 64, 200], [60, 63, 0]] = np.nan, np.inf, np.nan
     source = write_zarr(tmp_path / "in.zarr", pixels)
-    options: dict[str, Any] = {"shard": 64, "run": {"workers": 1}, "input": {"nodata": nodata}}
+    options: dict[str, Any] = {"shard": 64, "input": {"nodata": nodata}}
     plan = make_plan(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, **options))
     lines: list[str] = []
-    outcome = run(plan, observer=lambda progress: lines.append(progress.message))
+    outcome = run(plan, cluster=cluster, observer=lambda progress: lines.append(progress.message))
     notes = [note for note in plan.notes if "taken for measurements" in note]
     written = int((~np.isfinite(read_zarr(tmp_path / "out.zarr"))).sum())
     if nodata == "nan":
         assert (written, notes, list(outcome.inspection.warnings)) == (3, [], [])
         return
-    assert written > 3
     assert notes[0].startswith("pixels of NaN or infinity (3 of 65,536) are taken for measurements")
-    assert "write nodata: nan" in notes[0]
     (warning,) = outcome.inspection.warnings
-    assert warning.startswith(
-        f"the blocks of this run have {written} pixels of NaN or infinity where their input has 3,"
-    )
-    assert "write nodata: nan" in warning
+    said = f"the blocks of this run have {written} pixels of NaN or infinity where their input has 3,"
+    assert written > 3
+    assert warning.startswith(said)
+    assert all("write nodata: nan" in text for text in (warning, notes[0]))
     assert f"warning: {warning}" in "\n".join(lines)

@@ -41,25 +41,12 @@ def half_done(scene: Scene, cluster: RunningCluster) -> Scene:
     return scene
 
 
-@pytest.fixture
-def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting a cluster fails."""
-
-    def start(**_: Any) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr(local, "start", start)
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        {"workers": 1},
-        thorough({"workers": 7, "memory_per_worker": "2GiB"}),
-        thorough({"retries": 0, "on_bad_block": "quarantine", "stall_seconds": 60}),
-        thorough({"parts": {"tile": {"size": 16}}}),
+        {"workers": 1, "parts": {"output": {"overwrite": True}}},
+        thorough({"workers": 7, "retries": 0, "on_bad_block": "quarantine", "parts": {"tile": {"size": 16}}}),
         thorough({"parts": {"tile": {"size": "auto", "block": "auto", "batch": 3}}}),
-        {"parts": {"output": {"overwrite": True}}},
     ],
     ids=str,
 )
@@ -73,23 +60,20 @@ def test_a_run_goes_on_in_another_way_with_the_same_bits(
 
 
 def test_a_run_that_is_done_does_nothing_and_starts_no_cluster(
-    half_done: Scene, cluster: RunningCluster, no_cluster: None, check_whole: Callable[[], None]
+    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half_done.run(cluster)
     half_done.forget()
-    before = {p: p.stat().st_mtime_ns for p in half_done.output.rglob("*")}
-    before_status = half_done.status()
-    assert before_status["peak_memory_bytes"] > 0
+    monkeypatch.setattr(local, "start", lambda **_: pytest.fail("a cluster was started"))
+    before, status = {p: p.stat().st_mtime_ns for p in half_done.output.rglob("*")}, half_done.status()
+    assert status["peak_memory_bytes"] > 0
     seen: list[Progress] = []
     outcome = half_done.run(observer=seen.append)
-    assert (outcome.done, outcome.resumed, outcome.seconds) == (BLOCKS, BLOCKS, 0.0)
-    assert half_done.seen() == []
+    assert (outcome.done, outcome.resumed, outcome.seconds, half_done.seen()) == (BLOCKS, BLOCKS, 0.0, [])
     assert {p: p.stat().st_mtime_ns for p in half_done.output.rglob("*")} == before
-    assert seen[-1].done == BLOCKS
-    assert "nothing left to do: all 64 blocks are done; checking every byte" in "".join(
-        moment.message for moment in seen
-    )
-    assert half_done.status() == before_status
+    said = "".join(moment.message for moment in seen)
+    assert "nothing left to do: all 64 blocks are done; checking every byte" in said
+    assert (seen[-1].done, half_done.status()) == (BLOCKS, status)
     check_whole()
 
 

@@ -44,7 +44,6 @@ from tests.graphs.sampling import (
     N,
     Pixels,
     computed,
-    cropped,
     job_in,
     journalled,
     kernel,
@@ -54,8 +53,8 @@ from tests.graphs.sampling import (
     scene,
     started,
     whole_image,
+    with_operator,
 )
-from tests.graphs.test_stages import WholeBlur
 from tests.support import read_zarr, work_of
 
 
@@ -176,33 +175,22 @@ def test_a_run_that_is_killed_twice_and_any_number_of_workers_give_the_same_bits
         assert same(tuple(read_zarr(path) for path in place.values()), whole[:2])
 
 
+@pytest.mark.parametrize("name", ["reflect", "crop"])
 def test_blocks_with_the_halo_that_is_found_agree_with_the_whole_image_in_double_precision(
-    folder: Path, tmp_path: Path
+    tmp_path: Path, name: str
 ) -> None:
-    tol = 1e-2
-    place = {"path": tmp_path / "m.zarr", "std": tmp_path / "s.zarr", "samples": tmp_path / "d"}
-    job = job_in(folder, {"output": place, "posterior": {"tol": tol, "halo": "auto"}})
-    found = np.stack(computed(job))
-    solved = work_of(make_plan(job)).solved
-    assert solved.halo < N / 2
-    posterior = replace(solved.posterior, dtype=np.dtype(np.float64))
-    exact, _ = replace(solved, posterior=posterior, halo=10**6, tol=tol / 30).solved(Region.whole((N, N)))
-    error = (found - exact)[[0, 2, 3, 4]] / exact[1]
+    tol, count, n = (1e-2, 3, N) if name == "reflect" else (1e-2, 1, 48)
+    scene(tmp_path, n)
+    prior = {} if name == "reflect" else {"range": 3.0}
+    parts: dict[str, Any] = {"output": {"samples": "d"}, "posterior": {"tol": tol, "halo": "auto", "count": count}}
+    job = FAR[name](job_in(tmp_path, {**parts, "prior": prior}), tmp_path)
+    plan = make_plan(job)
+    assert plan.figures["method"] == "blocks"
+    assert plan.figures["halo"] < n / 2
+    exact, deviation = whole_image(job, tol / 30)
+    error = (np.stack(computed(job)) - exact) / deviation
     assert np.abs(error).max() <= tol
     assert np.sqrt(np.mean(np.square(error))) <= tol / 5
-
-
-def test_a_crop_is_solved_block_by_block(tmp_path: Path) -> None:
-    scene(tmp_path, 48)
-    parts: dict[str, Any] = {
-        "output": {"samples": "d"},
-        "posterior": {"count": 1, "halo": "auto"},
-        "prior": {"range": 3.0},
-    }
-    job = cropped(job_in(tmp_path, parts), tmp_path)
-    assert make_plan(job).figures["method"] == "blocks"
-    exact, deviation = whole_image(job, 1e-3)
-    assert np.abs((np.stack(computed(job)) - exact) / deviation).max() <= 1e-2
 
 
 def test_a_truth_that_is_drawn_from_the_prior_lies_as_near_as_the_map_says(tmp_path: Path) -> None:
@@ -242,11 +230,7 @@ REFUSED: list[tuple[dict[str, Any], type[HalotileError], str]] = [
     ({"prior": {"name": "tv"}}, ConfigError, "prior.name: tv, which leaves no Gaussian posterior; write matern"),
     ({"operators": {"noise_sigma": 0.0}}, ConfigError, r"noise_sigma: 0"),
     ({"operators": {"noise_sigma": float("nan")}}, ConfigError, r"noise_sigma: "),
-    (
-        {"operators": {"noise_sigma": np.ones((5, 5))}},
-        InputError,
-        r"of shape \[5, 5\], and the measurement has \[96, 96\]",
-    ),
+    ({"operators": {"noise_sigma": np.ones((5, 5))}}, InputError, r"of shape \[5, 5\], and the measurement has"),
     ({"operators": {"noise_sigma": np.zeros((N, N))}}, InputError, NOT_ABOVE_0),
     ({"operators": {"noise_sigma": np.full((N, N), np.nan)}}, InputError, NOT_ABOVE_0),
     ({"posterior": {"count": 0}}, ConfigError, r"posterior.count: is 0, and output.std needs draws"),
@@ -297,39 +281,36 @@ def test_counts_have_the_noise_of_their_smoothed_rate(tmp_path: Path) -> None:
 
 
 def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
-    job = job_in(folder)
-    with pytest.raises(ConfigError, match=r"is beside fidelity: poisson, where counts have the noise of their rate"):
-        make_plan(replace(job, fidelity=FidelityChoice(name="poisson")))
-    counted = replace(
-        job, fidelity=FidelityChoice(name="poisson"), operators=(replace(job.operators[0], noise_sigma="auto"),)
-    )
-    with pytest.raises(InputError, match=r"y\.zarr is below 0 at \(\d+, \d+\), .* write fidelity\.background"):
-        make_plan(counted)
-    circular = replace(job.operators[0], options={"kernel": str(folder / "k.npy")})
-    blur = {"name": "blur", "kernel": str(folder / "k.npy")}
-    inside = replace(circular, name="composition", options={"operators": [blur]})
-    far = replace(circular, name="own", options={"operator": WholeBlur(blur=Blur(kernel=kernel()))})
-    for operator, words in (
-        (circular, "has boundary: circular"),
-        (inside, "has boundary: circular"),
-        (far, "sees more than"),
-    ):
-        blocks = job_in(folder, {"posterior": {"method": "blocks"}})
-        with pytest.raises(ConfigError, match=rf"operators\[0\] .*{words}.* Write method: cg"):
-            make_plan(replace(blocks, operators=(operator,)))
+    job, blocks = job_in(folder), job_in(folder, {"posterior": {"method": "blocks"}})
+    counts, blur = FidelityChoice(name="poisson"), {"name": "blur", "kernel": str(folder / "k.npy")}
     halves = {"operators": [blur | {"boundary": "zero"}], "weights": [0.5]}
-    unknown = replace(job, operators=(replace(circular, name="sum", options=halves),), prior=FieldPrior())
-    with pytest.raises(InputError, match=r"prior.std and prior.range and prior.mean: auto .* Write numbers"):
-        make_plan(unknown)
-    narrow = job_in(folder, {"posterior": {"halo": 2}})
-    with pytest.raises(
-        InputError, match=r"the halo of 2 pixels leaves errors of .* Write posterior.halo: 4.* posterior.method: cg"
-    ):
-        work_of(make_plan(narrow)).solved.read(Region((0, 32, 32), (2, 64, 64)))
+    first = replace(job.operators[0], noise_sigma="auto")
+    output, matern = Output(path=str(folder / "x.zarr")), PriorChoice(name="matern", options=PRIOR)
     seen = OperatorChoice(name="blur", data=str(folder / "y.zarr"), options={"kernel": str(folder / "k.npy")})
-    prior = PriorChoice(name="matern", options=PRIOR)
-    with pytest.raises(ConfigError, match=r"prior.name: matern, which is for job: samples; .* posterior.count: 0"):
-        make_plan(Reconstruction(operators=(seen,), output=Output(path=str(folder / "x.zarr")), prior=prior))
+    circular = r"operators\[0\] .*has boundary: circular.* Write method: cg"
+    others: list[tuple[Any, type[HalotileError], str]] = [
+        (replace(job, fidelity=counts), ConfigError, r"beside fidelity: poisson, where counts have the noise of their"),
+        (replace(job, fidelity=counts, operators=(first,)), InputError, r"below 0 at .* write fidelity\.background"),
+        (with_operator(blocks, "blur", kernel=str(folder / "k.npy")), ConfigError, circular),
+        (with_operator(blocks, "composition", operators=[blur]), ConfigError, circular),
+        (FAR["whole"](blocks, folder), ConfigError, r"operators\[0\] .*sees more than.* Write method: cg"),
+        (
+            replace(with_operator(job, "sum", **halves), prior=FieldPrior()),
+            InputError,
+            r"prior.std and prior.range and prior.mean: auto .* Write numbers",
+        ),
+        (
+            Reconstruction(operators=(seen,), output=output, prior=matern),
+            ConfigError,
+            r"prior.name: matern, which is for job: samples; .* posterior.count: 0",
+        ),
+    ]
+    for other, kind, words in others:
+        with pytest.raises(kind, match=words):
+            make_plan(other)
+    narrow = work_of(make_plan(job_in(folder, {"posterior": {"halo": 2}}))).solved
+    with pytest.raises(InputError, match=r"halo of 2 pixels leaves errors of .* Write posterior.halo: 4.* method: cg"):
+        narrow.read(Region((0, 32, 32), (2, 64, 64)))
     plan = make_plan(job_in(folder, {"output": {"samples": "draws2"}}))
     assert plan.disk_bytes > 1.5 * make_plan(job).disk_bytes
     plan = replace(plan, free_disk_bytes=plan.disk_bytes - 1)
@@ -397,31 +378,17 @@ def test_a_noise_level_that_is_not_written_is_estimated_here_and_1_elsewhere_and
 
 def test_the_call_does_the_same(folder: Path, tmp_path: Path, cluster: RunningCluster) -> None:
     seen = halotile.measurement("blur", folder / "y.zarr", kernel=kernel(), boundary="reflect", noise_sigma=SIGMA)
-    halotile.samples(
-        [seen],
-        tmp_path / "m.zarr",
-        std=tmp_path / "s.zarr",
-        draws=tmp_path / "draws.zarr",
-        prior=PRIOR,
-        posterior={"count": 2, "halo": 16},
-        cluster=cluster.client,
-    )
+    places: dict[str, Any] = {"std": tmp_path / "s.zarr", "draws": tmp_path / "draws.zarr"}
+    posterior = {"count": 2, "halo": 16}
+    halotile.samples([seen], tmp_path / "m.zarr", prior=PRIOR, posterior=posterior, cluster=cluster.client, **places)
     assert sorted(path.name for path in tmp_path.glob("draws*.zarr")) == ["draws-000.zarr", "draws-001.zarr"]
-    job = job_in(
-        folder,
-        {
-            "output": {"path": "m2.zarr", "std": "s2.zarr", "shard": "auto", "chunk": "auto"},
-            "tile": {"block": "auto"},
-            "posterior": {"count": 2},
-        },
-    )
+    output = {"path": "m2.zarr", "std": "s2.zarr", "shard": "auto", "chunk": "auto"}
+    job = job_in(folder, {"output": output, "tile": {"block": "auto"}, "posterior": {"count": 2}})
     assert same(tuple(read_zarr(tmp_path / f"{name}.zarr") for name in "ms"), computed(job))
     about = zarr.open_array(tmp_path / "s.zarr/0").attrs
     assert about["long_name"] == "posterior standard deviation"
-    assert about["posterior"] == {
-        **{"prior": {"name": "matern", **PRIOR}, "count": 2, "seed": 0, "tol": 0.01},
-        "std_error": 0.1806,
-    }
+    described = {"prior": {"name": "matern", **PRIOR}, "count": 2, "seed": 0, "tol": 0.01, "std_error": 0.1806}
+    assert about["posterior"] == described
 
 
 def test_conjugate_gradients_have_the_same_bits_for_any_workers_and_after_kills(

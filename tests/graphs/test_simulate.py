@@ -13,7 +13,6 @@ import zarr
 from numpy.typing import NDArray
 
 import halotile
-from halotile.cli.config.loading import load_job
 from halotile.errors import ConfigError, HalotileError, InputError, MemoryRefused, OutputRefused, ResumeRefused, Stopped
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, Reconstruction
@@ -27,7 +26,6 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.noise.simulated import Simulated
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
-from tests.cases import all_of
 from tests.graphs.solving import kernel
 from tests.graphs.test_stages import WholeBlur
 from tests.support import work_of
@@ -152,44 +150,6 @@ def test_a_stop_keeps_what_is_done_and_the_next_call_goes_on(
     assert other.fresh
     run(other, cluster=cluster)
     assert same(made(tmp_path), simulated_by(other))
-
-
-OTHER_AXES = {
-    "more": ("MultiCoilMRI", "{mask: mask.npy, coil_maps: coils.npy}", (2, 20, 16), (2, 4, 20, 16)),
-    "one": ("CompressedSensing", "{m: 500, img_size: [1, 20, 16]}", (1, 20, 16), (500,)),
-}
-WITH_OTHER_AXES = """\
-version: 1
-job: reconstruct
-output: {path: x.zarr, shard: [16, 16], chunk: [8, 8]}
-operators:
-  - {name: deepinv, physics: PHYSICS, options: OPTIONS, data: y.zarr, noise_sigma: 0.001}
-solver: {name: cg, iterations: 60}
-reference: truth.npy
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.cluster
-@pytest.mark.parametrize("axes", all_of(OTHER_AXES, thorough=["one"]))
-def test_measurements_may_have_other_axes_than_the_image(tmp_path: Path, cluster: RunningCluster, axes: str) -> None:
-    pytest.importorskip("deepinv")
-    physics, options, shape, measured = OTHER_AXES[axes]
-    rng = np.random.default_rng(0)
-    np.save(tmp_path / "truth.npy", rng.random(shape, np.float32))
-    np.save(tmp_path / "mask.npy", np.ones((20, 16), np.float32))
-    phases = np.exp(1j * rng.uniform(0, 6, (1, 4, 20, 16)))
-    np.save(tmp_path / "coils.npy", (phases * rng.uniform(0.5, 1, phases.shape)).astype("complex64"))
-    config = tmp_path / "job.yaml"
-    config.write_text(WITH_OTHER_AXES.replace("PHYSICS", physics).replace("OPTIONS", options))
-    job = load_job(config, makes_data=True)
-    assert isinstance(job, Reconstruction)
-    run(plan_of(job), cluster=cluster)
-    assert zarr.open_array(tmp_path / "y.zarr", mode="r").shape == measured
-    outcome = run(make_plan(job), cluster=cluster)
-    assert outcome.figures["psnr"] > 40
-    with pytest.raises(ConfigError, match=r"[wW]rite its shape, such as shape: \[4096, 4096\]"):
-        make_plan(replace(job, reference=None))
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,7 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.stripes import PHASE
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.status import Status
 from halotile.storage.grid import Region
-from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.noise.stripes import LineCorrections, StripedLines, agreement, line_offsets, means_along
 from halotile.tasks.operators.base import InMemory
 from tests.cases import all_of, thorough
@@ -315,21 +313,6 @@ def test_the_end_of_a_run_names_the_stripes_that_it_kept(tmp_path: Path) -> None
     (warning,) = [each for each in make_plan(job).work.inspect().warnings if "holds structure" in each]
     assert "Columns are off by" in warning
     assert "write input.stripes: {axis: x}" in warning
-
-
-def test_blocks_of_both_passes_are_resumed(tmp_path: Path) -> None:
-    plan = make_plan(long_job(tmp_path, "out.zarr"))
-    lines, blocks = (len(each.grid) for each in plan.work.passes)
-    status = Status(RunDirectory(tmp_path / "out.zarr.run"), plan, None)
-    status.directory.path.mkdir()
-    for done in (0, 7):
-        status = Status(status.directory, plan, None)
-        status.begin(done)
-        assert status.progress("start", done=done, failed=0).resumed == (lines + done if done else 0)
-        for phase, there in (("stripes", lines), ("denoise", done)):
-            status.pass_begins(phase, 0, there)
-            assert status.progress(phase, done=there, failed=0).resumed == lines + done
-    assert blocks > 7
 
 
 @pytest.mark.parametrize("shape", [(31, 100), (100, 31)])
