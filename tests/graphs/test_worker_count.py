@@ -15,6 +15,7 @@ import pytest
 from halotile.errors import ClusterFailed, ConfigError, MemoryRefused
 from halotile.graphs.clusters import slurm_alloc
 from halotile.graphs.clusters.base import ATTENDED
+from halotile.graphs.clusters.common import machine as machine_module
 from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
@@ -76,28 +77,28 @@ def test_this_machine_works_with_all_its_cores_that_have_memory_and_others_with_
         assert workers_of(Run(), Cluster(kind=kind), "cpu", {}).workers == 2
 
 
+FOUR_GPUS = "gpu:4(IDX:0-3)"
+
+
 @pytest.mark.parametrize(
-    ("told", "nodes", "device", "workers"),
+    ("told", "nodes", "workers"),
     [
-        ({"SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "", "cpu", 4),
-        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "", "cpu", 16),
-        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "1(x2)"}, "", "cpu", 2),
-        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "gpu:4(IDX:0-3)", "cuda", 8),
-        ({"SLURM_TASKS_PER_NODE": "4(x2)"}, "gpu:4(IDX:0-3)", "cuda", 8),
-        ({"SLURM_TASKS_PER_NODE": "4(x2)"}, "gpu:2(IDX:0-1)", "cpu", 8),
+        ({"SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "", 4),
+        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "", 16),
+        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "1(x2)"}, "", 2),
+        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, FOUR_GPUS, 8),
+        ({"SLURM_TASKS_PER_NODE": "4(x2)"}, FOUR_GPUS, 8),
+        ({"SLURM_TASKS_PER_NODE": "4(x2)"}, "gpu:2(IDX:0-1)", 8),
     ],
 )
-def test_an_allocation_is_taken_as_a_whole(
-    told: dict[str, str], nodes: str, device: str, workers: int, has: list[str]
-) -> None:
+def test_an_allocation_is_taken_as_a_whole(told: dict[str, str], nodes: str, workers: int, has: list[str]) -> None:
     has[:] = [f"Mem=0 GRES={nodes}"] * 2
-    environment = ALLOCATED | told
+    environment, device = ALLOCATED | told, "cuda" if nodes == FOUR_GPUS else "cpu"
     assert device_of(Run(), IN_IT, environment) == device
     found = workers_of(Run(), IN_IT, device, environment)
     assert found.workers == workers
     assert found.why.endswith("of the allocation")
-    slots = slurm_allocation.slots_in(environment, workers)
-    assert {slot.node_workers for slot in slots} == {workers // 2}
+    assert {slot.node_workers for slot in slurm_allocation.slots_in(environment, workers)} == {workers // 2}
 
 
 @pytest.mark.parametrize(
@@ -124,6 +125,7 @@ def test_workers_that_do_not_fit_an_allocation_are_refused(has: list[str]) -> No
     check_allocation(Run(workers=4), IN_IT, environment)
     check_allocation(Run(workers=6, memory_per_worker="2730MiB"), IN_IT, environment)
     has[:] = ["Mem=0 GRES="] * 2  # which Slurm does not account for
+    slurm_allocation.shares_of.cache_clear()
     check_allocation(Run(workers=600), IN_IT, ALLOCATED)
 
 
@@ -153,24 +155,29 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
 
 
 @pytest.mark.parametrize(
-    ("files", "cores"),
+    ("files", "cores", "gibibytes"),
     [
-        ({}, 2),
-        ({"job/step/cpu.max": "max 100000"}, 2),
-        ({"job/cpu.max": "150000 100000"}, 2),
-        ({"job/cpu.max": "100000 100000", "job/step/cpu.max": "max 100000"}, 1),
-        ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
-        ({"cpu/slurm/cpu.cfs_quota_us": "100000", "cpu/slurm/cpu.cfs_period_us": "100000"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 2),
+        ({}, 2, 24),
+        ({"job/step/cpu.max": "max 100000", "job/step/memory.max": "max"}, 2, 24),
+        ({"job/cpu.max": "150000 100000", "job/step/memory.max": f"{2 * GIB}"}, 2, 2),
+        ({"job/cpu.max": "100000 100000", "job/step/cpu.max": "max 100000"}, 1, 24),
+        ({"cpu.max": "50000 100000", "memory.max": f"{2 * GIB}"}, 1, 2),
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1, 24),
+        ({"cpu/slurm/cpu.cfs_quota_us": "100000", "cpu/slurm/cpu.cfs_period_us": "100000"}, 1, 24),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 2, 24),
+        ({"job/memory.max": f"{2 * GIB}", "job/step/memory.max": f"{8 * GIB}"}, 2, 2),
+        ({"memory/slurm/job/memory.limit_in_bytes": f"{2 * GIB}"}, 2, 2),
+        ({"memory/slurm/memory.limit_in_bytes": f"{2 * GIB}", "memory/memory.limit_in_bytes": f"{2**63}"}, 2, 2),
+        ({"else/memory.max": f"{2 * GIB}"}, 2, 24),
     ],
 )
-def test_cores_are_those_that_a_control_group_allows(
-    files: dict[str, str], cores: int, groups: Groups, monkeypatch: pytest.MonkeyPatch
+def test_cores_and_memory_are_those_that_a_control_group_allows(
+    files: dict[str, str], cores: int, gibibytes: int, groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups(files)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3})
-    assert cores_here() == cores
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24 * GIB))
+    assert (cores_here(), machine_bytes()) == (cores, gibibytes * GIB)
 
 
 SPREAD = "n1 4 all.q@n1 UNDEFINED\nn2.site.org 2 all.q@n2 <NULL>\n"
@@ -204,44 +211,16 @@ SPREAD = "n1 4 all.q@n1 UNDEFINED\nn2.site.org 2 all.q@n2 <NULL>\n"
     ],
 )
 def test_a_batch_job_takes_no_more_cores_than_it_has_here(
-    told: dict[str, str],
-    file: str,
-    workers: int,
-    why: str,
-    groups: Groups,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    told: dict[str, str], file: str, workers: int, why: str, groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not all batch systems bind a job to its cores."""
-    groups({})
+    groups({"told": file})
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr("socket.gethostname", lambda: "n2")
     monkeypatch.setattr(needs, "machine_bytes", lambda: 1024 * GIB)
-    (tmp_path / "told").write_text(file)
-    environment = {name: word.replace("$", str(tmp_path / "told")) for name, word in told.items()}
+    environment = {name: word.replace("$", str(machine_module.MOUNTED / "told")) for name, word in told.items()}
     why = f"one for each of {why} of the job" if why[0].isdigit() else why
     assert workers_of(Run(), HERE, "cpu", environment) == (workers, why)
-
-
-@pytest.mark.parametrize(
-    ("files", "gibibytes"),
-    [
-        ({}, 24),
-        ({"job/step/memory.max": "max"}, 24),
-        ({"job/step/memory.max": f"{2 * GIB}"}, 2),
-        ({"job/memory.max": f"{2 * GIB}", "job/step/memory.max": f"{8 * GIB}"}, 2),
-        ({"memory.max": f"{2 * GIB}"}, 2),
-        ({"memory/slurm/job/memory.limit_in_bytes": f"{2 * GIB}"}, 2),
-        ({"memory/slurm/memory.limit_in_bytes": f"{2 * GIB}", "memory/memory.limit_in_bytes": f"{2**63}"}, 2),
-        ({"else/memory.max": f"{2 * GIB}"}, 24),
-    ],
-)
-def test_memory_is_what_a_control_group_allows(
-    files: dict[str, str], gibibytes: int, groups: Groups, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups(files)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24 * GIB))
-    assert machine_bytes() == gibibytes * GIB
 
 
 JOB = {"SLURM_JOB_ID": "7", ATTENDED: "1"}
