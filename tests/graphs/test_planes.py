@@ -15,7 +15,6 @@ from skimage.data import camera, retina
 from halotile.graphs.jobs.denoise.image import JobImage, choose_noise_level
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.pixels import ResultType, choose_type
-from halotile.graphs.kinds.sections import Input
 from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
 from halotile.tasks.denoisers.tv import TotalVariation
@@ -184,8 +183,9 @@ def test_a_resumed_run_keeps_its_type(tmp_path: Path, before: str) -> None:
 @pytest.mark.parametrize("value", [0, 65535])
 def test_integers_with_holes_keep_their_type(tmp_path: Path, value: int) -> None:
     pixels = np.where(np.arange(400) % 50 == 0, value, 1000 + 60 * counted(400)).astype(np.uint16)
+    source = write_zarr(tmp_path / "in.zarr", pixels)
     for denoiser in (TV, ("none", {}), ("median", {"size": 3})):
-        wanted = replace(job(tmp_path, pixels, denoiser), input=Input(path=str(tmp_path / "in.zarr"), nodata=value))
+        wanted = job_of(source, tmp_path / "out.zarr", *denoiser, input={"nodata": value})
         assert make_plan(wanted).summary()["output_dtype"] == "uint16"
 
 

@@ -244,7 +244,7 @@ def test_a_changed_input_is_noticed_and_a_moved_one_is_the_same_where_that_is_sa
     for _ in range(2):
         with refused(finished.output, ResumeRefused, r"input\.[\s\S]*same images, .* run with --same-input"):
             finished.run()
-        zarr.open_array(finished.source, mode="r+")[...] = image()  # rewritten in place
+        zarr.open_array(finished.source, mode="r+")[...] = image() + 2  # rewritten in place
     shutil.rmtree(finished.source)
     write_zarr(finished.source, image()[:-1])
     with refused(finished.output, ResumeRefused, r"input\.shape") as failed:

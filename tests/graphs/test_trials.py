@@ -138,7 +138,7 @@ def job(folder: Path, build: str, memory: str = "4GiB") -> Denoising:
         (
             "Leaving",
             ConfigError,
-            "Leaving ended its process with exit code 3 while it was tried. Correct the code that ends it; or write more memory",
+            "ended its process with exit code 3 while .* Correct the code that ends it; or write more",
         ),
     ],
 )
