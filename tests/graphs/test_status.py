@@ -70,21 +70,6 @@ def test_the_time_of_all_attempts_is_kept_and_what_was_done_is_known_from_the_fi
     assert go_through(status, begin=3, end=3)["state"] == "finished"
 
 
-@pytest.mark.parametrize(
-    ("total", "done", "said"),
-    [
-        (1, 1, "nothing left to do: the one block is done; "),
-        (3, 2, "2 of 3 blocks are done already"),
-        (3, 3, "nothing left to do: all 3 blocks are done; "),
-    ],
-)
-def test_blocks_that_are_there_are_told_in_good_english(tmp_path: Path, total: int, done: int, said: str) -> None:
-    status = status_of(tmp_path, blocks=total)
-    status.begin(done)
-    (text,) = [event["text"] for event in status.directory.read_events() if event["event"] == "message"]
-    assert text.startswith(said)
-
-
 def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: Status) -> None:
     shown: list[str] = []
     status = Status(status.directory, status.plan, lambda progress: shown.append(progress.message))

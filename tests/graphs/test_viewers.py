@@ -55,8 +55,8 @@ def in_napari(path: Path) -> Seen:
     napari = pytest.importorskip("napari_ome_zarr")
     ((data, shown, kind),) = napari.napari_get_reader(str(path))(str(path))
     assert kind == "image"
-    facts = {"names": shown["name"], "shown": list(shown["scale"]), "colours": shown.get("colormap")}
-    return data, facts | {"limits": shown["contrast_limits"]}
+    named = {"names": "name", "shown": "scale", "colours": "colormap", "limits": "contrast_limits"}
+    return data, {name: shown[key] for name, key in named.items() if key in shown}
 
 
 READERS = [in_ome_zarr, in_ngff_zarr, in_bioio, in_napari]
