@@ -34,6 +34,8 @@ from tests.graphs.test_kills import kill, running
 from tests.stores import BUCKET, DENIED, SECRET, ObjectServer, StoreScene, contents, delete, failing, put
 from tests.support import job_of, noisy_image
 
+MonkeyPatch = pytest.MonkeyPatch
+
 pytestmark = pytest.mark.cluster
 pytest.importorskip("obstore")
 
@@ -46,7 +48,7 @@ def store_cluster(object_store: ObjectServer) -> Iterator[RunningCluster]:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, object_store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> StoreScene:
+def scene(tmp_path: Path, object_store: ObjectServer, monkeypatch: MonkeyPatch) -> StoreScene:
     """A watched job, not begun, in its working directory."""
     object_store.trouble = lambda *_: None
     monkeypatch.chdir(tmp_path)
@@ -58,7 +60,7 @@ def scene(tmp_path: Path, object_store: ObjectServer, monkeypatch: pytest.Monkey
 REPLACING = {"output": {"overwrite": True}}
 
 
-def test_the_objects_are_the_files_of_a_local_run(
+def test_objects_are_the_files_of_a_run(
     scene: StoreScene, store_cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     outcome = scene.run(store_cluster)
@@ -75,7 +77,7 @@ def test_killed_workers_and_drivers_lose_nothing(
     scene: StoreScene,
     store_cluster: RunningCluster,
     check_whole: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with running(scene) as driver:
@@ -99,7 +101,7 @@ def test_killed_workers_and_drivers_lose_nothing(
 
 
 @pytest.mark.thorough
-def test_one_run_directory_owns_an_output(scene: StoreScene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_run_directory_owns_an_output(scene: StoreScene, monkeypatch: MonkeyPatch) -> None:
     with claim(make_plan(scene.job())):
         pass
     before, first = contents(scene.output), scene.directory.path
@@ -168,8 +170,8 @@ def test_a_run_ends_where_its_output_is_taken_away(
         scene.run(store_cluster, observer=watch)
 
 
-def test_a_plan_refuses_what_cannot_be_written(
-    scene: StoreScene, object_store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_written_is_refused(
+    scene: StoreScene, object_store: ObjectServer, monkeypatch: MonkeyPatch
 ) -> None:
     def refused(words: str, *, claims: bool = False, **job: Any) -> None:
         with pytest.raises((OutputRefused, ConfigError), match=words), ExitStack() as stack:
@@ -209,7 +211,7 @@ run: {{workers: 2, memory_per_worker: 3GiB}}
 
 
 @pytest.fixture
-def images(tmp_path: Path, object_store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> ObjectPath:
+def images(tmp_path: Path, object_store: ObjectServer, monkeypatch: MonkeyPatch) -> ObjectPath:
     """Two images and a kernel in the working directory; returns a folder in the store."""
     object_store.trouble = lambda *_: None
     monkeypatch.chdir(tmp_path)
@@ -238,9 +240,7 @@ def test_commands_take_the_address_of_an_output(images: ObjectPath) -> None:
         assert json.loads(command("verify", named, "--quiet"))["checked"] == 4
 
 
-def test_a_run_directory_is_not_resumed_from_another_folder(
-    images: ObjectPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_run_is_resumed_from_another_folder(images: ObjectPath, monkeypatch: MonkeyPatch) -> None:
     run_directory = RunDirectory.beside(images / "a.zarr")
     run_directory.create()
     job = job_of(Path("scan-a.npy").absolute(), images / "a.zarr", "gaussian", {"sigma": 1})  # type: ignore[arg-type]

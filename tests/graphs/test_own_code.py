@@ -103,7 +103,7 @@ def begin(job: Denoising) -> None:
         ("torch", {"import": "own_networks:seeded", "weights": "nowhere.safetensors"}, "cannot be opened"),
     ],
 )
-def test_weights_that_cannot_be_used_are_refused_before_an_output_is_replaced(
+def test_bad_weights_are_refused_and_the_output_stays(
     folder: Path, name: str, options: dict[str, Any], words: str
 ) -> None:
     write_zarr(folder / "out.zarr", noisy_image((9, 9)))
@@ -136,7 +136,7 @@ def test_weights_that_cannot_be_used_are_refused_before_an_output_is_replaced(
         ("own_exit:f", "function", {"depth": 0}, "importing it failed: SystemExit: 3"),
     ],
 )
-def test_code_that_cannot_be_tiled_is_refused_by_name_while_planning(
+def test_code_that_cannot_be_tiled_is_refused(
     folder: Path, build: str, name: str, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -176,7 +176,7 @@ def differences(job: Denoising) -> str:
         ("own_networks.py", "brighter", "function", {"depth": 0}),
     ],
 )
-def test_a_run_whose_code_was_edited_does_not_go_on(
+def test_a_run_of_edited_code_does_not_go_on(
     folder: Path, file: str, build: str, name: str, options: dict[str, Any]
 ) -> None:
     job = own(folder, f"own_networks:{build}", name, **options)

@@ -199,9 +199,7 @@ def test_a_plane_of_few_values_is_found_among_others(tmp_path: Path, place: int)
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_channel_of_few_values_is_found_also_where_a_network_takes_them_together(
-    tmp_path: Path, together: bool
-) -> None:
+def test_a_channel_of_few_values_is_found_also_where_all_are_taken_together(tmp_path: Path, together: bool) -> None:
     rng = np.random.default_rng(0)
     bright, dark = 3000 + 90 * rng.standard_normal((256, 256)), 65 + rng.standard_normal((256, 256))
     source = open_source(write_zarr(tmp_path / "in.zarr", np.stack([bright, dark]).astype(np.uint16), axes="cyx"))

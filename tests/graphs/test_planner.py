@@ -36,6 +36,8 @@ from tests.support import (
     write_zarr,
 )
 
+MonkeyPatch = pytest.MonkeyPatch
+
 NETWORK = "tests.networks:"
 
 
@@ -143,9 +145,7 @@ def test_side_inputs_are_tiled_along(tmp_path: Path) -> None:
     assert np.array_equal(run_inline(job), pixels / (1 + side))
 
 
-def test_a_plan_has_the_side_input_that_it_has_checked(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_has_the_side_input_that_it_checked(source: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     mask = tmp_path / "mask.npy"
     np.save(mask, np.ones((300, 260), "uint8"))
     checked = open_source(mask).fingerprint()
@@ -167,7 +167,7 @@ def test_a_plan_has_the_side_input_that_it_has_checked(
         ("uint16", "float32", None),
     ],
 )
-def test_an_output_that_cannot_hold_the_picture_is_noted(
+def test_an_output_that_cannot_hold_the_image_is_noted(
     tmp_path: Path, given: str, made: str, words: str | None
 ) -> None:
     source = write_zarr(tmp_path / "in.zarr", np.zeros((64, 64), given))
@@ -248,7 +248,7 @@ def test_the_resolved_configuration_makes_the_same_output(tmp_path: Path) -> Non
         assert work_of(again).task.denoiser == work_of(plan).task.denoiser
 
 
-def test_less_memory_means_smaller_sizes_then_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_less_memory_means_smaller_sizes_then_a_refusal(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     source = write_zarr(tmp_path / "in.zarr", np.zeros((6000, 6000), "uint8"), chunk=250)
 
     def sizes(memory: str) -> tuple[int, int]:
@@ -290,9 +290,7 @@ def test_a_refusal_names_what_can_help(
         planned(tmp_path, image, name, options, run={"memory_per_worker": memory})
 
 
-def test_more_workers_than_the_machine_has_memory_for_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_without_memory_are_refused(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "machine_bytes", lambda: 3 * 2**30)
     planned(tmp_path, SMALL, "tv", run={"workers": 5, "memory_per_worker": "64GiB"})
     with pytest.raises(MemoryRefused, match=r"run\.workers is 9; each needs 7\d\d MiB.*has 3 GiB.*workers: [56],"):
@@ -330,7 +328,7 @@ def test_an_input_of_one_compressed_piece_is_counted_and_noted(tmp_path: Path) -
     assert footprint_of(plan)[DECODED] == (2 * 2 + 1) * 2048**2
 
 
-def test_an_input_too_large_to_decode_is_refused_before_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_too_large_to_decode_is_refused_before_it_is(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     pixels = np.zeros((8192, 4096), "uint16")
     (tmp_path / "a.png").write_bytes(imagecodecs.png_encode(pixels))
     tifffile.imwrite(tmp_path / "a.tif", pixels, compression="zlib", rowsperstrip=8192)
@@ -340,7 +338,7 @@ def test_an_input_too_large_to_decode_is_refused_before_it_is(tmp_path: Path, mo
             planned(tmp_path, tmp_path / name, "tv", run={"memory_per_worker": "100MiB"})
 
 
-def test_an_output_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(DiskRefused, match=r"output takes up to 576 KiB, and .* has 1,000 B free"):
         planned(tmp_path, SMALL, "tv")

@@ -110,9 +110,7 @@ def test_a_zarr_is_replaced_where_that_is_asked_for_and_a_symlinked_folder_is_fo
     assert {path.name for path in (tmp_path / "disk").iterdir()} == {"clean.zarr", "clean.zarr.run"}
 
 
-def test_an_image_that_a_run_has_not_finished_or_that_lost_a_shard_is_not_read(
-    scene: Scene, cluster: RunningCluster, tmp_path: Path
-) -> None:
+def test_an_image_that_lacks_a_block_is_not_read(scene: Scene, cluster: RunningCluster, tmp_path: Path) -> None:
     cause = scene.make_trouble("raise", 3)
     with pytest.raises(BlockFailed):
         scene.run(cluster, retries=0)
@@ -184,9 +182,7 @@ def test_another_job_does_not_go_on_with_a_run(finished: Scene, monkeypatch: pyt
         thorough("no job.json", "denoiser"),
     ],
 )
-def test_starting_over_discards_no_other_job(
-    finished: Scene, cluster: RunningCluster, stands: str, change: str
-) -> None:
+def test_fresh_discards_no_other_job(finished: Scene, cluster: RunningCluster, stands: str, change: str) -> None:
     if stands == "half done":
         with Journal.open(finished.directory.journal_path, finished.fingerprint(), BLOCKS) as journal:
             journal.unmark(range(9))
@@ -214,7 +210,7 @@ def test_starting_over_discards_the_same_job_computed_in_another_way(finished: S
     assert finished.run(cluster, fresh=True, parts=parts).resumed == 0
 
 
-def test_a_run_that_stopped_at_nan_goes_on_with_them(
+def test_a_run_that_stopped_at_nan_goes_on(
     scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     causes = [scene.make_trouble("raise", block) for block in (3, 5)]

@@ -27,6 +27,8 @@ from halotile.storage.rim import Pixels
 from tests.cases import thorough
 from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
 
+MonkeyPatch = pytest.MonkeyPatch
+
 TOO_MUCH: dict[str, dict[str, Any]] = {
     "tv": {"strength": 6.0, "sigma": "auto"},
     "nlm": {"strength": 6.0, "sigma": "auto"},
@@ -150,7 +152,7 @@ def test_photons_holes_and_masks_are_those_of_the_job(tmp_path: Path) -> None:
     ],
     ids=["none", "larger", "constant", "nothing", "one row", "a mask"],
 )
-def test_where_there_is_nothing_to_compare_nothing_is_found(
+def test_nothing_is_found_in_nothing(
     tmp_path: Path, pixels: NDArray[Any], denoiser: str, options: dict[str, Any]
 ) -> None:
     source = write_zarr(tmp_path / "a.zarr", pixels)
@@ -158,9 +160,7 @@ def test_where_there_is_nothing_to_compare_nothing_is_found(
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_another_brightness_is_warned_of_in_each_channel_also_of_colours_together(
-    tmp_path: Path, together: bool
-) -> None:
+def test_another_brightness_of_a_channel_is_warned_of(tmp_path: Path, together: bool) -> None:
     image = np.stack([noisy("retina", 0.1), noisy("camera", 0.1)])
     image[:, :2, :100] = 1e4  # hot pixels move the mean
     source = write_zarr(tmp_path / "a.zarr", image, axes="cyx")
@@ -219,9 +219,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("shape", [(70000, 70000), (1000, 3000, 3000), (2, 70000, 70000)])
-def test_a_large_image_is_read_at_a_few_places(
-    tmp_path: Path, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_image_is_read_at_few_places(tmp_path: Path, shape: tuple[int, ...], monkeypatch: MonkeyPatch) -> None:
     small = write_zarr(tmp_path / "a.zarr", np.zeros((4,) * len(shape), np.float32), axes="tyx"[-len(shape) :])
     task = work_of(make_plan(job_of(small, tmp_path / "o.zarr", "gaussian", {"sigma": 1.0}))).task
     source, result = Counting(shape), Counting(shape)
@@ -232,7 +230,7 @@ def test_a_large_image_is_read_at_a_few_places(
 
 @pytest.mark.cluster
 def test_a_run_ends_with_its_figures_whatever_becomes_of_the_image(
-    tmp_path: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cluster: RunningCluster, monkeypatch: MonkeyPatch
 ) -> None:
     lines: list[str] = []
 

@@ -22,6 +22,8 @@ from halotile.storage.run_directory.journal import Journal
 from tests.cases import thorough
 from tests.faults import BLOCKS, Scene, flip_bit
 
+Check = Callable[[], None]
+
 pytestmark = pytest.mark.cluster
 
 
@@ -50,8 +52,8 @@ def half_done(scene: Scene, cluster: RunningCluster) -> Scene:
     ],
     ids=str,
 )
-def test_a_run_goes_on_in_another_way_with_the_same_bits(
-    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None], change: dict[str, Any]
+def test_other_ways_give_the_same_bits(
+    half_done: Scene, cluster: RunningCluster, check_whole: Check, change: dict[str, Any]
 ) -> None:
     outcome = half_done.run(cluster, **change)
     assert (outcome.done, outcome.resumed) == (BLOCKS, 60)
@@ -60,7 +62,7 @@ def test_a_run_goes_on_in_another_way_with_the_same_bits(
 
 
 def test_a_run_that_is_done_does_nothing_and_starts_no_cluster(
-    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    half_done: Scene, cluster: RunningCluster, check_whole: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half_done.run(cluster)
     half_done.forget()
@@ -78,8 +80,8 @@ def test_a_run_that_is_done_does_nothing_and_starts_no_cluster(
 
 
 @pytest.mark.parametrize("cut", [1, 12, None])
-def test_a_torn_or_damaged_journal_goes_on_before_the_damage_and_leftovers_are_swept(
-    half_done: Scene, check_resumes: Callable[[], None], cut: int | None
+def test_a_torn_journal_goes_on_before_the_tear_and_leftovers_are_swept(
+    half_done: Scene, check_resumes: Check, cut: int | None
 ) -> None:
     leftovers = [half_done.output / "c" / "0" / "0.0a1b2c3d.partial", half_done.output / "zarr.json.0a1b2c3d.partial"]
     leftovers += [half_done.directory.path / "status.json.0a1b2c3d.partial"]
@@ -97,9 +99,7 @@ def test_a_torn_or_damaged_journal_goes_on_before_the_damage_and_leftovers_are_s
     assert not any(file.exists() for file in leftovers)
 
 
-def test_a_run_without_its_journal_starts_over_and_one_without_its_first_line_only_where_that_is_said(
-    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
-) -> None:
+def test_a_run_without_its_journal_starts_over(half_done: Scene, cluster: RunningCluster, check_whole: Check) -> None:
     journal = half_done.directory.journal_path
     journal.write_bytes(journal.read_bytes()[20:])
     with pytest.raises(DamagedData, match=r"first line is damaged\. Run with --fresh"):
@@ -117,7 +117,7 @@ def test_a_run_without_its_journal_starts_over_and_one_without_its_first_line_on
     ids=str,
 )
 def test_a_run_that_has_its_journal_goes_on_and_restores_the_other_files(
-    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None], names: list[str], how: str
+    half_done: Scene, cluster: RunningCluster, check_whole: Check, names: list[str], how: str
 ) -> None:
     files = [half_done.directory.path / name for name in names]
     kept = [json.loads(file.read_bytes()) for file in files]
@@ -143,9 +143,7 @@ def told_of_damage(scene: Scene) -> list[str]:
     return [event["text"] for event in scene.events("message") if "damaged" in event["text"]]
 
 
-def test_blocks_whose_files_are_not_those_that_were_written_are_done_again(
-    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
-) -> None:
+def test_blocks_of_damaged_files_are_done_again(half_done: Scene, cluster: RunningCluster, check_whole: Check) -> None:
     shards = half_done.output / "c" / "0"
     (shards / "1").unlink()
     (shards / "3").write_bytes((shards / "3").read_bytes()[:-1])
@@ -175,8 +173,8 @@ def test_a_finished_run_whose_damage_is_not_mended_is_told_as_failed(half_done: 
     assert told == {"state": "failed", "done": BLOCKS - 1, "resumed": BLOCKS - 1, "failed": 1}
 
 
-def test_a_run_whose_output_went_away_starts_over_only_where_that_is_said(
-    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
+def test_an_output_that_is_gone_is_not_replaced_unasked(
+    half_done: Scene, cluster: RunningCluster, check_whole: Check
 ) -> None:
     aside = half_done.output.rename(half_done.folder / "aside")
     for parts in ({}, {"output": {"overwrite": True}}):

@@ -57,6 +57,8 @@ from tests.graphs.sampling import (
 )
 from tests.support import read_zarr, work_of
 
+MonkeyPatch = pytest.MonkeyPatch
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _as_in_workers() -> Iterator[None]:
@@ -117,7 +119,7 @@ def test_the_prior_is_found_through_a_mask_and_a_cut_rim(tmp_path: Path, name: s
 
 
 def test_halos_are_tried_where_the_noise_is_strongest_and_the_worst_place_decides(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     sigma = SIGMA * (1 + np.arange(N * N).reshape(N, N) / N**2)
     np.save(tmp_path / "sigma.npy", sigma)
@@ -176,9 +178,7 @@ def test_a_run_that_is_killed_twice_and_any_number_of_workers_give_the_same_bits
 
 
 @pytest.mark.parametrize("name", ["reflect", "crop"])
-def test_blocks_with_the_halo_that_is_found_agree_with_the_whole_image_in_double_precision(
-    tmp_path: Path, name: str
-) -> None:
+def test_blocks_with_the_halo_that_is_found_agree_with_the_whole_image(tmp_path: Path, name: str) -> None:
     tol, count, n = (1e-2, 3, N) if name == "reflect" else (1e-2, 1, 48)
     scene(tmp_path, n)
     prior = {} if name == "reflect" else {"range": 3.0}
@@ -208,9 +208,7 @@ def test_a_truth_that_is_drawn_from_the_prior_lies_as_near_as_the_map_says(tmp_p
     assert np.sqrt(np.mean(np.square(std[40:-40, 40:-40]))) == pytest.approx(exact, rel=0.01)
 
 
-def test_a_map_of_the_noise_has_holes_and_weights_and_noise_can_be_estimated(
-    folder: Path, tmp_path: Path, whole: tuple[Pixels, ...]
-) -> None:
+def test_a_map_of_the_noise_has_holes_and_weights(folder: Path, tmp_path: Path, whole: tuple[Pixels, ...]) -> None:
     sigma = np.full((N, N), SIGMA)
     sigma[HOLE] = np.where(np.arange(8) % 2, 0, np.nan)
     np.save(tmp_path / "sigma.npy", sigma)
@@ -247,7 +245,7 @@ REFUSED: list[tuple[dict[str, Any], type[HalotileError], str]] = [
 
 
 @pytest.mark.parametrize(("parts", "kind", "words"), REFUSED, ids=[str(n) for n in range(len(REFUSED))])
-def test_bad_input_is_refused_in_words(
+def test_bad_input_is_refused(
     folder: Path, tmp_path: Path, parts: dict[str, Any], kind: type[HalotileError], words: str
 ) -> None:
     parts = {name: dict(values) for name, values in parts.items()}
@@ -362,7 +360,7 @@ def test_pixels_that_a_file_declares_to_hold_no_data_are_holes(tmp_path: Path) -
 
 
 def test_a_noise_level_that_is_not_written_is_estimated_here_and_1_elsewhere_and_its_map_is_beside_the_script(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     for given, absolute in (("sigma.npy", str(folder / "sigma.npy")), ("auto", "auto")):
@@ -391,7 +389,7 @@ def test_the_call_does_the_same(folder: Path, tmp_path: Path, cluster: RunningCl
     assert about["posterior"] == described
 
 
-def test_conjugate_gradients_have_the_same_bits_for_any_workers_and_after_kills(
+def test_conjugate_gradients_have_the_same_bits_for_any_workers_and_kills(
     tmp_path: Path, three: RunningCluster
 ) -> None:
     scene(tmp_path, 40)
@@ -419,9 +417,7 @@ def test_conjugate_gradients_have_the_same_bits_for_any_workers_and_after_kills(
 
 
 @pytest.mark.parametrize(("name", "tol"), [("reflect", 1e-3), ("circular", 1e-2), ("line", 1e-1)])
-def test_conjugate_gradients_on_disk_agree_with_the_whole_image_in_memory(
-    tmp_path: Path, name: str, tol: float
-) -> None:
+def test_conjugate_gradients_on_disk_agree_with_those_in_memory(tmp_path: Path, name: str, tol: float) -> None:
     scene(tmp_path, 48)
     place, tile = {"samples": "d", "shard": 64}, {"block": 64}
     posterior = {"tol": tol, "halo": "auto", "count": 1, "method": "cg"}
@@ -436,7 +432,7 @@ def test_conjugate_gradients_on_disk_agree_with_the_whole_image_in_memory(
     assert reports[1].startswith("draw-0: a residual of ")
 
 
-def test_auto_takes_conjugate_gradients_where_no_halo_will_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_conjugate_gradients_where_no_halo_will_do(folder: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("halotile.graphs.jobs.samples.plan.HALOS", (2, 4))
     plan = make_plan(job_in(folder, {"posterior": {"halo": "auto"}}))
     assert plan.figures["method"] == "cg"

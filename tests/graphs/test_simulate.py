@@ -92,9 +92,7 @@ def done_of(plan: Plan) -> list[int]:
 
 
 @pytest.mark.cluster
-def test_measurements_are_the_same_for_any_blocks_and_are_what_operators_give(
-    tmp_path: Path, cluster: RunningCluster
-) -> None:
+def test_measurements_are_those_of_operators_for_any_blocks(tmp_path: Path, cluster: RunningCluster) -> None:
     folders = [tmp_path / name for name in ("a", "b")]
     for folder, (shard, workers) in zip(folders, [(64, 1), (32, 4)], strict=True):
         folder.mkdir()
@@ -114,9 +112,7 @@ def test_measurements_are_the_same_for_any_blocks_and_are_what_operators_give(
 
 
 @pytest.mark.cluster
-def test_a_stop_keeps_what_is_done_and_the_next_call_goes_on(
-    tmp_path: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_keeps_what_is_done(tmp_path: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_in(tmp_path)
     plan = plan_of(job)
     passes = SimulateWork.run
@@ -243,9 +239,7 @@ def test_what_came_to_its_place_meanwhile_stays(tmp_path: Path, cluster: Running
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("role", ["operators[0].data", "start", "reference"])
-def test_pixels_without_a_measurement_are_refused_and_packing_is_noted(
-    tmp_path: Path, cluster: RunningCluster, role: str
-) -> None:
+def test_holes_are_refused_and_packing_is_noted(tmp_path: Path, cluster: RunningCluster, role: str) -> None:
     named = {"_FillValue": -32768, "scale_factor": 0.5}
     for name in ("measured", "holed"):
         pixels = np.ones((64, 64), np.float32)

@@ -22,6 +22,8 @@ from halotile.tasks.devices.device import cpu_kind
 from tests.faults import Scene
 from tests.support import job_of, noisy_image, write_zarr
 
+MonkeyPatch = pytest.MonkeyPatch
+
 
 @pytest.fixture
 def status(tmp_path: Path) -> Status:
@@ -139,9 +141,7 @@ class Screen(io.StringIO):
 
 
 @pytest.mark.parametrize("where", ["terminal", "notebook", "log", "observer"])
-def test_a_bar_is_shown_at_a_terminal_or_in_a_notebook_without_an_observer(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bar_is_shown_at_a_terminal_or_in_a_notebook(where: str, monkeypatch: MonkeyPatch) -> None:
     screen, observed = Screen(), list[Progress]()
     screen.is_terminal = where in ("terminal", "observer")
     monkeypatch.setattr(sys, "stderr", screen)
@@ -192,7 +192,7 @@ def test_blocks_of_another_kind_of_processor_are_reported_once(scene: Scene, clu
     assert scene.directory.read_valid_plan()["processors"] == ["another kind", cpu_kind()]  # type: ignore[index]
 
 
-def test_a_processor_is_named_by_what_libraries_choose_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_is_named_by_what_libraries_choose_by(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CPUS", tmp_path / "cpuinfo")
     monkeypatch.setattr(module, "_CACHE", tmp_path / "size")
     names = set()

@@ -31,6 +31,9 @@ from halotile.graphs.runs.passes.stream import LARGEST_GROUP, TASKS_PER_WORKER, 
 from halotile.storage.run_directory.locks import WorkerLock
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, until
 
+MonkeyPatch = pytest.MonkeyPatch
+Check = Callable[[], None]
+
 pytestmark = pytest.mark.cluster
 
 
@@ -130,9 +133,7 @@ def test_a_stream_without_answers_stalls_with_a_text(cluster: RunningCluster) ->
     time.sleep(3)
 
 
-def test_a_result_on_a_worker_that_hangs_is_not_awaited_for_ever(
-    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_on_a_worker_that_hangs_is_not_awaited(cluster: RunningCluster, monkeypatch: MonkeyPatch) -> None:
     workers = cluster.client.run(os.getpid).values()
     stream = stream_of(cluster, noop, stall_seconds=1.0)
     gather = stream._gather
@@ -190,9 +191,7 @@ def processes(cluster: RunningCluster) -> list[int]:
     return sorted(cluster.client.run(os.getpid).values())
 
 
-def test_others_take_the_work_of_a_worker_that_is_five_times_slower(
-    scene: Scene, check_whole: Callable[[], None]
-) -> None:
+def test_others_take_the_work_of_a_worker_that_is_five_times_slower(scene: Scene, check_whole: Check) -> None:
     scene.set_pace(PACE)
     with local.start(order()) as cluster:
         fast, slow = processes(cluster)
@@ -205,9 +204,7 @@ def test_others_take_the_work_of_a_worker_that_is_five_times_slower(
 
 
 @pytest.mark.thorough
-def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(
-    scene: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_hangs_is_replaced(scene: Scene, check_whole: Check, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(base, "LEAST_SILENCE_SECONDS", 1.0)
     scene.set_pace(3 * PACE)
     scene.make_trouble("hang", 9)
@@ -229,8 +226,8 @@ def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(
 
 
 @pytest.mark.parametrize(("when", "words"), [("blocks", "blocks fail there"), ("load", "cannot be loaded")])
-def test_a_sick_worker_is_named_and_the_others_do_its_blocks(
-    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None], when: str, words: str
+def test_a_sick_worker_is_named(
+    scene: Scene, cluster: RunningCluster, check_whole: Check, when: str, words: str
 ) -> None:
     address, sick = cluster.client.run(os.getpid).popitem()
     scene.make_sick(sick, when)
@@ -260,7 +257,7 @@ def test_a_block_that_kills_the_only_worker_that_can_load_the_job_is_the_one_tha
 
 
 @pytest.mark.thorough
-def test_a_worker_that_wakes_when_the_run_is_over_spoils_nothing(scene: Scene, check_whole: Callable[[], None]) -> None:
+def test_a_worker_that_wakes_when_the_run_is_over_spoils_nothing(scene: Scene, check_whole: Check) -> None:
     scene.set_pace(PACE)
     scene.make_trouble("tear", 9)
     options: Any = {"host": "127.0.0.1", "protocol": "tcp://", "dashboard_address": "127.0.0.1:0", "n_workers": 0}
@@ -313,8 +310,8 @@ class Growing(RunningCluster):
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_a_sick_worker_that_comes_first_ends_a_run_only_where_no_other_comes(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, comes: bool
+def test_a_sick_worker_ends_a_run_only_where_no_other_comes(
+    scene: Scene, monkeypatch: MonkeyPatch, comes: bool
 ) -> None:
     monkeypatch.setattr(cluster_passes, "RESTART_SECONDS", 1.0)
     with (
@@ -347,8 +344,8 @@ def test_blocks_that_fail_everywhere_retire_no_worker(scene: Scene, cluster: Run
         ([""], FOUR),  # nobody knows where
     ],
 )
-def test_a_retry_goes_to_another_host_or_at_least_to_another_worker(
-    failed: list[str], elsewhere: set[str], monkeypatch: pytest.MonkeyPatch
+def test_a_retry_goes_to_another_host_or_worker(
+    failed: list[str], elsewhere: set[str], monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BlockPass, "_find_fit", lambda *_: set(FOUR))
     blocks = object.__new__(BlockPass)
@@ -369,8 +366,8 @@ def test_a_retry_whose_workers_are_gone_goes_to_others(cluster: RunningCluster, 
     assert sorted(numbers) == [0, 1, 2, 7]
 
 
-def test_a_task_that_took_too_long_hands_back_what_it_has_not_begun(
-    cluster: RunningCluster, scene: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+def test_a_slow_task_hands_blocks_back(
+    cluster: RunningCluster, scene: Scene, check_whole: Check, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Grouping, "limit_seconds", lambda *_: 0.0)
     monkeypatch.setattr(Grouping, "size", lambda *_: 16)

@@ -279,9 +279,7 @@ def test_a_plan_names_stripes_and_what_to_write(tmp_path: Path, axis: str, wante
     ("wanted", "spread", "count"),
     [("none", 0.08, 1), ("auto", 0.08, 1), ({"axis": "x", "gain": True}, 0.08, 0), ("none", 0.02, 0)],
 )
-def test_lines_that_differ_by_factors_are_named_where_it_is_worth_it(
-    tmp_path: Path, wanted: Any, spread: float, count: int
-) -> None:
+def test_lines_that_differ_by_factors_are_named(tmp_path: Path, wanted: Any, spread: float, count: int) -> None:
     image = noisy(natural("camera") * np.random.default_rng(3).normal(1, spread, 512), sigma=10).astype("float32")
     plan = make_plan(striped_job(tmp_path, image, axes=None, stripes=wanted))
     notes = [note for note in plan.notes if "input.stripes: {axis: x" in note]

@@ -24,6 +24,8 @@ from tests.faults import until
 from tests.graphs.trials import deblurring
 from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
 
+MonkeyPatch = pytest.MonkeyPatch
+
 NETWORKS = """
 import functools
 import os
@@ -110,7 +112,7 @@ class Hanging(nn.Module):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """Networks, and code in another folder that they use."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "other")])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -142,7 +144,7 @@ def job(folder: Path, build: str, memory: str = "4GiB") -> Denoising:
         ),
     ],
 )
-def test_a_network_takes_no_more_memory_than_a_worker_has(
+def test_a_network_takes_no_more_than_a_worker(
     folder: Path, build: str, error: type[HalotileError], words: str
 ) -> None:
     before = set(multiprocessing.active_children())
@@ -246,7 +248,7 @@ def calls_of(folder: Path, build: str, source: str = "in.zarr") -> int:
 
 
 def test_what_was_found_is_found_once_and_anew_with_other_code_weights_lengths_or_vectors(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: MonkeyPatch
 ) -> None:
     assert calls_of(folder, "Network") > 0
     assert calls_of(folder, "Network") == 0

@@ -25,6 +25,8 @@ from tests.graphs.test_claimed import after
 from tests.graphs.test_refusals import refused
 from tests.support import job_of, noisy_image, work_of, write_zarr
 
+Check = Callable[[], None]
+
 pytestmark = pytest.mark.cluster
 
 Change = Callable[[Scene], object]
@@ -57,9 +59,7 @@ DAMAGE: list[Callable[[Path], object]] = [
 ]
 
 
-def test_damaged_shards_are_named_and_exactly_their_blocks_are_done_again(
-    finished: Scene, check_whole: Callable[[], None]
-) -> None:
+def test_damaged_shards_are_named_and_their_blocks_alone_done_again(finished: Scene, check_whole: Check) -> None:
     for column, damage in enumerate(DAMAGE):
         damage(finished.output / "c" / "2" / str(column))
     verdict = verify(finished.output)
@@ -75,7 +75,7 @@ def test_damaged_shards_are_named_and_exactly_their_blocks_are_done_again(
     check_whole()
 
 
-def test_damaged_metadata_are_named_and_restored(finished: Scene, check_whole: Callable[[], None]) -> None:
+def test_damaged_metadata_are_named_and_restored(finished: Scene, check_whole: Check) -> None:
     file = finished.output / "zarr.json"
     changes: list[Any] = [flip_bit, Path.unlink, ("shape", [250, 256]), ("shape", [300, 256]), ("data_type", "int32")]
     for change in changes:
@@ -115,8 +115,8 @@ def test_a_repair_that_fails_is_not_called_one(finished: Scene) -> None:
     assert (len(verdict.problems), verdict.repaired) == (2, 1), "it counts only what it has repaired"
 
 
-def test_a_repair_that_was_killed_is_finished_by_the_next(
-    finished: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+def test_a_killed_repair_is_finished_by_the_next(
+    finished: Scene, check_whole: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -209,7 +209,7 @@ def write_others(scene: Scene, count: int = BLOCKS) -> None:
 
 
 def test_the_result_of_another_job_that_was_moved_here_stays_and_a_few_of_its_blocks_are_done_again(
-    finished: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
+    finished: Scene, cluster: RunningCluster, check_whole: Check
 ) -> None:
     write_others(finished, BLOCKS // 2)
     assert finished.run(cluster).resumed == BLOCKS // 2
@@ -275,8 +275,8 @@ STRANGERS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", all_of(STRANGERS, thorough=["old array", "group", "labels"]))
-def test_starting_over_discards_nothing_that_no_run_wrote(
-    finished: Scene, cluster: RunningCluster, check_whole: Callable[[], None], name: str
+def test_fresh_discards_nothing_that_no_run_wrote(
+    finished: Scene, cluster: RunningCluster, check_whole: Check, name: str
 ) -> None:
     change, words = STRANGERS[name]
     change(finished)
@@ -294,7 +294,7 @@ def test_starting_over_discards_nothing_that_no_run_wrote(
 
 @pytest.mark.parametrize(("metadata", "plan"), [("gone", "lost"), thorough("half", "there")])
 def test_starting_over_needs_no_metadata_where_all_else_is_the_runs(
-    finished: Scene, cluster: RunningCluster, check_whole: Callable[[], None], metadata: str, plan: str
+    finished: Scene, cluster: RunningCluster, check_whole: Check, metadata: str, plan: str
 ) -> None:
     file = finished.output / "zarr.json"
     file.write_bytes(file.read_bytes()[:100]) if metadata == "half" else file.unlink()

@@ -22,6 +22,8 @@ from halotile.storage.sharded import layout
 from halotile.storage.sharded.layout import read_layout
 from tests.support import Image, job_of, noisy_image, run_inline, write_zarr
 
+MonkeyPatch = pytest.MonkeyPatch
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # of these libraries
 
 LUTS = [np.outer(colour, np.arange(256)).astype("uint8") for colour in ([1, 0, 0], [0, 1, 0])]
@@ -115,9 +117,7 @@ CASES: dict[Any, Expected] = {
 
 
 @pytest.mark.parametrize("make", CASES)
-def test_viewers_show_outputs_in_levels_with_sizes_names_and_contrast(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_viewers_show_outputs_in_levels_with_names(make: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     from ome_zarr_models.v04.omero import Omero
     from ome_zarr_models.v05.image import Image as OmeImage
 
@@ -297,7 +297,7 @@ WRITERS = [(write, version) for write in (write_by_ome_zarr, write_by_ngff_zarr)
     ("write", "version"), [*WRITERS, (write_by_bioformats2raw, "0.4")], ids=lambda part: getattr(part, "__name__", part)
 )
 def test_levels_that_were_added_to_the_image_of_another_program_are_read_by_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[str, Path], None], version: str
+    tmp_path: Path, monkeypatch: MonkeyPatch, write: Callable[[str, Path], None], version: str
 ) -> None:
     from ome_zarr_models.v04.image import Image as Old
     from ome_zarr_models.v05.image import Image as New

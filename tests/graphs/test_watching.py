@@ -124,7 +124,7 @@ def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: Runn
 
 
 @pytest.mark.cluster
-def test_a_run_that_goes_on_begins_with_what_was_done_and_prometheus_is_told_while_it_lasts(
+def test_a_run_that_goes_on_begins_with_what_was_done_and_tells_prometheus(
     scene: Scene, cluster: RunningCluster
 ) -> None:
     pytest.importorskip("prometheus_client")
@@ -170,7 +170,7 @@ def test_who_has_seen_all_waits_for_news(cluster: RunningCluster) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("what", ["hook", "messages"])
-def test_what_dask_lacks_costs_the_page_and_nothing_else(
+def test_what_dask_lacks_costs_only_the_page(
     scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
@@ -206,9 +206,7 @@ def joined(tmp_path: Path) -> Iterator[JoinedWorkers]:
 
 
 @pytest.mark.cluster
-def test_a_scheduler_of_another_process_has_the_same_page_and_shows_one_of_two_runs_after_the_other(
-    joined: JoinedWorkers,
-) -> None:
+def test_a_scheduler_of_another_process_shows_the_page_of_each_run(joined: JoinedWorkers) -> None:
     def name() -> str:
         told = json.loads(fetched(f"{address}.json")[0])
         return "over" if told["over"] else told.get("job", "nothing")
@@ -283,9 +281,7 @@ def walked(counts: tuple[int, ...], seed: int) -> tuple[Board, np.ndarray[Any, A
 
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("seed", range(2))
-def test_a_map_counts_as_plain_bookkeeping_does_and_shows_what_matters_most_in_each_cell(
-    counts: tuple[int, ...], seed: int
-) -> None:
+def test_a_map_shows_what_matters_most_in_each_cell(counts: tuple[int, ...], seed: int) -> None:
     board, states, took = walked(counts, seed)
     in_flight = range(0, len(states), 5)
     expected, counted = Counter(STATES[s] for s in states), board.counted(in_flight)
@@ -322,7 +318,7 @@ def test_a_map_counts_as_plain_bookkeeping_does_and_shows_what_matters_most_in_e
         ((1, 1), 1, 1, (0,)),
     ],
 )
-def test_the_map_has_the_last_two_axes_that_are_cut(
+def test_the_map_has_the_last_two_cut_axes(
     counts: tuple[int, ...], rows: int, columns: int, axes: tuple[int, ...]
 ) -> None:
     board = Board(counts)

@@ -26,6 +26,8 @@ from halotile.graphs.plans.needs import check_allocation, device_of, machine_byt
 from halotile.graphs.plans.plan import make_plan
 from tests.support import job_of, noisy_image, write_zarr
 
+MonkeyPatch = pytest.MonkeyPatch
+
 GIB = 2**30
 Groups = Callable[[dict[str, str]], None]
 HERE = Cluster(kind="local")
@@ -34,7 +36,7 @@ ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def machine(monkeypatch: MonkeyPatch) -> MonkeyPatch:
     """A machine of 8 cores and 64 GiB."""
     monkeypatch.setattr(needs, "cores_here", lambda _: 8)
     monkeypatch.setattr(needs, "machine_bytes", lambda: 64 * GIB)
@@ -42,7 +44,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.fixture
-def has(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def has(monkeypatch: MonkeyPatch) -> Iterator[list[str]]:
     """What Slurm tells of the two nodes of an allocation."""
     told = ["Mem=8192 GRES=", "Mem=8192 GRES="]
 
@@ -61,9 +63,7 @@ def has(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     forget()
 
 
-def test_this_machine_works_with_all_its_cores_that_have_memory_and_others_with_what_is_asked_for(
-    machine: pytest.MonkeyPatch,
-) -> None:
+def test_this_machine_works_with_all_cores_that_have_memory(machine: MonkeyPatch) -> None:
     assert workers_of(Run(), HERE, "cpu") == (8, "one for each core")
     assert workers_of(Run(workers=3), HERE, "cpu") == (3, "")
     assert workers_of(Run(device="cuda"), HERE, "cuda") == (2, "which share the first GPU")
@@ -105,9 +105,7 @@ def test_an_allocation_is_taken_as_a_whole(told: dict[str, str], nodes: str, wor
     ("run", "cluster", "requested"),
     [(Run(device="cuda"), IN_IT, "run.device is cuda"), (Run(), replace(IN_IT, gpus=1), "cluster.gpus is 1")],
 )
-def test_an_allocation_without_the_gpus_that_are_asked_for_is_refused(
-    run: Run, cluster: Cluster, requested: str, has: list[str]
-) -> None:
+def test_an_allocation_without_gpus_is_refused(run: Run, cluster: Cluster, requested: str, has: list[str]) -> None:
     assert device_of(run, cluster, ALLOCATED) == "cuda"
     with pytest.raises(ConfigError, match=rf"^{requested}, and Slurm lists no GPU .*--gres.*, write run\.workers"):
         workers_of(run, cluster, "cuda", ALLOCATED)
@@ -129,7 +127,7 @@ def test_workers_that_do_not_fit_an_allocation_are_refused(has: list[str]) -> No
     check_allocation(Run(workers=600), IN_IT, ALLOCATED)
 
 
-def test_a_plan_has_no_worker_for_which_there_is_no_block(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plan_has_no_worker_for_which_there_is_no_block(machine: MonkeyPatch, tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = replace(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}), run=Run(), cluster=HERE)
     plan = make_plan(replace(job, output=replace(job.output, shard="auto", chunk="auto")))
@@ -140,7 +138,7 @@ def test_a_plan_has_no_worker_for_which_there_is_no_block(machine: pytest.Monkey
 
 
 @pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
+def groups(tmp_path: Path, monkeypatch: MonkeyPatch) -> Groups:
     """Makes control groups of these files; the process is in those of a job's step."""
 
     def make(files: dict[str, str]) -> None:
@@ -172,7 +170,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
     ],
 )
 def test_cores_and_memory_are_those_that_a_control_group_allows(
-    files: dict[str, str], cores: int, gibibytes: int, groups: Groups, monkeypatch: pytest.MonkeyPatch
+    files: dict[str, str], cores: int, gibibytes: int, groups: Groups, monkeypatch: MonkeyPatch
 ) -> None:
     groups(files)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3})
@@ -211,7 +209,7 @@ SPREAD = "n1 4 all.q@n1 UNDEFINED\nn2.site.org 2 all.q@n2 <NULL>\n"
     ],
 )
 def test_a_batch_job_takes_no_more_cores_than_it_has_here(
-    told: dict[str, str], file: str, workers: int, why: str, groups: Groups, monkeypatch: pytest.MonkeyPatch
+    told: dict[str, str], file: str, workers: int, why: str, groups: Groups, monkeypatch: MonkeyPatch
 ) -> None:
     """Not all batch systems bind a job to its cores."""
     groups({"told": file})
@@ -254,7 +252,7 @@ class FakeSlurm:
         if self.failures >= 0:
             raise ClusterFailed("scontrol did not answer within 30 s")
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def install(self, monkeypatch: MonkeyPatch) -> None:
         """Take the place of Slurm; waiting takes no time."""
         clock = SimpleNamespace(sleep=lambda seconds: self.calls.append(f"sleep {seconds:g}"))
         monkeypatch.setattr(slurm_alloc, "time", clock)
@@ -276,17 +274,13 @@ class FakeSlurm:
     ],
     ids=["noticed late", "driver ended", "no node known", "may not be requeued", "requeue fails once"],
 )
-def test_a_job_is_requeued_once_slurm_has_noticed_the_loss(
-    slurm: FakeSlurm, calls: list[str], address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_is_requeued_once(slurm: FakeSlurm, calls: list[str], address: str, monkeypatch: MonkeyPatch) -> None:
     slurm.install(monkeypatch)
     requeue_orphan(address, JOB)
     assert slurm.calls == calls
 
 
-def test_of_two_workers_at_once_the_slower_does_not_end_the_job_that_the_other_put_back(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_slower_of_two_workers_does_not_end_a_job_that_was_put_back(address: str, monkeypatch: MonkeyPatch) -> None:
     both_looked = threading.Barrier(2, timeout=30)
     slurmctld = threading.Lock()
 
@@ -313,7 +307,7 @@ def test_of_two_workers_at_once_the_slower_does_not_end_the_job_that_the_other_p
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "7"}, {ATTENDED: "1"}, JOB])
 def test_slurm_is_asked_by_workers_of_a_submitted_run_whose_scheduler_does_not_answer(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str], monkeypatch: MonkeyPatch
 ) -> None:
     slurm = FakeSlurm()  # which would fail
     slurm.install(monkeypatch)
