@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import tracemalloc
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -345,17 +344,3 @@ def test_durations_that_are_nearly_the_same_look_nearly_the_same() -> None:
     assert shown["most"] / shown["least"] == pytest.approx(2)
     board.mark([3], DONE, {3: 50.0})
     assert board.cells()["seconds"] == f"{LEVELS[0]}{board.cells()['seconds'][1]}{LEVELS[0]}{LEVELS[-1]}"
-
-
-def test_a_look_at_a_million_blocks_costs_what_the_map_costs() -> None:
-    board = Board((1000, 1000), done=[range(400_000)])
-    tracemalloc.start()
-    try:
-        board.mark(range(400_000, 400_200), DONE, dict.fromkeys(range(400_000, 400_200), 0.01))
-        told = json.dumps(board.cells(range(440_000, 442_000)))
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len(told) < 100_000
-    # A list of the blocks would be 8 MB; measured are 1.4 MB.
-    assert peak_bytes < 3e6
