@@ -172,13 +172,17 @@ def test_who_has_seen_all_waits_for_news(cluster: RunningCluster) -> None:
 def test_what_dask_lacks_costs_only_the_page(
     scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
+
+    def broken(*_: Any) -> None:
+        raise AttributeError("moved")
+
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     if what == "hook":
         scheduler = cluster.client.cluster.scheduler
         monkeypatch.delitem(scheduler.plugins, NAME, raising=False)
         monkeypatch.delattr(scheduler, "http_application")
     else:
-        monkeypatch.delattr(Watch, "_send")
+        monkeypatch.setattr(Watch, "_send", broken)
     said: list[str] = []
     scene.run(cluster, observer=lambda progress: said.append(progress.message))
     assert scene.status()["done"] == BLOCKS
