@@ -150,8 +150,10 @@ def journalled(folder: Path, name: str) -> set[int]:
 
 def started(folder: Path, job: Sampling) -> Callable[..., subprocess.Popen[str]]:
     """Return a function that starts a job from its file."""
-    (folder / "job.yaml").write_text(json.dumps(make_plan(job).documents.asked))
-    command = [sys.executable, "-m", "halotile", "run", "job.yaml", "--allow-import"]
+    asked = make_plan(job).documents.asked
+    own = ("allow_import", "import_folder")  # no file may allow itself to run code
+    (folder / "job.yaml").write_text(json.dumps({key: value for key, value in asked.items() if key not in own}))
+    command = [sys.executable, "-m", "halotile", "run", "job.yaml"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     return partial(subprocess.Popen, command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
 

@@ -307,7 +307,7 @@ def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
         with pytest.raises(kind, match=words):
             make_plan(other)
     narrow = work_of(make_plan(job_in(folder, {"posterior": {"halo": 2}}))).solved
-    with pytest.raises(InputError, match=r"halo of 2 pixels leaves errors of .* Write posterior.halo: 4.* method: cg"):
+    with pytest.raises(InputError, match=r"halo of 2 pixels leaves errors of .* Write posterior.halo: 4.*method: cg"):
         narrow.read(Region((0, 32, 32), (2, 64, 64)))
     plan = make_plan(job_in(folder, {"output": {"samples": "draws2"}}))
     assert plan.disk_bytes > 1.5 * make_plan(job).disk_bytes

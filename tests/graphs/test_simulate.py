@@ -77,7 +77,7 @@ def simulated_by(plan: Plan) -> list[Pixels]:
 
 
 def same(images: list[Pixels], others: list[Pixels]) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(images, others, strict=True))
+    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(images, others, strict=True))
 
 
 def state_of(folder: Path) -> str:
