@@ -148,27 +148,11 @@ def journalled(folder: Path, name: str) -> set[int]:
     return set(Journal.open_any(path).done) if path.exists() else set()
 
 
-def started(folder: Path, job: Sampling, posterior: Mapping[str, Any]) -> Callable[..., subprocess.Popen[str]]:
-    """Return a function that starts a job from its file, on one worker."""
-    seen = job.operators[0]
-    written = {
-        "version": 1,
-        "job": "samples",
-        "operators": [{"name": "blur", "data": seen.data, "noise_sigma": SIGMA, **seen.options}],
-        "prior": {**PRIOR, **job.prior.options},
-        "posterior": posterior,
-        "output": {
-            "path": "mean.zarr",
-            "std": "std.zarr",
-            "samples": job.output.samples and "d",
-            "shard": 32,
-            "chunk": 32,
-        },
-        "tile": {"block": 32},
-        "run": {"workers": 1, "memory_per_worker": "3GiB"},
-        "cluster": {"dashboard": False},
-    }
-    (folder / "job.yaml").write_text(json.dumps(written))
+def started(folder: Path, job: Sampling) -> Callable[..., subprocess.Popen[str]]:
+    """Return a function that starts a job from its file."""
+    asked = make_plan(job).documents.asked
+    own = ("allow_import", "import_folder")  # no file may allow itself to run code
+    (folder / "job.yaml").write_text(json.dumps({key: value for key, value in asked.items() if key not in own}))
     command = [sys.executable, "-m", "halotile", "run", "job.yaml"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     return partial(subprocess.Popen, command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
@@ -198,13 +182,6 @@ def whole_image(job: Sampling, tol: float) -> tuple[Pixels, Pixels]:
 
 def with_operator(job: Sampling, name: str, **options: Any) -> Sampling:
     return replace(job, operators=(replace(job.operators[0], name=name, options=options),))
-
-
-def negative(folder: Path) -> Pixels:
-    kernel = np.load(folder / "k.npy") - 0.05
-    assert kernel.min() < 0
-    sharpened: Pixels = kernel
-    return sharpened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +221,6 @@ FAR: dict[str, Any] = {
     "reflect": lambda job, folder: job,
     "circular": lambda job, folder: with_operator(job, "blur", kernel=str(folder / "k.npy")),
     "whole": lambda job, folder: with_operator(job, "own", operator=WholeBlur(blur=Blur(kernel=kernel()))),
-    "negative": lambda job, folder: with_operator(job, "blur", kernel=negative(folder)),
     "crop": cropped,
     "line": projected,
 }

@@ -19,7 +19,6 @@ from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import PAGE, RunDirectory
 from tests.browsing import chromium, needs_browser
 from tests.faults import Scene, until
-from tests.graphs.trainings import training
 from tests.support import job_of, write_zarr
 
 pytestmark = [pytest.mark.browser, pytest.mark.cluster, needs_browser]
@@ -140,29 +139,6 @@ def test_names_are_text_and_a_curve_is_drawn(cluster: RunningCluster, browser: A
         follows(browser, lambda script=over: browser.execute_script(script) == 0)  # type: ignore[misc]
     cluster.client.log_event(TOPIC, message | {"over": True})
     follows(browser, lambda: text(browser, "word") == "the run is over")
-
-
-@pytest.mark.thorough
-def test_a_training_is_shown_with_its_examples_then_and_later(
-    cluster: RunningCluster, browser: Any, tmp_path: Path
-) -> None:
-    write_zarr(tmp_path / "noisy.zarr", np.random.default_rng(0).random((192, 160), np.float32))
-    job = training(tmp_path, tmp_path)
-    run(make_plan(job), cluster=cluster)
-    kept = RunDirectory.beside(job.output.path).path / PAGE
-    for address in (page_of(cluster), kept.as_uri()):
-        browser.get(address)
-        follows(browser, lambda: text(browser, "word") == "the run is over")
-        assert (text(browser, "counted"), text(browser, "done")) == ("Steps done", "12")
-        assert text(browser, "pass") == "finished"
-        assert browser.execute_script("return document.getElementById('stages-card').hidden") is True
-        buttons = browser.find_elements("css selector", "#choices button")
-        assert [button.text for button in buttons] == ["loss", "loss on held-out patches", "learning rate"]
-        for button in buttons:
-            button.click()
-            assert len(browser.execute_script(COLOURS, "curve")) > 2
-        width = "return document.querySelector('#examples img').naturalWidth"
-        follows(browser, lambda script=width: browser.execute_script(script) >= 16)  # type: ignore[misc]
 
 
 TOLD: dict[str, Any] = {

@@ -1,10 +1,12 @@
-"""Overlapping blocks of stores give the same bits as stock Dask, with one task per block."""
+"""Overlapping blocks of stores give the same bits as stock Dask, with its arguments, and one task per block."""
 
 from __future__ import annotations
 
 import math
 import pickle
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,106 @@ import tifffile
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.ndimage import uniform_filter
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.map_overlap import map_overlap
 from halotile.storage.grid import Region
 from tests.cases import thorough
-from tests.graphs.overlapping import Pixels, Stored, box, compute, neighbours, noise, running_sum, same, stored
 
+Pixels = NDArray[Any]
 PAD = {"reflect": "symmetric", "nearest": "edge", "periodic": "wrap"}
+
+
+@dataclass
+class Stored:
+    """Pixels that can only be read region by region; it records the regions."""
+
+    pixels: Pixels
+    chunks: tuple[int, ...]
+    version: int = 1
+    regions: list[Region] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.Lock)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.pixels.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.pixels.dtype
+
+    @property
+    def in_dask(self) -> da.Array:
+        return da.from_array(self.pixels, chunks=self.chunks)
+
+    def read(self, region: Region) -> Pixels:
+        assert region.inside(Region.whole(self.shape))
+        with self.lock:
+            self.regions.append(region)
+        pixels: Pixels = self.pixels[region.slices].copy()
+        return pixels
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"pixels": dask.base.tokenize(self.pixels), "version": self.version}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stored, (self.pixels, self.chunks)
+
+
+def noise(shape: tuple[int, ...], dtype: str = "float32") -> Pixels:
+    return np.random.default_rng(7).normal(40, 20, shape).clip(0, 250).astype(dtype)
+
+
+def stored(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float32") -> Stored:
+    return Stored(noise(shape, dtype), chunks)
+
+
+def neighbours(window: Pixels) -> Pixels:
+    """Weighted shifted sums: the left neighbours have other weights than the right ones."""
+    result = window.astype("float64")
+    for axis in range(window.ndim):
+        result = result + 0.5 * np.roll(result, 1, axis) - 0.25 * np.roll(result, -2, axis)
+    return result
+
+
+def running_sum(window: Pixels) -> Pixels:
+    """A sum that depends on the position in the window, and on everything before it."""
+    for axis in range(window.ndim):
+        window = np.cumsum(window, axis=axis)
+    return window
+
+
+def box(window: Pixels) -> Pixels:
+    result: Pixels = uniform_filter(window, 3, mode="nearest")
+    return result
+
+
+def column_sum(window: Pixels) -> Pixels:
+    total: Pixels = window.sum(axis=1)
+    return total
+
+
+def slope(window: Pixels) -> Pixels:
+    steepness: Pixels = np.hypot(*np.gradient(window))
+    return steepness
+
+
+def mark(window: Pixels, block_id: Any = None, block_info: Any = None) -> Pixels:
+    """Pixels that depend on the place of the block, and on the dtype that the function is given."""
+    text = repr((block_id, sorted(block_info.items(), key=repr))) if block_info else ""
+    return window + np.float32(sum(map(ord, text)) % 99991)
+
+
+def compute(array: da.Array) -> Pixels:
+    pixels: Pixels = array.compute(scheduler="synchronous")
+    return pixels
+
+
+def same(ours: da.Array, stock: da.Array) -> None:
+    assert (ours.chunks, ours.dtype) == (stock.chunks, stock.dtype)
+    np.testing.assert_array_equal(compute(ours), compute(stock), strict=True)
 
 
 def through_the_whole(func: Callable[[Pixels], Pixels], store: Stored, depth: Any, rules: list[Any]) -> Pixels:
@@ -40,8 +134,7 @@ def through_the_whole(func: Callable[[Pixels], Pixels], store: Stored, depth: An
         else:
             padded = np.pad(padded, width, constant_values=0 if rule in ("none", "cut") else rule)
     result = np.empty(store.shape, func(store.pixels).dtype)
-    counts = [-(-n // c) for n, c in zip(store.shape, store.chunks, strict=True)]
-    for index in np.ndindex(*counts):
+    for index in np.ndindex(*(-(-n // c) for n, c in zip(store.shape, store.chunks, strict=True))):
         window, inner, core = [], [], []
         for i, c, n, b, a, rule in zip(index, store.chunks, store.shape, before, after, rules, strict=True):
             start, stop = i * c, min(i * c + c, n)
@@ -56,7 +149,7 @@ def through_the_whole(func: Callable[[Pixels], Pixels], store: Stored, depth: An
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> dict[str, Any]:
+def cases(draw: st.DrawFn) -> tuple[Stored, dict[str, Any]]:
     """Cases that stock Dask accepts without rechunking: no chunk, the last one included, is smaller than the depth."""
     shape, chunks, depth, boundary = [], [], {}, {}
     for axis in range(draw(st.integers(1, 3))):
@@ -67,56 +160,61 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         depth[axis] = draw(st.integers(0, min(last, 4)))
         boundary[axis] = draw(st.sampled_from(["reflect", "periodic", "nearest", "none", 0, 3, 200]))
     dtype = draw(st.sampled_from(["uint8", "int16", "float32", "float64"]))
-    return {"store": stored(tuple(shape), tuple(chunks), dtype), "depth": depth, "boundary": boundary}
+    return stored(tuple(shape), tuple(chunks), dtype), {"depth": depth, "boundary": boundary}
 
 
 @pytest.mark.parametrize("func", [neighbours, running_sum, box])
 @pytest.mark.parametrize("trim", [True, thorough(False)])
 @given(case=cases())
 @settings(deadline=None, max_examples=30)
-def test_the_bits_equal_stock_dask(func: Callable[[Pixels], Pixels], trim: bool, case: dict[str, Any]) -> None:
-    store, kwargs = case["store"], {"depth": case["depth"], "boundary": case["boundary"], "trim": trim}
-    stock = da.map_overlap(func, da.from_array(store.pixels, chunks=store.chunks), allow_rechunk=False, **kwargs)
-    ours = map_overlap(func, store, **kwargs)
-    assert ours.chunks == stock.chunks
-    assert ours.dtype == stock.dtype
-    got, wanted = (array.compute(scheduler="synchronous") for array in (ours, stock))
-    np.testing.assert_array_equal(got, wanted, strict=True)
+def test_the_bits_equal_stock_dask(func: Callable[[Pixels], Pixels], trim: bool, case: Any) -> None:
+    store, kwargs = case
+    stock = da.map_overlap(func, store.in_dask, allow_rechunk=False, trim=trim, **kwargs)
+    same(map_overlap(func, store, trim=trim, **kwargs), stock)
 
 
 @st.composite
-def deep_cases(draw: st.DrawFn) -> dict[str, Any]:
+def deep_cases(draw: st.DrawFn) -> tuple[Stored, Any, list[Any]]:
     """Cases that stock Dask refuses or rechunks: any depth, asymmetric, under any rule."""
     axes = draw(st.integers(1, 2))
     sizes = st.tuples(*[st.integers(1, 9)] * axes)
     depth = tuple(draw(st.tuples(st.integers(0, 12), st.integers(0, 12))) for _ in range(axes))
     rules = [draw(st.sampled_from(["reflect", "periodic", "nearest", "none", "cut", 5])) for _ in range(axes)]
-    return {"store": stored(draw(sizes), draw(sizes)), "depth": depth, "rules": rules}
+    return stored(draw(sizes), draw(sizes)), depth, rules
 
 
 @pytest.mark.parametrize("func", [neighbours, running_sum])
 @given(case=deep_cases())
 @settings(deadline=None, max_examples=60)
-def test_any_depth_works_where_stock_refuses(func: Callable[[Pixels], Pixels], case: dict[str, Any]) -> None:
-    store, depth, rules = case["store"], case["depth"], case["rules"]
+def test_any_depth_works_where_stock_refuses(func: Callable[[Pixels], Pixels], case: Any) -> None:
+    store, depth, rules = case
     ours = map_overlap(func, store, depth=depth, boundary=tuple(rules))
     np.testing.assert_array_equal(compute(ours), through_the_whole(func, store, depth, rules), strict=True)
 
 
-@pytest.mark.parametrize("depth", [2, (2, 1), {0: 2}, {1: (1, 2)}, ((0, 1), (2, 0)), [1], [(2, 1)], None])
-def test_depth_means_the_same_as_in_dask(depth: Any) -> None:
-    store = stored((12, 10), (4, 5))
-    stock = da.map_overlap(neighbours, da.from_array(store.pixels, chunks=store.chunks), depth=depth)
-    same(map_overlap(neighbours, store, depth=depth), stock)
+REFLECTED: dict[str, Any] = {"depth": 2, "boundary": "reflect"}
+AS_IN_DASK: list[tuple[Any, dict[str, Any]]] = [
+    *((neighbours, {"depth": d}) for d in (2, (2, 1), {0: 2}, {1: (1, 2)}, ((0, 1), (2, 0)), [1], [(2, 1)], None)),
+    *((neighbours, {"depth": 2, "boundary": b}) for b in (None, "none", "reflect", ("periodic", 3), {1: "nearest"})),
+    *((neighbours, {"depth": 2, "boundary": b}) for b in ([{0: 0.5}], np.nan, np.float32(2))),
+    *((mark, {"depth": d, "boundary": b}) for d in (0, 2) for b in ("reflect", "none")),
+    *((mark, {**REFLECTED, "dtype": d}) for d in ("float32", np.float32)),
+    (mark, {**REFLECTED, "meta": np.ones((0, 0), "f4")}),
+    (column_sum, {"depth": {0: 1}, "boundary": "nearest", "drop_axis": 1}),
+    (column_sum, {**REFLECTED, "depth": {0: 2}, "drop_axis": -1, "trim": False, "chunks": ((8, 8, 8),)}),
+    (partial(np.expand_dims, axis=0), {**REFLECTED, "new_axis": 0}),
+    (partial(np.repeat, repeats=2, axis=0), {**REFLECTED, "trim": False, "chunks": ((16, 16, 16), (9, 9))}),
+    (np.sqrt, {**REFLECTED, "dtype": "float32"}),
+    (np.sqrt, {**REFLECTED, "meta": np.empty((0, 0), "float32")}),
+]
 
 
-@pytest.mark.parametrize(
-    "boundary", [None, "none", "reflect", ("periodic", 3), {1: "nearest"}, [{0: 0.5}], np.nan, np.float32(2)]
-)
-def test_boundary_means_the_same_as_in_dask(boundary: Any) -> None:
+@pytest.mark.parametrize(("func", "kwargs"), AS_IN_DASK, ids=[str(n) for n in range(len(AS_IN_DASK))])
+def test_arguments_mean_the_same_as_in_dask(func: Any, kwargs: dict[str, Any]) -> None:
     store = stored((12, 10), (4, 5))
-    stock = da.map_overlap(neighbours, da.from_array(store.pixels, chunks=store.chunks), depth=2, boundary=boundary)
-    same(map_overlap(neighbours, store, depth=2, boundary=boundary), stock)
+    ours, stock = map_overlap(func, store, **kwargs), da.map_overlap(func, store.in_dask, **kwargs)
+    assert (ours.chunks, ours.dtype) == (stock.chunks, stock.dtype)
+    np.testing.assert_array_equal(compute(ours), compute(stock), strict=True)
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("uint8", -1), ("int64", 2**62 + 1), ("int16", 2.5), ("bool", 1)])
@@ -128,49 +226,38 @@ def test_a_constant_becomes_a_pixel_as_in_numpy(dtype: str, value: Any) -> None:
         with pytest.raises(ConfigError, match="cannot hold"):
             map_overlap(np.array, store, depth=1, boundary=value)
         return
-    ours = map_overlap(np.array, store, depth=1, boundary=value, trim=False).compute(scheduler="synchronous")
-    assert ours[0] == pixel[0]
+    assert compute(map_overlap(np.array, store, depth=1, boundary=value, trim=False))[0] == pixel[0]
 
 
-def test_cut_means_none() -> None:
-    store = stored((12, 10), (4, 5))
-    cut, none = (map_overlap(running_sum, store, depth=2, boundary=word) for word in ("cut", "none"))
-    same(cut, none)
-    array = da.from_array(store.pixels, chunks=store.chunks)
-    same(map_overlap(running_sum, array, depth=2, boundary="cut"), none)
+def test_cut_means_none_and_negative_axes_count_from_the_last() -> None:
+    store, row = stored((20, 30), (6, 7)), stored((30,), (7,))
+    none = map_overlap(running_sum, store, depth=2, boundary="none")
+    for array in (store, store.in_dask):
+        same(map_overlap(running_sum, array, depth=2, boundary="cut"), none)
+    same(
+        map_overlap(running_sum, store, depth={-1: 3, 0: 1}, boundary={-1: "reflect", -2: 5}),
+        map_overlap(running_sum, store, depth=(1, 3), boundary=(5, "reflect")),
+    )
+    same(
+        map_overlap(np.add, store, row, depth={-1: 2}, boundary="reflect"),
+        map_overlap(np.add, store, row, depth=[{1: 2}, {0: 2}], boundary="reflect"),
+    )
 
 
-def test_one_task_per_block() -> None:
-    store = stored((300, 200), (30, 20))
-    result = map_overlap(box, store, depth=3, boundary="reflect")
-    assert len(dask.optimize(result)[0].__dask_graph__()) == 100
-    assert len(dict(result.__dask_graph__())) == 100
-    assert len(dask.optimize(result + 1)[0].__dask_graph__()) == 100
-
-
-def test_nothing_is_read_before_compute_then_each_window_once() -> None:
+def test_each_window_is_read_once_by_one_task_and_only_when_it_is_computed() -> None:
     store = stored((64, 48), (16, 16))
     result = map_overlap(box, store, depth=2, boundary="reflect")
+    for graph in (result, *(dask.optimize(each)[0] for each in (result, result + 1))):
+        assert len(dict(graph.__dask_graph__())) == 12
     assert store.regions == []
     compute(result)
     assert len(store.regions) == 12
     assert sum(region.size for region in store.regions) <= 12 * 20 * 20
     compute(result[:16, :16])
     assert len(store.regions) == 13
-
-
-def test_a_periodic_window_reads_no_more_than_it_needs() -> None:
-    store = stored((64,), (16,))
-    compute(map_overlap(neighbours, store, depth=2, boundary="periodic"))
-    assert sum(region.size for region in store.regions) == 4 * 20
-
-
-def test_the_block_size_can_be_chosen() -> None:
-    store = stored((20, 20), (4, 4))
-    result = map_overlap(neighbours, store, depth=3, boundary="nearest", block=(10, 20))
-    assert result.chunks == ((10, 10), (20,))
-    stock = da.map_overlap(neighbours, da.from_array(store.pixels, chunks=(10, 20)), depth=3, boundary="nearest")
-    same(result, stock)
+    line = stored((64,), (16,))
+    compute(map_overlap(neighbours, line, depth=2, boundary="periodic"))
+    assert sum(region.size for region in line.regions) == 4 * 20
 
 
 @pytest.mark.parametrize(
@@ -183,19 +270,17 @@ def test_the_block_size_can_be_chosen() -> None:
         (((12, 8), (12, 8), (12, 8)), ((6, 4), (12, 2), (3, 8))),
     ],
 )
-@pytest.mark.parametrize("boundary", ["reflect", "none"])
-def test_several_stores_are_aligned_as_dask_does(shapes: Any, chunks: Any, boundary: str) -> None:
+def test_several_stores_are_aligned_as_dask_does(shapes: Any, chunks: Any) -> None:
     stores = [stored(shape, chunk) for shape, chunk in zip(shapes, chunks, strict=True)]
 
     def add(*windows: Pixels) -> Pixels:
         return running_sum(sum(windows[1:], windows[0]))
 
-    arrays = [da.from_array(store.pixels, chunks=store.chunks) for store in stores]
+    arrays = [store.in_dask for store in stores]
     depth = {0: 0, 1: 2} if len(shapes[0]) == len(shapes[1]) else [{}, {}]
-    same(
-        map_overlap(add, *stores, depth=depth, boundary=boundary),
-        da.map_overlap(add, *arrays, depth=depth, boundary=boundary),
-    )
+    for rule in ("reflect", "none"):
+        kwargs: dict[str, Any] = {"depth": depth, "boundary": rule}
+        same(map_overlap(add, *stores, **kwargs), da.map_overlap(add, *arrays, **kwargs))
 
 
 def test_each_store_has_its_own_depth_and_an_axis_of_one_pixel_is_broadcast() -> None:
@@ -206,91 +291,46 @@ def test_each_store_has_its_own_depth_and_an_axis_of_one_pixel_is_broadcast() ->
 
     result = map_overlap(add, image, row, depth=[{0: 2}, 0])
     same(result, map_overlap(lambda y, x: add(x, y), row, image, depth=[0, {0: 2}]))
-    alone = map_overlap(running_sum, image, depth={0: 2})
-    np.testing.assert_array_equal(compute(result), compute(alone) + row.pixels)
+    np.testing.assert_array_equal(compute(result), compute(map_overlap(running_sum, image, depth={0: 2})) + row.pixels)
 
 
-def test_keys_contain_the_given_name_and_change_with_the_arguments() -> None:
+def test_keys_contain_the_given_name_and_change_with_arguments_and_content() -> None:
     store = stored((8,), (4,))
     assert map_overlap(box, store, depth=1, name="tidy").name == "tidy"
     assert map_overlap(box, store, depth=1, token="tidy").name.startswith("tidy-")
-    assert map_overlap(box, store, depth=1).name.startswith("box-")
-    names = {map_overlap(box, store, depth=d, boundary=b).name for d in (1, 2) for b in ("reflect", "none", 3, 4)}
-    assert len(names) == 8
-
-
-def test_an_overwritten_store_gets_new_keys() -> None:
-    class File(Stored):
-        version = 1
-
-        def fingerprint(self) -> dict[str, Any]:
-            return {"version": self.version}
-
-    store = File(noise((8,)), (4,))
-    first, again = (map_overlap(box, store, depth=1).name for _ in range(2))
+    names = [map_overlap(box, store, depth=d, boundary=b).name for d in (1, 1, 2) for b in ("reflect", "none", 3, 4)]
+    assert len(set(names)) == 8
     store.version = 2
-    assert first == again != map_overlap(box, store, depth=1).name
+    assert map_overlap(box, store, depth=1, boundary="reflect").name not in names
 
 
-@pytest.mark.parametrize("boundary", ["reflect", "none"])
-def test_ordinary_arrays_go_to_stock_dask(boundary: str) -> None:
+def test_ordinary_arrays_go_to_stock_dask() -> None:
     store = stored((12, 10), (4, 5))
-    array = da.from_array(store.pixels, chunks=store.chunks)
-    stock = da.map_overlap(np.add, array, array, depth=2, boundary=boundary)
-    for other in (array, store.pixels, store):
-        mixed = map_overlap(np.add, array, other, depth=2, boundary=boundary)
-        np.testing.assert_array_equal(compute(mixed), compute(stock), strict=True)
+    for boundary in ("reflect", "none"):
+        stock = da.map_overlap(np.add, store.in_dask, store.in_dask, depth=2, boundary=boundary)
+        for other in (store.in_dask, store.pixels, store):
+            mixed = map_overlap(np.add, store.in_dask, other, depth=2, boundary=boundary)
+            np.testing.assert_array_equal(compute(mixed), compute(stock), strict=True)
 
 
-@pytest.mark.parametrize("scheduler", ["threads", "processes"])
-def test_other_schedulers_give_the_same_bits(scheduler: str) -> None:
-    store = stored((40, 30), (16, 16))
-    result = map_overlap(neighbours, store, depth=3, boundary="periodic")
-    with dask.config.set(scheduler=scheduler, num_workers=2):
+def test_other_processes_give_the_same_bits() -> None:
+    result = map_overlap(neighbours, stored((40, 30), (16, 16)), depth=3, boundary="periodic")
+    with dask.config.set(scheduler="processes", num_workers=2):
         np.testing.assert_array_equal(result.compute(), compute(result))
 
 
-@pytest.mark.parametrize("block", [0, (0, 16), -5, (16, -2)])
-def test_a_block_without_pixels_is_refused(block: Any) -> None:
-    with pytest.raises(ConfigError, match=r"at least 1 pixel long\. Write a size per axis, or -1"):
-        map_overlap(neighbours, stored((40, 30), (16, 16)), depth=3, boundary="reflect", block=block)
-
-
-def test_distributed_workers_give_the_same_bits() -> None:
-    from distributed import Client, LocalCluster
-
-    store = stored((40, 30), (16, 16))
-    result = map_overlap(neighbours, store, depth=3, boundary="periodic")
-    with (
-        LocalCluster(
-            1,
-            threads_per_worker=2,
-            processes=False,
-            dashboard_address="127.0.0.1:0",
-            worker_dashboard_address="127.0.0.1:0",
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        np.testing.assert_array_equal(client.compute(result).result(timeout=60), compute(result))
-
-
-@pytest.mark.parametrize("dtype", ["int64", "uint64", "complex64", "complex128", "bool", "float32"])
-@pytest.mark.parametrize("shape", [(40,), (30, 20)])
-def test_a_path_need_not_be_an_image(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
-    pixels = noise(shape, dtype)
-    np.save(tmp_path / "a.npy", pixels)
-    zarr.create_array(tmp_path / "a.zarr", data=pixels, chunks=(12,) * len(shape))
-    stock = da.map_overlap(np.cumsum, da.from_array(pixels, chunks=12), depth=2, boundary="reflect", axis=-1)
-    for path in (tmp_path / "a.npy", str(tmp_path / "a.zarr")):
-        same(map_overlap(np.cumsum, path, depth=2, boundary="reflect", block=12, axis=-1), stock)
-
-
-def test_a_path_without_numbers_is_refused(tmp_path: Path) -> None:
+def test_a_path_need_not_be_an_image(tmp_path: Path) -> None:
+    for number, dtype in enumerate(("int64", "uint64", "complex64", "complex128", "bool", "float32")):
+        pixels = noise((30, 20) if number % 2 else (40,), dtype)
+        np.save(tmp_path / f"{dtype}.npy", pixels)
+        zarr.create_array(tmp_path / f"{dtype}.zarr", data=pixels, chunks=(12,) * pixels.ndim)
+        stock = da.map_overlap(np.cumsum, da.from_array(pixels, chunks=12), **REFLECTED, axis=-1)
+        for path in (tmp_path / f"{dtype}.npy", str(tmp_path / f"{dtype}.zarr")):
+            same(map_overlap(np.cumsum, path, block=12, axis=-1, **REFLECTED), stock)
     np.save(tmp_path / "a.npy", np.array([{}, None]))
-    with pytest.raises(InputError, match=r"a\.npy: its type is object, which is not numeric"):
-        map_overlap(neighbours, tmp_path / "a.npy", depth=1)
-    with pytest.raises(InputError, match="nothing is there"):
-        map_overlap(neighbours, tmp_path / "gone.zarr", depth=1)
+    for name, words in (("a.npy", r"a\.npy: its type is object, which is not numeric"), ("gone", "nothing is there")):
+        with pytest.raises(InputError, match=words):
+            map_overlap(neighbours, tmp_path / name, depth=1)
 
 
 def write_hdf5(path: Path, pixels: Pixels) -> None:
@@ -311,26 +351,19 @@ write_tiff = partial(tifffile.imwrite, photometric="minisblack")
         ("a.tif", partial(write_tiff, contiguous=False, rowsperstrip=1)),
     ],
 )
-def test_a_file_without_chunks_is_cut_as_dask_cuts(
-    tmp_path: Path, name: str, write: Callable[[Path, Pixels], object]
-) -> None:
+def test_a_file_without_chunks_is_cut_as_dask_cuts(tmp_path: Path, name: str, write: Any) -> None:
     write(tmp_path / name, noise((300, 200)))
-    assert map_overlap(neighbours, tmp_path / name, depth=2).chunks == ((300,), (200,))
-
-
-def test_the_graph_holds_no_pixels(tmp_path: Path) -> None:
-    np.save(tmp_path / "picture.npy", noise((300, 200)))
-    result = map_overlap(np.sqrt, tmp_path / "picture.npy", depth=2, boundary="reflect", block=60)
-    assert len(pickle.dumps(result)) < 8000
+    result = map_overlap(neighbours, tmp_path / name, depth=2)
+    assert result.chunks == ((300,), (200,))
+    assert len(pickle.dumps(result)) < 8000, "the graph holds no pixels"
 
 
 def test_an_open_zarr_array_is_a_store(tmp_path: Path) -> None:
     pixels = noise((30, 20))
     array = zarr.create_array(tmp_path / "picture.zarr", data=pixels, chunks=(12, 12))
-    ours = map_overlap(neighbours, array, depth=2, boundary="reflect")
-    assert ours.chunks == ((12, 12, 6), (12, 8))
+    ours = map_overlap(neighbours, array, **REFLECTED)
     assert len(dict(ours.__dask_graph__())) == 6
-    same(ours, da.map_overlap(neighbours, da.from_array(pixels, chunks=12), depth=2, boundary="reflect"))
+    same(ours, da.map_overlap(neighbours, da.from_array(pixels, chunks=12), **REFLECTED))
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(ours)).compute(), compute(ours))
 
 
@@ -344,4 +377,87 @@ def test_a_store_without_chunks_is_cut_by_dask() -> None:
 
     result = map_overlap(running_sum, Plain(), depth=1)
     assert result.chunks == ((6,),)
-    assert math.isclose(result[-1].compute(scheduler="synchronous"), noise((6,)).sum(), rel_tol=1e-6)
+    assert math.isclose(compute(result)[-1], noise((6,)).sum(), rel_tol=1e-6)
+
+
+def test_the_number_of_axes_may_change() -> None:
+    store = stored((8, 10), (4, 5))
+    for axis in (0, 1, 2):
+        result = map_overlap(partial(np.expand_dims, axis=axis), store, new_axis=axis, **REFLECTED)
+        np.testing.assert_array_equal(compute(result), np.expand_dims(store.pixels, axis))
+    assert compute(map_overlap(lambda x: x + 1, Stored(np.array(41), ()), depth=1)) == 42
+
+
+def add_keywords(window: Pixels, **kwargs: Any) -> Pixels:
+    result: Pixels = window + sum(kwargs.values())
+    return result
+
+
+@pytest.mark.parametrize(
+    "keyword", ["func", "adjust_chunks", "new_axes", "concatenate", "array", "source", "words", "kwargs", "task"]
+)
+def test_keywords_of_the_function_are_passed_on(keyword: str) -> None:
+    store = stored((8,), (4,))
+    kwargs: dict[str, Any] = {keyword: 3}
+    for source in (store, store.in_dask):
+        result = map_overlap(add_keywords, source, depth=1, boundary=0, **kwargs)
+        np.testing.assert_array_equal(compute(result), store.pixels + 3)
+    func = partial(add_keywords, name=1, depth=2, dtype=4)
+    np.testing.assert_array_equal(compute(map_overlap(func, store, depth=1)), store.pixels + 7)
+
+
+STORE = stored((8, 8), (4, 4))
+NO_LENGTH = r"at least 1 pixel long\. Write a size per axis, or -1"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"depth": -1}, "depth is -1"),
+        ({"depth": 1.5}, "depth is 1.5"),
+        ({"depth": {0: (1, 2, 3)}}, r"depth is \(1, 2, 3\)"),
+        ({"depth": {2: 1}}, r"depth names the axes \[2\]"),
+        ({"depth": (1, 1, 1)}, r"depth names the axes \[2\]"),
+        ({"depth": [1, 1]}, "depth is a list of 2 entries for 1 array"),
+        ({"boundary": "mirror"}, "boundary is 'mirror'"),
+        ({"boundary": {-3: "none"}}, r"boundary names the axes \[-3\]"),
+        ({"boundary": np.nan, "depth": 1, "arrays": [stored((8,), (4,), "uint8")]}, "boundary is nan"),
+        ({"block": (4,)}, "it has 1 entry for 2 axes"),
+        ({"block": "many"}, "block is 'many'"),
+        *(({"block": block}, NO_LENGTH) for block in (0, (0, 16), -5, (16, -2))),
+        ({"block": 4, "arrays": [da.ones(4)]}, "it is for stores only"),
+        ({"drop_axis": 2}, r"drop_axis is \(2,\)"),
+        ({"drop_axis": 1, "depth": 1}, "pixels would be counted twice"),
+        ({"chunks": (1, 1), "depth": 2, "boundary": 0}, "too short to trim"),
+        ({"arrays": []}, "no array was given"),
+        ({"arrays": [3]}, "an array is a int"),
+        ({"arrays": [stored((0, 4), (1, 4))]}, "no pixels to map"),
+        ({"arrays": [STORE, stored((8, 6), (4, 3))]}, "cannot be broadcast together"),
+        ({"arrays": [STORE, stored((8, 8), (4, 8))], "align_arrays": False}, "align_arrays is False"),
+        ({"func": STORE}, "cannot be called"),
+        *(
+            ({"func": slope, "arrays": [array], **REFLECTED}, r'slope fails on .* at least .* such as dtype="float32"')
+            for array in (STORE, da.ones((20, 20), chunks=8))
+        ),
+    ],
+)
+def test_invalid_arguments_are_refused_with_their_values(kwargs: dict[str, Any], message: str) -> None:
+    kwargs = {"func": neighbours, "arrays": [STORE], **kwargs}
+    with pytest.raises(ConfigError, match=message) as caught:
+        map_overlap(kwargs.pop("func"), *kwargs.pop("arrays"), **kwargs)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_function_that_fails_on_a_single_pixel_needs_a_dtype() -> None:
+    store = stored((40, 30), (16, 16))
+    stock = da.map_overlap(slope, store.in_dask, dtype="float32", **REFLECTED)
+    for array in (store, store.in_dask):
+        same(map_overlap(slope, array, dtype="float32", **REFLECTED), stock)
+        with pytest.raises(ValueError, match="Provided chunks have 1 dims"):
+            map_overlap(neighbours, array, chunks=((1, 2),), **REFLECTED)
+
+
+def test_enforce_ndim_names_the_function_that_lost_an_axis() -> None:
+    result = map_overlap(column_sum, STORE, depth=0, dtype="float32", enforce_ndim=True)
+    with pytest.raises(ConfigError, match="column_sum returned an array of 1 axes"):
+        compute(result)

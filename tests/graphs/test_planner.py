@@ -1,21 +1,42 @@
-"""Plans: what a denoiser needs is found out, what cannot be is refused in words, and nothing is touched."""
+"""Plans: sizes and needs are found out, what cannot be is refused in words and with the numbers, and nothing is touched."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import imagecodecs
 import numpy as np
 import pytest
+import tifffile
 
-from halotile.errors import ConfigError, HalotileError, InputError, OutputRefused, UnknownName
+from halotile.errors import ConfigError, DiskRefused, HalotileError, InputError, MemoryRefused, UnknownName
 from halotile.graphs.jobs.denoise import plan as denoise_plan
-from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.kinds.sections import Cluster, parse_bytes
+from halotile.graphs.plans import plan
+from halotile.graphs.plans.needs import DECODED, READ
+from halotile.graphs.plans.plan import Plan, make_plan
+from halotile.graphs.runs.claim import claim
 from halotile.storage.arrays import open_source
-from tests.support import dncnn_weights, job_of, noisy_image, run_inline, whole_picture, work_of, write_zarr
+from halotile.storage.stored_array import StoredArray
+from tests.support import (
+    dncnn_weights,
+    footprint_of,
+    job_of,
+    load_denoising,
+    noisy_image,
+    run_inline,
+    whole_picture,
+    work_of,
+    write_zarr,
+)
+
+MonkeyPatch = pytest.MonkeyPatch
 
 NETWORK = "tests.networks:"
 
@@ -29,6 +50,7 @@ def network(name: str, **more: Any) -> dict[str, Any]:
     return {"import": NETWORK + name, **more}
 
 
+CONVOLUTIONS: dict[str, Any] = {"name": "torch", "options": {"import": NETWORK + "convolutions"}}
 REFUSALS: dict[str, tuple[dict[str, Any], type[HalotileError], str]] = {
     "shallow depth": ({"tile": {"depth": 2}}, ConfigError, "receptive field is 20: seams would show. Write depth: 20"),
     "negative depth": ({"tile": {"depth": -1}}, ConfigError, "tile.depth: -1 is too small"),
@@ -47,6 +69,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[HalotileError], str]] = {
     "unknown denoiser": ({"name": "gausian"}, UnknownName, "gaussian"),
     "unknown option": ({"options": {"sigma": "auto", "sterngth": 1}}, ConfigError, "no option 'sterngth'"),
     "missing option": ({"options": {}}, ConfigError, "strength"),
+    "no import": ({**CONVOLUTIONS, "allow_import": False}, ConfigError, "--allow-import"),
+    "whole image": ({"name": "torch", "options": {"import": NETWORK + "whole_norm"}}, ConfigError, "whole image"),
     "bad memory": ({"run": {"memory_per_worker": "lots"}}, ValueError, "is not a size"),  # type: ignore[dict-item]
 }
 
@@ -55,18 +79,12 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[HalotileError], str]] = {
 def test_what_cannot_be_is_refused_and_nothing_touched(case: str, source: Path, tmp_path: Path) -> None:
     changes, error, said = REFUSALS[case]
     values: dict[str, Any] = {"source": source, "name": "tv", "options": {"strength": 0.1}} | changes
+    may_import = values.pop("allow_import", True)
     before = sorted(tmp_path.rglob("*"))
+    job = job_of(Path(values.pop("source")), tmp_path / "o.zarr", values.pop("name"), values.pop("options"), **values)
     with pytest.raises(error, match=said):
-        make_plan(
-            job_of(Path(values.pop("source")), tmp_path / "o.zarr", values.pop("name"), values.pop("options"), **values)
-        )
+        make_plan(replace(job, allow_import=may_import))
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("where", ["in.zarr", "in.zarr/c", "."])
-def test_an_output_that_overlaps_the_input_is_refused(where: str, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(OutputRefused, match=r"elsewhere|another path"):
-        make_plan(job_of(source, tmp_path / where, "tv", {"strength": 0.1}))
 
 
 def test_seams_may_be_allowed_and_are_noted(source: Path, tmp_path: Path) -> None:
@@ -75,28 +93,13 @@ def test_seams_may_be_allowed_and_are_noted(source: Path, tmp_path: Path) -> Non
     assert "seams will show" in plan.notes[0]
 
 
-def test_a_users_code_runs_only_when_it_is_allowed(source: Path, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    job = job_of(source, tmp_path / "o.zarr", "torch", network("convolutions"))
-    with pytest.raises(ConfigError, match="--allow-import"):
-        make_plan(replace(job, allow_import=False))
-
-
-def test_a_users_network_is_probed(source: Path, tmp_path: Path) -> None:
+def test_a_users_network_is_probed_and_the_noise_level_estimated_once(source: Path, tmp_path: Path) -> None:
     plan = make_plan(job_of(source, tmp_path / "o.zarr", "torch", network("convolutions", options={"layers": 4})))
     assert work_of(plan).task.tiling.depth == ((4, 4), (4, 4))
     assert plan.summary()["depth_from"] == "probed"
-
-
-@pytest.mark.thorough
-def test_a_strided_network_is_aligned_and_exact(tmp_path: Path) -> None:
-    pixels = noisy_image((501, 470))
-    source = write_zarr(tmp_path / "in.zarr", pixels)
-    job = job_of(source, tmp_path / "o.zarr", "torch", network("unet"), tile={"size": 150})
-    plan = make_plan(job)
-    assert work_of(plan).task.tiling.align == (4, 4)
-    assert np.array_equal(run_inline(job), whole_picture(job, pixels, 0))
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"}))
+    assert 0.05 < plan.identity["noise_level"] < 0.15
+    assert work_of(plan).task.denoiser.sigma == plan.identity["noise_level"]
 
 
 def test_a_strided_network_that_loses_the_ragged_edge_is_refused(tmp_path: Path) -> None:
@@ -109,58 +112,26 @@ def test_a_strided_network_that_loses_the_ragged_edge_is_refused(tmp_path: Path)
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, 0))
 
 
-def test_a_network_that_looks_everywhere_is_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="whole image"):
-        make_plan(job_of(source, tmp_path / "o.zarr", "torch", network("whole_norm")))
-
-
-@pytest.mark.thorough
-def test_super_resolution_doubles_the_output(tmp_path: Path) -> None:
-    pixels = noisy_image((301, 270))
-    job = job_of(
-        write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "o.zarr", "torch", network("doubler", scale=2), shard=128
-    )
-    got = run_inline(job)
-    assert got.shape == (602, 540)
-    assert make_plan(job).grid.block[0] % 64 == 0
-    import torch
-
-    from tests.networks import doubler
-
-    model = doubler().to(memory_format=torch.channels_last)
-    with torch.inference_mode():
-        batch = torch.from_numpy(pixels)[None, None].contiguous(memory_format=torch.channels_last)
-        assert np.array_equal(got, model(batch)[0, 0].numpy())
-
-
 def test_new_channels_become_an_axis(tmp_path: Path) -> None:
-    pixels = noisy_image((200, 190))
-    job = job_of(
-        write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "o.zarr", "torch", network("colouring", channels=(1, 3))
-    )
-    plan = make_plan(job)
-    assert plan.layout.axes == ("c", "y", "x")
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((200, 190)))
+    job = job_of(source, tmp_path / "o.zarr", "torch", network("colouring", channels=(1, 3)))
+    assert make_plan(job).layout.axes == ("c", "y", "x")
     assert run_inline(job).shape == (3, 200, 190)
 
 
 def test_channels_that_do_not_match_are_refused(tmp_path: Path) -> None:
-    weights = str(dncnn_weights(tmp_path / "w.safetensors", channels=(3, 3)))
-    options = {"weights": weights, "depth": 5, "width": 8, "channels": (3, 3)}
-    grey = write_zarr(tmp_path / "grey.zarr", noisy_image((200, 190)))
+    options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors", channels=(3, 3))), "depth": 5, "width": 8}
+    options["channels"] = (3, 3)
+
+    def job(axes: str, *shape: int) -> Denoising:
+        source = write_zarr(tmp_path / f"{len(shape)}{axes}.zarr", noisy_image(shape), axes=axes)
+        return job_of(source, tmp_path / "o.zarr", "dncnn", options)
+
     with pytest.raises(InputError, match="takes 3 channels, the image has axes 'yx'"):
-        make_plan(job_of(grey, tmp_path / "o.zarr", "dncnn", options))
-    four = write_zarr(tmp_path / "four.zarr", noisy_image((4, 200, 190)), axes="cyx")
+        make_plan(job("yx", 200, 190))
     with pytest.raises(InputError, match="takes 3 channels, the image has 4"):
-        make_plan(job_of(four, tmp_path / "o.zarr", "dncnn", options))
-    three = write_zarr(tmp_path / "three.zarr", noisy_image((200, 190, 3)), axes="yxc")
-    job = job_of(three, tmp_path / "o.zarr", "dncnn", options)
-    assert run_inline(job).shape == (3, 200, 190), "in the order of OME-Zarr"
-
-
-def test_the_noise_level_is_estimated_once_for_the_whole_picture(source: Path, tmp_path: Path) -> None:
-    plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"}))
-    assert 0.05 < plan.identity["noise_level"] < 0.15
-    assert work_of(plan).task.denoiser.sigma == plan.identity["noise_level"]
+        make_plan(job("cyx", 4, 200, 190))
+    assert run_inline(job("yxc", 200, 190, 3)).shape == (3, 200, 190), "in the order of OME-Zarr"
 
 
 def test_side_inputs_are_tiled_along(tmp_path: Path) -> None:
@@ -174,9 +145,7 @@ def test_side_inputs_are_tiled_along(tmp_path: Path) -> None:
     assert np.array_equal(run_inline(job), pixels / (1 + side))
 
 
-def test_a_plan_has_the_side_input_that_it_has_checked(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_has_the_side_input_that_it_checked(source: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     mask = tmp_path / "mask.npy"
     np.save(mask, np.ones((300, 260), "uint8"))
     checked = open_source(mask).fingerprint()
@@ -189,38 +158,6 @@ def test_a_plan_has_the_side_input_that_it_has_checked(
     assert make_plan(job).identity["sides"] == {"mask": checked}
 
 
-def test_masked_pixels_stay_as_they_were(tmp_path: Path) -> None:
-    pixels = noisy_image((2, 300, 260), "uint16")
-    mask = np.zeros((300, 260), "uint8")
-    mask[50:200, 100:170] = 1
-    source = write_zarr(tmp_path / "in.zarr", pixels, axes="tyx")
-    sides = {"mask": str(write_zarr(tmp_path / "mask.zarr", mask))}
-    masked = run_inline(job_of(source, tmp_path / "m.zarr", "gaussian", {"sigma": 2}, input={"sides": sides}))
-    plain = run_inline(job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 2}))
-    assert np.array_equal(masked[:, mask == 0], pixels[:, mask == 0])
-    inside = (slice(None), slice(58, 192), slice(108, 162))
-    assert np.array_equal(masked[inside], plain[inside])
-
-
-def test_a_plan_with_a_built_in_denoiser_loads_no_torch(source: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys; from halotile.graphs.kinds.sections import *; from halotile.graphs.plans.plan import make_plan; "
-        "from halotile.graphs.jobs.denoise.job import Denoising; "
-        f"make_plan(Denoising(input=Input(path={str(source)!r}), output=Output(path={str(tmp_path / 'o.zarr')!r}), "
-        "denoiser=DenoiserChoice(name='tv', options={'strength': 0.1}))); "
-        "sys.exit(sum(name in sys.modules for name in ('torch', 'dask', 'distributed')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("folder", ["a.txt", "loop"])
-def test_an_output_under_what_is_no_folder_is_refused(source: Path, tmp_path: Path, folder: str) -> None:
-    (tmp_path / "a.txt").write_text("mine")
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(OutputRefused, match="so nothing can be made in it"):
-        make_plan(job_of(source, tmp_path / folder / "o.zarr", "gaussian", {"sigma": 1}))
-
-
 @pytest.mark.parametrize(
     ("given", "made", "words"),
     [
@@ -230,7 +167,7 @@ def test_an_output_under_what_is_no_folder_is_refused(source: Path, tmp_path: Pa
         ("uint16", "float32", None),
     ],
 )
-def test_an_output_that_cannot_hold_the_picture_is_noted(
+def test_an_output_that_cannot_hold_the_image_is_noted(
     tmp_path: Path, given: str, made: str, words: str | None
 ) -> None:
     source = write_zarr(tmp_path / "in.zarr", np.zeros((64, 64), given))
@@ -241,25 +178,193 @@ def test_an_output_that_cannot_hold_the_picture_is_noted(
     assert words is None or words in found[0]
 
 
-def test_a_noise_level_in_counts_is_refused_for_a_picture_that_is_mapped(tmp_path: Path) -> None:
+def test_a_noise_level_or_strength_in_counts_is_refused_for_a_picture_that_is_mapped(tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", np.zeros((64, 64), "uint16"))
+    floats = write_zarr(tmp_path / "floats.zarr", np.zeros((64, 64), "float32"))
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 150.0})
     with pytest.raises(ConfigError, match=r"sigma is 150. The image's 0 to 65535 .* as 0 to 1.*Write sigma: 0.00229"):
         make_plan(job)
-
-
-@pytest.mark.parametrize("name", ["tv", "nlm"])
-def test_so_is_a_strength_that_stands_in_the_place_of_one(tmp_path: Path, name: str) -> None:
-    source = write_zarr(tmp_path / "in.zarr", np.zeros((64, 64), "uint16"))
-    floats = write_zarr(tmp_path / "floats.zarr", np.zeros((64, 64), "float32"))
-    job = job_of(source, tmp_path / "o.zarr", name, {"strength": 2000.0})
-    with pytest.raises(
-        ConfigError,
-        match=r"strength is 2000. The image's 0 to 65535 .*strength is in units of that range.*Write strength: 0.0305, or sigma: auto",
-    ):
-        make_plan(job)
-    make_plan(job_of(floats, tmp_path / "o.zarr", name, {"strength": 2000.0}))
     levels = write_zarr(tmp_path / "sigma.zarr", np.full((64, 64), 0.01, "float32"))
-    given = replace(job, input=replace(job.input, sides={"sigma": str(levels)}))
-    make_plan(given)
-    make_plan(job_of(source, tmp_path / "o.zarr", name, {"strength": 1.5, "sigma": 0.01}))
+    words = r"strength is 2000. The image's 0 to 65535 .*strength is in units of that range.*Write strength: 0.0305, or sigma: auto"
+    for name in ("tv", "nlm"):
+        job = job_of(source, tmp_path / "o.zarr", name, {"strength": 2000.0})
+        with pytest.raises(ConfigError, match=words):
+            make_plan(job)
+        make_plan(job_of(floats, tmp_path / "o.zarr", name, {"strength": 2000.0}))
+        make_plan(replace(job, input=replace(job.input, sides={"sigma": str(levels)})))
+        make_plan(job_of(source, tmp_path / "o.zarr", name, {"strength": 1.5, "sigma": 0.01}))
+
+
+def planned(folder: Path, source: Any, name: str = "gaussian", options: Any = None, **parts: Any) -> Plan:
+    """The plan of a job on an image that is there, or on one of zeros of this shape and type in chunks of this size."""
+    if isinstance(source, tuple):
+        shape, dtype, chunk = source
+        path = folder / f"{len(list(folder.glob('*.zarr')))}.zarr"
+        source = write_zarr(path, np.zeros(shape, dtype), chunk=chunk)
+    options = options or ({"sigma": 1} if name == "gaussian" else {"strength": 0.1})
+    change = parts.pop("change", lambda job: job)
+    return make_plan(change(job_of(source, folder / "o.zarr", name, options, **parts)))
+
+
+SMALL = ((300, 260), "float32", 64)
+LARGE = ((6000, 6000), "uint8", 250)
+
+
+def test_sizes_left_to_the_planner_fit_together(tmp_path: Path) -> None:
+    plan = planned(tmp_path, ((5000, 4000), "uint8", 2500), options={"sigma": 2}, shard="auto", chunk="auto")
+    tiling = work_of(plan).task.tiling
+    assert (plan.layout.chunk, plan.layout.shard, plan.grid.block) == ((256, 256), (1024, 1024), (1024, 1024))
+    assert (tiling.tile, tiling.depth, len(plan.grid)) == ((512, 512), ((8, 8), (8, 8)), 20)
+    layout = planned(tmp_path, SMALL, shard=128, chunk="auto").layout
+    assert (layout.shard, layout.chunk) == ((128, 128), (128, 128))
+    for workers, edge in ((1, 1152), (8, 384)):  # until workers would idle
+        plan = planned(tmp_path, ((3200, 3200), "uint8", 3200), run={"workers": workers})
+        assert plan.grid.block == (edge, edge)
+    for size in ("auto", 4096, 10**8, 64):  # no more tiles at once than a block has
+        plan = planned(tmp_path, SMALL, options={"sigma": 2}, tile={"size": size})
+        assert work_of(plan).task.tiling.batch == 1
+        assert plan.memory_bytes < 2**30
+
+
+def test_the_resolved_configuration_makes_the_same_output(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((2, 300, 260), "uint16"), axes="zyx")
+    denoisers: dict[str, dict[str, Any]] = {
+        "gaussian": {"sigma": 1.5},
+        "dncnn": {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8},
+        "tv": {"strength": 1.0, "sigma": "auto", "iterations": 7},
+    }
+    for number, (name, options) in enumerate(denoisers.items()):
+        job = job_of(source, tmp_path / f"{number}.zarr", name, options, tile={"axes": "yx"})
+        plan = make_plan(job)
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(json.dumps(plan.documents.resolved))
+        again = make_plan(load_denoising(file))
+        assert isinstance(again.job, Denoising)
+        decided = replace(again.job.tile, channels_last=False)  # that is of GPUs
+        assert "auto" not in decided.__dict__.values()
+        ours, theirs = plan.identity, again.identity
+        told = {"denoiser", "noise_level"}  # as a number, where it was estimated
+        assert {key for key in ours if ours[key] != theirs[key]} <= told
+        assert work_of(again).task.denoiser == work_of(plan).task.denoiser
+
+
+def test_less_memory_means_smaller_sizes_then_a_refusal(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    source = write_zarr(tmp_path / "in.zarr", np.zeros((6000, 6000), "uint8"), chunk=250)
+
+    def sizes(memory: str) -> tuple[int, int]:
+        plan = planned(tmp_path, source, "tv", shard=256, run={"memory_per_worker": memory})
+        assert plan.memory_bytes <= parse_bytes(memory)
+        return plan.grid.block[0], work_of(plan).task.tiling.tile[0]
+
+    large, medium, small = sizes("4GiB"), sizes("724MiB"), sizes("706MiB")
+    assert large > medium > small
+    with pytest.raises(MemoryRefused, match=r"run\.memory_per_worker is 700MiB; one block .* needs 70\d MiB"):
+        sizes("700MiB")
+    roomy = planned(tmp_path, source, "tv", shard=256, run={"workers": 4})
+    monkeypatch.setattr(plan, "machine_bytes", lambda: 240 * 2**20 + 4 * 476 * 2**20)
+    tight = planned(tmp_path, source, "tv", shard=256, run={"workers": 4})
+    assert tight.memory_bytes <= 716 * 2**20 < roomy.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("image", "name", "options", "memory", "words"),
+    [
+        (((9000, 9000), "uint16", 300), "gaussian", {"sigma": 1e9}, "1GiB", r"\. Choose a denoiser that looks less far.$"),
+        (
+            ((9000, 9000), "uint16", 300), "gaussian", {"sigma": 900}, "800MiB",
+            r"\. Write run.memory_per_worker: \d+MiB, or choose a denoiser that looks less far.$",
+        ),
+        (
+            ((9000, 9000), "uint16", 9000), "gaussian", None, "800MiB",
+            r"\. Write run.memory_per_worker: \d+MiB, or store the input in smaller chunks.$",
+        ),
+        (((9000, 9000), "uint16", 300), "gaussian", None, "100MiB", r"\. Write run.memory_per_worker: \d+MiB.$"),
+        (SMALL, "gaussian", None, "65MiB", r"Write run.memory_per_worker: 70\dMiB\.$"),
+        (LARGE, "tv", {"strength": 0.1, "iterations": 1000}, "750MiB", r"With depth 1\d\d\d, a tile of 128 × 128 pixels computes \d+ ×"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_what_can_help(
+    tmp_path: Path, image: Any, name: str, options: Any, memory: str, words: str
+) -> None:
+    with pytest.raises(MemoryRefused, match=rf"needs .*{words}"):
+        planned(tmp_path, image, name, options, run={"memory_per_worker": memory})
+
+
+def test_workers_without_memory_are_refused(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "machine_bytes", lambda: 3 * 2**30)
+    planned(tmp_path, SMALL, "tv", run={"workers": 5, "memory_per_worker": "64GiB"})
+    with pytest.raises(MemoryRefused, match=r"run\.workers is 9; each needs 7\d\d MiB.*has 3 GiB.*workers: [56],"):
+        planned(tmp_path, SMALL, "tv", run={"workers": 9, "memory_per_worker": "64GiB"})
+    monkeypatch.setattr(plan, "check_job", lambda _: None)
+    elsewhere = Cluster(kind="elsewhere")
+    planned(tmp_path, SMALL, "tv", run={"workers": 500}, change=lambda job: replace(job, cluster=elsewhere))
+
+
+def test_a_window_that_is_cut_at_the_picture_needs_no_more_than_the_picture(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((700, 900)), chunk=250)
+    options = {"strength": 0.1, "iterations": 5000}
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", options, shard="auto", chunk="auto"))
+    assert work_of(plan).task.tiling.depth[0] >= (5000, 5000)
+    assert footprint_of(plan)[READ] == 700 * 900 * 4 * (1 + work_of(plan).task.overlap)
+    assert plan.summary()["compute_redundancy"] == round(700 * 900 / (512 * 512), 4)
+
+
+def test_an_input_of_one_compressed_piece_is_counted_and_noted(tmp_path: Path) -> None:
+    pixels = (noisy_image((2048, 2048)) * 1000).astype("uint16")
+    (tmp_path / "whole.png").write_bytes(imagecodecs.png_encode(pixels))
+    (tmp_path / "mask.png").write_bytes(imagecodecs.png_encode(np.ones((2048, 2048), "uint8")))
+    for rows in (2048, 64):
+        tifffile.imwrite(tmp_path / f"{rows}.tif", pixels, compression="zlib", rowsperstrip=rows)
+    for name, rows, words in (
+        ("2048.tif", 2048, "pieces of 2048 × 2048 pixels"),
+        ("64.tif", 64, None),
+        ("whole.png", 2048, "keeps the last one (8 MiB)"),
+    ):
+        plan = planned(tmp_path, tmp_path / name, shard=256)
+        assert any((words or "pieces of 2048 × 2048") in note for note in plan.notes) == bool(words)
+        assert footprint_of(plan)[DECODED] == 2 * 2 * 2048 * rows
+    masked = {"sides": {"mask": str(tmp_path / "mask.png")}}
+    plan = planned(tmp_path, tmp_path / "whole.png", shard=256, input=masked)
+    assert footprint_of(plan)[DECODED] == (2 * 2 + 1) * 2048**2
+
+
+def test_an_input_too_large_to_decode_is_refused_before_it_is(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    pixels = np.zeros((8192, 4096), "uint16")
+    (tmp_path / "a.png").write_bytes(imagecodecs.png_encode(pixels))
+    tifffile.imwrite(tmp_path / "a.tif", pixels, compression="zlib", rowsperstrip=8192)
+    monkeypatch.setattr(StoredArray, "read", lambda *_: pytest.fail("it was read"))
+    for name in ("a.png", "a.tif"):
+        with pytest.raises(MemoryRefused, match=r"8192 × 4096 pixels, 64 MiB each.*takes 128 MiB.*in small chunks"):
+            planned(tmp_path, tmp_path / name, "tv", run={"memory_per_worker": "100MiB"})
+
+
+def test_an_output_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(DiskRefused, match=r"output takes up to 576 KiB, and .* has 1,000 B free"):
+        planned(tmp_path, SMALL, "tv")
+
+
+VOLUME: dict[str, Any] = {"shard": "auto", "chunk": "auto", "input": {"axes": "zyx"}, "tile": {"axes": "zyx"}}
+
+
+@pytest.mark.parametrize(("name", "most"), [("nlm", 1.3), ("gaussian", 1.3), ("tv", 1.6)])
+def test_the_halo_of_a_volume_costs_little(tmp_path: Path, name: str, most: float) -> None:
+    np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.float32, (512, 512, 512))
+    run, options = {"memory_per_worker": "4GiB", "workers": 2}, {"sigma": 2.0} if name == "gaussian" else None
+    plan = planned(tmp_path, tmp_path / "a.npy", name, options, run=run, **VOLUME)
+    assert plan.summary()["compute_redundancy"] <= most
+    plan.check_fits()
+
+
+def test_a_deep_halo_gets_larger_blocks_where_memory_allows_it(tmp_path: Path) -> None:
+    np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.uint8, (1024, 1024, 1024))
+
+    def plan_with(memory: str) -> Plan:
+        return planned(tmp_path, tmp_path / "a.npy", "tv", run={"memory_per_worker": memory, "workers": 2}, **VOLUME)
+
+    redundant = {memory: plan_with(memory).summary()["compute_redundancy"] for memory in ("4GiB", "8GiB")}
+    assert redundant["8GiB"] <= 1.3 < redundant["4GiB"] < 1.5
+    with claim(plan_with("8GiB")):
+        pass
+    for memory in ("8GiB", "9GiB"):
+        assert plan_with(memory).earlier.resumes

@@ -1,24 +1,33 @@
-"""What a run says of itself in its directory."""
+"""What a run says of itself: in its directory, in a progress bar, and of workers whose last bits may differ."""
 
 from __future__ import annotations
 
+import io
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import describe_bad_blocks
 from halotile.graphs.runs.status import Status
-from halotile.graphs.watching.progress import Progress
+from halotile.graphs.watching.progress import Progress, progress_shown
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.block import BadBlock, Receipt
+from halotile.tasks.devices import device as module
+from halotile.tasks.devices.device import cpu_kind
+from tests.faults import Scene
 from tests.support import job_of, noisy_image, write_zarr
+
+MonkeyPatch = pytest.MonkeyPatch
 
 
 @pytest.fixture
 def status(tmp_path: Path) -> Status:
-    """The status of a run that has not begun."""
+    """The status of a run of one block that has not begun."""
     return status_of(tmp_path, blocks=1)
 
 
@@ -33,62 +42,34 @@ def status_of(folder: Path, *, blocks: int) -> Status:
     return Status(directory, plan, None)
 
 
-def moment(status: Status, done: int) -> Progress:
-    return replace(status.progress("stop", done=done, failed=0), peak_memory_bytes=2**29 * done, seconds=7.0)
-
-
 def go_through(status: Status, *, begin: int, end: int) -> dict[str, object]:
     """A run from its first word to its last, and what is recorded of it then."""
     again = Status(status.directory, status.plan, None)
     again.begin(begin)
-    again.end("finished", moment(again, end) if begin != end else again.progress("stop", done=end, failed=0), "")
+    moment = again.progress("stop", done=end, failed=0)
+    if begin != end:
+        moment = replace(moment, peak_memory_bytes=2**29 * end, seconds=7.0)
+    again.end("finished", moment, "")
     return status.directory.read_status() or {}
 
 
-def test_a_run_with_nothing_left_to_do_leaves_what_the_earlier_one_said(status: Status) -> None:
+def test_a_run_speaks_for_itself_unless_nothing_was_left_to_do(status: Status) -> None:
     first = go_through(status, begin=0, end=1)
     assert (first["state"], first["peak_memory_bytes"], first["seconds"]) == ("finished", 2**29, 7.0)
     assert go_through(status, begin=1, end=1) == first
-
-
-def test_a_run_that_does_blocks_again_speaks_for_itself(status: Status) -> None:
-    first = go_through(status, begin=0, end=1)
     assert go_through(status, begin=0, end=1) != first
 
 
-def test_the_time_of_all_attempts_is_kept(tmp_path: Path) -> None:
+def test_the_time_of_all_attempts_is_kept_and_what_was_done_is_known_from_the_first_word(tmp_path: Path) -> None:
     status = status_of(tmp_path, blocks=3)
-    attempts = [
-        go_through(status, begin=begin, end=end)["all_seconds"] for begin, end in ((0, 1), (1, 2), (2, 3), (0, 3))
-    ]
-    assert attempts == [7, 14, 21, 7]
-
-
-def test_a_run_cut_off_after_its_last_block_is_called_finished_by_the_next(status: Status) -> None:
-    status.begin(0)
-    assert go_through(status, begin=1, end=1)["state"] == "finished"
-
-
-def test_what_was_done_already_is_known_from_the_first_word(status: Status) -> None:
+    spans = ((0, 1), (1, 2), (2, 3), (0, 3))
+    assert [go_through(status, begin=begin, end=end)["all_seconds"] for begin, end in spans] == [7, 14, 21, 7]
     status.begin(1)
     recorded = status.directory.read_status() or {}
     assert (recorded["done"], recorded["resumed"], recorded["seconds"]) == (1, 1, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("total", "done", "said"),
-    [
-        (1, 1, "nothing left to do: the one block is done; "),
-        (2, 1, "1 of 2 blocks is done already"),
-        (3, 2, "2 of 3 blocks are done already"),
-        (3, 3, "nothing left to do: all 3 blocks are done; "),
-    ],
-)
-def test_blocks_that_are_there_are_told_in_good_english(tmp_path: Path, total: int, done: int, said: str) -> None:
-    status = status_of(tmp_path, blocks=total)
-    status.begin(done)
-    (text,) = [event["text"] for event in status.directory.read_events() if event["event"] == "message"]
-    assert text.startswith(said)
+    cut_off = Status(status.directory, status.plan, None)
+    cut_off.begin(0)
+    assert go_through(status, begin=3, end=3)["state"] == "finished"
 
 
 def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: Status) -> None:
@@ -144,3 +125,81 @@ def test_bits_of_a_gpu_that_change_are_reported_once(status: Status) -> None:
     again.notify(status.progress("stop", done=1, failed=0))
     assert "2 kinds of CPUs or GPUs" in "".join(shown)
     assert "".join(shown).count("rounds differently") == 1
+
+
+MOMENTS = [
+    Progress("start", 2, 2, 8, 0, 800, 0.1),
+    Progress("denoise", 6, 2, 8, 4_000_000, 8_000_000, 2.0, message="block 3 is tried again"),
+]
+
+
+class Screen(io.StringIO):
+    is_terminal = True
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
+@pytest.mark.parametrize("where", ["terminal", "notebook", "log", "observer"])
+def test_a_bar_is_shown_at_a_terminal_or_in_a_notebook(where: str, monkeypatch: MonkeyPatch) -> None:
+    screen, observed = Screen(), list[Progress]()
+    screen.is_terminal = where in ("terminal", "observer")
+    monkeypatch.setattr(sys, "stderr", screen)
+    if where == "notebook":  # without widgets the bar is of text, without a warning
+        shell = type("ZMQInteractiveShell", (), {})()
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    with progress_shown(observed.append if where == "observer" else None) as observe:
+        for moment in MOMENTS:
+            if observe is not None:
+                observe(moment)
+    text = screen.getvalue()
+    assert observed == (MOMENTS if where == "observer" else [])
+    if where in ("log", "observer"):
+        assert text == ""
+        return
+    assert ("6/8" in text, "IProgress" in text) == (True, False)
+    if where == "terminal":
+        assert all(words in text for words in ("denoise", "2 Mpix/s", "block 3 is tried again\n"))
+
+
+CPUINFO = """processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 143
+model name\t: A name with its clock @ 2.10GHz
+flags\t\t: fpu sse4_2 avx avx2 {more}
+
+processor\t: 1
+vendor_id\t: none
+"""
+
+
+def warnings(scene: Scene) -> list[str]:
+    return [event["text"] for event in scene.events("message") if "kinds of CPUs or GPUs" in event["text"]]
+
+
+@pytest.mark.cluster
+def test_blocks_of_another_kind_of_processor_are_reported_once(scene: Scene, cluster: RunningCluster) -> None:
+    scene.run(cluster)
+    assert scene.directory.read_valid_plan()["processors"] == [cpu_kind()]  # type: ignore[index]
+    assert not warnings(scene)
+    scene.directory.update_plan(processors=["another kind"])
+    for shard in list((scene.output / "c").rglob("*/0"))[:2]:
+        shard.unlink()
+    scene.run(cluster)
+    (said,) = warnings(scene)
+    assert said.endswith(f"{cpu_kind()}; before: another kind")
+    assert scene.directory.read_valid_plan()["processors"] == ["another kind", cpu_kind()]  # type: ignore[index]
+
+
+def test_a_processor_is_named_by_what_libraries_choose_by(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CPUS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(module, "_CACHE", tmp_path / "size")
+    names = set()
+    for flag, limit, cache in [("", "", "1M"), ("avx512f", "", "1M"), ("avx512f", "AVX2", "1M"), ("", "", "2M")]:
+        (tmp_path / "cpuinfo").write_text(CPUINFO.format(more=flag))
+        (tmp_path / "size").write_text(f"{cache}\n")
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+        names.add(cpu_kind.__wrapped__())
+    assert len(names) == 4
+    assert all(name.startswith("GenuineIntel 6 143, AVX") and "clock" not in name for name in names)

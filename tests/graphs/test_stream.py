@@ -1,20 +1,38 @@
-"""The bounded stream: every number comes back once, few are in flight, trouble is reported."""
+"""The bounded stream of blocks, and workers that are slow, hang, or are gone: every block is done once, with the same bits."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from dask import annotate
+from distributed import Client, LocalCluster
 
-from halotile.errors import Stalled
-from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.runs.passes.stream import LARGEST_GROUP, TASKS_PER_WORKER, Grouping, Stream
+from halotile.cli.status import read_status, status_rows
+from halotile.errors import ClusterFailed, ConfigError, OutputRefused, Stalled
+from halotile.graphs.clusters import base, local, scheduler
+from halotile.graphs.clusters.base import Order, RunningCluster
+from halotile.graphs.kinds import sections
+from halotile.graphs.runs.passes import cluster_passes
+from halotile.graphs.runs.passes.cluster_passes import BlockPass
+from halotile.graphs.runs.passes.stream import LARGEST_GROUP, TASKS_PER_WORKER, Grouping, Stream, workers_of
+from halotile.storage.run_directory.locks import WorkerLock
+from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, until
+
+MonkeyPatch = pytest.MonkeyPatch
+Check = Callable[[], None]
 
 pytestmark = pytest.mark.cluster
 
@@ -31,13 +49,15 @@ def noop(numbers: tuple[int, ...]) -> Done:
     return Done(numbers, 1e-6 * len(numbers))
 
 
-def fail_on_seven(numbers: tuple[int, ...]) -> Done:
-    if 7 in numbers:
-        raise ValueError("seven")
+def sleep(numbers: tuple[int, ...], seconds: float) -> Done:
+    time.sleep(seconds)
     return noop(numbers)
 
 
-def die_once(numbers: tuple[int, ...], marker: str) -> Done:
+def fail_or_die_once(numbers: tuple[int, ...], marker: str) -> Done:
+    """Seven fails, and five kills its worker once."""
+    if 7 in numbers:
+        raise ValueError("seven")
     if 5 in numbers:
         try:
             os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
@@ -47,18 +67,25 @@ def die_once(numbers: tuple[int, ...], marker: str) -> Done:
     return noop(numbers)
 
 
-def sleep_long(numbers: tuple[int, ...]) -> Done:
-    time.sleep(3)
-    return noop(numbers)
-
-
-def sleep_a_little(numbers: tuple[int, ...]) -> Done:
-    time.sleep(0.5)
-    return noop(numbers)
-
-
 def stream_of(cluster: RunningCluster, function: object, **options: float) -> Stream:
     return Stream(cluster.client, function, name="noop", grouping=Grouping(cluster.workers), **options)  # type: ignore[arg-type]
+
+
+def test_an_error_comes_back_with_its_numbers_and_a_killed_worker_costs_only_what_was_in_flight(
+    cluster: RunningCluster, tmp_path: Path
+) -> None:
+    stream = stream_of(cluster, partial(fail_or_die_once, marker=f"{tmp_path}/died"))
+    answers, again = list[Any](), False
+    for group in stream.answers(iter(range(200)), 200):
+        answers += group
+        if len(answers) > 3 and not again:
+            again = True
+            stream.again([3])
+    (bad,) = [answer for answer in answers if answer.error is not None]
+    assert 7 in bad.numbers
+    assert isinstance(bad.error, ValueError)
+    assert Counter(n for answer in answers for n in answer.numbers) == Counter([*range(200), 3])
+    assert (3,) in [answer.numbers for answer in answers], "what is sent again comes back alone"
 
 
 def test_every_number_comes_back_once_and_few_tasks_are_in_flight(cluster: RunningCluster) -> None:
@@ -74,28 +101,6 @@ def test_every_number_comes_back_once_and_few_tasks_are_in_flight(cluster: Runni
     assert most <= 2 * TASKS_PER_WORKER
 
 
-def test_an_error_comes_back_with_its_numbers(cluster: RunningCluster) -> None:
-    stream = stream_of(cluster, fail_on_seven)
-    answers = [a for group in stream.answers(iter(range(20)), 20) for a in group]
-    (bad,) = [a for a in answers if a.error is not None]
-    assert 7 in bad.numbers
-    assert isinstance(bad.error, ValueError)
-    assert sorted(n for a in answers for n in a.numbers) == list(range(20))
-
-
-def test_numbers_sent_again_come_back_alone(cluster: RunningCluster) -> None:
-    stream = stream_of(cluster, noop)
-    groups: list[tuple[int, ...]] = []
-    for answers in stream.answers(iter(range(10)), 10):
-        for answer in answers:
-            if groups.count((3,)) == 0 and 3 in answer.numbers and answer.numbers != (3,):
-                stream.again([3])
-            groups.append(answer.numbers)
-        if len(groups) == 1:
-            stream.again([3])
-    assert (3,) in groups
-
-
 def test_a_drained_stream_hands_out_no_more(cluster: RunningCluster) -> None:
     stream = stream_of(cluster, noop)
     seen: list[int] = []
@@ -107,7 +112,7 @@ def test_a_drained_stream_hands_out_no_more(cluster: RunningCluster) -> None:
 
 
 def test_a_drain_waits_for_tasks_on_workers_and_not_for_the_others(cluster: RunningCluster) -> None:
-    stream = stream_of(cluster, sleep_a_little)
+    stream = stream_of(cluster, partial(sleep, seconds=0.5))
     on_workers = TASKS_PER_WORKER * cluster.workers
     answers = stream.answers(iter(range(on_workers + 2)), on_workers + 2, poll_seconds=0.1)
     groups = [next(group for group in answers if group)]
@@ -120,7 +125,7 @@ def test_a_drain_waits_for_tasks_on_workers_and_not_for_the_others(cluster: Runn
 
 
 def test_a_stream_without_answers_stalls_with_a_text(cluster: RunningCluster) -> None:
-    stream = stream_of(cluster, sleep_long, stall_seconds=0.5)
+    stream = stream_of(cluster, partial(sleep, seconds=3.0), stall_seconds=0.5)
     with pytest.raises(Stalled, match=r"run\.stall_seconds"):
         for _ in stream.answers(iter(range(2)), 2, poll_seconds=0.1):
             pass
@@ -128,9 +133,7 @@ def test_a_stream_without_answers_stalls_with_a_text(cluster: RunningCluster) ->
     time.sleep(3)
 
 
-def test_a_result_on_a_worker_that_hangs_is_not_awaited_for_ever(
-    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_on_a_worker_that_hangs_is_not_awaited(cluster: RunningCluster, monkeypatch: MonkeyPatch) -> None:
     workers = cluster.client.run(os.getpid).values()
     stream = stream_of(cluster, noop, stall_seconds=1.0)
     gather = stream._gather
@@ -156,39 +159,219 @@ def test_a_result_on_a_worker_that_hangs_is_not_awaited_for_ever(
         stream.abandon()
 
 
-def test_a_killed_worker_costs_only_what_was_in_flight(cluster: RunningCluster, tmp_path: object) -> None:
-    from functools import partial
-
-    stream = stream_of(cluster, partial(die_once, marker=f"{tmp_path}/died"))
-    seen = Counter(
-        n for answers in stream.answers(iter(range(2000)), 2000) for a in answers for n in a.numbers if a.result
-    )
-    assert seen == Counter(range(2000))
+pytestmark = pytest.mark.cluster
 
 
-def test_groups_grow_with_fast_blocks_and_shrink_towards_the_end() -> None:
+def test_groups_grow_with_fast_blocks_many_workers_and_what_is_left() -> None:
     grouping = Grouping(workers=2)
-    assert grouping.size(10**6) == 1
+    assert (grouping.size(10**6), grouping.limit_seconds(4)) == (1, None)
     grouping.learn(1, 1e-5)
-    assert grouping.size(10**6) == LARGEST_GROUP
-    assert grouping.size(12) == 3
+    assert (grouping.size(10**6), grouping.size(12)) == (LARGEST_GROUP, 3)
     for _ in range(50):
         grouping.learn(1, 5.0)
     assert grouping.size(10**6) == 1
-
-
-def test_the_first_group_is_as_large_as_an_earlier_pass_allows() -> None:
-    assert Grouping(workers=2).size(16) == 1
-    assert Grouping(workers=2, seconds_per_block=0.05).size(16) == 4
-    assert Grouping(workers=2, seconds_per_block=3.0).size(16) == 1
-
-
-def test_one_worker_alone_need_not_share() -> None:
-    alone, two = (Grouping(workers, target_seconds=10.0, seconds_per_block=0.2, keeps_all=True) for workers in (1, 2))
-    assert (alone.size(1000), alone.size(30), two.size(30)) == (50, 30, 8)
+    for seconds, size, limit in ((0.01, 4, 2.0), (0.05, 4, 2.0), (3.0, 1, 24.0)):
+        grouping = Grouping(workers=2, seconds_per_block=seconds)
+        assert (grouping.size(16), grouping.limit_seconds(4)) == (size, limit)
+    alone, two = (Grouping(workers, 10.0, seconds_per_block=0.2, keeps_all=True) for workers in (1, 2))
+    assert (alone.size(1000), alone.size(30), two.size(30)) == (50, 30, 8), "one worker alone need not share"
     assert Grouping(1, target_seconds=10.0, seconds_per_block=0.2).size(30) == 15
+    assert [Grouping(n, seconds_per_block=0.05).size(10**6) for n in (100, 1000)] == [20, 80]
 
 
-def test_tasks_last_longer_where_one_scheduler_serves_many_workers() -> None:
-    few, many = (Grouping(workers, seconds_per_block=0.05).size(10**6) for workers in (100, 1000))
-    assert (few, many) == (20, 80)
+PACE = 0.1
+FOUR = {"tls://n1:1", "tls://n1:2", "tls://n2:1", "tls://n3:1"}
+
+
+def order(**options: float) -> Order:
+    return Order(workers=2, memory_bytes=2**32, choice=sections.Cluster(dashboard=False), **options)  # type: ignore[arg-type]
+
+
+def processes(cluster: RunningCluster) -> list[int]:
+    return sorted(cluster.client.run(os.getpid).values())
+
+
+def test_others_take_the_work_of_a_worker_that_is_five_times_slower(scene: Scene, check_whole: Check) -> None:
+    scene.set_pace(PACE)
+    with local.start(order()) as cluster:
+        fast, slow = processes(cluster)
+        scene.set_pace_of(slow, 5 * PACE)
+        scene.run(cluster)
+    # One queue for both would give it every sixth.
+    assert 1 <= len(scene.blocks_of(slow)) <= len(scene.blocks_of(fast)) / 3
+    assert sorted(scene.seen()) == list(range(BLOCKS))
+    check_whole()
+
+
+@pytest.mark.thorough
+def test_a_worker_that_hangs_is_replaced(scene: Scene, check_whole: Check, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "LEAST_SILENCE_SECONDS", 1.0)
+    scene.set_pace(3 * PACE)
+    scene.make_trouble("hang", 9)
+    with local.start(order(stall_seconds=1.0)) as cluster:
+        before = processes(cluster)
+        scene.run(cluster)
+        after = processes(cluster)
+    (hung,) = set(before) - set(after)
+    assert not is_alive(hung)
+    assert 9 in scene.blocks_of(hung)
+    (other,) = set(before) - {hung}
+    (new,) = set(after) - {other}
+    assert scene.blocks_of(new)
+    # What was in the hung worker's hands was done again, and nothing else; the cluster was not started anew.
+    done_again = {block for block in range(BLOCKS) if scene.seen().count(block) > 1}
+    assert 9 in done_again <= set(scene.blocks_of(hung))
+    assert scene.events("message") == []
+    check_whole()
+
+
+@pytest.mark.parametrize(("when", "words"), [("blocks", "blocks fail there"), ("load", "cannot be loaded")])
+def test_a_sick_worker_is_named(
+    scene: Scene, cluster: RunningCluster, check_whole: Check, when: str, words: str
+) -> None:
+    address, sick = cluster.client.run(os.getpid).popitem()
+    scene.make_sick(sick, when)
+    scene.set_pace(0.005)
+    outcome = scene.run(cluster, retries=1)
+    assert (outcome.done, outcome.quarantined) == (BLOCKS, ())
+    (retired,) = outcome.retired
+    assert retired.startswith(f"{address} on {socket.gethostname()}: ")
+    assert words in retired
+    assert f"no libfoo.so for sick-{sick}" in retired
+    assert scene.status()["retired"] == [retired]
+    assert ("retired", retired) in status_rows(read_status(scene.directory.path))
+    (event,) = [event for event in scene.events("message") if "No more blocks go to" in event["text"]]
+    assert f"worker {address} on {socket.gethostname()}" in event["text"]
+    assert scene.blocks_of(sick) == []
+    check_whole()
+
+
+@pytest.mark.thorough
+def test_a_block_that_kills_the_only_worker_that_can_load_the_job_is_the_one_that_fails(scene: Scene) -> None:
+    scene.make_trouble("die", 9)
+    with local.start(order()) as cluster:
+        scene.make_sick(processes(cluster)[0], "load")
+        outcome = scene.run(cluster, retries=0, on_bad_block="quarantine")
+    assert [bad.number for bad in outcome.quarantined] == [9]
+    assert scene.journalled() == set(range(BLOCKS)) - {9}
+
+
+@pytest.mark.thorough
+def test_a_worker_that_wakes_when_the_run_is_over_spoils_nothing(scene: Scene, check_whole: Check) -> None:
+    scene.set_pace(PACE)
+    scene.make_trouble("tear", 9)
+    options: Any = {"host": "127.0.0.1", "protocol": "tcp://", "dashboard_address": "127.0.0.1:0", "n_workers": 0}
+    options["scheduler_kwargs"] = {"dashboard": False, "worker_ttl": 1.0}
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    with ExitStack() as stack:
+        address = stack.enter_context(LocalCluster(**options)).scheduler_address
+        command = [
+            sys.executable,
+            "-m",
+            "halotile.graphs.clusters.workers",
+            address,
+            "--death-timeout",
+            "60",
+            "--no-nanny",
+        ]
+        for _ in range(2):
+            node = stack.enter_context(subprocess.Popen(command, cwd=REPOSITORY, env=environment))
+            stack.callback(node.kill)
+        choice = sections.Cluster(kind="scheduler", address=address, tls=False)
+        cluster = stack.enter_context(scheduler.start(Order(workers=2, memory_bytes=2**32, choice=choice)))
+        until(lambda: cluster.workers == 2)
+        scene.run(cluster)
+        check_whole()
+        (asleep,) = {process for process in scene.workers() if 9 in scene.blocks_of(process)[-3:]}
+        with pytest.raises(OutputRefused, match=f"still hold .*{asleep} on"):
+            WorkerLock(scene.directory.path).wait_for_all(0)
+        os.kill(asleep, signal.SIGCONT)
+        WorkerLock(scene.directory.path).wait_for_all(20)
+        check_whole()
+
+
+@dataclass(kw_only=True)
+class Growing(RunningCluster):
+    """A cluster whose second worker comes later, or not at all."""
+
+    running: LocalCluster
+    comes: bool
+
+    def missing(self, wanted: int = 1) -> str | None:
+        if len(workers_of(self.client)) >= wanted:
+            return None
+        if self.comes:
+            self.running.scale(2)
+        return "1 PENDING"
+
+    def check(self, wanted: int = 1) -> None:
+        if not self.comes:
+            raise ClusterFailed("1 worker ended before it did anything.")
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_sick_worker_ends_a_run_only_where_no_other_comes(
+    scene: Scene, monkeypatch: MonkeyPatch, comes: bool
+) -> None:
+    monkeypatch.setattr(cluster_passes, "RESTART_SECONDS", 1.0)
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as running,
+        Client(running, set_as_default=False) as client,
+    ):
+        cluster = Growing(client, 2, running=running, comes=comes)
+        (sick,) = processes(cluster)
+        scene.make_sick(sick, "load")
+        with nullcontext() if comes else pytest.raises(ConfigError, match=r"ImportError: no libfoo\.so"):
+            scene.run(cluster)
+    assert len(scene.journalled()) == (BLOCKS if comes else 0)
+
+
+def test_blocks_that_fail_everywhere_retire_no_worker(scene: Scene, cluster: RunningCluster) -> None:
+    for block in range(20, 40):
+        scene.make_trouble("raise", block)
+    outcome = scene.run(cluster, retries=1, on_bad_block="quarantine")
+    assert [bad.number for bad in outcome.quarantined] == list(range(20, 40))
+    assert outcome.retired == ()
+
+
+@pytest.mark.parametrize(
+    ("failed", "elsewhere"),
+    [
+        (["tls://n1:1"], {"tls://n2:1", "tls://n3:1"}),  # another host
+        (["tls://n1:1", "tls://n2:1"], {"tls://n3:1"}),
+        (["tls://n1:1", "tls://n2:1", "tls://n3:1"], {"tls://n1:2"}),  # another worker
+        (["tls://n1:1", "tls://n1:2", "tls://n2:1", "tls://n3:1"], FOUR),
+        ([""], FOUR),  # nobody knows where
+    ],
+)
+def test_a_retry_goes_to_another_host_or_worker(
+    failed: list[str], elsewhere: set[str], monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BlockPass, "_find_fit", lambda *_: set(FOUR))
+    blocks = object.__new__(BlockPass)
+    blocks.failed_on = {7: failed}
+    stream: Any = None
+    assert blocks._elsewhere(7, stream) == elsewhere
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_retry_whose_workers_are_gone_goes_to_others(cluster: RunningCluster, alone: bool) -> None:
+    stream = Stream(cluster.client, len, name=f"tied{alone:d}", grouping=Grouping(cluster.workers))
+    stream.again([7], alone=alone, workers=["tcp://127.0.0.1:1"])
+    numbers = []
+    for answers in stream.answers(iter(range(3)), 3, poll_seconds=0.1):
+        numbers += [number for answer in answers for number in answer.numbers]
+        if not answers:
+            stream.look_after_tied(workers_of(cluster.client))
+    assert sorted(numbers) == [0, 1, 2, 7]
+
+
+def test_a_slow_task_hands_blocks_back(
+    cluster: RunningCluster, scene: Scene, check_whole: Check, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Grouping, "limit_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(Grouping, "size", lambda *_: 16)
+    outcome = scene.run(cluster)
+    assert outcome.done == BLOCKS
+    assert sorted(scene.seen()) == list(range(BLOCKS))
+    check_whole()

@@ -22,9 +22,7 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.stripes import PHASE
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.status import Status
 from halotile.storage.grid import Region
-from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.noise.stripes import LineCorrections, StripedLines, agreement, line_offsets, means_along
 from halotile.tasks.operators.base import InMemory
 from tests.cases import all_of, thorough
@@ -32,10 +30,7 @@ from tests.faults import REPOSITORY, members, until
 from tests.support import job_of, read_zarr, run_inline, write_zarr
 
 Image = NDArray[Any]
-WITHOUT_STRIPES = (
-    *("brick", "grass", "gravel", "text", "page", "coins", "retina", "shepp_logan_phantom", "checkerboard", "camera"),
-    *("moon", "astronaut", "coffee", "cat", "rocket", "clock", "horse", "hubble_deep_field", "cell", "colorwheel"),
-)
+WITHOUT_STRIPES = ("brick", "grass", "gravel", "text", "shepp_logan_phantom", "checkerboard", "cell", "colorwheel")
 
 
 def natural(name: str) -> Image:
@@ -62,34 +57,11 @@ def corrections(image: Image, lines: StripedLines) -> Image:
     return np.asarray(readable.read(Region.whole(readable.shape)), float)
 
 
-def left(found: Image, offsets: Image) -> float:
-    """Standard deviation of what is left of stripes."""
-    return float((found - offsets).std())
-
-
-@pytest.mark.parametrize("name", ["moon", "retina"])
-def test_stripes_of_17_leave_at_most_2_and_the_own_columns_of_an_image_stay(name: str) -> None:
+@pytest.mark.parametrize(("name", "most"), [("moon", 2), ("retina", 2), ("camera", 17 / 5), thorough("cell", 17 / 5)])
+def test_stripes_of_17_go_and_the_own_columns_of_an_image_stay(name: str, most: float) -> None:
     clean = natural(name)
     offsets = drawn(clean.shape[1])
-    assert left(corrections(noisy(clean, offsets), StripedLines(1, 0))[0], offsets) <= 2
-    assert np.sqrt(np.mean(corrections(noisy(clean), StripedLines(1, 0)) ** 2)) <= 1
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "camera",
-        thorough("hubble_deep_field"),
-        thorough("coffee"),
-        thorough("rocket"),
-        thorough("coins"),
-        thorough("cell"),
-    ],
-)
-def test_most_of_the_stripes_goes_from_images_with_much_of_their_own(name: str) -> None:
-    clean = natural(name)
-    offsets = drawn(clean.shape[1])
-    assert left(corrections(noisy(clean, offsets), StripedLines(1, 0))[0], offsets) < 17 / 5
+    assert (corrections(noisy(clean, offsets), StripedLines(1, 0))[0] - offsets).std() <= most
     assert np.sqrt(np.mean(corrections(noisy(clean), StripedLines(1, 0)) ** 2)) <= 1
 
 
@@ -178,33 +150,31 @@ def stack(dtype: str = "float32", axis: str = "x", holes: bool = False) -> tuple
     return striped.astype(dtype), plain
 
 
-def stack_job(folder: Path, pixels: Image, name: str = "out.zarr", **options: Any) -> Denoising:
+def striped_job(
+    folder: Path,
+    pixels: Image,
+    name: str = "out.zarr",
+    denoiser: str = "gaussian",
+    axes: str | None = "zyx",
+    **parts: Any,
+) -> Denoising:
+    """A job with these stripes, those of x where nothing is written."""
     source = folder / "in.zarr"
     if not source.exists():
-        write_zarr(source, pixels, axes="zyx")
-    striped = options.pop("stripes", {"axis": "x"})
-    given = {"stripes": striped, **options.pop("input", {})}
-    job = job_of(
-        source,
-        folder / name,
-        "gaussian",
-        {"sigma": 1.0},
-        input=given,
-        tile={"axes": "yx", **options.pop("tile", {})},
-        **options,
-    )
-    return job
+        write_zarr(source, pixels, axes=axes)
+    given = {"stripes": parts.pop("stripes", {"axis": "x"}), **parts.pop("input", {})}
+    options = {"sigma": 1.0} if denoiser == "gaussian" else {"strength": 1.0, "sigma": "auto"}
+    tile = {"axes": "yx", **parts.pop("tile", {})}
+    return job_of(source, folder / name, denoiser, options, input=given, tile=tile, **parts)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
-@pytest.mark.parametrize("axis", ["x", "y"])
+@pytest.mark.parametrize(("dtype", "axis"), [("uint8", "x"), ("uint16", "y"), ("float32", "x")])
 def test_a_run_removes_the_stripes_of_each_plane(tmp_path: Path, dtype: str, axis: str) -> None:
     pixels, plain = stack(dtype, axis)
     scale = 200 if dtype == "uint16" else 1
     errors = []
     for wanted in ("none", {"axis": axis}):
-        job = stack_job(tmp_path, pixels, f"{wanted != 'none'}.zarr", stripes=wanted)
-        result = run_inline(job)
+        result = run_inline(striped_job(tmp_path, pixels, f"{wanted != 'none'}.zarr", stripes=wanted))
         assert result.dtype == dtype
         inside = plain[:, 8:-8, 8:-8] / scale
         lines = (result[:, 8:-8, 8:-8] / scale - inside).mean(1 if axis == "x" else 2)
@@ -214,29 +184,28 @@ def test_a_run_removes_the_stripes_of_each_plane(tmp_path: Path, dtype: str, axi
 
 def test_holes_stay_and_do_not_count(tmp_path: Path) -> None:
     pixels, _ = stack(holes=True)
-    result = run_inline(stack_job(tmp_path, pixels))
-    np.testing.assert_array_equal(np.isnan(result), np.isnan(pixels))
-    valued = np.where(np.isnan(pixels), np.float32(-9999), pixels)
-    (tmp_path / "valued").mkdir()
-    same = run_inline(stack_job(tmp_path / "valued", valued, input={"nodata": -9999}))
-    np.testing.assert_array_equal(np.where(same == -9999, np.nan, same), result)
-    np.save(tmp_path / "mask.npy", ~np.isnan(pixels))
-    wild = np.where(np.isnan(pixels), np.float32(1e4), pixels)
-    (tmp_path / "masked").mkdir()
-    masked = run_inline(stack_job(tmp_path / "masked", wild, input={"sides": {"mask": str(tmp_path / "mask.npy")}}))
-    assert (masked[np.isnan(pixels)] == 1e4).all()
-    np.testing.assert_array_equal(np.where(np.isnan(pixels), np.nan, masked), result)
+    holes = np.isnan(pixels)
+    result = run_inline(striped_job(tmp_path, pixels))
+    np.testing.assert_array_equal(np.isnan(result), holes)
+    np.save(tmp_path / "mask.npy", ~holes)
+    others: list[tuple[float, dict[str, Any]]] = [(-9999, {"nodata": -9999})]
+    others += [(1e4, {"sides": {"mask": str(tmp_path / "mask.npy")}})]
+    for value, given in others:
+        (tmp_path / str(value)).mkdir()
+        filled = np.where(holes, np.float32(value), pixels)
+        same = run_inline(striped_job(tmp_path / str(value), filled, input=given))
+        assert (same[holes] == value).all()
+        np.testing.assert_array_equal(np.where(holes, np.nan, same), result)
 
 
 @pytest.mark.cluster
 def test_tiles_and_workers_do_not_change_a_bit(tmp_path: Path, cluster: RunningCluster) -> None:
     pixels, _ = stack()
-    wanted = run_inline(stack_job(tmp_path, pixels, "whole.zarr", stripes={"axis": "x", "gain": True}))
-    for size in (40, 100):
-        job = stack_job(tmp_path, pixels, f"{size}.zarr", stripes={"axis": "x", "gain": True}, tile={"size": size})
-        outcome = run(make_plan(job), cluster=cluster)
-        assert outcome.inspection.rows[0][1].endswith("rms along x, removed")
-        np.testing.assert_array_equal(read_zarr(tmp_path / f"{size}.zarr"), wanted)
+    gains: dict[str, Any] = {"stripes": {"axis": "x", "gain": True}}
+    wanted = run_inline(striped_job(tmp_path, pixels, "whole.zarr", **gains))
+    outcome = run(make_plan(striped_job(tmp_path, pixels, "40.zarr", tile={"size": 40}, **gains)), cluster=cluster)
+    assert outcome.inspection.rows[0][1].endswith("rms along x, removed")
+    np.testing.assert_array_equal(read_zarr(tmp_path / "40.zarr"), wanted)
 
 
 KILLED = """
@@ -255,7 +224,7 @@ def long_job(folder: Path, name: str) -> Denoising:
     """A stack whose lines are measured in several blocks."""
     if not (folder / "in.zarr").exists():
         write_zarr(folder / "in.zarr", noisy(np.zeros((40, 256, 128)), drawn(128)).astype("float32"), axes="zyx")
-    return stack_job(folder, np.zeros(1), name, run={"workers": 1})
+    return striped_job(folder, np.zeros(1), name, run={"workers": 1})
 
 
 @pytest.mark.cluster
@@ -283,7 +252,7 @@ def test_a_killed_run_goes_on_with_the_lines_that_it_has_measured(tmp_path: Path
 def test_a_crop_that_is_tried_has_the_bits_of_a_run(tmp_path: Path) -> None:
     pixels, _ = stack()
     crop = Region((37, 101), (150, 230))
-    job = stack_job(tmp_path, pixels)
+    job = striped_job(tmp_path, pixels)
     tried = compare([()], lambda _: job, at={"z": 1}, region=crop).best
     np.testing.assert_array_equal(tried.denoised[0], run_inline(job)[1][crop.slices])
 
@@ -293,96 +262,59 @@ def test_a_crop_that_is_tried_has_the_bits_of_a_run(tmp_path: Path) -> None:
     [("x", "none", "kept"), ("x", "auto", "removed"), ("y", "auto", "removed"), ("x", {"axis": "x"}, "removed")],
 )
 def test_a_plan_names_stripes_and_what_to_write(tmp_path: Path, axis: str, wanted: Any, text: str) -> None:
-    clean = natural("moon")
     off = drawn(512)
-    image = noisy(clean, off if axis == "x" else off[:, None])
-    write_zarr(tmp_path / "in.zarr", image.clip(0, 255).astype("uint8"))
-    job = job_of(
-        tmp_path / "in.zarr", tmp_path / "out.zarr", "tv", {"strength": 1.0, "sigma": "auto"}, input={"stripes": wanted}
-    )
-    plan = make_plan(job)
+    image = noisy(natural("moon"), off if axis == "x" else off[:, None]).clip(0, 255).astype("uint8")
+    plan = make_plan(striped_job(tmp_path, image, denoiser="tv", axes=None, stripes=wanted))
     rms, _, _, along, end = plan.summary()["stripes"].split()
-    along = along.removesuffix(",")
     assert float(rms) == pytest.approx(off.std(), rel=0.1)
-    assert (along, end) == (axis, text)
+    assert (along.removesuffix(","), end) == (axis, text)
     notes = [note for note in plan.notes if f"input.stripes: {{axis: {axis}}}" in note]
     assert bool(notes) == (text == "kept")
     assert plan.identity["range"] == [0, 255]
     assert plan.layout.dtype == plan.summary()["dtype"] == "uint8"
-    level = plan.identity["noise_level"] * 255
-    assert level == pytest.approx(20, rel=0.1)
+    assert plan.identity["noise_level"] * 255 == pytest.approx(20, rel=0.1)
 
 
 @pytest.mark.parametrize(
     ("wanted", "spread", "count"),
     [("none", 0.08, 1), ("auto", 0.08, 1), ({"axis": "x", "gain": True}, 0.08, 0), ("none", 0.02, 0)],
 )
-def test_lines_that_differ_by_factors_are_named_where_it_is_worth_it(
-    tmp_path: Path, wanted: Any, spread: float, count: int
-) -> None:
-    clean = natural("camera")
-    image = noisy(clean * np.random.default_rng(3).normal(1, spread, 512), sigma=10)
-    write_zarr(tmp_path / "in.zarr", image.astype("float32"))
-    job = job_of(tmp_path / "in.zarr", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, input={"stripes": wanted})
-    notes = [note for note in make_plan(job).notes if "input.stripes: {axis: x" in note]
+def test_lines_that_differ_by_factors_are_named(tmp_path: Path, wanted: Any, spread: float, count: int) -> None:
+    image = noisy(natural("camera") * np.random.default_rng(3).normal(1, spread, 512), sigma=10).astype("float32")
+    plan = make_plan(striped_job(tmp_path, image, axes=None, stripes=wanted))
+    notes = [note for note in plan.notes if "input.stripes: {axis: x" in note]
     assert sum("gain: true" in note for note in notes) == count
     assert len(notes) == (wanted != {"axis": "x", "gain": True})
 
 
-def test_auto_takes_nothing_from_an_image_without_stripes(tmp_path: Path) -> None:
-    write_zarr(tmp_path / "in.zarr", noisy(natural("brick")).astype("float32"))
-    plan = make_plan(
-        job_of(tmp_path / "in.zarr", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, input={"stripes": "auto"})
-    )
-    assert plan.summary()["stripes"] == ""
-    assert plan.identity["stripes"] is None
-    assert len(plan.work.passes) == 1
-
-
-def test_stripes_of_one_channel_of_four_are_seen(tmp_path: Path) -> None:
+def test_auto_takes_nothing_from_an_image_without_stripes_and_sees_those_of_one_channel_of_four(tmp_path: Path) -> None:
     bands = np.stack(
         [noisy(natural(name)[:500, :500], seed=seed) for seed, name in enumerate(("camera", "moon", "cell", "retina"))]
     )
+    for folder in ("plain", "striped"):
+        (tmp_path / folder).mkdir()
+    plan = make_plan(striped_job(tmp_path / "plain", bands[1].astype("f4"), axes=None, stripes="auto"))
+    assert (plan.summary()["stripes"], plan.identity["stripes"], len(plan.work.passes)) == ("", None, 1)
     bands[2] += drawn(bands.shape[2])[None]
-    write_zarr(tmp_path / "in.zarr", bands.astype("f4"), axes="cyx")
-    job = job_of(tmp_path / "in.zarr", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, input={"stripes": "auto"})
-    assert "along x, removed" in make_plan(job).summary()["stripes"]
-    options: dict[str, Any] = {"strength": 1.0, "sigma": "auto"}
-    kept = make_plan(job_of(tmp_path / "in.zarr", tmp_path / "kept.zarr", "tv", options))
+    wanted: Any = {"axes": "cyx", "stripes": "auto"}
+    plan = make_plan(striped_job(tmp_path / "striped", bands.astype("f4"), **wanted))
+    assert "along x, removed" in plan.summary()["stripes"]
+    kept = make_plan(striped_job(tmp_path / "striped", bands, "kept.zarr", "tv", stripes="none"))
     (note,) = [note for note in kept.notes if "input.stripes" in note]
     assert note.startswith("columns of c=2 are off by ")
 
 
 def test_the_end_of_a_run_names_the_stripes_that_it_kept(tmp_path: Path) -> None:
-    write_zarr(tmp_path / "in.zarr", noisy(natural("moon"), drawn(512)).astype("float32"))
-    job = job_of(tmp_path / "in.zarr", tmp_path / "out.zarr", "tv", {"strength": 1.0, "sigma": "auto"})
-    plan = make_plan(job)
+    image = noisy(natural("moon"), drawn(512)).astype("float32")
+    job = striped_job(tmp_path, image, denoiser="tv", axes=None, stripes="none")
     run_inline(job)
-    (warning,) = [each for each in plan.work.inspect().warnings if "holds structure" in each]
+    (warning,) = [each for each in make_plan(job).work.inspect().warnings if "holds structure" in each]
     assert "Columns are off by" in warning
     assert "write input.stripes: {axis: x}" in warning
 
 
-def test_blocks_of_both_passes_are_resumed(tmp_path: Path) -> None:
-    plan = make_plan(long_job(tmp_path, "out.zarr"))
-    lines, blocks = (len(each.grid) for each in plan.work.passes)
-    status = Status(RunDirectory(tmp_path / "out.zarr.run"), plan, None)
-    status.directory.path.mkdir()
-    for done in (0, 7):
-        status = Status(status.directory, plan, None)
-        status.begin(done)
-        assert status.progress("start", done=done, failed=0).resumed == (lines + done if done else 0)
-        for phase, there in (("stripes", lines), ("denoise", done)):
-            status.pass_begins(phase, 0, there)
-            assert status.progress(phase, done=there, failed=0).resumed == lines + done
-    assert blocks > 7
-
-
 @pytest.mark.parametrize("shape", [(31, 100), (100, 31)])
 def test_few_or_short_lines_are_refused(tmp_path: Path, shape: tuple[int, int]) -> None:
-    write_zarr(tmp_path / "in.zarr", noisy(np.zeros(shape)).astype("float32"))
-    job = job_of(
-        tmp_path / "in.zarr", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, input={"stripes": {"axis": "x"}}
-    )
+    job = striped_job(tmp_path, noisy(np.zeros(shape)).astype("float32"), axes=None)
     with pytest.raises(ConfigError, match=r"input\.stripes\.axis is x, and the image has .* Leave input\.stripes out"):
         make_plan(job)

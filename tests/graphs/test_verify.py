@@ -1,4 +1,4 @@
-"""Checking an output, and doing damaged blocks again: these and no others."""
+"""Checking and repairing an output: damaged blocks and no others; what somebody else put there, or a user added, is left alone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import zarr
 
 from halotile.errors import BlockFailed, DamagedData, OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import RunningCluster
@@ -15,11 +18,18 @@ from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
 from halotile.storage.run_directory.json_files import with_checksum
+from halotile.storage.sharded.output import ShardWriter
 from tests.cases import all_of, thorough
-from tests.faults import BLOCKS, Scene, flip_bit, until
+from tests.faults import BLOCKS, Scene, flip_bit
+from tests.graphs.test_claimed import after
+from tests.graphs.test_refusals import refused
 from tests.support import job_of, noisy_image, work_of, write_zarr
 
+Check = Callable[[], None]
+
 pytestmark = pytest.mark.cluster
+
+Change = Callable[[Scene], object]
 
 
 @pytest.fixture
@@ -31,63 +41,61 @@ def finished(scene: Scene, cluster: RunningCluster) -> Scene:
 
 
 def cut_short(file: Path) -> None:
-    content = file.read_bytes()
-    file.write_bytes(content[: len(content) // 2])
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "flip": flip_bit,
-    "flip the first byte": lambda file: flip_bit(file, 0),
-    "flip in the index": lambda file: flip_bit(file, -3),
-    "cut": cut_short,
-    "empty": empty,
-    "delete": Path.unlink,
-    "of another place": lambda file: shutil.copyfile(file.with_name("7"), file),
-}
+DAMAGE: list[Callable[[Path], object]] = [
+    flip_bit,
+    lambda file: flip_bit(file, 0),
+    lambda file: flip_bit(file, -3),  # in the index
+    cut_short,
+    empty,
+    Path.unlink,
+    lambda file: shutil.copyfile(file.with_name("7"), file),  # a shard of another place
+]
 
 
-@pytest.mark.parametrize("name", all_of(DAMAGE, thorough=["flip the first byte", "flip in the index", "cut", "empty"]))
-def test_a_damaged_shard_is_named(finished: Scene, name: str) -> None:
-    DAMAGE[name](finished.output / "c" / "2" / "3")
+def test_damaged_shards_are_named_and_their_blocks_alone_done_again(finished: Scene, check_whole: Check) -> None:
+    for column, damage in enumerate(DAMAGE):
+        damage(finished.output / "c" / "2" / str(column))
     verdict = verify(finished.output)
     assert (verdict.blocks, verdict.checked, verdict.repaired) == (BLOCKS, BLOCKS, 0)
-    assert verdict.problems
-    assert all(line.startswith(f"block 19: {finished.output}/c/2/3: ") for line in verdict.problems)
+    named = [f"block {16 + n}: {finished.output}/c/2/{n}" for n in range(len(DAMAGE))]
+    assert list(dict.fromkeys(": ".join(line.split(": ")[:2]) for line in verdict.problems)) == named
     assert verify(finished.output) == verdict
-
-
-def test_a_repair_does_exactly_the_damaged_blocks_again(finished: Scene, check_whole: Callable[[], None]) -> None:
-    for column, damage in enumerate(DAMAGE.values()):
-        damage(finished.output / "c" / "2" / str(column))
     (finished.output / "zarr.json").unlink()
-    verdict = verify(finished.output, job=finished.job(), repair=True)
-    assert verdict.repaired == len(verdict.problems) > len(DAMAGE)
-    assert not verdict.undone
+    repaired = verify(finished.output, job=finished.job(), repair=True)
+    assert repaired.repaired == len(repaired.problems) == len(verdict.problems) + 1
+    assert not repaired.undone
     assert sorted(finished.seen()) == list(range(16, 16 + len(DAMAGE)))
     check_whole()
 
 
-@pytest.mark.parametrize("damage", [flip_bit, thorough(cut_short), thorough(empty), Path.unlink])
-def test_damaged_metadata_is_named_and_restored(
-    finished: Scene, check_whole: Callable[[], None], damage: Callable[[Path], None]
-) -> None:
-    damage(finished.output / "zarr.json")
-    verdict = verify(finished.output)
-    (problem,) = verdict.problems
-    assert problem.startswith(f"metadata: {finished.output}/zarr.json is ")
-    with pytest.raises(OutputRefused, match=r"verify .*clean\.zarr --repair --allow-import"):
-        finished.run()
-    verdict = verify(finished.output, job=finished.job(), repair=True)
-    assert (verdict.problems, verdict.repaired) == ((problem,), 1)
+def test_damaged_metadata_are_named_and_restored(finished: Scene, check_whole: Check) -> None:
+    file = finished.output / "zarr.json"
+    changes: list[Any] = [flip_bit, Path.unlink, ("shape", [250, 256]), ("shape", [300, 256]), ("data_type", "int32")]
+    for change in changes:
+        words = "is "
+        if isinstance(change, tuple):  # they describe another array
+            (key, value) = change
+            file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+            words = f"has {key} {json.dumps(value)}, and the run wrote "
+        else:
+            change(file)
+        (problem,) = verify(finished.output).problems
+        assert problem.startswith(f"metadata: {file} {words}")
+        with pytest.raises(OutputRefused, match=r"verify .*clean\.zarr --repair --allow-import.* restores it"):
+            finished.run()
+        verdict = verify(finished.output, job=finished.job(), repair=True)
+        assert (verdict.problems, verdict.repaired) == ((problem,), 1)
     assert finished.seen() == []
     check_whole()
 
 
-@pytest.mark.thorough
 def test_a_repair_that_fails_is_not_called_one(finished: Scene) -> None:
     (finished.output / "c" / "2" / "3").unlink()
     finished.make_trouble("raise", 19)
@@ -100,48 +108,39 @@ def test_a_repair_that_fails_is_not_called_one(finished: Scene) -> None:
     assert verdict.repaired == 1
     verdict = verify(finished.output)
     assert (verdict.checked, list(verdict.undone), verdict.sound) == (BLOCKS - 1, [19], True)
+    for column in "45":
+        (finished.output / "c" / "2" / column).unlink()
+    finished.make_trouble("raise", 20)
+    verdict = verify(finished.output, job=job, repair=True)
+    assert (len(verdict.problems), verdict.repaired) == (2, 1), "it counts only what it has repaired"
 
 
-@pytest.mark.parametrize("also_damaged", [thorough(False), True])
-def test_a_repair_that_was_killed_is_finished_by_the_next(
-    finished: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch, also_damaged: bool
+def test_a_killed_repair_is_finished_by_the_next(
+    finished: Scene, check_whole: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     (finished.output / "c" / "2" / "3").unlink()
-    monkeypatch.setattr("halotile.graphs.runs.verify.run", killed)
-    with pytest.raises(KeyboardInterrupt):
-        verify(finished.output, job=finished.job(), repair=True)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr("halotile.graphs.runs.verify.run", killed)
+        with pytest.raises(KeyboardInterrupt):
+            verify(finished.output, job=finished.job(), repair=True)
     assert finished.journalled() == set(range(BLOCKS)) - {19}
-    if also_damaged:
-        flip_bit(finished.output / "c" / "0" / "0")
+    flip_bit(finished.output / "c" / "0" / "0")
     verdict = verify(finished.output, job=finished.job(), repair=True)
     assert (verdict.sound, verdict.checked, list(verdict.undone)) == (True, BLOCKS, [])
-    assert set(finished.seen()) == {19} | ({0} if also_damaged else set())
+    assert set(finished.seen()) == {0, 19}
     check_whole()
 
 
-def test_a_quarantined_repair_counts_only_what_it_mended(finished: Scene) -> None:
-    for column in "34":
-        (finished.output / "c" / "2" / column).unlink()
-    finished.make_trouble("raise", 19)
-    job = finished.job(retries=0, on_bad_block="quarantine")
-    verdict = verify(finished.output, job=job, repair=True)
-    assert (len(verdict.problems), verdict.repaired) == (2, 1)
-
-
-def test_a_repair_for_another_job_strikes_nothing(finished: Scene) -> None:
+def test_a_repair_without_the_job_strikes_nothing_and_another_version_is_told_as_that(finished: Scene) -> None:
     (finished.output / "c" / "2" / "3").unlink()
     with pytest.raises(ResumeRefused, match=r"output\.codec was"):
         verify(finished.output, job=finished.job(parts={"output": {"codec": "zstd"}}), repair=True)
     with pytest.raises(OutputRefused, match="without its job"):
         verify(finished.output, repair=True)
     assert finished.journalled() == set(range(BLOCKS))
-
-
-def test_a_run_of_another_version_is_told_as_that(finished: Scene) -> None:
     old = b'{"journal": 1, "fingerprint": "print", "total": 64}'
     finished.directory.journal_path.write_bytes(with_checksum(old))
     plan = finished.directory.plan_path
@@ -153,15 +152,13 @@ def test_a_run_of_another_version_is_told_as_that(finished: Scene) -> None:
         verify(finished.output)
 
 
-@pytest.mark.parametrize("repair", [False, True])
-def test_a_path_where_nothing_stands_is_refused(scene: Scene, repair: bool) -> None:
-    with pytest.raises(OutputRefused, match=r"clean\.zarr: nothing is there\. Give the output\.path"):
-        verify(scene.output, repair=repair)
-
-
-def test_an_output_that_was_deleted_beside_its_run_directory_is_damaged(finished: Scene) -> None:
-    shutil.rmtree(finished.output)
-    assert len(verify(finished.output).problems) > BLOCKS
+def test_an_output_that_is_not_there_is_damaged_where_a_run_wrote_one(scene: Scene, cluster: RunningCluster) -> None:
+    for repair in (False, True):
+        with pytest.raises(OutputRefused, match=r"clean\.zarr: nothing is there\. Give the output\.path"):
+            verify(scene.output, repair=repair)
+    scene.run(cluster)
+    shutil.rmtree(scene.output)
+    assert len(verify(scene.output).problems) > BLOCKS
 
 
 def test_an_output_is_checked_without_its_run_directory_and_its_input(finished: Scene) -> None:
@@ -180,27 +177,6 @@ def test_an_output_is_checked_without_its_run_directory_and_its_input(finished: 
         verify(finished.output)
 
 
-@pytest.mark.thorough
-def test_a_running_job_is_checked_as_far_as_it_is_and_not_repaired(scene: Scene) -> None:
-    scene.set_pace(0.05)
-    driver = scene.start()
-    try:
-        until(lambda: len(scene.journalled()) > 5 or driver.poll() is not None)
-        verdict = verify(scene.output)
-        assert verdict.problems == ()
-        assert 5 < verdict.checked < verdict.blocks
-        (scene.output / "c" / "0" / "0").unlink()
-        metadata = (scene.output / "zarr.json").stat()
-        with pytest.raises(OutputRefused, match=f"in use: process {driver.pid} on"):
-            verify(scene.output, job=scene.job(), repair=True)
-        assert (scene.output / "zarr.json").stat().st_mtime_ns == metadata.st_mtime_ns
-    finally:
-        said, _ = driver.communicate(timeout=60)
-    assert driver.returncode == 4, said
-    assert "shards of 1 block were changed or removed" in said
-    assert scene.journalled() == set(range(1, BLOCKS))
-
-
 @pytest.mark.parametrize(
     ("network", "channels", "shape"), [("doubler", [1, 1], (256, 320)), thorough("colouring", [1, 3], (3, 128, 160))]
 )
@@ -214,14 +190,115 @@ def test_blocks_of_an_output_of_another_shape_are_told_by_their_own_numbers(
     assert plan.layout.shape == shape
     run(plan, cluster=cluster)
     assert verify(job.output.path).problems == ()
-    number = len(plan.grid) - 1
-    task = work_of(plan).task
+    number, task, finest = len(plan.grid) - 1, work_of(plan).task, plan.layout.arrays[0]
     region = task.roles.output_region(plan.grid.block_at(number).core, task.tiling.scale, task.channels_out)
-    finest = plan.layout.arrays[0]
     *_, (last, _) = finest.shards(region)
     Path(job.output.path, finest.name, last).unlink()
     (problem,) = verify(job.output.path).problems
     assert problem.startswith(f"block {number}: ")
-    verdict = verify(job.output.path, job=job, repair=True)
-    assert verdict.repaired == 1
+    assert verify(job.output.path, job=job, repair=True).repaired == 1
     assert verify(job.output.path).problems == ()
+
+
+def write_others(scene: Scene, count: int = BLOCKS) -> None:
+    """Have so many blocks be those of another job of the same layout."""
+    layout = make_plan(scene.job()).layout
+    for number in range(count):
+        region = layout.grid.block_at(number).core
+        ShardWriter(scene.output, layout).write(region, np.zeros(region.shape, "float32"))
+
+
+def test_the_result_of_another_job_that_was_moved_here_stays_and_a_few_of_its_blocks_are_done_again(
+    finished: Scene, cluster: RunningCluster, check_whole: Check
+) -> None:
+    write_others(finished, BLOCKS // 2)
+    assert finished.run(cluster).resumed == BLOCKS // 2
+    check_whole()
+    write_others(finished, BLOCKS // 2 + 1)
+    with refused(finished.output, OutputRefused, r"33 of the 64 blocks .* other pixels.*Move it away.*--repair"):
+        finished.run(cluster)
+    assert finished.journalled() == set(range(BLOCKS))
+    assert verify(finished.output, job=finished.job(), repair=True).repaired == BLOCKS // 2 + 1
+    check_whole()
+
+
+def test_an_output_that_a_user_appended_to_is_not_damage(finished: Scene) -> None:
+    array = zarr.open_array(finished.output, mode="r+")
+    array.resize((300, 256))
+    array[256:] = 1.0
+    with pytest.raises(OutputRefused, match=r"has shape \[300, 256\], and the run wrote .*Move it away"):
+        verify(finished.output, job=finished.job(), repair=True)
+
+
+def add_attributes(scene: Scene) -> None:
+    attributes = zarr.open_array(scene.output, mode="r+").attrs
+    attributes["who"] = "me"
+    attributes["scale"] = [2, 2]
+
+
+def test_attributes_of_the_user_are_no_damage_and_outlive_a_repair(scene: Scene, cluster: RunningCluster) -> None:
+    scene.run(cluster, observer=after(8, scene, add_attributes))
+    assert verify(scene.output).problems == ()
+    assert scene.run(cluster).resumed == BLOCKS
+    del zarr.open_array(scene.output, mode="r+").attrs["halotile"]
+    assert verify(scene.output, job=scene.job(), repair=True).repaired == 1
+    kept = {"scale": [1.0, 1.0], "units": [None, None], "complete": [256, 256]}
+    attributes = zarr.open_array(scene.output, mode="r").attrs.asdict()
+    assert attributes == {"halotile": kept, "who": "me", "scale": [2, 2]}
+    assert verify(scene.output).problems == ()
+
+
+def put_array(scene: Scene) -> None:
+    shutil.rmtree(scene.output)
+    zarr.save_array(str(scene.output), np.ones((60, 50)))
+
+
+def put_old_array(scene: Scene) -> None:
+    shutil.rmtree(scene.output)
+    zarr.create_array(scene.output, shape=(60, 50), dtype="uint8", zarr_format=2)[:] = 1
+
+
+def put_group(scene: Scene) -> None:
+    shutil.rmtree(scene.output)
+    zarr.create_group(scene.output).create_array("other", data=np.ones(9))
+
+
+STRANGERS: dict[str, tuple[Change, str]] = {
+    "array": (put_array, "zarr.json has shape .60, 50., and the run wrote .256, 256."),
+    "old array": (put_old_array, "zarray is of another Zarr"),
+    "group": (put_group, 'zarr.json has node_type "group"'),
+    "result": (write_others, "64 of the 64 blocks that are done are whole there, with other pixels"),
+    "notes": (lambda scene: (scene.output / "c/notes.txt").write_text("mine"), "no run wrote .*/c/notes.txt"),
+    "labels": (lambda scene: write_zarr(scene.output / "labels/seg", np.ones((9, 9))), "no run wrote .*labels/seg"),
+    "attributes": (add_attributes, "attributes that no run wrote .who, scale."),
+}
+
+
+@pytest.mark.parametrize("name", all_of(STRANGERS, thorough=["old array", "group", "labels"]))
+def test_fresh_discards_nothing_that_no_run_wrote(
+    finished: Scene, cluster: RunningCluster, check_whole: Check, name: str
+) -> None:
+    change, words = STRANGERS[name]
+    change(finished)
+    if name in ("array", "old array", "group"):  # another Zarr is not damage
+        for repair in (None, False, True):
+            with refused(finished.output, OutputRefused, "is not what the run wrote there: .*Move it away") as told:
+                finished.run() if repair is None else verify(finished.output, job=finished.job(), repair=repair)
+            assert "--repair" not in str(told.value)
+    with refused(finished.output, OutputRefused, rf"{words}.*output\.overwrite: true"):
+        finished.run(cluster, fresh=True)
+    assert finished.journalled() == set(range(BLOCKS))
+    assert finished.run(cluster, fresh=True, parts={"output": {"overwrite": True}}).resumed == 0
+    check_whole()
+
+
+@pytest.mark.parametrize(("metadata", "plan"), [("gone", "lost"), thorough("half", "there")])
+def test_starting_over_needs_no_metadata_where_all_else_is_the_runs(
+    finished: Scene, cluster: RunningCluster, check_whole: Check, metadata: str, plan: str
+) -> None:
+    file = finished.output / "zarr.json"
+    file.write_bytes(file.read_bytes()[:100]) if metadata == "half" else file.unlink()
+    if plan == "lost":
+        finished.directory.plan_path.unlink()
+    assert finished.run(cluster, fresh=True).resumed == 0
+    check_whole()

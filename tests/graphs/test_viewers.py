@@ -1,12 +1,13 @@
-"""Outputs in the libraries that viewers open images with: calibrated, named, in levels.
+"""Outputs, and images to which levels were added, in the libraries that viewers open images with: calibrated, named, in levels.
 
 requirements-oracles.txt installs them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,26 +17,70 @@ import zarr
 from halotile.cli.info import describe
 from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
+from halotile.storage.images.added_levels import add_levels
 from halotile.storage.sharded import layout
 from halotile.storage.sharded.layout import read_layout
 from tests.support import Image, job_of, noisy_image, run_inline, write_zarr
 
+MonkeyPatch = pytest.MonkeyPatch
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # of these libraries
 
 LUTS = [np.outer(colour, np.arange(256)).astype("uint8") for colour in ([1, 0, 0], [0, 1, 0])]
+Seen = tuple[list[Any], dict[str, Any]]
+"""Levels as a library reads them, and what it says of them."""
+
+
+def in_ome_zarr(path: Path) -> Seen:
+    io, reader = pytest.importorskip("ome_zarr.io"), pytest.importorskip("ome_zarr.reader")
+    (node,) = reader.Reader(io.parse_url(path))()
+    return node.data, {"scales": [step[0]["scale"] for step in node.metadata["coordinateTransformations"]]}
+
+
+def in_ngff_zarr(path: Path) -> Seen:
+    images = pytest.importorskip("ngff_zarr").from_ngff_zarr(str(path), validate=True).images
+    scales = [[image.scale[axis] for axis in image.dims] for image in images]
+    return [image.data for image in images], {"scales": scales, "x": [image.translation["x"] for image in images]}
+
+
+def in_bioio(path: Path) -> Seen:
+    image, levels = pytest.importorskip("bioio_ome_zarr").Reader(str(path)), []
+    for level in image.resolution_levels:
+        image.set_resolution_level(level)
+        levels.append(image.data)
+    image.set_resolution_level(0)
+    sizes = {"y": image.physical_pixel_sizes.Y, "x": image.physical_pixel_sizes.X, "t": image.time_interval}
+    return levels, {"names": image.channel_names, "sizes": sizes}
+
+
+def in_napari(path: Path) -> Seen:
+    napari = pytest.importorskip("napari_ome_zarr")
+    ((data, shown, kind),) = napari.napari_get_reader(str(path))(str(path))
+    assert kind == "image"
+    named = {"names": "name", "shown": "scale", "colours": "colormap", "limits": "contrast_limits"}
+    return data, {name: shown[key] for name, key in named.items() if key in shown}
+
+
+READERS = [in_ome_zarr, in_ngff_zarr, in_bioio, in_napari]
+
+
+class Expected(NamedTuple):
+    """What viewers should see of an output."""
+
+    axes: str
+    scale: list[float]
+    units: list[str | None]
+    names: list[str]
+    colours: list[str]
+    limits: list[list[int]] | None
+    x: float = 0.0
 
 
 def hyperstack(path: Path) -> Image:
     """Times, planes and channels as ImageJ stores them."""
     pixels = noisy_image((2, 3, 2, 96, 80), "uint16")
-    words = {
-        "axes": "TZCYX",
-        "unit": "um",
-        "spacing": 0.5,
-        "finterval": 2.0,
-        "LUTs": LUTS,
-        "Ranges": (5.0, 900.0, 0.0, 70.0),
-    }
+    words: Any = {"axes": "TZCYX", "unit": "um", "spacing": 0.5, "finterval": 2.0}
+    words |= {"LUTs": LUTS, "Ranges": (5.0, 900.0, 0.0, 70.0)}
     tifffile.imwrite(path, pixels, imagej=True, resolution=(5, 5), metadata=words)
     return pixels.transpose(0, 2, 1, 3, 4)
 
@@ -57,217 +102,128 @@ def photograph(path: Path) -> Image:
     return pixels.transpose(2, 0, 1)
 
 
-CASES: dict[Any, dict[str, Any]] = {
-    hyperstack: {
-        "axes": "tczyx",
-        "scale": [2.0, 1.0, 0.5, 0.2, 0.2],
-        "units": ["second", None, "micrometer", "micrometer", "micrometer"],
-        "names": ["0", "1"],
-        "colours": ["FF0000", "00FF00"],
-        "limits": [[5, 900], [0, 70]],
-    },
-    microscope: {
-        "axes": "cyx",
-        "scale": [1.0, 0.1, 0.1],
-        "units": [None, "micrometer", "micrometer"],
-        "x": 40.0,
-        "names": ["DAPI", "GFP", "Cy5"],
-        "colours": ["0000FF", "00FF00", "FFFFFF"],
-        "limits": None,
-    },
-    photograph: {
-        "axes": "cyx",
-        "scale": [1.0, 1.0, 1.0],
-        "units": [None, None, None],
-        "names": ["red", "green", "blue"],
-        "colours": ["FF0000", "00FF00", "0000FF"],
-        "limits": [[0, 255]] * 3,
-    },
-}
+UM = "micrometer"
+CASES: dict[Any, Expected] = {
+    hyperstack: Expected(
+        "tczyx", [2.0, 1.0, 0.5, 0.2, 0.2], ["second", None, UM, UM, UM], ["0", "1"], ["FF0000", "00FF00"], [[5, 900], [0, 70]]
+    ),
+    microscope: Expected(
+        "cyx", [1.0, 0.1, 0.1], [None, UM, UM], ["DAPI", "GFP", "Cy5"], ["0000FF", "00FF00", "FFFFFF"], None, x=40.0
+    ),
+    photograph: Expected(
+        "cyx", [1.0] * 3, [None] * 3, ["red", "green", "blue"], ["FF0000", "00FF00", "0000FF"], [[0, 255]] * 3
+    ),
+}  # fmt: skip
 
 
-@pytest.fixture(params=CASES, ids=lambda make: make.__name__)
-def case(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Path, Image, dict[str, Any]]:
-    """An output in three levels, its pixels, and what viewers should see."""
-    monkeypatch.setattr(layout, "LARGEST_TOP", 40)
-    monkeypatch.setattr(layout, "SMALLEST_SHARD", 4)
-    pixels = request.param(tmp_path / "in.tif")
-    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none", shard=32, chunk=16))
-    return tmp_path / "out.zarr", pixels, CASES[request.param]
-
-
-def shapes_of(pixels: Image) -> list[tuple[int, ...]]:
-    return [(*pixels.shape[:-2], -(-pixels.shape[-2] // n), -(-pixels.shape[-1] // n)) for n in (1, 2, 4)]
-
-
-def test_the_models_of_ome_zarr_accept_it(case: tuple[Path, Image, dict[str, Any]]) -> None:
+@pytest.mark.parametrize("make", CASES)
+def test_viewers_show_outputs_in_levels_with_names(make: Any, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     from ome_zarr_models.v04.omero import Omero
     from ome_zarr_models.v05.image import Image as OmeImage
 
-    path, _, expected = case
+    monkeypatch.setattr(layout, "LARGEST_TOP", 40)
+    monkeypatch.setattr(layout, "SMALLEST_SHARD", 4)
+    pixels, expected, path = make(tmp_path / "in.tif"), CASES[make], tmp_path / "out.zarr"
+    run_inline(job_of(tmp_path / "in.tif", path, "none", shard=32, chunk=16))
     ome = OmeImage.from_zarr(zarr.open_group(path, mode="r")).ome_attributes
-    assert [axis.name for axis in ome.multiscales[0].axes] == list(expected["axes"])
-    assert [axis.unit for axis in ome.multiscales[0].axes] == expected["units"]
+    assert [axis.name for axis in ome.multiscales[0].axes] == list(expected.axes)
+    assert [axis.unit for axis in ome.multiscales[0].axes] == expected.units
     channels = Omero.model_validate(ome.omero).channels
-    assert [channel.color for channel in channels] == expected["colours"]
-    for channel in channels:
-        assert channel.window is not None
-        assert channel.window.start < channel.window.end
+    assert [channel.color for channel in channels] == expected.colours
+    assert all(channel.window.start < channel.window.end for channel in channels)
+    sizes = dict(zip(expected.axes, expected.scale, strict=True))
+    for read in READERS:
+        levels, facts = read(path)
+        shapes = [(*pixels.shape[:-2], -(-pixels.shape[-2] // n), -(-pixels.shape[-1] // n)) for n in (1, 2, 4)]
+        assert [level.shape for level in levels] == shapes
+        np.testing.assert_array_equal(np.asarray(levels[0]), pixels)
+        wanted: dict[str, Any] = {
+            "scales": expected.scale,
+            "x": [expected.x, expected.x + sizes["x"] / 2],
+            "names": expected.names,
+            "sizes": {axis: sizes.get(axis) for axis in "yxt"},
+            "shown": [size for axis, size in sizes.items() if axis != "c"],
+            "limits": expected.limits or facts.get("limits"),
+        }
+        found = facts | {"scales": facts.get("scales", [expected.scale])[0], "x": facts.get("x", wanted["x"])[:2]}
+        assert {name: found.get(name, wanted[name]) for name in wanted} == wanted
+        assert all(low < high <= np.iinfo(pixels.dtype).max for low, high in facts.get("limits", ()))
 
 
-def test_ome_zarr_py_reads_it(case: tuple[Path, Image, dict[str, Any]]) -> None:
-    io, reader = pytest.importorskip("ome_zarr.io"), pytest.importorskip("ome_zarr.reader")
-    path, pixels, expected = case
-    (node,) = reader.Reader(io.parse_url(path))()
-    assert [level.shape for level in node.data] == shapes_of(pixels)
-    np.testing.assert_array_equal(np.asarray(node.data[0]), pixels)
-    assert node.metadata["coordinateTransformations"][0][0]["scale"] == expected["scale"]
-
-
-def test_ngff_zarr_reads_and_validates_it(case: tuple[Path, Image, dict[str, Any]]) -> None:
-    ngff = pytest.importorskip("ngff_zarr")
-    path, pixels, expected = case
-    images = ngff.from_ngff_zarr(str(path), validate=True).images
-    assert [image.data.shape for image in images] == shapes_of(pixels)
-    assert [images[0].scale[axis] for axis in expected["axes"]] == expected["scale"]
-    first = expected.get("x", 0)
-    assert (images[0].translation["x"], images[1].translation["x"]) == (first, first + expected["scale"][-1] / 2)
-    np.testing.assert_array_equal(np.asarray(images[0].data), pixels)
-
-
-def test_bioio_reads_it(case: tuple[Path, Image, dict[str, Any]]) -> None:
-    bioio = pytest.importorskip("bioio_ome_zarr")
-    path, pixels, expected = case
-    image = bioio.Reader(str(path))
-    np.testing.assert_array_equal(image.data, pixels)
-    assert list(image.resolution_levels) == [0, 1, 2]
-    assert image.channel_names == expected["names"]
-    sizes = dict(zip(expected["axes"], expected["scale"], strict=True))
-    assert (sizes["y"], sizes["x"]) == (image.physical_pixel_sizes.Y, image.physical_pixel_sizes.X)
-    assert image.time_interval == sizes.get("t")
-
-
-def test_napari_shows_it_with_sizes_names_and_contrast(case: tuple[Path, Image, dict[str, Any]]) -> None:
-    napari = pytest.importorskip("napari_ome_zarr")
-    path, pixels, expected = case
-    ((data, shown, kind),) = napari.napari_get_reader(str(path))(str(path))
-    assert (kind, [level.shape for level in data]) == ("image", shapes_of(pixels))
-    assert shown["name"] == expected["names"]
-    assert shown["scale"] == [s for s, axis in zip(expected["scale"], expected["axes"], strict=True) if axis != "c"]
-    assert expected["limits"] in (None, shown["contrast_limits"])
-    for low, high in shown["contrast_limits"]:
-        assert low < high <= np.iinfo(pixels.dtype).max
-
-
-def series(path: Path) -> Image:
-    """Pages of a plain TIFF, of which nothing says what they are."""
-    pixels = noisy_image((5, 96, 80), "uint16")
-    tifffile.imwrite(path.with_suffix(".tif"), pixels, photometric="minisblack", metadata=None)
-    return pixels
-
-
-def array(path: Path) -> Image:
-    """A bare array."""
-    pixels = noisy_image((5, 96, 80), "uint16")
-    np.save(path.with_suffix(".npy"), pixels)
-    return pixels
-
-
-def times(path: Path) -> Image:
-    """An axis that nothing names, beside one of time."""
-    pixels = noisy_image((2, 5, 96, 80), "uint16")
-    zarr.create_array(path.with_suffix(".zarr"), data=pixels, dimension_names=("time", "run", "y", "x"))
-    return pixels
-
-
-def map_of_bands(path: Path) -> Image:
-    """Bands of a GeoTIFF."""
-    pixels = noisy_image((5, 96, 80), "uint16")
-    items = "".join(
-        f'<Item name="DESCRIPTION" sample="{n}" role="description">{name}</Item>'
-        for n, name in enumerate(BANDS)
-        if name
-    )
-    tags = [
-        (33550, "d", 3, (10.0, 10.0, 0.0)),
-        (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 5e6, 0.0)),
-        (42112, "s", 0, f"<GDALMetadata>{items}</GDALMetadata>"),
-    ]
-    tifffile.imwrite(
-        path.with_suffix(".tif"),
-        pixels,
-        photometric="minisblack",
-        planarconfig="separate",
-        metadata=None,
-        extratags=[(*tag, True) for tag in tags],
-    )
-    return pixels
-
-
+FIVE, TEN = noisy_image((5, 96, 80), "uint16"), noisy_image((2, 5, 96, 80), "uint16")
 BANDS = ("red", "nir", "", "swir", "b5")
 
 
-def slices(path: Path) -> Image:
-    """Channels of ImageJ with labels of slices."""
-    pixels = noisy_image((2, 96, 80), "uint16")
-    words = {"axes": "CYX", "Labels": ["DAPI", "GFP"]}
+def write_bands(path: Path) -> None:
+    """Bands of a GeoTIFF."""
+    names = "".join(
+        f'<Item name="DESCRIPTION" sample="{n}" role="description">{b}</Item>' for n, b in enumerate(BANDS) if b
+    )
+    place = [(33550, "d", 3, (10.0, 10.0, 0.0)), (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 5e6, 0.0))]
+    tags = [(*tag, True) for tag in (*place, (42112, "s", 0, f"<GDALMetadata>{names}</GDALMetadata>"))]
+    kinds: Any = {"photometric": "minisblack", "planarconfig": "separate", "metadata": None}
+    tifffile.imwrite(path.with_suffix(".tif"), FIVE, extratags=tags, **kinds)
+
+
+def write_pages(path: Path) -> None:
+    """Pages of a plain TIFF, of which nothing says what they are."""
+    tifffile.imwrite(path.with_suffix(".tif"), FIVE, photometric="minisblack", metadata=None)
+
+
+def write_slices(path: Path, axes: str = "CYX", labels: Sequence[str] = ("DAPI", "GFP")) -> None:
+    """An image of ImageJ with labels of slices."""
+    pixels = noisy_image((*(2 for _ in axes[:-2]), 96, 80), "uint16")
+    words: Any = {"axes": axes, "Labels": [*labels]}
     tifffile.imwrite(path.with_suffix(".tif"), pixels, imagej=True, metadata=words)
-    return pixels
 
 
 @pytest.mark.parametrize(
-    ("make", "names"), [(map_of_bands, ["red", "nir", "2", "swir", "b5"]), (slices, ["DAPI", "GFP"])]
+    ("write", "names"), [(write_bands, ["red", "nir", "2", "swir", "b5"]), (write_slices, ["DAPI", "GFP"])]
 )
-def test_bands_and_slices_keep_their_names(make: Any, names: list[str], tmp_path: Path) -> None:
-    bioio = pytest.importorskip("bioio_ome_zarr")
-    make(tmp_path / "in")
+def test_bands_and_slices_keep_their_names(write: Any, names: list[str], tmp_path: Path) -> None:
+    write(tmp_path / "in")
     run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none"))
-    assert bioio.Reader(str(tmp_path / "out.zarr")).channel_names == names
+    assert in_bioio(tmp_path / "out.zarr")[1]["names"] == names
     for name in ("in.tif", "out.zarr"):
         assert set(names) - {"2"} <= set(describe(str(tmp_path / name))["channels"])
 
 
 def test_labels_of_slices_that_are_no_channels_are_no_names(tmp_path: Path) -> None:
-    words = {"axes": "ZCYX", "Labels": ["a", "b", "c", "d"]}
-    tifffile.imwrite(tmp_path / "a.tif", noisy_image((2, 2, 96, 80), "uint16"), imagej=True, metadata=words)
+    write_slices(tmp_path / "a", "ZCYX", "abcd")
     assert open_source(tmp_path / "a.tif").channels == ()
 
 
-def by_ome_zarr(path: Path) -> Any:
-    io, reader = pytest.importorskip("ome_zarr.io"), pytest.importorskip("ome_zarr.reader")
-    (node,) = reader.Reader(io.parse_url(path))()
-    return node.data[0]
+def in_bio_image(path: Path) -> Seen:
+    return [pytest.importorskip("bioio").BioImage(path).data], {}
 
 
-def by_ngff_zarr(path: Path) -> Any:
-    return pytest.importorskip("ngff_zarr").from_ngff_zarr(str(path), validate=True).images[0].data
-
-
-def by_bioio(path: Path) -> Any:
-    return pytest.importorskip("bioio").BioImage(path).data
-
-
-def by_napari(path: Path) -> Any:
-    napari = pytest.importorskip("napari_ome_zarr")
-    ((data, _, _),) = napari.napari_get_reader(str(path))(str(path))
-    return data[0]
-
-
-@pytest.mark.parametrize("read", [by_ome_zarr, by_ngff_zarr, by_bioio, by_napari])
-@pytest.mark.parametrize("make", [series, array, times, map_of_bands])
-def test_every_plane_is_within_reach_of_viewers(make: Any, read: Any, tmp_path: Path) -> None:
-    pixels = make(tmp_path / "in")
+@pytest.mark.parametrize(
+    ("pixels", "write"),
+    [
+        (FIVE, write_pages),
+        (FIVE, write_bands),
+        (FIVE, lambda path: np.save(path.with_suffix(".npy"), FIVE)),
+        (
+            TEN,
+            lambda path: zarr.create_array(
+                path.with_suffix(".zarr"), data=TEN, dimension_names=("time", "run", "y", "x")
+            ),
+        ),
+    ],
+    ids=["pages", "bands", "bare array", "unnamed axis"],
+)
+def test_every_plane_is_within_reach_of_viewers(pixels: Image, write: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in")
     (path,) = tmp_path.glob("in.*")
     run_inline(job_of(path, tmp_path / "out.zarr", "none"))
-    seen = np.asarray(read(tmp_path / "out.zarr"))
-    assert np.squeeze(seen).shape == pixels.shape
-    np.testing.assert_array_equal(seen.reshape(pixels.shape)[..., -1, :, :], pixels[..., -1, :, :])
+    for read in (in_ome_zarr, in_ngff_zarr, in_bio_image, in_napari):
+        seen = np.asarray(read(tmp_path / "out.zarr")[0][0])
+        assert np.squeeze(seen).shape == pixels.shape
+        np.testing.assert_array_equal(seen.reshape(pixels.shape)[..., -1, :, :], pixels[..., -1, :, :])
 
 
 def test_an_axis_of_no_stated_meaning_has_none_in_the_output_either(tmp_path: Path) -> None:
-    series(tmp_path / "in")
+    write_pages(tmp_path / "in")
     run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none"))
     source = open_source(tmp_path / "out.zarr")
     assert "".join(source.axes) == "qyx"
@@ -277,35 +233,19 @@ def test_an_axis_of_no_stated_meaning_has_none_in_the_output_either(tmp_path: Pa
     assert read_layout(tmp_path / "out.zarr").axes == source.axes
 
 
-def test_the_contrast_of_one_channel_is_that_of_what_was_measured(tmp_path: Path) -> None:
-    napari = pytest.importorskip("napari_ome_zarr")
-    pixels = noisy_image((96, 80), "float32")
-    pixels[:40] = -9999
-    tag = (42113, "s", 0, "-9999", True)
-    tifffile.imwrite(tmp_path / "in.tif", pixels, extratags=[tag], metadata=None)
-    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none"))
-    path = str(tmp_path / "out.zarr")
-    ((_, shown, _),) = napari.napari_get_reader(path)(path)
-    low, high = shown["contrast_limits"]
-    assert pixels[40:].min() <= low < high <= pixels[40:].max()
-    assert shown["name"] == "out"
-
-
-@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("count", [1, 2, 5])
 def test_channels_without_names_have_the_contrast_of_what_was_measured(tmp_path: Path, count: int) -> None:
-    napari = pytest.importorskip("napari_ome_zarr")
     pixels = np.stack([noisy_image((96, 80), "float32") * (n + 1) for n in range(count)])
     pixels[:, :40] = -9999
     tag = (42113, "s", 0, "-9999", True)
-    tifffile.imwrite(tmp_path / "in.tif", pixels, extratags=[tag], metadata=None)
-    job = job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none", input={"axes": "cyx"})
-    run_inline(job)
-    path = str(tmp_path / "out.zarr")
-    ((_, shown, _),) = napari.napari_get_reader(path)(path)
-    for n, (low, high) in enumerate(shown["contrast_limits"]):
+    tifffile.imwrite(tmp_path / "in.tif", pixels if count > 1 else pixels[0], extratags=[tag], metadata=None)
+    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none", input={"axes": "cyx"} if count > 1 else {}))
+    _, facts = in_napari(tmp_path / "out.zarr")
+    limits = facts["limits"] if count > 1 else [facts["limits"]]
+    for n, (low, high) in enumerate(limits):
         assert pixels[n, 40:].min() <= low < high <= pixels[n, 40:].max()
-    assert shown["name"] == [str(n) for n in range(count)]
-    assert len({str(colour) for colour in shown["colormap"]}) == count
+    assert facts["names"] == ([str(n) for n in range(count)] if count > 1 else "out")
+    assert count == 1 or len({str(colour) for colour in facts["colours"]}) == count
 
 
 def test_a_chunk_that_cannot_be_read_does_not_keep_a_plan_from_being_made(tmp_path: Path) -> None:
@@ -316,3 +256,68 @@ def test_a_chunk_that_cannot_be_read_does_not_keep_a_plan_from_being_made(tmp_pa
     omero = plan.layout.omero
     assert omero is not None
     assert omero["channels"][0]["window"] == {"start": 0, "end": 1, "min": 0, "max": 1}
+
+
+PIXELS = noisy_image((2, 3, 150, 213), "uint16")
+SCALE = {"c": 1.0, "z": 2.0, "y": 0.5, "x": 0.5}
+SHAPES = [(2, 3, 150, 213), (2, 3, 75, 107), (2, 3, 38, 54)]
+
+
+def write_by_ome_zarr(version: str, path: Path) -> None:
+    writer, form = pytest.importorskip("ome_zarr.writer"), pytest.importorskip("ome_zarr.format")
+    chosen = form.FormatV04() if version == "0.4" else form.FormatV05()
+    group = zarr.open_group(path, mode="w", zarr_format=2 if version == "0.4" else 3)
+    kwargs: Any = {"axes": "czyx", "fmt": chosen, "scale": SCALE, "storage_options": {"chunks": (1, 1, 64, 64)}}
+    writer.write_image(PIXELS, group, scale_factors=[], **kwargs)
+
+
+def write_by_ngff_zarr(version: str, path: Path) -> None:
+    ngff = pytest.importorskip("ngff_zarr")
+    image = ngff.to_ngff_image(PIXELS, dims=list("czyx"), scale=SCALE)
+    ngff.to_ngff_zarr(path, ngff.to_multiscales(image, scale_factors=[], chunks=64), version=version)
+
+
+def write_by_bioformats2raw(version: str, path: Path) -> None:
+    """Its layout: the image is a group of a group, in Zarr v2 with nested folders."""
+    zarr.open_group(path, mode="w", zarr_format=2, attributes={"bioformats2raw.layout": 3})
+    group = zarr.open_group(path / "0", mode="w", zarr_format=2)
+    options: Any = {"chunk_key_encoding": {"name": "v2", "separator": "/"}, "chunks": (1, 1, 64, 64)}
+    group.create_array("0", shape=PIXELS.shape, dtype=PIXELS.dtype, **options)[...] = PIXELS
+    axes = [{"name": "c", "type": "channel"}, *({"name": a, "type": "space", "unit": "micrometer"} for a in "zyx")]
+    steps = [{"type": "scale", "scale": list(SCALE.values())}]
+    group.attrs["multiscales"] = [
+        {"version": version, "axes": axes, "datasets": [{"path": "0", "coordinateTransformations": steps}]}
+    ]
+
+
+WRITERS = [(write, version) for write in (write_by_ome_zarr, write_by_ngff_zarr) for version in ("0.4", "0.5")]
+
+
+@pytest.mark.parametrize(
+    ("write", "version"), [*WRITERS, (write_by_bioformats2raw, "0.4")], ids=lambda part: getattr(part, "__name__", part)
+)
+def test_levels_that_were_added_to_the_image_of_another_program_are_read_by_all(
+    tmp_path: Path, monkeypatch: MonkeyPatch, write: Callable[[str, Path], None], version: str
+) -> None:
+    from ome_zarr_models.v04.image import Image as Old
+    from ome_zarr_models.v05.image import Image as New
+
+    monkeypatch.setattr("halotile.storage.sharded.layout.LARGEST_TOP", 60)
+    path = tmp_path / "cells.ome.zarr"
+    write(version, path)
+    path = path / "0" if write is write_by_bioformats2raw else path
+    assert add_levels(path)[0] == 3
+    expected: list[Image] = [open_source(path, level=level)[...] for level in range(3)]
+    np.testing.assert_array_equal(expected[0], PIXELS)
+    halved = np.rint(PIXELS[..., :212].reshape(2, 3, 75, 2, 106, 2).mean((3, 5)))
+    np.testing.assert_array_equal(expected[1][..., :75, :106], halved)
+    group = zarr.open_group(path, mode="r")
+    model: Any = Old.from_zarr(group).attributes if version == "0.4" else New.from_zarr(group).ome_attributes
+    assert len(model.multiscales[0].datasets) == 3
+    wanted = {"scales": [[1.0, 2.0, 0.5 * n, 0.5 * n] for n in (1, 2, 4)], "x": [0.0, 0.25, 0.75]}
+    for read in READERS:
+        levels, facts = read(path)
+        assert [level.shape for level in levels] == SHAPES
+        for level, pixels in zip(levels, expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(level), pixels)
+        assert all(facts[name] == wanted[name] for name in wanted.keys() & facts)

@@ -10,51 +10,46 @@ import sys
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from distributed import Client
 
-from halotile.cli.arguments import Flags
-from halotile.cli.config.loading import load_job
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.scheduler import JoinedWorkers
-from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.plans.plan import make_plan
-from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.watching.page import (
     ADDRESS,
     DONE,
+    EDGE,
     HTML,
+    LEVELS,
     NAME,
     QUARANTINED,
+    RETRIED,
     ROWS,
+    STATES,
     UNKNOWN,
+    WAITING,
+    Board,
     JobPage,
-    Metrics,
     Watch,
     curve,
     kept_page,
 )
 from halotile.graphs.watching.progress import Progress
-from halotile.storage.grid import Grid
-from halotile.storage.run_directory.number_ranges import RangeSet
 from tests.faults import BLOCKS, REPOSITORY, Scene, until
-from tests.graphs.test_reconstruct import Scene as Reconstructing
 
 
-def test_a_long_curve_keeps_its_ends_and_fits() -> None:
-    rows = [{"iteration": float(n), "residual": 1 / n, "seconds": 0.1} for n in range(1, 5001)]
-    told = curve(rows)
+def test_a_long_curve_keeps_its_ends_and_one_with_numbers_that_are_none_is_still_json() -> None:
+    told = curve([{"iteration": float(n), "residual": 1 / n, "seconds": 0.1} for n in range(1, 5001)])
     assert list(told) == ["iteration", "residual"]
     assert len(told["iteration"]) == len(told["residual"]) == ROWS
     assert (told["iteration"][0], told["iteration"][-1]) == (1, 5000)
-
-
-def test_a_curve_with_numbers_that_are_none_is_still_json() -> None:
     told = curve([{"iteration": 1, "misfit": math.inf}, {"iteration": 2, "misfit": math.nan, "change": 0.5}])
     assert told == {"iteration": [1, 2], "misfit": [None, None], "change": [None, 0.5]}
     json.dumps(told, allow_nan=False)
@@ -66,24 +61,6 @@ def test_no_name_ends_the_script_of_a_page_that_is_kept() -> None:
     assert page.count("</script") == HTML.read_text().count("</script")
     (line,) = (line for line in page.splitlines() if line.startswith("const kept = "))
     assert json.loads(line.removeprefix("const kept = ").partition(";  //")[0]) == message
-
-
-def test_a_watch_that_was_not_opened_does_nothing() -> None:
-    watch = Watch()
-    watch.begin(
-        Grid((2, 2), (1, 1), ((0, 0), (0, 0))), done=RangeSet(range(2)), quarantined=(), phase="denoise", title=""
-    )
-    watch.mark(1, QUARANTINED)
-    watch.show(object(), {}, [])  # type: ignore[arg-type]
-    watch.close()
-    assert watch.board is None
-
-
-def test_metrics_without_their_package_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    metrics = Metrics(dict)
-    metrics.end()
-    metrics.end()
 
 
 def fetched(address: str) -> tuple[str, Any]:
@@ -133,66 +110,47 @@ def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: Runn
     assert 0 < job["planned_memory_bytes"] < job["allowed_memory_bytes"]
     assert str(scene.folder) not in json.dumps(boards)
     after = json.loads(fetched(looking.address)[0])
+    page, headers = fetched(looking.address.removesuffix(".json"))
+    assert page.startswith("<!doctype html>")
+    assert "http" not in page, "it loads nothing else"
+    assert "innerHTML" not in page
+    for words in ("default-src 'none'", "connect-src 'self'"):
+        assert words in headers["Content-Security-Policy"]
     assert after["over"]
     assert after["map"]["states"] == "".join(str(QUARANTINED if n == 12 else DONE) for n in range(BLOCKS))
     assert after["blocks"]["done"] == after["progress"]["done"] == outcome.done == BLOCKS - 1
     assert after["progress"]["retried"] == 4
 
 
-@pytest.mark.thorough
 @pytest.mark.cluster
-def test_iterations_are_shown_one_after_the_other(cluster: RunningCluster, tmp_path: Path) -> None:
-    scene = Reconstructing.create(tmp_path)
-    scene.set_pace(0.2)  # the page is told about twice a second, and each iteration is to be seen
-    job = load_job(scene.config, flags=Flags(allow_import=True))
-    assert isinstance(job, Reconstruction)
-    looking = Looking(cluster.dashboard)
-    groups: set[str] = set()
-
-    def look(progress: Progress) -> None:
-        looking(progress)
-        groups.update(cluster.client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_groups)))
-
-    reconstruct(make_plan(job), observer=look, cluster=cluster)
-    boards = looking.boards
-    titles = list(dict.fromkeys(told["pass"]["title"] for told in boards))
-    assert {"iteration 2 of 6", "iteration 5 of 6"} <= set(titles)
-    assert titles == sorted(titles)
-    assert {"iterate-it002", "iterate-it005"} <= groups
-    told = boards[-1]["curve"]
-    assert {"iteration", "misfit", "change", "psnr"} <= told.keys()
-    assert told["iteration"] == list(range(1, len(told["iteration"]) + 1))
-    in_order = [len(told["curve"].get("iteration", ())) for told in boards]
-    assert in_order == sorted(in_order)
-
-
-@pytest.mark.cluster
-def test_a_run_that_goes_on_begins_with_what_was_done(scene: Scene, cluster: RunningCluster) -> None:
+def test_a_run_that_goes_on_begins_with_what_was_done_and_tells_prometheus(
+    scene: Scene, cluster: RunningCluster
+) -> None:
+    pytest.importorskip("prometheus_client")
     for block in range(20, BLOCKS):
         scene.make_trouble("raise", block)
     scene.run(cluster, on_bad_block="quarantine", retries=0)
     for file in scene.folder.glob("raise-*"):
         file.unlink()
     scene.set_pace(0.1)
-    looking = Looking(cluster.dashboard)
-    assert scene.run(cluster, observer=looking, on_bad_block="quarantine", retries=0).resumed == 20
+    looking, metrics = Looking(cluster.dashboard), Looking(cluster.dashboard, "metrics").address
+    served: list[str] = []
+
+    def look(progress: Progress) -> None:
+        looking(progress)
+        served.append(fetched(metrics)[0])
+
+    assert scene.run(cluster, observer=look, on_bad_block="quarantine", retries=0).resumed == 20
+    done = [line for text in served for line in text.splitlines() if line.startswith('halotile_blocks{state="done"}')]
+    assert len(set(done)) > 1
+    for name in ("pixels_total", "bytes_read_total", "compute_seconds_total", "peak_memory_bytes"):
+        assert any(f"\nhalotile_{name} " in text for text in served)
+    assert "halotile_" not in fetched(metrics)[0], "it is over"
     first, last = looking.boards[0], looking.boards[-1]
     assert first["map"]["states"].startswith(str(DONE) * 20)
     assert first["map"]["seconds"].startswith(UNKNOWN * 20)
     assert last["map"]["seconds"].startswith(UNKNOWN * 20)
     assert last["progress"]["resumed"] == 20
-
-
-@pytest.mark.cluster
-def test_the_page_is_one_file_that_loads_nothing_else(scene: Scene, cluster: RunningCluster) -> None:
-    scene.run(cluster)
-    looking = Looking(cluster.dashboard, ADDRESS)
-    page, headers = fetched(looking.address)
-    assert page.startswith("<!doctype html>")
-    assert "http" not in page
-    assert "innerHTML" not in page
-    assert "default-src 'none'" in headers["Content-Security-Policy"]
-    assert "connect-src 'self'" in headers["Content-Security-Policy"]
 
 
 @pytest.mark.cluster
@@ -210,35 +168,27 @@ def test_who_has_seen_all_waits_for_news(cluster: RunningCluster) -> None:
 
 
 @pytest.mark.cluster
-def test_a_dask_without_the_hook_costs_the_page_and_nothing_else(
-    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["hook", "messages"])
+def test_what_dask_lacks_costs_only_the_page(
+    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    assert cluster.dashboard is not None
-    scheduler = cluster.client.cluster.scheduler
-    monkeypatch.delitem(scheduler.plugins, NAME, raising=False)
-    monkeypatch.delattr(scheduler, "http_application")
-    said: list[str] = []
-    scene.run(cluster, observer=lambda progress: said.append(progress.message))
-    assert scene.status()["done"] == BLOCKS
-    assert f"dashboard: {cluster.dashboard}" in "".join(said)
 
-
-@pytest.mark.cluster
-def test_a_dask_that_loses_messages_costs_the_page_and_nothing_else(
-    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def broken(*_: Any) -> None:
         raise AttributeError("moved")
 
-    monkeypatch.setattr(Watch, "_send", broken)
-    scene.run(cluster)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    if what == "hook":
+        scheduler = cluster.client.cluster.scheduler
+        monkeypatch.delitem(scheduler.plugins, NAME, raising=False)
+        monkeypatch.delattr(scheduler, "http_application")
+    else:
+        monkeypatch.setattr(Watch, "_send", broken)
+    said: list[str] = []
+    scene.run(cluster, observer=lambda progress: said.append(progress.message))
     assert scene.status()["done"] == BLOCKS
-
-
-@pytest.mark.cluster
-def test_without_a_dashboard_there_is_no_page(cluster: RunningCluster) -> None:
+    assert (f"dashboard: {cluster.dashboard}" in "".join(said)) == (what == "hook")
     watch = Watch()
-    assert watch.open(RunningCluster(cluster.client, 2)) is None
+    assert watch.open(RunningCluster(cluster.client, 2)) is None, "without a dashboard there is no page"
     assert watch.client is None
 
 
@@ -259,21 +209,7 @@ def joined(tmp_path: Path) -> Iterator[JoinedWorkers]:
 
 
 @pytest.mark.cluster
-def test_a_scheduler_of_another_process_has_the_same_page(joined: JoinedWorkers) -> None:
-    for _ in range(2):  # one run after the other
-        watch = Watch()
-        address = watch.open(joined)
-        assert address is not None
-        assert address.endswith(f"/{ADDRESS}")
-        assert not json.loads(fetched(f"{address}.json")[0])["over"]
-        assert fetched(address)[0] == HTML.read_text()
-        watch.close()
-        told = json.loads(fetched(f"{address}.json")[0])
-        assert (told["over"], told["workers_now"]) == (True, 0)
-
-
-@pytest.mark.cluster
-def test_of_two_runs_on_one_scheduler_the_other_is_shown_when_one_is_over(joined: JoinedWorkers) -> None:
+def test_a_scheduler_of_another_process_shows_the_page_of_each_run(joined: JoinedWorkers) -> None:
     def name() -> str:
         told = json.loads(fetched(f"{address}.json")[0])
         return "over" if told["over"] else told.get("job", "nothing")
@@ -282,6 +218,16 @@ def test_of_two_runs_on_one_scheduler_the_other_is_shown_when_one_is_over(joined
         watch._send({"job": job})
         watch._sending.result(5)  # type: ignore[union-attr]
 
+    for _ in range(2):  # one run after the other
+        watch = Watch()
+        address = watch.open(joined)
+        assert address is not None
+        assert address.endswith(f"/{ADDRESS}")
+        assert name() == "nothing"
+        assert fetched(address)[0] == HTML.read_text()
+        watch.close()
+        assert json.loads(fetched(f"{address}.json")[0])["workers_now"] == 0
+        assert name() == "over"
     first, second = Watch(), Watch()
     address = first.open(joined)
     with Client(joined.client.scheduler.address, set_as_default=False) as other:
@@ -315,20 +261,90 @@ class JobPageBefore:
         """Note the end."""
 
 
-@pytest.mark.cluster
-def test_prometheus_is_told_while_a_run_lasts(scene: Scene, cluster: RunningCluster) -> None:
-    pytest.importorskip("prometheus_client")
-    scene.set_pace(0.1)
-    looking = Looking(cluster.dashboard, "metrics")
-    told: list[str] = []
-    scene.run(cluster, observer=lambda _: told.append(fetched(looking.address)[0]))
-    done = [line for text in told for line in text.splitlines() if line.startswith('halotile_blocks{state="done"}')]
-    assert len(set(done)) > 1
-    for name in (
-        "halotile_pixels_total",
-        "halotile_bytes_read_total",
-        "halotile_compute_seconds_total",
-        "halotile_peak_memory_bytes",
-    ):
-        assert any(f"\n{name} " in text for text in told)
-    assert "halotile_" not in fetched(looking.address)[0]
+COUNTS = [(1,), (7,), (300,), (4, 5), (3, 4, 5), (2, 1, 6, 1), (130, 2), (257, 300), (1, 1, 1)]
+"""Numbers of blocks along each axis: a line, an image, a stack, channels last, more than a map has room for."""
+
+
+def walked(counts: tuple[int, ...], seed: int) -> tuple[Board, np.ndarray[Any, Any], dict[int, float]]:
+    """A board with many changes, and the states that it should show, from plain bookkeeping."""
+    rng = np.random.default_rng(seed)
+    total = math.prod(counts)
+    first = int(rng.integers(0, total + 1))
+    states = np.where(np.arange(total) < first, DONE, WAITING)
+    board, took = Board(counts, [range(first)]), dict[int, float]()
+    for _ in range(20):
+        numbers = rng.choice(total, size=min(total, 9), replace=False)
+        state = int(rng.choice([DONE, RETRIED, QUARANTINED]))
+        seconds = {int(n): float(rng.random()) for n in numbers} if state == DONE else {}
+        board.mark(map(int, numbers), state, seconds)
+        states[numbers] = state
+        took |= seconds
+    return board, states, took
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_map_shows_what_matters_most_in_each_cell(counts: tuple[int, ...], seed: int) -> None:
+    board, states, took = walked(counts, seed)
+    in_flight = range(0, len(states), 5)
+    expected, counted = Counter(STATES[s] for s in states), board.counted(in_flight)
+    running = sum(states[n] == WAITING for n in in_flight)
+    assert sum(counted.values()) == len(states)
+    here = {"todo": expected["todo"] - running, "running": running}
+    assert counted == {name: expected[name] for name in STATES} | here
+    shown = board.cells()
+    size = shown["rows"] * shown["columns"]
+    assert max(shown["rows"], shown["columns"]) <= EDGE
+    assert {len(shown[name]) for name in ("states", "filled", "seconds")} == {size}
+    cells: list[list[int]] = [[] for _ in range(size)]
+    for number, cell in enumerate(board._cells_of(np.arange(len(states)))):
+        cells[cell].append(number)
+    assert all(cells)
+    for cell, numbers in enumerate(cells):
+        inside = {int(states[n]) for n in numbers}
+        alone = DONE if inside == {DONE} else WAITING
+        first = next((s for s in (QUARANTINED, RETRIED) if s in inside), alone)
+        assert int(shown["states"][cell]) == first
+        assert int(shown["filled"][cell]) == 9 * sum(states[n] == DONE for n in numbers) // len(numbers)
+        assert (shown["seconds"][cell] == UNKNOWN) == took.keys().isdisjoint(numbers)
+
+
+@pytest.mark.parametrize(
+    ("counts", "rows", "columns", "axes"),
+    [
+        ((5,), 1, 5, (0,)),
+        ((4, 5), 4, 5, (0, 1)),
+        ((9, 4, 5), 4, 5, (1, 2)),
+        ((4, 5, 1), 4, 5, (0, 1)),
+        ((40, 1, 1), 1, 40, (0,)),
+        ((1000, 3), EDGE, 3, (0, 1)),
+        ((1, 1), 1, 1, (0,)),
+    ],
+)
+def test_the_map_has_the_last_two_cut_axes(
+    counts: tuple[int, ...], rows: int, columns: int, axes: tuple[int, ...]
+) -> None:
+    board = Board(counts)
+    assert (board.rows, board.columns, board.axes) == (rows, columns, axes)
+
+
+def test_a_block_that_is_retried_stays_so_until_it_is_done() -> None:
+    board = Board((2, 2), done=[range(1)])
+    board.mark([2], RETRIED)
+    assert board.cells(in_flight=[1, 2])["states"] == "2130"
+    board.mark([2], DONE, {2: 0.5})
+    assert board.cells(in_flight=[1])["states"] == "2120"
+    board.mark([3], QUARANTINED)
+    assert board.counted([1]) == {"todo": 0, "running": 1, "done": 2, "retried": 0, "quarantined": 1}
+
+
+def test_durations_that_are_nearly_the_same_look_nearly_the_same() -> None:
+    board = Board((4,))
+    board.mark(range(3), DONE, {0: 0.50, 1: 0.51, 2: 0.50})
+    shown = board.cells()
+    assert shown["seconds"][3] == UNKNOWN
+    places = [LEVELS.index(letter) for letter in shown["seconds"][:3]]
+    assert max(places) - min(places) <= 3
+    assert shown["most"] / shown["least"] == pytest.approx(2)
+    board.mark([3], DONE, {3: 50.0})
+    assert board.cells()["seconds"] == f"{LEVELS[0]}{board.cells()['seconds'][1]}{LEVELS[0]}{LEVELS[-1]}"

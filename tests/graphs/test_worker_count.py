@@ -1,22 +1,32 @@
-"""As many workers as there is room for, where a job leaves that open; none too many for an allocation."""
+"""As many workers as there is room for; none too many for an allocation, where workers that lost their driver requeue the job once."""
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from halotile.errors import ConfigError, MemoryRefused
+from halotile.errors import ClusterFailed, ConfigError, MemoryRefused
+from halotile.graphs.clusters import slurm_alloc
+from halotile.graphs.clusters.base import ATTENDED
+from halotile.graphs.clusters.common import machine as machine_module
 from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.clusters.launches import slurm_allocation
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.slurm_alloc import ENDED_PAUSES, requeue_orphan
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans import needs
 from halotile.graphs.plans.needs import check_allocation, device_of, machine_bytes, workers_of
 from halotile.graphs.plans.plan import make_plan
 from tests.support import job_of, noisy_image, write_zarr
+
+MonkeyPatch = pytest.MonkeyPatch
 
 GIB = 2**30
 Groups = Callable[[dict[str, str]], None]
@@ -26,7 +36,7 @@ ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def machine(monkeypatch: MonkeyPatch) -> MonkeyPatch:
     """A machine of 8 cores and 64 GiB."""
     monkeypatch.setattr(needs, "cores_here", lambda _: 8)
     monkeypatch.setattr(needs, "machine_bytes", lambda: 64 * GIB)
@@ -34,7 +44,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.fixture
-def has(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def has(monkeypatch: MonkeyPatch) -> Iterator[list[str]]:
     """What Slurm tells of the two nodes of an allocation."""
     told = ["Mem=8192 GRES=", "Mem=8192 GRES="]
 
@@ -53,64 +63,49 @@ def has(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     forget()
 
 
-def test_this_machine_works_with_all_its_cores(machine: pytest.MonkeyPatch) -> None:
+def test_this_machine_works_with_all_cores_that_have_memory(machine: MonkeyPatch) -> None:
     assert workers_of(Run(), HERE, "cpu") == (8, "one for each core")
     assert workers_of(Run(workers=3), HERE, "cpu") == (3, "")
-
-
-def test_no_more_work_than_its_memory_has_room_for(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(needs, "machine_bytes", lambda: 16 * GIB)
-    found = workers_of(Run(), HERE, "cpu")
-    assert found == (4, "16 GiB have no room for more of 4GiB; 8 cores")
-    assert workers_of(Run(memory_per_worker="64GiB"), HERE, "cpu").workers == 1
-    assert workers_of(Run(memory_per_worker="1MiB"), HERE, "cpu").workers == 8
-
-
-def test_a_card_is_not_shared_by_all_cores(machine: pytest.MonkeyPatch) -> None:
     assert workers_of(Run(device="cuda"), HERE, "cuda") == (2, "which share the first GPU")
-
-
-def test_copies_of_the_command_are_as_many_as_they_are() -> None:
+    machine.setattr(needs, "machine_bytes", lambda: 16 * GIB)
+    assert workers_of(Run(), HERE, "cpu") == (4, "16 GiB have no room for more of 4GiB; 8 cores")
+    for memory, count in (("64GiB", 1), ("1MiB", 8)):
+        assert workers_of(Run(memory_per_worker=memory), HERE, "cpu").workers == count
     launch = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "5"}
     assert workers_of(Run(), Cluster(), "cpu", launch).workers == 4
+    for kind in ("slurm", "pbs", "scheduler", "slurm-alloc"):
+        assert workers_of(Run(), Cluster(kind=kind), "cpu", {}).workers == 2
 
 
-@pytest.mark.parametrize("kind", ["slurm", "pbs", "scheduler", "slurm-alloc"])
-def test_others_give_as_many_as_are_asked_for(kind: str) -> None:
-    assert workers_of(Run(), Cluster(kind=kind), "cpu", {}).workers == 2
+FOUR_GPUS = "gpu:4(IDX:0-3)"
 
 
 @pytest.mark.parametrize(
-    ("told", "nodes", "device", "workers"),
+    ("told", "nodes", "workers"),
     [
-        ({"SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "", "cpu", 4),
-        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "", "cpu", 16),
-        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "1(x2)"}, "", "cpu", 2),
-        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "gpu:4(IDX:0-3)", "cuda", 8),
-        ({"SLURM_TASKS_PER_NODE": "4(x2)"}, "gpu:4(IDX:0-3)", "cuda", 8),
-        ({"SLURM_TASKS_PER_NODE": "4(x2)"}, "gpu:2(IDX:0-1)", "cpu", 8),
+        ({"SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "", 4),
+        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "", 16),
+        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "1(x2)"}, "", 2),
+        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, FOUR_GPUS, 8),
+        ({"SLURM_TASKS_PER_NODE": "4(x2)"}, FOUR_GPUS, 8),
+        ({"SLURM_TASKS_PER_NODE": "4(x2)"}, "gpu:2(IDX:0-1)", 8),
     ],
 )
-def test_an_allocation_is_taken_as_a_whole(
-    told: dict[str, str], nodes: str, device: str, workers: int, has: list[str]
-) -> None:
+def test_an_allocation_is_taken_as_a_whole(told: dict[str, str], nodes: str, workers: int, has: list[str]) -> None:
     has[:] = [f"Mem=0 GRES={nodes}"] * 2
-    environment = ALLOCATED | told
+    environment, device = ALLOCATED | told, "cuda" if nodes == FOUR_GPUS else "cpu"
     assert device_of(Run(), IN_IT, environment) == device
     found = workers_of(Run(), IN_IT, device, environment)
     assert found.workers == workers
     assert found.why.endswith("of the allocation")
-    slots = slurm_allocation.slots_in(environment, workers)
-    assert {slot.node_workers for slot in slots} == {workers // 2}
+    assert {slot.node_workers for slot in slurm_allocation.slots_in(environment, workers)} == {workers // 2}
 
 
 @pytest.mark.parametrize(
     ("run", "cluster", "requested"),
     [(Run(device="cuda"), IN_IT, "run.device is cuda"), (Run(), replace(IN_IT, gpus=1), "cluster.gpus is 1")],
 )
-def test_an_allocation_without_the_gpus_that_are_asked_for_is_refused(
-    run: Run, cluster: Cluster, requested: str, has: list[str]
-) -> None:
+def test_an_allocation_without_gpus_is_refused(run: Run, cluster: Cluster, requested: str, has: list[str]) -> None:
     assert device_of(run, cluster, ALLOCATED) == "cuda"
     with pytest.raises(ConfigError, match=rf"^{requested}, and Slurm lists no GPU .*--gres.*, write run\.workers"):
         workers_of(run, cluster, "cuda", ALLOCATED)
@@ -127,14 +122,12 @@ def test_workers_that_do_not_fit_an_allocation_are_refused(has: list[str]) -> No
         check_allocation(Run(workers=6), IN_IT, environment)
     check_allocation(Run(workers=4), IN_IT, environment)
     check_allocation(Run(workers=6, memory_per_worker="2730MiB"), IN_IT, environment)
-
-
-def test_memory_that_slurm_does_not_account_for_is_not_refused(has: list[str]) -> None:
-    has[:] = ["Mem=0 GRES="] * 2
+    has[:] = ["Mem=0 GRES="] * 2  # which Slurm does not account for
+    slurm_allocation.shares_of.cache_clear()
     check_allocation(Run(workers=600), IN_IT, ALLOCATED)
 
 
-def test_a_plan_has_no_worker_for_which_there_is_no_block(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plan_has_no_worker_for_which_there_is_no_block(machine: MonkeyPatch, tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = replace(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}), run=Run(), cluster=HERE)
     plan = make_plan(replace(job, output=replace(job.output, shard="auto", chunk="auto")))
@@ -145,7 +138,7 @@ def test_a_plan_has_no_worker_for_which_there_is_no_block(machine: pytest.Monkey
 
 
 @pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
+def groups(tmp_path: Path, monkeypatch: MonkeyPatch) -> Groups:
     """Makes control groups of these files; the process is in those of a job's step."""
 
     def make(files: dict[str, str]) -> None:
@@ -160,24 +153,29 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
 
 
 @pytest.mark.parametrize(
-    ("files", "cores"),
+    ("files", "cores", "gibibytes"),
     [
-        ({}, 2),
-        ({"job/step/cpu.max": "max 100000"}, 2),
-        ({"job/cpu.max": "150000 100000"}, 2),
-        ({"job/cpu.max": "100000 100000", "job/step/cpu.max": "max 100000"}, 1),
-        ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
-        ({"cpu/slurm/cpu.cfs_quota_us": "100000", "cpu/slurm/cpu.cfs_period_us": "100000"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 2),
+        ({}, 2, 24),
+        ({"job/step/cpu.max": "max 100000", "job/step/memory.max": "max"}, 2, 24),
+        ({"job/cpu.max": "150000 100000", "job/step/memory.max": f"{2 * GIB}"}, 2, 2),
+        ({"job/cpu.max": "100000 100000", "job/step/cpu.max": "max 100000"}, 1, 24),
+        ({"cpu.max": "50000 100000", "memory.max": f"{2 * GIB}"}, 1, 2),
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1, 24),
+        ({"cpu/slurm/cpu.cfs_quota_us": "100000", "cpu/slurm/cpu.cfs_period_us": "100000"}, 1, 24),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 2, 24),
+        ({"job/memory.max": f"{2 * GIB}", "job/step/memory.max": f"{8 * GIB}"}, 2, 2),
+        ({"memory/slurm/job/memory.limit_in_bytes": f"{2 * GIB}"}, 2, 2),
+        ({"memory/slurm/memory.limit_in_bytes": f"{2 * GIB}", "memory/memory.limit_in_bytes": f"{2**63}"}, 2, 2),
+        ({"else/memory.max": f"{2 * GIB}"}, 2, 24),
     ],
 )
-def test_cores_are_those_that_a_control_group_allows(
-    files: dict[str, str], cores: int, groups: Groups, monkeypatch: pytest.MonkeyPatch
+def test_cores_and_memory_are_those_that_a_control_group_allows(
+    files: dict[str, str], cores: int, gibibytes: int, groups: Groups, monkeypatch: MonkeyPatch
 ) -> None:
     groups(files)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3})
-    assert cores_here() == cores
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24 * GIB))
+    assert (cores_here(), machine_bytes()) == (cores, gibibytes * GIB)
 
 
 SPREAD = "n1 4 all.q@n1 UNDEFINED\nn2.site.org 2 all.q@n2 <NULL>\n"
@@ -211,48 +209,108 @@ SPREAD = "n1 4 all.q@n1 UNDEFINED\nn2.site.org 2 all.q@n2 <NULL>\n"
     ],
 )
 def test_a_batch_job_takes_no_more_cores_than_it_has_here(
-    told: dict[str, str],
-    file: str,
-    workers: int,
-    why: str,
-    groups: Groups,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    told: dict[str, str], file: str, workers: int, why: str, groups: Groups, monkeypatch: MonkeyPatch
 ) -> None:
     """Not all batch systems bind a job to its cores."""
-    groups({})
+    groups({"told": file})
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr("socket.gethostname", lambda: "n2")
     monkeypatch.setattr(needs, "machine_bytes", lambda: 1024 * GIB)
-    (tmp_path / "told").write_text(file)
-    environment = {name: word.replace("$", str(tmp_path / "told")) for name, word in told.items()}
+    environment = {name: word.replace("$", str(machine_module.MOUNTED / "told")) for name, word in told.items()}
     why = f"one for each of {why} of the job" if why[0].isdigit() else why
     assert workers_of(Run(), HERE, "cpu", environment) == (workers, why)
 
 
+JOB = {"SLURM_JOB_ID": "7", ATTENDED: "1"}
+ALIVE = "JobState=RUNNING Reason=None\n   NodeList=n[1-2]\n   BatchHost=n1\n"
+LOST = "JobState=RUNNING Reason=None\n   NodeList=n2\n   BatchHost=n1\n"
+CHECKED = [f"sleep {seconds:g}" for seconds in (0, *ENDED_PAUSES)]
+
+
+@pytest.fixture
+def address() -> str:
+    """An address at which no server listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return f"tls://127.0.0.1:{port}"
+
+
+class FakeSlurm:
+    """A Slurm that answers with these texts, the last one for ever, and fails to requeue so many times; it notes its calls."""
+
+    def __init__(self, *texts: str, failures: int = 0) -> None:
+        self.texts = [*texts]
+        self.failures = failures
+        self.calls: list[str] = []
+
+    def answer(self, _: object) -> str:
+        return self.texts.pop(0) if len(self.texts) > 1 else self.texts[0]
+
+    def requeue(self, job: str) -> None:
+        self.calls.append(f"requeue {job}")
+        self.failures -= 1
+        if self.failures >= 0:
+            raise ClusterFailed("scontrol did not answer within 30 s")
+
+    def install(self, monkeypatch: MonkeyPatch) -> None:
+        """Take the place of Slurm; waiting takes no time."""
+        clock = SimpleNamespace(sleep=lambda seconds: self.calls.append(f"sleep {seconds:g}"))
+        monkeypatch.setattr(slurm_alloc, "time", clock)
+        monkeypatch.setattr(slurm_allocation, "answer_of", lambda words: self.answer(words))
+        nodes = {"n[1-2]": ("n1", "n2"), "n2": ("n2",)}
+        monkeypatch.setattr(slurm_allocation, "nodes_of", nodes.__getitem__)
+        monkeypatch.setattr(BatchSystem, "requeue", lambda _, job: self.requeue(job))
+        monkeypatch.setattr(BatchSystem, "cancel", lambda _, job: self.calls.append(f"cancel {job}"))
+
+
 @pytest.mark.parametrize(
-    ("files", "gibibytes"),
+    ("slurm", "calls"),
     [
-        ({}, 24),
-        ({"job/step/memory.max": "max"}, 24),
-        ({"job/step/memory.max": f"{2 * GIB}"}, 2),
-        ({"job/memory.max": f"{2 * GIB}", "job/step/memory.max": f"{8 * GIB}"}, 2),
-        ({"memory.max": f"{2 * GIB}"}, 2),
-        ({"memory/slurm/job/memory.limit_in_bytes": f"{2 * GIB}"}, 2),
-        ({"memory/slurm/memory.limit_in_bytes": f"{2 * GIB}", "memory/memory.limit_in_bytes": f"{2**63}"}, 2),
-        ({"else/memory.max": f"{2 * GIB}"}, 24),
+        (FakeSlurm(ALIVE, ALIVE, LOST), ["sleep 0", "sleep 2", "sleep 2", "requeue 7"]),
+        (FakeSlurm(ALIVE), CHECKED),
+        (FakeSlurm("JobState=RUNNING Reason=None"), CHECKED),
+        (FakeSlurm(f"{LOST}   Requeue=0 Restarts=0\n"), ["sleep 0", "cancel 7"]),
+        (FakeSlurm(f"{LOST}   Requeue=1 Restarts=0\n", failures=1), ["sleep 0", "requeue 7", "sleep 2", "requeue 7"]),
     ],
+    ids=["noticed late", "driver ended", "no node known", "may not be requeued", "requeue fails once"],
 )
-def test_memory_is_what_a_control_group_allows(
-    files: dict[str, str], gibibytes: int, groups: Groups, monkeypatch: pytest.MonkeyPatch
+def test_a_job_is_requeued_once(slurm: FakeSlurm, calls: list[str], address: str, monkeypatch: MonkeyPatch) -> None:
+    slurm.install(monkeypatch)
+    requeue_orphan(address, JOB)
+    assert slurm.calls == calls
+
+
+def test_the_slower_of_two_workers_does_not_end_a_job_that_was_put_back(address: str, monkeypatch: MonkeyPatch) -> None:
+    both_looked = threading.Barrier(2, timeout=30)
+    slurmctld = threading.Lock()
+
+    class Shared(FakeSlurm):
+        def answer(self, _: object) -> str:
+            if (text := self.texts[0]) is LOST:
+                both_looked.wait()
+            return text
+
+        def requeue(self, job: str) -> None:
+            with slurmctld:
+                if self.texts[0] is not LOST:
+                    raise ClusterFailed("Job is pending execution")
+                self.texts[0] = LOST.replace("RUNNING", "PENDING")
+                super().requeue(job)
+
+    slurm = Shared(LOST)
+    slurm.install(monkeypatch)
+    with ThreadPoolExecutor(2) as workers:
+        for end in [workers.submit(requeue_orphan, address, JOB) for _ in range(2)]:
+            end.result(timeout=60)
+    assert [call for call in slurm.calls if not call.startswith("sleep")] == ["requeue 7"]
+
+
+@pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "7"}, {ATTENDED: "1"}, JOB])
+def test_slurm_is_asked_by_workers_of_a_submitted_run_whose_scheduler_does_not_answer(
+    environment: dict[str, str], monkeypatch: MonkeyPatch
 ) -> None:
-    groups(files)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24 * GIB))
-    assert machine_bytes() == gibibytes * GIB
-
-
-def test_workers_fit_into_the_memory_of_a_control_group(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups({"job/memory.max": f"{9 * GIB}"})
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
-    assert workers_of(Run(), HERE, "cpu") == (2, "9 GiB have no room for more of 4GiB; 8 cores")
+    slurm = FakeSlurm()  # which would fail
+    slurm.install(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        requeue_orphan(f"tls://127.0.0.1:{server.getsockname()[1]}", environment)
+    assert slurm.calls == []
