@@ -1,4 +1,4 @@
-"""A worker on each GPU: detection and choice of GPUs, and the real dask-cuda with fake GPUs."""
+"""A worker on each GPU: detection and choice of GPUs, the real dask-cuda with fake GPUs, and GPUs that a job has nothing for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dask_cuda.utils
 import distributed
@@ -26,13 +27,16 @@ from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.clusters.launches.slurm_allocation import NodeSlot
 from halotile.graphs.clusters.launches.slurm_steps import NodeSlots, WorkerStep
 from halotile.graphs.clusters.workers.__main__ import keep_beside_gpu, share_of
+from halotile.graphs.jobs.reconstruct.job import PriorChoice
+from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans import needs
 from halotile.graphs.plans.identity import differences
 from halotile.graphs.plans.needs import device_of
-from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.cases import thorough
+from tests.graphs.trials import FOUND, GAUSSIAN, deblurring, finding
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
 TWO = Gpus(("0", "1"))
@@ -45,26 +49,13 @@ def have(monkeypatch: pytest.MonkeyPatch, here: Gpus) -> None:
         monkeypatch.setattr(module, "gpus_here", lambda: here)
 
 
-class Nvml:
+def nvml(count: int | None) -> Mock:
     """NVML of a machine with some GPUs, or a driver that does not answer."""
-
-    class NVMLError(Exception):
-        """Error of NVML."""
-
-    def __init__(self, count: int | None) -> None:
-        self.count = count
-
-    def nvmlInit(self) -> None:  # noqa: N802 - its name
-        """Start NVML."""
-        if self.count is None:
-            raise self.NVMLError("Driver Not Loaded")
-
-    def nvmlDeviceGetCount(self) -> int | None:  # noqa: N802
-        """Number of GPUs."""
-        return self.count
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        """Stop NVML."""
+    error = type("NVMLError", (Exception,), {})
+    begun = Mock(side_effect=None if count is not None else error("Driver Not Loaded"))
+    module = Mock(spec_set=["NVMLError", "nvmlInit", "nvmlDeviceGetCount", "nvmlShutdown"])
+    module.configure_mock(NVMLError=error, nvmlInit=begun, nvmlDeviceGetCount=lambda: count)
+    return module
 
 
 @pytest.mark.parametrize(
@@ -86,12 +77,9 @@ class Nvml:
 def test_nvml_tells_which_gpus_are_here(
     monkeypatch: pytest.MonkeyPatch, count: int | None, visible: str | None, names: tuple[str, ...], why: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml(count))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(count))
     found = gpus_here({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert (found.names, found.why_none) == (names, why)
-
-
-def test_without_nvml_none_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "nvidia-ml-py is not installed" in gpus_here({}).why_none
 
@@ -142,17 +130,15 @@ def test_the_doctor_tells_of_gpus_or_why_there_is_none(
     assert (found.verdict, found.text) == (verdict, text)
 
 
-@pytest.mark.parametrize(
-    ("requested", "names"), [(0, ("0", "1")), ("all", ("0", "1")), (1, ("0",)), ((1,), ("1",)), ((1, 0, 1), ("1", "0"))]
-)
-def test_gpus_are_named_by_their_place(requested: Any, names: tuple[str, ...]) -> None:
-    assert chosen(Cluster(gpus=requested), TWO) == names
-
-
-@pytest.mark.parametrize("requested", [3, (0, 2), ()])
-def test_gpus_that_are_not_there_are_refused(requested: Any) -> None:
-    with pytest.raises(ConfigError, match=r"there are 2 GPUs here\. Write gpus: all, or how many, or which"):
-        chosen(Cluster(gpus=requested), TWO)
+def test_gpus_are_named_by_their_place_and_refused_where_they_are_not_there() -> None:
+    asked: tuple[tuple[Any, tuple[str, ...]], ...] = (
+        (0, ("0", "1")), ("all", ("0", "1")), (1, ("0",)), ((1,), ("1",)), ((1, 0, 1), ("1", "0")),
+    )  # fmt: skip
+    for requested, names in asked:
+        assert chosen(Cluster(gpus=requested), TWO) == names
+    for refused in (3, (0, 2), ()):
+        with pytest.raises(ConfigError, match=r"there are 2 GPUs here\. Write gpus: all, or how many, or which"):
+            chosen(Cluster(gpus=refused), TWO)
 
 
 def test_a_worker_keeps_to_the_cores_beside_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,34 +169,23 @@ def test_workers_on_processors_see_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen == ["0,1", ""]
 
 
-def test_a_machine_without_one_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    have(monkeypatch, NONE)
-    order = Order(workers=1, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
-    start = local_cuda.start(order)
-    with pytest.raises(ConfigError, match=r"there is no GPU here: NVML finds none\. Write kind: local"), start:
-        pass
-
-
-def test_the_extra_is_named_where_dask_cuda_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    have(monkeypatch, TWO)
-    monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: False)
-    start = local_cuda.start(Order(workers=1, memory_bytes=2**30))
-    with pytest.raises(MissingPackage, match=r"pip install 'halotile\[cuda\]'"), start:
-        pass
-
-
 @pytest.mark.parametrize(
-    ("run", "cluster", "device"),
+    ("here", "installed", "error", "said"),
     [
-        (Run(), Cluster(kind="local"), "cpu"),
-        (Run(), Cluster(kind="local-cuda"), "cuda"),
-        (Run(), Cluster(kind="slurm", gpus=1), "cuda"),
-        (Run(device="cpu"), Cluster(kind="slurm", gpus=1), "cpu"),
-        (Run(device="cuda"), Cluster(kind="local"), "cuda"),
+        (NONE, True, ConfigError, r"there is no GPU here: NVML finds none\. Write kind: local"),
+        (TWO, False, MissingPackage, r"pip install 'halotile\[cuda\]'"),
+        (TWO, True, MissingPackage, "cannot be imported"),
     ],
 )
-def test_what_computes_follows_from_where_the_workers_live(run: Run, cluster: Cluster, device: str) -> None:
-    assert device_of(run, cluster) == device
+def test_a_worker_for_each_gpu_needs_gpus_and_dask_cuda(
+    monkeypatch: pytest.MonkeyPatch, here: Gpus, installed: bool, error: type[Exception], said: str
+) -> None:
+    have(monkeypatch, here)
+    monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: installed)
+    monkeypatch.setitem(sys.modules, "dask_cuda", None)
+    order = Order(workers=1, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
+    with pytest.raises(error, match=said), local_cuda.start(order):
+        pass
 
 
 @dataclass
@@ -235,12 +210,12 @@ IN_IT = Cluster(kind="slurm-alloc")
 @pytest.fixture
 def allocation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
     """The allocation of the fake Slurm; earlier answers are forgotten."""
-    slurm = Allocation()
+    slurm, remembering = Allocation(), (slurm_allocation.nodes_of, slurm_allocation.shares_of)
     monkeypatch.setattr(slurm_allocation, "answer_of", slurm.answer)
-    for remembers in (slurm_allocation.nodes_of, slurm_allocation.shares_of):
+    for remembers in remembering:
         remembers.cache_clear()
     yield slurm
-    for remembers in (slurm_allocation.nodes_of, slurm_allocation.shares_of):
+    for remembers in remembering:
         remembers.cache_clear()
 
 
@@ -281,6 +256,10 @@ def test_an_allocation_is_asked_for_its_gpus_once_and_by_name_or_auto(allocation
 @pytest.mark.parametrize(
     ("run", "cluster", "environment", "device"),
     [
+        (Run(), Cluster(kind="local-cuda"), {}, "cuda"),
+        (Run(), Cluster(kind="slurm", gpus=1), {}, "cuda"),
+        (Run(device="cpu"), Cluster(kind="slurm", gpus=1), {}, "cpu"),
+        (Run(device="cuda"), Cluster(kind="local"), {}, "cuda"),
         (Run(device="cpu"), IN_IT, ALLOCATED, "cpu"),
         (Run(device="cuda"), IN_IT, ALLOCATED, "cuda"),
         (Run(workers=9), Cluster(kind="slurm-alloc", gpus=1), ALLOCATED, "cuda"),
@@ -289,28 +268,36 @@ def test_an_allocation_is_asked_for_its_gpus_once_and_by_name_or_auto(allocation
         (Run(), IN_IT, {}, "cpu"),
     ],
 )
-def test_what_is_said_or_is_elsewhere_is_not_asked_of_an_allocation(
+def test_what_computes_is_said_or_follows_from_where_the_workers_live(
     allocation: Allocation, run: Run, cluster: Cluster, environment: dict[str, str], device: str
 ) -> None:
     assert device_of(run, cluster, environment) == device
     assert allocation.calls == 0
 
 
+def plan_of(
+    folder: Path, name: str = "median", options: dict[str, Any] | None = None, denoiser: Any = None, **parts: Any
+) -> Plan:
+    """The plan of a job on a small image."""
+    source = (
+        write_zarr(folder / "in.zarr", noisy_image((300, 260))) if not parts.pop("again", 0) else folder / "in.zarr"
+    )
+    job = job_of(source, folder / "out.zarr", name, {"size": 3} if options is None else options)
+    return make_plan(replace(job, **parts, **({"denoiser": denoiser} if denoiser else {})))
+
+
 def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     have(monkeypatch, TWO)
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
-    job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
-    plain, on_cards = (make_plan(replace(job, cluster=Cluster(kind=kind))) for kind in ("local", "local-cuda"))
+    plain = plan_of(tmp_path, cluster=Cluster(kind="local"))
+    on_cards = plan_of(tmp_path, cluster=Cluster(kind="local-cuda"), again=True)
     assert on_cards.run.workers == 2
-    assert on_cards.computing.machine_bytes == plain.computing.machine_bytes is not None, (
-        "they share this machine's memory"
-    )
+    assert on_cards.computing.machine_bytes == plain.computing.machine_bytes is not None, "they share its memory"
     on_cpu, on_gpu = work_of(plain).task, work_of(on_cards).task
     assert (on_cpu.device, on_gpu.device, on_gpu.overlap) == ("cpu", "cuda", True)
     assert plain.fingerprint != on_cards.fingerprint
-    assert on_cards.documents.asked["run"]["workers"] == job.run.workers
+    assert on_cards.documents.asked["run"]["workers"] == Run().workers
 
 
 @pytest.mark.parametrize("kind", ["local", "auto"])
@@ -320,51 +307,32 @@ def test_a_plan_for_a_card_that_is_not_there_is_refused(
 ) -> None:
     have(monkeypatch, NONE)
     monkeypatch.setattr(local_cuda, "gpus_here", lambda _: NONE)
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
-    job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
     with pytest.raises(ConfigError, match=r"no GPU here: NVML finds none|not for cluster local"):
-        make_plan(replace(job, run=run, cluster=Cluster(kind=kind, gpus=gpus)))
+        plan_of(tmp_path, run=run, cluster=Cluster(kind=kind, gpus=gpus))
 
 
 def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     have(monkeypatch, TWO)
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
-    job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
     given = GivenFunction(call=lambda image: image, depth=1)
-    plan = make_plan(replace(job, denoiser=given, cluster=Cluster(kind="local-cuda")))
+    plan = plan_of(tmp_path, denoiser=given, cluster=Cluster(kind="local-cuda"))
     assert work_of(plan).task.device == "cpu"
     assert any("computes on CPUs" in note for note in plan.notes)
     assert any("local-cuda has one worker for each: kind: local has run.workers" in note for note in plan.notes)
 
 
-@pytest.mark.parametrize(("name", "options"), [("tv", {"strength": 0.1}), ("gaussian", {"sigma": 1})])
-def test_precision_is_of_networks(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
-    plain, half = (
-        make_plan(replace(job_of(source, tmp_path / "out.zarr", name, options), run=Run(precision=precision)))
-        for precision in ("float32", "float16")
-    )
-    assert plain.fingerprint == half.fingerprint
-    assert f"run.precision is float16, which is for networks: {name} computes in float32" in half.notes
-
-
-def test_a_network_of_another_precision_is_another_job(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
-    options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 3, 8)), "depth": 3, "width": 8}
-    before, now = (
-        make_plan(job_of(source, tmp_path / "out.zarr", "dncnn", options, run={"precision": precision})).identity
-        for precision in ("float32", "bfloat16")
-    )
-    assert differences(before, now) == ['run.precision was "float32", is "bfloat16"']
-
-
-def test_a_dask_cuda_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    have(monkeypatch, TWO)
-    monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: True)
-    monkeypatch.setitem(sys.modules, "dask_cuda", None)
-    start = local_cuda.start(Order(workers=1, memory_bytes=2**30))
-    with pytest.raises(MissingPackage, match="cannot be imported"), start:
-        pass
+def test_precision_is_of_networks_and_another_one_is_another_job(tmp_path: Path) -> None:
+    weights = {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 3, 8)), "depth": 3, "width": 8}
+    cases: dict[str, dict[str, Any]] = {"tv": {"strength": 0.1}, "gaussian": {"sigma": 1}, "dncnn": weights}
+    precisions: tuple[Any, ...] = ("float32", "bfloat16")
+    for again, (name, options) in enumerate(cases.items()):
+        plain, half = (
+            plan_of(tmp_path, name, options, again=again + turn, run=Run(precision=precision))
+            for turn, precision in enumerate(precisions)
+        )
+        differing = ['run.precision was "float32", is "bfloat16"'] if name == "dncnn" else []
+        assert differences(plain.identity, half.identity) == differing
+        ignored = f"run.precision is bfloat16, which is for networks: {name} computes in float32"
+        assert (ignored in half.notes) == (plain.fingerprint == half.fingerprint) == (not differing)
 
 
 def test_a_worker_step_inherits_no_gpus_per_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,3 +384,66 @@ def test_dask_cuda_gives_each_worker_a_card_of_its_own(
     assert sorted(told.values()) == [(each, "PCI_BUS_ID") for each in visible]
     assert all(address.startswith("tls://127.0.0.1:") for address in told)
     assert {worker["nthreads"] for worker in workers.values()} == {1}
+
+
+ALONE = "GPUs are left alone: nothing of this job computes on them"
+ASKED = "nothing of this job computes on GPUs, and cluster local-cuda has one worker for each"
+ONE_EACH = "operators and solver compute on CPUs, one for each GPU on cluster local-cuda"
+L1 = PriorChoice(name="l1")
+
+
+@pytest.mark.parametrize(
+    ("prior", "cluster", "run", "where", "workers", "said"),
+    [
+        (GAUSSIAN, Cluster(), Run(workers=5), "auto", 2, ONE_EACH),
+        (L1, Cluster(), Run(workers=5), "local", 5, ALONE),
+        (GAUSSIAN, Cluster(), Run(workers=5, device="cpu"), "local", 5, ALONE),
+        (L1, Cluster(kind="local-cuda"), Run(workers=5), "local-cuda", 2, ASKED),
+        (L1, Cluster(kind="local"), Run(workers=5), "local", 5, ""),
+    ],
+)
+def test_gpus_that_nobody_asked_for_are_left_alone_where_they_have_nothing_to_do(
+    requested: list[Any], tmp_path: Path, prior: Any, cluster: Any, run: Any, where: str, workers: int, said: str
+) -> None:
+    plan = make_plan(deblurring(tmp_path, prior=prior, cluster=cluster, run=run))
+    assert (plan.cluster.kind, plan.run.workers) == (where, workers)
+    assert [note[: len(said)] for note in plan.notes if "GPU" in note] == [said][: len(said)]
+    assert plan.documents.asked["cluster"]["kind"] == cluster.kind, "the next run may find itself elsewhere"
+
+
+def test_measurements_are_made_on_processors(requested: list[Any], tmp_path: Path) -> None:
+    write_zarr(tmp_path / "truth.zarr", noisy_image((256, 256), "float32"), 64)
+    given = replace(deblurring(tmp_path), reference=str(tmp_path / "truth.zarr"), cluster=Cluster(), run=Run(workers=5))
+    made = [replace(each, data=str(tmp_path / "made.zarr")) for each in given.operators]
+    plan = make_plan(simulation_of(replace(given, operators=tuple(made)), NoiseChoice(name="none")))
+    assert (plan.cluster.kind, plan.run.workers) == ("local", 5)
+
+
+def test_a_function_of_arrays_leaves_gpus_alone(requested: list[Any], tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, denoiser=GivenFunction(call=lambda image: image, depth=1))
+    assert plan.cluster.kind == "local"
+    assert ALONE in plan.notes
+    assert plan_of(tmp_path, again=True).cluster.kind == "auto"
+
+
+def test_what_is_asked_of_no_denoiser_is_told(requested: list[Any], tmp_path: Path) -> None:
+    run = Run(device="cuda", precision="bfloat16", workers=1)
+    notes = make_plan(deblurring(tmp_path, prior=L1, run=run)).notes
+    assert "run.precision is bfloat16, which is for networks: this job has none" in notes
+    assert "run.device is cuda, and nothing of this job computes on GPUs" in notes
+
+
+def test_what_has_no_denoiser_has_the_precision_that_was_asked_for(tmp_path: Path) -> None:
+    """Runs that began so go on."""
+    plan = make_plan(deblurring(tmp_path, "cpu", prior=L1, run=Run(precision="bfloat16", workers=1)))
+    assert plan.identity["precision"] == "bfloat16"
+
+
+@pytest.mark.parametrize("prior", [GAUSSIAN, L1])
+def test_a_cluster_of_gpus_is_refused_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prior: PriorChoice
+) -> None:
+    finding(monkeypatch, FOUND, Gpus(why_none="NVML finds none"))
+    given = deblurring(tmp_path, prior=prior, cluster=Cluster(kind="local-cuda"), run=Run(workers=1))
+    with pytest.raises(ConfigError, match=r"cluster\.kind is local-cuda, .* Write kind: local"):
+        make_plan(given)
