@@ -5,6 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import stat
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -136,6 +139,7 @@ def everything(group: TorchGroup) -> dict[str, Any]:
         **{op: group.all_reduce(x, op).tolist() for op in ("sum", "mean", "min", "max", "product")},
         "copy": group.broadcast(x, group.world_size - 1).tolist(),
         "left as it was": x.tolist(),
+        "mean of integers": group.all_reduce(torch.tensor([3, group.rank]), "mean").tolist(),
     }
 
 
@@ -181,10 +185,14 @@ def barrier_without(group: TorchGroup, rank: int, folder: str) -> None:
         raise
 
 
-def listened_at(group: TorchGroup) -> list[str]:
-    """Addresses at which this process listens for TCP, beside those of Dask; also for what connects ranks on GPUs beside nccl."""
-    opening._beside(group).barrier()
-    return _listened_at()
+def place_of(place: opening.Rendezvous) -> tuple[int, int | None, list[str]]:
+    """Mode of the folder in which ranks meet, the number of a rank's GPU, and the addresses at which it listens beside Dask.
+
+    Also for what connects ranks on GPUs beside nccl.
+    """
+    with opening.opened(place) as group:
+        opening._beside(group).barrier()
+        return stat.S_IMODE(Path(place.meeting).parent.stat().st_mode), place.gpu, _listened_at()
 
 
 def late_to_meet(marker: Path, place: opening.Rendezvous) -> int:
@@ -196,17 +204,25 @@ def late_to_meet(marker: Path, place: opening.Rendezvous) -> int:
         return group.world_size
 
 
-def fail(group: TorchGroup, way: str, rank: int) -> None:
+def fail(group: TorchGroup, way: str, rank: int) -> Any:
     """One rank ends in some way while the others wait for it."""
-    if group.rank == rank:
-        if way == "raises":
+    if group.rank != rank:
+        return group.barrier() if way == "returns a lock" else group.all_reduce(torch.ones(3))
+    match way:
+        case "raises":
             raise ValueError("the seventh patch is empty")
-        if way == "killed":
+        case "exits":
+            sys.exit("no such data")
+        case "is interrupted":
+            raise KeyboardInterrupt
+        case "is killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if way == "hangs":
+        case "hangs":
             time.sleep(600)
-        return
-    group.all_reduce(torch.ones(3))
+        case "returns a lock":
+            group.barrier()
+            return threading.Lock()
+    return None
 
 
 def once_killed(group: TorchGroup, folder: str) -> tuple[int, float]:

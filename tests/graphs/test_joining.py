@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from halotile import torch_group
 from halotile.errors import ClusterFailed, ConfigError
-from halotile.graphs.clusters import local_cuda, ranks
-from halotile.graphs.clusters.base import Order
-from halotile.graphs.clusters.common import machine as gpus
+from halotile.graphs.clusters import ranks
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of, is_other_copy
-from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.kinds.sections import Cluster
-from halotile.graphs.plans import needs
-from halotile.graphs.runs.passes.torch_ranks import TorchProgram
-from halotile.graphs.torch_script import run_rank_of_script
 from halotile.tasks.groups import opening
 from halotile.tasks.groups.opening import Copy, Rendezvous, copy_of
 from halotile.tasks.groups.script import rank_variables
@@ -363,29 +356,3 @@ def test_nccl_is_bound_to_the_interface_of_an_address(monkeypatch: pytest.Monkey
     monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, **__: None)
     opening._connect(Rendezvous(meeting=str(tmp_path / "meeting")), "nccl")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
-
-
-TAKEN = """
-import os, sys
-from pathlib import Path
-
-gpu = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[int(os.environ["LOCAL_RANK"])]
-Path(sys.argv[1], os.environ["RANK"]).write_text(gpu)
-"""
-
-
-@pytest.mark.thorough
-def test_ranks_of_a_script_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("dask_cuda", reason="the extra cuda is not installed")
-    for module in (needs, gpus):
-        monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("4", "7")))
-    # There is no GPU to ask for its memory and its cores.
-    monkeypatch.setenv("DASK_CUDA_TEST_DISABLE_DEVICE_SPECIFIC", "1")
-    script, taken = tmp_path / "taken.py", tmp_path / "taken"
-    script.write_text(TAKEN)
-    taken.mkdir()
-    order = Order(workers=2, memory_bytes=2**31, choice=Cluster(kind="local-cuda"))
-    with local_cuda.start(order) as cluster:
-        program = TorchProgram(partial(run_rank_of_script, str(script), (str(taken),)), tmp_path)
-        program.run(cluster.client, 2, 0)
-    assert {path.name: path.read_text() for path in taken.iterdir()} == {"0": "4", "1": "7"}
