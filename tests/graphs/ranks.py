@@ -139,7 +139,7 @@ def everything(group: TorchGroup) -> dict[str, Any]:
         **{op: group.all_reduce(x, op).tolist() for op in ("sum", "mean", "min", "max", "product")},
         "copy": group.broadcast(x, group.world_size - 1).tolist(),
         "left as it was": x.tolist(),
-        "mean of integers": group.all_reduce(torch.tensor([3, group.rank]), "mean").tolist(),
+        "mean of integers": group.all_reduce(torch.tensor([3, group.rank]), "mean"),
     }
 
 
