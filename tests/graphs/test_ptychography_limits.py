@@ -113,8 +113,8 @@ def test_a_plan_shows_the_focus_and_needs_disk_for_checkpoints_of_its_solvers(fo
 
 
 STARTS: list[tuple[dict[str, Any] | bytes, dict[str, Any], str]] = [
-    ({"probe/data": np.ones((32, 32))}, {}, "neither an object nor a probe"),
-    ({"probe": "round"}, {}, "no array of numbers"),
+    ({"probe/data": np.ones((32, 32))}, {}, "no array of numbers: it is a group"),
+    ({"probe": "round"}, {}, "neither an object nor a probe|no array of numbers"),
     ({"probe": np.zeros((32, 32))}, {}, "its probe is 0 everywhere"),
     ({"probe": np.pad([[1.0]], (0, 31))}, {"support": 5.0}, "0 everywhere within its support"),
     (b"a probe", {}, "is no HDF5 file"),

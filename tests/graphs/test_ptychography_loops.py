@@ -261,7 +261,7 @@ def test_a_stage_that_diverges_is_replaced_and_those_before_are_kept(folder: Pat
         ([FIRST[0] | {"lr": 0.03}, FIRST[1], LAST], r"stages\[0\]\.lr was 0\.02, is 0\.03"),
         ([FIRST[1]], r"stages was \["),
     ):
-        with pytest.raises(HalotileError, match=f"belongs to a different job: {said}"):
+        with pytest.raises(HalotileError, match=rf"belongs to a different job:\s+{said}"):
             compute(stages(*changed), cluster)
     path = stages(*FIRST, LAST)
     assert "goes on from what that computed of the first 2 stages" in words(plan(path))
@@ -270,7 +270,7 @@ def test_a_stage_that_diverges_is_replaced_and_those_before_are_kept(folder: Pat
     computed = ["seconds" in row for row in directory.read_output_iterations()]
     assert computed == 6 * [False] + 3 * [True]
     assert (directory.read_job() or {})["stages"][-1]["solver"] == "adam"
-    with pytest.raises(HalotileError, match="belongs to a different job: stages was"):
+    with pytest.raises(HalotileError, match=r"belongs to a different job:\s+stages was"):
         compute(stages(*FIRST, LAST, LAST), cluster)
     assert compute(stages(*FIRST, LAST), cluster) == whole
 
@@ -316,7 +316,7 @@ def test_a_result_is_that_of_its_stages_whenever_its_run_is_killed(folder: Path,
     for marked in (journal, journal.splitlines(keepends=True)[0]):
         directory.journal_path.write_bytes(marked)
         result.write_bytes(content)
-        with pytest.raises(HalotileError, match=r"belongs to a different job: stages\[2\]\.lr was 0\.005, is 0\.001"):
+        with pytest.raises(HalotileError, match=r"belongs to a different job:\s+stages\[2\]\.lr was 0\.005, is 0\.001"):
             compute(job(folder, stages=others), cluster)
     assert compute(job(folder, stages=stages), cluster) == content
     directory.plan_path.unlink()
