@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sys
 from collections import Counter
@@ -58,76 +59,66 @@ def nvml(count: int | None) -> Mock:
     return module
 
 
-@pytest.mark.parametrize(
-    ("count", "visible", "names", "why"),
-    [
-        (2, None, ("0", "1"), ""),
-        (4, "2,0", ("2", "0"), ""),
-        (1, "GPU-84fd49f2", ("GPU-84fd49f2",), ""),
-        (2, "", (), "CUDA_VISIBLE_DEVICES shows none"),
-        (2, "-1", (), "CUDA_VISIBLE_DEVICES shows none"),
-        (2, "0,7,1", ("0",), ""),
-        (2, "1,1,-1,0", ("1",), ""),
-        (2, "all", (), "CUDA_VISIBLE_DEVICES is 'all', which shows none of 2"),
-        (2, ",", (), "CUDA_VISIBLE_DEVICES is ',', which shows none of 2"),
-        (0, None, (), "NVML finds none"),
-        (None, None, (), "NVML finds none (Driver Not Loaded)"),
-    ],
-)
-def test_nvml_tells_which_gpus_are_here(
-    monkeypatch: pytest.MonkeyPatch, count: int | None, visible: str | None, names: tuple[str, ...], why: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml(count))
-    found = gpus_here({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-    assert (found.names, found.why_none) == (names, why)
+HERE: list[tuple[int | None, str | None, tuple[str, ...], str]] = [
+    (2, None, ("0", "1"), ""),
+    (4, "2,0", ("2", "0"), ""),
+    (1, "GPU-84fd49f2", ("GPU-84fd49f2",), ""),
+    (2, "", (), "CUDA_VISIBLE_DEVICES shows none"),
+    (2, "-1", (), "CUDA_VISIBLE_DEVICES shows none"),
+    (2, "0,7,1", ("0",), ""),
+    (2, "1,1,-1,0", ("1",), ""),
+    (2, "all", (), "CUDA_VISIBLE_DEVICES is 'all', which shows none of 2"),
+    (2, ",", (), "CUDA_VISIBLE_DEVICES is ',', which shows none of 2"),
+    (0, None, (), "NVML finds none"),
+    (None, None, (), "NVML finds none (Driver Not Loaded)"),
+]
+"""Number of GPUs of NVML, those that are visible, their names, and the reason why there is none."""
+
+
+def test_nvml_tells_which_gpus_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, visible, names, why in HERE:
+        monkeypatch.setitem(sys.modules, "pynvml", nvml(count))
+        found = gpus_here({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+        assert (found.names, found.why_none) == (names, why)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "nvidia-ml-py is not installed" in gpus_here({}).why_none
 
 
-@pytest.mark.parametrize(
-    ("here", "installed", "name", "why"),
-    [
+def test_auto_takes_the_gpus_that_are_here_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for here, installed, name, why in (
         (TWO, True, "local-cuda", "2 GPUs here, a worker on each"),
         (TWO, False, "local", "2 GPUs here are left alone; for a worker on each: pip install 'halotile[cuda]'"),
         (NONE, True, "local", "no GPU: NVML finds none"),
-    ],
-)
-def test_auto_takes_the_gpus_that_are_here_or_says_why_not(
-    monkeypatch: pytest.MonkeyPatch, here: Gpus, installed: bool, name: str, why: str
-) -> None:
-    monkeypatch.setattr(local_cuda, "gpus_here", lambda _: here)
-    monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: installed)
-    assert cluster_kind_of(Cluster(), {}) == ChosenCluster(name, why)
-    assert cluster_kind_of(Cluster(), {"SLURM_JOB_ID": "7"}).name != "local-cuda", "an allocation comes first"
+    ):
+        monkeypatch.setattr(local_cuda, "gpus_here", lambda _, here=here: here)
+        monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda installed=installed: installed)
+        assert cluster_kind_of(Cluster(), {}) == ChosenCluster(name, why)
+        assert cluster_kind_of(Cluster(), {"SLURM_JOB_ID": "7"}).name != "local-cuda", "an allocation comes first"
 
 
+EXTRA = "pip install 'halotile[cuda]'"
 ON_CPUS = "none (NVML finds none): workers compute on CPUs"
+EACH = "cluster local-cuda has a worker on each"
+FOUND_BY_DOCTOR: list[tuple[str, Gpus, str | None, bool, str, str]] = [
+    ("local", TWO, None, True, "ok", "2"),
+    ("local", TWO, "0,1", True, "ok", "2, those that CUDA_VISIBLE_DEVICES shows (0,1)"),
+    ("local", TWO, None, False, "note", f"2; for a worker on each: {EXTRA}"),
+    ("local", NONE, None, True, "note", ON_CPUS),
+    ("local", NONE, None, False, "note", f"{ON_CPUS}; where there are GPUs: {EXTRA}"),
+    ("local-cuda", NONE, None, True, "missing", f"none (NVML finds none); {EACH}"),
+    ("local-cuda", TWO, None, False, "missing", f"dask-cuda is not installed: {EXTRA}; {EACH}"),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "here", "visible", "installed", "verdict", "text"),
-    [
-        ("local", TWO, None, True, "ok", "2"),
-        ("local", TWO, "0,1", True, "ok", "2, those that CUDA_VISIBLE_DEVICES shows (0,1)"),
-        ("local", TWO, None, False, "note", "2; for a worker on each: pip install 'halotile[cuda]'"),
-        ("local", NONE, None, True, "note", ON_CPUS),
-        ("local", NONE, None, False, "note", f"{ON_CPUS}; where there are GPUs: pip install 'halotile[cuda]'"),
-        ("local-cuda", NONE, None, True, "missing", "none (NVML finds none); cluster local-cuda has a worker on each"),
-        ("local-cuda", TWO, None, False, "missing", "dask-cuda is not installed: pip install 'halotile[cuda]'; cluster local-cuda has a worker on each"),
-        ("local-cuda", TWO, None, True, "ok", "2"),
-    ],
-)  # fmt: skip
-def test_the_doctor_tells_of_gpus_or_why_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, here: Gpus, visible: str | None, installed: bool, verdict: str,
-    text: str,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(doctor, "gpus_here", lambda: here)
-    monkeypatch.setattr(doctor, "has_dask_cuda", lambda: installed)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    (found,) = (each for each in doctor.examine(Cluster(kind=kind), tmp_path) if each.name == "GPU")
-    assert (found.verdict, found.text) == (verdict, text)
+def test_the_doctor_tells_of_gpus_or_why_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for kind, here, visible, installed, verdict, text in FOUND_BY_DOCTOR:
+        monkeypatch.setattr(doctor, "gpus_here", lambda here=here: here)
+        monkeypatch.setattr(doctor, "has_dask_cuda", lambda installed=installed: installed)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        (found,) = (each for each in doctor.examine(Cluster(kind=kind), tmp_path) if each.name == "GPU")
+        assert (found.verdict, found.text) == (verdict, text)
 
 
 def test_gpus_are_named_by_their_place_and_refused_where_they_are_not_there() -> None:
@@ -169,23 +160,18 @@ def test_workers_on_processors_see_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen == ["0,1", ""]
 
 
-@pytest.mark.parametrize(
-    ("here", "installed", "error", "said"),
-    [
+def test_a_worker_for_each_gpu_needs_gpus_and_dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order(workers=1, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
+    monkeypatch.setitem(sys.modules, "dask_cuda", None)
+    for here, installed, error, said in (
         (NONE, True, ConfigError, r"there is no GPU here: NVML finds none\. Write kind: local"),
         (TWO, False, MissingPackage, r"pip install 'halotile\[cuda\]'"),
         (TWO, True, MissingPackage, "cannot be imported"),
-    ],
-)
-def test_a_worker_for_each_gpu_needs_gpus_and_dask_cuda(
-    monkeypatch: pytest.MonkeyPatch, here: Gpus, installed: bool, error: type[Exception], said: str
-) -> None:
-    have(monkeypatch, here)
-    monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: installed)
-    monkeypatch.setitem(sys.modules, "dask_cuda", None)
-    order = Order(workers=1, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
-    with pytest.raises(error, match=said), local_cuda.start(order):
-        pass
+    ):
+        have(monkeypatch, here)
+        monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda installed=installed: installed)
+        with pytest.raises(error, match=said), local_cuda.start(order):
+            pass
 
 
 @dataclass
@@ -219,19 +205,19 @@ def allocation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
         remembers.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("tasks", "workers", "has", "device"),
-    [
-        ("2(x2)", 4, None, "cuda"),
-        ("1(x2)", 2, None, "cuda"),
-        ("1(x2)", 5, None, "cpu"),  # more workers than GPUs
-        ("4(x2)", 4, None, "cuda"),  # more tasks than workers
-        ("4(x2)", 8, None, "cpu"),
-        ("2(x2)", 4, ("gpu:2(IDX:0-1)", ""), "cpu"),
-        ("2,1", 3, ("gpu:2(IDX:0-1)", "gpu:1(IDX:0)"), "cuda"),
-        ("1(x2)", 2, ("", ""), "cpu"),
-    ],
-)
+TASKS: list[tuple[str, int, tuple[str, str] | None, str]] = [
+    ("2(x2)", 4, None, "cuda"),
+    ("1(x2)", 2, None, "cuda"),
+    ("1(x2)", 5, None, "cpu"),  # more workers than GPUs
+    ("4(x2)", 4, None, "cuda"),  # more tasks than workers
+    ("4(x2)", 8, None, "cpu"),
+    ("2(x2)", 4, ("gpu:2(IDX:0-1)", ""), "cpu"),
+    ("2,1", 3, ("gpu:2(IDX:0-1)", "gpu:1(IDX:0)"), "cuda"),
+    ("1(x2)", 2, ("", ""), "cpu"),
+]
+
+
+@pytest.mark.parametrize(("tasks", "workers", "has", "device"), TASKS)
 def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
     allocation: Allocation, tasks: str, workers: int, has: tuple[str, str] | None, device: str
 ) -> None:
@@ -253,25 +239,23 @@ def test_an_allocation_is_asked_for_its_gpus_once_and_by_name_or_auto(allocation
     assert allocation.calls == 4, "each list of names, and the job"
 
 
-@pytest.mark.parametrize(
-    ("run", "cluster", "environment", "device"),
-    [
-        (Run(), Cluster(kind="local-cuda"), {}, "cuda"),
-        (Run(), Cluster(kind="slurm", gpus=1), {}, "cuda"),
-        (Run(device="cpu"), Cluster(kind="slurm", gpus=1), {}, "cpu"),
-        (Run(device="cuda"), Cluster(kind="local"), {}, "cuda"),
-        (Run(device="cpu"), IN_IT, ALLOCATED, "cpu"),
-        (Run(device="cuda"), IN_IT, ALLOCATED, "cuda"),
-        (Run(workers=9), Cluster(kind="slurm-alloc", gpus=1), ALLOCATED, "cuda"),
-        (Run(), Cluster(kind="local"), ALLOCATED, "cpu"),
-        (Run(), Cluster(kind="slurm"), ALLOCATED, "cpu"),
-        (Run(), IN_IT, {}, "cpu"),
-    ],
-)
-def test_what_computes_is_said_or_follows_from_where_the_workers_live(
-    allocation: Allocation, run: Run, cluster: Cluster, environment: dict[str, str], device: str
-) -> None:
-    assert device_of(run, cluster, environment) == device
+DEVICES: list[tuple[Run, Cluster, dict[str, str], str]] = [
+    (Run(), Cluster(kind="local-cuda"), {}, "cuda"),
+    (Run(), Cluster(kind="slurm", gpus=1), {}, "cuda"),
+    (Run(device="cpu"), Cluster(kind="slurm", gpus=1), {}, "cpu"),
+    (Run(device="cuda"), Cluster(kind="local"), {}, "cuda"),
+    (Run(device="cpu"), IN_IT, ALLOCATED, "cpu"),
+    (Run(device="cuda"), IN_IT, ALLOCATED, "cuda"),
+    (Run(workers=9), Cluster(kind="slurm-alloc", gpus=1), ALLOCATED, "cuda"),
+    (Run(), Cluster(kind="local"), ALLOCATED, "cpu"),
+    (Run(), Cluster(kind="slurm"), ALLOCATED, "cpu"),
+    (Run(), IN_IT, {}, "cpu"),
+]
+
+
+def test_what_computes_is_said_or_follows_from_where_the_workers_live(allocation: Allocation) -> None:
+    for run, cluster, environment, device in DEVICES:
+        assert device_of(run, cluster, environment) == device
     assert allocation.calls == 0
 
 
@@ -300,24 +284,13 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
     assert on_cards.documents.asked["run"]["workers"] == Run().workers
 
 
-@pytest.mark.parametrize("kind", ["local", "auto"])
-@pytest.mark.parametrize(("run", "gpus"), [(Run(device="cuda"), 0), (Run(), "all"), (Run(), (0, 2)), (Run(), 3)])
-def test_a_plan_for_a_card_that_is_not_there_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, run: Run, gpus: Any
-) -> None:
+def test_a_plan_for_a_card_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     have(monkeypatch, NONE)
     monkeypatch.setattr(local_cuda, "gpus_here", lambda _: NONE)
-    with pytest.raises(ConfigError, match=r"no GPU here: NVML finds none|not for cluster local"):
-        plan_of(tmp_path, run=run, cluster=Cluster(kind=kind, gpus=gpus))
-
-
-def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    have(monkeypatch, TWO)
-    given = GivenFunction(call=lambda image: image, depth=1)
-    plan = plan_of(tmp_path, denoiser=given, cluster=Cluster(kind="local-cuda"))
-    assert work_of(plan).task.device == "cpu"
-    assert any("computes on CPUs" in note for note in plan.notes)
-    assert any("local-cuda has one worker for each: kind: local has run.workers" in note for note in plan.notes)
+    asked: tuple[tuple[Run, Any], ...] = ((Run(device="cuda"), 0), (Run(), "all"), (Run(), (0, 2)), (Run(), 3))
+    for again, (kind, (run, gpus)) in enumerate(itertools.product(("local", "auto"), asked)):
+        with pytest.raises(ConfigError, match=r"no GPU here: NVML finds none|not for cluster local"):
+            plan_of(tmp_path, again=again, run=run, cluster=Cluster(kind=kind, gpus=gpus))
 
 
 def test_precision_is_of_networks_and_another_one_is_another_job(tmp_path: Path) -> None:
@@ -420,30 +393,28 @@ def test_measurements_are_made_on_processors(requested: list[Any], tmp_path: Pat
 
 
 def test_a_function_of_arrays_leaves_gpus_alone(requested: list[Any], tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, denoiser=GivenFunction(call=lambda image: image, depth=1))
+    given = GivenFunction(call=lambda image: image, depth=1)
+    plan = plan_of(tmp_path, denoiser=given)
     assert plan.cluster.kind == "local"
     assert ALONE in plan.notes
     assert plan_of(tmp_path, again=True).cluster.kind == "auto"
+    plan = plan_of(tmp_path, again=True, denoiser=given, cluster=Cluster(kind="local-cuda"))
+    assert work_of(plan).task.device == "cpu"
+    assert any("computes on CPUs" in note for note in plan.notes)
+    assert any("local-cuda has one worker for each: kind: local has run.workers" in note for note in plan.notes)
 
 
-def test_what_is_asked_of_no_denoiser_is_told(requested: list[Any], tmp_path: Path) -> None:
+def test_what_is_asked_of_no_denoiser_is_told_and_kept(requested: list[Any], tmp_path: Path) -> None:
     run = Run(device="cuda", precision="bfloat16", workers=1)
-    notes = make_plan(deblurring(tmp_path, prior=L1, run=run)).notes
-    assert "run.precision is bfloat16, which is for networks: this job has none" in notes
-    assert "run.device is cuda, and nothing of this job computes on GPUs" in notes
+    plan = make_plan(deblurring(tmp_path, prior=L1, run=run))
+    assert "run.precision is bfloat16, which is for networks: this job has none" in plan.notes
+    assert "run.device is cuda, and nothing of this job computes on GPUs" in plan.notes
+    assert plan.identity["precision"] == "bfloat16", "runs that began so go on"
 
 
-def test_what_has_no_denoiser_has_the_precision_that_was_asked_for(tmp_path: Path) -> None:
-    """Runs that began so go on."""
-    plan = make_plan(deblurring(tmp_path, "cpu", prior=L1, run=Run(precision="bfloat16", workers=1)))
-    assert plan.identity["precision"] == "bfloat16"
-
-
-@pytest.mark.parametrize("prior", [GAUSSIAN, L1])
-def test_a_cluster_of_gpus_is_refused_where_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prior: PriorChoice
-) -> None:
-    finding(monkeypatch, FOUND, Gpus(why_none="NVML finds none"))
-    given = deblurring(tmp_path, prior=prior, cluster=Cluster(kind="local-cuda"), run=Run(workers=1))
-    with pytest.raises(ConfigError, match=r"cluster\.kind is local-cuda, .* Write kind: local"):
-        make_plan(given)
+def test_a_cluster_of_gpus_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    finding(monkeypatch, FOUND, NONE)
+    for prior in (GAUSSIAN, L1):
+        given = deblurring(tmp_path, prior=prior, cluster=Cluster(kind="local-cuda"), run=Run(workers=1))
+        with pytest.raises(ConfigError, match=r"cluster\.kind is local-cuda, .* Write kind: local"):
+            make_plan(given)

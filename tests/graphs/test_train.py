@@ -13,6 +13,7 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -29,12 +30,12 @@ from halotile import __version__
 from halotile.errors import DamagedData, Diverged, HalotileError, InputError, OutputRefused, ResumeRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.jobs.train.job import FAST, WeightsFile, plan_rows
+from halotile.graphs.jobs.train.job import FAST, Training, WeightsFile, plan_rows
 from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs import held_output
 from halotile.graphs.runs.claim import claim
-from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.driver import Outcome, run
 from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.images.png import contrast, grey
@@ -49,11 +50,26 @@ from tests.support import job_of, read_zarr, run_inline, write_zarr
 
 pytestmark = pytest.mark.cluster
 
+New = Callable[..., Training]
+Go = Callable[..., tuple[Outcome, bytes]]
+
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the images."""
     return write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture
+def new(images: Path, tmp_path: Path) -> New:
+    """Makes a training of these images, with options."""
+    return partial(training, images, tmp_path)
+
+
+@pytest.fixture
+def go(cluster: RunningCluster) -> Go:
+    """Runs a training; returns its end and the weights."""
+    return partial(train, cluster=cluster)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +78,9 @@ def expected(images: Path, cluster: RunningCluster, tmp_path_factory: pytest.Tem
     return train(training(images, tmp_path_factory.mktemp("expected")), cluster)[1]
 
 
-def test_one_worker_gives_the_same_bits(images: Path, cluster: RunningCluster, expected: bytes, tmp_path: Path) -> None:
-    job = training(images, tmp_path, run=Run(workers=1, memory_per_worker="3GiB"))
-    outcome, weights = train(job, cluster)
+def test_one_worker_gives_the_same_bits(new: New, go: Go, expected: bytes) -> None:
+    job = new(run=Run(workers=1, memory_per_worker="3GiB"))
+    outcome, weights = go(job)
     assert weights == expected
     assert (outcome.done, outcome.total, outcome.counted) == (12, 12, "step")
     assert outcome.peak_memory_bytes > 200 * 2**20
@@ -74,21 +90,17 @@ def test_one_worker_gives_the_same_bits(images: Path, cluster: RunningCluster, e
     assert set(rows[-1]) == {"iteration", "loss", "validation", "rate"}
 
 
-def test_fast_gradients_give_nearly_the_same_network(
-    images: Path, cluster: RunningCluster, expected: bytes, tmp_path: Path
-) -> None:
-    job = training(images, tmp_path, mode="fast")
-    outcome, weights = train(job, cluster)
+def test_fast_gradients_give_nearly_the_same_network(new: New, go: Go, expected: bytes) -> None:
+    job = new(mode="fast")
+    outcome, weights = go(job)
     exact, fast = (load(content) for content in (expected, weights))
     assert all(torch.allclose(exact[name], fast[name], atol=1e-4) for name in exact)
     assert outcome.done == 12
     assert ("gradients", FAST) in plan_rows(make_plan(job).summary())
 
 
-def test_the_page_shows_curve_learning_rate_and_examples_and_is_kept(
-    images: Path, cluster: RunningCluster, tmp_path: Path
-) -> None:
-    job = training(images, tmp_path, steps=15)
+def test_the_page_shows_curve_learning_rate_and_examples_and_is_kept(new: New, cluster: RunningCluster) -> None:
+    job = new(steps=15)
     directory = RunDirectory.beside(job.output.path)
     looking = Looking(cluster.dashboard)
     run(make_plan(job), cluster=cluster, observer=looking)
@@ -174,12 +186,12 @@ def test_a_rank_that_hangs_is_named_before_the_cluster_is_given_up(
 
 
 def test_weights_denoise_and_know_the_values_that_they_learned_from(
-    images: Path, cluster: RunningCluster, tmp_path: Path
+    images: Path, new: New, go: Go, tmp_path: Path
 ) -> None:
     counts = np.clip(np.rint(1000 * read_zarr(images / "noisy.zarr")), 0, None)
     write_zarr(tmp_path / "counts.zarr", counts.astype(np.uint16))
     write_zarr(tmp_path / "floats.zarr", counts.astype(np.float32))
-    outcome, _ = train(training(images, tmp_path, input=Input(path=str(tmp_path / "counts.zarr"))), cluster)
+    outcome, _ = go(new(input=Input(path=str(tmp_path / "counts.zarr"))))
     options = dict(outcome.inspection.figures["denoiser"])
     name = options.pop("name")
     stored, floats = (
@@ -190,17 +202,15 @@ def test_weights_denoise_and_know_the_values_that_they_learned_from(
     assert floats.mean() == pytest.approx(counts.mean(), rel=0.3)
 
 
-def test_a_loss_that_is_not_finite_ends_the_job_in_its_own_words(
-    images: Path, cluster: RunningCluster, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_not_finite_ends_the_job_in_its_own_words(new: New, go: Go) -> None:
     with pytest.raises(Diverged, match=r"the loss is .* Write a smaller learning rate"):
-        train(training(images, tmp_path, lr=1e30), cluster)
+        go(new(lr=1e30))
 
 
-def test_a_file_that_is_removed_before_the_end_is_written_again_without_another_training(
-    images: Path, cluster: RunningCluster, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_is_removed_before_the_end_is_written_again(
+    new: New, cluster: RunningCluster, expected: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = training(images, tmp_path)
+    job = new()
     path = Path(job.output.path)
 
     def remove_it(progress: Progress) -> None:
@@ -219,23 +229,21 @@ def test_a_file_that_is_removed_before_the_end_is_written_again_without_another_
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_file_that_is_put_there_meanwhile_is_not_overwritten(
-    images: Path, cluster: RunningCluster, tmp_path: Path, fresh: bool
-) -> None:
-    job = training(images, tmp_path, steps=2)
+def test_a_file_that_is_put_there_meanwhile_is_not_overwritten(new: New, go: Go, fresh: bool) -> None:
+    job = new(steps=2)
     with claim(make_plan(job)):
         Path(job.output.path).write_bytes(b"mine")
     with pytest.raises(HalotileError, match=r"that no run wrote|has not written it yet"):
-        train(job, cluster, fresh=fresh)
+        go(job, fresh=fresh)
     assert Path(job.output.path).read_bytes() == b"mine"
 
 
-def test_the_weights_have_their_name_once_they_are_trained(
-    images: Path, cluster: RunningCluster, expected: bytes, tmp_path: Path
+def test_weights_have_their_name_once_they_are_trained(
+    new: New, cluster: RunningCluster, expected: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "net.safetensors"
     path.write_bytes(b"before")
-    job = training(images, tmp_path, output=WeightsFile(path=str(path), overwrite=True))
+    job = new(output=WeightsFile(path=str(path), overwrite=True))
     plan = make_plan(job)
     with claim(plan):  # a run that is killed before its first step
         path.with_name(f"{path.name}.1234.partial").write_bytes(b"half")
@@ -255,17 +263,15 @@ SAID = (
 )  # fmt: skip
 
 
-def test_a_model_card_lies_beside_the_weights_and_keeps_its_licence(
-    images: Path, cluster: RunningCluster, tmp_path: Path
-) -> None:
+def test_a_model_card_lies_beside_the_weights_and_keeps_its_licence(new: New, go: Go, tmp_path: Path) -> None:
     card = tmp_path / "net.md"
     card.write_text("mine")
     output = WeightsFile(path=str(tmp_path / "net.safetensors"), overwrite=True)
-    job = training(images, tmp_path, steps=2, output=output)
-    train(job, cluster)
+    job = new(steps=2, output=output)
+    go(job)
     assert card.read_text() == "mine"
     card.unlink()
-    _, weights = train(job, cluster, fresh=True)
+    _, weights = go(job, fresh=True)
     text = card.read_text()
     _, head, body = text.split("---\n", 2)
     assert YAML(typ="safe").load(head) == {
@@ -274,9 +280,9 @@ def test_a_model_card_lies_beside_the_weights_and_keeps_its_licence(
     assert [said for said in (*SAID, f"`{sha256(weights).hexdigest()}`") if said not in body] == []
     filled = text.replace("license:", "license: cc-by-4.0")
     card.write_text(filled)
-    train(job, cluster)
+    go(job)
     assert card.read_text() == filled
-    outcome, _ = train(replace(job, steps=3), cluster, fresh=True)
+    outcome, _ = go(replace(job, steps=3), fresh=True)
     assert "license: cc-by-4.0" in card.read_text()
     assert "| length | 3 steps" in card.read_text()
     assert ("model card", str(card)) in outcome.inspection.rows
@@ -317,26 +323,26 @@ def test_steps_that_may_have_seen_another_image_are_taken_back(
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, thorough(flip_bit), thorough(lambda path: path.write_bytes(b""))])
-def test_a_file_that_was_removed_or_damaged_is_mended_by_a_repair_and_another_one_is_left_alone(
-    images: Path, cluster: RunningCluster, tmp_path: Path, damage: Callable[[Path], object]
+def test_a_damaged_file_is_mended_by_a_repair_and_another_one_left_alone(
+    new: New, go: Go, damage: Callable[[Path], object]
 ) -> None:
-    job = training(images, tmp_path, steps=2)
-    _, weights = train(job, cluster)
+    job = new(steps=2)
+    _, weights = go(job)
     path = Path(job.output.path)
     damage(path)
     assert not verify(path).sound
     if not path.exists():
         with pytest.raises(OutputRefused, match=r"is not there, .* `recon-cli verify .* --repair` writes it again"):
-            train(job, cluster)
+            go(job)
     assert verify(path, job=job, repair=True).sound
     assert path.read_bytes() == weights
     for change, said in (({"seed": 1}, "seed was 0, is 1"), ({"mode": "fast"}, 'mode was "exact", is "fast"')):
         with pytest.raises(ResumeRefused, match=said):
-            train(replace(job, **change), cluster)
+            go(replace(job, **change))
     path.write_bytes(b"mine")
     with pytest.raises(OutputRefused, match="the file has other contents"):
-        train(job, cluster)
+        go(job)
     assert path.read_bytes() == b"mine"
     assert not verify(path, job=job).sound
     path.unlink()
-    assert train(job, cluster, fresh=True)[1] == weights
+    assert go(job, fresh=True)[1] == weights
