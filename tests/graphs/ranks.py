@@ -195,15 +195,6 @@ def place_of(place: opening.Rendezvous) -> tuple[int, int | None, list[str]]:
         return stat.S_IMODE(Path(place.meeting).parent.stat().st_mode), place.gpu, _listened_at()
 
 
-def late_to_meet(marker: Path, place: opening.Rendezvous) -> int:
-    """Rank 1 does not come to meet the others in the first attempt."""
-    if place.rank == 1 and not marker.exists():
-        marker.touch()
-        time.sleep(600)
-    with opening.opened(place) as group:
-        return group.world_size
-
-
 def fail(group: TorchGroup, way: str, rank: int) -> Any:
     """One rank ends in some way while the others wait for it."""
     if group.rank != rank:

@@ -327,7 +327,7 @@ def test_a_state_is_what_the_batch_system_prints(name: str, answer: str, state: 
 
 
 @pytest.mark.parametrize(("name", "error", "state"), ERRORS)
-def test_only_an_error_that_names_the_job_means_that_it_is_over(
+def test_an_error_that_names_the_job_ends_it(
     name: str, error: str, state: LaunchState | None, command: Command
 ) -> None:
     command(asked(name), f"cat >&2 << 'END'\n{error}\nEND\nexit 153")
@@ -344,9 +344,7 @@ def test_only_an_error_that_names_the_job_means_that_it_is_over(
 
 
 @pytest.mark.parametrize("fault", ["is not installed here", "does not start"])
-def test_a_command_that_does_not_run_has_lost_no_job(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_does_not_run_loses_no_job(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError("no more processes")
 

@@ -141,9 +141,7 @@ def test_workers_come_back_when_the_process_that_they_are_forked_from_is_killed(
 
 
 @FORKS
-def test_workers_import_nothing_from_the_working_directory_and_one_that_is_killed_leaves_no_complaint(
-    tmp_path: Path,
-) -> None:
+def test_workers_import_nothing_from_the_working_directory_and_die_without_complaint(tmp_path: Path) -> None:
     assert outcome_of(tmp_path, FORKED) == (f"(True, True, '{REPOSITORY}')\nKilledWorker\n", "")
 
 

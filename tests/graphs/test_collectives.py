@@ -48,9 +48,7 @@ def test_gradients_are_differences_and_so_are_theirs(four: DistributedContext) -
 
 @WAYS
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_transforms_of_real_tensors_send_the_half_spectrum_alone(
-    four: DistributedContext, ranks: int, is_shared: bool
-) -> None:
+def test_transforms_of_real_tensors_send_half_a_spectrum(four: DistributedContext, ranks: int, is_shared: bool) -> None:
     rows, columns = 12, 64
     sent = four.run_torch(
         collecting.by_way, partial(collecting.sent_bytes, rows=rows, columns=columns), is_shared, ranks=ranks

@@ -124,9 +124,7 @@ def test_a_smaller_tolerance_goes_on_and_what_would_have_ended_earlier_is_refuse
         make_plan(solved(job, tol=0.0, iterations=2))
 
 
-def test_a_finished_run_without_its_state_says_how_to_have_more_and_other_rules_make_another_job(
-    tmp_path: Path, go: Go
-) -> None:
+def test_a_finished_run_says_how_to_have_more_and_other_rules_make_another_job(tmp_path: Path, go: Go) -> None:
     job = job_in(tmp_path, iterations=1)
     cut, constant = (replace(job, tile=replace(job.tile, boundary=rule)) for rule in ("cut", "constant"))
     assert make_plan(cut).fingerprint == make_plan(job).fingerprint, "it is the rule of tv"
@@ -145,9 +143,7 @@ def test_a_finished_run_without_its_state_says_how_to_have_more_and_other_rules_
 
 
 @pytest.mark.parametrize("keep_state", [False, True])
-def test_damage_to_an_output_is_mended_with_the_iterations_it_was_made_with(
-    tmp_path: Path, go: Go, keep_state: bool
-) -> None:
+def test_damage_is_mended_with_the_iterations_that_an_output_had(tmp_path: Path, go: Go, keep_state: bool) -> None:
     job = job_in(tmp_path, iterations=1, keep_state=keep_state)
     go(job)
     if keep_state:
@@ -164,9 +160,7 @@ def test_damage_to_an_output_is_mended_with_the_iterations_it_was_made_with(
     assert files(job) == before
 
 
-def test_levels_that_were_added_do_not_outlast_their_image(
-    tmp_path: Path, go: Go, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_added_levels_do_not_outlast_their_image(tmp_path: Path, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     parts, whole = (job_in(tmp_path / part, name="fista", iterations=3, keep_state=True) for part in ("parts", "whole"))
     go(solved(parts, iterations=2))
     with monkeypatch.context() as patched:

@@ -270,9 +270,7 @@ def plan_of(
     return make_plan(replace(job, **parts, **({"denoiser": denoiser} if denoiser else {})))
 
 
-def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_plan_for_gpus_has_one_worker_on_each_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     have(monkeypatch, TWO)
     plain = plan_of(tmp_path, cluster=Cluster(kind="local"))
     on_cards = plan_of(tmp_path, cluster=Cluster(kind="local-cuda"), again=True)
@@ -342,7 +340,7 @@ MIG = ("MIG-1d3c1f2e-aaaa", "MIG-1d3c1f2e-bbbb")
         thorough(Gpus(MIG), "all", [",".join(MIG), ",".join(reversed(MIG))]),
     ],
 )
-def test_dask_cuda_gives_each_worker_a_card_of_its_own(
+def test_each_worker_has_a_card_of_its_own(
     monkeypatch: pytest.MonkeyPatch, here: Gpus, gpus: Any, visible: list[str]
 ) -> None:
     pytest.importorskip("dask_cuda", reason="the extra cuda is not installed")

@@ -124,7 +124,7 @@ def trusted(own: Credentials) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("trusted")
-def test_a_job_runs_on_a_scheduler_and_leaves_it_running(
+def test_a_job_leaves_its_scheduler_running(
     running: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
@@ -167,7 +167,7 @@ def refused(choice: Order) -> str:
     return str(caught.value)
 
 
-def test_what_is_missing_or_not_safe_is_told(
+def test_what_is_missing_or_unsafe_is_told(
     tmp_path: Path, running: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "no address is given" in refused(order())

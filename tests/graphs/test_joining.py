@@ -148,9 +148,7 @@ TURNS = [[str(rank), "2", str(1.0 + 20 * turn), "127.0.0.1"] for rank in range(2
         thorough(OVERRIDE, "HALOTILE_RANK"),
     ],
 )
-def test_ranks_of_a_launcher_join_again_and_again_and_listen_on_loopback_alone(
-    launcher: dict[str, str], rank: str
-) -> None:
+def test_ranks_of_a_launcher_join_again_and_listen_on_loopback_alone(launcher: dict[str, str], rank: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         launcher = {"MASTER_PORT": str(free.getsockname()[1])} | launcher
     ended = launched(programs.turns, [launcher | {rank: str(number)} for number in range(2)])
@@ -178,9 +176,7 @@ def test_ranks_of_torchrun_join_again_and_again(tmp_path: Path) -> None:
         ({}, r"rank 0 of 2, and nothing says where.*MASTER_ADDR"),
     ],
 )
-def test_ranks_that_cannot_meet_are_refused(
-    address: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_cannot_meet_are_told(address: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, word in {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "HALOTILE_RANK": "0", **address}.items():
         monkeypatch.setenv(name, word)
     with pytest.raises(ConfigError, match=said), torch_group.join(device_mode="cpu"):
@@ -317,7 +313,7 @@ def test_a_script_sees_the_gpu_of_its_worker_alone_or_all_of_its_machine(monkeyp
         (replace(torch_group._place(Copy(1, 2), ELSEWHERE), rank=0, world_size=1), 2, None),
     ],
 )
-def test_a_group_has_the_gpu_of_its_rank(
+def test_a_group_has_its_own_gpu(
     place: Rendezvous, count: int, gpu: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     current: list[torch.device] = []

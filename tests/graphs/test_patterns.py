@@ -248,9 +248,7 @@ def of_module(folder: Path, name: str, module: str, options: Any = None, **parts
     return job(folder, name, **{"stages": STAGES, "model": {"import": module, "options": options or {}}} | parts)
 
 
-def test_a_module_is_refined_with_the_same_bits_for_any_number_of_workers(
-    with_modules: Path, cluster: RunningCluster
-) -> None:
+def test_a_module_is_refined_to_the_same_bits_by_any_workers(with_modules: Path, cluster: RunningCluster) -> None:
     folder, stages = with_modules, [*STAGES, {"solver": "lbfgs", "epochs": 3}]
     first, second = (
         compute(of_module(folder, f"{n}.cxi", "own:build", {"scale": 0.9}, stages=stages), cluster, n) for n in (1, 2)
@@ -267,9 +265,7 @@ def test_a_module_is_refined_with_the_same_bits_for_any_number_of_workers(
     assert done.exit_code == 0, done.output
 
 
-def test_whether_a_module_is_spoilt_goes_by_the_light_that_its_patterns_have(
-    with_modules: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_is_spoilt_by_the_light_of_its_patterns(with_modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "built_module", lambda recipe: torch.nn.Linear(2, 2))
     mean = SimulatedScan(raster=(6, 6), pattern=24, step=3.0).patterns(np.arange(36)).mean()
     for loss, power in (("amplitude_mse", 1), ("intensity_mse", 2)):

@@ -22,13 +22,12 @@ import halotile
 from halotile.cli.main import app
 from halotile.errors import InputError, MissingPackage
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.iterations.rank_programs import Curve
 from halotile.graphs.jobs.ptychography.plan import SentRecipe, photon_loss, photon_loss_of
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans import convert
 from halotile.storage.scans.convert import write_scan
 from halotile.storage.scans.scan import export_result
-from halotile.tasks.groups.training.curve import read_curve, write_curve
+from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography import result
 from halotile.tasks.ptychography.opened import SimulatedScan
 from halotile.tasks.ptychography.recipe import SolverStage
@@ -100,9 +99,7 @@ def test_the_result_has_the_same_bits_for_any_number_of_workers(
         assert file["loss"][-1] < file["loss"][0] / 3
 
 
-def test_a_result_is_exported_as_images_and_its_probe_stays_in_its_support(
-    folder: Path, cluster: RunningCluster
-) -> None:
+def test_a_result_is_exported_and_its_probe_stays_in_its_support(folder: Path, cluster: RunningCluster) -> None:
     compute(job(folder, stages=STAGES[:1], model={"modes": 2, "support": 9}), cluster)
     source, images = str(folder / "result.cxi"), folder / "images.zarr"
     with h5py.File(source) as file:
@@ -174,9 +171,7 @@ def test_the_resolution_is_that_of_two_halves(folder: Path, cluster: RunningClus
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("epochs", [100, thorough(240)])
-def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(
-    folder: Path, cluster: RunningCluster, epochs: int
-) -> None:
+def test_a_killed_rank_and_run_go_on_to_the_same_bits(folder: Path, cluster: RunningCluster, epochs: int) -> None:
     parts: dict[str, Any] = {
         "stages": [{"epochs": epochs, "lr": 0.02, "batch": 6}], "resolution": True, "held_out": 0.05,
     }  # fmt: skip
@@ -224,9 +219,7 @@ def test_a_reconstruction_begins_with_the_result_of_another(folder: Path, cluste
 
 
 @pytest.mark.thorough
-def test_a_beam_that_varies_is_begun_with_and_a_result_is_not_written_over_its_start(
-    folder: Path, cluster: RunningCluster
-) -> None:
+def test_a_beam_that_varies_is_begun_with_and_a_start_not_written_over(folder: Path, cluster: RunningCluster) -> None:
     model: dict[str, Any] = {"variations": 1, "refine": ["object", "probe"]}
     compute(job(folder, "first.cxi", model=model), cluster)
     opened(folder, start=folder / "first.cxi", **model).save(folder / "same.cxi")
@@ -312,27 +305,6 @@ def test_a_curve_is_written_while_checkpoints_take_long(folder: Path, monkeypatc
             gaps.append(now[0] - last)
             seen, last = step, now[0]
     assert max(gaps) < 35
-
-
-@pytest.mark.parametrize("arriving", [1, 3, 4, 7])
-def test_rows_that_come_many_at_a_time_are_reported(tmp_path: Path, arriving: int) -> None:
-    reports: list[str] = []
-
-    class View:
-        class directory:  # noqa: N801 - as of a run
-            write_iterations = staticmethod(lambda rows: None)
-
-        report_row = staticmethod(lambda rows, steps: None)
-        report = staticmethod(reports.append)
-
-    class Files:
-        curve = tmp_path / "curve.json"
-
-    curve = Curve(View(), Files(), 1000, "epoch")  # type: ignore[arg-type]
-    for count in range(arriving, 50, arriving):
-        write_curve(Files.curve, count, [{"iteration": n + 1, "loss": 1.0} for n in range(count)])
-        curve.look()
-    assert len(reports) == min(49 // arriving, (49 // arriving) * arriving // 5)
 
 
 def test_noise_of_photons_has_the_loss_that_draws_have() -> None:

@@ -185,7 +185,7 @@ LOOPS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_what_cannot_be_optimized_is_refused(
+def test_what_cannot_be_optimized_is_told(
     folder: Path, ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scan = opened(folder)
@@ -252,7 +252,7 @@ SPOILT: list[tuple[list[dict[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("stages", "said"), SPOILT)
-def test_a_step_that_went_too_far_is_no_result(
+def test_a_step_too_far_is_no_result(
     folder: Path, cluster: RunningCluster, stages: list[dict[str, Any]], said: str
 ) -> None:
     with pytest.raises(Diverged, match=said):

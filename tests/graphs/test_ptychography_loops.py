@@ -89,7 +89,7 @@ def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path, ctx: Dis
     assert (np.ptp(changed, axis=0) <= 32).all()
 
 
-def test_the_resolution_is_that_of_the_positions_that_were_used(
+def test_the_resolution_is_that_of_the_used_positions(
     folder: Path, cluster: RunningCluster, ctx: DistributedContext
 ) -> None:
     """Each loop over some of them is one stage of a job with a subset."""
@@ -140,7 +140,7 @@ def test_positions_and_background_that_are_set_are_begun_with(folder: Path, ctx:
         assert scan.background[0, 0] > 0  # at 0 there is no slope
 
 
-def test_a_worker_that_fails_after_a_loop_was_left_is_told_of(
+def test_a_failure_after_a_loop_was_left_is_told(
     folder: Path, ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scan = opened(folder)
@@ -211,7 +211,7 @@ def test_an_epoch_that_diverges_is_told_as_such_and_the_ones_before_stay(folder:
     assert len(list(adam.optimize(1, lr=0.02))) == 1
 
 
-def test_options_of_a_call_that_could_not_begin_are_forgotten(
+def test_a_call_that_cannot_begin_is_forgotten(
     folder: Path, ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = []

@@ -125,7 +125,7 @@ main()
         ("x", "ended with exit code 1. Its last line: ValueError"),
     ],
 )
-def test_a_script_ends_before_what_it_leaves_running_and_its_files_are_written(
+def test_a_script_ends_before_what_it_leaves_running_with_its_files_whole(
     tmp_path: Path, code: str, words: str
 ) -> None:
     path, log, lines = tmp_path / "leaves.py", tmp_path / "log", list[str]()
@@ -189,9 +189,7 @@ class Queue(RunningCluster):
         self.present += 1
 
 
-def test_a_script_waits_for_all_workers_and_after_a_failure_for_those_that_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_script_waits_for_all_workers_and_later_for_those_that_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrival, "QUIET_SECONDS", -1.0)
     monkeypatch.setattr(arrival, "WAIT_STEP_SECONDS", 0.0)
     queue, reports, seen = Queue(None, 3), list[str](), list[int]()

@@ -97,9 +97,7 @@ def test_between_machines_nothing_listens_but_on_the_address_of_this_one(job: Hp
 
 
 @pytest.mark.thorough
-def test_logs_lie_in_the_run_directory_wherever_that_is_and_each_job_has_gpus_of_its_own(
-    slurm: Slurm, tmp_path: Path
-) -> None:
+def test_logs_are_in_the_run_directory_and_each_job_has_its_own_gpus(slurm: Slurm, tmp_path: Path) -> None:
     job = HpcJob.create(tmp_path / "my scans (1)", slurm.environment, kind="slurm", interface="lo", gpus=1)
     job.set_pace(0.1)
     job.call(*RUN, "--set", "run.device=cpu")

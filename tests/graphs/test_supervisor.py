@@ -90,9 +90,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Watch]:
     return lambda workers: Watch(workers, clock)
 
 
-def test_as_many_launches_are_asked_for_as_workers_and_one_that_ended_is_replaced(
-    watch: Callable[[int], Watch],
-) -> None:
+def test_a_launch_is_asked_for_each_worker_and_replaced_when_it_ends(watch: Callable[[int], Watch]) -> None:
     three = watch(3)
     three.rounds(2)
     assert [*three.cluster.workers] == ["w1", "w2", "w3"]
@@ -108,9 +106,7 @@ def test_as_many_launches_are_asked_for_as_workers_and_one_that_ended_is_replace
     assert three.reports == ["1 worker lost (job 1: FAILED (NonZeroExitCode)); asking for it again"]
 
 
-def test_launches_that_keep_ending_at_once_are_given_up_with_the_log_and_asked_for_again_after_a_while(
-    watch: Callable[[int], Watch],
-) -> None:
+def test_launches_that_keep_ending_are_given_up_with_the_log_for_a_while(watch: Callable[[int], Watch]) -> None:
     two, one = watch(2), watch(1)
     two.end_at_once(4, seconds=60)
     assert two.cluster.made == 4
@@ -137,9 +133,7 @@ def test_a_pause_lies_between_two_tries(watch: Callable[[int], Watch]) -> None:
     assert one.cluster.made == 2
 
 
-def test_launches_that_worked_a_while_are_replaced_without_end_and_do_not_count_against_others(
-    watch: Callable[[int], Watch],
-) -> None:
+def test_launches_that_worked_are_replaced_without_end_and_do_not_count(watch: Callable[[int], Watch]) -> None:
     one, two = watch(1), watch(2)
     for number in range(1, 30):
         one.rounds(1)
@@ -176,9 +170,7 @@ def test_a_cluster_goes_on_with_the_workers_that_are_left(watch: Callable[[int],
             two.supervisor.check(wanted)
 
 
-def test_workers_that_there_is_no_room_for_and_launches_that_are_not_taken_are_not_waited_for(
-    watch: Callable[[int], Watch],
-) -> None:
+def test_workers_without_room_and_refused_launches_are_not_waited_for(watch: Callable[[int], Watch]) -> None:
     two, one = watch(2), watch(1)
     two.supervisor.capacity = lambda: 1  # an allocation that has lost a node
     two.cluster.here.add("w1")

@@ -124,9 +124,7 @@ def test_the_page_shows_curve_learning_rate_and_examples_and_is_kept(new: New, c
 
 
 @pytest.mark.thorough
-def test_a_killed_worker_and_a_killed_driver_change_no_bit(
-    images: Path, cluster: RunningCluster, tmp_path: Path
-) -> None:
+def test_a_killed_worker_and_driver_change_no_bit(images: Path, cluster: RunningCluster, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     whole, job = (training(images, folder, steps=200) for folder in (tmp_path / "whole", tmp_path))
     _, expected = train(whole, cluster)
@@ -154,9 +152,7 @@ def test_a_killed_worker_and_a_killed_driver_change_no_bit(
 
 
 @pytest.mark.thorough
-def test_a_rank_that_hangs_is_named_before_the_cluster_is_given_up(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_hangs_is_named(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
     start = local.start
 
@@ -185,9 +181,7 @@ def test_a_rank_that_hangs_is_named_before_the_cluster_is_given_up(
     assert curve_of(job)[-1]["iteration"] == 300
 
 
-def test_weights_denoise_and_know_the_values_that_they_learned_from(
-    images: Path, new: New, go: Go, tmp_path: Path
-) -> None:
+def test_weights_know_the_values_that_they_learned_from(images: Path, new: New, go: Go, tmp_path: Path) -> None:
     counts = np.clip(np.rint(1000 * read_zarr(images / "noisy.zarr")), 0, None)
     write_zarr(tmp_path / "counts.zarr", counts.astype(np.uint16))
     write_zarr(tmp_path / "floats.zarr", counts.astype(np.float32))
@@ -238,9 +232,7 @@ def test_a_file_that_is_put_there_meanwhile_is_not_overwritten(new: New, go: Go,
     assert Path(job.output.path).read_bytes() == b"mine"
 
 
-def test_weights_have_their_name_once_they_are_trained(
-    new: New, cluster: RunningCluster, expected: bytes, tmp_path: Path
-) -> None:
+def test_weights_are_named_once_trained(new: New, cluster: RunningCluster, expected: bytes, tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     path.write_bytes(b"before")
     job = new(output=WeightsFile(path=str(path), overwrite=True))
@@ -323,7 +315,7 @@ def test_steps_that_may_have_seen_another_image_are_taken_back(
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, thorough(flip_bit), thorough(lambda path: path.write_bytes(b""))])
-def test_a_damaged_file_is_mended_by_a_repair_and_another_one_left_alone(
+def test_a_damaged_file_is_repaired_and_another_one_left_alone(
     new: New, go: Go, damage: Callable[[Path], object]
 ) -> None:
     job = new(steps=2)

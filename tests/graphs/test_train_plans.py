@@ -244,7 +244,7 @@ def test_a_precision_is_not_for_a_training(images: Path, tmp_path: Path) -> None
     assert "run.precision is float16, which is for denoising: a training computes in float32" in plan.notes
 
 
-def test_workers_that_would_share_a_gpu_are_one_or_refused(
+def test_workers_that_would_share_a_gpu_are_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (needs, gpu_detection):
