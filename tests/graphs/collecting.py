@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from halotile.tasks.groups import collectives as c
 from halotile.tasks.groups.cut_tensors import fft
-from halotile.tasks.groups.group import SharedMemory, TorchGroup
+from halotile.tasks.groups.group import TorchGroup
 
 DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int32, torch.int64,
@@ -300,16 +300,12 @@ def _sizes(length: int, group: TorchGroup) -> list[int]:
 def sent_bytes(group: TorchGroup, rows: int, columns: int) -> dict[str, list[int]]:
     """Bytes that this rank sends to the others in transforms of an image, and in their gradients."""
     sizes, exchange, counts = c.even_sizes(rows, group.world_size), dist.all_to_all_single, [0]
-    own, through_memory = sizes[group.rank], SharedMemory.exchange
+    own = sizes[group.rank]
     image, spectrum = torch.ones(own, columns), torch.ones(own, columns // 2 + 1, dtype=torch.complex64)
 
     def counted(output: Any, sent: torch.Tensor, received: list[int], lengths: list[int], group: Any) -> Any:
         counts[-1] += sent.element_size() * (sum(lengths) - lengths[dist.get_rank(group)])
         return exchange(output, sent, received, lengths, group=group)
-
-    def counted_in_memory(memory: Any, parts: Sequence[torch.Tensor], places: Any) -> None:
-        counts[-1] += sum(part.nbytes for rank, part in enumerate(parts) if rank != memory.rank)
-        through_memory(memory, parts, places)
 
     calls: dict[str, tuple[Callable[..., torch.Tensor], torch.Tensor]] = {
         "fft2": (fft.fft2, image),
@@ -318,7 +314,7 @@ def sent_bytes(group: TorchGroup, rows: int, columns: int) -> dict[str, list[int
         "irfft2": (partial(fft.irfft2, s=(rows, columns)), spectrum),
     }
     found = {}
-    with patch.object(dist, "all_to_all_single", counted), patch.object(SharedMemory, "exchange", counted_in_memory):
+    with patch.object(dist, "all_to_all_single", counted):
         for name, (function, x) in calls.items():
             counts[:] = [0]
             y = function(x.requires_grad_(), group, sizes)

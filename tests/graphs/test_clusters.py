@@ -225,20 +225,20 @@ def test_the_driver_gets_its_environment_back_and_no_process_or_message_stays(mo
     assert [handler.level for handler in handlers] == levels
 
 
-@pytest.mark.parametrize(
-    ("setting", "text"),
-    [
-        ({"distributed.worker.preload": ["no_such_module"]}, "preload or a setting"),
-        ({"distributed.nanny.preload": ["no_such_module"]}, "no_such_module.*preload or a setting"),
-        ({"distributed.scheduler.preload": ["no_such_module"]}, "no_such_module.*preload or a setting"),
-        ({"distributed.admin.log-length": "many"}, "TypeError.*preload or a setting"),
-    ],
+MISTAKES: tuple[tuple[dict[str, object], str], ...] = (
+    ({"distributed.worker.preload": ["no_such_module"]}, "preload or a setting"),
+    ({"distributed.nanny.preload": ["no_such_module"]}, "no_such_module.*preload or a setting"),
+    ({"distributed.scheduler.preload": ["no_such_module"]}, "no_such_module.*preload or a setting"),
+    ({"distributed.admin.log-length": "many"}, "TypeError.*preload or a setting"),
 )
-def test_what_fails_in_dasks_configuration_is_not_blamed_on_memory(setting: dict[str, object], text: str) -> None:
-    with pytest.raises(ConfigError) as caught, dask.config.set(setting), local.start(ONE):
-        pass
-    assert re.search(rf"^the cluster did not start \(.*{text}", str(caught.value))
-    assert "memory" not in str(caught.value).partition(". ")[0]
+
+
+def test_what_fails_in_dasks_configuration_is_not_blamed_on_memory() -> None:
+    for setting, text in MISTAKES:
+        with pytest.raises(ConfigError) as caught, dask.config.set(setting), local.start(ONE):
+            pass
+        assert re.search(rf"^the cluster did not start \(.*{text}", str(caught.value))
+        assert "memory" not in str(caught.value).partition(". ")[0]
 
 
 SETTINGS = "Correct what fails in Dask's configuration, a preload or a setting"

@@ -46,13 +46,11 @@ def test_gradients_are_differences_and_so_are_theirs(four: DistributedContext) -
     assert four.run_torch(jacobians.gradient_faults, ranks=3) == [[]] * 3  # one of them has an empty part
 
 
-@WAYS
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_transforms_of_real_tensors_send_half_a_spectrum(four: DistributedContext, ranks: int, is_shared: bool) -> None:
+def test_transforms_of_real_tensors_send_half_a_spectrum(four: DistributedContext, ranks: int) -> None:
     rows, columns = 12, 64
-    sent = four.run_torch(
-        collecting.by_way, partial(collecting.sent_bytes, rows=rows, columns=columns), is_shared, ranks=ranks
-    )
+    program = partial(collecting.sent_bytes, rows=rows, columns=columns)
+    sent = four.run_torch(collecting.by_way, program, False, ranks=ranks)
     total = {name: np.sum([each[name] for each in sent], axis=0).tolist() for name in sent[0]}
     column = 8 * rows * (ranks - 1) // ranks  # bytes of a complex column that change their rank
     half = column * (columns // 2 + 1)

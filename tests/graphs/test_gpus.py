@@ -225,10 +225,11 @@ def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
     environment = ALLOCATED | {"SLURM_TASKS_PER_NODE": tasks}
     assert device_of(Run(workers=workers), IN_IT, environment) == device
     shares = Counter(
-        (slot.node, share_of(",".join(map(str, range(slot.gpus))), f"{slot.number}/{slot.node_workers}"))
+        (slot.node, gpu)
         for slot in slurm_allocation.slots_in(environment, workers)
+        for gpu in share_of(",".join(map(str, range(slot.gpus))), f"{slot.number}/{slot.node_workers}").split(",")
     )
-    assert (device == "cuda") == all(gpus and count == 1 for (_, gpus), count in shares.items())
+    assert (device == "cuda") == all(gpu and count == 1 for (_, gpu), count in shares.items())
 
 
 def test_an_allocation_is_asked_for_its_gpus_once_and_by_name_or_auto(allocation: Allocation, tmp_path: Path) -> None:
