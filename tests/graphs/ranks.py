@@ -2,21 +2,118 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import stat
+import sys
+import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
+import torch.distributed as dist
 
+from halotile import collectives, torch_group
 from halotile.errors import PeerLost
+from halotile.graphs.clusters.workers.fork_server import ensure_forks
 from halotile.tasks.groups import opening
 from halotile.tasks.groups.group import TorchGroup
 
 SLOTS = 12
+
+
+class Ended(NamedTuple):
+    """End of a process: its exit code, and the result of its function."""
+
+    code: int | None
+    result: Any
+
+
+def launched(function: Callable[..., Any], environments: Sequence[Mapping[str, str]], *args: Any) -> list[Ended]:
+    """Call a function in processes as those of a launcher, each with variables of its own."""
+    ensure_forks()  # with torch, whose import takes seconds
+    context = multiprocessing.get_context("forkserver")
+    started = []
+    for own in environments:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_launched, args=(sender, dict(own), function, args))
+        process.start()
+        sender.close()
+        started.append((process, receiver))
+    ended = []
+    for process, receiver in started:
+        result = None
+        with suppress(EOFError):
+            result = receiver.recv() if receiver.poll(120) else None
+        process.join(60)
+        ended.append(Ended(process.exitcode, result))
+    return ended
+
+
+def _launched(sender: Connection, own: Mapping[str, str], function: Callable[..., Any], args: Sequence[Any]) -> None:
+    os.environ.update(own)
+    sender.send(function(*args))
+
+
+def turns() -> list[list[str]]:
+    """Join the ranks of a launcher three times; return rank, size, a sum and the addresses listened at of each."""
+    said = []
+    for turn in range(3):
+        with torch_group.join(device_mode="cpu", timeout_seconds=60) as group:
+            total = float(group.all_reduce(torch.tensor(group.rank + 10.0 * turn)))
+            places = _listened_at()
+            said.append([str(group.rank), str(group.world_size), str(total), ",".join(places)])
+    return said
+
+
+def waited_for() -> float | None:
+    """Seconds for which rank 0 waits at its end for another that is killed."""
+    try:
+        with torch_group.join(device_mode="cpu") as group:
+            if group.rank == 1:
+                time.sleep(0.5)
+                os.kill(os.getpid(), signal.SIGKILL)
+            began = time.monotonic()
+    except PeerLost:
+        return time.monotonic() - began
+    return None
+
+
+def left_at_once(meeting: str) -> None:
+    """Meet, and end without torch, which removes the file with its last rank."""
+    with opening.opened(opening.Rendezvous(int(os.environ["RANK"]), 2, meeting=meeting, device_mode="cpu")):
+        kept = dist.distributed_c10d._get_default_store()
+    os._exit(kept is None)
+
+
+def own_group(meeting: str) -> list[tuple[Any, ...]]:
+    """Join the groups of a program that made them itself: all ranks, and those along two axes of a mesh."""
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(os.environ.pop("RANK")), world_size=2)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "space"))
+    found = []
+    for given in (None, mesh.get_group("space"), mesh.get_group("data")):
+        with torch_group.join(device_mode="cpu", process_group=given) as group:
+            total = float(group.all_reduce(torch.tensor(dist.get_rank() + 1.0)))
+            part = collectives.all_gather_v(torch.ones(1), group, [1] * group.world_size)
+            group.barrier()
+            inner = group.mesh({"left": 1, "rest": -1})["rest"].world_size
+        found.append((group.rank, group.world_size, total, len(part), inner))
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def _listened_at() -> list[str]:
+    """Addresses at which this process listens for TCP."""
+    found = psutil.Process().net_connections("tcp")
+    return sorted({entry.laddr.ip for entry in found if entry.status == psutil.CONN_LISTEN})
 
 
 def slot(number: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -42,6 +139,7 @@ def everything(group: TorchGroup) -> dict[str, Any]:
         **{op: group.all_reduce(x, op).tolist() for op in ("sum", "mean", "min", "max", "product")},
         "copy": group.broadcast(x, group.world_size - 1).tolist(),
         "left as it was": x.tolist(),
+        "mean of integers": group.all_reduce(torch.tensor([3, group.rank]), "mean"),
     }
 
 
@@ -87,33 +185,35 @@ def barrier_without(group: TorchGroup, rank: int, folder: str) -> None:
         raise
 
 
-def listened_at(group: TorchGroup) -> list[str]:
-    """Addresses at which this process listens for TCP, beside those of Dask; also for what connects ranks on GPUs beside nccl."""
-    opening._beside(group).barrier()
-    found = psutil.Process().net_connections("tcp")
-    return sorted({entry.laddr.ip for entry in found if entry.status == psutil.CONN_LISTEN})
+def place_of(place: opening.Rendezvous) -> tuple[int, int | None, list[str]]:
+    """Mode of the folder in which ranks meet, the number of a rank's GPU, and the addresses at which it listens beside Dask.
 
-
-def late_to_meet(marker: Path, place: opening.Rendezvous) -> int:
-    """Rank 1 does not come to meet the others in the first attempt."""
-    if place.rank == 1 and not marker.exists():
-        marker.touch()
-        time.sleep(600)
+    Also for what connects ranks on GPUs beside nccl.
+    """
     with opening.opened(place) as group:
-        return group.world_size
+        opening._beside(group).barrier()
+        return stat.S_IMODE(Path(place.meeting).parent.stat().st_mode), place.gpu, _listened_at()
 
 
-def fail(group: TorchGroup, way: str, rank: int) -> None:
+def fail(group: TorchGroup, way: str, rank: int) -> Any:
     """One rank ends in some way while the others wait for it."""
-    if group.rank == rank:
-        if way == "raises":
+    if group.rank != rank:
+        return group.barrier() if way == "returns a lock" else group.all_reduce(torch.ones(3))
+    match way:
+        case "raises":
             raise ValueError("the seventh patch is empty")
-        if way == "killed":
+        case "exits":
+            sys.exit("no such data")
+        case "is interrupted":
+            raise KeyboardInterrupt
+        case "is killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if way == "hangs":
+        case "hangs":
             time.sleep(600)
-        return
-    group.all_reduce(torch.ones(3))
+        case "returns a lock":
+            group.barrier()
+            return threading.Lock()
+    return None
 
 
 def once_killed(group: TorchGroup, folder: str) -> tuple[int, float]:

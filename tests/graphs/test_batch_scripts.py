@@ -1,10 +1,10 @@
-"""Job scripts of all batch systems, compared to the letter: only two of the systems can be run here."""
+"""Batch systems, only two of which can be run here: their job scripts, compared to the letter, and what their commands print about jobs."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,36 +13,48 @@ import dask
 import pytest
 
 from halotile.errors import ClusterFailed, ConfigError
+from halotile.graphs.clusters import htcondor, lsf, oar, pbs, sge, slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.common.security import Credentials
-from halotile.graphs.clusters.launches.batch_system import BatchSystem, job_script, logs_of
+from halotile.graphs.clusters.launches.base import LaunchState
+from halotile.graphs.clusters.launches.batch_system import BatchSystem, job_script, launch_states, logs_of
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run
 from halotile.graphs.submission import check_walltime, script_of, walltime_seconds
 from halotile.registry import names
-from tests.graphs.batch_systems import SYSTEMS
 
 pytestmark = pytest.mark.filterwarnings("ignore:OAR Job memory")
 
+SYSTEMS = {kind.SYSTEM.module: kind.SYSTEM for kind in (slurm, pbs, sge, lsf, oar, htcondor)}
 SCRIPTS = Path(__file__).with_name("scripts")
 LOGS = Path("/scratch/ada/x.run/workers")
+PROLOGUE = ("module load cuda", "source env/bin/activate")
 PLAIN = Cluster(interface="lo")
 SITE = Cluster(
-    interface="lo",
-    queue="gpu",
-    account="phys",
-    walltime="04:00:00",
-    cores=4,
-    gpus=1,
-    prologue=("module load cuda", "source env/bin/activate"),
+    interface="lo", queue="gpu", account="phys", walltime="04:00:00", cores=4, gpus=1, prologue=PROLOGUE,
     directives=("--constraint=v100",),
-)
+)  # fmt: skip
 SITES = {
     "sge": replace(SITE, directives=("-pe smp 4", "-l h_vmem=2G")),
     "htcondor": Cluster(
-        interface="lo", cores=4, gpus=1, prologue=("module load cuda",), directives=("nice_user = True",)
+        interface="lo", cores=4, gpus=1, prologue=PROLOGUE[:1], directives=("nice_user = True",)
     ),
-}
+}  # fmt: skip
+Command = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """``command(name, lines)`` replaces a command by a shell script; returns the file of its calls."""
+
+    def make(name: str, lines: str) -> Path:
+        path = tmp_path / name
+        path.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n{lines}\n')
+        path.chmod(0o755)
+        return tmp_path / "calls"
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return make
 
 
 def worker_script(system: BatchSystem, choice: Cluster) -> str:
@@ -55,43 +67,36 @@ def worker_script(system: BatchSystem, choice: Cluster) -> str:
 
 def driver_script(system: BatchSystem, choice: Cluster) -> str:
     """The script of a submitted run, likewise."""
+    output = "/scratch/ada/my scan.zarr"
     job = Denoising(
-        input=Input(path="in.zarr"),
-        output=Output(path="/scratch/ada/my scan.zarr"),
-        denoiser=DenoiserChoice(name="tv"),
-        run=Run(workers=8),
-        cluster=choice,
-    )
-    text = script_of(system, job, Path("/scratch/ada/my scan.zarr.run"), 0o022)
-    return text.replace(sys.executable, "PYTHON")
+        input=Input(path="in.zarr"), output=Output(path=output), denoiser=DenoiserChoice(name="tv"),
+        run=Run(workers=8), cluster=choice,
+    )  # fmt: skip
+    return script_of(system, job, Path(f"{output}.run"), 0o022).replace(sys.executable, "PYTHON")
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
-@pytest.mark.parametrize("choice", ["plain", "site"])
-def test_the_script_of_a_worker(name: str, choice: str) -> None:
-    text = worker_script(SYSTEMS[name], PLAIN if choice == "plain" else SITES.get(name, SITE))
-    assert text == (SCRIPTS / f"{name}-{choice}.txt").read_text()
-    assert "PRIVATE" not in text
-    assert f"--tls-key {LOGS}/tls-1/key.pem" in text
-
-
-@pytest.mark.parametrize("script", ["submit-plain", "submit-site", "driver-pbs", "driver-sge", "driver-lsf"])
-def test_the_script_of_a_submitted_run(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("script", sorted(path.stem for path in SCRIPTS.iterdir()))
+def test_a_script_is_the_expected_one_to_the_letter(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
-    kind, name = script.split("-")
-    if kind == "submit":
-        system, choice = "slurm", PLAIN if name == "plain" else SITE
+    name, choice = script.split("-")
+    if name == "driver":
+        section = replace(SITES.get(choice, SITE), directives=(), kind=choice)
+        SYSTEMS[choice].cluster_class()  # its import makes the default settings known
+        with dask.config.set({f"jobqueue.{choice}.job-extra-directives": ["-theirs"]}):
+            text = driver_script(SYSTEMS[choice], section)
+    elif name == "submit":
+        text = driver_script(SYSTEMS["slurm"], PLAIN if choice == "plain" else SITE)
     else:
-        system, choice = name, replace(SITES.get(name, SITE), directives=(), kind=name)
-    theirs = ["-theirs"] if kind == "driver" else []
-    with dask.config.set({f"jobqueue.{system}.job-extra-directives": theirs}):
-        text = driver_script(SYSTEMS[system], choice)
+        text = worker_script(SYSTEMS[name], PLAIN if choice == "plain" else SITES.get(name, SITE))
+        assert f"--tls-key {LOGS}/tls-1/key.pem" in text
     assert text == (SCRIPTS / f"{script}.txt").read_text()
+    assert "PRIVATE" not in text
 
 
 def test_every_batch_system_is_here() -> None:
-    others = {"local", "local-cuda", "scheduler", "slurm-alloc", "ranks"}
-    assert {*names("clusters")} == {*SYSTEMS} | others
+    assert {*names("clusters")} == {*SYSTEMS, "local", "local-cuda", "scheduler", "slurm-alloc", "ranks"}
+    workers = {f"{name}-{choice}" for name in SYSTEMS for choice in ("plain", "site")}
+    assert workers < {path.stem for path in SCRIPTS.iterdir()}
 
 
 USERS_COMMANDS = {
@@ -122,65 +127,55 @@ def test_a_system_is_called_and_named_with_commands_that_it_has(name: str) -> No
 
 
 THEIRS = {"job-extra-directives": ["--nice"], "worker-extra-args": ["--lifetime", "25m"]}
-LINES: list[tuple[str, Mapping[str, Any], Mapping[str, Any], list[str], list[str]]] = [
-    ("slurm", {"directives_skip": ("--mem=",)}, {}, [], ["--mem="]),
-    ("lsf", {"directives_skip": ("rusage",)}, {}, [], ["rusage"]),
-    ("sge", {"directives_skip": ("mem_free",)}, {}, [], ["mem_free"]),
-    ("oar", {"directives_skip": ("-O ",)}, {}, [], ["-O "]),
+OF_GPU = {
+    "slurm": "#SBATCH --nice\n|--gres=gpu:1", "pbs": "--nice|ngpus=1", "sge": "--nice|-l gpu=1", "lsf": '--nice|-gpu "num=1"',
+    "oar": "--nice|/nodes=1/gpu=1", "htcondor": "theirs|request_gpus = 1",
+}  # fmt: skip
+"""What a directive of the user becomes, and what asks for a GPU: they stand beside each other."""
+OF_CONDOR = THEIRS | {"job-extra-directives": {"+Project": "theirs"}}
+LINES: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
+    ("slurm", {"directives_skip": ("--mem=",)}, {}, "", "--mem="),
+    ("lsf", {"directives_skip": ("rusage",)}, {}, "", "rusage"),
+    ("sge", {"directives_skip": ("mem_free",)}, {}, "", "mem_free"),
+    ("oar", {"directives_skip": ("-O ",)}, {}, "", "-O "),
     # The user's own configuration of dask-jobqueue counts, but for what the job says.
-    ("slurm", {"account": "phys"}, {"queue": "theirs"}, ["#SBATCH -p theirs\n", "#SBATCH -A phys\n"], []),
-    ("slurm", {"queue": "fast"}, {"queue": "theirs"}, ["#SBATCH -p fast\n"], ["theirs"]),
-    # Directives of the user stand beside those for GPUs.
-    ("slurm", {"gpus": 1}, THEIRS, ["#SBATCH --nice\n", "--gres=gpu:1", "--lifetime 25m", "--memory-limit"], []),
-    ("pbs", {"gpus": 1}, THEIRS, ["--nice", "ngpus=1", "--lifetime 25m", "--memory-limit"], []),
-    ("sge", {"gpus": 1}, THEIRS, ["--nice", "-l gpu=1", "--lifetime 25m", "--memory-limit"], []),
-    ("lsf", {"gpus": 1}, THEIRS, ["--nice", '-gpu "num=1"', "--lifetime 25m", "--memory-limit"], []),
-    ("oar", {"gpus": 1}, THEIRS, ["--nice", "/nodes=1/gpu=1", "--lifetime 25m", "--memory-limit"], []),
-    (
-        "htcondor",
-        {"gpus": 1},
-        THEIRS | {"job-extra-directives": {"+Project": "theirs"}},
-        ["theirs", "request_gpus = 1", "--lifetime 25m", "--memory-limit"],
-        [],
+    ("slurm", {"account": "phys"}, {"queue": "theirs"}, "#SBATCH -p theirs\n|#SBATCH -A phys\n", ""),
+    ("slurm", {"queue": "fast"}, {"queue": "theirs"}, "#SBATCH -p fast\n", "theirs"),
+    *(
+        (name, {"gpus": 1}, OF_CONDOR if name == "htcondor" else THEIRS, f"{lines}|--lifetime 25m|--memory-limit", "")
+        for name, lines in OF_GPU.items()
     ),
     # What the job requests itself is not requested twice.
-    ("sge", {"directives": ("-pe mpi 4",), "cores": 4}, {}, ["#$ -pe mpi 4\n", "#$ -l mem_free=4608M\n"], []),
-    ("sge", {"directives": ("-l h_vmem=6G -pe mpi 4",), "cores": 4}, {}, ["#$ -l h_vmem=6G -pe mpi 4\n"], []),
-    ("sge", {"directives": ("-l h_vmem=6G",)}, {}, ["#$ -l h_vmem=6G\n"], ["4608M"]),
-    ("sge", {"directives": ("-l m_mem_free=6G",)}, {}, ["#$ -l m_mem_free=6G\n"], ["4608M"]),
-    ("sge", {"directives": ("-l mem_free=6G,gpu=1",)}, {}, ["#$ -l mem_free=6G,gpu=1\n"], ["4608M"]),
-    ("sge", {"directives": ("-l h_rss=6G",)}, {}, ["#$ -l h_rss=6G\n"], ["4608M"]),
-    ("sge", {"directives": ("-S /usr/bin/bash",)}, {}, ["#$ -S /usr/bin/bash\n"], ["-S /bin/bash"]),
-    ("lsf", {"directives": ('-R "rusage[mem=9GB]"',)}, {}, ["rusage[mem=9GB]"], ["rusage[mem=4608MB]"]),
+    ("sge", {"directives": ("-pe mpi 4",), "cores": 4}, {}, "#$ -pe mpi 4\n|#$ -l mem_free=4608M\n", ""),
+    ("sge", {"directives": ("-l h_vmem=6G -pe mpi 4",), "cores": 4}, {}, "#$ -l h_vmem=6G -pe mpi 4\n", ""),
+    *(
+        ("sge", {"directives": (f"-l {memory}",)}, {}, f"#$ -l {memory}\n", "4608M")
+        for memory in ("h_vmem=6G", "m_mem_free=6G", "mem_free=6G,gpu=1", "h_rss=6G")
+    ),
+    ("sge", {"directives": ("-S /usr/bin/bash",)}, {}, "#$ -S /usr/bin/bash\n", "-S /bin/bash"),
+    ("lsf", {"directives": ('-R "rusage[mem=9GB]"',)}, {}, "rusage[mem=9GB]", "rusage[mem=4608MB]"),
     (
-        "oar",
-        {"gpus": 1, "options": {"resource_spec": "/nodes=1/gpu=1/core=4"}},
-        {},
-        ["#OAR -l /nodes=1/gpu=1/core=4,walltime="],
-        [],
+        "oar", {"gpus": 1, "options": {"resource_spec": "/nodes=1/gpu=1/core=4"}}, {},
+        "#OAR -l /nodes=1/gpu=1/core=4,walltime=", "",
     ),
     # Commands of a prologue are the shell's, and no macros of HTCondor.
     (
-        "htcondor",
-        {"prologue": ("export SITE=$(hostname)", "cd ${HOME}/$(date +%F)")},
-        {},
-        ["export SITE=$(DOLLAR)(hostname); cd ${HOME}/$(DOLLAR)(date +%F); PYTHON"],
-        [],
+        "htcondor", {"prologue": ("export SITE=$(hostname)", "cd ${HOME}/$(date +%F)")}, {},
+        "export SITE=$(DOLLAR)(hostname); cd ${HOME}/$(DOLLAR)(date +%F); PYTHON", "",
     ),
-]
-"""System, its cluster section, the user's configuration, and what the script of a worker has and has not."""
+]  # fmt: skip
+"""System, its cluster section, the user's configuration, what the script of a worker has, separated by bars, and what it has not."""
 
 
 @pytest.mark.parametrize(("name", "section", "configured", "present", "absent"), LINES)
 def test_a_script_has_what_the_job_and_the_user_say(
-    name: str, section: dict[str, Any], configured: dict[str, Any], present: list[str], absent: list[str]
+    name: str, section: dict[str, Any], configured: dict[str, Any], present: str, absent: str
 ) -> None:
-    default = worker_script(SYSTEMS[name], PLAIN)
     with dask.config.set({f"jobqueue.{name}.{key}": value for key, value in configured.items()}):
         text = worker_script(SYSTEMS[name], replace(PLAIN, **section))
-    assert [part for part in present if part not in text] == []
-    assert [part for part in absent if part in text] == []
-    assert "directives_skip" not in section or absent[0] in default
+    assert [part for part in present.split("|") if part not in text] == []
+    assert not absent or absent not in text
+    assert "directives_skip" not in section or absent in worker_script(SYSTEMS[name], PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -204,49 +199,38 @@ def test_what_a_system_lacks_is_refused(name: str, section: dict[str, Any], word
         (["-pe smp 4 -P my-pe"], ["-P my-pe"]),
     ],
 )
-@pytest.mark.parametrize("source", ["job", "configuration", "options"])
-def test_a_driver_takes_one_slot_of_a_grid_engine(source: str, written: list[str], kept: list[str]) -> None:
-    choice = Cluster(
-        kind="sge",
-        cores=4,
-        directives=tuple(written) if source == "job" else (),
-        options={"job_extra_directives": written} if source == "options" else {},
-    )
-    configured = written if source == "configuration" else []
-    with dask.config.set({"jobqueue.sge.job-extra-directives": configured}):
-        text = driver_script(SYSTEMS["sge"], choice)
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "-pe " not in text.replace("my-pe", "")
-    assert "#$" not in lines
-    assert [line for line in kept if f"#$ {line}" not in lines] == []
+def test_a_driver_takes_one_slot_of_a_grid_engine(written: list[str], kept: list[str]) -> None:
+    for source in ("job", "configuration", "options"):
+        options = {"job_extra_directives": written} if source == "options" else {}
+        directives = tuple(written) if source == "job" else ()
+        choice = Cluster(kind="sge", cores=4, directives=directives, options=options)
+        with dask.config.set({"jobqueue.sge.job-extra-directives": written if source == "configuration" else []}):
+            text = driver_script(SYSTEMS["sge"], choice)
+        lines = [" ".join(line.split()) for line in text.splitlines()]
+        assert "-pe " not in text.replace("my-pe", "")
+        assert "#$" not in lines
+        assert [line for line in kept if f"#$ {line}" not in lines] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "written", "seconds"),
-    [
-        ("pbs", "3600", 3600),
-        ("pbs", "30:00", 1800),
-        ("sge", "01:00:00", 3600),
-        ("lsf", "00:30", 1800),
-        ("lsf", "45", 2700),
-    ],
-)
-def test_a_walltime_that_the_user_has_configured_is_that_of_the_system(name: str, written: str, seconds: int) -> None:
-    SYSTEMS[name].cluster_class()  # its import makes the default settings known
-    with dask.config.set({f"jobqueue.{name}.walltime": written}):
-        assert walltime_seconds(SYSTEMS[name], PLAIN) == seconds
+WALLTIMES = [
+    ("pbs", "3600", 3600), ("pbs", "30:00", 1800), ("sge", "01:00:00", 3600), ("lsf", "00:30", 1800), ("lsf", "45", 2700),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "walltime"), [("pbs", "4"), ("lsf", None)])
-def test_a_driver_needs_time_before_it_drains(name: str, walltime: str | None) -> None:
-    with (
-        dask.config.set({"jobqueue.lsf.walltime": "0:04"}),
-        pytest.raises(ConfigError, match=r"cluster\.walltime is 240 s, and a run drains 120 s before"),
-    ):
-        check_walltime(Cluster(walltime=walltime), SYSTEMS[name])
+def test_a_walltime_that_the_user_has_configured_is_that_of_the_system() -> None:
+    for name, written, seconds in WALLTIMES:
+        SYSTEMS[name].cluster_class()  # its import makes the default settings known
+        with dask.config.set({f"jobqueue.{name}.walltime": written}):
+            assert walltime_seconds(SYSTEMS[name], PLAIN) == seconds
+    for name, walltime in (("pbs", "4"), ("lsf", None)):
+        with (
+            dask.config.set({"jobqueue.lsf.walltime": "0:04"}),
+            pytest.raises(ConfigError, match=r"cluster\.walltime is 240 s, and a run drains 120 s before"),
+        ):
+            check_walltime(Cluster(walltime=walltime), SYSTEMS[name])
 
 
-SUBMITTED = [
+SUBMITTED: list[tuple[str, str | None, int | str]] = [
     ("slurm", 'echo "Submitted batch job 123"', 123),
     ("pbs", "echo 123.server", 123),
     ("sge", "echo 'Your job 123 (\"batch.sh\") has been submitted'", 123),
@@ -258,16 +242,16 @@ SUBMITTED = [
 """What the command that submits does, and the job's number, or the error."""
 
 
-@pytest.mark.parametrize(("name", "command", "expected"), SUBMITTED)
+@pytest.mark.parametrize(("name", "lines", "expected"), SUBMITTED)
 def test_a_script_is_submitted(
-    name: str, command: str | None, expected: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, lines: str | None, expected: int | str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system, script = SYSTEMS[name], tmp_path / "batch.sh"
     script.write_text("#BSUB -W 4:00\n")
-    if command is not None:
-        (tmp_path / system.submits).write_text(f"#!/bin/sh\n{command}\n")
-        (tmp_path / system.submits).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if command is not None else str(tmp_path))
+    if lines is None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        command(system.submits, lines)
     if isinstance(expected, int):
         assert system.submit(script) == str(expected)
         return
@@ -280,3 +264,125 @@ def test_the_log_of_a_job_is_found_by_its_number(name: str, tmp_path: Path) -> N
     for other in (name, name.replace("1234", "12345"), name.replace("1234", "71234")):
         (tmp_path / other).touch()
     assert logs_of(tmp_path, "1234.pbs-server") == [tmp_path / name]
+
+
+JOB: Any = type("Job", (), {"job_id": "7"})()
+WAITS = LaunchState(False, "in the queue")
+GONE = LaunchState(True, "not in the queue any more")
+EQW = "error reason    1:   "
+ANSWERS: list[tuple[str, str, LaunchState]] = [
+    ("slurm", "7 PENDING (Resources)", LaunchState(False, "PENDING (Resources)")),
+    ("slurm", "7 PENDING (BeginTime)\n70 FAILED (None)", LaunchState(False, "PENDING (BeginTime)")),
+    ("slurm", "7 PENDING ((null))", LaunchState(False, "PENDING")),
+    ("slurm", "7 RUNNING (None)", LaunchState(False, "RUNNING")),
+    ("slurm", "7 FAILED (NonZeroExitCode)", LaunchState(True, "FAILED (NonZeroExitCode)")),
+    ("slurm", "7 NODE_FAIL (None)", LaunchState(True, "NODE_FAIL")),
+    ("slurm", "7 SPECIAL_EXIT (held)", LaunchState(True, "SPECIAL_EXIT (held)")),
+    ("slurm", "70 RUNNING (None)", GONE),
+    ("slurm", "", GONE),
+    ("pbs", "Job id    Name\n--------  ----\n7.server  halotile", WAITS),
+    ("pbs", "7.server  halotile  ada  0 Q batch\n70.server  halotile  ada  00:10:02 C batch", WAITS),
+    ("pbs", "7.server  halotile  ada  00:10:02 C batch\n70.server  x  ada  0 Q batch", LaunchState(True, "over (C)")),
+    ("sge", "=====\njob_number:                 7\nowner: ada", WAITS),
+    (
+        "sge", f"=====\njob_number:    7\nowner: ada\n{EQW}       11/29/2026 10:00:00 [0:12]: can't chdir to /x",
+        LaunchState(True, "Eqw (11/29/2026 10:00:00 [0:12]: can't chdir to /x)"),
+    ),
+    ("sge", f"=====\njob_number:   7\nowner: ada\n=====\njob_number:   8\n{EQW}can't chdir to /x", WAITS),
+    ("lsf", "7 PEND\n70 EXIT", WAITS),
+    ("lsf", "7 EXIT", LaunchState(True, "EXIT")),
+    ("oar", "7: Terminated", LaunchState(True, "Terminated")),
+    ("oar", "7: Waiting\n70: Error", WAITS),
+    ("htcondor", "7.0 5 no such file", LaunchState(True, "held (no such file)")),
+    ("htcondor", "7.0 2 undefined\n8.0 5 no such file", WAITS),
+    ("htcondor", "", GONE),
+]  # fmt: skip
+"""The state of job 7 by what a system prints."""
+NO_SERVER = "cannot connect to server pbs (errno=111)"
+ERRORS: list[tuple[str, str, LaunchState | None]] = [
+    ("slurm", "slurm_load_jobs error: Invalid job id specified", GONE),
+    ("pbs", "qstat: Unknown Job Id 7.server", GONE),
+    ("pbs", "qstat: 7.server Job has finished, use -x or -H to obtain historical job information", GONE),
+    ("sge", "Following jobs do not exist:\n7", GONE),
+    ("lsf", "Job <7> is not found", GONE),
+    ("slurm", "slurm_load_jobs error: Unable to contact slurm controller", None),
+    ("slurm", "", None),
+    ("pbs", "qstat: cannot connect to server pbs1: host not found", None),
+    ("pbs", NO_SERVER, None),
+    ("sge", NO_SERVER, None),
+]
+"""The state of job 7 by the error that a system prints; None where that is no answer."""
+
+
+def asked(name: str) -> str:
+    return str(SYSTEMS[name].states.command.split()[0])
+
+
+@pytest.mark.parametrize(("name", "answer", "state"), ANSWERS)
+def test_a_state_is_what_the_batch_system_prints(name: str, answer: str, state: LaunchState, command: Command) -> None:
+    command(asked(name), f"cat << 'END'\n{answer}\nEND")
+    assert SYSTEMS[name].states(["7"]) == {"7": state}
+    stays = state.text.startswith(("Eqw", "SPECIAL_EXIT"))
+    assert SYSTEMS[name].state_of("7") == (state.text if stays or not state.over else None)
+
+
+@pytest.mark.parametrize(("name", "error", "state"), ERRORS)
+def test_an_error_that_names_the_job_ends_it(
+    name: str, error: str, state: LaunchState | None, command: Command
+) -> None:
+    command(asked(name), f"cat >&2 << 'END'\n{error}\nEND\nexit 153")
+    system = SYSTEMS[name]
+    if state is not None:
+        assert launch_states(system, [JOB]) == {JOB: state}
+        assert system.state_of("7") is None
+        return
+    assert launch_states(system, [JOB]) == {}
+    words = " ".join(error.split()) or "squeue ended with exit code 153"
+    with pytest.raises(ClusterFailed) as failed:
+        system.state_of("7")
+    assert str(failed.value) == f"{system.title} did not report the state of job 7: {words}"
+
+
+@pytest.mark.parametrize("fault", ["is not installed here", "does not start"])
+def test_a_command_that_does_not_run_loses_no_job(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if fault == "does not start":
+        monkeypatch.setattr("halotile.graphs.clusters.launches.batch_system.subprocess.run", refuse)
+    for system in SYSTEMS.values():
+        assert launch_states(system, [JOB]) == {}
+        with pytest.raises(ClusterFailed, match=f"did not report the state of job 7: .* {fault}"):
+            system.state_of("7")
+
+
+ONE_CALL = {
+    "slurm": 'printf "7 RUNNING (None)\\n70 PENDING (None)\\n"',
+    "pbs": """
+        echo "7.server  halotile"
+        echo "70.server  halotile"
+        case "$*" in *8*) echo "qstat: Unknown Job Id 8.server" >&2; exit 153;; esac
+    """,
+    "sge": """
+        for each in $(echo $2 | tr , " "); do [ $each = 8 ] || echo "job_number:    $each"; done
+        case "$2" in *8*) echo "Following jobs do not exist: 8" >&2; exit 1;; esac
+    """,
+    "oar": """
+        case "$*" in *8*) [ $# = 3 ] && echo "8: Terminated"; [ $# = 3 ] || exit 5;; esac
+        echo "7: Running"; echo "70: Waiting"
+    """,
+}
+
+
+@pytest.mark.parametrize("name", ONE_CALL)
+def test_a_system_is_asked_for_all_jobs_at_once(name: str, command: Command) -> None:
+    calls = command(asked(name), ONE_CALL[name])
+
+    def over(*ids: str) -> dict[str, bool]:
+        return {job: state.over for job, state in SYSTEMS[name].states(ids).items()}
+
+    assert over("7", "70") == {"7": False, "70": False}
+    (call,) = calls.read_text().splitlines()
+    assert name != "slurm" or {"--states=all", "--jobs=7,70"} < {*call.split()}
+    assert over("7", "8", "70") == {"7": False, "8": True, "70": False}

@@ -1,8 +1,9 @@
-"""A worker on each GPU: detection and choice of GPUs, and the real dask-cuda with fake GPUs."""
+"""A worker on each GPU: detection and choice of GPUs, the real dask-cuda with fake GPUs, and GPUs that a job has nothing for."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sys
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dask_cuda.utils
 import distributed
@@ -26,13 +28,16 @@ from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.clusters.launches.slurm_allocation import NodeSlot
 from halotile.graphs.clusters.launches.slurm_steps import NodeSlots, WorkerStep
 from halotile.graphs.clusters.workers.__main__ import keep_beside_gpu, share_of
+from halotile.graphs.jobs.reconstruct.job import PriorChoice
+from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans import needs
 from halotile.graphs.plans.identity import differences
 from halotile.graphs.plans.needs import device_of
-from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.cases import thorough
+from tests.graphs.trials import FOUND, GAUSSIAN, deblurring, finding
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
 TWO = Gpus(("0", "1"))
@@ -45,114 +50,86 @@ def have(monkeypatch: pytest.MonkeyPatch, here: Gpus) -> None:
         monkeypatch.setattr(module, "gpus_here", lambda: here)
 
 
-class Nvml:
+def nvml(count: int | None) -> Mock:
     """NVML of a machine with some GPUs, or a driver that does not answer."""
-
-    class NVMLError(Exception):
-        """Error of NVML."""
-
-    def __init__(self, count: int | None) -> None:
-        self.count = count
-
-    def nvmlInit(self) -> None:  # noqa: N802 - its name
-        """Start NVML."""
-        if self.count is None:
-            raise self.NVMLError("Driver Not Loaded")
-
-    def nvmlDeviceGetCount(self) -> int | None:  # noqa: N802
-        """Number of GPUs."""
-        return self.count
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        """Stop NVML."""
+    error = type("NVMLError", (Exception,), {})
+    begun = Mock(side_effect=None if count is not None else error("Driver Not Loaded"))
+    module = Mock(spec_set=["NVMLError", "nvmlInit", "nvmlDeviceGetCount", "nvmlShutdown"])
+    module.configure_mock(NVMLError=error, nvmlInit=begun, nvmlDeviceGetCount=lambda: count)
+    return module
 
 
-@pytest.mark.parametrize(
-    ("count", "visible", "names", "why"),
-    [
-        (2, None, ("0", "1"), ""),
-        (4, "2,0", ("2", "0"), ""),
-        (1, "GPU-84fd49f2", ("GPU-84fd49f2",), ""),
-        (2, "", (), "CUDA_VISIBLE_DEVICES shows none"),
-        (2, "-1", (), "CUDA_VISIBLE_DEVICES shows none"),
-        (2, "0,7,1", ("0",), ""),
-        (2, "1,1,-1,0", ("1",), ""),
-        (2, "all", (), "CUDA_VISIBLE_DEVICES is 'all', which shows none of 2"),
-        (2, ",", (), "CUDA_VISIBLE_DEVICES is ',', which shows none of 2"),
-        (0, None, (), "NVML finds none"),
-        (None, None, (), "NVML finds none (Driver Not Loaded)"),
-    ],
-)
-def test_nvml_tells_which_gpus_are_here(
-    monkeypatch: pytest.MonkeyPatch, count: int | None, visible: str | None, names: tuple[str, ...], why: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml(count))
-    found = gpus_here({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-    assert (found.names, found.why_none) == (names, why)
+HERE: list[tuple[int | None, str | None, tuple[str, ...], str]] = [
+    (2, None, ("0", "1"), ""),
+    (4, "2,0", ("2", "0"), ""),
+    (1, "GPU-84fd49f2", ("GPU-84fd49f2",), ""),
+    (2, "", (), "CUDA_VISIBLE_DEVICES shows none"),
+    (2, "-1", (), "CUDA_VISIBLE_DEVICES shows none"),
+    (2, "0,7,1", ("0",), ""),
+    (2, "1,1,-1,0", ("1",), ""),
+    (2, "all", (), "CUDA_VISIBLE_DEVICES is 'all', which shows none of 2"),
+    (2, ",", (), "CUDA_VISIBLE_DEVICES is ',', which shows none of 2"),
+    (0, None, (), "NVML finds none"),
+    (None, None, (), "NVML finds none (Driver Not Loaded)"),
+]
+"""Number of GPUs of NVML, those that are visible, their names, and the reason why there is none."""
 
 
-def test_without_nvml_none_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_tells_which_gpus_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, visible, names, why in HERE:
+        monkeypatch.setitem(sys.modules, "pynvml", nvml(count))
+        found = gpus_here({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+        assert (found.names, found.why_none) == (names, why)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "nvidia-ml-py is not installed" in gpus_here({}).why_none
 
 
-@pytest.mark.parametrize(
-    ("here", "installed", "name", "why"),
-    [
+def test_auto_takes_the_gpus_that_are_here_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for here, installed, name, why in (
         (TWO, True, "local-cuda", "2 GPUs here, a worker on each"),
         (TWO, False, "local", "2 GPUs here are left alone; for a worker on each: pip install 'halotile[cuda]'"),
         (NONE, True, "local", "no GPU: NVML finds none"),
-    ],
-)
-def test_auto_takes_the_gpus_that_are_here_or_says_why_not(
-    monkeypatch: pytest.MonkeyPatch, here: Gpus, installed: bool, name: str, why: str
-) -> None:
-    monkeypatch.setattr(local_cuda, "gpus_here", lambda _: here)
-    monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: installed)
-    assert cluster_kind_of(Cluster(), {}) == ChosenCluster(name, why)
-    assert cluster_kind_of(Cluster(), {"SLURM_JOB_ID": "7"}).name != "local-cuda", "an allocation comes first"
+    ):
+        monkeypatch.setattr(local_cuda, "gpus_here", lambda _, here=here: here)
+        monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda installed=installed: installed)
+        assert cluster_kind_of(Cluster(), {}) == ChosenCluster(name, why)
+        assert cluster_kind_of(Cluster(), {"SLURM_JOB_ID": "7"}).name != "local-cuda", "an allocation comes first"
 
 
+EXTRA = "pip install 'halotile[cuda]'"
 ON_CPUS = "none (NVML finds none): workers compute on CPUs"
+EACH = "cluster local-cuda has a worker on each"
+FOUND_BY_DOCTOR: list[tuple[str, Gpus, str | None, bool, str, str]] = [
+    ("local", TWO, None, True, "ok", "2"),
+    ("local", TWO, "0,1", True, "ok", "2, those that CUDA_VISIBLE_DEVICES shows (0,1)"),
+    ("local", TWO, None, False, "note", f"2; for a worker on each: {EXTRA}"),
+    ("local", NONE, None, True, "note", ON_CPUS),
+    ("local", NONE, None, False, "note", f"{ON_CPUS}; where there are GPUs: {EXTRA}"),
+    ("local-cuda", NONE, None, True, "missing", f"none (NVML finds none); {EACH}"),
+    ("local-cuda", TWO, None, False, "missing", f"dask-cuda is not installed: {EXTRA}; {EACH}"),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "here", "visible", "installed", "verdict", "text"),
-    [
-        ("local", TWO, None, True, "ok", "2"),
-        ("local", TWO, "0,1", True, "ok", "2, those that CUDA_VISIBLE_DEVICES shows (0,1)"),
-        ("local", TWO, None, False, "note", "2; for a worker on each: pip install 'halotile[cuda]'"),
-        ("local", NONE, None, True, "note", ON_CPUS),
-        ("local", NONE, None, False, "note", f"{ON_CPUS}; where there are GPUs: pip install 'halotile[cuda]'"),
-        ("local-cuda", NONE, None, True, "missing", "none (NVML finds none); cluster local-cuda has a worker on each"),
-        ("local-cuda", TWO, None, False, "missing", "dask-cuda is not installed: pip install 'halotile[cuda]'; cluster local-cuda has a worker on each"),
-        ("local-cuda", TWO, None, True, "ok", "2"),
-    ],
-)  # fmt: skip
-def test_the_doctor_tells_of_gpus_or_why_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, here: Gpus, visible: str | None, installed: bool, verdict: str,
-    text: str,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(doctor, "gpus_here", lambda: here)
-    monkeypatch.setattr(doctor, "has_dask_cuda", lambda: installed)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    (found,) = (each for each in doctor.examine(Cluster(kind=kind), tmp_path) if each.name == "GPU")
-    assert (found.verdict, found.text) == (verdict, text)
+def test_the_doctor_tells_of_gpus_or_why_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for kind, here, visible, installed, verdict, text in FOUND_BY_DOCTOR:
+        monkeypatch.setattr(doctor, "gpus_here", lambda here=here: here)
+        monkeypatch.setattr(doctor, "has_dask_cuda", lambda installed=installed: installed)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        (found,) = (each for each in doctor.examine(Cluster(kind=kind), tmp_path) if each.name == "GPU")
+        assert (found.verdict, found.text) == (verdict, text)
 
 
-@pytest.mark.parametrize(
-    ("requested", "names"), [(0, ("0", "1")), ("all", ("0", "1")), (1, ("0",)), ((1,), ("1",)), ((1, 0, 1), ("1", "0"))]
-)
-def test_gpus_are_named_by_their_place(requested: Any, names: tuple[str, ...]) -> None:
-    assert chosen(Cluster(gpus=requested), TWO) == names
-
-
-@pytest.mark.parametrize("requested", [3, (0, 2), ()])
-def test_gpus_that_are_not_there_are_refused(requested: Any) -> None:
-    with pytest.raises(ConfigError, match=r"there are 2 GPUs here\. Write gpus: all, or how many, or which"):
-        chosen(Cluster(gpus=requested), TWO)
+def test_gpus_are_named_by_their_place_and_refused_where_they_are_not_there() -> None:
+    asked: tuple[tuple[Any, tuple[str, ...]], ...] = (
+        (0, ("0", "1")), ("all", ("0", "1")), (1, ("0",)), ((1,), ("1",)), ((1, 0, 1), ("1", "0")),
+    )  # fmt: skip
+    for requested, names in asked:
+        assert chosen(Cluster(gpus=requested), TWO) == names
+    for refused in (3, (0, 2), ()):
+        with pytest.raises(ConfigError, match=r"there are 2 GPUs here\. Write gpus: all, or how many, or which"):
+            chosen(Cluster(gpus=refused), TWO)
 
 
 def test_a_worker_keeps_to_the_cores_beside_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,34 +160,18 @@ def test_workers_on_processors_see_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen == ["0,1", ""]
 
 
-def test_a_machine_without_one_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    have(monkeypatch, NONE)
+def test_a_worker_for_each_gpu_needs_gpus_and_dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     order = Order(workers=1, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
-    start = local_cuda.start(order)
-    with pytest.raises(ConfigError, match=r"there is no GPU here: NVML finds none\. Write kind: local"), start:
-        pass
-
-
-def test_the_extra_is_named_where_dask_cuda_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    have(monkeypatch, TWO)
-    monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: False)
-    start = local_cuda.start(Order(workers=1, memory_bytes=2**30))
-    with pytest.raises(MissingPackage, match=r"pip install 'halotile\[cuda\]'"), start:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("run", "cluster", "device"),
-    [
-        (Run(), Cluster(kind="local"), "cpu"),
-        (Run(), Cluster(kind="local-cuda"), "cuda"),
-        (Run(), Cluster(kind="slurm", gpus=1), "cuda"),
-        (Run(device="cpu"), Cluster(kind="slurm", gpus=1), "cpu"),
-        (Run(device="cuda"), Cluster(kind="local"), "cuda"),
-    ],
-)
-def test_what_computes_follows_from_where_the_workers_live(run: Run, cluster: Cluster, device: str) -> None:
-    assert device_of(run, cluster) == device
+    monkeypatch.setitem(sys.modules, "dask_cuda", None)
+    for here, installed, error, said in (
+        (NONE, True, ConfigError, r"there is no GPU here: NVML finds none\. Write kind: local"),
+        (TWO, False, MissingPackage, r"pip install 'halotile\[cuda\]'"),
+        (TWO, True, MissingPackage, "cannot be imported"),
+    ):
+        have(monkeypatch, here)
+        monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda installed=installed: installed)
+        with pytest.raises(error, match=said), local_cuda.start(order):
+            pass
 
 
 @dataclass
@@ -235,28 +196,28 @@ IN_IT = Cluster(kind="slurm-alloc")
 @pytest.fixture
 def allocation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
     """The allocation of the fake Slurm; earlier answers are forgotten."""
-    slurm = Allocation()
+    slurm, remembering = Allocation(), (slurm_allocation.nodes_of, slurm_allocation.shares_of)
     monkeypatch.setattr(slurm_allocation, "answer_of", slurm.answer)
-    for remembers in (slurm_allocation.nodes_of, slurm_allocation.shares_of):
+    for remembers in remembering:
         remembers.cache_clear()
     yield slurm
-    for remembers in (slurm_allocation.nodes_of, slurm_allocation.shares_of):
+    for remembers in remembering:
         remembers.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("tasks", "workers", "has", "device"),
-    [
-        ("2(x2)", 4, None, "cuda"),
-        ("1(x2)", 2, None, "cuda"),
-        ("1(x2)", 5, None, "cpu"),  # more workers than GPUs
-        ("4(x2)", 4, None, "cuda"),  # more tasks than workers
-        ("4(x2)", 8, None, "cpu"),
-        ("2(x2)", 4, ("gpu:2(IDX:0-1)", ""), "cpu"),
-        ("2,1", 3, ("gpu:2(IDX:0-1)", "gpu:1(IDX:0)"), "cuda"),
-        ("1(x2)", 2, ("", ""), "cpu"),
-    ],
-)
+TASKS: list[tuple[str, int, tuple[str, str] | None, str]] = [
+    ("2(x2)", 4, None, "cuda"),
+    ("1(x2)", 2, None, "cuda"),
+    ("1(x2)", 5, None, "cpu"),  # more workers than GPUs
+    ("4(x2)", 4, None, "cuda"),  # more tasks than workers
+    ("4(x2)", 8, None, "cpu"),
+    ("2(x2)", 4, ("gpu:2(IDX:0-1)", ""), "cpu"),
+    ("2,1", 3, ("gpu:2(IDX:0-1)", "gpu:1(IDX:0)"), "cuda"),
+    ("1(x2)", 2, ("", ""), "cpu"),
+]
+
+
+@pytest.mark.parametrize(("tasks", "workers", "has", "device"), TASKS)
 def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
     allocation: Allocation, tasks: str, workers: int, has: tuple[str, str] | None, device: str
 ) -> None:
@@ -264,10 +225,11 @@ def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
     environment = ALLOCATED | {"SLURM_TASKS_PER_NODE": tasks}
     assert device_of(Run(workers=workers), IN_IT, environment) == device
     shares = Counter(
-        (slot.node, share_of(",".join(map(str, range(slot.gpus))), f"{slot.number}/{slot.node_workers}"))
+        (slot.node, gpu)
         for slot in slurm_allocation.slots_in(environment, workers)
+        for gpu in share_of(",".join(map(str, range(slot.gpus))), f"{slot.number}/{slot.node_workers}").split(",")
     )
-    assert (device == "cuda") == all(gpus and count == 1 for (_, gpus), count in shares.items())
+    assert (device == "cuda") == all(gpu and count == 1 for (_, gpu), count in shares.items())
 
 
 def test_an_allocation_is_asked_for_its_gpus_once_and_by_name_or_auto(allocation: Allocation, tmp_path: Path) -> None:
@@ -278,93 +240,71 @@ def test_an_allocation_is_asked_for_its_gpus_once_and_by_name_or_auto(allocation
     assert allocation.calls == 4, "each list of names, and the job"
 
 
-@pytest.mark.parametrize(
-    ("run", "cluster", "environment", "device"),
-    [
-        (Run(device="cpu"), IN_IT, ALLOCATED, "cpu"),
-        (Run(device="cuda"), IN_IT, ALLOCATED, "cuda"),
-        (Run(workers=9), Cluster(kind="slurm-alloc", gpus=1), ALLOCATED, "cuda"),
-        (Run(), Cluster(kind="local"), ALLOCATED, "cpu"),
-        (Run(), Cluster(kind="slurm"), ALLOCATED, "cpu"),
-        (Run(), IN_IT, {}, "cpu"),
-    ],
-)
-def test_what_is_said_or_is_elsewhere_is_not_asked_of_an_allocation(
-    allocation: Allocation, run: Run, cluster: Cluster, environment: dict[str, str], device: str
-) -> None:
-    assert device_of(run, cluster, environment) == device
+DEVICES: list[tuple[Run, Cluster, dict[str, str], str]] = [
+    (Run(), Cluster(kind="local-cuda"), {}, "cuda"),
+    (Run(), Cluster(kind="slurm", gpus=1), {}, "cuda"),
+    (Run(device="cpu"), Cluster(kind="slurm", gpus=1), {}, "cpu"),
+    (Run(device="cuda"), Cluster(kind="local"), {}, "cuda"),
+    (Run(device="cpu"), IN_IT, ALLOCATED, "cpu"),
+    (Run(device="cuda"), IN_IT, ALLOCATED, "cuda"),
+    (Run(workers=9), Cluster(kind="slurm-alloc", gpus=1), ALLOCATED, "cuda"),
+    (Run(), Cluster(kind="local"), ALLOCATED, "cpu"),
+    (Run(), Cluster(kind="slurm"), ALLOCATED, "cpu"),
+    (Run(), IN_IT, {}, "cpu"),
+]
+
+
+def test_what_computes_is_said_or_follows_from_where_the_workers_live(allocation: Allocation) -> None:
+    for run, cluster, environment, device in DEVICES:
+        assert device_of(run, cluster, environment) == device
     assert allocation.calls == 0
 
 
-def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    have(monkeypatch, TWO)
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
-    job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
-    plain, on_cards = (make_plan(replace(job, cluster=Cluster(kind=kind))) for kind in ("local", "local-cuda"))
-    assert on_cards.run.workers == 2
-    assert on_cards.computing.machine_bytes == plain.computing.machine_bytes is not None, (
-        "they share this machine's memory"
+def plan_of(
+    folder: Path, name: str = "median", options: dict[str, Any] | None = None, denoiser: Any = None, **parts: Any
+) -> Plan:
+    """The plan of a job on a small image."""
+    source = (
+        write_zarr(folder / "in.zarr", noisy_image((300, 260))) if not parts.pop("again", 0) else folder / "in.zarr"
     )
+    job = job_of(source, folder / "out.zarr", name, {"size": 3} if options is None else options)
+    return make_plan(replace(job, **parts, **({"denoiser": denoiser} if denoiser else {})))
+
+
+def test_a_plan_for_gpus_has_one_worker_on_each_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    have(monkeypatch, TWO)
+    plain = plan_of(tmp_path, cluster=Cluster(kind="local"))
+    on_cards = plan_of(tmp_path, cluster=Cluster(kind="local-cuda"), again=True)
+    assert on_cards.run.workers == 2
+    assert on_cards.computing.machine_bytes == plain.computing.machine_bytes is not None, "they share its memory"
     on_cpu, on_gpu = work_of(plain).task, work_of(on_cards).task
     assert (on_cpu.device, on_gpu.device, on_gpu.overlap) == ("cpu", "cuda", True)
     assert plain.fingerprint != on_cards.fingerprint
-    assert on_cards.documents.asked["run"]["workers"] == job.run.workers
+    assert on_cards.documents.asked["run"]["workers"] == Run().workers
 
 
-@pytest.mark.parametrize("kind", ["local", "auto"])
-@pytest.mark.parametrize(("run", "gpus"), [(Run(device="cuda"), 0), (Run(), "all"), (Run(), (0, 2)), (Run(), 3)])
-def test_a_plan_for_a_card_that_is_not_there_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, run: Run, gpus: Any
-) -> None:
+def test_a_plan_for_a_card_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     have(monkeypatch, NONE)
     monkeypatch.setattr(local_cuda, "gpus_here", lambda _: NONE)
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
-    job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
-    with pytest.raises(ConfigError, match=r"no GPU here: NVML finds none|not for cluster local"):
-        make_plan(replace(job, run=run, cluster=Cluster(kind=kind, gpus=gpus)))
+    asked: tuple[tuple[Run, Any], ...] = ((Run(device="cuda"), 0), (Run(), "all"), (Run(), (0, 2)), (Run(), 3))
+    for again, (kind, (run, gpus)) in enumerate(itertools.product(("local", "auto"), asked)):
+        with pytest.raises(ConfigError, match=r"no GPU here: NVML finds none|not for cluster local"):
+            plan_of(tmp_path, again=again, run=run, cluster=Cluster(kind=kind, gpus=gpus))
 
 
-def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    have(monkeypatch, TWO)
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
-    job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
-    given = GivenFunction(call=lambda image: image, depth=1)
-    plan = make_plan(replace(job, denoiser=given, cluster=Cluster(kind="local-cuda")))
-    assert work_of(plan).task.device == "cpu"
-    assert any("computes on CPUs" in note for note in plan.notes)
-    assert any("local-cuda has one worker for each: kind: local has run.workers" in note for note in plan.notes)
-
-
-@pytest.mark.parametrize(("name", "options"), [("tv", {"strength": 0.1}), ("gaussian", {"sigma": 1})])
-def test_precision_is_of_networks(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
-    plain, half = (
-        make_plan(replace(job_of(source, tmp_path / "out.zarr", name, options), run=Run(precision=precision)))
-        for precision in ("float32", "float16")
-    )
-    assert plain.fingerprint == half.fingerprint
-    assert f"run.precision is float16, which is for networks: {name} computes in float32" in half.notes
-
-
-def test_a_network_of_another_precision_is_another_job(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
-    options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 3, 8)), "depth": 3, "width": 8}
-    before, now = (
-        make_plan(job_of(source, tmp_path / "out.zarr", "dncnn", options, run={"precision": precision})).identity
-        for precision in ("float32", "bfloat16")
-    )
-    assert differences(before, now) == ['run.precision was "float32", is "bfloat16"']
-
-
-def test_a_dask_cuda_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    have(monkeypatch, TWO)
-    monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: True)
-    monkeypatch.setitem(sys.modules, "dask_cuda", None)
-    start = local_cuda.start(Order(workers=1, memory_bytes=2**30))
-    with pytest.raises(MissingPackage, match="cannot be imported"), start:
-        pass
+def test_precision_is_of_networks_and_another_one_is_another_job(tmp_path: Path) -> None:
+    weights = {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 3, 8)), "depth": 3, "width": 8}
+    cases: dict[str, dict[str, Any]] = {"tv": {"strength": 0.1}, "gaussian": {"sigma": 1}, "dncnn": weights}
+    precisions: tuple[Any, ...] = ("float32", "bfloat16")
+    for again, (name, options) in enumerate(cases.items()):
+        plain, half = (
+            plan_of(tmp_path, name, options, again=again + turn, run=Run(precision=precision))
+            for turn, precision in enumerate(precisions)
+        )
+        differing = ['run.precision was "float32", is "bfloat16"'] if name == "dncnn" else []
+        assert differences(plain.identity, half.identity) == differing
+        ignored = f"run.precision is bfloat16, which is for networks: {name} computes in float32"
+        assert (ignored in half.notes) == (plain.fingerprint == half.fingerprint) == (not differing)
 
 
 def test_a_worker_step_inherits_no_gpus_per_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +341,7 @@ MIG = ("MIG-1d3c1f2e-aaaa", "MIG-1d3c1f2e-bbbb")
         thorough(Gpus(MIG), "all", [",".join(MIG), ",".join(reversed(MIG))]),
     ],
 )
-def test_dask_cuda_gives_each_worker_a_card_of_its_own(
+def test_each_worker_has_a_card_of_its_own(
     monkeypatch: pytest.MonkeyPatch, here: Gpus, gpus: Any, visible: list[str]
 ) -> None:
     pytest.importorskip("dask_cuda", reason="the extra cuda is not installed")
@@ -416,3 +356,64 @@ def test_dask_cuda_gives_each_worker_a_card_of_its_own(
     assert sorted(told.values()) == [(each, "PCI_BUS_ID") for each in visible]
     assert all(address.startswith("tls://127.0.0.1:") for address in told)
     assert {worker["nthreads"] for worker in workers.values()} == {1}
+
+
+ALONE = "GPUs are left alone: nothing of this job computes on them"
+ASKED = "nothing of this job computes on GPUs, and cluster local-cuda has one worker for each"
+ONE_EACH = "operators and solver compute on CPUs, one for each GPU on cluster local-cuda"
+L1 = PriorChoice(name="l1")
+
+
+@pytest.mark.parametrize(
+    ("prior", "cluster", "run", "where", "workers", "said"),
+    [
+        (GAUSSIAN, Cluster(), Run(workers=5), "auto", 2, ONE_EACH),
+        (L1, Cluster(), Run(workers=5), "local", 5, ALONE),
+        (GAUSSIAN, Cluster(), Run(workers=5, device="cpu"), "local", 5, ALONE),
+        (L1, Cluster(kind="local-cuda"), Run(workers=5), "local-cuda", 2, ASKED),
+        (L1, Cluster(kind="local"), Run(workers=5), "local", 5, ""),
+    ],
+)
+def test_gpus_that_nobody_asked_for_are_left_alone_where_they_have_nothing_to_do(
+    requested: list[Any], tmp_path: Path, prior: Any, cluster: Any, run: Any, where: str, workers: int, said: str
+) -> None:
+    plan = make_plan(deblurring(tmp_path, prior=prior, cluster=cluster, run=run))
+    assert (plan.cluster.kind, plan.run.workers) == (where, workers)
+    assert [note[: len(said)] for note in plan.notes if "GPU" in note] == [said][: len(said)]
+    assert plan.documents.asked["cluster"]["kind"] == cluster.kind, "the next run may find itself elsewhere"
+
+
+def test_measurements_are_made_on_processors(requested: list[Any], tmp_path: Path) -> None:
+    write_zarr(tmp_path / "truth.zarr", noisy_image((256, 256), "float32"), 64)
+    given = replace(deblurring(tmp_path), reference=str(tmp_path / "truth.zarr"), cluster=Cluster(), run=Run(workers=5))
+    made = [replace(each, data=str(tmp_path / "made.zarr")) for each in given.operators]
+    plan = make_plan(simulation_of(replace(given, operators=tuple(made)), NoiseChoice(name="none")))
+    assert (plan.cluster.kind, plan.run.workers) == ("local", 5)
+
+
+def test_a_function_of_arrays_leaves_gpus_alone(requested: list[Any], tmp_path: Path) -> None:
+    given = GivenFunction(call=lambda image: image, depth=1)
+    plan = plan_of(tmp_path, denoiser=given)
+    assert plan.cluster.kind == "local"
+    assert ALONE in plan.notes
+    assert plan_of(tmp_path, again=True).cluster.kind == "auto"
+    plan = plan_of(tmp_path, again=True, denoiser=given, cluster=Cluster(kind="local-cuda"))
+    assert work_of(plan).task.device == "cpu"
+    assert any("computes on CPUs" in note for note in plan.notes)
+    assert any("local-cuda has one worker for each: kind: local has run.workers" in note for note in plan.notes)
+
+
+def test_what_is_asked_of_no_denoiser_is_told_and_kept(requested: list[Any], tmp_path: Path) -> None:
+    run = Run(device="cuda", precision="bfloat16", workers=1)
+    plan = make_plan(deblurring(tmp_path, prior=L1, run=run))
+    assert "run.precision is bfloat16, which is for networks: this job has none" in plan.notes
+    assert "run.device is cuda, and nothing of this job computes on GPUs" in plan.notes
+    assert plan.identity["precision"] == "bfloat16", "runs that began so go on"
+
+
+def test_a_cluster_of_gpus_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    finding(monkeypatch, FOUND, NONE)
+    for prior in (GAUSSIAN, L1):
+        given = deblurring(tmp_path, prior=prior, cluster=Cluster(kind="local-cuda"), run=Run(workers=1))
+        with pytest.raises(ConfigError, match=r"cluster\.kind is local-cuda, .* Write kind: local"):
+            make_plan(given)

@@ -1,162 +1,354 @@
-"""Scripts join the ranks that a launcher started: where they meet, at which addresses they listen, and how they end."""
+"""Copies of a command that a launcher started: how they are numbered, where they meet, at which addresses they listen, and their GPUs."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from halotile import torch_group
-from halotile.errors import ConfigError
+from halotile.errors import ClusterFailed, ConfigError
+from halotile.graphs.clusters import ranks
+from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of, is_other_copy
+from halotile.graphs.kinds.sections import Cluster
+from halotile.tasks.groups import opening
+from halotile.tasks.groups.opening import Copy, Rendezvous, copy_of
+from halotile.tasks.groups.script import rank_variables
 from tests.cases import thorough
+from tests.faults import REPOSITORY
+from tests.graphs import ranks as programs
+from tests.graphs.ranks import launched
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
-JOIN = """
-import psutil, torch, halotile
-with halotile.torch_group.join(device_mode="cpu", timeout_seconds=60) as group:
-    total = float(group.all_reduce(torch.tensor(group.rank + 1.0)))
-    sockets = psutil.Process().net_connections("tcp")
-    places = {entry.laddr.ip for entry in sockets if entry.status == psutil.CONN_LISTEN}
-    print(f"{group.rank} {group.world_size} {total} {','.join(places)}\\n", end="", flush=True)
-"""
 
-STEP = {"ID": "1", "NUM_TASKS": "2", "TASKS_PER_NODE": "2"}
-SLURM = {"SLURM_JOB_ID": "7"} | {f"SLURM_STEP_{name}": value for name, value in STEP.items()}
+def of(prefix: str, **words: object) -> dict[str, str]:
+    """Variables whose names begin alike."""
+    return {f"{prefix}{name}": str(word) for name, word in words.items()}
+
+
+STEP = of("SLURM_", JOB_ID=7, STEP_ID=0, PROCID=1, STEP_NUM_TASKS=2)
+PMI = of("PMI_", RANK=3, SIZE=4)
+PMIX = {"PMIX_RANK": "3", "HALOTILE_SIZE": "4"}
+PALS = of("PALS_", RANKID=3, LOCAL_RANKID=1, APID="a-b")
+SET_BY = {
+    "srun": (STEP | {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}, Copy(1, 2, 1, 2, "7-0")),
+    "srun on two nodes": (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, Copy(1, 2, None, None, "7-0")),
+    "mpirun of Open MPI": (
+        of("OMPI_COMM_WORLD_", RANK=3, SIZE=4, LOCAL_RANK=1, LOCAL_SIZE=2)
+        | of("PMIX_", NAMESPACE="prterun-a-1@1", RANK=3),
+        Copy(3, 4, 1, 2, "prterun-a-1@1"),
+    ),
+    "mpiexec of MPICH": (PMI | of("MPI_", LOCALRANKID=1, LOCALNRANKS=2), Copy(3, 4, 1, 2)),
+    "mpirun_rsh of MVAPICH2": (
+        of("MV2_COMM_WORLD_", RANK=3, SIZE=4, LOCAL_RANK=1, LOCAL_SIZE=2) | {"MPIRUN_ID": "99"},
+        Copy(3, 4, 1, 2, "99"),
+    ),
+    "MVAPICH 3": (of("MVP_COMM_WORLD_", RANK=3, SIZE=4), Copy(3, 4)),
+    "mpiexec of PALS": (PALS | PMI | {"PMI_LOCAL_SIZE": "2"}, Copy(3, 4, 1, 2, "a-b")),
+    "torchrun": (
+        of("", RANK=3, WORLD_SIZE=4, LOCAL_RANK=1, LOCAL_WORLD_SIZE=2, MASTER_PORT=29500)
+        | {"TORCHELASTIC_RUN_ID": "none"},
+        Copy(3, 4, 1, 2, "none-29500"),
+    ),
+    "torchrun in a step of each node": (STEP | of("", RANK=3, WORLD_SIZE=4, MASTER_PORT=1), Copy(3, 4, launch="7-1")),
+    "PMIx with a count": (PMIX, Copy(3, 4)),
+    "PMIx with a number on its machine": (PMIX | {"HALOTILE_LOCAL_RANK": "1"}, Copy(3, 4, 1)),
+    "PALS with a count": (PALS | {"HALOTILE_SIZE": "4"}, Copy(3, 4, 1, launch="a-b")),
+    "PMIx in a batch job's script": (PMIX | of("SLURM_", JOB_ID=7, PROCID=0), Copy(3, 4, launch="7")),
+    "whoever knows better": (STEP | of("HALOTILE_", RANK=3, SIZE=4, LOCAL_RANK=1), Copy(3, 4, 1, launch="7")),
+}
+ALONE: dict[str, Mapping[str, str]] = {
+    "nothing": {},
+    "one task": STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"},
+    "variables of somebody's own": {"RANK": "colonel", "WORLD_SIZE": "large"},
+    "a size alone": {"WORLD_SIZE": "8"},
+    "whoever knows better": {"HALOTILE_RANK": "0", "HALOTILE_SIZE": "1", "RANK": "0", "WORLD_SIZE": "4"},
+    "PALS with a count of one": {"HALOTILE_SIZE": "1", "PALS_RANKID": "0"},
+}
+
+
+@pytest.mark.parametrize("how", SET_BY)
+def test_a_copy_knows_its_number(how: str) -> None:
+    environment, copy = SET_BY[how]
+    assert copy_of(environment) == copy
+    assert cluster_kind_of(Cluster(), environment).name == "ranks"
+    assert is_other_copy(Cluster(), environment)
+
+
+@pytest.mark.parametrize("how", ALONE)
+def test_one_copy_is_no_rank(how: str) -> None:
+    assert copy_of(ALONE[how]) is None
+
+
+@pytest.mark.parametrize("name", ["PMIX_RANK", "PALS_RANKID"])
+def test_copies_that_nobody_counts_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} is 0.*Set HALOTILE_SIZE"):
+        cluster_kind_of(Cluster(), {name: "0"})
+
+
+LOOK = "import json, sys; from halotile.tasks.groups.opening import copy_of; print([copy_of(e) is not None for e in json.loads(sys.argv[1])])"
+AT_A_TERMINAL = "import pty, sys; pty.spawn(sys.argv[1:])"
+PTY = STEP | {"SLURM_PTY_PORT": "9"}
+
+
+def test_the_shell_of_an_interactive_step_is_no_rank() -> None:
+    seen = {
+        json.dumps(PTY): False,
+        json.dumps(PTY | {"PMI_RANK": "1", "PMI_SIZE": "2"}): False,
+        json.dumps(STEP): True,
+        json.dumps(PTY | {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}): True,
+    }
+    command = [sys.executable, "-c", AT_A_TERMINAL, sys.executable, "-c", LOOK, f"[{','.join(seen)}]"]
+    said = subprocess.check_output(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, timeout=60, text=True)
+    assert said.strip() == str([*seen.values()])
+
+
+def test_a_copy_that_is_alone_says_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(ranks, "log_line", lines.append)
+    monkeypatch.setattr(ranks, "WORD_SECONDS", 0.05)
+    monkeypatch.setattr(ranks, "WAIT_SECONDS", 0.5)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ClusterFailed, match="the first copy of the command did not begin within"):
+        ranks.serve(tmp_path)
+    (line,) = lines
+    assert line.startswith("copy 1 of 2 (counted from 0) waits for the first copy")
+    assert "unset the variables that number copies, as RANK and WORLD_SIZE" in line
+
+
+SLURM = of("SLURM_", JOB_ID=7, STEP_ID=1, STEP_NUM_TASKS=2, STEP_TASKS_PER_NODE=2)
 OPENMPI = {"PMIX_NAMESPACE": "prterun-a-7@1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 ELSEWHERE = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"}
 """An address of no machine, where nobody can meet."""
 OVERRIDE = {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-
-
-def printed(folder: Path, text: str, *words: object, environments: Sequence[Mapping[str, str]] = ({}, {})) -> list[str]:
-    """What a script prints as each of two ranks, the numbers of which are its last words."""
-    script = folder / "script.py"
-    script.write_text(text)
-    started = [
-        subprocess.Popen(
-            [sys.executable, script, *map(str, words), str(rank)], env=os.environ | dict(own), stdout=subprocess.PIPE, text=True
-        )
-        for rank, own in enumerate(environments)
-    ]  # fmt: skip
-    return [process.communicate(timeout=120)[0] for process in started]
+TURNS = [[str(rank), "2", str(1.0 + 20 * turn), "127.0.0.1"] for rank in range(2) for turn in range(3)]
 
 
 @pytest.mark.parametrize(
     ("launcher", "rank"),
     [
         (SLURM | ELSEWHERE, "SLURM_PROCID"),
-        thorough(OPENMPI | ELSEWHERE, "OMPI_COMM_WORLD_RANK"),
+        (OPENMPI | ELSEWHERE, "OMPI_COMM_WORLD_RANK"),
         thorough(OVERRIDE, "HALOTILE_RANK"),
     ],
 )
-def test_a_script_joins_the_ranks_of_its_launcher_and_listens_on_loopback_alone(
-    launcher: dict[str, str], rank: str, tmp_path: Path
-) -> None:
+def test_ranks_of_a_launcher_join_again_and_listen_on_loopback_alone(launcher: dict[str, str], rank: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         launcher = {"MASTER_PORT": str(free.getsockname()[1])} | launcher
-    said = printed(tmp_path, JOIN, environments=[launcher | {rank: str(number)} for number in range(2)])
-    lines = [text.split() for text in said]
-    assert lines == [["0", "2", "3.0", "127.0.0.1"], ["1", "2", "3.0", "127.0.0.1"]]
+    ended = launched(programs.turns, [launcher | {rank: str(number)} for number in range(2)])
+    assert [words for end in ended for words in end.result] == TURNS
 
 
-def test_an_address_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, word in {**OVERRIDE, **ELSEWHERE, "HALOTILE_RANK": "0"}.items():
-        monkeypatch.setenv(name, word)
-    with (
-        pytest.raises(ConfigError, match=r"rank 0 cannot listen at MASTER_ADDR 192\.0\.2\.1, MASTER_PORT 29500"),
-        torch_group.join(device_mode="cpu"),
-    ):
-        pass
-
-
-END = """
-import os, signal, time, torch, halotile
-began = None
-try:
-    with halotile.torch_group.join(device_mode="cpu") as group:
-        if group.rank == 1:
-            time.sleep(1)
-            os.kill(os.getpid(), signal.SIGKILL)
-        began = time.monotonic()
-except halotile.errors.PeerLost:
-    print(time.monotonic() - began)
-"""
-
-
-def test_a_rank_that_has_ended_does_not_wait_for_one_that_died(tmp_path: Path) -> None:
-    """Nobody ends it: not every launcher does when another rank fails."""
-    step = SLURM | {"SLURM_STEP_ID": "2"}
-    environments = [step | {"SLURM_PROCID": str(number)} for number in range(2)]
-    waited, _ = printed(tmp_path, END, environments=environments)
-    assert 0.5 < float(waited) < 20
-
-
-def test_a_script_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
-    script = tmp_path / "join.py"
-    script.write_text(JOIN)
+def test_ranks_of_torchrun_join_again_and_again(tmp_path: Path) -> None:
+    (script := tmp_path / "turns.py").write_text(
+        "from tests.graphs.ranks import turns\n"
+        "for words in turns():\n    print(' '.join(words) + '\\n', end='', flush=True)  # in one piece: both write to one pipe\n"
+    )
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    said = subprocess.run([*torchrun, script], capture_output=True, text=True, timeout=120, check=True).stdout
-    assert sorted(said.splitlines()) == ["0 2 3.0 127.0.0.1", "1 2 3.0 127.0.0.1"]  # the store is torchrun's
-
-
-OWN_GROUP = """
-import sys, torch, halotile
-import torch.distributed as dist
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
-mesh = dist.device_mesh.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "space"))
-for given in (None, mesh.get_group("space"), mesh.get_group("data")):
-    with halotile.torch_group.join(device_mode="cpu", process_group=given) as group:
-        total = float(group.all_reduce(torch.tensor(dist.get_rank() + 1.0)))
-        part = halotile.collectives.all_gather_v(torch.ones(1), group, [1] * group.world_size)
-        group.barrier()
-        inner = group.mesh({"left": 1, "rest": -1})["rest"].world_size
-    print(group.rank, group.world_size, total, len(part), inner)
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-def test_a_program_that_has_a_process_group_keeps_it(tmp_path: Path) -> None:
-    lines = [text.splitlines() for text in printed(tmp_path, OWN_GROUP, tmp_path / "meet")]
-    both = [[f"{rank} 2 3.0 2 2"] * 2 for rank in range(2)]
-    assert lines == [[*both[0], "0 1 1.0 1 1"], [*both[1], "0 1 2.0 1 1"]]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    said = subprocess.run(
+        [*torchrun, script], env=environment, capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    # The store is torchrun's, and listens where that says.
+    assert sorted(line.split()[:3] for line in said.splitlines()) == [words[:3] for words in TURNS]
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("address", "said"),
     [
-        ("mesh", r"process_group is DeviceMesh.* not a torch ProcessGroup\. Write .*mesh\.get_group\('space'\)"),
-        ("space", r"process_group is 'space', which is not a torch ProcessGroup\. Write "),
-        (dist.GroupMember.NON_GROUP_MEMBER, r"this rank is not a member of process_group"),
-        (None, ""),
+        (ELSEWHERE, r"rank 0 cannot listen at MASTER_ADDR 192\.0\.2\.1, MASTER_PORT 29500"),
+        ({}, r"rank 0 of 2, and nothing says where.*MASTER_ADDR"),
     ],
 )
-def test_a_process_group_that_is_none_is_refused(given: Any, expected: str, tmp_path: Path) -> None:
+def test_ranks_that_cannot_meet_are_told(address: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, word in {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "HALOTILE_RANK": "0", **address}.items():
+        monkeypatch.setenv(name, word)
+    with pytest.raises(ConfigError, match=said), torch_group.join(device_mode="cpu"):
+        pass
+
+
+def test_a_rank_that_has_ended_does_not_wait_for_one_that_died() -> None:
+    """Nobody ends it: not every launcher does when another rank fails."""
+    step = SLURM | {"SLURM_STEP_ID": "2"}
+    waiting, killed = launched(programs.waited_for, [step | {"SLURM_PROCID": str(number)} for number in range(2)])
+    assert killed.code == -9
+    assert 0.2 < waiting.result < 20
+
+
+def test_ranks_remove_the_file_in_which_they_met(tmp_path: Path) -> None:
+    ended = launched(programs.left_at_once, [{"RANK": str(rank)} for rank in range(2)], str(tmp_path / "meeting"))
+    assert [end.code for end in ended] == [0, 0]
+    assert not (tmp_path / "meeting").exists()
+
+
+def test_a_program_that_has_a_process_group_keeps_it(tmp_path: Path) -> None:
+    ended = launched(programs.own_group, [{"RANK": str(rank)} for rank in range(2)], str(tmp_path / "meet"))
+    both = [[(rank, 2, 3.0, 2, 2)] * 2 for rank in range(2)]
+    assert [end.result for end in ended] == [[*both[0], (0, 1, 1.0, 1, 1)], [*both[1], (0, 1, 2.0, 1, 1)]]
+
+
+GIVEN: tuple[tuple[Any, str], ...] = (
+    ("mesh", r"process_group is DeviceMesh.* not a torch ProcessGroup\. Write .*mesh\.get_group\('space'\)"),
+    ("space", r"process_group is 'space', which is not a torch ProcessGroup\. Write "),
+    (dist.GroupMember.NON_GROUP_MEMBER, r"this rank is not a member of process_group"),
+    (None, ""),
+)
+
+
+def test_a_process_group_that_is_none_is_refused(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "space"))
-        chosen = mesh if given == "mesh" else given
-        with (
-            pytest.raises(ConfigError, match=expected) if expected else nullcontext(),
-            torch_group.join(device_mode="cpu", process_group=chosen) as group,
-        ):
-            assert group.world_size == 1
+        for given, said in GIVEN:
+            chosen = mesh if given == "mesh" else given
+            with (
+                pytest.raises(ConfigError, match=said) if said else nullcontext(),
+                torch_group.join(device_mode="cpu", process_group=chosen) as group,
+            ):
+                assert group.world_size == 1
     finally:
         dist.destroy_process_group()
 
 
-def test_ranks_without_a_place_to_meet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HALOTILE_RANK", "0")
-    monkeypatch.setenv("HALOTILE_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"rank 0 of 2, and nothing says where.*MASTER_ADDR"), torch_group.join():
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which ranks of this user meet, which is not there yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/halotile/ranks"
+
+
+def readable_by_the_group(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(0o740)
+
+
+def of_another_user(folder: Path) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    os.chown(folder, 65534, 65534)
+
+
+def linked(folder: Path) -> None:
+    theirs = folder.parents[2] / "theirs"
+    theirs.mkdir(mode=0o700)
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(theirs)
+
+
+@pytest.mark.parametrize("made", [readable_by_the_group, of_another_user, linked])
+def test_ranks_do_not_meet_where_others_could_join_them(
+    made: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if made is of_another_user and os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    for name, word in STEP.items():
+        monkeypatch.setenv(name, word)
+    made(folder)
+    with pytest.raises(ConfigError, match=r"ranks, which is not a folder of yours alone"), torch_group.join():
         pass
+
+
+def test_ranks_meet_in_a_closed_folder_from_which_files_of_killed_ones_are_removed_some_day(folder: Path) -> None:
+    first, same = (Path(torch_group._meeting(Copy(1, 2, launch="8-1"), {})) for _ in range(2))
+    assert first == same
+    assert first.parent == folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    old, new = first.with_name("7-1---0"), first.with_name("7-2---0")
+    old.touch()
+    new.touch()
+    os.utime(old, (time.time() - 8 * 86400,) * 2)
+    again = Path(torch_group._meeting(Copy(1, 2, launch="8-1"), {}, 1))
+    assert again.parent == folder
+    assert again.name != first.name
+    assert list(folder.iterdir()) == [new]
+
+
+ROTATED = ["0,1,2,3", "1,2,3,0", "2,3,0,1", "3,0,1,2"]  # as dask-cuda has it: a worker sees its own first
+SEEN: list[tuple[str | None, Rendezvous, bool, str | None, str]] = [
+    *((own, Rendezvous(n, 4, n, local_size=4), False, str(n), "0") for n, own in enumerate(ROTATED)),
+    # In a batch system each worker sees its own alone, which may be several.
+    *((own, Rendezvous(n, 4, n, local_size=4), False, own, "0") for n, own in enumerate("3210")),
+    ("2,3", Rendezvous(0, 4, 0, local_size=1), False, "2,3", "0"),
+    ("1,0,10", Rendezvous(1, 2, 1, local_size=2), True, "0,1,10", "1"),
+    ("3", Rendezvous(1, 2, 1, local_size=2), True, "3", "0"),
+    # Where nothing is hidden it takes the one of its number.
+    (None, Rendezvous(5, 8, 1, local_size=4), False, None, "1"),
+]
+"""The GPUs that a worker sees, its rank, whether all of the machine are asked for; those that a script sees, and its number there."""
+
+
+def test_a_script_sees_the_gpu_of_its_worker_alone_or_all_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for own, place, all_gpus, visible, number in SEEN:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if own is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", own)
+        variables = rank_variables(place, all_gpus=all_gpus)
+        assert int(variables["HALOTILE_LOCAL_RANK"]) == place.local_rank
+        assert (variables.get("CUDA_VISIBLE_DEVICES"), variables["LOCAL_RANK"]) == (visible, number)
+
+
+@pytest.mark.parametrize(
+    ("place", "count", "gpu"),
+    [
+        (Rendezvous(), 2, 0),
+        (Rendezvous(gpu=1), 2, 1),
+        (Rendezvous(gpu=5), 2, 1),
+        # Nothing says which: in a batch system a rank may see its own alone.
+        (replace(torch_group._place(Copy(1, 2), ELSEWHERE), rank=0, world_size=1), 1, 0),
+        (replace(torch_group._place(Copy(1, 2), ELSEWHERE), rank=0, world_size=1), 2, None),
+    ],
+)
+def test_a_group_has_its_own_gpu(
+    place: Rendezvous, count: int, gpu: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr(opening, "choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    if gpu is not None:
+        with opening.opened(place) as group:
+            assert [group.device] == current == [torch.device("cuda", gpu)]
+        return
+    with pytest.raises(ConfigError, match=r"rank 0 sees 2 GPUs.*HALOTILE_LOCAL_RANK"), opening.opened(place):
+        pass
+
+
+def test_ranks_that_share_a_gpu_are_refused() -> None:
+    for names, refused in ((("n1 a", "n1 b", "n2 a"), False), (("n1 a", "n2 b", "n2 b"), True)):
+        store = dist.HashStore()
+        for rank, gpu in enumerate(names):
+            store.set(f"gpu-{rank}", gpu)
+        for rank, gpu in enumerate(names):
+            with pytest.raises(ConfigError, match="ranks 1, 2 share GPUs") if refused else nullcontext():
+                opening.refuse_shared_gpu(store, Rendezvous(rank, 3), gpu)
+
+
+@pytest.mark.usefixtures("folder")
+def test_ranks_of_a_launcher_share_the_gpus_of_their_machine() -> None:
+    places = [torch_group._place(Copy(rank, 4, rank % 2, 2, "8-1"), {}) for rank in range(4)]
+    assert [place.gpu for place in places] == [0, 1, 0, 1]
+
+
+def test_nccl_is_bound_to_the_interface_of_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert opening.interface_of("localhost") == opening.interface_of("127.0.0.1") == "lo"
+    assert opening.interface_of("192.0.2.1") == ""
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # so that it is as before afterwards
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, **__: None)
+    opening._connect(Rendezvous(meeting=str(tmp_path / "meeting")), "nccl")
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"

@@ -1,13 +1,13 @@
-"""Ptychography: the object of a known scan, the same bits for any number of workers and after a kill, and what is refused."""
+"""Ptychography: the object of a known scan, the same bits for any number of workers and after a kill, and what a run begins with."""
 
 from __future__ import annotations
 
-import json
-import re
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,19 @@ from typer.testing import CliRunner
 import halotile
 from halotile.cli.main import app
 from halotile.errors import InputError, MissingPackage
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.ptychography.plan import SentRecipe, photon_loss, photon_loss_of
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans import convert
+from halotile.storage.scans.convert import write_scan
 from halotile.storage.scans.scan import export_result
 from halotile.tasks.groups.training.curve import read_curve
+from halotile.tasks.ptychography import result
 from halotile.tasks.ptychography.opened import SimulatedScan
+from halotile.tasks.ptychography.recipe import SolverStage
 from tests.cases import thorough
 from tests.faults import until
-from tests.graphs.scans import STAGES, job, run, small_scan, write_small_scan
+from tests.graphs.scans import STAGES, begin_with, compute, job, opened, plan, run, small_scan, words, write_small_scan
 
 pytestmark = [pytest.mark.cluster]
 
@@ -64,60 +69,50 @@ def object_error(path: Path, truth: SimulatedScan) -> float:
     ],
     ids=["adam", "rpie"],
 )
-def test_the_object_of_a_known_scan_is_found(folder: Path, stages: list[dict[str, Any]]) -> None:
-    done = run(job(folder, stages=stages, model={"refine": ["object", "probe"]}), "--workers", "2")
-    assert done.exit_code == 0, done.output
+def test_the_object_of_a_known_scan_is_found(folder: Path, cluster: RunningCluster, stages: Any) -> None:
+    compute(job(folder, stages=stages, model={"refine": ["object", "probe"]}), cluster, 2)
     assert object_error(folder / "result.cxi", small_scan()) < 0.05
 
 
-@pytest.mark.thorough
-def test_the_result_has_the_same_bits_for_any_number_of_workers(folder: Path) -> None:
-    results = []
-    for workers in (1, 2, 3, 4):
-        done = run(job(folder, f"{workers}.cxi"), "--workers", str(workers))
-        assert done.exit_code == 0, done.output
-        results.append((folder / f"{workers}.cxi").read_bytes())
-    assert all(result == results[0] for result in results)
+def test_the_result_has_the_same_bits_for_any_number_of_workers(
+    folder: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In memory, and beyond it: a chunk of these patterns has all of them, and the scan is written again with chunks of four."""
+    results = [compute(job(folder, f"{workers}.cxi"), cluster, workers) for workers in (1, 2)]
+    assert results[0] == results[1]
     with h5py.File(folder / "1.cxi") as file:
-        losses = file["loss"][:]
         assert file["entry_1/image_1"].attrs["pixel_size"] == pytest.approx(2 * [1e-10 / (32 * 5e-5)])
-    assert len(losses) == 12
-    assert losses[-1] < losses[0] / 3
-
-
-def test_patterns_beyond_memory_give_the_same_bits_for_any_number_of_workers(folder: Path) -> None:
-    """A chunk of these patterns has all of them: the scan is written again with chunks of four."""
+        assert len(file["loss"]) == 12
+        assert file["loss"][-1] < file["loss"][0] / 3
     shutil.rmtree(folder / "scan.zarr")
-    with pytest.MonkeyPatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(convert, "CHUNK_BYTES", 4 * 32 * 32 * 4)
         write_small_scan(folder)
-    results = []
-    stages = [*STAGES, {"solver": "lbfgs", "epochs": 4}]
-    for workers in (1, 2, 3):
-        done = run(job(folder, f"{workers}.cxi", window=4, stages=stages, held_out=0.1), "--workers", str(workers))
-        assert done.exit_code == 0, done.output
-        results.append((folder / f"{workers}.cxi").read_bytes())
-    assert all(result == results[0] for result in results)
-    with h5py.File(folder / "1.cxi") as file:
+    windows: dict[str, Any] = {
+        "window": 4, "stages": [*STAGES, {"solver": "lbfgs", "epochs": 4}], "held_out": 0.1,
+    }  # fmt: skip
+    results = [compute(job(folder, f"{workers} of 4.cxi", **windows), cluster, workers) for workers in (1, 2)]
+    done = run(job(folder, "3 of 4.cxi", **windows), "--workers", "3")
+    assert done.exit_code == 0, done.output
+    assert [*results, (folder / "3 of 4.cxi").read_bytes()] == [results[0]] * 3
+    with h5py.File(folder / "1 of 4.cxi") as file:
         assert file["loss"][-1] < file["loss"][0] / 3
 
 
-def test_the_probe_stays_in_its_support(folder: Path) -> None:
-    assert run(job(folder, model={"support": 9, "modes": 2}), "--workers", "1").exit_code == 0
-    with h5py.File(folder / "result.cxi") as file:
-        light = np.abs(file["probe"][:]).sum(0)
-    row, column = np.indices(light.shape) - 16
-    inside = np.hypot(row, column) <= 9
-    assert np.array_equal(light > 1e-6 * light.max(), inside)
-
-
-def test_a_result_is_exported_as_images(folder: Path) -> None:
-    assert run(job(folder, stages=STAGES[:1], model={"modes": 2}), "--workers", "1").exit_code == 0
-    result, images = str(folder / "result.cxi"), folder / "images.zarr"
-    done = CliRunner().invoke(app, ["export", result, str(images), "--unwrap"])
-    assert done.exit_code == 0, done.output
-    with h5py.File(result) as file:
+def test_a_result_is_exported_and_its_probe_stays_in_its_support(folder: Path, cluster: RunningCluster) -> None:
+    compute(job(folder, stages=STAGES[:1], model={"modes": 2, "support": 9}), cluster)
+    source, images = str(folder / "result.cxi"), folder / "images.zarr"
+    with h5py.File(source) as file:
         found, probe = file["object"][:], file["probe"][:]
+    light = np.abs(probe).sum(0)
+    row, column = np.indices(light.shape) - 16
+    assert np.array_equal(light > 1e-6 * light.max(), np.hypot(row, column) <= 9)
+
+    def export(*options: str) -> Any:
+        return CliRunner().invoke(app, ["export", source, *options])
+
+    done = export(str(images), "--unwrap")
+    assert done.exit_code == 0, done.output
     modulus = halotile.open_source(images / "object_modulus")
     assert np.array_equal(modulus[:], np.abs(found).astype(np.float32))
     assert modulus.scale == pytest.approx(2 * [1e6 * 1e-10 / (32 * 5e-5)])
@@ -125,12 +120,12 @@ def test_a_result_is_exported_as_images(folder: Path) -> None:
     phase: NDArray[Any] = halotile.open_source(images / "object_phase")[:]
     assert np.allclose(np.exp(1j * phase), found / np.abs(found), atol=1e-5)
     assert np.array_equal(halotile.open_source(images / "probe_phase")[:], np.angle(probe))
-    assert CliRunner().invoke(app, ["export", result, str(images)]).exit_code != 0
+    assert export(str(images)).exit_code != 0
     for options in ((str(images), "--level", "1"), (str(folder / "a.tif"), "--unwrap")):
-        refused = CliRunner().invoke(app, ["export", result, *options, "--overwrite"])
+        refused = export(*options, "--overwrite")
         assert refused.exit_code == 2
         assert "eave" in refused.output
-    assert CliRunner().invoke(app, ["export", result, str(images), "--overwrite"]).exit_code == 0
+    assert export(str(images), "--overwrite").exit_code == 0
 
 
 def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +142,10 @@ def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.thorough
-def test_the_resolution_is_that_of_two_halves(folder: Path) -> None:
+def test_the_resolution_is_that_of_two_halves(folder: Path, cluster: RunningCluster) -> None:
     stages = [{"epochs": 40, "lr": 0.03, "batch": 8}, {"epochs": 10, "lr": 0.003, "batch": 16}]
-    done = run(job(folder, "both.cxi", stages=stages, resolution=True), "--workers", "2")
-    assert done.exit_code == 0, done.output
-    assert run(job(folder, "one.cxi", stages=stages), "--workers", "1").exit_code == 0
+    compute(job(folder, "both.cxi", stages=stages, resolution=True), cluster, 2)
+    compute(job(folder, "one.cxi", stages=stages), cluster)
     with h5py.File(folder / "both.cxi") as both, h5py.File(folder / "one.cxi") as one:
         assert np.array_equal(both["object"][:], one["object"][:])
         assert np.array_equal(both["loss"][:], one["loss"][:])
@@ -161,24 +155,28 @@ def test_the_resolution_is_that_of_two_halves(folder: Path) -> None:
     last = RunDirectory(folder / "both.cxi.run").read_output_iterations()[-1]
     assert last["resolution"] == pytest.approx(resolution)
     assert "resolution" in CliRunner().invoke(app, ["status", str(folder / "both.cxi")]).output
-    sheet = str(folder / "sheet.png")
-    for _ in range(2):
-        done = CliRunner().invoke(app, ["export", str(folder / "both.cxi"), sheet])
-    assert "--overwrite" in done.output
-    assert CliRunner().invoke(app, ["export", str(folder / "one.cxi"), sheet, "--overwrite"]).exit_code == 0
+
+    def export(name: str, *options: str) -> Any:
+        return CliRunner().invoke(app, ["export", str(folder / name), str(folder / "sheet.png"), *options])
+
+    export("both.cxi")
+    assert "--overwrite" in export("both.cxi").output
+    assert export("one.cxi", "--overwrite").exit_code == 0
     with h5py.File(folder / "both.cxi", "a") as damaged:
         del damaged["entry_1/process_1/ring_threshold"]
-    without = CliRunner().invoke(app, ["export", str(folder / "both.cxi"), sheet, "--overwrite"])
+    without = export("both.cxi", "--overwrite")
     assert without.exit_code == 0, without.output
-    assert Path(sheet).read_bytes()[1:4] == b"PNG"
+    assert (folder / "sheet.png").read_bytes()[1:4] == b"PNG"
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("epochs", [100, thorough(240)])
-def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path, epochs: int) -> None:
-    stages, more = [{"epochs": epochs, "lr": 0.02, "batch": 6}], {"resolution": True, "held_out": 0.05}
-    assert run(job(folder, "whole.cxi", stages=stages, **more), "--workers", "2").exit_code == 0
-    path = job(folder, "killed.cxi", stages=stages, **more)
+def test_a_killed_rank_and_run_go_on_to_the_same_bits(folder: Path, cluster: RunningCluster, epochs: int) -> None:
+    parts: dict[str, Any] = {
+        "stages": [{"epochs": epochs, "lr": 0.02, "batch": 6}], "resolution": True, "held_out": 0.05,
+    }  # fmt: skip
+    whole = compute(job(folder, "whole.cxi", **parts), cluster, 2)
+    path = job(folder, "killed.cxi", **parts)
     command = [sys.executable, "-m", "halotile", "run", str(path), "--quiet", "--workers", "2"]
     curve = folder / "killed.cxi.run" / "state" / "curve.json"
     with subprocess.Popen(command, start_new_session=True) as driver:
@@ -196,132 +194,140 @@ def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path, epo
             driver.kill()
     assert driver.returncode == -signal.SIGKILL
     assert 30 < read_curve(curve)[0] < epochs
-    assert run(path, "--workers", "1").exit_code == 0
-    assert (folder / "killed.cxi").read_bytes() == (folder / "whole.cxi").read_bytes()
+    assert compute(path, cluster) == whole
 
 
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        ({"stages": []}, "stages: is empty"),
-        ({"stages": [{"epochs": 0}]}, r"stages\[0\].epochs: 0 is too small"),
-        ({"stages": [{"epochs": 1, "alpha": 0}]}, "write more than 0, such as 0.1"),
-        ({"stages": [{"epochs": 1, "lr_factors": {"objekt": 1.0}}]}, "names objekt"),
-        ({"stages": [{"epochs": 1, "solver": "sgd"}]}, "begin with 0.001"),
-        ({"stages": [{"epochs": 1, "solver": "rpie", "amsgrad": True}]}, "is for solver: adam, and"),
-        ({"held_out": 0.7}, "write 0, or a share up to 0.5"),
-        (
-            {"held_out": 0.05, "model": {"import": "fancy:Fancy"}},
-            "held_out: is for the model of halotile; leave it out",
-        ),
-        ({"stages": [{"epochs": 1, "solver": "lbfgs", "batch": 20}]}, "uses all patterns at once; leave it out"),
-        ({"stages": [{"epoch": 1}]}, "did you mean epochs"),
-        (
-            {"model": {"loss": "poisson_nll"}, "stages": [{"epochs": 1, "solver": "rpie"}]},
-            "is for loss: amplitude_mse, and the loss is poisson_nll",
-        ),
-        (
-            {"model": {"refine": ["object"]}, "stages": [{"epochs": 1, "lr_factors": {"probe": 1}}]},
-            "names probe, which is not refined",
-        ),
-        ({"model": {"field": "near", "focus": "-3 mm"}}, "a beam in a near field diverges"),
-        ({"model": {"field": "near", "focus": "3 parsnip"}}, "such as 3.65 mm"),
-        ({"model": {"refine": ["probe"]}}, "does not name the object"),
-        ({"stages": [{"epochs": 1, "subset": [0, 99]}]}, "subset names 99, and the scan has patterns 0 to 63"),
-        ({"stages": [{"epochs": 1, "subset": []}]}, "subset names no pattern"),
-        ({"stages": [{"epochs": 1, "subset": [7]}], "resolution": True}, "Write resolution: false"),
-        ({"window": 4, "stages": [{"epochs": 1, "batch": 3}]}, "Write a batch of 4 or more"),
-        ({"run": {"workers": 5}}, "a batch has 4 parts"),
-        ({"run": {"memory_per_worker": "100MiB"}}, "Write run.memory_per_worker"),
-    ],
-)
-def test_mistakes_are_told_with_what_to_write(folder: Path, parts: dict[str, Any], said: str) -> None:
-    done = CliRunner().invoke(app, ["plan", str(job(folder, **parts))])
-    assert done.exit_code in (2, 5)
-    assert re.search(said, done.output), done.output
-
-
-def test_a_file_that_is_no_scan_is_refused(folder: Path) -> None:
-    path = job(folder)
-    path.write_text(path.read_text().replace("scan.zarr", "scan.zarr/patterns"))
-    done = CliRunner().invoke(app, ["plan", str(path)])
-    assert done.exit_code == 4
-    assert "recon-cli convert" in done.output
-
-
-def first_and_last_loss(path: Path) -> tuple[float, float]:
-    """Losses of the first and of the last epoch of a result."""
-    with h5py.File(path) as file:
-        losses = file["loss"][()]
-    return float(losses[0]), float(losses[-1])
-
-
-def test_a_reconstruction_begins_with_the_result_of_another(folder: Path) -> None:
+def test_a_reconstruction_begins_with_the_result_of_another(folder: Path, cluster: RunningCluster) -> None:
     model = {"modes": 2, "refine": ["object", "probe", "background", "positions", "intensities"]}
-    assert run(job(folder, "first.cxi", model=model)).exit_code == 0
-    _, reached = first_and_last_loss(folder / "first.cxi")
-    with h5py.File(folder / "first.cxi") as first, h5py.File(folder / "probe.h5", "w") as file:
-        file["probe"] = first["probe"][()]
-    for name, start in (("again.cxi", "first.cxi"), ("light.cxi", "probe.h5")):
-        path = job(folder, name, model=model, stages=[{"epochs": 1, "lr": 0.001, "batch": 16}])
-        content = json.loads(path.read_text())
-        content["input"]["start"] = str(folder / start)
-        path.write_text(json.dumps(content))
-        done = run(path)
-        assert done.exit_code == 0, done.output
-        with h5py.File(folder / name) as file, h5py.File(folder / "first.cxi") as first:
-            before, after = first["probe"][()], file["probe"][()]
-        if start == "probe.h5":  # of any unit
-            after *= np.linalg.norm(before) / np.linalg.norm(after)
-        assert np.abs(after - before).max() < 0.02 * np.abs(before).max()
-    begun, _ = first_and_last_loss(folder / "again.cxi")
-    assert 0.5 * reached < begun < reached  # the loss of a pattern is that before its step
-    scan = halotile.ptychography.open(folder / "scan.zarr", modes=2, start=folder / "first.cxi")
+    compute(job(folder, "first.cxi", model=model), cluster)
     with h5py.File(folder / "first.cxi") as first:
-        np.testing.assert_array_equal(scan.object, first["object"][()])
-        np.testing.assert_allclose(scan.positions, first["entry_1/process_1/first_pixel"][()], atol=1e-5)
+        image, before, reached = first["object"][()], first["probe"][()], first["loss"][-1]
+        places = first["entry_1/process_1/first_pixel"][()]
+    once = [{"epochs": 1, "lr": 0.001, "batch": 16}]
+    for name, start in (("again.cxi", folder / "first.cxi"), ("light.cxi", begin_with(folder, {"probe": before}))):
+        compute(job(folder, name, start, model=model, stages=once), cluster)
+        with h5py.File(folder / name) as file:
+            after, (begun,) = file["probe"][()], file["loss"][()]
+        if name == "light.cxi":  # of any unit
+            after *= np.linalg.norm(before) / np.linalg.norm(after)
+        else:
+            assert 0.5 * reached < begun < reached  # the loss of a pattern is that before its step
+        assert np.abs(after - before).max() < 0.02 * np.abs(before).max()
+    scan = opened(folder, modes=2, start=folder / "first.cxi")
+    np.testing.assert_array_equal(scan.object, image)
+    np.testing.assert_allclose(scan.positions, places, atol=1e-5)
 
 
 @pytest.mark.thorough
-def test_a_beam_that_varies_is_begun_with_and_a_result_is_not_written_over_its_start(folder: Path) -> None:
+def test_a_beam_that_varies_is_begun_with_and_a_start_not_written_over(folder: Path, cluster: RunningCluster) -> None:
     model: dict[str, Any] = {"variations": 1, "refine": ["object", "probe"]}
-    assert run(job(folder, "first.cxi", model=model)).exit_code == 0
-    scan = halotile.ptychography.open(folder / "scan.zarr", start=folder / "first.cxi", **model)
-    scan.save(folder / "same.cxi")
+    compute(job(folder, "first.cxi", model=model), cluster)
+    opened(folder, start=folder / "first.cxi", **model).save(folder / "same.cxi")
     with h5py.File(folder / "first.cxi") as first, h5py.File(folder / "same.cxi") as same:
         for name in ("object", "probe", "entry_1/process_1/probe_variations", "entry_1/process_1/probe_shares"):
             np.testing.assert_allclose(same[name][()], first[name][()], rtol=1e-5, atol=1e-5)
     with pytest.raises(InputError, match="its variations has shape"):
-        halotile.ptychography.open(folder / "scan.zarr", start=folder / "first.cxi", **model | {"variations": 2})
-    path = job(folder, "first.cxi", model=model)
-    content = json.loads(path.read_text())
-    content["input"]["start"], content["output"]["overwrite"] = content["output"]["path"], True
-    path.write_text(json.dumps(content))
-    done = CliRunner().invoke(app, ["plan", str(path), "--fresh"])
+        opened(folder, start=folder / "first.cxi", **model | {"variations": 2})
+    path = job(folder, "first.cxi", folder / "first.cxi", model=model, output={"overwrite": True})
+    done = plan(path, "--fresh")
     assert done.exit_code != 0
-    assert "that is the input" in " ".join(done.output.split())
+    assert "that is the input" in words(done)
+
+
+def test_of_the_modes_to_begin_with_the_strongest_are_taken_with_the_light_of_the_counts(folder: Path) -> None:
+    beam = np.array(opened(folder).probe[0])
+    scan = opened(folder, {"probe": 1e-3 * np.stack([0.1 * beam[::-1], beam])})
+    np.testing.assert_allclose(scan.probe[0], beam, rtol=1e-4, atol=1e-4 * np.abs(beam).max())
+
+
+@pytest.mark.parametrize("wider", [30, -4])
+def test_the_obj_of_another_program_is_begun_with_wherever_its_margins_end(folder: Path, wider: int) -> None:
+    usual = opened(folder)
+    rows, columns = (n + 2 * wider for n in usual.object.shape)
+    obj = np.arange(1.0, rows * columns + 1).reshape(rows, columns) * 1j
+    scan = opened(folder, {"obj": obj, "probe": 2 * usual.probe})
+    if wider > 0:
+        np.testing.assert_array_equal(scan.object, obj[wider:-wider, wider:-wider].astype(np.complex64))
+    else:
+        np.testing.assert_array_equal(scan.object[4:-4, 4:-4], obj.astype(np.complex64))
+        assert (scan.object[:4] == 1).all()
+    np.testing.assert_allclose(scan.probe, 2 * usual.probe, rtol=1e-5, atol=1e-5 * np.abs(scan.probe).max())
+
+
+@pytest.mark.parametrize(("light", "warns"), [(1e-3, True), (0.1, False)])
+def test_a_mode_that_has_next_to_no_light_is_warned_of(folder: Path, light: float, warns: bool) -> None:
+    beam = np.array(opened(folder).probe[0])
+    start = begin_with(folder, {"probe": np.stack([beam, np.sqrt(light) * np.roll(beam, 16, 0)])})
+    model = {"modes": 2, "refine": ["object"]}
+    path = job(folder, start=start, model=model, stages=[{"epochs": 1, "lr": 0.01}])
+    said = words(CliRunner().invoke(app, ["run", str(path), "--workers", "1"]))
+    assert ("Write fewer modes, or give the modes as input.start" in said) is warns
+    assert ("a mode of the probe has" in said) is warns
+
+
+def test_messages_to_workers_have_no_arrays(folder: Path) -> None:
+    """They read the values to begin with themselves, see where these have changed, and need none once a checkpoint is there."""
+    recipe = opened(folder).recipe
+    content = {"object": np.ones(recipe.shape, np.complex64), "probe": np.ones((1, 32, 32), np.complex64)}
+    begun = replace(opened(folder, content).recipe, checkpoint=folder / "checkpoint")
+    sent = SentRecipe.of(begun, str(folder / "start.h5"))
+    assert len(pickle.dumps(sent)) < 10_000
+    received = sent.opened()
+    assert received.start is not None
+    assert received.start.object is not None
+    assert np.array_equal(received.start.object, content["object"])
+    assert np.array_equal(received.scan.positions, begun.scan.positions)
+    with h5py.File(folder / "start.h5", "r+") as file:
+        file["object"][3, 3] = 2
+    with pytest.raises(InputError, match="has changed since it was opened"):
+        sent.opened()
+    (folder / "start.h5").unlink()
+    with pytest.raises(InputError):
+        sent.opened()
+    begun.checkpoints[0].touch()
+    assert sent.opened().start is None
+
+
+def test_a_curve_is_written_while_checkpoints_take_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("halotile.tasks.ptychography.result.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(result, "write_state", lambda *_: now.__setitem__(0, now[0] + 31))
+    scan = opened(folder)
+    stages = (SolverStage(epochs=300, lr=0.1, batch=8),)
+    recipe = replace(scan.recipe, stages=stages, checkpoint=folder / "checkpoint", curve=folder / "curve.json")
+    kept = result.Record(recipe, scan.state, lambda: (scan.object, np.ones(scan.object.shape)))
+    seen, gaps, last = 0, [], 0.0
+    for _ in range(200):
+        now[0] += 1
+        scan.state.losses.append(1.0)
+        kept.epoch_ended(1.0, is_last=False)
+        if (step := read_curve(recipe.curve)[0]) != seen:
+            gaps.append(now[0] - last)
+            seen, last = step, now[0]
+    assert max(gaps) < 35
+
+
+def test_noise_of_photons_has_the_loss_that_draws_have() -> None:
+    rng = np.random.default_rng(0)
+    for mean in (0.01, 0.3, 1.0, 4.0, 50.0):
+        drawn = np.square(np.sqrt(rng.poisson(mean, 400_000)) - np.sqrt(mean)).mean()
+        assert photon_loss(np.array([mean])) == pytest.approx(drawn, rel=0.03)
 
 
 @pytest.mark.parametrize(
-    ("start", "parts", "said"),
+    "options",
     [
-        ({"object": np.ones((3, 3))}, {}, "its object has shape [3, 3], and this reconstruction has"),
-        ({"object": np.ones((2, 61, 61))}, {}, "its object has shape [2, 61, 61]"),
-        ({"obj": np.ones((2, 61, 61))}, {}, "its obj has shape [2, 61, 61], and a start is one object"),
-        ({"probe": np.ones((2, 8, 8))}, {}, "its probe has shape [2, 8, 8]"),
-        ({"probe": np.full((32, 32), np.nan)}, {}, "its probe has values that are not finite"),
-        ({"image": np.ones((3, 3))}, {}, "has neither an object nor a probe to begin with"),
-        ({"probe": np.ones((32, 32))}, {"resolution": True}, "whose halves would begin with the same object"),
+        {"photons": 1e3, "phase": 1.0},
+        {"photons": 1e3, "phase": 5.0},
+        {"photons": 3e4, "phase": 5.0},
+        {"photons": 1e6, "step": 5.0},
     ],
 )
-def test_what_cannot_be_begun_with_is_refused(folder: Path, start: Any, parts: Any, said: str) -> None:
-    with h5py.File(folder / "start.h5", "w") as file:
-        for name, values in start.items():
-            file[name] = values
-    path = job(folder, **parts)
-    content = json.loads(path.read_text())
-    content["input"]["start"] = str(folder / "start.h5")
-    path.write_text(json.dumps(content))
-    done = CliRunner().invoke(app, ["plan", str(path)])
-    assert done.exit_code in (2, 3, 4)
-    assert said in " ".join(done.output.split())
+def test_the_true_object_has_about_the_loss_that_a_run_ends_with(options: dict[str, Any], tmp_path: Path) -> None:
+    known = {"raster": (8, 8), "pattern": 64, **options}
+    counted, expected = SimulatedScan(**known), SimulatedScan(**{**known, "photons": None})
+    write_scan(str(tmp_path / "scan.zarr"), counted.scan, counted)
+    numbers = np.arange(64)
+    light = expected.patterns(numbers) * (options["photons"] / 1e6)
+    true = np.square(np.sqrt(counted.patterns(numbers)) - np.sqrt(light)).mean()
+    assert photon_loss_of(str(tmp_path / "scan.zarr")) == pytest.approx(true, rel=0.06)

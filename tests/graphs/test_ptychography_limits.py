@@ -1,10 +1,10 @@
-"""Ptychography where an option meets another, and where a result would be wrong: halves, last steps, supports, records."""
+"""Ptychography: mistakes in jobs, in files to begin with and in Python are refused with what to write, and a spoilt object is no result."""
 
 from __future__ import annotations
 
-import json
-import pickle
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,123 +14,209 @@ import pytest
 from typer.testing import CliRunner
 
 import halotile
+from halotile import DistributedContext
 from halotile.cli.main import app
-from halotile.errors import ConfigError, InputError
-from halotile.graphs.iterations.rank_programs import Curve
-from halotile.graphs.jobs.ptychography.plan import SentRecipe, photon_loss, photon_loss_of
+from halotile.errors import ConfigError, Diverged, InputError, OutputRefused
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.storage.scans import convert
 from halotile.storage.scans.convert import write_scan
-from halotile.tasks.groups.training.curve import read_curve, write_curve
-from halotile.tasks.ptychography import result
+from halotile.storage.scans.formats import encode_cxi
+from halotile.storage.scans.scan import open_scan
 from halotile.tasks.ptychography.opened import SimulatedScan
-from halotile.tasks.ptychography.recipe import SolverStage
-from tests.graphs.scans import job, run, words, write_small_scan
+from tests.graphs.scans import begin_with, compute, job, opened, plan, words, write_small_scan
 
 pytestmark = [pytest.mark.cluster]
 
 
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small scan, which stays as it is."""
+    return write_small_scan(tmp_path_factory.mktemp("known"))
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with a small scan."""
-    return write_small_scan(tmp_path)
+def folder(known: Path, tmp_path: Path) -> Path:
+    """A folder with that scan."""
+    (tmp_path / "scan.zarr").symlink_to(known / "scan.zarr")
+    return tmp_path
 
 
-def test_a_position_stays_in_its_half_whatever_subset_a_stage_uses(folder: Path) -> None:
-    recipe = halotile.ptychography.open(folder / "scan.zarr", resolution=True).recipe
-    whole = SolverStage(epochs=1, lr=0.1, batch=8)
-    others = tuple(int(n) for n in recipe.scan.numbers[1:])
-    recipe = replace(recipe, stages=(whole, replace(whole, subset=others)))
-    for half in (0, 1):
-        before, after = (set(np.flatnonzero(recipe.used(epoch, half))) for epoch in (0, 1))
-        assert after == before - {0}
+ONE = {"epochs": 1}
+OWN = {"import": "fancy:Fancy"}
+JOBS: list[tuple[dict[str, Any], str]] = [
+    ({"stages": []}, "stages: is empty"),
+    ({"stages": [{"epochs": 0}]}, "stages[0].epochs: 0 is too small"),
+    ({"stages": [{**ONE, "alpha": 0}]}, "write more than 0, such as 0.1"),
+    ({"stages": [{**ONE, "lr_factors": {"objekt": 1.0}}]}, "names objekt"),
+    ({"stages": [{**ONE, "solver": "sgd"}]}, "begin with 0.001"),
+    ({"stages": [{**ONE, "solver": "rpie", "amsgrad": True}]}, "is for solver: adam, and"),
+    ({"stages": [{**ONE, "momentum": 0.9}]}, "stages[0].momentum: is for solver: sgd, and the solver is adam; leave it out"),
+    ({"stages": [{**ONE, "solver": "sgd", "lr": 0.1, "betas": [0.5, 0.9]}]}, "is for solver: adam or rpie"),
+    ({"stages": [{**ONE, "alpha": 0.5}]}, "is for solver: rpie"),
+    ({"stages": [{**ONE, "betas": [0.9, 1.0]}]}, "write two numbers, each 0 or more and less than 1"),
+    ({"held_out": 0.7}, "write 0, or a share up to 0.5"),
+    ({"held_out": 0.05, "model": OWN}, "held_out: is for the model of halotile; leave it out"),
+    ({"model": OWN | {"modes": 2}}, "write it in options"),
+    ({"model": OWN, "stages": [{**ONE, "solver": "rpie"}]}, "write adam"),
+    ({"model": OWN, "stages": [{**ONE, "smoothness": 0.1}]}, "smoothness: is for the model of halotile; leave it out"),
+    ({"model": OWN, "resolution": True}, "is not there for a model of your own"),
+    ({"model": OWN}, "add --allow-import"),
+    ({"stages": [{**ONE, "solver": "lbfgs", "batch": 20}]}, "uses all patterns at once; leave it out"),
+    ({"stages": [{"epoch": 1}]}, "did you mean epochs"),
+    (
+        {"model": {"loss": "poisson_nll"}, "stages": [{**ONE, "solver": "rpie"}]},
+        "is for loss: amplitude_mse, and the loss is poisson_nll",
+    ),
+    (
+        {"model": {"refine": ["object"]}, "stages": [{**ONE, "lr_factors": {"probe": 1}}]},
+        "names probe, which is not refined",
+    ),
+    ({"model": {"field": "near", "focus": "-3 mm"}}, "a beam in a near field diverges"),
+    ({"model": {"field": "near", "focus": "3 parsnip"}}, "such as 3.65 mm"),
+    ({"model": {"refine": ["probe"]}}, "does not name the object"),
+    ({"stages": [{**ONE, "subset": [0, 99]}]}, "subset names 99, and the scan has patterns 0 to 63"),
+    ({"stages": [{**ONE, "subset": []}]}, "subset names no pattern"),
+    ({"stages": [{**ONE, "subset": [7]}], "resolution": True}, "Write resolution: false"),
+    ({"window": 4, "stages": [{**ONE, "batch": 3}]}, "Write a batch of 4 or more"),
+    ({"run": {"workers": 5}}, "a batch has 4 parts"),
+    ({"run": {"memory_per_worker": "100MiB"}}, "Write run.memory_per_worker"),
+    ({"start": {"object": np.ones((3, 3))}}, "its object has shape [3, 3], and this reconstruction has"),
+    ({"start": {"object": np.ones((2, 61, 61))}}, "its object has shape [2, 61, 61]"),
+    ({"start": {"obj": np.ones((2, 61, 61))}}, "its obj has shape [2, 61, 61], and a start is one object"),
+    ({"start": {"probe": np.ones((2, 8, 8))}}, "its probe has shape [2, 8, 8]"),
+    ({"start": {"probe": np.full((32, 32), np.nan)}}, "its probe has values that are not finite"),
+    ({"start": {"image": np.ones((3, 3))}}, "has neither an object nor a probe to begin with"),
+    (
+        {"start": {"probe": np.ones((32, 32))}, "resolution": True},
+        "whose halves would begin with the same object",
+    ),
+]  # fmt: skip
 
 
-def test_a_half_without_patterns_is_refused(folder: Path) -> None:
-    scan = halotile.ptychography.open(folder / "scan.zarr", resolution=True)
-    every_second = [int(n) for n in scan.recipe.scan.numbers[::2]]
+@pytest.mark.parametrize(("parts", "said"), JOBS, ids=[said for _, said in JOBS])
+def test_mistakes_are_told_with_what_to_write(folder: Path, parts: dict[str, Any], said: str) -> None:
+    start = begin_with(folder, parts["start"]) if "start" in parts else None
+    done = plan(job(folder, **parts | {"start": start}))
+    assert done.exit_code in (2, 3, 4, 5)
+    assert said in words(done)
+    assert not (folder / "result.cxi.run").exists()
+
+
+def test_a_plan_shows_the_focus_and_needs_disk_for_checkpoints_of_its_solvers(folder: Path) -> None:
+    assert "far field, -2 um from the focus, 1 mode" in words(plan(job(folder, model={"focus": "-2 um"})))
+    needed = {}
+    for solvers in ("adam", "lbfgs", "adam lbfgs"):
+        stages = [{"solver": solver, "epochs": 1} for solver in solvers.split()]
+        needed[solvers] = halotile.plan(job(folder, stages=stages)).scratch_bytes
+    assert needed["lbfgs"] == 5 * needed["adam"]
+    assert needed["adam lbfgs"] > needed["lbfgs"]
+
+
+STARTS: list[tuple[dict[str, Any] | bytes, dict[str, Any], str]] = [
+    ({"probe/data": np.ones((32, 32))}, {}, "no array of numbers: it is a group"),
+    ({"probe": "round"}, {}, "neither an object nor a probe|no array of numbers"),
+    ({"probe": np.zeros((32, 32))}, {}, "its probe is 0 everywhere"),
+    ({"probe": np.pad([[1.0]], (0, 31))}, {"support": 5.0}, "0 everywhere within its support"),
+    (b"a probe", {}, "is no HDF5 file"),
+]
+
+
+def test_a_start_that_is_no_array_of_light_is_refused(folder: Path) -> None:
+    for start, options, said in STARTS:
+        path = folder / "start.h5"
+        if isinstance(start, bytes):
+            path.write_bytes(start)
+        else:
+            begin_with(folder, start)
+        with pytest.raises(InputError, match=said):
+            _ = opened(folder, path, **options).probe
+
+
+def test_what_cannot_be_opened_is_refused(folder: Path) -> None:
+    for options, said in (
+        ({"import_": "own:build"}, "import is for a job"),
+        ({"mode": 2}, "did you mean modes"),
+        ({"window": 16}, "Write window: 0"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            opened(folder, **options)
+    with pytest.raises(AttributeError, match="a scan has no objekt"):
+        opened(folder).objekt = 1
+
+
+SET: list[tuple[str, Callable[[Any], Any], str]] = [
+    ("probe", lambda old: None, "probe is no array of"),
+    ("probe", lambda old: 0 * old, "0 everywhere"),
+    ("probe", lambda old: np.full_like(old, np.nan), "has NaN"),
+    ("probe", lambda old: np.pad([[[1]]], ((0, 0), (0, 31), (0, 31))), "probe is 0 everywhere"),
+    ("object", lambda old: [[1], [1, 2]], "object is no array of"),
+    ("object", lambda old: np.ones((3, 3)), "shape"),
+    ("background", lambda old: "dark", "background is no array of"),
+    ("background", lambda old: -1 - old, "Write 0 or more"),
+    ("positions", lambda old: old * 1j, "positions is no array of"),
+    ("positions", lambda old: old + 100, "64 of 64 positions would be beyond the object"),
+    ("positions", lambda old: old[:3], r"needs \[64, 2\]"),
+]
+
+
+def test_what_is_set_has_to_fit_and_arrays_cannot_be_written_into(folder: Path) -> None:
+    scan = opened(folder, support=5.0)
+    for name, value, said in SET:
+        with pytest.raises(ConfigError, match=said):
+            setattr(scan, name, value(getattr(scan, name)))
+    scan.probe = np.ones_like(scan.probe)
+    assert abs(scan.probe[0, 16, 16]) > 0
+    assert scan.probe[0, 0, 0] == 0, "outside of its support"
+    for array in (scan.object, scan.probe, scan.positions, scan.background):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 5
+        own = array.copy()
+        own[...] = 5
+    assert not (scan.object == 5).any()
+    scan.object = 2 * scan.object
+    assert np.all(scan.object == 2)
+
+
+LOOPS: list[tuple[dict[str, Any], str]] = [
+    *(({"lr_factors": {"object": factor}}, "write 0 or more") for factor in (-1.0, float("nan"), float("inf"))),
+    ({"subset": [0.5]}, r"integers \(pattern numbers\)"),
+    ({"subset": [64]}, "subset names 64"),
+    ({"epochs": 0}, r"stages.*epochs"),
+]
+
+
+def test_what_cannot_be_optimized_is_told(
+    folder: Path, ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = opened(folder)
+    for options, said in LOOPS:
+        with pytest.raises(ConfigError, match=said):
+            next(halotile.ptychography.Adam(scan, context=ctx).optimize(**({"epochs": 1} | options)))
+    with pytest.raises(ConfigError, match="slots=9"):
+        halotile.ptychography.SGD(scan, workers=9)
+    halves = opened(folder, resolution=True)
+    even = [int(n) for n in halves.recipe.scan.numbers[::2]]
     with pytest.raises(ConfigError, match="a larger subset"):
-        next(halotile.ptychography.Adam(scan).optimize(1, subset=every_second))
-
-
-def test_a_last_step_that_went_too_far_is_no_result(folder: Path) -> None:
-    done = run(job(folder, stages=[{"solver": "sgd", "epochs": 1, "lr": 1000, "batch": 64}]), "--workers", "1")
-    assert done.exit_code != 0
-    assert "Write a smaller lr in that stage" in words(done)
-    assert not (folder / "result.cxi").exists() or (folder / "result.cxi").stat().st_size == 0
-
-
-def test_a_last_stage_that_destroys_the_object_is_no_result(folder: Path) -> None:
-    """Though its loss is far below a thousand times that of the first guess."""
-    stages = [{"epochs": 10, "lr": 0.05, "batch": 8}, {"solver": "sgd", "epochs": 1, "lr": 1, "batch": 64}]
-    done = run(job(folder, stages=stages), "--workers", "1")
-    assert done.exit_code != 0
-    assert "after the last step of a stage, and was" in words(done)
-
-
-def test_a_good_start_does_not_count_as_diverged(folder: Path) -> None:
-    scan = halotile.ptychography.open(folder / "scan.zarr")
-    with halotile.ptychography.Adam(scan) as adam:
-        list(adam.optimize(30, lr=0.05, batch_size=8))
-        scan.save(folder / "good.cxi")
-        again = halotile.ptychography.open(folder / "scan.zarr", start=folder / "good.cxi", loss="intensity_mse")
-        losses = list(halotile.ptychography.Adam(again, context=adam.context).optimize(2, lr=0.005))
-    assert losses[1] < losses[0]
-
-
-def test_what_a_run_began_with_may_go_once_it_has_begun(folder: Path) -> None:
-    start = folder / "start.h5"
-    with h5py.File(start, "w") as file:
-        file["probe"] = np.ones((32, 32))
-    recipe = halotile.ptychography.open(folder / "scan.zarr", start=start).recipe
-    recipe = replace(recipe, checkpoint=folder / "checkpoint")
-    sent = SentRecipe.of(recipe, str(start))
-    assert sent.opened().start is not None
-    start.unlink()
-    with pytest.raises(InputError):
-        sent.opened()
-    recipe.checkpoints[0].touch()
-    assert sent.opened().start is None
-
-
-def test_of_the_modes_to_begin_with_the_strongest_are_taken_with_the_light_of_the_counts(folder: Path) -> None:
-    beam = np.array(halotile.ptychography.open(folder / "scan.zarr").probe[0])
-    with h5py.File(folder / "start.h5", "w") as file:
-        file["probe"] = 1e-3 * np.stack([0.1 * beam[::-1], beam])
-    scan = halotile.ptychography.open(folder / "scan.zarr", start=folder / "start.h5")
-    np.testing.assert_allclose(scan.probe[0], beam, rtol=1e-4, atol=1e-4 * np.abs(beam).max())
-
-
-@pytest.mark.parametrize("wider", [30, -4])
-def test_the_obj_of_another_program_is_begun_with_wherever_its_margins_end(folder: Path, wider: int) -> None:
-    usual = halotile.ptychography.open(folder / "scan.zarr")
-    rows, columns = (n + 2 * wider for n in usual.object.shape)
-    obj = np.arange(1.0, rows * columns + 1).reshape(rows, columns) * 1j
-    with h5py.File(folder / "start.h5", "w") as file:
-        file["obj"], file["probe"] = obj, 2 * usual.probe
-    scan = halotile.ptychography.open(folder / "scan.zarr", start=folder / "start.h5")
-    if wider > 0:
-        np.testing.assert_array_equal(scan.object, obj[wider:-wider, wider:-wider].astype(np.complex64))
-    else:
-        np.testing.assert_array_equal(scan.object[4:-4, 4:-4], obj.astype(np.complex64))
-        assert (scan.object[:4] == 1).all()
-    np.testing.assert_allclose(scan.probe, 2 * usual.probe, rtol=1e-5, atol=1e-5 * np.abs(scan.probe).max())
-
-
-@pytest.mark.parametrize(("light", "warns"), [(1e-3, True), (0.1, False)])
-def test_a_mode_that_has_next_to_no_light_is_warned_of(folder: Path, light: float, warns: bool) -> None:
-    beam = np.array(halotile.ptychography.open(folder / "scan.zarr").probe[0])
-    with h5py.File(folder / "start.h5", "w") as file:
-        file["probe"] = np.stack([beam, np.sqrt(light) * np.roll(beam, 16, 0)])
-    path = job(folder, model={"modes": 2, "refine": ["object"]}, stages=[{"epochs": 1, "lr": 0.01}])
-    content = json.loads(path.read_text())
-    content["input"]["start"] = str(folder / "start.h5")
-    path.write_text(json.dumps(content))
-    said = words(CliRunner().invoke(app, ["run", str(path), "--workers", "1"]))
-    assert ("Write fewer modes, or give the modes as input.start" in said) is warns
-    assert ("a mode of the probe has" in said) is warns
+        next(halotile.ptychography.Adam(halves, context=ctx).optimize(1, subset=even))
+    (folder / "scan.zarr").unlink()
+    monkeypatch.setattr(convert, "CHUNK_BYTES", 4 * 24 * 24 * 4)  # of four patterns
+    halotile.ptychography.simulate(folder / "scan.zarr", raster=(5, 5), pattern=24, step=5.0)
+    with pytest.raises(InputError, match="was written to since the scan was opened"):
+        next(halotile.ptychography.Adam(scan, context=ctx).optimize(1))
+    scan = opened(folder, loss="poisson_nll", window=4, resolution=True, refine=("object", "probe"))
+    for solver, options, said in (
+        (halotile.ptychography.RPIE, {}, "for loss: amplitude_mse"),
+        (halotile.ptychography.Adam, {"batch_size": 2}, "Write a batch of 4 or more"),
+        (halotile.ptychography.Adam, {"lr_factors": {"positions": 0.5}}, "which is not refined"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            list(solver(scan, context=ctx).optimize(1, **options))
+    with pytest.raises(ConfigError, match="its halves would begin with the same"):
+        scan.object = scan.object
 
 
 def test_a_recording_is_not_replaced_by_a_result(folder: Path) -> None:
-    scan = halotile.ptychography.open(folder / "scan.zarr")
+    scan = opened(folder)
     with h5py.File(folder / "raw.cxi", "w") as file:
         file["entry_1/data_1/data"] = np.ones((2, 2))
     with h5py.File(folder / "truth.h5", "w") as file:
@@ -149,247 +235,136 @@ def test_a_recording_is_not_replaced_by_a_result(folder: Path) -> None:
         scan.save(folder / "result.cxi")
 
 
-def test_workers_without_a_slot_have_nothing_to_do(folder: Path) -> None:
-    scan = halotile.ptychography.open(folder / "scan.zarr", slots=1)
-    with halotile.DistributedContext(workers=2) as ctx:
-        losses = list(halotile.ptychography.Adam(scan, context=ctx).optimize(2, lr=0.02))
-    assert losses[1] < losses[0]
+SGD = {"solver": "sgd", "epochs": 1, "batch": 64}
+FIRST = [{"epochs": 4, "lr": 0.02, "batch": 8}, {"epochs": 2, "lr": 0.01, "batch": 16}]
+KEPT = "The 6 epochs of the stages before are kept"
+SPOILT: list[tuple[list[dict[str, Any]], str]] = [
+    ([{**SGD, "lr": 1000}], "Write a smaller lr in that stage"),
+    # Though its loss is far below a thousand times that of the first guess.
+    ([{"epochs": 10, "lr": 0.05, "batch": 8}, {**SGD, "lr": 1}], "after the last step of a stage, and was"),
+    ([*FIRST, {**SGD, "lr": 1e3}, {"epochs": 3, "lr": 0.005, "batch": 8}], f"after the last step of a stage.* {KEPT}"),
+    ([*FIRST, {**SGD, "lr": 1e3}], f"after the last step of a stage.* {KEPT}"),
+    ([*FIRST, {"epochs": 5, "lr": 1, "batch": 12}], "at the end of a stage, and was"),
+    ([{"solver": "rpie", "epochs": 2, "batch": 6, "lr": 30.0}], "Write a smaller lr"),
+    # From the first step on, and no worse later.
+    ([{"epochs": 2, "batch": 6, "lr": 100.0}], "Write a smaller lr"),
+]
 
 
-def test_a_loop_does_not_go_on_with_another_scan(folder: Path) -> None:
-    scan = halotile.ptychography.open(folder / "scan.zarr")
-    _ = scan.object
-    other = SimulatedScan(raster=(8, 8), pattern=32, step=3.0, phase=2.0)
-    write_scan(str(folder / "scan.zarr"), other.scan, other, overwrite=True)
-    with pytest.raises(InputError, match="was written to since the scan was opened"):
-        next(halotile.ptychography.Adam(scan).optimize(1))
+@pytest.mark.parametrize(("stages", "said"), SPOILT)
+def test_a_step_too_far_is_no_result(
+    folder: Path, cluster: RunningCluster, stages: list[dict[str, Any]], said: str
+) -> None:
+    with pytest.raises(Diverged, match=said):
+        compute(job(folder, stages=stages), cluster)
+    assert not (folder / "result.cxi").exists() or (folder / "result.cxi").stat().st_size == 0
 
 
-def test_a_probe_that_is_0_within_its_support_is_refused(folder: Path) -> None:
-    corner = np.zeros((32, 32), complex)
-    corner[0, 0] = 1
-    scan = halotile.ptychography.open(folder / "scan.zarr", support=5.0)
-    with pytest.raises(ConfigError, match="probe is 0 everywhere"):
-        scan.probe = corner[None]
-    with h5py.File(folder / "start.h5", "w") as file:
-        file["probe"] = corner
-    with pytest.raises(InputError, match="0 everywhere within its support"):
-        _ = halotile.ptychography.open(folder / "scan.zarr", support=5.0, start=folder / "start.h5").probe
+def test_a_likelihood_that_rises_a_little_is_no_fault(folder: Path, cluster: RunningCluster) -> None:
+    stages = [{"epochs": 20, "lr": 0.005}, {"epochs": 4, "lr": 0.05}, {"epochs": 4, "lr": 0.005}]
+    assert compute(job(folder, stages=stages, model={"loss": "poisson_nll"}), cluster)
 
 
-@pytest.mark.parametrize("content", ["group", "text"])
-def test_a_start_that_is_no_array_is_refused(folder: Path, content: str) -> None:
-    with h5py.File(folder / "start.h5", "w") as file:
-        if content == "group":
-            file["probe/data"] = np.ones((32, 32))
-        else:
-            file["probe"] = "round"
-    with pytest.raises(InputError, match=r"neither an object nor a probe|no array of numbers"):
-        halotile.ptychography.open(folder / "scan.zarr", start=folder / "start.h5")
+@pytest.mark.parametrize("field", ["far", "near"])
+def test_a_simulated_scan_is_that_of_its_truth(tmp_path: Path, field: Any) -> None:
+    path = tmp_path / "scan.zarr"
+    simulate = partial(halotile.ptychography.simulate, path, raster=(5, 4), pattern=24)
+    truth = simulate(field=field, step=3.0, position_error=0.5)
+    scan, patterns = open_scan(str(path))
+    assert patterns.shape == (20, 24, 24)
+    written = np.empty_like(truth.patterns(np.arange(20)))
+    written[scan.numbers] = patterns[:]
+    assert np.array_equal(written, truth.patterns(np.arange(20)))
+    difference = opened(tmp_path, field=field, margin=2).positions - truth.places
+    assert 0.2 < np.std(difference - difference.mean(0)) < 1.0
+    with pytest.raises(OutputRefused):
+        simulate()
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [("probe", None), ("object", [[1], [1, 2]]), ("background", "dark"), ("positions", np.full((64, 2), 1j))],
-)
-def test_what_is_no_array_cannot_be_set(folder: Path, name: str, values: Any) -> None:
-    scan = halotile.ptychography.open(folder / "scan.zarr")
-    with pytest.raises(ConfigError, match=f"{name} is no array of"):
-        setattr(scan, name, values)
+SIMULATED: list[tuple[dict[str, Any], str]] = [
+    ({"field": "middle"}, "far or near"),
+    ({"raster": (0, 4)}, "such as"),
+    ({"pattern": 4}, "8 or more"),
+    ({"step": 0.0}, "above 0"),
+    ({"modes": 5}, "1 to 4"),
+    ({"photons": 0}, "or None"),
+    ({"position_error": -1.0}, "at least 0"),
+    ({"phase": -1.0}, "in radians"),
+    ({"fotons": 3}, "did you mean photons"),
+    ({"quality": 3}, "write one of field, raster"),
+    ({"photons": "many"}, 'photons: "many" is not a number'),
+]
 
 
-@pytest.mark.parametrize("factor", [-1.0, float("nan"), float("inf")])
-def test_factors_of_a_rate_are_finite_and_not_below_0(folder: Path, factor: float) -> None:
-    scan = halotile.ptychography.open(folder / "scan.zarr")
-    with pytest.raises(ConfigError, match="write 0 or more"):
-        next(halotile.ptychography.Adam(scan).optimize(1, lr_factors={"object": factor}))
+def test_a_scan_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    for options, said in SIMULATED:
+        with pytest.raises(ConfigError, match=said):
+            halotile.ptychography.simulate(tmp_path / "known.zarr", **options)
+        assert not (tmp_path / "known.zarr").exists()
 
 
-@pytest.mark.parametrize(("light", "said"), [(1e-16, "Multiply the patterns"), (0, "no pattern has a count")])
-def test_patterns_far_below_any_count_are_refused(tmp_path: Path, light: float, said: str) -> None:
-    class Faint(SimulatedScan):
-        def __getitem__(self, index: Any) -> Any:
-            return np.float32(light) * super().__getitem__(index)
+class Faint(SimulatedScan):
+    """A scan whose counts are multiplied."""
 
-    faint = Faint(raster=(4, 4), pattern=16, step=2.0)
-    write_scan(str(tmp_path / "faint.zarr"), faint.scan, faint)
-    with pytest.raises(InputError, match=said):
-        _ = halotile.ptychography.open(tmp_path / "faint.zarr").object
+    light = 1.0
 
-
-def test_a_start_that_is_no_hdf5_file_is_no_damaged_one(folder: Path) -> None:
-    (folder / "start.h5").write_text("a probe")
-    with pytest.raises(InputError, match="is no HDF5 file"):
-        halotile.ptychography.open(folder / "scan.zarr", start=folder / "start.h5")
-
-
-def test_a_probe_that_is_set_is_0_outside_of_its_support(folder: Path) -> None:
-    scan = halotile.ptychography.open(folder / "scan.zarr", support=5.0)
-    scan.probe = np.ones_like(scan.probe)
-    assert abs(scan.probe[0, 16, 16]) > 0
-    assert scan.probe[0, 0, 0] == 0
-
-
-def test_positions_and_background_that_are_set_are_begun_with(folder: Path) -> None:
-    scan = halotile.ptychography.open(folder / "scan.zarr")
-    moved = scan.positions + np.array([0.25, -0.5])
-    scan.positions = moved
-    counts = np.arange(32 * 32, dtype=float).reshape(32, 32)
-    scan.background = counts
-    assert np.abs(scan.positions - moved).max() < 1e-5
-    assert scan.background[0, 0] > 0  # at 0 there is no slope
-    assert np.allclose(scan.background, counts, rtol=1e-5, atol=1e-5)
-    with halotile.ptychography.Adam(scan) as adam:
-        next(adam.optimize(1, lr_factors={"positions": 0.0, "background": 0.0}))
-        assert np.abs(scan.positions - moved).max() < 1e-5
-        assert np.allclose(scan.background, counts, rtol=1e-5, atol=1e-5)
-        with pytest.raises(ConfigError, match=r"integers \(pattern numbers\)"):
-            next(adam.optimize(1, subset=[0.5]))  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="64 of 64 positions would be beyond the object"):
-        scan.positions = moved + 100
-    with pytest.raises(ConfigError, match="needs \\[64, 2\\]"):
-        scan.positions = moved[:3]
-    with pytest.raises(ConfigError, match="Write 0 or more"):
-        scan.background = -counts
+    def __getitem__(self, index: Any) -> Any:
+        return np.float32(self.light) * super().__getitem__(index)
 
 
 @pytest.mark.parametrize(
-    ("stage", "words_of_it"),
+    ("light", "factor", "error", "said"),
     [
-        ({"momentum": 0.9}, "stages[0].momentum: is for solver: sgd, and the solver is adam; leave it out"),
-        ({"solver": "sgd", "lr": 0.1, "betas": [0.5, 0.9]}, "is for solver: adam or rpie"),
-        ({"alpha": 0.5}, "is for solver: rpie"),
-        ({"betas": [0.9, 1.0]}, "write two numbers, each 0 or more and less than 1"),
+        (1e-16, 1.0, InputError, "Multiply the patterns"),
+        (0.0, 1.0, InputError, "no pattern has a count"),
+        (1.0, 1e-6, ConfigError, r"all positions are within.*--position-unit"),
+        (1.0, 1e3, ConfigError, r"they do not overlap.*--position-unit"),
     ],
 )
-def test_options_are_for_solvers_that_have_them(folder: Path, stage: dict[str, Any], words_of_it: str) -> None:
-    done = run(job(folder, stages=[{"epochs": 1, **stage}]))
-    assert done.exit_code == 2
-    assert words_of_it in words(done)
+def test_patterns_far_below_any_count_and_positions_in_another_unit_are_refused(
+    tmp_path: Path, light: float, factor: float, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Faint, "light", light)
+    simulated = Faint(raster=(4, 4), pattern=24, step=3.0)
+    scan = replace(simulated.scan, positions=factor * simulated.scan.positions)
+    write_scan(str(tmp_path / "scan.zarr"), scan, simulated)
+    with pytest.raises(error, match=said):
+        _ = opened(tmp_path).object
 
 
-def test_arrays_of_a_scan_cannot_be_written_into(folder: Path) -> None:
-    scan = halotile.ptychography.open(folder / "scan.zarr")
-    for array in (scan.object, scan.probe, scan.positions, scan.background):
-        with pytest.raises(ValueError, match="read-only"):
-            array[...] = 5
-        own = array.copy()
-        own[...] = 5
-    assert not (scan.object == 5).any()
-    scan.object = 2 * scan.object
-    assert np.all(scan.object == 2)
+@pytest.mark.parametrize("away", [0.5, 5, 1e6])
+def test_a_position_far_from_all_others_is_named(tmp_path: Path, away: float) -> None:
+    """So many sizes of a pattern away from where it belongs."""
+    simulated = SimulatedScan(raster=(6, 6), pattern=32, step=3.0)
+    scan = simulated.scan
+    positions = scan.positions.copy()
+    positions[17, 1] += away * 32 * scan.wavelength * scan.distance / (32 * scan.pixel[0])
+    write_scan(str(tmp_path / "scan.zarr"), replace(scan, positions=positions), simulated)
+    done = plan(job(tmp_path))
+    assert (done.exit_code == 0) == (away < 2)
+    expected = ["36 patterns"] if away < 2 else ["pattern 17 overlaps no other", "Correct its position"]
+    assert [said for said in expected if said not in words(done)] == []
 
 
-def test_more_slots_than_chunks_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="Write window: 0"):
-        halotile.ptychography.open(folder / "scan.zarr", window=16)
-
-
-def test_disk_for_checkpoints_is_that_of_the_solvers(folder: Path) -> None:
-    needed = {}
-    for solvers in (["adam"], ["lbfgs"], ["adam", "lbfgs"]):
-        stages = [{"solver": solver, "epochs": 1} for solver in solvers]
-        path = job(folder, stages=stages)
-        needed["+".join(solvers)] = halotile.plan(path).scratch_bytes
-    assert needed["lbfgs"] == 5 * needed["adam"]
-    assert needed["adam+lbfgs"] > needed["lbfgs"]
-
-
-def test_a_start_of_zeros_is_refused(folder: Path) -> None:
-    with h5py.File(folder / "start.h5", "w") as file:
-        file["probe"] = np.zeros((32, 32))
-    with pytest.raises(InputError, match="its probe is 0 everywhere"):
-        halotile.ptychography.open(folder / "scan.zarr", start=folder / "start.h5")
-
-
-def test_a_plan_shows_the_focus(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["plan", str(job(folder, model={"focus": "-2 um"}))])
-    assert "far field, -2 um from the focus, 1 mode" in words(done)
-
-
-def test_a_curve_is_written_while_checkpoints_take_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("halotile.tasks.ptychography.result.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(result, "write_state", lambda *_: now.__setitem__(0, now[0] + 31))
-    scan = halotile.ptychography.open(folder / "scan.zarr")
-    stages = (SolverStage(epochs=300, lr=0.1, batch=8),)
-    recipe = replace(scan.recipe, stages=stages, checkpoint=folder / "checkpoint", curve=folder / "curve.json")
-    kept = result.Record(recipe, scan.state, lambda: (scan.object, np.ones(scan.object.shape)))
-    seen, gaps, last = 0, [], 0.0
-    for _ in range(200):
-        now[0] += 1
-        scan.state.losses.append(1.0)
-        kept.epoch_ended(1.0, is_last=False)
-        if (step := read_curve(recipe.curve)[0]) != seen:
-            gaps.append(now[0] - last)
-            seen, last = step, now[0]
-    assert max(gaps) < 35
-
-
-@pytest.mark.parametrize("arriving", [1, 3, 4, 7])
-def test_rows_that_come_many_at_a_time_are_reported(tmp_path: Path, arriving: int) -> None:
-    reports: list[str] = []
-
-    class View:
-        class directory:  # noqa: N801 - as of a run
-            write_iterations = staticmethod(lambda rows: None)
-
-        report_row = staticmethod(lambda rows, steps: None)
-        report = staticmethod(reports.append)
-
-    class Files:
-        curve = tmp_path / "curve.json"
-
-    curve = Curve(View(), Files(), 1000, "epoch")  # type: ignore[arg-type]
-    for count in range(arriving, 50, arriving):
-        write_curve(Files.curve, count, [{"iteration": n + 1, "loss": 1.0} for n in range(count)])
-        curve.look()
-    assert len(reports) == min(49 // arriving, (49 // arriving) * arriving // 5)
-
-
-def test_noise_of_photons_has_the_loss_that_draws_have() -> None:
-    rng = np.random.default_rng(0)
-    for mean in (0.01, 0.3, 1.0, 4.0, 50.0):
-        drawn = np.square(np.sqrt(rng.poisson(mean, 400_000)) - np.sqrt(mean)).mean()
-        assert photon_loss(np.array([mean])) == pytest.approx(drawn, rel=0.03)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"photons": 1e3, "phase": 1.0},
-        {"photons": 1e3, "phase": 5.0},
-        {"photons": 3e4, "phase": 5.0},
-        {"photons": 1e6, "step": 5.0},
-    ],
-)
-def test_the_true_object_has_about_the_loss_that_a_run_ends_with(options: dict[str, Any], tmp_path: Path) -> None:
-    known = {"raster": (8, 8), "pattern": 64, **options}
-    counted, expected = SimulatedScan(**known), SimulatedScan(**{**known, "photons": None})
-    write_scan(str(tmp_path / "scan.zarr"), counted.scan, counted)
-    numbers = np.arange(64)
-    light = expected.patterns(numbers) * (options["photons"] / 1e6)
-    true = np.square(np.sqrt(counted.patterns(numbers)) - np.sqrt(light)).mean()
-    assert photon_loss_of(str(tmp_path / "scan.zarr")) == pytest.approx(true, rel=0.06)
-
-
-def test_messages_to_workers_have_no_arrays(folder: Path) -> None:
-    """They read the values to begin with themselves, and see where these have changed."""
-    recipe = halotile.ptychography.open(folder / "scan.zarr").recipe
-    content = {"object": np.ones(recipe.shape, np.complex64), "probe": np.ones((1, 32, 32), np.complex64)}
-    with h5py.File(folder / "start.h5", "w") as file:
-        for name, values in content.items():
-            file[name] = values
-    start = str(folder / "start.h5")
-    begun = halotile.ptychography.open(folder / "scan.zarr", start=start).recipe
-    sent = SentRecipe.of(begun, start)
-    assert len(pickle.dumps(sent)) < 10_000
-    opened = sent.opened()
-    assert opened.start is not None
-    assert opened.start.object is not None
-    assert np.array_equal(opened.start.object, content["object"])
-    assert np.array_equal(opened.scan.positions, begun.scan.positions)
-    with h5py.File(start, "r+") as file:
-        file["object"][3, 3] = 2
-    with pytest.raises(InputError, match="has changed since it was opened"):
-        sent.opened()
+def test_scans_and_results_are_not_taken_for_each_other_or_for_images(folder: Path) -> None:
+    star, out, scan = str(folder / "star.cxi"), str(folder / "out.cxi"), str(folder / "scan.zarr")
+    arrays = {"image_1/data": np.ones((9, 9), complex), "image_2/data": np.ones((1, 4, 4), complex)}
+    links = {"object": "image_1/data", "probe": "image_2/data"}
+    Path(star).write_bytes(encode_cxi({**arrays, "process_1/first_pixel": np.zeros((4, 2))}, {}, links))
+    for command, said in (
+        (["info", star], "a CXI file as it is"),
+        (["preview", star, out], "a CXI file as it is"),
+        (["export", star, out], "a CXI file as it is"),
+        (["preview", scan, "out.png"], f"recon-cli export {scan} FILE"),
+        (["export", scan, str(folder / "out.tif")], f"recon-cli export {scan} FILE"),
+    ):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 2
+        assert said in words(done)
+    path = job(folder)
+    text = path.read_text()
+    for source, said in ((star, f"recon-cli convert {star} star.zarr"), (f"{scan}/patterns", "recon-cli convert")):
+        path.write_text(text.replace(scan, source))
+        done = plan(path)
+        assert done.exit_code == 4
+        assert said in words(done).replace("- ", "-")

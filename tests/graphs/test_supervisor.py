@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from distributed.core import Status
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.clusters.launches.base import Launch, LaunchState
+from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.remote_cluster import Supervisor
 
-
-@dataclass(eq=False)
-class FakeLaunch:
-    """A launch with a given state."""
-
-    title: str
-    refusal: str | None = None
-    state: LaunchState = field(default_factory=lambda: LaunchState(False, "PENDING (Resources)"))
-
-    def log_tail(self) -> str:
-        """The end of its log."""
-        return "no such module"
+PENDING = LaunchState(False, "PENDING (Resources)")
 
 
 class FakeCluster:
@@ -34,7 +24,7 @@ class FakeCluster:
     status = Status.running
 
     def __init__(self) -> None:
-        self.workers: dict[str, FakeLaunch] = {}
+        self.workers: dict[str, Any] = {}
         self.here: set[str] = set()
         self.made = 0
         self.refusal: str | None = None
@@ -48,7 +38,9 @@ class FakeCluster:
         """Make launches up to this number."""
         while len(self.workers) < count:
             self.made += 1
-            self.workers[f"w{self.made}"] = FakeLaunch(f"job {self.made}", self.refusal)
+            launch = Mock(title=f"job {self.made}", refusal=self.refusal, state=PENDING)
+            launch.log_tail.return_value = "no such module"
+            self.workers[f"w{self.made}"] = launch
 
     def scale_down(self, names: Sequence[str]) -> None:
         """Drop launches."""
@@ -60,156 +52,140 @@ class FakeCluster:
         return function(*arguments)
 
 
+def query(launches: Sequence[Any]) -> dict[Any, LaunchState]:
+    return {launch: launch.state for launch in launches}
+
+
 class Watch:
     """A supervisor whose updates are called by hand, with its own clock."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-        self.now = 0.0
-        monkeypatch.setattr("halotile.graphs.clusters.launches.remote_cluster.time.monotonic", lambda: self.now)
-        self.cluster = FakeCluster()
-        self.reports: list[str] = []
+    def __init__(self, workers: int, clock: SimpleNamespace) -> None:
+        self.clock, self.cluster, self.reports = clock, FakeCluster(), list[str]()
         self.supervisor = Supervisor(None, workers, cluster=self.cluster, query=query, report=self.reports.append)
 
     def rounds(self, count: int, seconds: float = 5.0) -> None:
         """Update some times."""
         for _ in range(count):
             self.supervisor._update()
-            self.now += seconds
+            self.clock.now += seconds
 
-    def end(self, name: str) -> None:
-        """End a launch."""
-        self.cluster.here.discard(name)
-        self.cluster.workers[name].state = LaunchState(True, "FAILED (NonZeroExitCode)")
+    def end(self, *names: str) -> None:
+        """End launches."""
+        for name in names:
+            self.cluster.here.discard(name)
+            self.cluster.workers[name].state = LaunchState(True, "FAILED (NonZeroExitCode)")
 
-
-def query(launches: Sequence[Launch]) -> dict[Launch, LaunchState]:
-    return {launch: launch.state for launch in launches if isinstance(launch, FakeLaunch)}
-
-
-def test_as_many_launches_are_asked_for_as_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch, 3)
-    watch.rounds(2)
-    assert [*watch.cluster.workers] == ["w1", "w2", "w3"]
-    assert watch.supervisor.missing() == "3 PENDING (Resources)"
-    watch.cluster.here.add("w2")
-    assert watch.supervisor.missing() is None
-    assert watch.supervisor.missing(2) == "3 PENDING (Resources)"
+    def end_at_once(self, times: int, seconds: float) -> None:
+        """End all launches that have no worker, again and again."""
+        for _ in range(times):
+            self.rounds(1, seconds)
+            self.end(*{*self.cluster.workers} - self.cluster.here)
 
 
-def test_a_launch_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch, 2)
-    watch.rounds(1)
-    watch.cluster.here |= {"w1", "w2"}
-    watch.rounds(1)
-    watch.end("w1")
-    watch.rounds(2)
-    assert [*watch.cluster.workers] == ["w2", "w3"]
-    assert watch.reports == ["1 worker lost (job 1: FAILED (NonZeroExitCode)); asking for it again"]
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Watch]:
+    """Makes a watch of some workers."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("halotile.graphs.clusters.launches.remote_cluster.time.monotonic", lambda: clock.now)
+    return lambda workers: Watch(workers, clock)
 
 
-def test_launches_that_keep_ending_at_once_are_given_up_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch, 2)
-    for _ in range(4):
-        watch.rounds(1, seconds=60)
-        for name in [*watch.cluster.workers]:
-            watch.end(name)
-    assert watch.cluster.made == 4
-    with pytest.raises(
-        ClusterFailed, match=r"4 workers one after the other ended before .* job 3: FAILED .*\n.*no such module"
-    ):
-        watch.supervisor.check()
+def test_a_launch_is_asked_for_each_worker_and_replaced_when_it_ends(watch: Callable[[int], Watch]) -> None:
+    three = watch(3)
+    three.rounds(2)
+    assert [*three.cluster.workers] == ["w1", "w2", "w3"]
+    assert three.supervisor.missing() == "3 PENDING (Resources)"
+    three.cluster.here.add("w2")
+    assert three.supervisor.missing() is None
+    assert three.supervisor.missing(2) == "3 PENDING (Resources)"
+    three.cluster.here |= {"w1", "w3"}
+    three.rounds(1)
+    three.end("w1")
+    three.rounds(2)
+    assert [*three.cluster.workers] == ["w2", "w3", "w4"]
+    assert three.reports == ["1 worker lost (job 1: FAILED (NonZeroExitCode)); asking for it again"]
 
 
-def test_a_pause_lies_between_two_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch, 1)
-    watch.rounds(1)
-    watch.end("w1")
-    watch.rounds(2, seconds=0.5)
-    assert watch.cluster.made == 1
-    watch.rounds(5, seconds=0.5)
-    assert watch.cluster.made == 2
+def test_launches_that_keep_ending_are_given_up_with_the_log_for_a_while(watch: Callable[[int], Watch]) -> None:
+    two, one = watch(2), watch(1)
+    two.end_at_once(4, seconds=60)
+    assert two.cluster.made == 4
+    said = r"4 workers one after the other ended before .* job 3: FAILED .*\n.*no such module"
+    with pytest.raises(ClusterFailed, match=said):
+        two.supervisor.check()
+    one.end_at_once(6, seconds=20)
+    made = one.cluster.made
+    with pytest.raises(ClusterFailed):
+        one.supervisor.check()
+    one.rounds(2, seconds=400)
+    assert one.cluster.made == made + 1
+    one.supervisor.check()
+    one.end_at_once(2, seconds=40)
+    one.supervisor.check()  # it is counted anew
 
 
-def test_launches_that_worked_a_while_are_replaced_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch, 1)
+def test_a_pause_lies_between_two_tries(watch: Callable[[int], Watch]) -> None:
+    one = watch(1)
+    one.end_at_once(1, seconds=5)
+    one.rounds(2, seconds=0.5)
+    assert one.cluster.made == 1
+    one.rounds(5, seconds=0.5)
+    assert one.cluster.made == 2
+
+
+def test_launches_that_worked_are_replaced_without_end_and_do_not_count(watch: Callable[[int], Watch]) -> None:
+    one, two = watch(1), watch(2)
     for number in range(1, 30):
-        watch.rounds(1)
-        name = f"w{number}"
-        assert [*watch.cluster.workers] == [name]
-        watch.cluster.here.add(name)
-        watch.rounds(14)
-        watch.end(name)
-        watch.rounds(2)
-    watch.supervisor.check()
-
-
-def test_workers_that_were_well_do_not_count_against_those_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch, 2)
-    watch.rounds(1)
-    watch.cluster.here |= {"w1", "w2"}
-    watch.rounds(14)
-    for name in ("w1", "w2"):
-        watch.end(name)
-    watch.rounds(2)
+        one.rounds(1)
+        assert [*one.cluster.workers] == [f"w{number}"]
+        one.cluster.here.add(f"w{number}")
+        one.rounds(14)
+        one.end(f"w{number}")
+        one.rounds(2)
+    one.supervisor.check()
+    two.rounds(1)
+    two.cluster.here |= {"w1", "w2"}
+    two.rounds(14)
+    two.end("w1", "w2")
+    two.rounds(2)
     for _ in range(3):
-        watch.end(next(iter({*watch.cluster.workers} - watch.cluster.here)))
-        watch.rounds(8)
-    watch.supervisor.check()
-    assert len(watch.cluster.workers) == 2
+        two.end(next(iter({*two.cluster.workers} - two.cluster.here)))
+        two.rounds(8)
+    two.supervisor.check()
+    assert len(two.cluster.workers) == 2
 
 
-def test_what_was_given_up_is_asked_for_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch, 1)
-    for _ in range(6):
-        watch.rounds(1, seconds=20)
-        for name in [*watch.cluster.workers]:
-            watch.end(name)
-    made = watch.cluster.made
-    with pytest.raises(ClusterFailed):
-        watch.supervisor.check()
-    watch.rounds(2, seconds=400)
-    assert watch.cluster.made == made + 1
-    watch.supervisor.check()
+def test_a_cluster_goes_on_with_the_workers_that_are_left(watch: Callable[[int], Watch]) -> None:
+    two = watch(2)
+    two.rounds(1)
+    two.cluster.here.add("w1")
+    while two.clock.now < 1000 and not (two.reports and "no more" in two.reports[-1]):
+        two.end_at_once(1, seconds=25)
+    assert "no more workers are asked for" in two.reports[-1]
+    assert next(iter(two.cluster.workers)) == "w1"
+    two.supervisor.check()
+    for wanted, here in ((2, {"w1"}), (1, set[str]())):
+        two.cluster.here = here
+        with pytest.raises(ClusterFailed):
+            two.supervisor.check(wanted)
 
 
-def test_a_cluster_goes_on_with_the_workers_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch, 2)
-    watch.rounds(1)
-    watch.cluster.here.add("w1")
-    while watch.now < 1000 and not (watch.reports and "no more" in watch.reports[-1]):
-        watch.rounds(1, seconds=25)
-        for name in {*watch.cluster.workers} - {"w1"}:
-            watch.end(name)
-    assert "no more workers are asked for" in watch.reports[-1]
-    assert next(iter(watch.cluster.workers)) == "w1"
-    watch.supervisor.check()
-    with pytest.raises(ClusterFailed):
-        watch.supervisor.check(2)
-    watch.cluster.here.clear()
-    with pytest.raises(ClusterFailed):
-        watch.supervisor.check()
-
-
-def test_workers_that_there_is_no_room_for_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch, 2)
-    watch.supervisor.capacity = lambda: 1  # an allocation that has lost a node
-    watch.cluster.here.add("w1")
-    watch.supervisor.check()
+def test_workers_without_room_and_refused_launches_are_not_waited_for(watch: Callable[[int], Watch]) -> None:
+    two, one = watch(2), watch(1)
+    two.supervisor.capacity = lambda: 1  # an allocation that has lost a node
+    two.cluster.here.add("w1")
+    two.supervisor.check()
     with pytest.raises(ClusterFailed, match="room for 1 of 2 workers"):
-        watch.supervisor.check(2)
-
-
-def test_a_launch_that_is_not_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch, 1)
-    watch.cluster.refusal = "sbatch: error: invalid partition."
-    watch.rounds(10, seconds=30)
+        two.supervisor.check(2)
+    one.cluster.refusal = "sbatch: error: invalid partition."
+    one.rounds(10, seconds=30)
     with pytest.raises(ClusterFailed, match="invalid partition"):
-        watch.supervisor.check()
+        one.supervisor.check()
 
 
 def test_a_supervisor_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halotile.graphs.clusters.launches.remote_cluster.POLL_SECONDS", 0.01)
-    cluster, reports = FakeCluster(), []  # type: tuple[FakeCluster, list[str]]
+    cluster, reports = FakeCluster(), list[str]()
     scale, failures = cluster.scale, iter([True] * 5)
 
     def stumble(count: int) -> None:

@@ -1,34 +1,41 @@
-"""Plans of the job ``train``: images, length, and what is refused."""
+"""Plans of the job ``train``: images, length, and what is refused; and of denoising with weights that learned from other values."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import mkdtemp
+from typing import Any
 
 import numpy as np
 import pytest
 import tifffile
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
 from scipy.ndimage import uniform_filter
 from skimage.data import brick, camera, grass, immunohistochemistry
 
-from halotile.errors import ConfigError, HalotileError, InputError, MemoryRefused, ResumeRefused
-from halotile.graphs.clusters.base import RunningCluster
+from halotile.errors import ConfigError, HalotileError, InputError, MemoryRefused, WeightsError
 from halotile.graphs.clusters.common import machine as gpu_detection
 from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.train.job import NetworkChoice, WeightsFile, plan_rows
 from halotile.graphs.kinds.sections import Cluster, Input, Run
 from halotile.graphs.plans import needs
-from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.storage.images.png import encode_png
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.stored_array import MOST_SHARED
+from halotile.tasks.denoisers.common.weights import METADATA, trained_range
+from halotile.tasks.networks.unet import UNetNetwork
 from tests.cases import thorough
-from tests.graphs.trainings import recipe_of, train, training, write_images
-from tests.support import read_zarr, write_zarr
+from tests.graphs.trainings import recipe_of, training, write_images
+from tests.support import job_of, read_zarr, write_zarr
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +44,19 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_images(tmp_path_factory.mktemp("images"))
 
 
-def test_a_network_learns_from_several_images(images: Path, tmp_path: Path) -> None:
-    plan = make_plan(training(images, tmp_path, input=Input(path=str(images / "*.zarr"))))
+def on(folder: Path, name: str = "a.npy", pixels: Any = None, **options: Any) -> Any:
+    """A training on images in a folder; one is written there first if it has pixels."""
+    if pixels is not None:
+        np.save(folder / name, pixels)
+    return training(folder, folder, input=Input(path=str(folder / name)), **options)
+
+
+def notes_with(plan: Plan, words: str) -> list[str]:
+    return [note for note in plan.notes if words in note]
+
+
+def test_a_network_learns_from_several_images(images: Path) -> None:
+    plan = make_plan(on(images, "*.zarr"))
     assert [Path(source.path).name for source in plan.sources] == ["clean.zarr", "noisy.zarr", "second.zarr"]
     assert plan.figures["shapes"] == [[192, 160]] * 3
 
@@ -47,7 +65,7 @@ def test_few_of_many_images_are_open_at_once(tmp_path: Path) -> None:
     for number in range(60):
         pixels = np.arange(48 * 48, dtype=np.float32).reshape(48, 48) + 10_000 * number
         tifffile.imwrite(tmp_path / f"{number}.tif", pixels)
-    patches = recipe_of(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "*.tif")))).patches
+    patches = recipe_of(on(tmp_path, "*.tif")).patches
     drawn = np.concatenate([patches.draw(16 * pool, 0, 60).pixels for pool in range(4)])
     assert len(np.unique(drawn // 10_000)) > 40
     files = [Path(os.path.realpath(fd)) for fd in Path("/proc/self/fd").iterdir()]
@@ -55,23 +73,19 @@ def test_few_of_many_images_are_open_at_once(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_decoded_images_does_not_grow_with_their_number(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
-    needs = []
+    needed = []
     for numbers in (range(20), range(20, 60)):
         for number in numbers:
-            path = tmp_path / f"{number}.png"
-            path.write_bytes(
-                b"".join(encode_png(np.arange(number, number + 30000, dtype=np.uint8).reshape(100, 100, 3)))
-            )
-        plan = make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "*.png"))))
-        needs.append(plan.summary()["peak_memory_per_worker_bytes"])
-    assert needs[0] == needs[1]
+            pixels = np.arange(number, number + 30000, dtype=np.uint8).reshape(100, 100, 3)
+            (tmp_path / f"{number}.png").write_bytes(b"".join(encode_png(pixels)))
+        needed.append(make_plan(on(tmp_path, "*.png")).summary()["peak_memory_per_worker_bytes"])
+    assert needed[0] == needed[1]
 
 
 def test_channels_are_taken_together_and_planes_apart(tmp_path: Path) -> None:
     pixels = np.arange(3 * 2 * 64 * 80, dtype=np.uint16).reshape(3, 2, 64, 80)
     tifffile.imwrite(tmp_path / "a.ome.tif", pixels, metadata={"axes": "TCYX"})
-    (image,) = recipe_of(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.ome.tif")))).patches.images
+    (image,) = recipe_of(on(tmp_path, "a.ome.tif")).patches.images
     assert (image.channels, image.spatial, image.planes) == (2, (2, 3), (3, 1, 1, 1))
 
 
@@ -79,9 +93,8 @@ def test_holes_and_saturated_pixels_are_known(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(100, 60000, (128, 128)).astype(np.uint16)
     pixels[:40] = 65535
     pixels[100:, :50] = 0
-    tag = (42113, "s", 0, "0", True)
-    tifffile.imwrite(tmp_path / "a.tif", pixels, extratags=[tag])
-    job = training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.tif")))
+    tifffile.imwrite(tmp_path / "a.tif", pixels, extratags=[(42113, "s", 0, "0", True)])
+    job = on(tmp_path, "a.tif")
     patches = recipe_of(job).patches
     assert patches.images[0].values.saturated == (65535,)
     assert patches.values == (0, 65535)
@@ -95,9 +108,8 @@ def test_holes_and_saturated_pixels_are_known(tmp_path: Path) -> None:
 def test_a_value_far_from_all_others_is_left_out_unless_it_is_a_measurement(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).random((128, 128)).astype(np.float32)
     pixels[20:44, 20:44] = -9999
-    np.save(tmp_path / "a.npy", pixels)
-    job = training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.npy")))
-    (note,) = [note for note in make_plan(job).notes if "-9999" in note]
+    job = on(tmp_path, pixels=pixels)
+    (note,) = notes_with(make_plan(job), "-9999")
     assert "far from all others (7.9" in note
     assert "are left out: write input.nodata: -9999 here and for the denoising" in note
     drawn = recipe_of(job).patches.draw(0, 0, 64)
@@ -109,43 +121,34 @@ def test_a_value_far_from_all_others_is_left_out_unless_it_is_a_measurement(tmp_
 
 @pytest.mark.parametrize("value", [7.0, 0.0, np.nan])
 def test_an_image_without_anything_to_learn_from_is_refused(tmp_path: Path, value: float) -> None:
-    np.save(tmp_path / "a.npy", np.full((128, 128), value, np.float32))
     said = "no pixel is finite" if np.isnan(value) else f"all pixels are {value:g}, wherever"
     with pytest.raises(InputError, match=said):
-        make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.npy"))))
+        make_plan(on(tmp_path, pixels=np.full((128, 128), value, np.float32)))
 
 
-def test_images_of_unlike_brightness_are_noted(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).random((64, 64)).astype(np.float32)
-    for name, factor in (("dark", 10), ("middle", 60), ("bright", 1000)):
-        np.save(tmp_path / f"{name}.npy", factor * noise)
-    plans = [
-        make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / pattern))))
-        for pattern in ("*.npy", "[dm]*.npy")
-    ]
-    notes = [[note for note in plan.notes if "as bright as" in note] for plan in plans]
-    assert notes[0][0].startswith(f"{tmp_path}/bright.npy is 100 times as bright as {tmp_path}/dark.npy: ")
-    assert notes[1] == []
-
-
-def test_channels_of_unlike_brightness_are_noted(tmp_path: Path) -> None:
+def test_images_and_channels_of_unlike_brightness_are_noted(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).random((3, 64, 64)).astype(np.float32)
+    for name, factor in (("dark", 10), ("middle", 60), ("bright", 1000)):
+        np.save(tmp_path / f"{name}.npy", factor * noise[0])
     for name, factors in (("alike", (3.0, 1.0, 5.0)), ("unlike", (300.0, 1.0, 15.0)), ("empty", (1.0, 0.0, 2.0))):
-        pixels = np.array(factors, np.float32)[:, None, None] * noise
-        write_zarr(tmp_path / f"{name}.zarr", pixels, axes="cyx")
-    plans = {
-        name: make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / f"{name}.zarr"))))
-        for name in ("alike", "unlike", "empty")
+        write_zarr(tmp_path / f"{name}.zarr", np.array(factors, np.float32)[:, None, None] * noise, axes="cyx")
+    said = {
+        "*.npy": rf"{tmp_path}/bright\.npy is 100 times as bright as {tmp_path}/dark\.npy: ",
+        "[dm]*.npy": None,
+        "unlike.zarr": r"channel 0 of .*unlike\.zarr is 298 times as bright as channel 1: ",
+        "alike.zarr": None,
+        "empty.zarr": None,
     }
-    notes = {name: [note for note in plan.notes if "as bright as" in note] for name, plan in plans.items()}
-    assert (notes["alike"], notes["empty"]) == ([], [])
-    assert re.match(r"channel 0 of .*unlike\.zarr is 298 times as bright as channel 1: ", notes["unlike"][0])
+    for pattern, words in said.items():
+        notes = notes_with(make_plan(on(tmp_path, pattern)), "as bright as")
+        assert (re.match(words, notes[0]) is not None) if words else notes == []
 
 
-def test_the_length_is_decided_by_epochs(images: Path, tmp_path: Path) -> None:
+def test_the_length_is_decided_by_epochs_or_a_trial_measures_a_slot(images: Path, tmp_path: Path) -> None:
     job = training(images, tmp_path, steps="auto", epochs=2)
     assert recipe_of(job).steps == 2 * 192 * 160 / (8 * 16 * 16)
     assert make_plan(job).figures["epochs"] == pytest.approx(2)
+    assert recipe_of(training(images, tmp_path, steps="auto", minutes=0.1)).steps > 10
 
 
 def test_minutes_become_steps_that_stay(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,83 +157,84 @@ def test_minutes_become_steps_that_stay(images: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(trials, lambda *_: 0.1)
     plan = make_plan(job)
     assert plan.figures["steps"] == 137  # two workers do two of four slots each: 0.22 s
-    RunDirectory.beside(job.output.path).create()
-    RunDirectory.beside(job.output.path).write_plan(
-        {"job": "train", "identity": plan.identity, "fingerprint": plan.fingerprint, "summary": {}}
-    )
+    directory = RunDirectory.beside(job.output.path)
+    directory.create()
+    directory.write_plan({"job": "train", "identity": plan.identity, "fingerprint": plan.fingerprint, "summary": {}})
     monkeypatch.setattr(trials, lambda *_: 0.2)
     again = make_plan(job)
     assert (again.figures["steps"], again.fingerprint) == (137, plan.fingerprint)
     assert make_plan(job, fresh=True).figures["steps"] == 69
 
 
-def test_a_trial_measures_a_slot(images: Path, tmp_path: Path) -> None:
-    assert recipe_of(training(images, tmp_path, steps="auto", minutes=0.1)).steps > 10
+NOISY, OTHER, PAIR = "{images}/noisy.zarr", "{folder}/other.zarr", {"method": "noise2noise"}
+OF_DENOISING = {"sides": {"mask": NOISY}, "defects": "auto", "stripes": "auto"}
+REFUSED: list[tuple[Mapping[str, Any], type[HalotileError], str]] = [
+    ({"output": WeightsFile(path="net.zarr")}, ConfigError, "does not end with .safetensors"),
+    ({"output": WeightsFile(path="s3://a/net.safetensors")}, ConfigError, "weights are written to a disk"),
+    ({"epochs": 2.0}, ConfigError, "epochs: stands beside steps"),
+    (PAIR, ConfigError, "second: is not there"),
+    ({"second": "b.zarr"}, ConfigError, "second: is for method: noise2noise"),
+    ({**PAIR, "second": "b.zarr", "structure": "x"}, ConfigError, "hides no pixels; leave it out"),
+    ({**PAIR, "second": OTHER}, InputError, "Write as many images"),
+    ({**PAIR, "second": NOISY}, InputError, "its noise is no other"),
+    ({"input": "{folder}/*.zarr"}, InputError, "and 1 channel, and .* Write a pattern of images of one kind"),
+    *(({"input": {name: value}}, ConfigError, f"input.{name}: is for job: denoise") for name, value in OF_DENOISING.items()),
+    ({"batch": 9}, ConfigError, "slots: is 4, which does not divide batch: 9"),
+    ({"run": Run(workers=8)}, ConfigError, "a batch has 4 parts; write slots: 8, or fewer workers"),
+    ({"patch": 17}, ConfigError, "the network reduces by 2. Write patch: 18"),
+    ({"patch": 161}, ConfigError, "the network reduces by 2. Write patch: 160"),
+    ({"patch": 256}, InputError, "has 192 × 160 pixels, and patch is 256"),
+    ({"network": NetworkChoice(name="unet", options={"depth": 3})}, ConfigError, "has no option 'depth'"),
+    ({"network": NetworkChoice(name="resnet")}, ConfigError, "resnet"),
+    ({"network": NetworkChoice(name="dncnn"), "method": "noise2void2"}, ConfigError, "Write method: noise2void, or"),
+    ({"method": "noise2clean"}, ConfigError, "method"),
+    ({"batch": 8192, "patch": 128, "slots": 2}, MemoryRefused, r"4096 patches of 128 × 128 on each worker"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "said"),
-    [
-        ({"output": WeightsFile(path="net.zarr")}, ConfigError, "does not end with .safetensors"),
-        ({"output": WeightsFile(path="s3://a/net.safetensors")}, ConfigError, "weights are written to a disk"),
-        ({"epochs": 2.0}, ConfigError, "epochs: stands beside steps"),
-        ({"method": "noise2noise"}, ConfigError, "second: is not there"),
-        ({"second": "b.zarr"}, ConfigError, "second: is for method: noise2noise"),
-        ({"method": "noise2noise", "second": "b.zarr", "structure": "x"}, ConfigError, "hides no pixels; leave it out"),
-        ({"batch": 9}, ConfigError, "slots: is 4, which does not divide batch: 9"),
-        ({"run": Run(workers=8)}, ConfigError, "a batch has 4 parts; write slots: 8, or fewer workers"),
-        ({"patch": 17}, ConfigError, "the network reduces by 2. Write patch: 18"),
-        ({"patch": 161}, ConfigError, "the network reduces by 2. Write patch: 160"),
-        ({"patch": 256}, InputError, "has 192 × 160 pixels, and patch is 256"),
-        ({"network": NetworkChoice(name="unet", options={"depth": 3})}, ConfigError, "has no option 'depth'"),
-        ({"network": NetworkChoice(name="resnet")}, ConfigError, "resnet"),
-        ({"network": NetworkChoice(name="dncnn"), "method": "noise2void2"}, ConfigError, "Write method: noise2void, or"),
-        ({"method": "noise2clean"}, ConfigError, "method"),
-        ({"batch": 8192, "patch": 128, "slots": 2}, MemoryRefused, "4096 patches of 128 × 128 on each worker"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "kind", "said"), REFUSED)
 def test_what_cannot_be_trained_is_refused(
     images: Path, tmp_path: Path, options: Mapping[str, Any], kind: type[HalotileError], said: str
 ) -> None:
-    with pytest.raises(kind, match=said.replace("(", r"\(")):
-        make_plan(training(images, tmp_path, **options))
-    assert not any(tmp_path.iterdir())
+    def placed(value: Any) -> Any:
+        return value.format(images=images, folder=folder) if isinstance(value, str) else value
+
+    (folder := tmp_path / "input").mkdir()
+    write_zarr(folder / "other.zarr", np.zeros((64, 64), np.uint8))
+    os.symlink(images / "noisy.zarr", folder / "noisy.zarr")
+    given = {name: placed(value) for name, value in options.items()}
+    if "input" in given:
+        path, parts = (given["input"], {}) if isinstance(given["input"], str) else (placed(NOISY), given["input"])
+        given["input"] = Input(path=path, **parts)
+    (output := tmp_path / "output").mkdir()
+    with pytest.raises(kind, match=said):
+        make_plan(training(images, output, **given))
+    assert not any(output.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("widths", "asked", "decided", "said"),
-    [
-        ((1, 1), "auto", "none", ""),
-        ((1, 1), "x", "x", ""),
-        (
-            (1, 3),
-            "auto",
-            "x",
-            "share noise: their correlation is |Structure is x: pixels are hidden with their neighbours",
-        ),
-        ((3, 1), "auto", "y", "Structure is y"),
-        ((1, 3), "none", "none", "The network would learn to keep it: write structure: x"),
-        ((3, 3), "auto", "none", "Hidden pixels keep what is shared along both axes"),
-        ((3, 3), "y", "y", "Hidden pixels keep what is shared along both axes"),
-    ],
-)
+SHARED: list[tuple[tuple[int, int], Any, str, str]] = [
+    ((1, 1), "auto", "none", ""),
+    ((1, 1), "x", "x", ""),
+    ((1, 3), "auto", "x", "share noise: their correlation is |Structure is x: pixels are hidden with their neighbours"),
+    ((3, 1), "auto", "y", "Structure is y"),
+    ((1, 3), "none", "none", "The network would learn to keep it: write structure: x"),
+    ((3, 3), "auto", "none", "Hidden pixels keep what is shared along both axes"),
+    ((3, 3), "y", "y", "Hidden pixels keep what is shared along both axes"),
+]
+
+
+@pytest.mark.parametrize(("widths", "asked", "decided", "said"), SHARED)
 def test_pixels_are_hidden_along_the_axis_of_shared_noise(
-    images: Path,
-    tmp_path: Path,
-    widths: tuple[int, int],
-    asked: Literal["auto", "none", "x", "y"],
-    decided: str,
-    said: str,
+    images: Path, tmp_path: Path, widths: tuple[int, int], asked: Any, decided: str, said: str
 ) -> None:
     clean, noisy = (read_zarr(images / f"{name}.zarr") for name in ("clean", "noisy"))
     shared = uniform_filter(noisy - clean, widths, mode="wrap") * np.prod(widths) ** 0.5
-    write_zarr(tmp_path / "shared.zarr", (clean + shared).astype(np.float32))
-    job = training(images, tmp_path, input=Input(path=str(tmp_path / "shared.zarr")), structure=asked)
+    job = on(tmp_path, pixels=(clean + shared).astype(np.float32), structure=asked)
     plan, recipe = make_plan(job), recipe_of(job)
     assert (recipe.patches.structure, recipe.noise is not None) == (decided, widths == (1, 1) and asked == "auto")
     assert plan.identity["structure"] == decided
     assert ("hidden with their neighbours along" in dict(plan_rows(plan.summary()))["method"]) == (decided != "none")
-    notes = " ".join(note for note in plan.notes if "share noise" in note)
+    notes = " ".join(notes_with(plan, "share noise"))
     assert all(part in notes for part in said.split("|"))
     assert bool(notes) == bool(said)
 
@@ -240,7 +244,7 @@ def test_a_precision_is_not_for_a_training(images: Path, tmp_path: Path) -> None
     assert "run.precision is float16, which is for denoising: a training computes in float32" in plan.notes
 
 
-def test_workers_that_would_share_a_gpu_are_one_or_refused(
+def test_workers_that_would_share_a_gpu_are_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (needs, gpu_detection):
@@ -255,60 +259,48 @@ def test_workers_that_would_share_a_gpu_are_one_or_refused(
     assert make_plan(training(images, tmp_path, run=run, cluster=each)).run.workers == 2
 
 
-def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> None:
-    write_zarr(tmp_path / "other.zarr", np.zeros((64, 64), np.uint8))
-    pair = {"method": "noise2noise", "second": str(tmp_path / "other.zarr")}
-    with pytest.raises(InputError, match="Write as many images"):
-        make_plan(training(images, tmp_path, **pair))
-    with pytest.raises(InputError, match="its noise is no other"):
-        make_plan(training(images, tmp_path, **(pair | {"second": str(images / "noisy.zarr")})))
-    os.symlink(images / "noisy.zarr", tmp_path / "noisy.zarr")
-    with pytest.raises(InputError, match=r"and 1 channel, and .* Write a pattern of images of one kind"):
-        make_plan(training(images, tmp_path, input=Input(path=str(tmp_path / "*.zarr"))))
-    sides = Input(path=str(images / "noisy.zarr"), sides={"mask": str(images / "noisy.zarr")})
-    with pytest.raises(ConfigError, match=r"input.sides: is for job: denoise"):
-        make_plan(training(images, tmp_path, input=sides))
-    with pytest.raises(ConfigError, match=r"input.defects: is for job: denoise"):
-        make_plan(training(images, tmp_path, input=Input(path=str(images / "noisy.zarr"), defects="auto")))
-    striped = Input(path=str(images / "noisy.zarr"), stripes="auto")
-    with pytest.raises(ConfigError, match=r"input.stripes: is for job: denoise"):
-        make_plan(training(images, tmp_path, input=striped))
+def judged(folder: Path, first: Any, second: Any) -> list[str]:
+    """Notes of a plan on a pair of images."""
+    for name, pixels in (("noisy", first), ("second", second)):
+        kept = pixels if pixels.dtype == np.uint16 else pixels.astype(np.float32)
+        write_zarr(folder / f"{name}.zarr", kept, axes="cyx" if pixels.ndim == 3 else None)
+    plan = make_plan(training(folder, folder, method="noise2noise", second=str(folder / "second.zarr")))
+    return [note for note in plan.notes if note.startswith("second: ")]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda image: image, None),
-        (lambda image: np.where(image > 1, np.nan, image), None),
-        (lambda image: image + 0.1 * np.random.default_rng(5).standard_normal(image.shape), None),
-        (lambda image: np.roll(image, (-2, 3), (0, 1)), "is shifted by -2 rows and 3 columns against"),
-        (lambda image: 1.3 * image, "has 1.3 times the contrast of .*, and is brighter by 0.4"),
-        (lambda image: image - 0.1, "second.zarr is darker than .*noisy.zarr by 0.2[0-9]* standard deviations: it"),
-        (lambda image: 0.5 + 1.2 * (image - 0.5), "second.zarr has 1.2 times the contrast of .*noisy.zarr: it learns"),
-        (lambda image: 0.5 * image + 0.3, InputError),
-        (lambda image: image[::-1, ::-1], InputError),
-    ],
-)
+CHANGES: list[tuple[Any, Any]] = [
+    (lambda image: image, None),
+    (lambda image: np.where(image > 1, np.nan, image), None),
+    (lambda image: image + 0.1 * np.random.default_rng(5).standard_normal(image.shape), None),
+    (lambda image: np.roll(image, (-2, 3), (0, 1)), "is shifted by -2 rows and 3 columns against"),
+    (lambda image: 1.3 * image, "has 1.3 times the contrast of .*, and is brighter by 0.4"),
+    (lambda image: image - 0.1, "second.zarr is darker than .*noisy.zarr by 0.2[0-9]* standard deviations: it"),
+    (lambda image: 0.5 + 1.2 * (image - 0.5), "second.zarr has 1.2 times the contrast of .*noisy.zarr: it learns"),
+    (lambda image: 0.5 * image + 0.3, InputError),
+    (lambda image: image[::-1, ::-1], InputError),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES)
 def test_a_second_image_differs_in_its_noise_alone(tmp_path: Path, change: Any, said: Any) -> None:
     rng = np.random.default_rng(0)
     clean = camera()[:256, :256] / 255
     first, second = (clean + 0.1 * rng.standard_normal(clean.shape) for _ in range(2))
-    write_zarr(tmp_path / "noisy.zarr", first.astype(np.float32))
-    write_zarr(tmp_path / "second.zarr", change(second).astype(np.float32))
-    job = training(tmp_path, tmp_path, method="noise2noise", second=str(tmp_path / "second.zarr"))
     if said is InputError:
         with pytest.raises(InputError, match=r"second: .*second.zarr (does not show|has 0\.5 times the contrast)"):
-            make_plan(job)
+            judged(tmp_path, first, change(second))
         return
-    notes = [note for note in make_plan(job).notes if note.startswith("second: ")]
+    notes = judged(tmp_path, first, change(second))
     assert len(notes) == (said is not None)
     assert said is None or re.search(said, notes[0])
 
 
-def photons_of(name: str, folder: Path, clean: Any, seed: int) -> str:
-    """Write an image as few photons show it; return its path."""
-    counts = np.random.default_rng(seed).poisson(clean)
-    return str(write_zarr(folder / f"{name}.zarr", (50 * counts + 100).astype(np.uint16)))
+def photons(clean: Any, seed: int) -> NDArray[np.uint16]:
+    """An image as a camera with an offset counts so few photons."""
+    return np.asarray(50 * np.random.default_rng(seed).poisson(clean) + 100, np.uint16)
+
+
+MAY_BE = "structure: one may be shifted"
 
 
 @pytest.mark.parametrize(
@@ -316,44 +308,35 @@ def photons_of(name: str, folder: Path, clean: Any, seed: int) -> str:
     [
         (lambda image: image, None),
         (lambda image: np.roll(image, 5, 1), "is shifted by 0 rows and 5 columns against"),
-        (lambda image: np.roll(image, 100, 0), "structure: one may be shifted"),
-        (lambda image: np.roll(image, 40, 0), "structure: one may be shifted"),
-        (lambda image: image[::-1, ::-1], "structure: one may be shifted"),
-        thorough(np.rot90, "structure: one may be shifted"),
-        thorough(lambda image: image.T, "structure: one may be shifted"),
+        (lambda image: np.roll(image, 100, 0), MAY_BE),
+        (lambda image: np.roll(image, 40, 0), MAY_BE),
+        (lambda image: image[::-1, ::-1], MAY_BE),
+        thorough(np.rot90, MAY_BE),
+        thorough(lambda image: image.T, MAY_BE),
     ],
 )
 def test_a_second_image_is_placed_as_the_first(tmp_path: Path, change: Any, said: str | None) -> None:
     """Both are lit alike, so that they share their coarse structure wherever they are."""
     y, x = np.mgrid[-1:1:512j, -1:1:512j]
-    light = 5 * np.exp(-2 * (y * y + x * x))
-    clean = light + immunohistochemistry()[..., 0] / 50
-    given = {
-        "input": Input(path=photons_of("first", tmp_path, clean, 0)),
-        "method": "noise2noise",
-        "second": photons_of("second", tmp_path, change(clean), 1),
-    }
-    job = training(tmp_path, tmp_path, **given)
-    notes = [note for note in make_plan(job).notes if note.startswith("second: ")]
+    clean = 5 * np.exp(-2 * (y * y + x * x)) + immunohistochemistry()[..., 0] / 50
+    notes = judged(tmp_path, photons(clean, 0), photons(change(clean), 1))
     assert len(notes) == (said is not None)
     assert said is None or said in notes[0]
 
 
-def test_another_image_under_the_same_light_is_noted(tmp_path: Path) -> None:
+def test_another_image_under_the_same_light_is_noted_and_mere_noise_is_not_judged(tmp_path: Path) -> None:
     y, x = np.mgrid[-1:1:512j, -1:1:512j]
     light = 20 * np.exp(-2 * (y * y + x * x))
-    paths = [
-        photons_of(name, tmp_path, light + clean / 50, seed)
-        for seed, (name, clean) in enumerate((("first", camera()), ("second", grass())))
-    ]
-    job = training(tmp_path, tmp_path, input=Input(path=paths[0]), method="noise2noise", second=paths[1])
-    (note,) = [note for note in make_plan(job).notes if note.startswith("second: ")]
-    assert re.search(r"share \d% of their fine structure: one may be shifted", note)
+    (note,) = judged(tmp_path, photons(light + camera() / 50, 0), photons(light + grass() / 50, 1))
+    assert re.search(rf"share \d% of their fine {MAY_BE}", note)
+    (noise := tmp_path / "noise").mkdir()
+    first, second = (np.random.default_rng(n).poisson(1.0, (256, 256)).astype(np.uint16) for n in range(2))
+    assert judged(noise, first, second) == []
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("photons", [thorough(1), 7, thorough(1000)])
-def test_smooth_periodic_and_symmetric_pairs_are_right(tmp_path: Path, photons: float) -> None:
+@pytest.mark.parametrize("count", [1, 7, 1000])
+def test_smooth_periodic_and_symmetric_pairs_are_right(tmp_path: Path, count: float) -> None:
     y, x = np.mgrid[-256:256, -256:256]
     images = {
         "smooth": np.exp(-(y * y + x * x) / 2 / 120**2),
@@ -363,26 +346,8 @@ def test_smooth_periodic_and_symmetric_pairs_are_right(tmp_path: Path, photons: 
         "bricks": brick() / 255,
     }
     for name, clean in images.items():
-        paths = [photons_of(f"{name}{seed}", tmp_path, photons * clean, seed) for seed in range(2)]
-        job = training(tmp_path, tmp_path, input=Input(path=paths[0]), method="noise2noise", second=paths[1])
-        assert not [note for note in make_plan(job).notes if note.startswith("second: ")], name
-
-
-def test_pairs_of_mere_noise_are_not_judged(tmp_path: Path) -> None:
-    for seed, name in enumerate(("noisy", "second")):
-        counts = np.random.default_rng(seed).poisson(1.0, (256, 256))
-        write_zarr(tmp_path / f"{name}.zarr", counts.astype(np.uint16))
-    job = training(tmp_path, tmp_path, method="noise2noise", second=str(tmp_path / "second.zarr"))
-    assert not [note for note in make_plan(job).notes if note.startswith("second: ")]
-
-
-def test_another_training_is_not_resumed(images: Path, cluster: RunningCluster, tmp_path: Path) -> None:
-    job = training(images, tmp_path, steps=2)
-    train(job, cluster)
-    with pytest.raises(ResumeRefused, match="seed was 0, is 1"):
-        train(replace(job, seed=1), cluster)
-    with pytest.raises(ResumeRefused, match='mode was "exact", is "fast"'):
-        train(replace(job, mode="fast"), cluster)
+        (folder := tmp_path / name).mkdir()
+        assert judged(folder, *(photons(count * clean, seed) for seed in range(2))) == [], name
 
 
 def test_each_channel_of_a_second_image_is_compared(tmp_path: Path) -> None:
@@ -390,11 +355,126 @@ def test_each_channel_of_a_second_image_is_compared(tmp_path: Path) -> None:
     clean = np.cumsum(np.cumsum(rng.standard_normal((3, 256, 256)), 1), 2)
     clean /= clean.std((1, 2), keepdims=True)
     first, second = (clean + 0.1 * rng.standard_normal(clean.shape) for _ in range(2))
-    for name, pixels in (("noisy", first), ("second", second), ("swapped", second[[1, 0, 2]]), ("copy", 2 * first)):
-        write_zarr(tmp_path / f"{name}.zarr", pixels.astype(np.float32), axes="cyx")
-    given = {"input": Input(path=str(tmp_path / "noisy.zarr")), "method": "noise2noise"}
-    assert make_plan(training(tmp_path, tmp_path, **given, second=str(tmp_path / "second.zarr")))
-    with pytest.raises(InputError, match=r"swapped\.zarr does not show the same as .*noisy\.zarr, channel 0,"):
-        make_plan(training(tmp_path, tmp_path, **given, second=str(tmp_path / "swapped.zarr")))
-    with pytest.raises(InputError, match=r"copy\.zarr has the same pixels as .*: its noise is no other"):
-        make_plan(training(tmp_path, tmp_path, **given, second=str(tmp_path / "copy.zarr")))
+    others = {
+        "right": (second, ""),
+        "swapped": (second[[1, 0, 2]], r"second\.zarr does not show the same as .*noisy\.zarr, channel 0,"),
+        "copy": (2 * first, r"second\.zarr has the same pixels as .*: its noise is no other"),
+    }
+    for name, (other, said) in others.items():
+        (folder := tmp_path / name).mkdir()
+        if said:
+            with pytest.raises(InputError, match=said):
+                judged(folder, first, other)
+        else:
+            judged(folder, first, other)
+
+
+Range = tuple[float, float]
+FLOATS, BYTES, WORDS = (0.0, 1.0), (0.0, 255.0), (0.0, 65535.0)
+
+
+def weights_of(path: Path, images: NDArray[Any], values: Range) -> Path:
+    """Weights as a job writes them that was trained on images of shape (channels, rows, columns)."""
+    pixels = torch.from_numpy((images.astype(np.float64) - values[0]) / (values[1] - values[0])).flatten(1)
+    network = UNetNetwork(width=4, levels=1)
+    module = network.build(len(images), pixels.mean(1).float(), pixels.std(1).float())
+    save_file(dict(network.weights(module)), path, {METADATA: json.dumps({"values": values})})
+    return path
+
+
+def learned(folder: Path, image: NDArray[Any], weights: Path, given: Any = "auto") -> list[str]:
+    """Notes of a plan on the values of an image that weights denoise."""
+    folder = Path(mkdtemp(dir=folder))
+    source = write_zarr(folder / "image.zarr", image, axes="cyx" if image.ndim == 3 else "yx")
+    job = job_of(source, folder / "o.zarr", "unet", {"weights": str(weights)}, input={"range": given})
+    return notes_with(make_plan(job), "the weights expect")
+
+
+@pytest.mark.parametrize("values", [(5, 5), (2, 1), (0, math.inf), (0, math.nan)])
+def test_values_that_are_no_range_are_refused(tmp_path: Path, values: Range) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"a": torch.zeros(1)}, path, {METADATA: json.dumps({"values": values})})
+    with pytest.raises(WeightsError, match=rf"w\.safetensors: .* are {values[0]} and {values[1]}\. Train it"):
+        trained_range(path)
+
+
+def waves() -> NDArray[Any]:
+    """An image from 0 to 1 with noise."""
+    y, x = np.mgrid[:160, :160]
+    noise = 0.1 * np.random.default_rng(0).standard_normal(y.shape)
+    return np.asarray(0.5 + 0.3 * np.sin(y / 9) * np.cos(x / 7) + noise)
+
+
+@pytest.mark.parametrize(
+    ("trained", "values", "image", "written"),
+    [
+        (waves(), FLOATS, (255 * waves()).clip(0, 255).astype(np.uint8), "[0, 255]"),
+        (65535 * waves(), WORDS, waves(), "[0, 1]"),
+        (65535 * waves(), WORDS, (255 * waves()).clip(0, 255).astype(np.uint8), "[0, 255]"),
+        (255 * waves(), BYTES, waves(), "[0, 1]"),
+        (1000 * waves() + 100, WORDS, 1000 * waves() + 30000, "[29900, 95435]"),
+    ],
+)
+def test_other_units_are_refused_with_the_range_to_write(
+    tmp_path: Path, trained: NDArray[Any], values: Range, image: NDArray[Any], written: str
+) -> None:
+    weights = weights_of(tmp_path / "w.safetensors", trained[None], values)
+    with pytest.raises(ConfigError, match=r"input.range is auto, .* write input\.range: \[") as refused:
+        learned(tmp_path, image, weights)
+    text = str(refused.value).partition("other units, write input.range: ")[2].partition(";")[0]
+    low, high = map(float, text.strip("[]").split(","))
+    assert not learned(tmp_path, image, weights, (low, high))
+    assert (low, high) == pytest.approx(json.loads(written), rel=0.05)
+    (note,) = learned(tmp_path, image, weights, values)
+    assert f"write input.range: {text}; else weights that learned from images like it do better" in note
+
+
+def test_images_of_the_same_kind_are_not(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    cells = 100 + 3 * rng.standard_normal((512, 512))
+    cells[rng.random(cells.shape) < 0.01] += 3000
+    empty = 100 + 3 * rng.standard_normal((512, 512))
+    of_cells, of_empty = (
+        weights_of(tmp_path / f"{n}.safetensors", each[None], WORDS) for n, each in enumerate((cells, empty))
+    )
+    assert not learned(tmp_path, cells.astype(np.float32), of_empty), "a patch may have none"
+    (note,) = learned(tmp_path, empty.astype(np.uint16), of_cells)
+    assert "the pixels have mean " in note
+    for factor in (0.5, 1, 2, 3):
+        assert not learned(tmp_path, (factor * cells).astype(np.uint16), of_cells)
+
+
+def lit(count: float) -> NDArray[Any]:
+    """An image with so many photons at its brightest."""
+    y, x = np.mgrid[:256, :256]
+    return photons(count * (0.4 + 0.3 * np.sin(y / 30) * np.cos(x / 40)), 1)
+
+
+@pytest.mark.parametrize(("count", "said"), [(17, None), (20, None), (26, None), (4, "darker"), (50, "brighter")])
+def test_an_image_that_is_clearly_darker_or_brighter_is_noted(tmp_path: Path, count: float, said: str | None) -> None:
+    weights = weights_of(tmp_path / "w.safetensors", lit(20)[None], WORDS)
+    found = learned(tmp_path, lit(count), weights)
+    assert len(found) == (said is not None)
+    if said is not None:
+        before, _, text = found[0].partition(", write input.range: ")
+        assert before.endswith(f"if it is the same, {said} or in other units")
+        low, high = json.loads(text.partition(";")[0])
+        assert "e" not in text.partition(";")[0]
+        assert not learned(tmp_path, lit(count), weights, (low, high))
+
+
+def test_images_of_a_narrower_type_without_noise_and_of_several_channels_are_compared(tmp_path: Path) -> None:
+    weights = weights_of(tmp_path / "w.safetensors", lit(20)[None], WORDS)
+    with pytest.raises(ConfigError, match=r"input.range is auto.* write input\.range: \["):
+        learned(tmp_path, (lit(4) // 4).astype(np.uint8), weights)
+    mean = lit(20).mean()
+    assert not learned(tmp_path, np.full((200, 300), mean, np.uint16), weights)
+    (note,) = learned(tmp_path, np.full((200, 300), 2 * mean, np.uint16), weights)
+    assert f"deviation 0, and the weights expect mean {mean:.4g} " in note
+    low, high = json.loads(note.partition("write input.range: ")[2].partition(";")[0])
+    assert (low, high - low) == pytest.approx((mean, 65535), rel=0.01)
+    pair = np.stack([waves(), 0.01 * waves()])
+    of_pair = weights_of(tmp_path / "pair.safetensors", pair, FLOATS)
+    assert not learned(tmp_path, pair, of_pair)
+    with pytest.raises(ConfigError, match="the pixels of channel 1 have mean"):
+        learned(tmp_path, pair[::-1], of_pair)

@@ -51,38 +51,35 @@ def compared(group: TorchGroup, rows: int, padding_mode: str, training: bool) ->
 
 
 def network_gaps(
-    group: TorchGroup, make: Callable[[], nn.Module], rows: int, stride: int, training: bool = False
+    group: TorchGroup, make: Callable[[], nn.Module], rows: int, stride: int, training: bool = False, scale: int = 1
 ) -> dict[str, float]:
-    """The same of any network."""
+    """The same of any network, whose result has so many rows for each of the image."""
     torch.manual_seed(2)
     whole, cut = make().double().train(training), make().double().train(training)
     cut.load_state_dict(whole.state_dict())
     x = torch.randn(2, 1, rows, 24, dtype=torch.float64, requires_grad=True)
-    v = torch.randn(2, 1, rows, 24, dtype=torch.float64)
+    expected = whole(x)
+    v = torch.randn(expected.shape, dtype=torch.float64)
     sizes = torch_group.aligned_sizes(rows, group.world_size, stride)
+    made = [scale * n for n in sizes]
     part = x.detach().split(sizes, -2)[group.rank].clone().requires_grad_()
     collectives.mark_shared(cut, group)
-    expected, actual = whole(x), torch_group.spatial(cut, group)(part)
+    actual = torch_group.spatial(cut, group)(part)
     expected.backward(v)
-    actual.backward(v.split(sizes, -2)[group.rank])
+    actual.backward(v.split(made, -2)[group.rank])
     assert x.grad is not None
     assert part.grad is not None
 
     def gap(a: torch.Tensor, b: torch.Tensor) -> float:
         return float((a - b).abs().max() / b.abs().max().clamp_min(1e-2))
 
-    pairs: dict[str, Any] = {
-        name: (p.grad, q.grad) for (name, p), q in zip(cut.named_parameters(), whole.parameters(), strict=True)
-    }
+    parameters = zip(cut.named_parameters(), whole.parameters(), strict=True)
+    buffers = zip(cut.named_buffers(), whole.buffers(), strict=True)
     return {
-        "output": gap(actual, expected.split(sizes, -2)[group.rank]),
+        "output": gap(actual, expected.split(made, -2)[group.rank]),
         "image": gap(part.grad, x.grad.split(sizes, -2)[group.rank]),
-        **{name: gap(a, b) for name, (a, b) in pairs.items()},
-        **{
-            name: gap(a, b)
-            for (name, a), b in zip(cut.named_buffers(), whole.buffers(), strict=True)
-            if a.is_floating_point()
-        },
+        **{name: gap(p.grad, q.grad) for (name, p), q in parameters},
+        **{name: gap(a, b) for (name, a), b in buffers if a.is_floating_point()},
     }
 
 
@@ -126,26 +123,8 @@ TRANSPOSED = (
 
 def transposed(group: TorchGroup) -> list[float]:
     """Largest differences of transposed convolutions from the whole image: of outputs, and of gradients of image, weight and bias."""
-    gaps = []
-    for options in TRANSPOSED:
-        torch.manual_seed(3)
-        layer = nn.ConvTranspose2d(2, 3, **options).double()
-        x = torch.randn(1, 2, 9, 5, dtype=torch.float64, requires_grad=True)
-        expected = layer(x)
-        v = torch.randn(expected.shape, dtype=torch.float64)
-        wanted = torch.autograd.grad(expected, (x, *layer.parameters()), v)
-        sizes = torch_group.aligned_sizes(9, group.world_size, 1)
-        rows = [n * layer.stride[0] for n in sizes]
-        part = x.detach().split(sizes, -2)[group.rank].clone().requires_grad_()
-        actual = torch_group.spatial(layer, group)(part)
-        found = torch.autograd.grad(actual, (part, *layer.parameters()), v.split(rows, -2)[group.rank])
-        pairs = [
-            (actual, expected.split(rows, -2)[group.rank]),
-            (found[0], wanted[0].split(sizes, -2)[group.rank]),
-            *((group.all_reduce(a), b) for a, b in zip(found[1:], wanted[1:], strict=True)),
-        ]
-        gaps.append(max(float((a - b).detach().abs().max()) for a, b in pairs))
-    return gaps
+    made = [(partial(nn.ConvTranspose2d, 1, 3, **options), options.get("stride", 1)) for options in TRANSPOSED]
+    return [max(network_gaps(group, make, 9, 1, scale=scale).values()) for make, scale in made]
 
 
 ACCEPTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -1,8 +1,9 @@
-"""Measured patterns beside those that a reconstruction expects: from Python, in the result, on the sheet, in the outcome, and by CDTools."""
+"""Measured patterns beside those that a reconstruction expects, for halotile's model, CDTools and a user's own torch module."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ from typer.testing import CliRunner
 import halotile
 from halotile.cli.main import app
 from halotile.cli.screens import scan_views
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, HalotileError
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.storage.scans.convert import write_scan
 from halotile.storage.scans.scan import read_result
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.ptychography import program
 from halotile.tasks.ptychography.opened import SimulatedScan
-from tests.graphs.scans import job, small_scan, words, write_small_scan
+from tests.faults import REPOSITORY
+from tests.graphs.scans import compute, job, opened, plan, small_scan, words, write_small_scan
 
 pytestmark = [pytest.mark.cluster]
 
@@ -33,13 +38,11 @@ def folder(tmp_path: Path) -> Path:
 
 def begun_with_truth(folder: Path, truth: SimulatedScan, **model: Any) -> Any:
     """A scan that is opened with its true object, probe and positions; patterns begin 4 pixels from the rim of either object."""
-    with h5py.File(folder / "start.h5", "w") as file:
-        rows, columns = halotile.ptychography.open(folder / "scan.zarr", margin=4, **model).object.shape
-        image = np.ones((rows, columns), np.complex64)
-        known = truth.image[: rows - 2, : columns - 2]
-        image[2 : 2 + len(known), 2 : 2 + len(known[0])] = known
-        file["object"], file["probe"] = image, truth.probe
-    return halotile.ptychography.open(folder / "scan.zarr", margin=4, start=folder / "start.h5", **model)
+    rows, columns = opened(folder, margin=4, **model).object.shape
+    image = np.ones((rows, columns), np.complex64)
+    known = truth.image[: rows - 2, : columns - 2]
+    image[2 : 2 + len(known), 2 : 2 + len(known[0])] = known
+    return opened(folder, {"object": image, "probe": truth.probe}, margin=4, **model)
 
 
 @pytest.mark.parametrize("field", ["far", "near"])
@@ -56,7 +59,7 @@ def test_patterns_of_the_true_object_are_the_measured_ones(tmp_path: Path, field
 
 def test_the_losses_of_all_patterns_are_that_of_the_next_epoch(folder: Path) -> None:
     """Of one batch, before its step; and some at a time give the values of all at once."""
-    scan = halotile.ptychography.open(folder / "scan.zarr")
+    scan = opened(folder)
     with pytest.raises(ConfigError, match=r"Write numbers such as \[0, 1\]"):
         scan.compare()
     before = scan.compare(range(64))
@@ -76,7 +79,7 @@ def test_pixels_that_do_not_count_are_nan_and_without_loss(folder: Path) -> None
     mask[5, 7] = False
     scan = replace(small_scan().scan, mask=mask)
     write_scan(str(folder / "scan.zarr"), scan, small_scan(), overwrite=True)
-    found = halotile.ptychography.open(folder / "scan.zarr").compare([0])
+    found = opened(folder).compare([0])
     assert np.argwhere(np.isnan(found.measured[0])).tolist() == [[5, 7]]
     expected = np.square(np.sqrt(found.measured) - np.sqrt(found.simulated))
     assert found.loss[0] == pytest.approx(np.nanmean(expected), rel=1e-4)
@@ -97,7 +100,7 @@ def test_a_result_has_the_patterns_that_tell_most(folder: Path, monkeypatch: pyt
     assert losses.argmax() == 27
     assert result.compared is not None
     assert result.compared.numbers.tolist() == losses.argsort(kind="stable")[[0, 32, 63]].tolist()
-    scan = halotile.ptychography.open(folder / "scan.zarr", modes=2, start=folder / "result.cxi")
+    scan = opened(folder, modes=2, start=folder / "result.cxi")
     again = scan.compare(result.compared.numbers.tolist())
     assert np.allclose(again.simulated, result.compared.simulated, rtol=1e-3, atol=1e-3 * again.simulated.max())
     drawn: list[Any] = []
@@ -133,12 +136,7 @@ def test_cdtools_opens_a_result(tmp_path: Path, field: Any, model: dict[str, Any
     mask = np.ones((32, 32), bool)
     mask[5, 7] = False
     write_scan(str(tmp_path / "scan.zarr"), replace(truth.scan, mask=mask), truth)
-    scan = halotile.ptychography.open(
-        tmp_path / "scan.zarr",
-        field=field,
-        refine=["object", "probe", "background", "positions", "intensities"],
-        **model,
-    )
+    scan = opened(tmp_path, field=field, refine=["object", "probe", "background", "positions", "intensities"], **model)
     with halotile.ptychography.Adam(scan) as adam:
         list(adam.optimize(4, lr=0.02, batch_size=8))
     scan.save(tmp_path / "result.cxi")
@@ -147,20 +145,20 @@ def test_cdtools_opens_a_result(tmp_path: Path, field: Any, model: dict[str, Any
     assert np.array_equal(found["probe"], scan.probe)
     assert np.array_equal(found["background"], scan.background)
     pixels = np.linalg.pinv(found["obj_basis"]) @ (found["translations"] - found["original_translations"]).T
-    moved = scan.positions - halotile.ptychography.open(tmp_path / "scan.zarr", field=field, **model).positions
+    moved = scan.positions - opened(tmp_path, field=field, **model).positions
     assert np.allclose(pixels.T, moved, atol=1e-5)
     assert np.abs(moved).max() > 1e-3
     assert ("state_dict" in found) == ("variations" not in model)
     if "variations" in model:
         return
-    opened = models.FancyPtycho.from_results_h5(str(tmp_path / "result.cxi"))
+    theirs = models.FancyPtycho.from_results_h5(str(tmp_path / "result.cxi"))
     numbers = torch.arange(16)
     with torch.no_grad():
-        simulated = opened(numbers, opened.original_translations[numbers]).numpy()
+        simulated = theirs(numbers, theirs.original_translations[numbers]).numpy()
     expected = scan.compare(range(16)).simulated
     assert np.allclose(simulated, expected, rtol=1e-3, atol=1e-4 * expected.max())
-    assert np.array_equal(opened.mask.numpy(), mask)
-    again = halotile.ptychography.open(tmp_path / "scan.zarr", field=field, start=tmp_path / "result.cxi", **model)
+    assert np.array_equal(theirs.mask.numpy(), mask)
+    again = opened(tmp_path, field=field, start=tmp_path / "result.cxi", **model)
     assert np.array_equal(again.object, scan.object)
 
 
@@ -180,3 +178,137 @@ def test_the_worst_pattern_is_the_one_that_fits_least_however_bright_it_is(tmp_p
     found = scan.compare()
     assert found.numbers[2] == 2
     assert np.array_equal(scan.compare(range(16)).loss.argsort()[[0, 8, 15]], found.numbers)
+
+
+OWN = '''
+import torch
+
+class Own(torch.nn.Module):
+    """A far field by automatic differentiation, at whole pixels."""
+
+    def __init__(self, scan, patterns, scale=1.0):
+        super().__init__()
+        count, rows, columns = patterns.shape
+        pixel = [scan.wavelength * scan.distance / (n * p) for n, p in zip((rows, columns), scan.pixel)]
+        places = torch.from_numpy((scan.positions - scan.positions.min(0)) / pixel).round().long()
+        self.register_buffer("places", places)
+        self.image = torch.nn.Parameter(torch.ones(*(places.amax(0) + torch.tensor([rows, columns])), dtype=torch.complex64))
+        mean = torch.from_numpy(patterns[:].mean(0)).float()
+        light = torch.fft.fftshift(torch.fft.ifft2(torch.fft.ifftshift(mean.sqrt()), norm="ortho"))
+        self.norm = float(light.abs().max())
+        self.beam = torch.nn.Parameter((scale * light / self.norm)[None].to(torch.complex64))
+        self.frame = rows, columns
+
+    def forward(self, numbers):
+        rows, columns = self.frame
+        seen = torch.stack([self.image[r : r + rows, c : c + columns] for r, c in self.places[numbers].tolist()])
+        wave = torch.fft.fft2(self.probe[None] * seen[:, None], norm="ortho")
+        return torch.fft.fftshift(wave.abs().square().sum(1), (-2, -1))
+
+    @property
+    def object(self):
+        return self.image
+
+    @property
+    def probe(self):
+        return self.norm * self.beam
+
+def build(scan, patterns, **options):
+    return Own(scan, patterns, **options)
+
+class wrong(Own):
+    def forward(self, numbers):
+        return super().forward(numbers)[:, :, :-1]
+
+class flat(Own):
+    @property
+    def probe(self):
+        return super().probe[0]
+
+def none(scan, patterns):
+    return torch.nn.Linear(2, 2)
+'''
+FANCY = re.search(r"```text\n(# fancy\.py\n.*?)```", (REPOSITORY / "docs/pattern-models.md").read_text(), re.DOTALL)
+STAGES: list[dict[str, Any]] = [{"epochs": 20, "lr": 0.03, "batch": 8}]
+
+
+@pytest.fixture
+def with_modules(tmp_path: Path) -> Path:
+    """A folder with a far field of a small raster, on whole pixels, and modules of a user."""
+    simulated = SimulatedScan(raster=(6, 6), pattern=24, step=3.0)
+    write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
+    (tmp_path / "own.py").write_text(OWN)
+    assert FANCY
+    (tmp_path / "fancy.py").write_text(FANCY[1])
+    return tmp_path
+
+
+def of_module(folder: Path, name: str, module: str, options: Any = None, **parts: Any) -> Path:
+    """A job with a module of one's own."""
+    return job(folder, name, **{"stages": STAGES, "model": {"import": module, "options": options or {}}} | parts)
+
+
+def test_a_module_is_refined_to_the_same_bits_by_any_workers(with_modules: Path, cluster: RunningCluster) -> None:
+    folder, stages = with_modules, [*STAGES, {"solver": "lbfgs", "epochs": 3}]
+    first, second = (
+        compute(of_module(folder, f"{n}.cxi", "own:build", {"scale": 0.9}, stages=stages), cluster, n) for n in (1, 2)
+    )
+    assert first == second
+    with h5py.File(folder / "1.cxi") as file:
+        assert file["loss"][-1] < 0.2 * file["loss"][0]
+        parameters = file["entry_1/process_1/parameters"]
+        assert np.array_equal(parameters["image"][:], file["object"][:])
+        assert sorted(parameters) == ["beam", "image"]
+    assert (folder / "1.cxi.run" / "examples.png").exists()
+    assert CliRunner().invoke(app, ["export", str(folder / "1.cxi"), str(folder / "sheet.png")]).exit_code == 0
+    done = plan(folder / "1.cxi.yaml", "--allow-import")
+    assert done.exit_code == 0, done.output
+
+
+def test_a_module_is_spoilt_by_the_light_of_its_patterns(with_modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "built_module", lambda recipe: torch.nn.Linear(2, 2))
+    mean = SimulatedScan(raster=(6, 6), pattern=24, step=3.0).patterns(np.arange(36)).mean()
+    for loss, power in (("amplitude_mse", 1), ("intensity_mse", 2)):
+        recipe = opened(with_modules, loss=loss).recipe
+        scale = program.ModuleRefinement(recipe, TorchGroup()).first_state().scale
+        assert scale == pytest.approx(mean**power, rel=1e-4)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("options", "shapes"),
+    [
+        ({"n_modes": 1}, {"probe": (1, 24, 24)}),
+        ({"n_modes": 2, "n_obj_modes": 2}, {"probe": (2, 24, 24), "obj": (2,)}),
+        ({"probe_fourier_crop": 4}, {"probe": (1, 16, 16)}),
+    ],
+    ids=["one mode", "modes of the object", "a cropped spectrum"],
+)
+def test_a_model_of_cdtools_is_refined(
+    with_modules: Path, cluster: RunningCluster, options: dict[str, Any], shapes: dict[str, tuple[int, ...]]
+) -> None:
+    pytest.importorskip("cdtools")
+    given = options | {"obj_padding": 10}
+    first, second = (compute(of_module(with_modules, f"{n}.cxi", "fancy:Fancy", given), cluster, n) for n in (1, 2))
+    assert first == second
+    with h5py.File(with_modules / "1.cxi") as file:
+        assert file["loss"][-1] < 0.2 * file["loss"][0]
+        for name, shape in shapes.items():
+            assert file[f"entry_1/process_1/parameters/model.{name}"].shape[: len(shape)] == shape
+
+
+@pytest.mark.parametrize(
+    ("module", "parts", "said"),
+    [
+        ("own:wrong", {}, r"and \[8, 24, 24\] were counted"),
+        ("own:build", {"stages": [{"epochs": 1, "lr_factors": {"probe": 2}}]}, "are image, beam. Write some of them"),
+        ("own:none", {}, "the object of own:none is missing"),
+        ("own:flat", {}, r"the probe of own:flat is of shape \[24, 24\]"),
+        ("own:missing", {}, "Write a name that the module defines"),
+    ],
+)
+def test_a_module_that_does_not_fit_is_told(
+    with_modules: Path, cluster: RunningCluster, module: str, parts: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(HalotileError, match=said):
+        compute(of_module(with_modules, "result.cxi", module, slots=1, **parts), cluster)
