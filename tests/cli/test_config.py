@@ -435,7 +435,7 @@ def test_every_denoiser_and_operator_is_a_choice_by_its_name(schema: dict[str, A
     assert set(priors) == set(registry.names("priors"))
     assert set(priors["tv"]["properties"]) == {"name", "weight", "iterations"}
     denoisers = of(schema, "denoise")["properties"]["denoiser"], priors["pnp"]["properties"]["denoiser"]
-    kinds = [(one, "denoisers", ["name"], ["name"], set()) for one in denoisers]
+    kinds: list[Any] = [(one, "denoisers", ["name"], ["name"], set()) for one in denoisers]
     kinds += [(found["operators"]["items"], "operators", ["name", "data", "noise_sigma"], ["name", "data"], {"normal"})]
     for part, kind, usual, required, left_out in kinds:
         choices = choices_of(part)

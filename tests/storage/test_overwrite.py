@@ -71,12 +71,13 @@ def test_a_zarr_stays_unless_it_is_to_be_overwritten(tmp_path: Path, monkeypatch
     assert (open_output(path), os.listdir(path)) == (PLAIN, ["zarr.json"])
     zarr.create_array(tmp_path / "old.zarr", shape=(4, 4), dtype="uint8", chunks=(2, 2), zarr_format=2)[:] = 1
     create_output(tmp_path / "old.zarr", PLAIN, overwrite=True)
-    for change in (lambda: monkeypatch.chdir(path / "c"), lambda: monkeypatch.setenv("HOME", str(path / "c"))):
+    for variable in ("cwd", "HOME"):
         (path / "c").mkdir(exist_ok=True)
-        change()
+        monkeypatch.chdir(path / "c" if variable == "cwd" else tmp_path)
+        if variable == "HOME":
+            monkeypatch.setenv("HOME", str(path / "c"))
         with pytest.raises(OutputRefused, match="and is not removed"):
             create_output(path, PLAIN, overwrite=True)
-        monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HOME")
     (path / "c" / "9").symlink_to(tmp_path)
     with pytest.raises(OutputRefused, match="c/9 is a symlink"):
