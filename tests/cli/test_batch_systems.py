@@ -33,9 +33,7 @@ def sleepy(pixels, folder):
 
 
 @pytest.mark.parametrize("pattern", ["in.zarr", "*n.zarr"])
-def test_a_function_is_tried_for_seconds_where_it_is_submitted(
-    pattern: str, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_function_is_tried_for_seconds_at_submission(pattern: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     job = HpcJob.create(tmp_path, walltime="60", kind="slurm")
     (tmp_path / "noting.py").write_text(SLEEPY.replace("sleepy", "noted"))
     job.config.write_text(job.config.read_text().replace("in.zarr", pattern).replace("out.zarr", "{stem}-clean.zarr"))
@@ -134,9 +132,7 @@ def test_a_real_grid_engine_starts_workers_and_drivers(grid_engine: GridEngine, 
 
 @pytest.mark.cluster
 @pytest.mark.thorough
-def test_a_real_grid_engine_explains_an_error(
-    grid_engine: GridEngine, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_real_grid_engine_explains_errors(grid_engine: GridEngine, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     for name, value in grid_engine.settings.items():
         monkeypatch.setenv(name, value)
     script, queue = tmp_path / "batch.sh", sge.SYSTEM

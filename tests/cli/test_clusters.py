@@ -110,9 +110,7 @@ def test_other_machines_need_tls_whatever_the_environment(kind: str, tmp_path: P
         pass
 
 
-def test_options_and_variables_replace_what_the_file_says(
-    config: Path, engine: Engine, monkeypatch: MonkeyPatch
-) -> None:
+def test_options_and_variables_replace_what_a_file_says(config: Path, engine: Engine, monkeypatch: MonkeyPatch) -> None:
     job = load_job(config, flags=Flags(cluster="slurm", no_dashboard=True))
     assert (job.cluster.kind, job.cluster.dashboard) == ("slurm", False)
     assert load_cluster(config, Flags(cluster="pbs")).kind == "pbs"
@@ -178,9 +176,7 @@ def test_copies_of_a_script_are_refused(size: str, tmp_path: Path, monkeypatch: 
     ("kind", "words"),
     [("sge", "there is no qsub here"), ("pbs", "there is no qsub here, which submits PBS jobs"), ("slurm-alloc", "is no Slurm allocation"), ("ranks", "the only copy")],
 )  # fmt: skip
-def test_a_cluster_that_cannot_start_leaves_nothing_behind(
-    kind: str, words: str, config: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_failing_cluster_leaves_nothing(kind: str, words: str, config: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(config.parent))
     before = sorted(config.parent.iterdir())
     assert words in refused("run", config, "--cluster", kind)
@@ -195,9 +191,7 @@ SCRIPTS = {
 
 @pytest.mark.filterwarnings("ignore:OAR Job memory")
 @pytest.mark.parametrize(("kind", "line"), SCRIPTS.items())
-def test_a_dry_run_shows_the_script_of_a_worker_and_writes_nothing(
-    kind: str, line: str, config: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_dry_run_shows_the_script_of_a_worker(kind: str, line: str, config: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(config.parent))
     before = sorted(config.parent.iterdir())
     done = printed("run", config, "--cluster", kind, "--dry-run")
@@ -257,9 +251,7 @@ def test_what_a_command_cannot_do_is_refused(
     assert message in " ".join(refused(*words).split())
 
 
-def test_the_doctor_tells_what_a_run_would_find_also_without_an_installed_copy(
-    tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_the_doctor_tells_what_a_run_would_find(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     done = ask("doctor", "--output", tmp_path, "--cluster", "local", "--json")
     found = {each["name"]: each for each in json.loads(done.stdout)}
     assert found["cluster"]["text"] == "local: as written"
@@ -284,9 +276,7 @@ def test_the_doctor_compares_the_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("local", "note: "), ("ranks", "MISSING: ")])
-def test_locks_that_other_machines_do_not_see_are_told(
-    kind: str, verdict: str, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_locks_of_one_machine_are_told(kind: str, verdict: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     mount = SimpleNamespace(mountpoint="/", fstype="lustre", opts="rw,localflock")
     monkeypatch.setattr("psutil.disk_partitions", lambda **_: [mount])
     done = ask("doctor", "--output", tmp_path, "--cluster", kind)

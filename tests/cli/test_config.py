@@ -26,9 +26,7 @@ from tests.cli.engine import MonkeyPatch, ask, refused
 from tests.support import load_denoising
 
 
-def test_the_config_of_the_readme_becomes_a_job_whose_paths_start_from_its_folder(
-    config: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_the_config_of_the_readme_becomes_a_job_with_whole_paths(config: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     job, folder = load_denoising(config), config.parent
     assert (job.input.path, job.output.path) == (str(folder / "noisy.npy"), str(folder / "clean.zarr"))
@@ -268,9 +266,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("was", "lie", "code", "line", "words"), OTHERS)
-def test_a_missing_file_is_told_and_an_input_alone_is_bad_data(
-    config: Path, was: str, lie: str, code: int, line: int, words: str
-) -> None:
+def test_a_missing_file_is_told(config: Path, was: str, lie: str, code: int, line: int, words: str) -> None:
     if code == 4:
         config.with_name("noisy.npy").unlink()
     else:
@@ -299,9 +295,7 @@ def test_sizes_that_do_not_fit_are_told_with_the_rest(config: Path, overrides: l
         assert any(message in str(problem) for problem in problems), message
 
 
-def test_only_the_command_line_allows_imports_from_the_folder_of_the_file(
-    config: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_only_the_command_line_allows_imports_from_the_folder(config: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.chdir(config.parent)
     job = load_job(Path(config.name), flags=Flags(allow_import=True))
     assert (job.allow_import, job.import_folder) == (True, str(config.parent))

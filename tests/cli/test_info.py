@@ -190,9 +190,7 @@ def test_images_of_another_kind_are_told(tmp_path: Path) -> None:
     assert others == [f"1 further image in the folder: write another job for {tmp_path}/*.png"]
 
 
-def test_what_a_file_says_of_holes_and_pages_is_shown_and_no_library_complains(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_holes_and_pages_are_shown_and_no_library_complains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "a.tif"
     for value, nodata in (("-9999", -9999), ("-3.4028234663852886e+38", np.finfo(np.float32).min)):
         tifffile.imwrite(path, np.zeros((20, 30), np.float32), extratags=[(42113, "s", 0, value, True)])

@@ -187,9 +187,7 @@ def test_the_words_of_a_run_do_for_its_plan(config: Path, engine: Engine) -> Non
 
 
 @pytest.mark.parametrize("code", [0, 2, 5])
-def test_a_plan_that_does_not_fit_or_whose_run_would_be_refused_is_shown_and_refused(
-    config: Path, engine: Engine, code: int
-) -> None:
+def test_a_plan_that_does_not_fit_or_would_be_refused_is_shown(config: Path, engine: Engine, code: int) -> None:
     said = ""
     if code == 5:
         engine.refuses, said = errors.DiskRefused("10 GiB needed, 1 GiB free"), "error: 10 GiB needed, 1 GiB free\n"
@@ -404,9 +402,7 @@ def test_a_run_directory_that_was_moved_alone_is_not_resumed(config: Path, engin
 
 
 @pytest.mark.parametrize("relative", [False, True])
-def test_a_run_that_was_moved_goes_on(
-    config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, relative: bool
-) -> None:
+def test_a_moved_run_goes_on(config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, relative: bool) -> None:
     directory = save_job(config, config.with_name("clean.zarr")).rename(config.with_name("moved.zarr.run"))
     moved = config.with_name("moved.zarr")
     moved.mkdir()

@@ -155,9 +155,7 @@ DISAGREE = [
 
 
 @pytest.mark.parametrize(("overrides", "words"), DISAGREE)
-def test_parts_that_disagree_and_values_that_cannot_be_set_are_told(
-    reconstruction: Path, overrides: str, words: str
-) -> None:
+def test_parts_that_disagree_and_odd_values_are_told(reconstruction: Path, overrides: str, words: str) -> None:
     with pytest.raises((ConfigError, InputError)) as caught:
         load_job(reconstruction, overrides.split(";"))
     assert words in str(caught.value)
@@ -339,9 +337,7 @@ def simulation(tmp_path: Path) -> Path:
 
 
 @pytest.mark.cluster
-def test_measurements_make_the_job_whole(
-    simulation: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measurements_make_a_job(simulation: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def on_the_cluster(*given: Any, **options: Any) -> Any:
         return run(*given, **options, cluster=cluster)
 

@@ -152,9 +152,7 @@ def stale(monkeypatch: MonkeyPatch, times: int) -> None:
     monkeypatch.setattr("halotile.cli.status.STALE_SECONDS", 0.0)
 
 
-def test_a_file_that_is_replaced_is_looked_at_again_and_one_that_stays_stale_is_told(
-    directory: RunDirectory, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_file_that_is_replaced_is_looked_at_again(directory: RunDirectory, monkeypatch: MonkeyPatch) -> None:
     record(directory, state="finished")
     stale(monkeypatch, 3)
     assert ask("status", directory.path, "--watch").exit_code == 0
@@ -163,9 +161,7 @@ def test_a_file_that_is_replaced_is_looked_at_again_and_one_that_stays_stale_is_
 
 
 @pytest.mark.parametrize("state", ["finished", "failed", "stopped"])
-def test_the_output_leads_to_the_run_beside_it_which_is_over(
-    directory: RunDirectory, monkeypatch: MonkeyPatch, state: str
-) -> None:
+def test_an_output_leads_to_the_run_beside(directory: RunDirectory, monkeypatch: MonkeyPatch, state: str) -> None:
     record(directory, state=state, peak_memory_bytes=2**30, device_peak_bytes=3 * 2**30)
     monkeypatch.chdir(directory.path.parent)
     found = json.loads(printed("status", "clean.zarr", "--json"))
@@ -234,9 +230,7 @@ def test_what_has_to_be_repaired_is_named(directory: RunDirectory, error: str, c
     assert words in shown_by_status(directory)
 
 
-def test_bad_blocks_whose_events_are_lost_are_counted_and_of_many_the_first_five_are_named(
-    directory: RunDirectory,
-) -> None:
+def test_lost_events_are_counted_and_of_many_the_first_five_are_named(directory: RunDirectory) -> None:
     record(directory, state="finished", failed=2, done=398)
     for line in (b"", b"{", b"[1]\n", b"7\n", b'{"event": "bad block"}\n'):
         directory.events_path.write_bytes(line)
@@ -347,9 +341,7 @@ def fake_slurm(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_that_has_finished_cannot_be_cancelled_and_one_that_has_not_is_marked(
-    submitted: RunDirectory, fake_slurm: Path
-) -> None:
+def test_a_finished_run_cannot_be_cancelled_and_others_are_marked(submitted: RunDirectory, fake_slurm: Path) -> None:
     BatchFiles(submitted).mark_end(None)
     with pytest.raises(ConfigError, match="the run has finished"):
         batch.cancel(submitted.path)
@@ -372,9 +364,7 @@ def test_a_batch_job_that_stays_in_the_queue_has_failed() -> None:
     assert "stays in the queue: Eqw (can't chdir to /x). Remove it with `recon-cli cancel`" in reason
 
 
-def test_the_images_of_a_batch_job_that_waits_are_queued(
-    submitted: RunDirectory, fake_slurm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_images_are_queued(submitted: RunDirectory, fake_slurm: Path, monkeypatch: MonkeyPatch) -> None:
     folder = submitted.path.parent
     for name in "ab":
         np.save(folder / f"{name}.npy", np.zeros((8, 8), "f4"))
@@ -428,9 +418,7 @@ def test_a_run_that_never_began_is_not_to_be_resumed(submitted: RunDirectory, fa
     assert "resume" not in text
 
 
-def test_watching_shows_what_a_run_waits_for(
-    submitted: RunDirectory, fake_slurm: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_watching_shows_a_queue(submitted: RunDirectory, fake_slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (fake_slurm / "squeue").write_text(
         f'#!/bin/sh\n[ -e "{fake_slurm}/asked" ] && exit; echo "7 PENDING (Resources)"\n'
     )
@@ -460,9 +448,7 @@ def test_a_second_signal_and_a_drain_that_takes_too_long_hurry_and_the_first_sig
         assert signals.hurried
 
 
-def test_a_question_that_slurm_leaves_unanswered_does_not_end_a_cancel(
-    submitted: RunDirectory, fake_slurm: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_silence_of_slurm_ends_no_cancel(submitted: RunDirectory, fake_slurm: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "POLL_SECONDS", 0.01)
     answers = f'n=$(cat "{fake_slurm}/n" || echo 0); echo $((n + 1)) > "{fake_slurm}/n"'
     (fake_slurm / "squeue").write_text(

@@ -65,9 +65,7 @@ def submitted(job: HpcJob, *words: str) -> str:
     return str(job.json_of(*SUBMIT, *words)["job"])
 
 
-def test_a_run_whose_time_is_up_goes_on_in_another_attempt_its_files_closed_to_others(
-    job: HpcJob, slurm: Slurm
-) -> None:
+def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
     shown = job.call(*SUBMIT, "--dry-run")
     assert "#SBATCH --signal=B:USR1@120" in shown
     assert f"attend {job.run_directory}" in shown

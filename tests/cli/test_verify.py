@@ -110,9 +110,7 @@ def test_advice_allows_imports_where_the_job_needs_them(config: Path, monkeypatc
         assert (f"recon-cli verify {output} --repair --allow-import`" in said) == allowed
 
 
-def test_verify_without_a_run_says_what_is_not_checked_and_promises_no_repair(
-    tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_verify_without_a_run_says_what_is_not_checked(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     output = tmp_path / "clean.zarr"
     for verdict, said in [
         (Verdict(4, 4, (), 0, repairable=False), f"{output}: checksums are right, 4 of 4 blocks checked"),

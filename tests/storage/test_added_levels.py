@@ -256,9 +256,7 @@ def test_too_few_levels_are_continued_from_the_coarsest(tmp_path: Path) -> None:
     assert tree(whole) == files
 
 
-def test_labels_unknown_versions_and_what_may_not_be_written_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_odd_versions_and_closed_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
     group = zarr.open_group(path)
     attributes: Any = group.attrs.asdict()["ome"]
@@ -297,9 +295,7 @@ def test_codecs_that_do_not_fit_smaller_levels_are_named(tmp_path: Path) -> None
         assert sorted(os.listdir(path)) == ["0", "zarr.json"]
 
 
-def test_the_layout_of_an_output_is_known_with_levels_that_were_added(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_layout_of_an_output_is_known_with_added_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "LARGEST_TOP", 4)
     written(tmp_path / "a.zarr", OME)
     add_levels(tmp_path / "a.zarr")

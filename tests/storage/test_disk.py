@@ -218,9 +218,7 @@ def test_after_a_failure_no_work_continues(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_several_threads_read_and_write_the_same_image_as_one_and_name_a_damaged_file(
-    tmp_path: Path, request: pytest.FixtureRequest, count: int
-) -> None:
+def test_any_number_of_threads_does_the_same(tmp_path: Path, request: pytest.FixtureRequest, count: int) -> None:
     IO_THREADS.resize(count)
     request.addfinalizer(lambda: IO_THREADS.resize(1))
     pixels = noisy_image((300, 260), "uint16")
@@ -299,9 +297,7 @@ def test_concurrent_writers_never_leave_a_partial_entry(folder: Path) -> None:
     assert os.listdir(folder) == [KEY]
 
 
-def test_the_oldest_entries_are_removed_when_there_are_too_many_and_one_too_long_to_be_read_is_not_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_and_too_long_entries_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = "0" * (cache.MOST_BYTES - len(with_checksum(b'""')))
     write_cached(KEY, longest)
     assert read_cached(KEY) == longest

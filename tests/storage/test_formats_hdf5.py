@@ -222,9 +222,7 @@ def test_a_change_of_a_file_is_detected(
             open_source(path, dataset="data")
 
 
-def test_files_are_found_through_the_environment_before_the_folder_of_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_goes_before_the_folder_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = {"": "part.raw", "${ORIGIN}/raw": "there/raw/part.raw", "elsewhere": "elsewhere/part.raw"}
     raw = {prefix: _raw(tmp_path / place) for prefix, place in places.items()}
     path = _external(tmp_path / "there" / "a.h5", "part.raw")
@@ -309,9 +307,7 @@ def test_numbers_that_netcdf_stores_with_another_sign_are_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_raw_files_that_hdf5_does_not_find_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
-) -> None:
+def test_raw_files_that_are_not_found_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
     path = _external(tmp_path / "a.h5", "part.raw")
     if there:
         _raw(tmp_path / "part.raw")

@@ -90,9 +90,7 @@ def test_a_bomb_is_described_without_its_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "module"), [("png", "imagecodecs"), ("jpg", "imagecodecs"), ("jpg", "PIL.JpegImagePlugin")]
 )
-def test_a_missing_package_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
-) -> None:
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str) -> None:
     path = saved(tmp_path)[name]
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingPackage, match=r'pip install "halotile\[images\]"'):
@@ -365,16 +363,12 @@ def test_sizes_time_and_names_are_taken_over(tmp_path: Path, fake: type[FakeRead
     np.testing.assert_array_equal(source[:], np.moveaxis(PIXELS[0][:, 0], 0, -1))
 
 
-def test_a_file_that_the_plug_in_refuses_is_damage(
-    tmp_path: Path, fake: type[FakeReader], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refused_file_is_damage(tmp_path: Path, fake: type[FakeReader], caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DamagedData, match=r"a\.lif: bioio cannot read it: .*no letters.*Copy it again"):
         open_source(write_lif(tmp_path / "a.lif", "not mine"))
 
 
-def test_a_missing_package_or_plug_in_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: type[FakeReader]
-) -> None:
+def test_a_missing_plug_in_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: type[FakeReader]) -> None:
     with pytest.raises(MissingPackage, match=r"bioio has no plug-in for \.oir here. Install"):
         open_source(write_lif(tmp_path / "a.OIR"))
     monkeypatch.setitem(sys.modules, "bioio", None)

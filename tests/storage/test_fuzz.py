@@ -21,9 +21,7 @@ FEW = ("zarr-v3",)
 
 
 @pytest.mark.parametrize("name", sorted(IMAGES.keys() - {"czi"}))
-def test_a_file_reads_with_the_bits_of_its_library_and_is_refused_where_it_is_truncated(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_file_reads_with_the_bits_of_its_library_and_is_refused_where_truncated(tmp_path: Path, name: str) -> None:
     write, read = IMAGES[name]
     write(tmp_path)
     for root in sorted(tmp_path.iterdir()):

@@ -207,9 +207,7 @@ def test_a_cog_is_laid_out_as_one(
 
 
 @pytest.mark.parametrize("kept_bytes", [1000, -100])
-def test_a_file_that_gdal_leaves_short_on_a_full_disk_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
-) -> None:
+def test_what_gdal_leaves_short_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int) -> None:
     path = geotiff(tmp_path / "a.tif", "EPSG:32632", UTM, noisy_image((300, 200), "uint8"))
     copy = copying.copy
 

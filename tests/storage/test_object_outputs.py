@@ -81,9 +81,7 @@ def test_a_store_that_does_not_answer_is_no_damage(place: ObjectPath, object_sto
         metadata_problems(place, PLAIN)
 
 
-def test_a_put_that_the_store_is_too_busy_for_is_repeated_and_a_cheap_check_asks_twice_for_each_shard(
-    place: ObjectPath, object_store: ObjectServer
-) -> None:
+def test_a_busy_store_is_asked_again_and_a_check_asks_twice(place: ObjectPath, object_store: ObjectServer) -> None:
     object_store.trouble = failing(1, DENIED, "PUT", "c/0/1")
     with pytest.raises(PermissionError, match=f"Access Denied: '{place}/c/0/1'"):
         written(place, PLAIN)

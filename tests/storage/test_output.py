@@ -127,9 +127,7 @@ def test_the_layout_is_read_back(tmp_path: Path) -> None:
     assert Layout.from_json(old) == OME
 
 
-def test_metadata_that_are_damaged_are_detected_and_can_be_rewritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_metadata_are_detected_and_can_be_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.zarr"
     with pytest.raises(InputError, match="is no Zarr"):
         open_output(tmp_path)
@@ -255,9 +253,7 @@ def test_intact_shards_of_another_place_or_time_are_detected(tmp_path: Path, reg
         assert check_block(path, layout, region, thorough=thorough) == [], "only the digest reveals it"
 
 
-def test_damage_is_reported_for_its_block_only_by_one_read_of_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_is_reported_for_its_block_only_by_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, shard = tmp_path / "a.zarr", tmp_path / "a.zarr/c/1/0"
     written(path, PLAIN)
     whole, everything = shard.read_bytes(), Region.whole(PLAIN.shape)

@@ -109,9 +109,7 @@ def test_a_path_that_cannot_be_made_or_leads_elsewhere_is_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("layout", [replace(PLAIN, shape=(8, 13)), replace(OME, shape=(1, 1, 8, 13))])
-def test_a_partly_created_or_removed_output_can_be_overwritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout
-) -> None:
+def test_parts_of_an_output_can_be_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
     path, deaths, left = tmp_path / "a.zarr", 0, [0]
 
     def dying(step: Any) -> Any:
@@ -225,9 +223,7 @@ def finished(place: str | OutputPath, *, ome: bool = False, complete: bool = Tru
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_a_shard_that_is_lost_while_the_image_is_open_is_an_error_in_every_level(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int
-) -> None:
+def test_a_lost_shard_is_an_error_in_every_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int) -> None:
     path = tmp_path / "a.zarr"
     layout = finished(path, ome=True)
     assert is_marked(path)

@@ -48,9 +48,7 @@ def test_the_file_holds_the_pixels(tmp_path_factory: pytest.TempPathFactory, sha
         assert np.array_equal(np.asarray(image).reshape(shape), pixels)
 
 
-def test_pixels_are_averaged_over_whole_squares_whatever_is_read_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pixels_are_averaged_over_whole_squares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, (window_bytes, shape) in in_folders(
         tmp_path, itertools.product((1, 300, 10**6), ((5, 7), (130, 40), (64, 64), (1, 300)))
     ):
@@ -100,7 +98,7 @@ def test_two_images_are_drawn_side_by_side_with_one_contrast(tmp_path: Path) -> 
     assert np.array_equal(grey, (np.clip(noisy.astype(np.float64), 0, 1) * 255).round().astype(np.uint8))
 
 
-def test_a_part_too_large_for_a_png_is_refused_before_it_is_read_and_progress_increases_to_one(
+def test_a_part_too_large_for_a_png_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.uint8, (20_000, 20_000))

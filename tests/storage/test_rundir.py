@@ -318,9 +318,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_a_file_or_a_folder_is_replaced_as_a_whole_and_the_lock_goes_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
-) -> None:
+def test_files_and_folders_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool) -> None:
     place, unlink, removed = tmp_path / "out", Disk._unlink, list[str]()
     (tmp_path / "out.run").touch()  # a file in place of the directory of a run is no obstacle
 
@@ -415,9 +413,7 @@ def test_what_is_in_the_way_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", ["the move", "the sync after it"])
-def test_a_folder_stays_or_comes_back_where_its_move_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
-) -> None:
+def test_a_folder_comes_back_where_its_move_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     out, move, sync = tmp_path / "out", Disk.move, Disk.sync_directory
     out.mkdir()
     (out / "old").touch()
@@ -457,7 +453,7 @@ def killed_between_moves(folder: Path) -> None:
     assert (ended.returncode, names(folder)) == (-signal.SIGKILL, [".out.partial"])
 
 
-def test_what_a_killed_call_moved_away_comes_back_before_the_work_although_the_next_call_fails_at_once(
+def test_what_a_killed_call_moved_away_comes_back_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed_between_moves(tmp_path)

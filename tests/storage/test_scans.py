@@ -163,9 +163,7 @@ def test_what_no_scan_has_is_refused(tmp_path: Path, name: str, value: Any, said
 
 @pytest.mark.parametrize(("flag", "kind"), [(-1, np.int32), (np.nan, np.float32)])
 @pytest.mark.parametrize("binning", [1, 2])
-def test_what_a_detector_writes_into_bad_pixels_does_not_count(
-    tmp_path: Path, flag: float, kind: Any, binning: int
-) -> None:
+def test_what_is_written_into_bad_pixels_does_not_count(tmp_path: Path, flag: float, kind: Any, binning: int) -> None:
     counts = np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE).astype(kind)
     flagged = counts.copy()
     flagged[:, 0, 5], counts[:, 0, 5] = flag, 0
@@ -274,9 +272,7 @@ def test_a_mask_that_leaves_out_nearly_all_is_refused_unless_it_is_named(tmp_pat
     ("energy", "wavelength", "found"),
     [(0.0, 2e-10, 2e-10), (300e3 * 1.602176634e-19, 1.9687e-12, 1.9687e-12), ([1.98644586e-15] * 3, None, 1e-10)],
 )
-def test_energies_as_files_have_them_are_taken(
-    tmp_path: Path, energy: Any, wavelength: float | None, found: float
-) -> None:
+def test_energies_of_any_kind_are_taken(tmp_path: Path, energy: Any, wavelength: float | None, found: float) -> None:
     """Nothing known as 0, electrons, and the energy of each pattern."""
 
     def change(file: Any) -> None:

@@ -101,7 +101,7 @@ def test_a_region_reads_as_numpy_would_slice_it(tmp_path: Path, save: Save) -> N
 
 
 @every_format
-def test_a_source_is_sent_as_its_path_and_copies_read_in_parallel_from_one_open_file(
+def test_copies_of_a_source_read_its_path_in_parallel(
     tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = make_image((200, 333), "uint16")
@@ -161,9 +161,7 @@ def test_an_input_that_changed_since_it_was_opened_is_refused(tmp_path: Path, sa
 
 
 @every_format
-def test_a_rewritten_file_is_noticed_and_one_that_may_not_be_read_is_not_gone(
-    tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rewritten_file_is_noticed(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path, make_image((20, 33), "uint16"))
     source = open_source(path)
     before = source.fingerprint()
@@ -201,9 +199,7 @@ def test_a_source_is_indexed_as_in_numpy(tmp_path: Path) -> None:
             source[index]
 
 
-def test_a_system_error_is_not_called_damage_and_names_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_system_error_is_no_damage_and_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_npy(tmp_path, make_image((4, 5), "uint8"))
     source, sent = open_source(path), pickle.dumps(open_source(path))
     fail = Mock(side_effect=OSError(errno.EIO, "Input/output error"))

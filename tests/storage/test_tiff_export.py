@@ -87,9 +87,7 @@ def test_values_and_axes_come_back(tmp_path: Path) -> None:
     assert "".join(open_source(path).axes) == "tyx"
 
 
-def test_it_is_tiled_compressed_and_beyond_four_gigabytes_a_bigtiff(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_tiled_compressed_and_a_bigtiff_beyond_4_gb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit_bytes in (10**3, 10**9):
         monkeypatch.setattr(tiff_export, "_CLASSIC_BYTES", limit_bytes)
         with tifffile.TiffFile(exported(tmp_path, np.zeros((600, 500), np.uint16), "yx")) as file:
@@ -131,9 +129,7 @@ def test_every_unit_of_ome_zarr_and_its_size_come_back(tmp_path: Path) -> None:
                 assert tags["ResolutionUnit"].value == 3
 
 
-def test_the_size_of_a_read_is_bounded_and_progress_increases_to_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_are_bounded_and_progress_increases_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     array = zarr.create_array(tmp_path / "a.zarr", shape=(900, 1000), chunks=(600, 100), dtype="u2")
     array[...] = image((900, 1000))
     monkeypatch.setattr(tiff_export, "LARGEST_TOP", 40)
@@ -149,9 +145,7 @@ def test_the_size_of_a_read_is_bounded_and_progress_increases_to_one(
         assert progress[-1] == pytest.approx(1), "of all levels"
 
 
-def test_damage_or_a_full_disk_during_export_leaves_the_old_file_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_or_a_full_disk_leaves_the_old_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     array = zarr.create_array(tmp_path / "a.zarr", shape=(1200, 700), chunks=(600, 700), dtype="u2")
     array[...] = image((1200, 700))
     (tmp_path / "a.tif").write_bytes(b"before")
@@ -269,9 +263,7 @@ def output(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Pixel
 
 
 @pytest.mark.usefixtures("small_images")
-def test_the_levels_of_an_output_are_taken_and_further_ones_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_levels_of_an_output_are_taken_and_further_ones_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     window = {"start": 0.0, "end": 9.0, "min": 0.0, "max": 255.0}
     colours = {"DAPI": "0000FF", "GFP": "80FF00"}
     channels = [{"label": label, "color": colour, "window": window} for label, colour in colours.items()]
