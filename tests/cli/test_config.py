@@ -152,19 +152,6 @@ def test_a_lie_is_told_with_its_line(config: Path, was: str, lie: str, line: int
     assert len(result.splitlines()) == 1
 
 
-def test_every_mistake_is_told_at_once_in_the_order_of_the_file(config: Path) -> None:
-    text = config.read_text()
-    lies = {"version: 1": "version: 3", "size:": "siez:", "kind: local": "knd: x", "noisy.npy": "gone.npy"}
-    for was, lie in lies.items():
-        text = text.replace(was, lie)
-    config.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        load_job(config)
-    head, *lines = str(caught.value).splitlines()
-    assert head == f"4 problems in {config}; nothing was started"
-    assert [line.removeprefix(f"{config}:").partition(":")[0] for line in lines] == ["1", "3", "6", "8"]
-
-
 @pytest.mark.parametrize(
     ("denoiser", "keys"),
     [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import math
 import os
 import pickle
 import shutil
@@ -142,35 +140,6 @@ def test_v2_bits_are_those_of_zarr(data: st.DataObject) -> None:
         "zarr_format": 2,
     }
     check_regions(data, shape=tuple(data.draw(st.integers(1, 3 * c)) for c in chunk), chunks=chunk, **options)
-
-
-def test_other_layouts_are_left_to_zarr(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"compressors": [Crc32cCodec(), ZstdCodec()]},
-        {"compressors": [ZstdCodec(), GzipCodec()]},
-        shards_of(codecs=[ShardingCodec(chunk_shape=(4, 4))]),
-        shards_of(index_codecs=[BytesCodec(endian="big"), Crc32cCodec()]),
-        {"zarr_format": 2, "compressors": numcodecs.Base64()},
-        {"zarr_format": 2, "filters": [numcodecs.Delta(dtype="<f4")]},
-    ]
-    for folder, options in in_folders(tmp_path, rows):
-        array = zarr.create_array(folder, **({"shape": (16, 16), "chunks": (16, 16), "dtype": "f4"} | options))
-        assert open_local(folder, array.dtype, array.fill_value) is None
-
-
-def test_odd_or_missing_metadata_are_left_to_zarr(tmp_path: Path) -> None:
-    assert open_local(tmp_path, np.dtype("f4"), 0) is None
-    array = zarr.create_array(tmp_path, shape=(16, 16), chunks=(16, 16), dtype="f4")
-    document = tmp_path / "zarr.json"
-    whole = document.read_text()
-    odd: list[Any] = [True, None, 3, "ab", [None, 16]]
-    for shape in odd:
-        metadata = json.loads(whole)
-        metadata["chunk_grid"]["configuration"]["chunk_shape"] = shape
-        document.write_text(json.dumps(metadata))
-        assert open_local(tmp_path, array.dtype, array.fill_value) is None, shape
-    document.write_text(json.dumps(json.loads(whole) | {"chunk_key_encoding": {"name": "fanout"}}))
-    assert open_local(tmp_path, array.dtype, array.fill_value) is None
 
 
 def test_a_halo_read_fetches_only_inner_chunks_it_touches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,14 +298,6 @@ def test_an_array_that_vanished_is_not_fill_value(tmp_path: Path) -> None:
         shutil.rmtree(folder)
         with pytest.raises(DamagedData, match="is gone"):
             source.read(Region((0, 0), (4, 4)))
-
-
-def test_fill_values(tmp_path: Path) -> None:
-    rows = [*itertools.product(("v2, F order",), (None, 0, 7, np.nan))]
-    rows += itertools.product(("zstd, gzip", "transposed"), (math.nan, math.inf, -0.0))
-    for folder, (layout, fill) in in_folders(tmp_path, rows):
-        array = write_layout(folder, layout, dtype=">f4" if layout.startswith("v2") else "f4", fill_value=fill)
-        same(open_source(folder).read(WHOLE), np.asarray(array[...]))
 
 
 SIDE = 64

@@ -222,37 +222,6 @@ def test_a_writer_does_not_recreate_a_removed_output(tmp_path: Path) -> None:
         assert not path.exists()
 
 
-@pytest.mark.parametrize("codec", ["lz4", "none"])
-@pytest.mark.parametrize("region", [Region((0, 0), (8, 8)), Region((0, 0), (16, 13))], ids=["shard", "block"])
-def test_intact_shards_of_another_place_or_time_are_detected(tmp_path: Path, region: Region, codec: str) -> None:
-    path, layout = tmp_path / "a.zarr", replace(PLAIN, codec=codec)
-    create_output(path, layout)
-    writer, pixels = ShardWriter(path, layout), noise(region.shape, "float32")
-    writer.write(region, pixels + 1)
-    old = (path / "c" / "0" / "0").read_bytes()
-    digest = writer.write(region, pixels).digest
-
-    def problems() -> list[str]:
-        by_index, thorough = (check_block(path, layout, region, digest, thorough=t) for t in (False, True))
-        assert thorough == by_index
-        return thorough
-
-    assert problems() == []
-    (path / "c" / "0" / "0").write_bytes(old)
-    (problem,) = problems()
-    assert problem.startswith(f"{path}/c/0/0")
-    assert problem.endswith("not what the run wrote there: a shard of another place or time")
-    assert writer.write(region, pixels).digest == digest, "equal pixels have equal digests"
-    if region.shape != layout.shard:
-        one, other = path / "c" / "0" / "0", path / "c" / "1" / "0"
-        swapped = one.read_bytes(), other.read_bytes()
-        one.write_bytes(swapped[1])
-        other.write_bytes(swapped[0])
-        assert problems() == [problem]
-    for thorough in (False, True):
-        assert check_block(path, layout, region, thorough=thorough) == [], "only the digest reveals it"
-
-
 def test_damage_is_reported_for_its_block_only_by_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, shard = tmp_path / "a.zarr", tmp_path / "a.zarr/c/1/0"
     written(path, PLAIN)

@@ -9,7 +9,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,13 +22,11 @@ import tifffile
 import zarr
 from numpy.typing import NDArray
 
-from halotile import registry
 from halotile.errors import InputError, InputUnreadable, MissingPackage
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.axes import choose_axes, letters, remarks_on_axes
 from halotile.storage.formats.base import DTYPES
 from halotile.storage.grid import Region
-from halotile.storage.views import Remembered
 from tests.cases import in_folders
 
 Image = NDArray[Any]
@@ -220,32 +217,6 @@ def test_a_system_error_is_no_damage_and_names_the_file(tmp_path: Path, monkeypa
         pickle.loads(sent).read(Region((0, 0), (2, 2)))
 
 
-class Counted:
-    """An array of 100 x 100 numbers in chunks of 50, and the regions that were read of it."""
-
-    shape, dtype, chunks = (100, 100), np.dtype(np.int64), (50, 50)
-    pixels = np.arange(100 * 100).reshape(100, 100)
-
-    def __init__(self) -> None:
-        self.regions: list[Region] = []
-
-    def read(self, region: Region) -> Image:
-        self.regions.append(region)
-        return self.pixels[region.slices]
-
-
-def test_chunks_that_several_samples_need_are_decoded_twice_at_most() -> None:
-    source = Counted()
-    view = Remembered(source)
-    places = [Region((y, x), (y + 8, x + 9)) for y in (3, 20, 40) for x in (0, 11, 30, 45, 80)]
-    for region in places:
-        np.testing.assert_array_equal(view.read(region), Counted.pixels[region.slices])
-    assert len(source.regions) == 2 * 3  # the same chunk, two of them, and the other one
-    assert pickle.loads(pickle.dumps(view)).__class__ is Counted
-    view.read(places[0])[...] = 0
-    np.testing.assert_array_equal(view.read(places[0]), Counted.pixels[places[0].slices])
-
-
 def test_pixels_that_are_no_image_are_refused(tmp_path: Path) -> None:
     pixels = (np.arange(660).reshape(20, 33) * (1 + 2j)).astype("complex64")
     for folder, save in in_folders(tmp_path, SAVERS):
@@ -324,16 +295,6 @@ def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(MissingPackage, match=rf'pip install "halotile\[{extra}\]"'):
             open_source(asked)
-
-
-def test_a_plug_in_format_opens_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save_npy(tmp_path, make_image((4, 5), "uint8"))
-    other = path.rename(tmp_path / "a.mine")
-    opens = registry.find("formats", "npy").open
-    mine = types.SimpleNamespace(claims=lambda place: place.suffix == ".mine", open=opens)
-    monkeypatch.setattr(registry, "names", lambda kind: ["mine"])
-    monkeypatch.setattr(registry, "find", lambda kind, name: mine)
-    assert open_source(other).shape == (4, 5)
 
 
 DEFAULTS = [
