@@ -55,14 +55,14 @@ sys.exit(7)
 @pytest.mark.cluster
 def test_a_script_joins_the_cluster_that_is_up_for_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    words = ("-m", "halotile", "exec", "script.py", "--workers", "3", "one", "--two", "3")
+    words = ("-m", "halotile", "exec", "script.py", "--workers", "2", "one", "--two", "3")
     done = run_python(*words, environment={"XDG_CACHE_HOME": str(tmp_path / "cache")}, cwd=tmp_path)
     assert done.returncode == 7, done.stderr
     output = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert output["words"] == "['one', '--two', '3']"
     assert output["address"].startswith("tls://127.0.0.1:")
     assert output["sum"] == "6"
-    assert output["workers"] == "3 (1, 1, 20, 20)"
+    assert output["workers"] == "2 (1, 1, 20, 20)"
     assert Path(output["key"]).parent == tmp_path / "cache" / "halotile"
     assert not Path(output["key"]).exists()
 

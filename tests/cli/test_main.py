@@ -276,18 +276,11 @@ def test_help_lists_every_command_once_in_its_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        ("schema", 0),
-        ("info {folder}/noisy.npy", 0),
-        ("info {folder}/noisy.npy --json", 0),
-        ("validate {folder}/config.yaml --json --set tile.sise=1", 2),
-    ],
+    ("command", "code"), [("info noisy.npy", 0), ("validate config.yaml --json --set tile.sise=1", 2)]
 )
 def test_a_reader_that_stops_early_changes_nothing_else(config: Path, command: str, code: int) -> None:
-    words = command.format(folder=config.parent)
-    line = f"{sys.executable} -m halotile {words} 2>/dev/null | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    line = f"{sys.executable} -m halotile {command} 2>/dev/null | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], cwd=config.parent, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
