@@ -13,7 +13,7 @@ import pytest
 
 from halotile.cli import batch, exits
 from halotile.graphs.clusters import sge
-from tests.cli.engine import MonkeyPatch, printed
+from tests.cli.engine import MonkeyPatch, printed, refused
 from tests.faults import REPOSITORY
 from tests.gridengine import GridEngine
 from tests.hpc import BLOCKS, HpcJob, pretended_pbs, wait_for
@@ -21,7 +21,6 @@ from tests.hpc import BLOCKS, HpcJob, pretended_pbs, wait_for
 SLEEPY = '''
 import time
 from pathlib import Path
-from tests.cli.engine import MonkeyPatch, printed
 
 
 def sleepy(pixels, folder):
@@ -34,9 +33,7 @@ def sleepy(pixels, folder):
 
 
 @pytest.mark.parametrize("pattern", ["in.zarr", "*n.zarr"])
-def test_a_function_is_tried_for_seconds_where_it_is_submitted(
-    pattern: str, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_function_is_tried_for_seconds_at_submission(pattern: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     job = HpcJob.create(tmp_path, walltime="60", kind="slurm")
     (tmp_path / "noting.py").write_text(SLEEPY.replace("sleepy", "noted"))
     job.config.write_text(job.config.read_text().replace("in.zarr", pattern).replace("out.zarr", "{stem}-clean.zarr"))
@@ -61,23 +58,24 @@ def job(tmp_path: Path) -> HpcJob:
 SUBMIT = ("submit", "job.yaml", "--allow-import")
 
 
-@pytest.mark.parametrize("kind", ["oar", "local"])
-def test_other_kinds_of_clusters_are_refused(kind: str, job: HpcJob) -> None:
-    refused = job.call(*SUBMIT, "--set", f"cluster.kind={kind}", code=exits.USAGE)
-    assert f"cluster.kind is {kind}, and submit is for Slurm, PBS, SGE and LSF" in refused
+CORES = "cluster.kind=sge --set cluster.cores=4"
+NO_ENVIRONMENT = "cluster.cores is 4, and SGE gives a job several cores by a parallel environment"
+REFUSED = [
+    *((SUBMIT, f"cluster.kind={kind}", f"cluster.kind is {kind}, and submit is for Slurm, PBS, SGE and LSF") for kind in ("oar", "local")),
+    *((words, CORES, NO_ENVIRONMENT) for words in (SUBMIT, (*SUBMIT, "--dry-run"), ("run", *SUBMIT[1:], "--dry-run"))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("command", [SUBMIT, (*SUBMIT, "--dry-run"), ("run", *SUBMIT[1:], "--dry-run")], ids=" ".join)
-def test_cores_of_sge_need_a_parallel_environment(command: tuple[str, ...], job: HpcJob) -> None:
-    cores = ("--set", "cluster.kind=sge", "--set", "cluster.cores=4")
-    refused = job.call(*command, *cores, code=exits.USAGE)
-    assert "cluster.cores is 4, and SGE gives a job several cores by a parallel environment" in refused
-    assert not job.run_directory.exists()
+def test_other_kinds_of_clusters_and_cores_of_sge_without_a_parallel_environment_are_refused(config: Path) -> None:
+    before = sorted(config.parent.iterdir())
+    for (command, _, *options), sets, said in REFUSED:
+        assert said in refused(command, config, *options, "--set", *sets.split(), code=exits.USAGE)
+        assert sorted(config.parent.iterdir()) == before
 
 
 @pytest.mark.cluster
 def test_a_driver_whose_time_is_up_submits_itself_again(job: HpcJob) -> None:
-    job.set_pace(1)
+    job.set_pace(0.5)
     assert job.json_of(*SUBMIT)["job"] == "1"
     assert "job 1 of this run is in the queue" in job.call(*SUBMIT, code=2)
     wait_for(lambda: len(job.log()) > 4)
@@ -134,9 +132,7 @@ def test_a_real_grid_engine_starts_workers_and_drivers(grid_engine: GridEngine, 
 
 @pytest.mark.cluster
 @pytest.mark.thorough
-def test_a_real_grid_engine_explains_an_error(
-    grid_engine: GridEngine, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_real_grid_engine_explains_errors(grid_engine: GridEngine, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     for name, value in grid_engine.settings.items():
         monkeypatch.setenv(name, value)
     script, queue = tmp_path / "batch.sh", sge.SYSTEM

@@ -1,26 +1,36 @@
-"""`exec`, and the options of the cluster."""
+"""`exec`, the options of the cluster, and `doctor`, which checks the environment of a run; messages on platforms where halotile is not tested."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
+import dask
+import numpy as np
 import pytest
 
+import halotile
 from halotile import denoise
 from halotile.cli.arguments import Flags
 from halotile.cli.config.loading import load_cluster, load_job
 from halotile.errors import ConfigError
+from halotile.graphs import doctor
 from halotile.graphs.clusters import slurm
 from halotile.graphs.clusters.base import Order, starter_of
 from halotile.graphs.kinds.sections import Cluster
+from halotile.graphs.plans import identity
 from halotile.graphs.submission import check_walltime
-from tests.cli.engine import Engine, MonkeyPatch, printed, refused
-from tests.faults import REPOSITORY
+from tests.cli.engine import Engine, MonkeyPatch, ask, printed, refused
+from tests.faults import run_python
 from tests.hpc import BLOCKS, HpcJob, finish, wait_for
 
 SCRIPT = """
@@ -42,54 +52,19 @@ sys.exit(7)
 """
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
-    """A private cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path
-
-
 @pytest.mark.cluster
-def test_a_script_joins_the_cluster_that_is_up_for_it(home: Path) -> None:
-    (home / "script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "halotile", "exec", "script.py", "--workers", "3", "one", "--two", "3"],
-        cwd=home,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def test_a_script_joins_the_cluster_that_is_up_for_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = ("-m", "halotile", "exec", "script.py", "--workers", "2", "one", "--two", "3")
+    done = run_python(*words, environment={"XDG_CACHE_HOME": str(tmp_path / "cache")}, cwd=tmp_path)
     assert done.returncode == 7, done.stderr
     output = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert output["words"] == "['one', '--two', '3']"
     assert output["address"].startswith("tls://127.0.0.1:")
     assert output["sum"] == "6"
-    assert output["workers"] == "3 (1, 1, 20, 20)"
-    assert Path(output["key"]).parent == home / "cache" / "halotile"
+    assert output["workers"] == "2 (1, 1, 20, 20)"
+    assert Path(output["key"]).parent == tmp_path / "cache" / "halotile"
     assert not Path(output["key"]).exists()
-
-
-def test_options_replace_what_the_file_says(config: Path) -> None:
-    job = load_job(config, flags=Flags(cluster="slurm", no_dashboard=True))
-    assert (job.cluster.kind, job.cluster.dashboard) == ("slurm", False)
-    assert load_cluster(config, Flags(cluster="pbs")).kind == "pbs"
-
-
-@pytest.mark.thorough
-@pytest.mark.cluster
-def test_copies_end_when_the_first_one_is_refused(tmp_path: Path) -> None:
-    launch = os.environ | {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": f"refused-{os.getpid()}"}
-    HpcJob.create(tmp_path)
-    first, other = (HpcJob(tmp_path, launch | {"OMPI_COMM_WORLD_RANK": str(rank)}) for rank in range(2))
-    (tmp_path / "out.zarr").mkdir()
-    (tmp_path / "out.zarr/mine").touch()
-    words = ("run", "job.yaml", "--allow-import")
-    waiting = other.start(*words)
-    assert "out.zarr" in first.call(*words, code=2)
-    assert finish(waiting, timeout=30) == ""
-    assert not first.run_directory.exists()
 
 
 @pytest.mark.parametrize(
@@ -126,12 +101,6 @@ def test_what_cannot_be_is_told_with_its_line(config: Path, values: str, words: 
         assert f"{config}:" in str(caught.value)
 
 
-def test_no_tls_is_for_this_machine_alone(config: Path) -> None:
-    assert not load_job(config, flags=Flags(no_tls=True, cluster="local")).cluster.tls
-    with pytest.raises(ConfigError, match=r"cluster\.tls"):
-        load_job(config, flags=Flags(no_tls=True, cluster="slurm"))
-
-
 @pytest.mark.parametrize("kind", ["slurm", "ranks"])
 def test_other_machines_need_tls_whatever_the_environment(kind: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
@@ -141,9 +110,26 @@ def test_other_machines_need_tls_whatever_the_environment(kind: str, tmp_path: P
         pass
 
 
-def test_a_variable_that_names_no_cluster_is_told(monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setenv("HALOTILE_CLUSTER", "slrum")
-    assert "HALOTILE_CLUSTER is 'slrum', and there is no such kind of cluster. Did you mean slurm?" in refused("doctor")
+def test_options_and_variables_replace_what_a_file_says(config: Path, engine: Engine, monkeypatch: MonkeyPatch) -> None:
+    job = load_job(config, flags=Flags(cluster="slurm", no_dashboard=True))
+    assert (job.cluster.kind, job.cluster.dashboard) == ("slurm", False)
+    assert load_cluster(config, Flags(cluster="pbs")).kind == "pbs"
+    assert not load_job(config, flags=Flags(no_tls=True, cluster="local")).cluster.tls
+    with pytest.raises(ConfigError, match=r"cluster\.tls"):
+        load_job(config, flags=Flags(no_tls=True, cluster="slurm"))
+    with pytest.raises(ConfigError, match=r"cluster\.address: missing"):
+        load_job(config, (), Flags(cluster="scheduler"))
+    with monkeypatch.context() as patch:
+        patch.setenv("HALOTILE_CLUSTER", "slrum")
+        said = "HALOTILE_CLUSTER is 'slrum', and there is no such kind of cluster. Did you mean slurm?"
+        assert said in refused("doctor")
+        patch.delenv("HALOTILE_CLUSTER")
+        patch.setenv("PALS_RANKID", "1")  # copies that nobody counts run each for itself where the cluster is written
+        assert "Set HALOTILE_SIZE" in refused("run", config, "--cluster", "ranks")
+        assert "finished" in printed("run", config, "--cluster", "local")
+    config.write_text("\n".join(line for line in config.read_text().splitlines() if not line.startswith("cluster")))
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://10.9.8.7:9")
+    assert load_job(config, (), Flags(cluster="scheduler")).cluster.kind == "scheduler"
 
 
 def leave_behind(run_directory: Path, host: str) -> None:
@@ -177,14 +163,6 @@ def test_copies_that_mpirun_starts_become_workers_of_the_first(host: str, tmp_pa
     jobs[0].check_whole()
 
 
-def test_copies_that_nobody_counts_run_each_for_itself_where_the_cluster_is_written(
-    config: Path, engine: Engine, monkeypatch: MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PALS_RANKID", "1")
-    assert "Set HALOTILE_SIZE" in refused("run", config, "--cluster", "ranks")
-    assert "finished" in printed("run", config, "--cluster", "local")
-
-
 @pytest.mark.parametrize("size", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
 def test_copies_of_a_script_are_refused(size: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv(size, "3")
@@ -194,60 +172,33 @@ def test_copies_of_a_script_are_refused(size: str, tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_machine_without_the_batch_system_is_told(config: Path, monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    start = starter_of("pbs").start(Order(workers=1, memory_bytes=2**30))
-    with pytest.raises(ConfigError, match="there is no qsub here, which submits PBS jobs"), start:
-        pass
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("sge", "there is no qsub here"), ("slurm-alloc", "is no Slurm allocation"), ("ranks", "the only copy")],
-)
-def test_a_cluster_that_cannot_start_leaves_nothing_behind(
-    kind: str, words: str, config: Path, monkeypatch: MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    [("sge", "there is no qsub here"), ("pbs", "there is no qsub here, which submits PBS jobs"), ("slurm-alloc", "is no Slurm allocation"), ("ranks", "the only copy")],
+)  # fmt: skip
+def test_a_failing_cluster_leaves_nothing(kind: str, words: str, config: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(config.parent))
     before = sorted(config.parent.iterdir())
     assert words in refused("run", config, "--cluster", kind)
     assert sorted(config.parent.iterdir()) == before
 
 
+SCRIPTS = {
+    "slurm": "#SBATCH --cpus-per-task=1", "pbs": "#PBS -l select=1:ncpus=1:mem=", "sge": "#$ -l mem_free=", "lsf": '#BSUB -R "rusage[mem=',
+    "oar": "#OAR -O ", "htcondor": "RequestCpus = ", "local": "plan",
+}  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore:OAR Job memory")
-@pytest.mark.parametrize(
-    ("kind", "line"),
-    [
-        ("slurm", "#SBATCH --cpus-per-task=1"),
-        ("pbs", "#PBS -l select=1:ncpus=1:mem="),
-        ("sge", "#$ -l mem_free="),
-        ("lsf", '#BSUB -R "rusage[mem='),
-        ("oar", "#OAR -O "),
-        ("htcondor", "RequestCpus = "),
-        ("local", "plan"),
-    ],
-)
-def test_a_dry_run_shows_the_script_of_a_worker_and_writes_nothing(
-    kind: str, line: str, config: Path, monkeypatch: MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+@pytest.mark.parametrize(("kind", "line"), SCRIPTS.items())
+def test_a_dry_run_shows_the_script_of_a_worker(kind: str, line: str, config: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(config.parent))
     before = sorted(config.parent.iterdir())
     done = printed("run", config, "--cluster", kind, "--dry-run")
     assert f"\n{line}" in f"\n{done}"
     assert ("halotile.graphs.clusters.workers tls://DRIVER:PORT" in done) == (kind != "local")
     assert "\n  workers " in done
     assert sorted(config.parent.iterdir()) == before
-
-
-def test_a_scheduler_in_the_environment_may_be_asked_for(config: Path, monkeypatch: MonkeyPatch) -> None:
-    text = "\n".join(line for line in config.read_text().splitlines() if not line.startswith("cluster"))
-    config.write_text(text)
-    with pytest.raises(ConfigError, match=r"cluster\.address: missing"):
-        load_job(config, (), Flags(cluster="scheduler"))
-    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://10.9.8.7:9")
-    assert load_job(config, (), Flags(cluster="scheduler")).cluster.kind == "scheduler"
 
 
 @pytest.mark.parametrize(
@@ -265,6 +216,8 @@ def test_the_walltime_leaves_time_for_work(walltime: str, notice: int, hint: str
 
 
 DRAINS = "a run drains when USR1 comes to the batch shell"
+
+
 SHORT = (
     "a run drains 120 s before its end, to which Slurm adds up to 60 s: nothing would be done. "
     'Write at least 6 minutes, or directives: ["--signal=B:USR1@40"] for a shorter notice'
@@ -296,3 +249,149 @@ def test_what_a_command_cannot_do_is_refused(
         monkeypatch.chdir(config.parent)
         Path("s.py").touch()
     assert message in " ".join(refused(*words).split())
+
+
+def test_the_doctor_tells_what_a_run_would_find(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    done = ask("doctor", "--output", tmp_path, "--cluster", "local", "--json")
+    found = {each["name"]: each for each in json.loads(done.stdout)}
+    assert found["cluster"]["text"] == "local: as written"
+    assert found["platform"]["text"].startswith(f"{platform.system()} {platform.machine()}, on which halotile is ")
+    assert "rename, fsync" in found["file system"]["text"]
+    assert found["encryption"]["verdict"] == "ok"
+    assert done.exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+    # A machine without a package index, with a checkout on the path.
+    monkeypatch.setattr(identity, "version", Mock(side_effect=PackageNotFoundError("dask")))
+    monkeypatch.setattr(doctor, "package_version", identity.package_version.__wrapped__)  # uncached
+    done = ask("doctor", "--output", tmp_path, "--cluster", "local")
+    assert done.exit_code == 0
+    assert f"halotile {halotile.__version__}, dask unknown" in " ".join(done.output.split())
+
+
+@pytest.mark.cluster
+def test_the_doctor_compares_the_workers(tmp_path: Path) -> None:
+    done = ask("doctor", "--output", tmp_path, "--start", "--workers", "1", "--cluster", "local")
+    assert "ok 1 worker of 1 on 127.0.0.1" in done.stdout
+    assert "ok the same on every worker" in done.stdout
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("local", "note: "), ("ranks", "MISSING: ")])
+def test_locks_of_one_machine_are_told(kind: str, verdict: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    mount = SimpleNamespace(mountpoint="/", fstype="lustre", opts="rw,localflock")
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: [mount])
+    done = ask("doctor", "--output", tmp_path, "--cluster", kind)
+    output = " ".join(done.stdout.split())
+    assert f"{verdict}{tmp_path}: flock works, but other machines do not see it" in output
+    assert "localflock: mount it with flock" in output
+
+
+PLUG_IN = "cluster 'mine' is the plug-in 'mine', which cannot be loaded"
+BAD_TLS = {f"distributed.comm.tls.{key}": "bad.pem" for key in ("ca-file", "client.cert", "client.key")}
+MISSING: list[tuple[str, Any, str, tuple[str, ...]]] = [
+    ("halotile.graphs.doctor.fcntl.flock", OSError(95, "Operation not supported"), "--cluster local", ("MISSING:", "Operation not supported")),
+    ("PATH", "", "--cluster pbs --start", ("flock work", "MISSING: cluster.kind is pbs, and there is no qsub here")),
+    ("DASK_SCHEDULER_ADDRESS", "tls://10.9.8.7:9", "", ("set distributed.comm.tls.ca-file",)),
+    ("DASK_SCHEDULER_ADDRESS", BAD_TLS, "", ("MISSING: the certificates of distributed.comm.tls cannot be used",)),
+    ("halotile.graphs.clusters.launches.batch_system.find", ConfigError(PLUG_IN), "--cluster local", ("flock work", f"MISSING: {PLUG_IN}")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "value", "words", "said"), MISSING)
+def test_the_doctor_tells_all_it_knows_where_something_is_missing(
+    place: str, value: Any, words: str, said: tuple[str, ...], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    (tmp_path / "bad.pem").write_text("rubbish")
+    monkeypatch.chdir(tmp_path)
+    if isinstance(value, Exception):
+        monkeypatch.setattr(place, Mock(side_effect=value))
+    else:
+        monkeypatch.setenv(place, value if isinstance(value, str) else "tls://10.9.8.7:9")
+    with dask.config.set(value if isinstance(value, dict) else {}):
+        done = ask("doctor", "--output", tmp_path, *words.split())
+    assert done.exit_code == 1
+    assert [each for each in said if each not in " ".join(done.stdout.split())] == []
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_doctor_misses_the_command_that_submits(installed: bool, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if not installed:
+        monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
+    commands = {
+        "slurm": "sbatch",
+        "pbs": "qsub",
+        "sge": "qsub",
+        "lsf": "bsub",
+        "oar": "oarsub",
+        "htcondor": "condor_submit",
+    }
+    for kind, command in commands.items():
+        done = ask("doctor", "--cluster", kind, "--output", tmp_path / "not" / "there")
+        assert done.exit_code == 1
+        assert f"there is no {command} here: cluster {kind} submits its jobs with it" in done.stdout
+
+
+AS_ON_WINDOWS = "import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; "
+
+
+@pytest.mark.parametrize(
+    "code", ["import halotile.cli.main", "import runpy; runpy.run_module('halotile', run_name='__main__')", "import halotile; halotile.denoise"]
+)  # fmt: skip
+def test_the_command_names_wsl_on_windows(code: str) -> None:
+    done = run_python("-c", AS_ON_WINDOWS + code)
+    if "denoise" in code:  # a script
+        assert done.stderr.splitlines()[-1].startswith("ImportError: halotile does not run on Windows")
+        return
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: halotile does not run on Windows")
+    assert "wsl --install" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+UTF8_JOB = """# größe in µm → Ж
+version: 1
+job: denoise
+input: {path: größe.npy}
+output: {path: Ж→.zarr, shard: 128, chunk: 32}
+denoiser: {name: gaussian, sigma: 1.0}
+"""
+
+
+WORDS = """info größe.npy; plan jöb→.yaml; status fehlt→.zarr; resume fehlt→.zarr; verify fehlt→.zarr; levels fehlt→.zarr
+preview größe.npy bild→.png; export größe.npy bild→.tif; convert fehlt→.h5 scan→.zarr"""
+ONE_PROCESS = """
+import runpy, sys
+for words in sys.argv[1:]:
+    sys.argv = ["recon-cli", *words.split()]
+    try:
+        runpy.run_module("halotile", run_name="__main__")
+    except SystemExit as end:
+        print("ended with", end.code or 0, words, flush=True)
+"""
+
+
+def test_words_and_names_are_utf8_in_any_locale(tmp_path: Path) -> None:
+    np.save(tmp_path / "größe.npy", np.random.default_rng(0).random((64, 64), np.float32))
+    (tmp_path / "jöb→.yaml").write_text(UTF8_JOB, "utf-8")
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    commands = [each.strip() for each in WORDS.replace("\n", ";").split(";")]
+    code = [sys.executable, "-c", ONE_PROCESS, *commands]
+    done = subprocess.run(code, cwd=tmp_path, env=os.environ | plain, capture_output=True, timeout=120)
+    text = (done.stdout + done.stderr).decode()
+    assert "Unicode" not in text
+    for words in commands:
+        codes = (2, 4) if "fehlt" in words else (0,)
+        assert any(f"ended with {code} {words}" in text for code in codes), text
+    for said in ("größe.npy", "Ж→.zarr", "fehlt→.zarr: ", "bild→.png", "bild→.tif", "fehlt→.h5"):
+        assert said in text
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "verdict"),
+    [("Linux", "x86_64", "ok"), ("Linux", "aarch64", "note"), ("Darwin", "arm64", "note")],
+)
+def test_an_untested_platform_is_told(monkeypatch: pytest.MonkeyPatch, system: str, machine: str, verdict: str) -> None:
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert doctor._platform()[0] == verdict
+    assert f"{system} {machine}" in doctor._platform()[1]

@@ -1,22 +1,27 @@
-"""An image is described without being read, with a configuration that works as it stands."""
+"""An image is described without being read, with a configuration that works as it stands; files that are not what their format allows end in exit code 4."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import tifffile
 import zarr
 from PIL import Image
 
+from halotile.cli.exits import BAD_DATA
 from halotile.cli.info import describe, info_rows
 from halotile.graphs.plans.plan import make_plan
+from tests.cases import in_folders
 from tests.cli.engine import MonkeyPatch, ask, printed, refused
+from tests.storage.fuzzing import ODD_HDF5, write_cxi, write_ptyd
 from tests.support import load_denoising, noisy_image
 
 
@@ -77,11 +82,15 @@ def test_the_facts_are_given_to_people_and_programs(tmp_path: Path) -> None:
         assert words in text
 
 
-def test_sizes_of_channels_are_not_shown_as_sizes_of_pixels(tmp_path: Path) -> None:
-    facts = describe(str(save_channels(tmp_path / "c.zarr", [0.5, 0.1, 0.2])))
-    assert dict(info_rows(facts))["pixel size"] == "y 0.1 micrometer, x 0.2 micrometer"
-    facts = describe(str(save_channels(tmp_path / "d.zarr", [0.5, 1.0, 1.0], unit=None)))
-    assert dict(info_rows(facts))["pixel size"] == "not known"
+def test_sizes_of_channels_are_not_shown_as_sizes_of_pixels_which_the_plan_knows_too(tmp_path: Path) -> None:
+    known, config = "y 0.1 micrometer, x 0.2 micrometer", tmp_path / "config.yaml"
+    save_channels(tmp_path / "c.zarr", [0.5, 0.1, 0.2])
+    save_channels(tmp_path / "d.zarr", [0.5, 1.0, 1.0], unit=None)
+    for name, size in (("c.zarr", known), ("d.zarr", "not known")):
+        facts = describe(str(tmp_path / name))
+        assert dict(info_rows(facts))["pixel size"] == size
+        config.write_text(facts["config"])
+        assert f"uint16, pixel size {size}" in printed("plan", config, "--set", "denoiser={name: none}")
 
 
 def save_channels(path: Path, scale: list[float], unit: str | None = "micrometer") -> Path:
@@ -96,26 +105,6 @@ def save_channels(path: Path, scale: list[float], unit: str | None = "micrometer
     }
     group.attrs["ome"] = {"version": "0.5", "multiscales": [image]}
     return path
-
-
-def test_the_value_of_holes_is_shown(tmp_path: Path) -> None:
-    tag = (42113, "s", 0, "-9999", True)
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((20, 30), np.float32), extratags=[tag])
-    assert "pixels of -9999, by the file" in ask("info", tmp_path / "a.tif").stdout
-    facts = json.loads(ask("info", tmp_path / "a.tif", "--json").stdout)
-    assert facts["nodata"] == -9999
-
-
-def test_pages_without_a_meaning_are_told_with_what_makes_them_a_volume(tmp_path: Path) -> None:
-    tifffile.imwrite(tmp_path / "stack.tif", np.zeros((5, 20, 30), np.uint16))
-    text = ask("info", tmp_path / "stack.tif").stdout
-    assert "each of 5 planes is by itself. If they are a volume, write input.axes: zyx" in text
-
-
-def test_pages_are_called_q_however_the_file_came_to_be(tmp_path: Path) -> None:
-    for name, options in {"shaped": {}, "plain": {"metadata": None}}.items():
-        tifffile.imwrite(tmp_path / f"{name}.tif", np.zeros((5, 20, 30), np.uint16), **options)
-        assert describe(str(tmp_path / f"{name}.tif"))["axes"] == "qyx"
 
 
 @pytest.mark.parametrize("shape", [(40, 30), (1, 30)])
@@ -139,10 +128,6 @@ def test_the_suggested_strength_suits_any_unit(tmp_path: Path, dtype: str, large
     scale = 65535 if dtype == "uint16" else 1
     noise: Any = plan.identity["noise_level"]
     assert np.isclose(noise * scale, 0.1 * largest, rtol=0.1)
-
-
-def test_a_picture_that_is_not_there_is_bad_data(tmp_path: Path) -> None:
-    assert refused("info", tmp_path / "gone.tif", code=4).startswith("error: ")
 
 
 def test_the_series_of_a_tiff_are_listed(tmp_path: Path) -> None:
@@ -205,32 +190,115 @@ def test_images_of_another_kind_are_told(tmp_path: Path) -> None:
     assert others == [f"1 further image in the folder: write another job for {tmp_path}/*.png"]
 
 
-def test_a_folder_without_images_is_named_as_what_it_is(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("none")
-    assert "a directory of 1 entry without" in refused("info", tmp_path, code=4)
-
-
-def test_no_library_complains_about_a_value_that_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tag = (42113, "s", 0, "-3.4028234663852886e+38", True)
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((20, 30), np.float32), extratags=[tag])
-    assert describe(str(tmp_path / "a.tif"))["nodata"] == np.finfo(np.float32).min
+def test_holes_and_pages_are_shown_and_no_library_complains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.tif"
+    for value, nodata in (("-9999", -9999), ("-3.4028234663852886e+38", np.finfo(np.float32).min)):
+        tifffile.imwrite(path, np.zeros((20, 30), np.float32), extratags=[(42113, "s", 0, value, True)])
+        assert json.loads(printed("info", path, "--json"))["nodata"] == nodata
+        assert nodata != -9999 or "pixels of -9999, by the file" in printed("info", path)
     assert caplog.records == []
+    for options in ({}, {"metadata": None}):
+        tifffile.imwrite(path, np.zeros((5, 20, 30), np.uint16), **options)
+        assert describe(str(path))["axes"] == "qyx"
+        said = "each of 5 planes is by itself. If they are a volume, write input.axes: zyx"
+        assert said in printed("info", path)
 
 
-def test_axes_of_a_climate_model_are_time_and_space(tmp_path: Path) -> None:
-    names = ("time", "lat", "lon")
-    zarr.create_array(tmp_path / "a.zarr", data=np.zeros((5, 20, 30), np.float32), dimension_names=names)
-    facts = describe(str(tmp_path / "a.zarr"))
-    assert (facts["axes"], facts["remarks"]) == ("tyx", [])
+PIXELS = np.zeros((20, 33), np.float32)
 
 
-def test_a_pixel_size_is_known_or_not_in_the_plan_as_well(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", noisy_image((40, 30)))
-    save_channels(tmp_path / "c.zarr", [0.5, 0.1, 0.2])
-    config = tmp_path / "config.yaml"
-    for name, words in (
-        ("a.npy", "float32, pixel size not known"),
-        ("c.zarr", "uint16, pixel size y 0.1 micrometer, x 0.2 micrometer"),
-    ):
-        config.write_text(describe(str(tmp_path / name))["config"])
-        assert words in printed("plan", config, "--set", "denoiser={name: none}")
+def _tiff(folder: Path, **options: Any) -> Path:
+    tifffile.imwrite(folder / "a.tif", PIXELS, metadata=None, **options)
+    return folder / "a.tif"
+
+
+def _tiff_of_resolution(folder: Path) -> Path:
+    """The unit of an ImageJ file stands, and a resolution of no number at all."""
+    path = folder / "a.tif"
+    tifffile.imwrite(path, PIXELS, imagej=True, resolution=(5, 5), metadata={"unit": "um"})
+    with tifffile.TiffFile(path, mode="r+b") as file:
+        tag = file.pages[0].tags["XResolution"]
+        file.filehandle.seek(tag.offset + 4)
+        file.filehandle.write(b"\0\0\0\0")
+    return path
+
+
+def _npy(folder: Path) -> Path:
+    np.save(folder / "a.npy", PIXELS)
+    content = (folder / "a.npy").read_bytes()
+    (folder / "a.npy").write_bytes(content.replace(b"(20, 33), }  ", b"(-20, -33), }"))
+    return folder / "a.npy"
+
+
+def _ome(folder: Path, transformations: Any) -> Path:
+    group = zarr.open_group(folder / "a.zarr", mode="w")
+    group.create_array("0", data=PIXELS, chunks=(16, 16))
+    entry = {"path": "0", "coordinateTransformations": transformations}
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [{"datasets": [entry]}]}
+    return folder / "a.zarr"
+
+
+def _zarr(folder: Path, zarr_format: Any, **changes: Any) -> Path:
+    path = folder / "a.zarr"
+    zarr.create_array(path, shape=(20, 33), chunks=(16, 16), dtype="u1", zarr_format=zarr_format)
+    document = path / ("zarr.json" if zarr_format == 3 else ".zarray")
+    document.write_text(json.dumps(json.loads(document.read_text()) | changes))
+    return path
+
+
+STEPS: list[Any] = ["text", True, 3, ["text"], [None], [[]], {"scale": [1, 1]}, [{"type": "scale", "scale": ["a", 1]}]]
+
+
+def _ome_of(steps: Any) -> Callable[[Path], Path]:
+    return lambda folder: _ome(folder, steps)
+
+
+ODD: dict[str, Callable[[Path], Path]] = {
+    "JSON of a TIFF that does not parse": lambda folder: _tiff(folder, description='{"shape": [20, 33'),
+    "shape of a TIFF that is no number": lambda folder: _tiff(folder, description='{"shape": [20, "x"]}'),
+    "shape of a TIFF that is text": lambda folder: _tiff(folder, description='{"shape": "ab", "axes": 3}'),
+    "ImageJ's words": lambda folder: _tiff(folder, description="ImageJ=1.11a\nimages=x\nslices=a\n"),
+    "negative shape": _npy,
+    "fill value that its type has not": lambda folder: _zarr(folder, 3, fill_value=-1),
+    "the same in v2": lambda folder: _zarr(folder, 2, fill_value=-1),
+    "chunks without pixels": lambda folder: _zarr(folder, 2, chunks=[0, 16]),
+} | {f"transformations {steps}": _ome_of(steps) for steps in STEPS}
+
+
+PLACES = {
+    "a.cxi": ("entry_1/data_1/data", "entry_1/data_1/translation", "entry_1/instrument_1/detector_1/mask", "entry_1/instrument_1/detector_1/data_dark"),
+    "a.ptyd": ("chunks/0/data", "chunks/1/positions", "chunks/0/weights", "meta/energy"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "name"), [(file, name) for file in PLACES for name in PLACES[file]])
+def test_a_dataset_without_numbers_is_named(tmp_path: Path, file: str, name: str) -> None:
+    path = tmp_path / file
+    for odd in ("compound", "bytes", "references"):
+        (write_cxi if file == "a.cxi" else write_ptyd)(path)
+        with h5py.File(path, "r+") as opened:
+            shape = opened[name].shape
+            del opened[name]
+            ODD_HDF5[odd](opened, name, shape)
+        assert f"{path}: {name} is no array of numbers" in _refused(path)
+
+
+def test_a_file_that_is_not_as_its_format_wants_it_is_refused(tmp_path: Path, config: Path) -> None:
+    for folder, make in in_folders(tmp_path, ODD.values()):
+        _refused(make(folder))
+    for folder, make in in_folders(tmp_path / "0", (_tiff_of_resolution, *map(_ome_of, (None, [])))):
+        # A pixel size that is not told is unknown.
+        assert json.loads(printed("info", make(folder), "--json"))["scale"][-1] == 1.0
+    image = config.with_name("noisy.npy")
+    image.unlink()
+    image.symlink_to("moved.npy")
+    said = f"input.path: {image} does not exist: {image} is a link to moved.npy, where nothing is"
+    assert said in refused("validate", config, code=BAD_DATA)
+
+
+def _refused(path: Path) -> str:
+    result = ask("info", path)
+    assert (result.exit_code, result.stderr[:7]) == (BAD_DATA, "error: ")
+    assert path.name in result.stderr
+    assert "unexpected" not in result.stderr
+    return result.stderr

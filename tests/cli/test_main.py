@@ -1,68 +1,61 @@
-"""Each command answers with the right words in the right place, and the right exit code."""
+"""Each command answers with the right words in the right place, and the right exit code, each error with one message; progress is a bar or plain lines."""
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 from typer.main import get_command
 
-from halotile import errors
+from halotile import __version__, errors
+from halotile.cli import exits, info
 from halotile.cli.app import COMMANDS
+from halotile.cli.exits import StoppedEarly, exit_code, message_of
 from halotile.cli.main import app
+from halotile.cli.screens.progress_report import LINE_SECONDS, Lines, Live, ProgressReport, image, make_report
+from halotile.cli.screens.progress_report import line as line_of
 from halotile.graphs.kinds.base import Inspection
+from halotile.graphs.watching.progress import Progress
+from halotile.storage.run_directory.directory import RunDirectory
 from tests.cases import thorough
-from tests.cli.engine import BAD, ENDING, FIGURES, RUNNER, Engine, MonkeyPatch, ask, printed, refused, without_loading
+from tests.cli.engine import BAD, ENDING, FIGURES, Engine, MonkeyPatch, ask, printed, refused, save_job, without_loading
 
 
-def test_run_hands_the_whole_command_line_to_the_engine(config: Path, engine: Engine) -> None:
-    words = [
-        "--workers",
-        "5",
-        "--set",
-        "tile.size=128",
-        "--set",
-        "run.retries=0",
-        "--fresh",
-        "--same-input",
-        "--allow-import",
-    ]
-    printed("run", config, *words, "--no-dashboard")
-    (plan,) = engine.plans
-    assert (plan.fresh, plan.same_input) == (True, True)
-    assert (plan.job.allow_import, plan.job.cluster.dashboard) == (True, False)
-    assert (plan.job.run.workers, plan.job.run.retries, plan.job.tile.size) == (5, 0, 128)
-
-
-def test_results_go_to_stdout_and_progress_to_stderr(config: Path, engine: Engine) -> None:
+def test_results_go_to_stdout_and_progress_to_stderr(config: Path, engine: Engine, monkeypatch: MonkeyPatch) -> None:
     result = ask("run", config)
-    assert "400 of 400 done, 100 of them by an earlier run" in result.stdout
-    assert "54.4 Mpix/s over 1 min 30 s" in result.stdout
-    assert "512 MiB in one worker" in result.stdout
+    for words in (
+        "400 of 400 done, 100 of them by an earlier run",
+        "54.4 Mpix/s over 1 min 30 s",
+        "512 MiB in one worker",
+    ):
+        assert words in result.stdout
     assert re.search(r"time +\S+ s in total, \S+ s of it planning and 5.0 s starting", result.stdout)
     assert "400 blocks, depth 8 (declared by tv), 2 workers" in result.stderr
     assert "start  100 of 400 blocks (100 resumed)" in result.stderr
     assert "blocks" not in result.stdout.replace("blocks  ", "")
-
-
-def test_json_is_the_only_thing_on_stdout(config: Path, engine: Engine) -> None:
-    result = ask("run", config, "--json")
-    found = json.loads(result.stdout)
+    assert "\x1b" not in result.output, "what goes into a pipe is plain text"
+    found = json.loads(ask("run", config, "--json").stdout)
     assert (found["megapixels_per_second"], found["start_seconds"]) == (54.4, 5.0)
     assert found["total_seconds"] > found["plan_seconds"] > 0
-
-
-def test_quiet_is_silent(config: Path, engine: Engine) -> None:
-    result = ask("run", config, "--quiet")
-    assert (result.stdout, result.stderr, result.exit_code) == ("", "", 0)
+    assert ask("run", config, "--quiet").output == ""
+    for key in ("blocks", "workers"):
+        monkeypatch.setitem(FIGURES, key, 1)
+    assert "uint16 in 1 block, depth 8 (declared by tv), 1 worker\n" in ask("run", config).stderr
+    engine.stands = errors.OutputRefused("output.path is clean.zarr: something stands there.")
+    assert refused("run", config) == "error: output.path is clean.zarr: something stands there.\n"
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
@@ -75,26 +68,14 @@ def test_a_warning_is_shown_to_the_quiet_too(config: Path, engine: Engine, optio
 
 
 def test_quarantined_blocks_are_named_and_exit_3(config: Path, engine: Engine) -> None:
-    engine.ends = replace(ENDING, quarantined=(BAD,))
+    engine.ends = replace(ENDING, quarantined=(BAD, replace(BAD, error="ValueError: poisoned\nby hand")))
     result = ask("run", config, "--json")
     assert result.exit_code == 3
-    assert "quarantined: block 7 (index (1, 2), region (0, 512)–(512, 1024)): not finite" in result.stderr
-    assert json.loads(result.stdout)["quarantined"][0]["region"] == [[0, 512], [512, 1024]]
-
-
-def test_of_a_long_error_the_first_line_is_shown_and_programs_have_all(config: Path, engine: Engine) -> None:
-    bad = replace(BAD, error="ValueError: poisoned\nby hand")
-    engine.ends = replace(ENDING, quarantined=(bad,))
-    result = ask("run", config, "--json")
-    assert result.stderr.endswith("region (0, 512)–(512, 1024)): ValueError: poisoned\n")
-    assert json.loads(result.stdout)["quarantined"][0]["error"] == bad.error
-
-
-def test_one_block_is_a_block(config: Path, engine: Engine, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setitem(FIGURES, "blocks", 1)
-    monkeypatch.setitem(FIGURES, "workers", 1)
-    result = ask("run", config)
-    assert "uint16 in 1 block, depth 8 (declared by tv), 1 worker\n" in result.stderr
+    named = "quarantined: block 7 (index (1, 2), region (0, 512)–(512, 1024)): "
+    assert f"{named}not finite" in result.stderr
+    assert result.stderr.endswith(f"{named}ValueError: poisoned\n"), "the first line of a long error"
+    first, second = json.loads(result.stdout)["quarantined"]
+    assert (first["region"], second["error"]) == ([[0, 512], [512, 1024]], "ValueError: poisoned\nby hand")
 
 
 @pytest.mark.parametrize(
@@ -117,13 +98,6 @@ def test_a_failing_run_ends_in_one_message(
     result = refused("run", config, *(["--debug"] if debug else []), code=code)
     assert result.endswith(message)
     assert ("Traceback" in result) == debug
-
-
-def test_a_run_that_is_refused_for_its_output_says_nothing_else(config: Path, engine: Engine) -> None:
-    engine.stands = errors.OutputRefused("output.path is clean.zarr: something stands there.")
-    result = ask("run", config)
-    said = "error: output.path is clean.zarr: something stands there.\n"
-    assert (result.exit_code, result.stderr) == (2, said)
 
 
 def test_a_plan_that_is_stopped_leaves_nothing_to_resume(config: Path, monkeypatch: MonkeyPatch) -> None:
@@ -157,7 +131,11 @@ CARD = {
     "tile": [1024, 1024],
     "batch": 4,
 }
+
+
 FEWER = {"tile": [1024, 1024], "batch": 2, "seconds": 0.03, "batch_bytes": 2**30}
+
+
 SHOWN: list[tuple[dict[str, Any], int, tuple[str, ...]]] = [
     ({}, 0, (
         "blocks 400 of 4,096 × 4,096", "depth 8 pixels, declared by tv", "read 1.01 × the image", "note a note", "workers 2",
@@ -197,40 +175,29 @@ def test_plan_tells_which_cluster_was_chosen(config: Path, engine: Engine, monke
 
 
 def test_the_words_of_a_run_do_for_its_plan(config: Path, engine: Engine) -> None:
-    words = [str(config), "--workers", "3", "--set", "tile.size=128", "--allow-import", "--no-dashboard"]
+    options = "--workers 5 --set tile.size=128 --set run.retries=0 --fresh --same-input --allow-import --no-dashboard"
     for command in ("plan", "run"):
-        assert ask(command, *words).exit_code == 0
+        printed(command, config, *options.split())
     planned, run = engine.plans
     assert planned.job == run.job
-    assert not planned.job.cluster.dashboard
+    for plan in (planned, run):
+        assert (plan.fresh, plan.same_input) == (True, True)
+        assert (plan.job.allow_import, plan.job.cluster.dashboard) == (True, False)
+        assert (plan.job.run.workers, plan.job.run.retries, plan.job.tile.size) == (5, 0, 128)
 
 
-def test_plan_gives_its_figures_to_programs(config: Path, engine: Engine) -> None:
-    assert json.loads(ask("plan", config, "--json").stdout) == FIGURES | {"resumed_blocks": 0}
-
-
-def test_a_plan_that_does_not_fit_exits_5(config: Path, engine: Engine) -> None:
-    engine.refuses = errors.DiskRefused("10 GiB needed, 1 GiB free")
-    result = ask("plan", config)
-    assert result.exit_code == 5
+@pytest.mark.parametrize("code", [0, 2, 5])
+def test_a_plan_that_does_not_fit_or_would_be_refused_is_shown(config: Path, engine: Engine, code: int) -> None:
+    said = ""
+    if code == 5:
+        engine.refuses, said = errors.DiskRefused("10 GiB needed, 1 GiB free"), "error: 10 GiB needed, 1 GiB free\n"
+    elif code == 2:
+        engine.stands, said = errors.ResumeRefused("of another job"), "error: of another job\n"
+    result, as_json = ask("plan", config), ask("plan", config, "--json")
+    assert (result.exit_code, as_json.exit_code) == (code, code)
     assert "4,096 × 4,096" in result.stdout, "what was refused is shown"
-    assert result.stderr == "error: 10 GiB needed, 1 GiB free\n"
-    as_json = ask("plan", config, "--json")
-    assert (as_json.exit_code, json.loads(as_json.stdout)) == (5, FIGURES | {"resumed_blocks": 0})
-    assert as_json.stderr == result.stderr
-
-
-def test_a_plan_whose_run_would_be_refused_is_shown_and_refused(config: Path, engine: Engine) -> None:
-    engine.stands = errors.ResumeRefused("clean.zarr.run belongs to a different job")
-    result = ask("plan", config)
-    assert result.exit_code == 2
-    assert "4,096 × 4,096" in result.stdout
-    assert result.stderr == "error: clean.zarr.run belongs to a different job\n"
-
-
-def test_plan_begins_anew_where_run_does(config: Path, engine: Engine) -> None:
-    assert ask("plan", config, "--fresh", "--same-input").exit_code == 0
-    assert (engine.plans[0].fresh, engine.plans[0].same_input) == (True, True)
+    assert result.stderr.endswith(said)
+    assert json.loads(as_json.stdout) == FIGURES | {"resumed_blocks": 0}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, thorough(signal.SIGUSR1)])
@@ -250,15 +217,21 @@ def test_a_signal_before_a_run_begins_stops_it_resumably(config: Path, number: s
 
 
 @pytest.mark.parametrize(
-    "words", [["runn"], ["run"], ["run", "c.yaml", "--wrokers", "2"], ["run", "c.yaml", "--workers", "x"]]
+    ("words", "said"),
+    [
+        ("runn", ""),
+        ("run", ""),
+        ("run c.yaml --wrokers 2", ""),
+        ("run c.yaml --workers two", "'two' is not a whole number; write one such as 4."),
+        ("resume {folder}/config.yaml", "is a job file. To continue its run, write: recon-cli run "),
+        ("verify {folder}/noisy.npy", "noisy.npy is no output that a run wrote"),
+        ("verify {folder}/config.yaml", "config.yaml is no output that a run wrote"),
+    ],
 )
-def test_wrong_usage_exits_2(words: list[str]) -> None:
-    assert "Traceback" not in refused(*words)
-
-
-def test_a_number_that_is_none_is_refused_in_plain_words() -> None:
-    result = ask("run", "c.yaml", "--workers", "two")
-    assert "'two' is not a whole number; write one such as 4." in result.stderr
+def test_wrong_usage_exits_2(config: Path, words: str, said: str) -> None:
+    result = refused(*words.format(folder=config.parent).split())
+    assert said in result
+    assert "Traceback" not in result
 
 
 @pytest.mark.parametrize("path", ["nothing.zarr", "no/where.zarr", "noisy.npy/nothing.zarr", "dangling.zarr"])
@@ -266,15 +239,6 @@ def test_a_number_that_is_none_is_refused_in_plain_words() -> None:
 def test_a_path_where_nothing_stands_is_wrong_usage(config: Path, command: list[str], path: str) -> None:
     config.with_name("dangling.zarr").symlink_to("gone.zarr")
     assert ("nothing is there" if "verify" in command else "no run here") in refused(*command, config.parent / path)
-
-
-@pytest.mark.parametrize("name", ["noisy.npy", "config.yaml"])
-def test_a_file_that_is_no_output_is_not_verified(config: Path, name: str) -> None:
-    assert f"{name} is no output that a run wrote" in refused("verify", config.with_name(name))
-
-
-def test_a_job_file_is_resumed_by_run(config: Path) -> None:
-    assert f"is a job file. To continue its run, write: recon-cli run {config}." in refused("resume", config)
 
 
 @pytest.mark.parametrize(
@@ -288,22 +252,18 @@ def test_an_output_without_a_folder_is_refused(config: Path, command: str, path:
     assert sorted(config.parent.iterdir()) == before
 
 
-def test_the_version_is_told() -> None:
-    from halotile import __version__
-
-    assert ask("--version").stdout == f"halotile {__version__}\n"
-
-
 HEAVY = {"torch", "dask", "distributed", "zarr", "tifffile", "deepinv"}
 
 
-@pytest.mark.parametrize("command", ["--help", "--version", "validate", "status", "schema"])
+@pytest.mark.parametrize("command", ["--help", "--version", "validate", "status", "schema", "plan"])
 def test_a_light_command_loads_nothing_heavy(config: Path, command: str) -> None:
     directory = config.with_name("clean.zarr.run")
-    directory.mkdir()
-    (directory / "status.json").write_text(json.dumps({"state": "finished", "done": 1, "total": 1}))
-    paths = {"validate": [config], "status": [directory]}
-    without_loading(HEAVY, command, *paths.get(command, []))
+    if command == "status":
+        directory.mkdir()
+        (directory / "status.json").write_text(json.dumps({"state": "finished", "done": 1, "total": 1}))
+    paths = {"validate": [config], "status": [directory], "plan": [config]}
+    shown = without_loading({"torch", "deepinv"} if command == "plan" else HEAVY, command, *paths.get(command, []))
+    assert {"--version": f"halotile {__version__}\n", "plan": "declared by tv"}.get(command, "") in shown
 
 
 def test_help_lists_every_command_once_in_its_group() -> None:
@@ -315,23 +275,12 @@ def test_help_lists_every_command_once_in_its_group() -> None:
     assert "  run     Run a job; an interrupted one resumes" in text
 
 
-def test_plan_does_not_load_torch_for_a_built_in_denoiser(config: Path) -> None:
-    assert "declared by tv" in without_loading({"torch", "deepinv"}, "plan", config)
-
-
 @pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        ("schema", 0),
-        ("info {folder}/noisy.npy", 0),
-        ("info {folder}/noisy.npy --json", 0),
-        ("validate {folder}/config.yaml --json --set tile.sise=1", 2),
-    ],
+    ("command", "code"), [("info noisy.npy", 0), ("validate config.yaml --json --set tile.sise=1", 2)]
 )
 def test_a_reader_that_stops_early_changes_nothing_else(config: Path, command: str, code: int) -> None:
-    words = command.format(folder=config.parent)
-    line = f"{sys.executable} -m halotile {words} 2>/dev/null | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    line = f"{sys.executable} -m halotile {command} 2>/dev/null | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], cwd=config.parent, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
@@ -348,11 +297,202 @@ def test_progress_that_nobody_reads_ends_no_run(config: Path) -> None:
     assert (done.returncode, done.stdout) == (0, b"went on")
 
 
-def test_the_package_is_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "halotile", "--version"], capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("halotile ")
+CODES: list[tuple[type[BaseException], int]] = [
+    *((kind, 2) for kind in (errors.ConfigError, errors.UnknownName, errors.OutputRefused, errors.OutputInUse, errors.ResumeRefused,
+                             errors.MissingPackage, errors.WeightsError, errors.WrongKind)),
+    *((kind, 4) for kind in (errors.InputError, errors.DamagedData, errors.InputUnreadable, errors.BlockInputFailed)),
+    *((kind, 5) for kind in (errors.Refused, errors.MemoryRefused, errors.DiskRefused, MemoryError)),
+    *((kind, 1) for kind in (errors.BlockFailed, errors.Diverged, errors.Stalled, errors.TaskFailed, errors.ClusterFailed, errors.WorkerDied,
+                             errors.JobNotLoaded, errors.RankFailed, errors.PeerLost, errors.HalotileError, RuntimeError, OSError, ValueError)),
+    (errors.Stopped, 75), (KeyboardInterrupt, 130),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("colours", [{"NO_COLOR": "1"}, {}])
-def test_what_goes_into_a_pipe_is_plain_text(config: Path, engine: Engine, colours: dict[str, str]) -> None:
-    assert "\x1b" not in RUNNER.invoke(app, ["plan", str(config)], env=colours).output
+def test_every_error_has_its_exit_code() -> None:
+    assert [exit_code(kind("why")) for kind, _ in CODES] == [code for _, code in CODES]
+    tree = {kind for kind in vars(errors).values() if isinstance(kind, type)}
+    assert tree <= {kind for kind, _ in CODES}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_a_refusal_whoever_writes(monkeypatch: MonkeyPatch, number: int) -> None:
+    full = OSError(number, os.strerror(number))
+    monkeypatch.setattr(info, "describe", Mock(side_effect=full))
+    result = ask("info", "a.tif")
+    assert result.exit_code == exits.REFUSED
+    assert f"error: the disk ran full: nothing more can be written ({full}). Free some space" in result.output
+
+
+def test_a_working_directory_that_was_removed_is_told(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for command in ("verify", "status", "levels"):
+        result = ask(command, "a.zarr")
+        assert (result.exit_code, "the working directory was removed" in result.output) == (2, True)
+
+
+def test_the_docs_list_every_exit_code_and_those_of_verify() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+    table = dict(re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE))
+    codes = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
+    assert set(map(int, table)) == codes
+    assert "of `verify`: damaged" in table[str(exits.BAD_DATA)]
+    assert "of `verify`: intact, with blocks not done" in table[str(exits.QUARANTINED)]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (errors.InputError("x is empty. Write y."), "error: x is empty. Write y."),
+        (errors.Stopped("stopped on SIGTERM. Run again to go on."), "stopped on SIGTERM. Run again to go on."),
+        (KeyboardInterrupt(), "stopped"),
+        (StoppedEarly("stopped on SIGTERM"), "stopped on SIGTERM"),
+        (ZeroDivisionError("division\nby zero"), "error: unexpected ZeroDivisionError: division by zero\nrun again with --debug for the traceback"),
+    ],
+)  # fmt: skip
+def test_an_error_becomes_one_message(error: BaseException, message: str) -> None:
+    assert message_of(error) == message
+    resumable = isinstance(error, KeyboardInterrupt | StoppedEarly)
+    assert message_of(error, resumable=True) == message + resumable * "; run again to resume"
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [("distributed: [1", "ValueError: A dask config file at"), ("distributed: {logging: 3}", "TypeError: ")],
+    ids=["no YAML", "of another type"],
+)
+def test_settings_of_dask_that_cannot_be_read_are_named(settings: str, wrong: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(settings)
+    result = subprocess.run(
+        [sys.executable, "-m", "halotile", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"DASK_CONFIG": str(tmp_path)},
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: Dask cannot read its settings ({wrong}")
+    assert result.stderr.endswith("Correct them: ~/.config/dask, variables DASK_...\n")
+
+
+@pytest.mark.parametrize("named_by", ["directory", "output"])
+def test_resume_goes_on_from_the_run_directory(config: Path, engine: Engine, named_by: str) -> None:
+    output = config.with_name("clean.zarr")
+    directory = save_job(config, output)
+    words = ["resume", str(directory if named_by == "directory" else output), "--workers", "3"]
+    assert ask(*words).exit_code == 0
+    (plan,) = engine.plans
+    assert (plan.fresh, plan.job.run.workers, plan.job.denoiser.options) == (False, 3, {"strength": 0.2})
+
+
+def test_a_run_directory_that_was_moved_alone_is_not_resumed(config: Path, engine: Engine) -> None:
+    directory = save_job(config, config.with_name("clean.zarr"))
+    for name in ("copy.run", "copy"):
+        directory = directory.rename(directory.with_name(name))
+        assert "it was moved or copied. Move both back" in refused("resume", directory)
+    assert not engine.plans
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_moved_run_goes_on(config: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, relative: bool) -> None:
+    directory = save_job(config, config.with_name("clean.zarr")).rename(config.with_name("moved.zarr.run"))
+    moved = config.with_name("moved.zarr")
+    moved.mkdir()
+    monkeypatch.chdir(config.parent)
+    for _ in range(2):
+        assert ask("resume", directory.name if relative else str(directory)).exit_code == 0
+    assert [plan.job.output.path for plan in engine.plans] == [str(moved)] * 2
+    saved = json.loads((directory / "job.json").read_text())
+    assert (saved["output"]["path"], saved["denoiser"]["strength"]) == (str(moved), 0.2)
+
+
+@pytest.mark.parametrize("left", ["clean.zarr", "clean.zarr.run", None])
+def test_a_run_that_may_be_a_copy_or_is_at_work_is_not_resumed(config: Path, engine: Engine, left: str | None) -> None:
+    directory = save_job(config, config.with_name("clean.zarr")).rename(config.with_name("moved.zarr.run"))
+    before = (directory / "job.json").read_text()
+    for name in ("moved.zarr", *([left] if left else [])):
+        config.with_name(name).mkdir()
+    words = "it was moved or copied, and something still stands at the old place" if left else "in use"
+    with nullcontext() if left else RunDirectory(directory).lock():
+        assert words in refused("resume", directory)
+    assert (directory / "job.json").read_text() == before
+    assert not engine.plans
+
+
+def moment(**changed: Any) -> Progress:
+    usual: dict[str, Any] = {
+        "phase": "denoise", "done": 150, "resumed": 100, "total": 400, "seconds": 10.0, "workers": 4,
+        "pixels_done": 50_000_000, "pixels_total": 400_000_000, "read_bytes": 3 * 10**8, "written_bytes": 2 * 10**8,
+        "peak_memory_bytes": 3 * 2**28,
+    }  # fmt: skip
+    return Progress(**usual | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({}, "denoise  150 of 400 blocks (100 resumed)  38 %  5 Mpix/s  50 MB/s  50 s left  4 workers  768 MiB peak"),
+        ({"done": 100, "seconds": 0.0, "peak_memory_bytes": 0}, "denoise  100 of 400 blocks (100 resumed)  25 %  4 workers"),
+        ({"resumed": 0, "seconds": 0.0, "peak_memory_bytes": 0}, "denoise  150 of 400 blocks  38 %  4 workers"),
+        ({"done": 0, "resumed": 0, "total": 1, "workers": 1, "peak_memory_bytes": 0}, "denoise  0 of 1 block  0 %  1 worker"),
+        ({"retried": 2, "failed": 1}, "denoise  150 of 400 blocks (100 resumed, 2 retried, 1 failed)"),
+        ({"phase": "stop", "done": 400}, "done  "),
+        ({"phase": "stop", "done": 399}, "stop  "),
+    ],
+)  # fmt: skip
+def test_a_line_has_what_is_known(changed: dict[str, Any], text: str) -> None:
+    assert line_of(moment(**changed)).startswith(text)
+
+
+def test_lines_come_every_ten_seconds_at_each_change_of_phase_and_of_a_start_once() -> None:
+    now, written = [0.0], list[str]()
+    report = Lines(written.append, clock=lambda: now[0])
+    with report:
+        for now[0] in range(60):
+            report(moment(phase="start", done=0, total=400))
+        for now[0], done in [(61.0, 0), (62.0, 1), (69.0, 2), (72.0, 3)]:
+            report(moment(phase="denoise" if done else "start", done=done))
+    assert LINE_SECONDS == 10.0
+    assert [text.split()[0:2] for text in written] == [["start", "0"], ["denoise", "1"], ["denoise", "3"]]
+
+
+def test_a_message_is_shown_at_once() -> None:
+    written: list[str] = []
+    report = Lines(written.append, clock=lambda: 1.0)
+    report(moment())
+    report(moment(message="dashboard: http://127.0.0.1:1/status"))
+    assert written[1:] == ["dashboard: http://127.0.0.1:1/status"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_the_picture_is_two_lines_at_any_width(width: int) -> None:
+    for done in (0, 100, 150, 399, 400):
+        console = Console(file=io.StringIO(), width=width, force_terminal=True, no_color=True, record=True)
+        console.print(image(moment(done=done, resumed=min(done, 100), retried=1), width))
+        text = console.export_text()
+        assert len(text.splitlines()) == 2
+        assert max(map(len, text.splitlines())) <= width
+        if (width, done) == (80, 150):
+            assert "150 of 400 blocks (100 resumed, 1 retried)" in text
+            assert "38 % · 5 Mpix/s · 50 MB/s · 50 s left · 4 workers · 768 MiB peak" in text
+
+
+def test_the_terminal_is_left_as_it_was_when_a_run_fails() -> None:
+    console = Console(file=(written := io.StringIO()), width=80, force_terminal=True)
+
+    def fail() -> None:
+        with Live(console) as report:
+            report(moment(message="[bold]a path[/bold]"))
+            raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"):
+        fail()
+    assert written.getvalue().rstrip().endswith("\x1b[2K")
+    assert "\x1b[?25h" in written.getvalue()
+    assert "[bold]a path[/bold]" in written.getvalue()
+
+
+def test_quiet_shows_nothing_and_a_pipe_gets_lines() -> None:
+    assert type(make_report(quiet=True)) is ProgressReport
+    assert isinstance(make_report(quiet=False), Lines)

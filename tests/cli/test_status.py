@@ -1,11 +1,15 @@
-"""The status of a run is told from its directory, whether or not its driver lives."""
+"""The status of a run is told from its directory, whether or not its driver lives, whatever its files hold and a batch system answers meanwhile."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
+import re
+import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -15,21 +19,28 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 from skimage.data import camera
+from typer.testing import CliRunner
 
-from halotile.cli import batch, running
+from halotile.cli import batch, running, status
 from halotile.cli.config import loading
 from halotile.cli.config.loading import load_job
-from halotile.cli.exits import StoppedEarly
+from halotile.cli.exits import BAD_DATA, OK, USAGE, StoppedEarly
+from halotile.cli.main import app
 from halotile.cli.screens.progress_report import Lines
-from halotile.cli.status import SILENCE_SECONDS, read_status, watch
-from halotile.errors import ClusterFailed, ConfigError
+from halotile.cli.status import SILENCE_SECONDS, BatchJob, advice, read_status, watch
+from halotile.errors import ClusterFailed, ConfigError, DamagedData, OutputInUse
 from halotile.graphs.clusters.base import ADDRESS, ATTENDED, VARIABLE
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.claim import kept_of
+from halotile.graphs.runs.signals import Signals, drains_within, run_child
 from halotile.graphs.submission import Submission
-from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
+from halotile.storage.run_directory.directory import BATCH, BatchFiles, RunDirectory
+from halotile.storage.run_directory.journal import VERSION
+from halotile.storage.run_directory.json_files import with_checksum
+from halotile.storage.run_directory.locks import LOCK
 from tests.cli.engine import MonkeyPatch, ask, printed, refused
+from tests.storage.outputs import PLAIN, written
 
 
 @pytest.fixture
@@ -101,13 +112,6 @@ def test_the_noise_is_that_of_the_plan_and_of_settings_that_are_tried(tmp_path: 
     assert f"noise {relative}" in shown["status"]
 
 
-def test_what_was_held_of_a_card_is_told(directory: RunDirectory) -> None:
-    record(directory, peak_memory_bytes=2**30, device_peak_bytes=3 * 2**30)
-    shown = ask("status", directory.path).stdout
-    assert "GPU memory" in shown
-    assert "3 GiB at the peak in one worker" in shown
-
-
 @pytest.mark.parametrize("state", ["planned", "running", "draining"])
 def test_a_run_without_its_driver_is_interrupted(directory: RunDirectory, state: str) -> None:
     record(directory, state=state, pid=123)
@@ -122,13 +126,6 @@ def test_a_run_without_its_driver_is_interrupted(directory: RunDirectory, state:
 def test_a_driver_elsewhere_is_given_time(directory: RunDirectory, silent_seconds: float, state: str) -> None:
     record(directory, host="elsewhere", updated=time.time() - silent_seconds)
     assert read_status(directory.path).state == state
-
-
-@pytest.mark.parametrize("state", ["finished", "failed", "stopped"])
-def test_a_run_that_is_over_is_not_called_interrupted(directory: RunDirectory, state: str) -> None:
-    record(directory, state=state)
-    status = read_status(directory.path)
-    assert (status.state, status.over, status.driver_gone) == (state, True, False)
 
 
 def test_a_run_that_ends_between_two_looks_has_finished(directory: RunDirectory, monkeypatch: MonkeyPatch) -> None:
@@ -159,33 +156,20 @@ def test_a_file_that_is_replaced_is_looked_at_again(directory: RunDirectory, mon
     record(directory, state="finished")
     stale(monkeypatch, 3)
     assert ask("status", directory.path, "--watch").exit_code == 0
-
-
-def test_files_that_stay_stale_are_told_in_words(directory: RunDirectory, monkeypatch: MonkeyPatch) -> None:
-    record(directory)
     stale(monkeypatch, 1000)
     assert "its file system says that the files there are stale" in refused("status", directory.path)
 
 
-def test_the_output_leads_to_the_run_beside_it(directory: RunDirectory) -> None:
-    record(directory, state="finished")
-    result = ask("status", directory.path.with_name("clean.zarr"), "--json")
-    found = json.loads(result.stdout)
-    assert found["run_directory"] == str(directory.path)
-    assert (found["state"], found["percent"], found["output"]) == ("finished", 37.5, "/data/clean.zarr")
-
-
-@pytest.mark.parametrize("content", [None, b"", b"{", b"[1]"])
-def test_a_status_that_cannot_be_read_is_a_message(directory: RunDirectory, content: bytes | None) -> None:
-    directory.write_job({})
-    if content is not None:
-        directory.status_path.write_bytes(content)
-    with pytest.raises(ConfigError, match="recon-cli resume"):
-        read_status(directory.path)
-
-
-def test_a_path_without_a_run_is_refused(tmp_path: Path) -> None:
-    assert "no run here" in refused("status", tmp_path)
+@pytest.mark.parametrize("state", ["finished", "failed", "stopped"])
+def test_an_output_leads_to_the_run_beside(directory: RunDirectory, monkeypatch: MonkeyPatch, state: str) -> None:
+    record(directory, state=state, peak_memory_bytes=2**30, device_peak_bytes=3 * 2**30)
+    monkeypatch.chdir(directory.path.parent)
+    found = json.loads(printed("status", "clean.zarr", "--json"))
+    assert (found["run_directory"], found["output"]) == (str(directory.path), "/data/clean.zarr")
+    assert (found["state"], found["percent"]) == (state, 37.5)
+    status = read_status(directory.path)
+    assert (status.state, status.over, status.driver_gone) == (state, True, False)
+    assert re.search(r"GPU memory +3 GiB at the peak in one worker", printed("status", "clean.zarr"))
 
 
 def test_a_run_killed_before_its_first_block_has_no_rate(directory: RunDirectory) -> None:
@@ -195,13 +179,6 @@ def test_a_run_killed_before_its_first_block_has_no_rate(directory: RunDirectory
     assert "rate" not in text
     record(directory, done=100, resumed=0, seconds=0.0, pixels_done=0, pid=123)
     assert "rate" not in shown_by_status(directory), "no time has passed"
-
-
-def test_programs_are_given_whole_paths(directory: RunDirectory, monkeypatch: MonkeyPatch) -> None:
-    record(directory, state="finished")
-    monkeypatch.chdir(directory.path.parent)
-    found = json.loads(ask("status", directory.path.name, "--json").stdout)
-    assert found["run_directory"] == str(directory.path)
 
 
 def give_up(directory: RunDirectory, *numbers: int, error: str = "ValueError: poisoned\n  by hand") -> None:
@@ -239,14 +216,6 @@ def test_bad_blocks_are_named(directory: RunDirectory, state: str, failed: int, 
     assert all(block["error"] == "ValueError: poisoned\n  by hand" for block in bad)
 
 
-def test_of_many_bad_blocks_the_first_five_are_named(directory: RunDirectory) -> None:
-    give_up(directory, *range(9))
-    record(directory, state="finished", failed=9, done=391)
-    text = shown_by_status(directory)
-    assert text.count("ValueError: poisoned") == 5
-    assert "and 4 more, in events.jsonl" in text
-
-
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
@@ -261,14 +230,22 @@ def test_what_has_to_be_repaired_is_named(directory: RunDirectory, error: str, c
     assert words in shown_by_status(directory)
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"[1]\n", b"7\n", b'{"event": "bad block"}\n'])
-def test_bad_blocks_whose_events_are_lost_are_counted(directory: RunDirectory, line: bytes) -> None:
-    directory.events_path.write_bytes(line)
+def test_lost_events_are_counted_and_of_many_the_first_five_are_named(directory: RunDirectory) -> None:
     record(directory, state="finished", failed=2, done=398)
-    assert "finished, except 2 bad blocks: " in shown_by_status(directory)
+    for line in (b"", b"{", b"[1]\n", b"7\n", b'{"event": "bad block"}\n'):
+        directory.events_path.write_bytes(line)
+        assert "finished, except 2 bad blocks: " in shown_by_status(directory)
+    directory.events_path.unlink()
+    give_up(directory, *range(9))
+    record(directory, state="finished", failed=9, done=391)
+    text = shown_by_status(directory)
+    assert text.count("ValueError: poisoned") == 5
+    assert "and 4 more, in events.jsonl" in text
 
 
 PENDING, RUNNING, OVER = "PENDING (BeginTime)", "RUNNING", None
+
+
 NO_ANSWER = "no answer"
 
 
@@ -330,14 +307,6 @@ def test_a_walltime_too_short_to_plan_is_told(directory: RunDirectory, monkeypat
     assert "write a longer cluster.walltime" in str(BatchFiles(directory).failure())
 
 
-def test_a_run_that_begins_anew_is_planned_until_it_reports(directory: RunDirectory) -> None:
-    with directory.lock():
-        record(directory, state="stopped", pid=1)
-        assert read_status(directory.path).state == "planned"
-        record(directory, state="stopped")
-        assert read_status(directory.path).state == "stopped"
-
-
 def test_watching_ends_with_the_run(directory: RunDirectory) -> None:
     written: list[str] = []
     with directory.lock():
@@ -346,3 +315,226 @@ def test_watching_ends_with_the_run(directory: RunDirectory) -> None:
         now = watch(directory.path, Lines(written.append), sleep=lambda _: record(directory, **next(moments)))
     assert now.state == "finished"
     assert [text.split("  ")[0] for text in written] == ["denoise", "done"]
+
+
+@pytest.fixture
+def submitted(tmp_path: Path) -> RunDirectory:
+    """A run that was submitted as job 7."""
+    run = RunDirectory(tmp_path / "out.zarr.run")
+    run.create()
+    BatchFiles(run).write(
+        dataclasses.asdict(Submission(job={}, options={}, submitted_from="here", submitted=time.time(), number="7"))
+    )
+    return run
+
+
+@pytest.fixture
+def fake_slurm(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
+    """A folder of fake Slurm commands: jobs end after two queries."""
+    for name, lines in {
+        "squeue": f'[ -e "{tmp_path}/asked" ] && exit; touch "{tmp_path}/asked"; echo "7 COMPLETING (None)"',
+        "scancel": f'touch "{tmp_path}/cancelled"',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def test_a_finished_run_cannot_be_cancelled_and_others_are_marked(submitted: RunDirectory, fake_slurm: Path) -> None:
+    BatchFiles(submitted).mark_end(None)
+    with pytest.raises(ConfigError, match="the run has finished"):
+        batch.cancel(submitted.path)
+    assert BatchFiles(submitted).finished
+    assert not (fake_slurm / "cancelled").exists()
+    (submitted.path / "finished").unlink()
+    (fake_slurm / "asked").unlink(missing_ok=True)
+    assert "job 7 is cancelled" in batch.cancel(submitted.path)
+    assert BatchFiles(submitted).failure() == "cancelled"
+    assert (fake_slurm / "cancelled").exists()
+    (fake_slurm / "asked").unlink()
+    (fake_slurm / "scancel").write_text("#!/bin/sh\necho 'no such job' >&2; exit 1\n")
+    assert "job 7 is cancelled" in batch.cancel(submitted.path), "it ended before"
+
+
+def test_a_batch_job_that_stays_in_the_queue_has_failed() -> None:
+    job = BatchJob("7", 0, 0.0, 0.0, "Eqw (can't chdir to /x)", known=True, failure=None, stays=True)
+    state, reason = job.corrected({}) or ("", "")
+    assert state == "failed"
+    assert "stays in the queue: Eqw (can't chdir to /x). Remove it with `recon-cli cancel`" in reason
+
+
+def test_waiting_images_are_queued(submitted: RunDirectory, fake_slurm: Path, monkeypatch: MonkeyPatch) -> None:
+    folder = submitted.path.parent
+    for name in "ab":
+        np.save(folder / f"{name}.npy", np.zeros((8, 8), "f4"))
+    job = {"version": 1, "job": "denoise", "input": {"path": "*.npy"}, "denoiser": {"name": "none"}}
+    (folder / "many.yaml").write_text(json.dumps(job | {"output": {"path": "{stem}.zarr"}}))
+    submitted.path.rename(folder / "{stem}.zarr.run")
+    monkeypatch.setattr(status, "QUEUE_SECONDS", 0.01)
+    answers = f'n=$(cat "{fake_slurm}/n" || echo 0); echo $((n + 1)) > "{fake_slurm}/n"'
+    pending = '[ $n -lt 3 ] && echo "7 PENDING (Resources)"'
+    (fake_slurm / "squeue").write_text(f"#!/bin/sh\n{answers} 2> /dev/null\n{pending}\nexit 0\n")
+    looked = CliRunner().invoke(app, ["status", str(folder / "many.yaml")])
+    assert "2 queued" in looked.stdout
+    assert "job 7: PENDING (Resources)" in looked.stdout
+    CliRunner().invoke(app, ["status", str(folder / "many.yaml"), "--watch"])
+    assert int((fake_slurm / "n").read_text()) > 3, "it followed the job until it was over"
+
+
+@pytest.mark.parametrize("begins_first", [False, True])
+def test_a_signal_at_the_beginning_is_passed_on(monkeypatch: MonkeyPatch, begins_first: bool) -> None:
+    class Beginning(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            if begins_first:
+                super().__init__(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGTERM)
+            if not begins_first:
+                super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Beginning)
+    assert run_child(["sleep", "5"]) == -signal.SIGTERM
+
+
+KILLED = "its driver was killed (SIGKILL), for memory perhaps"
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGKILL, KILLED), (signal.SIGSEGV, "(SIGSEGV): `recon-cli"), (signal.SIGTERM, "None")]
+)
+def test_only_what_kills_without_being_asked_is_told(
+    number: signal.Signals, words: str, submitted: RunDirectory, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.graphs.runs.signals.run_child", lambda *_: -number)
+    assert batch.look_after(submitted.path) == 128 + number
+    assert words in str(BatchFiles(submitted).failure())
+
+
+def test_a_run_that_never_began_is_not_to_be_resumed(submitted: RunDirectory, fake_slurm: Path) -> None:
+    (fake_slurm / "asked").touch()
+    BatchFiles(submitted).mark_end("cancelled")
+    text = advice(read_status(submitted.path))
+    assert "`recon-cli submit` of the same configuration" in text
+    assert "resume" not in text
+
+
+def test_watching_shows_a_queue(submitted: RunDirectory, fake_slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (fake_slurm / "squeue").write_text(
+        f'#!/bin/sh\n[ -e "{fake_slurm}/asked" ] && exit; echo "7 PENDING (Resources)"\n'
+    )
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            (fake_slurm / "asked").touch()
+
+    assert watch(submitted.path, Lines(print), wait).over
+    assert capsys.readouterr().err == "job 7: PENDING (Resources), 0 attempts so far\n"
+
+
+def test_a_second_signal_and_a_drain_that_takes_too_long_hurry_and_the_first_signal_counts() -> None:
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)  # the same, by another way
+        assert (signals.requested, signals.hurried, signals.name) == (True, False, "SIGUSR1")
+        time.sleep(1.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (signals.hurried, signals.name) == (True, "SIGUSR1")
+    with drains_within(0.05), Signals() as signals:
+        assert not signals.hurried
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.1)
+        assert signals.hurried
+
+
+def test_silence_of_slurm_ends_no_cancel(submitted: RunDirectory, fake_slurm: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "POLL_SECONDS", 0.01)
+    answers = f'n=$(cat "{fake_slurm}/n" || echo 0); echo $((n + 1)) > "{fake_slurm}/n"'
+    (fake_slurm / "squeue").write_text(
+        f'#!/bin/sh\n{answers} 2> /dev/null\n[ $n = 0 ] && echo "7 COMPLETING (None)"\n[ $n != 1 ]\n'
+    )
+    assert "job 7 is cancelled" in batch.cancel(submitted.path)
+    assert BatchFiles(submitted).failure() == "cancelled"
+    assert (fake_slurm / "n").read_text().strip() == "3"
+
+
+DEEP = "[" * 100_000
+
+
+SUBMITTED = {"number": "", "attempts": 1, "submitted": 1.0, "began": 2.0, "submitted_from": "here"}
+
+
+CONFIG = """\
+version: 1
+job: denoise
+input: {path: noisy.npy}
+output: {path: clean.zarr, shard: 32, chunk: 16}
+denoiser: {name: gaussian, sigma: 1}
+tile: {size: 32, block: 32}
+run: {workers: 1}
+cluster: {kind: local}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """That of an output which is whole."""
+    written(tmp_path / "clean.zarr", PLAIN)
+    made = RunDirectory(tmp_path / "clean.zarr.run")
+    made.create()
+    made.write_job({})
+    return made
+
+
+def said(*words: str, code: int) -> str:
+    """What a command says that ends with this code."""
+    result = ask(*words)
+    assert result.exit_code == code, result.output
+    assert "unexpected" not in result.output
+    return result.output
+
+
+@pytest.mark.parametrize("text", [DEEP, "3", '{"a": ' * 100_000])
+def test_a_status_that_is_no_object_is_none(run: RunDirectory, text: str) -> None:
+    run.status_path.write_text(text)
+    assert "or status.json is damaged" in said("status", str(run.path), code=USAGE)
+    said("verify", str(run.path), "-q", code=OK)
+
+
+@pytest.mark.parametrize("holder", [DEEP, [], {"pid": 1}])
+def test_a_lock_that_does_not_say_whose_it_is_is_another_runs(run: RunDirectory, holder: Any) -> None:
+    with run.lock():
+        (run.path / LOCK).write_text(holder if isinstance(holder, str) else json.dumps(holder))
+        with pytest.raises(OutputInUse, match="is in use: another run is writing this output"):
+            run.check_free()
+        assert "its driver is process None on None" in said("cancel", str(run.path), code=USAGE)
+
+
+def test_a_batch_job_that_is_no_object_is_damaged(run: RunDirectory) -> None:
+    run.write_status({"state": "finished"})
+    (run.path / BATCH).write_text("[]")
+    assert "Remove it, and submit" in said("status", str(run.path), code=BAD_DATA)
+    assert "Remove it, and submit" in said("cancel", str(run.path), code=BAD_DATA)
+    with pytest.raises(DamagedData):
+        BatchFiles(run).read()
+
+
+@pytest.mark.parametrize("sizes", [{"total": 2**70}, {"total": 2**62}, {"total": 10**11}, {"images": 2**62}], ids=str)
+def test_a_journal_of_odd_sizes_is_damaged(tmp_path: Path, sizes: dict[str, int]) -> None:
+    run = RunDirectory(tmp_path / "clean.zarr.run")
+    run.create()
+    run.write_job({})
+    (run.path / LOCK).touch()
+    np.save(tmp_path / "noisy.npy", np.zeros((64, 64), np.float32))
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    owner = {"journal": VERSION, "fingerprint": "ab", "total": 4, "images": 1} | sizes
+    run.journal_path.write_bytes(with_checksum(json.dumps(owner).encode()))
+    config, output = str(tmp_path / "config.yaml"), str(tmp_path / "clean.zarr")
+    damaged = f"{run.journal_path}: its first line is damaged"
+    assert damaged in said("plan", config, code=BAD_DATA)
+    assert damaged in said("run", config, "-q", "--no-dashboard", code=BAD_DATA)
+    said("verify", output, code=USAGE)
+    said("status", str(run.path), code=USAGE)
+    run.plan_path.write_text("{}")
+    assert damaged in said("verify", output, code=BAD_DATA)

@@ -14,11 +14,13 @@ import pytest
 import zarr
 
 from halotile.storage.run_directory.directory import RunDirectory
-from tests.hpc import BLOCKS, EDGE, HpcJob, wait_for
+from tests.hpc import BLOCKS, HpcJob, wait_for
 from tests.slurm import Slurm
 from tests.support import read_zarr
 
 pytestmark = [pytest.mark.slurm, pytest.mark.cluster]
+
+
 SUBMIT = ("submit", "job.yaml", "--allow-import")
 
 
@@ -63,16 +65,13 @@ def submitted(job: HpcJob, *words: str) -> str:
     return str(job.json_of(*SUBMIT, *words)["job"])
 
 
-def test_a_dry_run_shows_the_script_and_the_plan_and_writes_nothing(job: HpcJob, slurm: Slurm) -> None:
-    output = job.call(*SUBMIT, "--dry-run")
-    assert "#SBATCH --signal=B:USR1@120" in output
-    assert f"attend {job.run_directory}" in output
-    assert f"blocks    {BLOCKS} of 128 × 128" in output
+def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
+    shown = job.call(*SUBMIT, "--dry-run")
+    assert "#SBATCH --signal=B:USR1@120" in shown
+    assert f"attend {job.run_directory}" in shown
+    assert f"blocks    {BLOCKS} of 128 × 128" in shown
     assert not job.run_directory.exists()
     assert not slurm.jobs()
-
-
-def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.3)
     number = submitted(job)
     wait_for(lambda: len(job.log()) > 4)
@@ -87,6 +86,13 @@ def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: S
     assert job.status()["state"] == "finished"
     assert "SIGUSR1: finishing the blocks in flight" in job.call("logs", "out.zarr.run")
     job.check_whole()
+    assert job.run_directory.stat().st_mode & 0o777 == 0o700
+    umask = os.umask(0o077)
+    os.umask(umask)
+    assert (job.folder / "out.zarr/zarr.json").stat().st_mode & 0o777 == 0o666 & ~umask
+    own = [path for path in job.run_directory.iterdir() if path.is_file()]
+    assert {path.stat().st_mode & 0o077 for path in own} == {0}
+    assert all("PRIVATE KEY" not in path.read_text(errors="replace") for path in own)
 
 
 @pytest.mark.thorough
@@ -133,58 +139,6 @@ def test_a_driver_whose_node_dies_is_asked_for_again(job: HpcJob, slurm: Slurm) 
     job.check_whole()
 
 
-SLOW = '''
-import time
-from pathlib import Path
-
-
-def slow(pixels, folder):
-    """Half of the way to the mean of the neighbours, after a while."""
-    time.sleep(float((Path(folder) / "pace").read_text()))
-    around = pixels.copy()
-    around[1:-1, 1:-1] = (pixels[:-2, 1:-1] + pixels[2:, 1:-1] + pixels[1:-1, :-2] + pixels[1:-1, 2:]) / 4
-    return (pixels + around) / 2
-'''
-
-
-def make_reconstruction(job: HpcJob, iterations: int) -> None:
-    """Replace the denoising by a reconstruction of a blurred image with slow iterations."""
-    np.save(job.folder / "psf.npy", np.full((5, 5), 1 / 25, np.float32))
-    np.save(job.folder / "y.npy", np.random.default_rng(3).random((3 * EDGE, 3 * EDGE), np.float32))
-    (job.folder / "slow.py").write_text(SLOW)
-    tree = json.loads(job.config.read_text())
-    denoiser = tree.pop("denoiser") | {"import": "slow:slow", "depth": 1}
-    del tree["input"]
-    tree |= {
-        "job": "reconstruct",
-        "operators": [{"name": "blur", "kernel": "psf.npy", "data": "y.npy"}],
-        "prior": {"name": "pnp", "denoiser": denoiser},
-        "solver": {"name": "fista", "iterations": iterations, "tol": 0},
-    }
-    job.config.write_text(json.dumps(tree))
-
-
-def iteration(job: HpcJob) -> int:
-    """Number of iterations that are done."""
-    return int((job.status().get("figures") or {}).get("iteration", 0))
-
-
-@pytest.mark.thorough
-def test_iterations_go_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
-    make_reconstruction(job, iterations=8)
-    job.call("run", "job.yaml", "--allow-import", "--cluster", "local", "--set", "output.path=here.zarr")
-    job.set_pace(0.1)
-    number = submitted(job)
-    wait_for(lambda: iteration(job) >= 2)
-    drain(job, slurm, number)
-    assert 2 <= iteration(job) < 8
-    go_on(job, slurm, number)
-    assert job.record()["attempts"] == 2
-    assert "stopped on SIGUSR1 in iteration" in (job.run_directory / "batch.log").read_text()
-    whole, both = (read_zarr(job.folder / name) for name in ("here.zarr", "out.zarr"))
-    np.testing.assert_array_equal(both, whole)
-
-
 @pytest.mark.thorough
 def test_blocks_for_which_no_time_is_left_are_done_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.3)
@@ -197,21 +151,6 @@ def test_blocks_for_which_no_time_is_left_are_done_in_another_attempt(job: HpcJo
     assert "no time is left for the blocks in flight" in (job.run_directory / "batch.log").read_text()
     go_on(job, slurm, number)
     assert job.record()["attempts"] == 2
-    job.check_whole()
-
-
-@pytest.mark.thorough
-def test_a_driver_that_is_killed_leaves_a_mark(job: HpcJob, slurm: Slurm) -> None:
-    job.set_pace(0.3)
-    submitted(job)
-    wait_for(lambda: len(job.log()) > 2)
-    psutil.Process(job.status()["pid"]).kill()
-    wait_for((job.run_directory / "failed").exists)
-    assert "its driver was killed (SIGKILL)" in job.call("status", "out.zarr.run")
-    wait_for(lambda: not slurm.jobs())
-    job.set_pace(0)
-    submitted(job)
-    wait_for((job.run_directory / "finished").exists)
     job.check_whole()
 
 
@@ -263,14 +202,6 @@ def test_a_cancelled_run_leaves_no_process_and_can_be_gone_on_with(job: HpcJob, 
 
 
 @pytest.mark.thorough
-def test_a_run_that_waits_is_not_submitted_twice(job: HpcJob) -> None:
-    job.set_pace(0.3)
-    number = submitted(job)
-    assert f"job {number} of this run is" in job.call(*SUBMIT, code=2)
-    job.call("cancel", "out.zarr.run")
-
-
-@pytest.mark.thorough
 def test_what_slurm_refuses_is_told_and_leaves_everything_as_it_was(job: HpcJob) -> None:
     refused = (*SUBMIT, "--set", "cluster.queue=fast")
     assert "invalid partition specified: fast" in job.call(*refused, code=1)
@@ -314,19 +245,6 @@ def test_workers_of_a_submitted_run_have_gpus_of_their_own(job: HpcJob) -> None:
     submitted(job, "--workers", "4", *(word for each in settings for word in ("--set", each)))
     wait_for((job.run_directory / "finished").exists)
     assert {(node, gpus) for _, _, node, gpus in job.log()} == {("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1")}
-
-
-def test_files_of_a_submitted_run_are_for_their_owner(job: HpcJob) -> None:
-    job.set_pace(0.05)
-    submitted(job)
-    wait_for((job.run_directory / "finished").exists)
-    assert job.run_directory.stat().st_mode & 0o777 == 0o700
-    umask = os.umask(0o077)
-    os.umask(umask)
-    assert (job.folder / "out.zarr/zarr.json").stat().st_mode & 0o777 == 0o666 & ~umask
-    own = [path for path in job.run_directory.iterdir() if path.is_file()]
-    assert {path.stat().st_mode & 0o077 for path in own} == {0}
-    assert all("PRIVATE KEY" not in path.read_text(errors="replace") for path in own)
 
 
 def test_many_images_go_on_in_another_attempt_without_finished_ones(job: HpcJob, slurm: Slurm) -> None:

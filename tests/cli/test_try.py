@@ -60,16 +60,6 @@ def test_the_sheet_shows_the_pixels_with_one_contrast(folder: Path) -> None:
         assert any(np.array_equal(sheet[y : y + 400, x : x + 400], drawn) for y, x in windows)
 
 
-def test_the_suggestion_names_its_plane(folder: Path) -> None:
-    plane = np.load("a.npy")
-    np.save("a.npy", np.stack([plane, plane]))
-    lists = ("--set", "denoiser.strength=0.5,1", "--set", "input.axes=cyx")
-    suggested = " ".join(
-        printed("try", "job.yaml", *lists, "--plane", "c=1", "--region", "0:64,0:64").partition("suggested")[2].split()
-    )
-    assert suggested.endswith("(for plane c=1; others may need another: --plane)")
-
-
 def test_no_setting_is_suggested_where_none_beats_the_noisy_crop(folder: Path) -> None:
     (folder / "job.yaml").write_text(JOB.replace("tv, strength: 1.0, sigma: auto", "gaussian, sigma: 1.0"))
     lists = ("--set", "denoiser.sigma=8,12")
@@ -108,32 +98,29 @@ def test_figures_for_programs(folder: Path) -> None:
     assert result.stderr.startswith("not shown: strength=-1: ")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--set", "denoiser.name=tw,tx"], "no denoiser is called"),
-        (["--set", "denoiser.strength=-1,-2"], "none of 2 settings can be used"),
-        (["--set", "denoiser.name=median", "--set", "denoiser.size=3,5"], "the name is median"),
-        (["--set", "denoiser.strength"], "not a key and a value"),
-        (["--set", f"denoiser.strength={','.join(map(str, range(1, 60)))}"], "make 59 settings"),
-        (["--region", "5:9"], "not rows and columns"),
-        (["--region", "0:1,0:100"], "1 × 100 pixels, too few"),
-        (["--region", "0:9,0:9"], "Take at least 16 × 16"),
-        (["--plane", "t=3"], "the image's axes are yx"),
-        (["sheet.jpg"], "a name that ends in .png"),
-        (["a.npy.png", "--set", "input.path=nothing.npy"], "nothing.npy"),
-        (["nowhere/sheet.png"], "no folder nowhere"),
-    ],
-)
-def test_mistakes_are_named(folder: Path, words: list[str], message: str) -> None:
-    result = ask("try", "job.yaml", *words)
+MISTAKES = [
+    ("job.yaml --set denoiser.name=tw,tx", "no denoiser is called"),
+    ("job.yaml --set denoiser.strength=-1,-2", "none of 2 settings can be used"),
+    ("job.yaml --set denoiser.name=median --set denoiser.size=3,5", "the name is median"),
+    ("job.yaml --set denoiser.strength", "not a key and a value"),
+    (f"job.yaml --set denoiser.strength={','.join(map(str, range(1, 60)))}", "make 59 settings"),
+    ("job.yaml --region 5:9", "not rows and columns"),
+    ("job.yaml --region 0:1,0:100", "1 × 100 pixels, too few"),
+    ("job.yaml --region 0:9,0:9", "Take at least 16 × 16"),
+    ("job.yaml --plane t=3", "the image's axes are yx"),
+    ("job.yaml sheet.jpg", "a name that ends in .png"),
+    ("job.yaml a.npy.png --set input.path=nothing.npy", "nothing.npy"),
+    ("job.yaml nowhere/sheet.png", "no folder nowhere"),
+    ("reconstruct.yaml", "only the settings of job: denoise"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES)
+def test_mistakes_are_named(folder: Path, reconstruction: Path, words: str, message: str) -> None:
+    result = ask("try", *words.split())
     assert result.exit_code in (2, 4)
     assert message in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_other_jobs_are_refused(reconstruction: Path) -> None:
-    assert "only the settings of job: denoise" in refused("try", reconstruction)
 
 
 def test_a_sheet_replaces_nothing_unasked_and_the_image_never(folder: Path) -> None:
@@ -148,49 +135,27 @@ def test_a_sheet_replaces_nothing_unasked_and_the_image_never(folder: Path) -> N
     assert Path("scan.png").read_bytes() == before
 
 
-def test_a_script_lists_values_of_any_kind(folder: Path) -> None:
+def test_a_script_lists_values_of_any_kind_for_many_images_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [{"name": "gaussian", "sigma": 1.0}, {"name": "median", "size": 3}]
     found = halotile.try_settings("job.yaml", {"denoiser": kinds})
-    assert [tried.setting[0] for tried in found.tried] == [
-        'denoiser={"name": "gaussian", "sigma": 1.0}',
-        'denoiser={"name": "median", "size": 3}',
-    ]
+    assert [tried.setting[0] for tried in found.tried] == [f"denoiser={json.dumps(kind)}" for kind in kinds]
+    settings: dict[str, Any] = {"denoiser.name": "tv", "denoiser.iterations": np.int64(9)}
+    settings["denoiser.strength"] = np.array([0.5, 1], "f4")
+    assert len(halotile.try_settings("job.yaml", settings).tried) == 2
     Path("mine.png").touch()
     with pytest.raises(OutputRefused, match="overwrite=True"):
         halotile.try_settings("job.yaml", {}, "mine.png")
-    with pytest.raises(ConfigError, match=r"^region 5:9"):
-        halotile.try_settings("job.yaml", {}, region="5:9")
-
-
-def test_without_pillow_the_figures_remain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL.ImageFont", None)
-    assert 'pip install "halotile[images]"' in refused("try", "job.yaml", "sheet.png")
-    assert ask("try", "job.yaml").exit_code == 0
-
-
-def test_a_job_for_many_images_is_tried_on_the_first(folder: Path) -> None:
+    for region, words in (("5:9", r"^region 5:9"), ((slice(0, 9),), r"region is \(slice.*0:512,1000:1512")):
+        with pytest.raises(ConfigError, match=words):
+            halotile.try_settings("job.yaml", {}, region=region)  # type: ignore[arg-type]
     np.save(folder / "b.npy", np.load(folder / "a.npy"))
     job = JOB.replace("a.npy", '"*.npy"').replace("o.zarr", '"{stem}.zarr"')
     (folder / "many.yaml").write_text(job)
-    many, one = (ask("try", name, "--set", "denoiser.strength=1,2", "--json") for name in ("many.yaml", "job.yaml"))
-    assert (many.exit_code, json.loads(many.stdout)) == (0, json.loads(one.stdout))
-
-
-def test_a_narrow_crop_has_a_sheet_of_usual_size(folder: Path) -> None:
-    assert ask("try", "job.yaml", "s.png", "--region", "0:200,0:4").exit_code == 0
-    with Image.open(folder / "s.png") as sheet:
-        assert max(sheet.size) < 3000
-
-
-def test_numbers_of_numpy_and_single_values_are_taken(folder: Path) -> None:
-    settings: dict[str, Any] = {
-        "denoiser.name": "tv",
-        "denoiser.strength": np.array([0.5, 1], "f4"),
-        "denoiser.iterations": np.int64(9),
-    }
-    assert len(halotile.try_settings("job.yaml", settings).tried) == 2
-    with pytest.raises(ConfigError, match=r"region is \(slice.*0:512,1000:1512"):
-        halotile.try_settings("job.yaml", {}, region=(slice(0, 9),))  # type: ignore[arg-type]
+    many, one = (printed("try", name, "--set", "denoiser.strength=1,2", "--json") for name in ("many.yaml", "job.yaml"))
+    assert json.loads(many) == json.loads(one)
+    monkeypatch.setitem(sys.modules, "PIL.ImageFont", None)
+    assert 'pip install "halotile[images]"' in refused("try", "job.yaml", "sheet.png")
+    assert ask("try", "job.yaml").exit_code == 0
 
 
 def test_each_channel_is_tried_and_the_lines_to_paste_make_a_job(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""`verify` says what is damaged, and what to do about it."""
+"""`verify` says what is damaged, and what to do about it; a run that was moved together with its output is resumed and repaired where it is."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import zarr
 
 from halotile.cli.screens.outcome_rows import remedy
-from halotile.graphs.runs.verify import Verdict
+from halotile.graphs.runs.verify import Verdict, verify
 from halotile.graphs.runs.verify import verify as verify_output
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
 from tests.cli.engine import MonkeyPatch, ask, printed, refused, save_job
 from tests.faults import flip_bit
-from tests.storage.test_lost_shards import written
+from tests.storage.test_overwrite import finished as written
 
 
 def find(monkeypatch: MonkeyPatch, verdict: Verdict) -> None:
@@ -53,38 +54,23 @@ def test_damage_is_told(tmp_path: Path, monkeypatch: MonkeyPatch, verdict: Verdi
     assert json.loads(as_json.stdout)["ok"] == (code == 0)
 
 
-def test_verify_says_where_a_repair_has_to_iterate_again(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    find(monkeypatch, Verdict(4, 4, ("block 2: cut",), 0, iterates=True))
-    said = ask("verify", tmp_path / "clean.zarr").stderr
-    assert "--repair` does all passes again, from the start, and writes the damaged blocks, and discards edits." in said
+MISSING = "metadata: zarr.json is missing"
+REPAIRS: list[tuple[tuple[str, ...], int, bool, str]] = [
+    (("block 2: cut",), 0, False, "--repair` does the damaged blocks again, and discards edits. To keep edits, "),
+    (("block 2: cut",), 0, True, "--repair` does all passes again, from the start, and writes the damaged blocks, and discards edits. To keep edits, "),
+    ((MISSING,), 0, False, "--repair` restores the metadata."),
+    ((MISSING,), 3, False, "--repair` restores the metadata and does the 3 blocks that are not done."),
+    ((MISSING, "block 2: cut"), 1, False, "--repair` restores the metadata, does the damaged blocks again and does the 1 block that is not done, and discards edits. To keep edits, "),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("problems", "undone", "words"),
-    [
-        (("block 2: cut",), 0, "--repair` does the damaged blocks again, and discards edits. To keep edits, "),
-        (("metadata: zarr.json is missing",), 0, "--repair` restores the metadata."),
-        (
-            ("metadata: zarr.json is missing",),
-            3,
-            "--repair` restores the metadata and does the 3 blocks that are not done.",
-        ),
-        (
-            ("metadata: zarr.json is missing", "block 2: cut"),
-            1,
-            "--repair` restores the metadata, does the damaged blocks again and does the 1 block that is not done, "
-            "and discards edits. To keep edits, ",
-        ),
-    ],
-)
-def test_verify_says_what_a_repair_would_do(
-    tmp_path: Path, monkeypatch: MonkeyPatch, problems: tuple[str, ...], undone: int, words: str
-) -> None:
-    find(monkeypatch, Verdict(9, 9 - undone, problems, 0, RangeSet(range(undone))))
-    result = refused("verify", tmp_path / "clean.zarr", code=4)
+def test_verify_says_what_a_repair_would_do(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     output = tmp_path / "clean.zarr"
-    edited, keep = (", or was edited after the run", f"move {output}.run away.") if "edits" in words else ("", "")
-    assert result.endswith(f"{output} is damaged{edited}. `recon-cli verify {output} {words}{keep}\n")
+    for problems, undone, iterates, words in REPAIRS:
+        find(monkeypatch, Verdict(9, 9 - undone, problems, 0, RangeSet(range(undone)), iterates=iterates))
+        edited, keep = (", or was edited after the run", f"move {output}.run away.") if "edits" in words else ("", "")
+        said = f"{output} is damaged{edited}. `recon-cli verify {output} {words}{keep}\n"
+        assert refused("verify", output, code=4).endswith(said)
 
 
 @pytest.mark.parametrize("ome", [False, True])
@@ -124,13 +110,6 @@ def test_advice_allows_imports_where_the_job_needs_them(config: Path, monkeypatc
         assert (f"recon-cli verify {output} --repair --allow-import`" in said) == allowed
 
 
-def test_verify_promises_no_repair_without_a_run(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    find(monkeypatch, Verdict(4, 4, ("shard 2: cut",), 0, repairable=False))
-    result = refused("verify", tmp_path / "clean.zarr", code=4)
-    assert "no run directory" in result
-    assert "--repair" not in result
-
-
 def test_verify_without_a_run_says_what_is_not_checked(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     output = tmp_path / "clean.zarr"
     for verdict, said in [
@@ -138,13 +117,14 @@ def test_verify_without_a_run_says_what_is_not_checked(tmp_path: Path, monkeypat
         (Verdict(4, 4, ("shard 2: cut",), 0, repairable=False), "shard 2: cut"),
     ]:
         find(monkeypatch, verdict)
-        assert ask("verify", output).stdout.splitlines() == [
+        result = ask("verify", output)
+        assert result.stdout.splitlines() == [
             said,
             f"no run directory {output}.run: checked against its checksums only, not whether each shard is in its place; "
             "where a chunk is missing, its pixels have the fill value",
         ]
-        as_json = ask("verify", output, "--json")
-        assert json.loads(as_json.stdout)["checked_against"] == "checksums"
+        assert "--repair" not in result.stderr
+        assert json.loads(ask("verify", output, "--json").stdout)["checked_against"] == "checksums"
     find(monkeypatch, Verdict(4, 4, (), 0))
     assert "no run directory" not in ask("verify", output).stdout
     assert json.loads(ask("verify", output, "--json").stdout)["checked_against"] == "journal"
@@ -170,3 +150,39 @@ def test_verify_of_a_run_at_work_says_to_wait(tmp_path: Path, monkeypatch: Monke
     directory.write_status({"state": "stopped"})
     find(monkeypatch, Verdict(4, 3, (), 0, RangeSet([2])))
     assert "recon-cli resume" in refused("verify", output, code=3)
+
+
+CONFIG = """\
+version: 1
+job: denoise
+input: {path: noisy.npy}
+output: {path: clean.zarr, shard: 32, chunk: 16}
+denoiser: {name: gaussian, sigma: 1}
+tile: {size: 32, block: 32}
+run: {workers: 1}
+"""
+
+
+def move(folder: Path, before: str, after: str) -> Path:
+    """The output and what lies beside it; the first shard is lost on the way."""
+    for name in (f"{before}.zarr", f"{before}.zarr.run"):
+        (folder / name).rename(folder / name.replace(before, after))
+    output = folder / f"{after}.zarr"
+    (output / "0/c/0/0").unlink()
+    return output
+
+
+@pytest.mark.cluster
+def test_a_moved_run_is_resumed_and_repaired_where_it_is(tmp_path: Path) -> None:
+    np.save(tmp_path / "noisy.npy", np.random.default_rng(0).random((64, 64), np.float32))
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    printed("run", str(tmp_path / "config.yaml"), "--no-dashboard", "-q")
+    whole = (tmp_path / "clean.zarr/0/c/0/0").read_bytes()
+    moved = move(tmp_path, "clean", "moved")
+    printed("resume", f"{moved}.run", "--no-dashboard", "-q")
+    assert verify(moved).problems == ()
+    again = move(tmp_path, "moved", "again")
+    printed("verify", str(again), "--repair", "-q")
+    assert verify(again).problems == ()
+    assert (again / "0/c/0/0").read_bytes() == whole
+    assert sorted(path.name for path in tmp_path.glob("*.zarr*")) == ["again.zarr", "again.zarr.run"]

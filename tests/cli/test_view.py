@@ -66,34 +66,20 @@ def images(tmp_path: Path) -> dict[str, Path]:
 def test_a_stranger_gets_nothing(images: dict[str, Path]) -> None:
     with shown([images["clean"]]) as server:
         root = f"/v/{server.token}"
-        assert answer(server, f"{root}/0/.zattrs")[0] == 200
-        assert answer(server, f"{root}/0/.zattrs", f"localhost:{server.port}")[0] == 200
-        for host in ("example.org", f"example.org:{server.port}", ""):
-            status, content, _ = answer(server, f"{root}/0/.zattrs", host or "::1")
-            assert (status, content) == (403, b"")
-        for path in (
-            "/",
-            "/v/",
-            "/v/0/.zattrs",
-            f"/v/{server.token[:-1]}/",
-            "/open/",
-            "/events/",
-            f"/v/{'x' * 32}/0/.zattrs",
-        ):
+        for host in (None, f"localhost:{server.port}"):
+            assert answer(server, f"{root}/0/.zattrs", host or "")[0] == 200
+        for host in ("example.org", f"example.org:{server.port}", "::1"):
+            assert answer(server, f"{root}/0/.zattrs", host)[:2] == (403, b"")
+        for path in ("/", "/v/", "/v/0/.zattrs", f"{root[:-1]}/", "/open/", "/events/", f"/v/{'x' * 32}/0/.zattrs"):
             assert answer(server, path)[:2] == (403, b"")
-        for name in (
-            "/1/.zattrs",
-            "/../clean.zarr/zarr.json",
-            "/0/../../clean.zarr",
-            "/0/0/-1/0",
-            "/0/9/.zarray",
-            "/index.htm",
-            "/etc/passwd",
-        ):
+        outside = ("/1/.zattrs", "/../clean.zarr/zarr.json", "/0/../../clean.zarr", "/etc/passwd")
+        for name in (*outside, "/0/0/-1/0", "/0/9/.zarray", "/index.htm"):
             assert answer(server, root + name)[0] == 404
         assert server.token not in repr(server)
     with pytest.raises(ConnectionRefusedError):
         answer(server, root)
+    with pytest.raises(ConfigError, match="1500 × 1500 pixels"):
+        panels_of([str(images["cells"])], str(images["noisy"]))
 
 
 def test_the_address_opens_the_panels_wherever_a_tunnel_ends(images: dict[str, Path]) -> None:
@@ -180,11 +166,6 @@ def test_photographs_of_floats_are_in_colour_and_large_images_cost_little(tmp_pa
     large.sample(1024)
     assert large.file(f"{large.halvings}/0/0")
     assert max(read) <= 2**22
-
-
-def test_images_of_other_shapes_are_not_compared(images: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match="1500 × 1500 pixels"):
-        panels_of([str(images["cells"])], str(images["noisy"]))
 
 
 def test_levels_that_a_file_lacks_are_means_of_measured_pixels(images: dict[str, Path]) -> None:

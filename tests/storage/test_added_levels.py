@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,15 @@ from tests.storage.outputs import OME, written
 from tests.support import job_of, noisy_image, run_inline
 
 SHAPE = (150, 213)
+
+
 FORMATS: dict[str, Mapping[str, Any]] = {
     "v2": {"zarr_format": 2, "chunks": 32},
     "v3": {"zarr_format": 3, "chunks": 32},
     "shards": {"zarr_format": 3, "chunks": 16, "shards": 64},
 }
+
+
 TYPES, SPACE = {"t": "time", "c": "channel"}, {"type": "space", "unit": "micrometer"}
 
 
@@ -185,14 +188,6 @@ def test_levels_are_those_of_a_job(
     assert not (path / WORK).exists()
 
 
-def test_bool_pixels_go_by_the_majority(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).random((64, 64)) > 0.5
-    path = save_image(tmp_path / "a.zarr", pixels)
-    add_levels(path)
-    means = pixels.reshape(32, 2, 32, 2).mean((1, 3))
-    np.testing.assert_array_equal(stored_levels(path)[1], means > 0.5)
-
-
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
 def test_every_other_key_stays_also_in_consolidated_metadata(tmp_path: Path) -> None:
     for form, file in (("v2", ".zmetadata"), ("v3", "zarr.json")):
@@ -215,22 +210,31 @@ def test_every_other_key_stays_also_in_consolidated_metadata(tmp_path: Path) -> 
         assert after.attrs.asdict() == before == zarr.open_group(path, use_consolidated=False).attrs.asdict()
 
 
-def test_levels_continue_the_names(tmp_path: Path) -> None:
-    rows: list[tuple[str, str]] = [("s0", "s1"), ("scale0/image", "1"), ("0", "1"), ("full", "1")]
+def test_levels_continue_the_names_with_the_fill_value_of_missing_chunks_and_a_place_each(tmp_path: Path) -> None:
+    place = {"spatial:transform": [10.0, 0.0, 500.0, 0.0, -10.0, 900.0], "proj:code": "EPSG:32632"}
+    rows = [("s0", "s1"), ("scale0/image", "1"), ("0", "2"), ("full", "1")]
     for folder, (name, following) in in_folders(tmp_path, rows):
-        path = save_image(folder / "a.zarr", noisy_image(SHAPE), name=name)
+        path = save_image(folder / "a.zarr", np.zeros(SHAPE, "uint16"), name=name)
+        shutil.rmtree(path / name)
+        options: Any = {"shape": SHAPE, "chunks": (32, 32), "dtype": "uint16", "fill_value": 9, "attributes": place}
+        zarr.open_group(path).create_array(name, **options)[:32, :32] = 5
+        if name == "0":  # what has a name already keeps it
+            (path / "1").mkdir()
+            (path / "1" / "notes.txt").write_text("mine")
         add_levels(path)
         assert [entry["path"] for entry in image_of(path)["datasets"]][:2] == [name, following]
-        assert open_source(path, level=3).shape == (19, 27)
-
-
-def test_what_has_a_name_already_keeps_it(tmp_path: Path) -> None:
-    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
-    (path / "1").mkdir()
-    (path / "1" / "notes.txt").write_text("mine")
+        source, level = open_source(path, level=3), stored_levels(path)[1]
+        assert source.shape == (19, 27)
+        assert source.georeference is not None
+        assert source.georeference.transform == (80.0, 0.0, 500.0, 0.0, -80.0, 900.0)
+        assert (level[:16, :16] == 5).all()
+        assert (level[16:] == 9).all()
+        assert len(list((path / following / "c").rglob("*"))) < 4
+    assert (tmp_path / "2/a.zarr/1/notes.txt").read_text() == "mine"
+    pixels = np.random.default_rng(0).random((64, 64)) > 0.5  # bool goes by the majority
+    path = save_image(tmp_path / "b.zarr", pixels)
     add_levels(path)
-    assert [entry["path"] for entry in image_of(path)["datasets"]] == ["0", "2", "3", "4", "5"]
-    assert (path / "1" / "notes.txt").read_text() == "mine"
+    np.testing.assert_array_equal(stored_levels(path)[1], pixels.reshape(32, 2, 32, 2).mean((1, 3)) > 0.5)
 
 
 def test_too_few_levels_are_continued_from_the_coarsest(tmp_path: Path) -> None:
@@ -252,45 +256,24 @@ def test_too_few_levels_are_continued_from_the_coarsest(tmp_path: Path) -> None:
     assert tree(whole) == files
 
 
-def test_missing_chunks_have_the_fill_value(tmp_path: Path) -> None:
-    path = save_image(tmp_path / "a.zarr", np.zeros(SHAPE, "uint16"))
-    group = zarr.open_group(path)
-    shutil.rmtree(path / "0")
-    array = group.create_array("0", shape=SHAPE, chunks=(32, 32), dtype="uint16", fill_value=9)
-    array[:32, :32] = 5
-    add_levels(path)
-    level = stored_levels(path)[1]
-    assert (level[:16, :16] == 5).all()
-    assert (level[16:] == 9).all()
-    assert len(list((path / "1" / "c").rglob("*"))) < 4
-
-
-def test_a_place_on_earth_is_that_of_each_level(tmp_path: Path) -> None:
-    place = {"spatial:transform": [10.0, 0.0, 500.0, 0.0, -10.0, 900.0], "proj:code": "EPSG:32632"}
-    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE), attributes=place)
-    add_levels(path)
-    found = open_source(path, level=2).georeference
-    assert found is not None
-    assert found.transform == (40.0, 0.0, 500.0, 0.0, -40.0, 900.0)
-    assert zarr.open_group(path)["2"].attrs["spatial:shape"] == [38, 54]
-
-
-def test_a_folder_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(OutputRefused, match="you may not write in"):
-        add_levels(path)
-
-
-def test_labels_and_unknown_versions_are_refused(tmp_path: Path) -> None:
+def test_labels_odd_versions_and_closed_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
     group = zarr.open_group(path)
-    attributes = group.attrs.asdict()
-    group.attrs["ome"] = attributes["ome"] | {"image-label": {}}
-    with pytest.raises(ConfigError, match="is a label image"):
-        add_levels(path)
-    group.attrs["ome"] = attributes["ome"] | {"version": "0.9"}
-    with pytest.raises(ConfigError, match=r"is an OME-Zarr 0\.9 with 1 levels"):
+    attributes: Any = group.attrs.asdict()["ome"]
+    for change, words in (
+        ({"image-label": {}}, "is a label image"),
+        ({"version": "0.9"}, r"is an OME-Zarr 0\.9 with 1 levels"),
+    ):
+        group.attrs["ome"] = attributes | change
+        with pytest.raises(ConfigError, match=words):
+            add_levels(path)
+    group.attrs["ome"] = attributes
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        with pytest.raises(OutputRefused, match="you may not write in"):
+            add_levels(path)
+    in_use = pytest.raises(OutputInUse, match=r"a\.zarr/\.levels is in use: process \d+ on .*\. Wait")
+    with RunDirectory(path / WORK).lock(), in_use:
         add_levels(path)
 
 
@@ -312,9 +295,7 @@ def test_codecs_that_do_not_fit_smaller_levels_are_named(tmp_path: Path) -> None
         assert sorted(os.listdir(path)) == ["0", "zarr.json"]
 
 
-def test_the_layout_of_an_output_is_known_with_levels_that_were_added(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_layout_of_an_output_is_known_with_added_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "LARGEST_TOP", 4)
     written(tmp_path / "a.zarr", OME)
     add_levels(tmp_path / "a.zarr")
@@ -408,30 +389,18 @@ class BeforeMetadata(Disk):
         super()._replace(old, new)
 
 
-class FullDisk(MortalDisk):
-    """A disk that has no more room after some operations."""
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-
-class Removals(Disk):
-    """A disk that records the names of the files that are removed."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def _unlink(self, path: Path) -> None:
-        self.names.append(path.name)
-        super()._unlink(path)
-
-
 def interrupted(path: Path, last: int = 40) -> list[Path]:
-    """Levels of which some shards are written; returns their files."""
-    with pytest.raises(Killed):
-        add_levels(path, disk=MortalDisk(last))
+    """Levels of which some shards are written when the disk is full; returns their files."""
+
+    class FullDisk(MortalDisk):
+        def _count(self) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DiskRefused, match=r"the disk ran full: .*\. Free some space and run again"):
+        add_levels(path, disk=FullDisk(last))
+    assert len(stored_levels(path)) == 1
     files = (path / WORK / "state" / "1" / "c").rglob("*")
     shards = sorted(file for file in files if file.is_file() and not file.name.endswith(".partial"))
     assert len(shards) > 2
@@ -440,7 +409,22 @@ def interrupted(path: Path, last: int = 40) -> list[Path]:
 
 def test_shards_that_are_done_are_kept_and_damaged_ones_are_not(tmp_path: Path) -> None:
     path, whole = (save_image(tmp_path / name, noisy_image(SHAPE)) for name in ("a.zarr", "b.zarr"))
-    add_levels(whole)
+    chunk, names = whole / "0" / "c" / "2" / "3", list[str]()
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[:50])
+    files = tree(whole)
+
+    class Removals(Disk):
+        def _unlink(self, path: Path) -> None:
+            names.append(path.name)
+            super()._unlink(path)
+
+    with pytest.raises(DamagedData, match="chunk file c/2/3"):
+        add_levels(whole, disk=Removals())
+    assert (tree(whole), names[-1]) == (files, "lock")
+    chunk.write_bytes(content)
+    add_levels(whole, disk=Removals())
+    assert names[-1] == "lock", "it is removed last"
     kept, damaged, *_ = interrupted(path)
     moment = kept.stat().st_mtime_ns
     damaged.write_bytes(damaged.read_bytes()[:20])
@@ -481,27 +465,6 @@ def test_an_image_that_changes_meanwhile_is_left_as_it_is(tmp_path: Path) -> Non
     assert len(stored_levels(path)) == 1
 
 
-def test_a_damaged_chunk_is_named_nothing_is_added_and_the_lock_is_removed_last(tmp_path: Path) -> None:
-    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
-    chunk = path / "0" / "c" / "2" / "3"
-    whole = chunk.read_bytes()
-    for content in (whole[:50], whole):
-        chunk.write_bytes(content)
-        files, disk = tree(path), Removals()
-        with nullcontext() if content == whole else pytest.raises(DamagedData, match="chunk file c/2/3"):
-            add_levels(path, disk=disk)
-        assert (tree(path) == files) is (content != whole)
-        assert disk.names[-1] == "lock"
-        assert not (path / WORK).exists()
-
-
-def test_one_at_a_time(tmp_path: Path) -> None:
-    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
-    in_use = pytest.raises(OutputInUse, match=r"a\.zarr/\.levels is in use: process \d+ on .*\. Wait")
-    with RunDirectory(path / WORK).lock(), in_use:
-        add_levels(path)
-
-
 def test_without_room_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
     needed = 4 * (75 * 107 + 38 * 54 + 19 * 27 + 10 * 14)
@@ -514,16 +477,6 @@ def test_without_room_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (path / WORK).exists()  # what an interrupted call has written is kept
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed))
     assert add_levels(path)[0] == 5
-
-
-def test_a_disk_that_fills_up_is_named_and_the_rest_follows(tmp_path: Path) -> None:
-    path, whole = (save_image(tmp_path / name, noisy_image(SHAPE)) for name in ("a.zarr", "b.zarr"))
-    add_levels(whole)
-    with pytest.raises(DiskRefused, match=r"the disk ran full: .*\. Free some space and run again"):
-        add_levels(path, disk=FullDisk(40))
-    assert len(stored_levels(path)) == 1
-    add_levels(path)
-    check_equal(path, stored_levels(whole))
 
 
 def test_names_that_lead_elsewhere_remove_nothing_there(tmp_path: Path) -> None:

@@ -1,17 +1,32 @@
-"""Writes are complete or absent."""
+"""Writes are complete or absent; I/O threads give results in order and end with a failure; the user's cache is private, atomic and bounded."""
 
 from __future__ import annotations
 
 import errno
 import itertools
 import os
-import pickle
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import zarr
 
+from halotile.errors import DamagedData, InputError
+from halotile.storage import cache
+from halotile.storage.arrays import open_source
+from halotile.storage.cache import read_cached, write_cached
 from halotile.storage.disk.durable import DISK, Buffers, Disk, remove_partials
+from halotile.storage.grid import Region
+from halotile.storage.io_threads import IO_THREADS, IoThreads
+from halotile.storage.run_directory.json_files import with_checksum
+from halotile.storage.sharded.output import Layout
+from tests.storage.outputs import written
+from tests.support import noisy_image, write_zarr
 
 
 class Log(Disk):
@@ -78,32 +93,26 @@ def test_data_is_synced_before_the_rename_and_the_directory_after(tmp_path: Path
 
 def test_many_files_share_the_sync_of_their_directory(tmp_path: Path) -> None:
     log = Log()
-    directory = tmp_path / "d"
-    directory.mkdir()
-    log.write_files((directory / str(i), [b"1"]) for i in range(100))
-    assert log.calls.count("fsync d") == 1
-    assert log.calls[-1] == "fsync d"
-    assert sorted(map(int, os.listdir(directory))) == list(range(100))
+    log.write_files((tmp_path / str(i), [b"1"]) for i in range(100))
+    own = f"fsync {tmp_path.name}"
+    assert (log.calls.count(own), log.calls[-1]) == (1, own)
+    assert sorted(map(int, os.listdir(tmp_path))) == list(range(100))
     for i in range(100):
         assert log.calls.index(f"fsync {i}") < log.calls.index(f"rename {i}")
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_partial(tmp_path: Path) -> None:
+def test_a_full_disk_or_an_error_leaves_the_old_file_and_no_partial(tmp_path: Path) -> None:
+    def files() -> Iterator[tuple[Path, Buffers]]:
+        yield tmp_path / "a", [b"new"]
+        raise ValueError("no more")
+
     (tmp_path / "a").write_bytes(b"old")
     with pytest.raises(OSError, match="No space"):
         Full(room=5).write_file(tmp_path / "a", [b"new and longer"])
-    assert (tmp_path / "a").read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["a"]
-
-
-def test_an_error_while_producing_contents_leaves_no_partial(tmp_path: Path) -> None:
-    def files() -> Iterator[tuple[Path, Buffers]]:
-        yield tmp_path / "a", [b"1"]
-        raise ValueError("no more")
-
     with pytest.raises(ValueError, match="no more"):
         DISK.write_files(files())
-    assert os.listdir(tmp_path) == []
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_a_new_directory_and_its_parents_are_synced_from_the_top(tmp_path: Path) -> None:
@@ -132,39 +141,29 @@ def test_an_append_neither_creates_a_file_nor_follows_a_symlink(tmp_path: Path) 
     assert path.read_bytes() == b"abcd"
 
 
-def test_removing_a_tree_does_not_follow_symlinks(tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir()
+def test_removing_a_tree_does_not_follow_symlinks_and_a_part_of_it_can_still_be_recognized(tmp_path: Path) -> None:
+    for folder in ("theirs", "tree/deep"):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "theirs" / "x").write_bytes(b"keep")
-    (tmp_path / "tree" / "deep").mkdir(parents=True)
     (tmp_path / "tree" / "deep" / "link").symlink_to(tmp_path / "theirs")
     (tmp_path / "link").symlink_to(tmp_path / "theirs")
-    for name in ("tree", "link"):
-        DISK.remove_tree(tmp_path / name)
-    assert os.listdir(tmp_path) == ["theirs"]
-    assert (tmp_path / "theirs" / "x").read_bytes() == b"keep"
 
-
-def test_a_partly_removed_tree_can_still_be_recognized(tmp_path: Path) -> None:
     class Dies(Disk):
         def _unlink(self, path: Path) -> None:
             if path.name == "last":
                 raise KeyboardInterrupt
             super()._unlink(path)
 
-    tree = tmp_path / "tree"
-    tree.mkdir()
     for name in ("a", "last", "z"):
-        (tree / name).touch()
+        (tmp_path / "tree" / name).touch()
     with pytest.raises(KeyboardInterrupt):
-        Dies().remove_tree(tree, last=["last", "absent"])
-    assert os.listdir(tree) == ["last"]
-
-
-def test_removing_a_missing_file_does_nothing(tmp_path: Path) -> None:
+        Dies().remove_tree(tmp_path / "tree", last=["last", "absent"])
+    assert os.listdir(tmp_path / "tree") == ["last"]
+    for name in ("tree", "link"):
+        DISK.remove_tree(tmp_path / name)
     DISK.remove(tmp_path / "absent")
-    (tmp_path / "a").touch()
-    DISK.remove(tmp_path / "a")
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["theirs"]
+    assert (tmp_path / "theirs" / "x").read_bytes() == b"keep"
 
 
 def test_leftover_partials_are_removed_and_nothing_else(tmp_path: Path) -> None:
@@ -180,5 +179,135 @@ def test_leftover_partials_are_removed_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "partial").exists()
 
 
-def test_it_pickles() -> None:
-    assert isinstance(pickle.loads(pickle.dumps(DISK)), Disk)
+def test_results_come_in_order_and_are_computed_at_the_same_time_a_few_ahead() -> None:
+    io_threads, drawn, meeting = IoThreads(), list[int](), threading.Barrier(3, timeout=20)
+    io_threads.resize(3)
+    io_threads.run_all(lambda _: meeting.wait(), range(3))
+
+    def items() -> Iterator[int]:
+        for number in range(20):
+            drawn.append(number)
+            yield number
+
+    def slow(number: int) -> int:
+        time.sleep(0.01 * (number % 3))
+        return number
+
+    for taken, number in enumerate(io_threads.map(slow, items())):
+        assert number == taken
+        assert len(drawn) - taken <= 4
+    io_threads.resize(1)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_after_a_failure_no_work_continues(count: int) -> None:
+    io_threads, running = IoThreads(), set()
+    io_threads.resize(count)
+
+    def work(number: int) -> None:
+        running.add(number)
+        if number == 2:
+            raise InputError("the third")
+        time.sleep(0.05)
+        running.remove(number)
+
+    with pytest.raises(InputError, match="the third"):
+        io_threads.run_all(work, range(50))
+    assert running == {2}, "all started work has ended"
+    io_threads.resize(1)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_any_number_of_threads_does_the_same(tmp_path: Path, request: pytest.FixtureRequest, count: int) -> None:
+    IO_THREADS.resize(count)
+    request.addfinalizer(lambda: IO_THREADS.resize(1))
+    pixels = noisy_image((300, 260), "uint16")
+    path = write_zarr(tmp_path / "in.zarr", pixels, chunk=32)
+    region = Region((10, 20), (290, 250))
+    np.testing.assert_array_equal(open_source(str(path)).read(region), pixels[region.slices])
+    layout = Layout((300, 260), "uint16", (64, 64), (32, 32), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False)
+    put = written(tmp_path / "out.zarr", layout)
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "out.zarr", mode="r")[...], put)
+    (path / "c/3/4").write_bytes(b"short")
+    with pytest.raises(DamagedData, match="chunk file c/3/4"):
+        open_source(str(path)).read(region)
+
+
+KEY, OTHER = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/halotile/found"
+
+
+def test_a_value_is_cached_under_its_key_only(folder: Path) -> None:
+    write_cached(KEY, {"depth": [1, 2]})
+    assert read_cached(KEY) == {"depth": [1, 2]}
+    assert read_cached(OTHER) is None
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / KEY).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_damaged_entry_counts_as_absent_and_is_replaced(folder: Path) -> None:
+    damaged = (lambda old: old[:-3], lambda old: old.replace(b"1", b"7"), lambda _: b"", lambda _: os.urandom(200))
+    for damage in (*damaged, lambda _: b"0" * 2**17):
+        write_cached(KEY, [1])
+        (folder / KEY).write_bytes(damage((folder / KEY).read_bytes()))
+        assert read_cached(KEY) is None
+        write_cached(KEY, [2])
+        assert read_cached(KEY) == [2]
+
+
+@pytest.mark.parametrize("kind", ["open to others", "linked", "of another user", "closed to others"])
+def test_a_folder_that_others_write_to_is_not_used(folder: Path, kind: str) -> None:
+    theirs = folder.parents[1] / "theirs"
+    (theirs if kind == "linked" else folder).mkdir(parents=True, mode=0o700)
+    if kind == "open to others":
+        folder.chmod(0o777)
+    elif kind == "linked":
+        folder.parent.mkdir()
+        folder.symlink_to(theirs)
+    elif kind == "of another user":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder away")
+        os.chown(folder, 65534, 65534)
+    write_cached(KEY, 1)
+    assert (read_cached(KEY) == 1) is (kind == "closed to others")
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_missing_home_or_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for home in (None, "/dev/null"):
+        if home:
+            monkeypatch.setenv("XDG_CACHE_HOME", home)
+        write_cached(KEY, 1)
+        assert read_cached(KEY) is None
+
+
+def test_concurrent_writers_never_leave_a_partial_entry(folder: Path) -> None:
+    def turn(number: int) -> Any:
+        write_cached(KEY, [number] * 100)
+        return read_cached(KEY)
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(turn, range(200)))
+    assert all(len(set(each)) == 1 and len(each) == 100 for each in found)
+    assert os.listdir(folder) == [KEY]
+
+
+def test_too_many_and_too_long_entries_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = "0" * (cache.MOST_BYTES - len(with_checksum(b'""')))
+    write_cached(KEY, longest)
+    assert read_cached(KEY) == longest
+    write_cached(OTHER, longest + "0")
+    assert os.listdir(folder) == [KEY]
+    os.utime(folder / KEY, (0, 0))
+    monkeypatch.setattr(cache, "MOST_ENTRIES", 10)
+    for number in range(12):
+        write_cached(f"{number:064d}", number)
+        os.utime(folder / f"{number:064d}", (number, number))
+    assert len(os.listdir(folder)) <= 10
+    assert read_cached(f"{11:064d}") == 11
+    assert read_cached(f"{0:064d}") is None

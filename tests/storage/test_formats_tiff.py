@@ -1,7 +1,8 @@
-"""TIFF, BigTIFF and OME-TIFF: read in parts, refused when truncated; tags about the size of pixels, and about how viewers show them."""
+"""TIFF, BigTIFF and OME-TIFF: read in parts, refused when truncated; tags and XML about sizes of pixels, and about how viewers show them."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ from halotile.storage.grid import Region
 from halotile.storage.spacing import in_known_unit
 
 STACK: NDArray[np.generic] = np.random.default_rng(5).integers(0, 60000, (4, 70, 90), "u2")
+
+
+PAGES = np.zeros((2, 3, 4, 5), "uint8")
+
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -120,40 +125,18 @@ def test_levels_of_a_pyramid(tmp_path: Path) -> None:
         open_source(tmp_path / "a.ome.tif", level=3)
 
 
-def test_a_level_that_is_no_whole_factor_coarser_has_the_ratio_of_the_shapes(tmp_path: Path) -> None:
-    with tifffile.TiffWriter(tmp_path / "a.ome.tif") as file:
-        words: Any = {"axes": "YX", "PhysicalSizeX": 1.0, "PhysicalSizeY": 1.0}
-        file.write(np.zeros((60, 90), "u1"), photometric="minisblack", subifds=1, metadata=words)
-        file.write(np.zeros((40, 60), "u1"), photometric="minisblack", subfiletype=1)
-    assert open_source(tmp_path / "a.ome.tif", level=1).scale == (1.5, 1.5)
-
-
-def _palette(path: Path, colours: NDArray[Any]) -> Path:
-    tifffile.imwrite(path, np.zeros((4, 5), "u1"), photometric="palette", colormap=colours.astype("u2"))
-    return path
-
-
 def test_a_palette_of_increasing_greys_is_an_image_and_others_are_refused(tmp_path: Path) -> None:
-    greys = np.broadcast_to(np.arange(256) * 257, (3, 256))
-    assert open_source(_palette(tmp_path / "a.tif", greys)).shape == (4, 5)
-    for colours in (greys[:, ::-1], np.random.default_rng(0).integers(0, 65535, (3, 256))):
-        with pytest.raises(InputError, match="Convert to RGB first"):
-            open_source(_palette(tmp_path / "b.tif", colours))
-
-
-def test_ome_metadata_are_detected_and_an_invalid_pixel_size_is_unknown(tmp_path: Path) -> None:
-    for size in ("0", "-1", "inf", "nan"):
-        words: Any = {"axes": "YX", "PhysicalSizeX": size, "PhysicalSizeY": 0.5}
-        tifffile.imwrite(tmp_path / "a.ome.tif", np.zeros((4, 5), "u1"), metadata=words)
-        source = open_source(tmp_path / "a.ome.tif")
-        assert (source.scale, source.ome is not None) == ((0.5, 1.0), True)
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 5), "u1"))
-    assert open_source(tmp_path / "a.tif").ome is None
+    greys = np.broadcast_to(np.arange(256) * 257, (3, 256)).astype("u2")
+    for colours in (greys, greys[:, ::-1], np.random.default_rng(0).integers(0, 65535, (3, 256), "u2")):
+        path = tmp_path / "a.tif"
+        tifffile.imwrite(path, np.zeros((4, 5), "u1"), photometric="palette", colormap=colours)
+        with nullcontext() if colours is greys else pytest.raises(InputError, match="Convert to RGB first"):
+            assert open_source(path).shape == (4, 5)
 
 
 def test_a_pyramid_cut_in_a_coarser_level_is_damage(tmp_path: Path) -> None:
-    _pyramid(tmp_path / "a.tif")
     path = tmp_path / "a.tif"
+    _pyramid(path)
     with tifffile.TiffFile(path) as file:
         place = file.series[0].levels[2].pages[0].dataoffsets[0]
     path.write_bytes(path.read_bytes()[: place + 5])
@@ -161,29 +144,35 @@ def test_a_pyramid_cut_in_a_coarser_level_is_damage(tmp_path: Path) -> None:
         open_source(path)
 
 
-def test_the_series_is_chosen_by_number(tmp_path: Path) -> None:
+def test_the_series_is_chosen_by_number_and_has_its_own_size_of_pixels(tmp_path: Path) -> None:
     with tifffile.TiffWriter(tmp_path / "a.tif") as file:
-        file.write(STACK[0], photometric="minisblack")
-        file.write(STACK[1, :20], photometric="minisblack")
-    source = open_source(tmp_path / "a.tif", dataset="1")
-    assert np.array_equal(source.read(Region.whole(source.shape)), STACK[1, :20])
+        for image, per_cm in ((STACK[0], 10000), (STACK[1, :20], 500)):
+            place: Any = {"resolution": (per_cm, per_cm), "resolutionunit": "CENTIMETER"}
+            file.write(image, photometric="minisblack", **place)
+    for dataset, image, size in ((0, STACK[0], 1), ("1", STACK[1, :20], 20)):
+        source = open_source(tmp_path / "a.tif", dataset=dataset)
+        assert np.array_equal(source.read(Region.whole(source.shape)), image)
+        assert source.scale == pytest.approx((size, size))
 
 
 def test_physical_sizes(tmp_path: Path) -> None:
     um = "micrometer"
     of_ome = {"PhysicalSizeX": 3.0, "PhysicalSizeXUnit": "nm"}
     of_imagej = {"unit": "um", "spacing": 5.0}
+    others = {"axes": "TZYX", "unit": "micron", "zunit": "nm", "spacing": 300.0, "tunit": "ms", "finterval": 250.0}
     per_cm, per_inch = {"resolutionunit": "CENTIMETER"}, {"resolutionunit": "INCH"}
     rows: list[tuple[dict[str, Any], dict[str, Any], tuple[float, ...], tuple[str | None, ...]]] = [
         ({"ome": True}, of_ome, (1.0, 1.0, 3.0), (None, None, "nanometer")),
         ({"imagej": True, "resolution": (4, 2)}, of_imagej, (5.0, 0.5, 0.25), (um, um, um)),
+        ({"imagej": True, "resolution": (10, 10)}, others, (250, 300, 0.1, 0.1), ("millisecond", "nanometer", um, um)),
         ({"resolution": (20000, 10000), **per_cm}, {}, (1.0, 1.0, 0.5), (None, um, um)),
         ({"resolution": (72, 72), **per_inch}, {}, (1.0,) * 3, (None,) * 3),
     ]
     for options, words, scale, units in rows:
-        source = open_source(_write(tmp_path / "a.tif", metadata={"axes": "ZYX", **words}, **options))
+        pixels = PAGES if words is others else STACK
+        source = open_source(_write(tmp_path / "a.tif", pixels, metadata={"axes": "ZYX"} | words, **options))
         assert source.scale == pytest.approx(scale)
-        assert source.units == units
+        assert (source.units, source.ome is not None) == (units, "ome" in options)
 
 
 def test_a_flipped_byte_in_a_compressed_tile_is_damage(tmp_path: Path) -> None:
@@ -205,14 +194,13 @@ def test_a_missing_plane_of_a_set_of_files_is_damage(tmp_path: Path) -> None:
         f'<TiffData IFD="0" FirstZ="{n}" PlaneCount="1"><UUID FileName="{n}.ome.tif">urn:uuid:{n}</UUID></TiffData>'
         for n in range(2)
     )
-    xml = (
-        '<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0">'
-        '<Pixels ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" SizeX="90" SizeY="70" SizeC="1" SizeT="1" '
-        f'SizeZ="2">{planes}</Pixels></Image></OME>'
-    )
     for n, name in enumerate(names):
-        text = xml.replace("<OME ", f'<OME UUID="urn:uuid:{n}" ')
-        tifffile.imwrite(name, STACK[n], photometric="minisblack", description=text, metadata=None)
+        text = (
+            f'<?xml version="1.0"?><OME UUID="urn:uuid:{n}" xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0">'
+            '<Pixels ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" SizeX="90" SizeY="70" SizeC="1" SizeT="1" '
+            f'SizeZ="2">{planes}</Pixels></Image></OME>'
+        )
+        _write(name, STACK[n], description=text, metadata=None)
     source = open_source(names[0])
     assert np.array_equal(source.read(Region.whole(source.shape)), STACK[:2])
     whole = names[1].read_bytes()
@@ -279,8 +267,7 @@ def test_pixels_whose_place_is_not_named_are_no_zeros(tmp_path: Path) -> None:
 
 def test_tiles_that_a_sparse_image_leaves_out_are_zeros(tmp_path: Path) -> None:
     pixels = np.ones((128, 128), "u2")
-    path = tmp_path / "t.tif"
-    tifffile.imwrite(path, pixels, tile=(64, 64))
+    path = _write(tmp_path / "t.tif", pixels, tile=(64, 64))
     with tifffile.TiffFile(path) as file:
         tags = [file.pages[0].tags[code] for code in (324, 325)]
     content = bytearray(path.read_bytes())
@@ -302,7 +289,7 @@ POSITIONS: dict[str, Any] = {
 }
 
 
-def test_positions_that_all_planes_share_are_kept(tmp_path: Path) -> None:
+def test_positions_that_all_planes_share_are_kept_and_those_of_a_level_are_of_its_first_pixel(tmp_path: Path) -> None:
     rows: list[tuple[dict[str, Any], tuple[float, ...]]] = [
         ({}, (0.0, 7.0, -2000.0, 1500.0)),
         ({"PositionX": [1500.0] * 5 + [1501.0]}, (0.0, 7.0, -2000.0, 0.0)),
@@ -310,36 +297,31 @@ def test_positions_that_all_planes_share_are_kept(tmp_path: Path) -> None:
         ({"PositionYUnit": ["reference frame"] * 6}, (0.0, 7.0, 0.0, 1500.0)),
         ({f"Position{axis}Unit": ["reference frame"] * 6 for axis in "XYZ"}, ()),
     ]
+    path = tmp_path / "a.ome.tif"
     for change, expected in rows:
         sizes = {f"PhysicalSize{axis}": 0.5 for axis in "XYZ"}
         words: Any = {"axes": "ZCYX", **sizes, "Plane": POSITIONS | change}
-        pixels = np.zeros((3, 2, 40, 30), "u1")
-        tifffile.imwrite(tmp_path / "a.ome.tif", pixels, photometric="minisblack", ome=True, metadata=words)
-        ome = open_source(tmp_path / "a.ome.tif").ome
+        _write(path, np.zeros((3, 2, 40, 30), "u1"), ome=True, metadata=words)
+        ome = open_source(path).ome
         assert ome is not None
         assert ome.translation == expected
-
-
-def test_the_position_of_a_level_is_that_of_its_first_pixel(tmp_path: Path) -> None:
-    plane = {"PositionX": [10.0], "PositionXUnit": ["µm"]}
-    words: Any = {"axes": "YX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5, "Plane": plane}
-    with tifffile.TiffWriter(tmp_path / "a.ome.tif", ome=True) as file:
-        file.write(np.zeros((60, 80), "u1"), photometric="minisblack", subifds=1, metadata=words)
-        file.write(np.zeros((30, 40), "u1"), photometric="minisblack", subfiletype=1)
-    ome = open_source(tmp_path / "a.ome.tif", level=1).ome
-    assert ome is not None
-    assert ome.translation == (0.25, 10.25)
-
-
-PAGES = np.zeros((2, 3, 4, 5), "uint8")
-
-
-def test_units_of_imagej_that_differ_from_that_along_x_are_read(tmp_path: Path) -> None:
-    tags = {"axes": "TZYX", "unit": "micron", "zunit": "nm", "spacing": 300.0, "tunit": "ms", "finterval": 250.0}
-    tifffile.imwrite(tmp_path / "a.tif", PAGES, imagej=True, resolution=(10, 10), metadata=tags)
-    source = open_source(tmp_path / "a.tif")
-    assert source.units == ("millisecond", "nanometer", "micrometer", "micrometer")
-    assert source.scale == pytest.approx((250, 300, 0.1, 0.1))
+    words = {
+        "axes": "YX",
+        "PhysicalSizeX": 0.5,
+        "PhysicalSizeY": 0.5,
+        "Plane": {"PositionX": [10.0], "PositionXUnit": ["µm"]},
+    }
+    # The second is no whole factor coarser: it has the ratio of the shapes.
+    for shape, place, scale in (((30, 40), (0.25, 10.25), 1.0), ((40, 60), (0.125, 10.125), 0.75)):
+        with tifffile.TiffWriter(path, ome=True) as file:
+            file.write(
+                np.zeros((60, 80 if shape[0] == 30 else 90), "u1"), photometric="minisblack", subifds=1, metadata=words
+            )
+            file.write(np.zeros(shape, "u1"), photometric="minisblack", subfiletype=1)
+        source = open_source(path, level=1)
+        assert source.ome is not None
+        assert source.ome.translation == pytest.approx(place, abs=1e-4)
+        assert source.scale == (scale, scale)
 
 
 UNITS: list[tuple[str, float, str]] = [
@@ -370,15 +352,6 @@ def test_a_word_that_is_no_unit_is_left_out_with_a_remark(tmp_path: Path) -> Non
             assert said is (word != "pixel"), word
 
 
-def test_each_series_has_its_own_size_of_pixels(tmp_path: Path) -> None:
-    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
-        for edge, per_centimeter in ((5, 10000), (9, 500)):
-            resolution = (per_centimeter, per_centimeter)
-            file.write(np.zeros((edge, edge), "uint8"), resolution=resolution, resolutionunit="CENTIMETER")
-    assert open_source(tmp_path / "a.tif", dataset=0).scale == pytest.approx((1, 1))
-    assert open_source(tmp_path / "a.tif", dataset=1).scale == pytest.approx((20, 20))
-
-
 def test_tags_that_only_change_what_viewers_show_are_remarked_on(tmp_path: Path) -> None:
     rows: dict[str, dict[str, Any]] = {
         "0 as white": {"photometric": "miniswhite"},
@@ -390,3 +363,24 @@ def test_tags_that_only_change_what_viewers_show_are_remarked_on(tmp_path: Path)
         source = open_source(tmp_path / "a.tif")
         assert len(source.remarks) == bool(word)
         assert word in "".join(source.remarks)
+
+
+def test_damaged_ome_xml_and_a_size_in_it_that_is_none_have_a_remark(tmp_path: Path) -> None:
+    size = 'PhysicalSizeX="0.7"'
+    rows = [
+        (size, size.replace("0.7", value), f"{value!r} as the size along x")
+        for value in ("0", "-1", "nan", "inf", "0,5", "")
+    ]
+    rows += [(damage, damage.replace("<", "{"), "OME-XML is damaged") for damage in ("<Pixels", "</OME>")]
+    path = tmp_path / "a.ome.tif"
+    for old, new, said in rows:
+        _write(path, PAGES[0, 0], ome=True, metadata={"axes": "YX", "PhysicalSizeX": 0.7, "PhysicalSizeY": 0.5})
+        with tifffile.TiffFile(path) as file:
+            text = file.pages.first.description
+        assert old in text
+        tifffile.tiffcomment(path, text.replace(old, new).encode())
+        source = open_source(path)
+        assert source.shape[-2:] == (4, 5)
+        assert any(said in remark for remark in source.remarks), new
+        if old == size:
+            assert (source.scale, source.units) == ((0.5, 1.0), ("micrometer", None))

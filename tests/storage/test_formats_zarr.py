@@ -1,4 +1,4 @@
-"""Zarr arrays, plain groups, .zip stores and URLs."""
+"""Zarr arrays, plain groups, OME-Zarr 0.4 and 0.5 images with their levels, axes, scale and units, in folders, .zip stores and URLs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import zarr
 import zarr.storage
 from numpy.typing import NDArray
 
-from halotile.errors import DamagedData, InputError
+from halotile.errors import InputError
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
 from tests.cases import in_folders
@@ -32,21 +32,6 @@ def _create(store: Any, **options: Any) -> Any:
     array = zarr.create_array(store, **{"shape": (40, 50), "chunks": (16, 16), "dtype": "float32"} | options)
     array[...] = PICTURE
     return array
-
-
-def test_both_versions_read(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"zarr_format": 2}, {"zarr_format": 3}, {"chunks": (8, 8), "shards": (32, 32)}]
-    for folder, options in in_folders(tmp_path, rows):
-        _create(folder / "a.zarr", **options)
-        source = open_source(folder / "a.zarr")
-        # The unit of decode is the inner chunk of a shard.
-        assert (source.format, source.chunks) == ("zarr", options.get("chunks", (16, 16)))
-        assert np.array_equal(source.read(Region((3, 4), (39, 50))), PICTURE[3:39, 4:50])
-
-
-def test_missing_chunks_read_as_fill_value(tmp_path: Path) -> None:
-    zarr.create_array(tmp_path / "a.zarr", shape=(40, 50), chunks=(16, 16), dtype="float32", fill_value=7)
-    assert (open_source(tmp_path / "a.zarr").read(Region((3, 4), (20, 21))) == 7).all()
 
 
 def test_axes_come_from_dimension_names(tmp_path: Path) -> None:
@@ -81,24 +66,16 @@ def test_the_fill_value_of_xarray_is_that_of_holes(tmp_path: Path) -> None:
         assert ("-7 is taken as one, -8 as measured" in "".join(source.remarks)) == (nodata == -7)
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
-@pytest.mark.parametrize("place", ["group", "array", "zip"])
+@pytest.mark.parametrize(("zarr_format", "place"), [(2, "group"), (3, "array"), (2, "zip"), (3, "zip")])
 def test_coordinates_of_xarray_have_a_note(tmp_path: Path, zarr_format: Any, place: str) -> None:
     xarray = pytest.importorskip("xarray")
-    coordinates = {
-        "x": np.linspace(0, 9, 50),
-        "lat": (("y", "x"), np.zeros((40, 50))),
-        "time": np.datetime64("2026-01-01", "ns"),
-    }
-    data = {"t": (("y", "x"), PICTURE), "u": (("y", "x"), PICTURE)}
+    lat, time = (("y", "x"), np.zeros((40, 50))), np.datetime64("2026-01-01", "ns")
+    data = dict.fromkeys("tu", (("y", "x"), PICTURE))
     path = tmp_path / "a.zarr"
-    xarray.Dataset(data, coordinates).to_zarr(path, zarr_format=zarr_format, consolidated=False)
-    if place == "array":
-        source = open_source(path / "t")
-    else:
-        packed = path if place == "group" else shutil.make_archive(str(tmp_path / "b"), "zip", path)
-        source = open_source(packed, dataset="t")
-    (remark,) = source.remarks
+    stored = xarray.Dataset(data, {"x": np.linspace(0, 9, 50), "lat": lat, "time": time})
+    stored.to_zarr(path, zarr_format=zarr_format, consolidated=False)
+    packed = shutil.make_archive(str(tmp_path / "b"), "zip", path) if place == "zip" else path
+    (remark,) = (open_source(path / "t") if place == "array" else open_source(packed, dataset="t")).remarks
     found = re.match(r"its coordinates (.*) are not written to the output", remark)
     assert found
     assert sorted(found[1].split(", ")) == ["lat", "time", "x"]
@@ -148,35 +125,32 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def test_a_chunk_written_over_in_place_changes_the_fingerprint(tmp_path: Path) -> None:
     for folder, options in in_folders(tmp_path, LAYOUTS.values()):
         _create(folder / "a.zarr", **options)
-        before = open_source(folder / "a.zarr").fingerprint()
+        source = open_source(folder / "a.zarr")
+        # The unit of decode is the inner chunk of a shard.
+        assert (source.format, source.chunks) == ("zarr", options.get("chunks", (16, 16)))
+        assert np.array_equal(source.read(Region((3, 4), (39, 50))), PICTURE[3:39, 4:50])
         files = (file for file in (folder / "a.zarr").rglob("*") if file.is_file())
         chunk = max(file for file in files if file.name[-1].isdigit())
-        whole = chunk.read_bytes()
+        whole, before = chunk.read_bytes(), source.fingerprint()
         with chunk.open("r+b") as file:
             file.write(bytes([whole[0] ^ 1]))
         os.utime(chunk, ns=(0, 12345))  # as if time had passed
         assert open_source(folder / "a.zarr").fingerprint() != before
 
 
-def test_of_too_many_chunks_only_the_directories_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["_MOST_FILES", "_MOST_DIRECTORIES"])
+def test_of_many_chunks_the_directories_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
     _create(tmp_path / "a.zarr")
-    monkeypatch.setattr("halotile.storage.formats.zarr._MOST_FILES", 3)
+    monkeypatch.setattr(f"halotile.storage.formats.zarr.{limit}", 2)
     chunk = tmp_path / "a.zarr" / "c" / "1" / "1"
     before = open_source(tmp_path / "a.zarr").fingerprint()
     os.utime(chunk, ns=(0, 12345))
-    assert open_source(tmp_path / "a.zarr").fingerprint() == before
+    # Few chunks are all checked in any number of directories.
+    assert (open_source(tmp_path / "a.zarr").fingerprint() == before) is (limit == "_MOST_FILES")
     shutil.copy(chunk, chunk.with_name("new"))
     chunk.with_name("new").replace(chunk)
-    assert open_source(tmp_path / "a.zarr").fingerprint() != before
-
-
-def test_few_chunks_are_all_checked_in_any_number_of_directories(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _create(tmp_path / "a.zarr")
-    monkeypatch.setattr("halotile.storage.formats.zarr._MOST_DIRECTORIES", 2)
-    before = open_source(tmp_path / "a.zarr").fingerprint()
-    os.utime(tmp_path / "a.zarr" / "c" / "1" / "1", ns=(0, 12345))
     assert open_source(tmp_path / "a.zarr").fingerprint() != before
 
 
@@ -191,7 +165,7 @@ def test_a_zip_store_and_a_url_read(tmp_path: Path) -> None:
         assert np.array_equal(source.read(Region((3, 4), (39, 50))), PICTURE[3:39, 4:50])
 
 
-def test_broken_metadata_are_an_input_error(tmp_path: Path) -> None:
+def test_broken_metadata_and_more_pixels_than_any_disk_holds_are_refused(tmp_path: Path) -> None:
     _create(tmp_path / "a.zarr")
     document = tmp_path / "a.zarr" / "zarr.json"
     metadata = json.loads(document.read_text())
@@ -201,35 +175,10 @@ def test_broken_metadata_are_an_input_error(tmp_path: Path) -> None:
         document.write_text(text)
         with pytest.raises(InputError, match=r"a\.zarr.*wavelet9000" if "wavelet" in text else r"a\.zarr"):
             open_source(tmp_path / "a.zarr")
-
-
-CODECS: list[dict[str, Any]] = [
-    {"compressors": [zarr.codecs.BloscCodec(cname="lz4"), zarr.codecs.Crc32cCodec()]},
-    {"compressors": [zarr.codecs.ZstdCodec()]},
-    {"compressors": [zarr.codecs.GzipCodec()]},
-    {"compressors": None},
-    {"compressors": [zarr.codecs.Crc32cCodec()], "filters": [zarr.codecs.TransposeCodec(order=(1, 0))]},
-    {"compressors": [zarr.codecs.Crc32cCodec()], "chunks": (8, 8), "shards": (16, 16)},
-]
-
-
-@pytest.mark.parametrize("options", CODECS)
-def test_a_truncated_chunk_and_a_flipped_bit_under_a_checksum_are_damage(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    _create(tmp_path / "a.zarr", **options)
-    source = open_source(tmp_path / "a.zarr")
-    chunk = tmp_path / "a.zarr" / "c" / "1" / "1"
-    whole = chunk.read_bytes()
-    for keep in (0.0, 0.5, 0.99):
-        chunk.write_bytes(whole[: int(len(whole) * keep)])
-        with pytest.raises(DamagedData, match=r"a\.zarr: the pixels from \(10, 10\) to \(30, 30\)"):
-            source.read(Region((10, 10), (30, 30)))
-        assert np.array_equal(source.read(Region((0, 0), (16, 50))), PICTURE[:16])
-    for place in range(0, len(whole), len(whole) // 20) if "Crc32c" in str(options) else ():
-        chunk.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        with pytest.raises(DamagedData):
-            source.read(Region((16, 16), (32, 32)))
+    for folder, edge in in_folders(tmp_path, (2**40, 2**62)):
+        zarr.create_array(folder / "a.zarr", shape=(edge, edge), chunks=(2**20, 2**20), dtype="f4")
+        with pytest.raises(InputError, match="no disk holds so many pixels"):
+            open_source(folder / "a.zarr")
 
 
 def test_an_unreadable_url_is_refused_in_one_line() -> None:
@@ -243,3 +192,279 @@ def test_an_unreadable_url_is_refused_in_one_line() -> None:
         with pytest.raises(InputError, match=said) as refused:
             open_source(url)
         assert "\n" not in str(refused.value)
+
+
+CYX = [
+    {"name": "c", "type": "channel"},
+    {"name": "y", "type": "space", "unit": "micrometer"},
+    {"name": "x", "type": "space", "unit": "micrometer"},
+]
+
+
+LEVELS = [np.random.default_rng(level).integers(0, 999, (2, 64 >> level, 48 >> level), "u2") for level in range(3)]
+
+
+def _write_ome(store: Any, version: str, axes: list[Any] = CYX, **more: Any) -> None:
+    """An image of three levels, each with half the resolution of the previous one."""
+    group = _group(store, version, "w")
+    entries = []
+    for level, pixels in enumerate(LEVELS):
+        group.create_array(f"s{level}", data=pixels, chunks=(1, 16, 16))
+        step = {"type": "scale", "scale": [1, 2**level, 2**level]}
+        shift = {"type": "translation", "translation": [0, 5, 5]}
+        entries.append({"path": f"s{level}", "coordinateTransformations": [step, shift]})
+    image = {"axes": axes, "datasets": entries, **more}
+    group.attrs.update(_said(version, {"multiscales": [image | ({"version": "0.4"} if version == "0.4" else {})]}))
+
+
+def _said(version: str, attributes: dict[str, Any]) -> dict[str, Any]:
+    """Attributes where this version of OME-Zarr has them."""
+    return attributes if version == "0.4" else {"ome": {"version": "0.5", **attributes}}
+
+
+def _group(place: Any, version: str, mode: Any = "a") -> Any:
+    return zarr.open_group(place, mode=mode, zarr_format=2 if version == "0.4" else 3)
+
+
+both = pytest.mark.parametrize("version", ["0.4", "0.5"])
+
+
+@both
+def test_a_level_reads_with_its_scale_and_a_missing_one_is_refused(tmp_path: Path, version: str) -> None:
+    _write_ome(tmp_path / "a.zarr", version)
+    for level, pixels in enumerate(LEVELS):
+        source = open_source(tmp_path / "a.zarr", level=level)
+        assert (source.format, source.axes, source.chunks) == ("ome", ("c", "y", "x"), (1, 16, 16))
+        assert source.scale == (1.0, 2.0**level, 2.0**level)
+        assert source.units == (None, "micrometer", "micrometer")
+        assert np.array_equal(source[...], pixels)
+        assert np.array_equal(pickle.loads(pickle.dumps(source))[...], pixels)
+    with pytest.raises(InputError, match=r"level is 3.*0 \('s0'\), 1 \('s1'\), 2 \('s2'\)"):
+        open_source(tmp_path / "a.zarr", level=3)
+    shutil.rmtree(tmp_path / "a.zarr" / "s1")
+    with pytest.raises(InputError, match="'s1'"):
+        open_source(tmp_path / "a.zarr", level=1)
+
+
+def _root(folder: Path, version: str, images: list[str]) -> Path:
+    """A Zarr of images as bioformats2raw writes it, or a plate where they have a row, a column and a field."""
+    root = folder / "root.zarr"
+    group = _group(root, version, "w")
+    (root / "notes.txt").write_text("a file of another program")
+    attributes: dict[str, Any] = {"bioformats2raw.layout": 3}
+    if "/" in images[0]:
+        attributes["plate"] = {"wells": [{"path": image[:-2]} for image in images] + [{"path": "H/9"}]}
+    else:
+        group.create_group("OME")
+    group.attrs.update(_said(version, attributes))
+    for image in images:
+        _write_ome(root / image, version)
+        if "/" in image:
+            well = _group(root / image[:-2], version)
+            well.attrs.update(_said(version, {"well": {"images": [{"path": image[-1]}]}}))
+    return root
+
+
+@both
+@pytest.mark.parametrize("image", ["0", "A/1/0"])
+def test_the_only_image_of_a_root_or_plate_is_opened(tmp_path: Path, version: str, image: str) -> None:
+    pytest.importorskip("obstore")
+    root = _root(tmp_path, version, [image])
+    alone = open_source(root / image, level=1)
+    for path in (root, shutil.make_archive(str(tmp_path / "a"), "zip", root), f"file://{root}"):
+        source = pickle.loads(pickle.dumps(open_source(path, level=1)))
+        assert (source.format, source.axes, source.scale) == ("ome", ("c", "y", "x"), (1.0, 2.0, 2.0))
+        assert (source.units, source.ome) == (alone.units, alone.ome)
+        assert np.array_equal(source[...], LEVELS[1])
+
+
+@both
+@pytest.mark.parametrize("images", [["0", "1"], ["A/1/0", "B/2/0"]])
+def test_one_of_several_images_or_a_level_of_it_is_named(tmp_path: Path, version: str, images: list[str]) -> None:
+    pytest.importorskip("obstore")
+    root = _root(tmp_path, version, images)
+    packed = shutil.make_archive(str(tmp_path / "a"), "zip", root)
+    named, one = f"several images: {', '.join(images)}", rf"Write dataset: one of {', '.join(images)}\.$"
+    rows: list[tuple[Any, str | None, str]] = [
+        (root, None, f"{named}. Write the path of one, such as {root}/{images[0]}"),
+        (packed, None, rf"{named}\. {one}"),
+        (root, "9", f"'9', .* {one}"),
+    ]
+    for path, dataset, said in rows:
+        with pytest.raises(InputError, match=said):
+            open_source(path, dataset=dataset)
+    alone = open_source(root / images[1], level=1)
+    for path in (root, packed, f"file://{root}"):
+        of_image = open_source(path, dataset=images[1], level=1)
+        of_level = open_source(path, dataset=f"{images[1]}/s1")
+        for source in (of_image, of_level, pickle.loads(pickle.dumps(of_level))):
+            assert (source.axes, source.scale, source.units) == (alone.axes, alone.scale, alone.units)
+            assert (source.ome, source.remarks) == (alone.ome, ())
+            assert np.array_equal(source.read(Region.whole(source.shape)), LEVELS[1])
+        if path is root:
+            assert of_image.fingerprint() == of_level.fingerprint() == alone.fingerprint()
+        with pytest.raises(InputError, match="level is 2, but dataset s1 is level 1 itself"):
+            open_source(path, dataset=f"{images[1]}/s1", level=2)
+
+
+@both
+def test_each_of_several_multiscales_has_its_own_axes_scale_and_name(tmp_path: Path, version: str) -> None:
+    group = _group(tmp_path / "a.zarr", version, "w")
+    images: list[Any] = []
+    for name, size, pixels in (("a", 0.5, LEVELS[0][0]), ("b", 3, LEVELS[1]), ("deep/0", 4, LEVELS[2])):
+        group.create_array(name, data=pixels)
+        steps = [{"type": "scale", "scale": [size] * pixels.ndim}]
+        entries = [{"path": name, "coordinateTransformations": steps}]
+        images.append({"name": f"image {name}", "axes": CYX[-pixels.ndim :], "datasets": entries})
+    group.create_array("other", data=LEVELS[0])
+    group.attrs.update(_said(version, {"multiscales": images}))
+    said = "it has 3 multiscales, and this is the first: for another, write input.dataset: one of b, deep/0"
+    assert open_source(tmp_path / "a.zarr").remarks == (said,)
+    deep = ("cyx", 4, "deep/0")
+    for dataset, (axes, size, name) in {
+        "a": ("yx", 0.5, "a"),
+        "b": ("cyx", 3, "b"),
+        "deep/0": deep,
+        "deep": deep,
+    }.items():
+        source = open_source(tmp_path / "a.zarr", dataset=dataset)
+        assert ("".join(source.axes), source.scale) == (axes, (size,) * len(axes))
+        assert source.units[-2:] == ("micrometer", "micrometer")
+        assert (source.ome and source.ome.name, source.remarks) == (f"image {name}", ())
+    # Two images share their finest array.
+    images[1]["datasets"].insert(0, {**images[1]["datasets"][0], "path": "a"})
+    group.attrs.update(_said(version, {"multiscales": images}))
+    assert "one of b, deep/0" in open_source(tmp_path / "a.zarr").remarks[0]
+    bare = open_source(tmp_path / "a.zarr", dataset="other", axes="cyx")
+    assert (bare.format, bare.scale) == ("zarr", (1.0, 1.0, 1.0))
+
+
+@both
+def test_the_array_of_a_level_is_bare_with_a_note_of_its_image(tmp_path: Path, version: str) -> None:
+    _write_ome(tmp_path / "a.zarr", version)
+    source = open_source(tmp_path / "a.zarr" / "s1", axes="cyx")
+    assert (source.format, source.scale) == ("zarr", (1.0, 1.0, 1.0))
+    without = "it is read without the pixel sizes and channels of its OME-Zarr: for these, write "
+    assert source.remarks == (f"{without}input.path: {tmp_path}/a.zarr and input.dataset: s1",)
+    if version == "0.5":
+        return
+    for fill, nodata in ((0, None), (7, 7)):  # the default fill value says nothing of the pixels
+        store = tmp_path / "a.zarr" / "s0"
+        level = zarr.create_array(store, data=LEVELS[0], fill_value=fill, zarr_format=2, overwrite=True)
+        level.attrs["_ARRAY_DIMENSIONS"] = ["c", "y", "x"]
+        source = open_source(tmp_path / "a.zarr")
+        assert source.nodata == nodata
+        assert ("input.nodata: 0" in "".join(source.remarks)) == (fill == 0)
+
+
+@both
+def test_the_position_of_the_first_pixel_follows_the_transformations_of_the_image(tmp_path: Path, version: str) -> None:
+    whole = [{"type": "scale", "scale": [1, 0.5, 2]}, {"type": "translation", "translation": [0, 100, 0]}]
+    rows: list[tuple[Any, tuple[float, ...], tuple[float, ...]]] = [
+        ({}, (0.0, 5.0, 5.0), (1.0, 2.0, 2.0)),
+        ({"coordinateTransformations": whole}, (0.0, 102.5, 10.0), (1.0, 1.0, 4.0)),
+    ]
+    for folder, (more, place, scale) in in_folders(tmp_path, rows):
+        _write_ome(folder / "a.zarr", version, **more)
+        source = open_source(folder / "a.zarr", level=1)
+        assert (source.ome and source.ome.translation, source.scale) == (place, scale)
+
+
+CHANNEL = {"color": "00FF00", "label": "GFP", "window": {"start": 0, "end": 90, "min": 0, "max": 999}}
+
+
+@both
+def test_the_name_and_valid_channels_are_read(tmp_path: Path, version: str) -> None:
+    _write_ome(tmp_path / "a.zarr", version, name="cells")
+    group = zarr.open_group(tmp_path / "a.zarr", mode="r+")
+    two, named = {"channels": [CHANNEL, CHANNEL]}, {"channels": [CHANNEL], "rdefs": {"model": "color"}}
+    odd: list[Any] = [{}, CHANNEL | {"color": "green"}, CHANNEL | {"window": {"start": 0}}, {"color": "00FF00"}]
+    rows: list[tuple[Any, Any]] = [(two | {"version": "0.4"}, two), (named, named), ("text", None)]
+    rows += [({"channels": []}, None), *(({"channels": [channel]}, None) for channel in odd)]
+    for omero, kept in rows:
+        said = dict(group.attrs)
+        group.attrs.update(_said(version, {**(said if version == "0.4" else said["ome"]), "omero": omero}))
+        ome = open_source(tmp_path / "a.zarr").ome
+        assert ome is not None
+        assert (ome.name, ome.omero) == ("cells", kept)
+
+
+def test_axes_of_older_or_unusual_images(tmp_path: Path) -> None:
+    rows: list[tuple[list[Any], str]] = [
+        (["z", "y", "x"], "zyx"),
+        ([{"name": "lambda", "type": "channel"}, {"name": "y"}, {"name": "x"}], "cyx"),
+        ([{"name": "angle"}, {"name": "y"}, {"name": "x"}], "qyx"),
+        ([{"name": "y"}], "qyx"),
+        ([], "qyx"),
+    ]
+    for folder, (axes, letters) in in_folders(tmp_path, rows):
+        _write_ome(folder / "a.zarr", "0.4", axes=axes)
+        assert "".join(open_source(folder / "a.zarr").axes) == letters
+
+
+SPACE = [{"name": axis, "type": "space", "unit": "micrometer"} for axis in "zyx"]
+
+
+def _plane(path: Path, axes: list[Any], scale: list[float]) -> Path:
+    """A plane of one level with contradictory metadata."""
+    group = zarr.open_group(path, mode="w")
+    group.create_array("0", data=LEVELS[0][0])
+    steps = [{"type": "scale", "scale": scale}]
+    image = {"axes": axes, "datasets": [{"path": "0", "coordinateTransformations": steps}]}
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [image]}
+    return path
+
+
+MEANT: list[tuple[list[Any], list[float], str, tuple[float, ...], tuple[str | None, ...]]] = [
+    (SPACE, [2, 3], "names the axes z, y, x for an array of 2: taken as yx. If not, write input.axes", (2.0, 3.0), (None, None)),
+    ([SPACE[1], SPACE[1]], [2, 3], "names the axes y, y: taken as yx", (2.0, 3.0), ("micrometer",) * 2),
+    (SPACE[1:], [9, 2, 3], "has a scale of 3 numbers for 2 axes, which is left out: the size is taken", (1.0, 1.0), (None, None)),
+    (SPACE[1:], [2, -1], "has -1 as the size along x, which is none: the size is taken", (2.0, 1.0), ("micrometer", None)),
+    (SPACE[1:], [0, 3], "has 0 as the size along y, which is none: the size is taken", (1.0, 3.0), (None, "micrometer")),
+    ([SPACE[1], {"name": "x", "unit": "parsnip"}], [2, 3], "has 'parsnip' as the unit along x", (2.0, 3.0), ("micrometer", None)),
+    ([SPACE[1], {"name": "x", "unit": "um"}], [2, 3], "", (2.0, 3.0), ("micrometer", "micrometer")),
+    ([SPACE[1], {"name": "x", "unit": "yottasecond"}], [2, 3], "", (2.0, 3.0), ("micrometer", "yottasecond")),
+    ([SPACE[1], {"name": "x", "unit": "angstrom"}], [2, 3], "", (2.0, 3.0), ("micrometer", "angstrom")),
+]  # fmt: skip
+
+
+def test_metadata_that_cannot_be_meant_are_remarked_on_and_not_taken_over(tmp_path: Path) -> None:
+    for folder, (axes, scale, remark, sizes, units) in in_folders(tmp_path, MEANT):
+        source = open_source(_plane(folder / "a.zarr", axes, scale))
+        assert len(source.remarks) == bool(remark)
+        assert all(said.startswith((f"its OME-Zarr {remark}", f"the file {remark}")) for said in source.remarks)
+        assert (source.axes, source.scale, source.units) == (("y", "x"), sizes, units)
+        if axes is SPACE:
+            assert open_source(folder / "a.zarr", axes="yx").remarks == (), "the user has named them"
+
+
+def test_attributes_that_describe_no_image_leave_a_plain_group_and_broken_ones_are_an_error(tmp_path: Path) -> None:
+    nothing: list[Any] = ["hello", {"multiscales": []}, {"plate": {}}, None]
+    broken: list[Any] = [["text"], [{"datasets": "s0"}], [{"datasets": [{"name": "s0"}]}], {"a": 1}]
+    for folder, ome in in_folders(tmp_path, nothing + [{"version": "0.5", "multiscales": one} for one in broken]):
+        group = zarr.open_group(folder / "a.zarr", mode="w")
+        group.attrs["ome"] = ome
+        group.create_array("only", data=LEVELS[0])
+        if ome in nothing:
+            assert open_source(folder / "a.zarr").format == "zarr"
+            continue
+        with pytest.raises(InputError, match=r"a\.zarr"):
+            open_source(folder / "a.zarr")
+
+
+def test_an_invalid_channel_costs_no_other_its_name(tmp_path: Path) -> None:
+    window = {"start": 0, "end": 9, "min": 0, "max": 9}
+    whole = {"label": "DAPI", "color": "0000FF", "window": window}
+    channels = [whole, {"label": "GFP"}, {"label": 3, "color": "red", "window": {"start": 9, "end": 0}}]
+    image = {"axes": ["c", "y", "x"], "datasets": [{"path": "0"}]}
+    group = zarr.create_group(tmp_path / "a.zarr", zarr_format=2)
+    group.create_array("0", shape=(3, 4, 5), dtype="u1")
+    group.attrs.update({"multiscales": [image, image], "omero": {"channels": channels}})
+    source = open_source(tmp_path / "a.zarr")
+    assert source.channels == ({"label": "DAPI", "color": "0000FF", "window": (0, 9)}, {"label": "GFP"}, {})
+    assert any("omero attribute is not valid" in remark for remark in source.remarks)
+    assert any("2 multiscales" in remark for remark in source.remarks)
+    assert not any("describes" in remark for remark in source.remarks)
+    group.attrs["omero"] = {"channels": [whole]}
+    remark = "its omero attribute describes 1 of 3 channels"
+    assert remark in open_source(tmp_path / "a.zarr").remarks

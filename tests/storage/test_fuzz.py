@@ -1,19 +1,43 @@
-"""Any file content is read correctly or refused, without other errors or crashes."""
+"""Files of every format are read with the bits of their libraries; any file content is read correctly or refused, without other errors or crashes."""
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from halotile.errors import InputError
+from halotile.storage.arrays import open_source
+from halotile.storage.grid import Region
 from tests.cases import all_of
-from tests.storage.fuzzing import FORMATS, ODD_HDF5, edited_hdf5
+from tests.storage.fuzzing import FORMATS, IMAGES, ODD_HDF5, edited_hdf5, is_json
 
 EXAMPLES = 1_000
 FEW = ("zarr-v3",)
 """Formats that are tried each time."""
+
+
+@pytest.mark.parametrize("name", sorted(IMAGES.keys() - {"czi"}))
+def test_a_file_reads_with_the_bits_of_its_library_and_is_refused_where_truncated(tmp_path: Path, name: str) -> None:
+    write, read = IMAGES[name]
+    write(tmp_path)
+    for root in sorted(tmp_path.iterdir()):
+        expected, opened = read(root), open_source(root)
+        for source in (opened, pickle.loads(pickle.dumps(opened))):
+            pixels = source.read(Region.whole(source.shape))
+            if pixels.shape == expected.shape:  # a palette is read as what it shows
+                assert pixels.tobytes() == expected.astype(pixels.dtype).tobytes()
+            assert pixels[1:, 2:].tobytes() == source[1:, 2:].tobytes()
+        files = [file for file in root.rglob("*") if file.is_file() and not is_json(file)]
+        largest = max(files or [root], key=lambda file: file.stat().st_size)
+        content = largest.read_bytes()
+        for keep in (0.0, 0.02, 0.3, 0.6, 0.9):
+            largest.write_bytes(content[: int(keep * len(content))])
+            with pytest.raises(InputError, match=root.name):
+                open_source(root)[...]
 
 
 @pytest.mark.parametrize("name", all_of(FORMATS, thorough=FORMATS.keys() - FEW))

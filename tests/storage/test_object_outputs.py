@@ -1,26 +1,36 @@
-"""Outputs in object stores: the same bytes as on a disk, checked, restored and replaced by the same rules."""
+"""Outputs and images in object stores and at URLs: the same bytes as on a disk, checked, restored and replaced by the same rules; changes are noticed."""
 
 from __future__ import annotations
 
+import os
 import pickle
+import threading
 import traceback
-from dataclasses import replace
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
-from halotile.errors import InputUnreadable, OutputRefused
+from halotile.errors import InputError, InputUnreadable, OutputRefused
 from halotile.storage.arrays import open_source
 from halotile.storage.disk.object_path import ObjectPath, files_below, store_errors
+from halotile.storage.formats import zarr as formats_zarr
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import UNREADABLE, Layout, ShardWriter, check_block, create_output, open_output
 from halotile.storage.sharded.ownership import find_foreign_entry, metadata_problems, restore_metadata
 from tests.storage.outputs import OME, PLAIN, noise, written
 from tests.stores import BUCKET, BUSY, DENIED, ObjectServer, contents, delete, failing, put
+from tests.support import job_of, noisy_image, read_zarr, run_inline
 
 pytest.importorskip("obstore")
+
+
 WHOLE = Region.whole(PLAIN.shape)
 
 
@@ -46,42 +56,18 @@ def test_the_objects_are_the_files_of_a_disk(place: ObjectPath, layout: Layout, 
         assert check_block(place, layout, Region.whole(layout.shape), digest, thorough=thorough) == []
 
 
-def test_a_cheap_check_asks_twice_for_each_shard(place: ObjectPath, object_store: ObjectServer) -> None:
-    written(place, PLAIN)
-    object_store.requests.clear()
-    assert check_block(place, PLAIN, WHOLE, thorough=False) == []
-    assert len(object_store.requests) == 2 * PLAIN.files
-
-
-def test_a_copy_that_has_lost_its_digest_is_checked_by_its_checksums(place: ObjectPath) -> None:
-    create_output(place, PLAIN)
-    digest = ShardWriter(place, PLAIN).write(WHOLE, noise(PLAIN.shape, PLAIN.dtype)).digest
-    put(place / "c/0/0", (place / "c/0/0").read_bytes())
-    assert check_block(place, PLAIN, WHOLE, digest, thorough=False) == []
-
-
-@pytest.mark.parametrize("thorough", [False, True])
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda content: content[:-40], "checksum of the index"),
-        (lambda content: content[:20], "cut short"),
-        (lambda _: b"", "cut short"),
-        (None, "missing"),
-        ("c/1/1", "another place or time"),
-    ],
-)
-def test_damage_is_found(place: ObjectPath, damage: object, words: str, thorough: bool) -> None:
+def test_damage_is_found(place: ObjectPath) -> None:
     create_output(place, PLAIN)
     digest = ShardWriter(place, PLAIN).write(WHOLE, noise(PLAIN.shape, PLAIN.dtype)).digest
     shard = place / "c/0/0"
-    if damage is None:
-        delete(shard)
-    else:
-        put(shard, damage(shard.read_bytes()) if callable(damage) else (place / str(damage)).read_bytes())
-    (problem,) = check_block(place, PLAIN, WHOLE, digest, thorough=thorough)
-    assert problem.startswith(f"{shard}")
-    assert words in problem
+    whole = shard.read_bytes()
+    rows = [(whole[:-40], "checksum of the index"), (whole[:20], "cut short"), (b"", "cut short"), (None, "missing")]
+    for content, words in [*rows, ((place / "c/1/1").read_bytes(), "another place or time")]:
+        delete(shard) if content is None else put(shard, content)
+        for thorough in (False, True):
+            (problem,) = check_block(place, PLAIN, WHOLE, digest, thorough=thorough)
+            assert problem.startswith(f"{shard}")
+            assert words in problem
 
 
 def test_a_store_that_does_not_answer_is_no_damage(place: ObjectPath, object_store: ObjectServer) -> None:
@@ -95,16 +81,18 @@ def test_a_store_that_does_not_answer_is_no_damage(place: ObjectPath, object_sto
         metadata_problems(place, PLAIN)
 
 
-def test_a_put_that_the_store_is_too_busy_for_is_repeated(place: ObjectPath, object_store: ObjectServer) -> None:
-    object_store.trouble = failing(3, BUSY, "PUT", "c/")
-    written(place, PLAIN)
-    assert check_block(place, PLAIN, WHOLE) == []
-
-
-def test_a_put_that_is_refused_is_an_error_of_the_system(place: ObjectPath, object_store: ObjectServer) -> None:
+def test_a_busy_store_is_asked_again_and_a_check_asks_twice(place: ObjectPath, object_store: ObjectServer) -> None:
     object_store.trouble = failing(1, DENIED, "PUT", "c/0/1")
     with pytest.raises(PermissionError, match=f"Access Denied: '{place}/c/0/1'"):
         written(place, PLAIN)
+    object_store.trouble = failing(3, BUSY, "PUT", "c/")
+    create_output(place, PLAIN, overwrite=True)
+    digest = ShardWriter(place, PLAIN).write(WHOLE, noise(PLAIN.shape, PLAIN.dtype)).digest
+    object_store.requests.clear()
+    assert check_block(place, PLAIN, WHOLE, thorough=False) == []
+    assert len(object_store.requests) == 2 * PLAIN.files
+    put(place / "c/0/0", (place / "c/0/0").read_bytes())  # a copy that has lost its digest
+    assert check_block(place, PLAIN, WHOLE, digest, thorough=False) == []
 
 
 def test_no_key_is_in_an_error() -> None:
@@ -160,12 +148,6 @@ def test_anything_else_stays(place: ObjectPath, inside: str, words: str) -> None
     assert (place / inside).read_bytes() == b"mine"
 
 
-def test_nothing_is_written_into_an_array(place: ObjectPath) -> None:
-    written(place, PLAIN)
-    with pytest.raises(OutputRefused, match="is a Zarr array, and everything in its folder belongs to it"):
-        create_output(place / "inner" / "b.zarr", replace(PLAIN, dtype="uint8"))
-
-
 def test_the_run_directory_of_a_place_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for place in (ObjectPath("s3://scans/day 1/clean.zarr"), ObjectPath("gs://b/c"), tmp_path / "clean.zarr"):
@@ -173,3 +155,109 @@ def test_the_run_directory_of_a_place_names_it(tmp_path: Path, monkeypatch: pyte
         assert run.path.parent == tmp_path
         assert run.output == place
     assert RunDirectory(Path("s3+scans+clean.zarr")).output == Path("s3+scans+clean.zarr")
+
+
+pytest.importorskip("obstore")
+
+
+PIXELS = noisy_image((150, 130), "uint16")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A web server without a log."""
+
+    def log_message(self, *_: Any) -> None:
+        return None
+
+
+@pytest.fixture(params=["s3", "http"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Any]]:
+    """The URL of an array of nine chunks, and the array as it can be written."""
+    if request.param == "s3":
+        from obstore.store import from_url
+
+        request.getfixturevalue("object_store")
+        url = f"s3://{BUCKET}/{tmp_path.name}/a.zarr"
+        store = zarr.storage.ObjectStore(from_url(url))
+        yield url, zarr.create_array(store, data=PIXELS, chunks=(64, 64))
+        return
+    handler = partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        array = zarr.create_array(tmp_path / "a.zarr", data=PIXELS, chunks=(64, 64))
+        yield f"http://127.0.0.1:{server.server_port}/a.zarr", array
+        server.shutdown()
+
+
+def test_a_job_reads_it_as_from_a_disk(stored: tuple[str, Any], tmp_path: Path) -> None:
+    url, array = stored
+    np.save(tmp_path / "a.npy", PIXELS)
+    options = {"strength": 0.1}
+    expected = run_inline(job_of(tmp_path / "a.npy", tmp_path / "expected.zarr", "tv", options))
+    found = run_inline(job_of(url, tmp_path / "out.zarr", "tv", options))
+    np.testing.assert_array_equal(found, expected)
+    assert read_zarr(tmp_path / "out.zarr").shape == array.shape
+
+
+def test_a_dataset_is_an_image_of_a_root_or_a_level_of_one(stored: tuple[str, Any]) -> None:
+    url, array = stored
+    for name, size in (("", 0), ("0", 1), ("1", 2)):
+        group = zarr.create_group(array.store, path=name, overwrite=not name)
+        entry = {"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [size, size]}]}
+        image = {"multiscales": [{"axes": ["y", "x"], "datasets": [entry]}]}
+        group.attrs["ome"] = {"version": "0.5", **(image if size else {"bioformats2raw.layout": 3})}
+        if size:
+            group.create_array("0", data=PIXELS, chunks=(64, 64))
+    for dataset in ("1", "1/0"):
+        source = open_source(url, dataset=dataset)
+        assert (source.format, source.axes, source.scale) == ("ome", ("y", "x"), (2, 2))
+        assert np.array_equal(source[:9, :9], PIXELS[:9, :9])
+    with pytest.raises(InputError, match="Write dataset: one of 0, 1"):
+        open_source(url, dataset="2")
+    if url.startswith("s3"):
+        with pytest.raises(InputError, match=r"^s3://nothing/a\.zarr: no Zarr array or group is there"):
+            open_source("s3://nothing/a.zarr")
+
+
+@pytest.mark.parametrize("limit", [None, 4])
+def test_a_chunk_that_is_written_to_is_noticed_also_where_some_of_many_are_looked_at(
+    stored: tuple[str, Any], monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    if limit:
+        monkeypatch.setattr(formats_zarr, "MOST_OBJECTS", limit)
+    url, array = stored
+    source = open_source(url)
+    before = source.fingerprint()
+    assert source.change() == ""
+    array[70, 70] = array[70, 70] + 1
+    if chunk := getattr(array.store, "root", None):  # a web server gives times in whole seconds
+        os.utime(chunk / "c/1/1", (0, 0))
+    assert source.change() == "was written to"
+    assert open_source(url).fingerprint() != before
+    if limit is None:
+        monkeypatch.setattr(formats_zarr, "MOST_OBJECTS", 0)
+        array[:64, :64] = 0  # the fill value, which zarr does not write
+        assert not open_source(url)[:64, :64].any()
+        assert open_source(url).change() == ""
+
+
+@pytest.mark.parametrize("denied", [403, 503])
+def test_a_store_that_only_lets_read_is_read_and_one_that_fails_is_no_damage(tmp_path: Path, denied: int) -> None:
+    class OnlyGet(Quiet):
+        def do_HEAD(self) -> None:
+            self.send_error(denied)
+
+    zarr.create_array(tmp_path / "a.zarr", data=PIXELS, chunks=(64, 64))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(OnlyGet, directory=str(tmp_path))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/a.zarr"
+        if denied == 403:
+            source = open_source(url)
+            np.testing.assert_array_equal(source[:9, :9], PIXELS[:9, :9])
+        else:
+            with pytest.raises(InputUnreadable, match="does not answer"):
+                open_source(url)
+        server.shutdown()
+    if denied == 403:
+        with pytest.raises(InputUnreadable, match="the store cannot be read"):
+            source.change()

@@ -1,4 +1,4 @@
-"""Outputs: readable by other programs, written in whole shards with checksums; and outputs that are one file."""
+"""Outputs: whole shards with checksums, read by other programs, with levels that do not depend on the blocks; and outputs that are one file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
-from halotile.errors import ConfigError, DamagedData, InputError, OutputRefused
+from halotile.errors import ConfigError, DamagedData, InputError, InputUnreadable, OutputRefused
 from halotile.storage.grid import Region
 from halotile.storage.sharded.layout import DTYPES
 from halotile.storage.sharded.output import (
@@ -50,6 +50,8 @@ from tests.cases import in_folders
 from tests.storage.outputs import OME, PLAIN, noise, written
 
 CHANNEL = {"color": "FF0000", "label": "DAPI", "window": {"start": 0, "end": 900, "min": 0, "max": 65535}}
+
+
 WORDY = replace(OME, translation=(0.0, 0.0, 0.5, -1.25), name="cells", omero={"channels": [CHANNEL] * 3})
 
 
@@ -59,32 +61,22 @@ def tensorstore_read(path: Path) -> NDArray[Any]:
     return pixels
 
 
-def test_zarr_and_tensorstore_read_what_was_written(tmp_path: Path) -> None:
+def test_zarr_and_tensorstore_read_what_was_written_and_nan_or_zero_elsewhere(tmp_path: Path) -> None:
     for folder, (dtype, codec) in in_folders(tmp_path, itertools.product(DTYPES, ("lz4", "zstd", "none"))):
-        layout = replace(PLAIN, dtype=dtype, codec=codec)
-        pixels = written(folder / "a.zarr", layout)
-        array = zarr.open_array(folder / "a.zarr", mode="r")
-        assert (array.shards, array.chunks, array.dtype) == ((8, 8), (4, 4), np.dtype(dtype))
-        np.testing.assert_array_equal(array[:], pixels)
-        np.testing.assert_array_equal(tensorstore_read(folder / "a.zarr"), pixels)
-
-
-def test_unwritten_pixels_read_as_nan_or_zero(tmp_path: Path) -> None:
-    for folder, dtype in in_folders(tmp_path, DTYPES):
-        create_output(folder / "a.zarr", replace(PLAIN, dtype=dtype))
-        expected = {"f": np.nan, "c": complex(np.nan, np.nan)}.get(np.dtype(dtype).kind, 0)
-        by_zarr = zarr.open_array(folder / "a.zarr", mode="r")[:]
-        for pixels in (by_zarr, tensorstore_read(folder / "a.zarr")):
-            np.testing.assert_array_equal(pixels, np.full(PLAIN.shape, expected, dtype))
-
-
-def test_zarr_can_write_into_the_same_array(tmp_path: Path) -> None:
-    pixels = written(tmp_path / "a.zarr", PLAIN)
-    array = zarr.open_array(tmp_path / "a.zarr", mode="r+")
-    array[:8, :8] = 5
-    pixels[:8, :8] = 5
-    np.testing.assert_array_equal(array[:], pixels)
-    assert check_block(tmp_path / "a.zarr", PLAIN, Region.whole(PLAIN.shape)) == []
+        layout, path = replace(PLAIN, dtype=dtype, codec=codec), folder / "a.zarr"
+        create_output(path, layout)
+        unwritten = {"f": np.nan, "c": complex(np.nan, np.nan)}.get(np.dtype(dtype).kind, 0)
+        pixels = np.full(PLAIN.shape, unwritten, dtype)
+        for whole in (False, True):
+            if whole:
+                pixels = noise(PLAIN.shape, dtype)
+                ShardWriter(path, layout).write(Region.whole(PLAIN.shape), pixels)
+            array = zarr.open_array(path, mode="r")
+            assert (array.shards, array.chunks, array.dtype) == ((8, 8), (4, 4), np.dtype(dtype))
+            np.testing.assert_array_equal(array[:], pixels)
+            np.testing.assert_array_equal(tensorstore_read(path), pixels)
+    zarr.open_array(path, mode="r+")[:8, :8] = 5  # zarr can write into the same array
+    assert check_block(path, layout, Region.whole(PLAIN.shape)) == []
 
 
 @settings(deadline=None, max_examples=40)
@@ -102,27 +94,22 @@ def test_any_layout_is_read_back_by_zarr(tmp_path_factory: pytest.TempPathFactor
     assert check_block(path, layout, Region.whole(shape)) == []
 
 
-def test_ome_metadata_is_valid_and_holds_axes_scale_and_units(tmp_path: Path) -> None:
-    pixels = written(tmp_path / "a.zarr", OME)
-    image = Image.from_zarr(zarr.open_group(tmp_path / "a.zarr", mode="r"))
-    multiscale = image.ome_attributes.multiscales[0]
-    assert [(a.name, a.type, a.unit) for a in multiscale.axes] == [
-        ("t", "time", "second"),
-        ("c", "channel", None),
-        ("y", "space", "micrometer"),
-        ("x", "space", "micrometer"),
-    ]
-    assert list(multiscale.datasets[0].coordinateTransformations[0].scale) == [1.5, 1.0, 0.25, 0.5]
+def test_ome_metadata_is_valid_and_holds_axes_scale_units_and_channels(tmp_path: Path) -> None:
+    pixels = written(tmp_path / "a.zarr", WORDY)
+    group = zarr.open_group(tmp_path / "a.zarr", mode="r")
+    multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
+    time, channel, um = ("t", "time", "second"), ("c", "channel", None), ("space", "micrometer")
+    assert [(a.name, a.type, a.unit) for a in multiscale.axes] == [time, channel, ("y", *um), ("x", *um)]
+    scale, translation = multiscale.datasets[0].coordinateTransformations
+    assert (scale.type, list(scale.scale)) == ("scale", [1.5, 1.0, 0.25, 0.5])
+    assert (translation.type, list(translation.translation)) == ("translation", [0.0, 0.0, 0.5, -1.25])
+    assert multiscale.name == "cells"
+    attributes: Any = group.attrs["ome"]
+    channels = Omero.model_validate(attributes["omero"]).channels
+    assert (channels[2].window.end, channels[0].label) == (900, "DAPI")
     array = zarr.open_array(tmp_path / "a.zarr" / "0", mode="r")
     assert array.metadata.dimension_names == ("t", "c", "y", "x")
     np.testing.assert_array_equal(array[:], pixels)
-
-
-def test_axes_that_ome_does_not_permit_are_refused() -> None:
-    for axes in ("x", "xyt", "ctyx", "yxc", "tt", "tcmyx", "zyxc"):
-        n = len(axes)
-        with pytest.raises(ConfigError, match="write a plain Zarr"):
-            Layout((4,) * n, "uint8", (4,) * n, (4,) * n, "lz4", tuple(axes), (1.0,) * n, (None,) * n, True)
 
 
 def test_the_layout_is_read_back(tmp_path: Path) -> None:
@@ -140,38 +127,31 @@ def test_the_layout_is_read_back(tmp_path: Path) -> None:
     assert Layout.from_json(old) == OME
 
 
-def test_translation_name_and_channels_are_written_as_valid_ome_metadata(tmp_path: Path) -> None:
-    create_output(tmp_path / "a.zarr", WORDY)
-    group = zarr.open_group(tmp_path / "a.zarr", mode="r")
-    multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
-    scale, translation = multiscale.datasets[0].coordinateTransformations
-    assert (scale.type, translation.type) == ("scale", "translation")
-    assert list(translation.translation) == [0.0, 0.0, 0.5, -1.25]
-    assert multiscale.name == "cells"
-    omero: Any = group.attrs["ome"]
-    assert Omero.model_validate(omero["omero"]).channels[2].window.end == 900
-    assert omero["omero"]["channels"][0]["label"] == "DAPI"
-
-
-def test_a_zarr_of_another_program_has_no_layout(tmp_path: Path) -> None:
-    zarr.create_array(tmp_path / "a.zarr", shape=(4, 4), dtype="uint8", chunks=(2, 2))
-    with pytest.raises(InputError, match="not laid out by halotile"):
-        open_output(tmp_path / "a.zarr")
+def test_damaged_metadata_are_detected_and_can_be_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.zarr"
     with pytest.raises(InputError, match="is no Zarr"):
         open_output(tmp_path)
-
-
-def test_damaged_metadata_is_detected_and_can_be_rewritten(tmp_path: Path) -> None:
-    path = tmp_path / "a.zarr"
+    zarr.create_array(tmp_path / "b.zarr", shape=(4, 4), dtype="uint8", chunks=(2, 2))
+    with pytest.raises(InputError, match="not laid out by halotile"):
+        open_output(tmp_path / "b.zarr")
     pixels = written(path, OME)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+        for ask in (open_output, lambda root: metadata_problems(root, OME)):
+            with pytest.raises(InputUnreadable, match=r"zarr\.json: it cannot be read: .*Input/output error"):
+                ask(path)
+    (path / "0").rename(path / "away")
+    (path / "0").touch()  # a file in place of the folder of an array
+    with pytest.raises(InputError, match=r"0/zarr\.json is not there"):
+        open_output(path)
+    (path / "0").unlink()
+    (path / "away").rename(path / "0")
     (path / "zarr.json").write_bytes((path / "zarr.json").read_bytes()[:50])
     with pytest.raises(DamagedData, match=r"zarr\.json is damaged"):
         open_output(path)
     (path / "0" / "zarr.json").unlink()
-    assert [line.removeprefix(f"metadata: {path}/") for line in metadata_problems(path, OME)] == [
-        "zarr.json is not what the run wrote",
-        "0/zarr.json is missing",
-    ]
+    found = [line.removeprefix(f"metadata: {path}/") for line in metadata_problems(path, OME)]
+    assert found == ["zarr.json is not what the run wrote", "0/zarr.json is missing"]
     restore_metadata(path, OME)
     assert metadata_problems(path, OME) == []
     assert open_output(path) == OME
@@ -189,6 +169,10 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
     for change, message in rows:
         with pytest.raises(ConfigError, match=message):
             replace(PLAIN, **change)
+    for axes in ("x", "xyt", "ctyx", "yxc", "tt", "tcmyx", "zyxc"):  # which OME does not permit
+        n = len(axes)
+        with pytest.raises(ConfigError, match="write a plain Zarr"):
+            Layout((4,) * n, "uint8", (4,) * n, (4,) * n, "lz4", tuple(axes), (1.0,) * n, (None,) * n, True)
 
 
 def test_a_block_that_is_not_whole_shards_is_refused(tmp_path: Path) -> None:
@@ -208,28 +192,21 @@ def test_a_block_that_is_not_whole_shards_is_refused(tmp_path: Path) -> None:
         assert os.listdir(folder / "a.zarr") == ["zarr.json"]
 
 
-def test_blocks_fill_in_their_own_shards_only(tmp_path: Path) -> None:
-    path = tmp_path / "a.zarr"
-    pixels = noise(PLAIN.shape, "float32")
-    create_output(path, PLAIN)
-    writer = pickle.loads(pickle.dumps(ShardWriter(path, PLAIN)))
-    region = Region((8, 8), (20, 13))
-    count, _ = writer.write(region, pixels[region.slices])
-    files = [file for file in (path / "c").rglob("*") if file.is_file()]
-    assert sorted(str(f.relative_to(path)) for f in files) == ["c/1/1", "c/2/1"]
-    assert count == sum(f.stat().st_size for f in files)
-    expected = np.full(PLAIN.shape, np.nan, "float32")
-    expected[region.slices] = pixels[region.slices]
-    np.testing.assert_array_equal(zarr.open_array(path, mode="r")[:], expected)
-
-
-def test_a_writer_survives_the_recreation_of_its_output(tmp_path: Path) -> None:
-    path, region = tmp_path / "a.zarr", Region((0, 0), (8, 8))
-    writer = ShardWriter(path, PLAIN)
-    for value in (1, 2):
-        create_output(path, PLAIN, overwrite=True)
-        writer.write(region, np.full((8, 8), value))
-    assert (zarr.open_array(path, mode="r")[region.slices] == 2).all()
+def test_blocks_fill_in_their_own_shards_only_converted(tmp_path: Path) -> None:
+    path, region = tmp_path / "a.zarr", Region((8, 8), (20, 13))
+    pixels = 300 * noise(PLAIN.shape, "float32")
+    for dtype in ("float32", "uint8"):
+        layout = replace(PLAIN, dtype=dtype)
+        writer = pickle.loads(pickle.dumps(ShardWriter(path, layout)))
+        for _ in range(2):  # it survives the recreation of its output
+            create_output(path, layout, overwrite=True)
+            count, _ = writer.write(region, pixels[region.slices])
+        files = [file for file in (path / "c").rglob("*") if file.is_file()]
+        assert sorted(str(f.relative_to(path)) for f in files) == ["c/1/1", "c/2/1"]
+        assert count == sum(f.stat().st_size for f in files)
+        expected = np.full(PLAIN.shape, np.nan if dtype == "float32" else 0, dtype)
+        expected[region.slices] = to_dtype(pixels[region.slices], dtype)
+        np.testing.assert_array_equal(zarr.open_array(path, mode="r")[:], expected)
 
 
 def test_a_writer_does_not_recreate_a_removed_output(tmp_path: Path) -> None:
@@ -245,61 +222,26 @@ def test_a_writer_does_not_recreate_a_removed_output(tmp_path: Path) -> None:
         assert not path.exists()
 
 
-@pytest.mark.parametrize("codec", ["lz4", "none"])
-@pytest.mark.parametrize("region", [Region((0, 0), (8, 8)), Region((0, 0), (16, 13))], ids=["shard", "block"])
-def test_intact_shards_of_another_place_or_time_are_detected(tmp_path: Path, region: Region, codec: str) -> None:
-    path, layout = tmp_path / "a.zarr", replace(PLAIN, codec=codec)
-    create_output(path, layout)
-    writer, pixels = ShardWriter(path, layout), noise(region.shape, "float32")
-    writer.write(region, pixels + 1)
-    old = (path / "c" / "0" / "0").read_bytes()
-    digest = writer.write(region, pixels).digest
-
-    def problems() -> list[str]:
-        by_index, thorough = (check_block(path, layout, region, digest, thorough=t) for t in (False, True))
-        assert thorough == by_index
-        return thorough
-
-    assert problems() == []
-    (path / "c" / "0" / "0").write_bytes(old)
-    (problem,) = problems()
-    assert problem.startswith(f"{path}/c/0/0")
-    assert problem.endswith("not what the run wrote there: a shard of another place or time")
-    assert writer.write(region, pixels).digest == digest, "equal pixels have equal digests"
-    if region.shape != layout.shard:
-        one, other = path / "c" / "0" / "0", path / "c" / "1" / "0"
-        swapped = one.read_bytes(), other.read_bytes()
-        one.write_bytes(swapped[1])
-        other.write_bytes(swapped[0])
-        assert problems() == [problem]
-    for thorough in (False, True):
-        assert check_block(path, layout, region, thorough=thorough) == [], "only the digest reveals it"
-
-
-def damage(path: Path, kind: str) -> None:
-    data = path.read_bytes()
-    flipped = bytes([data[0] ^ 1]) + data[1:]
-    path.write_bytes({"short": data[:-5], "flipped": flipped}.get(kind, b""))
-    if kind == "gone":
-        path.unlink()
-
-
-def test_damage_is_reported_for_its_block_only(tmp_path: Path) -> None:
-    rows: list[tuple[str, str]] = [
-        ("gone", "the shard is missing"),
-        ("short", "the checksum of the index does not match"),
-        ("flipped", "chunk (0, 0): its crc32c checksum does not match"),
-        ("empty", "it was cut short"),
-    ]
-    for folder, (kind, message) in in_folders(tmp_path, rows):
-        path = folder / "a.zarr"
-        written(path, PLAIN)
-        damage(path / "c" / "1" / "0", kind)
+def test_damage_is_reported_for_its_block_only_by_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, shard = tmp_path / "a.zarr", tmp_path / "a.zarr/c/1/0"
+    written(path, PLAIN)
+    whole, everything = shard.read_bytes(), Region.whole(PLAIN.shape)
+    by_the_index = inspect_block(path, PLAIN, everything, thorough=False)
+    monkeypatch.delattr(os, "pread")
+    assert inspect_block(path, PLAIN, everything, thorough=True) == by_the_index
+    rows: dict[bytes | None, str] = {
+        whole[:-5]: "the checksum of the index does not match",
+        bytes([whole[0] ^ 1]) + whole[1:]: "chunk (0, 0): its crc32c checksum does not match",
+        b"": "it was cut short",
+        None: "the shard is missing",
+    }
+    for content, message in rows.items():
+        shard.unlink() if content is None else shard.write_bytes(content)
         problems = check_block(path, PLAIN, Region((8, 0), (16, 8)))
         assert len(problems) == 1
-        assert problems[0].startswith(f"{path}/c/1/0: ")
+        assert problems[0].startswith(f"{shard}: ")
         assert message in problems[0]
-        assert check_block(path, PLAIN, Region.whole(PLAIN.shape)) == problems
+        assert check_block(path, PLAIN, everything) == problems
         assert check_block(path, PLAIN, Region((0, 0), (8, 13))) == []
 
 
@@ -353,22 +295,6 @@ def test_nan_becomes_no_integer_and_complex_numbers_no_real_ones() -> None:
     assert to_dtype(pixels, "float32") is pixels, "pixels that fit are not copied"
 
 
-def test_the_writer_converts(tmp_path: Path) -> None:
-    layout = replace(PLAIN, dtype="uint8")
-    create_output(tmp_path / "a.zarr", layout)
-    region = Region((0, 0), (8, 8))
-    ShardWriter(tmp_path / "a.zarr", layout).write(region, np.full((8, 8), 300.2))
-    assert (zarr.open_array(tmp_path / "a.zarr", mode="r")[region.slices] == 255).all()
-
-
-def test_a_thorough_check_reads_the_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path / "a.zarr", PLAIN)
-    whole = Region.whole(PLAIN.shape)
-    by_the_index = inspect_block(tmp_path / "a.zarr", PLAIN, whole, thorough=False)
-    monkeypatch.delattr(os, "pread")
-    assert inspect_block(tmp_path / "a.zarr", PLAIN, whole, thorough=True) == by_the_index
-
-
 LAYOUT, ALL = FileLayout(1000), Region((0,), (1,))
 
 
@@ -392,7 +318,7 @@ def test_a_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert check_block(path, LAYOUT, ALL) == [f"{path}: the file {UNREADABLE}: Input/output error"]
 
 
-def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
+def test_a_file_replaces_nothing_unasked_and_has_neither_metadata_nor_levels(tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     path.write_bytes(b"of another program")
     with pytest.raises(OutputRefused, match="something stands there"):
@@ -404,13 +330,8 @@ def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
     for name, said in {"folder": "a folder, and the output is a file", "link": "a symlink to"}.items():
         with pytest.raises(OutputRefused, match=said):
             create_output(tmp_path / name, LAYOUT, overwrite=True)
-
-
-def test_it_has_neither_metadata_nor_levels(tmp_path: Path) -> None:
-    path = tmp_path / "net.safetensors"
     LAYOUT.write(path, b"weights")
-    assert metadata_problems(path, LAYOUT) == []
     restore_metadata(path, LAYOUT)
+    assert (metadata_problems(path, LAYOUT), find_foreign_entry(path, LAYOUT)) == ([], "")
     assert (added_levels(path, LAYOUT), remove_added_levels(path, LAYOUT)) == (0, 0)
-    assert find_foreign_entry(path, LAYOUT) == ""
     assert layout_from_json(LAYOUT.to_json()) == LAYOUT

@@ -1,11 +1,14 @@
-"""Output paths: existing data are preserved, unless they are a Zarr that may be overwritten; mounts whose locks hold on one machine only are reported."""
+"""Output paths: existing data are preserved unless they are a Zarr that may be overwritten; and shards that a finished image has lost are errors, never fill values."""
 
 from __future__ import annotations
 
 import errno
 import os
+import pickle
+import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,17 +16,24 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import zarr
 
-from halotile.errors import OutputRefused
+from halotile.errors import DamagedData, OutputRefused
+from halotile.graphs.plans.choices import check_whole
+from halotile.storage.arrays import open_source
 from halotile.storage.disk.durable import Disk
+from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 from halotile.storage.disk.place import check_place, local_lock_reason
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.sharded.output import Layout, ShardWriter, check_block, create_output, open_output
+from halotile.storage.sharded.output import Layout, ShardWriter, create_output, open_output
+from halotile.storage.sharded.ownership import find_foreign_entry, is_marked, mark_complete, metadata_problems
 from tests.cases import in_folders
 from tests.storage.outputs import OME, PLAIN, noise, written
+from tests.stores import BUCKET, ObjectServer, delete
+from tests.support import noisy_image
 
 
 def test_anything_that_is_not_a_zarr_stays(tmp_path: Path) -> None:
@@ -50,116 +60,82 @@ def test_anything_that_is_not_a_zarr_stays(tmp_path: Path) -> None:
         assert sorted(folder.rglob("*")) == before
 
 
-def test_a_zarr_stays_unless_it_is_to_be_overwritten(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("homeless")
+def test_a_zarr_stays_unless_it_is_to_be_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.zarr"
     written(path, OME)
     with pytest.raises(OutputRefused, match=r"output\.overwrite: true"):
         create_output(path, PLAIN)
     assert open_output(path) == OME
     create_output(path, PLAIN, overwrite=True)
-    assert open_output(path) == PLAIN
-    assert os.listdir(path) == ["zarr.json"]
-
-
-@pytest.mark.usefixtures("homeless")
-def test_a_user_without_a_home_can_overwrite_an_old_zarr(tmp_path: Path) -> None:
-    zarr.create_array(tmp_path / "a.zarr", shape=(4, 4), dtype="uint8", chunks=(2, 2), zarr_format=2)[:] = 1
-    create_output(tmp_path / "a.zarr", PLAIN, overwrite=True)
-    assert open_output(tmp_path / "a.zarr") == PLAIN
-
-
-def test_a_zarr_with_a_symlink_inside_stays(tmp_path: Path) -> None:
-    path = tmp_path / "a.zarr"
-    written(path, PLAIN)
-    (tmp_path / "theirs").mkdir()
-    (path / "c" / "9").symlink_to(tmp_path / "theirs")
+    assert (open_output(path), os.listdir(path)) == (PLAIN, ["zarr.json"])
+    zarr.create_array(tmp_path / "old.zarr", shape=(4, 4), dtype="uint8", chunks=(2, 2), zarr_format=2)[:] = 1
+    create_output(tmp_path / "old.zarr", PLAIN, overwrite=True)
+    for variable in ("cwd", "HOME"):
+        (path / "c").mkdir(exist_ok=True)
+        monkeypatch.chdir(path / "c" if variable == "cwd" else tmp_path)
+        if variable == "HOME":
+            monkeypatch.setenv("HOME", str(path / "c"))
+        with pytest.raises(OutputRefused, match="and is not removed"):
+            create_output(path, PLAIN, overwrite=True)
+    monkeypatch.delenv("HOME")
+    (path / "c" / "9").symlink_to(tmp_path)
     with pytest.raises(OutputRefused, match="c/9 is a symlink"):
         create_output(path, PLAIN, overwrite=True)
-    assert check_block(path, PLAIN, Region.whole(PLAIN.shape)) == []
+    assert (path / "c" / "9").is_symlink()
 
 
-@pytest.mark.parametrize("variable", ["HOME", "cwd"])
-def test_the_home_and_working_directories_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-    path = tmp_path / "a.zarr"
-    create_output(path, PLAIN)
-    (path / "inside").mkdir()
-    if variable == "HOME":
-        monkeypatch.setenv("HOME", str(path / "inside"))
-    else:
-        monkeypatch.chdir(path / "inside")
-    with pytest.raises(OutputRefused, match="and is not removed"):
-        create_output(path, PLAIN, overwrite=True)
-    assert (path / "inside").exists()
-
-
-def test_a_path_whose_parent_is_no_folder_is_refused(tmp_path: Path) -> None:
-    for folder, name in in_folders(tmp_path, ("a.txt/x.zarr", "a.txt/deep/x.zarr", "loop/x.zarr", "nowhere/x.zarr")):
-        (folder / "a.txt").write_text("mine")
-        (folder / "loop").symlink_to("loop")
-        (folder / "nowhere").symlink_to("gone")
-        with pytest.raises(OutputRefused, match="so nothing can be made in it"):
-            create_output(folder / name, PLAIN, overwrite=True)
-        assert (folder / "a.txt").read_text() == "mine"
-
-
-def test_loops_and_dots_behind_a_symlink_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(OutputRefused, match="a symlink to loop"):
-        create_output(tmp_path / "loop", PLAIN, overwrite=True)
+def test_a_path_that_cannot_be_made_or_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("mine")
     (tmp_path / "far" / "deep").mkdir(parents=True)
-    (tmp_path / "link").symlink_to(tmp_path / "far" / "deep")
-    with pytest.raises(OutputRefused, match="behind a symlink"):
-        create_output(tmp_path / "link" / ".." / "a.zarr", PLAIN)
-    assert os.listdir(tmp_path / "far") == ["deep"]
+    for name, target in {"loop": "loop", "nowhere": "gone", "link": "far/deep"}.items():
+        (tmp_path / name).symlink_to(target)
+    zarr.create_array(tmp_path / "array.zarr", shape=(4,), dtype="uint8")
+    zarr.create_array(tmp_path / "old.zarr", shape=(4,), dtype="uint8", zarr_format=2)
+    zarr.create_group(tmp_path / "group.zarr")
+    check_place(tmp_path / "group.zarr" / "clean", overwrite=False)
+    before = sorted(tmp_path.rglob("*"))
+    rows = dict.fromkeys(
+        ("a.txt/x.zarr", "a.txt/deep/x.zarr", "loop/x.zarr", "nowhere/x"), "so nothing can be made in it"
+    )
+    rows |= {"loop": "a symlink to loop", "link/../a.zarr": "behind a symlink", "/": "the path names no output"}
+    rows |= {
+        f"{name}/x.zarr": f"{name} is a Zarr array, .*Write a path beside it" for name in ("array.zarr", "old.zarr")
+    }
+    for name, words in rows.items():
+        with pytest.raises(OutputRefused, match=words):
+            create_output(f"{tmp_path}/{name}" if name != "/" else name, PLAIN, overwrite=True)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("layout", [replace(PLAIN, shape=(8, 13)), replace(OME, shape=(1, 1, 8, 13))])
-def test_a_partly_created_or_removed_output_can_be_overwritten(tmp_path: Path, layout: Layout) -> None:
-    class Dying(Disk):
-        left = 0
+def test_parts_of_an_output_can_be_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
+    path, deaths, left = tmp_path / "a.zarr", 0, [0]
 
-    def dying(name: str) -> Any:
-        def step(disk: Any, *arguments: Any) -> None:
-            disk.left -= 1
-            if disk.left < 0:
+    def dying(step: Any) -> Any:
+        def counted(*arguments: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
                 raise KeyboardInterrupt
-            getattr(Disk, name)(disk, *arguments)
+            step(*arguments)
 
-        return step
+        return counted
 
-    for name in ("_mkdir", "_replace", "_unlink", "_rmdir"):
-        setattr(Dying, name, dying(name))
-
-    path = tmp_path / "a.zarr"
-    deaths = 0
     for steps in range(1000):
         create_output(path, layout, overwrite=True)
         ShardWriter(path, layout).write(Region.whole(layout.shape), noise(layout.shape, layout.dtype))
-        disk = Dying()
-        disk.left = steps
-        try:
-            create_output(path, layout, disk, overwrite=True)
-            break
-        except KeyboardInterrupt:
-            deaths += 1
+        left[0] = steps
+        with monkeypatch.context() as patch:
+            for name in ("_mkdir", "_replace", "_unlink", "_rmdir"):
+                patch.setattr(Disk, name, dying(getattr(Disk, name)))
+            try:
+                create_output(path, layout, overwrite=True)
+                break
+            except KeyboardInterrupt:
+                deaths += 1
         create_output(path, layout, overwrite=True)
         assert open_output(path) == layout
     assert deaths > 5
-
-
-def test_an_output_inside_an_array_is_refused_and_inside_a_group_is_not(tmp_path: Path) -> None:
-    zarr.create_group(tmp_path / "group.zarr")
-    zarr.create_array(tmp_path / "array.zarr", shape=(4,), dtype="uint8")
-    zarr.create_array(tmp_path / "old.zarr", shape=(4,), dtype="uint8", zarr_format=2)
-    check_place(tmp_path / "group.zarr" / "clean", overwrite=False)
-    for name in ("array.zarr", "old.zarr"):
-        with pytest.raises(OutputRefused, match=f"{name} is a Zarr array, .*Write a path beside it"):
-            check_place(tmp_path / name / "clean.zarr", overwrite=True)
-
-
-def test_the_root_is_no_output() -> None:
-    with pytest.raises(OutputRefused, match="the path names no output"):
-        check_place("/", overwrite=True)
 
 
 UNWRITABLE = """
@@ -225,3 +201,125 @@ def test_a_file_system_without_locks_is_refused_with_advice(tmp_path: Path, monk
         refused = pytest.raises(OutputRefused, match=r"x\.run/lock cannot be locked .*Lustre: -o flock")
         with refused, RunDirectory(folder / "x.run").lock():
             pass
+
+
+PIXELS = noisy_image((64, 64), "uint8")
+
+
+WORDS = r"chunk file c/0/1: it is missing, although the run wrote every chunk.*remove \"complete\""
+
+
+def finished(place: str | OutputPath, *, ome: bool = False, complete: bool = True) -> Layout:
+    """An image of 2 x 2 shards; as an OME-Zarr with a second level of 2 x 2."""
+    layout = Layout((64, 64), "uint8", (32, 32), (16, 16), "lz4", ("y", "x"), (1.0, 1.0), (None, None), ome)
+    layout = replace(layout, levels=2, factor=(2, 2), block=(32, 32)) if ome else layout
+    create_output(place, layout)
+    writer = ShardWriter(place, layout)
+    for block in layout.grid:
+        writer.write(block.core, PIXELS[block.core.slices])
+    if complete:
+        mark_complete(place, layout)
+    return layout
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_lost_shard_is_an_error_in_every_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int) -> None:
+    path = tmp_path / "a.zarr"
+    layout = finished(path, ome=True)
+    assert is_marked(path)
+    before = (path / "zarr.json").stat().st_mtime_ns
+    mark_complete(path, layout)
+    assert (path / "zarr.json").stat().st_mtime_ns == before
+    assert (metadata_problems(path, layout), find_foreign_entry(path, layout)) == ([], ""), "the mark is the run's own"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", lambda path: pytest.fail(f"{path} is looked for, although its end was read"))
+        check_whole(str(path))
+        check_whole(str(path / "1"))
+    source = pickle.loads(pickle.dumps(open_source(path, level=level)))
+    whole = source[:, :]
+    (path / f"{level}/c/0/1").unlink()
+    with pytest.raises(DamagedData, match=rf"a\.zarr: .*{WORDS}.*a\.zarr/{level}/zarr\.json"):
+        source[:, :]
+    np.testing.assert_array_equal(source[:16, :16], whole[:16, :16])
+    with pytest.raises(DamagedData, match=rf"a\.zarr/{level}/c/0/1: the shard is missing; 1 of the 8 shards") as lost:
+        check_whole(str(path))
+    assert "Restore them from a copy, write the image again, or let" in str(lost.value)
+    assert "scan" not in str(lost.value)
+
+
+@pytest.mark.parametrize("kind", ["zip", "zip of an OME-Zarr", "in a group", "with attributes", "as chunks"])
+def test_any_copy_that_lacks_a_shard_is_refused_before_a_job_begins(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / ("group.zarr/image" if kind == "in a group" else "a.zarr")
+    if kind == "in a group":
+        zarr.create_group(tmp_path / "group.zarr")
+    finished(folder, ome="OME" in kind)
+    array = folder / "1" if "OME" in kind else folder
+    if kind == "with attributes":
+        zarr.open_array(folder).attrs["stain"] = "H&E"
+    if kind == "as chunks":
+        array = folder = tmp_path / "chunks.zarr"
+        attributes = zarr.open_array(tmp_path / "a.zarr").attrs.asdict()
+        zarr.create_array(folder, data=PIXELS, chunks=(32, 32), attributes=attributes)
+
+    def copied() -> str:
+        if "zip" in kind:
+            return shutil.make_archive(str(tmp_path / "zipped.zarr"), "zip", folder)
+        return str(folder.parent if kind == "in a group" else folder)
+
+    check_whole(copied())
+    (array / "c/0/1").unlink()
+    place = rf"{copied()}.*c/0/1: it is missing, although .* of {copied()}.*zarr\.json\. Otherwise restore"
+    with pytest.raises(DamagedData, match=place):
+        check_whole(copied())
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("a file", "decompressing data|Bad CRC-32"), ("its header", "Bad magic number"), ("the list", "Bad magic")],
+)
+def test_a_damaged_zip_is_refused(tmp_path: Path, where: str, said: str) -> None:
+    finished(tmp_path / "a.zarr", ome=True)
+    path = Path(shutil.make_archive(str(tmp_path / "b.zarr"), "zip", tmp_path / "a.zarr"))
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        header = archive.getinfo("1/zarr.json").header_offset
+        place = {"a file": header + 100, "its header": header, "the list": archive.start_dir}[where]
+    content[place : place + 4] = bytes(4)
+    path.write_bytes(content)
+    with pytest.raises(DamagedData, match=rf"^{path}: it cannot be read: .*({said}).* restore this file"):
+        check_whole(str(path))
+
+
+def test_an_object_that_is_lost_is_an_error(tmp_path: Path, object_store: ObjectServer) -> None:
+    place = path_of(f"s3://{BUCKET}/{tmp_path.name}/a.zarr")
+    assert isinstance(place, ObjectPath)
+    layout = finished(place, complete=False)
+    zeros = np.zeros((32, 32), "uint8")
+    ShardWriter(place, layout).write(layout.grid.block_at(0).core, zeros)
+    mark_complete(place, layout)
+    source = open_source(str(place))
+    np.testing.assert_array_equal(source[:, 32:], PIXELS[:, 32:])
+    assert not source[:32, :32].any(), "zeros that were written are read"
+    delete(place / "c/0/1")
+    for one in (source, open_source(str(place))):
+        with pytest.raises(DamagedData, match=WORDS):
+            one[:, :]
+        np.testing.assert_array_equal(one[32:, :32], PIXELS[32:, :32])
+
+
+def test_what_another_program_appends_or_leaves_out_can_be_read(tmp_path: Path) -> None:
+    finished(tmp_path / "a.zarr")
+    array = zarr.open_array(tmp_path / "a.zarr")
+    array[:16, 32:48] = 0  # an inner chunk, and then a shard, of the fill value: zarr removes them
+    with pytest.raises(DamagedData, match=r"chunk file c/0/1: inner chunk \(0, 0\): it is missing"):
+        open_source(tmp_path / "a.zarr")[:, :]
+    array[:32, 32:] = 0
+    with pytest.raises(DamagedData, match=WORDS):
+        open_source(tmp_path / "a.zarr")[:, :]
+    own = array.attrs["halotile"]
+    array.attrs["halotile"] = {name: value for name, value in own.items() if name != "complete"}
+    assert not open_source(tmp_path / "a.zarr")[:32, 32:].any()
+    check_whole(str(tmp_path / "a.zarr"))
+    array.attrs["halotile"] = own
+    array.resize((96, 64))
+    assert not open_source(tmp_path / "a.zarr")[64:, :].any()

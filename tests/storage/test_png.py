@@ -18,7 +18,6 @@ from PIL import Image
 from halotile.errors import ConfigError
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Grid, Region
-from halotile.storage.images import planes as module
 from halotile.storage.images import planes as planes_module
 from halotile.storage.images.planes import Planes, choose_planes
 from halotile.storage.images.png import block_means, encode_png, write_png
@@ -49,9 +48,7 @@ def test_the_file_holds_the_pixels(tmp_path_factory: pytest.TempPathFactory, sha
         assert np.array_equal(np.asarray(image).reshape(shape), pixels)
 
 
-def test_pixels_are_averaged_over_whole_squares_whatever_is_read_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pixels_are_averaged_over_whole_squares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, (window_bytes, shape) in in_folders(
         tmp_path, itertools.product((1, 300, 10**6), ((5, 7), (130, 40), (64, 64), (1, 300)))
     ):
@@ -62,41 +59,31 @@ def test_pixels_are_averaged_over_whole_squares_whatever_is_read_at_once(
         assert block_means(planes_of(folder, pixels), 9)[..., 0] == pytest.approx(means, rel=1e-6)
 
 
-@pytest.mark.parametrize("factor", [1e-100, 1e100])
-def test_the_unit_of_doubles_changes_no_level(tmp_path: Path, factor: float) -> None:
-    pixels = np.random.default_rng(0).random((20, 30))
-    assert np.array_equal(drawn(tmp_path, pixels * factor, edge=10), drawn(tmp_path, pixels, edge=10))
-
-
-def test_non_finite_pixels_are_ignored_and_squares_without_finite_pixels_are_black(tmp_path: Path) -> None:
+def test_values_are_drawn_with_a_contrast_that_ignores_outliers_units_and_what_is_not_finite(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
     pixels = np.full((4, 8), 3.0, np.float32)
     pixels[:2, :2], pixels[0, 2], pixels[0, 4], pixels[2, 6] = np.nan, np.nan, np.inf, 5.0
     assert drawn(tmp_path, pixels, edge=4, values=(1, 3)).tolist() == [[0, 255, 255, 255], [255] * 4]
-
-
-def test_an_image_without_contrast_is_drawn(tmp_path: Path) -> None:
     for value, dtype in ((np.nan, np.float32), (0, np.uint8)):
-        assert len(np.unique(drawn(tmp_path, np.full((4, 4), value, dtype)))) == 1
-
-
-def test_the_contrast_ignores_a_few_outliers(tmp_path: Path) -> None:
+        assert len(np.unique(drawn(tmp_path, np.full((4, 4), value, dtype)))) == 1, "no contrast"
     pixels = np.linspace(100, 200, 10_000).reshape(100, 100).astype(np.float32)
     pixels[50, 50], pixels[20, 20] = 1e9, -1e9
-    image = drawn(tmp_path, pixels)
-    assert (image[0, 0], image[-1, -1]) == (0, 255)
-    assert 120 < image[50, 0] < 136
-
-
-def test_a_region_is_drawn_pixel_by_pixel(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (90, 70), np.uint8)
-    planes = planes_of(tmp_path, pixels, region=Region((10, 20), (50, 41)))
-    write_png(tmp_path / "a.png", [planes], edge=None, values=(0, 255))
-    assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), pixels[10:50, 20:41])
-
-
-def test_colour_is_preserved_and_opacity_ignored(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 4), np.uint8)
-    assert np.array_equal(drawn(tmp_path, pixels, values=(0, 255)), pixels[..., :3])
+    shown = drawn(tmp_path, pixels)
+    assert (shown[0, 0], shown[-1, -1]) == (0, 255)
+    assert 120 < shown[50, 0] < 136
+    doubles = random.random((20, 30))
+    for factor in (1e-100, 1e100):
+        assert np.array_equal(drawn(tmp_path, doubles * factor, edge=10), drawn(tmp_path, doubles, edge=10))
+    colours = random.integers(0, 256, (20, 30, 4), np.uint8)
+    assert np.array_equal(drawn(tmp_path, colours, values=(0, 255)), colours[..., :3]), "without opacity"
+    both = drawn(tmp_path, np.zeros((20, 30), np.uint8), colours, values=(0, 255))  # grey beside colour
+    assert np.array_equal(both[:, -30:], colours[..., :3])
+    assert not both[:, :30].any()
+    grey = random.integers(0, 256, (90, 70), np.uint8)
+    write_png(
+        tmp_path / "a.png", [planes_of(tmp_path, grey, region=Region((10, 20), (50, 41)))], edge=None, values=(0, 255)
+    )
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), grey[10:50, 20:41])
 
 
 def test_two_images_are_drawn_side_by_side_with_one_contrast(tmp_path: Path) -> None:
@@ -111,27 +98,18 @@ def test_two_images_are_drawn_side_by_side_with_one_contrast(tmp_path: Path) -> 
     assert np.array_equal(grey, (np.clip(noisy.astype(np.float64), 0, 1) * 255).round().astype(np.uint8))
 
 
-def test_grey_beside_colour_is_drawn_in_colour(tmp_path: Path) -> None:
-    grey, colour = np.zeros((12, 12), np.uint8), np.full((12, 12, 3), 200, np.uint8)
-    image = drawn(tmp_path, grey, colour, values=(0, 255))
-    assert (image[:, :12] == 0).all()
-    assert (image[:, -12:] == 200).all()
-
-
-def test_a_part_too_large_for_a_png_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_a_part_too_large_for_a_png_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.uint8, (20_000, 20_000))
     planes = choose_planes(open_source(tmp_path / "a.npy"), {}, Region((0, 0), (20_000, 20_000)))
     with pytest.raises(ConfigError, match="Write a smaller --region"):
         write_png(tmp_path / "a.png", [planes], edge=None)
-
-
-def test_progress_increases_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planes_module, "WINDOW_BYTES", 40)
     progress: list[float] = []
     drawn(tmp_path, *[np.zeros((8, 20), np.uint8)] * 2, tick=progress.append)
     assert progress == sorted(progress)
-    assert len(progress) == 8
-    assert progress[-1] == 1
+    assert (len(progress), progress[-1]) == (8, 1)
 
 
 def saved(folder: Path, shape: tuple[int, ...], axes: str, dtype: str = "uint16", **options: Any) -> Planes:
@@ -140,34 +118,25 @@ def saved(folder: Path, shape: tuple[int, ...], axes: str, dtype: str = "uint16"
     return choose_planes(open_source(folder / "a.npy", axes=axes), options.get("at", {}), options.get("region"))
 
 
-@pytest.mark.parametrize(
-    ("axes", "shape", "dtype", "at", "loops", "samples"),
-    [
-        ("yx", (5, 6), "uint16", {}, (), 1),
-        ("xy", (6, 5), "uint16", {}, (), 1),
-        ("zyx", (4, 5, 6), "uint16", {}, ("z",), 1),
-        ("tczyx", (2, 3, 4, 5, 6), "uint16", {"t": 1}, ("c", "z"), 1),
-        ("yxc", (5, 6, 3), "uint16", {}, (), 3),
-        ("yxc", (5, 6, 4), "float32", {}, (), 4),
-        ("yxc", (5, 6, 5), "uint8", {}, ("c",), 1),
-        ("cyx", (3, 5, 6), "uint8", {}, (), 3),
-        ("cyx", (3, 5, 6), "uint16", {}, ("c",), 1),
-        ("yxc", (5, 6, 3), "uint8", {"c": 2}, (), 1),
-    ],
-)
-def test_planes_are_rows_and_columns_whatever_the_order_of_the_axes(
-    tmp_path: Path, axes: str, shape: tuple[int, ...], dtype: str, at: dict[str, int], loops: tuple[str, ...],
-    samples: int,
-) -> None:  # fmt: skip
-    planes = saved(tmp_path, shape, axes, dtype, at=at)
-    assert (planes.loops, planes.samples) == (loops, samples)
-    index = tuple(n - 1 for n in planes.counts)
-    places = at | dict(zip(loops, index, strict=True))
-    pixels = np.load(tmp_path / "a.npy")[tuple(places.get(axis, slice(None)) for axis in axes)]
-    left = [axis for axis in axes if axis not in places]
-    wanted = pixels.transpose([left.index(axis) for axis in "yxc" if axis in left])
-    height, width = planes.shape
-    assert np.array_equal(planes.read(index, Region((1, 2), (height, width))), wanted[1:, 2:])
+ROWS: list[tuple[str, tuple[int, ...], str, dict[str, int], tuple[str, ...], int]] = [
+    ("yx", (5, 6), "uint16", {}, (), 1), ("xy", (6, 5), "uint16", {}, (), 1), ("zyx", (4, 5, 6), "uint16", {}, ("z",), 1),
+    ("tczyx", (2, 3, 4, 5, 6), "uint16", {"t": 1}, ("c", "z"), 1), ("yxc", (5, 6, 3), "uint16", {}, (), 3), ("yxc", (5, 6, 4), "float32", {}, (), 4),
+    ("yxc", (5, 6, 5), "uint8", {}, ("c",), 1), ("cyx", (3, 5, 6), "uint8", {}, (), 3), ("cyx", (3, 5, 6), "uint16", {}, ("c",), 1),
+    ("yxc", (5, 6, 3), "uint8", {"c": 2}, (), 1),
+]  # fmt: skip
+
+
+def test_planes_are_rows_and_columns_whatever_the_order_of_the_axes(tmp_path: Path) -> None:
+    for folder, (axes, shape, dtype, at, loops, samples) in in_folders(tmp_path, ROWS):
+        planes = saved(folder, shape, axes, dtype, at=at)
+        assert (planes.loops, planes.samples) == (loops, samples)
+        index = tuple(n - 1 for n in planes.counts)
+        places = at | dict(zip(loops, index, strict=True))
+        pixels = np.load(folder / "a.npy")[tuple(places.get(axis, slice(None)) for axis in axes)]
+        left = [axis for axis in axes if axis not in places]
+        wanted = pixels.transpose([left.index(axis) for axis in "yxc" if axis in left])
+        height, width = planes.shape
+        assert np.array_equal(planes.read(index, Region((1, 2), (height, width))), wanted[1:, 2:])
 
 
 @settings(deadline=None, max_examples=60)
@@ -186,7 +155,7 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
     limit = data.draw(st.integers(1, 500))
     seen = np.zeros(planes.shape, int)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "WINDOW_BYTES", limit)
+        patch.setattr(planes_module, "WINDOW_BYTES", limit)
         for part in planes.parts():
             seen[part.slices] += 1
             assert part.size <= max(limit, array.chunks[0] * array.chunks[1])
@@ -209,22 +178,17 @@ def test_a_missing_part_is_refused(tmp_path: Path) -> None:
 
 
 def test_channels_with_colours_of_their_own_are_planes(tmp_path: Path) -> None:
-    rows: list[tuple[list[str], bool]] = [
-        (["0000FF", "00FF00", "FF0000"], False),
-        (["FF0000", "00FF00", "0000FF"], True),
-        (["0000FF", "00FF00", "FF0000", "FFFFFF"], False),
-        (["FF0000", "00FF00", "0000FF", "FFFFFF"], False),
-    ]
-    for folder, (colours, is_colour) in in_folders(tmp_path, rows):
+    blue, green, red, white = "0000FF", "00FF00", "FF0000", "FFFFFF"
+    for folder, colours in in_folders(
+        tmp_path, ([blue, green, red], [red, green, blue], [blue, green, red, white], [red, green, blue, white])
+    ):
         group = zarr.create_group(folder / "a.zarr")
         group.create_array("0", data=np.zeros((len(colours), 4, 4), "uint8"))
-        axes = [{"name": "c", "type": "channel"}, {"name": "y", "type": "space"}, {"name": "x", "type": "space"}]
-        scale = [{"type": "scale", "scale": [1.0, 1.0, 1.0]}]
         window = {"min": 0, "max": 255, "start": 0, "end": 255}
         group.attrs["ome"] = {
             "version": "0.5",
-            "multiscales": [{"axes": axes, "datasets": [{"path": "0", "coordinateTransformations": scale}]}],
+            "multiscales": [{"axes": ["c", "y", "x"], "datasets": [{"path": "0"}]}],
             "omero": {"channels": [{"label": name, "color": name, "window": window} for name in colours]},
         }
-        planes = choose_planes(open_source(folder / "a.zarr"), {}, None)
+        planes, is_colour = choose_planes(open_source(folder / "a.zarr"), {}, None), colours == [red, green, blue]
         assert (planes.colour, planes.loops) == (is_colour, () if is_colour else ("c",))

@@ -310,9 +310,7 @@ def is_shard(path: Path) -> bool:
         pytest.param(lambda p: True, id="every fsync"),
     ],
 )
-def test_a_disk_that_leaves_out_one_kind_of_fsync_is_caught(
-    tmp_path: Path, undisturbed: Tree, loses: Callable[[Path], bool]
-) -> None:
+def test_a_missing_kind_of_fsync_is_caught(tmp_path: Path, undisturbed: Tree, loses: Callable[[Path], bool]) -> None:
     trees = after_every_cut(recorded(tmp_path / "job", loses=loses))
     assert failures(trees, tmp_path, undisturbed)
 

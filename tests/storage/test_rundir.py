@@ -1,4 +1,4 @@
-"""The run directory: private, with a single driver, and without leftover writers."""
+"""The run directory, private, with a single driver and without leftover writers; and what is made beside its place, never by halves."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import pytest
 
-from halotile.errors import DamagedData, OutputRefused
+from halotile.errors import DamagedData, DiskRefused, OutputInUse, OutputRefused
 from halotile.storage.disk.durable import Disk
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.directory import RunDirectory, replacing
 from halotile.storage.run_directory.locks import WorkerLock
+from halotile.storage.scans.convert import convert_scan
+from halotile.storage.scans.scan import open_scan
+from tests.cases import in_folders
+from tests.storage.test_scans import COUNT, write_cxi
 
 
 @pytest.fixture
@@ -49,51 +54,50 @@ def other_process(directory: RunDirectory, body: str) -> Iterator[subprocess.Pop
 
 
 LOCKS = "lock = directory.lock(); lock.__enter__()"
+
+
 HOLDS = "WorkerLock(directory.path).hold()"
 
 
-def test_only_the_owner_may_enter(directory: RunDirectory) -> None:
-    with directory.lock():
-        directory.write_job({"a": 1})
-        directory.write_plan({"b": 2})
-        directory.write_status({"c": 3})
-        directory.append_event({"d": 4})
-        WorkerLock(directory.path).hold()
-    WorkerLock(directory.path).release()
-    modes = {entry.name: entry.stat().st_mode & 0o777 for entry in directory.path.iterdir()}
-    assert modes == dict.fromkeys(
-        ("job.json", "plan.json", "status.json", "events.jsonl", "lock", "workers.lock"), 0o600
-    )
-    assert directory.path.stat().st_mode & 0o777 == 0o700
-
-
-def test_records_can_be_read_back(directory: RunDirectory) -> None:
+def test_records_are_private_can_be_read_back_and_are_forgotten_except_the_job(directory: RunDirectory) -> None:
     assert directory.is_running() is None
     assert not directory.path.exists()
     assert directory.read_job() is directory.read_plan() is directory.read_status() is None
     assert list(directory.read_events()) == []
+    directory.path.mkdir(mode=0o755)  # an empty directory may become one
+    (directory.path / "status.json.0a1b2c3d.partial").touch()
     with directory.lock():
+        assert os.listdir(directory.path) == ["lock"]
+        assert set(json.loads((directory.path / "lock").read_bytes())) == {"pid", "host", "started"}
+        directory.write_status({})
+        assert not directory.claims_output()
         for number in range(3):
             directory.write_job({"job": number})
             directory.write_plan({"plan": number})
             directory.write_status({"status": number})
             directory.append_event({"event": number})
-    assert directory.path.exists()
-    assert directory.read_job() == {"job": 2}
-    assert directory.read_plan() == {"plan": 2}
+        WorkerLock(directory.path).hold()
+        assert directory.claims_output()
+        directory.request_stop()
+        assert directory.is_stopping()
+        directory.clear_stop()
+        assert not directory.is_stopping()
+    WorkerLock(directory.path).release()
+    assert (directory.read_job(), directory.read_plan()) == ({"job": 2}, {"plan": 2})
     assert directory.read_status() == {"status": 2}
     assert list(directory.read_events()) == [{"event": 0}, {"event": 1}, {"event": 2}]
-
-
-def test_forgetting_a_run_preserves_the_job(directory: RunDirectory) -> None:
+    modes = {entry.name: entry.stat().st_mode & 0o777 for entry in directory.path.iterdir()}
+    files = ("job.json", "plan.json", "status.json", "events.jsonl", "lock", "workers.lock")
+    assert modes == dict.fromkeys(files, 0o600)
+    assert directory.path.stat().st_mode & 0o777 == 0o700
     with directory.lock():
-        directory.write_job({"job": 1})
-        directory.write_plan({})
-        directory.write_status({})
-        directory.append_event({})
         directory.journal_path.touch()
         directory.forget()
-        assert {entry.name for entry in directory.path.iterdir()} == {"job.json", "lock"}
+        assert {entry.name for entry in directory.path.iterdir()} == {"job.json", "lock", "workers.lock"}
+    for name in ("plan.json", "journal"):
+        (directory.path / "job.json").rename(directory.path / name)
+        assert directory.claims_output(), "any file of a run does"
+        (directory.path / name).rename(directory.path / "job.json")
 
 
 def test_a_damaged_or_changed_plan_is_an_error_and_a_damaged_status_is_none(directory: RunDirectory) -> None:
@@ -125,26 +129,16 @@ def test_a_run_whose_directory_disappears_is_stopped_with_advice(directory: RunD
         work()
 
 
-def test_other_system_errors_pass_through_the_lock_and_release_it(directory: RunDirectory) -> None:
-    with pytest.raises(FileNotFoundError), directory.lock():
-        directory.disk.append(directory.journal_path, b"+1")
-    assert directory.is_running() is None
-
-
-class Full(Disk):
-    """A disk without room for new files."""
-
-    def _open(self, path: Path, flags: int, mode: int) -> int:
-        if flags & os.O_CREAT:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return super()._open(path, flags, mode)
-
-
 def test_the_status_can_report_a_full_disk(directory: RunDirectory) -> None:
+    class Full(Disk):
+        def _open(self, path: Path, flags: int, mode: int) -> int:
+            if flags & os.O_CREAT:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super()._open(path, flags, mode)
+
     directory.create()
     directory.write_status({"state": "running", "message": "two of nine blocks are done"})
-    full = RunDirectory(directory.path, Full())
-    full.write_status({"state": "failed", "reason": "full"})
+    RunDirectory(directory.path, Full()).write_status({"state": "failed", "reason": "full"})
     assert directory.read_status() == {"state": "failed", "reason": "full"}
 
 
@@ -165,6 +159,13 @@ def test_events_of_many_threads_stay_whole_and_a_torn_one_is_left_out(directory:
 
 
 def test_a_second_driver_is_refused_with_the_name_of_the_first(directory: RunDirectory) -> None:
+    with directory.lock():
+        with pytest.raises(OutputRefused, match=f"process {os.getpid()} on"), directory.lock():
+            pass
+        assert directory.is_running() is not None
+    with pytest.raises(FileNotFoundError), directory.lock():  # other errors of the system release it
+        directory.disk.append(directory.journal_path, b"+1")
+    assert directory.is_running() is None
     with other_process(directory, LOCKS) as first:
         with pytest.raises(OutputRefused, match=rf"in use: process {first.pid} on .*, started 2"), directory.lock():
             pass
@@ -176,14 +177,6 @@ def test_a_second_driver_is_refused_with_the_name_of_the_first(directory: RunDir
         assert directory.is_running() is None
         with directory.lock():
             pass
-
-
-def test_a_second_driver_in_the_same_process_is_refused(directory: RunDirectory) -> None:
-    with directory.lock():
-        with pytest.raises(OutputRefused, match=f"process {os.getpid()} on"), directory.lock():
-            pass
-        assert directory.is_running() is not None
-    assert directory.is_running() is None
 
 
 def test_a_driver_that_waited_takes_the_next_lock_of_a_directory_that_was_removed(directory: RunDirectory) -> None:
@@ -228,13 +221,6 @@ def test_checking_does_not_disturb_a_driver_that_starts(directory: RunDirectory)
             looker.join()
 
 
-def test_a_driver_removes_partial_files_of_a_killed_one(directory: RunDirectory) -> None:
-    directory.create()
-    (directory.path / "status.json.0a1b2c3d.partial").touch()
-    with directory.lock():
-        assert os.listdir(directory.path) == ["lock"]
-
-
 def test_the_lock_is_not_inherited_by_child_programs(directory: RunDirectory) -> None:
     code = "import sys; print('ready', flush=True); sys.stdin.read()"
     with directory.lock():
@@ -250,20 +236,6 @@ def test_the_lock_is_not_inherited_by_child_programs(directory: RunDirectory) ->
 
 def test_a_driver_waits_for_the_workers_of_a_killed_one(directory: RunDirectory) -> None:
     directory.create()
-    with other_process(directory, HOLDS) as worker, other_process(directory, HOLDS + "\n" + HOLDS) as other:
-        with pytest.raises(OutputRefused, match=r"still hold .* after 0.1 s.*processes") as refused:
-            WorkerLock(directory.path).wait_for_all(0.1)
-        assert f"{worker.pid} on" in str(refused.value)
-        assert f"{other.pid} on" in str(refused.value)
-        worker.kill()
-        threading.Timer(0.2, other.kill).start()
-        WorkerLock(directory.path).wait_for_all(60)
-        other.wait()
-    assert (directory.path / "workers.lock").read_bytes() == b""
-
-
-def test_a_worker_that_released_its_lock_is_not_waited_for(directory: RunDirectory) -> None:
-    directory.create()
     lock = WorkerLock(directory.path)
     for _ in range(2):
         lock.hold()
@@ -272,11 +244,23 @@ def test_a_worker_that_released_its_lock_is_not_waited_for(directory: RunDirecto
     for _ in range(2):
         lock.release()
         lock.wait_for_all(0)
+    with other_process(directory, HOLDS) as worker, other_process(directory, HOLDS + "\n" + HOLDS) as other:
+        with pytest.raises(OutputRefused, match=r"still hold .* after 0.1 s.*processes") as refused:
+            lock.wait_for_all(0.1)
+        assert f"{worker.pid} on" in str(refused.value)
+        assert f"{other.pid} on" in str(refused.value)
+        worker.kill()
+        threading.Timer(0.2, other.kill).start()
+        lock.wait_for_all(60)
+        other.wait()
+    assert (directory.path / "workers.lock").read_bytes() == b""
 
 
-@pytest.mark.parametrize("kind", ["file", "documents", "journal", "link"])
+@pytest.mark.parametrize("kind", ["file", "documents", "journal", "link", "of another user"])
 def test_a_directory_that_no_run_made_is_refused_and_unchanged(directory: RunDirectory, kind: str) -> None:
-    theirs = directory.path.parent / "theirs"
+    if kind == "of another user" and os.getuid() != 0:
+        pytest.skip("only root can make what is another user's")
+    theirs, words = directory.path.parent / "theirs", "that no run made"
     theirs.mkdir()
     (theirs / kind).touch()
     if kind == "file":
@@ -285,20 +269,14 @@ def test_a_directory_that_no_run_made_is_refused_and_unchanged(directory: RunDir
         directory.path.symlink_to(theirs)
     else:
         theirs.rename(directory.path)
-    before = sorted(directory.path.parent.rglob("*"))
-    with pytest.raises(OutputRefused, match="that no run made"), directory.lock():
+    if kind == "of another user":
+        (directory.path / kind).rename(directory.path / "lock")
+        os.chown(directory.path, 65534, 65534)
+        words = r"another user \(number 65534\) made it"
+    before = [(path, path.lstat().st_mode) for path in sorted(directory.path.parent.rglob("*"))]
+    with pytest.raises(OutputRefused, match=words), directory.lock():
         pass
-    assert sorted(directory.path.parent.rglob("*")) == before
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can make what is another user's")
-def test_a_directory_of_another_user_is_refused(directory: RunDirectory) -> None:
-    directory.path.mkdir()
-    (directory.path / "lock").touch()
-    os.chown(directory.path, 65534, 65534)
-    with pytest.raises(OutputRefused, match=r"another user \(number 65534\) made it"), directory.lock():
-        pass
-    assert directory.path.stat().st_mode & 0o777 != 0o700, "it is left as it is"
+    assert [(path, path.lstat().st_mode) for path in sorted(directory.path.parent.rglob("*"))] == before
 
 
 CLOSED = """
@@ -335,27 +313,165 @@ def test_a_directory_that_is_closed_to_this_user_is_refused_with_its_owner() -> 
     )
 
 
-def test_an_empty_directory_may_become_a_run_directory(directory: RunDirectory) -> None:
-    directory.path.mkdir(mode=0o755)
-    with directory.lock():
-        assert directory.path.stat().st_mode & 0o777 == 0o700
-        assert set(json.loads((directory.path / "lock").read_bytes())) == {"pid", "host", "started"}
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
-def test_workers_see_that_they_are_to_stop_until_the_next_run(directory: RunDirectory) -> None:
-    directory.create()
-    assert not directory.is_stopping()
-    directory.request_stop()
-    assert directory.is_stopping()
-    with directory.lock():
-        directory.clear_stop()
-    assert not directory.is_stopping()
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_files_and_folders_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool) -> None:
+    place, unlink, removed = tmp_path / "out", Disk._unlink, list[str]()
+    (tmp_path / "out.run").touch()  # a file in place of the directory of a run is no obstacle
+
+    def recorded(disk: Disk, path: Path) -> None:
+        removed.append(path.name)
+        unlink(disk, path)
+
+    monkeypatch.setattr(Disk, "_unlink", recorded)
+    for content in ("old", "new"):
+        with replacing(place) as made:
+            assert made.parents[1].stat().st_mode & 0o777 == 0o700
+            for name in "abcdefgh":
+                (made.parent / name).write_text("a")
+                (made.parent.parent / name).touch()
+            if is_folder:
+                made.mkdir()
+            (made / content if is_folder else made).write_text(content)
+        assert removed[-1] == "lock"
+    assert names(tmp_path) == ["out", "out.run"]
+    assert (names(place) == ["new"]) if is_folder else (place.read_text() == "new")
+    (tmp_path / "usual").mkdir() if is_folder else (tmp_path / "usual").touch()
+    assert place.stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-@pytest.mark.parametrize("name", ["job.json", "plan.json", "journal"])
-def test_any_file_of_a_run_claims_its_output(directory: RunDirectory, name: str) -> None:
-    directory.create()
-    directory.write_status({})
-    assert not directory.claims_output()
-    (directory.path / name).touch()
-    assert directory.claims_output()
+def write(path: Path, *, error: Exception | None = None, check: Callable[[], None] = lambda: None) -> None:
+    with replacing(path, check) as made:
+        made.write_text("half")
+        if error:
+            raise error
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("old")
+    with pytest.raises(ValueError, match="odd"):
+        write(out, error=ValueError("odd"))
+    with pytest.raises(DiskRefused, match=r"the disk ran full: .*out cannot be written"):
+        write(out, error=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with pytest.raises(OutputRefused):
+        write(out, check=Mock(side_effect=[None, OutputRefused("something stands there")]))
+    assert names(tmp_path) == ["out"]
+    assert out.read_text() == "old"
+
+
+def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
+    source, path = write_cxi(tmp_path / "scan.cxi"), tmp_path / "scan.zarr"
+    seen = []
+
+    def second(done: int, count: int) -> None:
+        with pytest.raises(OutputInUse, match=rf"scan\.zarr\.partial is in use: process {os.getpid()} on "):
+            convert_scan(source, str(path))
+        seen.append(done)
+
+    convert_scan(source, str(path), report=second)
+    assert seen == [COUNT]
+    assert open_scan(str(path))[1][...].any(axis=(1, 2)).all()
+    assert names(tmp_path) == ["scan.cxi", "scan.zarr"]
+    run = RunDirectory.beside(path)
+    with run.lock(), pytest.raises(OutputInUse, match=r"scan\.zarr\.run is in use"):
+        convert_scan(source, str(path), overwrite=True)
+
+
+def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
+    code = (
+        "import os, signal; from pathlib import Path; from halotile.storage.run_directory.directory import replacing\n"
+        "with replacing(Path('a')) as made, replacing(Path('a.tif')) as other:\n"
+        "    made.write_text('half'); other.mkdir(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert names(tmp_path) == [".a.partial", ".a.tif.partial"]
+    write(tmp_path / "a")
+    assert names(tmp_path) == [".a.tif.partial", "a"]
+    write(tmp_path / "a.tif")
+    assert names(tmp_path) == ["a", "a.tif"]
+
+
+def test_what_is_in_the_way_is_refused(tmp_path: Path) -> None:
+    plants: list[Callable[[Path], object]] = [
+        lambda folder: (folder / ".out.partial").symlink_to("theirs"),
+        lambda folder: (folder / ".out.partial").hardlink_to(folder / "theirs" / "kept"),
+        lambda folder: shutil.copytree(folder / "theirs", folder / ".out.partial"),
+    ]
+    for folder, plant in in_folders(tmp_path, plants):
+        (folder / "theirs").mkdir()
+        (folder / "theirs" / "kept").touch()
+        plant(folder)
+        with pytest.raises(OutputRefused, match=r"\.out\.partial .*Move it away, or write another path"):
+            write(folder / "out")
+        assert names(folder) == [".out.partial", "theirs"]
+        assert names(folder / "theirs") == ["kept"]
+
+
+@pytest.mark.parametrize("fails", ["the move", "the sync after it"])
+def test_a_folder_comes_back_where_its_move_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    out, move, sync = tmp_path / "out", Disk.move, Disk.sync_directory
+    out.mkdir()
+    (out / "old").touch()
+
+    def moved(disk: Disk, source: Path, target: Path) -> None:
+        if source.name == "made" and fails == "the move":
+            raise OSError(errno.EIO, "the disk is broken")
+        move(disk, source, target)
+
+    def synced(disk: Disk, folder: Path) -> None:
+        if (folder / "replaced").exists() and folder.name == "state" and fails != "the move":
+            raise KeyboardInterrupt
+        sync(disk, folder)
+
+    monkeypatch.setattr(Disk, "move", moved)
+    monkeypatch.setattr(Disk, "sync_directory", synced)
+    with pytest.raises((OSError, KeyboardInterrupt)), replacing(out) as made:
+        made.mkdir()
+    assert (names(tmp_path), names(out)) == (["out"], ["old"])
+
+
+def killed_between_moves(folder: Path) -> None:
+    """A folder ``out`` with a file ``old``, moved away by a call that was killed then."""
+    (folder / "out").mkdir()
+    (folder / "out/old").touch()
+    code = (
+        "import os, signal; from pathlib import Path; from halotile.storage.disk.durable import Disk\n"
+        "from halotile.storage.run_directory.directory import replacing\n"
+        "move = Disk.move\n"
+        "def killed(disk, source, target):\n"
+        "    if source.name == 'made': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    move(disk, source, target)\n"
+        "Disk.move = killed\n"
+        "with replacing(Path('out')) as made: made.mkdir()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, check=False)
+    assert (ended.returncode, names(folder)) == (-signal.SIGKILL, [".out.partial"])
+
+
+def test_what_a_killed_call_moved_away_comes_back_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_between_moves(tmp_path)
+    out = tmp_path / "out"
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("halotile.storage.run_directory.locks.write_holder", full)
+        with pytest.raises(DiskRefused), replacing(out):
+            pass
+    assert names(tmp_path) == [".out.partial"]
+
+    def check() -> None:
+        if out.exists():
+            raise OutputRefused("something stands there")
+
+    with pytest.raises(OutputRefused), replacing(out, check):
+        pytest.fail("the work began")
+    assert (names(tmp_path), names(out)) == (["out"], ["old"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,22 @@ import halotile
 from halotile.cli.main import app
 from halotile.storage.scans.convert import Framing, PatternCounts
 from halotile.storage.scans.scan import open_scan
-from tests.storage.test_scans import write_cxi
 
 COUNT, EDGE = 20, 32
+
+
 ROWS, COLUMNS = np.indices((EDGE, EDGE)) - EDGE // 2
+
+
 DISC = 200.0 * (np.hypot(ROWS, COLUMNS) < 6) + 0.2
+
+
 PATTERNS = np.random.default_rng(0).poisson(DISC, (COUNT, EDGE, EDGE)).astype(np.int32)
+
+
 GEOMETRY = ("--energy", "8.8 keV", "--distance", "2 m", "--pixel", "50 um", "--position-unit", "um")
+
+
 NAMED = ("--patterns", "frames", "--positions", "places")
 
 
@@ -109,14 +119,6 @@ def test_a_beam_stop_and_saturated_pixels_are_told(tmp_path: Path) -> None:
     assert "pixels have 4,095 counts in some pattern, and none more, as saturated ones do" in said
 
 
-def test_a_pixel_that_is_named_is_left_out_as_well_as_those_of_the_file(tmp_path: Path) -> None:
-    source, path = write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr")
-    CliRunner().invoke(app, ["convert", source, path, "--bad-pixels", "3,4", "--bad-pixels", "6,7"])
-    mask = open_scan(path)[0].mask
-    assert mask is not None
-    assert np.argwhere(~mask).tolist() == [[0, 5], [3, 4], [6, 7]]
-
-
 @pytest.mark.parametrize(("flag", "kind"), [(-1, np.int32), (np.nan, np.float32)])
 def test_gaps_are_told_and_left_out_as_negative(tmp_path: Path, flag: float, kind: Any) -> None:
     gap = PATTERNS.astype(kind)
@@ -130,11 +132,6 @@ def test_gaps_are_told_and_left_out_as_negative(tmp_path: Path, flag: float, kin
     assert "32 pixels of the detector left out" in said
     assert (~scan.mask).sum() == (~scan.mask[3]).sum() == EDGE
     assert np.array_equal(found[:, scan.mask], PATTERNS[:, scan.mask])
-
-
-def test_a_dark_image_that_was_subtracted_is_told(tmp_path: Path) -> None:
-    said = convert(tmp_path, PATTERNS - np.random.default_rng(0).normal(0, 1, PATTERNS.shape), code=4)[1]
-    assert "Where a dark image was subtracted, write the counts as they were" in said
 
 
 def test_words_are_those_of_the_command(tmp_path: Path) -> None:
@@ -166,9 +163,14 @@ def test_a_probe_of_the_file_is_begun_with_where_it_is_named(tmp_path: Path) -> 
     assert "--bin and --corner out" in said
 
 
-def test_a_scan_without_patterns_and_a_result_that_is_not_there_yet_are_refused(tmp_path: Path) -> None:
-    said = convert(tmp_path, PATTERNS[:0], code=4)[1]
-    assert "has no patterns" in said
+def test_patterns_that_cannot_be_and_a_result_that_is_not_there_yet_are_refused(tmp_path: Path) -> None:
+    assert "has no patterns" in convert(tmp_path, PATTERNS[:0], code=4)[1]
+    said = convert(tmp_path, PATTERNS - np.random.default_rng(0).normal(0, 1, PATTERNS.shape), code=4)[1]
+    assert "Where a dark image was subtracted, write the counts as they were" in said
+    many = np.full((COUNT, EDGE, EDGE), 2**31, np.uint32)
+    assert convert(tmp_path, many)[0][1].max() == 2**31
+    said = "a pattern has 8,589,934,592 counts in a pixel"
+    assert said in convert(tmp_path, many, "--bin", "2", code=4)[1], "more than can be kept"
     path = tmp_path / "result.cxi"
     path.touch()
     (tmp_path / "result.cxi.run").mkdir()
@@ -178,15 +180,8 @@ def test_a_scan_without_patterns_and_a_result_that_is_not_there_yet_are_refused(
         assert f"recon-cli resume {path}.run" in "".join(done.output.split("\n"))
 
 
-def _noted(patterns: Any) -> Any:
-    seen = PatternCounts(patterns.shape, None, Framing())
-    seen.cleaned(patterns, np.arange(len(patterns)))
-    return seen.notes(), seen.blank().tolist()
-
-
 @pytest.mark.parametrize("name", ["retina", "immunohistochemistry", "camera", "moon", "brick", "coins", "page"])
-@pytest.mark.parametrize("dose", [None, 1e5, 300])
-def test_nothing_is_told_of_ordinary_patterns(name: str, dose: float | None) -> None:
+def test_nothing_is_told_of_ordinary_patterns(name: str) -> None:
     image = np.asarray(getattr(skimage.data, name)(), float)
     image = image if image.ndim == 2 else image.mean(-1)
     views = np.array([image[y : y + 64, x : x + 64] for y in range(64, 96, 8) for x in range(64, 96, 8)])
@@ -195,15 +190,10 @@ def test_nothing_is_told_of_ordinary_patterns(name: str, dose: float | None) -> 
     for width in (3.0, 8.0, 20.0):
         waves = np.exp(-((distance / width) ** 2)) * np.exp(1j * views / 128)
         kinds.append(np.abs(np.fft.fftshift(np.fft.fft2(waves), (1, 2))) ** 2)
-    for kind in kinds:
+    for kind, dose in itertools.product(kinds, (None, 1e5, 300)):
         draw: Callable[[Any], Any] = np.random.default_rng(0).poisson
         exact = kind if dose is None else kind * dose / kind.sum((1, 2)).mean()
-        assert _noted(exact if dose is None else draw(exact)) == ([], [])
-
-
-def test_counts_that_are_added_beyond_what_can_be_kept_are_refused(tmp_path: Path) -> None:
-    many = np.full((COUNT, EDGE, EDGE), 2**31, np.uint32)
-    (_, found), _ = convert(tmp_path, many)
-    assert found.max() == 2**31
-    _, said = convert(tmp_path, many, "--bin", "2", code=4)
-    assert "a pattern has 8,589,934,592 counts in a pixel" in said
+        patterns = exact if dose is None else draw(exact)
+        seen = PatternCounts(patterns.shape, None, Framing())
+        seen.cleaned(patterns, np.arange(len(patterns)))
+        assert (seen.notes(), seen.blank().tolist()) == ([], [])

@@ -1,4 +1,4 @@
-"""Scans in PtyD files and in arrays that are named: the same values as were written, whatever the format, the units and the axes."""
+"""Scans in PtyD files and in arrays that are named: the same values as were written; and what a user is told of odd patterns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,26 @@ from halotile.errors import ConfigError
 from halotile.storage.scans.scan import open_scan, open_summary
 
 RASTER, EDGE = (5, 7), 8
+
+
 COUNT = RASTER[0] * RASTER[1]
+
+
 STEP = (2e-7, 3e-7)
+
+
 PATTERNS = np.random.default_rng(0).poisson(3, (COUNT, EDGE, EDGE)).astype(np.uint16)
+
+
 PLACES = np.indices(RASTER).reshape(2, -1).T * STEP
+
+
 GOOD = np.arange(EDGE**2).reshape(EDGE, EDGE) != 13
+
+
 GEOMETRY = ("--energy", "12.39842 keV", "--distance", "2 m", "--pixel", "50 um,30um")
+
+
 NAMED = ("--patterns", "raw/frames", "--positions", "raw/places")
 
 
@@ -71,6 +85,7 @@ def write_ptyd(path: Path) -> Path:
 
 def write_patterns(path: Path, patterns: Any, chunks: tuple[int, ...]) -> list[str]:
     """Write patterns as an array by themselves, or under a name; return the options that name them."""
+    path.parent.mkdir(exist_ok=True)
     if path.suffix == ".npy":
         np.save(path, patterns)
         return []
@@ -138,9 +153,18 @@ def test_places_may_be_in_two_arrays_or_in_a_file_of_their_own(tmp_path: Path) -
     check(convert(source, *GEOMETRY, *NAMED[:2], *files))
 
 
-def test_chunks_of_other_types_keep_their_counts(tmp_path: Path) -> None:
+def test_a_recording_is_not_replaced_by_its_scan_which_is_drawn(tmp_path: Path) -> None:
     source = write_ptyd(tmp_path / "scan.ptyd")
-    with h5py.File(source, "r+") as file:
+    path, run = convert(source), CliRunner().invoke
+    own = (path / "patterns", path, "--step", "1 um", *GEOMETRY)
+    for words in ((source, source), (source, tmp_path), own):
+        assert run(app, ["convert", *map(str, words), "--overwrite"]).exit_code != 0
+    assert source.is_file()
+    assert open_scan(str(path))[1].shape == (COUNT, EDGE, EDGE)
+    for code in (0, 2):
+        assert run(app, ["export", str(path), str(tmp_path / "scan.png")]).exit_code == code
+    assert (tmp_path / "scan.png").read_bytes()[1:4] == b"PNG"
+    with h5py.File(source, "r+") as file:  # chunks of other types keep their counts
         del file["chunks/0/data"]
         file["chunks/0/data"] = (PATTERNS[:20] % 200).astype(np.uint8)
     scan, patterns = open_scan(str(convert(source)))
@@ -148,59 +172,34 @@ def test_chunks_of_other_types_keep_their_counts(tmp_path: Path) -> None:
     assert np.array_equal(patterns[:][later], PATTERNS[scan.numbers[later]])
 
 
-@pytest.mark.parametrize("kind", [np.complex64, np.bool_])
-def test_what_is_no_count_is_refused(tmp_path: Path, kind: Any) -> None:
-    source = write_named(tmp_path / "scan.h5", frames=PATTERNS.astype(kind), places=PLACES)
-    convert(source, *NAMED, *GEOMETRY, wrong=f"the patterns are {np.dtype(kind).name}, which are not counts")
-
-
-def test_a_recording_is_not_replaced_by_its_scan(tmp_path: Path) -> None:
-    source = write_ptyd(tmp_path / "scan.ptyd")
-    for target in (source, tmp_path):
-        done = CliRunner().invoke(app, ["convert", str(source), str(target), "--overwrite"])
-        assert done.exit_code != 0
-    assert source.is_file()
-    path = convert(source)
-    done = CliRunner().invoke(
-        app, ["convert", str(path / "patterns"), str(path), "--overwrite", "--step", "1 um", *GEOMETRY]
-    )
-    assert done.exit_code != 0
-    assert open_scan(str(path))[1].shape == (COUNT, EDGE, EDGE)
-
-
-@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("format_", ["npy", "zarr", "h5"])
-def test_a_raster_of_four_axes_is_read(tmp_path: Path, format_: str, last: bool) -> None:
-    raster = PATTERNS.reshape(*RASTER, EDGE, EDGE)
-    source = tmp_path / f"raster.{format_}"
+def test_a_raster_of_four_axes_is_read_and_positions_may_be_last(tmp_path: Path, format_: str) -> None:
+    raster, source = PATTERNS.reshape(*RASTER, EDGE, EDGE), tmp_path / f"raster.{format_}"
+    turned = np.ascontiguousarray(raster.transpose(2, 3, 0, 1))
     options = [*GEOMETRY, "--step", "0.2,0.3 um" if format_ == "npy" else "0.2 um,0.3 um"]
-    if last:
-        raster = np.ascontiguousarray(raster.transpose(2, 3, 0, 1))
-        options.append("--positions-last")
-    path = convert(source, *options, *write_patterns(source, raster, (2, 3, EDGE, EDGE)))
-    check(path, good=None)
-    said = "the last two axes of 8 × 8 × 5 × 7" if last else "the first two axes of 5 × 7 × 8 × 8"
-    assert open_scan(str(path))[0].remarks == (("raster", f"5 × 7 positions, {said}"),)
-
-
-@pytest.mark.parametrize("format_", ["npy", "zarr", "h5"])
-def test_positions_in_a_row_may_be_last(tmp_path: Path, format_: str) -> None:
-    source, patterns = tmp_path / f"frames.{format_}", np.ascontiguousarray(PATTERNS.transpose(1, 2, 0))
+    for pixels, said in (
+        (raster, "the first two axes of 5 × 7 × 8 × 8"),
+        (turned, "the last two axes of 8 × 8 × 5 × 7"),
+    ):
+        named = write_patterns(tmp_path / said[4:8] / source.name, pixels, (2, 3, EDGE, EDGE))
+        path = convert(tmp_path / said[4:8] / source.name, *options, *["--positions-last"] * (pixels is turned), *named)
+        check(path, good=None)
+        assert open_scan(str(path))[0].remarks == (("raster", f"5 × 7 positions, {said}"),)
     np.save(tmp_path / "places.npy", PLACES)
-    options = ["--positions", str(tmp_path / "places.npy"), "--positions-last"]
-    named = write_patterns(source, patterns, (3, 3, 10))
+    named = write_patterns(
+        tmp_path / "row" / source.name, np.ascontiguousarray(PATTERNS.transpose(1, 2, 0)), (3, 3, 10)
+    )
+    source = tmp_path / "row" / source.name
     if format_ == "zarr":
         source, named = source / "frames", []  # the array by itself
-    check(convert(source, *GEOMETRY, *options, *named), good=None)
-
-
-def test_a_raster_that_is_larger_than_its_patterns_is_noted(tmp_path: Path) -> None:
-    source, step = tmp_path / "raster.npy", ("--step", "0.2 um")
-    np.save(source, PATTERNS[:20].reshape(4, 5, EDGE, EDGE).transpose(2, 3, 0, 1))
-    remarks = dict(open_scan(str(convert(source, *GEOMETRY, *step)))[0].remarks)
-    assert remarks["raster"] == "8 × 8 positions, the first two axes of 8 × 8 × 4 × 5"
-    assert "write --positions-last" in remarks["note"]
-    convert(write_ptyd(tmp_path / "s.ptyd"), "--positions-last", wrong="Leave --positions-last out")
+    check(
+        convert(source, *GEOMETRY, "--positions", str(tmp_path / "places.npy"), "--positions-last", *named), good=None
+    )
+    if format_ == "npy":  # a raster that is larger than its patterns
+        np.save(source, PATTERNS[:20].reshape(4, 5, EDGE, EDGE).transpose(2, 3, 0, 1))
+        remarks = dict(open_scan(str(convert(source, *GEOMETRY, "--step", "0.2 um")))[0].remarks)
+        assert remarks["raster"] == "8 × 8 positions, the first two axes of 8 × 8 × 4 × 5"
+        assert "write --positions-last" in remarks["note"]
 
 
 def test_electrons_have_their_wavelength_and_pixels_an_angle(tmp_path: Path) -> None:
@@ -217,36 +216,31 @@ def test_electrons_have_their_wavelength_and_pixels_an_angle(tmp_path: Path) -> 
     assert np.ptp(scan.positions[:, 1]) == pytest.approx(6 * 4e-11)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ((), "is no CXI file. Write for --patterns one of raw/frames, raw/places, raw/places3."),
-        (("--patterns", "raw/frame", *GEOMETRY), "has no dataset raw/frame. Write for --patterns one of raw/"),
-        (("--patterns", "raw/frames", *GEOMETRY), "nothing says where the beam was. Write --positions."),
-        ((*NAMED, *GEOMETRY[:2]), "Write --distance, --pixel."),
-        ((*NAMED, *GEOMETRY, "--position-axes", "a,b"), "Write y,x or x,y"),
-        ((*NAMED, *GEOMETRY, "--position-axes", "y-,x"), "Write y,x or x,y"),
-        ((*NAMED, *GEOMETRY, "--position-axes", "y,y"), "Write y,x or x,y"),
-        ((*NAMED, *GEOMETRY, "--position-axes", "x,y,z"), "have 2 columns, and the axes are x,y,z"),
-        ((*NAMED[:3], "raw/places3", *GEOMETRY), "and a place has 2. Say which is which: --position-axes x,y,z"),
-        ((*NAMED, *GEOMETRY, "--position-unit", "furlong"), "--position-unit 1 furlong: no length"),
-        ((*NAMED, *GEOMETRY[2:], "--energy", "12"), "such as 8.8 keV"),
-        ((*NAMED, *GEOMETRY[:2], "--pixel", "1 mrad", "--distance", "1 m"), "Leave one of them out"),
-        ((*NAMED, *GEOMETRY, "--step", "1 um"), "Leave one of them out"),
-        ((*NAMED, *GEOMETRY[2:], "--electrons"), "Write both"),
-        ((*NAMED, *GEOMETRY, "--position-unit", ""), "no length above 0"),
-        ((*NAMED, *GEOMETRY, "--bad-pixels", "raw/places"), "mask has shape"),
-        ((*NAMED[:2], *GEOMETRY, "--positions", "raw/frames"), "Name an array of (positions, 2)"),
-        ((*NAMED[:2], *GEOMETRY, "--positions", "nowhere.csv"), "nowhere.csv cannot be read"),
-    ],
-)
-def test_what_is_not_known_is_asked_for(tmp_path: Path, options: Sequence[str], said: str) -> None:
+UNKNOWN: list[tuple[Sequence[str], str]] = [
+    ((), "is no CXI file. Write for --patterns one of raw/complex64, raw/flags, raw/frames, raw/places, raw/places3."),
+    (("--patterns", "raw/frame", *GEOMETRY), "has no dataset raw/frame. Write for --patterns one of raw/"),
+    (("--patterns", "raw/frames", *GEOMETRY), "nothing says where the beam was. Write --positions."),
+    *((("--patterns", f"raw/{name}", *NAMED[2:], *GEOMETRY), f"the patterns are {kind}, which are not counts") for name, kind in (("complex64", "complex64"), ("flags", "bool"))),
+    ((*NAMED, *GEOMETRY[:2]), "Write --distance, --pixel."),
+    *(((*NAMED, *GEOMETRY, "--position-axes", axes), "Write y,x or x,y") for axes in ("a,b", "y-,x", "y,y")),
+    ((*NAMED, *GEOMETRY, "--position-axes", "x,y,z"), "have 2 columns, and the axes are x,y,z"),
+    ((*NAMED[:3], "raw/places3", *GEOMETRY), "and a place has 2. Say which is which: --position-axes x,y,z"),
+    ((*NAMED, *GEOMETRY, "--position-unit", "furlong"), "--position-unit 1 furlong: no length"),
+    ((*NAMED, *GEOMETRY[2:], "--energy", "12"), "such as 8.8 keV"),
+    ((*NAMED, *GEOMETRY[:2], "--pixel", "1 mrad", "--distance", "1 m"), "Leave one of them out"),
+    ((*NAMED, *GEOMETRY, "--step", "1 um"), "Leave one of them out"),
+    ((*NAMED, *GEOMETRY[2:], "--electrons"), "Write both"),
+    ((*NAMED, *GEOMETRY, "--position-unit", ""), "no length above 0"),
+    ((*NAMED, *GEOMETRY, "--bad-pixels", "raw/places"), "mask has shape"),
+    ((*NAMED[:2], *GEOMETRY, "--positions", "raw/frames"), "Name an array of (positions, 2)"),
+    ((*NAMED[:2], *GEOMETRY, "--positions", "nowhere.csv"), "nowhere.csv cannot be read"),
+]  # fmt: skip
+
+
+def test_what_is_not_known_is_asked_for(tmp_path: Path) -> None:
     arrays = {"frames": PATTERNS, "places": PLACES, "places3": np.c_[PLACES, PLACES[:, :1]]}
-    convert(write_named(tmp_path / "scan.h5", **arrays), *options, wrong=said)
-
-
-def test_a_scan_is_drawn(tmp_path: Path) -> None:
-    path, sheet = convert(write_ptyd(tmp_path / "scan.ptyd")), tmp_path / "scan.png"
-    for code in (0, 2):
-        assert CliRunner().invoke(app, ["export", str(path), str(sheet)]).exit_code == code
-    assert sheet.read_bytes()[1:4] == b"PNG"
+    odd = {"complex64": PATTERNS.astype(np.complex64), "flags": PATTERNS.astype(bool)}
+    source = write_named(tmp_path / "scan.h5", **arrays, **odd)
+    for options, said in UNKNOWN:
+        convert(source, *options, wrong=said)
+    convert(write_ptyd(tmp_path / "s.ptyd"), "--positions-last", wrong="Leave --positions-last out")

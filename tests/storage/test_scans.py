@@ -25,6 +25,8 @@ from halotile.storage.scans.scan import ARRAYS, open_scan, open_summary
 from tests.cases import in_folders
 
 COUNT, EDGE = 30, 12
+
+
 DETECTOR = "entry_1/instrument_1/detector_1"
 
 
@@ -51,32 +53,44 @@ def converted(
     return open_scan(str(folder / "scan.zarr"))
 
 
-def test_a_probe_in_the_file_is_told(tmp_path: Path) -> None:
-    name = "entry_1/instrument_1/source_1/illumination"
-    scan, _ = converted(tmp_path, lambda file: file.create_dataset(name, data=np.ones((EDGE, EDGE))))
-    assert scan.probe is None
-    text = f"the file has a probe: --probe {name} lets reconstructions begin with it"
-    assert ("note", text) in scan.remarks
+def test_a_scan_has_the_values_of_its_file_in_the_order_of_neighbours(tmp_path: Path) -> None:
+    probe = "entry_1/instrument_1/source_1/illumination"
+    dark = np.full((3, EDGE, EDGE), 2.0)
+    dark[:, 0, 5] = np.nan  # which the mask leaves out
 
+    def change(file: Any) -> None:
+        file[probe] = np.ones((EDGE, EDGE))
+        file[f"{DETECTOR}/data_dark"] = dark
+        file[f"{DETECTOR}/translation"] = h5py.SoftLink("/entry_1/nowhere")  # which is no value
 
-def test_a_scan_has_the_values_of_its_file(tmp_path: Path) -> None:
-    scan, patterns = converted(tmp_path)
+    scan, patterns = converted(tmp_path, change)
     assert scan.wavelength == pytest.approx(1e-10, rel=1e-12)
     assert scan.distance == 2.0
     assert scan.pixel == pytest.approx((5e-5, 3e-5))
     assert np.argwhere(~scan.mask).tolist() == [[0, 5]]
+    assert scan.background[0, 5] == 0
+    assert np.delete(scan.background.reshape(-1), 5).tolist() == [2.0] * (EDGE**2 - 1)
     with h5py.File(tmp_path / "scan.cxi") as file:
         assert np.array_equal(patterns[:], file[f"{DETECTOR}/data"][:][scan.numbers])
         moved = file["entry_1/data_1/translation"][:][scan.numbers]
     # The sample moves along x; the beam moves over it the other way, and columns go along -x.
     assert np.allclose(scan.positions, moved[:, [1, 0]], rtol=1e-12, atol=0)
     assert not list(tmp_path.glob(".*"))
-
-
-def test_a_chunk_holds_neighbours() -> None:
+    text = f"the file has a probe: --probe {probe} lets reconstructions begin with it"
+    assert scan.probe is None
+    assert ("note", text) in scan.remarks
     raster = np.stack(np.meshgrid(np.arange(16), np.arange(16)), -1).reshape(-1, 2).astype(float)
-    steps = np.abs(np.diff(raster[along_curve(raster)], axis=0)).sum(1)
-    assert set(steps) == {1.0}
+    assert set(np.abs(np.diff(raster[along_curve(raster)], axis=0)).sum(1)) == {1.0}
+    for shape in ((), (1,), (1, 1), (COUNT,)):  # a number of any shape is one
+
+        def shaped(file: Any, shape: tuple[int, ...] = shape) -> None:
+            for name in ("distance", "basis_vectors"):
+                del file[f"{DETECTOR}/{name}"]
+            for name, value in (("distance", 2.0), ("x_pixel_size", 3e-5), ("y_pixel_size", 5e-5)):
+                file[f"{DETECTOR}/{name}"] = np.full(shape, value)
+
+        scan, _ = converted(tmp_path, shaped, overwrite=True)
+        assert (scan.distance, *scan.pixel) == pytest.approx((2.0, 5e-5, 3e-5))
 
 
 def test_patterns_are_cropped_around_the_beam_and_binned(tmp_path: Path) -> None:
@@ -86,6 +100,21 @@ def test_patterns_are_cropped_around_the_beam_and_binned(tmp_path: Path) -> None
     assert np.array_equal(patterns[:], kept.reshape(COUNT, 4, 2, 4, 2).sum((2, 4)))
     assert scan.pixel == pytest.approx((1e-4, 6e-5))
     assert np.argwhere(~scan.mask).tolist() == [[0, 1]]
+    with pytest.raises(OutputRefused):  # nothing is replaced unasked
+        converted(tmp_path)
+    rows = [
+        (Framing(crop=20), "leaves the pattern"),
+        (Framing(center=(1, 1), crop=8), "leaves"),
+        (Framing(binning=5), "--crop 10"),
+    ]
+    for framing, said in rows:
+        with pytest.raises(ConfigError, match=said):
+            converted(tmp_path, lambda file: None, framing, overwrite=True)
+    assert open_scan(str(tmp_path / "scan.zarr"))[1].shape == (COUNT, 4, 4)
+    assert Framing().windows(61, 65) == (slice(0, 61), slice(0, 65))
+    assert Framing(center=(30, 20)).windows(61, 65) == (slice(0, 60), slice(0, 40))
+    with pytest.raises(ConfigError, match="Write 1 or more"):
+        Framing(binning=0).windows(8, 8)
 
 
 def _replace(name: str, value: Any) -> Callable[[Any], None]:
@@ -98,36 +127,34 @@ def _replace(name: str, value: Any) -> Callable[[Any], None]:
     return change
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        (f"{DETECTOR}/data", np.full((COUNT, EDGE, EDGE), -1), "negative pixels"),
-        (f"{DETECTOR}/data", np.full((COUNT, EDGE, EDGE), np.nan), "NaN"),
-        (f"{DETECTOR}/data", np.zeros((EDGE, EDGE)), r"\(positions, rows, columns\)"),
-        (f"{DETECTOR}/data", None, "has no entry_1/data_1/data"),
-        (f"{DETECTOR}/distance", None, "distance"),
-        (f"{DETECTOR}/distance", 0.0, "distance is 0 m, which is no length. Give the right one: --distance"),
-        (f"{DETECTOR}/distance", np.nan, "distance is nan m"),
-        (
-            f"{DETECTOR}/basis_vectors",
-            np.array([[0, 0.0], [-5e-5, 0], [0, 0]]),
-            "a basis vector of the detector has no length",
-        ),
-        (f"{DETECTOR}/mask", np.full((EDGE, EDGE), 1), "no pixel that counts"),
-        (f"{DETECTOR}/mask", np.zeros((2, 2)), "mask has shape"),
-        ("entry_1/instrument_1/source_1/energy", None, "source_1/energy"),
-        ("entry_1/data_1/translation", None, "no translation"),
-        ("entry_1/data_1/translation", np.full((COUNT, 3), np.nan), "not finite"),
-        ("entry_1/data_1/translation", np.zeros((COUNT - 1, 3)), "positions has shape"),
-        ("entry_1/instrument_1/source_1/energy", None, "Write it as --energy"),
-        (f"{DETECTOR}/distance", np.array([2.0, 3.0]), "is from 2 to 3, .* one distance. Write .* as --distance"),
-        (f"{DETECTOR}/distance", np.array([]), "is empty"),
-        ("entry_1/instrument_1/source_1/energy", 8800.0, "whose energy in joules"),
-        ("entry_1/instrument_1/source_1/wavelength", 1.4089, "is 1.4089 m by .* whose wavelength is in metres"),
-        ("entry_1/instrument_1/source_1/wavelength", 2e-10, "and by the energy it is 1e-10 m"),
-        ("entry_1/instrument_1/source_1/energy", [1.9e-15, 2.1e-15], "all patterns of a scan have one wavelength"),
-    ],
-)
+ENERGY, MOVED = "entry_1/instrument_1/source_1/energy", "entry_1/data_1/translation"
+WAVELENGTH = "entry_1/instrument_1/source_1/wavelength"
+NO_SCAN: list[tuple[str, Any, str]] = [
+    (f"{DETECTOR}/data", np.full((COUNT, EDGE, EDGE), -1), "negative pixels"),
+    (f"{DETECTOR}/data", np.full((COUNT, EDGE, EDGE), np.nan), "NaN"),
+    (f"{DETECTOR}/data", np.zeros((EDGE, EDGE)), r"\(positions, rows, columns\)"),
+    (f"{DETECTOR}/data", None, "has no entry_1/data_1/data"),
+    (f"{DETECTOR}/distance", None, "distance"),
+    (f"{DETECTOR}/distance", 0.0, "distance is 0 m, which is no length. Give the right one: --distance"),
+    (f"{DETECTOR}/distance", np.nan, "distance is nan m"),
+    (f"{DETECTOR}/distance", np.array([2.0, 3.0]), "is from 2 to 3, .* one distance. Write .* as --distance"),
+    (f"{DETECTOR}/distance", np.array([]), "is empty"),
+    (f"{DETECTOR}/basis_vectors", np.array([[0, 0.0], [-5e-5, 0], [0, 0]]), "a basis vector of the detector has no length"),
+    (f"{DETECTOR}/mask", np.full((EDGE, EDGE), 1), "no pixel that counts"),
+    (f"{DETECTOR}/mask", np.zeros((2, 2)), "mask has shape"),
+    (MOVED, None, "no translation"),
+    (MOVED, h5py.SoftLink("/entry_1/nowhere"), "no translation"),
+    (MOVED, np.full((COUNT, 3), np.nan), "not finite"),
+    (MOVED, np.zeros((COUNT - 1, 3)), "positions has shape"),
+    (ENERGY, None, "source_1/energy.* Write it as --energy"),
+    (ENERGY, 8800.0, "whose energy in joules"),
+    (ENERGY, [1.9e-15, 2.1e-15], "all patterns of a scan have one wavelength"),
+    (WAVELENGTH, 1.4089, "is 1.4089 m by .* whose wavelength is in metres"),
+    (WAVELENGTH, 2e-10, "and by the energy it is 1e-10 m"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "said"), NO_SCAN)
 def test_what_no_scan_has_is_refused(tmp_path: Path, name: str, value: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         converted(tmp_path, _replace(name, value))
@@ -136,9 +163,7 @@ def test_what_no_scan_has_is_refused(tmp_path: Path, name: str, value: Any, said
 
 @pytest.mark.parametrize(("flag", "kind"), [(-1, np.int32), (np.nan, np.float32)])
 @pytest.mark.parametrize("binning", [1, 2])
-def test_what_a_detector_writes_into_bad_pixels_does_not_count(
-    tmp_path: Path, flag: float, kind: Any, binning: int
-) -> None:
+def test_what_is_written_into_bad_pixels_does_not_count(tmp_path: Path, flag: float, kind: Any, binning: int) -> None:
     counts = np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE).astype(kind)
     flagged = counts.copy()
     flagged[:, 0, 5], counts[:, 0, 5] = flag, 0
@@ -164,17 +189,13 @@ def test_pixels_at_the_largest_number_of_their_type_are_left_out(tmp_path: Path,
     assert patterns[:].max() < 1000 * binning**2
     done = CliRunner().invoke(app, ["info", str(tmp_path / "scan.zarr")])
     assert "1 since they reach the largest number of their type" in done.output
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_floats_of_any_size_are_kept(tmp_path: Path, kind: Any) -> None:
-    counts = (np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE) * 2.0**24).astype(kind)
-    counts[3, 7, 8] = np.inf
-    scan, patterns = converted(tmp_path, _replace(f"{DETECTOR}/data", counts))
-    # A multiple of 2^24 is 2^32 in one pixel, which float32 has of a detector without a count as well.
-    assert scan.full == 2
-    assert np.array_equal(patterns[:][:, scan.mask], counts[scan.numbers][:, scan.mask].astype(np.float32))
-    assert patterns[:].max() == counts[-1, -1, -1]
+    if kind is np.float32 and binning == 1:  # floats of any size are kept
+        many = (np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE) * 2.0**24).astype(kind)
+        many[3, 7, 8] = np.inf
+        scan, patterns = converted(tmp_path, _replace(f"{DETECTOR}/data", many), overwrite=True)
+        # A multiple of 2^24 is 2^32 in one pixel, which float32 has of a detector without a count as well.
+        assert scan.full == 2
+        assert np.array_equal(patterns[:][:, scan.mask], many[scan.numbers][:, scan.mask].astype(np.float32))
 
 
 @pytest.mark.parametrize("factor", [1, 1e-6])
@@ -192,21 +213,6 @@ def test_blank_patterns_are_left_out_and_named(tmp_path: Path, factor: float) ->
     assert sorted(scan.numbers) == sorted(set(range(COUNT)) - {3, 17})
     assert np.array_equal(patterns[:], counts[scan.numbers].astype(np.float32))
     assert np.allclose(open_summary(str(path))[0], counts[scan.numbers].mean(0))
-
-
-def test_patterns_of_few_counts_are_kept(tmp_path: Path) -> None:
-    counts = np.random.default_rng(0).poisson(0.02, (COUNT, EDGE, EDGE))
-    assert not counts.sum((1, 2)).all()
-    assert len(converted(tmp_path, _replace(f"{DETECTOR}/data", counts))[0].numbers) == COUNT
-
-
-@pytest.mark.parametrize("flag", [-1.0, np.nan])
-def test_dark_frames_count_where_the_mask_says(tmp_path: Path, flag: float) -> None:
-    dark = np.full((3, EDGE, EDGE), 2.0)
-    dark[:, 0, 5] = flag
-    background = converted(tmp_path, _replace(f"{DETECTOR}/data_dark", dark))[0].background
-    assert background[0, 5] == 0
-    assert np.delete(background.reshape(-1), 5).tolist() == [2.0] * (EDGE**2 - 1)
 
 
 def test_a_detector_of_one_module_may_have_an_axis_for_it(tmp_path: Path) -> None:
@@ -228,70 +234,24 @@ def test_a_detector_of_one_module_may_have_an_axis_for_it(tmp_path: Path) -> Non
     assert scan.digest() == same_scan.digest()
 
 
-def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
-    source, path = write_cxi(tmp_path / "scan.cxi"), tmp_path / "scan.zarr"
-    convert_scan(source, str(path))
-    with pytest.raises(OutputRefused):
-        convert_scan(source, str(path))
-    convert_scan(source, str(path), Framing(crop=4), overwrite=True)
-    assert open_scan(str(path))[1].shape == (COUNT, 4, 4)
-
-
-@pytest.mark.parametrize(
-    ("framing", "said"),
-    [
-        (Framing(crop=20), "leaves the pattern"),
-        (Framing(center=(1, 1), crop=8), "leaves"),
-        (Framing(binning=5), "--crop 10"),
-    ],
-)
-def test_parts_that_are_not_there_are_refused(tmp_path: Path, framing: Framing, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        converted(tmp_path, lambda file: None, framing)
-
-
-def test_info_tells_a_scan_from_an_image(tmp_path: Path) -> None:
-    source, path = write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr")
-    said = CliRunner().invoke(app, ["info", source])
+def test_info_tells_a_scan_from_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zarr.open_group(tmp_path / "all.zarr")
+    source, path, run = write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "all.zarr/scan.zarr"), CliRunner().invoke
+    said = run(app, ["info", source])
     assert said.exit_code == 0
     assert f"{COUNT} of {EDGE} × {EDGE}, int32" in said.output
-    assert f"recon-cli convert {source} {path}" in said.output
-    done = CliRunner().invoke(app, ["convert", source, path, "--crop", "8", "--center", "4,7", "--bin", "2"])
-    assert done.exit_code == 0
-    said = CliRunner().invoke(app, ["info", path])
+    assert f"recon-cli convert {source} {tmp_path}/scan.zarr" in said.output
+    assert run(app, ["convert", source, path, "--crop", "8", "--center", "4,7", "--bin", "2"]).exit_code == 0
+    said = run(app, ["info", path])
     assert "job: ptychography" in said.output
     assert "1 pixel of the detector left out" in said.output
-    facts = json.loads(CliRunner().invoke(app, ["info", path, "--json"]).output)
+    facts = json.loads(run(app, ["info", path, "--json"]).output)
     assert (facts["patterns"], facts["pattern"], facts["left_out"]) == (COUNT, [4, 4], 1)
-    wrong = CliRunner().invoke(app, ["convert", source, path, "--center", "4"])
-    assert wrong.exit_code == 2
-    assert "such as 128,131" in wrong.output
-
-
-def test_a_link_that_leads_nowhere_is_no_value(tmp_path: Path) -> None:
-    def linked(file: Any) -> None:
-        file[f"{DETECTOR}/translation"] = h5py.SoftLink("/entry_1/sample_1/geometry_1/translation")
-
-    converted(tmp_path, linked)
-
-    def alone(file: Any) -> None:
-        linked(file)
-        del file["entry_1/data_1/translation"]
-
-    with pytest.raises(InputError):
-        converted(tmp_path, alone, overwrite=True)
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (COUNT,)])
-def test_a_number_of_any_shape_is_one(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    def change(file: Any) -> None:
-        for name in ("distance", "basis_vectors"):
-            del file[f"{DETECTOR}/{name}"]
-        for name, value in (("distance", 2.0), ("x_pixel_size", 3e-5), ("y_pixel_size", 5e-5)):
-            file[f"{DETECTOR}/{name}"] = np.full(shape, value)
-
-    scan, _ = converted(tmp_path, change)
-    assert (scan.distance, *scan.pixel) == pytest.approx((2.0, 5e-5, 3e-5))
+    wrong = run(app, ["convert", source, path, "--center", "4"])
+    assert (wrong.exit_code, "such as 128,131" in wrong.output) == (2, True)
+    monkeypatch.chdir(path)  # the suggested result is beside the Zarr that has the scan
+    for place, result in ((path, "all.zarr.scan.result.cxi"), (".", "all.zarr.scan.zarr.result.cxi")):
+        assert f"output: {{path: {tmp_path}/{result}}}" in run(app, ["info", place]).stdout
 
 
 def test_a_mask_that_leaves_out_nearly_all_is_refused_unless_it_is_named(tmp_path: Path) -> None:
@@ -308,33 +268,21 @@ def test_a_mask_that_leaves_out_nearly_all_is_refused_unless_it_is_named(tmp_pat
             assert any("of the pixels. If it should be" in text for _, text in remarks) == (not known.good or not said)
 
 
-@pytest.mark.parametrize("wavelength", [1.4, 1e-17])
-def test_a_wavelength_that_nothing_has_is_refused(tmp_path: Path, wavelength: float) -> None:
-    with pytest.raises(InputError, match="from 1 fm to 1 mm"):
-        converted(tmp_path, known=KnownValues(wavelength=wavelength))
-
-
-def test_an_odd_detector_keeps_its_pixels() -> None:
-    assert Framing().windows(61, 65) == (slice(0, 61), slice(0, 65))
-    assert Framing(center=(30, 20)).windows(61, 65) == (slice(0, 60), slice(0, 40))
-    with pytest.raises(ConfigError, match="Write 1 or more"):
-        Framing(binning=0).windows(8, 8)
-
-
 @pytest.mark.parametrize(
     ("energy", "wavelength", "found"),
     [(0.0, 2e-10, 2e-10), (300e3 * 1.602176634e-19, 1.9687e-12, 1.9687e-12), ([1.98644586e-15] * 3, None, 1e-10)],
 )
-def test_energies_as_files_have_them_are_taken(
-    tmp_path: Path, energy: Any, wavelength: float | None, found: float
-) -> None:
+def test_energies_of_any_kind_are_taken(tmp_path: Path, energy: Any, wavelength: float | None, found: float) -> None:
     """Nothing known as 0, electrons, and the energy of each pattern."""
 
     def change(file: Any) -> None:
-        for name, value in (("energy", energy), ("wavelength", wavelength)):
-            _replace(f"entry_1/instrument_1/source_1/{name}", value)(file)
+        for name, value in ((ENERGY, energy), (WAVELENGTH, wavelength)):
+            _replace(name, value)(file)
 
     assert converted(tmp_path, change)[0].wavelength == pytest.approx(found)
+    for wrong in (1.4, 1e-17):
+        with pytest.raises(InputError, match="from 1 fm to 1 mm"):
+            converted(tmp_path, known=KnownValues(wavelength=wrong), overwrite=True)
 
 
 def test_a_scan_that_lost_patterns_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,11 +290,8 @@ def test_a_scan_that_lost_patterns_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(convert, "CHUNK_BYTES", 2**11)
     paths = [tmp_path / "a.zarr", tmp_path / "b.zarr"]
     for number, path in enumerate(paths):
-
-        def change(file: Any, number: int = number) -> None:
-            file[f"{DETECTOR}/data"][...] = file[f"{DETECTOR}/data"][()] + number
-
-        convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(path))
+        counts = np.arange(COUNT * EDGE**2, dtype=np.int32).reshape(COUNT, EDGE, EDGE) + number
+        convert_scan(write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", counts)), str(path))
     first, *others = sorted(file for file in (paths[0] / "patterns" / "c").rglob("0") if file.is_file())
     assert len(others) == 4
     shutil.copy(paths[1] / first.relative_to(paths[0]), first)
@@ -356,22 +301,9 @@ def test_a_scan_that_lost_patterns_is_refused(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(DamagedData, match=rf"{first}: .*; 1 of the 5 shards"):
         open_scan(str(paths[0]))
     first.unlink()
-    with pytest.raises(
-        DamagedData, match=rf"{first}: the shard is missing; 1 of the 5 .* or convert the scan again\.$"
-    ):
+    said = rf"{first}: the shard is missing; 1 of the 5 .* or convert the scan again\.$"
+    with pytest.raises(DamagedData, match=said):
         open_summary(str(paths[0]))
-
-
-def test_the_suggested_result_is_beside_the_zarr_that_has_the_scan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    zarr.open_group(tmp_path / "all.zarr")
-    path = tmp_path / "all.zarr" / "scan.zarr"
-    convert_scan(write_cxi(tmp_path / "scan.cxi"), str(path))
-    monkeypatch.chdir(path)
-    for place, result in ((str(path), "all.zarr.scan.result.cxi"), (".", "all.zarr.scan.zarr.result.cxi")):
-        said = CliRunner().invoke(app, ["info", place]).stdout
-        assert f"output: {{path: {tmp_path}/{result}}}" in said
 
 
 def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
@@ -383,9 +315,8 @@ def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
         file["probe"] = np.ones((EDGE, EDGE), complex)
 
     convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(path), known=KnownValues(probe="probe"))
-    (tmp_path / "job.yaml").write_text(
-        f"version: 1\njob: ptychography\ninput: {{path: {path}}}\noutput: {{path: {tmp_path}/a.cxi}}\nmodel: {{field: far}}\n"
-    )
+    places = f"input: {{path: {path}}}\noutput: {{path: {tmp_path}/a.cxi}}\n"
+    (tmp_path / "job.yaml").write_text(f"version: 1\njob: ptychography\n{places}model: {{field: far}}\n")
     for words in (["info", str(path)], ["plan", str(tmp_path / "job.yaml")]):
         assert run(app, words).exit_code == 0
     shutil.copytree(path, tmp_path / "whole")
@@ -395,17 +326,18 @@ def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
     def zeros(folder: Path) -> None:
         zarr.open_array(folder)[...] = 0
 
-    for name in sorted(names):
-        for damage in (lambda folder: shutil.rmtree(folder / "c"), zeros, shutil.rmtree):
-            damage(path / name)
-            said = rf"scan\.zarr: {name} is not what the conversion wrote: .* convert the scan again"
-            for command in (f"info {path}", f"run {tmp_path}/job.yaml", f"export {path} {tmp_path}/a.png"):
-                done = run(app, command.split())
-                assert done.exit_code == exit_code(DamagedData()), done.output
-                assert re.search(said, done.stderr)
-            assert not list(tmp_path.glob("a.*"))
-            shutil.rmtree(path)
-            shutil.copytree(tmp_path / "whole", path)
+    commands = (f"info {path}", f"run {tmp_path}/job.yaml", f"export {path} {tmp_path}/a.png")
+    kinds = (lambda folder: shutil.rmtree(folder / "c"), zeros, shutil.rmtree)
+    for number, name in enumerate(sorted(names) * 3):  # each array in three ways, each way by a command
+        kinds[number % 3](path / name)
+        done = run(app, commands[number // 3 % 3].split())
+        assert done.exit_code == exit_code(DamagedData()), done.output
+        assert re.search(
+            rf"scan\.zarr: {name} is not what the conversion wrote: .* convert the scan again", done.stderr
+        )
+        assert not list(tmp_path.glob("a.*"))
+        shutil.rmtree(path)
+        shutil.copytree(tmp_path / "whole", path)
     del zarr.open_group(path).attrs["arrays"]
     zeros(path / "mean")
     assert not open_summary(str(path))[0].any()
