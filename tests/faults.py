@@ -282,14 +282,9 @@ class Scene:
 def _as_config(job: Denoising) -> dict[str, Any]:
     parts = {
         "input": {"path": job.input.path},
-        "output": {
-            "path": job.output.path,
-            "format": job.output.format,
-            "shard": job.output.shard,
-            "chunk": job.output.chunk,
-        },
+        "output": {"path": job.output.path, "format": job.output.format, "shard": job.output.shard, "chunk": job.output.chunk},
         "tile": {"size": job.tile.size, "block": job.tile.block},
-    }
+    }  # fmt: skip
     wanted = ("workers", "memory_per_worker", "retries", "on_bad_block", "stall_seconds")
     running = {name: getattr(job.run, name) for name in wanted}
     denoiser = {"name": job.denoiser.name, **job.denoiser.options}

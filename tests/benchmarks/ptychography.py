@@ -170,40 +170,12 @@ def ours_streamed(folder: Path, gigabytes: int) -> Result:
 
 PETRA_EPOCHS, FAR_EPOCHS = 60, 16
 PTYCHOGRAPHY_ROWS = [
-    (
-        "petra",
-        "an epoch of the scan of PETRA III, 1 worker / CDTools, its best threads",
-        "ptychography.ours_petra 1",
-        "ptychography.cdtools_petra",
-        PETRA_EPOCHS,
-        0.5,
-    ),
-    (
-        "petra",
-        "the same, 2 workers / CDTools",
-        "ptychography.ours_petra 2",
-        "ptychography.cdtools_petra",
-        PETRA_EPOCHS,
-        0.35,
-    ),
-    (
-        "slots",
-        "an epoch of 32 × 32 patterns of 128², 64 a step, 2 modes, 2 workers / 1",
-        "ptychography.ours_epoch 2",
-        "ptychography.ours_epoch 1",
-        0,
-        0.588,
-    ),
+    ("petra", "an epoch of the scan of PETRA III, 1 worker / CDTools, its best threads", "ptychography.ours_petra 1", "ptychography.cdtools_petra", PETRA_EPOCHS, 0.5),
+    ("petra", "the same, 2 workers / CDTools", "ptychography.ours_petra 2", "ptychography.cdtools_petra", PETRA_EPOCHS, 0.35),
+    ("slots", "an epoch of 32 × 32 patterns of 128², 64 a step, 2 modes, 2 workers / 1", "ptychography.ours_epoch 2", "ptychography.ours_epoch 1", 0, 0.588),
     ("slots", "the same, 256 a step", "ptychography.ours_epoch 2 0 256", "ptychography.ours_epoch 1 0 256", 0, 0.588),
-    (
-        "windows",
-        "the same, 64 a step, 2 workers, patterns read while others are used / all in memory",
-        "ptychography.ours_epoch 2 32",
-        "ptychography.ours_epoch 2",
-        0,
-        1.176,
-    ),
-]
+    ("windows", "the same, 64 a step, 2 workers, patterns read while others are used / all in memory", "ptychography.ours_epoch 2 32", "ptychography.ours_epoch 2", 0, 1.176),
+]  # fmt: skip
 PROGRAMS = {
     "ours_petra": ours_petra,
     "ours_petra_loss": ours_petra_loss,

@@ -125,26 +125,10 @@ def _under_torchrun(folder: Path, program: str) -> Result:
 
 
 RANK_ROWS: list[tuple[str, str, str, str, int, float | None, int]] = [
-    (
-        "ranks",
-        "a step of training a U-Net, 2 ranks / DistributedDataParallel",
-        "ranks.ours_step",
-        "ranks.plain_step",
-        64,
-        1.05,
-        5,
-    ),
+    ("ranks", "a step of training a U-Net, 2 ranks / DistributedDataParallel", "ranks.ours_step", "ranks.plain_step", 64, 1.05, 5),
     ("ranks", "the same, mode fast / DistributedDataParallel", "ranks.ours_fast_step", "ranks.plain_step", 64, 1.05, 5),
-    (
-        "ranks",
-        "the same, exact, in the 4 slots of the default / DistributedDataParallel, in 2",
-        "ranks.ours_step_of_default_slots",
-        "ranks.plain_step",
-        64,
-        None,
-        5,
-    ),
-]
+    ("ranks", "the same, exact, in the 4 slots of the default / DistributedDataParallel, in 2", "ranks.ours_step_of_default_slots", "ranks.plain_step", 64, None, 5),
+]  # fmt: skip
 
 
 if __name__ == "__main__":

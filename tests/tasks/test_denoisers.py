@@ -40,17 +40,11 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "nlm in noise levels": (lambda _: NonLocalMeans(strength=0.8, patch=3, distance=2, sigma=0.1), (2, 3)),
     "dncnn": (lambda file: DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(file)), (2,)),
     "torch": (lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2), (2,)),
-    "torch at a level": (
-        lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2, sigma=0.5),
-        (2,),
-    ),
-    "torch doubling": (
-        lambda _: UserNetwork(import_="lab:network", options={"scale": 2}, receptive_field_=3, alignment_=2, scale=2),
-        (2,),
-    ),
+    "torch at a level": (lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2, sigma=0.5), (2,)),
+    "torch doubling": (lambda _: UserNetwork(import_="lab:network", options={"scale": 2}, receptive_field_=3, alignment_=2, scale=2), (2,)),
     "function": (lambda _: Function(import_="lab:sharpen", options={"amount": 0.3}, depth=2), (2, 3)),
     "given function": (lambda _: GivenFunction(call=sharpen, depth=2), (2,)),
-}
+}  # fmt: skip
 EVERY = [pytest.param(make, dims, id=f"{name}-{dims}d") for name, (make, axes) in CASES.items() for dims in axes]
 
 

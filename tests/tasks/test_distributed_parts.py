@@ -177,10 +177,8 @@ STATEFUL: dict[str, Callable[[], Any]] = {
     "network in a closure": lambda: (lambda net: lambda x: net(x))(Counting("attribute")),
     "network in a partial": lambda: functools.partial(inside, net=Counting("attribute")),
     "method": lambda: Counting("list").forward,
-    "generator": lambda: functools.partial(
-        lambda x, rng: x + torch.rand(1, generator=rng), rng=torch.Generator().manual_seed(3)
-    ),
-}
+    "generator": lambda: functools.partial(lambda x, rng: x + torch.rand(1, generator=rng), rng=torch.Generator().manual_seed(3)),
+}  # fmt: skip
 
 
 def test_a_call_finds_an_object_as_it_was_loaded(tmp_path: Path) -> None:

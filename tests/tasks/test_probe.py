@@ -177,16 +177,12 @@ def test_a_network_that_cannot_be_tiled_is_refused_with_the_reason(network: Use)
         (lambda: nn.Upsample(scale_factor=2), {}, r"Write scale: 2\."),
         (nn.Identity, {"scale": 2}, r"Write scale: 1\."),
         (lambda: conv(1, 3), {}, r"Write channels: \[1, 3\]\."),
-        (
-            lambda: nn.Sequential(conv(1, 3), nn.Upsample(scale_factor=2)),
-            {},
-            r"Write channels: \[1, 3\], and write scale: 2",
-        ),
+        (lambda: nn.Sequential(conv(1, 3), nn.Upsample(scale_factor=2)), {}, r"Write channels: \[1, 3\], and write scale: 2"),
         (lambda: nn.Upsample(scale_factor=(2, 1)), {}, "has to grow by the same whole number"),
         (lambda: conv(3, 3), {}, r"lab:build failed .* It takes 3 channels: write channels: \[3, 3\]\."),
         (nn.Flatten, {}, r"Return a tensor of shape \(tiles, channels, \*spatial\)"),
         (lambda: nn.Threshold(2.0, float("inf")), {}, "returns NaN or infinity"),
-    ]
+    ]  # fmt: skip
     for build, options, message in rows:
         with pytest.raises(ConfigError, match=message):
             probe(network(build, **options), 2)

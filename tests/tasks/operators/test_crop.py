@@ -24,24 +24,12 @@ KINDS: dict[str, tuple[Operator, OperatorKind, Region]] = {
     "blur": (BLUR, "local", Region.whole(IMAGE)),
     "blur in a window": (Composition((CROP, BLUR)), "windowed", Region((0, 10, 8), (2, 22, 17))),
     "window of a blur": (Composition((BLUR, CROP)), "windowed", Region((0, 8, 6), (2, 24, 19))),
-    "window at the rim of a blur": (
-        Composition((BLUR, Crop(origin=(1, 8), size=(12, 9)))),
-        "windowed",
-        Region((0, 0, 6), (2, 40, 19)),
-    ),
+    "window at the rim of a blur": (Composition((BLUR, Crop(origin=(1, 8), size=(12, 9)))), "windowed", Region((0, 0, 6), (2, 40, 19))),
     "window of fewer pixels": (Composition((HALF, Crop(origin=(6, 6), size=(3, 3)))), "windowed", Region.whole(IMAGE)),
     "local after local": (Composition((BLUR, MASK)), "local", Region.whole(IMAGE)),
-    "two windows": (
-        WeightedSum((CROP, Crop(origin=(0, 20), size=(12, 9))), (1.0, 1.0)),
-        "windowed",
-        Region((0, 0, 8), (2, 22, 29)),
-    ),
-    "a window and a neighbourhood": (
-        WeightedSum((Crop(origin=(0, 0), size=(40, 33)), BLUR), (1.0, 1.0)),
-        "local",
-        Region.whole(IMAGE),
-    ),
-}
+    "two windows": (WeightedSum((CROP, Crop(origin=(0, 20), size=(12, 9))), (1.0, 1.0)), "windowed", Region((0, 0, 8), (2, 22, 29))),
+    "a window and a neighbourhood": (WeightedSum((Crop(origin=(0, 0), size=(40, 33)), BLUR), (1.0, 1.0)), "local", Region.whole(IMAGE)),
+}  # fmt: skip
 
 
 def test_an_operator_declares_its_window_and_nothing_outside_it_is_seen_or_changed() -> None:

@@ -61,10 +61,7 @@ def named(name: str, **options: Any) -> DeepInv:
 
 
 OURS: dict[str, tuple[DeepInv, type]] = {
-    **{
-        f"blur {padding}": (named("Blur", filter=PSF, padding=padding), Blur)
-        for padding in ("circular", "reflect", "replicate", "valid", "constant")
-    },
+    **{f"blur {padding}": (named("Blur", filter=PSF, padding=padding), Blur) for padding in ("circular", "reflect", "replicate", "valid", "constant")},
     "blur by fft": (named("Blur", filter=PSF, padding="circular", use_fft=True), Blur),
     "blur of each plane": (named("Blur", filter=kernel(2, 5, 3)[None], padding="circular"), Blur),
     "BlurFFT": (named("BlurFFT", filter=PSF.tolist(), img_size=[2, 40, 33]), Blur),
@@ -72,7 +69,7 @@ OURS: dict[str, tuple[DeepInv, type]] = {
     "decimation": (named("Downsampling", filter=None, factor=2, padding="valid"), Blur),
     "denoising": (named("Denoising"), Blur),
     "inpainting": (named("Inpainting", mask=0.5, img_size=[2, 40, 33]), Mask),
-}
+}  # fmt: skip
 GENERIC: dict[str, tuple[DeepInv, OperatorKind, int, tuple[int, ...]]] = {
     "differences": (DeepInv(physics=made(differences, differences), reach_="auto"), "local", 1, IMAGE),
     "folding, no adjoint": (DeepInv(physics=made(folding, None), reach_="auto"), "local", 1, IMAGE),
@@ -203,32 +200,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no class": (lambda: named("Bluur").kind, "Did you mean 'Blur'"),
     "not linear": (lambda: named("PhaseRetrieval").kind, "not a linear physics"),
     "not a physics": (lambda: DeepInv(physics=3).kind, "physics is a int"),
-    "a stack": (
-        lambda: DeepInv(physics=physics.stack(physics.Denoising(), physics.Denoising())).kind,
-        "Write each operator of a stack by itself",
-    ),
-    "options": (
-        lambda: named("Tomography", corners=4).kind,
-        "options has 'corners', which physics Tomography does not take. Write some of angles, img_width",
-    ),
-    "an option misspelt": (
-        lambda: named("Blur", paddin="circular").kind,
-        r"'paddin', which .* Did you mean 'padding'\?",
-    ),
-    "options that do not fit": (
-        lambda: named("Tomography", angles="many", img_width=16).kind,
-        r"cannot be built with the options \['angles', 'img_width'\]",
-    ),
+    "a stack": (lambda: DeepInv(physics=physics.stack(physics.Denoising(), physics.Denoising())).kind, "Write each operator of a stack by itself"),
+    "options": (lambda: named("Tomography", corners=4).kind, "options has 'corners', which physics Tomography does not take. Write some of angles, img_width"),
+    "an option misspelt": (lambda: named("Blur", paddin="circular").kind, r"'paddin', which .* Did you mean 'padding'\?"),
+    "options that do not fit": (lambda: named("Tomography", angles="many", img_width=16).kind, r"cannot be built with the options \['angles', 'img_width'\]"),
     "reach that is none": (lambda: DeepInv(physics="Blur", reach_=-1), "reach is -1"),
-    "reach too short": (
-        lambda: DeepInv(physics=made(folding, None), reach_=0).measured(IMAGE),
-        "reach is 0, but LinearPhysics looks farther",
-    ),
-    "complex numbers": (
-        lambda: DeepInv(physics=made(torch.fft.fft2, None)).measured(IMAGE),
-        "one measurement of real numbers",
-    ),
-}
+    "reach too short": (lambda: DeepInv(physics=made(folding, None), reach_=0).measured(IMAGE), "reach is 0, but LinearPhysics looks farther"),
+    "complex numbers": (lambda: DeepInv(physics=made(torch.fft.fft2, None)).measured(IMAGE), "one measurement of real numbers"),
+}  # fmt: skip
 
 
 def test_what_cannot_be_is_refused() -> None:
