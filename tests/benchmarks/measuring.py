@@ -68,6 +68,43 @@ def fresh(path: Path) -> Path:
     return path
 
 
+def seconds(call: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def chosen(name: str, **options: Any) -> Any:
+    """A denoiser as a job names it."""
+    from halotile.graphs.kinds.sections import DenoiserChoice
+
+    return DenoiserChoice(name=name, options=options)
+
+
+@contextmanager
+def started(workers: int, *, is_warm: bool = True) -> Iterator[Any]:
+    """Workers of this machine that are up."""
+    from halotile.graphs.clusters import local
+    from halotile.graphs.clusters.base import Order
+
+    with local.start(Order(workers=workers, memory_bytes=8 * 2**30)) as cluster:
+        if is_warm:
+            warm(cluster.client)
+        yield cluster
+
+
+def deepinv_denoiser(forward: Callable[[Any], Any]) -> Any:
+    """A function of a batch as a denoiser of deepinv."""
+    from deepinv.models import Denoiser
+
+    class Wrapped(Denoiser):  # type: ignore[misc]
+        def forward(self, x: Any, sigma: Any = None, **_: Any) -> Any:
+            return forward(x)
+
+    return Wrapped()
+
+
 def warm(client: Any) -> None:
     """Import on the workers what they will need, as a cluster that has been up for a while has."""
     client.run(_import_everything)

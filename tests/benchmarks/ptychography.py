@@ -176,13 +176,5 @@ PTYCHOGRAPHY_ROWS = [
     ("slots", "the same, 256 a step", "ptychography.ours_epoch 2 0 256", "ptychography.ours_epoch 1 0 256", 0, 0.588),
     ("windows", "the same, 64 a step, 2 workers, patterns read while others are used / all in memory", "ptychography.ours_epoch 2 32", "ptychography.ours_epoch 2", 0, 1.176),
 ]  # fmt: skip
-PROGRAMS = {
-    "ours_petra": ours_petra,
-    "ours_petra_loss": ours_petra_loss,
-    "cdtools_petra": cdtools_petra,
-    "ours_epoch": ours_epoch,
-    "ours_streamed": ours_streamed,
-}
-
 if __name__ == "__main__":
-    main(PROGRAMS)
+    main(globals())

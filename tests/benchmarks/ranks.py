@@ -36,19 +36,9 @@ def _patches(step: int, slot: int, slots: int) -> Any:
     return torch.randn(count, 1, PATCH, PATCH, generator=torch.Generator().manual_seed(slots * step + slot))
 
 
-def ours_step(folder: Path, edge: int) -> Result:
-    """A step of training by ``torch_group.fit``, with sums in the order of slots."""
-    return _under_torchrun(folder, "our_rank 2 exact")
-
-
-def ours_fast_step(folder: Path, edge: int) -> Result:
-    """The same, with sums in the order of the backend."""
-    return _under_torchrun(folder, "our_rank 2 fast")
-
-
-def ours_step_of_default_slots(folder: Path, edge: int) -> Result:
-    """The first of them with the number of slots that is the default, 4."""
-    return _under_torchrun(folder, "our_rank 4 exact")
+def ours_step(folder: Path, edge: int, slots: str, mode: str) -> Result:
+    """A step of training by ``torch_group.fit``, with sums in the order of slots, or fast, in that of the backend."""
+    return _under_torchrun(folder, "our_rank", slots, mode)
 
 
 def our_rank(folder: Path, edge: int, slots: str, mode: Any) -> Result:
@@ -109,9 +99,8 @@ def _result(folder: Path, rank: int, seconds: float) -> Result:
     return result
 
 
-def _under_torchrun(folder: Path, program: str) -> Result:
+def _under_torchrun(folder: Path, name: str, *arguments: str) -> Result:
     """What the first of two ranks gives that torchrun starts, each a process of one thread."""
-    name, *arguments = program.split()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     fresh(folder / RESULT)
     subprocess.run(
@@ -125,9 +114,9 @@ def _under_torchrun(folder: Path, program: str) -> Result:
 
 
 RANK_ROWS: list[tuple[str, str, str, str, int, float | None, int]] = [
-    ("ranks", "a step of training a U-Net, 2 ranks / DistributedDataParallel", "ranks.ours_step", "ranks.plain_step", 64, 1.05, 5),
-    ("ranks", "the same, mode fast / DistributedDataParallel", "ranks.ours_fast_step", "ranks.plain_step", 64, 1.05, 5),
-    ("ranks", "the same, exact, in the 4 slots of the default / DistributedDataParallel, in 2", "ranks.ours_step_of_default_slots", "ranks.plain_step", 64, None, 5),
+    ("ranks", "a step of training a U-Net, 2 ranks / DistributedDataParallel", "ranks.ours_step 2 exact", "ranks.plain_step", 64, 1.05, 5),
+    ("ranks", "the same, mode fast / DistributedDataParallel", "ranks.ours_step 2 fast", "ranks.plain_step", 64, 1.05, 5),
+    ("ranks", "the same, exact, in the 4 slots of the default / DistributedDataParallel, in 2", "ranks.ours_step 4 exact", "ranks.plain_step", 64, None, 5),
 ]  # fmt: skip
 
 
