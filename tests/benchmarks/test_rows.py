@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 
 def test_the_programs_of_a_row_take_its_arguments() -> None:
-    for row, program in ((row, program) for row in RATIOS for program in (row.ours, row.peer)):
+    for row, program in ((each, name) for each in RATIOS for name in (each.ours, each.peer)):
         module, _, call = program.partition(".")
         name, *given = call.split()
         tree = ast.parse((HERE / f"{module}.py").read_text())
@@ -57,7 +57,7 @@ def test_decibels_are_missed_where_the_peer_is_better_by_more_than_the_bar_after
     given = {"module.ours": {"decibels": 30.0}, "module.theirs": {"decibels": theirs}}
     if trained is not None:
         given["module.ours"]["trained_seconds"], given["module.theirs"]["trained_seconds"] = trained, 60.0
-    monkeypatch.setattr(run, "RATIOS", [Ratio("case", "title", *given, 1, bar, 1, "decibels")])
+    monkeypatch.setattr(run, "RATIOS", [Ratio("case", "title", "module.ours", "module.theirs", 1, bar, 1, "decibels")])
     monkeypatch.setattr(run, "program", lambda name, folder, edge: given[name])
     (line,) = run.measure_ratios("case", tmp_path, None)
     assert line.split(" | ")[-1].strip("| ") == verdict

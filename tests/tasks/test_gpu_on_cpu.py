@@ -1,4 +1,4 @@
-"""The code for a GPU, run on the CPU: the same bits, through buffers that are reused."""
+"""The code for a GPU, run on the CPU: the same bits, through buffers that are reused; models that stay in a worker."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import itertools
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -18,16 +22,79 @@ import torch
 from halotile.graphs.plans.plan import make_plan
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded.output import create_output
+from halotile.tasks import image_task
 from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.dncnn import DnCNN
+from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.devices.device import LOST, Device, Download
-from halotile.tasks.devices.gpu import BufferRing, CudaStreams, Gpu
+from halotile.tasks.devices.gpu import NAMES, BufferRing, CudaStreams, Gpu, Name, Streams
+from halotile.tasks.image_task import Denoised, ImageTask, View
 from halotile.tasks.inner_tiles import QueuedCore, TileRunner
 from tests.cases import thorough
-from tests.support import DTYPES, dncnn_weights, job_of, read_zarr, work_of, write_zarr
-from tests.tasks.emulated_gpu import EmulatedGpu
+from tests.graphs.solving import denoised_by, scene
+from tests.support import DTYPES, dncnn_weights, job_of, noisy_image, read_zarr, work_of, write_zarr
 from tests.tasks.test_inner_tiles import blur, tiling
+
+
+class Moment:
+    """A mark of a stream: the moment at which what was queued before it ends."""
+
+    def __init__(self, at: float) -> None:
+        self.time = at
+
+    def synchronize(self) -> None:
+        """Sleep until then; other threads go on."""
+        time.sleep(max(0.0, self.time - time.perf_counter()))
+
+
+class EmulatedStreams(Streams):
+    """Streams whose work ends one after the other.
+
+    ``copies_per_second``: of pieces of a block, each way.
+    """
+
+    def __init__(self, copies_per_second: float = 1000.0) -> None:
+        self.copy_seconds = 1 / copies_per_second
+        self.ends: dict[Name, float] = dict.fromkeys(NAMES, 0.0)
+        self.computed: list[tuple[float, float]] = []
+        """Beginning and end of each batch."""
+        self._lock = threading.Lock()
+
+    def queue(self, name: Name, seconds: float) -> None:
+        """Queue work that takes so long."""
+        with self._lock:
+            began = max(self.ends[name], time.perf_counter())
+            self.ends[name] = began + seconds
+            if name == "compute":
+                self.computed.append((began, began + seconds))
+
+    @contextmanager
+    def on(self, name: Name) -> Iterator[None]:
+        """A copy that is queued takes its time; computations are queued by :class:`EmulatedGpu`."""
+        if name != "compute":
+            self.queue(name, self.copy_seconds)
+        yield
+
+    def mark(self, name: Name) -> Moment:
+        return Moment(max(self.ends[name], time.perf_counter()))
+
+    def wait(self, name: Name, mark: Moment) -> None:
+        self.ends[name] = max(self.ends[name], mark.time)
+
+
+class EmulatedGpu(Gpu):
+    """A GPU of a given speed, whose model returns what it is given."""
+
+    def __init__(self, megapixels_per_second: float) -> None:
+        self.emulated = EmulatedStreams()
+        super().__init__("cpu", streams=self.emulated)
+        self.rate = 1e6 * megapixels_per_second
+
+    def run(self, model: Any, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The batch, which takes as long as its pixels at this speed."""
+        self.emulated.queue("compute", batch.numel() / self.rate)
+        return batch
 
 
 class Overwritten(BufferRing):
@@ -403,3 +470,90 @@ def test_a_gpu_whose_bits_change_is_seen() -> None:
     assert found[:3] == found[3:]
     assert found[0] == found[1] != found[2]
     assert [shape[:4] for shape in found[0]] == ["4×1×"]
+
+
+class FakeGpu(Gpu):
+    """A device of the kind ``gpu`` that computes on the CPU."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__("cpu")
+        self.kind = "gpu"
+        self.resets = 0
+
+    def reset_peak(self) -> None:
+        """Count the resets."""
+        self.resets += 1
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_task, "_runners", WeakValueDictionary())
+    monkeypatch.setattr(image_task, "_cached", {})
+
+
+def prior(sigma: float, device: str = "cuda") -> Denoised:
+    """A denoised image."""
+    return replace(denoised_by(Gaussian(sigma=sigma), scene(), 64, 32), device=device)
+
+
+def solver_step(*parts: Denoised) -> ImageTask:
+    """A step of a solver that uses these denoised images."""
+    grid = parts[0].grid if parts else prior(1.0).grid
+    return ImageTask(grid=grid, images=(), sums=(), stored=(), view=View(), denoised=parts, overlap=False)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace GPUs by :class:`FakeGpu`."""
+    monkeypatch.setattr(image_task, "open_device", lambda kind, *given: FakeGpu() if kind == "cuda" else Device("cpu"))
+
+
+def kept() -> list[Any]:
+    """Models that stay in the cache."""
+    return list(image_task._cached.values())
+
+
+@pytest.mark.usefixtures("gpus")
+def test_what_an_earlier_job_left_on_a_gpu_goes_and_the_rest_stays() -> None:
+    (here,) = solver_step(prior(1.0, "cpu")).stages().runners
+    (before,) = solver_step(prior(1.0)).stages().runners
+    assert not solver_step().stages().runners
+    assert kept() == [here, before], "a step without a denoiser drops nothing"
+    (now,) = solver_step(prior(2.0)).stages().runners
+    assert kept() == [here, now], "models on a CPU are not dropped"
+    (again,) = solver_step(prior(2.0)).stages().runners
+    assert again is now
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_denoising_job_has_the_gpu_for_itself(tmp_path: Path) -> None:
+    solver_step(prior(1.0)).stages()
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((100, 90)))
+    work_of(make_plan(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}))).task.stages()
+    assert kept() == []
+    assert not image_task._runners, "and nothing is left in memory"
+
+
+@pytest.mark.usefixtures("gpus")
+def test_two_jobs_at_work_side_by_side_keep_their_models() -> None:
+    one, other = prior(1.0), prior(2.0)
+    first, second = solver_step(one).stages(), solver_step(other).stages()
+    assert one.runner() is first.runners[0]
+    assert other.runner() is second.runners[0]
+
+
+@pytest.mark.usefixtures("gpus")
+def test_the_memory_of_a_gpu_is_measured_anew() -> None:
+    (runner,) = solver_step(prior(1.0)).stages().runners
+    assert isinstance(runner.device, FakeGpu)
+    before = runner.device.resets
+    solver_step(prior(1.0)).stages()
+    assert runner.device.resets == before + 1
+
+
+def test_a_model_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(image_task, "check_purity", lambda denoiser, dims, model, dtype: checked.append(denoiser))
+    for sigma in (1.0, 1.0, 2.0):
+        solver_step(prior(sigma, "cpu")).stages().check()
+    assert [denoiser.sigma for denoiser in checked] == [1.0, 2.0]

@@ -1,8 +1,10 @@
-"""Inner tiles: they cover the core, keep their halo, share one shape; batches shrink when memory runs out."""
+"""Tiles of a block, read ahead and written behind: they cover the core, keep their halo, share one shape; pixels that cannot be denoised are refused by place."""
 
 from __future__ import annotations
 
 import itertools
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halotile.errors import BlockFailed
-from halotile.storage.grid import Region
-from halotile.storage.sharded.output import to_dtype
+from halotile.errors import BlockFailed, InputError
+from halotile.graphs.plans.plan import make_plan
+from halotile.storage.grid import Block, Grid, Region
+from halotile.storage.rim import Rim, read_window
+from halotile.storage.sharded.output import create_output, to_dtype
+from halotile.tasks.block import BlockRunner, Prefetch, Receipt
+from halotile.tasks.denoise_block import check_image, check_side
 from halotile.tasks.denoisers.base import Pixelwise
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.median import Median
 from halotile.tasks.denoisers.none import NoDenoising
 from halotile.tasks.devices.device import Device
 from halotile.tasks.inner_tiles import PlaneRunner, TileRunner, Tiling, cut_evenly, windows_of
+from halotile.tasks.operators.base import InMemory
+from tests.support import Image, job_of, noisy_image, work_of, write_zarr
 
 
 def tiling(**changes: Any) -> Tiling:
@@ -233,3 +241,135 @@ def test_planes_that_need_more_than_a_filter_are_cut_into_tiles(hurt: str) -> No
     runner = PlaneRunner(filter_plane, make_tiles, 4)
     with runner.launch(runner.stage(pixels, sides), whole, whole, 1).borrowed() as got:
         np.testing.assert_array_equal(got, make_tiles()(pixels, whole, whole, 1, sides))
+
+
+BLOCKS = list(Grid((5,), (1,), ((0, 0),)))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_block_is_read_and_written_once_in_order(overlap: bool) -> None:
+    prefetch = Prefetch(overlap)
+    written: list[int] = []
+    ended: list[tuple[Block, BaseException | None]] = []
+    for block, fetched in prefetch.ahead(BLOCKS, lambda b: b.number * 10):
+        assert fetched() == block.number * 10
+        prefetch.behind(block, lambda n=block.number: written.append(n))  # type: ignore[misc]
+        ended += prefetch.written()
+    prefetch.finish()
+    ended += prefetch.written()
+    assert written == [0, 1, 2, 3, 4]
+    assert [(b.number, e) for b, e in ended] == [(n, None) for n in range(5)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_error_belongs_to_its_block(overlap: bool) -> None:
+    def read(block: Block) -> int:
+        if block.number == 1:
+            raise OSError("cannot read 1")
+        return block.number
+
+    def write(block: Block) -> None:
+        if block.number == 3:
+            raise OSError("cannot write 3")
+
+    prefetch = Prefetch(overlap)
+    unread = []
+    for block, fetched in prefetch.ahead(BLOCKS, read):
+        try:
+            fetched()
+        except OSError:
+            unread.append(block.number)
+            continue
+        prefetch.behind(block, lambda b=block: write(b))  # type: ignore[misc]
+    prefetch.finish()
+    failed = [block.number for block, error in prefetch.written() if error is not None]
+    assert (unread, failed) == ([1], [3])
+
+
+def test_the_next_read_begins_while_this_block_is_computed() -> None:
+    prefetch = Prefetch(overlap=True)
+    begun = [threading.Event() for _ in BLOCKS]
+    for block, fetched in prefetch.ahead(BLOCKS, lambda b: begun[b.number].set()):
+        fetched()
+        if block.number + 1 < len(BLOCKS):
+            assert begun[block.number + 1].wait(5)
+
+
+def test_the_last_write_goes_on_while_the_next_block_is_computed() -> None:
+    prefetch = Prefetch(overlap=True)
+    may_end = threading.Event()
+
+    def write() -> None:
+        may_end.wait(5)
+
+    prefetch.behind(BLOCKS[0], write)
+    assert prefetch.written() == []
+    may_end.set()
+    prefetch.finish()
+    assert [error for _, error in prefetch.written()] == [None]
+
+
+def with_one(value: float, at: tuple[int, ...], shape: tuple[int, ...] = (70, 90)) -> InMemory:
+    pixels = noisy_image(shape)
+    pixels[at] = value
+    return InMemory(pixels)
+
+
+def test_the_first_bad_pixel_is_named_by_its_place_in_the_image() -> None:
+    for at, rule in itertools.product(
+        ((0, 3), (69, 89), (31, 40)), ("reflect", "nearest", "periodic", "constant", "cut")
+    ):
+        source, rim, window = with_one(np.inf, at), Rim.everywhere(rule, 2), Region((-20, -20), (90, 110))
+        pixels = read_window(source, window, rim)
+        message = rf"rows 0–69, columns 0–89; the first is at row {at[0]}, column {at[1]}\. .*on_nan: propagate"
+        with pytest.raises(InputError, match=message):
+            check_image(pixels, source, window, rim, ("y", "x"))
+
+
+def test_other_axes_are_named_by_their_letters() -> None:
+    source, rim = with_one(np.nan, (2, 5, 6), (4, 30, 30)), Rim.everywhere("cut", 3)
+    window = Region((1, 0, 0), (4, 20, 20))
+    with pytest.raises(InputError, match="z 1–3, rows 0–19, columns 0–19; the first is at z 2, row 5, column 6"):
+        check_image(read_window(source, window, rim), source, window, rim, ("z", "y", "x"))
+
+
+def test_a_side_input_with_invalid_pixels_is_refused() -> None:
+    rows: list[tuple[str, float, str]] = [
+        ("sigma", np.nan, "sigma holds NaN, infinity or negative values"),
+        ("sigma", -0.5, "sigma holds NaN, infinity or negative values"),
+        ("mask", np.inf, "mask holds NaN or infinity"),
+    ]
+    rim, window, axes = Rim.everywhere("reflect", 2), Region((-9, -9), (50, 50)), ("y", "x")
+    for name, value, words in rows:
+        source = with_one(value, (7, 8))
+        with pytest.raises(InputError, match=f"the side input {words} in .* row 7, column 8"):
+            check_side(name, read_window(source, window, rim), source, window, rim, axes)
+    source = with_one(-1.0, (7, 8))
+    check_side("mask", read_window(source, window, rim), source, window, rim, axes)
+
+
+def run_with_sigma(tmp_path: Path, sigma: Image) -> Receipt:
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((2, 300, 260)), axes="tyx")
+    sides = {"sigma": str(write_zarr(tmp_path / "sigma.zarr", sigma))}
+    job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 0.1}, input={"sides": sides})
+    plan = make_plan(job)
+    create_output(plan.output, plan.layout)
+    return BlockRunner(work_of(plan).task).run(range(len(plan.grid)))
+
+
+def test_a_block_with_a_bad_noise_map_is_refused_and_not_tried_again(tmp_path: Path) -> None:
+    sigma = np.full((300, 260), 0.1, "float32")
+    sigma[200, 30] = -1
+    receipt = run_with_sigma(tmp_path, sigma)
+    assert {bad.kind for bad in receipt.bad} == {"input"}
+    assert "the first is at row 200, column 30" in receipt.bad[0].error
+    assert receipt.done
+
+
+def test_a_noise_map_in_counts_is_refused_for_a_image_that_is_mapped() -> None:
+    counts = np.full((8, 8), 150, np.uint16)
+    place = InMemory(counts), Region.whole((8, 8)), Rim.everywhere("cut", 2), ("y", "x")
+    check_side("sigma", counts, *place)
+    check_side("mask", counts, *place, (0.0, 4095.0))
+    with pytest.raises(InputError, match=r"holds 150. The image's 0 to 4095 .* as 0 to 1.*Divide the map by 4095"):
+        check_side("sigma", counts, *place, (0.0, 4095.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,27 +30,22 @@ MASK = (numbers(40, 33) > 0.5).astype("float32")
 COILS = numbers(1, 3, 40, 33) + 1j * numbers(1, 3, 40, 33, seed=1)
 
 
-def differences(x: Any, mode: str = "constant") -> Any:
+def differences(x: Any, mode: str = "constant", more: float = 0.0) -> Any:
     """Pixels minus their neighbours."""
     padded = torch.nn.functional.pad(x, (1, 1, 1, 1), mode)
     around = padded[..., 1:-1, 2:] + padded[..., 1:-1, :-2] + padded[..., 2:, 1:-1] + padded[..., :-2, 1:-1]
-    return 4 * x - around
+    return (4 + more) * x - around
 
 
-def folding(x: Any) -> Any:
-    return differences(x, "reflect")
-
-
-def wrapping(x: Any) -> Any:
-    return differences(x, "circular")
+folding, wrapping, wrong = (
+    partial(differences, mode="reflect"),
+    partial(differences, mode="circular"),
+    partial(differences, more=1.0),
+)
 
 
 def ramp(x: Any) -> Any:
     return x * torch.linspace(0, 1, x.shape[-1], dtype=x.dtype)
-
-
-def wrong(x: Any) -> Any:
-    return differences(x) + x
 
 
 def made(forward: Callable[[Any], Any], adjoint: Callable[[Any], Any] | None) -> Any:
@@ -125,31 +121,25 @@ def test_an_operator_has_its_adjoint_the_whole_in_any_region_and_travels(name: s
     assert np.array_equal(whole(again), whole(adjoint))
 
 
-def test_what_is_ours_becomes_ours_and_measures_what_deepinv_does() -> None:
+def test_what_is_ours_becomes_ours_what_another_sees_is_found_out_and_both_measure_what_deepinv_does() -> None:
     for name, (operator, kind) in OURS.items():
-        assert type(operator.replacement) is kind, name
-        assert operator.kind == "local", name
+        assert (type(operator.replacement), operator.kind) == (kind, "local"), name
         x, _, forward, _ = pair(name, "float32")
         there = operator.calls.forward(x)
         assert np.abs(whole(forward) - there).max() <= 5e-6 * np.abs(there).max(), name
-
-
-def test_what_it_sees_is_found_out() -> None:
-    for name, (operator, kind, reach, _) in GENERIC.items():
-        assert (operator.replacement, operator.kind, operator.reach) == (None, kind, reach), name
-
-
-def test_it_measures_what_deepinv_does() -> None:
+    for name, (operator, seen, reach, _) in GENERIC.items():
+        assert (operator.replacement, operator.kind, operator.reach) == (None, seen, reach), name
     for name in ("differences", "MRI", "MRI with several coils"):
         x, _, forward, _ = pair(name, "float32")
         there = CASES[name][0].calls.module.A(torch.from_numpy(x)[None])[0].numpy()
         assert np.array_equal(whole(forward), there), name
 
 
-def test_an_image_of_one_channel_has_two_axes() -> None:
+def test_an_image_of_one_channel_has_two_axes_and_a_filter_is_read_from_its_file(tmp_path: Any) -> None:
     x = numbers(30, 20).astype("float32")
-    blur = named("Blur", filter=PSF, padding="reflect")
-    assert np.array_equal(whole(blur.forward(InMemory(x))), whole(blur.forward(InMemory(x[None]))).reshape(30, 20))
+    np.save(tmp_path / "psf.npy", PSF)
+    blur, read = (named("Blur", filter=given, padding="reflect") for given in (PSF, str(tmp_path / "psf.npy")))
+    assert np.array_equal(whole(blur.forward(InMemory(x))), whole(read.forward(InMemory(x[None]))).reshape(30, 20))
     assert DeepInv(physics=made(differences, differences), reach_="auto").measured((30, 20)) == (30, 20)
 
 
@@ -163,7 +153,7 @@ def test_what_a_physics_draws_is_the_same_in_every_process() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_a_map_of_the_whole_is_computed_once() -> None:
+def test_a_map_of_the_whole_is_computed_once_with_memory_that_is_known_in_advance() -> None:
     calls = []
 
     def counted(x: Any) -> Any:
@@ -175,19 +165,9 @@ def test_a_map_of_the_whole_is_computed_once() -> None:
     for start in range(0, 300, 50):
         forward.read(Region((0, start), (20, start + 50)))
     assert calls == [(1, 1, 20, 300)]
-
-
-def test_memory_is_known_in_advance() -> None:
     tomography = GENERIC["tomography"][0]
     measured = int(np.prod(tomography.measured((16, 16))))
     assert tomography.memory_bytes((16, 16)) == 4 * 3 * (256 + measured)
-
-
-def test_a_filter_is_read_from_its_file(tmp_path: Any) -> None:
-    np.save(tmp_path / "psf.npy", PSF)
-    blur = named("Blur", filter=str(tmp_path / "psf.npy"), padding="circular")
-    assert isinstance(blur.replacement, Blur)
-    assert np.allclose(blur.replacement.kernel, PSF)
 
 
 def test_without_deepinv_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
