@@ -70,37 +70,6 @@ def test_the_core_of_a_window_has_the_bits_of_torch(
             assert torch.equal(network.core(image, ((top, bottom), (left, right))), wanted)
 
 
-def edges(length: int, tile: int, depth: int) -> list[tuple[int, int, int, int]]:
-    """Start and stop of each tile of an axis, with its halo and without."""
-    starts = range(0, length, tile)
-    return [(max(a - depth, 0), a, min(a + tile, length), min(a + tile + depth, length)) for a in starts]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("sizes", "bias", "shape"),
-    [
-        ((1, 64, 64, 1), True, (1100, 1300)),
-        ((1, 32, 32, 32, 1), False, (1500, 1700)),
-        ((1, *[64] * 16, 1), True, (150, 1030)),
-    ],
-    ids=["3x64", "4x32 without bias", "17x64"],
-)
-def test_tiles_have_the_bits_of_torch_on_an_image_of_real_size(
-    sizes: tuple[int, ...], bias: bool, shape: tuple[int, int]
-) -> None:
-    network, image, depth = stack(sizes, bias=bias), noise((1, 1, *shape)), len(sizes) - 1
-    with torch.inference_mode():
-        whole = by_torch(network, image)
-        for tile in (128, 160, 200, 256, 512, 700):
-            rows, columns = (edges(length, tile, depth) for length in shape)
-            for (top, y, y1, bottom), (left, x, x1, right) in itertools.product(rows, columns):
-                margin = ((y - top, bottom - y1), (x - left, right - x1))
-                window = image[:, :, top:bottom, left:right].contiguous(memory_format=torch.channels_last)
-                core = network.core(window, margin)
-                assert torch.equal(core, whole[:, :, y:y1, x:x1]), (tile, y, x)
-
-
 @pytest.mark.parametrize("shape", all_of(SHAPES, thorough=SHAPES[:1]), ids=str)
 def test_dncnn_gives_the_bits_of_plain_torch_with_a_hole_too(tmp_path: Path, shape: tuple[int, ...]) -> None:
     plain: Callable[[torch.Tensor], torch.Tensor] = network(tmp_path)
@@ -141,7 +110,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-CPU_DIFFERS = ("mish", "softplus", "sigmoid", "gelu by tanh")
+FORMATS = [torch.contiguous_format, torch.channels_last]
 
 
 def numbers(count: int) -> torch.Tensor:
@@ -163,44 +132,32 @@ def test_pieces_have_the_bits_of_the_whole_and_all_but_the_end_those_of_torch(mo
         assert torch.allclose(plain, steady, rtol=1e-5, atol=1e-6), name
 
 
-def test_the_cases_show_what_torch_does() -> None:
-    """Without the mode, some of them differ."""
-    x = numbers(VECTORS * 48)
-    differing = [
-        name
-        for name in CPU_DIFFERS
-        if not torch.equal(FUNCTIONS[name](x), torch.cat([FUNCTIONS[name](p.clone()) for p in x.split(7)]))
-    ]
-    assert differing
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("layout", FORMATS)
 def test_a_part_of_an_image_has_the_bits_of_the_image(layout: torch.memory_format) -> None:
-    """torch ends every row of a tensor with gaps by itself."""
+    """torch ends every row of a tensor with gaps by itself; rows of an image have none, but other strides along the axes of one."""
     whole = numbers(2 * 3 * 50 * 77).reshape(2, 3, 50, 77).contiguous(memory_format=layout)
     for name in ("sigmoid", "tanh", "exp", "silu", "gelu"):
         with SteadyElementwise():
             part = FUNCTIONS[name](whole[..., :41, 3:60])
             assert torch.equal(part, FUNCTIONS[name](whole)[..., :41, 3:60]), name
-
-
-def test_rows_of_an_image_have_the_bits_of_the_image() -> None:
-    """They have no gaps, but other strides along the axes of one."""
-    whole = numbers(384 * 144).reshape(1, 1, 384, 144)
+    rows = numbers(384 * 144).reshape(1, 1, 384, 144)
     with SteadyElementwise():
-        expected = torch.sigmoid(whole)
-        for rows in range(300, 384):
-            assert torch.equal(torch.sigmoid(whole[:, :, :rows]), expected[:, :, :rows])
+        expected = torch.sigmoid(rows)
+        for count in range(300, 384):
+            assert torch.equal(torch.sigmoid(rows[:, :, :count]), expected[:, :, :count])
 
 
 def test_a_part_of_an_image_is_changed_in_place() -> None:
-    whole = numbers(50 * 77).reshape(1, 1, 50, 77)
-    expected, given = torch.sigmoid(whole), whole.clone()
-    with SteadyElementwise():
-        part = whole[..., :41, 3:60]
-        assert part.sigmoid_() is part
-    assert torch.equal(part, expected[..., :41, 3:60])
-    assert torch.equal(whole[..., 41:, :], given[..., 41:, :])
+    factors = torch.tensor([0.3, 1.7, 2.2])[:, None, None]
+    rows: list[Any] = [(torch.sigmoid, torch.Tensor.sigmoid_, ()), (torch.pow, torch.Tensor.pow_, (factors,))]
+    for function, in_place, others in rows:
+        whole = numbers(3 * 50 * 77).reshape(1, 3, 50, 77).abs()
+        expected, given = function(whole, *others), whole.clone()
+        with SteadyElementwise():
+            part = whole[..., :41, 3:60]
+            assert in_place(part, *others) is part
+        torch.testing.assert_close(part, expected[..., :41, 3:60])
+        assert torch.equal(whole[..., 41:, :], given[..., 41:, :])
 
 
 OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
@@ -220,40 +177,22 @@ OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
 OTHERS = [(1, 4, 1, 1), (4, 1, 1), (1, 1, 1, 1), (), (1, 1, 50, 37), (1, 4, 50, 37)]
 
 
-FORMATS = [torch.contiguous_format, torch.channels_last]
-
-
 def test_a_part_of_an_image_has_the_bits_of_the_image_with_another_operand() -> None:
     """torch ends every row by itself where operands are laid out differently."""
     for function, shape, layout in itertools.product(OF_TWO.values(), OTHERS, FORMATS):
-        check_parts(function, shape, layout)
-
-
-def check_parts(function: Callable[[Any, Any], Any], shape: tuple[int, ...], layout: torch.memory_format) -> None:
-    """Assert that parts of an image have its bits beside an operand of a shape."""
-    generator = torch.Generator().manual_seed(2)
-    whole = (torch.rand(1, 4, 50, 37, generator=generator) + 0.1).contiguous(memory_format=layout)
-    other = torch.rand(shape, generator=generator) + 0.2
-    plain = function(whole, other)
-    with SteadyElementwise():
-        expected = function(whole, other)
-        assert expected.stride() == plain.stride()
-        torch.testing.assert_close(expected, plain)
-        for rows, columns in ((50, 36), (41, 30), (7, 5), (3, 3)):
-            part = whole[..., :rows, :columns]
-            beside = other[..., :rows, :columns] if shape[-2:] == (50, 37) else other
-            for x in (part, part.contiguous(memory_format=layout)):
-                assert torch.equal(function(x, beside), expected[..., :rows, :columns]), (rows, columns)
-
-
-def test_a_part_of_an_image_is_changed_in_place_with_another_operand() -> None:
-    whole, other = (numbers(3 * 50 * 77).reshape(1, 3, 50, 77).abs(), torch.tensor([0.3, 1.7, 2.2])[:, None, None])
-    expected, given = torch.pow(whole, other), whole.clone()
-    with SteadyElementwise():
-        part = whole[..., :41, 3:60]
-        assert part.pow_(other) is part
-    torch.testing.assert_close(part, expected[..., :41, 3:60])
-    assert torch.equal(whole[..., 41:, :], given[..., 41:, :])
+        generator = torch.Generator().manual_seed(2)
+        whole = (torch.rand(1, 4, 50, 37, generator=generator) + 0.1).contiguous(memory_format=layout)
+        other = torch.rand(shape, generator=generator) + 0.2
+        plain = function(whole, other)
+        with SteadyElementwise():
+            expected = function(whole, other)
+            assert expected.stride() == plain.stride()
+            torch.testing.assert_close(expected, plain)
+            for rows, columns in ((50, 36), (41, 30), (7, 5), (3, 3)):
+                part = whole[..., :rows, :columns]
+                beside = other[..., :rows, :columns] if shape[-2:] == (50, 37) else other
+                for x in (part, part.contiguous(memory_format=layout)):
+                    assert torch.equal(function(x, beside), expected[..., :rows, :columns]), (rows, columns)
 
 
 def test_operands_stay_as_they_are() -> None:
@@ -280,15 +219,6 @@ def test_layouts_and_types_stay() -> None:
         halves = torch.empty(11)
         torch.sigmoid(numbers(11), out=halves)
         assert halves[0] > 0
-
-
-def test_a_network_keeps_what_it_is_given_beside_the_batch() -> None:
-    class Shifted(torch.nn.Module):  # type: ignore[misc]
-        def forward(self, batch: torch.Tensor, shift: float) -> torch.Tensor:
-            return torch.sigmoid(batch) + shift
-
-    x = numbers(100).reshape(1, 1, 10, 10)
-    assert torch.allclose(SteadyNetwork(Shifted())(x, 2.0), torch.sigmoid(x) + 2)
 
 
 def test_what_a_network_compiles_of_itself_runs_as_it_is_written() -> None:
@@ -374,31 +304,23 @@ def images_of(channels: int, axes: int, layout: torch.memory_format, count: int 
 @pytest.mark.parametrize(("into", "out"), [(32, 32), (16, 1), (1, 16), thorough(3, 3), thorough(64, 32)])
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d])
 def test_kernels_of_one_pixel_give_the_same_bits_for_any_batch_crop_and_threads(kind: Any, into: int, out: int) -> None:
-    for layout in {torch.contiguous_format, LAYOUTS[axes_of(kind)]}:
-        check_pointwise(steady(kind, into, out), images_of(into, axes_of(kind), layout), layout)
-
-
-def check_pointwise(layer: Any, images: torch.Tensor, layout: torch.memory_format) -> None:
-    axes = images.ndim - 2
-    with torch.inference_mode(), torch_threads():
-        whole = layer(images)
-        for count in (1, 4):
-            parts = [layer(part) for part in images.split(count)]
-            assert torch.equal(torch.cat(parts), whole), count
-        for crop in CROPS:
-            place = (..., *[crop] * axes)
-            for count in (1, 3, 20):
+    axes, layer = axes_of(kind), steady(kind, into, out)
+    for layout in {torch.contiguous_format, LAYOUTS[axes]}:
+        images = images_of(into, axes, layout)
+        with torch.inference_mode(), torch_threads():
+            whole = layer(images)
+            for count in (1, 4):
+                assert torch.equal(torch.cat([layer(part) for part in images.split(count)]), whole), count
+            for crop, count in itertools.product(CROPS, (1, 3, 20)):
+                place = (..., *[crop] * axes)
                 part = images[:count][place].contiguous().contiguous(memory_format=layout)
                 assert torch.equal(layer(part), whole[:count][place]), (crop, count)
-        torch.set_num_threads(2)
-        assert torch.equal(layer(images[:4]), whole[:4])
-
-
-def test_kernels_that_are_long_in_depth_alone_give_the_same_bits_for_any_batch() -> None:
-    """torch looks at the last two lengths of a kernel."""
-    layer, images = steady(nn.Conv3d, 16, 4, (3, 1, 1)), images_of(16, 3, torch.contiguous_format)
-    with torch.inference_mode():
-        assert torch.equal(torch.cat([layer(part) for part in images.split(1)]), layer(images))
+            torch.set_num_threads(2)
+            assert torch.equal(layer(images[:4]), whole[:4])
+    if kind is nn.Conv3d:  # torch looks at the last two lengths of a kernel
+        layer, images = steady(kind, 16, 4, (3, 1, 1)), images_of(16, 3, torch.contiguous_format)
+        with torch.inference_mode():
+            assert torch.equal(torch.cat([layer(part) for part in images.split(1)]), layer(images))
 
 
 def test_a_small_single_image_is_computed_in_its_own_layout() -> None:
@@ -433,7 +355,7 @@ def test_layers_compute_what_torch_does() -> None:
         torch.testing.assert_close(layer(images[0]), plain(images[0]))
 
 
-def test_layers_are_copied_and_saved_as_before() -> None:
+def test_layers_are_copied_and_saved_as_before_and_undilated_on_other_devices_and_in_other_types() -> None:
     plain, layer = nn.Conv2d(16, 1, 1), steady(nn.Conv2d, 16, 1)
     images = images_of(16, 2, torch.channels_last)
     expected = layer(images)
@@ -446,15 +368,10 @@ def test_layers_are_copied_and_saved_as_before() -> None:
         again.weight.zero_()  # its own
         assert torch.equal(layer(images), expected)
         assert again(images).unique().numel() == 1
-
-
-def test_layers_are_undilated_on_other_devices_and_in_other_types() -> None:
-    layer = steady(nn.Conv2d, 4, 4)
-    layer(images_of(4, 2, torch.contiguous_format, 1))
     assert layer.dilation == (2, 2)
-    layer.double()(images_of(4, 2, torch.contiguous_format, 1).double())
+    layer.double()(images.double())
     assert layer.dilation == (1, 1)
-    layer.float().to("meta")(torch.empty(1, 4, 8, 8, device="meta"))
+    layer.float().to("meta")(torch.empty(1, 16, 8, 8, device="meta"))
     assert layer.dilation == (1, 1)
 
 
@@ -465,24 +382,18 @@ def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> tor
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def test_the_bits_are_those_of_a_plain_convolution() -> None:
+def test_correlations_have_the_bits_of_a_plain_convolution_with_a_step_and_with_channels_too() -> None:
     for shape in KERNELS:
         images, kernels = drawn(2, 1, 230, 210), drawn(1, *shape, seed=1)
         plain = torch.nn.functional.conv2d(images, kernels[None])[:, 0]
         assert torch.equal(correlate(images, kernels), plain)
-
-
-def test_a_step_leaves_pixels_out() -> None:
-    for step, dtype in itertools.product((2, 3), (torch.float32, torch.float64)):
-        images, kernels = drawn(1, 1, 61, 58, dtype=dtype), drawn(1, 5, 4, seed=1, dtype=dtype)
-        assert torch.equal(correlate(images, kernels, step), correlate(images, kernels)[:, ::step, ::step])
-
-
-def test_channels_are_summed() -> None:
-    for dtype in (torch.float32, torch.float64):
-        images, kernels = drawn(2, 3, 40, 40, dtype=dtype), drawn(3, 5, 5, seed=1, dtype=dtype)
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
+        images, kernels = drawn(2, 3, 61, 58, dtype=dtype), drawn(3, 5, 4, seed=1, dtype=dtype)
         plain = torch.nn.functional.conv2d(images, kernels[None])[:, 0]
-        assert torch.allclose(correlate(images, kernels), plain, rtol=1e-6 if dtype == torch.float32 else 1e-14)
+        assert torch.allclose(correlate(images, kernels), plain, rtol=tolerance)
+        images, kernels = images[:1, :1], kernels[:1]
+        for step in (2, 3):
+            assert torch.equal(correlate(images, kernels, step), correlate(images, kernels)[:, ::step, ::step])
 
 
 @settings(deadline=None, max_examples=60)

@@ -62,13 +62,9 @@ def leaves(kind: torch.dtype, *, of: torch.dtype, detector: Sequence[int] = SHAP
     }
     found = {}
     for name, x in wave.items():
-        narrow, wide = ((_complex(each) if x.is_complex() else each) for each in (kind, of))
+        narrow, wide = ((each.to_complex() if x.is_complex() else each) for each in (kind, of))
         found[name] = x.to(narrow).to(wide).requires_grad_()
     return found
-
-
-def _complex(kind: torch.dtype) -> torch.dtype:
-    return torch.complex128 if kind == torch.float64 else torch.complex64
 
 
 def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.Tensor) -> torch.Tensor:
@@ -111,12 +107,21 @@ def test_gradients_are_those_of_automatic_differentiation() -> None:
         mask = torch.rand(detector, generator=generator) > 0.2 if masked else None
         patterns = torch.poisson(5 * torch.ones(5, *detector, dtype=torch.float64), generator)
         exact = leaves(torch.float32, of=torch.float64, detector=detector)
-        differentiated(PatternModel(propagator, loss, mask, oversampling), exact, patterns)
+        reference(PatternModel(propagator, loss, mask, oversampling), exact, patterns).backward()
         errors = {}
         for kind in (torch.float64, torch.float32):
-            model = PatternModel(_of(propagator, kind), loss, None if mask is None else mask.to(kind), oversampling)
+            model = PatternModel(
+                propagator
+                if not isinstance(propagator, NearField)
+                else NearField(propagator.transfer.to(kind.to_complex())),
+                loss,
+                None if mask is None else mask.to(kind),
+                oversampling,
+            )
             x = leaves(torch.float32, of=kind, detector=detector)
-            expected = differentiated(model, x, patterns.to(kind))
+            expected = reference(model, x, patterns.to(kind))
+            expected.backward()
+            expected = expected.detach()
             with torch.no_grad():
                 places = Positions.at(x["place"], x["weight"], x["shares"])
                 arguments = (x["object"], x["probe"], x["background"], places, patterns.to(kind), [slice(0, 5)])
@@ -139,19 +144,6 @@ def test_gradients_are_those_of_automatic_differentiation() -> None:
             assert errors[torch.float64, name, "ours"] < 1e-12, name
             # A sum of many terms rounds in single precision, whoever computes it.
             assert errors[torch.float32, name, "ours"] < max(1e-6, 2 * errors[torch.float32, name, "torch"]), name
-
-
-def differentiated(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.Tensor) -> torch.Tensor:
-    """The loss as a plain program has it, whose gradients the leaves get."""
-    loss = reference(model, x, patterns)
-    loss.backward()
-    return loss.detach()
-
-
-def _of(propagator: Propagator, kind: torch.dtype) -> Propagator:
-    if isinstance(propagator, NearField):
-        return NearField(propagator.transfer.to(_complex(kind)))
-    return propagator
 
 
 def gradient_of(found: PatternGradients, name: str, leaf: torch.Tensor) -> torch.Tensor:
@@ -283,14 +275,16 @@ def test_a_stage_ends_with_its_epoch_of_the_least_loss_of_held_out_pixels(recipe
     assert "best" not in state.moments
 
 
-def test_adam_counts_the_steps_that_were_its_own() -> None:
-    state = ReconstructionState({"object": torch.ones(2)}, 1.0)
-    gradients, batch = {"object": torch.ones(2)}, PatternBatch([], 1.0, 0.1, STAGE)
+def test_adam_counts_the_steps_that_were_its_own_and_forgets_what_it_kept_with_other_betas() -> None:
+    state, gradients = ReconstructionState({"object": torch.ones(2)}, 1.0), {"object": torch.ones(2)}
     for _ in range(1000):
-        sgd(state, gradients, {"object": 1e-4}, batch)
-    before = state.parameters["object"].clone()
-    adam(state, gradients, {"object": 0.1}, batch)
-    assert (before - state.parameters["object"]).tolist() == pytest.approx([0.1, 0.1], rel=1e-4)
+        sgd(state, gradients, {"object": 1e-4}, PatternBatch([], 1.0, 0.1, STAGE))
+    for betas in ((0.9, 0.999), (0.9, 0.9), (0.5, 0.9999)):
+        batch = PatternBatch([], 1.0, 0.1, replace(STAGE, betas=betas))
+        for _ in range(5):
+            before = state.parameters["object"].clone()
+            adam(state, gradients, {"object": 0.1}, batch)
+            assert (before - state.parameters["object"]).tolist() == pytest.approx([0.1, 0.1], rel=1e-4)
 
 
 def test_options_of_solvers_are_those_of_torch() -> None:
@@ -316,35 +310,15 @@ def test_options_of_solvers_are_those_of_torch() -> None:
         assert "directions" not in state.moments
 
 
-def test_adam_forgets_what_it_kept_with_other_betas() -> None:
-    state, gradients = ReconstructionState({"object": torch.zeros(1)}, 1.0), {"object": torch.ones(1)}
-    for betas in ((0.9, 0.999), (0.9, 0.9), (0.5, 0.9999)):
-        batch = PatternBatch([], 1.0, 0.1, replace(STAGE, betas=betas))
-        for _ in range(5):
-            before = state.parameters["object"].clone()
-            adam(state, gradients, {"object": 0.1}, batch)
-            assert float(before - state.parameters["object"]) == pytest.approx(0.1, rel=1e-4)
-
-
 def test_patterns_may_have_any_unit(recipe: ScanRecipe, tmp_path: Path) -> None:
     """A scan in parts of its sum gives the object of one in other parts, and losses in their square."""
     simulated = SimulatedScan(raster=(6, 6), pattern=24, step=3.0)
-    found = []
+    stages, found = (SolverStage(epochs=20, lr=0.02, batch=9),), []
     for unit in (2.0**-16, 2.0**-26):  # whose roots are exact
-        pixels = torch.from_numpy(simulated.patterns(np.arange(36)) * unit)
-        write_scan(
-            str(tmp_path / "scan.zarr"),
-            simulated.scan,
-            _Patterns(torch.fft.ifftshift(pixels, (-2, -1))),
-            overwrite=True,
-        )
+        pixels = torch.fft.ifftshift(torch.from_numpy(simulated.patterns(np.arange(36)) * unit), (-2, -1))
+        write_scan(str(tmp_path / "scan.zarr"), simulated.scan, _Patterns(pixels), overwrite=True)
         scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
-        stages = (SolverStage(epochs=20, lr=0.02, batch=9),)
-        given = replace(recipe, scan=scan, patterns=patterns, stages=stages, refined=PARTS[:5])
-        work = Refinement(given, TorchGroup())
-        state = work.first_state()
-        for epoch in range(20):
-            state.losses.append(work.epoch(state, epoch))
+        state = refined(recipe, 20, scan=scan, patterns=patterns, stages=stages, refined=PARTS[:5])
         found.append((state.losses[-1] / unit, state.parameters["object"]))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-5)
     torch.testing.assert_close(found[1][1], found[0][1], rtol=0, atol=1e-4)
@@ -364,11 +338,7 @@ def test_lbfgs_goes_down_and_faster_than_steepest_descent(recipe: ScanRecipe) ->
     losses = {}
     for solver, rate in (("lbfgs", 0.5), ("sgd", 0.001), ("sgd", 0.005)):
         stages = (SolverStage(solver=solver, epochs=40, lr=rate, batch=36),)
-        work = Refinement(replace(recipe, stages=stages, refined=("object", "probe")), TorchGroup())
-        state = first_state(recipe, work.patterns, "cpu")
-        for epoch in range(40):
-            state.losses.append(work.epoch(state, epoch))
-        losses[solver, rate] = state.losses
+        losses[solver, rate] = refined(recipe, 40, stages=stages, refined=("object", "probe")).losses
     best = losses["lbfgs", 0.5]
     assert best[-1] < 0.2 * best[0]
     assert best[-1] < 0.5 * min(losses["sgd", 0.001][-1], losses["sgd", 0.005][-1])
@@ -422,16 +392,22 @@ class _Patterns:
         return self.pixels[index]
 
 
+def refined(recipe: ScanRecipe, epochs: int, **changes: Any) -> ReconstructionState:
+    """The state after some epochs of one stage."""
+    made = replace(recipe, **changes)
+    work = Refinement(made, TorchGroup())
+    state = first_state(made, work.patterns, "cpu")
+    for epoch in range(epochs):
+        state.losses.append(work.epoch(state, epoch))
+    return state
+
+
 def last_loss(recipe: ScanRecipe, folder: Path, simulated: SimulatedScan, pixels: torch.Tensor) -> float:
     """The loss of a reconstruction from other patterns."""
     write_scan(str(folder / "scan.zarr"), simulated.scan, _Patterns(pixels), overwrite=True)
     scan, patterns = open_scan(str(folder / "scan.zarr"))
     stages = (SolverStage(epochs=50, lr=0.03, batch=9),)
-    work = Refinement(replace(recipe, scan=scan, patterns=patterns, stages=stages), TorchGroup())
-    state = first_state(work.recipe, work.patterns, "cpu")
-    for epoch in range(50):
-        state.losses.append(work.epoch(state, epoch))
-    return state.losses[-1]
+    return refined(recipe, 50, scan=scan, patterns=patterns, stages=stages).losses[-1]
 
 
 def test_a_beam_that_changes_is_found_as_variations(recipe: ScanRecipe, tmp_path: Path) -> None:
@@ -500,36 +476,22 @@ def test_smoothness_is_the_gradient_of_squared_differences_by_the_light() -> Non
     torch.testing.assert_close(gradients["object"], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_smooth_object_has_smaller_differences_whatever_the_batch(recipe: ScanRecipe) -> None:
+def test_a_smooth_object_has_smaller_differences_whatever_the_batch_and_rpie_stays_finite(recipe: ScanRecipe) -> None:
     rough = {}
     for batch, smoothness in ((9, 0.0), (9, 0.1), (36, 0.1)):
         stages = (SolverStage(epochs=20, lr=0.05, batch=batch, smoothness=smoothness),)
-        work = Refinement(replace(recipe, stages=stages, refined=("object",)), TorchGroup())
-        state = first_state(recipe, work.patterns, "cpu")
-        for epoch in range(20):
-            state.losses.append(work.epoch(state, epoch))
+        state = refined(recipe, 20, stages=stages, refined=("object",))
         rough[batch, smoothness] = float(state.parameters["object"].diff(dim=0).abs().square().mean())
     assert rough[9, 0.1] < 0.7 * rough[9, 0.0]
     assert rough[36, 0.1] < 0.7 * rough[9, 0.0]
-
-
-def test_rpie_stays_finite_with_any_smoothness(recipe: ScanRecipe) -> None:
     for smoothness in (0.01, 10.0):
         stages = (SolverStage(solver="rpie", epochs=15, lr=1.0, batch=36, smoothness=smoothness),)
-        work = Refinement(replace(recipe, stages=stages, refined=("object",)), TorchGroup())
-        state = first_state(recipe, work.patterns, "cpu")
-        for epoch in range(15):
-            state.losses.append(work.epoch(state, epoch))
+        state = refined(recipe, 15, stages=stages, refined=("object",))
         assert state.losses[-1] <= state.losses[0]
         assert float(state.parameters["object"].abs().max()) < 10
 
 
 def test_a_loss_far_beyond_the_first_one_has_diverged() -> None:
-    for begun, last, diverged in (
-        (36.0, 60.0, False),
-        (36.0, 1e6, True),
-        (36.0, float("nan"), True),
-        (1e-9, 0.1, False),  # it began with what is right
-        (-5.0, 1e5, True),
-    ):
+    rows = [(36.0, 60.0, False), (36.0, 1e6, True), (36.0, float("nan"), True), (1e-9, 0.1, False), (-5.0, 1e5, True)]
+    for begun, last, diverged in rows:  # the one before the last began with what is right
         assert ReconstructionState({}, 1.0, losses=[last], begun=begun).has_diverged == diverged, begun

@@ -16,7 +16,6 @@ from scipy.ndimage import gaussian_filter
 
 from halotile.errors import Diverged
 from halotile.storage.scans import convert
-from halotile.storage.scans.convert import write_scan
 from halotile.storage.scans.lengths import AT_BEST, AT_WORST, shown_resolution
 from halotile.storage.scans.scan import open_scan
 from halotile.tasks.groups.group import TorchGroup
@@ -29,15 +28,21 @@ from halotile.tasks.ptychography.recipe import PARTS, Optics, ScanRecipe, Solver
 from halotile.tasks.ptychography.result import FIRST, aligned, ring_correlation, shown_probe
 from halotile.tasks.ptychography.solvers import PatternBatch, adam, begin_epoch
 from halotile.tasks.ptychography.state import FOLLOWED, FURTHER, ReconstructionState
+from tests.cases import in_folders
+
+
+def recipe_of(simulated: SimulatedScan, folder: Path, refined: Sequence[str], *stages: SolverStage) -> ScanRecipe:
+    """A reconstruction of a simulated scan in 4 slots, its files in a folder."""
+    convert.write_scan(str(folder / "scan.zarr"), simulated.scan, simulated)
+    scan, patterns = open_scan(str(folder / "scan.zarr"))
+    optics = Optics.of(scan, (simulated.pattern, simulated.pattern), "far", None)
+    return ScanRecipe(scan, patterns, optics, "amplitude_mse", 2, tuple(refined), stages, 4, 0, 4)
 
 
 def small_recipe(folder: Path, refined: Sequence[str], *stages: SolverStage) -> ScanRecipe:
-    """36 patterns of 24 pixels, far, in 3 slots; its files lie in a folder."""
-    simulated = SimulatedScan(raster=(6, 6), pattern=24, step=3.0)
-    write_scan(str(folder / "scan.zarr"), simulated.scan, simulated)
-    scan, patterns = open_scan(str(folder / "scan.zarr"))
-    optics = Optics.of(scan, (24, 24), "far", None)
-    found = ScanRecipe(scan, patterns, optics, "amplitude_mse", 1, tuple(refined), stages, 3, 5, 4)
+    """36 patterns of 24 pixels, far, in 3 slots."""
+    found = recipe_of(SimulatedScan(raster=(6, 6), pattern=24, step=3.0), folder, refined, *stages)
+    found = replace(found, modes=1, slots=3, seed=5)
     return replace(found, checkpoint=folder / "checkpoint", curve=folder / "curve.json")
 
 
@@ -48,12 +53,8 @@ SLOTS = 3
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScanRecipe:
     """53 patterns in chunks of 4."""
     monkeypatch.setattr(convert, "CHUNK_BYTES", 4 * 16 * 16 * 4)
-    simulated = SimulatedScan(raster=(53, 1), pattern=16, step=2.0)
-    convert.write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
-    scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
-    optics = Optics.of(scan, (16, 16), "far", None)
-    stages = (SolverStage(epochs=3, lr=0.1, batch=7),)
-    return ScanRecipe(scan, patterns, optics, "amplitude_mse", 1, ("object",), stages, SLOTS, 5, 2)
+    simulated, stage = SimulatedScan(raster=(53, 1), pattern=16, step=2.0), SolverStage(epochs=3, lr=0.1, batch=7)
+    return replace(recipe_of(simulated, tmp_path, ("object",), stage), slots=SLOTS, seed=5, modes=1)
 
 
 def test_each_pattern_is_used_once_an_epoch_in_another_order(recipe: ScanRecipe) -> None:
@@ -72,15 +73,11 @@ def test_each_pattern_is_used_once_an_epoch_in_another_order(recipe: ScanRecipe)
         assert orders[0] != np.concatenate([part for parts in other for part in parts]).tolist()
 
 
-def test_a_batch_of_all_patterns_is_one_step(recipe: ScanRecipe) -> None:
-    for batch in (53, 100):
+def test_a_batch_of_all_patterns_is_one_step_and_none_of_windows_is_left_with_a_few(recipe: ScanRecipe) -> None:
+    for batch, window in itertools.product((53, 100), (0, 4)):
         stages = (replace(recipe.stages[0], batch=batch),)
-        for window in (0, 4):
-            (parts,) = steps_of(replace(recipe, window=window, stages=stages), 0)
-            assert sorted(np.concatenate(parts).tolist()) == list(range(53))
-
-
-def test_no_step_of_windows_is_left_with_a_few_patterns(recipe: ScanRecipe) -> None:
+        (parts,) = steps_of(replace(recipe, window=window, stages=stages), 0)
+        assert sorted(np.concatenate(parts).tolist()) == list(range(53))
     sizes = [sum(map(len, parts)) for parts in steps_of(replace(recipe, window=4), 0)]
     assert max(sizes) - min(sizes) <= SLOTS
 
@@ -210,13 +207,6 @@ class TwoModes(SimulatedScan):
         return np.asarray(scale[:, None, None] * modes, np.complex64)
 
 
-def recipe_of(simulated: SimulatedScan, folder: Path, refined: tuple[str, ...]) -> ScanRecipe:
-    write_scan(str(folder / "scan.zarr"), simulated.scan, simulated)
-    scan, patterns = open_scan(str(folder / "scan.zarr"))
-    optics = Optics.of(scan, (simulated.pattern, simulated.pattern), "far", None)
-    return ScanRecipe(scan, patterns, optics, "amplitude_mse", 2, refined, STAGES, 4, 0, 4)
-
-
 def share_of(state: ReconstructionState) -> float:
     light = shown_probe(state).abs().square().sum((1, 2))
     return float(light[1:].sum() / light.sum())
@@ -227,7 +217,7 @@ def test_the_share_of_a_second_mode_is_found_with_a_weak_object(
     true: float, least: float, most: float, tmp_path: Path
 ) -> None:
     simulated = TwoModes(raster=(12, 12), pattern=32, step=1.5, modes=2, photons=1e6, share=true)
-    work = Refinement(recipe_of(simulated, tmp_path, ("object", "probe")), TorchGroup())
+    work = Refinement(recipe_of(simulated, tmp_path, ("object", "probe"), *STAGES), TorchGroup())
     state = work.first_state()
     for epoch in range(work.recipe.epochs):
         state.losses.append(work.epoch(state, epoch))
@@ -236,7 +226,7 @@ def test_the_share_of_a_second_mode_is_found_with_a_weak_object(
 
 def test_further_modes_follow_the_first_one_until_they_are_set_or_the_epochs_are_over(tmp_path: Path) -> None:
     simulated = SimulatedScan(raster=(4, 4), pattern=16, step=2.0, modes=2)
-    recipe = replace(recipe_of(simulated, tmp_path, ("object", "probe")), support=5)
+    recipe = replace(recipe_of(simulated, tmp_path, ("object", "probe"), *STAGES), support=5)
     for is_set in (False, True):
         state = Refinement(recipe, TorchGroup()).first_state()
         outside = state.probe[0] == 0
@@ -255,17 +245,14 @@ def test_further_modes_follow_the_first_one_until_they_are_set_or_the_epochs_are
         assert torch.equal(state.parameters["probe"], torch.ones_like(state.probe))
 
 
-@pytest.mark.parametrize(("refined", "photons"), [(("object",), None), (("object", "probe"), 200.0)])
-def test_modes_that_are_not_refined_or_not_told_by_the_counts_do_not_follow(
-    tmp_path: Path, refined: tuple[str, ...], photons: float | None
+def test_modes_do_not_follow_where_they_are_not_refined_not_told_by_the_counts_or_have_no_derivative(
+    tmp_path: Path,
 ) -> None:
-    simulated = SimulatedScan(raster=(4, 4), pattern=16, step=2.0, modes=2, photons=photons)
-    work = Refinement(recipe_of(simulated, tmp_path, refined), TorchGroup())
-    assert not work.first_state().moments
-
-
-def test_a_plane_wave_that_has_no_derivative_keeps_its_light_and_its_further_modes() -> None:
-    probe = torch.ones(3, 16, 16, dtype=torch.complex64)
+    rows: list[tuple[tuple[str, ...], float | None]] = [(("object",), None), (("object", "probe"), 200.0)]
+    for folder, (refined, photons) in in_folders(tmp_path, rows):
+        simulated = SimulatedScan(raster=(4, 4), pattern=16, step=2.0, modes=2, photons=photons)
+        assert not Refinement(recipe_of(simulated, folder, refined, *STAGES), TorchGroup()).first_state().moments
+    probe = torch.ones(3, 16, 16, dtype=torch.complex64)  # a plane wave
     probe[1:] *= 0.1
     state = ReconstructionState({"probe": probe.clone()}, 1.0, moments={"following": {"probe": torch.tensor(9)}})
     for _ in range(3):
