@@ -133,7 +133,7 @@ def make_file(name: str, folder: Path) -> None:
         tifffile.imwrite(folder / name, (pixels * 65535).astype("uint16"), tile=(128, 128))
     elif name == "channels.tif":
         channels = {"axes": "CYX", "Channel": {"Name": ["DAPI", "GFP", "FISH", "Cy5"]}}
-        noisy = [np.linspace(0, 1, 420) + sigma * rng.standard_normal(pixels.shape) for sigma in (0.02, 0.1, 0.2, 0.3)]
+        noisy = [np.linspace(0, 1, 200) + sigma * rng.standard_normal((160, 200)) for sigma in (0.02, 0.1, 0.2, 0.3)]
         tifffile.imwrite(folder / name, np.array(noisy, "float32"), ome=True, metadata=channels)
     elif name == "striped.tif":
         off = 0.05 * rng.standard_normal(pixels.shape[1])

@@ -54,7 +54,7 @@ def run(
 
 
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 90), st.sampled_from([1, 2, 4, 8]))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_even_cuts_cover_the_interval_in_aligned_pieces(start: int, length: int, edge: int, align: int) -> None:
     start *= align
     parts = cut_evenly(start, start + length, edge, align)
@@ -71,7 +71,7 @@ def test_even_cuts_cover_the_interval_in_aligned_pieces(start: int, length: int,
     st.integers(0, 20),
     st.sampled_from([1, 2, 8]),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_windows_hold_what_their_tile_needs(image: tuple[int, int], edge: int, depth: int, align: int) -> None:
     whole = Region.whole(image)
     edge = -(-edge // align) * align

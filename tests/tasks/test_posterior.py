@@ -145,7 +145,7 @@ def test_least_squares_on_the_domain_have_the_same_precision_and_sides(operators
 def test_sides_have_the_covariance_of_the_precision_and_one_field_has_the_same_numbers_in_any_window() -> None:
     of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"))
     window, (q, _, _) = whole(of), dense(of)
-    draws = range(4000)
+    draws = range(1500)
     sides = of.random_sides(window, draws).reshape(len(draws), -1)
     seen = sides.T @ sides / len(draws)
     spread = np.sqrt((np.square(q) + np.outer(np.diag(q), np.diag(q))) / len(draws))
@@ -244,7 +244,7 @@ def test_a_block_has_the_mean_and_the_draws_of_the_whole(tol: float, away: float
     exact, _ = Solved(of, 10**6, (0, 1, 2), 1e-6, keeps_draws=True).solved(Region.whole(of.shape))
     exact = exact[(slice(None), *core.slices)]
     halos = []
-    for halo in (4, 8, 12, 16, 24):
+    for halo in (4, 12, 20):
         found, error = Solved(of, halo, draws, tol, keeps_draws=True).solved(core)
         images = [0, *range(2, 2 + count)]
         seen = np.abs((found - exact[: 2 + count])[images] / exact[1]).max()
@@ -260,11 +260,11 @@ def test_a_long_range_is_solved_in_double_precision_or_refused(monkeypatch: pyte
     of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"), n=24, prior=Matern(std=3.0, range=24.0, mean=0.0))
     single = replace(of, dtype=np.dtype(np.float32))
     core = Region.whole(of.shape)
-    exact, _ = Solved(of, 10**6, (0, 1), 1e-4, keeps_draws=True).solved(core)
-    solved = Solved(single, 10**6, (0, 1), 1e-2, keeps_draws=True)
+    exact, _ = Solved(of, 10**6, (0,), 1e-4, keeps_draws=True).solved(core)
+    solved = Solved(single, 10**6, (0,), 1e-2, keeps_draws=True)
     found, _ = solved.solved(core)
     assert found.dtype == np.float32
-    assert np.abs((found - exact)[[0, 2, 3]] / exact[1]).max() < 1e-2
+    assert np.abs((found - exact)[[0, 2]] / exact[1]).max() < 1e-2
     monkeypatch.setattr(equations, "solve", partial(solve, most=20))
     with pytest.raises(InputError, match=r"are not solved after 20 steps .* Write a larger posterior.tol than 0.01"):
         solved.solved(core)
