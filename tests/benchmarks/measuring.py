@@ -182,14 +182,8 @@ def in_two_processes(folder: Path, function: Callable[..., Result], *arguments: 
 
 
 def _rank(rank: int, port: int, out: Path, function: Callable[..., Result], arguments: tuple[Any, ...]) -> None:
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-    }
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     import torch
 
     torch.set_num_threads(1)

@@ -139,11 +139,9 @@ def ours_streamed(folder: Path, gigabytes: int) -> Result:
     if not path.exists():
         repeated = RepeatedScan(gigabytes * 10**9)
         write_scan(str(path), repeated.scan, repeated)
+    places = {"input": {"path": str(path)}, "output": {"path": str(fresh(folder / "streamed.cxi"))}}
     job = {
-        "version": 1,
-        "job": "ptychography",
-        "input": {"path": str(path)},
-        "output": {"path": str(fresh(folder / "streamed.cxi"))},
+        **{"version": 1, "job": "ptychography", **places},
         "model": {"refine": ["object", "probe"]},
         "stages": [{"epochs": 1, "batch": 64}],
         "run": {"workers": 2, "memory_per_worker": "1GiB"},

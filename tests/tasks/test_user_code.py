@@ -75,12 +75,8 @@ class Slotted:
 
 MAKERS: list[Callable[[Any], Any]] = [
     *(by_closure, by_nested_closure, by_default, by_keyword_default, Times, Slotted),
-    *(
-        lambda f: functools.partial(np.multiply, f),
-        lambda f: Times(f).method,
-        lambda f: functools.lru_cache(by_closure(f)),
-    ),
-]
+    *(lambda f: functools.partial(np.multiply, f), lambda f: Times(f).method, lambda f: functools.lru_cache(by_closure(f))),
+]  # fmt: skip
 
 
 PAIRS: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
