@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,13 @@ def our_rank(folder: Path, edge: int, slots: str, mode: Any) -> Result:
     count = int(slots)
     with torch_group.join(device_mode="cpu") as group:
         network, times = _network(), [time.perf_counter()]
-        torch_group.fit(
-            group,
-            network,
-            lambda step, slot: _patches(step, slot, count),
-            lambda module, x: (module(x) - x).square().mean(),
-            torch.optim.Adam(network.parameters(), lr=1e-4),
-            steps=WARM + CALLS,
-            slots=count,
-            mode=mode,
-            report=lambda step, value: times.append(time.perf_counter()),
-        )
+
+        def report(step: int, value: float) -> None:
+            times.append(time.perf_counter())
+
+        adam = torch.optim.Adam(network.parameters(), lr=1e-4)
+        fit: Any = partial(torch_group.fit, steps=WARM + CALLS, slots=count, mode=mode, report=report)
+        fit(group, network, partial(_patches, slots=count), lambda f, x: (f(x) - x).square().mean(), adam)
         steps = [b - a for a, b in zip(times[WARM:-1], times[WARM + 1 :], strict=True)]
         return _result(folder, group.rank, statistics.median(steps) if steps else 0.0)
 

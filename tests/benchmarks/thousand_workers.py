@@ -178,8 +178,8 @@ def measure(
         driver, after = time.process_time() - driver, spent(scheduler)
     assert len(journal.done) == total
     scheduling = after - before - heartbeat * seconds
-    costs = (part / tasks for part in (scheduling, driver, stream.filling, stream.collecting))
-    return Measured(workers, blocks, *costs, *(stream.first_fill, tasks / seconds))
+    fill, collect, first = stream.filling / tasks, stream.collecting / tasks, stream.first_fill
+    return Measured(workers, blocks, scheduling / tasks, driver / tasks, fill, collect, first, tasks / seconds)
 
 
 def fitted(points: list[tuple[int, float]]) -> Cost:

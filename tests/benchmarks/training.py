@@ -218,23 +218,11 @@ class Size:
 
     def rows(self) -> list[Row]:
         """The rows of the table."""
-        errors = [row for name, noise in itertools.product(IMAGES, NOISES) for row in self._errors(name, noise)]
-        return [
-            (
-                f"training-{case}{self.suffix}",
-                title,
-                f"training.{ours}",
-                f"training.{theirs}",
-                edge,
-                bar,
-                repeats,
-                figure,
-            )
-            for case, title, ours, theirs, edge, bar, repeats, figure in [
-                *(self._costs() if self.large else []),
-                *errors,
-            ]
-        ]
+        rows = self._costs() if self.large else []
+        for name, noise in itertools.product(IMAGES, NOISES):
+            rows += self._errors(name, noise)
+        prefix, suffix = "training", self.suffix
+        return [(f"{prefix}-{c}{suffix}", t, f"{prefix}.{o}", f"{prefix}.{p}", e, b, n, f) for c, t, o, p, e, b, n, f in rows]  # fmt: skip
 
     def _costs(self) -> list[Row]:
         """Time and memory."""

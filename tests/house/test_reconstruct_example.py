@@ -22,18 +22,7 @@ SMALL = {
     "job.yaml": ["--set", "solver.iterations=12"],
 }
 """Options added to the commands, so that the page takes seconds."""
-CUT = [
-    "--set",
-    "output.shard=100",
-    "--set",
-    "output.chunk=50",
-    "--set",
-    "tile.block=100",
-    "--set",
-    "solver.step=3.2e-5",
-    "--workers",
-    "1",
-]
+CUT = "--set output.shard=100 --set output.chunk=50 --set tile.block=100 --set solver.step=3.2e-5 --workers 1"
 
 
 def small(command: str) -> list[str]:
@@ -41,7 +30,7 @@ def small(command: str) -> list[str]:
     words = shlex.split(command)
     for name, more in SMALL.items():
         words += more if any(word.endswith(name) for word in words) and "simulate" not in words else []
-    words += CUT if "run" in words else ["--workers", "1"] if "simulate" in words else []
+    words += CUT.split() if "run" in words else ["--workers", "1"] if "simulate" in words else []
     return ["0:90,0:120" if word == "300:556,500:756" else word for word in words]
 
 
