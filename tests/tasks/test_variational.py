@@ -454,7 +454,7 @@ def test_ways_of_computing_give_the_same_samples_but_for_rounding() -> None:
     exact: Any = {"iterations": 1, "sampling": EXACT["sampling"], "minimizing": {"tol": 1e-8, "steps": 40}}
     expected, ways = last(**exact), ({"vmap": False}, {"recompute": True}, {"chunk": 2})
     for given in ways:
-        for one, other in zip(last(**exact, **given).samples, expected.samples, strict=True):  # type: ignore[arg-type]
+        for one, other in zip(last(**exact, **given).samples, expected.samples, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
