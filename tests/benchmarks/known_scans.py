@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -15,18 +14,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.benchmarks.measuring import Result, fresh, main
+from tests.benchmarks.measuring import Result, fresh, main, printed
 
 
 def peer(folder: Path, name: str, request: Mapping[str, Any]) -> Mapping[str, NDArray[Any]]:
     """What a program of a peer recorded."""
     result = fresh(folder / f"{name}.npz")
     command = [sys.executable, str(Path(__file__).with_name("ptychography_side.py")), name]
-    done = subprocess.run(
-        [*command, json.dumps({**request, "result": str(result)})], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr}")
+    printed(name, [*command, json.dumps({**request, "result": str(result)})])
     return dict(np.load(result))
 
 

@@ -7,9 +7,10 @@ import os
 import shutil
 import socket
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -73,6 +74,23 @@ def seconds(call: Callable[[], Any]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
+
+
+def printed(name: str, command: Sequence[str], limit_seconds: float | None = None) -> str:
+    """The last line that a program prints; one that fails, or takes longer, ends this one."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"{name} did not end within {limit_seconds} s") from None
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stdout}\n{done.stderr}")
+    return (done.stdout.strip().splitlines() or [""])[-1]
+
+
+def job_command(path: Path, **document: Any) -> list[str]:
+    """The command that runs a job, which is written to a file."""
+    path.write_text(json.dumps({"version": 1, **document}))
+    return [sys.executable, "-m", "halotile.cli.main", "run", str(path), "--quiet"]
 
 
 def chosen(name: str, **options: Any) -> Any:

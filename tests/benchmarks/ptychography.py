@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.benchmarks.commands import REPOSITORY
 from tests.benchmarks.known_scans import peer, written
-from tests.benchmarks.measuring import Result, fresh, main, watched_memory
+from tests.benchmarks.measuring import Result, fresh, job_command, main, watched_memory
 
 PETRA = REPOSITORY / "examples" / "ptychography" / "petra.cxi"
 RECIPE = [{"epochs": 100, "lr": 0.04, "batch": 10}, {"epochs": 50, "lr": 0.005, "batch": 50}]
@@ -140,14 +139,9 @@ def ours_streamed(folder: Path, gigabytes: int) -> Result:
         repeated = RepeatedScan(gigabytes * 10**9)
         write_scan(str(path), repeated.scan, repeated)
     places = {"input": {"path": str(path)}, "output": {"path": str(fresh(folder / "streamed.cxi"))}}
-    job = {
-        **{"version": 1, "job": "ptychography", **places},
-        "model": {"refine": ["object", "probe"]},
-        "stages": [{"epochs": 1, "batch": 64}],
-        "run": {"workers": 2, "memory_per_worker": "1GiB"},
-    }
-    (folder / "streamed.yaml").write_text(json.dumps(job))
-    command = [sys.executable, "-m", "halotile.cli.main", "run", str(folder / "streamed.yaml"), "--quiet"]
+    run = {"workers": 2, "memory_per_worker": "1GiB"}
+    parts = {"model": {"refine": ["object", "probe"]}, "stages": [{"epochs": 1, "batch": 64}], "run": run}
+    command = job_command(folder / "streamed.yaml", job="ptychography", **places, **parts)
     with (
         watched_memory("rss", largest=True) as largest,
         watched_memory("pss", with_this=False) as total,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from halotile.storage.run_directory.directory import RunDirectory
 from tests.benchmarks.commands import REPOSITORY
 from tests.benchmarks.data import image
-from tests.benchmarks.measuring import Result, chosen, fresh, main, watched_memory
+from tests.benchmarks.measuring import Result, chosen, fresh, job_command, main, printed, watched_memory
 
 CAREAMICS = Path(sys.prefix) / "careamics" / "bin" / "python"
 """The Python that `make bench ARGS=training` installs CAREamics for."""
@@ -75,9 +75,8 @@ def train(source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STE
     folder.mkdir()
     length = {"minutes": seconds / 60} if seconds else {"steps": steps}
     places = {"input": {"path": str(source)}, "output": {"path": str(folder / weights.name)}}
-    document = {"version": 1, "job": "train", **places, **length, "run": {"workers": 2}, **sections}
-    (folder / "train.yaml").write_text(json.dumps(document))
-    command = [sys.executable, "-m", "halotile.cli.main", "run", str(folder / "train.yaml"), "--quiet"]
+    document = {"job": "train", **places, **length, "run": {"workers": 2}, **sections}
+    command = job_command(folder / "train.yaml", **document)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     directory, written = RunDirectory.beside(folder / weights.name), set()
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as job:
@@ -161,12 +160,7 @@ def _careamics(task: str, **request: Any) -> Result:
         raise SystemExit(f"there is no {CAREAMICS}. Write: make bench ARGS=training")
     with tempfile.TemporaryDirectory() as folder:
         command = [str(CAREAMICS), str(Path(__file__).with_name("careamics_side.py")), task]
-        done = subprocess.run(
-            [*command, json.dumps({"folder": folder, **request})], capture_output=True, text=True, check=False
-        )
-    if done.returncode:
-        raise SystemExit(f"CAREamics failed:\n{done.stderr}")
-    figures: Result = json.loads(done.stdout.strip().splitlines()[-1])
+        figures: Result = json.loads(printed("CAREamics", [*command, json.dumps({"folder": folder, **request})]))
     return figures
 
 

@@ -127,7 +127,7 @@ def test_an_example_runs_as_it_is_written(example: Example, tmp_path: Path, requ
 
 def make_file(name: str, folder: Path) -> None:
     rng = np.random.default_rng(0)
-    pixels = np.clip(0.5 + 0.1 * rng.standard_normal((300, 420)), 0, 1)
+    pixels = np.clip(0.5 + 0.1 * rng.standard_normal((260, 360)), 0, 1)
     if name.endswith(("scan.tif", "/a.tif", "/b.tif")):
         (folder / name).parent.mkdir(exist_ok=True)
         tifffile.imwrite(folder / name, (pixels * 65535).astype("uint16"), tile=(128, 128))
@@ -139,7 +139,7 @@ def make_file(name: str, folder: Path) -> None:
         off = 0.05 * rng.standard_normal(pixels.shape[1])
         tifffile.imwrite(folder / name, ((pixels + off).clip(0, 1) * 65535).astype("uint16"), tile=(128, 128))
     elif name == "photons.tif":
-        counts = 100 + 2.1 * rng.poisson(np.linspace(5, 500, 420), pixels.shape)
+        counts = 100 + 2.1 * rng.poisson(np.linspace(5, 500, 360), pixels.shape)
         tifffile.imwrite(folder / name, counts.astype("uint16"), tile=(128, 128))
     elif name == "holes.tif":
         pixels[100:150, 200:260] = -9999
