@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 
@@ -153,8 +150,3 @@ class WholeNorm(nn.Module):
 def whole_norm() -> nn.Module:
     """A network that cannot be tiled."""
     return WholeNorm()
-
-
-def plus_one(image: NDArray[Any]) -> NDArray[Any]:
-    """A NumPy function."""
-    return np.asarray(image + 1)

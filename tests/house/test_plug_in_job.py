@@ -38,7 +38,7 @@ radius: 5
 run: {workers: 2, memory_per_worker: 2GiB}
 """
 FIRST, SECOND = "deviation.zarr", "overview.zarr"
-SHAPE = (1200, 1000)
+SHAPE = (900, 800)
 
 
 @dataclass(frozen=True)
