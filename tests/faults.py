@@ -205,14 +205,8 @@ class Scene:
         )
 
     def run(
-        self,
-        cluster: RunningCluster | None = None,
-        *,
-        fresh: bool = False,
-        same_input: bool = False,
-        observer: Any = None,
-        **job: Any,
-    ) -> Outcome:
+        self, cluster: RunningCluster | None = None, *, fresh: bool = False, same_input: bool = False, observer: Any = None, **job: Any
+    ) -> Outcome:  # fmt: skip
         """Plan and run the job in this process."""
         return run(make_plan(self.job(**job), fresh=fresh, same_input=same_input), observer=observer, cluster=cluster)
 
@@ -221,15 +215,8 @@ class Scene:
         config = self.folder / "job.yaml"
         config.write_text(json.dumps(_as_config(self.job(**options))))
         command = [sys.executable, "-m", "halotile.cli.main", "run", str(config), "--allow-import", *arguments]
-        return subprocess.Popen(
-            command,
-            cwd=self.cwd,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        return subprocess.Popen(command, cwd=self.cwd, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, **streams)
 
     def seen(self, but_by: Collection[int] = ()) -> list[int]:
         """The blocks that the denoiser was given, in order, but those of some processes."""
@@ -280,20 +267,14 @@ class Scene:
 
 
 def _as_config(job: Denoising) -> dict[str, Any]:
-    parts = {
-        "input": {"path": job.input.path},
-        "output": {
-            "path": job.output.path,
-            "format": job.output.format,
-            "shard": job.output.shard,
-            "chunk": job.output.chunk,
-        },
-        "tile": {"size": job.tile.size, "block": job.tile.block},
+    wanted: dict[str, tuple[str, ...]] = {
+        "input": ("path",),
+        "output": ("path", "format", "shard", "chunk"),
+        "tile": ("size", "block"),
+        "run": ("workers", "memory_per_worker", "retries", "on_bad_block", "stall_seconds"),
     }
-    wanted = ("workers", "memory_per_worker", "retries", "on_bad_block", "stall_seconds")
-    running = {name: getattr(job.run, name) for name in wanted}
-    denoiser = {"name": job.denoiser.name, **job.denoiser.options}
-    return {"version": 1, "job": "denoise", **parts, "denoiser": denoiser, "run": running}
+    parts = {part: {name: getattr(getattr(job, part), name) for name in names} for part, names in wanted.items()}
+    return {"version": 1, "job": "denoise", **parts, "denoiser": {"name": job.denoiser.name, **job.denoiser.options}}
 
 
 def flip_bit(file: Path, place: int = -100) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -76,16 +77,10 @@ class GridEngine:
         CalledProcessError
             When it fails.
         """
-        done = subprocess.run(
-            [str(PROGRAMS / words[0]), *words[1:]],
-            env=dict(os.environ) | self.settings,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        return done.stdout.strip()
+        command, given = [str(PROGRAMS / words[0]), *words[1:]], dict(os.environ) | self.settings
+        options: Any = {"capture_output": True, "text": True, "timeout": 60, "check": True}
+        output: str = subprocess.run(command, env=given, cwd=self.folder, **options).stdout
+        return output.strip()
 
     def jobs(self) -> list[str]:
         """The numbers of the jobs that are not over."""

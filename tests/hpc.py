@@ -104,25 +104,15 @@ class HpcJob:
         (folder / "noting.py").write_text(NOTED)
         (folder / "log").touch()
         job.set_pace(0)
-        job.config.write_text(
-            json.dumps(
-                {
-                    "version": 1,
-                    "job": "denoise",
-                    "input": {"path": "in.zarr"},
-                    "output": {"path": "out.zarr", "shard": EDGE, "chunk": EDGE},
-                    "denoiser": {
-                        "name": "function",
-                        "import": "noting:noted",
-                        "depth": 0,
-                        "options": {"folder": str(folder)},
-                    },
-                    "tile": {"block": EDGE, "size": EDGE},
-                    "run": {"workers": 2, "memory_per_worker": "1GiB"},
-                    "cluster": cluster,
-                }
-            )
-        )
+        options: dict[str, Any] = {"depth": 0, "options": {"folder": str(folder)}}
+        parts: dict[str, Any] = {
+            "input": {"path": "in.zarr"},
+            "output": {"path": "out.zarr", "shard": EDGE, "chunk": EDGE},
+            "denoiser": {"name": "function", "import": "noting:noted", **options},
+            "tile": {"block": EDGE, "size": EDGE},
+            "run": {"workers": 2, "memory_per_worker": "1GiB"},
+        }
+        job.config.write_text(json.dumps({"version": 1, "job": "denoise", **parts, "cluster": cluster}))
         return job
 
     @property
@@ -147,17 +137,11 @@ class HpcJob:
         """The command ``recon-cli`` with these arguments."""
         return [str(Path(sys.executable).with_name("recon-cli")), *words]
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, errors: int = subprocess.STDOUT) -> subprocess.Popen[str]:
         """Begin a command."""
-        return subprocess.Popen(
-            self.command(*words),
-            cwd=self.folder,
-            env=dict(self.environment) | {"PYTHONPATH": str(REPOSITORY)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        environment, pipe = dict(self.environment) | {"PYTHONPATH": str(REPOSITORY)}, subprocess.PIPE
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": errors, "text": True}
+        return subprocess.Popen(self.command(*words), cwd=self.folder, env=environment, **streams)
 
     def call(self, *words: str, code: int = 0, timeout: float = 120) -> str:
         """Run a command and return its output; it has to end with this exit code."""
@@ -165,17 +149,7 @@ class HpcJob:
 
     def json_of(self, *words: str) -> dict[str, Any]:
         """The JSON output of a command."""
-        done = subprocess.run(
-            self.command(*words, "--json"),
-            cwd=self.folder,
-            env=dict(self.environment) | {"PYTHONPATH": str(REPOSITORY)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-        found: dict[str, Any] = json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(finish(self.start(*words, "--json", errors=subprocess.DEVNULL)))
         return found
 
     def status(self) -> dict[str, Any]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 
@@ -42,14 +39,8 @@ def colouring() -> nn.Module:
 
 def activated(name: str, kernel: int = 3) -> nn.Module:
     """Two convolutions, and a function of every pixel at the end."""
-    return _seeded(
-        nn.Sequential(
-            nn.Conv2d(1, 8, kernel, padding=kernel // 2),
-            nn.ReLU(),
-            nn.Conv2d(8, 1, kernel, padding=kernel // 2),
-            getattr(nn, name)(),
-        )
-    )
+    first, last = (nn.Conv2d(into, out, kernel, padding=kernel // 2) for into, out in ((1, 8), (8, 1)))
+    return _seeded(nn.Sequential(first, nn.ReLU(), last, getattr(nn, name)()))
 
 
 class UNet(nn.Module):
@@ -119,11 +110,6 @@ def volumes() -> nn.Module:
     return _seeded(nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 1, 3, padding=1)))
 
 
-def wide_kernels() -> nn.Module:
-    """Two convolutions that look far."""
-    return _seeded(nn.Sequential(nn.Conv2d(1, 8, 31, padding=15), nn.GELU(), nn.Conv2d(8, 1, 17, padding=8)))
-
-
 class Remembering(nn.Module):
     """Adds the mean of what it saw last: not pure."""
 
@@ -164,8 +150,3 @@ class WholeNorm(nn.Module):
 def whole_norm() -> nn.Module:
     """A network that cannot be tiled."""
     return WholeNorm()
-
-
-def plus_one(image: NDArray[Any]) -> NDArray[Any]:
-    """A NumPy function."""
-    return np.asarray(image + 1)

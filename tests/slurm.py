@@ -117,37 +117,20 @@ def _lay_out(folder: Path) -> None:
 
 def _configuration(folder: Path, ports: Sequence[int]) -> str:
     host = socket.gethostname().split(".")[0]
-    settings = {
-        "ClusterName": "halotile",
-        "SlurmctldHost": f"{host}(127.0.0.1)",
-        "SlurmctldPort": ports[0],
-        "SlurmUser": "root",
-        "SlurmdUser": "root",
-        "AuthType": "auth/munge",
-        "AuthInfo": f"socket={folder}/run/munge.sock",
-        "CredType": "cred/munge",
-        "SlurmctldPidFile": folder / "run/slurmctld.pid",
-        "SlurmdPidFile": folder / "run/slurmd-%n.pid",
-        "SlurmctldLogFile": folder / "log/slurmctld.log",
-        "SlurmdLogFile": folder / "log/slurmd-%n.log",
-        "StateSaveLocation": folder / "state",
-        "SlurmdSpoolDir": folder / "spool-%n",
-        # Neither systemd nor control groups are needed.
-        "ProctrackType": "proctrack/linuxproc",
-        "TaskPlugin": "task/none",
-        "JobAcctGatherType": "jobacct_gather/none",
-        "AccountingStorageType": "accounting_storage/none",
-        "MpiDefault": "none",
-        "SwitchType": "switch/none",
-        "SelectType": "select/cons_tres",
-        "SelectTypeParameters": "CR_Core_Memory",
-        "SchedulerParameters": "bf_interval=1,sched_interval=1,sched_min_interval=0",
-        "PropagateResourceLimits": "NONE",
-        "ReturnToService": 2,
-        "KillWait": 5,
-        "GresTypes": "gpu",
-    }
-    lines = [f"{name}={value}" for name, value in settings.items()]
+    # Neither systemd nor control groups are needed.
+    settings = f"""
+    ClusterName=halotile SlurmctldHost={host}(127.0.0.1) SlurmctldPort={ports[0]} SlurmUser=root SlurmdUser=root
+    AuthType=auth/munge AuthInfo=socket={folder}/run/munge.sock CredType=cred/munge
+    SlurmctldPidFile={folder}/run/slurmctld.pid SlurmdPidFile={folder}/run/slurmd-%n.pid
+    SlurmctldLogFile={folder}/log/slurmctld.log SlurmdLogFile={folder}/log/slurmd-%n.log
+    StateSaveLocation={folder}/state SlurmdSpoolDir={folder}/spool-%n
+    ProctrackType=proctrack/linuxproc TaskPlugin=task/none JobAcctGatherType=jobacct_gather/none
+    AccountingStorageType=accounting_storage/none MpiDefault=none SwitchType=switch/none
+    SelectType=select/cons_tres SelectTypeParameters=CR_Core_Memory PropagateResourceLimits=NONE
+    SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0
+    ReturnToService=2 KillWait=5 GresTypes=gpu
+    """
+    lines = settings.split()
     lines += [
         f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[number]} CPUs={CORES} CoresPerSocket={CORES} "
         f"RealMemory=6000 Gres=gpu:{GPUS} State=UNKNOWN"
@@ -181,14 +164,14 @@ def _free_ports(count: int) -> list[int]:
 
 def _start(slurm: Slurm) -> None:
     folder = slurm.folder
-    munge = {
-        "key-file": "munge/key",
-        "socket": "run/munge.sock",
-        "pid-file": "run/munged.pid",
-        "log-file": "log/munged.log",
-        "seed-file": "munge/seed",
-    }
-    _daemon(slurm, "munged", *(f"--{option}={folder / path}" for option, path in munge.items()))
+    files = (
+        "key-file=munge/key",
+        "socket=run/munge.sock",
+        "pid-file=run/munged.pid",
+        "log-file=log/munged.log",
+        "seed-file=munge/seed",
+    )
+    _daemon(slurm, "munged", *(f"--{option}={folder}/{path}" for option, path in (file.split("=") for file in files)))
     _daemon(slurm, "slurmctld", "-c")
     for number in range(1, NODES + 1):
         _daemon(slurm, "slurmd", "-N", f"n{number}")

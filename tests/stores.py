@@ -77,13 +77,8 @@ def serving() -> Iterator[tuple[ObjectServer, str]]:
 @contextmanager
 def told_by_environment(address: str) -> Iterator[None]:
     """The environment names the server."""
-    values = {
-        "ACCESS_KEY_ID": "a",
-        "SECRET_ACCESS_KEY": SECRET,
-        "REGION": "us-east-1",
-        "ALLOW_HTTP": "true",
-        "ENDPOINT_URL": address,
-    }
+    values = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": SECRET, "REGION": "us-east-1"}
+    values |= {"ALLOW_HTTP": "true", "ENDPOINT_URL": address}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in values.items():
             patch.setenv(f"AWS_{name}", value)

@@ -53,13 +53,8 @@ def noisy_image(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -
 
 def write_zarr(path: Path, pixels: Image, chunk: int = 64, axes: str | None = None) -> Path:
     """The image as a plain Zarr array."""
-    array = zarr.create_array(
-        path,
-        shape=pixels.shape,
-        dtype=pixels.dtype,
-        chunks=tuple(min(chunk, n) for n in pixels.shape),
-        dimension_names=list(axes) if axes else None,
-    )
+    chunks, names = tuple(min(chunk, n) for n in pixels.shape), list(axes) if axes else None
+    array = zarr.create_array(path, shape=pixels.shape, dtype=pixels.dtype, chunks=chunks, dimension_names=names)
     array[...] = pixels
     return path
 

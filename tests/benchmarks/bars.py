@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.benchmarks.measuring import printed
 
 HERE = Path(__file__).parent
 
@@ -46,19 +47,8 @@ def program(name: str, folder: Path, edge: int, *more: str) -> dict[str, float]:
     """One run of one program, ``MODULE.FUNCTION [ARGUMENT ...]`` of this folder."""
     module, _, call = name.partition(".")
     function, *arguments = call.split()
-    try:
-        done = subprocess.run(
-            [sys.executable, str(HERE / f"{module}.py"), function, str(folder), str(edge), *arguments, *more],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise SystemExit(f"{name} did not end within {LIMIT_SECONDS} s") from None
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stdout}\n{done.stderr}")
-    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    command = [sys.executable, str(HERE / f"{module}.py"), function, str(folder), str(edge), *arguments, *more]
+    result: dict[str, float] = json.loads(printed(name, command, LIMIT_SECONDS))
     return result
 
 

@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.benchmarks.turns import machine, take_turns, versions
 
 DOCS = Path(__file__).parents[2] / "docs"
 Results = dict[str, list[dict[str, Any]]]
+Counted = Callable[[dict[str, Any]], float]
 COLUMNS = "| case | bar | measured | single runs | medians | |\n|---|---|---|---|---|---|"
 NOTES = """\
 - **end to end** is a job from Zarr to Zarr on workers that are up and have begun with CUDA: the model brought to the GPU, blocks read,
@@ -195,45 +197,43 @@ class Bench:
         """The rows of a case."""
         edge = edge or (case.edge if self.device == "cuda" else case.small_edge)
         word = f"{case.word}-{self.width}" if case.word == "unet" else case.word
-        self.failed_here: dict[str, str] = {}
         keys = ["ours 1", "ours 2", "bare", "copy", "lanes"]
         if case.bare_bar is not None:
             keys.append("bare rule")
         if case.peers:
             keys += [key for key, _ in PEERS.values() if is_installed(key)]
-        results = take_turns(
-            keys, lambda key: self._once(key, edge, word), self.repeats, 60 * self.minutes * case.share
-        )
-        results["agreement"] = [
-            self._once("agreement", min(edge, case.agreement_edge) if self.device == "cuda" else edge, word)
-        ]
-        table = Table(results, self.failed_here)
-        self.failed |= self.failed_here
+        with self._table(keys, case.share, edge, word) as table:
+            smaller = min(edge, case.agreement_edge) if self.device == "cuda" else edge
+            table.results["agreement"] = [self._once("agreement", smaller, word)]
         return list(table.lines(case, f"{self._title(case)} {edge}²"))
 
     def rank_rows(self, edge: int | None) -> list[str]:
         """The rows of a rank that is connected with itself, by nccl on a GPU."""
         edge = edge or (4096 if self.device == "cuda" else 256)
         backend = "nccl" if self.device == "cuda" else "gloo"
-        self.failed_here = {}
-        table = Table({RANKS: [self._once(RANKS, edge)]}, self.failed_here)
-        self.failed |= self.failed_here
+        with self._table([], 0.0, edge) as table:
+            table.results[RANKS] = [self._once(RANKS, edge)]
         title = f"one rank by {backend}, {edge}², {{}}: largest difference from the CPU"
         return [table.figure(title.format(name), RANKS, name, "", 1e-5) for name in COLLECTIVES]
 
     def loop_rows(self) -> list[str]:
         """The rows of training and of ptychography."""
-        self.failed_here = {}
         peers = ["cdtools petra", "cdtools far"] if is_installed("cdtools") else []
-        keys = ["scan petra", "scan far", *peers, "step", "loop"]
-        results = take_turns(keys, lambda key: self._once(key, 512), self.repeats, 60 * self.minutes / 4)
-        table = Table(results, self.failed_here)
-        self.failed |= self.failed_here
+        with self._table(["scan petra", "scan far", *peers, "step", "loop"], 0.25, 512) as table:
+            pass
         return [
             table.times("an epoch of the scan of PETRA III / CDTools", "scan petra", "cdtools petra"),
             table.times("an epoch of 32 × 32 patterns of 128², 2 modes / CDTools", "scan far", "cdtools far"),
             table.times("a step of training, 16 patches of 64² / a bare loop", "step", "loop"),
         ]
+
+    @contextmanager
+    def _table(self, keys: Sequence[str], share: float, edge: int, *words: str) -> Iterator[Table]:
+        """What programs give that take turns, in their share of the minutes; at the end of the context all that failed is known."""
+        self.failed_here: dict[str, str] = {}
+        results = take_turns(keys, lambda key: self._once(key, edge, *words), self.repeats, 60 * self.minutes * share)
+        yield Table(results, self.failed_here)
+        self.failed |= self.failed_here
 
     def _title(self, case: Case) -> str:
         if case.word != "unet":
@@ -312,37 +312,34 @@ class Table:
         key: str,
         other: str,
         least: float | None,
-        counted: Callable[[dict[str, Any]], float] = lambda result: result["mpix_per_s"],
+        counted: Counted = lambda result: result["mpix_per_s"],
     ) -> str:
         """A row of one throughput over another, perhaps with the least that it may be."""
+        return self._compared(title, key, other, least, counted, "mpix_per_s", "Mpix/s")
+
+    def times(self, title: str, key: str, other: str) -> str:
+        """A row of the time of one over that of another, if there is one."""
+        return self._compared(title, key, other, None, lambda result: 1e3 * result["seconds"], "seconds", "ms")
+
+    def _compared(
+        self, title: str, key: str, other: str, least: float | None, counted: Counted, name: str, unit: str
+    ) -> str:
         bar = f"≥ {least:g}" if least is not None else ""
         for each in (key, other):
             if each in self.failed:
                 return self._failure(title, each, bar)
+        ours = [counted(result) for result in self.results[key]]
         if other not in self.results:
-            return _row(title, bar, "not measured", "", f"{other.split()[0]} is not installed", "")
-        ours, theirs = [counted(result) for result in self.results[key]], self.values(other, "mpix_per_s")
+            middle = f"{statistics.median(ours):.3g} ms; " if unit == "ms" else ""
+            return _row(title, bar, "not measured", "", f"{middle}{other.split()[0]} is not installed", "")
+        theirs = [(1e3 if unit == "ms" else 1) * each for each in self.values(other, name)]
         middles = statistics.median(ours), statistics.median(theirs)
         ratio = middles[0] / middles[1]
         pairs = [a / b for a, b in zip(ours, theirs, strict=True)]
         verdict = "" if least is None else _verdict(ratio >= least)
         way = self.results[other][-1].get("way")
-        medians = f"{middles[0]:.3g} / {middles[1]:.3g} Mpix/s" + (f" ({way})" if way else "")
+        medians = f"{middles[0]:.3g} / {middles[1]:.3g} {unit}" + (f" ({way})" if way else "")
         return _row(title, bar, f"{ratio:.3f}", _range(pairs), medians, verdict)
-
-    def times(self, title: str, key: str, other: str) -> str:
-        """A row of the time of one over that of another, if there is one."""
-        for each in (key, other):
-            if each in self.failed:
-                return self._failure(title, each)
-        ours = self.values(key, "seconds")
-        if other not in self.results:
-            middle = f"{1e3 * statistics.median(ours):.3g} ms"
-            return _row(title, "", "not measured", "", f"{middle}; {other.split()[0]} is not installed", "")
-        theirs = self.values(other, "seconds")
-        ratio = statistics.median(ours) / statistics.median(theirs)
-        medians = f"{1e3 * statistics.median(ours):.3g} / {1e3 * statistics.median(theirs):.3g} ms"
-        return _row(title, "", f"{ratio:.3f}", _range([a / b for a, b in zip(ours, theirs, strict=True)]), medians, "")
 
     def memory(self, key: str) -> str:
         """Peak VRAM over what was planned."""

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.benchmarks.data import image
 from tests.benchmarks.denoising import run_job
 from tests.benchmarks.filters import OPTIONS
-from tests.benchmarks.measuring import fresh, seconds_spent, timed
+from tests.benchmarks.measuring import chosen, seconds_spent, timed
 from tests.benchmarks.turns import take_turns
 
 SHARD = 1024
@@ -44,13 +44,11 @@ def time_stages(compiled: bool) -> None:
 
 def budget_of(folder: Path, edge: int, name: str, *, compiled: bool = True) -> dict[str, float]:
     """Milliseconds of a worker for each shard, by what for."""
-    from halotile.graphs.kinds.sections import DenoiserChoice
-
     found: list[dict[str, float]] = []
     run_job(
         image(folder, edge),
-        fresh(folder / "budget.zarr"),
-        DenoiserChoice(name=name, options=OPTIONS.get(name, {})),
+        folder / "budget.zarr",
+        chosen(name, **OPTIONS.get(name, {})),
         before=lambda client: client.run(partial(time_stages, compiled)),
         after=lambda client: found.extend(client.run(seconds_spent).values()),
     )

@@ -47,16 +47,8 @@ class StepTimes(Callback):  # type: ignore[misc]
 def trained(data: Any, folder: Path, kind: str = "array", **limit: Any) -> tuple[Any, StepTimes]:
     """A trained network, and the times of its steps; the limit is one of Lightning's trainer."""
     times = StepTimes()
-    config = create_advanced_n2v_config(
-        "n2v",
-        kind,
-        "YX",
-        [PATCH, PATCH],
-        BATCH,
-        num_epochs=-1,
-        trainer_params={"accelerator": "cpu", **limit},
-        seed=SEED,
-    )
+    given: dict[str, Any] = {"trainer_params": {"accelerator": "cpu", **limit}, "num_epochs": -1, "seed": SEED}
+    config = create_advanced_n2v_config("n2v", kind, "YX", [PATCH, PATCH], BATCH, **given)
     careamist = CAREamist(config, work_dir=folder, callbacks=[times], enable_progress_bar=False)
     careamist.train(train_data=data)
     return careamist, times

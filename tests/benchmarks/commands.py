@@ -7,30 +7,33 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.benchmarks.data import image
-from tests.benchmarks.measuring import fresh
+from tests.benchmarks.measuring import fresh, seconds
 from tests.support import dncnn_weights
 
 REPOSITORY = Path(__file__).parents[2]
+RECON_CLI = str(Path(sys.executable).with_name("recon-cli"))
+
+
+def job_file(path: Path, source: Path, output: Path, denoiser: str, run: str = "") -> Path:
+    """A denoising job."""
+    path.write_text(
+        f"version: 1\njob: denoise\ninput: {{path: {source}}}\noutput: {{path: {output}}}\ndenoiser: {denoiser}\n{run}"
+    )
+    return path
 
 
 def start_up(*arguments: str) -> Callable[[Path], float]:
     """Seconds that a recon-cli command takes as a whole process."""
 
     def measure(folder: Path) -> float:
-        job = folder / "job.yaml"
-        job.write_text(
-            f"version: 1\njob: denoise\ninput: {{path: {folder}}}\noutput: {{path: {folder / 'no.zarr'}}}\n"
-            "denoiser: {name: tv, strength: 0.1}\n"
-        )
-        command = [str(Path(sys.executable).with_name("recon-cli")), *(a.replace("JOB", str(job)) for a in arguments)]
-        began = time.perf_counter()
-        subprocess.run(command, capture_output=True, check=True)
-        return time.perf_counter() - began
+        job = job_file(folder / "job.yaml", folder, folder / "no.zarr", "{name: tv, strength: 0.1}")
+        command = [RECON_CLI, *(a.replace("JOB", str(job)) for a in arguments)]
+        return seconds(lambda: subprocess.run(command, capture_output=True, check=True))
 
     return measure
 
@@ -39,9 +42,7 @@ def beyond_torch(measure: Callable[[Path], float]) -> Callable[[Path], float]:
     """Seconds that a command takes longer than a process that imports torch, just before it."""
 
     def measured(folder: Path) -> float:
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", "import torch"], check=True)
-        importing = time.perf_counter() - began
+        importing = seconds(lambda: subprocess.run([sys.executable, "-c", "import torch"], check=True))
         return measure(folder) - importing
 
     return measured
@@ -54,14 +55,9 @@ def gaussian_run(folder: Path) -> float:
 
 def filter_run(folder: Path, source: Path, denoiser: str) -> float:
     """Seconds of `recon-cli run` with two workers, as a whole process."""
-    job = folder / "filter.yaml"
-    job.write_text(
-        f"version: 1\njob: denoise\ninput: {{path: {source}}}\noutput: {{path: {fresh(folder / 'filtered.zarr')}}}\n"
-        f"denoiser: {{name: {denoiser}}}\nrun: {{workers: 2}}\n"
-    )
-    began = time.perf_counter()
-    subprocess.run([Path(sys.executable).with_name("recon-cli"), "run", job, "--quiet"], check=True)
-    return time.perf_counter() - began
+    output = fresh(folder / "filtered.zarr")
+    job = job_file(folder / "filter.yaml", source, output, f"{{name: {denoiser}}}", "run: {workers: 2}\n")
+    return seconds(lambda: subprocess.run([RECON_CLI, "run", job, "--quiet"], check=True))
 
 
 def planned(build: str, *, again: bool = False, **options: int) -> Callable[[Path], float]:
@@ -79,19 +75,10 @@ def trained_network_planned_again(folder: Path) -> float:
 
 def _seconds_of_plan(folder: Path, denoiser: str, times: int) -> float:
     """Seconds of the last of some plans, of which the first one finds an empty cache."""
-    job = folder / "network.yaml"
-    job.write_text(
-        f"version: 1\njob: denoise\ninput: {{path: {image(folder, 1024)}}}\noutput: {{path: {folder / 'no.zarr'}}}\n"
-        f"denoiser: {denoiser}\n"
-    )
+    job = job_file(folder / "network.yaml", image(folder, 1024), folder / "no.zarr", denoiser)
+    command = [RECON_CLI, "plan", job, "--allow-import"]
     with tempfile.TemporaryDirectory() as cache:
-        for _ in range(times):
-            began = time.perf_counter()
-            subprocess.run(
-                [Path(sys.executable).with_name("recon-cli"), "plan", job, "--allow-import"],
-                stdout=subprocess.DEVNULL,  # not a pipe, which would end with the process that trials were forked from
-                check=True,
-                env=os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": cache},
-            )
-            seconds = time.perf_counter() - began
-    return seconds
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": cache}
+        # Not to a pipe, which would end with the process that trials were forked from.
+        run = partial(subprocess.run, command, stdout=subprocess.DEVNULL, check=True, env=environment)
+        return [seconds(run) for _ in range(times)][-1]

@@ -32,6 +32,12 @@ def image(folder: Path, edge: int, chunk: int = 512, squares: int = 1, dtype: st
     return path
 
 
+def pixels_of(folder: Path, edge: int, chunk: int = 512) -> NDArray[Any]:
+    """The same image in memory."""
+    pixels: NDArray[Any] = zarr.open_array(image(folder, edge, chunk), mode="r")[...]
+    return pixels
+
+
 def weights(folder: Path) -> Path:
     """Random weights of the small network, the same every time."""
     import torch

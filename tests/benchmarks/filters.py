@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tests.benchmarks.commands import filter_run
-from tests.benchmarks.data import image
+from tests.benchmarks.data import image, pixels_of
 from tests.benchmarks.denoising import run_job
-from tests.benchmarks.measuring import Result, fresh, in_two_processes, main, use_allocator_of_workers
+from tests.benchmarks.measuring import Result, chosen, fresh, in_two_processes, main, seconds, use_allocator_of_workers
 
-Plane = NDArray[np.float32]
 SIGMA = 1.5
 STEPS = 20
 NOISE = 0.1
@@ -34,22 +31,13 @@ MEDIANS = (3, 5, 7, 9, 11, 13, 15)
 OPTIONS |= {f"median{size}": {"size": size} for size in MEDIANS}
 
 
-def _pixels(folder: Path, edge: int) -> Plane:
-    import zarr
-
-    pixels: Plane = zarr.open_array(image(folder, edge), mode="r")[...]
-    return pixels
-
-
 def _fastest(call: Callable[[], Any]) -> Result:
     """The fastest of all calls in a second, five at least, after one that is not counted."""
     call()
-    seconds: list[float] = []
-    while len(seconds) < 5 or sum(seconds) < 1:
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return {"seconds": min(seconds)}
+    spent: list[float] = []
+    while len(spent) < 5 or sum(spent) < 1:
+        spent.append(seconds(call))
+    return {"seconds": min(spent)}
 
 
 def ours_alone(folder: Path, edge: int, name: str) -> Result:
@@ -59,7 +47,7 @@ def ours_alone(folder: Path, edge: int, name: str) -> Result:
     from halotile.tasks.denoisers import gaussian, median, nlm, tv
 
     torch.set_num_threads(1)
-    batch = torch.from_numpy(_pixels(folder, edge))[None, None]
+    batch = torch.from_numpy(pixels_of(folder, edge))[None, None]
     modules = {"gaussian": gaussian, "tv": tv, "nlm": nlm}
     filtered: Any = modules.get(name, median).DENOISER(**OPTIONS[name]).build()
     with torch.inference_mode():
@@ -71,7 +59,7 @@ def opencv_alone(folder: Path, edge: int, name: str) -> Result:
     import cv2
 
     cv2.setNumThreads(1)
-    pixels = _pixels(folder, edge)
+    pixels = pixels_of(folder, edge)
     out = np.empty_like(pixels)
     if name == "gaussian":
         return _fastest(lambda: cv2.GaussianBlur(pixels, (0, 0), SIGMA, dst=out))
@@ -82,16 +70,13 @@ def scipy_alone(folder: Path, edge: int, name: str) -> Result:
     """scipy's median, one thread."""
     from scipy.ndimage import median_filter
 
-    pixels = _pixels(folder, edge)
+    pixels = pixels_of(folder, edge)
     return _fastest(lambda: median_filter(pixels, OPTIONS[name]["size"]))
 
 
 def ours(folder: Path, edge: int, name: str) -> Result:
     """One of our filters as a job of two workers, from Zarr to Zarr."""
-    from halotile.graphs.kinds.sections import DenoiserChoice
-
-    choice = DenoiserChoice(name=name, options=OPTIONS[name])
-    return run_job(image(folder, edge), fresh(folder / f"ours-{name}.zarr"), choice)
+    return run_job(image(folder, edge), folder / f"ours-{name}.zarr", chosen(name, **OPTIONS[name]))
 
 
 def skimage(folder: Path, edge: int, name: str) -> Result:
@@ -103,28 +88,28 @@ def skimage(folder: Path, edge: int, name: str) -> Result:
 def _skimage_half(folder: Path, edge: int, name: str) -> Result:
     from skimage.restoration import denoise_nl_means, denoise_tv_chambolle
 
-    half = np.array_split(_pixels(folder, edge), 2)[int(os.environ["RANK"])]
-    began = time.perf_counter()
+    half = np.array_split(pixels_of(folder, edge), 2)[int(os.environ["RANK"])]
     if name == "tv":
-        denoise_tv_chambolle(half, weight=OPTIONS["tv"]["strength"], eps=0, max_num_iter=STEPS + 1)
-    else:
-        given = OPTIONS["nlm"]
-        h, patch, distance = given["strength"] * NOISE, given["patch"], given["distance"]
-        denoise_nl_means(half, patch, distance, h, fast_mode=True, sigma=NOISE)
-    return {"seconds": time.perf_counter() - began}
+        strength = OPTIONS["tv"]["strength"]
+        return {"seconds": seconds(lambda: denoise_tv_chambolle(half, weight=strength, eps=0, max_num_iter=STEPS + 1))}
+    given = OPTIONS["nlm"]
+    h, patch, distance = given["strength"] * NOISE, given["patch"], given["distance"]
+    return {"seconds": seconds(lambda: denoise_nl_means(half, patch, distance, h, fast_mode=True, sigma=NOISE))}
 
 
 def raw_copy(folder: Path, edge: int) -> Result:
     """The array's bytes, copied from one file to another and synced."""
     plain = folder / f"bytes-{edge}.raw"
     if not plain.exists():
-        _pixels(folder, edge).tofile(plain)
+        pixels_of(folder, edge).tofile(plain)
     copied = fresh(folder / "bytes-copied.raw")
-    began = time.perf_counter()
-    shutil.copyfile(plain, copied)
-    with copied.open("rb+") as file:
-        os.fsync(file.fileno())
-    return {"seconds": time.perf_counter() - began}
+
+    def copy() -> None:
+        shutil.copyfile(plain, copied)
+        with copied.open("rb+") as file:
+            os.fsync(file.fileno())
+
+    return {"seconds": seconds(copy)}
 
 
 def ours_as_command(folder: Path, edge: int, dtype: str, name: str) -> Result:
@@ -157,10 +142,9 @@ def vips_as_command(folder: Path, edge: int, dtype: str, name: str) -> Result:
             mapped[row : row + 512] = stored[row : row + 512]
         mapped.flush()
     filtered = fresh(folder / "filtered.tif")
+    command = [sys.executable, "-c", VIPS, str(plain), str(filtered), name]
     environment = os.environ | {"VIPS_CONCURRENCY": "2"}
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", VIPS, plain, filtered, name], env=environment, check=True)
-    return {"seconds": time.perf_counter() - began}
+    return {"seconds": seconds(lambda: subprocess.run(command, env=environment, check=True))}
 
 
 FILTER_ROWS = [

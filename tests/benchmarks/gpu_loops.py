@@ -18,6 +18,12 @@ BATCH, PATCH = 16, 64
 SCANS = {"petra": {"batch": 10, "lr": 0.04}, "far": {"batch": 64, "lr": 0.02}}
 
 
+def _exact(folder: Path) -> Path:
+    """A scan with exact intensities, without the suffix of its files."""
+    known_scans.written(folder, "exact")
+    return folder / "exact"
+
+
 def scan(folder: Path, edge: int, device: str, subject: str) -> Result:
     """Seconds of an epoch of a scan, on one worker."""
     import halotile
@@ -25,23 +31,19 @@ def scan(folder: Path, edge: int, device: str, subject: str) -> Result:
     if subject == "petra":
         opened = ptychography.petra(folder)
     else:
-        known_scans.written(folder, "exact")
-        opened = halotile.ptychography.open(folder / "exact.zarr", modes=2)
-    cluster = {"kind": "local"}
-    mode = "gpu" if device == "cuda" else "cpu"
-    options = SCANS[subject]
-    with halotile.DistributedContext(workers=1, cluster=cluster, device_mode=mode) as context:
+        opened = halotile.ptychography.open(_exact(folder).with_suffix(".zarr"), modes=2)
+    given: Any = {"cluster": {"kind": "local"}, "device_mode": "gpu" if device == "cuda" else "cpu"}
+    options = {"lr": SCANS[subject]["lr"], "batch_size": SCANS[subject]["batch"]}
+    with halotile.DistributedContext(workers=1, **given) as context:
         adam = halotile.ptychography.Adam(opened, context=context)
-        seconds = ptychography.epoch_seconds(adam, EPOCHS[device], lr=options["lr"], batch_size=options["batch"])
-    return {"seconds": seconds}
+        return {"seconds": ptychography.epoch_seconds(adam, EPOCHS[device], **options)}
 
 
 def cdtools(folder: Path, edge: int, device: str, subject: str) -> Result:
     """The same by CDTools."""
     request: dict[str, Any] = dict(ptychography.PETRA_REQUEST)
     if subject != "petra":
-        known_scans.written(folder, "exact")
-        request = {"cxi": str(folder / "exact.cxi"), "modes": 2}
+        request = {"cxi": str(_exact(folder).with_suffix(".cxi")), "modes": 2}
     epochs = EPOCHS[device] + ptychography.WARM
     request["device"] = device
     return {"seconds": ptychography.cdtools_seconds(folder, request, SCANS[subject], epochs, 1)}

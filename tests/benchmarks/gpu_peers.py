@@ -11,9 +11,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks.data import image
+from tests.benchmarks.data import pixels_of
 from tests.benchmarks.gpu_programs import Subject, best_of, one_precision, timed
-from tests.benchmarks.measuring import Result, main
+from tests.benchmarks.measuring import Result, deepinv_denoiser, main
 
 PEER_WINDOW = 2048
 """Windows of the peers, where they are not left at their defaults: as large as pays, so that little is computed twice."""
@@ -22,7 +22,6 @@ PEER_WINDOW = 2048
 def _peer(folder: Path, edge: int, device: str, subject: str) -> tuple[Any, Any]:
     """The model as plain torch, in the memory layout in which the bare forward is faster, and the whole image, on the device."""
     import torch
-    import zarr
 
     one_precision(benchmark=True)
     model = next(iter(Subject.of(subject).models(folder).values()))
@@ -30,7 +29,7 @@ def _peer(folder: Path, edge: int, device: str, subject: str) -> tuple[Any, Any]
     last = not known.exists() or json.loads(known.read_text())[0][3]
     layout = torch.channels_last if last else torch.contiguous_format
     model = model.to(device=device, memory_format=layout)
-    pixels = torch.from_numpy(zarr.open_array(image(folder, edge), mode="r")[...])[None, None]
+    pixels = torch.from_numpy(pixels_of(folder, edge))[None, None]
 
     def forward(windows: Any) -> Any:
         return model(windows.contiguous(memory_format=layout))
@@ -63,14 +62,8 @@ def monai(folder: Path, edge: int, device: str, subject: str, overlap: str) -> R
 def deepinv(folder: Path, edge: int, device: str, subject: str, patches: str) -> Result:
     """deepinv.distributed in one process with image and result on the device: large patches, or its defaults."""
     from deepinv.distributed import DistributedContext, distribute
-    from deepinv.models import Denoiser
 
     forward, pixels = _peer(folder, edge, device, subject)
-
-    class Wrapped(Denoiser):  # type: ignore[misc]
-        def forward(self, x: Any, sigma: Any = None, **_: Any) -> Any:
-            return forward(x)
-
     reach = math.ceil(Subject.of(subject).reach / 8) * 8
     patch, overlap, batch = 256, 64, 16
     if patches == "large":
@@ -78,7 +71,12 @@ def deepinv(folder: Path, edge: int, device: str, subject: str, patches: str) ->
         overlap = min(reach, patch // 2)
     with DistributedContext(device_mode="gpu" if device == "cuda" else "cpu") as context:
         denoiser = distribute(
-            Wrapped(), context, tiling_dims=(-2, -1), patch_size=patch, overlap=overlap, max_batch_size=batch
+            deepinv_denoiser(forward),
+            context,
+            tiling_dims=(-2, -1),
+            patch_size=patch,
+            overlap=overlap,
+            max_batch_size=batch,
         )
         return _peer_rate(lambda: denoiser(pixels, 0.1), device, edge)
 

@@ -10,7 +10,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.benchmarks import unets
 from tests.benchmarks.copying import Copy, copied
 from tests.benchmarks.data import CNN, CNN_REACH, image, network, our_network, weights
-from tests.benchmarks.measuring import Result, fresh, main, warm
+from tests.benchmarks.measuring import Result, chosen, fresh, main, seconds, started
 from tests.support import work_of
 
 SIGMA = 2.0
@@ -62,21 +61,18 @@ class Subject:
 
     def choice(self, folder: Path) -> Any:
         """The denoiser as a job names it."""
-        from halotile.graphs.kinds.sections import DenoiserChoice
-
-        options: dict[str, Any]
         if self.name == "cnn":
-            return DenoiserChoice(name="dncnn", options={"weights": str(weights(folder)), **CNN})
+            return chosen("dncnn", weights=str(weights(folder)), **CNN)
         if self.name == "gaussian":
-            return DenoiserChoice(name="gaussian", options={"sigma": SIGMA})
-        options = {
+            return chosen("gaussian", sigma=SIGMA)
+        options: dict[str, Any] = {
             "import": "tests.benchmarks.unets:residual_unet",
             "options": {"width": self.width},
             "receptive_field": self.reach,
             "alignment": unets.STRIDE,
             "bytes_per_pixel": 32.0 * self.width,
         }
-        return DenoiserChoice(name="torch", options=options)
+        return chosen("torch", **options)
 
     def models(self, folder: Path) -> dict[str, Any]:
         """The model as plain torch and as halotile builds it, where these are two."""
@@ -87,6 +83,19 @@ class Subject:
 
             return {"ours": Gaussian(sigma=SIGMA).build()}
         return {"plain": unets.residual_unet(self.width)}
+
+
+def planned(folder: Path, edge: int, device: str, subject: str, name: str, workers: int = 1) -> Any:
+    """The plan of a job whose output has nothing yet."""
+    from halotile.graphs.plans.plan import make_plan
+
+    known, output = sizes_of(folder, edge, device, subject, workers), fresh(folder / f"{name}.zarr")
+    return make_plan(job_of(Subject.of(subject), image(folder, edge), output, device, workers, known))
+
+
+def sizes_of(folder: Path, edge: int, device: str, subject: str, workers: int = 1) -> Path:
+    """Where the sizes are kept that the first run chose."""
+    return folder / f"ours-{subject}-{device}-{edge}-{workers}.json"
 
 
 def job_of(subject: Subject, source: Path, output: Path, device: str, workers: int, known: Path | None = None) -> Any:
@@ -107,14 +116,6 @@ def job_of(subject: Subject, source: Path, output: Path, device: str, workers: i
     )
 
 
-def started(workers: int) -> AbstractContextManager[Any]:
-    """Workers of this machine."""
-    from halotile.graphs.clusters import local
-    from halotile.graphs.clusters.base import Order
-
-    return local.start(Order(workers=workers, memory_bytes=WORKER_MEMORY))
-
-
 def wake(device: str) -> None:
     """Have a process begin with its GPU, as a worker that has been up for a while has."""
     import torch
@@ -133,59 +134,48 @@ def wake(device: str) -> None:
 
 def ours(folder: Path, edge: int, device: str, subject: str, workers: str = "1") -> Result:
     """A job, from Zarr to Zarr, everything on disk and synced; its plan is made before."""
-    from halotile.graphs.plans.plan import make_plan
     from halotile.graphs.runs.driver import run
     from tests.benchmarks.gpu_programs import wake  # by reference
 
     count = int(workers)
-    source, output = image(folder, edge), fresh(folder / f"ours-{subject}-{workers}.zarr")
     with started(count) as cluster:
-        warm(cluster.client)
         cluster.client.run(wake, device)
-        known = folder / f"ours-{subject}-{device}-{edge}-{workers}.json"
-        planned = time.perf_counter()
-        plan = make_plan(job_of(Subject.of(subject), source, output, device, count, known))
+        before = time.perf_counter()
+        plan = planned(folder, edge, device, subject, f"ours-{subject}-{workers}", count)
         if device == "cuda" and work_of(plan).tuned is None:
             raise SystemExit("; ".join(plan.notes))
         began = time.perf_counter()
         outcome = run(plan, cluster=cluster)
-        seconds = time.perf_counter() - began
+        spent = time.perf_counter() - began
     assert outcome.done == outcome.total
     summary = plan.summary()
-    known.write_text(json.dumps({"size": summary["tile"], "batch": summary["batch"], "block": summary["block"]}))
+    sizes = {"tile": summary["tile"], "batch": summary["batch"], "block": summary["block"]}
+    known = sizes_of(folder, edge, device, subject, count)
+    known.write_text(json.dumps({"size": sizes["tile"], "batch": sizes["batch"], "block": sizes["block"]}))
     return {
-        "mpix_per_s": edge**2 / 1e6 / seconds,
+        "mpix_per_s": edge**2 / 1e6 / spent,
         "streaming_mpix_per_s": edge**2 / 1e6 / outcome.seconds,
-        "seconds": seconds,
-        "plan_seconds": began - planned,
+        "seconds": spent,
+        "plan_seconds": began - before,
         "busy": outcome.compute_seconds / (outcome.seconds * count),
         "peak_bytes": outcome.device_peak_bytes,
         "planned_bytes": summary["device_memory_bytes"] or 0,
         "redundancy": summary["compute_redundancy"],
-        "tile": summary["tile"],
-        "batch": summary["batch"],
-        "block": summary["block"],
+        **sizes,
     }
 
 
 def copy(folder: Path, edge: int, device: str, subject: str) -> Result:
     """The blocks of the same job read and written by one worker, with nothing computed."""
-    from halotile.graphs.plans.plan import make_plan
     from halotile.storage.sharded.output import create_output
 
-    source, output = image(folder, edge), fresh(folder / "copy.zarr")
-    known = folder / f"ours-{subject}-{device}-{edge}-1.json"
-    plan = make_plan(job_of(Subject.of(subject), source, output, device, 1, known))
+    plan = planned(folder, edge, device, subject, "copy")
     create_output(plan.output, plan.layout)
-    grid = replace(plan.grid, depth=((0, 0),) * len(plan.grid.shape))
+    grid, task = replace(plan.grid, depth=((0, 0),) * len(plan.grid.shape)), work_of(plan).task
     with started(1) as cluster:
-        warm(cluster.client)
-        seconds = cluster.client.submit(
-            copied,
-            Copy(work_of(plan).task.source, work_of(plan).task.writer, grid, work_of(plan).task.io_threads),
-            pure=False,
-        ).result()
-    return {"mpix_per_s": edge**2 / 1e6 / seconds, "seconds": seconds}
+        copying = Copy(task.source, task.writer, grid, task.io_threads)
+        spent = cluster.client.submit(copied, copying, pure=False).result()
+    return {"mpix_per_s": edge**2 / 1e6 / spent, "seconds": spent}
 
 
 @dataclass
@@ -255,16 +245,12 @@ def laned(task: Any) -> dict[str, float]:
 
 def lanes(folder: Path, edge: int, device: str, subject: str) -> Result:
     """The stages of the same job in one worker, each timed by itself; and what the disk writes durably."""
-    from halotile.graphs.plans.plan import make_plan
     from halotile.storage.sharded.output import create_output
     from tests.benchmarks.gpu_programs import laned as timed  # by reference
 
-    source, output = image(folder, edge), fresh(folder / "lanes.zarr")
-    known = folder / f"ours-{subject}-{device}-{edge}-1.json"
-    plan = make_plan(job_of(Subject.of(subject), source, output, device, 1, known))
+    plan = planned(folder, edge, device, subject, "lanes")
     create_output(plan.output, plan.layout)
     with started(1) as cluster:
-        warm(cluster.client)
         found = cluster.client.submit(timed, work_of(plan).task, pure=False).result()
     return {**found, "durable_mb_per_s": _durable_rate(folder / "durable", min(2**30, 4 * edge**2))}
 
@@ -274,14 +260,16 @@ def _durable_rate(path: Path, size: int) -> float:
     import os
 
     piece = os.urandom(min(size, 2**26))
-    began = time.perf_counter()
-    with path.open("wb", buffering=0) as file:
-        for _ in range(size // len(piece)):
-            file.write(piece)
-        os.fsync(file.fileno())
-    seconds = time.perf_counter() - began
+
+    def write() -> None:
+        with path.open("wb", buffering=0) as file:
+            for _ in range(size // len(piece)):
+                file.write(piece)
+            os.fsync(file.fileno())
+
+    spent = seconds(write)
     path.unlink()
-    return size / 1e6 / seconds
+    return size / 1e6 / spent
 
 
 def agreement(folder: Path, edge: int, device: str, subject: str) -> Result:
@@ -344,12 +332,12 @@ def _bare_rates(
             model = model.to(device=device, memory_format=layout)
         try:
             pixels = torch.rand(batch, 1, tile, tile, device=device).contiguous(memory_format=layout)
-            seconds = seconds_of(lambda m=model, p=pixels: m(p), device)  # type: ignore[misc]
+            once = seconds_of(lambda m=model, p=pixels: m(p), device)  # type: ignore[misc]
         except torch.OutOfMemoryError:
             continue
         finally:
             pixels = None
-        yield (built, tile, batch, last), batch * tile**2 / 1e6 / seconds
+        yield (built, tile, batch, last), batch * tile**2 / 1e6 / once
 
 
 def one_precision(benchmark: bool) -> None:
@@ -376,20 +364,17 @@ def seconds_of(call: Callable[[], Any], device: str, least_seconds: float = 0.5)
 
 def timed(call: Callable[[], Any], device: str, count: int) -> float:
     """Seconds of each of so many calls; the device has nothing to do before and after."""
-    synchronize(device)
-    began = time.perf_counter()
-    for _ in range(count):
-        call()
-    synchronize(device)
-    return (time.perf_counter() - began) / count
-
-
-def synchronize(device: str) -> None:
-    """Wait until all that was asked of the device is done."""
     import torch
 
-    if device == "cuda":
-        torch.cuda.synchronize()
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+
+    def calls() -> None:
+        for _ in range(count):
+            call()
+        synchronize()
+
+    synchronize()
+    return seconds(calls) / count
 
 
 # --- the machine ------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -15,18 +14,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.benchmarks.measuring import Result, fresh, main
+from tests.benchmarks.measuring import Result, fresh, main, printed
 
 
 def peer(folder: Path, name: str, request: Mapping[str, Any]) -> Mapping[str, NDArray[Any]]:
     """What a program of a peer recorded."""
     result = fresh(folder / f"{name}.npz")
     command = [sys.executable, str(Path(__file__).with_name("ptychography_side.py")), name]
-    done = subprocess.run(
-        [*command, json.dumps({**request, "result": str(result)})], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr}")
+    printed(name, [*command, json.dumps({**request, "result": str(result)})])
     return dict(np.load(result))
 
 
@@ -121,13 +116,8 @@ def ours_errors(
 def peer_errors(folder: Path, kind: str, name: str, request: Mapping[str, Any]) -> dict[str, list[float]]:
     """The same of a peer."""
     truth = written(folder, kind)
-    files = {
-        "cxi": str(folder / f"{kind}.cxi"),
-        "data": str(folder / f"{kind}.npz"),
-        "modes": 2,
-        "positions": kind != "exact",
-    }
-    found = peer(folder, name, files | dict(request))
+    files = {"cxi": str(folder / f"{kind}.cxi"), "data": str(folder / f"{kind}.npz")}
+    found = peer(folder, name, {**files, "modes": 2, "positions": kind != "exact", **request})
     rows = list(zip(found["object"], found["places"], strict=True))
     return {
         "seconds": found["seconds"].tolist(),
@@ -176,10 +166,7 @@ OURS_FEW: Mapping[str, Any] = {
     "batch_size": 32,
     "schedule": True,
 }
-THEIRS_FEW: Mapping[str, Mapping[str, Any]] = {
-    "cdtools": {"threads": 2, "stages": [{"epochs": 1000, "lr": 0.02, "batch": 32, "schedule": True}]},
-    "ptychi": {"threads": 2, "solver": "rpie", "epochs": 1000, "batch": 8},
-}
+THEIRS_FEW = {**THEIRS, "cdtools": {"threads": 2, "stages": [{**THEIRS["cdtools"]["stages"][0], "schedule": True}]}}
 
 
 def ours_few(folder: Path, edge: int) -> Result:
@@ -197,34 +184,24 @@ def _last(found: Mapping[str, list[float]]) -> Result:
 
 
 SCAN = "32 × 32 patterns of 128², 2 modes"
-KNOWN_ROWS = [
-    (
-        "errors",
-        f"{SCAN}, exact intensities: time to an error of the object of {WANTED}, 2 workers / CDTools"
-        if name == "cdtools"
-        else f"the same / {title}",
-        "known_scans.ours_reached",
-        f"known_scans.reached {name}",
-        0,
-        0.5,
-    )
-    for name, title in (("cdtools", "CDTools"), ("ptychi", "pty-chi"))
-]
-FEW_ROWS = [
-    (
-        "few",
-        f"{SCAN}, 1e3 photons a pattern, positions wrong by 2 pixels: error of the object after {FEW_SECONDS} s, 2 workers / CDTools"
-        if name == "cdtools"
-        else f"the same / {title}",
-        "known_scans.ours_few",
-        f"known_scans.few {name}",
-        0,
-        1.0,
-        1,
-        "object",
-    )
-    for name, title in (("cdtools", "CDTools"), ("ptychi", "pty-chi"))
-]
+PEERS = {"cdtools": "CDTools", "ptychi": "pty-chi"}
+TITLES = {
+    "reached": f"{SCAN}, exact intensities: time to an error of the object of {WANTED}, 2 workers",
+    "few": f"{SCAN}, 1e3 photons a pattern, positions wrong by 2 pixels: error of the object after {FEW_SECONDS} s, 2 workers",
+}
+
+
+def _rows(case: str, program: str, *more: Any) -> list[tuple[Any, ...]]:
+    """A row for each peer; more: bar, repeats and figure."""
+    titles = [TITLES[program], *["the same"] * len(PEERS)]
+    return [
+        (case, f"{title} / {shown}", f"known_scans.ours_{program}", f"known_scans.{program} {name}", 0, *more)
+        for title, (name, shown) in zip(titles, PEERS.items(), strict=False)
+    ]
+
+
+KNOWN_ROWS = _rows("errors", "reached", 0.5)
+FEW_ROWS = _rows("few", "few", 1.0, 1, "object")
 
 if __name__ == "__main__":
-    main({"ours_reached": ours_reached, "reached": reached, "ours_few": ours_few, "few": few})
+    main(globals())

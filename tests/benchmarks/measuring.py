@@ -7,9 +7,10 @@ import os
 import shutil
 import socket
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -66,6 +67,60 @@ def fresh(path: Path) -> Path:
         elif stale.exists():
             stale.unlink()
     return path
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def printed(name: str, command: Sequence[str], limit_seconds: float | None = None) -> str:
+    """The last line that a program prints; one that fails, or takes longer, ends this one."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"{name} did not end within {limit_seconds} s") from None
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stdout}\n{done.stderr}")
+    return (done.stdout.strip().splitlines() or [""])[-1]
+
+
+def job_command(path: Path, **document: Any) -> list[str]:
+    """The command that runs a job, which is written to a file."""
+    path.write_text(json.dumps({"version": 1, **document}))
+    return [sys.executable, "-m", "halotile.cli.main", "run", str(path), "--quiet"]
+
+
+def chosen(name: str, **options: Any) -> Any:
+    """A denoiser as a job names it."""
+    from halotile.graphs.kinds.sections import DenoiserChoice
+
+    return DenoiserChoice(name=name, options=options)
+
+
+@contextmanager
+def started(workers: int, *, is_warm: bool = True) -> Iterator[Any]:
+    """Workers of this machine that are up."""
+    from halotile.graphs.clusters import local
+    from halotile.graphs.clusters.base import Order
+
+    with local.start(Order(workers=workers, memory_bytes=8 * 2**30)) as cluster:
+        if is_warm:
+            warm(cluster.client)
+        yield cluster
+
+
+def deepinv_denoiser(forward: Callable[[Any], Any]) -> Any:
+    """A function of a batch as a denoiser of deepinv."""
+    from deepinv.models import Denoiser
+
+    class Wrapped(Denoiser):  # type: ignore[misc]
+        def forward(self, x: Any, sigma: Any = None, **_: Any) -> Any:
+            return forward(x)
+
+    return Wrapped()
 
 
 def warm(client: Any) -> None:
@@ -145,14 +200,8 @@ def in_two_processes(folder: Path, function: Callable[..., Result], *arguments: 
 
 
 def _rank(rank: int, port: int, out: Path, function: Callable[..., Result], arguments: tuple[Any, ...]) -> None:
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-    }
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     import torch
 
     torch.set_num_threads(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.benchmarks.commands import REPOSITORY
 from tests.benchmarks.known_scans import peer, written
-from tests.benchmarks.measuring import Result, fresh, main, watched_memory
+from tests.benchmarks.measuring import Result, fresh, job_command, main, watched_memory
 
 PETRA = REPOSITORY / "examples" / "ptychography" / "petra.cxi"
 RECIPE = [{"epochs": 100, "lr": 0.04, "batch": 10}, {"epochs": 50, "lr": 0.005, "batch": 50}]
@@ -139,17 +138,10 @@ def ours_streamed(folder: Path, gigabytes: int) -> Result:
     if not path.exists():
         repeated = RepeatedScan(gigabytes * 10**9)
         write_scan(str(path), repeated.scan, repeated)
-    job = {
-        "version": 1,
-        "job": "ptychography",
-        "input": {"path": str(path)},
-        "output": {"path": str(fresh(folder / "streamed.cxi"))},
-        "model": {"refine": ["object", "probe"]},
-        "stages": [{"epochs": 1, "batch": 64}],
-        "run": {"workers": 2, "memory_per_worker": "1GiB"},
-    }
-    (folder / "streamed.yaml").write_text(json.dumps(job))
-    command = [sys.executable, "-m", "halotile.cli.main", "run", str(folder / "streamed.yaml"), "--quiet"]
+    places = {"input": {"path": str(path)}, "output": {"path": str(fresh(folder / "streamed.cxi"))}}
+    run = {"workers": 2, "memory_per_worker": "1GiB"}
+    parts = {"model": {"refine": ["object", "probe"]}, "stages": [{"epochs": 1, "batch": 64}], "run": run}
+    command = job_command(folder / "streamed.yaml", job="ptychography", **places, **parts)
     with (
         watched_memory("rss", largest=True) as largest,
         watched_memory("pss", with_this=False) as total,
@@ -170,47 +162,11 @@ def ours_streamed(folder: Path, gigabytes: int) -> Result:
 
 PETRA_EPOCHS, FAR_EPOCHS = 60, 16
 PTYCHOGRAPHY_ROWS = [
-    (
-        "petra",
-        "an epoch of the scan of PETRA III, 1 worker / CDTools, its best threads",
-        "ptychography.ours_petra 1",
-        "ptychography.cdtools_petra",
-        PETRA_EPOCHS,
-        0.5,
-    ),
-    (
-        "petra",
-        "the same, 2 workers / CDTools",
-        "ptychography.ours_petra 2",
-        "ptychography.cdtools_petra",
-        PETRA_EPOCHS,
-        0.35,
-    ),
-    (
-        "slots",
-        "an epoch of 32 × 32 patterns of 128², 64 a step, 2 modes, 2 workers / 1",
-        "ptychography.ours_epoch 2",
-        "ptychography.ours_epoch 1",
-        0,
-        0.588,
-    ),
+    ("petra", "an epoch of the scan of PETRA III, 1 worker / CDTools, its best threads", "ptychography.ours_petra 1", "ptychography.cdtools_petra", PETRA_EPOCHS, 0.5),
+    ("petra", "the same, 2 workers / CDTools", "ptychography.ours_petra 2", "ptychography.cdtools_petra", PETRA_EPOCHS, 0.35),
+    ("slots", "an epoch of 32 × 32 patterns of 128², 64 a step, 2 modes, 2 workers / 1", "ptychography.ours_epoch 2", "ptychography.ours_epoch 1", 0, 0.588),
     ("slots", "the same, 256 a step", "ptychography.ours_epoch 2 0 256", "ptychography.ours_epoch 1 0 256", 0, 0.588),
-    (
-        "windows",
-        "the same, 64 a step, 2 workers, patterns read while others are used / all in memory",
-        "ptychography.ours_epoch 2 32",
-        "ptychography.ours_epoch 2",
-        0,
-        1.176,
-    ),
-]
-PROGRAMS = {
-    "ours_petra": ours_petra,
-    "ours_petra_loss": ours_petra_loss,
-    "cdtools_petra": cdtools_petra,
-    "ours_epoch": ours_epoch,
-    "ours_streamed": ours_streamed,
-}
-
+    ("windows", "the same, 64 a step, 2 workers, patterns read while others are used / all in memory", "ptychography.ours_epoch 2 32", "ptychography.ours_epoch 2", 0, 1.176),
+]  # fmt: skip
 if __name__ == "__main__":
-    main(PROGRAMS)
+    main(globals())

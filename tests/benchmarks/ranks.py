@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +37,9 @@ def _patches(step: int, slot: int, slots: int) -> Any:
     return torch.randn(count, 1, PATCH, PATCH, generator=torch.Generator().manual_seed(slots * step + slot))
 
 
-def ours_step(folder: Path, edge: int) -> Result:
-    """A step of training by ``torch_group.fit``, with sums in the order of slots."""
-    return _under_torchrun(folder, "our_rank 2 exact")
-
-
-def ours_fast_step(folder: Path, edge: int) -> Result:
-    """The same, with sums in the order of the backend."""
-    return _under_torchrun(folder, "our_rank 2 fast")
-
-
-def ours_step_of_default_slots(folder: Path, edge: int) -> Result:
-    """The first of them with the number of slots that is the default, 4."""
-    return _under_torchrun(folder, "our_rank 4 exact")
+def ours_step(folder: Path, edge: int, slots: str, mode: str) -> Result:
+    """A step of training by ``torch_group.fit``, with sums in the order of slots, or fast, in that of the backend."""
+    return _under_torchrun(folder, "our_rank", slots, mode)
 
 
 def our_rank(folder: Path, edge: int, slots: str, mode: Any) -> Result:
@@ -60,17 +51,13 @@ def our_rank(folder: Path, edge: int, slots: str, mode: Any) -> Result:
     count = int(slots)
     with torch_group.join(device_mode="cpu") as group:
         network, times = _network(), [time.perf_counter()]
-        torch_group.fit(
-            group,
-            network,
-            lambda step, slot: _patches(step, slot, count),
-            lambda module, x: (module(x) - x).square().mean(),
-            torch.optim.Adam(network.parameters(), lr=1e-4),
-            steps=WARM + CALLS,
-            slots=count,
-            mode=mode,
-            report=lambda step, value: times.append(time.perf_counter()),
-        )
+
+        def report(step: int, value: float) -> None:
+            times.append(time.perf_counter())
+
+        adam = torch.optim.Adam(network.parameters(), lr=1e-4)
+        fit: Any = partial(torch_group.fit, steps=WARM + CALLS, slots=count, mode=mode, report=report)
+        fit(group, network, partial(_patches, slots=count), lambda f, x: (f(x) - x).square().mean(), adam)
         steps = [b - a for a, b in zip(times[WARM:-1], times[WARM + 1 :], strict=True)]
         return _result(folder, group.rank, statistics.median(steps) if steps else 0.0)
 
@@ -109,9 +96,8 @@ def _result(folder: Path, rank: int, seconds: float) -> Result:
     return result
 
 
-def _under_torchrun(folder: Path, program: str) -> Result:
+def _under_torchrun(folder: Path, name: str, *arguments: str) -> Result:
     """What the first of two ranks gives that torchrun starts, each a process of one thread."""
-    name, *arguments = program.split()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     fresh(folder / RESULT)
     subprocess.run(
@@ -125,26 +111,10 @@ def _under_torchrun(folder: Path, program: str) -> Result:
 
 
 RANK_ROWS: list[tuple[str, str, str, str, int, float | None, int]] = [
-    (
-        "ranks",
-        "a step of training a U-Net, 2 ranks / DistributedDataParallel",
-        "ranks.ours_step",
-        "ranks.plain_step",
-        64,
-        1.05,
-        5,
-    ),
-    ("ranks", "the same, mode fast / DistributedDataParallel", "ranks.ours_fast_step", "ranks.plain_step", 64, 1.05, 5),
-    (
-        "ranks",
-        "the same, exact, in the 4 slots of the default / DistributedDataParallel, in 2",
-        "ranks.ours_step_of_default_slots",
-        "ranks.plain_step",
-        64,
-        None,
-        5,
-    ),
-]
+    ("ranks", "a step of training a U-Net, 2 ranks / DistributedDataParallel", "ranks.ours_step 2 exact", "ranks.plain_step", 64, 1.05, 5),
+    ("ranks", "the same, mode fast / DistributedDataParallel", "ranks.ours_step 2 fast", "ranks.plain_step", 64, 1.05, 5),
+    ("ranks", "the same, exact, in the 4 slots of the default / DistributedDataParallel, in 2", "ranks.ours_step 4 exact", "ranks.plain_step", 64, None, 5),
+]  # fmt: skip
 
 
 if __name__ == "__main__":

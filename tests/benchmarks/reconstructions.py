@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 
 from tests.benchmarks.data import CNN, image, network, weights
-from tests.benchmarks.measuring import Result, fresh, main, warm
+from tests.benchmarks.measuring import Result, chosen, fresh, main, seconds, started
 from tests.benchmarks.stacks import kernel
 
 EDGES = (5, 9, 13)
@@ -64,21 +62,20 @@ class _Stored:
 def _job(folder: Path, edge: int, denoiser: str, iterations: int, every: int = 1, **options: Any) -> Any:
     """Plug and play with three blurs, a checkpoint every so many iterations."""
     from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-    from halotile.graphs.kinds.sections import DenoiserChoice, Output, Run
+    from halotile.graphs.kinds.sections import Output, Run
 
     operators = []
     for number in range(len(EDGES)):
         data = measurement(folder, edge, number)
         blur = {"kernel": str(folder / f"kernel-{number}.npy"), "boundary": "circular"}
         operators.append(OperatorChoice(name="blur", data=str(data), options=blur))
-    choices = {
-        "cnn": lambda: DenoiserChoice(name="dncnn", options={"weights": str(weights(folder)), **CNN}),
-        "gaussian": lambda: DenoiserChoice(name="gaussian", options={"sigma": 0.7}),
-    }
+    prior = chosen("gaussian", sigma=0.7)
+    if denoiser == "cnn":
+        prior = chosen("dncnn", weights=str(weights(folder)), **CNN)
     return Reconstruction(
         output=Output(path=str(fresh(folder / f"ours-{denoiser}.zarr")), format="zarr", codec="none"),
         operators=tuple(operators),
-        prior=PriorChoice(name="pnp", options={"denoiser": choices[denoiser]()}),
+        prior=PriorChoice(name="pnp", options={"denoiser": prior}),
         solver=SolverChoice(iterations=iterations, step=STEP, checkpoint_every=every),
         run=Run(workers=2),
         **options,
@@ -87,67 +84,44 @@ def _job(folder: Path, edge: int, denoiser: str, iterations: int, every: int = 1
 
 def _run(job: Any) -> tuple[Any, Any]:
     """The plan, and what came of it."""
-    from halotile.graphs.clusters import local
-    from halotile.graphs.clusters.base import Order
     from halotile.graphs.plans.plan import make_plan
     from halotile.graphs.runs.driver import run as reconstruct
 
-    with local.start(Order(workers=2, memory_bytes=8 * 2**30)) as cluster:
-        warm(cluster.client)
+    with started(2) as cluster:
         plan = make_plan(job)
         return plan, reconstruct(plan, cluster=cluster)
 
 
-def _ours(folder: Path, edge: int, denoiser: str, iterations: int = 4, **options: Any) -> Result:
+WAYS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "exact": ("cnn", 4, {"exact": True, "fuse": True}),  # the operators one by one, direct sums, one pass
+    "normal": ("cnn", 4, {"fuse": True}),  # all operators in one kernel, one pass
+    "gaussian": ("gaussian", 6, {"fuse": True}),
+    "gaussian_pairs": ("gaussian", 12, {"every": 2, "fuse": True}),  # two iterations in each pass, the second is stored
+    "gaussian_fused": ("gaussian", 6, {"exact": True, "fuse": True}),
+    "gaussian_unfused": ("gaussian", 6, {"exact": True, "fuse": False}),  # two passes
+    "twice": ("cnn", 2, {"fuse": True, "block": 1024}),  # the second reads an image: memory must not grow
+}
+"""Denoiser, iterations and options of a job."""
+
+
+def ours(folder: Path, edge: int, way: str) -> Result:
     """A job; seconds are those of an iteration of the middle pass, the first one left out."""
-    plan, outcome = _run(_job(folder, edge, denoiser, iterations, **options))
+    from halotile.graphs.kinds.sections import Tile
+
+    denoiser, iterations, options = WAYS[way]
+    given = {name: value for name, value in options.items() if name != "block"}
+    if "block" in options:
+        given["tile"] = Tile(block=options["block"])
+    plan, outcome = _run(_job(folder, edge, denoiser, iterations, **given))
     rows = [json.loads(line) for line in (plan.run_directory / "iterations.jsonl").read_text().splitlines()]
-    seconds = [row["seconds"] * len(rows) / iterations for row in rows]
+    spent = [row["seconds"] * len(rows) / iterations for row in rows]
     status = json.loads((plan.run_directory / "status.json").read_text())
-    image_bytes = 4 * edge**2
-    moved = status["read_bytes"] + status["written_bytes"] - 2 * image_bytes  # the output is one more copy
+    moved = status["read_bytes"] + status["written_bytes"] - 2 * 4 * edge**2  # the output is one more copy
     return {
-        "seconds": statistics.median(seconds[1:] or seconds),
+        "seconds": statistics.median(spent[1:] or spent),
         "peak_bytes": outcome.peak_memory_bytes,
         "iteration_bytes": moved / iterations,
     }
-
-
-def ours_exact(folder: Path, edge: int) -> Result:
-    """The network as prior, the operators one by one, direct sums, one pass."""
-    return _ours(folder, edge, "cnn", exact=True, fuse=True)
-
-
-def ours_normal(folder: Path, edge: int) -> Result:
-    """The network as prior, all operators in one kernel, one pass."""
-    return _ours(folder, edge, "cnn", fuse=True)
-
-
-def ours_gaussian(folder: Path, edge: int) -> Result:
-    """A gaussian as prior, all operators in one kernel, one pass."""
-    return _ours(folder, edge, "gaussian", 6, fuse=True)
-
-
-def ours_gaussian_pairs(folder: Path, edge: int) -> Result:
-    """The same, two iterations in each pass, of which the second is stored."""
-    return _ours(folder, edge, "gaussian", 12, every=2, fuse=True)
-
-
-def ours_gaussian_fused(folder: Path, edge: int) -> Result:
-    """A gaussian as prior, the operators one by one, direct sums, one pass."""
-    return _ours(folder, edge, "gaussian", 6, exact=True, fuse=True)
-
-
-def ours_gaussian_unfused(folder: Path, edge: int) -> Result:
-    """A gaussian as prior, the operators one by one, direct sums, two passes."""
-    return _ours(folder, edge, "gaussian", 6, exact=True, fuse=False)
-
-
-def ours_twice(folder: Path, edge: int) -> Result:
-    """Two iterations with the network, of which the second reads an image, in super-blocks of one size: memory must not grow."""
-    from halotile.graphs.kinds.sections import Tile
-
-    return _ours(folder, edge, "cnn", 2, fuse=True, tile=Tile(block=1024))
 
 
 def same_bits(folder: Path, edge: int) -> Result:
@@ -185,45 +159,30 @@ def same_bits(folder: Path, edge: int) -> Result:
 # --- by hand --------------------------------------------------------------------------------------
 
 
-def by_hand(folder: Path, edge: int) -> Result:
-    """The loop as one writes it with deepinv's operators and torch, everything in memory, two threads."""
-    model = network(folder).to(memory_format=_torch().contiguous_format)
-    return _by_hand(folder, edge, model)
-
-
-def by_hand_channels_last(folder: Path, edge: int) -> Result:
-    """The same with the network channels last, which suits the CPU better."""
-    torch, model = _torch(), network(folder)
-    return _by_hand(folder, edge, lambda x: model(x.contiguous(memory_format=torch.channels_last)))
-
-
-def _by_hand(folder: Path, edge: int, model: Callable[[Any], Any], iterations: int = 3) -> Result:
+def by_hand(folder: Path, edge: int, last: str = "") -> Result:
+    """The loop as one writes it with deepinv's operators and torch, everything in memory, two threads; channels last suits the CPU better."""
+    import torch
     import zarr
 
     from tests.benchmarks.stacks import blurs
 
-    torch = _torch()
     torch.set_num_threads(2)
-    stack = blurs(EDGES)
+    layout = torch.channels_last if last else torch.contiguous_format
+    model, stack = network(folder).to(memory_format=layout), blurs(EDGES)
     paths = [measurement(folder, edge, number) for number in range(len(EDGES))]
     seen = [torch.from_numpy(zarr.open_array(path, mode="r")[...])[None, None] for path in paths]
     x = torch.zeros_like(seen[0])
-    seconds = []
+
+    def iterate() -> None:
+        nonlocal x
+        gradient = torch.zeros_like(x)
+        for operator, y in zip(stack, seen, strict=True):
+            gradient += operator.A_adjoint(operator.A(x) - y)
+        x = model((x - STEP * gradient).contiguous(memory_format=layout))
+
     with torch.inference_mode():
-        for _ in range(iterations):
-            began = time.perf_counter()
-            gradient = torch.zeros_like(x)
-            for operator, y in zip(stack, seen, strict=True):
-                gradient += operator.A_adjoint(operator.A(x) - y)
-            x = model(x - STEP * gradient)
-            seconds.append(time.perf_counter() - began)
-    return {"seconds": statistics.median(seconds[1:])}
-
-
-def _torch() -> Any:
-    import torch
-
-    return torch
+        iterate()
+        return {"seconds": statistics.median(seconds(iterate) for _ in range(2))}
 
 
 if __name__ == "__main__":

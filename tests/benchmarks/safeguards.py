@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tests.benchmarks.data import image
 from tests.benchmarks.denoising import run_job
-from tests.benchmarks.measuring import Result, fresh, main, seconds_spent, timed
+from tests.benchmarks.measuring import Result, main, seconds_spent, timed
 
 
 def share(folder: Path, edge: int) -> Result:
@@ -27,7 +27,7 @@ def share(folder: Path, edge: int) -> Result:
     in_workers: list[float] = []
     job = run_job(
         image(folder, edge),
-        fresh(folder / "safe-copy.zarr"),
+        folder / "safe-copy.zarr",
         GivenFunction(call=same, depth=0),
         before=lambda client: client.run(time_digests),
         after=lambda client: in_workers.extend(sum(each.values()) for each in client.run(seconds_spent).values()),

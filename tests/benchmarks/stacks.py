@@ -1,10 +1,9 @@
-"""Programs that apply stacks of blurs, each measured in a process of its own: ``python stacks.py NAME FOLDER EDGE``."""
+"""Programs that apply stacks of blurs, each measured in a process of its own: ``python stacks.py NAME FOLDER EDGE [...]``."""
 
 from __future__ import annotations
 
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.benchmarks.measuring import Result, in_two_processes, main
+from tests.benchmarks.measuring import Result, in_two_processes, main, seconds
 
 EIGHT = (5, 7, 9, 11, 13, 15, 5, 15)
 MANY = 256
@@ -49,43 +48,26 @@ def one_blur(index: int, device: Any, shared: Any) -> Any:
     return blurs(EIGHT)[index]
 
 
-def ours_exact(folder: Path, edge: int) -> Result:
-    """``A^T A x`` block by block, by direct sums."""
-    return _ours(edge, lambda ctx, distribute: distribute(blurs(EIGHT), ctx, exact=True))
-
-
-def ours_fast(folder: Path, edge: int) -> Result:
-    """The same with all blurs in one kernel, by Fourier transforms."""
-    return _ours(edge, lambda ctx, distribute: distribute(blurs(EIGHT), ctx))
-
-
-def ours_tree(folder: Path, edge: int) -> Result:
-    """The same with a task for each operator, which holds the whole image, and a tree of sums."""
-    options: dict[str, Any] = {"num_operators": len(EIGHT), "type_object": "linear_physics"}
-    return _ours(edge, lambda ctx, distribute: distribute(one_blur, ctx, **options))
-
-
-def _ours(edge: int, stack: Callable[[Any, Any], Any]) -> Result:
+def ours(folder: Path, edge: int, way: str) -> Result:
+    """``A^T A x``: block by block by direct sums (exact), with all blurs in one kernel by Fourier transforms (fast), or with a task for each
+    operator, which holds the whole image, and a tree of sums (tree)."""
     from halotile import DistributedContext, distribute
 
-    x = image(edge)
+    x, by_task = image(edge), {"num_operators": len(EIGHT), "type_object": "linear_physics"}
     with DistributedContext(workers=2) as ctx:
-        physics = stack(ctx, distribute)
+        given: Any = one_blur if way == "tree" else blurs(EIGHT)
+        options: Any = {"exact": {"exact": True}, "fast": {}, "tree": by_task}[way]
+        physics = distribute(given, ctx, **options)
         before = ctx.client.run(peak_bytes)
-        seconds = _timed(lambda: physics.A_adjoint_A(x))
+        median = _timed(lambda: physics.A_adjoint_A(x))
         after = ctx.client.run(peak_bytes)
-    return {"seconds": seconds, "peak_bytes": max(after[worker] - before[worker] for worker in after)}
+    return {"seconds": median, "peak_bytes": max(after[worker] - before[worker] for worker in after)}
 
 
 def _timed(call: Callable[[], Any]) -> float:
     """The median of a few calls, after a first one."""
     call()
-    seconds = []
-    for _ in range(CALLS):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
+    return statistics.median(seconds(call) for _ in range(CALLS))
 
 
 def deepinv_distributed(folder: Path, edge: int) -> Result:
@@ -101,8 +83,7 @@ def _deepinv_rank(edge: int) -> Result:
     with DistributedContext(backend="gloo", device_mode="cpu") as context, torch.no_grad():
         physics = distribute(blurs(EIGHT), context)
         before = peak_bytes()
-        seconds = _timed(lambda: physics.A_adjoint_A(x))
-    return {"seconds": seconds, "peak_bytes": peak_bytes() - before}
+        return {"seconds": _timed(lambda: physics.A_adjoint_A(x)), "peak_bytes": peak_bytes() - before}
 
 
 def ours_many(folder: Path, edge: int) -> Result:
@@ -111,8 +92,7 @@ def ours_many(folder: Path, edge: int) -> Result:
 
     options: dict[str, Any] = {"num_operators": MANY, "type_object": "linear_physics"}
     with DistributedContext(workers=2) as ctx:
-        physics = distribute(a_small_blur, ctx, **options)
-        physics.A_adjoint_A(image(edge))
+        distribute(a_small_blur, ctx, **options).A_adjoint_A(image(edge))
         return {"seconds": 0.0, "alive": ctx.most_alive}
 
 

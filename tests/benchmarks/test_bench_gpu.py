@@ -99,16 +99,10 @@ def test_bars_are_held_against_what_was_measured(name: str, title: str, bar: str
     assert (cells[1], cells[2], cells[5]) == (bar, measured, verdict)
 
 
-@pytest.mark.parametrize("peak", [899, 1101])
-def test_memory_has_to_be_near_its_plan_from_both_sides(peak: int) -> None:
-    assert row("cnn", "peak VRAM / plan", results(peak_bytes=peak))[5] == "missed"
-
-
-def test_what_is_not_planned_has_no_ratio() -> None:
-    assert row("cnn", "peak VRAM / plan", results(planned_bytes=0))[2] == "not measured"
-
-
-def test_a_peer_that_is_not_installed_is_told_and_does_not_fail() -> None:
+def test_what_is_not_planned_or_installed_has_no_ratio_and_memory_is_near_its_plan_from_both_sides() -> None:
+    title = "peak VRAM / plan"
+    assert [row("cnn", title, results(peak_bytes=peak))[5] for peak in (899, 1101)] == ["missed"] * 2
+    assert row("cnn", title, results(planned_bytes=0))[2] == "not measured"
     cells = row("cnn", "end to end / MONAI, windows of 2048", results())
     assert cells[2:] == ["not measured", "", "monai is not installed", ""]
 
@@ -128,21 +122,17 @@ def test_a_program_that_fails_costs_its_rows_and_no_others(tmp_path: Path) -> No
     assert any("while blocks stream / pure copy | ≥ 0.8 | **0.900**" in line for line in lines)
 
 
-def test_figures_of_the_processor_are_not_for_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_device_is_looked_for_in_a_process_of_its_own_and_figures_of_the_processor_are_not_for_the_documentation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--look", "--device", "cpu"]) == 0
+    assert capsys.readouterr().err == "the processor is here\n"
     with pytest.raises(SystemExit):
         main(["--device", "cpu", "--out", str(bench_gpu.DOCS / "benchmarks.md")])
     assert "do not belong into the documentation" in capsys.readouterr().err
-
-
-def test_without_a_card_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench_gpu, "program", lambda *_: {"name": None})
     assert main([]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_the_device_is_looked_for_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--look", "--device", "cpu"]) == 0
-    assert capsys.readouterr().err == "the processor is here\n"
 
 
 def test_rounds_end_when_the_time_is_up() -> None:

@@ -1,29 +1,31 @@
-"""Rows of the tables: their programs exist, their cases are in a group, and what misses its bar says so."""
+"""Rows of the tables, and the model of one scheduler with many workers: programs exist, what misses its bar says so, simulation and formulas agree."""
 
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from halotile.graphs.runs.passes.stream import least_task_seconds
 from tests.benchmarks import run
 from tests.benchmarks.bars import Ratio
 from tests.benchmarks.rows import GROUPS, LONG_GROUPS, RATIOS
+from tests.benchmarks.saturation import Cost, Machine, Simulation
 from tests.benchmarks.training_picture import curves_in
 
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("row", RATIOS, ids=lambda row: f"{row.case}: {row.title}")
-def test_the_programs_of_a_row_take_its_arguments(row: Ratio) -> None:
-    for program in (row.ours, row.peer):
+def test_the_programs_of_a_row_take_its_arguments() -> None:
+    for row, program in ((each, name) for each in RATIOS for name in (each.ours, each.peer)):
         module, _, call = program.partition(".")
         name, *given = call.split()
         tree = ast.parse((HERE / f"{module}.py").read_text())
         (function,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
         most = len(function.args.args)
-        assert most - len(function.args.defaults) <= 2 + len(given) <= most
+        assert most - len(function.args.defaults) <= 2 + len(given) <= most, row
 
 
 def test_every_case_is_in_one_group() -> None:
@@ -33,35 +35,30 @@ def test_every_case_is_in_one_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bar", "theirs", "verdict"), [(0.1, 30.05, "reached"), (0.1, 30.2, "missed"), (None, 30.2, "")]
-)
-def test_decibels_are_missed_where_the_peer_is_better_by_more_than_the_bar(
-    bar: float | None, theirs: float, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = {"module.ours": 30.0, "module.theirs": theirs}
-    row = Ratio("case", "title", "module.ours", "module.theirs", 1, bar, 1, "decibels")
-    monkeypatch.setattr(run, "RATIOS", [row])
-    monkeypatch.setattr(run, "program", lambda name, folder, edge: {"decibels": given[name]})
-    (line,) = run.measure_ratios("case", tmp_path, None)
-    assert line.split(" | ")[-1].strip("| ") == verdict
-
-
-@pytest.mark.parametrize(
-    ("bar", "ours", "verdict"),
+    ("bar", "theirs", "trained", "verdict"),
     [
-        (0.1, 61.0, "reached, trained 61 s / 60 s"),
-        (None, 61.0, "trained 61 s / 60 s"),
-        (0.1, 62.0, "**not the same time**: trained 62 s / 60 s"),
-        (None, 62.0, "**not the same time**: trained 62 s / 60 s"),
+        (0.1, 30.05, None, "reached"),
+        (0.1, 30.2, None, "missed"),
+        (None, 30.2, None, ""),
+        (0.1, 30.0, 61.0, "reached, trained 61 s / 60 s"),
+        (None, 30.0, 61.0, "trained 61 s / 60 s"),
+        (0.1, 30.0, 62.0, "**not the same time**: trained 62 s / 60 s"),
+        (None, 30.0, 62.0, "**not the same time**: trained 62 s / 60 s"),
     ],
 )
-def test_a_row_says_how_long_both_trained_and_where_ours_did_so_for_longer(
-    bar: float | None, ours: float, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_decibels_are_missed_where_the_peer_is_better_by_more_than_the_bar_after_the_same_time(
+    bar: float | None,
+    theirs: float,
+    trained: float | None,
+    verdict: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    row = Ratio("case", "title", "module.ours", "module.theirs", 1, bar, 1, "decibels")
-    seconds = {"module.ours": ours, "module.theirs": 60.0}
-    monkeypatch.setattr(run, "RATIOS", [row])
-    monkeypatch.setattr(run, "program", lambda name, *_: {"decibels": 30.0, "trained_seconds": seconds[name]})
+    given = {"module.ours": {"decibels": 30.0}, "module.theirs": {"decibels": theirs}}
+    if trained is not None:
+        given["module.ours"]["trained_seconds"], given["module.theirs"]["trained_seconds"] = trained, 60.0
+    monkeypatch.setattr(run, "RATIOS", [Ratio("case", "title", "module.ours", "module.theirs", 1, bar, 1, "decibels")])
+    monkeypatch.setattr(run, "program", lambda name, folder, edge: given[name])
     (line,) = run.measure_ratios("case", tmp_path, None)
     assert line.split(" | ")[-1].strip("| ") == verdict
 
@@ -78,3 +75,54 @@ def test_the_picture_of_a_training_finds_the_rows_of_its_table(tmp_path: Path, m
     assert len(found) == 4
     for curves in found.values():
         assert curves == {"halotile": {15: 30}, "CAREamics": {15: 29}, "tv": {15: 28}, "nlm": {15: 28}}
+
+
+MACHINE = Machine(Cost(0.001, 3e-7), Cost(0.0004, 5e-7), heartbeat=0.05)
+
+
+"""One process that bears about 680 tasks a second."""
+
+
+APART = replace(MACHINE, together=False)
+
+
+"""The same in two."""
+
+
+WORKERS = 200
+
+
+def busy(machine: Machine, task_seconds: float, blocks: int = 1, workers: int = WORKERS) -> float:
+    return Simulation(machine, workers, blocks, task_seconds).busy(60 * workers)
+
+
+@pytest.mark.parametrize("machine", [MACHINE, APART], ids=["one process", "two"])
+@pytest.mark.parametrize(("blocks", "share"), [(1, 0.2), (1, 0.8), (256, 0.5)])
+def test_workers_that_wait_for_the_scheduler_are_busy_as_the_formula_says(
+    machine: Machine, blocks: int, share: float
+) -> None:
+    seconds = machine.least_task_seconds(WORKERS, blocks, share)
+    assert busy(machine, seconds, blocks) == pytest.approx(share, rel=0.03)
+
+
+def test_workers_are_busy_with_long_tasks_and_wait_for_a_slow_driver_or_for_messages() -> None:
+    seconds = MACHINE.least_task_seconds(WORKERS, 1)
+    assert busy(MACHINE, 3 * seconds) > 0.95
+    swapped = Machine(Cost(0.0002, 0), Cost(0.001, 0), together=False)
+    assert swapped.tasks_per_second(1) == pytest.approx(1000)
+    assert busy(swapped, WORKERS / 2000) == pytest.approx(0.5, rel=0.03)
+    patient = Machine(MACHINE.scheduler, MACHINE.driver, latency=0.05, in_flight=1)  # no task in hand
+    assert busy(patient, 2 * seconds) < 0.8 < busy(MACHINE, 2 * seconds)
+
+
+def test_groups_make_do_with_smaller_blocks() -> None:
+    edges = [MACHINE.least_pixels(1000, blocks, 2e8) ** 0.5 for blocks in (1, 16, 256)]
+    assert edges == sorted(edges, reverse=True)
+    assert edges[0] / edges[1] == pytest.approx(4, rel=0.05)
+
+
+@pytest.mark.parametrize("workers", [100, 1000, 10_000])
+def test_tasks_last_so_long_that_one_scheduler_keeps_its_workers_busy(workers: int) -> None:
+    # As measured: what the choice of a worker costs grows with their number.
+    machine = Machine(Cost(0.001 + 0.9e-6 * workers, 0), Cost(0.0006, 0), heartbeat=0.12)
+    assert machine.least_task_seconds(workers, 1) < max(1.0, least_task_seconds(workers))

@@ -177,16 +177,9 @@ def measure(
         seconds = time.perf_counter() - began
         driver, after = time.process_time() - driver, spent(scheduler)
     assert len(journal.done) == total
-    return Measured(
-        workers=workers,
-        blocks=blocks,
-        scheduler=(after - before - heartbeat * seconds) / tasks,
-        driver=driver / tasks,
-        fill=stream.filling / tasks,
-        collect=stream.collecting / tasks,
-        first_fill=stream.first_fill,
-        tasks_per_second=tasks / seconds,
-    )
+    scheduling = after - before - heartbeat * seconds
+    fill, collect, first = stream.filling / tasks, stream.collecting / tasks, stream.first_fill
+    return Measured(workers, blocks, scheduling / tasks, driver / tasks, fill, collect, first, tasks / seconds)
 
 
 def fitted(points: list[tuple[int, float]]) -> Cost:
@@ -197,11 +190,8 @@ def fitted(points: list[tuple[int, float]]) -> Cost:
 
 def fit(rows: list[Measured], heartbeat: float) -> Machine:
     """The machine that was measured."""
-    return Machine(
-        fitted([(row.blocks, row.scheduler) for row in rows]),
-        fitted([(row.blocks, row.driver) for row in rows]),
-        heartbeat,
-    )
+    scheduler, driver = ([(row.blocks, getattr(row, name)) for row in rows] for name in ("scheduler", "driver"))
+    return Machine(fitted(scheduler), fitted(driver), heartbeat)
 
 
 def tell(machine: Machine, workers: int) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from halotile.storage.run_directory.directory import RunDirectory
 from tests.benchmarks.commands import REPOSITORY
 from tests.benchmarks.data import image
-from tests.benchmarks.measuring import Result, fresh, main, watched_memory
+from tests.benchmarks.measuring import Result, chosen, fresh, job_command, main, printed, watched_memory
 
 CAREAMICS = Path(sys.prefix) / "careamics" / "bin" / "python"
 """The Python that `make bench ARGS=training` installs CAREamics for."""
@@ -75,9 +75,8 @@ def train(source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STE
     folder.mkdir()
     length = {"minutes": seconds / 60} if seconds else {"steps": steps}
     places = {"input": {"path": str(source)}, "output": {"path": str(folder / weights.name)}}
-    document = {"version": 1, "job": "train", **places, **length, "run": {"workers": 2}, **sections}
-    (folder / "train.yaml").write_text(json.dumps(document))
-    command = [sys.executable, "-m", "halotile.cli.main", "run", str(folder / "train.yaml"), "--quiet"]
+    document = {"job": "train", **places, **length, "run": {"workers": 2}, **sections}
+    command = job_command(folder / "train.yaml", **document)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     directory, written = RunDirectory.beside(folder / weights.name), set()
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as job:
@@ -136,15 +135,13 @@ def ours_predict(folder: Path, edge: int) -> Result:
     """Seconds of a job that applies the network, from Zarr to Zarr."""
     from safetensors.torch import save_file
 
-    from halotile.graphs.kinds.sections import DenoiserChoice
     from halotile.tasks.denoisers.common.layers import BlindUNet
     from tests.benchmarks.denoising import run_job
 
     weights = folder / "random.safetensors"
     if not weights.exists():
         save_file(BlindUNet(1, 32, 2).state_dict(), weights)
-    choice = DenoiserChoice(name="unet", options={"weights": str(weights)})
-    return run_job(image(folder, edge), fresh(folder / "predicted.zarr"), choice)
+    return run_job(image(folder, edge), folder / "predicted.zarr", chosen("unet", weights=str(weights)))
 
 
 def ours_memory(folder: Path, edge: int, workers: str) -> Result:
@@ -163,12 +160,7 @@ def _careamics(task: str, **request: Any) -> Result:
         raise SystemExit(f"there is no {CAREAMICS}. Write: make bench ARGS=training")
     with tempfile.TemporaryDirectory() as folder:
         command = [str(CAREAMICS), str(Path(__file__).with_name("careamics_side.py")), task]
-        done = subprocess.run(
-            [*command, json.dumps({"folder": folder, **request})], capture_output=True, text=True, check=False
-        )
-    if done.returncode:
-        raise SystemExit(f"CAREamics failed:\n{done.stderr}")
-    figures: Result = json.loads(done.stdout.strip().splitlines()[-1])
+        figures: Result = json.loads(printed("CAREamics", [*command, json.dumps({"folder": folder, **request})]))
     return figures
 
 
@@ -220,44 +212,34 @@ class Size:
 
     def rows(self) -> list[Row]:
         """The rows of the table."""
-        errors = [row for name, noise in itertools.product(IMAGES, NOISES) for row in self._errors(name, noise)]
-        return [*(self._costs() if self.large else []), *errors]
+        rows = self._costs() if self.large else []
+        for name, noise in itertools.product(IMAGES, NOISES):
+            rows += self._errors(name, noise)
+        prefix, suffix = "training", self.suffix
+        return [(f"{prefix}-{c}{suffix}", t, f"{prefix}.{o}", f"{prefix}.{p}", e, b, n, f) for c, t, o, p, e, b, n, f in rows]  # fmt: skip
 
     def _costs(self) -> list[Row]:
         """Time and memory."""
-        step = self._row(
-            "step",
-            "a step of training, 16 patches of 64², 2 cores / CAREamics",
-            ("ours_step", "careamics_step"),
-            self.real,
-            0.8,
-        )
-        predict = self._row(
-            "predict",
-            f"the U-Net on {self.predicted}², a job from Zarr to Zarr / CAREamics, its best tiles, in memory",
-            ("ours_predict", "careamics_predict"),
-            self.predicted,
-            0.5,
-        )
-        memory = [
-            self._row(
-                "memory" if edge == self.large else "memory-large",
-                f"peak memory of training on {edge}², {workers} / CAREamics, {where}",
-                (f"ours_memory {workers[0]}", f"careamics_memory {kind}"),
-                edge,
-                bar,
-                repeats=1,
-                figure="peak_bytes",
+        in_memory, from_zarr = "image in memory", "patches from Zarr"
+        kinds = {in_memory: "array", from_zarr: "zarr"}
+        memory: list[Row] = [
+            ("memory" if edge == self.large else "memory-large", f"peak memory of training on {edge}², {workers} / CAREamics, {where}",
+             f"ours_memory {workers[0]}", f"careamics_memory {kinds[where]}", edge, bar, 1, "peak_bytes")
+            for edge, where, workers, bar in (
+                (self.large, in_memory, "1 worker", 0.5),
+                (self.large, in_memory, "2 workers", 0.5),
+                (self.large, from_zarr, "1 worker", 0.5),
+                (self.large, from_zarr, "2 workers", 0.5),
+                (2 * self.large, in_memory, "2 workers", None),
             )
-            for edge, kind, where, workers, bar in (
-                (self.large, "array", "image in memory", "1 worker", 0.5),
-                (self.large, "array", "image in memory", "2 workers", 0.5),
-                (self.large, "zarr", "patches from Zarr", "1 worker", 0.5),
-                (self.large, "zarr", "patches from Zarr", "2 workers", 0.5),
-                (2 * self.large, "array", "image in memory", "2 workers", None),
-            )
+        ]  # fmt: skip
+        predict = f"the U-Net on {self.predicted}², a job from Zarr to Zarr / CAREamics, its best tiles, in memory"
+        step = "a step of training, 16 patches of 64², 2 cores / CAREamics"
+        return [
+            ("step", step, "ours_step", "careamics_step", self.real, 0.8, self.repeats, "seconds"),
+            ("predict", predict, "ours_predict", "careamics_predict", self.predicted, 0.5, self.repeats, "seconds"),
+            *memory,
         ]
-        return [step, predict, *memory]
 
     def _errors(self, name: str, noise: str) -> list[Row]:
         """The PSNR of others less ours, for one image with one noise."""
@@ -270,32 +252,12 @@ class Size:
             (most, f"`{denoiser}` at its best strength", f"untrained {name} {noise} {denoiser}", None)
             for denoiser in ("tv", "nlm")
         ]
+        title = f"{name}, {NOISES[noise]}, {{:g}} min of training: PSNR of {{}} less ours"
+        ours = f"ours {name} {noise} {{:g}}"
         return [
-            self._row(
-                f"{name}-{noise}",
-                f"{name}, {NOISES[noise]}, {minutes:g} min of training: PSNR of {other} less ours",
-                (f"ours {name} {noise} {minutes:g}", program),
-                self.real,
-                bar,
-                repeats=1,
-                figure="decibels",
-            )
+            (f"{name}-{noise}", title.format(minutes, other), ours.format(minutes), program, self.real, bar, 1, "decibels")
             for minutes, other, program, bar in others
-        ]
-
-    def _row(
-        self,
-        case: str,
-        title: str,
-        programs: tuple[str, str],
-        edge: int,
-        bar: float | None,
-        *,
-        repeats: int = 0,
-        figure: str = "seconds",
-    ) -> Row:
-        ours, theirs = (f"training.{program}" for program in programs)
-        return (f"training-{case}{self.suffix}", title, ours, theirs, edge, bar, repeats or self.repeats, figure)
+        ]  # fmt: skip
 
 
 FULL = Size("", 1411, (1, 3), 2048, 8192, repeats=3)

@@ -126,45 +126,17 @@ def scipy_kernel(folder: Path, edge: int, rows: str, columns: str) -> Result:
 
 
 def _twenty(call: Callable[[], Any]) -> Result:
-    def calls() -> None:
-        for _ in range(20):
-            call()
-
-    return {"seconds": median_seconds(calls)}
+    return {"seconds": median_seconds(lambda: [call() for _ in range(20)])}
 
 
 FFT_ROWS: list[tuple[str, str, str, str, int, float | None, int]] = [
-    (
-        "fft",
-        "rfft2 forward and backward, 2 × 10 × 720 × 1440, 2 ranks / PhysicsNeMo",
-        "transforms.ours",
-        "transforms.physicsnemo",
-        720,
-        0.75,
-        5,
-    ),
-    (
-        "fft",
-        f"the same / {MARGIN} times half of what one process takes, and its messages by themselves",
-        "transforms.ours",
-        "transforms.share",
-        720,
-        1.0,
-        5,
-    ),
+    ("fft", "rfft2 forward and backward, 2 × 10 × 720 × 1440, 2 ranks / PhysicsNeMo", "transforms.ours", "transforms.physicsnemo", 720, 0.75, 5),
+    ("fft", f"the same / {MARGIN} times half of what one process takes, and its messages by themselves", "transforms.ours", "transforms.share", 720, 1.0, 5),
     *(
-        (
-            "fft",
-            f"the kernel: 20 images of {rows} × {columns} in float32, one thread, torch / scipy",
-            f"transforms.torch_kernel {rows} {columns}",
-            f"transforms.scipy_kernel {rows} {columns}",
-            720,
-            None,
-            5,
-        )
-        for rows, columns in ((720, 1440), (2048, 2048))
+        ("fft", f"the kernel: 20 images of {size.replace(' ', ' × ')} in float32, one thread, torch / scipy", f"transforms.torch_kernel {size}", f"transforms.scipy_kernel {size}", 720, None, 5)
+        for size in ("720 1440", "2048 2048")
     ),
-]
+]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whole jobs on a GPU: the pixels of the CPU, and the same bits however they are run."""
+"""Whole jobs on a GPU: the pixels of the CPU, the same bits however they are run, within the planned memory, by a driver that never initialises CUDA."""
 
 from __future__ import annotations
 
@@ -17,17 +17,24 @@ import pytest
 
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
+from halotile.graphs.clusters.common.machine import gpus_here, has_dask_cuda
 from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Cluster as Choice
-from halotile.graphs.plans.plan import make_plan
-from halotile.graphs.runs.driver import run
+from halotile.graphs.kinds.sections import DenoiserChoice, Output, Run, Tile
+from halotile.graphs.plans.plan import Plan, make_plan
+from halotile.graphs.runs.driver import Outcome, run
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
+from halotile.tasks.devices.gpu import Gpu
+from halotile.tasks.trials.gpu_trial import PRECISIONS, TrialRequest, tune
 from tests.cases import thorough
-from tests.faults import REPOSITORY, members, until
-from tests.support import Image, dncnn_weights, job_of, noisy_image, read_zarr, write_zarr
+from tests.faults import REPOSITORY, members, run_python, until
+from tests.graphs.solving import kernel
+from tests.support import Image, dncnn_weights, job_of, noisy_image, read_zarr, work_of, write_zarr
 
 pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
+
 
 DENOISERS: Mapping[str, Mapping[str, Any]] = {
     "gaussian": {"sigma": 1.5},
@@ -39,19 +46,27 @@ DENOISERS: Mapping[str, Mapping[str, Any]] = {
 
 def job(folder: Path, output: str, name: str, device: str, **parts: Any) -> Denoising:
     """A job of several blocks, on workers of this machine."""
-    source = folder / "in.zarr"
+    source, weights = folder / "in.zarr", folder / "weights.safetensors"
     if not source.exists():
         write_zarr(source, noisy_image((700, 610)))
-    options = {key: str(_weights(folder)) if value == "WEIGHTS" else value for key, value in DENOISERS[name].items()}
-    # A GPU that is tried may choose another tile and batch each time, and so other last bits.
-    tile = {"block": 256, "size": 128, "batch": 4, "channels_last": False}
-    made = job_of(source, folder / output, name, options, tile=tile, run={"device": device} | parts)
+        dncnn_weights(weights)
+    options = {key: str(weights) if value == "WEIGHTS" else value for key, value in DENOISERS[name].items()}
+    made = job_of(source, folder / output, name, options, tile=TILE, run={"device": device} | parts)
     return replace(made, cluster=Choice(kind="local"))
 
 
-def _weights(folder: Path) -> Path:
-    path = folder / "weights.safetensors"
-    return path if path.exists() else dncnn_weights(path)
+TILE: dict[str, Any] = {"block": 256, "size": 128, "batch": 4, "channels_last": False}
+
+
+"""A GPU that is tried may choose another tile and batch each time, and so other last bits."""
+
+
+def reporting(folder: Path, output: str, device: str, kind: str = "local", **parts: Any) -> Denoising:
+    """A job whose network reports where it runs."""
+    options: dict[str, Any] = {"folder": str(folder)}
+    options = {"import": "tests.gpu.models:build", "options": options, "receptive_field": 3, "alignment": 1}
+    made = job_of(folder / "in.zarr", folder / output, "torch", options, run={"device": device, "workers": 1}, **parts)
+    return replace(made, cluster=Choice(kind=kind, gpus=(0,) if kind == "local-cuda" else 0))
 
 
 def denoised(wanted: Denoising, cluster: RunningCluster) -> Image:
@@ -92,69 +107,166 @@ def test_one_worker_and_two_on_a_gpu_write_the_same_bits_each_time(
 def test_a_job_that_is_killed_goes_on_and_writes_the_same_bits(
     gpu: str, cluster: RunningCluster, tmp_path: Path
 ) -> None:
-    (tmp_path / "pace").write_text("0")
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((512, 512)))
+    write_zarr(tmp_path / "in.zarr", noisy_image((512, 512)))
+    pace, config = tmp_path / "pace", tmp_path / "job.yaml"
 
     def wanted(output: str) -> Denoising:
-        options = {
-            "import": "tests.gpu.models:build",
-            "options": {"folder": str(tmp_path)},
-            "receptive_field": 3,
-            "alignment": 1,
-        }
-        made = job_of(
-            source,
-            tmp_path / output,
-            "torch",
-            options,
-            shard=64,
-            # The planner would rehearse the network, each of its tiles at the same pace.
-            tile={"block": 64, "size": 64, "batch": 1, "channels_last": False, "seams": "allow"},
-            run={"device": gpu},
-        )
-        return replace(made, cluster=Choice(kind="local"))
+        # The planner would rehearse the network, each of its tiles at the same pace.
+        tile = {"block": 64, "size": 64, "batch": 1, "channels_last": False, "seams": "allow"}
+        return reporting(tmp_path, output, gpu, shard=64, tile=tile)
 
+    pace.write_text("0")
     undisturbed = denoised(wanted("undisturbed.zarr"), cluster)
     plan = make_plan(wanted("out.zarr"))
-    config = tmp_path / "job.yaml"
     parts = {key: value for key, value in plan.documents.asked.items() if key not in ("allow_import", "import_folder")}
     config.write_text(json.dumps(parts))
-    (tmp_path / "pace").write_text("0.1")
-    driver = start(config)
+    journal = RunDirectory(plan.run_directory).journal_path
+
+    def done() -> int:
+        return len(Journal.open_any(journal).done) if journal.exists() else 0
+
+    pace.write_text("0.1")
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "halotile", "run", str(config), "--allow-import"],
+        cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, start_new_session=True,
+    )  # fmt: skip
     try:
-        until(lambda: driver.poll() is not None or len(journalled(plan.run_directory)) >= 6, seconds=120)
-        alive = driver.poll() is None
+        until(lambda: driver.poll() is not None or done() >= 6, seconds=120)
+        assert driver.poll() is None
     finally:
         for process in members(driver.pid):
             os.kill(process, signal.SIGKILL)
-        output, _ = driver.communicate()
-    assert alive, output
-    done = journalled(plan.run_directory)
-    assert 6 <= len(done) < len(plan.grid)
-    (tmp_path / "pace").write_text("0")
-    outcome = run(make_plan(wanted("out.zarr")), cluster=cluster)
-    assert outcome.resumed == len(done)
+        driver.wait()
+    finished = done()
+    assert 6 <= finished < len(plan.grid)
+    pace.write_text("0")
+    assert run(make_plan(wanted("out.zarr")), cluster=cluster).resumed == finished
     np.testing.assert_array_equal(read_zarr(tmp_path / "out.zarr"), undisturbed)
 
 
-def start(config: Path) -> subprocess.Popen[str]:
-    """Run a job with the command line, as the leader of a process group of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "halotile", "run", str(config), "--allow-import"],
-        cwd=REPOSITORY,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["local", "local-cuda"])
+def test_a_run_computes_on_the_gpu_and_its_driver_does_not(gpu: str, kind: str, tmp_path: Path) -> None:
+    if kind == "local-cuda":
+        if gpu == "cpu":
+            pytest.skip("a rehearsal on the CPU: local-cuda has no GPU to give to a worker")
+        if not has_dask_cuda():
+            pytest.skip("dask-cuda is not installed")
+    (tmp_path / "pace").write_text("0")
+    pixels = noisy_image((300, 260))
+    write_zarr(tmp_path / "in.zarr", pixels)
+    report = driven(tmp_path, kind, gpu)
+    assert report["done"] == report["total"] > 1
+    assert not report["initialised_cuda"]
+    seen = {path.name: path.read_text() for path in tmp_path.glob("worker-*")}  # trials use the CPU as well
+    assert seen
+    for each in seen.values():
+        device, _, visible = each.partition(" ")
+        assert device == gpu
+        if kind == "local-cuda":
+            assert visible.split(",")[0] == gpus_here().names[0]
+    result = read_zarr(tmp_path / "out.zarr")
+    assert np.isfinite(result).all()
+    assert not np.array_equal(result, pixels)
+
+
+def driven(folder: Path, kind: str, device: str) -> dict[str, Any]:
+    """Run the driver in a separate process and return its report."""
+    program = (
+        "import json, sys, torch\n"
+        "from pathlib import Path\n"
+        "from halotile.graphs.plans.plan import make_plan\n"
+        "from halotile.graphs.runs.driver import run\n"
+        "from tests.gpu.test_jobs import reporting\n"
+        "folder, kind, device = sys.argv[1:]\n"
+        "outcome = run(make_plan(reporting(Path(folder), 'out.zarr', device, kind, tile={'block': 128})))\n"
+        "report = {'done': outcome.done, 'total': outcome.total}\n"
+        "print(json.dumps(report | {'initialised_cuda': torch.cuda.is_initialized()}))\n"
+    )
+    done = run_python("-c", program, str(folder), kind, device, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return report
+
+
+def tried(folder: Path, device: str) -> Denoising:
+    """A network on an image of nine blocks."""
+    source = write_zarr(folder / "in.zarr", noisy_image((3000, 3000), "uint16"), chunk=512)
+    options = {"weights": str(dncnn_weights(folder / "w.safetensors", 7, 32)), "depth": 7, "width": 32}
+    sizes: dict[str, Any] = {"shard": 1024, "chunk": 256, "tile": {"block": 1024}}
+    given = job_of(source, folder / "out.zarr", "dncnn", options, run={"device": device, "workers": 1}, **sizes)
+    return replace(given, cluster=Choice(kind="local"))
+
+
+@pytest.mark.thorough
+def test_a_trial_reports_speed_memory_and_errors(gpu_device: Gpu, tmp_path: Path) -> None:
+    task = work_of(make_plan(tried(tmp_path, "cpu"))).task
+    found = tune(task, TrialRequest(tiles=((512, 512), (256, 256)), batch=2, compare=True), gpu_device)
+    assert found.device == gpu_device.title
+    assert [each.name for each in found.precisions] == list(PRECISIONS)
+    errors = {each.name: each.error for each in found.precisions}
+    assert errors["float32"] is not None
+    assert errors["float32"] <= 1e-5, "TF32 is off"
+    if gpu_device.kind == "cuda":
+        assert all(each.batch_bytes > 2 * 512 * 512 * 32 for each in found.tried if each.tile == (512, 512))
+        assert found.free_bytes is not None
+        assert 0 < found.device_bytes < found.free_bytes
+        assert None not in errors.values()
+
+
+@pytest.mark.cluster
+@pytest.mark.thorough
+def test_a_run_holds_what_was_planned_of_the_gpu(gpu: str, cluster: RunningCluster, tmp_path: Path) -> None:
+    plan = make_plan(tried(tmp_path, gpu))
+    outcome = run(plan, cluster=cluster)
+    assert outcome.done == outcome.total
+    assert outcome.compute_seconds > 0
+    if gpu == "cuda":
+        assert work_of(plan).tuned is not None
+        assert 0.5 < outcome.device_peak_bytes / work_of(plan).tuned.device_bytes < 1.1
+
+
+def deblurring(folder: Path, output: str, device: str, tile: Tile) -> Reconstruction:
+    """A deblurring with a network, of nine blocks."""
+    data, weights = folder / "y.zarr", folder / "w.safetensors"
+    if not data.exists():
+        write_zarr(data, noisy_image((700, 610), "float32"), chunk=128)
+        dncnn_weights(weights, 5, 8)
+    network = DenoiserChoice(name="dncnn", options={"weights": str(weights), "depth": 5, "width": 8})
+    return Reconstruction(
+        output=Output(path=str(folder / output), shard=256, chunk=128),
+        operators=(OperatorChoice(name="blur", data=str(data), options={"kernel": kernel(5)}),),
+        prior=PriorChoice(name="pnp", options={"denoiser": network}),
+        solver=SolverChoice(name="pgd", step=0.5, iterations=3),
+        tile=tile,
+        run=Run(device=device, workers=2),  # type: ignore[arg-type]
+        cluster=Choice(kind="local"),
     )
 
 
-def journalled(directory: Path) -> set[int]:
-    """The blocks that a journal has by now."""
-    folder = RunDirectory(directory)
-    plan = folder.read_plan()
-    if plan is None or not folder.journal_path.exists():
-        return set()
-    with Journal.open(folder.journal_path, plan["fingerprint"], 64, read_only=True) as journal:
-        return set(journal.done)
+def done(wanted: Reconstruction, cluster: RunningCluster) -> tuple[Plan, Outcome, Image]:
+    """Its plan, how it ended, and what it wrote."""
+    plan = make_plan(wanted)
+    outcome = run(plan, cluster=cluster)
+    return plan, outcome, read_zarr(plan.output)
+
+
+@pytest.mark.thorough
+def test_a_reconstruction_agrees_with_the_cpu_and_with_itself(
+    gpu: str, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    tile = Tile(**TILE)
+    _, _, want = done(deblurring(tmp_path, "cpu.zarr", "cpu", tile), cluster)
+    _, _, got = done(deblurring(tmp_path, "gpu.zarr", gpu, tile), cluster)
+    _, _, again = done(deblurring(tmp_path, "again.zarr", gpu, tile), cluster)
+    assert np.abs(want).max() > 0
+    assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+    np.testing.assert_array_equal(again, got)
+
+
+def test_it_holds_what_was_planned_of_the_gpu(gpu: str, cluster: RunningCluster, tmp_path: Path) -> None:
+    plan, outcome, _ = done(deblurring(tmp_path, "x.zarr", gpu, Tile(block=256)), cluster)
+    assert outcome.done == outcome.total
+    if gpu == "cuda":
+        assert work_of(plan).tuned is not None
+        assert 0.5 < outcome.device_peak_bytes / work_of(plan).tuned.device_bytes < 1.1

@@ -1,24 +1,25 @@
-"""Copies of pixels to a real GPU and back, and blocks computed on it."""
+"""Pixels on a real GPU: copies there and back, blocks computed on it, and a batch that is halved where it is full."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from halotile.errors import BlockFailed
 from halotile.storage.grid import Region
 from halotile.tasks.devices.device import Device
 from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.inner_tiles import TileRunner, Tiling
-from tests.faults import REPOSITORY
+from tests.faults import run_python
 from tests.support import DTYPES
+from tests.tasks import test_inner_tiles as tiles
 
 pytestmark = pytest.mark.gpu
+
 
 WHOLE = Region.whole((300, 260))
 
@@ -29,17 +30,7 @@ def image(dtype: str) -> np.ndarray[Any, Any]:
 
 
 def tiling(batch: int = 4, values: tuple[float, float] | None = (0.0, 100.0)) -> Tiling:
-    return Tiling(
-        tile=(64, 64),
-        depth=((3, 3), (3, 3)),
-        align=(1, 1),
-        least=(1, 1),
-        image=WHOLE.shape,
-        scale=1,
-        batch=batch,
-        range=values,
-        work_dtype="float32",
-    )
+    return tiles.tiling(tile=(64, 64), image=WHOLE.shape, batch=batch, range=values)
 
 
 class Blur(torch.nn.Module):  # type: ignore[misc]
@@ -103,13 +94,7 @@ def test_a_model_that_asks_for_a_value_in_between_is_not_recorded(gpu: str) -> N
         "assert gpu.records == (gpu.kind == 'cpu')\n"
     )
     device = "cuda:0" if gpu == "cuda" else "cpu"
-    done = subprocess.run(
-        [sys.executable, "-c", program, device],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", program, device)
     assert done.returncode == 0, done.stderr
 
 
@@ -133,8 +118,6 @@ def test_blocks_that_are_on_their_way_at_once_do_not_mix(any_gpu: Gpu) -> None:
 
 
 def test_nan_on_finite_pixels_is_found_on_the_gpu(gpu_device: Gpu) -> None:
-    from halotile.errors import BlockFailed
-
     runner = TileRunner(lambda batch: batch / 0, gpu_device, tiling(), "wrong")
     with pytest.raises(BlockFailed, match="NaN or infinity for finite pixels"):
         runner(image("float32"), WHOLE, WHOLE, 1, {})
@@ -142,3 +125,58 @@ def test_nan_on_finite_pixels_is_found_on_the_gpu(gpu_device: Gpu) -> None:
     pixels[0, 0, 5, 5] = np.nan
     kept = TileRunner(lambda batch: batch, gpu_device, tiling(), "same")(pixels, WHOLE, WHOLE, 1, {})
     assert np.isnan(kept).sum() == 1
+
+
+LARGE = Region.whole((512, 512))
+
+
+CHANNELS = 512
+
+
+FORM = tiles.tiling(tile=(128, 128), depth=((0, 0), (0, 0)), image=LARGE.shape, batch=16)
+
+
+PIXELS = np.random.default_rng(0).random((1, *LARGE.shape), dtype=np.float32)
+
+
+def test_the_batch_is_halved_when_the_model_runs_out_of_memory(gpu_device: Gpu) -> None:
+    batches: list[int] = []
+
+    def hungry(batch: torch.Tensor) -> torch.Tensor:
+        batches.append(len(batch))
+        if len(batch) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return batch
+
+    runner = TileRunner(hungry, gpu_device, FORM, "hungry")
+    np.testing.assert_array_equal(runner(PIXELS, LARGE, LARGE, 1, {}), PIXELS)
+    assert batches[:3] == [16, 8, 4]
+    assert runner.batch == 4
+    runner(PIXELS, LARGE, LARGE, 1, {})
+    assert max(batches[3:]) == 4
+
+
+@pytest.fixture
+def little_memory(gpu: str) -> Iterator[None]:
+    """Limit the GPU memory to what torch has taken already and a quarter of a whole batch."""
+    if gpu == "cpu":
+        pytest.skip("a rehearsal on the CPU: its memory cannot be limited")
+    torch.cuda.empty_cache()
+    room = FORM.batch * 128 * 128 * 4 * CHANNELS // 4 + 64 * 2**20
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_the_batch_is_halved_when_the_gpu_is_out_of_memory(gpu_device: Gpu) -> None:
+    def wide(batch: torch.Tensor) -> torch.Tensor:
+        return batch.repeat(1, CHANNELS, 1, 1)[:, :1]
+
+    runner = TileRunner(wide, gpu_device, FORM, "wide")
+    np.testing.assert_array_equal(runner(PIXELS, LARGE, LARGE, 1, {}), PIXELS)
+    assert 1 <= runner.batch <= FORM.batch // 4

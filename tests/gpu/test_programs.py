@@ -1,4 +1,4 @@
-"""Training and ptychography on a GPU: what they compute on a CPU, and the same bits each time."""
+"""Training, ptychography and ranks on a GPU: what they compute on a CPU, and the same bits each time."""
 
 from __future__ import annotations
 
@@ -10,21 +10,30 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import halotile
 from halotile.cli.main import app
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans.convert import write_scan
+from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.ptychography.opened import SimulatedScan
+from tests.benchmarks.gpu_ranks import COLLECTIVES, connected, ranks
 from tests.cases import all_of
+from tests.graphs import collecting
 from tests.support import noisy_image, write_zarr
 
 pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
 
+
 LARGEST_GAP = {"train": 1e-3, "adam": 5e-3, "rpie": 5e-3, "lbfgs": 1e-5}
+
+
 """Relative, of a loss after some steps, by the device. Of Adam and rPIE rounding grows: patterns that differ by 1e-7 lead to losses on one CPU that
 differ by up to 2e-4 and 9e-4; with L-BFGS, by 1e-8."""
+
+
 TRAINING: Mapping[str, Any] = {
     "job": "train",
     "input": {"path": "in.zarr"},
@@ -33,12 +42,16 @@ TRAINING: Mapping[str, Any] = {
     "patch": 32,
     "batch": 8,
 }
+
+
 SCAN: Mapping[str, Any] = {
     "job": "ptychography",
     "input": {"path": "scan.zarr"},
     "model": {"modes": 2},
     "resolution": True,
 }
+
+
 STAGES = {
     "adam": {"solver": "adam", "epochs": 4, "lr": 0.05, "batch": 16},
     "rpie": {"solver": "rpie", "epochs": 4, "batch": 16},
@@ -114,3 +127,38 @@ def test_epochs_from_python_go_on_where_the_last_call_ended(folder: Path, gpu: s
         results.append((scan.losses, scan.object))
     assert results[0][0] == results[1][0]
     np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
+@pytest.fixture(autouse=True)
+def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connect nccl on loopback."""
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+
+
+def test_collectives_compute_on_a_gpu_what_they_compute_on_a_cpu(gpu: str, tmp_path: Path) -> None:
+    gaps = ranks(tmp_path, 4096 if gpu == "cuda" else 256, gpu)  # cuFFT differs by the length
+    assert sorted(gaps) == sorted(COLLECTIVES)
+    assert {name: gap for name, gap in gaps.items() if gap > 1e-5} == {}
+
+
+def test_every_collective_and_its_gradient_has_the_numbers_of_a_cpu(gpu: str, tmp_path: Path) -> None:
+    expected = with_gradients(TorchGroup())
+    with connected(tmp_path, gpu) as group:
+        actual = with_gradients(group)
+    assert len(actual) == 55
+    for name, tensors in expected.items():
+        torch.testing.assert_close(actual[name], tensors, rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def with_gradients(group: TorchGroup) -> dict[str, list[torch.Tensor]]:
+    """What each gives on the device of a group, and its gradient, brought to the CPU, where all numbers are drawn."""
+    found = {}
+    for name, (operator, shape, dtype) in collecting.operators(group).items():
+        generator = torch.Generator().manual_seed(7)
+        x = torch.randn(shape, dtype=dtype, generator=generator).to(group.device).requires_grad_()
+        y = operator(x)
+        v = torch.randn(y.shape, dtype=y.dtype, generator=generator).to(group.device)
+        (gradient,) = torch.autograd.grad(y, x, v)
+        assert y.device.type == gradient.device.type == torch.device(group.device).type
+        found[name] = [y.detach().cpu(), gradient.cpu()]
+    return found

@@ -8,17 +8,18 @@ later block simulates its data, or it is no job), Python is run. Of a console bl
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterator
-from contextlib import chdir
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,9 @@ import h5py
 import numpy as np
 import pytest
 import tifffile
+import torch
 import zarr
 
-import halotile
-from halotile import registry
-from halotile.cli import exits
 from tests.cli.engine import ask
 from tests.hpc import pretended_pbs
 
@@ -39,8 +38,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
 PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, "examples/tiff/README.md")
 LONGEST = {"README.md": 180}
-HERE = {"validate", "plan", "run", "try", "preview", "verify", "export", "simulate", "status", "info"}
-"""Commands that run in this process, where they need no batch system and no code of the user's: most of a short one is imports."""
+ELSEWHERE = {"exec", "submit", "cancel", "logs", "view"}
+"""Commands that run in a process of their own; all others run in this one where they need no batch system and no code of the user's: most of a short one is imports."""
 SITE = {"queue: gpu ": "queue: debug ", "account: phys123": "account: root", "ib0": "lo"}
 """Names of a site in the pages, and those of the batch systems that tests start."""
 THOROUGH = {
@@ -128,19 +127,19 @@ def test_an_example_runs_as_it_is_written(example: Example, tmp_path: Path, requ
 
 def make_file(name: str, folder: Path) -> None:
     rng = np.random.default_rng(0)
-    pixels = np.clip(0.5 + 0.1 * rng.standard_normal((300, 420)), 0, 1)
+    pixels = np.clip(0.5 + 0.1 * rng.standard_normal((260, 360)), 0, 1)
     if name.endswith(("scan.tif", "/a.tif", "/b.tif")):
         (folder / name).parent.mkdir(exist_ok=True)
         tifffile.imwrite(folder / name, (pixels * 65535).astype("uint16"), tile=(128, 128))
     elif name == "channels.tif":
         channels = {"axes": "CYX", "Channel": {"Name": ["DAPI", "GFP", "FISH", "Cy5"]}}
-        noisy = [np.linspace(0, 1, 420) + sigma * rng.standard_normal(pixels.shape) for sigma in (0.02, 0.1, 0.2, 0.3)]
+        noisy = [np.linspace(0, 1, 200) + sigma * rng.standard_normal((160, 200)) for sigma in (0.02, 0.1, 0.2, 0.3)]
         tifffile.imwrite(folder / name, np.array(noisy, "float32"), ome=True, metadata=channels)
     elif name == "striped.tif":
         off = 0.05 * rng.standard_normal(pixels.shape[1])
         tifffile.imwrite(folder / name, ((pixels + off).clip(0, 1) * 65535).astype("uint16"), tile=(128, 128))
     elif name == "photons.tif":
-        counts = 100 + 2.1 * rng.poisson(np.linspace(5, 500, 420), pixels.shape)
+        counts = 100 + 2.1 * rng.poisson(np.linspace(5, 500, 360), pixels.shape)
         tifffile.imwrite(folder / name, counts.astype("uint16"), tile=(128, 128))
     elif name == "holes.tif":
         pixels[100:150, 200:260] = -9999
@@ -203,7 +202,31 @@ def run_block(kind: str, body: str, folder: Path, environment: dict[str, str], *
     path.write_text(body)
     if path.name in without_data or (kind == "yaml" and "\njob: " not in body):
         return
-    run_command(["recon-cli", "validate", path.name] if kind == "yaml" else ["python", path.name], folder, environment)
+    if kind == "python":
+        return run_script(path)
+    run_command(["recon-cli", "validate", path.name], folder, environment)
+
+
+@contextmanager
+def own_modules(folder: Path) -> Iterator[None]:
+    """Import from a folder first, as a script there does; nothing of it stays, and warnings are no errors."""
+    known, threads = set(sys.modules), torch.get_num_threads()
+    with chdir(folder), warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("default")
+        patch.syspath_prepend(str(folder))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            for name in set(sys.modules) - known:
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+                    del sys.modules[name]
+
+
+def run_script(path: Path) -> None:
+    """Run a script of a page as Python does; in this process, for most of a short one is imports."""
+    with own_modules(path.parent):
+        runpy.run_path(str(path), run_name="__main__")
 
 
 def run_command(words: list[str], folder: Path, environment: dict[str, str]) -> None:
@@ -216,8 +239,13 @@ def run_command(words: list[str], folder: Path, environment: dict[str, str]) -> 
     ours = {"python": sys.executable, "recon-cli": str(Path(sys.executable).with_name("recon-cli"))}
     assert program in {*ours, "salloc", "srun"}
     command = [ours.get(word, word) for word in words]
-    if words[1] in HERE and environment == os.environ and "--allow-import" not in words:
-        with chdir(folder):
+    if (
+        program == "recon-cli"
+        and words[1] not in ELSEWHERE
+        and environment == os.environ
+        and "--allow-import" not in words
+    ):
+        with own_modules(folder):
             assert (ended := ask(*rest)).exit_code == 0, (
                 f"{shlex.join(words)} exits with {ended.exit_code}\n{ended.output}"
             )
@@ -250,99 +278,3 @@ def check_pip(words: list[str]) -> None:
     assert requested <= set(extras)
     for option, value in itertools.pairwise(words):
         assert option not in ("-r", "-c") or (ROOT / value).exists()
-
-
-def test_the_readme_opens_with_the_two_commands() -> None:
-    first = next(match for page, match in fences() if page == "README.md")
-    assert first["body"].split("\n")[:2] == ["$ make demo", "$ make test"]
-
-
-def test_every_fence_says_what_it_is() -> None:
-    kinds = {(page, match["kind"]) for page, match in fences()}
-    assert {kind for _, kind in kinds} <= {"console", "yaml", "python", "text"}
-    for page in PAGES:
-        text = (ROOT / page).read_text()
-        assert text.count("```") == 2 * len([1 for p, _ in fences() if p == page]), f"{page}: an unclosed fence"
-
-
-def test_pages_are_short() -> None:
-    lengths = {page: len((ROOT / page).read_text().splitlines()) for page in PAGES}
-    assert {page: length for page, length in lengths.items() if length > LONGEST.get(page, 260)} == {}
-
-
-def test_the_docs_list_every_exit_code() -> None:
-    text = (ROOT / "docs/running.md").read_text()
-    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
-    codes = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
-    assert listed == codes
-
-
-def test_the_docs_list_every_denoiser() -> None:
-    text = (ROOT / "docs/denoisers.md").read_text()
-    listed = re.findall(r"^\| `(\w+)` \| (?:\*\*`\w+`.* )?\| .* \|$", text, re.MULTILINE)
-    ours = {path.stem for path in (ROOT / "halotile/tasks/denoisers").glob("[!_]*.py")} - {"base"}
-    assert set(listed) == ours
-    assert ours <= set(registry.names("denoisers"))
-
-
-def test_the_docs_list_every_extra() -> None:
-    text = (ROOT / "docs/install.md").read_text()
-    rows = re.findall(r"^\| (`.*?) \|", text[text.index("| extra |") : text.index("## Platforms")], re.MULTILINE)
-    listed = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
-    assert listed == set(project()["optional-dependencies"])
-
-
-def test_the_docs_list_every_design_note() -> None:
-    text = (ROOT / "docs/design.md").read_text()
-    notes = sorted((ROOT / "docs/design").glob("*.md"))
-    titles = [f"- [{path.read_text().splitlines()[0][2:]}](design/{path.name})" for path in notes]
-    assert [line for line in text.splitlines() if line.startswith("- ")] == titles
-
-
-def test_the_reference_has_every_public_name() -> None:
-    listed = re.findall(r"^::: halotile\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted([*halotile.__all__, "errors"])
-
-
-def test_a_public_module_can_be_imported_by_its_name() -> None:
-    for name in ("collectives", "posterior", "ptychography", "torch_group"):
-        module = importlib.import_module(f"halotile.{name}")
-        assert getattr(halotile, name) is module
-        assert [each for each in module.__all__ if not hasattr(module, each)] == []
-        assert module.__doc__ is not None
-        assert not module.__doc__.startswith("The public name")
-
-
-def test_tests_that_the_security_page_names_exist() -> None:
-    named = set(re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", (ROOT / "docs/security.md").read_text()))
-    tests = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
-    assert len(named) > 10
-    assert [name for name in sorted(named) if not any(path.endswith(name) for path in tests)] == []
-
-
-def test_folders_and_modules_that_the_architecture_names_exist() -> None:
-    text = (ROOT / "docs/architecture.md").read_text()
-    named = re.findall(r"`((?:cli|graphs|tasks|storage)/[\w/.]+)`", text)
-    assert len(named) > 10
-    assert [name for name in named if not (ROOT / "halotile" / name).exists()] == []
-
-
-def test_links_to_files_lead_somewhere() -> None:
-    links = [
-        (page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
-    ]
-    assert [(page, link) for page, link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
-
-
-def test_strengths_have_one_meaning_but_where_the_other_is_explained() -> None:
-    """In noise levels: a number beside a sigma."""
-    paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.*")]
-    paths += [path for path in (ROOT / "halotile").rglob("*.py") if ">>> halotile.denoise(" in path.read_text()]
-    settings = {
-        f"{path.relative_to(ROOT)}: {line.strip()}"
-        for path in paths
-        if path.suffix in (".md", ".yaml", ".py")
-        for line in path.read_text().splitlines()
-        if re.search(r"""(tv|nlm)["']?, .*strength[:=] ?[0-9]""", line) and "sigma" not in line
-    }
-    assert settings == set()

@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,10 @@ import zarr
 from numpy.typing import NDArray
 from scipy.ndimage import correlate1d
 
+from halotile import registry
+from halotile.storage.run_directory.journal import Journal
+from tests.cli.engine import ask
+from tests.faults import until
 from tests.support import read_zarr
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +38,7 @@ radius: 5
 run: {workers: 2, memory_per_worker: 2GiB}
 """
 FIRST, SECOND = "deviation.zarr", "overview.zarr"
+SHAPE = (900, 800)
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,6 @@ class Place:
 
     def done(self, name: str) -> int:
         """Return how many blocks of an output are in its journal."""
-        from halotile.storage.run_directory.journal import Journal
-
         path = self.folder / f"{name}.run/journal"
         return len(Journal.open_any(path).done) if path.exists() else 0
 
@@ -90,7 +93,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     points = (PACKAGE.parent / "pyproject.toml").read_text().partition('"halotile.jobs"]\n')[2]
     name, _, module = points.strip().partition(" = ")
     (about / "entry_points.txt").write_text(f"[halotile.jobs]\n{name} = {module.strip(chr(34))}\n")
-    pixels = np.random.default_rng(0).random((2000, 1800)).astype("float32")
+    pixels = np.random.default_rng(0).random(SHAPE).astype("float32")
     array = zarr.create_array(folder / "in.zarr", shape=pixels.shape, chunks=(256, 256), dtype="f4")
     array[...] = pixels
     (folder / "job.yaml").write_text(JOB)
@@ -108,39 +111,51 @@ def truth(place: Place) -> NDArray[Any]:
     return deviation
 
 
-def test_its_job_is_validated_and_its_mistakes_have_words(place: Place) -> None:
-    assert "ok, deviation within 5 pixels" in place.call("validate", "job.yaml")
-    wrong = place.call("validate", "job.yaml", "--set", "radius=0", "--set", "inptu.path=x", code=2)
+@pytest.fixture
+def here(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """The same place with the package in this process, where commands that start no worker run."""
+    monkeypatch.syspath_prepend(str(place.folder / "site"))
+    monkeypatch.chdir(place.folder)
+    registry._plug_ins.cache_clear()
+    yield place
+    registry._plug_ins.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "local_deviation"]:
+        del sys.modules[name]
+
+
+def said(*words: str, code: int = 0) -> str:
+    """What a command writes in this process; it ends with this exit code."""
+    ended = ask(*words)
+    assert ended.exit_code == code, ended.output
+    return ended.output if code else ended.stdout
+
+
+def test_its_job_is_validated_and_its_mistakes_have_words_and_its_keys_are_in_the_schema(here: Place) -> None:
+    assert "ok, deviation within 5 pixels" in said("validate", "job.yaml")
+    wrong = said("validate", "job.yaml", "--set", "radius=0", "--set", "inptu.path=x", code=2)
     assert "radius: 0 is too small; write at least 1" in wrong
     assert "inptu: unknown key; did you mean input?" in wrong
-    unread = place.call("validate", "job.yaml", "--set", "run.on_nan=fail", code=2)
+    unread = said("validate", "job.yaml", "--set", "run.on_nan=fail", code=2)
     assert "run.on_nan: fail, and this kind of job does not search what it reads for NaN" in unread
-
-
-def test_its_keys_are_in_the_schema(place: Place) -> None:
-    schema = json.loads(place.call("schema"))
-    (part,) = [part for part in schema["anyOf"] if part["title"] == "local-deviation"]
+    (part,) = [part for part in json.loads(said("schema"))["anyOf"] if part["title"] == "local-deviation"]
     assert part["required"] == ["version", "job", "input", "output", "overview"]
     assert part["properties"]["radius"]["minimum"] == 1
     assert part["properties"]["radius"]["description"].startswith("Edge of the square")
 
 
-def test_its_plan_counts_both_outputs_and_its_scratch_array(place: Place) -> None:
-    plan = json.loads(place.call("plan", "job.yaml", "--json"))
+def test_its_plan_counts_both_outputs_and_its_scratch_array_and_its_batch_script_is_shown(here: Place) -> None:
+    before = sorted(here.folder.iterdir())
+    plan = json.loads(said("plan", "job.yaml", "--json"))
     assert [Path(path).name for path in plan["outputs"]] == [FIRST, SECOND]
-    assert plan["output_bytes"] >= 4 * 2000 * 1800 * 1.25
-    assert plan["scratch_bytes"] >= 8 * 2000 * 1800
-    small = place.call("plan", "job.yaml", "--set", "run.memory_per_worker=100MiB", code=5)
+    assert plan["output_bytes"] >= 4 * SHAPE[0] * SHAPE[1] * 1.25
+    assert plan["scratch_bytes"] >= 8 * SHAPE[0] * SHAPE[1]
+    small = said("plan", "job.yaml", "--set", "run.memory_per_worker=100MiB", code=5)
     assert "run.memory_per_worker is 100MiB; one block of" in small
-
-
-def test_its_batch_script_is_shown(place: Place) -> None:
-    before = sorted(place.folder.iterdir())
-    shown = place.call("submit", "job.yaml", "--dry-run", "--set", "cluster.kind=slurm")
+    shown = said("submit", "job.yaml", "--dry-run", "--set", "cluster.kind=slurm")
     assert "#SBATCH --signal=B:USR1@120" in shown
-    assert f"attend {place.folder / FIRST}.run" in shown
+    assert f"attend {here.folder / FIRST}.run" in shown
     assert " of scratch; " in shown
-    assert sorted(place.folder.iterdir()) == before
+    assert sorted(here.folder.iterdir()) == before
 
 
 @pytest.mark.cluster
@@ -154,37 +169,10 @@ def test_its_scaling_is_measured_over_all_of_its_passes(place: Place) -> None:
     assert sorted(place.folder.iterdir()) == before
 
 
-def begun(place: Place) -> subprocess.Popen[str]:
-    """A run of the job that has done some blocks."""
-    running = place.start("run", "job.yaml")
-    deadline = time.monotonic() + 120
-    while place.done(FIRST) < 4 or not place.status().get("dashboard"):
-        assert running.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return running
-
-
 @pytest.mark.cluster
-def test_it_goes_on_after_a_kill(place: Place, tmp_path: Path) -> None:
-    for name in ("site", "in.zarr"):
-        (tmp_path / name).symlink_to(place.folder / name)
-    (tmp_path / "job.yaml").write_text(JOB)
-    own = Place(tmp_path)
-    killed = begun(own)
-    killed.kill()
-    killed.communicate()
-    done = own.done(FIRST)
-    assert done >= 4
-    outcome = json.loads(own.call("resume", FIRST, "--json", "--quiet"))
-    assert outcome["resumed"] >= done
-    assert np.array_equal(own.pixels(FIRST), truth(own))
-
-
-@pytest.mark.cluster
-@pytest.mark.thorough
-def test_it_runs_is_killed_resumed_verified_and_repaired(place: Place) -> None:
-    killed = begun(place)
+def test_it_is_killed_resumed_verified_and_repaired(place: Place) -> None:
+    killed = place.start("run", "job.yaml")
+    until(lambda: killed.poll() is not None or (place.done(FIRST) >= 4 and place.status().get("dashboard")), 120)
     page = urllib.request.urlopen(place.status()["dashboard"] + ".json", timeout=20).read()
     killed.kill()
     killed.communicate()
@@ -196,13 +184,19 @@ def test_it_runs_is_killed_resumed_verified_and_repaired(place: Place) -> None:
     assert outcome["resumed"] >= done
     assert np.array_equal(place.pixels(FIRST), truth(place))
     assert np.array_equal(place.pixels(SECOND), place.pixels(FIRST)[::2, ::2])
-    assert "finished" in place.call("status", SECOND)
     assert not (place.folder / f"{FIRST}.run/state").exists()
     (shard,) = list(place.folder.glob(f"{SECOND}/0/c/2/2"))
     shard.write_bytes(shard.read_bytes()[:-9])
     assert f"{SECOND} block" in place.call("verify", FIRST, code=4)
     place.call("verify", SECOND, "--repair")
     assert np.array_equal(place.pixels(SECOND), place.pixels(FIRST)[::2, ::2])
+
+
+@pytest.mark.cluster
+@pytest.mark.thorough
+def test_what_has_run_has_a_status_and_refuses_another_job(place: Place) -> None:
+    place.call("run", "job.yaml", "--quiet")
+    assert "finished" in place.call("status", SECOND)
     assert "sound" in place.call("verify", FIRST)
     other = place.call("run", "job.yaml", "--set", "radius=4", code=2)
     assert "belongs to a different job" in other

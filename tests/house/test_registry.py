@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import pickle
 import subprocess
 import sys
@@ -38,10 +39,15 @@ def _forget() -> None:
     registry._layer_of.cache_clear()
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_and_all() -> None:
+def test_an_unknown_name_or_kind_is_answered_with_the_nearest_and_all() -> None:
     with pytest.raises(UnknownName, match=r"format 'tif' .*Did you mean 'tiff'\?.*npy.*zarr") as caught:
         registry.find("formats", "tif")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    for name in ("base", "_private", "__init__", "../arrays", "", "os.path"):
+        with pytest.raises(UnknownName):
+            registry.find("formats", name)
+    with pytest.raises(UnknownName, match="Did you mean 'denoisers'"):
+        registry.names("denoiser")
 
 
 def test_no_error_has_credentials_in_it() -> None:
@@ -51,46 +57,25 @@ def test_no_error_has_credentials_in_it() -> None:
         assert "sesame" not in repr(error)
 
 
-def test_what_is_no_plug_in_is_not_found() -> None:
-    for name in ("base", "_private", "__init__", "../arrays", "", "os.path"):
-        with pytest.raises(UnknownName):
-            registry.find("formats", name)
-
-
-def test_an_unknown_kind_is_answered_with_the_kinds() -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'denoisers'"):
-        registry.names("denoiser")
-
-
 def _offer(monkeypatch: pytest.MonkeyPatch, **offers: str) -> None:
     points = [importlib.metadata.EntryPoint(n.rstrip("_"), v, "halotile.formats") for n, v in offers.items()]
     monkeypatch.setattr(registry, "_plug_ins", lambda kind: points)
 
 
-def test_an_entry_point_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    _offer(monkeypatch, mine="json:loads")
-    import json
-
+def test_an_entry_point_is_found_but_replaces_no_built_in_and_a_broken_or_ambiguous_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _offer(monkeypatch, mine="json:loads", npy="json:loads")
     assert "mine" in registry.names("formats")
     assert registry.find("formats", "mine") is json.loads
-
-
-def test_a_built_in_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    _offer(monkeypatch, npy="json:loads")
     assert registry.find("formats", "npy").__name__ == "halotile.storage.formats.npy"
-
-
-def test_two_offers_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _offer(monkeypatch, mine="json:loads", mine_="json:dumps")
     with pytest.raises(ConfigError, match="json:dumps and json:loads"):
         registry.find("formats", "mine")
-
-
-@pytest.mark.parametrize("value", ["no_such_package:x", "json:no_such_name"])
-def test_a_broken_plug_in_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    _offer(monkeypatch, mine=value)
-    with pytest.raises(ConfigError, match=value):
-        registry.find("formats", "mine")
+    for value in ("no_such_package:x", "json:no_such_name"):
+        _offer(monkeypatch, mine=value)
+        with pytest.raises(ConfigError, match=value):
+            registry.find("formats", "mine")
 
 
 HEAVY = "numpy zarr torch dask distributed halotile.storage"

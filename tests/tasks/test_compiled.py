@@ -85,38 +85,29 @@ def test_compiled_filters_have_the_bits_of_those_on_tensors_values_that_are_not_
 
 
 @pytest.mark.parametrize("size", [9, 31, 101])
-def test_large_medians_follow_steps_and_ties(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_medians_follow_steps_and_ties_and_go_far_where_an_image_has_two_levels(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The median of each window of the last images is half of all ranks away from that of the one before."""
     rows, columns = torch.meshgrid(torch.arange(50.0), torch.arange(70.0), indexing="ij")
-    stripes = torch.where(columns.int() // 40 % 2 == 0, -1e30, 1e30)
-    for image in (rows - columns, stripes, (rows + columns) % 2, torch.full((50, 70), -0.0)):
-        found = Median(size=size).build()(image[None, None])
-        assert same_bits(found, on_tensors(Median(size=size), image[None, None], monkeypatch))
-
-
-def test_large_medians_go_far_where_an_image_has_two_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The median of each window is half of all ranks away from that of the one before."""
-    noise = torch.randn(300, 330, generator=torch.Generator().manual_seed(1))
-    stripes = torch.arange(330) % 2
-    for image in (stripes.expand(300, 330).float(), stripes + noise / 20, 5 * stripes - noise):
-        found = Median(size=9).build()(image[None, None].contiguous())
-        assert same_bits(found, on_tensors(Median(size=9), image[None, None], monkeypatch))
+    wide = torch.where(columns.int() // 40 % 2 == 0, -1e30, 1e30)
+    images = [rows - columns, wide, (rows + columns) % 2, torch.full((50, 70), -0.0)]
+    if size == 9:
+        noise, narrow = torch.randn(300, 330, generator=torch.Generator().manual_seed(1)), torch.arange(330) % 2
+        images += [narrow.expand(300, 330).float(), narrow + noise / 20, 5 * narrow - noise]
+    for image in images:
+        batch = image[None, None].contiguous()
+        assert same_bits(Median(size=size).build()(batch), on_tensors(Median(size=size), batch, monkeypatch))
 
 
 def test_the_code_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = FailingLibrary.called
-    called.clear()
+    FailingLibrary.called.clear()
     monkeypatch.setattr(compiled, "library", FailingLibrary)
-    called_for = (
-        Gaussian(sigma=1),
-        Median(size=3),
-        Median(size=9),
-        TotalVariation(strength=1),
-        NonLocalMeans(strength=1),
-    )
-    for denoiser in called_for:
+    medians = Median(size=3), Median(size=9)
+    for denoiser in (Gaussian(sigma=1), *medians, TotalVariation(strength=1), NonLocalMeans(strength=1)):
         with pytest.raises(MemoryError, match="could not get its memory"):
             denoiser.build()(torch.ones(1, 1, 8, 8))
-    assert called == ["smooth", "median_3", "median_of", "total_variation", "nonlocal_means"]
+    assert FailingLibrary.called == ["smooth", "median_3", "median_of", "total_variation", "nonlocal_means"]
 
 
 def test_what_they_do_not_take_is_done_on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,15 +175,20 @@ def test_gradients_of_means_are_those_of_differences() -> None:
     assert means(image.detach(), sigma=uniform).requires_grad
 
 
-def test_exponentials_have_the_same_bits_in_all_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exponentials_have_the_same_bits_in_all_forms_and_a_library_of_other_sources_is_not_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     values = -90 * torch.rand(3, 1, 5, 999, generator=torch.Generator().manual_seed(1))
     values[0, 0, 0, :4] = torch.tensor([0.0, -0.0, -torch.inf, torch.nan])
     found = exponential_(values.clone())
     exact = values.double().exp().masked_fill(values < -87, 0)
     assert torch.allclose(found.double(), exact, rtol=1e-7, atol=0, equal_nan=True)
     assert same_bits(found, exponential_(values.clone().transpose(2, 3)).transpose(2, 3))
-    monkeypatch.setattr(compiled, "library", lambda: None)
-    assert same_bits(found, exponential_(values.clone()))
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "library", lambda: None)
+        assert same_bits(found, exponential_(values.clone()))
+    monkeypatch.setattr(compiled, "digest_of_sources", lambda: "0" * 64)
+    assert compiled.library.__wrapped__() is None
 
 
 def test_means_of_images_with_holes_and_of_volumes_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,11 +199,6 @@ def test_means_of_images_with_holes_and_of_volumes_have_the_same_bits(monkeypatc
     found = denoiser.build()(holed, valid=valid)
     monkeypatch.setattr(compiled, "library", lambda: None)
     assert same_bits(found, denoiser.build()(holed, valid=valid))
-
-
-def test_a_library_of_other_sources_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "digest_of_sources", lambda: "0" * 64)
-    assert compiled.library.__wrapped__() is None
 
 
 @pytest.fixture
@@ -227,26 +218,16 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_a_compiler_may_print_in_any_encoding(
+def test_a_compiler_may_print_in_any_encoding_and_one_whose_name_cannot_be_read_is_none(
     build: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert build.compile_kernels()
+    for empty in ("", " "):
+        monkeypatch.setenv("CC", empty)
+        assert build.compile_kernels()
     monkeypatch.setenv("STATUS", "1")
     assert not build.compile_kernels()
     assert "conseill" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("empty", ["", " "])
-def test_an_empty_name_of_a_compiler_counts_as_none(
-    build: ModuleType, monkeypatch: pytest.MonkeyPatch, empty: str
-) -> None:
-    monkeypatch.setenv("CC", empty)
-    assert build.compile_kernels()
-
-
-def test_a_compiler_whose_name_cannot_be_read_is_no_compiler(
-    build: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setenv("CC", '"unclosed')
     assert not build.compile_kernels()
     assert "installed without compiled filters: No closing quotation" in capsys.readouterr().err

@@ -1,18 +1,27 @@
-"""Properties that every denoiser must have, and checks of its options."""
+"""Every denoiser: properties that all have, options, weights files, and results compared with a formula or another program."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
 import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
+import scipy.ndimage
 import torch
+from safetensors.torch import save_file
+from torch import nn
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, WeightsError
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.rules.keys import build, faults_in, keys_of
+from halotile.tasks.denoisers.common.layers import BlindUNet
+from halotile.tasks.denoisers.common.weights import file_sha256, load_weights
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.function import Function, GivenFunction
 from halotile.tasks.denoisers.gaussian import Gaussian
@@ -20,10 +29,26 @@ from halotile.tasks.denoisers.median import Median
 from halotile.tasks.denoisers.nlm import NonLocalMeans
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.denoisers.tv import Proximal, TotalVariation
+from halotile.tasks.denoisers.unet import Architecture, UNet
 from halotile.tasks.trials.probe import check_purity, probe
-from tests.tasks.denoising import NETWORK_DEPTH, NETWORK_WIDTH, TILES, apply, image, sharpen, tiles, whole
+from tests.cases import in_folders
+from tests.support import job_of, noisy_image, run_inline, whole_picture, work_of, write_zarr
+from tests.tasks.denoising import (
+    NETWORK_DEPTH,
+    NETWORK_WIDTH,
+    TILES,
+    Image,
+    apply,
+    dncnn_tensors,
+    image,
+    network,
+    sharpen,
+    tiles,
+    whole,
+)
 
 pytestmark = pytest.mark.usefixtures("lab")
+
 
 # name -> (denoiser, numbers of axes to try); "dncnn" gets its weights from the fixture.
 CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -40,17 +65,13 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "nlm in noise levels": (lambda _: NonLocalMeans(strength=0.8, patch=3, distance=2, sigma=0.1), (2, 3)),
     "dncnn": (lambda file: DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(file)), (2,)),
     "torch": (lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2), (2,)),
-    "torch at a level": (
-        lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2, sigma=0.5),
-        (2,),
-    ),
-    "torch doubling": (
-        lambda _: UserNetwork(import_="lab:network", options={"scale": 2}, receptive_field_=3, alignment_=2, scale=2),
-        (2,),
-    ),
+    "torch at a level": (lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2, sigma=0.5), (2,)),
+    "torch doubling": (lambda _: UserNetwork(import_="lab:network", options={"scale": 2}, receptive_field_=3, alignment_=2, scale=2), (2,)),
     "function": (lambda _: Function(import_="lab:sharpen", options={"amount": 0.3}, depth=2), (2, 3)),
     "given function": (lambda _: GivenFunction(call=sharpen, depth=2), (2,)),
-}
+}  # fmt: skip
+
+
 EVERY = [pytest.param(make, dims, id=f"{name}-{dims}d") for name, (make, axes) in CASES.items() for dims in axes]
 
 
@@ -76,13 +97,15 @@ def test_a_denoiser_keeps_every_promise(make: Any, dims: int, dncnn_file: Path) 
     assert denoiser.bytes_per_pixel() > 0
 
 
-def test_double_precision_stays_double() -> None:
+def test_double_precision_stays_double_and_a_noise_level_of_zero_keeps_the_pixel() -> None:
     for name in ("gaussian", "median 3", "median 9", "tv", "nlm", "function"):
-        denoiser = CASES[name][0](None)
-        pixels = image(2, "float64")
+        denoiser, pixels = CASES[name][0](None), image(2, "float64")
         result = whole(denoiser, pixels)
         assert result.dtype == np.float64
         np.testing.assert_allclose(result, whole(denoiser, pixels.astype(np.float32)), atol=2e-5)
+    for name in ("tv", "nlm"):
+        kept = whole(CASES[name][0](None), image(2), sigma=np.zeros_like(image(2)))
+        np.testing.assert_allclose(kept, image(2), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["tv", "tv in noise levels", "nlm", "nlm in noise levels", "torch at a level"])
@@ -99,13 +122,6 @@ def test_a_noise_map_is_tiled_along(name: str) -> None:
     assert np.isfinite(expected).all()
     for place, result in tiles(denoiser, pixels, (50, 64), sigma=level):
         assert result.tobytes() == expected[place].tobytes()
-
-
-def test_a_noise_level_of_zero_keeps_the_pixel() -> None:
-    pixels = image(2)
-    for name in ("tv", "nlm"):
-        kept = whole(CASES[name][0](None), pixels, sigma=np.zeros_like(pixels))
-        np.testing.assert_allclose(kept, pixels, atol=1e-6)
 
 
 def test_auto_waits_for_the_noise_level() -> None:
@@ -125,6 +141,8 @@ def test_auto_waits_for_the_noise_level() -> None:
 
 
 NAN = float("nan")
+
+
 BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (Gaussian, {"sigma": 0}, "sigma is 0"),
     (Gaussian, {"sigma": NAN}, "sigma is nan"),
@@ -161,7 +179,15 @@ BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
 ]
 
 
-def test_a_bad_option_is_refused_with_what_to_write() -> None:
+def test_options_are_read_from_a_job_file_and_a_bad_one_is_refused_with_what_to_write() -> None:
+    for kind, options in JOB_OPTIONS:
+        keys = keys_of(kind)
+        assert faults_in(keys, options) == {}
+        built, faults = build(kind, keys, options, {})
+        assert isinstance(built, kind)
+        assert faults == {}
+        assert list(faults_in(keys, {**options, "stranger": 1})) == [("stranger",)]
+        assert not any(key.endswith("_") for key in keys)
     for kind, options, message in BAD_OPTIONS:
         with pytest.raises(ConfigError, match=message):
             kind(**options)
@@ -178,12 +204,381 @@ JOB_OPTIONS: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-def test_options_are_read_from_a_job_file() -> None:
-    for kind, options in JOB_OPTIONS:
-        keys = keys_of(kind)
-        assert faults_in(keys, options) == {}
-        built, faults = build(kind, keys, options, {})
-        assert isinstance(built, kind)
-        assert faults == {}
-        assert list(faults_in(keys, {**options, "stranger": 1})) == [("stranger",)]
-        assert not any(key.endswith("_") for key in keys)
+def test_gaussian_and_median_are_the_filters_of_scipy() -> None:
+    for dims, (sigma, truncate) in itertools.product((2, 3), ((0.6, 4.0), (2.0, 4.0), (3.3, 2.5))):
+        pixels = image(dims)
+        result = whole(Gaussian(sigma=sigma, truncate=truncate), pixels)
+        expected = scipy.ndimage.gaussian_filter(pixels.astype(float), sigma, mode="reflect", truncate=truncate)
+        np.testing.assert_allclose(result, expected, atol=5e-7)
+    for dims, size in ((2, 3), (2, 5), (2, 7), (2, 9), (3, 3), (3, 5)):
+        pixels = np.round(image(dims), 2)  # with ties
+        expected = scipy.ndimage.median_filter(pixels, size, mode="reflect")
+        assert np.array_equal(whole(Median(size=size), pixels), expected), (dims, size)
+    pixels = image(2)
+    pixels[60, 70] = np.nan  # a missing pixel passes on to its windows
+    for size, reach in ((3, 1), (9, 4)):
+        missing = np.zeros(pixels.shape, bool)
+        missing[60 - reach : 61 + reach, 70 - reach : 71 + reach] = True
+        assert np.array_equal(np.isnan(whole(Median(size=size), pixels)), missing)
+
+
+def test_tv_takes_the_steps_of_chambolle() -> None:
+    from skimage.restoration import denoise_tv_chambolle
+
+    for dims, steps in itertools.product((2, 3), (1, 20, 100)):
+        pixels = image(dims)
+        expected = denoise_tv_chambolle(pixels, weight=0.1, eps=0, max_num_iter=steps + 1)
+        found = whole(TotalVariation(strength=0.1, iterations=steps), pixels)
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def weighed_by_hand(pixels: Image, at: tuple[int, int], h: float, sigma: float) -> float:
+    """One pixel of non-local means with patch 5 and distance 6, written out."""
+    y, x = (i + 8 for i in at)
+    around = np.pad(pixels.astype(float), 8, mode="symmetric")
+    patch = around[y - 2 : y + 3, x - 2 : x + 3]
+    total = weights = 0.0
+    for dy, dx in itertools.product(range(-6, 7), repeat=2):
+        other = around[y + dy - 2 : y + dy + 3, x + dx - 2 : x + dx + 3]
+        weight = np.exp(-max(float(((patch - other) ** 2).mean()) - 2 * sigma**2, 0.0) / h**2)
+        total, weights = total + weight * around[y + dy, x + dx], weights + weight
+    return float(total / weights)
+
+
+@pytest.mark.parametrize(("strength", "sigma"), [(0.3, None), (0.8, 0.2)])
+def test_nlm_is_its_formula(strength: float, sigma: float | None) -> None:
+    pixels = image(2)
+    result = whole(NonLocalMeans(strength=strength, patch=5, distance=6, sigma=sigma), pixels)
+    for at in ((0, 0), (60, 70), (136, 3), (7, 170)):
+        expected = weighed_by_hand(pixels, at, strength * (sigma or 1.0), sigma or 0.0)
+        assert result[at] == pytest.approx(expected, abs=2e-6), at
+
+
+DEEP = ["in_conv", *(f"conv_list.{i}" for i in range(12)), "out_conv"]
+
+
+FLAT = [f"model.{2 * i}" for i in range(14)]
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize(("keys", "sign"), [(DEEP, 1), (FLAT, -1), ([f"net.{k}" for k in FLAT], -1)])
+def test_dncnn_reads_the_usual_layouts_in_order(tmp_path: Path, keys: list[str], sign: int, suffix: str) -> None:
+    import safetensors.torch
+
+    tensors = dncnn_tensors(keys, width=6)
+    path = tmp_path / f"net{suffix}"
+    save = safetensors.torch.save_file if suffix == ".safetensors" else torch.save
+    save(tensors, path)
+    pixels = image(2)
+    signal = torch.from_numpy(pixels)[None, None]
+    for key in keys:
+        signal = nn.functional.conv2d(signal, tensors[f"{key}.weight"], tensors[f"{key}.bias"], padding=1)
+        signal = signal if key == keys[-1] else signal.relu()
+    stack = signal[0, 0].numpy()
+    denoiser = DnCNN(depth=14, width=6, weights=str(path))
+    assert denoiser.files() == (path,)
+    np.testing.assert_allclose(apply(denoiser, pixels), pixels + sign * stack, atol=1e-6)
+    for word, factor in (("add", 1), ("subtract", -1)):
+        changed = dataclasses.replace(denoiser, residual=word)  # type: ignore[arg-type]
+        np.testing.assert_allclose(apply(changed, pixels), pixels + factor * stack, atol=1e-6)
+    np.testing.assert_allclose(apply(dataclasses.replace(denoiser, residual="none"), pixels), stack, atol=1e-6)
+
+
+MISFITS: list[tuple[dict[str, Any], str]] = [
+    ({"depth": 6}, "5 convolutions instead of 6"),
+    ({"width": 8}, r"model\.0\.weight is \(16, 1, 3, 3\) instead of \(8, 1, 3, 3\)"),
+    ({"bias": False}, r"unexpected model\.0\.bias"),
+    ({"channels": (3, 3)}, r"instead of \(16, 3, 3, 3\)"),
+    ({"sha256": "0" * 64}, "it is another file"),
+    ({"weights": "nowhere.pth"}, "cannot be opened"),
+]
+
+
+def test_weights_that_do_not_fit_dncnn_are_refused_and_a_layer_that_is_missing_is_named(
+    dncnn_file: Path, tmp_path: Path
+) -> None:
+    fitting = DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(dncnn_file))
+    for options, message in MISFITS:
+        with pytest.raises(WeightsError, match=message):
+            dataclasses.replace(fitting, **options).build()
+    tensors = dncnn_tensors(FLAT)
+    del tensors["model.4.bias"]
+    tensors["model.5.running_mean"] = torch.zeros(16)
+    torch.save(tensors, tmp_path / "net.pth")
+    with pytest.raises(WeightsError, match=r"missing model\.4\.bias; unexpected model\.5\.running_mean"):
+        DnCNN(depth=14, width=NETWORK_WIDTH, weights=str(tmp_path / "net.pth")).build()
+
+
+def test_a_user_network_gets_its_own_weights(tmp_path: Path) -> None:
+    other = network()
+    nn.init.constant_(other.get_parameter("enter.bias"), 1.0)
+    torch.save(other.state_dict(), tmp_path / "net.pth")
+    denoiser = UserNetwork(import_="lab:network", weights=str(tmp_path / "net.pth"))
+    with torch.inference_mode():
+        expected = other(torch.from_numpy(image(2))[None, None, :136, :170])[0, 0].numpy()
+    assert np.array_equal(apply(denoiser, image(2)[:136, :170]), expected)
+    torch.save({"enter.weight": torch.zeros(1)}, tmp_path / "net.pth")
+    with pytest.raises(WeightsError, match="does not fit the network of lab:network"):
+        denoiser.build()
+
+
+def test_a_denoiser_that_cannot_be_built_is_refused_with_the_reason_and_a_function_may_work_in_place() -> None:
+    rows: list[tuple[str, dict[str, Any], str]] = [
+        ("lab:not_a_network", {}, "returned a str"),
+        ("lab:number", {}, "Write the name of a function"),
+        ("lab:nothing", {}, "Write a name that the module defines"),
+        ("no_such_lab:build", {}, "no module 'no_such_lab'"),
+        ("lab:network", {"scal": 2}, "with options .* failed: TypeError"),
+    ]
+    for reference, options, message in rows:
+        with pytest.raises(ConfigError, match=message):
+            UserNetwork(import_=reference, options=options).build()
+    calls: list[Any] = [lambda image: image[1:], lambda image: 3.0]
+    for call in calls:
+        with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
+            apply(GivenFunction(call=call, depth=1), image(2))
+    pixels = image(2)
+    assert np.array_equal(apply(GivenFunction(call=lambda x: np.multiply(x, 2, out=x), depth=0), pixels), 2 * image(2))
+    assert np.array_equal(pixels, image(2))
+
+
+@pytest.mark.parametrize("given", ["number", "map", "strength alone"])
+@pytest.mark.parametrize("kind", [TotalVariation, NonLocalMeans])
+def test_the_unit_of_the_pixels_changes_no_bit(kind: Any, given: str) -> None:
+    """As of fluxes in erg / s / cm², which are about 1e-17."""
+    single = torch.rand((1, 1, 40, 50), generator=torch.Generator().manual_seed(0)) + 0.5
+
+    def filtered(pixels: torch.Tensor, unit: float) -> torch.Tensor:
+        sigma = 0.1 * unit if given == "number" else None
+        strength = 0.1 * unit if given == "strength alone" else 1.0
+        model: Any = kind(strength=strength, sigma=sigma).build()
+        sides = {"sigma": torch.full_like(pixels, 0.1) * unit} if given == "map" else {}
+        result: torch.Tensor = model(pixels * unit, **sides) / unit
+        return result
+
+    for pixels, exponents in ((single, (-90, -60, 60, 90)), (single.double(), (-500, -330, 330, 500))):
+        expected = filtered(pixels, 1.0)
+        for exponent in exponents:
+            assert torch.equal(filtered(pixels, 2.0**exponent), expected), exponent
+
+
+@pytest.mark.parametrize("kind", [TotalVariation, NonLocalMeans])
+def test_a_huge_level_at_one_pixel_changes_no_other_and_a_tiny_strength_none(kind: Any) -> None:
+    """Bad pixels are marked so; the unit of a tile must not follow them."""
+    pixels = torch.rand((1, 1, 60, 60), generator=torch.Generator().manual_seed(0))
+    levels = torch.full_like(pixels, 0.3)
+    levels[0, 0, 5, 5] = 1e15
+    model: Any = kind(strength=1.0).build()
+    whole, part = model(pixels, sigma=levels), model(pixels[..., 20:], sigma=levels[..., 20:])
+    assert torch.equal(whole[..., 45:], part[..., 25:])
+    tiny: Any = kind(strength=1e-33).build()
+    assert torch.equal(tiny(1e6 * pixels), 1e6 * pixels)
+
+
+def saved(path: Path, channels: int = 1, width: int = 4, levels: int = 2) -> Path:
+    torch.manual_seed(levels)
+    network = BlindUNet(channels, width, levels)
+    network.mean.fill_(0.4)
+    network.deviation.fill_(0.2)
+    save_file(network.state_dict(), path)
+    return path
+
+
+def test_it_looks_as_far_as_it_declares(tmp_path: Path) -> None:
+    for levels in (1, 2, 3):
+        denoiser = UNet(weights=str(saved(tmp_path / "w.safetensors", levels=levels)))
+        network: Any = denoiser.reference()
+        for parameter in network.parameters():
+            parameter.data.abs_()  # nothing cancels
+        size = 4 * 2**levels * 8
+        seen = 0
+        for place in range(size // 2, size // 2 + denoiser.alignment):
+            image = torch.ones(1, 1, size, 8, requires_grad=True)
+            network(image)[0, 0, place].sum().backward()
+            assert image.grad is not None
+            rows = image.grad[0, 0].abs().sum(1).nonzero()
+            seen = max(seen, place - int(rows.min()), int(rows.max()) - place)
+        assert denoiser.receptive_field() == seen
+        assert denoiser.alignment == 2**levels
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "channels"), [((203, 187), "yx", 1), ((3, 90, 101), "tyx", 1), ((2, 131, 90), "cyx", 2)]
+)
+def test_tiles_of_a_unet_have_the_bits_of_the_whole_image_and_an_even_image_gets_no_frame(
+    tmp_path: Path, shape: tuple[int, ...], axes: str, channels: int
+) -> None:
+    """The network pads with zeros, which are pixels of the mean brightness: at the rim it sees the image continued instead."""
+    options = {"weights": str(saved(tmp_path / "w.safetensors", channels))}
+    even = np.full(shape, 5, np.float32)
+    for number, pixels in enumerate((noisy_image(shape, "float32"), even)):
+        source = write_zarr(tmp_path / f"in-{number}.zarr", pixels, axes=axes)
+        results = []
+        for tile in (48, 64, 256) if pixels is not even else (64,):
+            output = tmp_path / f"{tile}-{number}.zarr"
+            job = job_of(source, output, "unet", options, tile={"size": tile}, shard=64)
+            results.append(run_inline(job))
+        assert all(np.array_equal(result, results[0]) for result in results)
+        if pixels is even:
+            assert np.ptp(results[0], axis=(-2, -1)).max() < 1e-5
+        elif channels == 1:
+            expected = whole_picture(job, pixels, work_of(make_plan(job)).task.tiling.depth[0][0])
+            assert np.array_equal(results[0], expected)
+
+
+def test_training_has_the_numbers_of_its_use() -> None:
+    for levels in (1, 2, 3):
+        network = BlindUNet(2, 4, levels).double()
+        image, weights = torch.randn(2, 3, 2, 21, 18, dtype=torch.float64)
+        results = []
+        for training in (True, False):
+            network.train(training)
+            part = image.clone().requires_grad_()
+            result = network(part)
+            results.append([result, *torch.autograd.grad(result, [part, *network.parameters()], weights)])
+        for trained, used in zip(*results, strict=True):
+            assert torch.allclose(trained, used, rtol=0, atol=1e-12 * float(used.detach().abs().max()))
+
+
+def test_weights_of_another_network_are_refused_and_a_file_says_how_wide_and_deep_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    assert UNet(weights=str(saved(path, channels=3, width=6, levels=3))).architecture == Architecture(3, 6, 3)
+    for name, shape, why in (
+        ("conv.weight", (3, 1, 3, 3), r"it has no 'last\.weight'"),
+        ("last.weight", (1, 4), r"last\.weight is \(1, 4\)"),
+        ("last.weight", (1, 4, 1, 1), r"it has no 'up\.0\.0\.weight'"),
+    ):
+        save_file({name: torch.zeros(shape)}, path)
+        with pytest.raises(WeightsError, match=why):
+            UNet(weights=str(path)).check()
+    save_file(BlindUNet(1, 4, 2).state_dict() | {"down.0.0.weight": torch.zeros(5, 1, 3, 3)}, path)
+    with pytest.raises(WeightsError, match=r"down.0.0.weight is \(5, 1, 3, 3\) instead of \(4, 1, 3, 3\)"):
+        UNet(weights=str(path)).build()
+    with pytest.raises(WeightsError, match="cannot be opened"):
+        _ = UNet(weights=str(tmp_path / "none.safetensors")).channels
+
+
+TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
+
+
+def save(path: Path, content: Any = None) -> Path:
+    content = TENSORS if content is None else content
+    if path.suffix == ".safetensors":
+        safetensors.torch.save_file(content, path)
+    else:
+        torch.save(content, path)
+    return path
+
+
+def test_tensors_come_back_as_they_were_saved_inside_a_checkpoint_too_and_the_checksum_is_compared(
+    tmp_path: Path,
+) -> None:
+    for suffix in (".safetensors", ".pth", ".pt"):
+        path, wrong = save(tmp_path / f"net{suffix}"), "0" * 64
+        right = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert file_sha256(path) == right
+        for checksum in (None, right.upper()):
+            loaded = load_weights(path, checksum)
+            assert loaded.keys() == TENSORS.keys()
+            assert all(torch.equal(loaded[key], tensor) for key, tensor in TENSORS.items())
+        with pytest.raises(WeightsError, match=rf"(?s){wrong}.*{right}"):
+            load_weights(path, wrong)
+    for wrapper in ("state_dict", "params"):
+        path = save(tmp_path / "net.pth", {wrapper: TENSORS, "epoch": 7})
+        assert load_weights(path).keys() == TENSORS.keys()
+
+
+class Malicious:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.target,))
+
+
+def test_pickled_code_is_refused_and_not_run(tmp_path: Path) -> None:
+    rows: list[Any] = [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))]
+    for write in rows:
+        path, mark = tmp_path / "net.pth", tmp_path / "mark"
+        write({"a.weight": Malicious(mark)}, path)
+        with pytest.raises(
+            WeightsError, match=r"holds pickled code, which is not run\. Save only the tensors"
+        ) as failed:
+            load_weights(path)
+        assert "weights_only" not in str(failed.value)
+        assert not mark.exists()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_a_file_that_memory_does_not_hold_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    path = save(tmp_path / f"w{suffix}")
+    monkeypatch.setattr(safetensors.torch, "load", refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    with pytest.raises(MemoryError):
+        load_weights(path)
+
+
+def missing(folder: Path) -> Path:
+    return folder / "nowhere.pth"
+
+
+def directory(folder: Path) -> Path:
+    (folder / "net.pth").mkdir()
+    return folder / "net.pth"
+
+
+def loop(folder: Path) -> Path:
+    (folder / "a.pth").symlink_to(folder / "b.pth")
+    (folder / "b.pth").symlink_to(folder / "a.pth")
+    return folder / "a.pth"
+
+
+def truncated(suffix: str) -> Any:
+    def make(folder: Path) -> Path:
+        path = save(folder / f"net{suffix}")
+        path.write_bytes(path.read_bytes()[:-20])
+        return path
+
+    return make
+
+
+def holding(content: Any) -> Any:
+    return lambda folder: save(folder / "net.pth", content)
+
+
+def unfinished(folder: Path) -> Path:
+    (folder / "net.safetensors.run").mkdir()
+    (folder / "net.safetensors").touch()
+    return folder / "net.safetensors"
+
+
+def other_suffix(folder: Path) -> Path:
+    (folder / "net.npz").touch()
+    return folder / "net.npz"
+
+
+def test_what_is_not_a_weights_file_is_refused(tmp_path: Path) -> None:
+    rows = [
+        (missing, "cannot be opened .*No such file"),
+        (directory, "cannot be opened .Is a directory.*Write the path of a weights file"),
+        (loop, "cannot be opened .*symbolic links"),
+        (truncated(".pth"), "damaged"),
+        (truncated(".safetensors"), "not a complete safetensors"),
+        (unfinished, r"in .*/net.safetensors.run has not written it yet"),
+        (holding([1, 2]), "no state dictionary"),
+        (holding({}), "no state dictionary"),
+        (holding({"lr": 0.1}), "not tensors: lr"),
+        (other_suffix, "ends with one of .safetensors"),
+    ]
+    for folder, (make, message) in in_folders(tmp_path, rows):
+        path = make(folder)
+        with pytest.raises(WeightsError, match=message):
+            load_weights(path)
+        if make in (missing, directory, loop):
+            with pytest.raises(WeightsError, match="Write the path"):
+                file_sha256(path)

@@ -1,4 +1,4 @@
-"""The code for a GPU, run on the CPU: the same bits, through buffers that are reused."""
+"""The code for a GPU, run on the CPU: the same bits, through buffers that are reused; models that stay in a worker."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import itertools
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -18,16 +22,79 @@ import torch
 from halotile.graphs.plans.plan import make_plan
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded.output import create_output
+from halotile.tasks import image_task
 from halotile.tasks.block import BlockRunner, Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.dncnn import DnCNN
+from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.devices.device import LOST, Device, Download
-from halotile.tasks.devices.gpu import BufferRing, CudaStreams, Gpu
+from halotile.tasks.devices.gpu import NAMES, BufferRing, CudaStreams, Gpu, Name, Streams
+from halotile.tasks.image_task import Denoised, ImageTask, View
 from halotile.tasks.inner_tiles import QueuedCore, TileRunner
 from tests.cases import thorough
-from tests.support import DTYPES, dncnn_weights, job_of, read_zarr, work_of, write_zarr
-from tests.tasks.emulated_gpu import EmulatedGpu
+from tests.graphs.solving import denoised_by, scene
+from tests.support import DTYPES, dncnn_weights, job_of, noisy_image, read_zarr, work_of, write_zarr
 from tests.tasks.test_inner_tiles import blur, tiling
+
+
+class Moment:
+    """A mark of a stream: the moment at which what was queued before it ends."""
+
+    def __init__(self, at: float) -> None:
+        self.time = at
+
+    def synchronize(self) -> None:
+        """Sleep until then; other threads go on."""
+        time.sleep(max(0.0, self.time - time.perf_counter()))
+
+
+class EmulatedStreams(Streams):
+    """Streams whose work ends one after the other.
+
+    ``copies_per_second``: of pieces of a block, each way.
+    """
+
+    def __init__(self, copies_per_second: float = 1000.0) -> None:
+        self.copy_seconds = 1 / copies_per_second
+        self.ends: dict[Name, float] = dict.fromkeys(NAMES, 0.0)
+        self.computed: list[tuple[float, float]] = []
+        """Beginning and end of each batch."""
+        self._lock = threading.Lock()
+
+    def queue(self, name: Name, seconds: float) -> None:
+        """Queue work that takes so long."""
+        with self._lock:
+            began = max(self.ends[name], time.perf_counter())
+            self.ends[name] = began + seconds
+            if name == "compute":
+                self.computed.append((began, began + seconds))
+
+    @contextmanager
+    def on(self, name: Name) -> Iterator[None]:
+        """A copy that is queued takes its time; computations are queued by :class:`EmulatedGpu`."""
+        if name != "compute":
+            self.queue(name, self.copy_seconds)
+        yield
+
+    def mark(self, name: Name) -> Moment:
+        return Moment(max(self.ends[name], time.perf_counter()))
+
+    def wait(self, name: Name, mark: Moment) -> None:
+        self.ends[name] = max(self.ends[name], mark.time)
+
+
+class EmulatedGpu(Gpu):
+    """A GPU of a given speed, whose model returns what it is given."""
+
+    def __init__(self, megapixels_per_second: float) -> None:
+        self.emulated = EmulatedStreams()
+        super().__init__("cpu", streams=self.emulated)
+        self.rate = 1e6 * megapixels_per_second
+
+    def run(self, model: Any, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The batch, which takes as long as its pixels at this speed."""
+        self.emulated.queue("compute", batch.numel() / self.rate)
+        return batch
 
 
 class Overwritten(BufferRing):
@@ -39,12 +106,15 @@ class Overwritten(BufferRing):
         super().give(memory, mark)
 
 
+def overwritten(device: Gpu) -> list[Any]:
+    """Three kinds of buffers that are overwritten between two uses."""
+    return [Overwritten(device.streams.pinned) for _ in range(3)]
+
+
 def gpu_device(**options: Any) -> Gpu:
-    """A GPU whose buffers are overwritten between two uses."""
+    """A GPU with such buffers."""
     made = Gpu("cpu", **options)
-    made._upload_buffers, made._download_buffers, made._small_buffers = (
-        Overwritten(made.streams.pinned) for _ in range(3)
-    )
+    made._upload_buffers, made._download_buffers, made._small_buffers = overwritten(made)
     return made
 
 
@@ -70,19 +140,6 @@ def test_pixels_of_every_type_get_there_and_back_and_a_block_has_the_same_bits(d
         np.testing.assert_array_equal(there, plain)
 
 
-def test_every_batch_has_the_same_shape() -> None:
-    shapes = set()
-
-    def noted(batch: torch.Tensor) -> torch.Tensor:
-        shapes.add(tuple(batch.shape))
-        return batch
-
-    whole = Region.whole((100, 120))
-    TileRunner(noted, gpu_device(), tiling(batch=7), "noted")(image("float32"), whole, whole, 1, {})
-    assert len(shapes) == 1
-    assert shapes.pop()[0] == 7
-
-
 def test_what_cannot_be_recorded_is_asked_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     device, whole = gpu_device(records=True), Region.whole((100, 120))
 
@@ -100,8 +157,8 @@ def test_each_margin_has_a_recording_of_its_own(tmp_path: Path) -> None:
     """A stack of convolutions computes less where a margin is not wanted, and each batch finds what was recorded for it."""
     weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
     denoiser = DnCNN(weights=str(weights), depth=3, width=8)
-    whole, form = Region.whole((200, 220)), tiling(depth=((3, 3), (3, 3)), image=(200, 220), batch=2)
-    pixels = image("float32", (2, 1, 200, 220))
+    whole, form = Region.whole((100, 120)), tiling(batch=2)
+    pixels = image("float32", (1, 1, 100, 120))
     device = gpu_device(records=True)
     runner = TileRunner(denoiser.build(), device, form, "dncnn")
     plain = TileRunner(denoiser.build(), Device(), form, "dncnn")(pixels, whole, whole, 1, {})
@@ -134,23 +191,12 @@ def test_blocks_that_are_on_their_way_at_once_do_not_mix() -> None:
         np.testing.assert_array_equal(got[number], pixels)
 
 
-def test_memory_that_is_taken_comes_back_where_the_model_fails() -> None:
-    whole, device = Region.whole((100, 120)), gpu_device()
-    runner = TileRunner(lambda batch: batch[..., 1:], device, tiling(), "wrong")
-    for _ in range(5):
-        with pytest.raises(RuntimeError):
-            runner(image("float32"), whole, whole, 1, {})
-    np.testing.assert_array_equal(device.fetch(device.take(device.stage(image("uint8")))).pixels(), image("uint8"))
-
-
 class Full(Gpu):
     """A GPU whose memory runs out in one place, a given number of times."""
 
     def __init__(self, place: str, times: int) -> None:
         super().__init__("cpu")
-        self._upload_buffers, self._download_buffers, self._small_buffers = (
-            Overwritten(self.streams.pinned) for _ in range(3)
-        )
+        self._upload_buffers, self._download_buffers, self._small_buffers = overwritten(self)
         self.where, self.times = place, times
 
     def _perhaps(self, place: str) -> None:
@@ -159,62 +205,56 @@ class Full(Gpu):
             raise RuntimeError("CUDA error: out of memory")
 
     def stage(self, pixels: np.ndarray[Any, Any]) -> Any:
-        """Run out of memory in an upload, perhaps."""
         self._perhaps("upload")
         return super().stage(pixels)
 
     def fetch(self, tensor: torch.Tensor) -> Download:
-        """Run out of memory in the download of a result, or of its sums, perhaps."""
         self._perhaps("download" if tensor.ndim > 1 else "sums")
         return super().fetch(tensor)
 
     def run(self, model: Any, batch: torch.Tensor, sides: Any) -> torch.Tensor:
-        """Run out of memory in the model, perhaps."""
         self._perhaps("model")
         return super().run(model, batch, sides)
 
 
 def test_wherever_memory_runs_out_the_batch_is_halved_and_nothing_is_lost() -> None:
-    for place in ("model", "download", "sums"):
-        pixels, whole = image("float32"), Region.whole((100, 120))
-        want = TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
-        runner = TileRunner(blur, Full(place, 3), tiling(batch=16), "blur")
-        np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
-        assert runner.batch == 2
-        np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
-
-
-def test_a_block_that_has_no_room_on_the_gpu_is_tried_again_with_a_smaller_batch() -> None:
     pixels, whole = image("float32"), Region.whole((100, 120))
-    runner = TileRunner(blur, Full("upload", 2), tiling(batch=16), "blur")
     want = TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
+
+    def runner_of(place: str, times: int, batch: int = 16) -> TileRunner:
+        return TileRunner(blur, Full(place, times), tiling(batch=batch), "blur")
+
+    for place in ("model", "download", "sums"):
+        runner = runner_of(place, 3)
+        for _ in range(2):
+            np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
+            assert runner.batch == 2
+    waiting, asked = runner_of("upload", 2), runner_of("upload", 2)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="out of memory"):
-            runner.stage(pixels, {})
-    np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
-    assert runner.batch == 8
-
-
-def test_a_region_that_is_waited_for_makes_room_before_it_goes_over() -> None:
-    pixels, whole = image("float32"), Region.whole((100, 120))
-    runner = TileRunner(blur, Full("upload", 2), tiling(batch=16), "blur")
-    for _ in range(2):
+            waiting.stage(pixels, {})  # a block that has no room is tried again with a smaller batch
         with pytest.raises(RuntimeError, match="out of memory"):
-            runner(pixels, whole, whole, 1, {})
-    runner(pixels, whole, whole, 1, {})
-    assert runner.batch == 4
+            asked(pixels, whole, whole, 1, {})  # a region that is waited for makes room before it goes over
+    np.testing.assert_array_equal(waiting(pixels, whole, whole, 1, {}), want)
+    asked(pixels, whole, whole, 1, {})
+    assert (waiting.batch, asked.batch) == (8, 4)
 
 
-def test_pinned_memory_comes_back_whatever_fails() -> None:
+def test_memory_comes_back_whatever_fails() -> None:
     """Else the computing thread would wait for a buffer for ever."""
+    pixels, whole = image("float32"), Region.whole((100, 120))
     for place in ("download", "sums"):
-        pixels, whole = image("float32"), Region.whole((100, 120))
-        device = Full(place, 5)
-        runner = TileRunner(blur, device, tiling(batch=1), "blur")
+        runner = TileRunner(blur, Full(place, 5), tiling(batch=1), "blur")
         for _ in range(5):
             with pytest.raises(RuntimeError, match="out of memory"):
                 runner(pixels, whole, whole, 1, {})
         assert runner(pixels, whole, whole, 1, {}).shape == pixels.shape
+    device = gpu_device()
+    runner = TileRunner(lambda batch: batch[..., 1:], device, tiling(), "wrong")
+    for _ in range(5):
+        with pytest.raises(RuntimeError):
+            runner(pixels, whole, whole, 1, {})
+    np.testing.assert_array_equal(device.fetch(device.take(device.stage(image("uint8")))).pixels(), image("uint8"))
 
 
 def test_a_process_whose_gpu_is_lost_ends() -> None:
@@ -236,26 +276,18 @@ def test_a_process_whose_gpu_is_lost_ends() -> None:
 
 def test_the_precision_is_set_where_it_is_computed() -> None:
     """Two GPUs in one process each keep their own precision."""
-    rows: list[tuple[str, bool, bool]] = [
-        ("float32", False, False),
-        ("tf32", True, True),
-        ("float16", False, True),
-        ("bfloat16", False, True),
-    ]
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    rows = [("float32", False, False), ("tf32", True, True), ("float16", False, True), ("bfloat16", False, True)]
     for precision, tf32, by_stopwatch in rows:
-        backends = torch.backends
-        before = backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic
-        device, other = (gpu_device(precision=precision), gpu_device(precision="float32" if tf32 else "tf32"))
-        with other.computing():
+        before = cuda.allow_tf32, cudnn.benchmark, cudnn.deterministic
+        with gpu_device(precision="float32" if tf32 else "tf32").computing():
             pass
-        with device.computing():
-            settings = (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark)
-            deterministic = backends.cudnn.deterministic
-        assert settings == (tf32, tf32, by_stopwatch)
-        assert deterministic == (not by_stopwatch)
+        with gpu_device(precision=precision).computing():
+            settings = cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, not cudnn.deterministic
+        assert settings == (tf32, tf32, by_stopwatch, by_stopwatch)
         with gpu_device().computing():  # as for the others
             pass
-        backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic = before
+        cuda.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
 
 
 def test_memory_that_cannot_be_locked_is_no_full_gpu() -> None:
@@ -403,3 +435,81 @@ def test_a_gpu_whose_bits_change_is_seen() -> None:
     assert found[:3] == found[3:]
     assert found[0] == found[1] != found[2]
     assert [shape[:4] for shape in found[0]] == ["4×1×"]
+
+
+class FakeGpu(Gpu):
+    """A device of the kind ``gpu`` that computes on the CPU."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__("cpu")
+        self.kind = "gpu"
+        self.resets = 0
+
+    def reset_peak(self) -> None:
+        """Count the resets."""
+        self.resets += 1
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_task, "_runners", WeakValueDictionary())
+    monkeypatch.setattr(image_task, "_cached", {})
+
+
+def prior(sigma: float, device: str = "cuda") -> Denoised:
+    """A denoised image."""
+    return replace(denoised_by(Gaussian(sigma=sigma), scene(), 64, 32), device=device)
+
+
+def solver_step(*parts: Denoised) -> ImageTask:
+    """A step of a solver that uses these denoised images."""
+    grid = parts[0].grid if parts else prior(1.0).grid
+    return ImageTask(grid=grid, images=(), sums=(), stored=(), view=View(), denoised=parts, overlap=False)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace GPUs by :class:`FakeGpu`."""
+    monkeypatch.setattr(image_task, "open_device", lambda kind, *given: FakeGpu() if kind == "cuda" else Device("cpu"))
+
+
+def kept() -> list[Any]:
+    """Models that stay in the cache."""
+    return list(image_task._cached.values())
+
+
+@pytest.mark.usefixtures("gpus")
+def test_what_an_earlier_job_left_on_a_gpu_goes_and_the_rest_stays() -> None:
+    (here,) = solver_step(prior(1.0, "cpu")).stages().runners
+    (before,) = solver_step(prior(1.0)).stages().runners
+    assert isinstance(before.device, FakeGpu)
+    resets = before.device.resets
+    assert solver_step(prior(1.0)).stages().runners == [before]
+    assert before.device.resets == resets + 1, "its memory is measured anew"
+    assert not solver_step().stages().runners
+    assert kept() == [here, before], "a step without a denoiser drops nothing"
+    (now,) = solver_step(prior(2.0)).stages().runners
+    assert kept() == [here, now], "models on a CPU are not dropped"
+    (again,) = solver_step(prior(2.0)).stages().runners
+    assert again is now
+    one, other = prior(1.0), prior(2.0)  # two jobs at work side by side keep their models
+    first, second = solver_step(one).stages(), solver_step(other).stages()
+    assert one.runner() is first.runners[0]
+    assert other.runner() is second.runners[0]
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_denoising_job_has_the_gpu_for_itself(tmp_path: Path) -> None:
+    solver_step(prior(1.0)).stages()
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((100, 90)))
+    work_of(make_plan(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}))).task.stages()
+    assert kept() == []
+    assert not image_task._runners, "and nothing is left in memory"
+
+
+def test_a_model_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(image_task, "check_purity", lambda denoiser, dims, model, dtype: checked.append(denoiser))
+    for sigma in (1.0, 1.0, 2.0):
+        solver_step(prior(sigma, "cpu")).stages().check()
+    assert [denoiser.sigma for denoiser in checked] == [1.0, 2.0]

@@ -81,26 +81,30 @@ def task_of(folder: Path, name: str = "gaussian", dtype: str = "float32", **opti
     return task
 
 
+def network(folder: Path) -> dict[str, Any]:
+    """Options of a small network."""
+    return {"weights": str(dncnn_weights(folder / "w.safetensors", 3, 8)), "depth": 3, "width": 8}
+
+
 def timed(monkeypatch: pytest.MonkeyPatch, seconds: Any) -> None:
-    """Times are those that a function of tile and batch gives."""
+    """Times are those that a function of tile, batch and device gives."""
 
     def time(trial: Any, tile: Any, batch: int, device: Any = None) -> TileTrial:
-        return TileTrial(tile, batch, seconds(tile, batch), 100 * batch)
+        return TileTrial(tile, batch, seconds(tile, batch, device), 100 * batch)
 
     monkeypatch.setattr(gpu_trial._Trial, "time", time)
 
 
-def test_batches_grow_until_they_gain_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    timed(monkeypatch, lambda tile, batch: 1.0 if batch >= 2 else 2.0)
+def test_batches_grow_until_they_gain_nothing_and_the_fastest_tile_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    timed(monkeypatch, lambda tile, batch, _: 1.0 if batch >= 2 else 2.0)
     found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32), (16, 16))), Small())
     assert [each.batch for each in found.tried if each.tile == (32, 32)] == [1, 2, 4, 8]
     assert (found.tile, found.batch) == ((32, 32), 2), "of those alike, the one that needs least memory"
-
-
-def test_the_fastest_is_taken_small_or_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    task = task_of(tmp_path, "median", size=3)
+    task = task_of(tmp_path / "2", "median", size=3)
     for fastest in ((64, 64), (16, 16)):
-        timed(monkeypatch, lambda tile, batch, best=fastest: 1.0 if tile == best else 3.0)
+        timed(monkeypatch, lambda tile, batch, _, best=fastest: 1.0 if tile == best else 3.0)
         assert tune(task, TrialRequest(tiles=((64, 64), (32, 32), (16, 16))), Small()).tile == fastest
 
 
@@ -118,27 +122,28 @@ class LaidOut(Small):
         return made
 
 
-@pytest.mark.parametrize(("seconds", "chosen"), [(0.5, True), (0.99, False)])
-def test_the_faster_memory_layout_is_taken(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float, chosen: bool
+def test_the_faster_memory_layout_is_taken_and_recording_is_for_where_it_pays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> TileTrial:
-        return TileTrial(tile, batch, seconds if device is not None and device.channels_last else 1.0, 100)
-
-    monkeypatch.setattr(gpu_trial._Trial, "time", time)
-    weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
-    task = task_of(tmp_path, "dncnn", weights=str(weights), depth=3, width=8)
-    assert tune(task, TrialRequest(tiles=((32, 32),), layouts=True), LaidOut()).channels_last == chosen
-    assert not tune(task, TrialRequest(tiles=((32, 32),)), LaidOut()).channels_last, "it was not to be tried"
+    task, tiles = task_of(tmp_path, "dncnn", **network(tmp_path)), ((32, 32),)
+    for seconds, chosen in ((0.5, True), (0.99, False)):
+        timed(monkeypatch, lambda tile, batch, device, s=seconds: s if device and device.channels_last else 1.0)
+        assert tune(task, TrialRequest(tiles=tiles, layouts=True), LaidOut()).channels_last == chosen
+        assert not tune(task, TrialRequest(tiles=tiles), LaidOut()).channels_last, "it was not to be tried"
+    task = task_of(tmp_path / "2")
+    for seconds, pays in ((0.05, True), (0.099, False), (0.2, False)):
+        timed(monkeypatch, lambda tile, batch, device, s=seconds: s if device and device.records else 0.1)
+        found = tune(task, TrialRequest(tiles=tiles), Recording())
+        assert (found.records, found.megapixels_per_second > 128 * 128 / 1e5) == (pays, pays)
 
 
 def test_what_breaks_beside_the_best_costs_only_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> TileTrial:
+    def seconds(tile: Any, batch: int, device: Any) -> float:
         if device is not None or max(tile) > 40:
             raise RuntimeError("input tensor must fit into 32-bit index math")
-        return TileTrial(tile, batch, 0.01, 100)
+        return 0.01
 
-    monkeypatch.setattr(gpu_trial._Trial, "time", time)
+    timed(monkeypatch, seconds)
     task = task_of(tmp_path, "median", size=3)
     found = tune(task, TrialRequest(tiles=((64, 64), (32, 32)), layouts=True), LaidOut())
     assert (found.tile, found.records) == ((32, 32), False)
@@ -151,29 +156,22 @@ def test_tiles_with_much_halo_are_tried_only_where_no_other_has_room(
 ) -> None:
     task = task_of(tmp_path, sigma=8)  # looks 32 pixels far
     tiles = ((16, 16), (32, 32), (128, 128), (112, 112))
-    timed(monkeypatch, lambda tile, batch: 1.0)
+    timed(monkeypatch, lambda *_: 1.0)
     assert {each.tile for each in tune(task, TrialRequest(tiles=tiles), Small()).tried} == {(128, 128)}
     monkeypatch.setattr(gpu_trial._Trial, "_fits", lambda trial, tried, sharing: max(tried.tile) < 100)
     assert {each.tile for each in tune(task, TrialRequest(tiles=tiles), Small()).tried} == {(32, 32)}
 
 
-@pytest.mark.parametrize(("seconds", "pays"), [(0.05, True), (0.099, False), (0.2, False)])
-def test_recording_is_for_where_it_pays(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float, pays: bool
-) -> None:
-    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> TileTrial:
-        return TileTrial(tile, batch, seconds if device is not None and device.records else 0.1, 100 * batch)
-
-    monkeypatch.setattr(gpu_trial._Trial, "time", time)
-    found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32),)), Recording())
-    assert (found.records, found.megapixels_per_second > 128 * 128 / 1e5) == (pays, pays)
-
-
-def test_what_is_given_is_all_that_is_tried(tmp_path: Path) -> None:
-    found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32),), batch=3), Small())
+def test_what_is_given_is_all_that_is_tried_and_workers_that_share_a_gpu_share_its_memory(tmp_path: Path) -> None:
+    task = task_of(tmp_path)
+    found, shared = (tune(task, TrialRequest(tiles=((32, 32),), batch=3, sharing=n), Small()) for n in (1, 3))
     assert [(each.tile, each.batch) for each in found.tried] == [((32, 32), 3)]
     assert found.tried[0].seconds > 0
     assert found.megapixels_per_second == pytest.approx(128 * 128 / 1e6 / found.tried[0].seconds)
+    assert found.free_bytes is not None
+    assert shared.free_bytes == found.free_bytes // 3
+    assert Tuned.from_json(found.to_json()) == found
+    assert replace(found, batch=9) != found
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -192,13 +190,6 @@ def test_no_more_is_planned_than_there_is_room_for(overlap: bool, tmp_path: Path
     )
 
 
-def test_workers_that_share_a_gpu_share_its_memory(tmp_path: Path) -> None:
-    task = task_of(tmp_path)
-    alone, shared = (tune(task, TrialRequest(tiles=((16, 16),), batch=1, sharing=n), Small()) for n in (1, 3))
-    assert alone.free_bytes is not None
-    assert shared.free_bytes == alone.free_bytes // 3
-
-
 def test_a_batch_that_runs_out_of_memory_is_not_taken(tmp_path: Path) -> None:
     window = (32 + 8) * (32 + 8) * 4
     found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32),)), Small(most=5 * window))
@@ -215,41 +206,27 @@ def test_a_damaged_block_is_tried_with_random_pixels(tmp_path: Path, dtype: str)
     assert tune(task, TrialRequest(tiles=((32, 32),), batch=1), Small()).tried
 
 
-@pytest.mark.parametrize("device", [Device, Small])
-def test_each_precision_is_held_against_float32(tmp_path: Path, device: Any) -> None:
-    weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
-    task = task_of(tmp_path, "dncnn", weights=str(weights), depth=3, width=8)
-    found = tune(task, TrialRequest(tiles=((64, 64),), compare=True), device())
-    errors = {each.name: each.error for each in found.precisions}
-    assert list(errors) == list(gpu_trial.PRECISIONS)
-    assert errors["float32"] is not None
-    assert errors["float32"] < 1e-6
-    assert errors["tf32"] is None
-    bfloat16 = errors["bfloat16"]
+class Overflowing(Device):
+    """A device on which float16 overflows."""
+
+    def run(self, model: Any, batch: Any, sides: Any) -> Any:
+        return super().run(model, batch, sides) * (math.inf if self.precision == "float16" else 1)
+
+
+@pytest.mark.parametrize("device", [Device, Small, Overflowing])
+def test_each_precision_of_a_network_is_held_against_float32(tmp_path: Path, device: Any) -> None:
+    task = task_of(tmp_path, "dncnn", **network(tmp_path))
+    found = {each.name: each for each in tune(task, TrialRequest(tiles=((64, 64),), compare=True), device()).precisions}
+    assert list(found) == list(gpu_trial.PRECISIONS)
+    float32, bfloat16, float16 = (found[name].error for name in ("float32", "bfloat16", "float16"))
+    assert float32 is not None
+    assert float32 < 1e-6
+    assert found["tf32"].error is None
     assert bfloat16 is not None
     assert 1e-5 < bfloat16 < 0.1
-
-
-def test_precisions_are_of_networks(tmp_path: Path) -> None:
-    found = tune(task_of(tmp_path), TrialRequest(tiles=((64, 64),), compare=True))
-    assert [each.name for each in found.precisions if each.seconds is not None] == ["float32"]
-    assert found.precisions[2].why_not == "for networks only: this denoiser computes in float32"
-
-
-def test_a_precision_that_overflows_is_reported(tmp_path: Path) -> None:
-    class Overflowing(Device):
-        def run(self, model: Any, batch: Any, sides: Any) -> Any:
-            return super().run(model, batch, sides) * (math.inf if self.precision == "float16" else 1)
-
-    weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
-    task = task_of(tmp_path, "dncnn", weights=str(weights), depth=3, width=8)
-    found = tune(task, TrialRequest(tiles=((64, 64),), compare=True), Overflowing())
-    (float16,) = (each for each in found.precisions if each.name == "float16")
-    assert (float16.error, float16.why_not) == (None, "some pixels are NaN or infinite")
-    assert float16.seconds is not None
-
-
-def test_what_was_found_can_be_kept(tmp_path: Path) -> None:
-    found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32),), compare=True))
-    assert Tuned.from_json(found.to_json()) == found
-    assert replace(found, batch=9) != found
+    assert found["float16"].seconds is not None
+    if device is Overflowing:
+        assert (float16, found["float16"].why_not) == (None, "some pixels are NaN or infinite")
+    filtered = tune(task_of(tmp_path / "2"), TrialRequest(tiles=((64, 64),), compare=True))
+    assert [each.name for each in filtered.precisions if each.seconds is not None] == ["float32"]
+    assert filtered.precisions[2].why_not == "for networks only: this denoiser computes in float32"

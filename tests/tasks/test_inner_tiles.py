@@ -1,8 +1,12 @@
-"""Inner tiles: they cover the core, keep their halo, share one shape; batches shrink when memory runs out."""
+"""Tiles of a block, read ahead and written behind: they cover the core, keep their halo, share one shape; pixels that cannot be denoised are refused by place."""
 
 from __future__ import annotations
 
 import itertools
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,30 +15,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halotile.errors import BlockFailed
-from halotile.storage.grid import Region
-from halotile.storage.sharded.output import to_dtype
+from halotile.errors import BlockFailed, InputError
+from halotile.graphs.plans.plan import make_plan
+from halotile.storage.grid import Block, Grid, Region
+from halotile.storage.rim import Rim, read_window
+from halotile.storage.sharded.output import create_output, to_dtype
+from halotile.tasks.block import BlockRunner, Prefetch
+from halotile.tasks.denoise_block import check_image, check_side
 from halotile.tasks.denoisers.base import Pixelwise
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.median import Median
 from halotile.tasks.denoisers.none import NoDenoising
 from halotile.tasks.devices.device import Device
 from halotile.tasks.inner_tiles import PlaneRunner, TileRunner, Tiling, cut_evenly, windows_of
+from halotile.tasks.operators.base import InMemory
+from tests.support import job_of, noisy_image, work_of, write_zarr
 
 
 def tiling(**changes: Any) -> Tiling:
-    values: dict[str, Any] = {
-        "tile": (32, 32),
-        "depth": ((3, 3), (3, 3)),
-        "align": (1, 1),
-        "least": (1, 1),
-        "image": (100, 120),
-        "scale": 1,
-        "batch": 4,
-        "range": None,
-        "work_dtype": "float32",
-    }
-    return Tiling(**(values | changes))
+    usual = Tiling((32, 32), ((3, 3), (3, 3)), (1, 1), (1, 1), (100, 120), 1, 4, None, "float32")
+    return replace(usual, **changes)
 
 
 def blur(batch: torch.Tensor) -> torch.Tensor:
@@ -54,7 +54,7 @@ def run(
 
 
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 90), st.sampled_from([1, 2, 4, 8]))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_even_cuts_cover_the_interval_in_aligned_pieces(start: int, length: int, edge: int, align: int) -> None:
     start *= align
     parts = cut_evenly(start, start + length, edge, align)
@@ -71,7 +71,7 @@ def test_even_cuts_cover_the_interval_in_aligned_pieces(start: int, length: int,
     st.integers(0, 20),
     st.sampled_from([1, 2, 8]),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_windows_hold_what_their_tile_needs(image: tuple[int, int], edge: int, depth: int, align: int) -> None:
     whole = Region.whole(image)
     edge = -(-edge // align) * align
@@ -86,33 +86,23 @@ def test_windows_hold_what_their_tile_needs(image: tuple[int, int], edge: int, d
     assert (covered == 1).all()
 
 
-def test_windows_are_never_shorter_than_the_least() -> None:
+def test_windows_share_one_shape_and_are_never_shorter_than_the_least() -> None:
+    whole = Region.whole((100, 120))
+    assert len({window.reach.shape for window in windows_of(whole, whole, (2,), tiling())}) == 1
     for least in (1, 40, 90, 500):
-        whole = Region.whole((100, 120))
         for window in windows_of(whole, whole, (), tiling(least=(least, least))):
             assert window.reach.shape >= (min(least, 100), min(least, 120))
             assert window.reach.inside(whole)
 
 
-def test_windows_share_one_shape_where_the_image_is_large_enough() -> None:
-    whole = Region.whole((100, 120))
-    shapes = {w.reach.shape for w in windows_of(whole, whole, (2,), tiling())}
-    assert len(shapes) == 1
-
-
-def test_tiles_give_the_whole_image() -> None:
+def test_tiles_give_the_whole_image_and_a_core_its_own_pixels() -> None:
+    pixels = np.random.default_rng(0).random((2, 3, 100, 120), dtype=np.float32)
+    want = blur(torch.from_numpy(pixels)).numpy()
     for tile, batch in itertools.product((16, 33, 200), (1, 3, 100)):
-        pixels = np.random.default_rng(0).random((2, 3, 100, 120), dtype=np.float32)
         got = run(pixels, blur, tiling(tile=(tile, tile), batch=batch))
-        want = blur(torch.from_numpy(pixels)).numpy()
         np.testing.assert_allclose(got, want, atol=1e-6)
-
-
-def test_a_core_inside_what_was_read_gets_its_own_pixels() -> None:
-    pixels = np.random.default_rng(0).random((1, 100, 120), dtype=np.float32)
     core = Region((20, 30), (90, 80))
-    got = run(pixels, blur, tiling(), core)
-    np.testing.assert_allclose(got, blur(torch.from_numpy(pixels[None]))[0].numpy()[:, 20:90, 30:80], atol=1e-6)
+    np.testing.assert_allclose(run(pixels, blur, tiling(), core), want[..., 20:90, 30:80], atol=1e-6)
 
 
 def test_scaled_results_land_where_they_belong() -> None:
@@ -138,46 +128,29 @@ def test_integers_are_mapped_to_unit_range_and_back() -> None:
     assert np.array_equal(got, np.minimum(pixels.astype(int) * 2, 255).astype(np.uint8))
 
 
-class Hungry:
-    """A model that has memory for two tiles at most, as a full GPU would."""
+def test_the_batch_is_halved_when_memory_runs_out_and_stays_small_and_one_tile_without_room_is_an_error() -> None:
+    pixels, batches = np.random.default_rng(0).random((1, 100, 120), dtype=np.float32), list[int]()
 
-    def __init__(self) -> None:
-        self.batches: list[int] = []
-
-    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
-        self.batches.append(len(batch))
-        if len(batch) > 2:
+    def hungry(batch: torch.Tensor, most: int = 2) -> torch.Tensor:
+        batches.append(len(batch))
+        if len(batch) > most:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return batch
 
-
-def test_the_batch_is_halved_when_memory_runs_out_and_stays_small() -> None:
-    pixels = np.random.default_rng(0).random((1, 100, 120), dtype=np.float32)
-    model = Hungry()
-    runner = TileRunner(model, Device(), tiling(batch=8), "hungry")
-    whole = Region.whole((100, 120))
+    runner, whole = TileRunner(hungry, Device(), tiling(batch=8), "hungry"), Region.whole((100, 120))
     assert np.array_equal(runner(pixels, whole, whole, 1, {}), pixels)
-    assert model.batches[:3] == [8, 4, 2]
+    assert batches[:3] == [8, 4, 2]
     assert runner.batch == 2
     runner(pixels, whole, whole, 1, {})
-    assert max(model.batches[3:]) == 2
-
-
-def test_a_single_tile_that_does_not_fit_is_an_error() -> None:
-    def never(batch: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
+    assert max(batches[3:]) == 2
     with pytest.raises(torch.OutOfMemoryError):
-        run(np.zeros((1, 40, 40), np.float32), never, tiling(image=(40, 40)))
+        run(np.zeros((1, 40, 40), np.float32), lambda batch: hungry(batch, 0), tiling(image=(40, 40)))
 
 
-def test_a_wrong_shape_is_named_not_cropped() -> None:
-    with pytest.raises(BlockFailed, match=r"blur returned shape \(4, 1, 29, 34\)"):
-        run(np.zeros((1, 100, 120), np.float32), lambda b: b[..., 1:-1, 1:-1], tiling())
-
-
-def test_nan_on_finite_pixels_is_an_error_and_nan_in_the_input_passes() -> None:
+def test_a_wrong_shape_and_nan_on_finite_pixels_are_errors_and_nan_in_the_input_passes() -> None:
     pixels = np.zeros((1, 100, 120), np.float32)
+    with pytest.raises(BlockFailed, match=r"blur returned shape \(4, 1, 29, 34\)"):
+        run(pixels, lambda b: b[..., 1:-1, 1:-1], tiling())
     with pytest.raises(BlockFailed, match="NaN or infinity for finite pixels"):
         run(pixels, lambda b: b / 0, tiling())
     pixels[0, 50, 50] = np.nan
@@ -233,3 +206,116 @@ def test_planes_that_need_more_than_a_filter_are_cut_into_tiles(hurt: str) -> No
     runner = PlaneRunner(filter_plane, make_tiles, 4)
     with runner.launch(runner.stage(pixels, sides), whole, whole, 1).borrowed() as got:
         np.testing.assert_array_equal(got, make_tiles()(pixels, whole, whole, 1, sides))
+
+
+BLOCKS = list(Grid((5,), (1,), ((0, 0),)))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_every_block_is_read_and_written_once_in_order_and_an_error_belongs_to_its_block(
+    overlap: bool, fails: bool
+) -> None:
+    prefetch, written, unread = Prefetch(overlap), list[int](), list[int]()
+
+    def read(block: Block) -> int:
+        if fails and block.number == 1:
+            raise OSError("cannot read 1")
+        return block.number * 10
+
+    def write(block: Block) -> None:
+        if fails and block.number == 3:
+            raise OSError("cannot write 3")
+        written.append(block.number)
+
+    ended: list[tuple[Block, BaseException | None]] = []
+    for block, fetched in prefetch.ahead(BLOCKS, read):
+        try:
+            assert fetched() == block.number * 10
+        except OSError:
+            unread.append(block.number)
+            continue
+        prefetch.behind(block, partial(write, block))
+        ended += prefetch.written()
+    prefetch.finish()
+    ended += prefetch.written()
+    assert (unread, written) == (([1], [0, 2, 4]) if fails else ([], [0, 1, 2, 3, 4]))
+    assert [block.number for block, _ in ended] == [n for n in range(5) if n not in unread]
+    assert [block.number for block, error in ended if error is not None] == ([3] if fails else [])
+
+
+def test_the_next_read_and_the_last_write_go_on_while_a_block_is_computed() -> None:
+    prefetch, begun, may_end = Prefetch(overlap=True), [threading.Event() for _ in BLOCKS], threading.Event()
+    for block, fetched in prefetch.ahead(BLOCKS, lambda b: begun[b.number].set()):
+        fetched()
+        if block.number + 1 < len(BLOCKS):
+            assert begun[block.number + 1].wait(5)
+
+    def write() -> None:
+        may_end.wait(5)
+
+    prefetch.behind(BLOCKS[0], write)
+    assert prefetch.written() == []
+    may_end.set()
+    prefetch.finish()
+    assert [error for _, error in prefetch.written()] == [None]
+
+
+def with_one(value: float, at: tuple[int, ...], shape: tuple[int, ...] = (70, 90)) -> InMemory:
+    pixels = noisy_image(shape)
+    pixels[at] = value
+    return InMemory(pixels)
+
+
+def test_the_first_bad_pixel_is_named_by_its_place_in_the_image_other_axes_by_their_letters() -> None:
+    rules = ("reflect", "nearest", "periodic", "constant", "cut")
+    for at, rule in itertools.product(((0, 3), (69, 89), (31, 40)), rules):
+        source, rim, window = with_one(np.inf, at), Rim.everywhere(rule, 2), Region((-20, -20), (90, 110))
+        message = rf"rows 0–69, columns 0–89; the first is at row {at[0]}, column {at[1]}\. .*on_nan: propagate"
+        with pytest.raises(InputError, match=message):
+            check_image(read_window(source, window, rim), source, window, rim, ("y", "x"))
+    source, rim, window = (
+        with_one(np.nan, (2, 5, 6), (4, 30, 30)),
+        Rim.everywhere("cut", 3),
+        Region((1, 0, 0), (4, 20, 20)),
+    )
+    with pytest.raises(InputError, match="z 1–3, rows 0–19, columns 0–19; the first is at z 2, row 5, column 6"):
+        check_image(read_window(source, window, rim), source, window, rim, ("z", "y", "x"))
+
+
+def test_a_side_input_with_invalid_pixels_is_refused() -> None:
+    rows: list[tuple[str, float, str]] = [
+        ("sigma", np.nan, "sigma holds NaN, infinity or negative values"),
+        ("sigma", -0.5, "sigma holds NaN, infinity or negative values"),
+        ("mask", np.inf, "mask holds NaN or infinity"),
+    ]
+    rim, window, axes = Rim.everywhere("reflect", 2), Region((-9, -9), (50, 50)), ("y", "x")
+    for name, value, words in rows:
+        source = with_one(value, (7, 8))
+        with pytest.raises(InputError, match=f"the side input {words} in .* row 7, column 8"):
+            check_side(name, read_window(source, window, rim), source, window, rim, axes)
+    source = with_one(-1.0, (7, 8))
+    check_side("mask", read_window(source, window, rim), source, window, rim, axes)
+
+
+def test_a_block_with_a_bad_noise_map_is_refused_and_not_tried_again(tmp_path: Path) -> None:
+    sigma = np.full((300, 260), 0.1, "float32")
+    sigma[200, 30] = -1
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((2, 300, 260)), axes="tyx")
+    sides = {"sigma": str(write_zarr(tmp_path / "sigma.zarr", sigma))}
+    job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 0.1}, input={"sides": sides})
+    plan = make_plan(job)
+    create_output(plan.output, plan.layout)
+    receipt = BlockRunner(work_of(plan).task).run(range(len(plan.grid)))
+    assert {bad.kind for bad in receipt.bad} == {"input"}
+    assert "the first is at row 200, column 30" in receipt.bad[0].error
+    assert receipt.done
+
+
+def test_a_noise_map_in_counts_is_refused_for_a_image_that_is_mapped() -> None:
+    counts = np.full((8, 8), 150, np.uint16)
+    place = InMemory(counts), Region.whole((8, 8)), Rim.everywhere("cut", 2), ("y", "x")
+    check_side("sigma", counts, *place)
+    check_side("mask", counts, *place, (0.0, 4095.0))
+    with pytest.raises(InputError, match=r"holds 150. The image's 0 to 4095 .* as 0 to 1.*Divide the map by 4095"):
+        check_side("sigma", counts, *place, (0.0, 4095.0))

@@ -1,7 +1,9 @@
-"""Steps of a reconstruction on one rank: solvers, and patterns whose gradients are computed some at a time."""
+"""Steps of a reconstruction on one rank: gradients against automatic differentiation, solvers, and patterns whose gradients are computed some at a time."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +17,174 @@ from halotile.storage.scans.scan import open_scan
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography import recipe as recipes
-from halotile.tasks.ptychography.model import PatternModel, Positions
+from halotile.tasks.ptychography.losses import LOSSES
+from halotile.tasks.ptychography.model import PatternGradients, PatternModel, Positions
 from halotile.tasks.ptychography.opened import SimulatedScan
 from halotile.tasks.ptychography.patterns import Patterns, held_out, steps_of
 from halotile.tasks.ptychography.program import Refinement
-from halotile.tasks.ptychography.propagators import FarField
+from halotile.tasks.ptychography.propagators import FarField, NearField, Propagator
 from halotile.tasks.ptychography.recipe import PARTS, VARYING, Optics, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.result import contents
-from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, adam, add_smoothness, begin_epoch, lbfgs, sgd
+from halotile.tasks.ptychography.solvers import (
+    SOLVERS,
+    PatternBatch,
+    adam,
+    add_smoothness,
+    begin_epoch,
+    lbfgs,
+    rpie,
+    sgd,
+)
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
-from tests.tasks.pattern_recipes import small_recipe
+from tests.tasks.test_patterns import small_recipe
+
+SHAPE = (12, 15)
+
+
+NEAR = NearField.of(SHAPE, (1e-6, 1.2e-6), 1e-10, 0.02)
+
+
+def leaves(kind: torch.dtype, *, of: torch.dtype, detector: Sequence[int] = SHAPE) -> dict[str, torch.Tensor]:
+    """What has gradients, with values of one precision in another one: two modes, five positions, some of them on whole pixels."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    wave = {
+        "object": torch.complex(1 + 0.1 * random(30, 31), 0.1 * random(30, 31)),
+        "probe": torch.complex(random(2, *SHAPE), random(2, *SHAPE)),
+        "background": 0.1 * random(*detector),
+        "place": torch.tensor([[0.0, 3.25], [4.5, 0.1], [7.0, 2.0], [17.3, 15.9], [2.2, 9.75]]),
+        "weight": 1 + 0.1 * random(5),
+        "variations": torch.complex(random(3, *SHAPE), random(3, *SHAPE)),
+        "shares": 0.3 * random(5, 3),
+    }
+    found = {}
+    for name, x in wave.items():
+        narrow, wide = ((each.to_complex() if x.is_complex() else each) for each in (kind, of))
+        found[name] = x.to(narrow).to(wide).requires_grad_()
+    return found
+
+
+def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.Tensor) -> torch.Tensor:
+    """The loss as a plain program has it."""
+    frequencies = [2 * torch.pi * torch.fft.fftfreq(n, dtype=torch.float64) for n in SHAPE]
+    pixels = x["place"].detach().floor()
+    loss = torch.zeros((), dtype=torch.float64)
+    rows = zip(x["place"], pixels, x["weight"], x["shares"], patterns, strict=True)
+    for place, pixel, weight, shares, pattern in rows:
+        f = (place - pixel).double()
+        turn = f[0] * frequencies[0][:, None] + f[1] * frequencies[1]
+        ramp = torch.exp(-1j * turn).to(x["probe"].dtype)
+        first = x["probe"][0] + (shares[:, None, None] * x["variations"]).sum(0)
+        probe = torch.stack([first, *x["probe"][1:]])
+        light = weight * torch.fft.ifft2(torch.fft.fft2(probe) * ramp)
+        r, c = (int(n) for n in pixel)
+        wave = light * x["object"][r : r + SHAPE[0], c : c + SHAPE[1]]
+        if isinstance(model.propagator, NearField):
+            back = torch.fft.ifft2(torch.fft.fft2(wave) * ramp.conj())
+            wave = torch.fft.ifft2(torch.fft.fft2(back) * model.propagator.transfer)
+        else:
+            wave = torch.fft.fft2(wave) / (SHAPE[0] * SHAPE[1]) ** 0.5
+        intensity = wave.abs().square().sum(0)
+        intensity = sum(
+            intensity[n :: model.oversampling, m :: model.oversampling]
+            for n in range(model.oversampling)
+            for m in range(model.oversampling)
+        )
+        intensity = intensity + x["background"].square()
+        one = LOSSES[model.loss](intensity, pattern)[0]
+        loss = loss + (one if model.mask is None else one * model.mask).sum(dtype=torch.float64)
+    return loss
+
+
+def test_gradients_are_those_of_automatic_differentiation() -> None:
+    rows: list[tuple[Propagator, int]] = [(FarField(), 1), (FarField(), 3), (NEAR, 1)]
+    for (propagator, oversampling), loss, masked in itertools.product(rows, LOSSES, (False, True)):
+        generator = torch.Generator().manual_seed(1)
+        detector = [n // oversampling for n in SHAPE]
+        mask = torch.rand(detector, generator=generator) > 0.2 if masked else None
+        patterns = torch.poisson(5 * torch.ones(5, *detector, dtype=torch.float64), generator)
+        exact = leaves(torch.float32, of=torch.float64, detector=detector)
+        reference(PatternModel(propagator, loss, mask, oversampling), exact, patterns).backward()
+        errors = {}
+        for kind in (torch.float64, torch.float32):
+            model = PatternModel(
+                propagator
+                if not isinstance(propagator, NearField)
+                else NearField(propagator.transfer.to(kind.to_complex())),
+                loss,
+                None if mask is None else mask.to(kind),
+                oversampling,
+            )
+            x = leaves(torch.float32, of=kind, detector=detector)
+            expected = reference(model, x, patterns.to(kind))
+            expected.backward()
+            expected = expected.detach()
+            with torch.no_grad():
+                places = Positions.at(x["place"], x["weight"], x["shares"])
+                arguments = (x["object"], x["probe"], x["background"], places, patterns.to(kind), [slice(0, 5)])
+                (found,) = model.gradients(*arguments, variations=x["variations"])
+            assert abs(found.loss - expected) / abs(expected) < (1e-12 if kind == torch.float64 else 1e-6)
+            for name, leaf in exact.items():
+                assert leaf.grad is not None
+                for way, gradient in (("ours", gradient_of(found, name, leaf)), ("torch", x[name].grad)):
+                    assert gradient is not None
+                    difference = (gradient.to(leaf.dtype) - leaf.grad).abs().max() / leaf.grad.abs().max()
+                    errors[kind, name, way] = float(difference)
+        with torch.no_grad():
+            (few,) = model.gradients(*arguments, ("object", "shares"), x["variations"])
+        assert list(few.parts) == ["object", "shares", "pattern_loss"]
+        with torch.no_grad():
+            (ranked,) = replace(model, loss="amplitude_mse").gradients(*arguments, ("object",), x["variations"])
+        assert float(few.parts["pattern_loss"].double().sum()) == pytest.approx(float(ranked.loss), rel=1e-5)
+        assert all(torch.equal(part, found.parts[name]) for name, part in few.parts.items())
+        for name in exact:
+            assert errors[torch.float64, name, "ours"] < 1e-12, name
+            # A sum of many terms rounds in single precision, whoever computes it.
+            assert errors[torch.float32, name, "ours"] < max(1e-6, 2 * errors[torch.float32, name, "torch"]), name
+
+
+def gradient_of(found: PatternGradients, name: str, leaf: torch.Tensor) -> torch.Tensor:
+    """A gradient, that of the object on all of it."""
+    gradient = found.parts[{"place": "positions", "weight": "intensities"}.get(name, name)]
+    if name != "object":
+        return gradient
+    whole = torch.zeros_like(leaf)
+    whole[found.box] = gradient
+    return whole
+
+
+def test_a_step_of_rpie_is_that_of_the_formula() -> None:
+    """One position, one mode, a far field: the object moves to the revised exit wave, as Maiden, Johnson and Li write it."""
+    x = {name: tensor.detach() for name, tensor in leaves(torch.float64, of=torch.float64).items()}
+    probe, image, alpha, norm = x["probe"][:1], x["object"], 0.3, 2.0
+    counted = torch.poisson(5 * torch.ones(1, *SHAPE, dtype=torch.float64), torch.Generator().manual_seed(3))
+    positions = Positions.at(torch.tensor([[4.0, 3.0]]), torch.ones(1, dtype=torch.float64))
+    box = (slice(4, 4 + SHAPE[0]), slice(3, 3 + SHAPE[1]))
+    exit_wave = probe[0] * image[box]
+    far = torch.fft.fft2(exit_wave)
+    amplitude = counted[0].sqrt() * (SHAPE[0] * SHAPE[1]) ** 0.5
+    difference = torch.fft.ifft2(amplitude * far / far.abs()) - exit_wave
+    light, passed = probe[0].abs().square(), image[box].abs().square()
+    expected = image.clone()
+    expected[box] += probe[0].conj() * difference / ((1 - alpha) * light + alpha * light.max())
+    expected_probe = probe[0] + image[box].conj() * difference / ((1 - alpha) * passed + alpha * passed.max())
+
+    one = [slice(0, 1)]
+    (found,) = PatternModel(FarField()).gradients(image, probe, torch.zeros(SHAPE), positions, counted, one)
+    state = ReconstructionState({"object": image.clone(), "probe": probe / norm}, norm)
+    gradients = {"object": gradient_of(found, "object", image), "probe": found.parts["probe"] * norm}
+    rpie(
+        state,
+        gradients,
+        {"object": 1.0, "probe": 1.0},
+        PatternBatch([positions], 1.0, 1.0, SolverStage(epochs=1, lr=1.0, batch=1, alpha=alpha)),
+    )
+    torch.testing.assert_close(state.parameters["object"], expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(state.probe[0], expected_probe, rtol=1e-6, atol=1e-6)
+
 
 STAGE = SolverStage(epochs=1, lr=1.0, batch=1)
 
@@ -115,14 +275,16 @@ def test_a_stage_ends_with_its_epoch_of_the_least_loss_of_held_out_pixels(recipe
     assert "best" not in state.moments
 
 
-def test_adam_counts_the_steps_that_were_its_own() -> None:
-    state = ReconstructionState({"object": torch.ones(2)}, 1.0)
-    gradients, batch = {"object": torch.ones(2)}, PatternBatch([], 1.0, 0.1, STAGE)
+def test_adam_counts_the_steps_that_were_its_own_and_forgets_what_it_kept_with_other_betas() -> None:
+    state, gradients = ReconstructionState({"object": torch.ones(2)}, 1.0), {"object": torch.ones(2)}
     for _ in range(1000):
-        sgd(state, gradients, {"object": 1e-4}, batch)
-    before = state.parameters["object"].clone()
-    adam(state, gradients, {"object": 0.1}, batch)
-    assert (before - state.parameters["object"]).tolist() == pytest.approx([0.1, 0.1], rel=1e-4)
+        sgd(state, gradients, {"object": 1e-4}, PatternBatch([], 1.0, 0.1, STAGE))
+    for betas in ((0.9, 0.999), (0.9, 0.9), (0.5, 0.9999)):
+        batch = PatternBatch([], 1.0, 0.1, replace(STAGE, betas=betas))
+        for _ in range(5):
+            before = state.parameters["object"].clone()
+            adam(state, gradients, {"object": 0.1}, batch)
+            assert (before - state.parameters["object"]).tolist() == pytest.approx([0.1, 0.1], rel=1e-4)
 
 
 def test_options_of_solvers_are_those_of_torch() -> None:
@@ -148,35 +310,15 @@ def test_options_of_solvers_are_those_of_torch() -> None:
         assert "directions" not in state.moments
 
 
-def test_adam_forgets_what_it_kept_with_other_betas() -> None:
-    state, gradients = ReconstructionState({"object": torch.zeros(1)}, 1.0), {"object": torch.ones(1)}
-    for betas in ((0.9, 0.999), (0.9, 0.9), (0.5, 0.9999)):
-        batch = PatternBatch([], 1.0, 0.1, replace(STAGE, betas=betas))
-        for _ in range(5):
-            before = state.parameters["object"].clone()
-            adam(state, gradients, {"object": 0.1}, batch)
-            assert float(before - state.parameters["object"]) == pytest.approx(0.1, rel=1e-4)
-
-
 def test_patterns_may_have_any_unit(recipe: ScanRecipe, tmp_path: Path) -> None:
     """A scan in parts of its sum gives the object of one in other parts, and losses in their square."""
     simulated = SimulatedScan(raster=(6, 6), pattern=24, step=3.0)
-    found = []
+    stages, found = (SolverStage(epochs=20, lr=0.02, batch=9),), []
     for unit in (2.0**-16, 2.0**-26):  # whose roots are exact
-        pixels = torch.from_numpy(simulated.patterns(np.arange(36)) * unit)
-        write_scan(
-            str(tmp_path / "scan.zarr"),
-            simulated.scan,
-            _Patterns(torch.fft.ifftshift(pixels, (-2, -1))),
-            overwrite=True,
-        )
+        pixels = torch.fft.ifftshift(torch.from_numpy(simulated.patterns(np.arange(36)) * unit), (-2, -1))
+        write_scan(str(tmp_path / "scan.zarr"), simulated.scan, _Patterns(pixels), overwrite=True)
         scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
-        stages = (SolverStage(epochs=20, lr=0.02, batch=9),)
-        given = replace(recipe, scan=scan, patterns=patterns, stages=stages, refined=PARTS[:5])
-        work = Refinement(given, TorchGroup())
-        state = work.first_state()
-        for epoch in range(20):
-            state.losses.append(work.epoch(state, epoch))
+        state = refined(recipe, 20, scan=scan, patterns=patterns, stages=stages, refined=PARTS[:5])
         found.append((state.losses[-1] / unit, state.parameters["object"]))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-5)
     torch.testing.assert_close(found[1][1], found[0][1], rtol=0, atol=1e-4)
@@ -196,11 +338,7 @@ def test_lbfgs_goes_down_and_faster_than_steepest_descent(recipe: ScanRecipe) ->
     losses = {}
     for solver, rate in (("lbfgs", 0.5), ("sgd", 0.001), ("sgd", 0.005)):
         stages = (SolverStage(solver=solver, epochs=40, lr=rate, batch=36),)
-        work = Refinement(replace(recipe, stages=stages, refined=("object", "probe")), TorchGroup())
-        state = first_state(recipe, work.patterns, "cpu")
-        for epoch in range(40):
-            state.losses.append(work.epoch(state, epoch))
-        losses[solver, rate] = state.losses
+        losses[solver, rate] = refined(recipe, 40, stages=stages, refined=("object", "probe")).losses
     best = losses["lbfgs", 0.5]
     assert best[-1] < 0.2 * best[0]
     assert best[-1] < 0.5 * min(losses["sgd", 0.001][-1], losses["sgd", 0.005][-1])
@@ -254,16 +392,22 @@ class _Patterns:
         return self.pixels[index]
 
 
+def refined(recipe: ScanRecipe, epochs: int, **changes: Any) -> ReconstructionState:
+    """The state after some epochs of one stage."""
+    made = replace(recipe, **changes)
+    work = Refinement(made, TorchGroup())
+    state = first_state(made, work.patterns, "cpu")
+    for epoch in range(epochs):
+        state.losses.append(work.epoch(state, epoch))
+    return state
+
+
 def last_loss(recipe: ScanRecipe, folder: Path, simulated: SimulatedScan, pixels: torch.Tensor) -> float:
     """The loss of a reconstruction from other patterns."""
     write_scan(str(folder / "scan.zarr"), simulated.scan, _Patterns(pixels), overwrite=True)
     scan, patterns = open_scan(str(folder / "scan.zarr"))
     stages = (SolverStage(epochs=50, lr=0.03, batch=9),)
-    work = Refinement(replace(recipe, scan=scan, patterns=patterns, stages=stages), TorchGroup())
-    state = first_state(work.recipe, work.patterns, "cpu")
-    for epoch in range(50):
-        state.losses.append(work.epoch(state, epoch))
-    return state.losses[-1]
+    return refined(recipe, 50, scan=scan, patterns=patterns, stages=stages).losses[-1]
 
 
 def test_a_beam_that_changes_is_found_as_variations(recipe: ScanRecipe, tmp_path: Path) -> None:
@@ -332,36 +476,22 @@ def test_smoothness_is_the_gradient_of_squared_differences_by_the_light() -> Non
     torch.testing.assert_close(gradients["object"], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_smooth_object_has_smaller_differences_whatever_the_batch(recipe: ScanRecipe) -> None:
+def test_a_smooth_object_has_smaller_differences_whatever_the_batch_and_rpie_stays_finite(recipe: ScanRecipe) -> None:
     rough = {}
     for batch, smoothness in ((9, 0.0), (9, 0.1), (36, 0.1)):
         stages = (SolverStage(epochs=20, lr=0.05, batch=batch, smoothness=smoothness),)
-        work = Refinement(replace(recipe, stages=stages, refined=("object",)), TorchGroup())
-        state = first_state(recipe, work.patterns, "cpu")
-        for epoch in range(20):
-            state.losses.append(work.epoch(state, epoch))
+        state = refined(recipe, 20, stages=stages, refined=("object",))
         rough[batch, smoothness] = float(state.parameters["object"].diff(dim=0).abs().square().mean())
     assert rough[9, 0.1] < 0.7 * rough[9, 0.0]
     assert rough[36, 0.1] < 0.7 * rough[9, 0.0]
-
-
-def test_rpie_stays_finite_with_any_smoothness(recipe: ScanRecipe) -> None:
     for smoothness in (0.01, 10.0):
         stages = (SolverStage(solver="rpie", epochs=15, lr=1.0, batch=36, smoothness=smoothness),)
-        work = Refinement(replace(recipe, stages=stages, refined=("object",)), TorchGroup())
-        state = first_state(recipe, work.patterns, "cpu")
-        for epoch in range(15):
-            state.losses.append(work.epoch(state, epoch))
+        state = refined(recipe, 15, stages=stages, refined=("object",))
         assert state.losses[-1] <= state.losses[0]
         assert float(state.parameters["object"].abs().max()) < 10
 
 
 def test_a_loss_far_beyond_the_first_one_has_diverged() -> None:
-    for begun, last, diverged in (
-        (36.0, 60.0, False),
-        (36.0, 1e6, True),
-        (36.0, float("nan"), True),
-        (1e-9, 0.1, False),  # it began with what is right
-        (-5.0, 1e5, True),
-    ):
+    rows = [(36.0, 60.0, False), (36.0, 1e6, True), (36.0, float("nan"), True), (1e-9, 0.1, False), (-5.0, 1e5, True)]
+    for begun, last, diverged in rows:  # the one before the last began with what is right
         assert ReconstructionState({}, 1.0, losses=[last], begun=begun).has_diverged == diverged, begun

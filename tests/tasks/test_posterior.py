@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
-from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.simulated import CELL, gaussian, normals
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
@@ -30,12 +29,6 @@ from halotile.tasks.terms import Filled, Gradient, Measurement, NormalImage, Wei
 Values = NDArray[Any]
 N = 12
 PRIOR = Matern(std=0.5, range=4.0, mean=0.2)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _as_in_workers() -> Iterator[None]:
-    with torch_threads():
-        yield
 
 
 def kernel(sigma: float, reach: int) -> Values:
@@ -107,15 +100,25 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("operators", OPERATORS.values(), ids=OPERATORS)
-def test_the_precision_and_its_inverse_are_those_of_dense_matrices(operators: tuple[Any, ...]) -> None:
+def test_precision_inverse_and_mean_are_those_of_dense_matrices(operators: tuple[Any, ...]) -> None:
+    """The mean as that of the Wiener filter: a formula in the space of the data, which has no precision in it."""
     of = posterior(*operators)
-    window, (q, _, _) = whole(of), dense(of)
+    window, (q, prior, parts) = whole(of), dense(of)
     apply = of.precision(window)
     units = np.eye(len(q)).reshape(-1, *window.shape)
     assert np.abs(apply(units).reshape(len(q), -1).T - q).max() < 1e-12 * np.abs(q).max()
     found = solve(apply, units, np.ones(window.shape) * np.diag(q).max(), 1e-13)
     covariance = np.linalg.inv(q)
     assert np.abs(found.images.reshape(len(q), -1) - covariance).max() < 1e-9 * np.abs(covariance).max()
+    field = np.linalg.inv(prior)
+    a, w, y = (np.concatenate(part) for part in zip(*parts, strict=True))
+    seen = w > 0
+    a, noise, away = a[seen], np.diag(1 / w[seen]), y[seen] - a[seen].sum(1) * of.prior.mean
+    expected = of.prior.mean + field @ a.T @ np.linalg.solve(a @ field @ a.T + noise, away)
+    frame = np.zeros(window.shape, bool)
+    frame[of.padding : -of.padding, of.padding : -of.padding] = True
+    mean, _ = Solved(of, 10**6, (), 1e-11).solved(Region.whole(of.shape))
+    assert np.abs(mean[0].ravel() - expected[frame.ravel()]).max() < 1e-9
 
 
 LEAST_SQUARES = OPERATORS | {
@@ -139,27 +142,10 @@ def test_least_squares_on_the_domain_have_the_same_precision_and_sides(operators
         assert np.array_equal(NormalImage(InMemory(image), terms).read(part), applied[part.slices])
 
 
-@pytest.mark.parametrize("operators", OPERATORS.values(), ids=OPERATORS)
-def test_the_mean_is_that_of_the_wiener_filter_of_the_data(operators: tuple[Any, ...]) -> None:
-    """A formula in the space of the data, which has no precision in it."""
-    of = posterior(*operators)
-    _, prior, parts = dense(of)
-    field = np.linalg.inv(prior)
-    a, w, y = (np.concatenate(part) for part in zip(*parts, strict=True))
-    seen = w > 0
-    a, noise = a[seen], np.diag(1 / w[seen])
-    away = y[seen] - a.sum(1) * of.prior.mean
-    expected = of.prior.mean + field @ a.T @ np.linalg.solve(a @ field @ a.T + noise, away)
-    frame = np.zeros(whole(of).shape, bool)
-    frame[of.padding : -of.padding, of.padding : -of.padding] = True
-    found, _ = Solved(of, 10**6, (), 1e-11).solved(Region.whole(of.shape))
-    assert np.abs(found[0].ravel() - expected[frame.ravel()]).max() < 1e-9
-
-
 def test_sides_have_the_covariance_of_the_precision_and_one_field_has_the_same_numbers_in_any_window() -> None:
     of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"))
     window, (q, _, _) = whole(of), dense(of)
-    draws = range(4000)
+    draws = range(1500)
     sides = of.random_sides(window, draws).reshape(len(draws), -1)
     seen = sides.T @ sides / len(draws)
     spread = np.sqrt((np.square(q) + np.outer(np.diag(q), np.diag(q))) / len(draws))
@@ -247,9 +233,7 @@ def test_where_the_diagonal_is_not_known_the_variance_is_unbiased(operators: tup
     assert 0.5 < ratio.min() <= ratio.max() < 1.7
 
 
-@pytest.mark.parametrize(
-    ("tol", "away", "count"), [(1e-2, 0, 3), (1e-3, 0, 3), (1e-2, 30, 3), (1e-2, 0, 0), (1e-2, 30, 0)]
-)
+@pytest.mark.parametrize(("tol", "away", "count"), [(1e-2, 0, 3), (1e-3, 0, 3), (1e-2, 30, 3), (1e-2, 30, 0)])
 def test_a_block_has_the_mean_and_the_draws_of_the_whole(tol: float, away: float, count: int) -> None:
     """``away``: distance of the image from the mean of the prior."""
     of = posterior(Blur(kernel=kernel(1.2, 3), boundary="reflect"), n=64)
@@ -260,7 +244,7 @@ def test_a_block_has_the_mean_and_the_draws_of_the_whole(tol: float, away: float
     exact, _ = Solved(of, 10**6, (0, 1, 2), 1e-6, keeps_draws=True).solved(Region.whole(of.shape))
     exact = exact[(slice(None), *core.slices)]
     halos = []
-    for halo in (4, 8, 12, 16, 24):
+    for halo in (4, 12, 20):
         found, error = Solved(of, halo, draws, tol, keeps_draws=True).solved(core)
         images = [0, *range(2, 2 + count)]
         seen = np.abs((found - exact[: 2 + count])[images] / exact[1]).max()
@@ -276,11 +260,11 @@ def test_a_long_range_is_solved_in_double_precision_or_refused(monkeypatch: pyte
     of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"), n=24, prior=Matern(std=3.0, range=24.0, mean=0.0))
     single = replace(of, dtype=np.dtype(np.float32))
     core = Region.whole(of.shape)
-    exact, _ = Solved(of, 10**6, (0, 1), 1e-4, keeps_draws=True).solved(core)
-    solved = Solved(single, 10**6, (0, 1), 1e-2, keeps_draws=True)
+    exact, _ = Solved(of, 10**6, (0,), 1e-4, keeps_draws=True).solved(core)
+    solved = Solved(single, 10**6, (0,), 1e-2, keeps_draws=True)
     found, _ = solved.solved(core)
     assert found.dtype == np.float32
-    assert np.abs((found - exact)[[0, 2, 3]] / exact[1]).max() < 1e-2
+    assert np.abs((found - exact)[[0, 2]] / exact[1]).max() < 1e-2
     monkeypatch.setattr(equations, "solve", partial(solve, most=20))
     with pytest.raises(InputError, match=r"are not solved after 20 steps .* Write a larger posterior.tol than 0.01"):
         solved.solved(core)
@@ -305,7 +289,15 @@ def test_pixels_without_a_measurement_have_no_weight_and_negative_noise_is_refus
         read_all(Weights(InMemory(y), InMemory(-sigma)))
 
 
-def test_a_solution_or_an_error_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_solution_or_an_error_that_is_no_number_is_refused_and_a_solved_column_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sides = np.stack([np.zeros((4, 4)), np.ones((4, 4)), np.arange(16.0).reshape(4, 4)])
+    found = solve(lambda image: image * 2, sides, np.ones((4, 4)), 1e-8)
+    assert np.allclose(found.images, sides / 2)
+    assert not found.images[0].any()
+    with pytest.raises(InputError, match="not finite"):
+        solve(lambda image: image, np.full((1, 2, 2), np.nan), np.ones((2, 2)), 1e-3)
     solved, core = Solved(posterior(Blur(kernel=np.ones((1, 1)), boundary="zero")), 4, (), 1e-2), Region((0, 0), (4, 4))
     with monkeypatch.context() as patch:
         patch.setattr(Posterior, "precision", lambda self, window: lambda images: images * np.nan)
@@ -314,15 +306,6 @@ def test_a_solution_or_an_error_that_is_no_number_is_refused(monkeypatch: pytest
     monkeypatch.setattr(Solved, "solved", lambda self, core: (np.zeros((2, 4, 4)), np.full((4, 4), np.nan)))
     with pytest.raises(InputError, match="leaves errors of nan"):
         solved.read(Region((0, 0, 0), (2, 4, 4)))
-
-
-def test_zeros_and_single_sides_freeze_their_own_column_only() -> None:
-    sides = np.stack([np.zeros((4, 4)), np.ones((4, 4)), np.arange(16.0).reshape(4, 4)])
-    found = solve(lambda image: image * 2, sides, np.ones((4, 4)), 1e-8)
-    assert np.allclose(found.images, sides / 2)
-    assert not found.images[0].any()
-    with pytest.raises(InputError, match="not finite"):
-        solve(lambda image: image, np.full((1, 2, 2), np.nan), np.ones((2, 2)), 1e-3)
 
 
 @pytest.mark.parametrize("size", [4.0, 12.0])
@@ -362,13 +345,13 @@ ALIKE: dict[str, tuple[Any, bool]] = {
 }
 
 
-@pytest.mark.parametrize(("operator", "is_alike"), ALIKE.values(), ids=ALIKE)
-def test_only_operators_that_treat_all_pixels_alike_have_a_transfer(operator: Any, is_alike: bool) -> None:
-    transfer = transfer_of(operator, 32)
-    assert (transfer is not None) == is_alike
-    if transfer is not None:
-        blurs = operator.name != "mask"
-        assert np.allclose(transfer, np.square(np.abs(np.fft.fft2(SPOT, (32, 32)))) if blurs else 1)
+def test_only_operators_that_treat_all_pixels_alike_have_a_transfer() -> None:
+    for operator, is_alike in ALIKE.values():
+        transfer = transfer_of(operator, 32)
+        assert (transfer is not None) == is_alike
+        if transfer is not None:
+            blurs = operator.name != "mask"
+            assert np.allclose(transfer, np.square(np.abs(np.fft.fft2(SPOT, (32, 32)))) if blurs else 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])

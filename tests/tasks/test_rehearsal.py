@@ -21,9 +21,8 @@ from halotile.graphs.runs.claim import claim
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials import rehearsal
 from halotile.tasks.trials.rehearsal import rehearse, tile_difference
-from tests import networks
 from tests.cases import thorough
-from tests.support import dncnn_weights, job_of, noisy_image, run_inline, work_of, write_zarr
+from tests.support import dncnn_weights, job_of, run_inline, work_of, write_zarr
 
 
 class Padded(nn.Module):  # type: ignore[misc]
@@ -118,7 +117,7 @@ def halo_of(denoiser: UserNetwork, image: tuple[int, ...], tile: Tile | None = N
     return rehearsed(tile, denoiser, resolve_halo(tile, denoiser, len(image)), image)
 
 
-@pytest.mark.parametrize("image", [(203, 317), (1003, 2000), (256, 320)])
+@pytest.mark.parametrize("image", [(203, 317), (1003, 700), (256, 320)])
 @pytest.mark.parametrize("name", ["behind", "behind, strided", "plain"])
 def test_tiles_have_the_bits_of_the_whole_after_it(name: str, image: tuple[int, ...]) -> None:
     denoiser = network(name)
@@ -129,12 +128,6 @@ def test_tiles_have_the_bits_of_the_whole_after_it(name: str, image: tuple[int, 
     for other in (image, tuple(n + 192 for n in image)):
         found = rehearse(known, halo.depth, other, search=False)
         assert (found.alignment, found.difference) == (halo.align, 0.0)
-
-
-def test_padding_behind_takes_a_larger_alignment() -> None:
-    denoiser = network("behind")
-    assert resolve_halo(Tile(), denoiser, 2).align == 1
-    assert halo_of(denoiser, (256, 320)).align == 8
 
 
 @pytest.mark.parametrize("name", ["around", "around, strided"])
@@ -152,24 +145,20 @@ def test_a_look_along_the_diagonal_is_noticed(image: tuple[int, ...]) -> None:
         halo_of(denoiser, image)
 
 
-def test_state_that_shows_late_is_reported_as_state() -> None:
+def test_state_that_shows_late_is_reported_as_state_and_nan_with_the_place_and_one_full_stop() -> None:
     with pytest.raises(ConfigError, match="keeps state or draws random numbers"):
         halo_of(network("tiring", receptive_field_=1, alignment_=1), (203, 317))
-
-
-def test_nan_is_reported_with_the_place_and_one_full_stop() -> None:
     with pytest.raises(ConfigError, match=r"failed on an image of .* returned NaN or infinity for finite") as refused:
         halo_of(network("spoiled", receptive_field_=1, alignment_=1), (203, 317))
     assert re.search(r"[^.]\.$", str(refused.value))
 
 
-def test_a_network_that_looks_farther_than_the_smallest_window_is_taken() -> None:
-    denoiser = network("deep", receptive_field_=170, alignment_=1)
-    assert halo_of(denoiser, (1003, 730)).depth == ((170, 170),) * 2
-
-
-def test_a_scripted_network_is_taken() -> None:
-    assert halo_of(network("scripted"), (256, 320)).align == 8
+def test_networks_that_look_odd_are_taken() -> None:
+    """One that pads behind takes a larger alignment, a scripted one too; one looks farther than the smallest window; seams are allowed."""
+    assert resolve_halo(Tile(), network("behind"), 2).align == 1
+    assert halo_of(network("behind"), (256, 320)).align == halo_of(network("scripted"), (256, 320)).align == 8
+    assert halo_of(network("deep", receptive_field_=170, alignment_=1), (1003, 730)).depth == ((170, 170),) * 2
+    assert not halo_of(network("diagonal"), (203, 317), Tile(seams="allow")).remarks
 
 
 def test_declared_values_are_used_and_the_difference_is_noted() -> None:
@@ -178,15 +167,11 @@ def test_declared_values_are_used_and_the_difference_is_noted() -> None:
     assert "differ from the whole image by 0." in note
 
 
-def test_seams_that_are_allowed_are_not_looked_for() -> None:
-    assert not halo_of(network("diagonal"), (203, 317), Tile(seams="allow")).remarks
-
-
 @pytest.mark.parametrize("name", ["behind", thorough("behind, strided")])
 def test_a_job_has_the_same_bits_for_any_tile(tmp_path: Path, name: str) -> None:
-    source = write_zarr(tmp_path / "in.zarr", np.random.default_rng(5).random((203, 317), np.float32))
+    source = write_zarr(tmp_path / "in.zarr", np.random.default_rng(5).random((123, 173), np.float32))
     results = []
-    for number, tile in enumerate([{"size": 64, "block": 64}, {"size": 200, "block": 160}]):
+    for number, tile in enumerate([{"size": 64, "block": 64}, {"size": 150, "block": 96}]):
         options = {"import": network(name).import_}
         job = job_of(source, tmp_path / f"{number}.zarr", "torch", options, shard=32, tile=tile)
         results.append(run_inline(job))
@@ -213,7 +198,7 @@ def test_a_network_that_rounds_by_the_length_of_an_axis_is_found_out(
     assert found < 1e-5
 
 
-@pytest.mark.parametrize("shape", [(700, 900), thorough((192, 160))])
+@pytest.mark.parametrize("shape", [(500, 530), thorough((192, 160))])
 def test_a_network_whose_bits_do_not_depend_on_the_window_is_not_suspected(
     tmp_path: Path, shape: tuple[int, int]
 ) -> None:
@@ -225,35 +210,6 @@ def test_a_tile_that_sees_past_the_edge_is_not_compared_near_a_window_that_ends_
 ) -> None:
     monkeypatch.setattr(rehearsal, "TRIED_WHOLE", 1)
     assert difference(tmp_path, (128, 128), "convolutions", {"size": 64, "boundary": "reflect"}) == 0.0
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("network", "shape", "tile"),
-    [
-        thorough("volumes", (40, 72, 66), {"size": 24, "axes": "zyx"}),
-        thorough("wide_kernels", (300, 260), {"size": 100}),
-        ("unet", (96, 80), {"size": 32}),
-        thorough("unet", (192, 160), {"size": 64}),
-    ],
-)
-def test_every_difference_from_torch_on_the_whole_image_is_reported(
-    tmp_path: Path, network: str, shape: tuple[int, ...], tile: dict[str, Any]
-) -> None:
-    pixels = noisy_image(shape)
-    source = write_zarr(tmp_path / "in.zarr", pixels, chunk=32, axes="zyx"[-len(shape) :])
-    job = job_of(source, tmp_path / "out.zarr", "torch", {"import": f"tests.networks:{network}"}, tile=tile)
-    module = getattr(networks, network)().eval()
-    whole = torch.from_numpy(pixels)[None, None]
-    if len(shape) == 2:
-        module = module.to(memory_format=torch.channels_last)
-        whole = whole.contiguous(memory_format=torch.channels_last)
-    with torch.inference_mode():
-        wanted = module(whole)[0, 0].numpy()
-    made, notes = run_inline(job), make_plan(job).notes
-    if not np.array_equal(made, wanted):
-        assert any("differ from" in note for note in notes), (np.abs(made - wanted).max(), notes)
-        np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("size", [thorough(32), 50, thorough(64)])
@@ -290,29 +246,22 @@ def test_the_built_in_network_is_tried_as_users_are(
     assert bool(make_plan(built_in(tmp_path)).notes) == bool(words)
 
 
-def test_a_job_that_fits_is_not_refused_for_want_of_memory_to_compare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise MemoryRefused("too large")
-
-    monkeypatch.setattr(denoiser_trials, "bounded", refuse)
-    assert "tiles were not compared with larger windows: too large" in make_plan(built_in(tmp_path)).notes
-
-
-def test_what_does_not_fit_at_once_is_computed_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fits", "note"), [(True, ""), (False, "tiles were not compared with larger windows: too large")]
+)
+def test_what_does_not_fit_at_once_is_computed_one_after_the_other_or_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool, note: str
 ) -> None:
     requested = []
 
     def bounded(call: Any, *_: object) -> Any:
         requested.append(call.keywords["at_once"])
-        if requested[-1]:
+        if requested[-1] or not fits:
             raise MemoryRefused("too large")
         return call()
 
     monkeypatch.setattr(denoiser_trials, "bounded", bounded)
-    assert not make_plan(built_in(tmp_path)).notes
+    assert "".join(make_plan(built_in(tmp_path)).notes) == note
     assert requested == [True, False]
 
 

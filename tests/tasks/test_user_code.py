@@ -1,4 +1,4 @@
-"""A user's code gets the same digest in every process, and another one when it is changed."""
+"""A user's code has the same digest in every process and another one when it is changed; a worker computes with what its job was planned with."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,14 @@ import numpy as np
 import pytest
 import torch
 
+from halotile.errors import ConfigError, RankFailed, WeightsError
+from halotile.tasks.denoisers.function import Function
+from halotile.tasks.denoisers.torch import UserNetwork
+from halotile.tasks.groups import script as scripts
+from halotile.tasks.groups.opening import Rendezvous
+from halotile.tasks.options import import_reference
+from halotile.tasks.trials import provenance
+from halotile.tasks.trials.provenance import build_sealed, opened_files, seals_of
 from halotile.tasks.user_code import imported_digest, loaded_code, qualified_name, source_files, value_digest
 
 FACTOR: Any = 1.0
@@ -33,21 +43,11 @@ def by_nested_closure(factor: Any) -> Callable[[Any], Any]:
 
 
 def by_default(factor: Any) -> Callable[[Any], Any]:
-    def call(image: Any, factor: Any = factor) -> Any:
-        return image * factor
-
-    return call
+    return lambda image, factor=factor: image * factor  # type: ignore[misc]
 
 
 def by_keyword_default(factor: Any) -> Callable[[Any], Any]:
-    def call(image: Any, *, factor: Any = factor) -> Any:
-        return image * factor
-
-    return call
-
-
-def by_partial(factor: Any) -> Callable[[Any], Any]:
-    return functools.partial(np.multiply, factor)
+    return lambda image, *, factor=factor: image * factor  # type: ignore[misc]
 
 
 class Times:
@@ -73,25 +73,12 @@ class Slotted:
         return image * self.factor
 
 
-def by_method(factor: Any) -> Callable[[Any], Any]:
-    return Times(factor).method
+MAKERS: list[Callable[[Any], Any]] = [
+    *(by_closure, by_nested_closure, by_default, by_keyword_default, Times, Slotted),
+    *(lambda f: functools.partial(np.multiply, f), lambda f: Times(f).method, lambda f: functools.lru_cache(by_closure(f))),
+]  # fmt: skip
 
 
-def by_cached(factor: Any) -> Callable[[Any], Any]:
-    return functools.lru_cache(by_closure(factor))
-
-
-MAKERS = [
-    by_closure,
-    by_nested_closure,
-    by_default,
-    by_keyword_default,
-    by_partial,
-    by_method,
-    by_cached,
-    Times,
-    Slotted,
-]
 PAIRS: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
     (lambda: 1, lambda: 2),
     (lambda: 1, lambda: 1.0),
@@ -109,10 +96,27 @@ PAIRS: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
 ]
 
 
-def test_what_a_function_uses_belongs_to_it() -> None:
+def test_what_a_function_uses_belongs_to_it_its_class_and_what_a_decorator_holds_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for make, (one, other) in itertools.product(MAKERS, PAIRS):
         assert value_digest(make(one())) == value_digest(make(one())), (make, one())
         assert value_digest(make(one())) != value_digest(make(other())), (make, one())
+    assert value_digest({"a": 1, "b": 2}) != value_digest({"b": 2, "a": 1})
+    without_state = (value_digest(by_closure(threading.Lock())) for _ in range(2))
+    assert len({*without_state}) == 1
+
+    def wrap(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def wrapped(image: Any) -> Any:
+            return call(image)
+
+        wrapped.__module__ = "scipy.ndimage"
+        return wrapped
+
+    assert value_digest(wrap(by_closure(1))) != value_digest(wrap(by_closure(2)))
+    before = value_digest(Times(1))
+    monkeypatch.setattr(Times, "offset", 1)
+    assert value_digest(Times(1)) != before
 
 
 def by_global(image: Any) -> Any:
@@ -132,25 +136,15 @@ def test_a_global_that_a_function_names_belongs_to_it(
     assert value_digest(call) != before
 
 
-def test_the_class_of_an_object_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = value_digest(Times(1))
-    monkeypatch.setattr(Times, "offset", 1)
-    assert value_digest(Times(1)) != before
-
-
-def test_what_goes_round_in_a_circle_ends() -> None:
+def test_what_goes_round_in_a_circle_ends_and_a_chain_of_many_functions_too() -> None:
     def make(value: int) -> Times:
         first, second = Times(value), Times(None)
         second.factor, first.offset = [first], second  # type: ignore[assignment]
         return first
 
     assert value_digest(make(1)) == value_digest(make(1)) != value_digest(make(2))
-
-
-def test_a_chain_of_many_functions_ends() -> None:
-    names = {f"f{i}": f"def f{i}(x):\n    return f{i + 1}(x)\n" for i in range(2000)}
     scope: dict[str, Any] = {"__name__": "chain", "f2000": abs}
-    exec("".join(names.values()), scope)
+    exec("".join(f"def f{i}(x):\n    return f{i + 1}(x)\n" for i in range(2000)), scope)
     before = value_digest(scope["f0"])
     assert value_digest(scope["f0"]) == before
     scope["f2000"] = round
@@ -184,12 +178,6 @@ def test_a_script_gets_the_same_digest_in_every_process_and_place(tmp_path: Path
         environment = os.environ | {"PYTHONHASHSEED": seed}
         found.add(subprocess.check_output([sys.executable, script], env=environment))
     assert len(found) == 1
-
-
-def test_an_object_without_state_does_no_harm() -> None:
-    import threading
-
-    assert value_digest(by_closure(threading.Lock())) == value_digest(by_closure(threading.Lock()))
 
 
 def test_a_function_is_called_by_its_name() -> None:
@@ -251,24 +239,14 @@ def test_code_in_another_folder_of_the_path_belongs_to_it(
     assert imported_digest("entry:f", None) != before
 
 
-def test_the_order_of_a_mapping_counts() -> None:
-    assert value_digest({"a": 1, "b": 2}) != value_digest({"b": 2, "a": 1})
-
-
-def test_a_file_that_cannot_be_read_as_python_ends_the_search_there(lab: Path) -> None:
-    (lab / "late.py").write_text("print 'two'")
-    assert lab / "late.py" in source_files("entry").values()
-
-
-def test_an_installed_package_is_identified_by_its_own_files_alone() -> None:
+def test_an_installed_package_is_identified_by_its_own_files_and_a_module_without_one_by_its_value(lab: Path) -> None:
     files = source_files("safetensors.torch").values()
     assert {"torch.py", "__init__.py"} <= {file.name for file in files}
     assert all("safetensors" in file.parts for file in files)
-
-
-def test_a_module_without_a_file_is_identified_by_the_imported_value() -> None:
     assert source_files("math") == {}
     assert imported_digest("nowhere:f", by_closure(1)) != imported_digest("nowhere:f", by_closure(2))
+    (lab / "late.py").write_text("print 'two'")  # a file that cannot be read as Python ends the search there
+    assert lab / "late.py" in source_files("entry").values()
 
 
 @pytest.mark.parametrize("how", ["gone", "in an archive"])
@@ -292,12 +270,154 @@ def test_there_is_no_digest_for_code_that_cannot_be_read_again(
         del sys.modules["passing"]
 
 
-def test_what_an_installed_decorator_holds_belongs_to_the_function() -> None:
-    def wrap(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def wrapped(image: Any) -> Any:
-            return call(image)
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module of two functions, and another one that shares code with it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    provenance._digest_at_first.cache_clear()
+    for name in ("shared_code", "first_code", "second_code"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "shared_code.py").write_text("FACTOR = 1\n")
+    for name in ("first_code", "second_code"):
+        (tmp_path / f"{name}.py").write_text(
+            "from shared_code import FACTOR\ndef one(x):\n    return x * FACTOR\ndef two(x):\n    return x + FACTOR\n"
+        )
+    return tmp_path / "shared_code.py"
 
-        wrapped.__module__ = "scipy.ndimage"
-        return wrapped
 
-    assert value_digest(wrap(by_closure(1))) != value_digest(wrap(by_closure(2)))
+def of(name: str) -> tuple[Function, dict[str, str]]:
+    """A denoiser, and what a job that is planned now takes it to be."""
+    denoiser = Function(import_=name, depth=0)
+    return denoiser, dict(seals_of(denoiser, {name: imported_digest(name, import_reference(name))}))
+
+
+@pytest.mark.parametrize("later", ["first_code:one", "first_code:two", "second_code:one"])
+def test_a_worker_that_outlives_a_job_does_not_compute_with_its_code(module: Path, later: str) -> None:
+    build_sealed(*of("first_code:one"))
+    build_sealed(*of(later))
+    module.write_text("FACTOR = 100\n")
+    with pytest.raises(
+        ConfigError, match=r"changed since this worker imported it for an earlier job.*Restart the workers"
+    ):
+        build_sealed(*of(later if later == "first_code:one" else later.replace("one", "two")))
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_code_that_is_edited_while_its_job_runs_stays_what_it_was_but_where_a_worker_begins_later(
+    module: Path, has_begun: bool
+) -> None:
+    requested = of("first_code:one")
+    if has_begun:
+        build_sealed(*requested)
+    module.write_text("FACTOR = 100\n")
+    if has_begun:
+        build_sealed(*requested)
+        return
+    with pytest.raises(ConfigError, match=r"first_code:one was changed while the job ran.*Restore the old version"):
+        build_sealed(*requested)
+
+
+NETWORK = """
+import json
+from pathlib import Path
+import torch
+HERE = Path(__file__).parent
+class Scaled(torch.nn.Module):
+    def __init__(self, factor, layers, weight):
+        super().__init__()
+        self.factor = factor
+        self.layers = torch.nn.Sequential(*(getattr(torch.nn, name)() for name in layers))
+        self.weight = torch.nn.Parameter(torch.tensor(float(weight)))
+    def forward(self, x):
+        return self.layers(x) * self.factor * self.weight
+def build():
+    return Scaled(**json.loads((HERE / "settings.json").read_text()))
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The settings that the function of a network reads by itself."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "reading_code", raising=False)
+    (tmp_path / "reading_code.py").write_text(NETWORK)
+    settings = tmp_path / "settings.json"
+    settings.write_text('{"factor": 2, "layers": ["ReLU"], "weight": 1}')
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('"factor": 2', '"factor": 3'), ("ReLU", "Tanh"), ('"weight": 1', '"weight": 5')]
+)
+def test_what_the_users_code_reads_belongs_to_the_network(settings: Path, old: str, new: str) -> None:
+    denoiser = UserNetwork(import_="reading_code:build")
+    code = denoiser.check()
+    assert denoiser.check() == code
+    settings.write_text(settings.read_text().replace(old, new))
+    assert denoiser.check() != code
+
+
+def test_weights_that_the_users_code_reads_may_not_change_while_its_job_runs(settings: Path) -> None:
+    denoiser = UserNetwork(import_="reading_code:build")
+    seals = seals_of(denoiser, denoiser.check())
+    build_sealed(denoiser, seals)
+    settings.write_text('{"factor": 2, "layers": ["ReLU"], "weight": 5}')
+    with pytest.raises(WeightsError, match="what reading_code:build reads its weights from was changed while"):
+        build_sealed(denoiser, seals)
+
+
+@pytest.mark.parametrize("name", ["median.c", "kernels.h", "kernels.so", "library.py"])
+def test_compiled_filters_belong_to_halotile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    place = tmp_path / "tasks/denoisers/compiled" / name
+    place.parent.mkdir(parents=True)
+    monkeypatch.setattr(provenance, "_PACKAGE", tmp_path)
+    digests = {provenance._halotile()}
+    for content in (b"1", b"2"):
+        place.write_bytes(content)
+        digests.add(provenance._halotile())
+    assert len(digests) == 3
+
+
+def test_files_that_are_only_written_do_not_count(tmp_path: Path) -> None:
+    seen = opened_files()
+    (tmp_path / "log.txt").write_text("tried")
+    assert str(tmp_path / "log.txt") not in seen
+    (tmp_path / "log.txt").read_text()
+    assert str(tmp_path / "log.txt") in seen
+
+
+LONGEST = 60.0
+
+
+def test_a_script_prints_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import time\nprint('begun')\ntime.sleep(600)\n")
+    lines: list[str] = []
+    failures: list[RankFailed] = []
+
+    def run() -> None:
+        try:
+            scripts.run_script(str(path), (), Rendezvous(rank=0, world_size=1), lines.append)
+        except RankFailed as error:
+            failures.append(error)
+
+    assert scripts.print_place() == ""
+    thread = threading.Thread(target=run)
+    thread.start()
+    await_line(lines, lambda line: line == "begun")
+    assert scripts.print_place() == "see the lines that it printed last\n"
+    await_line(lines, lambda line: f'"{path}", line 3' in line)
+    (process,) = scripts._running
+    process.kill()
+    thread.join(LONGEST)
+    assert "SIGKILL" in str(failures[0])
+    assert scripts.print_place() == ""
+
+
+def await_line(lines: list[str], wanted: Callable[[str], bool]) -> None:
+    """Wait for a line."""
+    end = time.monotonic() + LONGEST
+    while not any(map(wanted, lines)):
+        assert time.monotonic() < end, lines
+        time.sleep(0.05)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,27 +30,22 @@ MASK = (numbers(40, 33) > 0.5).astype("float32")
 COILS = numbers(1, 3, 40, 33) + 1j * numbers(1, 3, 40, 33, seed=1)
 
 
-def differences(x: Any, mode: str = "constant") -> Any:
+def differences(x: Any, mode: str = "constant", more: float = 0.0) -> Any:
     """Pixels minus their neighbours."""
     padded = torch.nn.functional.pad(x, (1, 1, 1, 1), mode)
     around = padded[..., 1:-1, 2:] + padded[..., 1:-1, :-2] + padded[..., 2:, 1:-1] + padded[..., :-2, 1:-1]
-    return 4 * x - around
+    return (4 + more) * x - around
 
 
-def folding(x: Any) -> Any:
-    return differences(x, "reflect")
-
-
-def wrapping(x: Any) -> Any:
-    return differences(x, "circular")
+folding, wrapping, wrong = (
+    partial(differences, mode="reflect"),
+    partial(differences, mode="circular"),
+    partial(differences, more=1.0),
+)
 
 
 def ramp(x: Any) -> Any:
     return x * torch.linspace(0, 1, x.shape[-1], dtype=x.dtype)
-
-
-def wrong(x: Any) -> Any:
-    return differences(x) + x
 
 
 def made(forward: Callable[[Any], Any], adjoint: Callable[[Any], Any] | None) -> Any:
@@ -61,10 +57,7 @@ def named(name: str, **options: Any) -> DeepInv:
 
 
 OURS: dict[str, tuple[DeepInv, type]] = {
-    **{
-        f"blur {padding}": (named("Blur", filter=PSF, padding=padding), Blur)
-        for padding in ("circular", "reflect", "replicate", "valid", "constant")
-    },
+    **{f"blur {padding}": (named("Blur", filter=PSF, padding=padding), Blur) for padding in ("circular", "reflect", "replicate", "valid", "constant")},
     "blur by fft": (named("Blur", filter=PSF, padding="circular", use_fft=True), Blur),
     "blur of each plane": (named("Blur", filter=kernel(2, 5, 3)[None], padding="circular"), Blur),
     "BlurFFT": (named("BlurFFT", filter=PSF.tolist(), img_size=[2, 40, 33]), Blur),
@@ -72,7 +65,7 @@ OURS: dict[str, tuple[DeepInv, type]] = {
     "decimation": (named("Downsampling", filter=None, factor=2, padding="valid"), Blur),
     "denoising": (named("Denoising"), Blur),
     "inpainting": (named("Inpainting", mask=0.5, img_size=[2, 40, 33]), Mask),
-}
+}  # fmt: skip
 GENERIC: dict[str, tuple[DeepInv, OperatorKind, int, tuple[int, ...]]] = {
     "differences": (DeepInv(physics=made(differences, differences), reach_="auto"), "local", 1, IMAGE),
     "folding, no adjoint": (DeepInv(physics=made(folding, None), reach_="auto"), "local", 1, IMAGE),
@@ -128,31 +121,25 @@ def test_an_operator_has_its_adjoint_the_whole_in_any_region_and_travels(name: s
     assert np.array_equal(whole(again), whole(adjoint))
 
 
-def test_what_is_ours_becomes_ours_and_measures_what_deepinv_does() -> None:
+def test_what_is_ours_becomes_ours_what_another_sees_is_found_out_and_both_measure_what_deepinv_does() -> None:
     for name, (operator, kind) in OURS.items():
-        assert type(operator.replacement) is kind, name
-        assert operator.kind == "local", name
+        assert (type(operator.replacement), operator.kind) == (kind, "local"), name
         x, _, forward, _ = pair(name, "float32")
         there = operator.calls.forward(x)
         assert np.abs(whole(forward) - there).max() <= 5e-6 * np.abs(there).max(), name
-
-
-def test_what_it_sees_is_found_out() -> None:
-    for name, (operator, kind, reach, _) in GENERIC.items():
-        assert (operator.replacement, operator.kind, operator.reach) == (None, kind, reach), name
-
-
-def test_it_measures_what_deepinv_does() -> None:
+    for name, (operator, seen, reach, _) in GENERIC.items():
+        assert (operator.replacement, operator.kind, operator.reach) == (None, seen, reach), name
     for name in ("differences", "MRI", "MRI with several coils"):
         x, _, forward, _ = pair(name, "float32")
         there = CASES[name][0].calls.module.A(torch.from_numpy(x)[None])[0].numpy()
         assert np.array_equal(whole(forward), there), name
 
 
-def test_an_image_of_one_channel_has_two_axes() -> None:
+def test_an_image_of_one_channel_has_two_axes_and_a_filter_is_read_from_its_file(tmp_path: Any) -> None:
     x = numbers(30, 20).astype("float32")
-    blur = named("Blur", filter=PSF, padding="reflect")
-    assert np.array_equal(whole(blur.forward(InMemory(x))), whole(blur.forward(InMemory(x[None]))).reshape(30, 20))
+    np.save(tmp_path / "psf.npy", PSF)
+    blur, read = (named("Blur", filter=given, padding="reflect") for given in (PSF, str(tmp_path / "psf.npy")))
+    assert np.array_equal(whole(blur.forward(InMemory(x))), whole(read.forward(InMemory(x[None]))).reshape(30, 20))
     assert DeepInv(physics=made(differences, differences), reach_="auto").measured((30, 20)) == (30, 20)
 
 
@@ -166,7 +153,7 @@ def test_what_a_physics_draws_is_the_same_in_every_process() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_a_map_of_the_whole_is_computed_once() -> None:
+def test_a_map_of_the_whole_is_computed_once_with_memory_that_is_known_in_advance() -> None:
     calls = []
 
     def counted(x: Any) -> Any:
@@ -178,19 +165,9 @@ def test_a_map_of_the_whole_is_computed_once() -> None:
     for start in range(0, 300, 50):
         forward.read(Region((0, start), (20, start + 50)))
     assert calls == [(1, 1, 20, 300)]
-
-
-def test_memory_is_known_in_advance() -> None:
     tomography = GENERIC["tomography"][0]
     measured = int(np.prod(tomography.measured((16, 16))))
     assert tomography.memory_bytes((16, 16)) == 4 * 3 * (256 + measured)
-
-
-def test_a_filter_is_read_from_its_file(tmp_path: Any) -> None:
-    np.save(tmp_path / "psf.npy", PSF)
-    blur = named("Blur", filter=str(tmp_path / "psf.npy"), padding="circular")
-    assert isinstance(blur.replacement, Blur)
-    assert np.allclose(blur.replacement.kernel, PSF)
 
 
 def test_without_deepinv_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,32 +180,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no class": (lambda: named("Bluur").kind, "Did you mean 'Blur'"),
     "not linear": (lambda: named("PhaseRetrieval").kind, "not a linear physics"),
     "not a physics": (lambda: DeepInv(physics=3).kind, "physics is a int"),
-    "a stack": (
-        lambda: DeepInv(physics=physics.stack(physics.Denoising(), physics.Denoising())).kind,
-        "Write each operator of a stack by itself",
-    ),
-    "options": (
-        lambda: named("Tomography", corners=4).kind,
-        "options has 'corners', which physics Tomography does not take. Write some of angles, img_width",
-    ),
-    "an option misspelt": (
-        lambda: named("Blur", paddin="circular").kind,
-        r"'paddin', which .* Did you mean 'padding'\?",
-    ),
-    "options that do not fit": (
-        lambda: named("Tomography", angles="many", img_width=16).kind,
-        r"cannot be built with the options \['angles', 'img_width'\]",
-    ),
+    "a stack": (lambda: DeepInv(physics=physics.stack(physics.Denoising(), physics.Denoising())).kind, "Write each operator of a stack by itself"),
+    "options": (lambda: named("Tomography", corners=4).kind, "options has 'corners', which physics Tomography does not take. Write some of angles, img_width"),
+    "an option misspelt": (lambda: named("Blur", paddin="circular").kind, r"'paddin', which .* Did you mean 'padding'\?"),
+    "options that do not fit": (lambda: named("Tomography", angles="many", img_width=16).kind, r"cannot be built with the options \['angles', 'img_width'\]"),
     "reach that is none": (lambda: DeepInv(physics="Blur", reach_=-1), "reach is -1"),
-    "reach too short": (
-        lambda: DeepInv(physics=made(folding, None), reach_=0).measured(IMAGE),
-        "reach is 0, but LinearPhysics looks farther",
-    ),
-    "complex numbers": (
-        lambda: DeepInv(physics=made(torch.fft.fft2, None)).measured(IMAGE),
-        "one measurement of real numbers",
-    ),
-}
+    "reach too short": (lambda: DeepInv(physics=made(folding, None), reach_=0).measured(IMAGE), "reach is 0, but LinearPhysics looks farther"),
+    "complex numbers": (lambda: DeepInv(physics=made(torch.fft.fft2, None)).measured(IMAGE), "one measurement of real numbers"),
+}  # fmt: skip
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.tasks.convolution.overlap_save import EngineName
-from halotile.tasks.operators.base import InMemory, Operator, read_all
+from halotile.tasks.operators.base import InMemory, Operator, OperatorKind, read_all, window_of
 from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.crop import Crop
@@ -23,8 +23,11 @@ from halotile.tasks.operators.normal import Normal
 from halotile.tasks.operators.own import Own
 from halotile.tasks.operators.shift import Shift
 from halotile.tasks.operators.sum import WeightedSum
+from tests.tasks.denoising import Counted
 
 IMAGE = (2, 40, 33)
+
+
 TOLERANCE = {"float32": 1e-6, "float64": 1e-14}
 
 
@@ -47,35 +50,19 @@ def normal(boundaries: list[str], engine: EngineName) -> Normal:
     return Normal(operators=blurs, weights=(1.0, 0.25), engine=engine)
 
 
-KERNELS = [(3, 3), (5, 5), (4, 6), (1, 7), (9, 2), (15, 15), (1, 1), (2, 5, 3)]
+ENGINES: tuple[EngineName, ...] = ("direct", "fft")
+
+
+SIZES = ((3, 3), (5, 5), (4, 6), (1, 7), (9, 2), (15, 15), (1, 1), (2, 5, 3))
+DOWN = [("reflect", 2), ("replicate", 3), ("zero", 4), ("valid", 3), ("reflect", 1)]
 OPERATORS: dict[str, Operator] = {
-    **{
-        f"blur {boundary} {shape}": Blur(kernel=kernel(*shape), boundary=boundary)
-        for boundary in RULES
-        for shape in KERNELS
-    },
-    **{
-        f"downsampling {boundary} {factor}": Blur(kernel=kernel(5, 4), boundary=boundary, factor=factor)
-        for boundary in RULES
-        if boundary != "circular"
-        for factor in (2, 3)
-    },
-    **{
-        f"anti-aliased {boundary} {factor}": Downsample(factor=factor, boundary=boundary)
-        for boundary, factor in [("reflect", 2), ("replicate", 3), ("zero", 4), ("valid", 3), ("reflect", 1)]
-    },
+    **{f"blur {b} {size}": Blur(kernel=kernel(*size), boundary=b) for b in RULES for size in SIZES},
+    **{f"blur {b} {size} fft": Blur(kernel=kernel(*size), boundary=b, engine="fft") for b in RULES for size in SIZES[4::3]},
+    **{f"downsampling {b} {n}": Blur(kernel=kernel(5, 4), boundary=b, factor=n) for b in RULES if b != "circular" for n in (2, 3)},
+    **{f"anti-aliased {b} {n}": Downsample(factor=n, boundary=b) for b, n in DOWN},
     **{f"shift {b}": Shift(shift=(1.3, -2.6), boundary=b) for b in RULES if b != "valid"},
     **{f"crop {b}": Shift(shift=(10.25, -3.5), size=(20, 44), boundary=b) for b in ("reflect", "replicate", "zero")},
-    **{
-        f"blur {boundary} {shape} fft": Blur(kernel=kernel(*shape), boundary=boundary, engine="fft")
-        for boundary in RULES
-        for shape in [(9, 2), (2, 5, 3)]
-    },
-    **{
-        f"normal {'+'.join(boundaries)} {engine}": normal(boundaries, engine)
-        for boundaries in (["circular", "circular"], ["reflect", "zero"])
-        for engine in ("direct", "fft")
-    },
+    **{f"normal {b} {other} {engine}": normal([b, other], engine) for b, other in (("circular",) * 2, ("reflect", "zero")) for engine in ENGINES},
     "own": Own(import_="halotile.tasks.operators.shift:Shift", options={"shift": (1.3, -2.6), "boundary": "zero"}),
     "window": Crop(origin=(3, 7), size=(30, 20)),
     "windows": WeightedSum((Crop(origin=(0, 0), size=(9, 9)), Crop(origin=(31, 24), size=(9, 9))), (1.0, 2.0)),
@@ -83,18 +70,11 @@ OPERATORS: dict[str, Operator] = {
     "blur in a window": Composition((Crop(origin=(3, 7), size=(30, 20)), Blur(kernel=kernel(5, 3)))),
     "mask": mask(40, 33),
     "mask of each plane": mask(2, 40, 33),
-    "sum": WeightedSum(
-        (Blur(kernel=kernel(5, 3)), Blur(kernel=kernel(7, 7), boundary="reflect"), mask(40, 33)), (2.0, -0.5, 1.0)
-    ),
+    "sum": WeightedSum((Blur(kernel=kernel(5, 3)), Blur(kernel=kernel(7, 7), boundary="reflect"), mask(40, 33)), (2.0, -0.5, 1.0)),
     "composition": Composition(
-        (
-            Blur(kernel=kernel(5, 3), boundary="reflect"),
-            mask(40, 33),
-            Shift(shift=(0.5, 2.0), size=(30, 30)),
-            Blur(kernel=kernel(4, 4), boundary="replicate", factor=2),
-        )
+        (Blur(kernel=kernel(5, 3), boundary="reflect"), mask(40, 33), Shift(shift=(0.5, 2.0), size=(30, 30)), Blur(kernel=kernel(4, 4), boundary="replicate", factor=2))
     ),
-}
+}  # fmt: skip
 
 
 def pair(operator: Operator, dtype: str) -> tuple[Any, Any, Readable, Readable]:
@@ -154,83 +134,89 @@ def test_blurs_and_downsamplings_are_those_of_deepinv(boundary: str) -> None:
         assert np.allclose(here, there.A(torch.from_numpy(x)[:, None])[:, 0].numpy(), atol=1e-5), factor
 
 
-def test_a_circular_blur_takes_every_second_pixel() -> None:
+def test_a_circular_blur_takes_every_second_pixel_and_a_shift_by_whole_pixels_is_a_roll() -> None:
     x = numbers(40, 32)
-    all_of_it = read_all(Blur(kernel=kernel(5, 4)).forward(InMemory(x)))
-    half = read_all(Blur(kernel=kernel(5, 4), factor=2).forward(InMemory(x)))
-    assert np.array_equal(half, all_of_it[::2, ::2])
-
-
-def test_a_shift_by_whole_pixels_is_a_roll() -> None:
-    x = numbers(20, 30).astype("float32")
-    moved = Shift(shift=(3, -4), boundary="circular").forward(InMemory(x))
-    assert np.array_equal(read_all(moved), np.roll(x, (-3, 4), (0, 1)))
+    whole, half = (read_all(Blur(kernel=kernel(5, 4), factor=factor).forward(InMemory(x))) for factor in (1, 2))
+    assert np.array_equal(half, whole[::2, ::2])
+    moved = Shift(shift=(3, -4), boundary="circular").forward(InMemory(x.astype("float32")))
+    assert np.array_equal(read_all(moved), np.roll(x.astype("float32"), (-3, 4), (0, 1)))
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "boundary": (lambda: Blur(kernel=kernel(3, 3), boundary="cyclic"), "write one of circular, reflect"),
     "kernel without pixels": (lambda: Blur(kernel=np.ones((0, 3))), "kernel has shape"),
-    "kernel longer than the image": (
-        lambda: Blur(kernel=np.ones((50, 3)), boundary="valid").measured(IMAGE),
-        "Crop the kernel",
-    ),
-    "kernels for other planes": (
-        lambda: Blur(kernel=np.ones((3, 5, 5))).measured(IMAGE),
-        r"shape \(3, 5, 5\), one for each of 3 planes, but the image of shape \(2, 40, 33\) has 2 planes",
-    ),
-    "kernels for planes of an image without": (
-        lambda: Blur(kernel=np.ones((2, 5, 5))).measured(IMAGE[1:]),
-        "has no axis in front of y and x. Write a kernel of rows and columns",
-    ),
-    "reflected beyond the image": (
-        lambda: Blur(kernel=np.ones((81, 3)), boundary="reflect").measured(IMAGE),
-        "write boundary: zero",
-    ),
+    "kernel longer than the image": (lambda: Blur(kernel=np.ones((50, 3)), boundary="valid").measured(IMAGE), "Crop the kernel"),
+    "kernels for other planes": (lambda: Blur(kernel=np.ones((3, 5, 5))).measured(IMAGE), r"one for each of 3 planes, but the image of shape \(2, 40, 33\) has 2 planes"),
+    "kernels for planes of an image without": (lambda: Blur(kernel=np.ones((2, 5, 5))).measured(IMAGE[1:]), "has no axis in front of y and x. Write a kernel of rows and columns"),
+    "reflected beyond the image": (lambda: Blur(kernel=np.ones((81, 3)), boundary="reflect").measured(IMAGE), "write boundary: zero"),
     "circular and odd": (lambda: Blur(kernel=kernel(3, 3), factor=2).measured(IMAGE), "Crop the image"),
-    "unknown engine": (
-        lambda: Blur(kernel=kernel(3, 3), engine="fast"),  # type: ignore[arg-type]
-        "write one of auto, direct, fft",
-    ),
-    "transforms of what is left out": (
-        lambda: Blur(kernel=kernel(3, 3), factor=2, engine="fft"),
-        "Write engine: direct",
-    ),
+    "unknown engine": (lambda: Blur(kernel=kernel(3, 3), engine=cast(Any, "fast")), "write one of auto, direct, fft"),
+    "transforms of what is left out": (lambda: Blur(kernel=kernel(3, 3), factor=2, engine="fft"), "Write engine: direct"),
     "window outside the image": (lambda: Crop(origin=(30, 0), size=(11, 9)).measured(IMAGE), "Move it"),
     "window without pixels": (lambda: Crop(origin=(0, 0), size=(0, 9)), "size is .* 1 or more"),
     "window before the image": (lambda: Crop(origin=(-1, 0), size=(5, 9)), "origin is .* 0 or more"),
-    "normal form of a mask": (
-        lambda: Normal(operators=(Blur(kernel=kernel(3, 3)), mask(40, 33)), weights=(1, 1)),  # type: ignore[arg-type]
-        r"operator 1 \(mask\) cannot be folded",
-    ),
-    "normal form of a downsampling": (
-        lambda: Normal(operators=(Blur(kernel=kernel(3, 3), factor=2),), weights=(1,)),
-        "only blurs with factor 1",
-    ),
-    "normal form without weights": (
-        lambda: Normal(operators=(Blur(kernel=kernel(3, 3)),), weights=()),
-        "one weight for each",
-    ),
+    "normal form of a mask": (lambda: Normal(operators=(Blur(kernel=kernel(3, 3)), cast(Any, mask(40, 33))), weights=(1, 1)), r"operator 1 \(mask\) cannot be folded"),
+    "normal form of a downsampling": (lambda: Normal(operators=(Blur(kernel=kernel(3, 3), factor=2),), weights=(1,)), "only blurs with factor 1"),
+    "normal form without weights": (lambda: Normal(operators=(Blur(kernel=kernel(3, 3)),), weights=()), "one weight for each"),
     "mask of another shape": (lambda: mask(40, 30).measured(IMAGE), "Write a mask of the image's shape"),
     "no factor": (lambda: Downsample(factor=0), "whole number of at least 1"),
     "unknown boundary of a downsampling": (lambda: Downsample(boundary="odd"), "write one of circular"),
     "valid shift": (lambda: Shift(shift=(1, 1), boundary="valid"), "circular, reflect, replicate, zero"),
     "shift by nothing": (lambda: Shift(shift=(float("nan"), 1)), "two numbers"),
-    "shift beyond the image": (
-        lambda: Shift(shift=(0.5, 33)).measured(IMAGE),
-        r"shift is \(0\.5, 33\) and the image is 33 pixels long: only the zeros",
-    ),
+    "shift beyond the image": (lambda: Shift(shift=(0.5, 33)).measured(IMAGE), r"shift is \(0\.5, 33\) and the image is 33 pixels long: only the zeros"),
     "shift before the image": (lambda: Shift(shift=(-30, 0), size=(30, 9)).measured(IMAGE), "Write a smaller shift"),
     "circular crop": (lambda: Shift(shift=(1, 1), size=(9, 9), boundary="circular").measured(IMAGE), "Omit size"),
-    "sum of different shapes": (
-        lambda: WeightedSum((Blur(kernel=kernel(3, 3)), Blur(kernel=kernel(3, 3), boundary="valid")), (1, 1)).measured(
-            IMAGE
-        ),
-        "stack them",
-    ),
-}
+    "sum of different shapes": (lambda: WeightedSum((Blur(kernel=kernel(3, 3)), Blur(kernel=kernel(3, 3), boundary="valid")), (1, 1)).measured(IMAGE), "stack them"),
+}  # fmt: skip
 
 
 def test_what_cannot_be_is_refused() -> None:
     for attempt, words in REFUSED.values():
         with pytest.raises(ConfigError, match=words):
             attempt()
+
+
+CROP = Crop(origin=(10, 8), size=(12, 9))
+
+
+BLUR = Blur(kernel=kernel(5, 3))
+
+
+HALF = Blur(kernel=kernel(5, 3), boundary="zero", factor=2)
+
+
+MASK = Mask(mask=InMemory(numbers(40, 33)))
+
+
+KINDS: dict[str, tuple[Operator, OperatorKind, Region]] = {
+    "crop": (CROP, "windowed", Region((0, 10, 8), (2, 22, 17))),
+    "blur": (BLUR, "local", Region.whole(IMAGE)),
+    "blur in a window": (Composition((CROP, BLUR)), "windowed", Region((0, 10, 8), (2, 22, 17))),
+    "window of a blur": (Composition((BLUR, CROP)), "windowed", Region((0, 8, 6), (2, 24, 19))),
+    "window at the rim of a blur": (Composition((BLUR, Crop(origin=(1, 8), size=(12, 9)))), "windowed", Region((0, 0, 6), (2, 40, 19))),
+    "window of fewer pixels": (Composition((HALF, Crop(origin=(6, 6), size=(3, 3)))), "windowed", Region.whole(IMAGE)),
+    "local after local": (Composition((BLUR, MASK)), "local", Region.whole(IMAGE)),
+    "two windows": (WeightedSum((CROP, Crop(origin=(0, 20), size=(12, 9))), (1.0, 1.0)), "windowed", Region((0, 0, 8), (2, 22, 29))),
+    "a window and a neighbourhood": (WeightedSum((Crop(origin=(0, 0), size=(40, 33)), BLUR), (1.0, 1.0)), "local", Region.whole(IMAGE)),
+}  # fmt: skip
+
+
+def test_an_operator_declares_its_window_and_nothing_outside_it_is_seen_or_changed() -> None:
+    for name, (operator, kind, window) in KINDS.items():
+        assert (operator.kind, window_of(operator, IMAGE)) == (kind, window), name
+        hidden = numbers(*IMAGE)
+        hidden[window.slices] = 0
+        assert not np.any(read_all(operator.forward(InMemory(hidden)))), name
+        adjoint = np.array(read_all(operator.adjoint(InMemory(numbers(*operator.measured(IMAGE))), IMAGE)))
+        adjoint[window.slices] = 0
+        assert not np.any(adjoint), name
+
+
+def test_a_window_holds_the_pixels_of_the_image_and_outside_it_nothing_is_read() -> None:
+    x, y = numbers(*IMAGE), Counted(numbers(2, 12, 9))
+    assert np.array_equal(read_all(CROP.forward(InMemory(x))), x[:, 10:22, 8:17])
+    adjoint = CROP.adjoint(y, IMAGE)
+    adjoint.read(Region((0, 0, 0), (2, 10, 33)))
+    assert y.reads == []
+    adjoint.read(Region((1, 5, 12), (2, 12, 33)))
+    assert y.reads == [Region((1, 0, 4), (2, 2, 9))]
