@@ -80,7 +80,7 @@ def test_a_script_joins_the_cluster_that_is_up_for_it(tmp_path: Path) -> None:
         ("address: 'tls://10.0.0.7:8786', scheduler_file: s.json", "leave one of them out"),
         ("kind: slurm, tls: false", "cluster slurm is reachable from other machines"),
         ("kind: slurm-alloc, tls: false", "cluster slurm-alloc is reachable from other machines"),
-        ("kind: htcondor, queue: gpu", "htcondor has nothing of the kind"),
+        ("kind: htcondor, queue: gpu", "htcondor has no such setting"),
         ("walltime: four hours", "is not a time; write hours, minutes and seconds"),
         ("gpus: -1", "-1 is too small; write at least 0"),
         ("partition: fast", "unknown key"),
@@ -228,7 +228,7 @@ SHORT = (
     ("words", "variable", "message"),
     [
         (["exec", "none.py"], None, "is no file. Write the path of a Python script"),
-        (["exec", "s.py", "--worker", "4"], None, "exec has no --worker; did you mean --workers? What is the script's own comes after --."),
+        (["exec", "s.py", "--worker", "4"], None, "exec has no --worker; did you mean --workers? Put the script's own arguments after --."),
         (["exec", "s.py", "--workers", "0"], None, "Write --workers 1 or more"),
         (["submit", "--set", 'cluster={directives: ["--signal=B:TERM@20"]}'], None, DRAINS),
         (["submit", "--set", 'cluster={directives: ["--signal=USR1@20"]}'], None, DRAINS),

@@ -99,8 +99,8 @@ LIES = [
     ("name: pgd", "name: cg", 8, "prior.name: pnp with solver cg, which knows no prior"),
     ("step: auto", "step: -0.5", 9, "solver.step: -0.5 is too small; write more than 0"),
     ("step: auto", "step: .inf", 9, "solver.step: Infinity is not finite; write a number above 0"),
-    ("tol: 1.0e-4", "tol: 2", 9, "solver.tol: 2 would end the solver at once: it is a part of the image's length; write less"),
-    ("checkpoint_every: 1", "checkpoint_every: 5", 9, "solver.checkpoint_every: 5 is too large: so many iterations look far beside each block, and compute more than they save; write at most 4"),
+    ("tol: 1.0e-4", "tol: 2", 9, "solver.tol: 2 would end the solver at once: it is relative to the norm of the image; write less"),
+    ("checkpoint_every: 1", "checkpoint_every: 5", 9, "solver.checkpoint_every: 5 is too large: so many iterations reach far beyond each block, and cost more computation than they save; write at most 4"),
     ("checkpoint_every: 1", "checkpoint_every: 3", 9, "solver.iterations: 4 is no multiple of solver.checkpoint_every 3: the image of the last one would not be stored; write 6"),
     ("pgd, iterations: 4, step: auto, tol: 1.0e-4, checkpoint_every: 1", "fista, iterations: 4, checkpoint_every: 2", 9, "solver.checkpoint_every: 2 with solver fista, which has to know more of an iteration than its image; write 1, or solver.name: gd or pgd"),
     ("depth: auto", "depth: 1", 10, "tile.depth: 1 is less than gaussian's receptive field 2: seams would show"),
@@ -274,12 +274,12 @@ DOWN = ("operators=[{name: downsample, factor: 2, data: y0.npy}]", "start=null")
 TAKEN = "shape is auto: the image is taken to be 192 × 160, 4 times the pixels"
 NOTED: list[tuple[Any, tuple[str, ...], str, bool]] = [
     (np.full((3, 3), 2 / 9), (), "the kernel sums to 2: the image comes out 0.5 times as bright as the measurement", True),
-    (np.full((3, 3), -1 / 9), (), "the kernel sums to -1: light is taken away", True),
+    (np.full((3, 3), -1 / 9), (), "the kernel sums to -1: such an operator does not only spread light", True),
     (np.full((4, 3), 1 / 12), (), "the kernel is 4 × 3: an even edge has no middle pixel, and the image comes out half", True),
     (np.full((3, 3), 1 / 9), (*DOWN, "shape=auto", "reference=null"), TAKEN, True),
     (np.full((3, 3), 1 / 9), (*DOWN, "shape=[192, 160]", "reference=null"), TAKEN, False),
     (np.full((3, 3), 1 / 9), (*DOWN, "shape=auto", "reference=big.npy"), TAKEN, False),
-    (np.full((3, 3), 1 / 9), ("solver.checkpoint_every=4", "prior.denoiser.sigma=3"), "of the gradient more than once: so many iterations look far", True),
+    (np.full((3, 3), 1 / 9), ("solver.checkpoint_every=4", "prior.denoiser.sigma=3"), "of the gradient more than once: so many iterations reach far", True),
 ]  # fmt: skip
 
 

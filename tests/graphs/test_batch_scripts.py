@@ -181,7 +181,7 @@ def test_a_script_has_what_the_job_and_the_user_say(
 @pytest.mark.parametrize(
     ("name", "section", "words"),
     [
-        ("htcondor", {"queue": "gpu"}, r"cluster\.queue is gpu, and HTCondor has nothing of the kind"),
+        ("htcondor", {"queue": "gpu"}, r"cluster\.queue is gpu, but HTCondor has no such setting"),
         ("sge", {"cores": 4}, r'cluster\.cores is 4.*directives: \["-pe smp 4"\]'),
     ],
 )

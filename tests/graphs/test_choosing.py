@@ -277,8 +277,8 @@ CORRELATED: dict[str, tuple[Callable[[Image], Image], str]] = {
     "white": (lambda noise: noise, ""),
     "stripes": (lambda noise: noise + 0.85 * noise[:1], "columns that are off: write input.stripes: {axis: x}"),
     "scan": (lambda noise: ndimage.uniform_filter1d(noise, 3, axis=1), "a readout or scan along x: train a network"),
-    "smooth": (lambda noise: ndimage.gaussian_filter(noise, 0.7), "resampling, smoothing, a mosaic of colours"),
-    "mosaic": (_mosaic, "or lossy compression: denoise the image from before that"),
+    "smooth": (lambda noise: ndimage.gaussian_filter(noise, 0.7), "resampling, smoothing, demosaicing"),
+    "mosaic": (_mosaic, "or lossy compression: denoise the image as it was before that step"),
 }
 
 

@@ -186,7 +186,7 @@ def test_blocks_that_may_be_of_either_input_are_told_where_there_are_any(scene: 
         with pytest.raises(errors.InputError, match=r"No block was done before that.* Put it back") as ended:
             held.check()
     assert ("2 blocks (0-1) were done since" in str(ended.value)) == (done == 2)
-    assert ("may be of either" in str(ended.value)) == (done == 2)
+    assert ("may come from either version" in str(ended.value)) == (done == 2)
 
 
 def test_a_side_input_is_looked_after_as_well(scene: Scene, cluster: RunningCluster) -> None:
@@ -296,7 +296,7 @@ BAD = [
     ("raise", "ValueError: poisoned by raise-19"),
     ("nan", r"returned NaN or infinity for finite pixels at .*64.*96"),
     thorough("shape", r"the function returned \(31, 32\) for an image of shape \(32, 32\)"),
-    ("die", "every worker that took it died"),
+    ("die", "every worker that computed it died"),
     thorough("missing", r"FileNotFoundError: .*calibration\.npy"),
 ]
 

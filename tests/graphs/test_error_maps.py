@@ -206,7 +206,7 @@ def test_the_plan_tells_how_much_the_factor_depends_on_the_noise(folder: Path, m
     assert stronger["factor"] < 0.98 * usual["factor"]
     monkeypatch.setattr("halotile.graphs.jobs.samples.bootstrap.LEAST", 10.0)
     make_plan(job_in(folder))
-    with pytest.raises(InputError, match=r"so the noise that was estimated is probably too strong"):
+    with pytest.raises(InputError, match=r"so the estimated noise level is probably too high"):
         make_plan(job_in(folder, **MEDIAN))
     make_plan(job_in(folder, **MEDIAN, posterior={"calibrate": "none"}))
 

@@ -168,6 +168,6 @@ def test_added_levels_do_not_outlast_their_image(tmp_path: Path, go: Go, monkeyp
         assert add_levels(Path(parts.output.path))[0] == 3
     lines: list[str] = []
     go(parts, lambda progress: lines.append(progress.message))
-    assert "2 levels that were added to the image before it changes now are removed" in "\n".join(lines)
+    assert "removed 2 levels that `recon-cli levels` had added, because the image changes" in "\n".join(lines)
     go(whole)
     assert files(parts) == files(whole)

@@ -359,7 +359,7 @@ def test_each_worker_has_a_card_of_its_own(
 
 
 ALONE = "GPUs are left alone: nothing of this job computes on them"
-ASKED = "nothing of this job computes on GPUs, and cluster local-cuda has one worker for each"
+ASKED = "no part of this job computes on GPUs, but cluster local-cuda starts one worker for each GPU"
 ONE_EACH = "operators and solver compute on CPUs, one for each GPU on cluster local-cuda"
 L1 = PriorChoice(name="l1")
 
@@ -400,7 +400,7 @@ def test_a_function_of_arrays_leaves_gpus_alone(requested: list[Any], tmp_path: 
     plan = plan_of(tmp_path, again=True, denoiser=given, cluster=Cluster(kind="local-cuda"))
     assert work_of(plan).task.device == "cpu"
     assert any("computes on CPUs" in note for note in plan.notes)
-    assert any("local-cuda has one worker for each: kind: local has run.workers" in note for note in plan.notes)
+    assert any("local-cuda starts one worker for each GPU. Write kind: local" in note for note in plan.notes)
 
 
 def test_what_is_asked_of_no_denoiser_is_told_and_kept(requested: list[Any], tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_images_denoised_too_much_are_named(config: Path, starts: list[Order], m
     words = ["--set", "denoiser={name: gaussian, sigma: 6.0}", "--set", "input.sides={}"]
     code, out, told = command("run", config, *words)
     warnings = [line for line in told.splitlines() if line.startswith("warning: ")]
-    text = "the residual, what was taken away, holds structure of the image"
+    text = "the residual, which is what was removed, holds structure of the image"
     assert [line.split(": ")[1:3] for line in warnings] == [[name, text] for name in ("a.npy", "b.c.npy")]
     assert (code, out.count("   1 of 2 images; --json lists all\n")) == (exits.QUARANTINED, 2)
     assert sum(" of the noise level" in line for line in out.splitlines() if ".npy: " in line) == 1

@@ -159,7 +159,7 @@ def test_a_wrong_part_of_a_composition_is_refused_and_a_whole_that_is_too_large_
         make_plan(job)
     monkeypatch.setattr(measurements, "TRIED", 100)
     plan = make_plan(job_with(tmp_path, own(module, "Turned")))
-    assert any("too large to hold its adjoint" in note for note in plan.notes)
+    assert any("too large to check that its adjoint" in note for note in plan.notes)
     path = tmp_path / f"{module}.py"
     path.write_text(path.read_text() + "\nCHANGED = True\n")
     after = make_plan(job_with(tmp_path, own(module, "Turned")))

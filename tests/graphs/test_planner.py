@@ -269,10 +269,10 @@ def test_less_memory_means_smaller_sizes_then_a_refusal(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("image", "name", "options", "memory", "words"),
     [
-        (((9000, 9000), "uint16", 300), "gaussian", {"sigma": 1e9}, "1GiB", r"\. Choose a denoiser that looks less far.$"),
+        (((9000, 9000), "uint16", 300), "gaussian", {"sigma": 1e9}, "1GiB", r"\. Choose a denoiser with a smaller receptive field.$"),
         (
             ((9000, 9000), "uint16", 300), "gaussian", {"sigma": 900}, "800MiB",
-            r"\. Write run.memory_per_worker: \d+MiB, or choose a denoiser that looks less far.$",
+            r"\. Write run.memory_per_worker: \d+MiB, or choose a denoiser with a smaller receptive field.$",
         ),
         (
             ((9000, 9000), "uint16", 9000), "gaussian", None, "800MiB",

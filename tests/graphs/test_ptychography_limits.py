@@ -74,7 +74,7 @@ JOBS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"field": "near", "focus": "-3 mm"}}, "a beam in a near field diverges"),
     ({"model": {"field": "near", "focus": "3 parsnip"}}, "such as 3.65 mm"),
     ({"model": {"refine": ["probe"]}}, "does not name the object"),
-    ({"stages": [{**ONE, "subset": [0, 99]}]}, "subset names 99, and the scan has patterns 0 to 63"),
+    ({"stages": [{**ONE, "subset": [0, 99]}]}, "subset names 99, but the scan has patterns with numbers up to 63"),
     ({"stages": [{**ONE, "subset": []}]}, "subset names no pattern"),
     ({"stages": [{**ONE, "subset": [7]}], "resolution": True}, "Write resolution: false"),
     ({"window": 4, "stages": [{**ONE, "batch": 3}]}, "Write a batch of 4 or more"),
@@ -317,7 +317,7 @@ class Faint(SimulatedScan):
     [
         (1e-16, 1.0, InputError, "Multiply the patterns"),
         (0.0, 1.0, InputError, "no pattern has a count"),
-        (1.0, 1e-6, ConfigError, r"all positions are within.*--position-unit"),
+        (1.0, 1e-6, ConfigError, r"the positions span only.*--position-unit"),
         (1.0, 1e3, ConfigError, r"they do not overlap.*--position-unit"),
     ],
 )
@@ -352,9 +352,9 @@ def test_scans_and_results_are_not_taken_for_each_other_or_for_images(folder: Pa
     links = {"object": "image_1/data", "probe": "image_2/data"}
     Path(star).write_bytes(encode_cxi({**arrays, "process_1/first_pixel": np.zeros((4, 2))}, {}, links))
     for command, said in (
-        (["info", star], "a CXI file as it is"),
-        (["preview", star, out], "a CXI file as it is"),
-        (["export", star, out], "a CXI file as it is"),
+        (["info", star], "stored as a CXI file"),
+        (["preview", star, out], "stored as a CXI file"),
+        (["export", star, out], "stored as a CXI file"),
         (["preview", scan, "out.png"], f"recon-cli export {scan} FILE"),
         (["export", scan, str(folder / "out.tif")], f"recon-cli export {scan} FILE"),
     ):

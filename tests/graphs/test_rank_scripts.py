@@ -216,7 +216,7 @@ def test_attempts_are_of_ranks(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "s.py").touch()
     done = CliRunner().invoke(app, ["exec", str(tmp_path / "s.py"), *words])
     assert done.exit_code == 2
-    assert "Write 0 or more, with --torch." in done.stderr
+    assert "Write 0 or more, and only with --torch." in done.stderr
 
 
 def test_a_script_waits_for_minutes_not_for_half_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,13 +241,13 @@ def test_damage_is_found_and_mended_by_iterating_again(undisturbed: Scene) -> No
     assert mended.exit_code == 0, mended.stderr
     assert "1 problem repaired" in mended.stdout
     assert (
-        "to write damaged blocks anew: 6 iterations from the start, for what the solver had was removed"
+        "to rewrite damaged blocks, the run repeats 6 iterations from the start, because the state of the solver was removed"
         in mended.stderr
     )
     assert scene.files() == before
     assert "nothing left to do" in call("run", scene.config, "--allow-import").stderr
     for changed, words in (
-        ("solver.iterations=7", "finished after 6 iterations, and what its solver had between iterations was removed"),
+        ("solver.iterations=7", "finished after 6 iterations, and the state of its solver was removed"),
         ("solver.step=3.0e-4", "solver.step was 0.00025, is 0.0003"),
     ):
         another = call("run", scene.config, "--allow-import", "--set", changed)

@@ -67,7 +67,7 @@ def test_too_much_is_warned_of_and_sensible_settings_are_not(tmp_path: Path, ima
             (entry,) = residuals(inspection)
             assert entry["holds_structure"] is (settings is TOO_MUCH)
             if settings is TOO_MUCH:
-                words = "the residual, what was taken away, holds structure of the image: "
+                words = "the residual, which is what was removed, holds structure of the image: "
                 assert inspection.warnings[0].startswith(words)
             else:
                 assert inspection.warnings == []

@@ -233,7 +233,7 @@ REFUSED: list[tuple[dict[str, Any], type[HalotileError], str]] = [
     ({"operators": {"noise_sigma": np.full((N, N), np.nan)}}, InputError, NOT_ABOVE_0),
     ({"posterior": {"count": 0}}, ConfigError, r"posterior.count: is 0, and output.std needs draws"),
     ({"posterior": {"count": 1, "estimator": "samples"}}, ConfigError, "one draw gives no standard deviation"),
-    ({"posterior": {"tol": 2.0}}, ConfigError, r"2 standard deviations would be no result"),
+    ({"posterior": {"tol": 2.0}}, ConfigError, r"2 standard deviations is too large an error"),
     ({"tile": {"depth": 8}}, ConfigError, "tile.depth: is for denoisers"),
     ({"posterior": {"halo": 100000}}, HalotileError, "smaller"),
     ({"posterior": {"method": "cg"}}, ConfigError, r"posterior.halo: 16, and method: cg has none"),

@@ -127,7 +127,7 @@ def test_a_worker_whose_job_is_cancelled_is_replaced(job: HpcJob, slurm: Slurm) 
         ("cluster.queue=fast", ("Slurm refuses the job", "invalid partition specified: fast", "`sinfo` lists its queues")),
         (
             'cluster.prologue=["echo no module called cuda >&2", "exit 7"]',
-            ("4 workers one after the other ended before they did anything", "FAILED (NonZeroExitCode)", "The end of its log:\nno module called cuda"),
+            ("4 workers in a row ended before doing any work", "FAILED (NonZeroExitCode)", "The end of its log:\nno module called cuda"),
         ),
     ],
 )  # fmt: skip

@@ -110,7 +110,7 @@ def test_launches_that_keep_ending_are_given_up_with_the_log_for_a_while(watch: 
     two, one = watch(2), watch(1)
     two.end_at_once(4, seconds=60)
     assert two.cluster.made == 4
-    said = r"4 workers one after the other ended before .* job 3: FAILED .*\n.*no such module"
+    said = r"4 workers in a row ended before .* job 3: FAILED .*\n.*no such module"
     with pytest.raises(ClusterFailed, match=said):
         two.supervisor.check()
     one.end_at_once(6, seconds=20)

@@ -102,7 +102,7 @@ def test_holes_and_saturated_pixels_are_known(tmp_path: Path) -> None:
     assert not drawn.valid.all()
     assert (drawn.pixels[drawn.valid] > 0).all()
     assert (drawn.pixels[drawn.valid] == 1).any(), "saturated areas count"
-    assert "pixels of 65535 are saturated: those on their own, such as hot pixels, are left out" in make_plan(job).notes
+    assert "pixels of 65535 are saturated: isolated ones, such as hot pixels, are left out" in make_plan(job).notes
 
 
 def test_a_value_far_from_all_others_is_left_out_unless_it_is_a_measurement(tmp_path: Path) -> None:
@@ -171,18 +171,18 @@ OF_DENOISING = {"sides": {"mask": NOISY}, "defects": "auto", "stripes": "auto"}
 REFUSED: list[tuple[Mapping[str, Any], type[HalotileError], str]] = [
     ({"output": WeightsFile(path="net.zarr")}, ConfigError, "does not end with .safetensors"),
     ({"output": WeightsFile(path="s3://a/net.safetensors")}, ConfigError, "weights are written to a disk"),
-    ({"epochs": 2.0}, ConfigError, "epochs: stands beside steps"),
+    ({"epochs": 2.0}, ConfigError, "epochs: conflicts with steps"),
     (PAIR, ConfigError, "second: is not there"),
     ({"second": "b.zarr"}, ConfigError, "second: is for method: noise2noise"),
     ({**PAIR, "second": "b.zarr", "structure": "x"}, ConfigError, "hides no pixels; leave it out"),
     ({**PAIR, "second": OTHER}, InputError, "Write as many images"),
-    ({**PAIR, "second": NOISY}, InputError, "its noise is no other"),
+    ({**PAIR, "second": NOISY}, InputError, "with the same noise"),
     ({"input": "{folder}/*.zarr"}, InputError, "and 1 channel, and .* Write a pattern of images of one kind"),
     *(({"input": {name: value}}, ConfigError, f"input.{name}: is for job: denoise") for name, value in OF_DENOISING.items()),
     ({"batch": 9}, ConfigError, "slots: is 4, which does not divide batch: 9"),
     ({"run": Run(workers=8)}, ConfigError, "a batch has 4 parts; write slots: 8, or fewer workers"),
-    ({"patch": 17}, ConfigError, "the network reduces by 2. Write patch: 18"),
-    ({"patch": 161}, ConfigError, "the network reduces by 2. Write patch: 160"),
+    ({"patch": 17}, ConfigError, "by which the network downsamples. Write patch: 18"),
+    ({"patch": 161}, ConfigError, "by which the network downsamples. Write patch: 160"),
     ({"patch": 256}, InputError, "has 192 × 160 pixels, and patch is 256"),
     ({"network": NetworkChoice(name="unet", options={"depth": 3})}, ConfigError, "has no option 'depth'"),
     ({"network": NetworkChoice(name="resnet")}, ConfigError, "resnet"),
@@ -358,7 +358,7 @@ def test_each_channel_of_a_second_image_is_compared(tmp_path: Path) -> None:
     others = {
         "right": (second, ""),
         "swapped": (second[[1, 0, 2]], r"second\.zarr does not show the same as .*noisy\.zarr, channel 0,"),
-        "copy": (2 * first, r"second\.zarr has the same pixels as .*: its noise is no other"),
+        "copy": (2 * first, r"second\.zarr has the same pixels as .*, and so the same noise"),
     }
     for name, (other, said) in others.items():
         (folder := tmp_path / name).mkdir()
@@ -394,7 +394,7 @@ def learned(folder: Path, image: NDArray[Any], weights: Path, given: Any = "auto
 def test_values_that_are_no_range_are_refused(tmp_path: Path, values: Range) -> None:
     path = tmp_path / "w.safetensors"
     save_file({"a": torch.zeros(1)}, path, {METADATA: json.dumps({"values": values})})
-    with pytest.raises(WeightsError, match=rf"w\.safetensors: .* are {values[0]} and {values[1]}\. Train it"):
+    with pytest.raises(WeightsError, match=rf"w\.safetensors: .* {values[0]} and {values[1]} to 0 and 1, which"):
         trained_range(path)
 
 
@@ -426,7 +426,7 @@ def test_other_units_are_refused_with_the_range_to_write(
     assert not learned(tmp_path, image, weights, (low, high))
     assert (low, high) == pytest.approx(json.loads(written), rel=0.05)
     (note,) = learned(tmp_path, image, weights, values)
-    assert f"write input.range: {text}; else weights that learned from images like it do better" in note
+    assert f"write input.range: {text}; otherwise use weights that were trained on images like this one" in note
 
 
 def test_images_of_the_same_kind_are_not(tmp_path: Path) -> None:

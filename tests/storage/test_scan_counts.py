@@ -166,7 +166,7 @@ def test_a_probe_of_the_file_is_begun_with_where_it_is_named(tmp_path: Path) -> 
 def test_patterns_that_cannot_be_and_a_result_that_is_not_there_yet_are_refused(tmp_path: Path) -> None:
     assert "has no patterns" in convert(tmp_path, PATTERNS[:0], code=4)[1]
     said = convert(tmp_path, PATTERNS - np.random.default_rng(0).normal(0, 1, PATTERNS.shape), code=4)[1]
-    assert "Where a dark image was subtracted, write the counts as they were" in said
+    assert "If a dark image was subtracted, store the counts from before that" in said
     many = np.full((COUNT, EDGE, EDGE), 2**31, np.uint32)
     assert convert(tmp_path, many)[0][1].max() == 2**31
     said = "a pattern has 8,589,934,592 counts in a pixel"

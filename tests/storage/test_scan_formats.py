@@ -211,7 +211,7 @@ def test_electrons_have_their_wavelength_and_pixels_an_angle(tmp_path: Path) -> 
     rows = CliRunner().invoke(app, ["info", str(tmp_path / "scan.zarr")]).output
     assert "0.5 × 0.5 mrad" in rows
     assert "to the detector" not in rows
-    with pytest.raises(ConfigError, match="angles, which tell no distance"):
+    with pytest.raises(ConfigError, match="pixels as angles, without the distance"):
         ptychography.open(tmp_path / "scan.zarr", field="near")
     assert np.ptp(scan.positions[:, 1]) == pytest.approx(6 * 4e-11)
 
