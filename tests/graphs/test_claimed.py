@@ -185,6 +185,7 @@ def test_blocks_that_may_be_of_either_input_are_told_where_there_are_any(scene: 
         rewrite(scene)
         with pytest.raises(errors.InputError, match=r"No block was done before that.* Put it back") as ended:
             held.check()
+        assert not held.held[0].journal.done
     assert ("2 blocks (0-1) were done since" in str(ended.value)) == (done == 2)
     assert ("may come from either version" in str(ended.value)) == (done == 2)
 
