@@ -99,7 +99,10 @@ def test_it_is_kept_over_a_stop_and_not_for_long_where_it_grew_once(tmp_path: Pa
 
 def test_growth_from_the_start_is_told_to_be_worse_than_that(tmp_path: Path) -> None:
     run, _ = diverging(tmp_path, solver_of("gd"), 0)
-    run_wild(run, rf"The objective grew from the first iteration: the start image is better than that of iteration \d in {tmp_path}")
+    run_wild(
+        run,
+        rf"The objective grew from the first iteration: the start image is better than that of iteration \d in {tmp_path}",
+    )
     assert run.state.passes > 0
     assert np.isfinite(read_all(run.image())).all()
 

@@ -148,6 +148,8 @@ def test_paths_are_those_of_images_and_not_of_outputs(config: Path) -> None:
         (config.parent / name).rename(place / name)
     with pytest.raises(InputError, match=r"scans/x\.npy does not exist"):
         load_denoising(place / "job.yaml", ["input.path=scans/x.npy"])
+    one = load_denoising(place / "job.yaml", ["input.path=scans/a.npy"])
+    assert (one.input.path, one.output.path) == (f"{place}/scans/a.npy", f"{place}/clean/a.zarr")
     (place / "linked").symlink_to(place / "scans")
     for path in ("scans/a.zarr", "scans/a.zarr.run", "scans/b.c.zarr", "scans/{stem}.zarr.run"):
         (place / path).mkdir()

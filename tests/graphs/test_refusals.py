@@ -230,7 +230,11 @@ def test_a_run_that_stopped_at_nan_goes_on(
 def test_a_changed_input_is_noticed_and_a_moved_one_is_the_same_where_that_is_said(finished: Scene) -> None:
     moved = {"input": {"path": str(finished.folder / "moved.zarr")}}
     finished.source.rename(finished.folder / "moved.zarr")
-    with refused(finished.output, ResumeRefused, "Write what it was, .* these are the same pixels at another path, run with --same-input"):
+    with refused(
+        finished.output,
+        ResumeRefused,
+        "Write what it was, .* these are the same pixels at another path, run with --same-input",
+    ):
         finished.run(parts=moved)
     assert finished.run(parts=moved, same_input=True).resumed == BLOCKS
     with refused(finished.output, ResumeRefused, r"output\.codec") as failed:

@@ -265,7 +265,9 @@ def test_a_mask_that_leaves_out_nearly_all_is_refused_unless_it_is_named(tmp_pat
         for known in (KnownValues(), KnownValues(bad=(name,)), KnownValues(good=name))[1 if said else 0 :]:
             convert_scan(source, target, known=known, overwrite=True)
             remarks = open_scan(target)[0].remarks
-            assert any("of the pixels. If the mask is inverted" in text for _, text in remarks) == (not known.good or not said)
+            assert any("of the pixels. If the mask is inverted" in text for _, text in remarks) == (
+                not known.good or not said
+            )
 
 
 @pytest.mark.parametrize(

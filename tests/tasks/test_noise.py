@@ -88,7 +88,9 @@ def test_an_image_whose_noise_cannot_be_estimated_is_refused(tmp_path: Path) -> 
     flat, level = np.full((300, 300), 3.0), "2 x 2 pixels have no diagonal difference"
     rows = [(flat, level), (np.tile(np.arange(300.0), (300, 1)), level), (flat * np.nan, "no 2 x 2 pixels are finite")]
     for pixels, why in rows:
-        with pytest.raises(InputError, match=f"no noise could be estimated .* {why}.* Write it in the units of the file"):
+        with pytest.raises(
+            InputError, match=f"no noise could be estimated .* {why}.* Write it in the units of the file"
+        ):
             level_of(Counted(pixels))
     for shape in ((5,), (1, 300), (3, 1, 40)):
         with pytest.raises(InputError, match="Write it in the units of the file"):

@@ -130,7 +130,9 @@ class Findings:
         if not isinstance(file, str):
             return file
         self._files[path] = self.absolute(file)
-        if is_pattern(pattern := os.path.join(glob.escape(str(self.base)), os.path.expanduser(file))):
+        if glob.has_magic(file) and is_pattern(
+            pattern := os.path.join(glob.escape(str(self.base)), os.path.expanduser(file))
+        ):
             self._files[path] = pattern  # brackets in the name of the folder are none of it
         return self._files[path]
 
