@@ -140,6 +140,17 @@ def test_pixels_of_every_type_get_there_and_back_and_a_block_has_the_same_bits(d
         np.testing.assert_array_equal(there, plain)
 
 
+def test_every_batch_has_the_same_shape() -> None:
+    shapes, whole = set(), Region.whole((100, 120))
+
+    def noted(batch: torch.Tensor) -> torch.Tensor:
+        shapes.add(tuple(batch.shape))
+        return batch
+
+    TileRunner(noted, gpu_device(), tiling(batch=7), "noted")(image("float32"), whole, whole, 1, {})
+    assert [shape[0] for shape in shapes] == [7]
+
+
 def test_what_cannot_be_recorded_is_asked_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     device, whole = gpu_device(records=True), Region.whole((100, 120))
 

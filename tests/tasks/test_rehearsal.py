@@ -21,8 +21,9 @@ from halotile.graphs.runs.claim import claim
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials import rehearsal
 from halotile.tasks.trials.rehearsal import rehearse, tile_difference
+from tests import networks
 from tests.cases import thorough
-from tests.support import dncnn_weights, job_of, run_inline, work_of, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, run_inline, work_of, write_zarr
 
 
 class Padded(nn.Module):  # type: ignore[misc]
@@ -210,6 +211,34 @@ def test_a_tile_that_sees_past_the_edge_is_not_compared_near_a_window_that_ends_
 ) -> None:
     monkeypatch.setattr(rehearsal, "TRIED_WHOLE", 1)
     assert difference(tmp_path, (128, 128), "convolutions", {"size": 64, "boundary": "reflect"}) == 0.0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("network", "shape", "tile"),
+    [
+        thorough("volumes", (40, 72, 66), {"size": 24, "axes": "zyx"}),
+        ("unet", (96, 80), {"size": 32}),
+        thorough("unet", (192, 160), {"size": 64}),
+    ],
+)
+def test_every_difference_from_torch_on_the_whole_image_is_reported(
+    tmp_path: Path, network: str, shape: tuple[int, ...], tile: dict[str, Any]
+) -> None:
+    pixels = noisy_image(shape)
+    source = write_zarr(tmp_path / "in.zarr", pixels, chunk=32, axes="zyx"[-len(shape) :])
+    job = job_of(source, tmp_path / "out.zarr", "torch", {"import": f"tests.networks:{network}"}, tile=tile)
+    module = getattr(networks, network)().eval()
+    whole = torch.from_numpy(pixels)[None, None]
+    if len(shape) == 2:
+        module = module.to(memory_format=torch.channels_last)
+        whole = whole.contiguous(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        wanted = module(whole)[0, 0].numpy()
+    made, notes = run_inline(job), make_plan(job).notes
+    if not np.array_equal(made, wanted):
+        assert any("differ from" in note for note in notes), (np.abs(made - wanted).max(), notes)
+        np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("size", [thorough(32), 50, thorough(64)])
