@@ -402,7 +402,7 @@ class LocalStack:
 
         It covers forward and adjoint, a fold at the rim, and the rest of a transform's cell.
         """
-        is_aligned = all(o.measured(shape) == shape for o in self.operators for shape in shapes)
+        is_aligned = all(measured_shapes([o], shape) == [shape] for o in self.operators for shape in shapes)
         return 3 * max(operator.reach for operator in self.operators) + (64 if is_aligned else 512)
 
     def _output_shapes(self, output: OutputName, image: Shape) -> list[Shape]:
