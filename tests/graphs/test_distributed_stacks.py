@@ -50,7 +50,7 @@ WHOLE: dict[str, Row] = {
 }
 CUT: dict[str, Row] = {
     **{rim: (partial(blurs, rim, (3, 13)), (70, 50)) for rim in ("circular", "reflect", "constant", "valid")},
-    "half, circular": (partial(downsampling, "circular", 72, 52), (72, 52)),
+    "half, circular": (partial(downsampling, "circular", 70, 50), (70, 50)),
     **{f"half, {rim}": (partial(downsampling, rim), (69, 51)) for rim in ("reflect", "valid")},
 }  # fmt: skip
 
