@@ -329,7 +329,7 @@ def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
         zarr.open_array(folder)[...] = 0
 
     commands = (f"info {path}", f"run {tmp_path}/job.yaml", f"export {path} {tmp_path}/a.png")
-    kinds = (lambda folder: shutil.rmtree(folder / "c"), zeros, shutil.rmtree)
+    kinds: list[Callable[[Path], Any]] = [lambda folder: shutil.rmtree(folder / "c"), zeros, shutil.rmtree]
     for number, (name, damage) in enumerate(itertools.product(sorted(names), kinds)):
         damage(path / name)
         done = run(app, commands[(number + number // 3) % 3].split())
