@@ -362,11 +362,12 @@ preview größe.npy bild→.png; export größe.npy bild→.tif; convert fehlt�
 ONE_PROCESS = """
 import runpy, sys
 for words in sys.argv[1:]:
-    sys.argv = ["recon-cli", *words.split()]
+    sys.argv, code = ["recon-cli", *words.split()], 0
     try:
         runpy.run_module("halotile", run_name="__main__")
     except SystemExit as end:
-        print("ended with", end.code or 0, words, flush=True)
+        code = end.code or 0
+    print("ended with", code, words, flush=True)
 """
 
 

@@ -217,10 +217,9 @@ def test_electrons_have_their_wavelength_and_pixels_an_angle(tmp_path: Path) -> 
 
 
 UNKNOWN: list[tuple[Sequence[str], str]] = [
-    ((), "is no CXI file. Write for --patterns one of raw/complex64, raw/flags, raw/frames, raw/places, raw/places3."),
+    ((), "is no CXI file. Write for --patterns one of raw/frames, raw/places, raw/places3."),
     (("--patterns", "raw/frame", *GEOMETRY), "has no dataset raw/frame. Write for --patterns one of raw/"),
     (("--patterns", "raw/frames", *GEOMETRY), "nothing says where the beam was. Write --positions."),
-    *((("--patterns", f"raw/{name}", *NAMED[2:], *GEOMETRY), f"the patterns are {kind}, which are not counts") for name, kind in (("complex64", "complex64"), ("flags", "bool"))),
     ((*NAMED, *GEOMETRY[:2]), "Write --distance, --pixel."),
     *(((*NAMED, *GEOMETRY, "--position-axes", axes), "Write y,x or x,y") for axes in ("a,b", "y-,x", "y,y")),
     ((*NAMED, *GEOMETRY, "--position-axes", "x,y,z"), "have 2 columns, and the axes are x,y,z"),
@@ -239,8 +238,10 @@ UNKNOWN: list[tuple[Sequence[str], str]] = [
 
 def test_what_is_not_known_is_asked_for(tmp_path: Path) -> None:
     arrays = {"frames": PATTERNS, "places": PLACES, "places3": np.c_[PLACES, PLACES[:, :1]]}
-    odd = {"complex64": PATTERNS.astype(np.complex64), "flags": PATTERNS.astype(bool)}
-    source = write_named(tmp_path / "scan.h5", **arrays, **odd)
+    source = write_named(tmp_path / "scan.h5", **arrays)
     for options, said in UNKNOWN:
         convert(source, *options, wrong=said)
+    for kind in (np.complex64, np.bool_):
+        source = write_named(tmp_path / "odd.h5", frames=PATTERNS.astype(kind), places=PLACES)
+        convert(source, *NAMED, *GEOMETRY, wrong=f"the patterns are {np.dtype(kind).name}, which are not counts")
     convert(write_ptyd(tmp_path / "s.ptyd"), "--positions-last", wrong="Leave --positions-last out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -143,10 +144,11 @@ NO_SCAN: list[tuple[str, Any, str]] = [
     (f"{DETECTOR}/mask", np.full((EDGE, EDGE), 1), "no pixel that counts"),
     (f"{DETECTOR}/mask", np.zeros((2, 2)), "mask has shape"),
     (MOVED, None, "no translation"),
-    (MOVED, h5py.SoftLink("/entry_1/nowhere"), "no translation"),
+    (MOVED, h5py.SoftLink("/entry_1/nowhere"), "translation"),
     (MOVED, np.full((COUNT, 3), np.nan), "not finite"),
     (MOVED, np.zeros((COUNT - 1, 3)), "positions has shape"),
-    (ENERGY, None, "source_1/energy.* Write it as --energy"),
+    (ENERGY, None, "source_1/energy"),
+    (ENERGY, None, "Write it as --energy"),
     (ENERGY, 8800.0, "whose energy in joules"),
     (ENERGY, [1.9e-15, 2.1e-15], "all patterns of a scan have one wavelength"),
     (WAVELENGTH, 1.4089, "is 1.4089 m by .* whose wavelength is in metres"),
@@ -329,10 +331,10 @@ def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
         zarr.open_array(folder)[...] = 0
 
     commands = (f"info {path}", f"run {tmp_path}/job.yaml", f"export {path} {tmp_path}/a.png")
-    kinds = (lambda folder: shutil.rmtree(folder / "c"), zeros, shutil.rmtree)
-    for number, name in enumerate(sorted(names) * 3):  # each array in three ways, each way by a command
-        kinds[number % 3](path / name)
-        done = run(app, commands[number // 3 % 3].split())
+    kinds: list[Callable[[Path], Any]] = [lambda folder: shutil.rmtree(folder / "c"), zeros, shutil.rmtree]
+    for number, (name, damage) in enumerate(itertools.product(sorted(names), kinds)):
+        damage(path / name)
+        done = run(app, commands[(number + number // 3) % 3].split())
         assert done.exit_code == exit_code(DamagedData()), done.output
         assert re.search(
             rf"scan\.zarr: {name} is not what the conversion wrote: .* convert the scan again", done.stderr
