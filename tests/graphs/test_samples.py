@@ -6,6 +6,7 @@ import base64
 import io
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.posterior.gaussian import Solved
 from halotile.tasks.priors.matern import Likely, Matern
+from tests.cases import thorough
 from tests.graphs.sampling import (
     FAR,
     HOLE,
@@ -144,12 +146,19 @@ def test_halos_are_tried_where_the_noise_is_strongest_and_the_worst_place_decide
     assert any(not sigma[core.slices].any() for _, core in tried)
 
 
-def test_a_run_that_is_killed_twice_and_any_number_of_workers_give_the_same_bits(
-    folder: Path, tmp_path: Path, whole: tuple[Pixels, ...], cluster: RunningCluster, three: RunningCluster
+@pytest.mark.parametrize(("kills", "most"), [((1, 3), 3), thorough((1, 2, 3, 4, 5), 5)])
+def test_kills_and_any_number_of_workers_give_the_same_bits(
+    folder: Path,
+    tmp_path: Path,
+    whole: tuple[Pixels, ...],
+    cluster: RunningCluster,
+    three: RunningCluster,
+    kills: tuple[int, ...],
+    most: int,
 ) -> None:
     place = {"path": tmp_path / "mean.zarr", "std": tmp_path / "std.zarr"}
     start = started(tmp_path, job_in(folder, {"output": place}))
-    for number in (1, 3):
+    for number in kills:
         killed(start, lambda least=number: len(journalled(tmp_path, "std.zarr")) >= least)  # type: ignore[misc]
     assert 0 < len(journalled(tmp_path, "mean.zarr")) < 9
     with claim(make_plan(job_in(folder, {"output": place}))) as outputs:
@@ -171,15 +180,17 @@ def test_a_run_that_is_killed_twice_and_any_number_of_workers_give_the_same_bits
             pass
     with claim(make_plan(job_in(folder, {"output": place, "prior": {"std": "auto"}}))):
         pass
-    for count, workers in ((2, cluster), (3, three)):
-        place = {"path": tmp_path / f"{count}.zarr", "std": tmp_path / f"{count}-std.zarr"}
-        run(make_plan(job_in(folder, {"output": place})), cluster=workers)
-        assert same(tuple(read_zarr(path) for path in place.values()), whole[:2])
+    five = Order(workers=5, memory_bytes=4 * 2**30)
+    with local.start(five) if most == 5 else nullcontext(three) as many:
+        for name, workers in (("two", cluster), ("many", many)):
+            place = {"path": tmp_path / f"{name}.zarr", "std": tmp_path / f"{name}-std.zarr"}
+            run(make_plan(job_in(folder, {"output": place})), cluster=workers)
+            assert same(tuple(read_zarr(path) for path in place.values()), whole[:2])
 
 
-@pytest.mark.parametrize("name", ["reflect", "crop"])
-def test_blocks_with_the_halo_that_is_found_agree_with_the_whole_image(tmp_path: Path, name: str) -> None:
-    tol, count, n = (1e-2, 3, N) if name == "reflect" else (1e-2, 1, 48)
+@pytest.mark.parametrize(("name", "tol"), [("reflect", 1e-2), ("crop", 1e-2), thorough("reflect", 1e-3)])
+def test_blocks_with_the_halo_that_is_found_agree_with_the_whole_image(tmp_path: Path, name: str, tol: float) -> None:
+    count, n = (3, N) if name == "reflect" else (1, 48)
     scene(tmp_path, n)
     prior = {} if name == "reflect" else {"range": 3.0}
     parts: dict[str, Any] = {"output": {"samples": "d"}, "posterior": {"tol": tol, "halo": "auto", "count": count}}

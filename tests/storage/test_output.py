@@ -171,7 +171,7 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
             replace(PLAIN, **change)
     for axes in ("x", "xyt", "ctyx", "yxc", "tt", "tcmyx", "zyxc"):  # which OME does not permit
         n = len(axes)
-        with pytest.raises(ConfigError, match="write output.format: zarr"):
+        with pytest.raises(ConfigError, match=r"write output\.format: zarr"):
             Layout((4,) * n, "uint8", (4,) * n, (4,) * n, "lz4", tuple(axes), (1.0,) * n, (None,) * n, True)
 
 
