@@ -75,7 +75,7 @@ def test_other_kinds_of_clusters_and_cores_of_sge_without_a_parallel_environment
 
 @pytest.mark.cluster
 def test_a_driver_whose_time_is_up_submits_itself_again(job: HpcJob) -> None:
-    job.set_pace(0.5)
+    job.set_pace(1)
     assert job.json_of(*SUBMIT)["job"] == "1"
     assert "job 1 of this run is in the queue" in job.call(*SUBMIT, code=2)
     wait_for(lambda: len(job.log()) > 4)

@@ -98,7 +98,7 @@ LIES = [
     ("level: 0", "axes: yy", 3, 'input.axes: "yy" does not name axes'),
     ("level: 0", "range: [1, 0]", 3, "input.range: [1, 0] runs backwards"),
     ("level: 0", "range: [0, .inf]", 3, "input.range: [0, Infinity] is not finite"),
-    ("level: 0", "stripes: {axis: z}", 3, 'input.stripes: {"axis": "z"} names no lines'),
+    ("level: 0", "stripes: {axis: z}", 3, 'input.stripes: {"axis": "z"} names no axis'),
     ("level: 0", "stripes: {axes: x}", 3, "write {axis: x} if columns have offsets"),
     ("level: 0", "stripes: y", 3, 'input.stripes: "y" is not auto, none or a mapping; write {axis: y}'),
     ("level: 0", "stripes: {axis: x, gian: true}", 3, "{axis: y} if rows do; add gain: true"),

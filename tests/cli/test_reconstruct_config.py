@@ -229,7 +229,7 @@ REFUSED = [
     ("k0", np.ones((3, 3), complex), REFLECT, "operators[0]: kernel is complex128: a blur adds light. Write real numbers."),
     ("k0", np.ones((201, 201)), REFLECT, "operators[0]: the kernel is 201 pixels long and the image 96: with boundary reflect the kernel must be"),
     ("k0", np.ones((3, 5, 5)), REFLECT, "operators[0]: the kernel has shape (3, 5, 5), one for each of 3 planes, but the image of"),
-    ("y0", np.ones((50, 80), "f4"), (), "y0.npy has shape [50, 80], but blur of an image of shape [96, 80] gives [96, 80]. Write shape"),
+    ("y0", np.ones((50, 80), "f4"), (), "y0.npy has shape [50, 80], but blur of an image of shape [96, 80] gives [96, 80]. Write the true shape"),
     ("y0", np.ones(80, "f4"), (), "y0.npy: the array's shape is (80,): an image has at least the axes y and x"),
     ("m", np.ones((20, 20), "f4"), (), "operators[1]: the mask has shape (20, 20) and the image (96, 80). Write a mask of the image's shape"),
     ("truth", np.ones((50, 80), "f4"), (), "truth.npy has shape [50, 80], and the image has [96, 80]. Give one of that shape."),

@@ -41,8 +41,8 @@ class PassWords:
 def check_finite(sums: Mapping[str, float], state: base.State, epoch: int = 1) -> None:
     """Refuse the input when sums of a solver are not finite in its first epoch; later ones are caused by the solver itself.
 
-    >>> check_finite({"misfit": float("nan")}, State(passes=1))
-    >>> check_finite({"misfit": 2.0, "error": float("nan")}, State())  # doctest: +ELLIPSIS
+    >>> check_finite({"misfit": float("nan")}, base.State(passes=1))
+    >>> check_finite({"misfit": 2.0, "error": float("nan")}, base.State())  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     halotile.errors.InputError: the first pass gave error nan: some pixel of the reference is NaN or infinite. ...
     """

@@ -70,7 +70,7 @@ def written_keys(declared: type, choice: type[NamedChoice] | None = None) -> Key
     >>> from halotile.tasks.operators.blur import Blur
     >>> list(written_keys(Blur, OperatorChoice))
     ['data', 'noise_sigma', 'kernel', 'boundary', 'factor', 'engine']
-    >>> expected(written_keys(Blur)["kernel"].type)
+    >>> words.expected(written_keys(Blur)["kernel"].type)
     'a path'
     """
     kinds = stand_ins(declared)
