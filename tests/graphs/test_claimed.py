@@ -29,7 +29,7 @@ from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import PARTIAL
 from halotile.storage.formats.zarr import ZarrReader
 from halotile.storage.grid import Region
-from halotile.storage.sharded import output, ownership
+from halotile.storage.sharded import ownership, shards
 from halotile.storage.sharded.ownership import is_marked
 from tests.cases import all_of, thorough
 from tests.faults import ACROSS, BLOCK, BLOCKS, Scene, flip_bit, image, truth
@@ -183,7 +183,7 @@ def test_blocks_that_may_be_of_either_input_are_told_where_there_are_any(scene: 
     with claim(plan) as held:
         held.held[0].journal.mark(dict.fromkeys(range(done), b"some"))
         rewrite(scene)
-        with pytest.raises(errors.InputError, match=r"No block was done before that.* Put it back") as ended:
+        with pytest.raises(errors.InputError, match=r"No block was done before that.* Restore the file") as ended:
             held.check()
         assert not held.held[0].journal.done
     assert ("2 blocks (0-1) were done since" in str(ended.value)) == (done == 2)
@@ -202,7 +202,7 @@ ASKING: dict[str, tuple[Any, str]] = {
     "input": (ZarrReader, "__init__"),
     "directory": (os.path, "samestat"),
     "metadata": (ownership, "_read_bytes"),
-    "shards": (output, "inspect_index"),
+    "shards": (shards, "inspect_index"),
 }
 """What asks the system in the driver, as a run looks after its input and its output."""
 

@@ -63,7 +63,7 @@ def test_a_context_joins_the_cluster_of_the_environment_and_a_client_of_the_user
 def test_an_unreachable_scheduler_is_reported_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:9")
     monkeypatch.setattr("halotile.graphs.clusters.scheduler.CONNECT_SECONDS", 1)
-    words = r"tcp://127\.0\.0\.1:9.*leave DASK_SCHEDULER_ADDRESS out"
+    words = r"tcp://127\.0\.0\.1:9.*or remove DASK_SCHEDULER_ADDRESS to have workers on this machine"
     with pytest.raises(ConfigError, match=words), DistributedContext():
         pass
 

@@ -117,7 +117,7 @@ def test_every_channel_is_looked_at_and_named(tmp_path: Path) -> None:
     inspection = inspected(job_of(tmp_path / "a.ome.tif", tmp_path / "o.zarr", "gaussian", {"sigma": 4.0}))
     assert [entry["plane"] for entry in residuals(inspection) if entry["holds_structure"]] == ["t=1, c=4"]
     assert {entry["plane"][-3:].lstrip() for entry in residuals(inspection)} >= {f"c={n}" for n in range(10)}
-    assert "of the image in t=1, stain 4: denoised too much" in inspection.warnings[0]
+    assert "of the image in t=1, stain 4: the denoising was too strong" in inspection.warnings[0]
     assert inspection.rows[0][1].endswith("; looked at 12 of 36 planes, t=0, stain 0 to t=2, stain 11")
 
 

@@ -272,7 +272,7 @@ CHANGES: list[tuple[Any, Any]] = [
     (lambda image: image, None),
     (lambda image: np.where(image > 1, np.nan, image), None),
     (lambda image: image + 0.1 * np.random.default_rng(5).standard_normal(image.shape), None),
-    (lambda image: np.roll(image, (-2, 3), (0, 1)), "is shifted by -2 rows and 3 columns against"),
+    (lambda image: np.roll(image, (-2, 3), (0, 1)), "is shifted by -2 rows and 3 columns relative to"),
     (lambda image: 1.3 * image, "has 1.3 times the contrast of .*, and is brighter by 0.4"),
     (lambda image: image - 0.1, "second.zarr is darker than .*noisy.zarr by 0.2[0-9]* standard deviations: it"),
     (lambda image: 0.5 + 1.2 * (image - 0.5), "second.zarr has 1.2 times the contrast of .*noisy.zarr: it learns"),
@@ -307,7 +307,7 @@ MAY_BE = "structure: one may be shifted"
     ("change", "said"),
     [
         (lambda image: image, None),
-        (lambda image: np.roll(image, 5, 1), "is shifted by 0 rows and 5 columns against"),
+        (lambda image: np.roll(image, 5, 1), "is shifted by 0 rows and 5 columns relative to"),
         (lambda image: np.roll(image, 100, 0), MAY_BE),
         (lambda image: np.roll(image, 40, 0), MAY_BE),
         (lambda image: image[::-1, ::-1], MAY_BE),
@@ -457,7 +457,7 @@ def test_an_image_that_is_clearly_darker_or_brighter_is_noted(tmp_path: Path, co
     assert len(found) == (said is not None)
     if said is not None:
         before, _, text = found[0].partition(", write input.range: ")
-        assert before.endswith(f"if it is the same, {said} or in other units")
+        assert before.endswith(f"if it is the same kind of image, only {said} or in other units")
         low, high = json.loads(text.partition(";")[0])
         assert "e" not in text.partition(";")[0]
         assert not learned(tmp_path, lit(count), weights, (low, high))

@@ -120,9 +120,10 @@ def joined(source: str, address: str) -> Iterator[Client]:
     try:
         client = Client(address, set_as_default=False, timeout=CONNECT_SECONDS, security=Security())
     except (OSError, ValueError, TypeError) as error:
+        kind = " and write cluster.kind: local" if source == "cluster.address" else ""
         raise ConfigError(
-            f"{source} is {address}, and no scheduler answers there ({error}). Start it, or remove {source} and write cluster.kind: local to have workers "
-            "started on this machine."
+            f"{source} is {address}, and no scheduler answers there ({error}). Start it, or remove {source}{kind} to have workers on this "
+            "machine."
         ) from error
     with client:
         yield client

@@ -73,9 +73,10 @@ class Gaussian(Spaced):
     def plane_filter(self) -> PlaneFilter | None:
         if (kernel := compiled("smooth")) is None:
             return None
-        down, across = (np.array(weights, np.float32) for weights in self.taps_along(2))
 
         def filter_plane(plane: NDArray[Any], out: NDArray[Any]) -> bool:
+            # Not before: plans ask for the filter, and refuse a width whose weights would fill the memory.
+            down, across = (np.array(weights, np.float32) for weights in self.taps_along(2))
             kernel(plane, *plane.shape, down, len(down) - 1, across, len(across) - 1, out)
             return True
 
