@@ -42,7 +42,6 @@ def blocks_for(
     *,
     given: Size | Auto = "auto",  # super-block that the job asks for
     on_gpu: bool = False,  # GPUs compute
-    by_planes: bool = False,  # filters of whole planes compute, without tiles: their blocks are their working set
 ) -> list[tuple[int, ...]]:
     """Return candidate super-blocks, the best first: k units on each tiled axis.
 
@@ -55,7 +54,7 @@ def blocks_for(
         if all(b % u == 0 or b >= n for b, u, n in zip(block, unit, geometry.shape, strict=True)):
             return [block]
     candidates: dict[tuple[int, ...], tuple[int, ...]] = {}
-    largest = LARGEST_BLOCK.get(geometry.dims, 512) * (2 if on_gpu else 1) // (2 if by_planes else 1)
+    largest = LARGEST_BLOCK.get(geometry.dims, 512) * (2 if on_gpu else 1)
     fewest = workers * (BLOCKS_PER_GPU if on_gpu else BLOCKS_PER_WORKER)
     for k in range(1, 65):
         block = tuple(u * k if i in geometry.roles.spatial else u for i, u in enumerate(unit))

@@ -59,7 +59,7 @@ from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout, ShardWriter
 from halotile.tasks.denoise_block import AnyDenoiseTask, ChannelsTask, DenoiseTask
-from halotile.tasks.denoisers.base import Denoiser, Pixelwise
+from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.inner_tiles import Roles
 from halotile.tasks.trials.gpu_trial import Tuned
 from halotile.tasks.trials.provenance import seals_of
@@ -250,10 +250,7 @@ class _Sized:
         allowed, depth = cutting.allowed_bytes(job.run, computing.machine_bytes), self.parts[self.deepest].halo.depth
         earlier = previous["identity"]["block"] if previous else None
         given, on_gpu = job.tile.block, computing.on_gpu
-        by_planes = geometry.dims == 2 and not on_gpu and all(_filters_planes(part.denoiser) for part in self.parts)
-        candidates = cutting.blocks_for(
-            geometry, self.unit, job.run.count, earlier, given=given, on_gpu=on_gpu, by_planes=by_planes
-        )
+        candidates = cutting.blocks_for(geometry, self.unit, job.run.count, earlier, given=given, on_gpu=on_gpu)
         for size, block in itertools.product(cutting.candidate_tiles(geometry, job.tile.size, depth), candidates):
             task, needed = self.task_of(block, size, tuned)
             if fits := sum(needed.values()) <= allowed:
@@ -266,10 +263,6 @@ class _Sized:
         piece = original.chunks if not original.mapped else (1,)
         needs = [footprint_of(part, piece, tuned) for part in task.parts]
         return {key: max(need[key] for need in needs) for key in needs[0]} | {MODEL: sum(need[MODEL] for need in needs)}
-
-
-def _filters_planes(denoiser: Denoiser) -> bool:
-    return isinstance(denoiser, Pixelwise) and denoiser.plane_filter() is not None
 
 
 def _size(
