@@ -89,8 +89,7 @@ GROUPS = {
     "images": ("levels", "photons"),
     "torch": ("fft", "ranks"),
     "ptychography": ("petra", "errors", "few", "slots", "windows", "streamed"),
-    "samples": ("samples",),
-    "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
+    "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth", "samples"),
 }
 """The tables, and the cases of each."""
 LONG_GROUPS = {"choosing": ("choosing",)} | {
