@@ -24,6 +24,15 @@ from halotile.tasks.block import BadBlock
 
 RUNNER = CliRunner()
 MonkeyPatch = pytest.MonkeyPatch
+SMALL_CONFIG = """\
+version: 1
+job: denoise
+input: {path: noisy.npy}
+output: {path: clean.zarr, shard: 32, chunk: 16}
+denoiser: {name: gaussian, sigma: 1}
+tile: {size: 32, block: 32}
+run: {workers: 1}
+"""
 
 
 def ask(*words: object) -> Result:

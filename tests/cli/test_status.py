@@ -39,7 +39,7 @@ from halotile.storage.run_directory.directory import BATCH, BatchFiles, RunDirec
 from halotile.storage.run_directory.journal import VERSION
 from halotile.storage.run_directory.json_files import with_checksum
 from halotile.storage.run_directory.locks import LOCK
-from tests.cli.engine import MonkeyPatch, ask, printed, refused
+from tests.cli.engine import SMALL_CONFIG, MonkeyPatch, ask, printed, refused
 from tests.storage.outputs import PLAIN, written
 
 
@@ -465,18 +465,6 @@ DEEP = "[" * 100_000
 SUBMITTED = {"number": "", "attempts": 1, "submitted": 1.0, "began": 2.0, "submitted_from": "here"}
 
 
-CONFIG = """\
-version: 1
-job: denoise
-input: {path: noisy.npy}
-output: {path: clean.zarr, shard: 32, chunk: 16}
-denoiser: {name: gaussian, sigma: 1}
-tile: {size: 32, block: 32}
-run: {workers: 1}
-cluster: {kind: local}
-"""
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """That of an output which is whole."""
@@ -527,7 +515,7 @@ def test_a_journal_of_odd_sizes_is_damaged(tmp_path: Path, sizes: dict[str, int]
     run.write_job({})
     (run.path / LOCK).touch()
     np.save(tmp_path / "noisy.npy", np.zeros((64, 64), np.float32))
-    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "config.yaml").write_text(SMALL_CONFIG)
     owner = {"journal": VERSION, "fingerprint": "ab", "total": 4, "images": 1} | sizes
     run.journal_path.write_bytes(with_checksum(json.dumps(owner).encode()))
     config, output = str(tmp_path / "config.yaml"), str(tmp_path / "clean.zarr")

@@ -20,7 +20,7 @@ from halotile.graphs.runs.verify import Verdict, verify
 from halotile.graphs.runs.verify import verify as verify_output
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
-from tests.cli.engine import MonkeyPatch, ask, printed, refused, save_job
+from tests.cli.engine import SMALL_CONFIG, MonkeyPatch, ask, printed, refused, save_job
 from tests.faults import flip_bit
 from tests.storage.test_overwrite import finished as written
 
@@ -152,17 +152,6 @@ def test_verify_of_a_run_at_work_says_to_wait(tmp_path: Path, monkeypatch: Monke
     assert "recon-cli resume" in refused("verify", output, code=3)
 
 
-CONFIG = """\
-version: 1
-job: denoise
-input: {path: noisy.npy}
-output: {path: clean.zarr, shard: 32, chunk: 16}
-denoiser: {name: gaussian, sigma: 1}
-tile: {size: 32, block: 32}
-run: {workers: 1}
-"""
-
-
 def move(folder: Path, before: str, after: str) -> Path:
     """The output and what lies beside it; the first shard is lost on the way."""
     for name in (f"{before}.zarr", f"{before}.zarr.run"):
@@ -175,7 +164,7 @@ def move(folder: Path, before: str, after: str) -> Path:
 @pytest.mark.cluster
 def test_a_moved_run_is_resumed_and_repaired_where_it_is(tmp_path: Path) -> None:
     np.save(tmp_path / "noisy.npy", np.random.default_rng(0).random((64, 64), np.float32))
-    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "config.yaml").write_text(SMALL_CONFIG)
     printed("run", str(tmp_path / "config.yaml"), "--no-dashboard", "-q")
     whole = (tmp_path / "clean.zarr/0/c/0/0").read_bytes()
     moved = move(tmp_path, "clean", "moved")

@@ -63,7 +63,7 @@ def test_noise_of_which_little_is_left_is_noted_where_sigma_is_estimated(tmp_pat
     pixels = (noise(256, 256) - 0.85).clip(0, 9)
     assert notes_on(tmp_path, CUT_OFF, pixels) == [
         "about 80% of the pixels are 0, at the end of the range of values, where noise was cut off: the estimated noise level may be too "
-        "low. Write it in the units of the file: noise: {model: gaussian, read_sigma: ...}"
+        "low. Write the level in the units of the file: noise: {model: gaussian, read_sigma: ...}"
     ]
     assert notes_on(tmp_path, CUT_OFF, pixels, sigma=1.0) == []
 

@@ -89,21 +89,21 @@ def test_an_image_whose_noise_cannot_be_estimated_is_refused(tmp_path: Path) -> 
     rows = [(flat, level), (np.tile(np.arange(300.0), (300, 1)), level), (flat * np.nan, "no 2 x 2 pixels are finite")]
     for pixels, why in rows:
         with pytest.raises(
-            InputError, match=f"no noise could be estimated .* {why}.* Write it in the units of the file"
+            InputError, match=f"no noise could be estimated .* {why}.* Write the level in the units of the file"
         ):
             level_of(Counted(pixels))
     for shape in ((5,), (1, 300), (3, 1, 40)):
-        with pytest.raises(InputError, match="Write it in the units of the file"):
+        with pytest.raises(InputError, match="Write the level in the units of the file"):
             level_of(Counted(np.zeros(shape)))
     for dtype, is_named in (("uint8", True), ("bool", True), ("float32", False)):
         labels = np.zeros((300, 300), dtype)
         labels[100:200] = 1
-        with pytest.raises(InputError, match="Write it in the units of the file") as error:
+        with pytest.raises(InputError, match="Write the level in the units of the file") as error:
             level_of(Counted(labels))
         assert ("gaussian and median would mix classes" in str(error.value)) == is_named
     for folder, shape in in_folders(tmp_path, ((64, 64), (64, 1))):
         np.save(folder / "blank.npy", np.full(shape, 100, "uint8"))
-        with pytest.raises(InputError, match=r"sigma is auto, but .*/blank\.npy.* Write it in the units of the file"):
+        with pytest.raises(InputError, match=r"/blank\.npy.* Write the level in the units of the file"):
             level_of(open_source(folder / "blank.npy"))
     assert np.isnan(plane_level([]))
 

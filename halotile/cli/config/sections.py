@@ -133,7 +133,7 @@ class Findings:
         if glob.has_magic(file) and is_pattern(
             pattern := os.path.join(glob.escape(str(self.base)), os.path.expanduser(file))
         ):
-            self._files[path] = pattern  # brackets in the name of the folder are none of it
+            self._files[path] = pattern  # brackets in the folder's name are no pattern
         return self._files[path]
 
     def absolute(self, path: str) -> str:

@@ -279,8 +279,7 @@ def open_node(path: str) -> Any:
         raise DamagedData(f"its Zarr metadata are not JSON: {error}. Restore them from their origin.") from error
     except FileNotFoundError as error:
         raise InputError("no Zarr array or group is there. Write the path of an existing one.") from error
-    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
-        # zarr-python's, for unusual metadata
+    except (ValueError, TypeError, KeyError, NotImplementedError) as error:  # raised by zarr for unusual metadata
         raise InputError(f"zarr cannot open it: {error}. Write it again with a supported type and codec.") from error
     except Exception as error:
         if not is_of_store(error):

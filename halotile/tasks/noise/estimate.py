@@ -225,7 +225,7 @@ def estimate_noise_levels(source: Readable, spatial: Sequence[int], looped: Sequ
         end = "; or, where the values are classes or labels, do not denoise it: gaussian and median would mix classes"
         raise InputError(
             f"sigma is auto, but no noise could be estimated in {getattr(stored, 'path', 'the image')}: {why}. "
-            f"Write it in the units of the file, noise: {{model: gaussian, read_sigma: ...}}{end if np.dtype(stored.dtype).kind in 'iub' else ''}."
+            f"Write the level in the units of the file: noise: {{model: gaussian, read_sigma: ...}}{end if np.dtype(stored.dtype).kind in 'iub' else ''}."
         )
     known: NDArray[np.float64] = np.nan_to_num(levels)
     return known
@@ -241,8 +241,8 @@ def sampled_planes(
     square = tuple(spatial[-2:])
     if len(square) < 2 or min(source.shape[axis] for axis in square) < 2:
         raise InputError(
-            f"sigma is auto, but {getattr(source, 'path', 'an image')} of shape {source.shape} has no 2 x 2 pixels to estimate noise from. "
-            "Write it in the units of the file: noise: {model: gaussian, read_sigma: ...}"
+            f"{getattr(source, 'path', 'an image')} of shape {source.shape} has no 2 x 2 pixels to estimate noise from. "
+            "Write the level in the units of the file: noise: {model: gaussian, read_sigma: ...} (job: denoise)."
         )
     lengths = tuple(source.shape[axis] for axis in looped)
     samples = max(LEAST_SAMPLES, min(SAMPLES, ALL_SAMPLES // max(1, math.prod(lengths))))

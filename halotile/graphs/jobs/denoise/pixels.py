@@ -314,7 +314,7 @@ def _remark_on_saturation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[
     ends = " or ".join(f"{end:.10g}" for end in plane.noise.saturated if not math.isnan(end))
     return (
         f"about {plane.noise.share:.0%} of the pixels{where} are {ends}, at the end of the range of values, where noise was cut off: the "
-        "estimated noise level may be too low. Write it in the units of the file: noise: {model: gaussian, read_sigma: ...}",
+        "estimated noise level may be too low. Write the level in the units of the file: noise: {model: gaussian, read_sigma: ...}",
     )
 
 

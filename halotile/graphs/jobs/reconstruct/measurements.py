@@ -297,13 +297,11 @@ def notes_of(operators: Iterable[Operator]) -> Iterator[str]:
         total = float(kernel.sum()) / math.prod(kernel.shape[:-2])
         if abs(total - 1) > SUM_TOLERANCE:
             bright = (
-                f"the image comes out {1 / total:.3g} times as bright as the measurement"
+                f"the image comes out {1 / total:.3g} times as bright as the measurement. Divide it by its sum if it only spreads light"
                 if total > 0
-                else "such an operator does not only spread light, so check its sign"
+                else "such an operator does not only spread light. Check its sign"
             )
-            yield (
-                f"operators[{number}]: the kernel sums to {total:.4g}: {bright}. Divide it by its sum if it only spreads light."
-            )
+            yield f"operators[{number}]: the kernel sums to {total:.4g}: {bright}."
         if any(edge % 2 == 0 for edge in kernel.shape[-2:]):
             yield (
                 f"operators[{number}]: the kernel is {' × '.join(map(str, kernel.shape[-2:]))}: an even edge has no middle "
