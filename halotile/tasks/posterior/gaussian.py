@@ -186,23 +186,23 @@ def solve(apply: Callable[[Array], Array], sides: Array, scale: Array, tol: floa
     ([[[0.5, 0.5], [0.5, 0.5]]], 1)
     """
     images, residual = np.zeros_like(sides), sides.copy()
-    inverse = (1 / scale).astype(sides.dtype)
-    first = _dots(residual, residual * inverse)
+    inverse, scaled = (1 / scale).astype(sides.dtype), np.empty_like(sides)
+    first = _dots(residual, np.multiply(residual, inverse, out=scaled))
     if not np.isfinite(first).all():
         raise InputError("the data, or the noise level, are not finite here. Look at what noise_sigma and data name.")
-    search = residual * inverse
+    search = scaled.copy()
     length, left, most_left = first, first, tol**2 * residual[0].size
     done = 0
     while done < most and (active := left > most_left).any():
         done += 1
         seen = apply(search)
-        steps = _ratio(length, _dots(search, seen), active)
-        images += _spread(steps, search)
-        residual -= _spread(steps, seen)
-        scaled = residual * inverse
-        left = _dots(residual, scaled)
-        search *= _spread(_ratio(left, length, active), search, ones=True)
-        search += scaled
+        steps = _ratio(length, _dots(search, seen), active).astype(sides.dtype)
+        _add(images, steps, search, scaled)
+        _add(residual, -steps, seen, scaled)
+        left = _dots(residual, np.multiply(residual, inverse, out=scaled))
+        for image, each, factor in zip(search, scaled, _ratio(left, length, active).astype(sides.dtype), strict=True):
+            image *= factor
+            image += each
         length = left
     return Solution(images, np.sqrt(left / residual[0].size), done)
 
@@ -216,15 +216,15 @@ def _ratio(above: Array, below: Array, active: Array) -> Array:
     return np.divide(above, below, where=active & (below > 0), out=np.zeros(len(above)))
 
 
-def _spread(factors: Array, images: Array, ones: bool = False) -> Array:
-    """One factor for each image, multiplied with it."""
-    shaped: Array = factors.astype(images.dtype).reshape(-1, *[1] * (images.ndim - 1))
-    return shaped if ones else shaped * images
+def _add(images: Array, factors: Array, others: Array, at_hand: Array) -> None:
+    """Add multiples of other images to each, in place; ``at_hand`` is overwritten."""
+    for image, factor, other, product in zip(images, factors, others, at_hand, strict=True):
+        image += np.multiply(other, factor, out=product)
 
 
 SINGLE = 1e-6  # least residual that is reached in single precision
 ORDINARY = 5  # brightness of an image, in deviations of the prior, that this holds for
-BATCH = 8  # draws that are solved together: memory, and the bits of a draw, do not depend on their number
+BATCH = 2  # draws that are solved together: neither time nor bits depend on it, and memory grows with it
 SOLVED = 0.03  # share of the tolerance for the solver: its error is not spread evenly
 
 
