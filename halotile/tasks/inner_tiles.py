@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -45,6 +45,11 @@ class Roles:
     def looped(self) -> tuple[int, ...]:
         """Positions of the axes that are neither tiled nor channels."""
         return tuple(i for i in range(len(self.axes)) if i not in self.spatial and i != self.channel)
+
+    @property
+    def apart(self) -> Roles:
+        """The same with every channel by itself."""
+        return replace(self, channel=None)
 
     def arrange(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """A view of shape (*looped, channels, *spatial); never a copy."""

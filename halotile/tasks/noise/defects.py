@@ -24,6 +24,7 @@ AROUND = np.argwhere(np.ones((5, 5))) - 2  # places of 5 x 5 pixels, from the mi
 INNER, OUTER = (np.abs(AROUND).max(1) == reach for reach in (1, 2))
 # Pixels around one that decide on its value: those that may take its place, and those that show whether these are good.
 MARGIN = 4
+AT_ONCE = 1 << 14  # defects that are replaced at once, each with its neighbours
 STRIP_PIXELS = 1 << 18  # pixels of a strip, which fits the cache of a core
 Places = NDArray[np.intp]  # positions of pixels, one in each row
 
@@ -123,9 +124,11 @@ def replacements(pixels: Array, at: Places, valid: Valid) -> tuple[Array, Valid]
     """
     good = valid.copy()
     good[tuple(at.T)] = False
-    around = _around(pixels, at, good)
-    near, far = _middles(around[:, INNER])[0], _middles(around)[0]
-    found = np.where(np.isnan(near), far, near)
+    found = np.full(len(at), np.nan)
+    for first in range(0, len(at), AT_ONCE):
+        around = _around(pixels, at[first : first + AT_ONCE], good)
+        near, far = _middles(around[:, INNER])[0], _middles(around)[0]
+        found[first : first + AT_ONCE] = np.where(np.isnan(near), far, near)
     is_good = np.isfinite(found)
     return np.where(is_good, found, pixels[tuple(at.T)]), is_good
 
@@ -162,16 +165,18 @@ class Repaired(Viewed):
         margin = tuple((MARGIN * (axis in plane),) * 2 for axis in range(dims))
         window = region.grow(margin).clip(Region.whole(self.shape))
         stored: Array = self.source.read(window)
-        valid = measured_at(self.holes, self.mask, self.spatial, window, stored)
-        pixels, bad = stored.copy(), self._known(window)
+        # Without holes, NaN is a value: one that is listed as a defect is replaced.
+        present = stored if self.holes else np.nan_to_num(stored)
+        replaceable = measured_at(self.holes, self.mask, self.spatial, window, present)
+        pixels, valid, bad = stored.copy(), replaceable & np.isfinite(stored), self._known(window)
         noise = [np.broadcast_to(part.read(window), window.shape) for part in self.defects.noise or ()]
-        moved = [np.moveaxis(part, plane, (-2, -1)) for part in (pixels, valid, bad, *noise)]
+        moved = [np.moveaxis(part, plane, (-2, -1)) for part in (pixels, valid, replaceable, bad, *noise)]
         for place in np.ndindex(moved[0].shape[:-2]):
-            one, known, marked, *numbers = (part[place] for part in moved)
+            one, known, possible, marked, *numbers = (part[place] for part in moved)
             if numbers:
                 gain, variance = (float(number[0, 0]) for number in numbers)
                 marked[tuple(outliers(one, gain, variance, None if known.all() else known).T)] = True
-            marked &= known
+            marked &= possible
             at = np.argwhere(marked)
             one[tuple(at.T)], is_good = replacements(one, at, known)
             marked[tuple(at[~is_good].T)] = False

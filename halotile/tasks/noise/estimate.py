@@ -232,11 +232,18 @@ def estimate_noise_levels(source: Readable, spatial: Sequence[int], looped: Sequ
 
 
 def sampled_planes(
-    source: Readable, spatial: Sequence[int], looped: Sequence[int] = (), most: int | None = None
+    source: Readable,
+    spatial: Sequence[int],
+    looped: Sequence[int] = (),
+    most: int | None = None,
+    *,
+    apart: Sequence[int] = (),
+    skips: bool = False,
 ) -> Iterator[tuple[tuple[int, ...], list[NDArray[np.float64]]]]:
     """Yield the place of each plane on the looped axes, with the squares that are sampled of it; NaN where they are not finite.
 
-    Of more planes than ``most``, as many are taken, spread evenly.
+    Of more planes than ``most``, as many are taken, spread evenly: at each index of the looped axes numbered ``apart``. Planes that cannot be read
+    raise, unless ``skips`` is True.
     """
     square = tuple(spatial[-2:])
     if len(square) < 2 or min(source.shape[axis] for axis in square) < 2:
@@ -246,8 +253,10 @@ def sampled_planes(
         )
     lengths = tuple(source.shape[axis] for axis in looped)
     samples = max(LEAST_SAMPLES, min(SAMPLES, ALL_SAMPLES // max(1, math.prod(lengths))))
-    every = [*np.ndindex(lengths)]
-    wanted = {*spread_evenly(every, most or len(every))}
+    groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for place in np.ndindex(lengths):
+        groups.setdefault(tuple(place[n] for n in apart), []).append(place)
+    wanted = {each for group in groups.values() for each in spread_evenly(group, most or len(group))}
     regions = plane_regions(source.shape, square, dict.fromkeys(looped, 0), samples)
     plane_bytes = sum(region.size for region in regions) * source.dtype.itemsize
     for planes in planes_at_once(source, looped, AT_ONCE_BYTES // plane_bytes):
@@ -255,7 +264,12 @@ def sampled_planes(
         if not places:
             continue
         spans = dict(zip(looped, zip(planes.start, planes.stop, strict=True), strict=True))
-        read = [source.read(respanned(region, spans)) for region in regions]
+        try:
+            read = [source.read(respanned(region, spans)) for region in regions]
+        except InputError:
+            if not skips:
+                raise
+            continue
         moved = [np.moveaxis(pixels, (*looped, *square), (*range(len(looped)), -2, -1)) for pixels in read]
         for place in places:
             yield tuple(np.add(planes.start, place).tolist()), [as_square(pixels[place], (-2, -1)) for pixels in moved]

@@ -95,20 +95,26 @@ def estimate_photon_noise(
     """
     channel = [number for number, axis in enumerate(looped) if axis in apart]
     kept = channel if shared else list(range(len(looped)))
-    seen: dict[tuple[int, ...], list[tuple[float, float, PlaneWindows]]] = {}  # median, level and windows of each plane
-    for place, squares in sampled_planes(source, spatial, looped):
-        values, windows = finite_values(squares), windows_of(squares)
-        assert windows
+    seen: dict[tuple[int, ...], list[tuple[float, float]]] = {}  # median and level of each plane
+    windows: dict[tuple[int, ...], list[PlaneWindows]] = {}
+    joined: dict[tuple[int, ...], Fit | None] = {}
+    for place, squares in sampled_planes(source, spatial, looped, PLANES if shared else None, apart=channel):
+        values, found, at = finite_values(squares), windows_of(squares), tuple(place[n] for n in kept)
+        assert found
         median = float(np.median(values)) if values.size else 0.0
-        seen.setdefault(tuple(place[n] for n in kept), []).append((median, plane_level(squares), windows))
-    joined = {at: fit_noise(PlaneWindows.joined(alike([each for *_, each in planes]))) for at, planes in seen.items()}
+        seen.setdefault(at, []).append((median, plane_level(squares)))
+        if shared:
+            windows.setdefault(at, []).append(found)
+        else:
+            joined[at] = fit_noise(found)
+    joined |= {at: fit_noise(PlaneWindows.joined(alike(planes))) for at, planes in windows.items()}
     fits = {at: fit for at, fit in joined.items() if fit and fit.gain}
     clear = {at: fit for at, fit in fits.items() if fit.is_clear}
     if not fits or (clearly and len(clear) < len(seen)):
         return None
     for at in seen.keys() - clear.keys():
         like = [] if shared else [fit for other, fit in clear.items() if all(other[i] == at[i] for i in channel)]
-        known = [plane[:2] for plane in seen[at] if not math.isnan(plane[1])] or [(0.0, 0.0)]
+        known = [plane for plane in seen[at] if not math.isnan(plane[1])] or [(0.0, 0.0)]
         others = _fit_of_even(like, *np.median(known, axis=0).tolist())
         fits[at] = others if others.gain else fits.get(at, others)
     lengths = tuple(source.shape[axis] for axis in looped)
@@ -173,7 +179,7 @@ def survey_planes(
     """
     found = []
     with suppress(InputError):  # a run says so, where it matters
-        for place, sampled in sampled_planes(source, spatial, looped, PLANES):
+        for place, sampled in sampled_planes(source, spatial, looped, PLANES, skips=True):
             squares = sampled[:: -(-len(sampled) // SURVEYED)]
             values, (level, gain, variance) = finite_values(squares), noise_of_plane(squares)
             low, high = np.quantile(values, [TAIL, 1 - TAIL]).tolist() if values.size else (math.nan, math.nan)

@@ -24,7 +24,7 @@ from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
 from halotile.storage.images.planes import MOST_CHANNELS, channel_names, choose_planes
 from halotile.storage.sharded.ome_metadata import shown_colours
-from halotile.tasks.denoise_block import AnyDenoiseTask, DenoiseTask, has_noise_map
+from halotile.tasks.denoise_block import AnyDenoiseTask, ChannelsTask, DenoiseTask, has_noise_map
 from halotile.tasks.denoisers.base import Leveled
 from halotile.tasks.denoisers.common.photon_denoiser import PhotonDenoiser
 from halotile.tasks.inner_tiles import respanned
@@ -201,8 +201,6 @@ def compare(
             sources.append(source)
     if not tasks:
         raise _none_left(failed)
-    levels = {known for setting, task in tasks.items() if (known := known_level(jobs[setting], task.parts[0]))}
-    level = levels.pop() if len(levels) == 1 else 0.0  # else the level is what is tried
     own: Setting | None = None
     with _noted({}, ()):
         own = next((setting for setting in tasks if jobs[setting] == job_of(())), None)
@@ -211,11 +209,12 @@ def compare(
     names, spans = channel_names(source), place.get("c", (0, 1))
     by_channel = any(len(task.parts) > 1 for task in tasks.values()) or spans[1] - spans[0] == 1
     if "c" in (at or {}) or not by_channel or not 2 <= len(names) <= MOST_CHANNELS or main.roles.channel is not None:
-        return replace(_compared(tasks, source, place, level, failed), preferred=own)
+        return replace(_compared(tasks, source, place, _level_in(spans[0], tasks, jobs, source), failed), preferred=own)
     found: dict[str, Comparison] = {}
     without: Failed = {}
     for number, name in enumerate(names):
         with _noted(without, (name,)):
+            level = _level_in(number, tasks, jobs, source)
             found[name] = _compared(tasks, source, {**place, "c": (number, number + 1)}, level, dict(failed))
     if not found:
         raise _none_left(without)
@@ -234,6 +233,19 @@ def compare(
         failed={setting: why for one in found.values() for setting, why in one.failed.items()},
         missing={name: str(error) for (name,), error in without.items()},
     )
+
+
+def _level_in(
+    channel: int, tasks: Mapping[Setting, AnyDenoiseTask], jobs: Mapping[Setting, Any], source: Source
+) -> float:
+    """Return the noise level that all settings have in a channel; 0 where none has one, or the level is what is tried."""
+    levels: set[float] = set()
+    for setting, task in tasks.items():
+        choices = choices_of_channels(jobs[setting].denoiser, jobs[setting].channels, source)
+        own = replace(jobs[setting], denoiser=choices[channel if len(choices) > 1 else 0])
+        levels.add(known_level(own, task.parts[task.of_channel[channel]] if isinstance(task, ChannelsTask) else task))
+    levels.discard(0.0)
+    return levels.pop() if len(levels) == 1 else 0.0
 
 
 def known_level(job: Any, task: DenoiseTask) -> float:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from halotile.errors import InputError
 from halotile.graphs.jobs.denoise.image import JobImage, open_side, plane_values
 from halotile.graphs.jobs.denoise.pixels import defects_text
 from halotile.graphs.plans.choices import check_whole
+from halotile.graphs.words import counted
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Readable
@@ -63,9 +64,18 @@ def choose_defects(image: JobImage, photons: PhotonNoise | None) -> ChosenDefect
         return ChosenDefects(Defects((gain, variance), places, are_kept=kept))
     gain, variance, number = _noise_of(view, roles, photons, job.noise.read_sigma)
     places = _lasting(view, roles, gain, variance)
-    also = f", and {len(places):,} in the mean of several planes" if len(places) else ""
-    note = f"{defects_text(number, view.shape)} stand out from the noise as isolated pixels{also}: they are defects, and are replaced before anything is computed"
-    return ChosenDefects(Defects((gain, variance), places, are_kept=kept), (), (note,))
+    notes = []
+    if round(number) or len(places):
+        also = f", and {len(places):,} in the mean of several planes" if len(places) else ""
+        notes.append(
+            f"{defects_text(number, view.shape)} stand out from the noise as isolated pixels{also}: they are defects, and are replaced before anything is computed"
+        )
+    if without := int(np.count_nonzero((gain.values == 0) & (variance.values == 0))):
+        notes.append(
+            f"input.defects: auto finds nothing in {counted(without, 'plane')} of {gain.values.size:,}, whose samples show no noise. If there is noise, write its "
+            "level in the units of the file, noise: {read_sigma: ...}"
+        )
+    return ChosenDefects(Defects((gain, variance), places, are_kept=kept), (), tuple(notes))
 
 
 def _given(path: str, original: Source, view: Readable, roles: Roles) -> Source:
@@ -85,7 +95,7 @@ def _noise_of(
     view: Readable, roles: Roles, photons: PhotonNoise | None, level: float
 ) -> tuple[PlaneValues, PlaneValues, float]:
     """Return the gain and the variance of each plane, and the number of defects by samples."""
-    apart = replace(roles, channel=None)
+    apart = roles.apart
     gain, variance = (np.zeros([view.shape[axis] for axis in apart.looped]) for _ in range(2))
     known = photons or (PhotonNoise(*map(np.asarray, (0.0, 0.0, level))) if level else None)
     if known:
@@ -93,18 +103,19 @@ def _noise_of(
         parts = (known.gain, known.variance)
         gain[...], variance[...] = (np.expand_dims(part, lacking) if part.ndim else part for part in parts)
     found = looked = 0
-    for place, squares in sampled_planes(view, roles.spatial, apart.looped, PLANES if known else None):
-        if not known:
-            _, gain[place], variance[place] = noise_of_plane(squares)
-        found += sum(len(outliers(square, float(gain[place]), float(variance[place]))) for square in squares)
-        looked += sum(square.size for square in squares)
+    with suppress(*[InputError] if known else []):  # a plane that is too small to look at samples
+        for place, squares in sampled_planes(view, roles.spatial, apart.looped, PLANES if known else None):
+            if not known:
+                _, gain[place], variance[place] = noise_of_plane(squares)
+            found += sum(len(outliers(square, float(gain[place]), float(variance[place]))) for square in squares)
+            looked += sum(square.size for square in squares)
     return plane_values(gain, apart), plane_values(variance, apart), found / max(looked, 1) * math.prod(view.shape)
 
 
 def _lasting(view: Readable, roles: Roles, gain: PlaneValues, variance: PlaneValues) -> Places:
     """Return the places, -1 along z, t and an axis without a name, of pixels that stand out in the mean of planes there, though perhaps in none of them.
 
-    The least and the largest value of each pixel do not count, such as those of a cosmic ray.
+    The least and the largest value of each pixel do not count, such as those of a cosmic ray, nor holes.
     """
     plane, whole, dims = roles.spatial[-2:], Region.whole(view.shape), len(view.shape)
     along = [axis for axis, letter in enumerate(roles.axes) if letter in "ztq" and axis not in plane]
@@ -116,12 +127,15 @@ def _lasting(view: Readable, roles: Roles, gain: PlaneValues, variance: PlaneVal
     for other in np.ndindex(*(1 if axis in (*along, *plane) else n for axis, n in enumerate(view.shape))):
         spans = {axis: (index, index + 1) for axis, index in enumerate(other) if axis not in plane}
         ends = (zip(along, zip(group.start, group.stop, strict=True), strict=True) for group in chosen)
-        count, (total, least, most) = 0, (np.full((), start, np.float32) for start in (0, np.inf, -np.inf))
+        count, total, least, most = (np.full((), start, np.float32) for start in (0, 0, np.inf, -np.inf))
         for level in _in_levels(view, (respanned(whole, spans | dict(each)) for each in ends), plane, gain, variance):
-            count, total = count + 1, total + level
-            least, most = np.minimum(least, level), np.maximum(most, level)
-        if count >= LEAST_PLANES:
-            lasting = outliers((total - least - most) / math.sqrt(count - 2), 0.0, 1.0)
+            is_known = np.isfinite(level)
+            count, total = count + is_known, total + np.where(is_known, level, 0)
+            least = np.minimum(least, np.where(is_known, level, np.inf))
+            most = np.maximum(most, np.where(is_known, level, -np.inf))
+        if count.ndim and count.max() >= LEAST_PLANES:
+            count[count < LEAST_PLANES] = np.nan
+            lasting = outliers((total - least - most) / np.sqrt(count - 2), 0.0, 1.0)
             places = np.tile(other, (len(lasting), 1))
             places[:, along], places[:, plane] = -1, lasting
             found.append(places)

@@ -121,7 +121,7 @@ def _crops(task: AnyDenoiseTask, place: tuple[int, ...], count: int) -> list[Den
 
 def _roles(task: DenoiseTask) -> Roles:
     """Return the roles of the axes with channels apart, also where a network takes them together."""
-    return replace(task.roles, channel=None)
+    return task.roles.apart
 
 
 def _planes(task: DenoiseTask) -> list[tuple[int, ...]]:

@@ -274,7 +274,7 @@ def choose_type(image: JobImage, denoiser: Denoiser, levels: Levels | None) -> R
     if not is_rounded and levels is None and not looks_for_defects:
         return ResultType(wanted)
     if levels is None:  # a network takes channels together, whose values may be very different ones
-        roles = replace(roles, channel=None)
+        roles = roles.apart
     counts_alone = not is_rounded and levels is None
     planes = survey_planes(source, roles.spatial, roles.looped, correlated=not counts_alone)
     found = sum(plane.defects for plane in planes)
@@ -294,7 +294,8 @@ def choose_type(image: JobImage, denoiser: Denoiser, levels: Levels | None) -> R
     coarse = [plane for plane in planes if is_rounded and _is_coarse(plane, stored)]
     if coarse:
         is_held = nodata is None or number_of_type(nodata, np.dtype(np.float32)) is not None
-        keeps = job.output.dtype == "auto" and is_held and all(abs(p.high) < EXACT > abs(p.low) for p in planes)
+        known = [plane for plane in planes if plane.ends.pixels]
+        keeps = job.output.dtype == "auto" and is_held and all(abs(p.high) < EXACT > abs(p.low) for p in known)
         wanted = "float32" if keeps else wanted
         end = (
             f", so the result is float32. output.dtype: {own} rounds it all the same"

@@ -103,7 +103,7 @@ def _checked(job: Denoising, task: AnyDenoiseTask) -> DenoiseTask:
 
 def _level(job: Denoising, task: DenoiseTask, is_given: bool) -> PlaneValues:
     """Return the noise level of each plane, in the units of the file; refuse noise that is not known, or correlated."""
-    roles = replace(task.roles, channel=None)
+    roles = task.roles.apart
     whole = PlaneValues(np.full((1,) * len(roles.axes), known_level(job, task)))
     if is_given:
         return whole
