@@ -249,7 +249,10 @@ def _suggestion(comparison: Comparison, channel: str = "") -> str:
         return "no setting is better than the image as it is, by this estimate"
     plane = "" if channel else _plane_text(comparison)
     where = f" (for plane {plane}; others may need another: --plane)" if plane else ""
-    return (written(comparison.suggested.setting) or "the job as it is") + where
+    doubt = ""
+    if comparison.suggested.statistics.is_structured:
+        doubt = ". Its residual holds structure of the image, so its error may be larger than estimated: compare weaker settings"
+    return (written(comparison.suggested.setting) or "the job as it is") + where + doubt
 
 
 def _plane_text(comparison: Comparison) -> str:
@@ -283,7 +286,12 @@ def _remarks(comparison: Comparison) -> Iterator[Row]:
     """Yield the number of pixels that were left out, and the reason why no error can be estimated."""
     if comparison.outliers:
         count = counted(comparison.outliers, "pixel")
-        yield "outliers", f"{count} far beyond the noise, hot or dead: left out of all figures"
+        advice = (
+            ""
+            if any(tried.repairs for tried in comparison.tried)
+            else ". To replace such pixels, write input.defects: auto"
+        )
+        yield "outliers", f"{count} far beyond the noise, hot or dead: left out of all figures{advice}"
     if found := comparison.correlation:
         why = f"the noise is correlated, by {found}, but the estimate assumes noise that is independent from pixel to pixel"
         yield "error", f"none can be estimated: {why}. {found.advice}"

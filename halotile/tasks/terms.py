@@ -361,7 +361,7 @@ class Measurement:
     """``y = A x + n`` with noise of variance ``1 / weight`` in each pixel; a weight of 0 stands for no measurement."""
 
     operator: Operator
-    data: Readable  # 0 where the weight is 0
+    data: Readable  # finite
     weight: Readable
     number: int = 0
 
@@ -376,6 +376,10 @@ class Weights(Derived):
 
     sigma: Readable
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.float64)  # in units of a flux, 1 / σ² may be no number of single precision
+
     def read(self, region: Region) -> Pixels:
         sigma = self.sigma.read(region).astype(np.float64)
         if (sigma < 0).any():
@@ -385,7 +389,7 @@ class Weights(Derived):
             )
         is_known = np.isfinite(self.image.read(region)) & np.isfinite(sigma) & (sigma > 0)
         weights: Array = np.divide(1, np.square(sigma), where=is_known, out=np.zeros(sigma.shape))
-        return weights.astype(self.dtype)
+        return weights
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from halotile.tasks.operators.shift import Shift
 from halotile.tasks.operators.sum import WeightedSum
 from halotile.tasks.posterior import gaussian as equations
 from halotile.tasks.posterior.gaussian import FIELD, MEASURED, Posterior, Solved, solve
-from halotile.tasks.priors.matern import Excerpt, Matern, likely, masks_nothing, transfer_of
+from halotile.tasks.priors.matern import Excerpt, Matern, gain_of, likely, masks_nothing, transfer_of
 from halotile.tasks.terms import Filled, Gradient, Measurement, NormalImage, Weights
 
 Values = NDArray[Any]
@@ -323,12 +323,12 @@ def test_the_prior_is_found_from_windows_of_the_data(size: float, blurred: bool)
     ]
     transfer = transfer_of(operator, edge)
     assert transfer is not None
-    found = likely(windows, transfer, Matern())
+    found = likely(windows, transfer, Matern(), gain_of(operator))
     assert found.prior.std == pytest.approx(0.5, rel=0.08)
     assert found.prior.range == pytest.approx(size, rel=0.1)
     assert found.prior.mean == pytest.approx(3.0, abs=0.1)
     assert 0.002 < found.std_error < 0.08
-    assert likely(windows, transfer, Matern(std=0.7, range=9.0, mean=1.0)).prior == Matern(std=0.7, range=9.0, mean=1.0)
+    assert likely(windows, transfer, Matern(std=0.7, range=9.0, mean=1.0), gain_of(operator)).prior == Matern(std=0.7, range=9.0, mean=1.0)
 
 
 SPOT = kernel(1.0, 2)

@@ -69,12 +69,15 @@ def shifted(kernels: torch.Tensor, down: int, across: int, step: int) -> torch.T
 
 def _summed(images: torch.Tensor, kernels: torch.Tensor, step: int) -> torch.Tensor:
     """Correlate by sums over shifted slices: in double precision the bits of torch's convolution depend on the window."""
+    import torch
+
     count, rows, columns = kernels.shape
     height, width = (images.shape[2] - rows) // step + 1, (images.shape[3] - columns) // step + 1
     total = images.new_zeros(len(images), height, width)
+    product = torch.empty_like(total)  # one for all: new ones would leave the memory in pieces
     for m in range(count):
         for y in range(rows):
             lines = images[:, m, y : y + (height - 1) * step + 1 : step]
             for x in range(columns):
-                total += lines[:, :, x : x + (width - 1) * step + 1 : step] * kernels[m, y, x]
+                total += torch.mul(lines[:, :, x : x + (width - 1) * step + 1 : step], kernels[m, y, x], out=product)
     return total

@@ -153,6 +153,11 @@ class CorrelatedField:
 
     def __post_init__(self) -> None:
         check(np.ndim(self.shape) == 1, f"shape is {self.shape}. Write the pixels along each axis, such as (64, 64).")
+        spacings = np.shape(self.distances)
+        check(
+            spacings in ((), (len(self.shape),)),
+            f"distances is {self.distances}. Write one number, or one for each axis of {tuple(self.shape)}.",
+        )
         sizes = *self.shape, *np.broadcast_to(self.distances, len(self.shape)), self.zero_mode[0], self.fluctuations[0]
         is_good = min(sizes) > 0 <= min(self.zero_mode[1], self.fluctuations[1]) and math.prod(self.shape) > 1
         check(

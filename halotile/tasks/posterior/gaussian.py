@@ -125,6 +125,24 @@ class Posterior:
         image = NormalImage(everywhere, self.terms(None)).read(window.relative_to(self.domain))
         return np.stack([*self.random_sides(window, (None,)), image.astype(self.dtype)])
 
+    def brightest_around(self, window: Region, width: int) -> float:
+        """Largest brightness that the data show around a window, in deviations of the prior: a local mean, where a window has no pixel."""
+        *others, height, length = (slice(a, b) for a, b in zip(window.start, window.stop, strict=True))
+        wide = window.widen(width).clip(self.domain)
+        (top, left), (bottom, right) = wide.start[-2:], wide.stop[-2:]
+        across = slice(left, right)
+        strips = [
+            (slice(top, height.start), across), (slice(height.stop, bottom), across),
+            (height, slice(left, length.start)), (height, slice(length.stop, right)),
+        ]  # fmt: skip
+        found = 0.0
+        for strip in strips:
+            spans = (*others, *strip)
+            if (region := Region(tuple(s.start for s in spans), tuple(s.stop for s in spans))).size:
+                mean, one = np.abs(self.sides(region))
+                found = max(found, float(np.max(np.divide(mean, one, where=one > 0, out=np.zeros_like(mean)))))
+        return found
+
     def random_sides(self, window: Region, draws: Sequence[int | None]) -> Array:
         """Right-hand sides of draws on a window; None: of the mean."""
         zeros, region = Constant(self.domain.shape, DOUBLE), window.relative_to(self.domain)
@@ -225,7 +243,13 @@ def _add(images: Array, factors: Array, others: Array, at_hand: Array) -> None:
 SINGLE = 1e-6  # least residual that is reached in single precision
 ORDINARY = 5  # brightness of an image, in deviations of the prior, that this holds for
 BATCH = 2  # draws that are solved together: neither time nor bits depend on it, and memory grows with it
+# Brightness of the image around a window, in deviations of the prior, that is looked up where it matters.
+BRIGHTER = 100
 SOLVED = 0.03  # share of the tolerance for the solver: its error is not spread evenly
+
+
+class NotSolved(InputError):
+    """Too many iterations for a block."""
 
 
 @dataclass(frozen=True)
@@ -290,8 +314,10 @@ class Solved:
         # Where squares of draws alone would scatter, or there are none, the least that the variance may be.
         least = np.fmax(np.where(known > 0, variance, math.nan), 1 / scale[at[1:]])
         deviation, level = float(posterior.prior.std), float(posterior.prior.mean)
-        outside = max(1.0, float(np.abs(mean).max()) / deviation)
-        error = (one[at[1:]] / bright - deviation) * outside / np.sqrt(least)
+        error, outside = (one[at[1:]] / bright - deviation) / np.sqrt(least), float(np.abs(mean).max()) / deviation
+        if max(BRIGHTER, outside) * float(np.abs(error).max()) > self.tol:
+            outside = max(outside, posterior.brightest_around(window, self.halo))
+        error *= max(1.0, outside)
         inner = level + mean[at[1:]].astype(np.float64)
         maps = (inner, np.sqrt(variance), *(inner + image for image in kept))
         return np.stack(maps).astype(self.dtype), error
@@ -300,7 +326,7 @@ class Solved:
         least = self.residual(scale)
         found = solve(posterior.precision(window), sides, scale, least)
         if not found.residuals.max() <= least:
-            raise InputError(
+            raise NotSolved(
                 f"the equations of a block are not solved after {found.iterations} steps in the window from {list(window.start)} to {list(window.stop)}. "
                 f"Write a larger posterior.tol than {self.tol:g}, or a smaller prior.range than {posterior.prior.range:.4g}."
             )

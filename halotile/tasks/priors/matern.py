@@ -40,7 +40,7 @@ class Matern:
     --------
     >>> field = Matern(std=2.0, range=8.0, mean=0.0)
     >>> round(field.kappa2, 3), round(field.tau, 3)
-    (0.125, 0.399)
+    (0.125, 0.409)
     """
 
     name: ClassVar[str] = "matern"
@@ -62,7 +62,12 @@ class Matern:
 
     @property
     def tau(self) -> float:
-        return 1 / (math.sqrt(4 * math.pi * self.kappa2) * float(self.std))
+        """Factor by which a pixel has the deviation ``std``: by the spectrum of the stencil, for long ranges 1 / (√(4π) κ std)."""
+        from scipy.special import ellipe  # late: plans of other jobs need none of it
+
+        middle = self.kappa2 + 4
+        variance = 2 * float(ellipe((4 / middle) ** 2)) / (math.pi * (middle**2 - 16))
+        return math.sqrt(variance) / float(self.std)
 
     @property
     def diagonal(self) -> float:
@@ -95,7 +100,7 @@ class Matern:
 PRIOR = Matern
 
 
-# Least range in pixels: below it, the standard deviation of a stencil of neighbours is not that of the prior.
+# Least range in pixels: below it, neighbouring pixels are hardly correlated.
 SHORTEST = 2
 
 
@@ -126,6 +131,11 @@ def transfer_of(operator: Operator, edge: int) -> Array | None:
     return square if square[0, 0] > 0 else None
 
 
+def gain_of(operator: Operator) -> float:
+    """Return what such an operator makes of a constant image of 1."""
+    return math.prod(float(part.kernel.sum()) for part in parts_of(operator) if isinstance(part, Blur))
+
+
 def masks_nothing(operator: Operator, region: Region) -> bool:
     """Return whether the masks of an operator are 1 on all pixels that a region of its measurement depends on."""
     for mask in (part.mask for part in parts_of(operator) if isinstance(part, Mask)):
@@ -136,7 +146,7 @@ def masks_nothing(operator: Operator, region: Region) -> bool:
     return True
 
 
-def likely(windows: Sequence[Excerpt], transfer: Array, given: Matern) -> Likely:
+def likely(windows: Sequence[Excerpt], transfer: Array, given: Matern, gain: float = 1.0) -> Likely:
     """The most likely deviation, and range up to the edge of a window; those that are given stay.
 
     The likelihood is that of the frequencies of tapered windows, as if they were independent (Whittle 1954).
@@ -146,13 +156,9 @@ def likely(windows: Sequence[Excerpt], transfer: Array, given: Matern) -> Likely
     edge = len(transfer)
     taper = np.outer(*[np.hanning(edge + 2)[1:-1]] * 2)
     taper /= math.sqrt(np.mean(np.square(taper)))
-    gain = transfer[0, 0]
-    level = np.mean([window.pixels.mean() for window in windows]) / math.sqrt(gain)
+    level = np.mean([window.pixels.mean() for window in windows]) / gain
     found = given if given.mean != "auto" else replace(given, mean=float(level))
-    power = [
-        np.square(np.abs(np.fft.fft2((w.pixels - math.sqrt(gain) * float(found.mean)) * taper))) / edge**2
-        for w in windows
-    ]
+    power = [np.square(np.abs(np.fft.fft2((w.pixels - gain * float(found.mean)) * taper))) / edge**2 for w in windows]
     # The taper smears each frequency over its neighbours, the constant part most of all.
     counted = np.ones(transfer.shape, bool)
     counted[:2, :2] = counted[-1:, :2] = counted[:2, -1:] = counted[-1:, -1:] = False
@@ -169,7 +175,7 @@ def likely(windows: Sequence[Excerpt], transfer: Array, given: Matern) -> Likely
     free = [key for key in ("std", "range") if getattr(given, key) == "auto"]
     if not free:
         return Likely(found, 0.0, 0.0)
-    deviation = math.sqrt(max(float(np.mean([np.var(w.pixels) - w.variance for w in windows])), 1e-12) / gain)
+    deviation = math.sqrt(max(float(np.mean([np.var(w.pixels) - w.variance for w in windows])), 1e-12)) / abs(gain)
     first = {"std": deviation or 1.0, "range": edge / 8}
     starts = [
         np.log([max(first[key] * width, SHORTEST) if key == "range" else first[key] for key in free])

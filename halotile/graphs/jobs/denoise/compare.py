@@ -123,6 +123,7 @@ class TriedSetting:
     # estimate of the squared error relative to that of the noisy crop; it may be below 0. NaN where noise is correlated
     error: float
     detail: tuple[FaintDetail, ...]  # faint detail that is left, by its height
+    repairs: bool = False  # true if its job replaces defects
 
     @property
     def detail_kept(self) -> float:
@@ -159,14 +160,15 @@ class Comparison:
 
     @property
     def tied(self) -> list[TriedSetting]:
-        """The settings whose errors are the smallest as far as the estimate can tell."""
-        return [tried for tried in self.tried if tried.error <= max(TIE * self.best.error, self.best.error)]
+        """The settings whose errors are the smallest as far as the estimate can tell: it leaves outliers out, so those that replace them, if any do."""
+        least = [tried for tried in self.tried if tried.error <= max(TIE * self.best.error, self.best.error)]
+        return [tried for tried in least if tried.repairs and self.outliers] or least
 
     @property
     def suggested(self) -> TriedSetting | None:
         """One of these, if the smallest error is less than that of the noisy crop."""
-        preferred = (tried for tried in self.tied if tried.setting == self.preferred)
-        return next(preferred, self.best) if self.best.error < 1 else None
+        tied = sorted(self.tied, key=lambda tried: (tried.setting != self.preferred, tried.error))
+        return tied[0] if self.best.error < 1 else None
 
     @property
     def keeps_more(self) -> TriedSetting | None:
@@ -366,4 +368,5 @@ def _evaluated(
     if judged and not math.isfinite(error):
         raise InputError("no pixel of the crop can be compared: all are holes, or without noise. Take another region.")
     detail = faint_detail(repaired, sigma, denoise, denoise(repaired))
-    return TriedSetting(setting, denoised, residual, Residual.of(residual), error, detail)
+    statistics, repairs = Residual.of(residual), crop.task.defects is not None
+    return TriedSetting(setting, denoised, residual, statistics, error, detail, repairs)

@@ -255,7 +255,9 @@ def weighted(
 ) -> Measurement:
     """Return a measurement with a weight for each pixel; refuse one of nothing. ``background``: that of counts, whose noise is their own."""
     data = Shared(with_holes(source))
-    sigma: Readable = level if not isinstance(level, float) else Constant(source.shape, np.dtype(np.float64), level)
+    sigma: Readable = (
+        Constant(source.shape, np.dtype(np.float64), level) if isinstance(level, float) else with_holes(level)
+    )
     if background is not None:
         sigma = CountNoise(data, max(background, LEAST_RATE), source.path)
     weights = Shared(Weights(data, sigma), computed=True)

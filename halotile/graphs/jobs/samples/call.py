@@ -10,7 +10,7 @@ from distributed import Client
 from halotile.graphs.jobs.denoise.call import denoiser_of
 from halotile.graphs.jobs.denoise.job import NoiseModel
 from halotile.graphs.jobs.reconstruct.call import listed
-from halotile.graphs.jobs.reconstruct.job import OperatorChoice
+from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice
 from halotile.graphs.jobs.samples.job import FieldPrior, MapOutput, MeasuredOperator, PosteriorOptions, Sampling
 from halotile.graphs.kinds.sections import Input, Run, Tile
 from halotile.graphs.rules.arguments import Words, section, whole_path
@@ -26,11 +26,13 @@ def samples(
     std: str | Path | None = None,
     draws: str | Path | None = None,
     prior: str | Words = "matern",
+    fidelity: str | Words = "l2",
     denoiser: str | Mapping[str, Any] | Callable[..., Any] | None = None,
     depth: int | None = None,
     noise: str | Words = "gaussian",
     posterior: Words | None = None,
     shape: tuple[int, ...] | None = None,
+    exact: bool = False,
     workers: int | Auto = "auto",
     memory_per_worker: str | int = "4GiB",
     cluster: str | Words | Client = "auto",
@@ -57,12 +59,16 @@ def samples(
         Zarrs to write: the draws, with a number after the name: ``draws.zarr`` becomes ``draws-000.zarr``, and so on.
     prior : str or mapping
         Prior of the image: ``{"name": "matern", "std": 0.5, "range": 12.0, "mean": 1.0}``, each ``"auto"`` by default.
+    fidelity : str or mapping
+        ``"l2"`` for the noise of ``noise_sigma``; ``{"name": "poisson", "background": 2.0}`` for counts.
     denoiser, depth, noise
         As of :func:`halotile.denoise`; options of the denoiser stand in a mapping with its name, such as ``{"name": "tv", "strength": 0.5}``.
     posterior : mapping, optional
         Section ``posterior`` of a job file, such as ``{"count": 16, "tol": 1e-2}``.
     shape : tuple of int, optional
         Shape of the image in pixels, where it does not follow from the measurements.
+    exact : bool
+        Use direct convolutions, whose bits do not depend on the shards of the output.
     workers : int or "auto"
         Number of worker processes; by default as the cores and the memory of this machine permit, or all of
         an allocation.
@@ -114,10 +120,12 @@ def samples(
         output=MapOutput(path=mean, overwrite=overwrite, std=deviation, samples=drawn),
         operators=tuple(MeasuredOperator(**each) for each in operators),
         prior=section("prior", FieldPrior, prior),
+        fidelity=section("fidelity", FidelityChoice, fidelity),
         posterior=section("posterior", PosteriorOptions, posterior or {}),
         noise=section("noise", NoiseModel, noise, "model"),
         tile=Tile(depth="auto" if depth is None else depth),
         **given,
+        exact=exact,
         shape="auto" if shape is None else tuple(shape) if isinstance(shape, Sequence) else shape,
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
     )

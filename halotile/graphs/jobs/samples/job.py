@@ -62,7 +62,7 @@ class PosteriorOptions:
     halo: int | Auto = "auto"
     """blocks: pixels around each block that it is solved with; auto: as many as the tolerance needs, by a trial."""
     estimator: Literal["rao-blackwell", "samples"] = "rao-blackwell"
-    """blocks: samples: the mean of squares of the draws. rao-blackwell: the variance of a pixel among known ones, and the draws for the rest, with less error."""
+    """samples: the mean of squares of the draws. rao-blackwell: the variance of a pixel among known ones, and the draws for the rest, with less error."""
     calibrate: Literal["auto", "sure", "none"] = "auto"
     """bootstrap: sure: multiply the standard deviation by one factor, so that its mean square is the error that SURE estimates; none: only report it. auto: sure."""
 

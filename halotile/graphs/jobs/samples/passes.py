@@ -182,7 +182,7 @@ class WholeWork(SampleWork):
     def _put_away(self, state: Path, phase: str) -> None:
         """Remove the solver's images of a solution that is kept; of a draw that is stored at the end, all but itself."""
         saved = Checkpoint(state / phase / "checkpoint").read()
-        if saved and self.solved.keeps_draws:
+        if saved and self.solved.keeps_draws and phase != self._phases[0]:
             vectors = self.inversion.vectors(ConjugateGradients(), phase)
             with suppress(FileNotFoundError):  # it was moved before an interruption
                 vectors.path("x", saved["iteration"]).rename(state / f"{phase}.x")

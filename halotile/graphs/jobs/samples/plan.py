@@ -44,15 +44,19 @@ from halotile.tasks.operators.base import Operator, parts_of, with_engine, worki
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.crop import Crop
 from halotile.tasks.operators.sum import WeightedSum
-from halotile.tasks.posterior.gaussian import BATCH, DOUBLE, SOLVED, Posterior, Solved
-from halotile.tasks.priors.matern import SHORTEST, Excerpt, Likely, Matern, likely, masks_nothing, transfer_of
+from halotile.tasks.posterior.gaussian import BATCH, DOUBLE, SOLVED, NotSolved, Posterior, Solved
+from halotile.tasks.priors.matern import SHORTEST, Excerpt, Likely, Matern, gain_of, likely, masks_nothing, transfer_of
 from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.terms import Measurement
 
+FAR_FROM_ONE = (
+    1e12  # noise level, or its inverse, beyond which squares and their products are no numbers of single precision
+)
 SMALLER = "a smaller tile.block, output.shard or posterior.halo"
-# Images of each right-hand side that a solution holds at once, in double precision: an estimate; and copies of a result
-# that is written.
-IMAGES_AT_ONCE, COPIES = 9, 3
+# Images in double precision that a solution holds at once, for each right-hand side and each measurement: an estimate; and
+# copies of a result that is written.
+IMAGES_AT_ONCE, READ_AT_ONCE, COPIES = 9, 2, 3
+LEAST_EDGE = 8  # edge in pixels of the smallest window that a prior comes from
 MOST = 1024**2  # pixels of the window of a cell, where its halves are not smaller than the halo
 # Edges of the windows that the prior is found from, where they have no holes, and their number.
 EDGES, WINDOWS = (256, 128, 64, 32), 16
@@ -117,8 +121,6 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
             f"{why}, and posterior.method: blocks solves each block with the pixels around it. Write method: cg, which takes many passes over the image; or "
             "boundary: reflect, replicate, zero or valid, where it is circular and the instrument is not."
         )
-    dtype = working_dtype(np.result_type(*(source.dtype for source in data)))
-    operators = tuple(with_engine(operator, dtype, job.exact) for operator in stack.operators)
     previous = begun.previous["identity"] if begun.previous else {}
     fidelity: Fidelity = make_part("fidelity", job.fidelity, job)
     background = fidelity.background if isinstance(fidelity, Poisson) else None
@@ -126,6 +128,10 @@ def _open(job: Sampling, begun: Begun, request: PlanRequest) -> _Opened:
         _level(number, choice.noise_sigma, source, previous) if background is None else 0.0
         for number, (choice, source) in enumerate(zip(job.operators, data, strict=True))
     )
+    dtype = working_dtype(np.result_type(*(source.dtype for source in data)))
+    if not all(1 / FAR_FROM_ONE < level < FAR_FROM_ONE for level in levels if isinstance(level, float) and level):
+        dtype = DOUBLE
+    operators = tuple(with_engine(operator, dtype, job.exact) for operator in stack.operators)
     parts = tuple(map(measurements.weighted, range(len(data)), operators, data, levels, itertools.repeat(background)))
     given: Matern = make_part("prior", job.prior, job)
     found = _prior(given, parts, previous)
@@ -151,7 +157,7 @@ def _note_of_range(prior: Matern, shape: tuple[int, ...]) -> Iterator[str]:
     edge, length = min(shape[-2:]), float(prior.range)
     if length < SHORTEST:
         raise ConfigError(
-            f"prior.range is {length:.4g} pixels, which is too short for the stencil of the prior to have the standard deviation prior.std. Write {SHORTEST} or more."
+            f"prior.range is {length:.4g} pixels, so short that neighbouring pixels are hardly correlated. Write {SHORTEST} or more."
         )
     if length > edge:
         raise ConfigError(
@@ -165,7 +171,7 @@ def _level(number: int, given: float | str, source: Source, previous: Mapping[st
     """Return the noise level of a measurement, or the map of it."""
     if given == "auto":
         known = previous.get("operators", {}).get(str(number), {}).get("noise")
-        if isinstance(known, float):
+        if isinstance(known, float) and known > 0:
             return known
         if len(source.shape) < 2 or not (level := _estimated(source)) > 0:
             raise InputError(
@@ -207,13 +213,14 @@ def _prior(given: Matern, parts: Sequence[Measurement], previous: Mapping[str, A
         return Likely(given, 0.0, 0.0)
     for part, edge in itertools.product(parts, EDGES):
         edge = min(edge, *part.data.shape[-2:])
-        transfer = transfer_of(part.operator, edge)
+        transfer = transfer_of(part.operator, edge) if edge >= LEAST_EDGE else None
         windows = list(_windows(part, edge)) if transfer is not None else []
         if transfer is not None and windows:
-            return likely(windows, transfer, given)
+            return likely(windows, transfer, given, gain_of(part.operator))
     missing = " and ".join(f"prior.{key}" for key in ("std", "range", "mean") if getattr(given, key) == "auto")
     raise InputError(
-        f"{missing}: auto comes from windows of a measurement without holes, by an operator that treats all pixels alike; there is none. Write numbers."
+        f"{missing}: auto comes from windows of a measurement without holes, of {LEAST_EDGE} × {LEAST_EDGE} pixels or more, by an operator that treats all pixels alike; there is none. "
+        "Write numbers."
     )
 
 
@@ -236,10 +243,10 @@ def _method(opened: _Opened, request: PlanRequest) -> tuple[int | None, str]:
     with report_if_slow(request.report, "trying halos"), torch_threads():
         try:
             return _tried(opened), f"for errors below {options.tol:g} standard deviations"
-        except ConfigError as error:
+        except (ConfigError, NotSolved) as error:
             if options.method == "blocks":
                 raise
-            return None, str(error).partition(":")[0]
+            return None, str(error).partition(". " if isinstance(error, NotSolved) else ":")[0]
 
 
 def _tried(opened: _Opened) -> int:
@@ -268,12 +275,12 @@ def _tried(opened: _Opened) -> int:
 
 
 def _reach(tried: Sequence[tuple[int, float]], tol: float) -> float:
-    """Return the least halo that may do, as the last errors fall with the halo; 0 where that is not known."""
+    """Return the least halo that may do, as the last errors fall with the halo; 0 where they do not."""
     if len(tried) < 2:
         return 0.0
     (near, larger), (far, smaller) = tried[-2:]
     fall = math.log(larger / smaller) / (far - near)
-    return math.inf if fall <= 0 else far + 0.8 * math.log(smaller / tol) / fall
+    return 0.0 if fall <= 0 else far + 0.8 * math.log(smaller / tol) / fall
 
 
 def _planned(opened: _Opened, halo: int | None, halo_from: str) -> Planned:
@@ -408,7 +415,7 @@ def _places(job: Sampling, first: OutputPath) -> Iterator[tuple[str, OutputPath,
     yield "output.path", first, "posterior mean"
     if job.output.std:
         yield "output.std", full_path(job.output.std), "posterior standard deviation"
-    stem = (job.output.samples or "").removesuffix(".zarr")
+    stem = (job.output.samples or "").rstrip("/").removesuffix(".zarr")
     for number in range(job.posterior.count if job.output.samples else 0):
         yield "output.samples", full_path(f"{stem}-{number:03d}.zarr"), f"posterior draw {number}"
 
@@ -438,10 +445,11 @@ def _map_error(of: Posterior, count: int, estimator: str) -> float:
 def _need(solved: Solved, block: tuple[int, ...], kept: int) -> Need:
     """Return the memory of a worker during a block."""
     window = math.prod(c + 2 * solved.halo for c in solved.cell[-2:]) * math.prod(solved.cell[:-2])
-    images = (min(len(solved.draws), BATCH) + 2) * IMAGES_AT_ONCE * window + COPIES * solved.shape[0] * math.prod(block)
+    images = (min(len(solved.draws), BATCH) + 2) * IMAGES_AT_ONCE + READ_AT_ONCE * len(solved.posterior.measurements)
+    pixels = images * window + COPIES * solved.shape[0] * math.prod(block)
     return Need(
         f"one block of {list(block)} with {counted(len(solved.draws), 'draw')}",
-        {PROCESS: IMPORTS_BYTES, "solutions": images * 8, DECODED: kept},
+        {PROCESS: IMPORTS_BYTES, "solutions": pixels * 8, DECODED: kept},
         SMALLER,
     )
 
