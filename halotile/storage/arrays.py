@@ -175,6 +175,8 @@ def _describe(path: Path) -> str:
     if not path.is_dir():
         with path.open("rb") as file:
             start = file.read(8)
+        if start == b"SIMPLE  ":
+            return f'a FITS file (store its image by numpy.save("{path.stem}.npy", astropy.io.fits.getdata("{path.name}")))'
         return f"a file that begins with {start!r}" if start else "an empty file"
     entries = sorted(path.iterdir())
     stores = [e.name for e in entries if any((e / name).exists() for name in ZARR_FILES)]

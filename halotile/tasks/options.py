@@ -44,10 +44,10 @@ def with_description(text: str) -> dict[str, str]:
     return {"description": text}
 
 
-def check_above_zero(key: str, value: object) -> None:
+def check_above_zero(key: str, value: object, example: float = 0.1) -> None:
     """Refuse anything but a finite number greater than zero."""
     if not _is_number(value) or not value > 0:
-        raise ConfigError(f"{key} is {value!r}: it must be a number above 0. Write for example {key}: 0.1")
+        raise ConfigError(f"{key} is {value!r}: it must be a number above 0. Write for example {key}: {example:g}")
 
 
 def check_whole(key: str, value: object, least: int) -> None:

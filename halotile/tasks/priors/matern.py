@@ -52,7 +52,7 @@ class Matern:
     def __post_init__(self) -> None:
         for key in ("std", "range"):
             if (value := getattr(self, key)) != "auto":
-                check_above_zero(key, value)
+                check_above_zero(key, value, 8.0 if key == "range" else 0.1)
         if self.mean != "auto" and not math.isfinite(self.mean):
             raise ConfigError(f"mean is {self.mean}: it must be a finite number. Write for example mean: 1.0, or auto.")
 

@@ -171,7 +171,7 @@ def _maps(output: MapOutput, tile: Tile, posterior: PosteriorOptions, input: Inp
     yield from check_sizes(output, tile, 1)
     wanted = ("std" if output.std else "") or ("samples" if output.samples else "")
     if wanted and not posterior.count:
-        yield ("posterior", "count"), f"is 0, and output.{wanted} needs draws; write 16"
+        yield ("posterior", "count"), f"is 0, and output.{wanted} needs draws; write 16, or leave output.{wanted} out"
     if output.std and (input or posterior.estimator == "samples") and posterior.count == 1:
         yield ("posterior", "count"), "is 1: one draw gives no standard deviation; write 16"
     if input:

@@ -464,7 +464,7 @@ def prior_text(found: Likely) -> str:
 
 def _sure(error: float) -> str:
     if not error < 1:
-        return " (a guess: the data do not show it)"
+        return " (a guess: samples of the data do not show it; write it if you know it)"
     return f" ± {error:.0%}".replace("%", " %") if error else ""
 
 
