@@ -17,17 +17,18 @@ from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, TaskFailed
 from halotile.graphs.clusters.base import RunningCluster
 from tests.cases import thorough
-from tests.graphs.distributing import Smooth, away_from_the_rim, difference, image, tiled
+from tests.graphs.distributing import Patch, Smooth, difference, image, models, optim, physics, tiled
 
-physics = pytest.importorskip("deepinv.physics")
-optim = pytest.importorskip("deepinv.optim")
-models = pytest.importorskip("deepinv.models")
 strategies = pytest.importorskip("deepinv.distributed.strategies.distributed_strategies")
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 NEAR = {torch.float32: 1e-5, torch.float64: 1e-10}
 SINGLE = NEAR[torch.float32]
+
+
+def away_from_the_rim(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[..., 2:-2, 2:-2]
 
 
 @pytest.mark.parametrize("size", [thorough((16, 16)), (15, 40), thorough((100, 100)), (51, 20), (17, 33)])
@@ -436,7 +437,7 @@ def test_training_with_batch_norm_follows_one_process(ctx: DistributedContext, i
 
 
 def test_the_bits_of_a_batch_do_not_depend_on_the_number_of_workers(
-    counts: list[DistributedContext], monkeypatch: pytest.MonkeyPatch
+    counts: list[DistributedContext], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("halotile.graphs.tree_sum.SMALL_BYTES", 0)  # a task for each batch
     found = []

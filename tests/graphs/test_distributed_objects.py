@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Callable
@@ -23,12 +24,9 @@ from halotile.graphs.distributed import context
 from halotile.graphs.distributed.context import task_bytes
 from halotile.graphs.plans.needs import IMPORTS_BYTES
 from tests.cases import all_of, thorough
-from tests.graphs.distributing import NEAR, STACKS, Smooth, difference, image, one_bright_pixel, refuse_bright, tiled
+from tests.graphs.distributing import NEAR, STACKS, Patch, Smooth, difference, image, models, optim, physics, tiled
 from tests.support import IN_THREADS, noisy_image, write_zarr
 
-physics = pytest.importorskip("deepinv.physics")
-optim = pytest.importorskip("deepinv.optim")
-models = pytest.importorskip("deepinv.models")
 peer = pytest.importorskip("deepinv.distributed")
 framework: Any = pytest.importorskip("deepinv.distributed.framework")
 
@@ -39,6 +37,12 @@ def blurs(count: int = 3) -> list[Any]:
     return STACKS["circular blurs"]()[:count]
 
 
+def refuse_bright(batch: torch.Tensor) -> torch.Tensor:
+    if batch.max() > 8:
+        raise ValueError("too bright")
+    return batch
+
+
 # --- contexts -------------------------------------------------------------------------------------
 
 
@@ -47,7 +51,7 @@ def test_a_context_joins_the_cluster_of_the_environment_and_a_client_of_the_user
     with LocalCluster(n_workers=1, **IN_THREADS) as theirs, Client(theirs) as client:
         array = da.ones((10, 10), chunks=5).persist()
         with LocalCluster(n_workers=1, **IN_THREADS) as other:
-            with pytest.MonkeyPatch.context() as patched:
+            with Patch.context() as patched:
                 patched.setenv("DASK_SCHEDULER_ADDRESS", other.scheduler_address)
                 with DistributedContext(device_mode="cpu") as joined:
                     assert joined.world_size == 1
@@ -60,7 +64,7 @@ def test_a_context_joins_the_cluster_of_the_environment_and_a_client_of_the_user
         assert default_client() is client
 
 
-def test_an_unreachable_scheduler_is_reported_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_scheduler_is_reported_with_its_address(monkeypatch: Patch) -> None:
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:9")
     monkeypatch.setattr("halotile.graphs.clusters.scheduler.CONNECT_SECONDS", 1)
     words = r"tcp://127\.0\.0\.1:9.*or remove DASK_SCHEDULER_ADDRESS to have workers on this machine"
@@ -68,7 +72,7 @@ def test_an_unreachable_scheduler_is_reported_with_its_address(monkeypatch: pyte
         pass
 
 
-def test_a_cluster_has_the_memory_of_a_control_group_and_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_has_the_memory_of_a_control_group_and_patience(monkeypatch: Patch) -> None:
     def start(order: Order) -> None:
         silent = order.scheduler_options["worker_ttl"]
         raise ConfigError(f"{order.workers} workers of {order.memory_bytes} bytes, silent for {silent:g} s")
@@ -85,7 +89,8 @@ def test_an_error_names_its_operator_or_tile_and_leaves_the_cluster_usable(ctx: 
     y = list(stack.A(x))
     with pytest.raises(TaskFailed, match=r"adjoint of operator 2 failed on a worker: \w+"):
         stack.A_adjoint([*y[:2], torch.ones(3), y[3]])
-    bright = one_bright_pixel()
+    bright = torch.zeros(1, 1, 40, 16)
+    bright[..., 20, 8] = 9  # in the second of three tiles
     picky = physics.LinearPhysics(A=refuse_bright, A_adjoint=refuse_bright)
     calm = physics.LinearPhysics(A=lambda x: 0 * x, A_adjoint=lambda x: 0 * x)
     tiles = tiled(ctx, refuse_bright, max_batch_size=1, overlap=0)
@@ -146,13 +151,9 @@ INVALID: list[tuple[tuple[Any, dict[str, Any]], type[Exception], str]] = [
     (denoiser(blending="cubic"), ConfigError, "blending is 'cubic'"),
     (denoiser(pach_size=3), ConfigError, "no keyword 'pach_size'"),
     (([3], {"type_object": "physics"}), WrongKind, "holds int"),
-    (
-        ([physics.Physics()], {"type_object": "linear_physics"}),
-        WrongKind,
-        r"holds Physics\. Write LinearPhysics objects",
-    ),
+    (([physics.Physics()], {"type_object": "linear_physics"}), WrongKind, r"holds Physics\. Write LinearPhysics objects"),
     ((lambda *_: 3, {"type_object": "linear_physics", "num_operators": 1}), TaskFailed, "must return LinearPhysics"),
-]
+]  # fmt: skip
 
 
 def test_invalid_arguments_are_refused_with_their_values(ctx: DistributedContext) -> None:
@@ -161,9 +162,7 @@ def test_invalid_arguments_are_refused_with_their_values(ctx: DistributedContext
             distribute(thing, ctx, **options)(torch.ones(1, 1, 4, 4))
 
 
-def test_images_that_do_not_fit_into_a_worker_are_refused(
-    ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_do_not_fit_into_a_worker_are_refused(ctx: DistributedContext, monkeypatch: Patch) -> None:
     assert task_bytes(ctx.client) == 4 * 2**30, "the share of a thread"
     stack, x = distribute(STACKS["seven"](), ctx), image(1, 1, 100, 100)
     needed = 7 * (4 * x.numel() + 128)  # the image mapped, three of it and three measurements as large
@@ -199,17 +198,11 @@ CALLS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
 @pytest.mark.parametrize("kind", ["array", "dask", "path", "path of two axes"])
 def test_objects_return_the_type_that_they_are_given(ctx: DistributedContext, tmp_path: Path, kind: str) -> None:
     x: Any = image(1, 1, 40, 24)
-    given: Any
-    stack, data, net = (
-        distribute(blurs(), ctx),
-        distribute(optim.L2(), ctx),
-        tiled(ctx, Smooth(2).requires_grad_(False)),
-    )
-    if kind == "array":
-        given = x.numpy()
-    elif kind == "dask":
+    stack, data = distribute(blurs(), ctx), distribute(optim.L2(), ctx)
+    net, given = tiled(ctx, Smooth(2).requires_grad_(False)), x.numpy()
+    if kind == "dask":
         given = da.from_array(x.numpy(), chunks=(1, 1, 16, 16))
-    else:  # one with a suffix, and one without
+    elif kind != "array":  # one with a suffix, and one without
         name, pixels = ("x.zarr", x) if kind == "path" else ("x", x[0, 0])
         given = str(write_zarr(tmp_path / name, pixels.numpy()))
     for name, call in CALLS.items():
@@ -262,10 +255,8 @@ def test_results_of_paths_stay_in_their_folder_or_end_with_the_context(cluster: 
         assert found.is_dir()
     assert not found.exists()
     (tmp_path / "taken").write_text("")
-    with (
-        DistributedContext(cluster=cluster, device_mode="cpu", results=tmp_path / "taken") as opened,
-        pytest.raises(OutputRefused, match=r"results is .*taken, which cannot be a folder"),
-    ):
+    refused = pytest.raises(OutputRefused, match=r"results is .*taken, which cannot be a folder")
+    with DistributedContext(cluster=cluster, device_mode="cpu", results=tmp_path / "taken") as opened, refused:
         tiled(opened, torch.nn.Tanh())(source)
 
 
@@ -284,12 +275,7 @@ FIDELITIES: dict[str, Callable[[], Any]] = {
 def given(form: str, make: Callable[[], Any], ctx: DistributedContext) -> Any:
     """A distributed fidelity of three operators in one of the accepted forms."""
     if form == "factory":
-        made: Any = make()
-
-        def factory(index: int, device: Any, shared: Any) -> Any:
-            return made
-
-        return distribute(factory, ctx, num_operators=3, type_object="data_fidelity")
+        return distribute(lambda *_, made=make(): made, ctx, num_operators=3, type_object="data_fidelity")
     several = [make() for _ in range(3)]
     forms = {"single": make(), "list": several, "stacked": optim.StackedPhysicsDataFidelity(several)}
     return distribute(forms[form], ctx)
@@ -300,17 +286,14 @@ def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 NONLINEAR = "nonlinear "
-FORMS = [(name, form) for name in FIDELITIES for form in ("single", "stacked")]
+FORMS: list[Any] = [
+    *itertools.product(FIDELITIES, ("single", "stacked")),
+    *(thorough(*case) for case in itertools.product(FIDELITIES, ("list", "factory"))),
+    *itertools.product((NONLINEAR + "l2", NONLINEAR + "l1"), ("single", "list")),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        *FORMS,
-        *(thorough(name, form) for name in FIDELITIES for form in ("list", "factory")),
-        *((NONLINEAR + name, form) for name in ("l2", "l1") for form in ("single", "list")),
-    ],
-)
+@pytest.mark.parametrize(("name", "form"), FORMS)
 def test_value_gradient_and_prox_equal_the_plain_stack(ctx: DistributedContext, name: str, form: str) -> None:
     make, kwargs = FIDELITIES[name.removeprefix(NONLINEAR)], {"gamma": 0.2, "stepsize_inter": 0.3, "max_iter_inter": 4}
     plain = optim.StackedPhysicsDataFidelity([make() for _ in range(3)])
@@ -343,7 +326,7 @@ def test_the_prox_of_squares_solves_its_equation(ctx: DistributedContext, form: 
     assert difference(left, right) < NEAR
 
 
-class Quartic(optim.Distance):  # type: ignore[misc, name-defined]
+class Quartic(optim.Distance):  # type: ignore[misc]
     def fn(self, x: torch.Tensor, y: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return (x - y).pow(4).flatten(1).sum(1) / 4
 
@@ -365,7 +348,7 @@ def test_a_prox_that_diverges_is_refused_and_one_that_has_not_converged_reported
 # --- deepinv's algorithms and networks ------------------------------------------------------------
 
 
-class L2OfStacks(optim.L2):  # type: ignore[misc, name-defined]
+class L2OfStacks(optim.L2):  # type: ignore[misc]
     """deepinv's L2, whose value fails on a stack."""
 
     def fn(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, **kwargs: Any) -> Any:

@@ -14,20 +14,16 @@ import torch
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, TaskFailed
 from tests.cases import all_of
-from tests.graphs.distributing import difference, image, in_blocks, kernel, squares
-
-physics = pytest.importorskip("deepinv.physics")
-optim = pytest.importorskip("deepinv.optim")
-
-from deepinv.utils.tensorlist import TensorList  # noqa: E402
+from tests.graphs.distributing import Patch, difference, image, in_blocks, kernel, optim, physics, squares
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
 
+TensorList: Any = pytest.importorskip("deepinv.utils.tensorlist").TensorList
 NEAR = {torch.float32: 1e-5, torch.float64: 1e-10}
 SHAPE = (1, 1, 18, 20)
 
 
-class Projection(physics.LinearPhysics):  # type: ignore[misc, name-defined]
+class Projection(physics.LinearPhysics):  # type: ignore[misc]
     """The image turned by an angle and added up along its columns, weighted by a parameter that others share."""
 
     def __init__(self, angle: torch.Tensor, weight: torch.Tensor, **kwargs: Any) -> None:
@@ -94,10 +90,10 @@ def scalars(*values: float) -> list[torch.Tensor]:
     return [torch.tensor(value, dtype=torch.float64) for value in values]
 
 
-def maps(*scales: int) -> list[torch.Tensor]:
+def coil_maps() -> list[torch.Tensor]:
     """Sensitivities of two coils."""
     real = image(1, 2, 12, 12, dtype=torch.float64)
-    return [torch.complex(real, real.flip(-1)) * scale for scale in scales]
+    return [torch.complex(real, real.flip(-1))]
 
 
 def typed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -117,7 +113,7 @@ CASES: dict[str, Case] = {
         lambda: scalars(0.1, -0.3, 0.7, 1.2), lambda p: [Projection(angle, p[0]) for angle in p[1:]]
     ),
     "angles of a factory": Case(lambda: scalars(0.2, 0.5, 0.3), three_of(made_projection), made_projection),
-    "coil maps of a factory": Case(lambda: maps(1), three_of(made_coils), made_coils, shape=(1, 2, 12, 12)),
+    "coil maps of a factory": Case(coil_maps, three_of(made_coils), made_coils, shape=(1, 2, 12, 12)),
 }  # fmt: skip
 
 
@@ -166,7 +162,7 @@ def test_gradients_equal_the_plain_stack(ctx: DistributedContext, name: str, dty
 
 @pytest.mark.parametrize("name", ["shared width", "coil maps of a factory"])
 def test_gradients_have_the_same_bits_for_any_number_of_workers(
-    counts: list[DistributedContext], name: str, monkeypatch: pytest.MonkeyPatch
+    counts: list[DistributedContext], name: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("halotile.graphs.tree_sum.SMALL_BYTES", 0)  # a task for each operator
     first, *others = (gradients(CASES[name], torch.float32, each, "fn") for each in counts)
@@ -267,7 +263,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("is_parameter", [True, False], ids=["parameter", "tensor"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_parameter_that_changes_in_place_stays_as_it_was(
+def test_a_parameter_that_changes_in_place_stays_the_same(
     ctx: DistributedContext, kind: str, is_parameter: bool
 ) -> None:
     """As in calibration by ``A(x, filter=k)``: calls that follow without it have the values of the last call with it."""
@@ -287,7 +283,7 @@ def test_a_parameter_that_changes_in_place_stays_as_it_was(
 
 @pytest.mark.parametrize("large", [100, 10**9], ids=["by blocks", "whole"])
 def test_a_change_by_a_subset_is_one_of_the_stack_and_the_other_way_round(
-    ctx: DistributedContext, large: int, monkeypatch: pytest.MonkeyPatch
+    ctx: DistributedContext, large: int, monkeypatch: Patch
 ) -> None:
     """The operators are the same objects, as in plain lists of them; each call keeps to its own parameters for its gradient."""
     in_blocks(monkeypatch, 32, large)
@@ -357,7 +353,7 @@ def test_parts_of_one_parameter_and_what_follows_from_it(ctx: DistributedContext
     assert difference(*found) < 1e-5
 
 
-class Ramp(physics.LinearPhysics):  # type: ignore[misc, name-defined]
+class Ramp(physics.LinearPhysics):  # type: ignore[misc]
     """An operator that makes numbers of torch's default type."""
 
     def A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:  # noqa: N802 - deepinv's name
