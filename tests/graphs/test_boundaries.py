@@ -12,14 +12,10 @@ import torch
 
 from halotile import DistributedContext, distribute
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.clusters.common import machine as gpu_detection
-from halotile.graphs.clusters.common.machine import Gpus
-from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
-from halotile.graphs.kinds.sections import Output, Run, Tile
-from halotile.graphs.plans import needs
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
-from tests.graphs.distributing import image, kernel
+from tests.graphs.distributing import STACKS, image
+from tests.graphs.trials import deblurring, have
 from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, write_zarr
 
 Patch = pytest.MonkeyPatch
@@ -65,31 +61,6 @@ def watch_tensors() -> None:
     torch._watched = undo
 
 
-def crossed() -> list[tuple[int, ...]]:
-    """What was noted."""
-    return list(torch._crossed)
-
-
-@pytest.fixture
-def tensors(cluster: RunningCluster) -> Iterator[Callable[[], list[tuple[int, ...]]]]:
-    """What crossed a border since the beginning of the test, here and in every worker."""
-    watch_tensors()
-    cluster.client.run(watch_tensors)
-    yield lambda: [*crossed(), *(each for found in cluster.client.run(crossed).values() for each in found)]
-    cluster.client.run(lambda: torch._watched())
-    torch._watched()
-
-
-Tensors = Callable[[], list[tuple[int, ...]]]
-
-
-@pytest.mark.parametrize("give", [lambda: torch.zeros(3, 5), lambda: {"a": [torch.zeros(7)]}])
-def test_a_tensor_that_crosses_is_noticed(cluster: RunningCluster, tensors: Tensors, give: Callable[[], Any]) -> None:
-    """Else the tests below would say nothing."""
-    cluster.client.submit(give, pure=False).result()
-    assert len(tensors()) == 1
-
-
 def cards_of_the_processor() -> None:
     """From now on workers of this process have a GPU that is the CPU."""
     from halotile.tasks import denoise_block
@@ -106,18 +77,36 @@ def devices_as_they_are() -> None:
     vars(denoise_block)["open_device"] = gpu.open_device
 
 
-def test_none_crosses_in_a_denoising_run_on_cards_and_its_bits_are_the_same(
+def crossed() -> list[tuple[int, ...]]:
+    """What was noted."""
+    return list(torch._crossed)
+
+
+def unwatch() -> None:
+    torch._watched()
+
+
+Tensors = Callable[[], list[tuple[int, ...]]]
+
+
+@pytest.fixture
+def tensors(cluster: RunningCluster) -> Iterator[Tensors]:
+    """What crossed a border since the beginning of the test, here and in every worker."""
+    watch_tensors()
+    cluster.client.run(watch_tensors)
+    yield lambda: sum(cluster.client.run(crossed).values(), crossed())
+    cluster.client.run(unwatch)
+    unwatch()
+
+
+def test_no_tensor_crosses_in_runs_on_cards_or_without_and_their_bits_are_the_same(
     cluster: RunningCluster, tensors: Tensors, monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    for module in (needs, gpu_detection):
-        monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0",)))
+    have(monkeypatch)
     source, written = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260), "uint16")), []
-    network = {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8}
-    for name, device, options in (
-        ("dncnn", "cpu", network),
-        ("tv", "cpu", {"strength": 0.1}),
-        ("tv", "cuda", {"strength": 0.1}),
-    ):
+    network: dict[str, Any] = {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8}
+    for name, device in (("dncnn", "cpu"), ("tv", "cpu"), ("tv", "cuda")):
+        options = network if name == "dncnn" else {"strength": 0.1}
         job = job_of(source, tmp_path / f"{name}-{device}.zarr", name, options, run={"device": device})
         if device == "cuda":
             cluster.client.run(cards_of_the_processor)
@@ -128,32 +117,20 @@ def test_none_crosses_in_a_denoising_run_on_cards_and_its_bits_are_the_same(
         assert outcome.done == outcome.total > 1
         written.append(read_zarr(tmp_path / f"{name}-{device}.zarr"))
     np.testing.assert_array_equal(written[1], written[2])
+    run(make_plan(deblurring(tmp_path, "cpu")), cluster=cluster)
     assert tensors() == []
 
 
-def test_none_crosses_in_a_reconstruction(cluster: RunningCluster, tensors: Tensors, tmp_path: Path) -> None:
-    measured = write_zarr(tmp_path / "y.zarr", noisy_image((128, 128)))
-    options = {"kernel": np.full((3, 3), 1 / 9), "boundary": "circular"}
-    job = Reconstruction(
-        output=Output(path=str(tmp_path / "x.zarr"), shard=64, chunk=32),
-        operators=(OperatorChoice(name="blur", data=str(measured), options=options),),
-        prior=PriorChoice(name="tv", options={"weight": 0.1}),
-        solver=SolverChoice(name="fista", iterations=2),
-        tile=Tile(block=64),
-        run=Run(memory_per_worker="3GiB"),
-    )
-    run(make_plan(job), cluster=cluster)
-    assert tensors() == []
-
-
-def test_none_crosses_between_distributed_objects(cluster: RunningCluster, tensors: Tensors) -> None:
-    import deepinv
-
-    blurs = [deepinv.physics.Blur(filter=kernel(edge), padding="circular") for edge in (3, 5)]
+def test_none_crosses_between_distributed_objects_and_one_that_crosses_is_noticed(
+    cluster: RunningCluster, tensors: Tensors
+) -> None:
     with DistributedContext(cluster=cluster, device_mode="cpu") as ctx:
-        stack = distribute(deepinv.physics.StackedLinearPhysics(blurs), ctx)
-        x = image(1, 1, 20, 24)
+        stack, x = distribute(STACKS["circular blurs"](), ctx), image(1, 1, 20, 24)
         assert stack.A_adjoint(stack.A(x)).shape == x.shape
         smooth = distribute(torch.nn.AvgPool2d(3, 1, 1), ctx, type_object="denoiser", patch_size=8, overlap=1)
         assert smooth(x).shape == x.shape
     assert tensors() == []
+    gives: tuple[Callable[[], Any], ...] = (lambda: torch.zeros(3, 5), lambda: {"a": [torch.zeros(7)]})
+    for number, give in enumerate(gives, 1):  # else what is above would say nothing
+        cluster.client.submit(give, pure=False).result()
+        assert len(tensors()) == number

@@ -16,8 +16,9 @@ from skimage.data import retina
 from halotile.errors import InputError
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.compare import compare
-from halotile.graphs.jobs.denoise.job import kept_defects
+from halotile.graphs.jobs.denoise.job import Denoising, kept_defects
 from halotile.graphs.jobs.denoise.passes import inspect_residual
+from halotile.graphs.kinds.sections import Input
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.driver import run as run_job
 from halotile.storage.grid import Region
@@ -45,29 +46,27 @@ def with_defects(pixels: NDArray[Any]) -> NDArray[Any]:
     return hot
 
 
-def job_on(folder: Path, name: str, pixels: NDArray[Any], denoiser: str, axes: str | None = None, **parts: Any) -> Any:
-    options: dict[str, Any] = {
-        "tv": {"strength": 1.0, "sigma": "auto"},
-        "median": {"size": 3},
-        "gaussian": {"sigma": 1.0},
-    }
+OPTIONS: dict[str, Any] = {"tv": {"strength": 1.0, "sigma": "auto"}, "median": {"size": 3}, "gaussian": {"sigma": 1.0}}
+PHOTONS: dict[str, Any] = {"noise": {"model": "poisson-gaussian"}}
+AUTO: dict[str, Any] = {"input": {"defects": "auto"}}
+
+
+def job_on(
+    folder: Path, name: str, pixels: NDArray[Any], denoiser: str = "tv", *, axes: str | None = None, **parts: Any
+) -> Denoising:
     source = folder / f"{name}.zarr"
     if not source.exists():
         write_zarr(source, pixels, axes=axes)
     output = folder / f"{len([*folder.iterdir()])}.out.zarr"
-    return job_of(source, output, denoiser, options[denoiser], **parts)
+    return job_of(source, output, denoiser, OPTIONS[denoiser], **parts)
 
 
-def done(folder: Path, name: str, pixels: NDArray[Any], denoiser: str = "tv", **parts: Any) -> Any:
-    return run_inline(job_on(folder, name, pixels, denoiser, **parts))
+def done(*given: Any, **parts: Any) -> Any:
+    return run_inline(job_on(*given, **parts))
 
 
-def planned(folder: Path, name: str, pixels: NDArray[Any], denoiser: str = "tv", **parts: Any) -> Plan:
-    return make_plan(job_on(folder, name, pixels, denoiser, **parts))
-
-
-PHOTONS: dict[str, Any] = {"noise": {"model": "poisson-gaussian"}}
-AUTO: dict[str, Any] = {"input": {"defects": "auto"}}
+def planned(*given: Any, **parts: Any) -> Plan:
+    return make_plan(job_on(*given, **parts))
 
 
 def test_two_hot_pixels_change_no_other(tmp_path: Path) -> None:
@@ -86,13 +85,11 @@ def test_two_hot_pixels_change_no_other(tmp_path: Path) -> None:
     assert np.abs(found - masked)[others].max() <= 2.4
     assert np.abs(found - expected).max() <= 2.4
     assert np.array_equal(done(tmp_path, "plain", plain, **PHOTONS, **AUTO), expected)
-    plans = (
-        planned(tmp_path, name, hot, **PHOTONS, **parts) for name, parts in (("plain", {}), ("hot", {}), ("hot", AUTO))
-    )
-    notes = [[note for note in plan.notes if "stand out" in note] for plan in plans]
-    assert notes[0] == []
-    assert notes[1][0].endswith("write input.defects: auto")
-    assert notes[2][0].endswith("replaced before anything is computed")
+    for name, parts, advice in (
+        ("plain", {}, ""), ("hot", {}, "write input.defects: auto"), ("hot", AUTO, "replaced before anything is computed"),
+    ):  # fmt: skip
+        notes = [note for note in planned(tmp_path, name, hot, **PHOTONS, **parts).notes if "stand out" in note]
+        assert [note.endswith(advice) for note in notes] == [True] * bool(advice)
 
 
 @pytest.mark.parametrize(("dtype", "denoiser"), [("uint8", "tv"), ("uint16", "median"), ("float32", "tv")])
@@ -214,29 +211,26 @@ def test_a_crop_is_that_of_the_run(tmp_path: Path) -> None:
     assert np.array_equal(found.tried[0].denoised[0], run_inline(job)[70:170, 40:180])
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("other.npy", r"input\.defects has shape \(5, 6\)"),
-        ("missing.npy", r"missing\.npy"),
-        ("large.npy", r"input\.defects marks row 12, column 32 and every measured pixel"),
-    ],
-)
-def test_a_path_that_cannot_be_used(tmp_path: Path, name: str, words: str) -> None:
+def test_a_path_that_cannot_be_used(tmp_path: Path) -> None:
     large = np.zeros((220, 230), np.uint8)
     large[10:17, 30:37] = 1
     np.save(tmp_path / "large.npy", large)
     np.save(tmp_path / "other.npy", np.zeros((5, 6)))
-    with pytest.raises(InputError, match=words):
-        planned(tmp_path, "in", scene(), "median", input={"defects": str(tmp_path / name)})
+    marked = r"input\.defects marks row 12, column 32 and every measured pixel"
+    for name, words in (
+        ("other", r"input\.defects has shape \(5, 6\)"),
+        ("missing", r"missing\.npy"),
+        ("large", marked),
+    ):
+        with pytest.raises(InputError, match=words):
+            planned(tmp_path, "in", scene(), "median", input={"defects": str(tmp_path / f"{name}.npy")})
 
 
-def test_defects_are_not_kept_where_the_image_has_another_shape(tmp_path: Path) -> None:
-    job = job_on(tmp_path, "in", scene(), "median", input={"defects": "auto", "defects_in_output": "kept"})
+def test_defects_are_not_kept_where_the_image_has_another_shape() -> None:
     for scale in (1, 2):
         given: Any = SimpleNamespace(scale=scale, channels=(1, 1), title="a")
-        faults = [message for _, message in kept_defects(job.input, given)]
-        assert ["changes the image's shape" in fault for fault in faults] == [True] * (scale - 1)
+        faults = kept_defects(Input(path="a", defects="auto", defects_in_output="kept"), given)
+        assert ["changes the image's shape" in message for _, message in faults] == [True] * (scale - 1)
 
 
 @pytest.mark.parametrize("photons", [0.5, 2, 13, 20, 500])

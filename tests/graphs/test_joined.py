@@ -46,6 +46,8 @@ from halotile.graphs.watching.page import ADDRESS, Watch
 from tests.faults import REPOSITORY, run_python
 from tests.support import IN_THREADS, job_of, noisy_image, read_zarr, write_zarr
 
+Patch = pytest.MonkeyPatch
+
 pytestmark = pytest.mark.cluster
 
 
@@ -85,7 +87,7 @@ def test_what_a_killed_run_left_behind_is_swept_and_what_lives_stays(tmp_path: P
         assert [*tmp_path.iterdir()] == [made.folder]
 
 
-def test_the_users_own_folder_is_closed_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_own_folder_is_closed_to_others(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert private_base().stat().st_mode & 0o777 == 0o700
 
@@ -124,9 +126,7 @@ def trusted(own: Credentials) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("trusted")
-def test_a_job_leaves_its_scheduler_running(
-    running: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_leaves_its_scheduler_running(running: LocalCluster, tmp_path: Path, monkeypatch: Patch) -> None:
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     plan = make_plan(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}))
     address = running.scheduler_address
@@ -147,7 +147,7 @@ def test_a_job_leaves_its_scheduler_running(
 
 
 @pytest.mark.usefixtures("trusted")
-def test_workers_that_lack_our_environment_are_told_of(running: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_lack_our_environment_are_told_of(running: LocalCluster, monkeypatch: Patch) -> None:
     for name in ALLOCATOR_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     notes: list[str] = []
@@ -167,9 +167,7 @@ def refused(choice: Order) -> str:
     return str(caught.value)
 
 
-def test_what_is_missing_or_unsafe_is_told(
-    tmp_path: Path, running: LocalCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_or_unsafe_is_told(tmp_path: Path, running: LocalCluster, monkeypatch: Patch) -> None:
     assert "no address is given" in refused(order())
     assert "has no scheduler's address" in refused(order(scheduler_file=str(tmp_path / "none.json")))
     assert "names no certificate to connect with" in refused(order(address=running.scheduler_address))
@@ -280,7 +278,7 @@ def test_pages_and_their_websockets_are_for_those_who_were_told_of_them(cluster:
         assert status_of(cluster, f"/{page}/ws", WEBSOCKET) == 404
 
 
-def test_dasks_pages_are_added_at_the_first_request_that_nothing_else_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dasks_pages_are_added_at_the_first_request_that_nothing_else_answers(monkeypatch: Patch) -> None:
     added: list[object] = []
     monkeypatch.setattr("distributed.dashboard.scheduler.connect", lambda *given: added.append(given))
     application = RoutingApplication([("/halotile", RequestHandler)])

@@ -33,6 +33,8 @@ from tests.faults import REPOSITORY
 from tests.graphs import ranks as programs
 from tests.graphs.ranks import launched
 
+Patch = pytest.MonkeyPatch
+
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 
@@ -118,7 +120,7 @@ def test_the_shell_of_an_interactive_step_is_no_rank() -> None:
     assert said.strip() == str([*seen.values()])
 
 
-def test_a_copy_that_is_alone_says_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_is_alone_says_what_it_waits_for(tmp_path: Path, monkeypatch: Patch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(ranks, "log_line", lines.append)
     monkeypatch.setattr(ranks, "WORD_SECONDS", 0.05)
@@ -176,7 +178,7 @@ def test_ranks_of_torchrun_join_again_and_again(tmp_path: Path) -> None:
         ({}, r"rank 0 of 2, and nothing says where.*MASTER_ADDR"),
     ],
 )
-def test_ranks_that_cannot_meet_are_told(address: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_cannot_meet_are_told(address: dict[str, str], said: str, monkeypatch: Patch) -> None:
     for name, word in {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "HALOTILE_RANK": "0", **address}.items():
         monkeypatch.setenv(name, word)
     with pytest.raises(ConfigError, match=said), torch_group.join(device_mode="cpu"):
@@ -227,7 +229,7 @@ def test_a_process_group_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     """The folder in which ranks of this user meet, which is not there yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache/halotile/ranks"
@@ -252,7 +254,7 @@ def linked(folder: Path) -> None:
 
 @pytest.mark.parametrize("made", [readable_by_the_group, of_another_user, linked])
 def test_ranks_do_not_meet_where_others_could_join_them(
-    made: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch
+    made: Callable[[Path], None], folder: Path, monkeypatch: Patch
 ) -> None:
     if made is of_another_user and os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
@@ -292,7 +294,7 @@ SEEN: list[tuple[str | None, Rendezvous, bool, str | None, str]] = [
 """The GPUs that a worker sees, its rank, whether all of the machine are asked for; those that a script sees, and its number there."""
 
 
-def test_a_script_sees_the_gpu_of_its_worker_alone_or_all_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_sees_the_gpu_of_its_worker_alone_or_all_of_its_machine(monkeypatch: Patch) -> None:
     for own, place, all_gpus, visible, number in SEEN:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if own is not None:
@@ -313,9 +315,7 @@ def test_a_script_sees_the_gpu_of_its_worker_alone_or_all_of_its_machine(monkeyp
         (replace(torch_group._place(Copy(1, 2), ELSEWHERE), rank=0, world_size=1), 2, None),
     ],
 )
-def test_a_group_has_its_own_gpu(
-    place: Rendezvous, count: int, gpu: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_has_its_own_gpu(place: Rendezvous, count: int, gpu: int | None, monkeypatch: Patch) -> None:
     current: list[torch.device] = []
     monkeypatch.setattr(opening, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -344,7 +344,7 @@ def test_ranks_of_a_launcher_share_the_gpus_of_their_machine() -> None:
     assert [place.gpu for place in places] == [0, 1, 0, 1]
 
 
-def test_nccl_is_bound_to_the_interface_of_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nccl_is_bound_to_the_interface_of_an_address(monkeypatch: Patch, tmp_path: Path) -> None:
     assert opening.interface_of("localhost") == opening.interface_of("127.0.0.1") == "lo"
     assert opening.interface_of("192.0.2.1") == ""
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # so that it is as before afterwards
