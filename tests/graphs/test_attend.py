@@ -76,37 +76,33 @@ def test_a_driver_sends_itself_a_signal(run: MakeRun, requested: list[str], monk
     assert requested == ["7"]
 
 
-def image_status(done: int) -> dict[str, Any]:
-    """The status of this driver, which found two blocks done."""
-    return status_of(replace(NOTHING, done=done, resumed=2), "failed", "", output="out")
+# The status of this driver, which found two blocks done.
+TWO_DONE, THREE_DONE = (status_of(replace(NOTHING, done=n, resumed=2), "failed", "", output="out") for n in (2, 3))
+HELD: list[tuple[float, Any, bool, bool]] = [
+    (60, {}, True, False),  # a lost machine holds it
+    (SILENCE_SECONDS + 60, {}, False, True),  # for ever
+    (60, {"state": "running"}, False, False),  # another driver is at work
+    (SILENCE_SECONDS + 60, THREE_DONE, True, False),  # of several images, others were done
+    (SILENCE_SECONDS + 60, TWO_DONE, False, True),
+]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "status", "is_requested", "failure"),
-    [
-        (60, None, True, None),  # a lost machine holds it
-        (SILENCE_SECONDS + 60, None, False, "in use."),  # for ever
-        (60, {"state": "running"}, False, None),  # another driver is at work
-        (SILENCE_SECONDS + 60, image_status(3), True, None),  # of several images, others were done
-        (SILENCE_SECONDS + 60, image_status(2), False, "in use."),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "status", "is_requested", "has_failed"), HELD)
 def test_an_output_that_is_held_is_asked_for_again_for_a_while(
-    seconds: float, status: Any, is_requested: bool, failure: str | None, run: MakeRun, requested: list[str]
+    seconds: float, status: Any, is_requested: bool, has_failed: bool, run: MakeRun, requested: list[str]
 ) -> None:
     made = run(seconds)
 
     def held(*_: object) -> None:
-        if status is not None:
+        if status:
             made.write_status(status | {"updated": time.time() + 1})
         raise OutputInUse("in use.")
 
     message = r"in use\. Its holder has been silent, so this job is requested again"
     with pytest.raises(Stopped, match=message) if is_requested else pytest.raises(OutputInUse):
         attend(made, held)
-    assert requested == (["7"] if is_requested else [])
-    assert failure is None or failure in str(BatchFiles(made).failure())
-    assert failure is not None or BatchFiles(made).failure() is None
+    assert requested == ["7"] * is_requested
+    assert ("in use." in str(BatchFiles(made).failure())) is has_failed
 
 
 def test_locks_are_waited_for_in_jobs(tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
@@ -142,23 +138,16 @@ def signals_while_waiting(monkeypatch: Patch) -> Iterator[list[signal.Signals]]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(
-    ("holder", "number", "message"),
-    [
-        ("driver", signal.SIGUSR1, "Its holder has been silent, so this job is requested again"),
-        ("worker", signal.SIGUSR1, "Its holder has been silent, so this job is requested again"),
-        thorough("worker", signal.SIGTERM, "stopped on SIGTERM while it waited"),
-    ],
-)
+NUMBERS = {signal.SIGUSR1: "Its holder has been silent, so this job is requested again", signal.SIGTERM: "stopped on SIGTERM while it waited"}  # fmt: skip
+WAITING = [("driver", signal.SIGUSR1), ("worker", signal.SIGUSR1), thorough("worker", signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(("holder", "number"), WAITING)
 def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
-    holder: str, number: Any, message: str, tmp_path: Path, signals_while_waiting: Any, run: MakeRun, requested: Any
+    holder: str, number: Any, tmp_path: Path, signals_while_waiting: Any, run: MakeRun, requested: Any
 ) -> None:
     made, scene = run(60), Scene.create(tmp_path)
     signals_while_waiting.append(number)
-
-    def go(*_: object) -> None:
-        scene.run()
-
     with ExitStack() as held:
         if holder == "driver":
             held.enter_context(scene.directory.lock())
@@ -166,9 +155,9 @@ def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
             scene.directory.create()
             (lock := WorkerLock(scene.directory.path)).hold()
             held.callback(lock.release)
-        with pytest.raises(Stopped, match=message):
-            attend(made, go)
-    assert requested == (["7"] if number == signal.SIGUSR1 else [])
+        with pytest.raises(Stopped, match=NUMBERS[number]):
+            attend(made, lambda *_: scene.run())
+    assert requested == ["7"] * (number == signal.SIGUSR1)
     assert BatchFiles(made).failure() is None
     assert not scene.output.exists()
 

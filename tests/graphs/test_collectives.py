@@ -19,7 +19,6 @@ from halotile import DistributedContext
 from halotile.errors import ConfigError, RankFailed
 from halotile.tasks.groups import collectives as c
 from halotile.tasks.groups.cut_tensors import fft
-from halotile.tasks.groups.cut_tensors.fft import with_real_ends
 from halotile.tasks.groups.group import TorchGroup
 from tests.cases import thorough
 
@@ -249,23 +248,13 @@ def after_a_failed_pass(group: TorchGroup) -> list[Any]:
     batch = torch.full((1, 2), group.rank + 1.0)
     asked = torch.autograd.grad(layer(batch).sum(), layer.weight)[0]
     kept = layer.weight.grad
-    with suppress(RuntimeError):
-        (layer(batch).sum() + _Failing.apply(layer(batch)).sum()).backward()
+    failing = layer(batch)
+    failing.register_hook(lambda gradient: {}["out of memory"])
+    with suppress(KeyError):
+        (layer(batch).sum() + failing.sum()).backward()
     layer.zero_grad()
     layer(batch).sum().backward()
     return [asked.tolist(), kept, layer.weight.grad.tolist()]
-
-
-class _Failing(torch.autograd.Function):  # type: ignore[misc]
-    """A function whose gradient fails."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("out of memory")
 
 
 def copied(group: TorchGroup) -> tuple[list[float], list[float]]:
@@ -440,18 +429,3 @@ def test_a_parameter_that_is_marked_twice_is_refused() -> None:
         c.mark_shared(torch.nn.Sequential(layer), TorchGroup())
     unmark()
     c.mark_shared(torch.nn.Sequential(layer), TorchGroup())
-
-
-@pytest.mark.parametrize("length", [1, thorough(2), 5, thorough(8)])
-def test_a_half_spectrum_with_real_ends_is_that_of_the_same_signal(length: int) -> None:
-    x = torch.randn(3, length // 2 + 1, 2, dtype=torch.complex128, requires_grad=True)
-
-    def signal(x: torch.Tensor) -> torch.Tensor:
-        return torch.fft.irfft(with_real_ends(x, length, 1), length, 1)
-
-    ends = with_real_ends(x, length, 1).detach().imag
-    assert not ends[:, 0].any()
-    assert length % 2 or not ends[:, -1].any()
-    torch.testing.assert_close(signal(x), torch.fft.irfft(x, length, 1), rtol=0, atol=0)
-    assert torch.autograd.gradcheck(signal, (x,))
-    assert torch.autograd.gradgradcheck(lambda x: signal(x).square(), (x,))

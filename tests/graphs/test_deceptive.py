@@ -91,8 +91,7 @@ def test_what_is_only_odd_has_the_bits_of_the_whole(
     tmp_path: Path, name: str, shape: tuple[int, int], options: dict[str, Any], tile: dict[str, Any]
 ) -> None:
     result = run_inline(job(tmp_path, name, shape, options, tile=tile))
-    whole = call = getattr(deceptive, name)
-    pixels = np.random.default_rng(0).random(shape, np.float32)
+    call, pixels = getattr(deceptive, name), np.random.default_rng(0).random(shape, np.float32)
     if isinstance(call, type):
         with torch.inference_mode(), torch_threads():
             image = torch.from_numpy(pixels)[None, None].contiguous(memory_format=torch.channels_last)
@@ -113,15 +112,15 @@ def scene() -> NDArray[np.float32]:
 
 def test_what_only_the_image_itself_shows_is_refused(tmp_path: Path) -> None:
     """The threshold of the gate lies between places of this image, in its own units, and beyond any image of a trial."""
-    sources = [write_zarr(tmp_path / f"{scale}.zarr", scale * scene(), chunk=256) for scale in (1, 100)]
-    options: list[tuple[str, Path, dict[str, Any]]] = [
-        ("function", sources[0], {"import": f"{MODULE}:connected", "depth": 8}),
-        ("torch", sources[1], {"import": f"{MODULE}:Gated", "options": {"below": 30.0}}),
-    ]
-    for kind, source, given in options:
+    one, other = (write_zarr(tmp_path / f"{scale}.zarr", scale * scene(), chunk=256) for scale in (1, 100))
+    jobs = (
+        job_of(one, tmp_path / "out.zarr", "function", {"import": f"{MODULE}:connected", "depth": 8}, shard=512, chunk=256),
+        job_of(other, tmp_path / "out.zarr", "torch", {"import": f"{MODULE}:Gated", "options": {"below": 30.0}}, shard=512, chunk=256),
+    )  # fmt: skip
+    for given in jobs:
         with pytest.raises(ConfigError, match="than on a larger part of this image"):
-            make_plan(job_of(source, tmp_path / "out.zarr", kind, given, shard=512, chunk=256))
-    make_plan(job_of(sources[0], tmp_path / "out.zarr", "function", {"import": f"{MODULE}:missing", "depth": 0}))
+            make_plan(given)
+    make_plan(job_of(one, tmp_path / "out.zarr", "function", {"import": f"{MODULE}:missing", "depth": 0}))
 
 
 @pytest.fixture
@@ -181,9 +180,7 @@ def test_a_stored_answer_takes_no_process(kept: Denoising, monkeypatch: Patch) -
         return call()
 
     monkeypatch.setattr(denoiser_trials, "bounded", bounded)
-    first = make_plan(kept)
-    assert tried == ["dncnn"]
-    assert make_plan(kept).identity == first.identity
+    assert make_plan(kept).identity == make_plan(kept).identity
     assert tried == ["dncnn"]
     weights = Path(str(kept.denoiser.options["weights"]))
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")

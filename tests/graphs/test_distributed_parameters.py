@@ -145,6 +145,10 @@ def gradients(case: Case, dtype: torch.dtype, ctx: DistributedContext | None, *l
         value, inputs = LOSSES[loss](stack, x, y, fidelity), [*parameters, x]
         slopes = torch.autograd.grad(value, inputs, allow_unused=True, retain_graph=True)
         found += [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, slopes, strict=True)]
+        if case is CASES["kernels"]:  # an optimiser changes them between calls: workers see the new ones
+            with torch.no_grad():
+                for parameter in parameters:
+                    parameter *= 1.5
     return found
 
 
@@ -189,24 +193,6 @@ def test_a_solution_has_the_gradient_of_its_equation(ctx: DistributedContext, na
             solution = torch.linalg.solve(matrix, (0.7 * plain.A_adjoint(y) + z).reshape(-1))
         found.append(torch.autograd.grad(squares(solution), parameter))
     assert max(distances(*found)) < 1e-10
-
-
-def test_training_kernels_and_an_image_follows_the_plain_program(ctx: DistributedContext) -> None:
-    """The optimiser changes the kernels between calls: workers see the new ones."""
-    truth = physics.StackedLinearPhysics([physics.Blur(filter=kernel(5) * n, padding="circular") for n in (1, 2)])
-    x, ends = image(*SHAPE), []
-    y = truth.A(x)
-    for make in (lambda blurs: distribute(blurs, ctx), physics.StackedLinearPhysics):
-        kernels = [torch.nn.Parameter(torch.full((1, 1, 5, 5), 0.04)) for _ in range(2)]
-        stack = make([physics.Blur(filter=k, padding="circular") for k in kernels])
-        estimate = torch.nn.Parameter(0.9 * x)
-        steps = torch.optim.Adam([*kernels, estimate], lr=1e-2)
-        for _ in range(5):
-            steps.zero_grad()
-            sum((a - b).square().sum() for a, b in zip(stack.A(estimate), y, strict=True)).backward()
-            steps.step()
-        ends.append([k.detach() for k in kernels])
-    assert max(distances(*ends)) < 1e-5
 
 
 def own_weight(index: int, device: torch.device, shared: Any) -> Any:

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from halotile import DistributedContext, distribute, ordered_subset
+from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, InputError, TaskFailed, WrongKind
 from halotile.graphs.clusters.base import RunningCluster
-from tests.cases import thorough
 from tests.graphs.distributing import (
     NEAR,
     STACKS,
@@ -141,8 +140,10 @@ def test_an_adjoint_is_the_sum_whatever_the_reduction_and_reduce_op_reduces(
 
 
 def test_sums_have_the_same_bits_for_any_number_of_workers(counts: list[DistributedContext]) -> None:
-    first, *others = (distribute(STACKS["seven"](), each).A_adjoint_A(image(1, 3, 160, 90)) for each in counts)
-    assert all(torch.equal(first, other) for other in others)
+    stacks, x = [distribute(STACKS["seven"](), each) for each in counts], image(1, 3, 160, 90)
+    for used in (stacks, [stack[PICKED] for stack in stacks]):
+        first, *others = (stack.A_adjoint_A(x) for stack in used)
+        assert all(torch.equal(first, other) for other in others)
 
 
 def test_few_partial_images_of_many_operators_exist_at_once(cluster: RunningCluster) -> None:
@@ -377,44 +378,6 @@ def test_an_object_that_cannot_be_sent_or_returns_no_tensor_is_named_by_its_numb
         stack = distribute([linear(), physics.Physics(A=lambda x, given=given: given)], ctx)
         with pytest.raises(TaskFailed, match=f"forward of operator 1 .*A returned .* {type(given).__name__},"):
             stack.A(image(1, 1, 20, 24))
-
-
-# --- subsets in loops of a user -------------------------------------------------------------------
-
-
-def run_svrg(take: Callable[..., tuple[Any, Any]], y: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Two gradients of a subset, and that of all operators at the image that an epoch began with."""
-
-    def slope(x: torch.Tensor, part: tuple[int, ...]) -> Any:
-        stack, fidelity = take(part)
-        return fidelity.grad(x, [y[n] for n in part], stack)
-
-    for iteration in range(7):
-        if iteration % 3 == 0:
-            anchor, full = x, slope(x, tuple(range(len(y))))
-        part = ordered_subset(len(y), 3, iteration, order="random", seed=2)
-        x = x - 0.05 * (slope(x, part) - slope(anchor, part) + full / 3)
-    return x
-
-
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), thorough(torch.float64, 1e-10)], ids=str)
-def test_a_loop_over_subsets_gives_the_numbers_of_a_program_in_one_process(
-    counts: list[DistributedContext], dtype: torch.dtype, near: float
-) -> None:
-    parts = [part.to(dtype) for part in STACKS["seven"]()]
-    x = image(1, 1, 20, 24, dtype=dtype).abs() + 1
-    y = list(physics.StackedLinearPhysics(parts).A(x.flip(-1)))
-
-    def plain(part: tuple[int, ...]) -> tuple[Any, Any]:
-        chosen = [parts[n] for n in part]
-        return physics.StackedLinearPhysics(chosen), optim.StackedPhysicsDataFidelity([optim.L2()] * len(part))
-
-    found = []
-    for each in counts:
-        stack, fidelity = distribute(parts, each), distribute(optim.L2(), each)
-        found.append(run_svrg(lambda part, s=stack, f=fidelity: (s[part], f[part]), y, x))
-    assert difference(found[0], run_svrg(plain, y, x)) < near
-    assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 @pytest.mark.parametrize("large", [100, 10**9], ids=["by blocks", "whole"])

@@ -83,13 +83,6 @@ def test_volumes_are_tiled_on_three_axes(name: str, tmp_path: Path) -> None:
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth_of(job), spatial=3))
 
 
-def test_other_axes_are_looped_plane_by_plane(tmp_path: Path) -> None:
-    pixels = noisy_image((2, 3, 150, 140), "uint16")
-    source = write_zarr(tmp_path / "in.zarr", pixels, axes="tcyx")
-    job = job_of(source, tmp_path / "out.zarr", "tv", DENOISERS["tv"])
-    assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth_of(job)))
-
-
 @pytest.mark.parametrize("wanted", ["zarr", "ome-zarr"])
 def test_channels_last_keep_their_order_in_a_bare_array(tmp_path: Path, wanted: Literal["zarr", "ome-zarr"]) -> None:
     pixels = noisy_image((150, 140, 3), "uint8")

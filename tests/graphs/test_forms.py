@@ -32,19 +32,16 @@ from halotile.tasks.priors.base import Prior, denoised_in
 from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.terms import MISFIT, Gradient, Term
 from tests.cases import all_of, thorough
+from tests.graphs import solving
 from tests.graphs.inline import InlineIterations, inline
 from tests.graphs.solving import (
     Pixels,
     blurs,
-    figures_of,
     finished,
-    in_memory,
     iterations_of,
-    iterations_of_plan,
     kernel,
     prior_of,
     problem_of,
-    scene,
     solver_of,
     terms_of,
 )
@@ -53,7 +50,7 @@ from tests.support import work_of
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker", "without_fsync")
 
-IMAGE = scene((91, 77))
+IMAGE = solving.scene((91, 77))
 SINGLE = np.dtype("float32")
 SOLVERS: dict[str, Solver] = {"gd": solver_of("gd"), "pgd": solver_of("pgd")}
 BOUNDARIES = ["circular", "reflect", "replicate", "zero", "valid"]
@@ -114,7 +111,7 @@ def test_the_normal_form_finds_the_plain_image_and_the_same_bits_for_any_block(t
 
 def test_a_perfect_fit_of_large_numbers_is_no_divergence(tmp_path: Path) -> None:
     # The normal form tells the misfit as a difference of large numbers: near 0 it is all rounding.
-    image = (1000 + 200 * scene((91, 77))).astype("float32")
+    image = (1000 + 200 * solving.scene((91, 77))).astype("float32")
     terms = terms_of(image, (blurs("circular")[0],), noise=0.0)
     problem, _ = folded_in(terms, 1, tmp_path, plain=problem_of(image, terms, step=1.0))
     run = iterations_of(solver_of("fista"), problem, tmp_path / "x", block=160)
@@ -160,7 +157,7 @@ def test_passes_of_several_iterations_have_the_bits_and_figures_of_passes_of_one
     tmp_path: Path, solver: str, prior: str, boundary: str, per_pass: int
 ) -> None:
     terms = terms_of(IMAGE, blurs(boundary))
-    whole, _ = in_memory(SOLVERS[solver], plain_in(terms, 1, prior_of(prior, IMAGE)), 2 * per_pass)
+    whole, _ = solving.in_memory(SOLVERS[solver], plain_in(terms, 1, prior_of(prior, IMAGE)), 2 * per_pass)
     alone, several = (
         finished(
             iterations_of(SOLVERS[solver], plain_in(terms, each, prior_of(prior, IMAGE)), tmp_path / str(each)),
@@ -207,7 +204,7 @@ def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(
         at = tmp_path / str(block)
         run = iterations_of(SOLVERS["pgd"], problem, at, block=block, shard=shard, **options)
         found.append(pixels_of(run))
-        told.append(figures_of(run))
+        told.append(solving.figures_of(run))
     assert all(np.array_equal(found[0], other) for other in found[1:])
     assert told[0] == told[1] == told[2]
     assert np.abs(found[0] - truth).max() < 2e-6
@@ -273,7 +270,7 @@ def moved(plan: Plan) -> int:
         ledger.enter(receipts[-1].sums)
         journal.mark(receipts[-1].digests)
 
-    run, work = iterations_of_plan(plan, run_pass), work_of(plan)
+    run, work = solving.iterations_of_plan(plan, run_pass), work_of(plan)
     each = work.form.per_pass
     assert len(list(run.run(3 * each, lambda *_: False))) == work.solver.traits.passes_before + 3
     last = receipts[-2:] if work.form.apart else receipts[-1:]

@@ -10,19 +10,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import dask
 import numpy as np
 import pytest
 from distributed import LocalCluster
-from distributed.http.routing import RoutingApplication
-from tornado.httputil import HTTPHeaders, HTTPServerRequest, RequestStartLine
-from tornado.web import RequestHandler
 
 from halotile import DistributedContext
 from halotile.errors import ConfigError
@@ -32,7 +29,6 @@ from halotile.graphs.clusters.common.answers import differing_versions
 from halotile.graphs.clusters.common.security import (
     LEFT_OUT,
     Credentials,
-    LatePages,
     answer_allowed_only,
     credentials,
     private_base,
@@ -87,15 +83,14 @@ def test_what_a_killed_run_left_behind_is_swept_and_what_lives_stays(tmp_path: P
         assert [*tmp_path.iterdir()] == [made.folder]
 
 
-def test_the_users_own_folder_is_closed_to_others(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert private_base().stat().st_mode & 0o777 == 0o700
-
-
 @pytest.mark.usefixtures("homeless")
-def test_without_a_home_there_is_no_folder_of_ones_own() -> None:
+def test_the_users_own_folder_is_closed_to_others_and_there_is_none_without_a_home(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     with pytest.raises(ConfigError, match=r"HOME is unset.*Set HOME or XDG_CACHE_HOME"):
         private_base()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert private_base().stat().st_mode & 0o777 == 0o700
 
 
 def order(**choice: object) -> Order:
@@ -119,9 +114,8 @@ def running(own: Credentials) -> Iterator[LocalCluster]:
 @pytest.fixture
 def trusted(own: Credentials) -> Iterator[None]:
     """Dask's configuration with the certificates."""
-    certificate, key = own.paths
-    tls = "distributed.comm.tls"
-    with dask.config.set({f"{tls}.ca-file": certificate, f"{tls}.client.cert": certificate, f"{tls}.client.key": key}):
+    files = dict(zip(("ca-file", "client.cert", "client.key"), (own.paths[0], *own.paths), strict=True))
+    with dask.config.set({f"distributed.comm.tls.{name}": path for name, path in files.items()}):
         yield
 
 
@@ -178,9 +172,6 @@ def test_what_is_missing_or_unsafe_is_told(tmp_path: Path, running: LocalCluster
     with pytest.raises(ConfigError, match="Start it with TLS"), DistributedContext():
         pass
 
-
-@pytest.mark.usefixtures("trusted")
-def test_a_certificate_that_is_not_there_is_named(running: LocalCluster, tmp_path: Path) -> None:
     with dask.config.set({"distributed.comm.tls.ca-file": str(tmp_path / "gone.pem")}):
         text = refused(order(address=running.scheduler_address))
     assert re.search(r"distributed\.comm\.tls\.ca-file is .*gone\.pem, and there is no such file", text)
@@ -234,8 +225,7 @@ def test_a_worker_with_another_authority_is_refused(running: LocalCluster, tmp_p
         words = ("--tls-ca-file", certificate, "--tls-cert", certificate, "--tls-key", key, "--death-timeout", "5")
         done = run_python("-P", "-m", "halotile.graphs.clusters.workers", running.scheduler_address, *words)
     assert done.returncode == 1
-    said = r"^no worker on .*CERTIFICATE_VERIFY_FAILED|^no worker on .*TimeoutError"
-    assert re.search(said, done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^no worker on .*(CERTIFICATE_VERIFY_FAILED|TimeoutError)", done.stderr, re.M), done.stderr
     assert len(running.scheduler.workers) == 1
 
 
@@ -250,15 +240,10 @@ PAGES = ("/status", f"/{ADDRESS}", f"/{ADDRESS}.json", "/metrics", "/health", "/
 def status_of(cluster: RunningCluster, path: str, headers: dict[str, str]) -> int:
     """The status of the dashboard's answer."""
     place = urlsplit(cluster.dashboard or "")
-    assert place.hostname
-    connection = HTTPConnection(place.hostname, place.port or 80, timeout=30)
-    try:
+    with closing(HTTPConnection(place.hostname or "", place.port, timeout=30)) as connection:
         # ``{port}``: as a browser says it.
-        filled = {name: text.format(port=place.port) for name, text in headers.items()}
-        connection.request("GET", path, headers=filled)
+        connection.request("GET", path, headers={name: text.format(port=place.port) for name, text in headers.items()})
         return connection.getresponse().status
-    finally:
-        connection.close()
 
 
 def test_pages_and_their_websockets_are_for_those_who_were_told_of_them(cluster: RunningCluster) -> None:
@@ -276,17 +261,6 @@ def test_pages_and_their_websockets_are_for_those_who_were_told_of_them(cluster:
     for page in (*LEFT_OUT, "json/identity.json"):
         assert status_of(cluster, f"/{page}", {}) == 404
         assert status_of(cluster, f"/{page}/ws", WEBSOCKET) == 404
-
-
-def test_dasks_pages_are_added_at_the_first_request_that_nothing_else_answers(monkeypatch: Patch) -> None:
-    added: list[object] = []
-    monkeypatch.setattr("distributed.dashboard.scheduler.connect", lambda *given: added.append(given))
-    application = RoutingApplication([("/halotile", RequestHandler)])
-    pages = LatePages(SimpleNamespace(http_application=application, http_server=None))
-    for path, times in (("/halotile", 0), ("/status", 1), ("/status", 1)):
-        line = RequestStartLine("GET", path, "HTTP/1.1")
-        pages.find_handler(HTTPServerRequest(headers=HTTPHeaders(Host="here"), connection=Mock(), start_line=line))
-        assert len(added) == times
 
 
 def test_what_dasks_configuration_links_to_was_told_too() -> None:

@@ -47,24 +47,17 @@ STEP = of("SLURM_", JOB_ID=7, STEP_ID=0, PROCID=1, STEP_NUM_TASKS=2)
 PMI = of("PMI_", RANK=3, SIZE=4)
 PMIX = {"PMIX_RANK": "3", "HALOTILE_SIZE": "4"}
 PALS = of("PALS_", RANKID=3, LOCAL_RANKID=1, APID="a-b")
+LOCAL = {"RANK": 3, "SIZE": 4, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}
 SET_BY = {
     "srun": (STEP | {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}, Copy(1, 2, 1, 2, "7-0")),
     "srun on two nodes": (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, Copy(1, 2, None, None, "7-0")),
-    "mpirun of Open MPI": (
-        of("OMPI_COMM_WORLD_", RANK=3, SIZE=4, LOCAL_RANK=1, LOCAL_SIZE=2)
-        | of("PMIX_", NAMESPACE="prterun-a-1@1", RANK=3),
-        Copy(3, 4, 1, 2, "prterun-a-1@1"),
-    ),
+    "mpirun of Open MPI": (of("OMPI_COMM_WORLD_", **LOCAL) | of("PMIX_", NAMESPACE="prterun-a-1@1", RANK=3), Copy(3, 4, 1, 2, "prterun-a-1@1")),
     "mpiexec of MPICH": (PMI | of("MPI_", LOCALRANKID=1, LOCALNRANKS=2), Copy(3, 4, 1, 2)),
-    "mpirun_rsh of MVAPICH2": (
-        of("MV2_COMM_WORLD_", RANK=3, SIZE=4, LOCAL_RANK=1, LOCAL_SIZE=2) | {"MPIRUN_ID": "99"},
-        Copy(3, 4, 1, 2, "99"),
-    ),
+    "mpirun_rsh of MVAPICH2": (of("MV2_COMM_WORLD_", **LOCAL) | {"MPIRUN_ID": "99"}, Copy(3, 4, 1, 2, "99")),
     "MVAPICH 3": (of("MVP_COMM_WORLD_", RANK=3, SIZE=4), Copy(3, 4)),
     "mpiexec of PALS": (PALS | PMI | {"PMI_LOCAL_SIZE": "2"}, Copy(3, 4, 1, 2, "a-b")),
     "torchrun": (
-        of("", RANK=3, WORLD_SIZE=4, LOCAL_RANK=1, LOCAL_WORLD_SIZE=2, MASTER_PORT=29500)
-        | {"TORCHELASTIC_RUN_ID": "none"},
+        of("", RANK=3, WORLD_SIZE=4, LOCAL_RANK=1, LOCAL_WORLD_SIZE=2, MASTER_PORT=29500, TORCHELASTIC_RUN_ID="none"),
         Copy(3, 4, 1, 2, "none-29500"),
     ),
     "torchrun in a step of each node": (STEP | of("", RANK=3, WORLD_SIZE=4, MASTER_PORT=1), Copy(3, 4, launch="7-1")),
@@ -73,7 +66,7 @@ SET_BY = {
     "PALS with a count": (PALS | {"HALOTILE_SIZE": "4"}, Copy(3, 4, 1, launch="a-b")),
     "PMIx in a batch job's script": (PMIX | of("SLURM_", JOB_ID=7, PROCID=0), Copy(3, 4, launch="7")),
     "whoever knows better": (STEP | of("HALOTILE_", RANK=3, SIZE=4, LOCAL_RANK=1), Copy(3, 4, 1, launch="7")),
-}
+}  # fmt: skip
 ALONE: dict[str, Mapping[str, str]] = {
     "nothing": {},
     "one task": STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"},
@@ -84,23 +77,15 @@ ALONE: dict[str, Mapping[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("how", SET_BY)
-def test_a_copy_knows_its_number(how: str) -> None:
-    environment, copy = SET_BY[how]
-    assert copy_of(environment) == copy
-    assert cluster_kind_of(Cluster(), environment).name == "ranks"
-    assert is_other_copy(Cluster(), environment)
-
-
-@pytest.mark.parametrize("how", ALONE)
-def test_one_copy_is_no_rank(how: str) -> None:
-    assert copy_of(ALONE[how]) is None
-
-
-@pytest.mark.parametrize("name", ["PMIX_RANK", "PALS_RANKID"])
-def test_copies_that_nobody_counts_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} is 0.*Set HALOTILE_SIZE"):
-        cluster_kind_of(Cluster(), {name: "0"})
+def test_a_copy_knows_its_number_one_alone_is_no_rank_and_those_that_nobody_counts_are_refused() -> None:
+    for how, (environment, copy) in SET_BY.items():
+        assert copy_of(environment) == copy, how
+        assert cluster_kind_of(Cluster(), environment).name == "ranks"
+        assert is_other_copy(Cluster(), environment)
+    assert [how for how, environment in ALONE.items() if copy_of(environment) is not None] == []
+    for name in ("PMIX_RANK", "PALS_RANKID"):
+        with pytest.raises(ConfigError, match=rf"{name} is 0.*Set HALOTILE_SIZE"):
+            cluster_kind_of(Cluster(), {name: "0"})
 
 
 LOOK = "import json, sys; from halotile.tasks.groups.opening import copy_of; print([copy_of(e) is not None for e in json.loads(sys.argv[1])])"
@@ -122,9 +107,8 @@ def test_the_shell_of_an_interactive_step_is_no_rank() -> None:
 
 def test_a_copy_that_is_alone_says_what_it_waits_for(tmp_path: Path, monkeypatch: Patch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(ranks, "log_line", lines.append)
-    monkeypatch.setattr(ranks, "WORD_SECONDS", 0.05)
-    monkeypatch.setattr(ranks, "WAIT_SECONDS", 0.5)
+    for name, value in {"log_line": lines.append, "WORD_SECONDS": 0.05, "WAIT_SECONDS": 0.5}.items():
+        monkeypatch.setattr(ranks, name, value)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ClusterFailed, match="the first copy of the command did not begin within"):
@@ -142,14 +126,12 @@ OVERRIDE = {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "MASTER_ADDR": "12
 TURNS = [[str(rank), "2", str(1.0 + 20 * turn), "127.0.0.1"] for rank in range(2) for turn in range(3)]
 
 
-@pytest.mark.parametrize(
-    ("launcher", "rank"),
-    [
-        (SLURM | ELSEWHERE, "SLURM_PROCID"),
-        (OPENMPI | ELSEWHERE, "OMPI_COMM_WORLD_RANK"),
-        thorough(OVERRIDE, "HALOTILE_RANK"),
-    ],
-)
+LAUNCHERS = [
+    (SLURM | ELSEWHERE, "SLURM_PROCID"), (OPENMPI | ELSEWHERE, "OMPI_COMM_WORLD_RANK"), thorough(OVERRIDE, "HALOTILE_RANK"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("launcher", "rank"), LAUNCHERS)
 def test_ranks_of_a_launcher_join_again_and_listen_on_loopback_alone(launcher: dict[str, str], rank: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         launcher = {"MASTER_PORT": str(free.getsockname()[1])} | launcher
@@ -162,27 +144,20 @@ def test_ranks_of_torchrun_join_again_and_again(tmp_path: Path) -> None:
         "from tests.graphs.ranks import turns\n"
         "for words in turns():\n    print(' '.join(words) + '\\n', end='', flush=True)  # in one piece: both write to one pipe\n"
     )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    said = subprocess.run(
-        [*torchrun, script], env=environment, capture_output=True, text=True, timeout=120, check=True
-    ).stdout
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script]
+    said = subprocess.check_output(torchrun, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, text=True, timeout=120)
     # The store is torchrun's, and listens where that says.
     assert sorted(line.split()[:3] for line in said.splitlines()) == [words[:3] for words in TURNS]
 
 
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        (ELSEWHERE, r"rank 0 cannot listen at MASTER_ADDR 192\.0\.2\.1, MASTER_PORT 29500"),
-        ({}, r"rank 0 of 2, and nothing says where.*MASTER_ADDR"),
-    ],
-)
-def test_ranks_that_cannot_meet_are_told(address: dict[str, str], said: str, monkeypatch: Patch) -> None:
-    for name, word in {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "HALOTILE_RANK": "0", **address}.items():
-        monkeypatch.setenv(name, word)
-    with pytest.raises(ConfigError, match=said), torch_group.join(device_mode="cpu"):
-        pass
+def test_ranks_that_cannot_meet_are_told(monkeypatch: Patch) -> None:
+    cannot = r"rank 0 cannot listen at MASTER_ADDR 192\.0\.2\.1, MASTER_PORT 29500"
+    alone = {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "HALOTILE_RANK": "0"}
+    for words, said in ((alone, r"rank 0 of 2, and nothing says where.*MASTER_ADDR"), (ELSEWHERE, cannot)):
+        for name, word in words.items():
+            monkeypatch.setenv(name, word)
+        with pytest.raises(ConfigError, match=said), torch_group.join(device_mode="cpu"):
+            pass
 
 
 def test_a_rank_that_has_ended_does_not_wait_for_one_that_died() -> None:
