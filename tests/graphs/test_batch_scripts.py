@@ -86,8 +86,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 def worker_script(system: BatchSystem, choice: Cluster) -> str:
     """The script of a job, with the interpreter under one name."""
-    order = Order(workers=2, memory_bytes=4 * 2**30, choice=choice)
-    security = Credentials(LOGS / "tls-1").security
+    order, security = Order(workers=2, memory_bytes=4 * 2**30, choice=choice), Credentials(LOGS / "tls-1").security
     text = job_script(system, order, address="tls://10.0.0.7:8786", logs=LOGS, security=security)
     return text.replace(sys.executable, "PYTHON")
 
@@ -205,33 +204,28 @@ def test_a_script_has_what_the_job_and_the_user_say(
     assert "directives_skip" not in section or absent in worker_script(SYSTEMS[name], PLAIN)
 
 
-@pytest.mark.parametrize(
-    ("name", "section", "words"),
-    [
-        ("htcondor", {"queue": "gpu"}, r"cluster\.queue is gpu, but HTCondor has no such setting"),
-        ("sge", {"cores": 4}, r'cluster\.cores is 4.*directives: \["-pe smp 4"\]'),
-    ],
-)
-def test_what_a_system_lacks_is_refused(name: str, section: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        worker_script(SYSTEMS[name], replace(PLAIN, **section))
+def test_what_a_system_lacks_is_refused() -> None:
+    for name, choice, words in (
+        ("htcondor", replace(PLAIN, queue="gpu"), r"cluster\.queue is gpu, but HTCondor has no such setting"),
+        ("sge", replace(PLAIN, cores=4), r'cluster\.cores is 4.*directives: \["-pe smp 4"\]'),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            worker_script(SYSTEMS[name], choice)
 
 
-@pytest.mark.parametrize(
-    ("written", "kept"),
-    [
-        (["-pe smp 4"], []),
-        (["  -pe mpi 2-4 ", "-R y"], ["-R y"]),
-        (["-l h_vmem=6G -pe smp 4 -R y"], ["-l h_vmem=6G -R y"]),
-        (["-pe smp 4 -P my-pe"], ["-P my-pe"]),
-    ],
-)
+DIRECTIVES = [
+    (["-pe smp 4"], []), (["  -pe mpi 2-4 ", "-R y"], ["-R y"]), (["-pe smp 4 -P my-pe"], ["-P my-pe"]),
+    (["-l h_vmem=6G -pe smp 4 -R y"], ["-l h_vmem=6G -R y"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "kept"), DIRECTIVES)
 def test_a_driver_takes_one_slot_of_a_grid_engine(written: list[str], kept: list[str]) -> None:
     for source in ("job", "configuration", "options"):
+        given = {source: written}
         options = {"job_extra_directives": written} if source == "options" else {}
-        directives = tuple(written) if source == "job" else ()
-        choice = Cluster(kind="sge", cores=4, directives=directives, options=options)
-        with dask.config.set({"jobqueue.sge.job-extra-directives": written if source == "configuration" else []}):
+        choice = Cluster(kind="sge", cores=4, directives=tuple(given.get("job", ())), options=options)
+        with dask.config.set({"jobqueue.sge.job-extra-directives": given.get("configuration", [])}):
             text = driver_script(SYSTEMS["sge"], choice)
         lines = [" ".join(line.split()) for line in text.splitlines()]
         assert "-pe " not in text.replace("my-pe", "")
@@ -535,6 +529,10 @@ def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
 ) -> None:
     made, scene = run(60), Scene.create(tmp_path)
     signals_while_waiting.append(number)
+
+    def go(*_: object) -> None:
+        scene.run()
+
     with ExitStack() as held:
         if holder == "driver":
             held.enter_context(scene.directory.lock())
@@ -543,7 +541,7 @@ def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
             (lock := WorkerLock(scene.directory.path)).hold()
             held.callback(lock.release)
         with pytest.raises(Stopped, match=NUMBERS[number]):
-            attend(made, lambda *_: scene.run() and None)
+            attend(made, go)
     assert requested == ["7"] * (number == signal.SIGUSR1)
     assert BatchFiles(made).failure() is None
     assert not scene.output.exists()

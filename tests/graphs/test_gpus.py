@@ -352,23 +352,22 @@ ONE_EACH = "operators and solver compute on CPUs, one for each GPU on cluster lo
 L1 = PriorChoice(name="l1")
 
 
-@pytest.mark.parametrize(
-    ("prior", "cluster", "run", "where", "workers", "said"),
-    [
-        (GAUSSIAN, Cluster(), Run(workers=5), "auto", 2, ONE_EACH),
-        (L1, Cluster(), Run(workers=5), "local", 5, ALONE),
-        (GAUSSIAN, Cluster(), Run(workers=5, device="cpu"), "local", 5, ALONE),
-        (L1, Cluster(kind="local-cuda"), Run(workers=5), "local-cuda", 2, ASKED),
-        (L1, Cluster(kind="local"), Run(workers=5), "local", 5, ""),
-    ],
-)
-def test_gpus_that_nobody_asked_for_are_left_alone_where_they_have_nothing_to_do(
-    requested: list[Any], tmp_path: Path, prior: Any, cluster: Any, run: Any, where: str, workers: int, said: str
-) -> None:
-    plan = make_plan(deblurring(tmp_path, prior=prior, cluster=cluster, run=run))
-    assert (plan.cluster.kind, plan.run.workers) == (where, workers)
-    assert [note[: len(said)] for note in plan.notes if "GPU" in note] == [said][: len(said)]
-    assert plan.documents.asked["cluster"]["kind"] == cluster.kind, "the next run may find itself elsewhere"
+LEFT: list[tuple[PriorChoice, Any, Any, str, int, str]] = [
+    (GAUSSIAN, "auto", "auto", "auto", 2, ONE_EACH),
+    (L1, "auto", "auto", "local", 5, ALONE),
+    (GAUSSIAN, "auto", "cpu", "local", 5, ALONE),
+    (L1, "local-cuda", "auto", "local-cuda", 2, ASKED),
+    (L1, "local", "auto", "local", 5, ""),
+]
+
+
+def test_gpus_that_nobody_asked_for_are_left_alone(requested: list[Any], tmp_path: Path) -> None:
+    for prior, kind, device, where, workers, said in LEFT:
+        run = Run(workers=5, device=device)
+        plan = make_plan(deblurring(tmp_path, prior=prior, cluster=Cluster(kind=kind), run=run))
+        assert (plan.cluster.kind, plan.run.workers) == (where, workers)
+        assert [note[: len(said)] for note in plan.notes if "GPU" in note] == [said][: len(said)]
+        assert plan.documents.asked["cluster"]["kind"] == kind, "the next run may find itself elsewhere"
 
 
 def test_measurements_are_made_on_processors(requested: list[Any], tmp_path: Path) -> None:

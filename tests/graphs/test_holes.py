@@ -159,19 +159,16 @@ def test_the_plan_says_how_many_holes_there_are(tmp_path: Path, edge: int, where
     assert said.format(holes=holes.sum()) in note
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"), [("s.zarr", r"s\.zarr/NAME: ERR, SCI"), ("s.h5", "own, and its path: ERR f")]
-)
-def test_a_side_input_among_others_is_refused_with_what_to_write(tmp_path: Path, name: str, advice: str) -> None:
+def test_a_side_input_among_others_is_refused_with_what_to_write(tmp_path: Path) -> None:
     h5py, pixels = pytest.importorskip("h5py"), scene()[0]
-    group = zarr.open_group(tmp_path / "s.zarr", mode="w")
+    source, group = write_zarr(tmp_path / "in.zarr", pixels), zarr.open_group(tmp_path / "s.zarr", mode="w")
     with h5py.File(tmp_path / "s.h5", "w") as file:
         for part in ("SCI", "ERR"):
             file[part], group[part] = pixels, pixels
-    given = {"sides": {"sigma": str(tmp_path / name)}}
-    job = job_of(write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "o.zarr", "tv", {"strength": 1.0}, input=given)
-    with pytest.raises(InputError, match=rf"input\.sides\.sigma: .*no dataset to choose.*{advice}"):
-        make_plan(job)
+    for name, advice in {"s.zarr": r"s\.zarr/NAME: ERR, SCI", "s.h5": "own, and its path: ERR f"}.items():
+        given = {"sides": {"sigma": str(tmp_path / name)}}
+        with pytest.raises(InputError, match=rf"input\.sides\.sigma: .*no dataset to choose.*{advice}"):
+            make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0}, input=given))
 
 
 def test_noise_is_estimated_beside_holes_and_its_map_may_have_them(tmp_path: Path) -> None:

@@ -241,6 +241,8 @@ def test_ranks_do_not_meet_where_others_could_join_them(
 
 
 def test_ranks_meet_in_a_closed_folder_from_which_files_of_killed_ones_are_removed_some_day(folder: Path) -> None:
+    places = [torch_group._place(Copy(rank, 4, rank % 2, 2, "8-1"), {}) for rank in range(4)]
+    assert [place.gpu for place in places] == [0, 1, 0, 1]
     first, same = (Path(torch_group._meeting(Copy(1, 2, launch="8-1"), {})) for _ in range(2))
     assert first == same
     assert first.parent == folder
@@ -279,27 +281,20 @@ def test_a_script_sees_the_gpu_of_its_worker_alone_or_all_of_its_machine(monkeyp
         assert (variables.get("CUDA_VISIBLE_DEVICES"), variables["LOCAL_RANK"]) == (visible, number)
 
 
-@pytest.mark.parametrize(
-    ("place", "count", "gpu"),
-    [
-        (Rendezvous(), 2, 0),
-        (Rendezvous(gpu=1), 2, 1),
-        (Rendezvous(gpu=5), 2, 1),
-        # Nothing says which: in a batch system a rank may see its own alone.
-        (replace(torch_group._place(Copy(1, 2), ELSEWHERE), rank=0, world_size=1), 1, 0),
-        (replace(torch_group._place(Copy(1, 2), ELSEWHERE), rank=0, world_size=1), 2, None),
-    ],
-)
-def test_a_group_has_its_own_gpu(place: Rendezvous, count: int, gpu: int | None, monkeypatch: Patch) -> None:
+def test_a_group_has_its_own_gpu(monkeypatch: Patch) -> None:
     current: list[torch.device] = []
     monkeypatch.setattr(opening, "choose_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    if gpu is not None:
+    # Where nothing says which, a rank in a batch system may see its own alone.
+    nowhere = replace(torch_group._place(Copy(1, 2), ELSEWHERE), rank=0, world_size=1)
+    for place, count, gpu in (
+        (Rendezvous(), 2, 0), (Rendezvous(gpu=1), 2, 1), (Rendezvous(gpu=5), 2, 1), (nowhere, 1, 0),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         with opening.opened(place) as group:
-            assert [group.device] == current == [torch.device("cuda", gpu)]
-        return
-    with pytest.raises(ConfigError, match=r"rank 0 sees 2 GPUs.*HALOTILE_LOCAL_RANK"), opening.opened(place):
+            assert group.device == current.pop() == torch.device("cuda", gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"rank 0 sees 2 GPUs.*HALOTILE_LOCAL_RANK"), opening.opened(nowhere):
         pass
 
 
@@ -311,12 +306,6 @@ def test_ranks_that_share_a_gpu_are_refused() -> None:
         for rank, gpu in enumerate(names):
             with pytest.raises(ConfigError, match="ranks 1, 2 share GPUs") if refused else nullcontext():
                 opening.refuse_shared_gpu(store, Rendezvous(rank, 3), gpu)
-
-
-@pytest.mark.usefixtures("folder")
-def test_ranks_of_a_launcher_share_the_gpus_of_their_machine() -> None:
-    places = [torch_group._place(Copy(rank, 4, rank % 2, 2, "8-1"), {}) for rank in range(4)]
-    assert [place.gpu for place in places] == [0, 1, 0, 1]
 
 
 def test_nccl_is_bound_to_the_interface_of_an_address(monkeypatch: Patch, tmp_path: Path) -> None:
