@@ -144,7 +144,7 @@ def test_ranks_of_torchrun_join_again_and_again(tmp_path: Path) -> None:
         "from tests.graphs.ranks import turns\n"
         "for words in turns():\n    print(' '.join(words) + '\\n', end='', flush=True)  # in one piece: both write to one pipe\n"
     )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
     said = subprocess.check_output(torchrun, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, text=True, timeout=120)
     # The store is torchrun's, and listens where that says.
     assert sorted(line.split()[:3] for line in said.splitlines()) == [words[:3] for words in TURNS]
