@@ -348,9 +348,7 @@ def test_a_state_is_what_the_batch_system_prints(name: str, answer: str, state: 
 
 
 @pytest.mark.parametrize(("name", "error", "state"), ERRORS)
-def test_an_error_that_names_the_job_ends_it(
-    name: str, error: str, state: LaunchState | None, command: Command
-) -> None:
+def test_an_error_that_names_a_job_ends_it(name: str, error: str, state: LaunchState | None, command: Command) -> None:
     command(asked(name), f"cat >&2 << 'END'\n{error}\nEND\nexit 153")
     system = SYSTEMS[name]
     if state is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -134,9 +134,7 @@ def test_noise_maps_and_masks_are_those_of_the_job(tmp_path: Path) -> None:
     assert row["ratio"] == pytest.approx(0.9, abs=0.15)
 
 
-def tried(
-    folder: Path, pixels: NDArray[Any], settings: Sequence[tuple[Any, ...]], name: str = "tv", **parts: Any
-) -> tuple[Comparison, Denoising]:
+def tried(folder: Path, pixels: Any, settings: Any, name: str = "tv", **parts: Any) -> tuple[Comparison, Denoising]:
     """Strengths, with the model of the noise that each takes; and the job."""
     at, own, axes = (parts.pop(key, None) for key in ("at", "own", "axes"))
     folder.mkdir(exist_ok=True)

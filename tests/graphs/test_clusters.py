@@ -362,9 +362,7 @@ def test_what_a_killed_run_left_behind_is_swept_and_what_lives_stays(tmp_path: P
 
 
 @pytest.mark.usefixtures("homeless")
-def test_the_users_own_folder_is_closed_to_others_and_there_is_none_without_a_home(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_the_users_own_folder_is_closed_and_there_is_none_without_a_home(tmp_path: Path, monkeypatch: Patch) -> None:
     with pytest.raises(ConfigError, match=r"HOME is unset.*Set HOME or XDG_CACHE_HOME"):
         private_base()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

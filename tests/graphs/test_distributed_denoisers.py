@@ -425,9 +425,7 @@ def test_training_with_batch_norm_follows_one_process(ctx: DistributedContext, i
         assert difference(spread(ctx, ours.eval(), images)(x), plain.eval()(x)) < 10 * NEAR[dtype]
 
 
-def test_the_bits_of_a_batch_do_not_depend_on_the_number_of_workers(
-    counts: list[DistributedContext], monkeypatch: Patch
-) -> None:
+def test_batches_have_the_same_bits_on_any_workers(counts: list[DistributedContext], monkeypatch: Patch) -> None:
     monkeypatch.setattr("halotile.graphs.tree_sum.SMALL_BYTES", 0)  # a task for each batch
     found = []
     for each in counts:

@@ -96,10 +96,6 @@ def coil_maps() -> list[torch.Tensor]:
     return [torch.complex(real, real.flip(-1))]
 
 
-def typed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
-
-
 CASES: dict[str, Case] = {
     "kernels": Case(
         lambda: [kernel(3).double(), kernel(5).double(), kernel(3).double() + 0.1],
@@ -117,10 +113,6 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-def fidelity_of(stack: Any, ctx: DistributedContext | None) -> Any:
-    return distribute(optim.L2(), ctx) if ctx else optim.StackedPhysicsDataFidelity([optim.L2()] * len(stack))
-
-
 LOSSES: dict[str, Callable[[Any, torch.Tensor, Any, Any], torch.Tensor]] = {
     "A": lambda stack, x, y, f: squares(stack.A(x)),
     "A of one": lambda stack, x, y, f: squares(stack[1].A(x)),
@@ -133,14 +125,15 @@ LOSSES: dict[str, Callable[[Any, torch.Tensor, Any, Any], torch.Tensor]] = {
 
 def gradients(case: Case, dtype: torch.dtype, ctx: DistributedContext | None, *losses: str) -> list[torch.Tensor]:
     """The gradients of losses with respect to all parameters and the image."""
-    parameters = [typed(p, dtype).requires_grad_() for p in case.parameters()]
+    kinds = [dtype.to_complex() if p.is_complex() else dtype for p in case.parameters()]
+    parameters = [p.to(kind).requires_grad_() for p, kind in zip(case.parameters(), kinds, strict=True)]
     stack = case.plain(parameters) if ctx is None else case.distributed(ctx, parameters)
     x = image(*case.shape, dtype=dtype).requires_grad_()
     with torch.no_grad():
         y = [0.7 * part.flip(-1) for part in case.plain(parameters).A(x)]
         y = y if ctx else TensorList(y)
-    fidelity = fidelity_of(stack if ctx else stack.physics_list, ctx)
-    found = []
+    three = optim.StackedPhysicsDataFidelity([optim.L2()] * 3)
+    fidelity, found = distribute(optim.L2(), ctx) if ctx else three, []
     for loss in losses:
         value, inputs = LOSSES[loss](stack, x, y, fidelity), [*parameters, x]
         slopes = torch.autograd.grad(value, inputs, allow_unused=True, retain_graph=True)
@@ -165,9 +158,7 @@ def test_gradients_equal_the_plain_stack(ctx: DistributedContext, name: str, dty
 
 
 @pytest.mark.parametrize("name", ["shared width", "coil maps of a factory"])
-def test_gradients_have_the_same_bits_for_any_number_of_workers(
-    counts: list[DistributedContext], name: str, monkeypatch: Patch
-) -> None:
+def test_any_workers_give_the_same_gradients(counts: list[DistributedContext], name: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr("halotile.graphs.tree_sum.SMALL_BYTES", 0)  # a task for each operator
     first, *others = (gradients(CASES[name], torch.float32, each, "fn") for each in counts)
     for other in others:
@@ -195,12 +186,9 @@ def test_a_solution_has_the_gradient_of_its_equation(ctx: DistributedContext, na
     assert max(distances(*found)) < 1e-10
 
 
-def own_weight(index: int, device: torch.device, shared: Any) -> Any:
-    return physics.Blur(filter=torch.nn.Parameter(kernel(3)), padding="circular")
-
-
 def test_gradients_that_would_be_lost_are_refused(ctx: DistributedContext) -> None:
     x = image(*SHAPE).requires_grad_()
+    own_weight = lambda *_: physics.Blur(filter=torch.nn.Parameter(kernel(3)), padding="circular")  # noqa: E731
     hidden = distribute(own_weight, ctx, num_operators=2, type_object="linear_physics")
     with torch.no_grad():
         hidden.A(x)
@@ -249,9 +237,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("is_parameter", [True, False], ids=["parameter", "tensor"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_parameter_that_changes_in_place_stays_the_same(
-    ctx: DistributedContext, kind: str, is_parameter: bool
-) -> None:
+def test_a_parameter_changed_in_place_stays_the_same(ctx: DistributedContext, kind: str, is_parameter: bool) -> None:
     """As in calibration by ``A(x, filter=k)``: calls that follow without it have the values of the last call with it."""
     x, found = image(*SHAPE), []
     for make in (lambda blurs: distribute(blurs, ctx), physics.StackedLinearPhysics):
@@ -268,9 +254,7 @@ def test_a_parameter_that_changes_in_place_stays_the_same(
 
 
 @pytest.mark.parametrize("large", [100, 10**9], ids=["by blocks", "whole"])
-def test_a_change_by_a_subset_is_one_of_the_stack_and_the_other_way_round(
-    ctx: DistributedContext, large: int, monkeypatch: Patch
-) -> None:
+def test_changes_by_a_subset_and_by_its_stack_are_one(ctx: DistributedContext, large: int, monkeypatch: Patch) -> None:
     """The operators are the same objects, as in plain lists of them; each call keeps to its own parameters for its gradient."""
     in_blocks(monkeypatch, 32, large)
     x, found = image(1, 1, 40, 30).requires_grad_(), []

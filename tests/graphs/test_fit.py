@@ -89,9 +89,7 @@ def assert_same(found: Trained, expected: Trained) -> None:
 
 @on_workers
 @pytest.mark.parametrize("count", [2, thorough(3), thorough(4)])
-def test_losses_and_weights_have_the_same_bits_for_any_number_of_ranks(
-    four: DistributedContext, expected: Trained, count: int
-) -> None:
+def test_training_has_the_same_bits_on_any_ranks(four: DistributedContext, expected: Trained, count: int) -> None:
     for found in four.run_torch(trained, ranks=count):
         assert_same(found, expected)
 
@@ -311,9 +309,7 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("first", "second", "differs"), OTHERS)
-def test_a_checkpoint_of_another_training_is_refused(
-    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], differs: str
-) -> None:
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path, first: Any, second: Any, differs: str) -> None:
     path = tmp_path / "state"
     fit_layer(path, **first)
     with pytest.raises(ConfigError, match=rf"of another network or optimizer.* {differs}"):

@@ -109,9 +109,7 @@ STATED: list[tuple[str, str, float, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("place", "dtype", "value", "given"), STATED)
-def test_a_value_of_the_job_or_in_the_attributes_of_a_file_counts(
-    tmp_path: Path, place: str, dtype: str, value: float, given: dict[str, Any]
-) -> None:
+def test_a_value_of_the_job_or_a_file_counts(tmp_path: Path, place: str, dtype: str, value: float, given: Any) -> None:
     pixels, holes = scene(value, dtype)
     name, _, attribute = place.partition(" ")
     if name == "in.h5":
@@ -352,9 +350,7 @@ PHOTONS: dict[str, Any] = {"noise": {"model": "poisson-gaussian"}}
 AUTO: dict[str, Any] = {"input": {"defects": "auto"}}
 
 
-def job_on(
-    folder: Path, name: str, pixels: NDArray[Any], denoiser: str = "tv", *, axes: str | None = None, **parts: Any
-) -> Denoising:
+def job_on(folder: Path, name: str, pixels: Any, denoiser: str = "tv", *, axes: Any = None, **parts: Any) -> Denoising:
     source = folder / f"{name}.zarr"
     if not source.exists():
         write_zarr(source, pixels, axes=axes)

@@ -194,9 +194,7 @@ SHARDS: list[Any] = [
 
 
 @pytest.mark.parametrize(("boundary", "per_pass", "shard"), SHARDS)
-def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(
-    tmp_path: Path, boundary: str, per_pass: int, shard: int
-) -> None:
+def test_transforms_are_near_it_whatever_the_blocks(tmp_path: Path, boundary: str, per_pass: int, shard: int) -> None:
     terms = terms_of(IMAGE, blurs(boundary, (9, 13) if shard == 16 else (5, 9, 13)))
     alone, options = folded_in(terms, 1, tmp_path)
     assert not options["by_shard"]

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -228,9 +228,7 @@ def linked(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("made", [readable_by_the_group, of_another_user, linked])
-def test_ranks_do_not_meet_where_others_could_join_them(
-    made: Callable[[Path], None], folder: Path, monkeypatch: Patch
-) -> None:
+def test_ranks_do_not_meet_where_others_could_join_them(made: Any, folder: Path, monkeypatch: Patch) -> None:
     if made is of_another_user and os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     for name, word in STEP.items():
