@@ -448,7 +448,8 @@ def test_what_is_missing_or_unsafe_is_told(tmp_path: Path, running: LocalCluster
     with pytest.raises(ConfigError, match="Start it with TLS"), DistributedContext():
         pass
 
-    with dask.config.set({"distributed.comm.tls.ca-file": str(tmp_path / "gone.pem")}):
+    gone = str(tmp_path / "gone.pem")
+    with dask.config.set({f"distributed.comm.tls.{name}": gone for name in ("ca-file", "client.cert", "client.key")}):
         text = refused(order(address=running.scheduler_address))
     assert re.search(r"distributed\.comm\.tls\.ca-file is .*gone\.pem, and there is no such file", text)
 
