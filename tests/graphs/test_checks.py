@@ -182,7 +182,7 @@ def test_options_of_a_plug_in_may_have_other_annotations() -> None:
 
 @pytest.mark.cluster
 def test_a_function_of_the_callers_own_runs_on_every_tile(tmp_path: Path) -> None:
-    pixels = noisy_image((700, 650))
+    pixels = noisy_image((150, 140))
     source = write_zarr(tmp_path / "in.zarr", pixels)
     seen: list[Progress] = []
     options: dict[str, Any] = {"depth": 4, "size": 9, "boundary": "reflect", "observer": seen.append}
@@ -196,7 +196,7 @@ def test_a_function_of_the_callers_own_runs_on_every_tile(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("precision", "most"), [("bfloat16", 0.03), ("float16", 0.004)])
 def test_half_precision_is_close_and_asked_for(precision: str, most: float, tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((90, 80)))
     options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8}
     exact = run_inline(job_of(source, tmp_path / "a.zarr", "dncnn", options))
     rough = run_inline(job_of(source, tmp_path / "b.zarr", "dncnn", options, run={"precision": precision}))

@@ -210,11 +210,6 @@ def test_what_is_only_odd_has_the_bits_of_the_whole(
     assert np.array_equal(result, whole if isinstance(call, type) else call(pixels))
 
 
-def test_a_declared_receptive_field_alone_is_the_depth(tmp_path: Path) -> None:
-    plan = make_plan(job(tmp_path, "OneByOne", SMALL, {"receptive_field": 40}))
-    assert work_of(plan).task.tiling.depth == ((40, 40), (40, 40))
-
-
 def scene() -> NDArray[np.float32]:
     """A real image, dark at one side."""
     pixels: NDArray[np.float32] = retina()[200:900, 200:900, 1].astype(np.float32) / 255
