@@ -23,14 +23,13 @@ from halotile.graphs.runs.claim import kept_of
 from halotile.graphs.solvers.base import CHANGE, Problem, Solver, State
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Grid, Region
-from halotile.storage.rim import Readable
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
 from halotile.tasks.convolution.overlap_save import EngineName
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.fidelities.poisson import Poisson
-from halotile.tasks.image_task import ImageTask, Scope, Shared, View
+from halotile.tasks.image_task import Scope, Shared, View
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.composition import Composition
@@ -42,7 +41,7 @@ from halotile.tasks.priors.tv import Variation
 from halotile.tasks.terms import MISFIT, Gradient, Term
 from tests.cases import all_of, thorough
 from tests.graphs import solving
-from tests.graphs.inline import InlineIterations, inline
+from tests.graphs.inline import InlineIterations
 from tests.graphs.solving import (
     Pixels,
     blurs,
@@ -227,19 +226,6 @@ def test_a_pass_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path) ->
     again = iterations_of(SOLVERS["pgd"], problem, tmp_path / "part", **options)
     assert np.array_equal(pixels_of(again), whole)
     assert [row["iteration"] for row in again.rows] == [2, 4, 6]
-
-
-def test_the_images_between_are_read_and_written_nowhere(tmp_path: Path) -> None:
-    stored: list[Readable] = []
-
-    def noting(task: ImageTask, *books: Any) -> None:
-        stored.extend(task.stored)
-        inline(task, *books)
-
-    problem = plain_in(terms_of(IMAGE, blurs("zero")), 3)
-    run = finished(iterations_of(SOLVERS["pgd"], problem, tmp_path, run_pass=noting), 6)
-    assert run.state.passes == 2
-    assert len(stored) == 1  # the first pass begins at zeros, the second at the image of the first
 
 
 # --- bytes that a plan says an iteration moves ----------------------------------------------------

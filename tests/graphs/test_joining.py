@@ -210,30 +210,20 @@ def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     return tmp_path / "cache/halotile/ranks"
 
 
-def readable_by_the_group(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    folder.chmod(0o740)
-
-
-def of_another_user(folder: Path) -> None:
-    folder.mkdir(parents=True, mode=0o700)
-    os.chown(folder, 65534, 65534)
-
-
-def linked(folder: Path) -> None:
-    theirs = folder.parents[2] / "theirs"
-    theirs.mkdir(mode=0o700)
-    folder.parent.mkdir(parents=True)
-    folder.symlink_to(theirs)
-
-
-@pytest.mark.parametrize("made", [readable_by_the_group, of_another_user, linked])
-def test_ranks_do_not_meet_where_others_could_join_them(made: Any, folder: Path, monkeypatch: Patch) -> None:
-    if made is of_another_user and os.geteuid() != 0:
+@pytest.mark.parametrize("kind", ["readable by the group", "of another user", "linked"])
+def test_ranks_do_not_meet_where_others_could_join_them(kind: str, folder: Path, monkeypatch: Patch) -> None:
+    if kind == "of another user" and os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     for name, word in STEP.items():
         monkeypatch.setenv(name, word)
-    made(folder)
+    made = folder.with_name("theirs") if kind == "linked" else folder
+    made.mkdir(parents=True, mode=0o700)
+    if kind == "linked":
+        folder.symlink_to(made)
+    elif kind == "of another user":
+        os.chown(folder, 65534, 65534)
+    else:
+        folder.chmod(0o740)
     with pytest.raises(ConfigError, match=r"ranks, which is not a folder of yours alone"), torch_group.join():
         pass
 
