@@ -62,6 +62,19 @@ def test_channels_are_selected_with_what_describes_them(tmp_path: Path) -> None:
         assert kept == list(zip([NAMES[number] for number in numbers], colours, strict=True))
 
 
+@pytest.mark.parametrize("strength", [1.0, [1.0, 2.0]])
+def test_a_map_of_all_channels_is_selected_too(tmp_path: Path, strength: Any) -> None:
+    pixels, results = noisy_image((4, 96, 80)), []
+    sigma = np.broadcast_to(np.array([0.1, 0.2, 0.3, 0.4], "float32")[:, None, None], pixels.shape)
+    source = write_zarr(tmp_path / "a.zarr", pixels, axes="cyx")
+    for number, side in enumerate((sigma, sigma[[3, 1]])):
+        path = write_zarr(tmp_path / f"s{number}.zarr", np.ascontiguousarray(side))
+        given = {"channels": (3, 1), "sides": {"sigma": str(path)}}
+        job = job_of(source, tmp_path / f"o{number}.zarr", "tv", {"strength": strength}, input=given)
+        results.append(run_inline(job))
+    assert (results[0] == results[1]).all()
+
+
 @pytest.mark.parametrize("stated", [None, -1])
 def test_channels_without_colours_get_different_ones(tmp_path: Path, stated: int | None) -> None:
     channels: dict[str, Any] = {"Name": NAMES} | ({"Color": [stated] * 4} if stated else {})
