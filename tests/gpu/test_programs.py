@@ -21,7 +21,7 @@ from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.ptychography.opened import SimulatedScan
 from tests.benchmarks.gpu_ranks import COLLECTIVES, connected, ranks
 from tests.cases import all_of
-from tests.graphs import collecting
+from tests.graphs import test_collectives as collectives
 from tests.support import noisy_image, write_zarr
 
 pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
@@ -153,7 +153,7 @@ def test_every_collective_and_its_gradient_has_the_numbers_of_a_cpu(gpu: str, tm
 def with_gradients(group: TorchGroup) -> dict[str, list[torch.Tensor]]:
     """What each gives on the device of a group, and its gradient, brought to the CPU, where all numbers are drawn."""
     found = {}
-    for name, (operator, shape, dtype) in collecting.operators(group).items():
+    for name, (operator, shape, dtype) in collectives.operators(group).items():
         generator = torch.Generator().manual_seed(7)
         x = torch.randn(shape, dtype=dtype, generator=generator).to(group.device).requires_grad_()
         y = operator(x)

@@ -10,13 +10,16 @@ import torch
 
 from halotile import DistributedContext, distribute
 
-physics = pytest.importorskip("deepinv.physics")
+physics: Any = pytest.importorskip("deepinv.physics")
+optim: Any = pytest.importorskip("deepinv.optim")
+models: Any = pytest.importorskip("deepinv.models")
+Patch = pytest.MonkeyPatch
 
 NEAR = 1e-5
 """Largest difference, relative to the largest value."""
 
 
-def in_blocks(monkeypatch: pytest.MonkeyPatch, edge: int, large: int = 100) -> None:
+def in_blocks(monkeypatch: Patch, edge: int, large: int = 100) -> None:
     """Cut images of so many pixels into blocks of this length."""
     monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.LARGE", large)
     monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.BLOCK", edge)
@@ -84,29 +87,3 @@ class Smooth(torch.nn.Module):  # type: ignore[misc]
 
 def tiled(ctx: DistributedContext, net: Any, **options: Any) -> Any:
     return distribute(net, ctx, type_object="denoiser", **{"patch_size": 16, "overlap": 2, **options})
-
-
-def refuse_bright(batch: torch.Tensor) -> torch.Tensor:
-    if batch.max() > 8:
-        raise ValueError("too bright")
-    return batch
-
-
-def one_bright_pixel() -> torch.Tensor:
-    """An image with a bright pixel in the second of three tiles."""
-    x = torch.zeros(1, 1, 40, 16)
-    x[..., 20, 8] = 9
-    return x
-
-
-def away_from_the_rim(tensor: torch.Tensor, scale: int = 1) -> torch.Tensor:
-    return tensor[..., 2 * scale : -2 * scale, 2 * scale : -2 * scale]
-
-
-OPERATIONS: dict[str, Callable[[Any, torch.Tensor, Any], Any]] = {
-    "A": lambda p, x, y: p.A(x),
-    "A_adjoint": lambda p, x, y: p.A_adjoint(y),
-    "A_vjp": lambda p, x, y: p.A_vjp(x, y),
-    "A_adjoint_A": lambda p, x, y: p.A_adjoint_A(x),
-    "A_A_adjoint": lambda p, x, y: p.A_A_adjoint(y),
-}

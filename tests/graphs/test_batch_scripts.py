@@ -1,18 +1,26 @@
-"""Batch systems, only two of which can be run here: their job scripts, compared to the letter, and what their commands print about jobs."""
+"""Batch systems, only two of which can be run here: job scripts, what commands print about jobs, and attempts at a run whose output is held."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
+import signal
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import dask
 import pytest
 
-from halotile.errors import ClusterFailed, ConfigError
+from halotile.errors import ClusterFailed, ConfigError, DamagedData, OutputInUse, Stopped
+from halotile.graphs import waiting
 from halotile.graphs.clusters import htcondor, lsf, oar, pbs, sge, slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.common.security import Credentials
@@ -20,8 +28,27 @@ from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.batch_system import BatchSystem, job_script, launch_states, logs_of
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run
-from halotile.graphs.submission import check_walltime, script_of, walltime_seconds
+from halotile.graphs.runs import claim
+from halotile.graphs.runs.signals import Signals
+from halotile.graphs.runs.status import status_of
+from halotile.graphs.submission import (
+    DRAIN_AT,
+    SILENCE_SECONDS,
+    Submission,
+    attend,
+    check_not_waiting,
+    check_walltime,
+    script_of,
+    submission_in,
+    walltime_seconds,
+)
+from halotile.graphs.waiting import patience_seconds
+from halotile.graphs.watching.progress import Progress
 from halotile.registry import names
+from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
+from halotile.storage.run_directory.locks import WorkerLock
+from tests.cases import thorough
+from tests.faults import Scene
 
 pytestmark = pytest.mark.filterwarnings("ignore:OAR Job memory")
 
@@ -59,8 +86,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 def worker_script(system: BatchSystem, choice: Cluster) -> str:
     """The script of a job, with the interpreter under one name."""
-    order = Order(workers=2, memory_bytes=4 * 2**30, choice=choice)
-    security = Credentials(LOGS / "tls-1").security
+    order, security = Order(workers=2, memory_bytes=4 * 2**30, choice=choice), Credentials(LOGS / "tls-1").security
     text = job_script(system, order, address="tls://10.0.0.7:8786", logs=LOGS, security=security)
     return text.replace(sys.executable, "PYTHON")
 
@@ -178,33 +204,28 @@ def test_a_script_has_what_the_job_and_the_user_say(
     assert "directives_skip" not in section or absent in worker_script(SYSTEMS[name], PLAIN)
 
 
-@pytest.mark.parametrize(
-    ("name", "section", "words"),
-    [
-        ("htcondor", {"queue": "gpu"}, r"cluster\.queue is gpu, but HTCondor has no such setting"),
-        ("sge", {"cores": 4}, r'cluster\.cores is 4.*directives: \["-pe smp 4"\]'),
-    ],
-)
-def test_what_a_system_lacks_is_refused(name: str, section: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        worker_script(SYSTEMS[name], replace(PLAIN, **section))
+def test_what_a_system_lacks_is_refused() -> None:
+    for name, choice, words in (
+        ("htcondor", replace(PLAIN, queue="gpu"), r"cluster\.queue is gpu, but HTCondor has no such setting"),
+        ("sge", replace(PLAIN, cores=4), r'cluster\.cores is 4.*directives: \["-pe smp 4"\]'),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            worker_script(SYSTEMS[name], choice)
 
 
-@pytest.mark.parametrize(
-    ("written", "kept"),
-    [
-        (["-pe smp 4"], []),
-        (["  -pe mpi 2-4 ", "-R y"], ["-R y"]),
-        (["-l h_vmem=6G -pe smp 4 -R y"], ["-l h_vmem=6G -R y"]),
-        (["-pe smp 4 -P my-pe"], ["-P my-pe"]),
-    ],
-)
+DIRECTIVES = [
+    (["-pe smp 4"], []), (["  -pe mpi 2-4 ", "-R y"], ["-R y"]), (["-pe smp 4 -P my-pe"], ["-P my-pe"]),
+    (["-l h_vmem=6G -pe smp 4 -R y"], ["-l h_vmem=6G -R y"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "kept"), DIRECTIVES)
 def test_a_driver_takes_one_slot_of_a_grid_engine(written: list[str], kept: list[str]) -> None:
     for source in ("job", "configuration", "options"):
+        given = {source: written}
         options = {"job_extra_directives": written} if source == "options" else {}
-        directives = tuple(written) if source == "job" else ()
-        choice = Cluster(kind="sge", cores=4, directives=directives, options=options)
-        with dask.config.set({"jobqueue.sge.job-extra-directives": written if source == "configuration" else []}):
+        choice = Cluster(kind="sge", cores=4, directives=tuple(given.get("job", ())), options=options)
+        with dask.config.set({"jobqueue.sge.job-extra-directives": given.get("configuration", [])}):
             text = driver_script(SYSTEMS["sge"], choice)
         lines = [" ".join(line.split()) for line in text.splitlines()]
         assert "-pe " not in text.replace("my-pe", "")
@@ -327,9 +348,7 @@ def test_a_state_is_what_the_batch_system_prints(name: str, answer: str, state: 
 
 
 @pytest.mark.parametrize(("name", "error", "state"), ERRORS)
-def test_an_error_that_names_the_job_ends_it(
-    name: str, error: str, state: LaunchState | None, command: Command
-) -> None:
+def test_an_error_that_names_a_job_ends_it(name: str, error: str, state: LaunchState | None, command: Command) -> None:
     command(asked(name), f"cat >&2 << 'END'\n{error}\nEND\nexit 153")
     system = SYSTEMS[name]
     if state is not None:
@@ -386,3 +405,163 @@ def test_a_system_is_asked_for_all_jobs_at_once(name: str, command: Command) -> 
     (call,) = calls.read_text().splitlines()
     assert name != "slurm" or {"--states=all", "--jobs=7,70"} < {*call.split()}
     assert over("7", "8", "70") == {"7": False, "8": True, "70": False}
+
+
+# --- attempts at a submitted run whose output is held by a lost machine, or by another driver at work
+
+Patch = pytest.MonkeyPatch
+
+MakeRun = Callable[[float], RunDirectory]
+NOTHING = Progress("start", 0, 0, 3, 0, 0, 0.0)
+
+
+@pytest.fixture
+def requested(monkeypatch: Patch) -> list[str]:
+    """The jobs that are requeued."""
+    numbers: list[str] = []
+    monkeypatch.setattr(BatchSystem, "requeue", lambda _, job: numbers.append(job))
+    monkeypatch.setattr("halotile.graphs.submission.ignore_signals", lambda: None)
+    return numbers
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> MakeRun:
+    """A run that was submitted as job 7, some seconds ago."""
+
+    def make(seconds: float) -> RunDirectory:
+        made = RunDirectory(tmp_path / "out.zarr.run")
+        made.create()
+        options = {"fresh": False, "same_input": False, "allow_import": False}
+        submitted = {"submitted_from": "here", "submitted": time.time() - seconds, "number": "7", "notice_seconds": 20}
+        BatchFiles(made).write(dataclasses.asdict(Submission(job={}, options=options, **submitted)))  # type: ignore[arg-type]
+        return made
+
+    return make
+
+
+def test_a_driver_sends_itself_a_signal(run: MakeRun, requested: list[str], monkeypatch: Patch) -> None:
+    made = run(60)
+    monkeypatch.setenv(DRAIN_AT, str(int(time.time()) + 3))
+
+    def go(*_: object) -> None:
+        with Signals() as signals:
+            while not signals.requested:
+                time.sleep(0.01)
+        made.write_status(status_of(replace(NOTHING, done=1), "stopped", "", output="out"))
+        raise Stopped("stopped", signals.name)
+
+    with pytest.raises(Stopped):
+        attend(made, go)
+    assert requested == ["7"]
+
+
+# The status of this driver, which found two blocks done.
+TWO_DONE, THREE_DONE = (status_of(replace(NOTHING, done=n, resumed=2), "failed", "", output="out") for n in (2, 3))
+HELD: list[tuple[float, Any, bool, bool]] = [
+    (60, {}, True, False),  # a lost machine holds it
+    (SILENCE_SECONDS + 60, {}, False, True),  # for ever
+    (60, {"state": "running"}, False, False),  # another driver is at work
+    (SILENCE_SECONDS + 60, THREE_DONE, True, False),  # of several images, others were done
+    (SILENCE_SECONDS + 60, TWO_DONE, False, True),
+]
+
+
+@pytest.mark.parametrize(("seconds", "status", "is_requested", "has_failed"), HELD)
+def test_an_output_that_is_held_is_asked_for_again_for_a_while(
+    seconds: float, status: Any, is_requested: bool, has_failed: bool, run: MakeRun, requested: list[str]
+) -> None:
+    made = run(seconds)
+
+    def held(*_: object) -> None:
+        if status:
+            made.write_status(status | {"updated": time.time() + 1})
+        raise OutputInUse("in use.")
+
+    message = r"in use\. Its holder has been silent, so this job is requested again"
+    with pytest.raises(Stopped, match=message) if is_requested else pytest.raises(OutputInUse):
+        attend(made, held)
+    assert requested == ["7"] * is_requested
+    assert ("in use." in str(BatchFiles(made).failure())) is has_failed
+
+
+def test_locks_are_waited_for_in_jobs(tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
+    patience = {name: patience_seconds(0.5, {name: "7"}) for name in (*waiting.BATCH_JOB, "HOME")}
+    assert patience == dict.fromkeys(waiting.BATCH_JOB, waiting.LEASE_SECONDS) | {"HOME": 0.5}
+    caplog.set_level("WARNING")  # a cluster that was started silences every handler, and for good
+    scene = Scene.create(tmp_path)
+    monkeypatch.setattr(waiting, "SECONDS", 0.05)
+    monkeypatch.setattr(claim, "patience_seconds", lambda _: 0.3)
+    with scene.directory.lock(), pytest.raises(OutputInUse):
+        scene.run()
+    assert f"waiting for whoever holds {scene.directory.path}" in caplog.text
+
+
+class Torn(BaseException):
+    """The error of the command when a signal comes outside of a run."""
+
+
+def _tear(number: int, _: FrameType | None) -> NoReturn:
+    raise Torn(signal.Signals(number).name)
+
+
+@pytest.fixture
+def signals_while_waiting(monkeypatch: Patch) -> Iterator[list[signal.Signals]]:
+    """The signal that comes while the command waits for a lock, as long as a batch job does."""
+    requested: list[signal.Signals] = []
+    monkeypatch.setattr(waiting, "SECONDS", 0.05)
+    monkeypatch.setattr(claim, "log_line", lambda _: os.kill(os.getpid(), requested[0]))
+    monkeypatch.setenv("PBS_JOBID", "7")
+    before = {number: signal.signal(number, _tear) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    yield requested
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+NUMBERS = {signal.SIGUSR1: "Its holder has been silent, so this job is requested again", signal.SIGTERM: "stopped on SIGTERM while it waited"}  # fmt: skip
+WAITING = [("driver", signal.SIGUSR1), ("worker", signal.SIGUSR1), thorough("worker", signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(("holder", "number"), WAITING)
+def test_a_job_whose_time_is_up_while_it_waits_is_asked_for_again(
+    holder: str, number: Any, tmp_path: Path, signals_while_waiting: Any, run: MakeRun, requested: Any
+) -> None:
+    made, scene = run(60), Scene.create(tmp_path)
+    signals_while_waiting.append(number)
+
+    def go(*_: object) -> None:
+        scene.run()
+
+    with ExitStack() as held:
+        if holder == "driver":
+            held.enter_context(scene.directory.lock())
+        else:
+            scene.directory.create()
+            (lock := WorkerLock(scene.directory.path)).hold()
+            held.callback(lock.release)
+        with pytest.raises(Stopped, match=NUMBERS[number]):
+            attend(made, go)
+    assert requested == ["7"] * (number == signal.SIGUSR1)
+    assert BatchFiles(made).failure() is None
+    assert not scene.output.exists()
+
+
+def test_a_submission_that_cannot_be_understood_is_damaged(run: MakeRun) -> None:
+    directory = run(0.0)
+    BatchFiles(directory).write({})
+    with pytest.raises(DamagedData, match=r"the record of its submission is damaged\. Submit it again"):
+        submission_in(directory)
+    check_not_waiting(directory)
+
+
+def test_a_job_that_begins_before_its_number_is_stored(run: MakeRun, monkeypatch: Patch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    files = BatchFiles(made := run(1))
+    submitting = replace(submission_in(made), system="sge", number="")
+    submitting.keep(files)
+    storing = threading.Timer(0.5, lambda: replace(submission_in(made), number="12").keep(files))
+    storing.start()
+    seen: list[str] = []
+    attend(made, lambda submission, _: seen.append(submission.number))
+    storing.join()
+    assert seen == [submission_in(made).number] == ["12"]
+    assert submission_in(made).attempts == 1

@@ -47,19 +47,12 @@ def browser() -> Iterator[Any]:
 
 def page_of(cluster: RunningCluster) -> str:
     """The address of the page."""
-    assert cluster.dashboard is not None
-    return f"{cluster.dashboard.rpartition('/')[0]}/{ADDRESS}"
+    return f"{(cluster.dashboard or '').rpartition('/')[0]}/{ADDRESS}"
 
 
 def text(browser: Any, name: str) -> str:
     """The text of an element of the page."""
     return str(browser.execute_script("return document.getElementById(arguments[0]).textContent", name))
-
-
-def done_in(browser: Any) -> int:
-    """Number of blocks that the page shows as done."""
-    shown = text(browser, "done")
-    return int(shown) if shown.isdecimal() else 0
 
 
 def painted(browser: Any, state: str) -> int:
@@ -76,7 +69,7 @@ def follows(browser: Any, condition: Callable[[], bool]) -> None:
     assert [entry for entry in browser.get_log("browser") if own not in entry["message"]] == []
 
 
-def test_the_map_fills_while_a_job_runs(scene: Scene, cluster: RunningCluster, browser: Any, tmp_path: Path) -> None:
+def test_the_map_fills_while_a_job_runs(scene: Scene, cluster: RunningCluster, browser: Any) -> None:
     scene.set_pace(0.4)
     scene.make_trouble("flaky", 9, "2")
     scene.make_trouble("raise", 2)
@@ -86,28 +79,21 @@ def test_the_map_fills_while_a_job_runs(scene: Scene, cluster: RunningCluster, b
         if ADDRESS in progress.message:
             begun.set()
 
-    running = threading.Thread(
-        target=scene.run, args=(cluster,), kwargs={"observer": look, "on_bad_block": "quarantine"}
-    )
+    options = {"observer": look, "on_bad_block": "quarantine"}
+    running = threading.Thread(target=scene.run, args=(cluster,), kwargs=options)
     running.start()
     try:
         assert begun.wait(60)
         browser.get(page_of(cluster))
-        follows(browser, lambda: done_in(browser) > 4)
+        follows(browser, lambda: text(browser, "done").isdecimal() and int(text(browser, "done")) > 4)
         early, speed = painted(browser, "done"), text(browser, "speed")
-        assert early > 0
-        assert painted(browser, "running") > 0
-        follows(browser, lambda: done_in(browser) > 20)
+        assert min(early, painted(browser, "running")) > 0
+        follows(browser, lambda: int(text(browser, "done")) > 20)
         assert painted(browser, "done") > 2 * early
-        assert painted(browser, "quarantined") > 0
-        assert painted(browser, "todo") > 0
+        assert min(painted(browser, "quarantined"), painted(browser, "todo")) > 0
         assert text(browser, "speed") != speed
         assert len(browser.execute_script(COLOURS, "seconds")) > 2
-        assert text(browser, "name") == "clean.zarr"
-        assert text(browser, "word") == "running"
-        image = tmp_path / "page.png"
-        assert browser.save_screenshot(str(image))
-        assert image.stat().st_size > 10_000
+        assert [text(browser, name) for name in ("name", "word")] == ["clean.zarr", "running"]
         scene.set_pace(0)
         follows(browser, lambda: text(browser, "word") == "the run is over")
         assert text(browser, "done") == "63"
@@ -163,9 +149,8 @@ TOLD: dict[str, Any] = {
 @pytest.mark.parametrize("width", [1400, 360])
 def test_the_kept_page_is_the_report_of_a_run(cluster: RunningCluster, tmp_path: Path, width: int) -> None:
     clean = np.kron(np.random.default_rng(0).uniform(50, 200, (12, 12)), np.ones((32, 32)))
-    source = write_zarr(
-        tmp_path / "a <b>.zarr", (clean + 10 * np.random.default_rng(1).standard_normal(clean.shape)).astype("f4")
-    )
+    noisy = clean + 10 * np.random.default_rng(1).standard_normal(clean.shape)
+    source = write_zarr(tmp_path / "a <b>.zarr", noisy.astype("f4"))
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"})
     outcome = run(make_plan(job), cluster=cluster)
     page = RunDirectory.beside(job.output.path).path / PAGE
@@ -173,9 +158,8 @@ def test_the_kept_page_is_the_report_of_a_run(cluster: RunningCluster, tmp_path:
     with chromium("--disable-gpu", f"--window-size={width},1000") as opened:
         opened.get(page.as_uri())
         shown = opened.execute_script("return document.getElementById('report').innerText")
-        images = opened.execute_script(
-            "return [...document.querySelectorAll('#report img')].map((each) => [each.alt, each.naturalWidth])"
-        )
+        listed = "[...document.querySelectorAll('#report img')]"
+        images = opened.execute_script(f"return {listed}.map((each) => [each.alt, each.naturalWidth])")
         is_wider = opened.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
         assert opened.get_log("browser") == []
     assert [alt.partition(",")[0] for alt, _ in images] == ["before", "after", "residual"] * (len(images) // 3)

@@ -39,23 +39,27 @@ def stained(folder: Path, pixels: Image | None = None, name: str = "a.tif") -> P
     return folder / name
 
 
-@pytest.mark.parametrize(
-    ("wanted", "numbers"), [(["FISH", "DAPI"], [2, 0]), ([1, "Cy5"], [1, 3]), ([2], [2]), (["3"], [3])]
-)
-def test_channels_are_selected_with_what_describes_them(tmp_path: Path, wanted: list[Any], numbers: list[int]) -> None:
+SELECTED: list[tuple[tuple[Any, ...], list[int]]] = [
+    (("FISH", "DAPI"), [2, 0]), ((1, "Cy5"), [1, 3]), ((2,), [2]), (("3",), [3]),
+]  # fmt: skip
+
+
+def test_channels_are_selected_with_what_describes_them(tmp_path: Path) -> None:
     pixels = noisy_image((4, 96, 80), "uint16")
-    job = job_of(stained(tmp_path, pixels), tmp_path / "o.zarr", "none", input={"channels": tuple(wanted)})
-    assert (run_inline(job) == pixels[numbers]).all()
-    all_of_them, chosen = make_plan(replace(job, input=replace(job.input, channels=()))), make_plan(job)
-    assert all_of_them.fingerprint != chosen.fingerprint
-    assert "channels" not in all_of_them.identity["input"]
-    whole: Any = all_of_them.layout.omero
-    layout: Any = chosen.layout
-    omero, planes = layout.omero, layout.attributes["ome_planes"]
-    assert planes["sizes"] == [1, len(numbers), 1]
-    assert [float(plane["ExposureTime"]) for plane in planes["planes"]] == numbers
-    for kept, number in zip(omero["channels"], numbers, strict=True):
-        assert (kept["label"], kept["color"]) == (NAMES[number], whole["channels"][number]["color"])
+    plain = job_of(stained(tmp_path, pixels), tmp_path / "o.zarr", "none")
+    whole: Any = make_plan(plain)
+    assert "channels" not in whole.identity["input"]
+    for wanted, numbers in SELECTED:
+        job = replace(plain, input=replace(plain.input, channels=wanted))
+        assert (run_inline(job) == pixels[numbers]).all()
+        chosen: Any = make_plan(job)
+        assert whole.fingerprint != chosen.fingerprint
+        planes = chosen.layout.attributes["ome_planes"]
+        assert planes["sizes"] == [1, len(numbers), 1]
+        assert [float(plane["ExposureTime"]) for plane in planes["planes"]] == numbers
+        colours = [whole.layout.omero["channels"][number]["color"] for number in numbers]
+        kept = [(each["label"], each["color"]) for each in chosen.layout.omero["channels"]]
+        assert kept == list(zip([NAMES[number] for number in numbers], colours, strict=True))
 
 
 @pytest.mark.parametrize("strength", [1.0, [1.0, 2.0]])
@@ -124,29 +128,17 @@ class Case:
     of_channel: list[dict[str, Any]]
 
 
-NONE, GAUSSIAN = {"name": "none"}, {"name": "gaussian", "sigma": 1.5}
-NLM, LEVELS = (
-    {"name": "nlm", "strength": 1.0, "patch": 3, "sigma": "auto"},
-    {"DAPI": 0.05, "GFP": "auto", "FISH": "auto", "Cy5": 0.2},
-)
+NONE, GAUSSIAN, MEDIAN = {"name": "none"}, {"name": "gaussian", "sigma": 1.5}, {"name": "median", "size": 5}
+NLM = {"name": "nlm", "strength": 1.0, "patch": 3, "sigma": "auto"}
+STRENGTHS, LEVELS = [0.5, 1.0, 2.0, 1.0], [0.05, "auto", "auto", 0.2]
 CASES = {
-    "names": Case(
-        {**TV, "strength": {"DAPI": 0.5, "GFP": 1.0, "FISH": 2.0, "Cy5": 1.0}},
-        {},
-        [{**TV, "strength": strength} for strength in (0.5, 1.0, 2.0, 1.0)],
-    ),
-    "numbers": Case(
-        {**TV, "iterations": {"1": 5, "3": 7}}, {}, [TV | n for n in ({}, {"iterations": 5}, {}, {"iterations": 7})]
-    ),
+    "names": Case({**TV, "strength": dict(zip(NAMES, STRENGTHS, strict=True))}, {}, [{**TV, "strength": n} for n in STRENGTHS]),
+    "numbers": Case({**TV, "iterations": {"1": 5, "3": 7}}, {}, [TV, TV | {"iterations": 5}, TV, TV | {"iterations": 7}]),
     "a list": Case({**TV, "strength": [1, 1, 1, 2]}, {}, [TV, TV, TV, {**TV, "strength": 2}]),
     "no main one": Case(NONE, {"DAPI": TV, "GFP": GAUSSIAN, "FISH": TV, "Cy5": GAUSSIAN}, [TV, GAUSSIAN, TV, GAUSSIAN]),
-    "nlm": Case(
-        {**NLM, "distance": [2, 3, 2, 3]},
-        {"Cy5": {"name": "median", "size": 5}},
-        [*({**NLM, "distance": n} for n in (2, 3, 2)), {"name": "median", "size": 5}],
-    ),
-    "levels": Case({**TV, "sigma": LEVELS}, {}, [{**TV, "sigma": n} for n in (0.05, "auto", "auto", 0.2)]),
-}
+    "nlm": Case({**NLM, "distance": [2, 3, 2, 3]}, {"Cy5": MEDIAN}, [*({**NLM, "distance": n} for n in (2, 3, 2)), MEDIAN]),
+    "levels": Case({**TV, "sigma": dict(zip(NAMES, LEVELS, strict=True))}, {}, [{**TV, "sigma": n} for n in LEVELS]),
+}  # fmt: skip
 SCENES = ("float64", "holes", "mask", "sigma", "photons", "volume", "stripes", "defects")
 CROSSED = [*(("uint16", name) for name in CASES), *((scene, "others") for scene in SCENES), ("photons", "levels")]
 CASES["others"] = Case(TV, {"2": NONE, "1": GAUSSIAN}, [TV, GAUSSIAN, NONE, TV])
@@ -281,18 +273,14 @@ def test_a_file_has_settings_of_channels(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(CONFIG)
     job = load_denoising(tmp_path / "job.yaml")
     plan = make_plan(job)
-    assert [part["setting"] for part in plan.summary()["channels"]] == [
-        "{name: tv, strength: 1.0, sigma: auto}",
-        "{name: tv, strength: 2, sigma: auto}",
-        "{name: gaussian, sigma: 1}",
-    ]
+    filters = ["{name: tv, strength: 1.0, sigma: auto}", "{name: tv, strength: 2, sigma: auto}", "{name: gaussian, sigma: 1}"]  # fmt: skip
+    assert [part["setting"] for part in plan.summary()["channels"]] == filters
     assert check_saved_job(plan.documents.asked, tmp_path, "saved") == replace(job, run=job.run)
     decided = check_saved_job({**plan.documents.resolved, "version": 1, "job": "denoise"}, tmp_path, "decided")
     assert (run_inline(decided) == run_inline(job)).all()  # type: ignore[arg-type]
     validate(instance=YAML(typ="safe").load(CONFIG), schema=config_schema())
-    assert re.fullmatch(
-        r"DAPI: noise level .*\nGFP: noise level .*, estimated from the whole image", plan.summary()["noise"]
-    )
+    said = r"DAPI: noise level .*\nGFP: noise level .*, estimated from the whole image"
+    assert re.fullmatch(said, plan.summary()["noise"])
 
 
 MISTAKES = [

@@ -1,10 +1,11 @@
-"""Contexts, what they accept and return, and distributed fidelities in deepinv's algorithms and networks."""
+"""Contexts, what they accept and return, and that no torch tensor crosses a border; distributed fidelities in deepinv's algorithms and networks."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.distributed import context
 from halotile.graphs.distributed.context import task_bytes
 from halotile.graphs.plans.needs import IMPORTS_BYTES
+from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.runs.driver import run
 from tests.cases import all_of, thorough
-from tests.graphs.distributing import NEAR, STACKS, Smooth, difference, image, one_bright_pixel, refuse_bright, tiled
-from tests.support import IN_THREADS, noisy_image, write_zarr
+from tests.graphs.distributing import NEAR, STACKS, Patch, Smooth, difference, image, models, optim, physics, tiled
+from tests.graphs.trials import deblurring, have
+from tests.support import IN_THREADS, dncnn_weights, job_of, noisy_image, read_zarr, write_zarr
 
-physics = pytest.importorskip("deepinv.physics")
-optim = pytest.importorskip("deepinv.optim")
-models = pytest.importorskip("deepinv.models")
 peer = pytest.importorskip("deepinv.distributed")
 framework: Any = pytest.importorskip("deepinv.distributed.framework")
 
@@ -39,6 +40,12 @@ def blurs(count: int = 3) -> list[Any]:
     return STACKS["circular blurs"]()[:count]
 
 
+def refuse_bright(batch: torch.Tensor) -> torch.Tensor:
+    if batch.max() > 8:
+        raise ValueError("too bright")
+    return batch
+
+
 # --- contexts -------------------------------------------------------------------------------------
 
 
@@ -47,7 +54,7 @@ def test_a_context_joins_the_cluster_of_the_environment_and_a_client_of_the_user
     with LocalCluster(n_workers=1, **IN_THREADS) as theirs, Client(theirs) as client:
         array = da.ones((10, 10), chunks=5).persist()
         with LocalCluster(n_workers=1, **IN_THREADS) as other:
-            with pytest.MonkeyPatch.context() as patched:
+            with Patch.context() as patched:
                 patched.setenv("DASK_SCHEDULER_ADDRESS", other.scheduler_address)
                 with DistributedContext(device_mode="cpu") as joined:
                     assert joined.world_size == 1
@@ -60,7 +67,7 @@ def test_a_context_joins_the_cluster_of_the_environment_and_a_client_of_the_user
         assert default_client() is client
 
 
-def test_an_unreachable_scheduler_is_reported_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_scheduler_is_reported_with_its_address(monkeypatch: Patch) -> None:
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:9")
     monkeypatch.setattr("halotile.graphs.clusters.scheduler.CONNECT_SECONDS", 1)
     words = r"tcp://127\.0\.0\.1:9.*or remove DASK_SCHEDULER_ADDRESS to have workers on this machine"
@@ -68,7 +75,7 @@ def test_an_unreachable_scheduler_is_reported_with_its_address(monkeypatch: pyte
         pass
 
 
-def test_a_cluster_has_the_memory_of_a_control_group_and_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_has_the_memory_of_a_control_group_and_patience(monkeypatch: Patch) -> None:
     def start(order: Order) -> None:
         silent = order.scheduler_options["worker_ttl"]
         raise ConfigError(f"{order.workers} workers of {order.memory_bytes} bytes, silent for {silent:g} s")
@@ -85,7 +92,8 @@ def test_an_error_names_its_operator_or_tile_and_leaves_the_cluster_usable(ctx: 
     y = list(stack.A(x))
     with pytest.raises(TaskFailed, match=r"adjoint of operator 2 failed on a worker: \w+"):
         stack.A_adjoint([*y[:2], torch.ones(3), y[3]])
-    bright = one_bright_pixel()
+    bright = torch.zeros(1, 1, 40, 16)
+    bright[..., 20, 8] = 9  # in the second of three tiles
     picky = physics.LinearPhysics(A=refuse_bright, A_adjoint=refuse_bright)
     calm = physics.LinearPhysics(A=lambda x: 0 * x, A_adjoint=lambda x: 0 * x)
     tiles = tiled(ctx, refuse_bright, max_batch_size=1, overlap=0)
@@ -146,13 +154,9 @@ INVALID: list[tuple[tuple[Any, dict[str, Any]], type[Exception], str]] = [
     (denoiser(blending="cubic"), ConfigError, "blending is 'cubic'"),
     (denoiser(pach_size=3), ConfigError, "no keyword 'pach_size'"),
     (([3], {"type_object": "physics"}), WrongKind, "holds int"),
-    (
-        ([physics.Physics()], {"type_object": "linear_physics"}),
-        WrongKind,
-        r"holds Physics\. Write LinearPhysics objects",
-    ),
+    (([physics.Physics()], {"type_object": "linear_physics"}), WrongKind, r"holds Physics\. Write LinearPhysics objects"),
     ((lambda *_: 3, {"type_object": "linear_physics", "num_operators": 1}), TaskFailed, "must return LinearPhysics"),
-]
+]  # fmt: skip
 
 
 def test_invalid_arguments_are_refused_with_their_values(ctx: DistributedContext) -> None:
@@ -161,9 +165,7 @@ def test_invalid_arguments_are_refused_with_their_values(ctx: DistributedContext
             distribute(thing, ctx, **options)(torch.ones(1, 1, 4, 4))
 
 
-def test_images_that_do_not_fit_into_a_worker_are_refused(
-    ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_do_not_fit_into_a_worker_are_refused(ctx: DistributedContext, monkeypatch: Patch) -> None:
     assert task_bytes(ctx.client) == 4 * 2**30, "the share of a thread"
     stack, x = distribute(STACKS["seven"](), ctx), image(1, 1, 100, 100)
     needed = 7 * (4 * x.numel() + 128)  # the image mapped, three of it and three measurements as large
@@ -199,17 +201,11 @@ CALLS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
 @pytest.mark.parametrize("kind", ["array", "dask", "path", "path of two axes"])
 def test_objects_return_the_type_that_they_are_given(ctx: DistributedContext, tmp_path: Path, kind: str) -> None:
     x: Any = image(1, 1, 40, 24)
-    given: Any
-    stack, data, net = (
-        distribute(blurs(), ctx),
-        distribute(optim.L2(), ctx),
-        tiled(ctx, Smooth(2).requires_grad_(False)),
-    )
-    if kind == "array":
-        given = x.numpy()
-    elif kind == "dask":
+    stack, data = distribute(blurs(), ctx), distribute(optim.L2(), ctx)
+    net, given = tiled(ctx, Smooth(2).requires_grad_(False)), x.numpy()
+    if kind == "dask":
         given = da.from_array(x.numpy(), chunks=(1, 1, 16, 16))
-    else:  # one with a suffix, and one without
+    elif kind != "array":  # one with a suffix, and one without
         name, pixels = ("x.zarr", x) if kind == "path" else ("x", x[0, 0])
         given = str(write_zarr(tmp_path / name, pixels.numpy()))
     for name, call in CALLS.items():
@@ -262,10 +258,8 @@ def test_results_of_paths_stay_in_their_folder_or_end_with_the_context(cluster: 
         assert found.is_dir()
     assert not found.exists()
     (tmp_path / "taken").write_text("")
-    with (
-        DistributedContext(cluster=cluster, device_mode="cpu", results=tmp_path / "taken") as opened,
-        pytest.raises(OutputRefused, match=r"results is .*taken, which cannot be a folder"),
-    ):
+    refused = pytest.raises(OutputRefused, match=r"results is .*taken, which cannot be a folder")
+    with DistributedContext(cluster=cluster, device_mode="cpu", results=tmp_path / "taken") as opened, refused:
         tiled(opened, torch.nn.Tanh())(source)
 
 
@@ -284,12 +278,7 @@ FIDELITIES: dict[str, Callable[[], Any]] = {
 def given(form: str, make: Callable[[], Any], ctx: DistributedContext) -> Any:
     """A distributed fidelity of three operators in one of the accepted forms."""
     if form == "factory":
-        made: Any = make()
-
-        def factory(index: int, device: Any, shared: Any) -> Any:
-            return made
-
-        return distribute(factory, ctx, num_operators=3, type_object="data_fidelity")
+        return distribute(lambda *_, made=make(): made, ctx, num_operators=3, type_object="data_fidelity")
     several = [make() for _ in range(3)]
     forms = {"single": make(), "list": several, "stacked": optim.StackedPhysicsDataFidelity(several)}
     return distribute(forms[form], ctx)
@@ -300,17 +289,14 @@ def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 NONLINEAR = "nonlinear "
-FORMS = [(name, form) for name in FIDELITIES for form in ("single", "stacked")]
+FORMS: list[Any] = [
+    *itertools.product(FIDELITIES, ("single", "stacked")),
+    *(thorough(*case) for case in itertools.product(FIDELITIES, ("list", "factory"))),
+    *itertools.product((NONLINEAR + "l2", NONLINEAR + "l1"), ("single", "list")),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        *FORMS,
-        *(thorough(name, form) for name in FIDELITIES for form in ("list", "factory")),
-        *((NONLINEAR + name, form) for name in ("l2", "l1") for form in ("single", "list")),
-    ],
-)
+@pytest.mark.parametrize(("name", "form"), FORMS)
 def test_value_gradient_and_prox_equal_the_plain_stack(ctx: DistributedContext, name: str, form: str) -> None:
     make, kwargs = FIDELITIES[name.removeprefix(NONLINEAR)], {"gamma": 0.2, "stepsize_inter": 0.3, "max_iter_inter": 4}
     plain = optim.StackedPhysicsDataFidelity([make() for _ in range(3)])
@@ -343,7 +329,7 @@ def test_the_prox_of_squares_solves_its_equation(ctx: DistributedContext, form: 
     assert difference(left, right) < NEAR
 
 
-class Quartic(optim.Distance):  # type: ignore[misc, name-defined]
+class Quartic(optim.Distance):  # type: ignore[misc]
     def fn(self, x: torch.Tensor, y: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return (x - y).pow(4).flatten(1).sum(1) / 4
 
@@ -365,7 +351,7 @@ def test_a_prox_that_diverges_is_refused_and_one_that_has_not_converged_reported
 # --- deepinv's algorithms and networks ------------------------------------------------------------
 
 
-class L2OfStacks(optim.L2):  # type: ignore[misc, name-defined]
+class L2OfStacks(optim.L2):  # type: ignore[misc]
     """deepinv's L2, whose value fails on a stack."""
 
     def fn(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, **kwargs: Any) -> Any:
@@ -437,3 +423,117 @@ def test_objects_derive_from_deepinvs_classes_and_use_none_of_their_methods(ctx:
             owner = next(kind for kind in type(ours).__mro__ if name in vars(kind)).__module__
             if name == "__init__" or not name.startswith("_"):
                 assert not owner.startswith("deepinv.distributed"), name
+
+
+# --- no torch tensor crosses the border of a task: Dask takes its size for 80 bytes, and some hang
+
+
+def watch_tensors() -> None:
+    """From now on this process notes each tensor that Dask serialises, however deep inside of something it is."""
+    import importlib
+    import threading
+
+    import torch
+
+    serialize = importlib.import_module("distributed.protocol.serialize")
+    own = serialize.dask_serialize.dispatch(torch.Tensor)  # it is registered when it is first looked for
+    torch._crossed = []
+    inside = threading.local()
+    dumps, reduce = serialize.pickle.dumps, torch.Tensor.__reduce_ex__
+
+    def watched_dumps(*arguments: Any, **options: Any) -> Any:
+        inside.depth = getattr(inside, "depth", 0) + 1
+        try:
+            return dumps(*arguments, **options)
+        finally:
+            inside.depth -= 1
+
+    def watched_reduce(self: Any, protocol: Any) -> Any:
+        if getattr(inside, "depth", 0):
+            torch._crossed.append(tuple(self.shape))
+        return reduce(self, protocol)
+
+    def watched_own(tensor: Any) -> Any:
+        torch._crossed.append(tuple(tensor.shape))
+        return own(tensor)
+
+    def undo() -> None:
+        serialize.pickle.dumps, torch.Tensor.__reduce_ex__ = dumps, reduce
+        serialize.dask_serialize.register(torch.Tensor)(own)
+
+    serialize.pickle.dumps, torch.Tensor.__reduce_ex__ = watched_dumps, watched_reduce
+    serialize.dask_serialize.register(torch.Tensor)(watched_own)
+    torch._watched = undo
+
+
+def cards_of_the_processor() -> None:
+    """From now on workers of this process have a GPU that is the CPU."""
+    from halotile.tasks import denoise_block
+    from halotile.tasks.devices.gpu import Gpu
+
+    vars(denoise_block)["open_device"] = lambda kind, *options: Gpu("cpu", *options)
+
+
+def devices_as_they_are() -> None:
+    """As before."""
+    from halotile.tasks import denoise_block
+    from halotile.tasks.devices import gpu
+
+    vars(denoise_block)["open_device"] = gpu.open_device
+
+
+def crossed() -> list[tuple[int, ...]]:
+    """What was noted."""
+    return list(torch._crossed)
+
+
+def unwatch() -> None:
+    torch._watched()
+
+
+Tensors = Callable[[], list[tuple[int, ...]]]
+
+
+@pytest.fixture
+def tensors(cluster: RunningCluster) -> Iterator[Tensors]:
+    """What crossed a border since the beginning of the test, here and in every worker."""
+    watch_tensors()
+    cluster.client.run(watch_tensors)
+    yield lambda: sum(cluster.client.run(crossed).values(), crossed())
+    cluster.client.run(unwatch)
+    unwatch()
+
+
+def test_no_tensor_crosses_in_runs_on_cards_or_without_and_their_bits_are_the_same(
+    cluster: RunningCluster, tensors: Tensors, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    have(monkeypatch)
+    source, written = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260), "uint16")), []
+    network: dict[str, Any] = {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8}
+    for name, device in (("dncnn", "cpu"), ("tv", "cpu"), ("tv", "cuda")):
+        options = network if name == "dncnn" else {"strength": 0.1}
+        job = job_of(source, tmp_path / f"{name}-{device}.zarr", name, options, run={"device": device})
+        if device == "cuda":
+            cluster.client.run(cards_of_the_processor)
+        try:
+            outcome = run(make_plan(job), cluster=cluster)
+        finally:
+            cluster.client.run(devices_as_they_are)
+        assert outcome.done == outcome.total > 1
+        written.append(read_zarr(tmp_path / f"{name}-{device}.zarr"))
+    np.testing.assert_array_equal(written[1], written[2])
+    run(make_plan(deblurring(tmp_path, "cpu")), cluster=cluster)
+    assert tensors() == []
+
+
+def test_none_crosses_between_distributed_objects_and_any_is_noticed(cluster: RunningCluster, tensors: Tensors) -> None:
+    with DistributedContext(cluster=cluster, device_mode="cpu") as ctx:
+        stack, x = distribute(STACKS["circular blurs"](), ctx), image(1, 1, 20, 24)
+        assert stack.A_adjoint(stack.A(x)).shape == x.shape
+        smooth = distribute(torch.nn.AvgPool2d(3, 1, 1), ctx, type_object="denoiser", patch_size=8, overlap=1)
+        assert smooth(x).shape == x.shape
+    assert tensors() == []
+    gives: tuple[Callable[[], Any], ...] = (lambda: torch.zeros(3, 5), lambda: {"a": [torch.zeros(7)]})
+    for number, give in enumerate(gives, 1):  # else what is above would say nothing
+        cluster.client.submit(give, pure=False).result()
+        assert len(tensors()) == number

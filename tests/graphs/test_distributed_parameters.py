@@ -14,20 +14,16 @@ import torch
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, TaskFailed
 from tests.cases import all_of
-from tests.graphs.distributing import difference, image, in_blocks, kernel, squares
-
-physics = pytest.importorskip("deepinv.physics")
-optim = pytest.importorskip("deepinv.optim")
-
-from deepinv.utils.tensorlist import TensorList  # noqa: E402
+from tests.graphs.distributing import Patch, difference, image, in_blocks, kernel, optim, physics, squares
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
 
+TensorList: Any = pytest.importorskip("deepinv.utils.tensorlist").TensorList
 NEAR = {torch.float32: 1e-5, torch.float64: 1e-10}
 SHAPE = (1, 1, 18, 20)
 
 
-class Projection(physics.LinearPhysics):  # type: ignore[misc, name-defined]
+class Projection(physics.LinearPhysics):  # type: ignore[misc]
     """The image turned by an angle and added up along its columns, weighted by a parameter that others share."""
 
     def __init__(self, angle: torch.Tensor, weight: torch.Tensor, **kwargs: Any) -> None:
@@ -94,14 +90,10 @@ def scalars(*values: float) -> list[torch.Tensor]:
     return [torch.tensor(value, dtype=torch.float64) for value in values]
 
 
-def maps(*scales: int) -> list[torch.Tensor]:
+def coil_maps() -> list[torch.Tensor]:
     """Sensitivities of two coils."""
     real = image(1, 2, 12, 12, dtype=torch.float64)
-    return [torch.complex(real, real.flip(-1)) * scale for scale in scales]
-
-
-def typed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
+    return [torch.complex(real, real.flip(-1))]
 
 
 CASES: dict[str, Case] = {
@@ -117,12 +109,8 @@ CASES: dict[str, Case] = {
         lambda: scalars(0.1, -0.3, 0.7, 1.2), lambda p: [Projection(angle, p[0]) for angle in p[1:]]
     ),
     "angles of a factory": Case(lambda: scalars(0.2, 0.5, 0.3), three_of(made_projection), made_projection),
-    "coil maps of a factory": Case(lambda: maps(1), three_of(made_coils), made_coils, shape=(1, 2, 12, 12)),
+    "coil maps of a factory": Case(coil_maps, three_of(made_coils), made_coils, shape=(1, 2, 12, 12)),
 }  # fmt: skip
-
-
-def fidelity_of(stack: Any, ctx: DistributedContext | None) -> Any:
-    return distribute(optim.L2(), ctx) if ctx else optim.StackedPhysicsDataFidelity([optim.L2()] * len(stack))
 
 
 LOSSES: dict[str, Callable[[Any, torch.Tensor, Any, Any], torch.Tensor]] = {
@@ -137,18 +125,23 @@ LOSSES: dict[str, Callable[[Any, torch.Tensor, Any, Any], torch.Tensor]] = {
 
 def gradients(case: Case, dtype: torch.dtype, ctx: DistributedContext | None, *losses: str) -> list[torch.Tensor]:
     """The gradients of losses with respect to all parameters and the image."""
-    parameters = [typed(p, dtype).requires_grad_() for p in case.parameters()]
+    kinds = [dtype.to_complex() if p.is_complex() else dtype for p in case.parameters()]
+    parameters = [p.to(kind).requires_grad_() for p, kind in zip(case.parameters(), kinds, strict=True)]
     stack = case.plain(parameters) if ctx is None else case.distributed(ctx, parameters)
     x = image(*case.shape, dtype=dtype).requires_grad_()
     with torch.no_grad():
         y = [0.7 * part.flip(-1) for part in case.plain(parameters).A(x)]
         y = y if ctx else TensorList(y)
-    fidelity = fidelity_of(stack if ctx else stack.physics_list, ctx)
-    found = []
+    three = optim.StackedPhysicsDataFidelity([optim.L2()] * 3)
+    fidelity, found = distribute(optim.L2(), ctx) if ctx else three, []
     for loss in losses:
         value, inputs = LOSSES[loss](stack, x, y, fidelity), [*parameters, x]
         slopes = torch.autograd.grad(value, inputs, allow_unused=True, retain_graph=True)
         found += [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, slopes, strict=True)]
+        if case is CASES["kernels"]:  # an optimiser changes them between calls: workers see the new ones
+            with torch.no_grad():
+                for parameter in parameters:
+                    parameter *= 1.5
     return found
 
 
@@ -165,9 +158,7 @@ def test_gradients_equal_the_plain_stack(ctx: DistributedContext, name: str, dty
 
 
 @pytest.mark.parametrize("name", ["shared width", "coil maps of a factory"])
-def test_gradients_have_the_same_bits_for_any_number_of_workers(
-    counts: list[DistributedContext], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_workers_give_the_same_gradients(counts: list[DistributedContext], name: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr("halotile.graphs.tree_sum.SMALL_BYTES", 0)  # a task for each operator
     first, *others = (gradients(CASES[name], torch.float32, each, "fn") for each in counts)
     for other in others:
@@ -195,30 +186,9 @@ def test_a_solution_has_the_gradient_of_its_equation(ctx: DistributedContext, na
     assert max(distances(*found)) < 1e-10
 
 
-def test_training_kernels_and_an_image_follows_the_plain_program(ctx: DistributedContext) -> None:
-    """The optimiser changes the kernels between calls: workers see the new ones."""
-    truth = physics.StackedLinearPhysics([physics.Blur(filter=kernel(5) * n, padding="circular") for n in (1, 2)])
-    x, ends = image(*SHAPE), []
-    y = truth.A(x)
-    for make in (lambda blurs: distribute(blurs, ctx), physics.StackedLinearPhysics):
-        kernels = [torch.nn.Parameter(torch.full((1, 1, 5, 5), 0.04)) for _ in range(2)]
-        stack = make([physics.Blur(filter=k, padding="circular") for k in kernels])
-        estimate = torch.nn.Parameter(0.9 * x)
-        steps = torch.optim.Adam([*kernels, estimate], lr=1e-2)
-        for _ in range(5):
-            steps.zero_grad()
-            sum((a - b).square().sum() for a, b in zip(stack.A(estimate), y, strict=True)).backward()
-            steps.step()
-        ends.append([k.detach() for k in kernels])
-    assert max(distances(*ends)) < 1e-5
-
-
-def own_weight(index: int, device: torch.device, shared: Any) -> Any:
-    return physics.Blur(filter=torch.nn.Parameter(kernel(3)), padding="circular")
-
-
 def test_gradients_that_would_be_lost_are_refused(ctx: DistributedContext) -> None:
     x = image(*SHAPE).requires_grad_()
+    own_weight = lambda *_: physics.Blur(filter=torch.nn.Parameter(kernel(3)), padding="circular")  # noqa: E731
     hidden = distribute(own_weight, ctx, num_operators=2, type_object="linear_physics")
     with torch.no_grad():
         hidden.A(x)
@@ -267,9 +237,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("is_parameter", [True, False], ids=["parameter", "tensor"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_parameter_that_changes_in_place_stays_as_it_was(
-    ctx: DistributedContext, kind: str, is_parameter: bool
-) -> None:
+def test_a_parameter_changed_in_place_stays_the_same(ctx: DistributedContext, kind: str, is_parameter: bool) -> None:
     """As in calibration by ``A(x, filter=k)``: calls that follow without it have the values of the last call with it."""
     x, found = image(*SHAPE), []
     for make in (lambda blurs: distribute(blurs, ctx), physics.StackedLinearPhysics):
@@ -286,9 +254,7 @@ def test_a_parameter_that_changes_in_place_stays_as_it_was(
 
 
 @pytest.mark.parametrize("large", [100, 10**9], ids=["by blocks", "whole"])
-def test_a_change_by_a_subset_is_one_of_the_stack_and_the_other_way_round(
-    ctx: DistributedContext, large: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_by_a_subset_and_by_its_stack_are_one(ctx: DistributedContext, large: int, monkeypatch: Patch) -> None:
     """The operators are the same objects, as in plain lists of them; each call keeps to its own parameters for its gradient."""
     in_blocks(monkeypatch, 32, large)
     x, found = image(1, 1, 40, 30).requires_grad_(), []
@@ -357,7 +323,7 @@ def test_parts_of_one_parameter_and_what_follows_from_it(ctx: DistributedContext
     assert difference(*found) < 1e-5
 
 
-class Ramp(physics.LinearPhysics):  # type: ignore[misc, name-defined]
+class Ramp(physics.LinearPhysics):  # type: ignore[misc]
     """An operator that makes numbers of torch's default type."""
 
     def A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:  # noqa: N802 - deepinv's name

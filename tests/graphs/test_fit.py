@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -28,21 +27,15 @@ STEPS = 20
 def network() -> torch.nn.Sequential:
     """Convolutions with running statistics, random numbers, and a parameter that no loss sees."""
     torch.manual_seed(3)
-    layers = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 8, 3, padding=1),
-        torch.nn.BatchNorm2d(8),
-        torch.nn.ReLU(),
-        torch.nn.Dropout(0.2),
-        torch.nn.Conv2d(8, 1, 3, padding=1),
-    )
+    there, back = torch.nn.Conv2d(1, 8, 3, padding=1), torch.nn.Conv2d(8, 1, 3, padding=1)
+    layers = torch.nn.Sequential(there, torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Dropout(0.2), back)
     layers.register_parameter("unused", torch.nn.Parameter(torch.ones(2)))
     return layers
 
 
 def batch(step: int, slot: int) -> torch.Tensor:
     """The images of a slot."""
-    numbers = torch.Generator().manual_seed(100 * step + slot)
-    return torch.randn(3, 1, 16, 16, generator=numbers)
+    return torch.randn(3, 1, 16, 16, generator=torch.Generator().manual_seed(100 * step + slot))
 
 
 def loss(module: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
@@ -51,9 +44,7 @@ def loss(module: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
     return distance
 
 
-def trained(
-    group: TorchGroup, steps: int = STEPS, killed: str = "", **options: Any
-) -> tuple[list[float], dict[str, torch.Tensor]]:
+def trained(group: TorchGroup, steps: int = STEPS, killed: str = "", **options: Any) -> Trained:
     """Losses and the network after so many steps; rank 1 is killed in step 12, once, where there is a folder for a mark."""
     module = network()
     if group.rank:
@@ -98,9 +89,7 @@ def assert_same(found: Trained, expected: Trained) -> None:
 
 @on_workers
 @pytest.mark.parametrize("count", [2, thorough(3), thorough(4)])
-def test_losses_and_weights_have_the_same_bits_for_any_number_of_ranks(
-    four: DistributedContext, expected: Trained, count: int
-) -> None:
+def test_training_has_the_same_bits_on_any_ranks(four: DistributedContext, expected: Trained, count: int) -> None:
     for found in four.run_torch(trained, ranks=count):
         assert_same(found, expected)
 
@@ -164,16 +153,7 @@ def fit_alone(module: Any, batch: Any, loss: Any = None, lr: float = 0.01, **opt
     return torch_group.fit(TorchGroup(), module, given, loss or default, optimizer, **{"steps": 2, **options})
 
 
-def test_a_step_is_that_of_plain_torch_also_for_complex_numbers() -> None:
-    module, points = torch.nn.Linear(3, 2), torch.randn(8, 3)
-    twin = copy.deepcopy(module)
-    optimizer, plain = (torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (module, twin))
-    fit_alone(module, lambda step, slot: points[2 * slot : 2 * slot + 2], optimizer=optimizer, steps=3)
-    for _ in range(3):
-        plain.zero_grad()
-        twin(points).square().mean().backward()
-        plain.step()
-    torch.testing.assert_close(module.weight, twin.weight)
+def test_complex_numbers_are_fitted() -> None:
     numbers = torch.nn.ParameterList([torch.zeros(2, dtype=torch.complex64)])
     fit_alone(numbers, torch.tensor([1 + 2j, 3j]), lambda f, x: (f[0] - x).abs().square().mean(), 0.5, steps=60)
     assert numbers[0].tolist() == pytest.approx([1 + 2j, 3j], abs=1e-3)
@@ -213,24 +193,26 @@ def test_a_parameter_without_a_gradient_is_left_alone_as_by_plain_torch(four: Di
         assert all(values[name] == pytest.approx(plain[name].tolist(), rel=1e-5) for name in values)
 
 
-class Bounded(torch.nn.Linear):  # type: ignore[misc]
-    """Has a mask and a mean that it does not change, and keeps the least value that it has seen, infinity before the first."""
+class Keeping(torch.nn.Linear):  # type: ignore[misc]
+    """Keeps numbers that may follow from what it sees."""
 
-    def __init__(self) -> None:
-        super().__init__(2, 2)
-        self.register_buffer("mean", torch.tensor([0.1, 1 / 3]))
-        self.register_buffer("mask", torch.tensor([[0.0, -torch.inf], [torch.nan, torch.inf]]))
-        self.register_buffer("least", torch.full((2,), torch.inf))
+    def __init__(self, inputs: int, change: Callable[[Any, torch.Tensor], Any], **kept: torch.Tensor) -> None:
+        super().__init__(inputs, inputs)
+        self.change = change
+        for name, numbers in kept.items():
+            self.register_buffer(name, numbers.clone(), persistent=name != "running")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The outputs."""
-        self.least[0] = torch.minimum(self.least[0], x.detach().min())
-        return super().forward(x)
+        self.change(self, x.detach())
+        return super().forward(x - self.running if hasattr(self, "running") else x)
 
 
 def test_what_a_network_keeps_and_does_not_change_stays_to_the_bit_also_infinities() -> None:
-    module = Bounded()
-    mask, mean = module.mask.clone(), module.mean.clone()
+    """It has a mask and a mean, and keeps the least value that it has seen, infinity before the first."""
+    mask, mean = torch.tensor([[0.0, -torch.inf], [torch.nan, torch.inf]]), torch.tensor([0.1, 1 / 3])
+    least = torch.full((2,), torch.inf)
+    module: Any = Keeping(2, lambda f, x: f.least[:1].clamp_(max=x.min()), mean=mean, mask=mask, least=least)
     fit_alone(module, lambda step, slot: torch.full((1, 2), 1.0 + slot), steps=1)
     assert module.least.tolist() == [2.5, torch.inf], "successors of infinities are averaged"
     fit_alone(module, torch.ones(1, 2), steps=20, slots=7)
@@ -238,33 +220,21 @@ def test_what_a_network_keeps_and_does_not_change_stays_to_the_bit_also_infiniti
     assert torch.equal(module.mean, mean)
 
 
-class Keeping(torch.nn.Linear):  # type: ignore[misc]
-    """Keeps numbers of several types that follow from what it sees: some are changed in their place, others replaced."""
-
-    last: torch.Tensor
-    mean: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__(1, 1)
-        self.register_buffer("above", torch.zeros(3, dtype=torch.bool))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("last", torch.zeros(2, dtype=torch.int32))
-        self.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
-        self.register_buffer("mean", torch.zeros(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The outputs."""
-        self.seen += int(x.sum())
-        self.last = self.last + x.detach().to(torch.int32).flatten()
-        self.above = x.detach().flatten() > self.mean.new_tensor([1, 3, 9])
-        self.phase += 1j * x.detach().flatten()
-        self.mean = 0.5 * self.mean + 0.5 * x.detach().flatten()
-        return super().forward(x)
+def note_all(layer: Any, x: torch.Tensor) -> None:
+    """Change some numbers in their place, replace others."""
+    layer.seen += int(x.sum())
+    layer.last = layer.last + x.to(torch.int32).flatten()
+    layer.above = x.flatten() > layer.mean.new_tensor([1, 3, 9])
+    layer.phase += 1j * x.flatten()
+    layer.mean = 0.5 * layer.mean + 0.5 * x.flatten()
 
 
 def kept(group: TorchGroup, mode: Any) -> dict[str, list[Any]]:
     """The numbers that the network keeps after two steps; a slot sees twice its number."""
-    module = Keeping()
+    module = Keeping(
+        1, note_all, above=torch.zeros(3, dtype=torch.bool), seen=torch.zeros((), dtype=torch.int64),
+        last=torch.zeros(2, dtype=torch.int32), phase=torch.zeros(2, dtype=torch.complex64), mean=torch.zeros(2),
+    )  # fmt: skip
     torch_group.fit(
         group, module, lambda step, slot: torch.full((1, 1), 2.0 * slot), lambda f, x: f(x).square().mean(),
         torch.optim.SGD(module.parameters(), lr=0.01), steps=2, mode=mode,
@@ -284,18 +254,6 @@ def test_all_that_a_network_keeps_is_the_same_for_any_number_of_ranks(four: Dist
         assert four.run_torch(kept, mode, ranks=count) == [expected] * count
 
 
-class Dropping(torch.nn.Dropout):  # type: ignore[misc]
-    """Has a parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The outputs."""
-        return super().forward(x) * self.scale
-
-
 def test_random_numbers_of_slots_differ_and_those_of_the_program_go_on_as_before() -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
@@ -306,7 +264,7 @@ def test_random_numbers_of_slots_differ_and_those_of_the_program_go_on_as_before
         seen.append(module(x))
         return seen[-1].mean()
 
-    fit_alone(Dropping(), torch.ones(40), noted, 0.1)
+    fit_alone(torch.nn.Sequential(torch.nn.PReLU(), torch.nn.Dropout()), torch.ones(40), noted, 0.1)
     assert torch.equal(torch.rand(1), expected)
     assert len({tuple((each > 0).tolist()) for each in seen}) == 8
 
@@ -333,7 +291,7 @@ def joined(optimizer: torch.optim.Optimizer, second: Any = stepwise) -> Any:
     return schedulers.SequentialLR(optimizer, [schedulers.ConstantLR(optimizer), second(optimizer)], [2])
 
 
-SGD = {"make": torch.optim.SGD}
+SGD, POLYNOMIAL = {"make": torch.optim.SGD}, partial(joined, second=schedulers.PolynomialLR)
 SETTINGS: dict[str, Any] = {"slots": 4, "seed": 0, "mode": "exact"}
 OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, SGD, "it has optimizer Adam, and this training optimizer SGD"),
@@ -341,11 +299,7 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"schedule": stepwise}, "it has scheduler None, and this training scheduler StepLR"),
     ({"schedule": stepwise}, {}, "it has scheduler StepLR, and this training scheduler None"),
     ({"schedule": stepwise}, {"schedule": joined}, r"scheduler SequentialLR\(ConstantLR, StepLR\)"),
-    (
-        {"schedule": joined},
-        {"schedule": partial(joined, second=schedulers.PolynomialLR)},
-        r"this training scheduler SequentialLR\(ConstantLR, PolynomialLR\)",
-    ),
+    ({"schedule": joined}, {"schedule": POLYNOMIAL}, r"this training scheduler SequentialLR\(ConstantLR, PolynomialLR\)"),
     ({}, {"inputs": 3}, "Write another path, or remove it"),
     *(
         (SETTINGS, SETTINGS | {name: value}, rf"it has {name} {SETTINGS[name]}, and this training {name} {value}\. Write what it has")
@@ -355,9 +309,7 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("first", "second", "differs"), OTHERS)
-def test_a_checkpoint_of_another_training_is_refused(
-    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], differs: str
-) -> None:
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path, first: Any, second: Any, differs: str) -> None:
     path = tmp_path / "state"
     fit_layer(path, **first)
     with pytest.raises(ConfigError, match=rf"of another network or optimizer.* {differs}"):
@@ -365,27 +317,14 @@ def test_a_checkpoint_of_another_training_is_refused(
     assert len(fit_layer(path, **first, steps=4)) == 4
 
 
-class Centred(torch.nn.Linear):  # type: ignore[misc]
-    """Subtracts a running mean that is no part of its weights."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        super().__init__(2, 1)
-        self.register_buffer("running", torch.zeros(2), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The outputs."""
-        self.running.lerp_(x.detach().mean(0), 0.5)
-        return super().forward(x - self.running)
-
-
 def test_a_training_goes_on_from_its_checkpoint_and_from_no_other_or_damaged_one(tmp_path: Path) -> None:
     path, seen = tmp_path / "state", list[int]()
 
     def centred(steps: int, checkpoint: Path | None = path, **options: Any) -> list[float]:
-        return fit_alone(
-            Centred(), lambda step, slot: torch.randn(4, 2), lr=0.1, steps=steps, checkpoint=checkpoint, **options
-        )
+        torch.manual_seed(0)
+        module = Keeping(2, lambda f, x: f.running.lerp_(x.mean(0), 0.5), running=torch.zeros(2))
+        options |= {"lr": 0.1, "steps": steps, "checkpoint": checkpoint}
+        return fit_alone(module, lambda step, slot: torch.randn(4, 2), **options)
 
     centred(3)
     with pytest.raises(ConfigError, match=r"has 3 steps already, and steps is 2\. Write steps=3 or more"):

@@ -35,7 +35,7 @@ Go = Callable[..., Outcome]
 
 @pytest.fixture
 def go(cluster: RunningCluster) -> Go:
-    """Runs a job, with more iterations or other options of its solver."""
+    """Runs a job."""
     return lambda job, observer=None: run(make_plan(job), cluster=cluster, observer=observer)
 
 
@@ -78,19 +78,17 @@ def test_three_and_three_more_are_six(name: str, tmp_path: Path, go: Go) -> None
     assert go(solved(parts, iterations=3)).figures["iteration"] == 3
     after_three = files(parts)
     plan = make_plan(parts)
-    (note,) = plan.notes
-    assert note == "3 iterations are done; goes on from there to 6 iterations at most, with the bits of one run"
+    assert plan.notes == (
+        "3 iterations are done; goes on from there to 6 iterations at most, with the bits of one run",
+    )
     assert go(parts).figures["iteration"] == 6
     go(whole)
     assert files(parts) == files(whole) != after_three
-    rows = [
-        [json.loads(line)["change"] for line in directory(job).iterations_path.read_text().splitlines()]
-        for job in (parts, whole)
-    ]
-    assert rows[0] == rows[1]
-    assert len(rows[0]) == work_of(plan).solver.traits.passes_before + 6
-    saved = load_saved_job(directory(parts).job_path)
-    assert isinstance(saved, Reconstruction)
+    lines = [directory(job).iterations_path.read_text().splitlines() for job in (parts, whole)]
+    ours, theirs = ([json.loads(line)["change"] for line in each] for each in lines)
+    assert ours == theirs
+    assert len(ours) == work_of(plan).solver.traits.passes_before + 6
+    saved: Any = load_saved_job(directory(parts).job_path)
     assert saved.solver.iterations == 6
     again = go(parts)
     assert again.resumed == again.total

@@ -21,7 +21,6 @@ from halotile.errors import ConfigError, MissingPackage
 from halotile.graphs import doctor
 from halotile.graphs.clusters import local, local_cuda
 from halotile.graphs.clusters.base import ChosenCluster, Order
-from halotile.graphs.clusters.common import machine as gpu_detection
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.common.machine import Gpus, chosen, gpus_here
 from halotile.graphs.clusters.launches import slurm_allocation
@@ -31,23 +30,17 @@ from halotile.graphs.clusters.workers.__main__ import keep_beside_gpu, share_of
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import Cluster, Run
-from halotile.graphs.plans import needs
 from halotile.graphs.plans.identity import differences
 from halotile.graphs.plans.needs import device_of
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.cases import thorough
-from tests.graphs.trials import FOUND, GAUSSIAN, deblurring, finding
+from tests.graphs.trials import GAUSSIAN, TWO, deblurring, have
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
-TWO = Gpus(("0", "1"))
+Patch = pytest.MonkeyPatch
+
 NONE = Gpus(why_none="NVML finds none")
-
-
-def have(monkeypatch: pytest.MonkeyPatch, here: Gpus) -> None:
-    """Let this machine have these GPUs."""
-    for module in (needs, gpu_detection):
-        monkeypatch.setattr(module, "gpus_here", lambda: here)
 
 
 def nvml(count: int | None) -> Mock:
@@ -75,7 +68,7 @@ HERE: list[tuple[int | None, str | None, tuple[str, ...], str]] = [
 """Number of GPUs of NVML, those that are visible, their names, and the reason why there is none."""
 
 
-def test_nvml_tells_which_gpus_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_tells_which_gpus_are_here(monkeypatch: Patch) -> None:
     for count, visible, names, why in HERE:
         monkeypatch.setitem(sys.modules, "pynvml", nvml(count))
         found = gpus_here({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
@@ -84,7 +77,7 @@ def test_nvml_tells_which_gpus_are_here(monkeypatch: pytest.MonkeyPatch) -> None
     assert "nvidia-ml-py is not installed" in gpus_here({}).why_none
 
 
-def test_auto_takes_the_gpus_that_are_here_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_gpus_that_are_here_or_says_why_not(monkeypatch: Patch) -> None:
     for here, installed, name, why in (
         (TWO, True, "local-cuda", "2 GPUs here, a worker on each"),
         (TWO, False, "local", "2 GPUs here are left alone; for a worker on each: pip install 'halotile[cuda]'"),
@@ -110,7 +103,7 @@ FOUND_BY_DOCTOR: list[tuple[str, Gpus, str | None, bool, str, str]] = [
 ]
 
 
-def test_the_doctor_tells_of_gpus_or_why_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_doctor_tells_of_gpus_or_why_there_is_none(monkeypatch: Patch, tmp_path: Path) -> None:
     for kind, here, visible, installed, verdict, text in FOUND_BY_DOCTOR:
         monkeypatch.setattr(doctor, "gpus_here", lambda here=here: here)
         monkeypatch.setattr(doctor, "has_dask_cuda", lambda installed=installed: installed)
@@ -122,17 +115,15 @@ def test_the_doctor_tells_of_gpus_or_why_there_is_none(monkeypatch: pytest.Monke
 
 
 def test_gpus_are_named_by_their_place_and_refused_where_they_are_not_there() -> None:
-    asked: tuple[tuple[Any, tuple[str, ...]], ...] = (
-        (0, ("0", "1")), ("all", ("0", "1")), (1, ("0",)), ((1,), ("1",)), ((1, 0, 1), ("1", "0")),
-    )  # fmt: skip
-    for requested, names in asked:
-        assert chosen(Cluster(gpus=requested), TWO) == names
+    asked: dict[Any, str] = {0: "01", "all": "01", 1: "0", (1,): "1", (1, 0, 1): "10"}
+    for requested, names in asked.items():
+        assert chosen(Cluster(gpus=requested), TWO) == tuple(names)
     for refused in (3, (0, 2), ()):
         with pytest.raises(ConfigError, match=r"there are 2 GPUs here\. Write gpus: all, or how many, or which"):
             chosen(Cluster(gpus=refused), TWO)
 
 
-def test_a_worker_keeps_to_the_cores_beside_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_keeps_to_the_cores_beside_its_gpu(monkeypatch: Patch) -> None:
     """dask-cuda's function fails for a name where NVML does not know the cores."""
     mine, kept = sorted(os.sched_getaffinity(0)), []
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: kept.append(sorted(cores)))
@@ -144,7 +135,7 @@ def test_a_worker_keeps_to_the_cores_beside_its_gpu(monkeypatch: pytest.MonkeyPa
     assert kept == [mine[-1:], mine, mine]
 
 
-def test_workers_on_processors_see_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_on_processors_see_no_gpu(monkeypatch: Patch) -> None:
     """So their memory has a limit, which the driver of a GPU would not bear."""
     seen = []
 
@@ -160,7 +151,7 @@ def test_workers_on_processors_see_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen == ["0,1", ""]
 
 
-def test_a_worker_for_each_gpu_needs_gpus_and_dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_for_each_gpu_needs_gpus_and_dask_cuda(monkeypatch: Patch) -> None:
     order = Order(workers=1, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
     monkeypatch.setitem(sys.modules, "dask_cuda", None)
     for here, installed, error, said in (
@@ -194,7 +185,7 @@ IN_IT = Cluster(kind="slurm-alloc")
 
 
 @pytest.fixture
-def allocation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
+def allocation(monkeypatch: Patch) -> Iterator[Allocation]:
     """The allocation of the fake Slurm; earlier answers are forgotten."""
     slurm, remembering = Allocation(), (slurm_allocation.nodes_of, slurm_allocation.shares_of)
     monkeypatch.setattr(slurm_allocation, "answer_of", slurm.answer)
@@ -260,21 +251,19 @@ def test_what_computes_is_said_or_follows_from_where_the_workers_live(allocation
     assert allocation.calls == 0
 
 
-def plan_of(
-    folder: Path, name: str = "median", options: dict[str, Any] | None = None, denoiser: Any = None, **parts: Any
-) -> Plan:
+def plan_of(folder: Path, name: str = "median", options: dict[str, Any] | None = None, **parts: Any) -> Plan:
     """The plan of a job on a small image."""
-    source = (
-        write_zarr(folder / "in.zarr", noisy_image((300, 260))) if not parts.pop("again", 0) else folder / "in.zarr"
-    )
+    source = folder / "in.zarr"
+    if not source.exists():
+        write_zarr(source, noisy_image((300, 260)))
     job = job_of(source, folder / "out.zarr", name, {"size": 3} if options is None else options)
-    return make_plan(replace(job, **parts, **({"denoiser": denoiser} if denoiser else {})))
+    return make_plan(replace(job, **parts))
 
 
-def test_a_plan_for_gpus_has_one_worker_on_each_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plan_for_gpus_has_one_worker_on_each_of_them(monkeypatch: Patch, tmp_path: Path) -> None:
     have(monkeypatch, TWO)
     plain = plan_of(tmp_path, cluster=Cluster(kind="local"))
-    on_cards = plan_of(tmp_path, cluster=Cluster(kind="local-cuda"), again=True)
+    on_cards = plan_of(tmp_path, cluster=Cluster(kind="local-cuda"))
     assert on_cards.run.workers == 2
     assert on_cards.computing.machine_bytes == plain.computing.machine_bytes is not None, "they share its memory"
     on_cpu, on_gpu = work_of(plain).task, work_of(on_cards).task
@@ -283,31 +272,32 @@ def test_a_plan_for_gpus_has_one_worker_on_each_of_them(monkeypatch: pytest.Monk
     assert on_cards.documents.asked["run"]["workers"] == Run().workers
 
 
-def test_a_plan_for_a_card_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plan_for_a_card_that_is_not_there_is_refused(monkeypatch: Patch, tmp_path: Path) -> None:
     have(monkeypatch, NONE)
     monkeypatch.setattr(local_cuda, "gpus_here", lambda _: NONE)
     asked: tuple[tuple[Run, Any], ...] = ((Run(device="cuda"), 0), (Run(), "all"), (Run(), (0, 2)), (Run(), 3))
-    for again, (kind, (run, gpus)) in enumerate(itertools.product(("local", "auto"), asked)):
+    for kind, (run, gpus) in itertools.product(("local", "auto"), asked):
         with pytest.raises(ConfigError, match=r"no GPU here: NVML finds none|not for cluster local"):
-            plan_of(tmp_path, again=again, run=run, cluster=Cluster(kind=kind, gpus=gpus))
+            plan_of(tmp_path, run=run, cluster=Cluster(kind=kind, gpus=gpus))
+    for prior in (GAUSSIAN, L1):
+        given = deblurring(tmp_path, prior=prior, cluster=Cluster(kind="local-cuda"), run=Run(workers=1))
+        with pytest.raises(ConfigError, match=r"cluster\.kind is local-cuda, .* Write kind: local"):
+            make_plan(given)
 
 
 def test_precision_is_of_networks_and_another_one_is_another_job(tmp_path: Path) -> None:
     weights = {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 3, 8)), "depth": 3, "width": 8}
     cases: dict[str, dict[str, Any]] = {"tv": {"strength": 0.1}, "gaussian": {"sigma": 1}, "dncnn": weights}
     precisions: tuple[Any, ...] = ("float32", "bfloat16")
-    for again, (name, options) in enumerate(cases.items()):
-        plain, half = (
-            plan_of(tmp_path, name, options, again=again + turn, run=Run(precision=precision))
-            for turn, precision in enumerate(precisions)
-        )
+    for name, options in cases.items():
+        plain, half = (plan_of(tmp_path, name, options, run=Run(precision=precision)) for precision in precisions)
         differing = ['run.precision was "float32", is "bfloat16"'] if name == "dncnn" else []
         assert differences(plain.identity, half.identity) == differing
         ignored = f"run.precision is bfloat16, which is for networks: {name} computes in float32"
         assert (ignored in half.notes) == (plain.fingerprint == half.fingerprint) == (not differing)
 
 
-def test_a_worker_step_inherits_no_gpus_per_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_step_inherits_no_gpus_per_task(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "srun").write_text(f"#!/bin/sh\nenv > {tmp_path}/env\necho $* > {tmp_path}/words\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -341,9 +331,7 @@ MIG = ("MIG-1d3c1f2e-aaaa", "MIG-1d3c1f2e-bbbb")
         thorough(Gpus(MIG), "all", [",".join(MIG), ",".join(reversed(MIG))]),
     ],
 )
-def test_each_worker_has_a_card_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, here: Gpus, gpus: Any, visible: list[str]
-) -> None:
+def test_each_worker_has_a_card_of_its_own(monkeypatch: Patch, here: Gpus, gpus: Any, visible: list[str]) -> None:
     pytest.importorskip("dask_cuda", reason="the extra cuda is not installed")
     have(monkeypatch, here)
     # There is no GPU to ask for its memory and its cores.
@@ -364,30 +352,29 @@ ONE_EACH = "operators and solver compute on CPUs, one for each GPU on cluster lo
 L1 = PriorChoice(name="l1")
 
 
-@pytest.mark.parametrize(
-    ("prior", "cluster", "run", "where", "workers", "said"),
-    [
-        (GAUSSIAN, Cluster(), Run(workers=5), "auto", 2, ONE_EACH),
-        (L1, Cluster(), Run(workers=5), "local", 5, ALONE),
-        (GAUSSIAN, Cluster(), Run(workers=5, device="cpu"), "local", 5, ALONE),
-        (L1, Cluster(kind="local-cuda"), Run(workers=5), "local-cuda", 2, ASKED),
-        (L1, Cluster(kind="local"), Run(workers=5), "local", 5, ""),
-    ],
-)
-def test_gpus_that_nobody_asked_for_are_left_alone_where_they_have_nothing_to_do(
-    requested: list[Any], tmp_path: Path, prior: Any, cluster: Any, run: Any, where: str, workers: int, said: str
-) -> None:
-    plan = make_plan(deblurring(tmp_path, prior=prior, cluster=cluster, run=run))
-    assert (plan.cluster.kind, plan.run.workers) == (where, workers)
-    assert [note[: len(said)] for note in plan.notes if "GPU" in note] == [said][: len(said)]
-    assert plan.documents.asked["cluster"]["kind"] == cluster.kind, "the next run may find itself elsewhere"
+LEFT: list[tuple[PriorChoice, Any, Any, str, int, str]] = [
+    (GAUSSIAN, "auto", "auto", "auto", 2, ONE_EACH),
+    (L1, "auto", "auto", "local", 5, ALONE),
+    (GAUSSIAN, "auto", "cpu", "local", 5, ALONE),
+    (L1, "local-cuda", "auto", "local-cuda", 2, ASKED),
+    (L1, "local", "auto", "local", 5, ""),
+]
+
+
+def test_gpus_that_nobody_asked_for_are_left_alone(requested: list[Any], tmp_path: Path) -> None:
+    for prior, kind, device, where, workers, said in LEFT:
+        run = Run(workers=5, device=device)
+        plan = make_plan(deblurring(tmp_path, prior=prior, cluster=Cluster(kind=kind), run=run))
+        assert (plan.cluster.kind, plan.run.workers) == (where, workers)
+        assert [note[: len(said)] for note in plan.notes if "GPU" in note] == [said][: len(said)]
+        assert plan.documents.asked["cluster"]["kind"] == kind, "the next run may find itself elsewhere"
 
 
 def test_measurements_are_made_on_processors(requested: list[Any], tmp_path: Path) -> None:
-    write_zarr(tmp_path / "truth.zarr", noisy_image((256, 256), "float32"), 64)
-    given = replace(deblurring(tmp_path), reference=str(tmp_path / "truth.zarr"), cluster=Cluster(), run=Run(workers=5))
-    made = [replace(each, data=str(tmp_path / "made.zarr")) for each in given.operators]
-    plan = make_plan(simulation_of(replace(given, operators=tuple(made)), NoiseChoice(name="none")))
+    reference = str(write_zarr(tmp_path / "truth.zarr", noisy_image((256, 256))))
+    given = deblurring(tmp_path, reference=reference, cluster=Cluster(), run=Run(workers=5))
+    made = replace(given.operators[0], data=str(tmp_path / "made.zarr"))
+    plan = make_plan(simulation_of(replace(given, operators=(made,)), NoiseChoice(name="none")))
     assert (plan.cluster.kind, plan.run.workers) == ("local", 5)
 
 
@@ -396,8 +383,8 @@ def test_a_function_of_arrays_leaves_gpus_alone(requested: list[Any], tmp_path: 
     plan = plan_of(tmp_path, denoiser=given)
     assert plan.cluster.kind == "local"
     assert ALONE in plan.notes
-    assert plan_of(tmp_path, again=True).cluster.kind == "auto"
-    plan = plan_of(tmp_path, again=True, denoiser=given, cluster=Cluster(kind="local-cuda"))
+    assert plan_of(tmp_path).cluster.kind == "auto"
+    plan = plan_of(tmp_path, denoiser=given, cluster=Cluster(kind="local-cuda"))
     assert work_of(plan).task.device == "cpu"
     assert any("computes on CPUs" in note for note in plan.notes)
     assert any("local-cuda starts one worker for each GPU. Write kind: local" in note for note in plan.notes)
@@ -409,11 +396,3 @@ def test_what_is_asked_of_no_denoiser_is_told_and_kept(requested: list[Any], tmp
     assert "run.precision is bfloat16, which is for networks: this job has none" in plan.notes
     assert "run.device is cuda, and nothing of this job computes on GPUs" in plan.notes
     assert plan.identity["precision"] == "bfloat16", "runs that began so go on"
-
-
-def test_a_cluster_of_gpus_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    finding(monkeypatch, FOUND, NONE)
-    for prior in (GAUSSIAN, L1):
-        given = deblurring(tmp_path, prior=prior, cluster=Cluster(kind="local-cuda"), run=Run(workers=1))
-        with pytest.raises(ConfigError, match=r"cluster\.kind is local-cuda, .* Write kind: local"):
-            make_plan(given)

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +33,8 @@ from tests.faults import REPOSITORY
 from tests.graphs import ranks as programs
 from tests.graphs.ranks import launched
 
+Patch = pytest.MonkeyPatch
+
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 
@@ -45,24 +47,17 @@ STEP = of("SLURM_", JOB_ID=7, STEP_ID=0, PROCID=1, STEP_NUM_TASKS=2)
 PMI = of("PMI_", RANK=3, SIZE=4)
 PMIX = {"PMIX_RANK": "3", "HALOTILE_SIZE": "4"}
 PALS = of("PALS_", RANKID=3, LOCAL_RANKID=1, APID="a-b")
+LOCAL = {"RANK": 3, "SIZE": 4, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}
 SET_BY = {
     "srun": (STEP | {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}, Copy(1, 2, 1, 2, "7-0")),
     "srun on two nodes": (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, Copy(1, 2, None, None, "7-0")),
-    "mpirun of Open MPI": (
-        of("OMPI_COMM_WORLD_", RANK=3, SIZE=4, LOCAL_RANK=1, LOCAL_SIZE=2)
-        | of("PMIX_", NAMESPACE="prterun-a-1@1", RANK=3),
-        Copy(3, 4, 1, 2, "prterun-a-1@1"),
-    ),
+    "mpirun of Open MPI": (of("OMPI_COMM_WORLD_", **LOCAL) | of("PMIX_", NAMESPACE="prterun-a-1@1", RANK=3), Copy(3, 4, 1, 2, "prterun-a-1@1")),
     "mpiexec of MPICH": (PMI | of("MPI_", LOCALRANKID=1, LOCALNRANKS=2), Copy(3, 4, 1, 2)),
-    "mpirun_rsh of MVAPICH2": (
-        of("MV2_COMM_WORLD_", RANK=3, SIZE=4, LOCAL_RANK=1, LOCAL_SIZE=2) | {"MPIRUN_ID": "99"},
-        Copy(3, 4, 1, 2, "99"),
-    ),
+    "mpirun_rsh of MVAPICH2": (of("MV2_COMM_WORLD_", **LOCAL) | {"MPIRUN_ID": "99"}, Copy(3, 4, 1, 2, "99")),
     "MVAPICH 3": (of("MVP_COMM_WORLD_", RANK=3, SIZE=4), Copy(3, 4)),
     "mpiexec of PALS": (PALS | PMI | {"PMI_LOCAL_SIZE": "2"}, Copy(3, 4, 1, 2, "a-b")),
     "torchrun": (
-        of("", RANK=3, WORLD_SIZE=4, LOCAL_RANK=1, LOCAL_WORLD_SIZE=2, MASTER_PORT=29500)
-        | {"TORCHELASTIC_RUN_ID": "none"},
+        of("", RANK=3, WORLD_SIZE=4, LOCAL_RANK=1, LOCAL_WORLD_SIZE=2, MASTER_PORT=29500, TORCHELASTIC_RUN_ID="none"),
         Copy(3, 4, 1, 2, "none-29500"),
     ),
     "torchrun in a step of each node": (STEP | of("", RANK=3, WORLD_SIZE=4, MASTER_PORT=1), Copy(3, 4, launch="7-1")),
@@ -71,7 +66,7 @@ SET_BY = {
     "PALS with a count": (PALS | {"HALOTILE_SIZE": "4"}, Copy(3, 4, 1, launch="a-b")),
     "PMIx in a batch job's script": (PMIX | of("SLURM_", JOB_ID=7, PROCID=0), Copy(3, 4, launch="7")),
     "whoever knows better": (STEP | of("HALOTILE_", RANK=3, SIZE=4, LOCAL_RANK=1), Copy(3, 4, 1, launch="7")),
-}
+}  # fmt: skip
 ALONE: dict[str, Mapping[str, str]] = {
     "nothing": {},
     "one task": STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"},
@@ -82,23 +77,15 @@ ALONE: dict[str, Mapping[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("how", SET_BY)
-def test_a_copy_knows_its_number(how: str) -> None:
-    environment, copy = SET_BY[how]
-    assert copy_of(environment) == copy
-    assert cluster_kind_of(Cluster(), environment).name == "ranks"
-    assert is_other_copy(Cluster(), environment)
-
-
-@pytest.mark.parametrize("how", ALONE)
-def test_one_copy_is_no_rank(how: str) -> None:
-    assert copy_of(ALONE[how]) is None
-
-
-@pytest.mark.parametrize("name", ["PMIX_RANK", "PALS_RANKID"])
-def test_copies_that_nobody_counts_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} is 0.*Set HALOTILE_SIZE"):
-        cluster_kind_of(Cluster(), {name: "0"})
+def test_a_copy_knows_its_number_one_alone_is_no_rank_and_those_that_nobody_counts_are_refused() -> None:
+    for how, (environment, copy) in SET_BY.items():
+        assert copy_of(environment) == copy, how
+        assert cluster_kind_of(Cluster(), environment).name == "ranks"
+        assert is_other_copy(Cluster(), environment)
+    assert [how for how, environment in ALONE.items() if copy_of(environment) is not None] == []
+    for name in ("PMIX_RANK", "PALS_RANKID"):
+        with pytest.raises(ConfigError, match=rf"{name} is 0.*Set HALOTILE_SIZE"):
+            cluster_kind_of(Cluster(), {name: "0"})
 
 
 LOOK = "import json, sys; from halotile.tasks.groups.opening import copy_of; print([copy_of(e) is not None for e in json.loads(sys.argv[1])])"
@@ -118,11 +105,10 @@ def test_the_shell_of_an_interactive_step_is_no_rank() -> None:
     assert said.strip() == str([*seen.values()])
 
 
-def test_a_copy_that_is_alone_says_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_is_alone_says_what_it_waits_for(tmp_path: Path, monkeypatch: Patch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(ranks, "log_line", lines.append)
-    monkeypatch.setattr(ranks, "WORD_SECONDS", 0.05)
-    monkeypatch.setattr(ranks, "WAIT_SECONDS", 0.5)
+    for name, value in {"log_line": lines.append, "WORD_SECONDS": 0.05, "WAIT_SECONDS": 0.5}.items():
+        monkeypatch.setattr(ranks, name, value)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ClusterFailed, match="the first copy of the command did not begin within"):
@@ -140,14 +126,12 @@ OVERRIDE = {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "MASTER_ADDR": "12
 TURNS = [[str(rank), "2", str(1.0 + 20 * turn), "127.0.0.1"] for rank in range(2) for turn in range(3)]
 
 
-@pytest.mark.parametrize(
-    ("launcher", "rank"),
-    [
-        (SLURM | ELSEWHERE, "SLURM_PROCID"),
-        (OPENMPI | ELSEWHERE, "OMPI_COMM_WORLD_RANK"),
-        thorough(OVERRIDE, "HALOTILE_RANK"),
-    ],
-)
+LAUNCHERS = [
+    (SLURM | ELSEWHERE, "SLURM_PROCID"), (OPENMPI | ELSEWHERE, "OMPI_COMM_WORLD_RANK"), thorough(OVERRIDE, "HALOTILE_RANK"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("launcher", "rank"), LAUNCHERS)
 def test_ranks_of_a_launcher_join_again_and_listen_on_loopback_alone(launcher: dict[str, str], rank: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         launcher = {"MASTER_PORT": str(free.getsockname()[1])} | launcher
@@ -160,27 +144,20 @@ def test_ranks_of_torchrun_join_again_and_again(tmp_path: Path) -> None:
         "from tests.graphs.ranks import turns\n"
         "for words in turns():\n    print(' '.join(words) + '\\n', end='', flush=True)  # in one piece: both write to one pipe\n"
     )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    said = subprocess.run(
-        [*torchrun, script], env=environment, capture_output=True, text=True, timeout=120, check=True
-    ).stdout
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    said = subprocess.check_output(torchrun, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, text=True, timeout=120)
     # The store is torchrun's, and listens where that says.
     assert sorted(line.split()[:3] for line in said.splitlines()) == [words[:3] for words in TURNS]
 
 
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        (ELSEWHERE, r"rank 0 cannot listen at MASTER_ADDR 192\.0\.2\.1, MASTER_PORT 29500"),
-        ({}, r"rank 0 of 2, and nothing says where.*MASTER_ADDR"),
-    ],
-)
-def test_ranks_that_cannot_meet_are_told(address: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, word in {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "HALOTILE_RANK": "0", **address}.items():
-        monkeypatch.setenv(name, word)
-    with pytest.raises(ConfigError, match=said), torch_group.join(device_mode="cpu"):
-        pass
+def test_ranks_that_cannot_meet_are_told(monkeypatch: Patch) -> None:
+    cannot = r"rank 0 cannot listen at MASTER_ADDR 192\.0\.2\.1, MASTER_PORT 29500"
+    alone = {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "HALOTILE_RANK": "0"}
+    for words, said in ((alone, r"rank 0 of 2, and nothing says where.*MASTER_ADDR"), (ELSEWHERE, cannot)):
+        for name, word in words.items():
+            monkeypatch.setenv(name, word)
+        with pytest.raises(ConfigError, match=said), torch_group.join(device_mode="cpu"):
+            pass
 
 
 def test_a_rank_that_has_ended_does_not_wait_for_one_that_died() -> None:
@@ -227,43 +204,33 @@ def test_a_process_group_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     """The folder in which ranks of this user meet, which is not there yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache/halotile/ranks"
 
 
-def readable_by_the_group(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    folder.chmod(0o740)
-
-
-def of_another_user(folder: Path) -> None:
-    folder.mkdir(parents=True, mode=0o700)
-    os.chown(folder, 65534, 65534)
-
-
-def linked(folder: Path) -> None:
-    theirs = folder.parents[2] / "theirs"
-    theirs.mkdir(mode=0o700)
-    folder.parent.mkdir(parents=True)
-    folder.symlink_to(theirs)
-
-
-@pytest.mark.parametrize("made", [readable_by_the_group, of_another_user, linked])
-def test_ranks_do_not_meet_where_others_could_join_them(
-    made: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if made is of_another_user and os.geteuid() != 0:
+@pytest.mark.parametrize("kind", ["readable by the group", "of another user", "linked"])
+def test_ranks_do_not_meet_where_others_could_join_them(kind: str, folder: Path, monkeypatch: Patch) -> None:
+    if kind == "of another user" and os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     for name, word in STEP.items():
         monkeypatch.setenv(name, word)
-    made(folder)
+    made = folder.with_name("theirs") if kind == "linked" else folder
+    made.mkdir(parents=True, mode=0o700)
+    if kind == "linked":
+        folder.symlink_to(made)
+    elif kind == "of another user":
+        os.chown(folder, 65534, 65534)
+    else:
+        folder.chmod(0o740)
     with pytest.raises(ConfigError, match=r"ranks, which is not a folder of yours alone"), torch_group.join():
         pass
 
 
 def test_ranks_meet_in_a_closed_folder_from_which_files_of_killed_ones_are_removed_some_day(folder: Path) -> None:
+    places = [torch_group._place(Copy(rank, 4, rank % 2, 2, "8-1"), {}) for rank in range(4)]
+    assert [place.gpu for place in places] == [0, 1, 0, 1]
     first, same = (Path(torch_group._meeting(Copy(1, 2, launch="8-1"), {})) for _ in range(2))
     assert first == same
     assert first.parent == folder
@@ -292,7 +259,7 @@ SEEN: list[tuple[str | None, Rendezvous, bool, str | None, str]] = [
 """The GPUs that a worker sees, its rank, whether all of the machine are asked for; those that a script sees, and its number there."""
 
 
-def test_a_script_sees_the_gpu_of_its_worker_alone_or_all_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_sees_the_gpu_of_its_worker_alone_or_all_of_its_machine(monkeypatch: Patch) -> None:
     for own, place, all_gpus, visible, number in SEEN:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if own is not None:
@@ -302,29 +269,20 @@ def test_a_script_sees_the_gpu_of_its_worker_alone_or_all_of_its_machine(monkeyp
         assert (variables.get("CUDA_VISIBLE_DEVICES"), variables["LOCAL_RANK"]) == (visible, number)
 
 
-@pytest.mark.parametrize(
-    ("place", "count", "gpu"),
-    [
-        (Rendezvous(), 2, 0),
-        (Rendezvous(gpu=1), 2, 1),
-        (Rendezvous(gpu=5), 2, 1),
-        # Nothing says which: in a batch system a rank may see its own alone.
-        (replace(torch_group._place(Copy(1, 2), ELSEWHERE), rank=0, world_size=1), 1, 0),
-        (replace(torch_group._place(Copy(1, 2), ELSEWHERE), rank=0, world_size=1), 2, None),
-    ],
-)
-def test_a_group_has_its_own_gpu(
-    place: Rendezvous, count: int, gpu: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_has_its_own_gpu(monkeypatch: Patch) -> None:
     current: list[torch.device] = []
     monkeypatch.setattr(opening, "choose_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    if gpu is not None:
+    # Where nothing says which, a rank in a batch system may see its own alone.
+    nowhere = replace(torch_group._place(Copy(1, 2), ELSEWHERE), rank=0, world_size=1)
+    for place, count, gpu in (
+        (Rendezvous(), 2, 0), (Rendezvous(gpu=1), 2, 1), (Rendezvous(gpu=5), 2, 1), (nowhere, 1, 0),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         with opening.opened(place) as group:
-            assert [group.device] == current == [torch.device("cuda", gpu)]
-        return
-    with pytest.raises(ConfigError, match=r"rank 0 sees 2 GPUs.*HALOTILE_LOCAL_RANK"), opening.opened(place):
+            assert group.device == current.pop() == torch.device("cuda", gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"rank 0 sees 2 GPUs.*HALOTILE_LOCAL_RANK"), opening.opened(nowhere):
         pass
 
 
@@ -338,13 +296,7 @@ def test_ranks_that_share_a_gpu_are_refused() -> None:
                 opening.refuse_shared_gpu(store, Rendezvous(rank, 3), gpu)
 
 
-@pytest.mark.usefixtures("folder")
-def test_ranks_of_a_launcher_share_the_gpus_of_their_machine() -> None:
-    places = [torch_group._place(Copy(rank, 4, rank % 2, 2, "8-1"), {}) for rank in range(4)]
-    assert [place.gpu for place in places] == [0, 1, 0, 1]
-
-
-def test_nccl_is_bound_to_the_interface_of_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nccl_is_bound_to_the_interface_of_an_address(monkeypatch: Patch, tmp_path: Path) -> None:
     assert opening.interface_of("localhost") == opening.interface_of("127.0.0.1") == "lo"
     assert opening.interface_of("192.0.2.1") == ""
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # so that it is as before afterwards

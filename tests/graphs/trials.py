@@ -48,6 +48,12 @@ def answering(monkeypatch: pytest.MonkeyPatch, here: Gpus = Gpus(("0",))) -> Non
     monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", answer)
 
 
+def have(monkeypatch: pytest.MonkeyPatch, here: Gpus = Gpus(("0",))) -> None:
+    """Let this machine have these GPUs."""
+    for module in (needs, gpu_detection):
+        monkeypatch.setattr(module, "gpus_here", lambda *_: here)
+
+
 def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",))) -> list[Any]:
     """Trials end so; returns what was asked for."""
     requested = []
@@ -58,7 +64,8 @@ def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",
             raise found
         return found
 
-    for module in (needs, gpu_detection, gpu_trials, local_cuda):
+    have(monkeypatch, here)
+    for module in (gpu_trials, local_cuda):
         monkeypatch.setattr(module, "gpus_here", lambda *_: here)
     monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: True)
     monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", instead)

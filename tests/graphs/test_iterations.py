@@ -1,50 +1,55 @@
-"""Forms of the gradient: folded in one kernel, several iterations in a pass; the image of the plain form, and the bytes of a plan."""
+"""Forms of the gradient and several iterations in a pass: the image of the plain form, the bytes of a plan; and numbers that grow without bound."""
 
 from __future__ import annotations
 
 import json
 import pickle
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from halotile.errors import Diverged
 from halotile.graphs.jobs.reconstruct.costs import Backprojection, choose_form, computed_twice, pixels_read
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
 from halotile.graphs.kinds.sections import DenoiserChoice, Tile
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.claim import kept_of
 from halotile.graphs.solvers.base import CHANGE, Problem, Solver, State
+from halotile.storage.arrays import open_source
 from halotile.storage.grid import Grid, Region
-from halotile.storage.rim import Readable
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
 from halotile.tasks.convolution.overlap_save import EngineName
+from halotile.tasks.denoisers.gaussian import Gaussian
+from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.fidelities.poisson import Poisson
-from halotile.tasks.image_task import ImageTask, Scope, Shared, View
+from halotile.tasks.image_task import Scope, Shared, View
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.priors.base import Prior, denoised_in
+from halotile.tasks.priors.l1 import Sparse
 from halotile.tasks.priors.none import NoPrior
+from halotile.tasks.priors.tv import Variation
 from halotile.tasks.terms import MISFIT, Gradient, Term
 from tests.cases import all_of, thorough
-from tests.graphs.inline import InlineIterations, inline
+from tests.graphs import solving
+from tests.graphs.inline import InlineIterations
 from tests.graphs.solving import (
     Pixels,
     blurs,
-    figures_of,
     finished,
-    in_memory,
     iterations_of,
-    iterations_of_plan,
     kernel,
     prior_of,
     problem_of,
-    scene,
     solver_of,
     terms_of,
 )
@@ -53,7 +58,7 @@ from tests.support import work_of
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker", "without_fsync")
 
-IMAGE = scene((91, 77))
+IMAGE = solving.scene((91, 77))
 SINGLE = np.dtype("float32")
 SOLVERS: dict[str, Solver] = {"gd": solver_of("gd"), "pgd": solver_of("pgd")}
 BOUNDARIES = ["circular", "reflect", "replicate", "zero", "valid"]
@@ -114,7 +119,7 @@ def test_the_normal_form_finds_the_plain_image_and_the_same_bits_for_any_block(t
 
 def test_a_perfect_fit_of_large_numbers_is_no_divergence(tmp_path: Path) -> None:
     # The normal form tells the misfit as a difference of large numbers: near 0 it is all rounding.
-    image = (1000 + 200 * scene((91, 77))).astype("float32")
+    image = (1000 + 200 * solving.scene((91, 77))).astype("float32")
     terms = terms_of(image, (blurs("circular")[0],), noise=0.0)
     problem, _ = folded_in(terms, 1, tmp_path, plain=problem_of(image, terms, step=1.0))
     run = iterations_of(solver_of("fista"), problem, tmp_path / "x", block=160)
@@ -144,23 +149,20 @@ def test_a_form_folds_where_it_can_says_so_and_travels() -> None:
 # --- several iterations in a pass: images between are stored nowhere, and nothing else is different ---
 
 
-@pytest.mark.parametrize(
-    ("solver", "prior", "boundary", "per_pass"),
-    [
-        *(("pgd", "none", boundary, 2) for boundary in BOUNDARIES[:2]),
-        ("pgd", "gaussian", "circular", 2),
-        ("gd", "gaussian", "reflect", 3),
-        *(thorough("pgd", prior, rule, 2) for prior in ("none", "tv", "gaussian") for rule in BOUNDARIES[2:]),
-        *(thorough("gd", prior, "reflect", 2) for prior in ("none", "tv", "l1")),
-        thorough("pgd", "l1", "circular", 2),
-        thorough("pgd", "none", "circular", 3),
-    ],
-)
+SEVERAL: list[Any] = [
+    ("pgd", "none", "circular", 2), ("pgd", "none", "reflect", 2), ("pgd", "gaussian", "circular", 2), ("gd", "gaussian", "reflect", 3),
+    *(thorough("pgd", prior, rule, 2) for prior in ("none", "tv", "gaussian") for rule in BOUNDARIES[2:]),
+    *(thorough("gd", prior, "reflect", 2) for prior in ("none", "tv", "l1")),
+    thorough("pgd", "l1", "circular", 2), thorough("pgd", "none", "circular", 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("solver", "prior", "boundary", "per_pass"), SEVERAL)
 def test_passes_of_several_iterations_have_the_bits_and_figures_of_passes_of_one(
     tmp_path: Path, solver: str, prior: str, boundary: str, per_pass: int
 ) -> None:
     terms = terms_of(IMAGE, blurs(boundary))
-    whole, _ = in_memory(SOLVERS[solver], plain_in(terms, 1, prior_of(prior, IMAGE)), 2 * per_pass)
+    whole, _ = solving.in_memory(SOLVERS[solver], plain_in(terms, 1, prior_of(prior, IMAGE)), 2 * per_pass)
     alone, several = (
         finished(
             iterations_of(SOLVERS[solver], plain_in(terms, each, prior_of(prior, IMAGE)), tmp_path / str(each)),
@@ -184,19 +186,15 @@ def test_direct_convolutions_of_the_normal_form_have_the_same_bits(tmp_path: Pat
     assert np.array_equal(found[0], found[2])
 
 
-@pytest.mark.parametrize(
-    ("boundary", "per_pass", "edges", "shard"),
-    [
-        ("circular", 3, (5, 9, 13), 32),
-        thorough("reflect", 2, (5, 9, 13), 32),
-        thorough("reflect", 3, (9, 13), 16),  # tiny shards do not share what one of them computed
-        *(thorough(rule, 3, (5, 9, 13), 32) for rule in BOUNDARIES[1:]),
-    ],
-)
-def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(
-    tmp_path: Path, boundary: str, per_pass: int, edges: tuple[int, ...], shard: int
-) -> None:
-    terms = terms_of(IMAGE, blurs(boundary, edges))
+SHARDS: list[Any] = [
+    ("circular", 3, 32), thorough("reflect", 2, 32), *(thorough(rule, 3, 32) for rule in BOUNDARIES[1:]),
+    thorough("reflect", 3, 16),  # tiny shards do not share what one of them computed
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("boundary", "per_pass", "shard"), SHARDS)
+def test_transforms_are_near_it_whatever_the_blocks(tmp_path: Path, boundary: str, per_pass: int, shard: int) -> None:
+    terms = terms_of(IMAGE, blurs(boundary, (9, 13) if shard == 16 else (5, 9, 13)))
     alone, options = folded_in(terms, 1, tmp_path)
     assert not options["by_shard"]
     truth = pixels_of(iterations_of(SOLVERS["pgd"], alone, tmp_path / "alone", **options))
@@ -207,7 +205,7 @@ def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(
         at = tmp_path / str(block)
         run = iterations_of(SOLVERS["pgd"], problem, at, block=block, shard=shard, **options)
         found.append(pixels_of(run))
-        told.append(figures_of(run))
+        told.append(solving.figures_of(run))
     assert all(np.array_equal(found[0], other) for other in found[1:])
     assert told[0] == told[1] == told[2]
     assert np.abs(found[0] - truth).max() < 2e-6
@@ -228,19 +226,6 @@ def test_a_pass_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path) ->
     again = iterations_of(SOLVERS["pgd"], problem, tmp_path / "part", **options)
     assert np.array_equal(pixels_of(again), whole)
     assert [row["iteration"] for row in again.rows] == [2, 4, 6]
-
-
-def test_the_images_between_are_read_and_written_nowhere(tmp_path: Path) -> None:
-    stored: list[Readable] = []
-
-    def noting(task: ImageTask, *books: Any) -> None:
-        stored.extend(task.stored)
-        inline(task, *books)
-
-    problem = plain_in(terms_of(IMAGE, blurs("zero")), 3)
-    run = finished(iterations_of(SOLVERS["pgd"], problem, tmp_path, run_pass=noting), 6)
-    assert run.state.passes == 2
-    assert len(stored) == 1  # the first pass begins at zeros, the second at the image of the first
 
 
 # --- bytes that a plan says an iteration moves ----------------------------------------------------
@@ -273,25 +258,23 @@ def moved(plan: Plan) -> int:
         ledger.enter(receipts[-1].sums)
         journal.mark(receipts[-1].digests)
 
-    run, work = iterations_of_plan(plan, run_pass), work_of(plan)
+    run, work = solving.iterations_of_plan(plan, run_pass), work_of(plan)
     each = work.form.per_pass
     assert len(list(run.run(3 * each, lambda *_: False))) == work.solver.traits.passes_before + 3
     last = receipts[-2:] if work.form.apart else receipts[-1:]
     return int(sum(receipt.read_bytes + receipt.written_bytes for receipt in last) // each)
 
 
-@pytest.mark.parametrize(
-    ("prior", "solver", "exact", "every", "fuse"),
-    [
-        *((*parts, True, 1, True) for parts in (("none", "pgd"), ("tv", "fista"), ("pnp", "pgd"), ("none", "cg"))),
-        *((*parts, False, 2, "auto") for parts in (("none", "gd"), ("pnp", "pgd"))),
-        ("pnp", "pgd", True, 2, "auto"),
-        ("pnp", "pgd", False, 1, False),
-        *(thorough(*parts, False, 1, True) for parts in (("none", "pgd"), ("tv", "fista"), ("pnp", "gd"))),
-        *(thorough("pnp", "pgd", exact, 3, "auto") for exact in (True, False)),
-        thorough("pnp", "pgd", True, 1, False),
-    ],
-)
+MOVED: list[Any] = [
+    *((*parts, True, 1, True) for parts in (("none", "pgd"), ("tv", "fista"), ("pnp", "pgd"), ("none", "cg"))),
+    *((*parts, False, 2, "auto") for parts in (("none", "gd"), ("pnp", "pgd"))),
+    ("pnp", "pgd", True, 2, "auto"), ("pnp", "pgd", False, 1, False), thorough("pnp", "pgd", True, 1, False),
+    *(thorough(*parts, False, 1, True) for parts in (("none", "pgd"), ("tv", "fista"), ("pnp", "gd"))),
+    *(thorough("pnp", "pgd", exact, 3, "auto") for exact in (True, False)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("prior", "solver", "exact", "every", "fuse"), MOVED)
 def test_a_plan_tells_what_an_iteration_moves(
     tmp_path: Path, prior: str, solver: str, exact: bool, every: int, fuse: Any
 ) -> None:
@@ -340,3 +323,209 @@ def test_separate_shards_compute_more_twice_and_transforms_read_whole_cells() ->
     grid = Grid((4096, 4096), (1024, 4096), ((0, 0), (0, 0)))
     assert pixels_read(grid, View(20, 8, cells=True)) == pixels_read(grid, View(32 + 8))
     assert pixels_read(grid, View(40, 8, cells=True)) > 1.4 * pixels_read(grid, View(40 + 8)), "into the cell after"
+
+
+# --- numbers that grow without bound: the run ends, and the image from before they grew is there
+
+
+CALM, WILD = 0.3, 10.0
+"""Steps that get somewhere, and that do not."""
+TO_GO_BACK = {"x": 3}
+SMALL = solving.scene((64, 80))
+
+
+def diverging(folder: Path, solver: Solver, calm: int) -> tuple[InlineIterations, list[Pixels]]:
+    """Iterations that went well for a while, and are about to take steps that are too long; and their images."""
+    problem = problem_of(SMALL, terms_of(SMALL, blurs("circular")), step=CALM)
+    run = iterations_of(solver, problem, folder, copies=TO_GO_BACK)
+    images = [read_all(run.image()) for _ in run.run(calm, lambda *_: False)]
+    run.problem = replace(problem, step_size=WILD)
+    return run, images
+
+
+def run_wild(run: InlineIterations, words: str) -> None:
+    with pytest.raises(Diverged, match=words):
+        list(run.run(60, lambda *_: False))
+
+
+@pytest.mark.parametrize("solver", ["gd", "pgd", "fista"])
+def test_the_image_from_before_it_grew_is_kept(tmp_path: Path, solver: str) -> None:
+    run, images = diverging(tmp_path, solver_of(solver), 4)
+    run_wild(run, r"misfit grew from .* image of iteration \d, before it grew, .* smaller solver\.step")
+    assert run.aside in (3, 4)  # with momentum it may grow a little before the steps do
+    np.testing.assert_array_equal(read_all(open_source(run.vectors.aside("x"))), images[run.aside - 1])
+
+
+def test_slow_growth_is_found_where_it_goes_on(tmp_path: Path) -> None:
+    run, _ = diverging(tmp_path, solver_of("gd"), 4)
+    # For images that are the same everywhere.
+    steepest = sum(term.weight for term in terms_of(SMALL, blurs("circular")))
+    run.problem = replace(run.problem, step_size=2.2 / steepest)  # such a mistake is multiplied by -1.2 each time
+    run_wild(run, r"in \d+ iterations the misfit grew")
+    assert 1.3 < run.rows[-1]["misfit"] / run.rows[-2]["misfit"] < 1.5
+    assert run.aside is not None
+    assert run.aside < run.state.passes - 5
+
+
+def test_it_is_kept_over_a_stop_and_not_for_long_where_it_grew_once(tmp_path: Path) -> None:
+    run, images = diverging(tmp_path, solver_of("gd"), 4)
+    finished(run, 6)
+    assert run.aside == 4
+    shutil.copytree(tmp_path, calm := tmp_path.with_name("calm"))
+    shutil.rmtree(run.vectors.path("x", 4))
+    run.vectors.aside("x").rename(run.vectors.path("x", 4))  # as if killed after the checkpoint and before the move
+    again = iterations_of(solver_of("gd"), run.problem, tmp_path, copies=TO_GO_BACK)
+    run_wild(again, "image of iteration 4, before it grew")
+    np.testing.assert_array_equal(read_all(open_source(again.vectors.aside("x"))), images[3])
+    problem = replace(run.problem, step_size=CALM)
+    run = iterations_of(solver_of("gd"), problem, calm, copies=TO_GO_BACK)
+    assert run.vectors.aside("x").exists()
+    finished(run, 9)
+    assert run.aside is None
+    assert not run.vectors.aside("x").exists()
+
+
+def test_growth_from_the_start_is_told_to_be_worse_than_that(tmp_path: Path) -> None:
+    run, _ = diverging(tmp_path, solver_of("gd"), 0)
+    run_wild(run, rf"grew from the first iteration: the start image is better than that of iteration \d in {tmp_path}")
+    assert run.state.passes > 0
+    assert np.isfinite(read_all(run.image())).all()
+
+
+def total_variation(x: Pixels) -> float:
+    down, right = (np.diff(x, axis=axis, append=x.take([-1], axis=axis)) for axis in (0, 1))
+    return 0.05 * float(np.hypot(down, right).sum())
+
+
+OBJECTIVES: dict[str, tuple[Callable[[], Prior], Callable[[Pixels], float]]] = {
+    "l1": (lambda: Sparse(weight=0.02), lambda x: 0.02 * float(np.abs(x).sum())),
+    "tv": (lambda: Variation(denoised=solving.denoised_by(TotalVariation(strength=1.0, iterations=20), SMALL, 32, 32), weight=0.05), total_variation),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_objective_has_the_value_of_the_prior_and_falls(tmp_path: Path, name: str) -> None:
+    """What the rows tell, beside the misfit, is what numpy makes of the image that the iteration began with."""
+    make, value = OBJECTIVES[name]
+    problem = problem_of(SMALL, terms_of(SMALL, blurs("reflect", (3,))), make(), CALM)
+    run = iterations_of(solver_of("pgd"), problem, tmp_path, block=32)
+    images = [read_all(run.image()).astype(float) for _ in run.run(4, lambda *_: False)]
+    for before, row in zip(images, run.rows[1:], strict=False):
+        assert row["objective"] - row["misfit"] == pytest.approx(value(before), rel=1e-6)
+    check_falls(run.rows, "objective")
+
+
+def check_falls(rows: list[dict[str, float]], name: str) -> list[float]:
+    values = [row[name] for row in rows]
+    assert values == sorted(values, reverse=True)
+    return values
+
+
+# --- counts, whose steps are taken back where they are too long -----------------------------------
+
+BLUR = blurs("circular", (3,))[0]
+
+
+def counts(shape: tuple[int, int] = (40, 48)) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Counts of a few points behind a blur, 0 in most pixels, and an even start."""
+    points, rng = np.zeros(shape, "float32"), np.random.default_rng(5)
+    points[rng.integers(0, shape[0], 5), rng.integers(0, shape[1], 5)] = 100
+    seen = rng.poisson(np.asarray(read_all(BLUR.forward(InMemory(points))), float)).astype("float32")
+    return seen, np.full(shape, seen.mean(), "float32")
+
+
+def of_counts(solver: Solver, folder: Path, block: int = 48, prior: Prior | None = None) -> InlineIterations:
+    seen, start = counts()
+    terms = (Term(BLUR, InMemory(seen), 1.0, Poisson(), InMemory(start)),)
+    problem = problem_of(start, terms, prior).beginning_at(InMemory(start))
+    problem = replace(problem, bounds=(0.0, None), adapts=True)
+    copies = {"x": solver.vectors["x"] + 1}
+    return iterations_of(solver, problem, folder, block=block, shard=48 if block == 48 else 16, copies=copies)
+
+
+def rate(image: Any) -> NDArray[Any]:
+    return np.maximum(read_all(BLUR.forward(InMemory(image))), 1e-6)
+
+
+def richardson_lucy(seen: NDArray[Any], image: NDArray[Any], iterations: int) -> NDArray[Any]:
+    x = image.astype(float)
+    for _ in range(iterations):
+        x *= read_all(BLUR.adjoint(InMemory(seen / rate(x)), x.shape))
+    return x
+
+
+def divergence_from(seen: NDArray[Any], image: NDArray[Any]) -> float:
+    """Kullback and Leibler's divergence of the counts from what the blur makes of an image."""
+    expected = rate(image.astype(float))
+    logs = np.where(seen > 0, seen * np.log(np.maximum(seen, 1) / expected), 0)
+    return float((logs - seen + expected).sum())
+
+
+@pytest.mark.parametrize("solver", ["pgd", thorough("gd"), "fista"])
+def test_counts_that_are_mostly_0_give_what_richardson_and_lucy_make_of_them(tmp_path: Path, solver: str) -> None:
+    seen, start = counts()
+    assert np.mean(seen == 0) > 0.93
+    run = of_counts(solver_of(solver), tmp_path)
+    told = list(run.run(40, lambda *_: False))
+    assert run.judged()
+    assert len(told) > len(check_falls(run.rows, "misfit")) == 40  # some steps were taken back
+    image = read_all(run.image())
+    assert image.min() >= 0
+    assert image.sum() == pytest.approx(seen.sum(), rel=1e-2)
+    best = divergence_from(seen, richardson_lucy(seen, start, 40))
+    assert divergence_from(seen, image) < 1.05 * best < 0.05 * divergence_from(seen, start)
+
+
+def test_counts_in_blocks_or_with_stops_have_the_bits_of_whole_images(tmp_path: Path) -> None:
+    images = []
+    for block in (16, 32, 48):
+        run = of_counts(solver_of("fista"), tmp_path / f"{block}", block)
+        assert len(list(run.run(8, lambda *_: False))) > 8  # some steps were taken back
+        images.append(read_all(run.image()))
+    while (parts := of_counts(solver_of("fista"), tmp_path / "parts")).done < 8:
+        next(iter(parts.run(8, lambda *_: False)))
+    images.append(read_all(parts.image()))
+    assert all(np.array_equal(images[0], other) for other in images[1:])
+
+
+def test_counts_with_a_prior_keep_their_objective_falling(tmp_path: Path) -> None:
+    run = finished(of_counts(solver_of("fista"), tmp_path, prior=Sparse(weight=0.5)), 12)
+    values = check_falls(run.rows, "objective")
+    assert values[-1] < 0.5 * values[0]
+
+
+# --- images that are worse than the start ---------------------------------------------------------
+
+SUBSETS = {name: solver_of(name, subsets=1) for name in ("sgd", "svrg")}
+ONE_LEAP: dict[str, Solver] = {**{name: solver_of(name) for name in ("gd", "pgd", "fista", "admm")}, **SUBSETS}
+
+
+@pytest.mark.parametrize("per_pass", [1, thorough(2)])
+@pytest.mark.parametrize("solver", all_of(ONE_LEAP, thorough=["gd", "svrg"]))
+def test_an_image_that_is_worse_than_the_start_is_no_result(tmp_path: Path, solver: str, per_pass: int) -> None:
+    is_memoryless = ONE_LEAP[solver].traits.is_memoryless
+    terms = terms_of(SMALL, blurs("circular"))
+    problem = problem_of(SMALL, terms, step=3 * WILD)
+    if is_memoryless and per_pass > 1:
+        problem = replace(problem, per_pass=per_pass, plain_gradient=problem.gradient)
+    run = iterations_of(ONE_LEAP[solver], problem, tmp_path, halo=80)
+    list(run.run(per_pass, lambda *_: False))  # it has one row, and nothing that grew
+    with pytest.raises(Diverged, match=r"its image has a misfit of .*, and the start has one of .* smaller"):
+        run.judged()
+    run.problem = replace(problem, step_size=CALM / 3)
+    calm = iterations_of(ONE_LEAP[solver], run.problem, tmp_path / "calm", halo=80)
+    list(calm.run(per_pass, lambda *_: False))
+    assert calm.judged()
+
+
+def test_a_denoiser_may_leave_a_perfect_start_and_not_zeros(tmp_path: Path) -> None:
+    prior = solving.plugged(solving.denoised_by(Gaussian(sigma=0.7), SMALL, 32, 32))
+    problem = problem_of(SMALL, terms_of(SMALL, blurs("circular"), noise=0), prior, step=0.02)
+    given = finished(iterations_of(solver_of("pgd"), problem.beginning_at(InMemory(SMALL)), tmp_path / "given"), 40)
+    assert given.judged()
+    misfits = [row["misfit"] for row in given.rows]
+    assert sorted(misfits) == misfits
+    assert misfits[-1] > 50 * misfits[1]
+    zeros = iterations_of(solver_of("pgd"), replace(problem, step_size=WILD), tmp_path / "zeros")
+    with pytest.raises(Diverged, match="its image has a misfit"):
+        finished(zeros, 1).judged()
