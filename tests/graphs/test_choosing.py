@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from skimage.data import camera, cell, clock, coins, moon, retina
 
+from halotile.cli.trying import rows_of
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.jobs.denoise.compare import Comparison, Setting, TriedSetting, compare
 from halotile.graphs.jobs.denoise.job import Denoising
@@ -371,6 +372,35 @@ def test_settings_are_judged_by_the_level_of_the_job(tmp_path: Path, values: tup
     assert compare([(str(30 / width),)], job_with).noise == pytest.approx(30)
     tried = compare([(str(level / width),) for level in (10, 20, 40)], job_with)
     assert tried.noise == pytest.approx(20, rel=0.1)
+
+
+def test_each_channel_is_judged_by_the_level_of_its_own_denoiser(tmp_path: Path) -> None:
+    noisy = (crops(60, 200, edge=128) + np.reshape([5, 40], (2, 1, 1)) * NOISE[:128, :128]).astype("f4")
+    source, other = write_zarr(tmp_path / "a.zarr", noisy, axes="cyx"), {"name": "tv", "sigma": "auto"}
+
+    def job_with(setting: Setting) -> Denoising:
+        strength = float((*setting, "1")[0])
+        job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": strength, "sigma": 5.0})
+        return replace(job, channels={"1": DenoiserChoice.of(other | {"strength": strength})})
+
+    levels = [one.noise for one in compare([("0.5",), ("1",)], job_with).channels.values()]
+    assert levels == pytest.approx([5, 40], rel=0.1)
+
+
+def test_where_there_are_outliers_a_setting_that_replaces_them_is_suggested(tmp_path: Path) -> None:
+    noisy = (camera()[:128, :128] + 20 * NOISE[:128, :128]).astype("f4")
+    noisy[30, 40] = noisy[80, 90] = 5000
+    source = write_zarr(tmp_path / "a.zarr", noisy)
+
+    def job_with(setting: Setting) -> Denoising:
+        wanted = {"defects": (*setting, "none")[0]}
+        return job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"}, input=wanted)
+
+    found = compare([("none",), ("auto",)], job_with)
+    assert found.outliers == 2
+    assert found.suggested
+    assert found.suggested.setting == ("auto",)
+    assert "write input.defects: auto" in dict(rows_of(compare([("none",)], job_with)))["outliers"]
 
 
 def test_where_nothing_is_asked_for_the_crop_has_structure(tmp_path: Path) -> None:

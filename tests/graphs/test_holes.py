@@ -434,10 +434,17 @@ def test_only_the_defects_of_a_path_are_replaced(tmp_path: Path) -> None:
     hot = with_defects(pixels)
     hot[50, 60] = 0
     np.save(tmp_path / "defects.npy", mask)
-    own = done(tmp_path, "hot", hot, "median", input={"defects": str(tmp_path / "defects.npy")})
+    given: dict[str, Any] = {"input": {"defects": str(tmp_path / "defects.npy"), "nodata": "none"}}
+    own = done(tmp_path, "hot", hot, "median", **given)
     repaired = hot.copy()
     repaired[50, 60] = replacements(hot, np.array([[50, 60]]), np.ones(hot.shape, bool))[0][0]
     assert np.array_equal(own, done(tmp_path, "repaired", repaired, "median"))
+    broken = hot.astype("f4")
+    broken[50, 60] = np.nan  # a value as any other, where nothing stands for a hole
+    assert np.array_equal(done(tmp_path, "broken", broken, "median", **given), own)
+    mask[::2, ::3] = 1  # far more at once than fit into one table of neighbours
+    np.save(tmp_path / "defects.npy", mask)
+    assert np.isfinite(done(tmp_path, "hot", hot, "median", **given)).all()
 
 
 def test_a_stack_has_its_own_noise_and_defects_in_each_plane(tmp_path: Path) -> None:
@@ -471,6 +478,21 @@ def test_pixels_that_are_hot_in_no_plane_but_in_all_are_found(tmp_path: Path, ax
     repaired = image.read(Region.whole(stack.shape))
     assert (repaired != stack)[:, 0, 20, 30].all()
     assert np.count_nonzero(repaired != stack) == 13
+    stack[2:4, 0, 20, 30] = np.nan, np.inf  # which is no measurement there
+    assert planned(tmp_path, "torn", stack, "gaussian", axes=f"{axis}cyx", **AUTO).identity["defects"]["places"] == [
+        [-1, 0, 20, 30]
+    ]
+
+
+def test_without_noise_no_defect_is_found_and_a_line_of_pixels_has_none_of_the_plan(tmp_path: Path) -> None:
+    dark = np.zeros((128, 128), np.uint16)
+    dark[20::40, 30::40] = 4000
+    (note,) = planned(tmp_path, "dark", dark, "median", **AUTO).summary()["notes"]
+    assert "finds nothing in 1 plane of 1, whose samples show no noise. If there is noise, write its level" in note
+    known: dict[str, Any] = {"noise": {"read_sigma": 1.0}, **AUTO}
+    assert done(tmp_path, "dark", dark, "median", **known).max() == 0
+    line = (100 + np.random.default_rng(0).standard_normal((1, 500))).astype("f4")
+    assert planned(tmp_path, "line", line, "tv", **known).identity["defects"]["places"] == []
 
 
 def test_holes_are_neither_defects_nor_neighbours(tmp_path: Path) -> None:

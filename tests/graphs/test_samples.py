@@ -355,7 +355,10 @@ def test_the_plan_names_the_method_and_how_far_the_map_may_be_off(folder: Path) 
     wide = make_plan(job_in(folder, {"posterior": {"halo": 40}}))
     assert "the halo of 40 pixels is wider than what is solved with it, 32 × 32" in "\n".join(wide.notes)
     guess = prior_text(Likely(Matern(**PRIOR), float("nan"), 0.1))
-    assert guess == "matern, std 0.5 (a guess: samples of the data do not show it; write it if you know it), range 6 ± 10 % pixels, around 1"
+    assert (
+        guess
+        == "matern, std 0.5 (a guess: samples of the data do not show it; write it if you know it), range 6 ± 10 % pixels, around 1"
+    )
 
 
 def test_pixels_that_a_file_declares_to_hold_no_data_are_holes(tmp_path: Path) -> None:
