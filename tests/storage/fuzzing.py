@@ -345,9 +345,8 @@ ODD_HDF5: dict[str, Callable[[Any, str, tuple[int, ...]], Any]] = {
 Edit = tuple[Any, ...]
 """For bytes: position, inserted bytes, and number of bytes replaced. For JSON and HDF5: number of the value, and its replacement."""
 
-_NEW = st.one_of(
-    st.binary(min_size=1, max_size=4), st.sampled_from([b"\0" * 8, b"\xff" * 4, b"\xff" * 8, b"-", b"9", b"{"])
-)
+_WORDS = st.sampled_from([b"\0" * 8, b"\xff" * 4, b"\xff" * 8, b"-", b"9", b"{"])
+_NEW = st.one_of(st.binary(min_size=1, max_size=4), _WORDS)
 _BYTES = st.builds(
     lambda place, new, room: (place, new, len(new) if room is None else room),
     # The description of the pixels is usually at the start, after the signature.

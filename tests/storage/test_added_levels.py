@@ -45,20 +45,13 @@ TYPES, SPACE = {"t": "time", "c": "channel"}, {"type": "space", "unit": "microme
 
 
 def save_image(
-    path: Path,
-    pixels: NDArray[Any],
-    form: str = "v3",
-    *,
-    axes: str = "yx",
-    scale: Sequence[float] | None = None,
-    name: str = "0",
-    attributes: Mapping[str, Any] | None = None,
+    path: Path, pixels: Any, form: str = "v3", *, axes: str = "yx", scale: Any = None, name: str = "0", **more: Any
 ) -> Path:
     """An OME-Zarr image with its finest level, as other programs write it."""
     options = dict(FORMATS[form])
     group = zarr.open_group(path, mode="w", zarr_format=options.pop("zarr_format"))
     edges = {key: tuple(edge if axis in "yx" else 1 for axis in axes) for key, edge in options.items()}
-    array = group.create_array(name, shape=pixels.shape, dtype=pixels.dtype, attributes=dict(attributes or {}), **edges)
+    array = group.create_array(name, shape=pixels.shape, dtype=pixels.dtype, **more, **edges)
     array[...] = pixels
     steps = [{"type": "scale", "scale": list(scale or [0.5] * len(axes))}]
     named = [{"name": a, "type": TYPES[a]} if a in TYPES else SPACE | {"name": a} for a in axes]
@@ -161,14 +154,7 @@ class MortalDisk(Disk):
         thorough(noisy_image((1, 150), "int16"), "yx", None, {}),
     ],
 )
-def test_levels_are_those_of_a_job(
-    tmp_path: Path,
-    form: str,
-    pixels: NDArray[Any],
-    axes: str,
-    scale: Sequence[float] | None,
-    attributes: Mapping[str, Any],
-) -> None:
+def test_levels_are_as_in_a_job(tmp_path: Path, form: str, pixels: Any, axes: str, scale: Any, attributes: Any) -> None:
     path = save_image(tmp_path / "a.zarr", pixels, form, axes=axes, scale=scale, attributes=attributes)
     tile = {"block": 32, "axes": "zyx"} if axes == "zyx" else {"block": 64}
     run_inline(job_of(path, tmp_path / "b.zarr", "none", shard=64 if axes == "yx" else 8, chunk=4, tile=tile))
@@ -260,10 +246,8 @@ def test_labels_odd_versions_and_closed_folders_are_refused(tmp_path: Path, monk
     path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
     group = zarr.open_group(path)
     attributes: Any = group.attrs.asdict()["ome"]
-    for change, words in (
-        ({"image-label": {}}, "is a label image"),
-        ({"version": "0.9"}, r"is an OME-Zarr 0\.9 with 1 levels"),
-    ):
+    odd = {"is a label image": {"image-label": {}}, r"is an OME-Zarr 0\.9 with 1 levels": {"version": "0.9"}}
+    for words, change in odd.items():
         group.attrs["ome"] = attributes | change
         with pytest.raises(ConfigError, match=words):
             add_levels(path)
@@ -279,10 +263,8 @@ def test_labels_odd_versions_and_closed_folders_are_refused(tmp_path: Path, monk
 
 @pytest.mark.filterwarnings("ignore:Combining")
 def test_codecs_that_do_not_fit_smaller_levels_are_named(tmp_path: Path) -> None:
-    rows: list[tuple[Any, Any]] = [
-        ([zarr.codecs.ShardingCodec(chunk_shape=(16, 16))], None),
-        (None, [zarr.codecs.TransposeCodec(order=(1, 0))]),
-    ]
+    turn, inside = zarr.codecs.TransposeCodec(order=(1, 0)), zarr.codecs.ShardingCodec(chunk_shape=(16, 16))
+    rows: list[tuple[Any, Any]] = [([inside], None), (None, [turn])]
     for folder, (inner, filters) in in_folders(tmp_path, rows):
         path = save_image(folder / "a.zarr", noisy_image(SHAPE))
         group = zarr.open_group(path)
@@ -347,9 +329,7 @@ before = peak()
 assert added_levels.add_levels(Path(sys.argv[1]))[0] == 5
 print((peak() - before) / 1024)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "a.zarr")], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "a.zarr"], capture_output=True, check=True)
     assert float(done.stdout) < 100
 
 

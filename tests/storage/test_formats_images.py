@@ -341,11 +341,8 @@ def test_a_scene_is_chosen_by_name_or_number(tmp_path: Path, fake: type[FakeRead
         np.testing.assert_array_equal(copy[0, 0], source[0, 0])
         assert source.fingerprint()["scene"] == one
     for options in ({"dataset": "2"}, {"dataset": "-1"}, {"dataset": "middle"}, {"level": 1}):
-        words = (
-            r"at full resolution\. Leave level out"
-            if "level" in options
-            else "has no such scene. Write one of left, right"
-        )
+        level = "level" in options
+        words = r"at full resolution\. Leave level out" if level else "has no such scene. Write one of left, right"
         with pytest.raises(InputError, match=words):
             open_source(path, **options)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 
 import numpy as np
 import pytest
@@ -11,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halotile.errors import ConfigError
-from halotile.storage.grid import Grid, Region, align_outward
+from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Pixels, Rim, read_window
 
-axis = st.tuples(
-    st.integers(1, 40), st.integers(1, 50), st.integers(0, 60), st.integers(0, 60), st.sampled_from([1, 2, 8])
-)
+Axes = list[tuple[int, int, int, int, int]]
+halos = st.integers(0, 60)
+axis = st.tuples(st.integers(1, 40), st.integers(1, 50), halos, halos, st.sampled_from([1, 2, 8]))
 
 
-def grid_of(axes: list[tuple[int, int, int, int, int]], least: int = 1) -> Grid:
+def grid_of(axes: Axes, least: int = 1) -> Grid:
     shape, block, before, after, align = zip(*axes, strict=True)
     depth = tuple(zip(before, after, strict=True))
     return Grid(shape, block, depth, align, (least,) * len(shape))
@@ -27,9 +26,7 @@ def grid_of(axes: list[tuple[int, int, int, int, int]], least: int = 1) -> Grid:
 
 @given(st.lists(axis, min_size=1, max_size=3), st.integers(1, 70), st.data())
 @settings(deadline=None, max_examples=90)
-def test_cores_partition_the_array_in_aligned_windows_with_halos(
-    axes: list[tuple[int, int, int, int, int]], least: int, data: st.DataObject
-) -> None:
+def test_cores_partition_the_array_in_aligned_windows(axes: Axes, least: int, data: st.DataObject) -> None:
     grid = grid_of(axes, least)
     covered, reach = np.zeros(grid.shape, int), Region.whole(grid.shape).grow(grid.depth)
     for block in itertools.islice(grid, 2000):
@@ -48,32 +45,16 @@ def test_cores_partition_the_array_in_aligned_windows_with_halos(
 
 @given(st.lists(axis, min_size=1, max_size=2))
 @settings(deadline=None, max_examples=60)
-def test_no_block_is_larger_than_the_middle_one(axes: list[tuple[int, int, int, int, int]]) -> None:
+def test_no_block_is_larger_than_the_middle_one(axes: Axes) -> None:
     grid = grid_of(axes)
     whole = Region.whole(grid.shape)
     blocks = [grid.middle, *itertools.islice(grid, 2000)]
     assert max(block.core.size for block in blocks) == grid.middle.core.size
-    grid = grid_of(
-        [(n, b, before, after, 1) for n, b, before, after, _ in axes]
-    )  # the size of the alignment margin depends on the position
+    grid = grid_of([(*sizes, 1) for *sizes, _ in axes])  # the size of the alignment margin depends on the position
     blocks = [grid.middle, *itertools.islice(grid, 2000)]
     assert max(block.window.size for block in blocks) == grid.middle.window.size
     if all(count > 2 for count in grid.counts) and max(map(max, grid.depth)) <= min(grid.block):
         assert max(block.window.clip(whole).size for block in blocks) == grid.middle.window.clip(whole).size
-
-
-def test_a_block_of_a_million_is_an_immutable_value_computed_on_demand() -> None:
-    grid = Grid((10**6, 10**6), (10**3, 10**3), ((8, 8), (8, 8)))
-    block = grid.block_at(len(grid) - 1)
-    assert block.core == Region((999_000, 999_000), (10**6, 10**6))
-    assert pickle.loads(pickle.dumps(block)) == block
-    assert {block: 1}[block] == 1
-    with pytest.raises(AttributeError):
-        block.number = 3  # type: ignore[misc]
-    with pytest.raises(IndexError):
-        grid.block_at(len(grid))
-    with pytest.raises(IndexError):
-        grid.number_of((1000, 0))
 
 
 def test_impossible_grids_are_refused() -> None:
@@ -87,11 +68,6 @@ def test_impossible_grids_are_refused() -> None:
     for arguments, message in rows:
         with pytest.raises(ConfigError, match=message):
             Grid(*arguments)  # type: ignore[arg-type]
-
-
-def test_alignment_stops_at_the_end_of_the_array() -> None:
-    assert align_outward(Region((5,), (9,)), (4,), (10,)) == Region((4,), (10,))
-    assert align_outward(Region((5,), (12,)), (4,), (10,)) == Region((4,), (12,))
 
 
 PAD_MODE = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "periodic": "wrap", "constant": "constant"}

@@ -302,9 +302,7 @@ STEPS = st.lists(st.tuples(st.booleans(), MEMBERS | st.builds(range, st.integers
 
 @settings(deadline=None, max_examples=300)
 @given(STEPS, st.integers(0, 80))
-def test_numbers_are_those_of_a_set_in_ranges_apart_and_come_back_from_text(
-    steps: list[tuple[bool, list[int] | range]], total: int
-) -> None:
+def test_numbers_are_those_of_a_set_and_come_back_from_text(steps: list[tuple[bool, Any]], total: int) -> None:
     runs, model = RangeSet(), set[int]()
     for adds, numbers in steps:
         (runs.add if adds else runs.discard)(numbers)
@@ -317,16 +315,3 @@ def test_numbers_are_those_of_a_set_in_ranges_apart_and_come_back_from_text(
     assert all(a.stop < b.start for a, b in itertools.pairwise(ranges))
     assert list(runs.complement(total)) == [n for n in range(total) if n not in model]
     assert RangeSet.from_text(runs.to_text()) == runs
-
-
-def test_what_is_no_number_is_refused_and_a_copy_is_independent() -> None:
-    for text in ("1-", "-3", "a", "1,,2", "1-2-3", " 1", "1,", "+1"):
-        with pytest.raises(ValueError, match="neither a number nor first-last"):
-            RangeSet.from_text(text)
-    with pytest.raises(ValueError, match="-1 is below 0"):
-        RangeSet([-1])
-    runs = RangeSet([1, 2])
-    twin = runs.copy()
-    twin.add([9])
-    assert list(runs) == [1, 2]
-    assert runs != twin

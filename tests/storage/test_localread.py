@@ -186,9 +186,8 @@ def test_wrong_lengths_in_a_header_or_an_index_are_detected(tmp_path: Path) -> N
         array[...] = 3
         chunk = folder / "c" / "0" / "0"
         whole = chunk.read_bytes()
-        damaged = [
-            (whole[:-64] + (1 << 40).to_bytes(8, "little") + whole[-56:], r"inner chunk \(0, 0\): it ends at byte")
-        ]
+        far = whole[:-64] + (1 << 40).to_bytes(8, "little") + whole[-56:]
+        damaged = [(far, r"inner chunk \(0, 0\): it ends at byte")]
         if options is blosc:
             places = (4, 5, 6, 7, 12, 13, 14, 15)
             damaged = [(whole[:n] + bytes([whole[n] ^ 0x40]) + whole[n + 1 :], "its header names") for n in places]
@@ -262,9 +261,8 @@ def test_a_source_has_the_bits_of_zarr_and_a_truncated_chunk_is_damage(tmp_path:
     whole = chunk.read_bytes()
     for keep_bytes in (0, 1, 4, 16, 20, len(whole) // 2, len(whole) - 1):
         chunk.write_bytes(whole[:keep_bytes])
-        with pytest.raises(
-            DamagedData, match=rf"{tmp_path.name}: the pixels from \(1, 1\) to \(16, 16\).* cannot be read"
-        ):
+        said = rf"{tmp_path.name}: the pixels from \(1, 1\) to \(16, 16\).* cannot be read"
+        with pytest.raises(DamagedData, match=said):
             open_source(tmp_path).read(Region((1, 1), (16, 16)))
 
 
@@ -373,9 +371,8 @@ def test_a_chunk_that_inflates_too_far_or_is_short_is_damaged(tmp_path: Path, ve
 
 def test_a_zstd_frame_without_its_length_is_read_and_a_bomb_with_a_wrong_one_is_not(tmp_path: Path) -> None:
     """Streaming writers omit the length."""
-    for folder, (nbytes, named) in in_folders(
-        tmp_path, ((SIDE * SIDE, None), (BOMB_BYTES, None), (BOMB_BYTES, 100 * 2**30))
-    ):
+    rows = ((SIDE * SIDE, None), (BOMB_BYTES, None), (BOMB_BYTES, 100 * 2**30))
+    for folder, (nbytes, named) in in_folders(tmp_path, rows):
         source = source_of(folder, 3, "zstd", zstd_frame(nbytes, named, block=SIDE if nbytes < BOMB_BYTES else 2**17))
         if nbytes == SIDE * SIDE:
             assert (source.read(Region.whole(source.shape)) == 0).all()

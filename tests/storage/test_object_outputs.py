@@ -220,9 +220,7 @@ def test_a_dataset_is_an_image_of_a_root_or_a_level_of_one(stored: tuple[str, An
 
 
 @pytest.mark.parametrize("limit", [None, 4])
-def test_a_chunk_that_is_written_to_is_noticed_also_where_some_of_many_are_looked_at(
-    stored: tuple[str, Any], monkeypatch: pytest.MonkeyPatch, limit: int | None
-) -> None:
+def test_a_chunk_that_is_written_to_is_noticed(stored: Any, monkeypatch: pytest.MonkeyPatch, limit: int | None) -> None:
     if limit:
         monkeypatch.setattr(formats_zarr, "MOST_OBJECTS", limit)
     url, array = stored

@@ -95,13 +95,11 @@ def test_a_path_that_cannot_be_made_or_leads_elsewhere_is_refused(tmp_path: Path
     zarr.create_group(tmp_path / "group.zarr")
     check_place(tmp_path / "group.zarr" / "clean", overwrite=False)
     before = sorted(tmp_path.rglob("*"))
-    rows = dict.fromkeys(
-        ("a.txt/x.zarr", "a.txt/deep/x.zarr", "loop/x.zarr", "nowhere/x"), "so nothing can be made in it"
-    )
+    closed = ("a.txt/x.zarr", "a.txt/deep/x.zarr", "loop/x.zarr", "nowhere/x")
+    rows = dict.fromkeys(closed, "so nothing can be made in it")
     rows |= {"loop": "a symlink to loop", "link/../a.zarr": "behind a symlink", "/": "the path names no output"}
-    rows |= {
-        f"{name}/x.zarr": f"{name} is a Zarr array, .*Write a path beside it" for name in ("array.zarr", "old.zarr")
-    }
+    arrays = ("array.zarr", "old.zarr")
+    rows |= {f"{name}/x.zarr": f"{name} is a Zarr array, .*Write a path beside it" for name in arrays}
     for name, words in rows.items():
         with pytest.raises(OutputRefused, match=words):
             create_output(f"{tmp_path}/{name}" if name != "/" else name, PLAIN, overwrite=True)
@@ -154,12 +152,10 @@ def test_a_folder_that_this_user_may_not_write_in_is_refused() -> None:
     with TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
         Path(folder).chmod(0o555)
         path = f"{folder}/a.zarr"
-        done = subprocess.run(
-            [sys.executable, "-c", UNWRITABLE, path], capture_output=True, text=True, timeout=60, check=True
-        )
+        shown = subprocess.check_output([sys.executable, "-c", UNWRITABLE, path], text=True, timeout=60)
         Path(folder).chmod(0o755)
     said = f"output.path is {path}: you may not write in {folder}. Write a path in a folder of your own."
-    assert done.stdout == said
+    assert shown == said
 
 
 MOUNTED = {

@@ -49,9 +49,8 @@ def test_the_file_holds_the_pixels(tmp_path_factory: pytest.TempPathFactory, sha
 
 
 def test_pixels_are_averaged_over_whole_squares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder, (window_bytes, shape) in in_folders(
-        tmp_path, itertools.product((1, 300, 10**6), ((5, 7), (130, 40), (64, 64), (1, 300)))
-    ):
+    rows = itertools.product((1, 300, 10**6), ((5, 7), (130, 40), (64, 64), (1, 300)))
+    for folder, (window_bytes, shape) in in_folders(tmp_path, rows):
         monkeypatch.setattr(planes_module, "WINDOW_BYTES", window_bytes)
         pixels = np.random.default_rng(0).integers(0, 60000, shape, "u2")
         squares = Grid(shape, (9, 9), ((0, 0), (0, 0)))
@@ -80,9 +79,8 @@ def test_values_are_drawn_with_a_contrast_that_ignores_outliers_units_and_what_i
     assert np.array_equal(both[:, -30:], colours[..., :3])
     assert not both[:, :30].any()
     grey = random.integers(0, 256, (90, 70), np.uint8)
-    write_png(
-        tmp_path / "a.png", [planes_of(tmp_path, grey, region=Region((10, 20), (50, 41)))], edge=None, values=(0, 255)
-    )
+    part = planes_of(tmp_path, grey, region=Region((10, 20), (50, 41)))
+    write_png(tmp_path / "a.png", [part], edge=None, values=(0, 255))
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), grey[10:50, 20:41])
 
 
@@ -98,9 +96,7 @@ def test_two_images_are_drawn_side_by_side_with_one_contrast(tmp_path: Path) -> 
     assert np.array_equal(grey, (np.clip(noisy.astype(np.float64), 0, 1) * 255).round().astype(np.uint8))
 
 
-def test_a_part_too_large_for_a_png_is_refused_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_too_large_for_a_png_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.uint8, (20_000, 20_000))
     planes = choose_planes(open_source(tmp_path / "a.npy"), {}, Region((0, 0), (20_000, 20_000)))
     with pytest.raises(ConfigError, match="Write a smaller --region"):
@@ -148,9 +144,8 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
     stop = tuple(data.draw(st.integers(a + 1, n)) for a, n in zip(start, shape, strict=True))
     array = zarr.create_array(zarr.storage.MemoryStore(), shape=shape, chunks=tuple(map(min, chunk, shape)), dtype="u1")
 
-    source: Any = SimpleNamespace(
-        axes="yx", chunks=array.chunks, dtype=np.dtype("u1"), shape=shape, ome=None, channels=()
-    )
+    said: Any = {"axes": "yx", "chunks": array.chunks, "dtype": np.dtype("u1"), "shape": shape}
+    source: Any = SimpleNamespace(**said, ome=None, channels=())
     planes = choose_planes(source, {}, Region(start, stop))
     limit = data.draw(st.integers(1, 500))
     seen = np.zeros(planes.shape, int)
@@ -179,9 +174,8 @@ def test_a_missing_part_is_refused(tmp_path: Path) -> None:
 
 def test_channels_with_colours_of_their_own_are_planes(tmp_path: Path) -> None:
     blue, green, red, white = "0000FF", "00FF00", "FF0000", "FFFFFF"
-    for folder, colours in in_folders(
-        tmp_path, ([blue, green, red], [red, green, blue], [blue, green, red, white], [red, green, blue, white])
-    ):
+    bgr, rgb = [blue, green, red], [red, green, blue]
+    for folder, colours in in_folders(tmp_path, (bgr, rgb, [*bgr, white], [*rgb, white])):
         group = zarr.create_group(folder / "a.zarr")
         group.create_array("0", data=np.zeros((len(colours), 4, 4), "uint8"))
         window = {"min": 0, "max": 255, "start": 0, "end": 255}
@@ -190,5 +184,5 @@ def test_channels_with_colours_of_their_own_are_planes(tmp_path: Path) -> None:
             "multiscales": [{"axes": ["c", "y", "x"], "datasets": [{"path": "0"}]}],
             "omero": {"channels": [{"label": name, "color": name, "window": window} for name in colours]},
         }
-        planes, is_colour = choose_planes(open_source(folder / "a.zarr"), {}, None), colours == [red, green, blue]
+        planes, is_colour = choose_planes(open_source(folder / "a.zarr"), {}, None), colours == rgb
         assert (planes.colour, planes.loops) == (is_colour, () if is_colour else ("c",))

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -41,10 +42,8 @@ def other_process(directory: RunDirectory, body: str) -> Iterator[subprocess.Pop
         "import sys, pathlib; from halotile.storage.run_directory.directory import RunDirectory; from halotile.storage.run_directory.locks import WorkerLock\n"
         f"directory = RunDirectory(pathlib.Path(sys.argv[1]))\n{body}\nprint('ready', flush=True); sys.stdin.read()"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(directory.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
+    command = [sys.executable, "-c", code, str(directory.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         try:
@@ -224,9 +223,8 @@ def test_checking_does_not_disturb_a_driver_that_starts(directory: RunDirectory)
 def test_the_lock_is_not_inherited_by_child_programs(directory: RunDirectory) -> None:
     code = "import sys; print('ready', flush=True); sys.stdin.read()"
     with directory.lock():
-        child = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False
-        )
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        child = subprocess.Popen([sys.executable, "-c", code], **pipes, close_fds=False)
     with child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
@@ -304,13 +302,9 @@ def test_a_directory_that_is_closed_to_this_user_is_refused_with_its_owner() -> 
         Path(folder).chmod(0o755)
         directory = RunDirectory(Path(folder, "a.zarr.run"))
         directory.create()
-        done = subprocess.run(
-            [sys.executable, "-c", CLOSED, str(directory.path)], capture_output=True, text=True, timeout=60, check=False
-        )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == 7 * (
-        f"{directory.path} is closed to user 65534: user 0 made it. Ask that user, or write another output.path.\n"
-    )
+        shown = subprocess.check_output([sys.executable, "-c", CLOSED, directory.path], text=True, timeout=60)
+    said = "is closed to user 65534: user 0 made it. Ask that user, or write another output.path."
+    assert shown == 7 * f"{directory.path} {said}\n"
 
 
 def names(folder: Path) -> list[str]:
@@ -453,9 +447,7 @@ def killed_between_moves(folder: Path) -> None:
     assert (ended.returncode, names(folder)) == (-signal.SIGKILL, [".out.partial"])
 
 
-def test_what_a_killed_call_moved_away_comes_back_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_call_moved_away_comes_back_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed_between_moves(tmp_path)
     out = tmp_path / "out"
 

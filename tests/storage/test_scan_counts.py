@@ -43,9 +43,8 @@ def convert(folder: Path, patterns: Any, *options: str, code: int = 0, **arrays:
         for name, array in {"frames": patterns, **arrays}.items():
             file[name] = array
     path = str(folder / "scan.zarr")
-    done = CliRunner().invoke(
-        app, ["convert", str(folder / "scan.h5"), path, "--overwrite", *NAMED, *GEOMETRY, *options]
-    )
+    words = ["convert", str(folder / "scan.h5"), path, "--overwrite", *NAMED, *GEOMETRY, *options]
+    done = CliRunner().invoke(app, words)
     assert done.exit_code == code, done.output
     said = " ".join(done.output.split())
     if code:
@@ -101,9 +100,8 @@ def test_dead_pixels_and_beams_that_vary_are_told(tmp_path: Path) -> None:
     assert "1 blank pattern, in which next to nothing was counted: number 7 of the file" in said
     assert sorted(scan.numbers) == [n for n in range(COUNT) if n != 7]
     path = tmp_path / "job.yaml"
-    path.write_text(
-        f"version: 1\njob: ptychography\ninput: {{path: {tmp_path}/scan.zarr}}\noutput: {{path: {tmp_path}/a.cxi}}\n"
-    )
+    places = f"input: {{path: {tmp_path}/scan.zarr}}\noutput: {{path: {tmp_path}/a.cxi}}\n"
+    path.write_text(f"version: 1\njob: ptychography\n{places}")
     planned = halotile.plan(path)
     assert any("never counts" in note for note in planned.notes)
 

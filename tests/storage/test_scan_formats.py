@@ -177,24 +177,19 @@ def test_a_raster_of_four_axes_is_read_and_positions_may_be_last(tmp_path: Path,
     raster, source = PATTERNS.reshape(*RASTER, EDGE, EDGE), tmp_path / f"raster.{format_}"
     turned = np.ascontiguousarray(raster.transpose(2, 3, 0, 1))
     options = [*GEOMETRY, "--step", "0.2,0.3 um" if format_ == "npy" else "0.2 um,0.3 um"]
-    for pixels, said in (
-        (raster, "the first two axes of 5 × 7 × 8 × 8"),
-        (turned, "the last two axes of 8 × 8 × 5 × 7"),
-    ):
+    for pixels, which in ((raster, "first two axes of 5 × 7 × 8 × 8"), (turned, "last two axes of 8 × 8 × 5 × 7")):
+        said = f"the {which}"
         named = write_patterns(tmp_path / said[4:8] / source.name, pixels, (2, 3, EDGE, EDGE))
         path = convert(tmp_path / said[4:8] / source.name, *options, *["--positions-last"] * (pixels is turned), *named)
         check(path, good=None)
         assert open_scan(str(path))[0].remarks == (("raster", f"5 × 7 positions, {said}"),)
     np.save(tmp_path / "places.npy", PLACES)
-    named = write_patterns(
-        tmp_path / "row" / source.name, np.ascontiguousarray(PATTERNS.transpose(1, 2, 0)), (3, 3, 10)
-    )
     source = tmp_path / "row" / source.name
+    named = write_patterns(source, np.ascontiguousarray(PATTERNS.transpose(1, 2, 0)), (3, 3, 10))
     if format_ == "zarr":
         source, named = source / "frames", []  # the array by itself
-    check(
-        convert(source, *GEOMETRY, "--positions", str(tmp_path / "places.npy"), "--positions-last", *named), good=None
-    )
+    placed = ("--positions", str(tmp_path / "places.npy"), "--positions-last")
+    check(convert(source, *GEOMETRY, *placed, *named), good=None)
     if format_ == "npy":  # a raster that is larger than its patterns
         np.save(source, PATTERNS[:20].reshape(4, 5, EDGE, EDGE).transpose(2, 3, 0, 1))
         remarks = dict(open_scan(str(convert(source, *GEOMETRY, "--step", "0.2 um")))[0].remarks)

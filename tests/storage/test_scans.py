@@ -46,9 +46,7 @@ def write_cxi(path: Path, change: Callable[[Any], None] = lambda file: None) -> 
     return str(path)
 
 
-def converted(
-    folder: Path, change: Callable[[Any], None] = lambda file: None, *options: Any, **more: Any
-) -> tuple[Any, Any]:
+def converted(folder: Path, change: Any = lambda file: None, *options: Any, **more: Any) -> tuple[Any, Any]:
     """Convert such a scan, and open what is written: the scan and its patterns."""
     convert_scan(write_cxi(folder / "scan.cxi", change), str(folder / "scan.zarr"), *options, **more)
     return open_scan(str(folder / "scan.zarr"))
@@ -103,11 +101,8 @@ def test_patterns_are_cropped_around_the_beam_and_binned(tmp_path: Path) -> None
     assert np.argwhere(~scan.mask).tolist() == [[0, 1]]
     with pytest.raises(OutputRefused):  # nothing is replaced unasked
         converted(tmp_path)
-    rows = [
-        (Framing(crop=20), "leaves the pattern"),
-        (Framing(center=(1, 1), crop=8), "leaves"),
-        (Framing(binning=5), "--crop 10"),
-    ]
+    rows = [(Framing(crop=20), "leaves the pattern"), (Framing(center=(1, 1), crop=8), "leaves")]
+    rows += [(Framing(binning=5), "--crop 10")]
     for framing, said in rows:
         with pytest.raises(ConfigError, match=said):
             converted(tmp_path, lambda file: None, framing, overwrite=True)
@@ -208,9 +203,8 @@ def test_blank_patterns_are_left_out_and_named(tmp_path: Path, factor: float) ->
     source, path = write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", counts)), tmp_path / "s.zarr"
     done = CliRunner().invoke(app, ["convert", source, str(path)])
     for said in (done, CliRunner().invoke(app, ["info", str(path)])):
-        assert "2 blank patterns, in which next to nothing was counted: numbers 3, 17 of the file" in " ".join(
-            said.output.split()
-        )
+        words = "2 blank patterns, in which next to nothing was counted: numbers 3, 17 of the file"
+        assert words in " ".join(said.output.split())
     scan, patterns = open_scan(str(path))
     assert sorted(scan.numbers) == sorted(set(range(COUNT)) - {3, 17})
     assert np.array_equal(patterns[:], counts[scan.numbers].astype(np.float32))
@@ -228,9 +222,8 @@ def test_a_detector_of_one_module_may_have_an_axis_for_it(tmp_path: Path) -> Non
             del file[f"{DETECTOR}/{name}"]
             file[f"{DETECTOR}/{name}"] = pixels[..., None, :, :]
 
-    (scan, patterns), (same_scan, same) = (
-        converted(folder, change) for folder, change in in_folders(tmp_path, (with_dark, with_axis))
-    )
+    rows = in_folders(tmp_path, (with_dark, with_axis))
+    (scan, patterns), (same_scan, same) = (converted(folder, change) for folder, change in rows)
     assert np.array_equal(patterns[:], same[:])
     assert scan.mask is not None
     assert scan.digest() == same_scan.digest()
@@ -267,9 +260,8 @@ def test_a_mask_that_leaves_out_nearly_all_is_refused_unless_it_is_named(tmp_pat
         for known in (KnownValues(), KnownValues(bad=(name,)), KnownValues(good=name))[1 if said else 0 :]:
             convert_scan(source, target, known=known, overwrite=True)
             remarks = open_scan(target)[0].remarks
-            assert any("of the pixels. If the mask is inverted" in text for _, text in remarks) == (
-                not known.good or not said
-            )
+            noted = any("of the pixels. If the mask is inverted" in text for _, text in remarks)
+            assert noted == (not known.good or not said)
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,7 @@ def test_a_region_reads_as_numpy_would_slice_it(tmp_path: Path, save: Save) -> N
 
 
 @every_format
-def test_copies_of_a_source_read_its_path_in_parallel(
-    tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_of_a_source_read_in_parallel(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     image = make_image((200, 333), "uint16")
     path = save(tmp_path, image)
     monkeypatch.chdir(tmp_path)
@@ -235,9 +233,8 @@ def test_pixels_that_are_no_image_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=words):
             open_source(save_npy(tmp_path, image))
         if image.ndim == 1 or not image.size:
-            zarr.create_array(
-                tmp_path / "a.zarr", shape=image.shape, chunks=(1,) * image.ndim, dtype="f4", overwrite=True
-            )
+            options: Any = {"shape": image.shape, "chunks": (1,) * image.ndim, "dtype": "f4"}
+            zarr.create_array(tmp_path / "a.zarr", overwrite=True, **options)
             with pytest.raises(InputError, match=words):
                 open_source(tmp_path / "a.zarr")
 

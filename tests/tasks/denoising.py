@@ -86,9 +86,7 @@ def apply(denoiser: Denoiser, pixels: Image, **sides: Image) -> Image:
     return result
 
 
-def tiles(
-    denoiser: Denoiser, pixels: Image, tile: tuple[int, ...], **sides: Image
-) -> Iterator[tuple[tuple[slice, ...], Image]]:
+def tiles(denoiser: Denoiser, pixels: Image, tile: tuple[int, ...], **sides: Image) -> Iterator[tuple[Any, Image]]:
     """Denoise tile by tile: where each result goes, and the result."""
     reach = denoiser.receptive_field()
     assert reach is not None

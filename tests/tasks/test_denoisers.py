@@ -294,9 +294,7 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_weights_that_do_not_fit_dncnn_are_refused_and_a_layer_that_is_missing_is_named(
-    dncnn_file: Path, tmp_path: Path
-) -> None:
+def test_weights_that_do_not_fit_dncnn_are_refused(dncnn_file: Path, tmp_path: Path) -> None:
     fitting = DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(dncnn_file))
     for options, message in MISFITS:
         with pytest.raises(WeightsError, match=message):
@@ -405,9 +403,7 @@ def test_it_looks_as_far_as_it_declares(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "axes", "channels"), [((203, 187), "yx", 1), ((3, 90, 101), "tyx", 1), ((2, 131, 90), "cyx", 2)]
 )
-def test_tiles_of_a_unet_have_the_bits_of_the_whole_image_and_an_even_image_gets_no_frame(
-    tmp_path: Path, shape: tuple[int, ...], axes: str, channels: int
-) -> None:
+def test_tiles_of_a_unet_have_the_bits_of_the_whole(tmp_path: Path, shape: Any, axes: str, channels: int) -> None:
     """The network pads with zeros, which are pixels of the mean brightness: at the rim it sees the image continued instead."""
     options = {"weights": str(saved(tmp_path / "w.safetensors", channels))}
     even = np.full(shape, 5, np.float32)
@@ -470,9 +466,7 @@ def save(path: Path, content: Any = None) -> Path:
     return path
 
 
-def test_tensors_come_back_as_they_were_saved_inside_a_checkpoint_too_and_the_checksum_is_compared(
-    tmp_path: Path,
-) -> None:
+def test_tensors_come_back_as_they_were_saved_and_the_checksum_is_compared(tmp_path: Path) -> None:
     for suffix in (".safetensors", ".pth", ".pt"):
         path, wrong = save(tmp_path / f"net{suffix}"), "0" * 64
         right = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -501,18 +495,15 @@ def test_pickled_code_is_refused_and_not_run(tmp_path: Path) -> None:
     for write in rows:
         path, mark = tmp_path / "net.pth", tmp_path / "mark"
         write({"a.weight": Malicious(mark)}, path)
-        with pytest.raises(
-            WeightsError, match=r"holds pickled code, which is not run\. Save only the tensors"
-        ) as failed:
+        words = r"holds pickled code, which is not run\. Save only the tensors"
+        with pytest.raises(WeightsError, match=words) as failed:
             load_weights(path)
         assert "weights_only" not in str(failed.value)
         assert not mark.exists()
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_a_file_that_memory_does_not_hold_is_not_called_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
+def test_a_file_beyond_memory_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise MemoryError
 

@@ -308,9 +308,7 @@ def test_super_resolution_equals_deepinv_on_images_of_any_size(padding: str, phy
 
 @pytest.mark.parametrize("size", [(24, 24), (25, 17)])
 @pytest.mark.parametrize("padding", ["circular", "reflect"])
-def test_images_of_another_than_the_declared_size_are_left_to_deepinv(
-    size: tuple[int, int], padding: str, physics: Any
-) -> None:
+def test_images_of_another_size_are_left_to_deepinv(size: tuple[int, int], padding: str, physics: Any) -> None:
     kwargs = {"factor": 2, "filter": "gaussian", "padding": padding}
     x = torch.randn((1, 1, *size), generator=torch.Generator().manual_seed(1))
     for declared in ((1, 26, 18), (1, 32, 32), None):

@@ -95,9 +95,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, seconds: Any) -> None:
     monkeypatch.setattr(gpu_trial._Trial, "time", time)
 
 
-def test_batches_grow_until_they_gain_nothing_and_the_fastest_tile_is_taken(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_batches_grow_and_the_fastest_tile_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     timed(monkeypatch, lambda tile, batch, _: 1.0 if batch >= 2 else 2.0)
     found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32), (16, 16))), Small())
     assert [each.batch for each in found.tried if each.tile == (32, 32)] == [1, 2, 4, 8]
@@ -122,9 +120,7 @@ class LaidOut(Small):
         return made
 
 
-def test_the_faster_memory_layout_is_taken_and_recording_is_for_where_it_pays(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_faster_layouts_and_recordings_that_pay_are_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     task, tiles = task_of(tmp_path, "dncnn", **network(tmp_path)), ((32, 32),)
     for seconds, chosen in ((0.5, True), (0.99, False)):
         timed(monkeypatch, lambda tile, batch, device, s=seconds: s if device and device.channels_last else 1.0)
@@ -151,9 +147,7 @@ def test_what_breaks_beside_the_best_costs_only_itself(monkeypatch: pytest.Monke
         tune(task, TrialRequest(tiles=((64, 64),)), LaidOut())
 
 
-def test_tiles_with_much_halo_are_tried_only_where_no_other_has_room(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_tiles_with_much_halo_are_tried_as_a_last_resort(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     task = task_of(tmp_path, sigma=8)  # looks 32 pixels far
     tiles = ((16, 16), (32, 32), (128, 128), (112, 112))
     timed(monkeypatch, lambda *_: 1.0)
@@ -185,9 +179,8 @@ def test_no_more_is_planned_than_there_is_room_for(overlap: bool, tmp_path: Path
     results = 2 * 128 * 128 * 4
     assert found.device_bytes == results + max(t.batch_bytes for t in found.tried if t.batch == found.batch)
     assert all(results + each.batch_bytes <= planned_with for each in found.tried)
-    assert max(shape[0] * shape[2] * shape[3] * 4 for shape in device.batches) + results > planned_with, (
-        "larger were tried"
-    )
+    largest = max(shape[0] * shape[2] * shape[3] * 4 for shape in device.batches)
+    assert largest + results > planned_with, "larger were tried"
 
 
 def test_a_batch_that_runs_out_of_memory_is_not_taken(tmp_path: Path) -> None:

@@ -213,9 +213,7 @@ def share_of(state: ReconstructionState) -> float:
 
 
 @pytest.mark.parametrize(("true", "least", "most"), [(0.15, 0.1, 0.2), (0.0, 0.0, 0.05)])
-def test_the_share_of_a_second_mode_is_found_with_a_weak_object(
-    true: float, least: float, most: float, tmp_path: Path
-) -> None:
+def test_the_share_of_a_second_mode_is_found(true: float, least: float, most: float, tmp_path: Path) -> None:
     simulated = TwoModes(raster=(12, 12), pattern=32, step=1.5, modes=2, photons=1e6, share=true)
     work = Refinement(recipe_of(simulated, tmp_path, ("object", "probe"), *STAGES), TorchGroup())
     state = work.first_state()
@@ -245,9 +243,7 @@ def test_further_modes_follow_the_first_one_until_they_are_set_or_the_epochs_are
         assert torch.equal(state.parameters["probe"], torch.ones_like(state.probe))
 
 
-def test_modes_do_not_follow_where_they_are_not_refined_not_told_by_the_counts_or_have_no_derivative(
-    tmp_path: Path,
-) -> None:
+def test_modes_do_not_follow_where_they_are_fixed_unseen_or_have_no_derivative(tmp_path: Path) -> None:
     rows: list[tuple[tuple[str, ...], float | None]] = [(("object",), None), (("object", "probe"), 200.0)]
     for folder, (refined, photons) in in_folders(tmp_path, rows):
         simulated = SimulatedScan(raster=(4, 4), pattern=16, step=2.0, modes=2, photons=photons)

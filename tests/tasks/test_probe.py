@@ -173,15 +173,6 @@ def test_a_network_that_cannot_be_tiled_is_refused_with_the_reason(network: Use)
             probe(network(build, **options), 2)
 
 
-def test_a_numpy_function_is_probed_without_gradients() -> None:
-    def shifted(image: Any) -> Any:
-        moved = image.copy()
-        moved[5:] += image[:-5]
-        return moved
-
-    assert probe(GivenFunction(call=shifted, depth=5), 2) == (5, 1)
-
-
 class RandomAlways(nn.Module):  # type: ignore[misc]
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         return batch + torch.rand_like(batch)

@@ -28,7 +28,7 @@ from halotile.tasks.groups.opening import Rendezvous
 from halotile.tasks.options import import_reference
 from halotile.tasks.trials import provenance
 from halotile.tasks.trials.provenance import build_sealed, opened_files, seals_of
-from halotile.tasks.user_code import imported_digest, loaded_code, qualified_name, source_files, value_digest
+from halotile.tasks.user_code import imported_digest, loaded_code, source_files, value_digest
 
 FACTOR: Any = 1.0
 
@@ -96,9 +96,7 @@ PAIRS: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
 ]
 
 
-def test_what_a_function_uses_belongs_to_it_its_class_and_what_a_decorator_holds_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_function_its_class_and_its_decorators_use_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for make, (one, other) in itertools.product(MAKERS, PAIRS):
         assert value_digest(make(one())) == value_digest(make(one())), (make, one())
         assert value_digest(make(one())) != value_digest(make(other())), (make, one())
@@ -128,9 +126,7 @@ def by_global_further_in(image: Any) -> Any:
 
 
 @pytest.mark.parametrize("call", [by_global, by_global_further_in, lambda image: (lambda: by_global(image))()])
-def test_a_global_that_a_function_names_belongs_to_it(
-    monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], Any]
-) -> None:
+def test_a_global_that_a_function_names_belongs_to_it(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
     before = value_digest(call)
     monkeypatch.setitem(globals(), "FACTOR", 2.0)
     assert value_digest(call) != before
@@ -180,11 +176,6 @@ def test_a_script_gets_the_same_digest_in_every_process_and_place(tmp_path: Path
     assert len(found) == 1
 
 
-def test_a_function_is_called_by_its_name() -> None:
-    assert qualified_name(functools.partial(by_global)) == f"{__name__}:by_global"
-    assert qualified_name(Times(1)) == f"{__name__}:Times"
-
-
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of modules, which are not imported."""
@@ -225,9 +216,7 @@ def test_a_project_that_is_moved_stays_what_it_is(lab: Path, monkeypatch: pytest
     assert imported_digest("entry:f", None) == before
 
 
-def test_code_in_another_folder_of_the_path_belongs_to_it(
-    lab: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_elsewhere_on_the_path_counts(lab: Path, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path_factory.mktemp("other") / "constants_elsewhere.py"
     other.write_text("FACTOR = 1")
     monkeypatch.setattr(sys, "path", [*sys.path, str(other.parent)])
@@ -250,9 +239,7 @@ def test_an_installed_package_is_identified_by_its_own_files_and_a_module_withou
 
 
 @pytest.mark.parametrize("how", ["gone", "in an archive"])
-def test_there_is_no_digest_for_code_that_cannot_be_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_code_that_cannot_be_read_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     place = tmp_path
     if how == "gone":
         (tmp_path / "passing.py").write_text("VALUE = 1")
@@ -297,16 +284,13 @@ def test_a_worker_that_outlives_a_job_does_not_compute_with_its_code(module: Pat
     build_sealed(*of("first_code:one"))
     build_sealed(*of(later))
     module.write_text("FACTOR = 100\n")
-    with pytest.raises(
-        ConfigError, match=r"changed since this worker imported it for an earlier job.*Restart the workers"
-    ):
+    words = r"changed since this worker imported it for an earlier job.*Restart the workers"
+    with pytest.raises(ConfigError, match=words):
         build_sealed(*of(later if later == "first_code:one" else later.replace("one", "two")))
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
-def test_code_that_is_edited_while_its_job_runs_stays_what_it_was_but_where_a_worker_begins_later(
-    module: Path, has_begun: bool
-) -> None:
+def test_code_that_is_edited_meanwhile_stays_or_is_refused_by_later_workers(module: Path, has_begun: bool) -> None:
     requested = of("first_code:one")
     if has_begun:
         build_sealed(*requested)

@@ -32,9 +32,8 @@ def rate(latent: Latent) -> torch.Tensor:
 
 def truth(seed: int = 3) -> Latent:
     generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(part.shape, generator=generator, dtype=torch.float64) for name, part in FIELD.start().items()
-    }
+    start, double = FIELD.start(), torch.float64
+    return {name: torch.randn(part.shape, generator=generator, dtype=double) for name, part in start.items()}
 
 
 COUNTS = torch.poisson(rate(truth()), generator=torch.Generator().manual_seed(5))
@@ -194,9 +193,7 @@ def alone() -> list[Any]:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_any_number_of_ranks_gives_the_same_bits_with_fewer_pairs_than_ranks_and_none_too(
-    ranks: int, alone: list[Any]
-) -> None:
+def test_any_number_of_ranks_gives_the_same_bits_with_few_pairs_too(ranks: int, alone: list[Any]) -> None:
     check_ranks(ranks, alone, **VARYING)
     for pairs in (0, 1) if ranks < 5 else ():
         given = options(samples=pairs, iterations=1)
@@ -221,8 +218,8 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize(("writes", "ranks"), [(2, 2), (5, 1), (5, 2), (8, 2)])
-def test_a_run_goes_on_where_it_was_killed(
-    writes: int, ranks: int, alone: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_killed_run_goes_on(
+    writes: int, ranks: int, alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends before a file is written: of a batch, or the record that names them."""
     left, write = [writes], type(DISK).write_file

@@ -37,11 +37,8 @@ def differences(x: Any, mode: str = "constant", more: float = 0.0) -> Any:
     return (4 + more) * x - around
 
 
-folding, wrapping, wrong = (
-    partial(differences, mode="reflect"),
-    partial(differences, mode="circular"),
-    partial(differences, more=1.0),
-)
+folding, wrapping = (partial(differences, mode=mode) for mode in ("reflect", "circular"))
+wrong = partial(differences, more=1.0)
 
 
 def ramp(x: Any) -> Any:

@@ -22,7 +22,7 @@ from halotile.tasks.operators.base import InMemory, Operator, read_all, with_eng
 from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.downsample import Downsample
-from halotile.tasks.operators.normal import Normal, around, can_fold, weighted_adjoint
+from halotile.tasks.operators.normal import Normal, can_fold, weighted_adjoint
 from halotile.tasks.operators.sum import WeightedSum
 from halotile.tasks.terms import MISFIT, FoldedGradient, Gradient, Term, share_of
 from tests.tasks.denoising import Counted
@@ -91,14 +91,6 @@ def test_what_the_measurements_say_is_summed_on_any_region() -> None:
     assert np.allclose(whole(b), sum(terms))
     region = Region((0, 3, 20), (1, 17, 33))
     assert np.array_equal(b.read(region), whole(b)[region.slices])
-
-
-def test_a_region_is_cut_around_its_centre() -> None:
-    for centre in (((2, 3), (5, 8)), ((0, 3), (9, 8)), ((2, 0), (5, 10)), ((0, 0), (9, 10))):
-        hits = np.zeros((9, 10), int)
-        for part in (Region(*centre), *around(Region((0, 0), (9, 10)), Region(*centre))):
-            hits[part.slices] += 1
-        assert (hits == 1).all(), centre
 
 
 def test_operators_that_fold_are_known_in_advance() -> None:
@@ -291,12 +283,8 @@ def test_an_image_is_read_once_for_a_block_and_again_only_where_what_was_read_do
     assert (shared.shape, shared.dtype) == ((30, 40), np.dtype("float64"))
     shared = Shared(image)
     first, second = Scope(), Scope()
-    for each, reads in (
-        (first, 1),
-        (second, 1),
-        (second, 0),
-        (nullcontext(), 2),
-    ):  # anew in each, outside nothing is kept
+    # Anew in each, outside nothing is kept.
+    for each, reads in ((first, 1), (second, 1), (second, 0), (nullcontext(), 2)):
         image.reads.clear()
         with each:
             shared.read(region)
