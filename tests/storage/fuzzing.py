@@ -139,12 +139,9 @@ def _write_ome_zarr(folder: Path) -> None:
     _write_output(folder / "ours.zarr", ome=True)
     for version in (2, 3):
         group = zarr.open_group(folder / f"v{version}.zarr", mode="w", zarr_format=version)
-        steps = [{"type": "scale", "scale": [1, 0.5, 0.5]}, _PLACE]
-        image = {
-            "axes": [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"],
-            "datasets": [{"path": "0", "coordinateTransformations": steps}],
-            "coordinateTransformations": steps,
-        }
+        moved = {"coordinateTransformations": [{"type": "scale", "scale": [1, 0.5, 0.5]}, _PLACE]}
+        axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
+        image = {"axes": axes, "datasets": [{"path": "0"} | moved], **moved}
         channels = {"channels": [{"color": "00FF00", "window": {"start": 0, "end": 9, "min": 0, "max": 9}}]}
         said = {"multiscales": [image], "omero": channels}
         group.attrs.update(said if version == 2 else {"ome": said | {"version": "0.5"}})
@@ -243,9 +240,8 @@ def write_result(path: Path) -> None:
         "instrument_1/detector_1/background": np.zeros((8, 8)),
         **dict.fromkeys(("process_1/ring_frequency", "process_1/ring_correlation"), np.ones(4)),
     }
-    links = {
-        "object": "image_1/data", "probe": "image_2/data", "loss": "process_1/loss", "positions": f"{place}/translation"
-    }  # fmt: skip
+    links = {"object": "image_1/data", "probe": "image_2/data", "loss": "process_1/loss"}
+    links["positions"] = f"{place}/translation"
     path.write_bytes(encode_cxi(contents, {"image_1": {"pixel_size": (1e-9, 1e-9)}}, links))
 
 
@@ -427,13 +423,7 @@ def _places(value: Any) -> Any:
 
 
 def try_file(path: Path, read: Callable[[Path], Any]) -> None:
-    """Open a file as a job does, and read from it.
-
-    Raises
-    ------
-    Exception
-        Whatever a format may not raise, and what its library does not give.
-    """
+    """Open a file as a job does, and read from it; raise whatever a format may not raise, and what its library does not give."""
     try:
         source = open_source(path)
         assert json.dumps(source.fingerprint())

@@ -28,23 +28,23 @@ class Log(Disk):
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def _name(self, fd: int) -> str:
-        return Path(os.readlink(f"/proc/self/fd/{fd}")).name.partition(".")[0]
+    def _note(self, call: str, place: int | Path) -> None:
+        path = place if isinstance(place, Path) else Path(os.readlink(f"/proc/self/fd/{place}"))
+        self.calls.append(f"{call} {path.name.partition('.')[0]}")
 
     def _write(self, fd: int, buffers: Buffers) -> int:
-        self.calls.append(f"write {self._name(fd)}")
+        self._note("write", fd)
         return super()._write(fd, buffers)
 
     def _fsync(self, fd: int) -> None:
-        self.calls.append(f"fsync {self._name(fd)}")
-        super()._fsync(fd)
+        self._note("fsync", fd)
 
     def _replace(self, old: Path, new: Path) -> None:
-        self.calls.append(f"rename {new.name}")
+        self._note("rename", new)
         super()._replace(old, new)
 
     def _mkdir(self, path: Path, mode: int) -> None:
-        self.calls.append(f"mkdir {path.name}")
+        self._note("mkdir", path)
         super()._mkdir(path, mode)
 
 
@@ -124,12 +124,14 @@ def test_an_append_neither_creates_a_file_nor_follows_a_symlink(tmp_path: Path) 
     assert path.read_bytes() == b"abcd"
 
 
-def test_removing_a_tree_does_not_follow_symlinks_and_a_part_of_it_can_still_be_recognized(tmp_path: Path) -> None:
+def test_removing_a_tree_follows_no_symlinks_and_a_part_of_it_can_still_be_recognized(tmp_path: Path) -> None:
     for folder in ("theirs", "tree/deep"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "theirs" / "x").write_bytes(b"keep")
-    (tmp_path / "tree" / "deep" / "link").symlink_to(tmp_path / "theirs")
-    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    for link in ("tree/deep/link", "link"):
+        (tmp_path / link).symlink_to(tmp_path / "theirs")
+    for name in ("a", "last", "z"):
+        (tmp_path / "tree" / name).touch()
 
     class Dies(Disk):
         def _unlink(self, path: Path) -> None:
@@ -137,8 +139,6 @@ def test_removing_a_tree_does_not_follow_symlinks_and_a_part_of_it_can_still_be_
                 raise KeyboardInterrupt
             super()._unlink(path)
 
-    for name in ("a", "last", "z"):
-        (tmp_path / "tree" / name).touch()
     with pytest.raises(KeyboardInterrupt):
         Dies().remove_tree(tmp_path / "tree", last=["last", "absent"])
     assert os.listdir(tmp_path / "tree") == ["last"]
@@ -223,7 +223,7 @@ def test_an_entry_is_private_and_under_its_key_only_and_a_damaged_one_is_replace
 @pytest.mark.parametrize("kind", ["open to others", "linked", "of another user", "closed to others"])
 def test_a_folder_that_others_write_to_is_not_used(folder: Path, kind: str) -> None:
     theirs = folder.parents[1] / "theirs"
-    (theirs if kind == "linked" else folder).mkdir(parents=True, mode=0o700)
+    (theirs if kind == "linked" else folder).mkdir(parents=True, mode=0o777 if kind == "open to others" else 0o700)
     if kind == "open to others":
         folder.chmod(0o777)
     elif kind == "linked":

@@ -270,14 +270,8 @@ def test_tiles_that_a_sparse_image_leaves_out_are_zeros(tmp_path: Path) -> None:
     np.testing.assert_array_equal(open_source(path)[:], pixels)
 
 
-POSITIONS: dict[str, Any] = {
-    "PositionX": [1500.0] * 6,
-    "PositionXUnit": ["µm"] * 6,
-    "PositionY": [-2.0] * 6,
-    "PositionYUnit": ["mm"] * 6,
-    "PositionZ": [7.0, 7.0, 8.0, 8.0, 9.0, 9.0],
-    "PositionZUnit": ["µm"] * 6,
-}
+PLACES = {"PositionX": [1500.0] * 6, "PositionY": [-2.0] * 6, "PositionZ": [7.0, 7.0, 8.0, 8.0, 9.0, 9.0]}
+POSITIONS: dict[str, Any] = PLACES | {f"Position{axis}Unit": ["mm" if axis == "Y" else "µm"] * 6 for axis in "XYZ"}
 
 
 def test_positions_that_all_planes_share_are_kept_and_those_of_a_level_are_of_its_first_pixel(tmp_path: Path) -> None:
@@ -338,11 +332,8 @@ def test_a_word_that_is_no_unit_is_left_out_with_a_remark(tmp_path: Path) -> Non
 
 
 def test_tags_that_only_change_what_viewers_show_are_remarked_on(tmp_path: Path) -> None:
-    rows: dict[str, dict[str, Any]] = {
-        "0 as white": {"photometric": "miniswhite"},
-        "turns it": {"extratags": [(274, "H", 1, 6, True)]},
-        "": {"extratags": [(274, "H", 1, 1, True)]},
-    }
+    turned, upright = ({"extratags": [(274, "H", 1, n, True)]} for n in (6, 1))
+    rows: dict[str, Any] = {"0 as white": {"photometric": "miniswhite"}, "turns it": turned, "": upright}
     for word, options in rows.items():
         tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 5), "uint8"), **options)
         source = open_source(tmp_path / "a.tif")

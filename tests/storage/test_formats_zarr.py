@@ -178,11 +178,8 @@ def test_an_unreadable_url_is_refused_in_one_line() -> None:
         assert "\n" not in str(refused.value)
 
 
-CYX = [
-    {"name": "c", "type": "channel"},
-    {"name": "y", "type": "space", "unit": "micrometer"},
-    {"name": "x", "type": "space", "unit": "micrometer"},
-]
+SPACE = [{"name": axis, "type": "space", "unit": "micrometer"} for axis in "zyx"]
+CYX = [{"name": "c", "type": "channel"}, *SPACE[1:]]
 
 
 LEVELS = [np.random.default_rng(level).integers(0, 999, (2, 64 >> level, 48 >> level), "u2") for level in range(3)]
@@ -269,11 +266,8 @@ def test_one_of_several_images_or_a_level_of_it_is_named(tmp_path: Path, version
     root = _root(tmp_path, version, images)
     packed = shutil.make_archive(str(tmp_path / "a"), "zip", root)
     named, one = f"several images: {', '.join(images)}", rf"Write dataset: one of {', '.join(images)}\.$"
-    rows: list[tuple[Any, str | None, str]] = [
-        (root, None, f"{named}. Write the path of one, such as {root}/{images[0]}"),
-        (packed, None, rf"{named}\. {one}"),
-        (root, "9", f"'9', .* {one}"),
-    ]
+    advice = f"{named}. Write the path of one, such as {root}/{images[0]}"
+    rows: list[Any] = [(root, None, advice), (packed, None, rf"{named}\. {one}"), (root, "9", f"'9', .* {one}")]
     for path, dataset, said in rows:
         with pytest.raises(InputError, match=said):
             open_source(path, dataset=dataset)
@@ -339,10 +333,8 @@ def test_the_array_of_a_level_is_bare_with_a_note_of_its_image(tmp_path: Path, v
 @both
 def test_the_position_of_the_first_pixel_follows_the_transformations_of_the_image(tmp_path: Path, version: str) -> None:
     whole = [{"type": "scale", "scale": [1, 0.5, 2]}, {"type": "translation", "translation": [0, 100, 0]}]
-    rows: list[tuple[Any, tuple[float, ...], tuple[float, ...]]] = [
-        ({}, (0.0, 5.0, 5.0), (1.0, 2.0, 2.0)),
-        ({"coordinateTransformations": whole}, (0.0, 102.5, 10.0), (1.0, 1.0, 4.0)),
-    ]
+    rows: list[Any] = [({}, (0.0, 5.0, 5.0), (1.0, 2.0, 2.0))]
+    rows += [({"coordinateTransformations": whole}, (0.0, 102.5, 10.0), (1.0, 1.0, 4.0))]
     for folder, (more, place, scale) in in_folders(tmp_path, rows):
         _write_ome(folder / "a.zarr", version, **more)
         source = open_source(folder / "a.zarr", level=1)
@@ -379,9 +371,6 @@ def test_axes_of_older_or_unusual_images(tmp_path: Path) -> None:
     for folder, (axes, letters) in in_folders(tmp_path, rows):
         _write_ome(folder / "a.zarr", "0.4", axes=axes)
         assert "".join(open_source(folder / "a.zarr").axes) == letters
-
-
-SPACE = [{"name": axis, "type": "space", "unit": "micrometer"} for axis in "zyx"]
 
 
 def _plane(path: Path, axes: list[Any], scale: list[float]) -> Path:

@@ -51,12 +51,8 @@ def test_a_randomly_changed_file_is_read_correctly_or_refused(tmp_path: Path, na
         for package in ("bioio_czi", "pylibCZIrw"):
             pytest.importorskip(package, reason=f"{package} is not installed: pip install 'halotile[bioio]'")
     last = tmp_path / "last"
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.storage.fuzzing", name, str(EXAMPLES), str(last)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    command = [sys.executable, "-m", "tests.storage.fuzzing", name, str(EXAMPLES), str(last)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert child.returncode == 0, f"{child.stderr}\nThe last file that was tried: {last.read_text()}"
 
 

@@ -72,9 +72,7 @@ CASES: list[tuple[str | None, Any, dict[str, str], tuple[float, float], str | No
 
 
 @pytest.mark.parametrize(("crs", "transform", "options", "size", "unit"), CASES)
-def test_a_geotiff_and_an_output_keep_their_place(
-    tmp_path: Path, crs: str | None, transform: Any, options: Any, size: Any, unit: Any
-) -> None:
+def test_a_place_is_kept(tmp_path: Path, crs: str | None, transform: Any, options: Any, size: Any, unit: Any) -> None:
     path = geotiff(tmp_path / "a.tif", crs, transform, nodata=0, **options)
     source = open_source(path)
     assert source.scale == pytest.approx(size)
@@ -297,13 +295,13 @@ PLACE_TAGS: list[Any] = [SIZE, (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 5e6, 0.0), T
 
 def test_geokeys_of_another_type_and_texts_of_any_bytes_are_carried(tmp_path: Path) -> None:
     numbers = (1, 1, 0, 2, 1024, 0, 1, 1, 3072, 0, 1, 32632)
-    rows: list[tuple[list[Any], bool]] = [
-        ([(34735, "d", len(keys), tuple(map(float, keys)), True)], keys is numbers)
-        for keys in (numbers, (*numbers[:-1], 1e9))
+    wrong = (*numbers[:-1], 1e9)
+    rows: list[Any] = [
+        ([(34735, "d", 12, tuple(map(float, keys)), True)], keys is numbers) for keys in (numbers, wrong)
     ]
     for text in (b"Syst\xe8me 5\xb0|", "Système 5°|".encode(), b"bad\x81\x8d|"):
-        keys = (1, 1, 0, 3, 1024, 0, 1, 1, 1026, 34737, len(text), 0, 3072, 0, 1, 32632)
-        rows.append(([(34735, "H", len(keys), keys, True), (34737, 2, len(text) + 1, text + b"\0", True)], True))
+        named: Any = (1, 1, 0, 3, 1024, 0, 1, 1, 1026, 34737, len(text), 0, 3072, 0, 1, 32632)
+        rows.append(([(34735, "H", 16, named, True), (34737, 2, len(text) + 1, text + b"\0", True)], True))
     for tags, is_place in rows:
         tifffile.imwrite(tmp_path / "a.tif", noisy_image((60, 90), "uint16"), extratags=[*PLACE_TAGS, *tags])
         source = open_source(tmp_path / "a.tif")

@@ -13,7 +13,7 @@ from halotile.errors import ConfigError
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Pixels, Rim, read_window
 
-Axes = list[tuple[int, int, int, int, int]]
+Axes = list[tuple[int, ...]]
 halos = st.integers(0, 60)
 axis = st.tuples(st.integers(1, 40), st.integers(1, 50), halos, halos, st.sampled_from([1, 2, 8]))
 

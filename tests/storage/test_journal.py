@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +133,7 @@ def test_every_partial_last_line_is_removed(tmp_path: Path) -> None:
     for length in range(len(last)):
         path.write_bytes(b"".join(whole) + last[:length])
         journal = opened(path)
-        assert list(journal.done) == [1, 2]
-        assert journal.warning == ""
+        assert (list(journal.done), journal.warning) == ([1, 2], "")
         journal.mark(marked(7))
         assert list(opened(path).done) == [1, 2, 7]
 
@@ -190,11 +190,12 @@ def test_a_file_without_a_valid_first_line_is_damaged_and_an_old_version_is_name
         owner = {"journal": VERSION, "fingerprint": "print", "total": total, "images": images}
         texts.append(json.dumps(owner).encode())
     old = with_checksum(b'{"journal": 1, "fingerprint": "print", "total": 40}') + with_checksum(b"+1")
+    said = r"another version of halotile \(journal 1, here 2\).*--fresh"
     for content in (b"", b"\n", b"not a journal\n", b"00000000 {}\n", *map(with_checksum, texts), old):
         (tmp_path / "journal").write_bytes(content)
+        error, words = (ResumeRefused, said) if content is old else (DamagedData, "--fresh")
         for look in (opened, Journal.open_any):
-            words = r"another version of halotile \(journal 1, here 2\).*--fresh" if content is old else "--fresh"
-            with pytest.raises(ResumeRefused if content is old else DamagedData, match=words):
+            with pytest.raises(error, match=words):
                 look(tmp_path / "journal")
 
 
@@ -220,8 +221,7 @@ def test_a_partly_written_line_does_not_damage_the_next(tmp_path: Path) -> None:
             super()._write(fd, [buffers[0][:4]])
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    disk = FillsUp()
-    journal = Journal.create(tmp_path / "journal", "print", TOTAL, disk)
+    journal = Journal.create(tmp_path / "journal", "print", TOTAL, disk := FillsUp())
     journal.mark(marked(1))
     disk.full = True
     for _ in range(2):
@@ -231,8 +231,7 @@ def test_a_partly_written_line_does_not_damage_the_next(tmp_path: Path) -> None:
     disk.full = False
     journal.mark(marked(3))
     again = opened(tmp_path / "journal")
-    assert list(again.done) == [1, 3]
-    assert again.warning == ""
+    assert (list(again.done), again.warning) == ([1, 3], "")
 
 
 def test_marks_wait_for_a_sync_but_removals_do_not(tmp_path: Path) -> None:
@@ -242,41 +241,28 @@ def test_marks_wait_for_a_sync_but_removals_do_not(tmp_path: Path) -> None:
         def _fsync(self, fd: int) -> None:
             self.syncs += 1
 
-    disk = Counts()
-    journal = Journal.create(tmp_path / "journal", "print", TOTAL, disk)
-    assert disk.syncs == 2
-    journal.mark(marked(1))
-    journal.mark(marked(2))
-    assert disk.syncs == 2
-    journal.sync()
-    journal.sync()
-    assert disk.syncs == 3
-    journal.unmark([1])
-    assert disk.syncs == 4
-    journal.mark(marked(1))
-    journal.close()
-    assert disk.syncs == 5
+    journal, counts = Journal.create(tmp_path / "journal", "print", TOTAL, disk := Counts()), [disk.syncs]
+    mark, unmark = partial(journal.mark, marked(1)), partial(journal.unmark, [1])
+    for step in (mark, mark, journal.sync, journal.sync, unmark, mark, journal.close):
+        step()
+        counts.append(disk.syncs)
+    assert counts == [2, 2, 2, 3, 3, 4, 4, 5]
 
 
-@pytest.mark.parametrize(
-    ("change", "dirty"), [*itertools.product(("overwritten", "replaced"), (False, True)), ("removed", False)]
-)
+@pytest.mark.parametrize("dirty", [False, True])
+@pytest.mark.parametrize("change", ["overwritten", "replaced", "removed"])
 def test_a_file_that_another_process_changed_is_rewritten(tmp_path: Path, change: str, dirty: bool) -> None:
     path = tmp_path / "journal"
     journal = Journal.create(path, "print", 9)
     journal.mark({3: b"wave", 5: b"dark"})
     journal.unmark([5])
-    if change == "overwritten":
-        path.write_bytes(b"garbage\n")
-    else:
+    if change != "overwritten":
         path.unlink()
-        if change == "replaced":
-            path.write_bytes(b"garbage\n")
+    if change != "removed":
+        path.write_bytes(b"garbage\n")
     if dirty:
         journal.mark({7: b"edge"})
-        journal.sync()
-    else:
-        journal.ensure_durable()
+    (journal.sync if dirty else journal.ensure_durable)()
     journal.mark({8: b"late"})
     again = Journal.open(path, "print", 9, read_only=True)
     assert set(again.done) == {3, 8} | ({7} if dirty else set())

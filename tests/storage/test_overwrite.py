@@ -180,10 +180,8 @@ def test_locks_that_other_machines_do_not_see_are_reported(tmp_path: Path, monke
         (folder / "default.conf").write_text("# tuneUseGlobalFileLocks = true\ntuneUseGlobalFileLocks = false\n")
         (folder / "global.conf").write_text("tuneUseGlobalFileLocks    = true\n")
         kind, options = mounted.format(folder=folder).split(" ")
-        mounts[:] = [
-            SimpleNamespace(mountpoint="/", fstype="ext4", opts="rw,relatime"),
-            SimpleNamespace(mountpoint=f"{folder}/data", fstype=kind, opts=options),
-        ]
+        mounts[:] = [SimpleNamespace(mountpoint="/", fstype="ext4", opts="rw,relatime")]
+        mounts.append(SimpleNamespace(mountpoint=f"{folder}/data", fstype=kind, opts=options))
         why, wanted = local_lock_reason(folder / "data" / "out.zarr"), MOUNTED[mounted]
         assert (why is None) if wanted is None else (wanted in str(why))
         assert local_lock_reason(folder) is None

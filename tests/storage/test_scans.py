@@ -164,11 +164,9 @@ def test_what_is_written_into_bad_pixels_does_not_count(tmp_path: Path, flag: fl
     counts = np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE).astype(kind)
     flagged = counts.copy()
     flagged[:, 0, 5], counts[:, 0, 5] = flag, 0
-    found = [
-        converted(tmp_path, _replace(f"{DETECTOR}/data", values), Framing(binning=binning), overwrite=True)[1][:]
-        for values in (flagged, counts)
-    ]
-    assert np.array_equal(found[0], found[1])
+    changes = (_replace(f"{DETECTOR}/data", values) for values in (flagged, counts))
+    found = [converted(tmp_path, each, Framing(binning=binning), overwrite=True)[1][:] for each in changes]
+    assert np.array_equal(*found)
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int64, np.float32])
@@ -328,9 +326,8 @@ def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
         damage(path / name)
         done = run(app, commands[(number + number // 3) % 3].split())
         assert done.exit_code == exit_code(DamagedData()), done.output
-        assert re.search(
-            rf"scan\.zarr: {name} is not what the conversion wrote: .* convert the scan again", done.stderr
-        )
+        said = rf"scan\.zarr: {name} is not what the conversion wrote: .* convert the scan again"
+        assert re.search(said, done.stderr)
         assert not list(tmp_path.glob("a.*"))
         shutil.rmtree(path)
         shutil.copytree(tmp_path / "whole", path)

@@ -198,13 +198,10 @@ def test_a_system_error_is_no_damage_and_names_the_file(tmp_path: Path, monkeypa
     path = save_npy(tmp_path, make_image((4, 5), "uint8"))
     source, sent = open_source(path), pickle.dumps(open_source(path))
     fail = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
-    for place, said in {
-        "NpyReader.read": "the pixels .*",
-        "NpyReader.__init__": "it cannot be opened: .*",
-        "claims": "its format cannot be determined: .*",
-    }.items():
+    rows = {"NpyReader.read": "the pixels", "NpyReader.__init__": "it cannot be opened:"}
+    for place, said in (rows | {"claims": "its format cannot be determined:"}).items():
         monkeypatch.setattr(f"halotile.storage.formats.npy.{place}", fail)
-        with pytest.raises(InputUnreadable, match=rf"a\.npy: {said} Input/output error"):
+        with pytest.raises(InputUnreadable, match=rf"a\.npy: {said} .* Input/output error"):
             source.read(Region((0, 0), (2, 2))) if place.endswith("read") else open_source(path)
     monkeypatch.setattr("halotile.storage.formats.npy.NpyReader.read", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):

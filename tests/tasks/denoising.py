@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -104,3 +104,14 @@ def whole(denoiser: Denoiser, pixels: Image, **sides: Image) -> Image:
     """The result on the whole image under the denoiser's own rim."""
     ((_, result),) = tiles(denoiser, pixels, pixels.shape, **sides)
     return result
+
+
+class Calls(nn.Module):  # type: ignore[misc]
+    """A network that is a function."""
+
+    def __init__(self, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.call(batch)

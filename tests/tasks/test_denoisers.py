@@ -125,11 +125,8 @@ def test_a_noise_map_is_tiled_along(name: str) -> None:
 
 
 def test_auto_waits_for_the_noise_level() -> None:
-    rows: list[Any] = [
-        TotalVariation(strength=1.5, sigma="auto"),
-        NonLocalMeans(strength=0.8, sigma="auto"),
-        UserNetwork(import_="lab:network", sigma="auto"),
-    ]
+    rows: list[Any] = [kind(strength=0.8, sigma="auto") for kind in (TotalVariation, NonLocalMeans)]
+    rows += [UserNetwork(import_="lab:network", sigma="auto")]
     for denoiser in rows:
         assert denoiser.wants_noise_level
         assert "sigma" in denoiser.side_inputs
@@ -439,11 +436,9 @@ def test_training_has_the_numbers_of_its_use() -> None:
 def test_weights_of_another_network_are_refused_and_a_file_says_how_wide_and_deep_it_is(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     assert UNet(weights=str(saved(path, channels=3, width=6, levels=3))).architecture == Architecture(3, 6, 3)
-    for name, shape, why in (
-        ("conv.weight", (3, 1, 3, 3), r"it has no 'last\.weight'"),
-        ("last.weight", (1, 4), r"last\.weight is \(1, 4\)"),
-        ("last.weight", (1, 4, 1, 1), r"it has no 'up\.0\.0\.weight'"),
-    ):
+    rows: list[Any] = [("conv.weight", (3, 1, 3, 3), r"it has no 'last\.weight'")]
+    rows += [("last.weight", (1, 4), r"last\.weight is \(1, 4\)")]
+    for name, shape, why in (*rows, ("last.weight", (1, 4, 1, 1), r"it has no 'up\.0\.0\.weight'")):
         save_file({name: torch.zeros(shape)}, path)
         with pytest.raises(WeightsError, match=why):
             UNet(weights=str(path)).check()

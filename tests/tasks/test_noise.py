@@ -325,14 +325,8 @@ def test_gaussian_noise_that_was_cut_off_is_not_taken_for_that_of_photons(image:
 
 
 def test_an_image_without_noise_shows_none() -> None:
-    rows: list[Image] = [
-        np.zeros((300, 300)),
-        np.full((300, 300), np.nan),
-        np.ones((10, 9)),
-        np.tile(np.arange(300.0), (300, 1)),
-        np.tile(np.arange(300.0) > 150, (300, 1)).astype(float),
-    ]
-    for pixels in rows:
+    ramp, nothing = np.tile(np.arange(300.0), (300, 1)), np.full((300, 300), np.nan)
+    for pixels in (np.zeros((300, 300)), nothing, np.ones((10, 9)), ramp, (ramp > 150).astype(float)):
         fit = fit_noise(windows_of([pixels]))
         assert fit is None or fit.gain == 0
 

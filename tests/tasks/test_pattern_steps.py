@@ -88,12 +88,9 @@ def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.T
         else:
             wave = torch.fft.fft2(wave) / (SHAPE[0] * SHAPE[1]) ** 0.5
         intensity = wave.abs().square().sum(0)
-        intensity = sum(
-            intensity[n :: model.oversampling, m :: model.oversampling]
-            for n in range(model.oversampling)
-            for m in range(model.oversampling)
-        )
-        intensity = intensity + x["background"].square()
+        step = model.oversampling
+        pixels_of = (intensity[n::step, m::step] for n, m in itertools.product(range(step), repeat=2))
+        intensity = sum(pixels_of) + x["background"].square()
         one = LOSSES[model.loss](intensity, pattern)[0]
         loss = loss + (one if model.mask is None else one * model.mask).sum(dtype=torch.float64)
     return loss
@@ -110,14 +107,10 @@ def test_gradients_are_those_of_automatic_differentiation() -> None:
         reference(PatternModel(propagator, loss, mask, oversampling), exact, patterns).backward()
         errors = {}
         for kind in (torch.float64, torch.float32):
-            model = PatternModel(
-                propagator
-                if not isinstance(propagator, NearField)
-                else NearField(propagator.transfer.to(kind.to_complex())),
-                loss,
-                None if mask is None else mask.to(kind),
-                oversampling,
-            )
+            moved = propagator
+            if isinstance(propagator, NearField):
+                moved = NearField(propagator.transfer.to(kind.to_complex()))
+            model = PatternModel(moved, loss, None if mask is None else mask.to(kind), oversampling)
             x = leaves(torch.float32, of=kind, detector=detector)
             expected = reference(model, x, patterns.to(kind))
             expected.backward()
@@ -278,13 +271,8 @@ def test_adam_counts_the_steps_that_were_its_own_and_forgets_what_it_kept_with_o
 
 
 def test_options_of_solvers_are_those_of_torch() -> None:
-    rows: list[tuple[str, dict[str, Any]]] = [
-        ("adam", {"betas": (0.5, 0.9)}),
-        ("adam", {"amsgrad": True}),
-        ("sgd", {"momentum": 0.9}),
-        ("sgd", {"momentum": 0.0}),
-    ]
-    for solver, options in rows:
+    rows: list[tuple[str, Any]] = [("adam", {"betas": (0.5, 0.9)}), ("adam", {"amsgrad": True})]
+    for solver, options in rows + [("sgd", {"momentum": momentum}) for momentum in (0.9, 0.0)]:
         theirs = torch.tensor([1.0, -2.0, 0.5], requires_grad=True)
         optimizer = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[solver]([theirs], lr=0.1, **options)
         state = ReconstructionState({"background": theirs.detach().clone()}, 1.0)
@@ -380,28 +368,6 @@ def refined(recipe: ScanRecipe, epochs: int, **changes: Any) -> ReconstructionSt
     for epoch in range(epochs):
         state.losses.append(work.epoch(state, epoch))
     return state
-
-
-def last_loss(recipe: ScanRecipe, folder: Path, simulated: SimulatedScan, pixels: torch.Tensor) -> float:
-    """The loss of a reconstruction from other patterns."""
-    write_scan(str(folder / "scan.zarr"), simulated.scan, _Patterns(pixels), overwrite=True)
-    scan, patterns = open_scan(str(folder / "scan.zarr"))
-    stages = (SolverStage(epochs=50, lr=0.03, batch=9),)
-    return refined(recipe, 50, scan=scan, patterns=patterns, stages=stages).losses[-1]
-
-
-def test_a_beam_that_changes_is_found_as_variations(recipe: ScanRecipe, tmp_path: Path) -> None:
-    simulated = SimulatedScan(raster=(6, 6), pattern=24, step=3.0, modes=2)
-    first, other = (torch.from_numpy(mode) for mode in simulated.probe)
-    shares = torch.linspace(-1, 1, 36)[:, None]
-    positions = Positions.at(torch.from_numpy(simulated.places), torch.ones(36), shares)
-    image, dark = torch.from_numpy(simulated.image), torch.zeros(24, 24)
-    pixels = PatternModel(FarField()).intensity(image, first[None], dark, positions, other[None])
-    losses = {}
-    for name, refined, variations in (("without", ("object", "probe"), 0), ("with", ("object", "probe", *VARYING), 1)):
-        changed = replace(recipe, refined=refined, variations=variations)
-        losses[name] = last_loss(changed, tmp_path, simulated, pixels)
-    assert losses["with"] < 0.3 * losses["without"]
 
 
 def test_modes_that_are_written_with_variations_give_the_same_intensities(recipe: ScanRecipe) -> None:

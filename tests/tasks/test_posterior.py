@@ -47,10 +47,8 @@ def data(n: int = N, hole: bool = True) -> tuple[Values, Values]:
 
 def posterior(*operators: Any, n: int = N, prior: Matern = PRIOR, hole: bool = True) -> Posterior:
     y, sigma = data(n, hole)
-    parts = tuple(
-        Measurement(operator, Filled(InMemory(y)), Weights(InMemory(y), InMemory(sigma)), number)
-        for number, operator in enumerate(operators)
-    )
+    filled, weights = Filled(InMemory(y)), Weights(InMemory(y), InMemory(sigma))
+    parts = tuple(Measurement(operator, filled, weights, number) for number, operator in enumerate(operators))
     return Posterior(parts, prior, (n, n), np.dtype(np.float64))
 
 
@@ -165,12 +163,8 @@ def test_numbers_are_drawn_by_position() -> None:
 
 
 def test_no_number_of_a_draw_is_one_of_a_simulated_measurement() -> None:
-    pixel, small = Region((0, 0), (1, 1)), (range(3), range(3), range(3))
-    drawn = {
-        normals(pixel, seed, (role, operator, draw)).item()
-        for role in (MEASURED, FIELD)
-        for seed, operator, draw in itertools.product(*small)
-    }
+    pixel, keys = Region((0, 0), (1, 1)), itertools.product(range(3), (MEASURED, FIELD), range(3), range(3))
+    drawn = {normals(pixel, seed, tuple(key)).item() for seed, *key in keys}
     numbers, zero = itertools.product(range(4), repeat=2), np.zeros((1, 1))
     simulated = {gaussian(zero, pixel, sigma=1, seed=a, operator=b).item() for a, b in numbers}
     assert len(drawn) == 2 * 27

@@ -262,9 +262,7 @@ UNET, DNCNN = UNetNetwork(width=8, levels=2), DnCNNNetwork(depth=4, width=12)
         (DNCNN, "noise2self"),
     ],
 )
-def test_a_network_learns_to_denoise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: Any, method: str
-) -> None:
+def test_networks_learn_to_denoise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: Any, method: str) -> None:
     monkeypatch.setattr(trainer, "SHARE", 1.0)
     clean, noisy = noisy_waves()
     recipe = recipe_of(tmp_path, network, noisy, method=method, noise=noise_of_planes([[noisy.astype(float)]]))
@@ -331,15 +329,11 @@ def test_errors_are_shown_where_they_are_known_and_cost_little(tmp_path: Path, m
     noisy = noisy_waves()[1]
     of_noisy = noise_of_planes([[noisy.astype(float)]])
     shown: list[list[float]] = []
-    for share, pixels, noise in (
-        (1.2, noisy, of_noisy),
-        (0.05, noisy, of_noisy),
-        (1.2, noisy, None),
-        (1.2, noisy, noise_of_planes([[0.0 * noisy.astype(float)]])),
-    ):
+    without = noise_of_planes([[0.0 * noisy.astype(float)]])
+    for share, noise in ((1.2, of_noisy), (0.05, of_noisy), (1.2, None), (1.2, without)):
         monkeypatch.setattr(trainer, "SHARE", share)
         (folder := tmp_path / str(len(shown))).mkdir()
-        recipe = recipe_of(folder, UNetNetwork(width=2, levels=1), pixels, steps=12, every=1, noise=noise)
+        recipe = recipe_of(folder, UNetNetwork(width=2, levels=1), noisy, steps=12, every=1, noise=noise)
         Trainer(recipe, "cpu").train(TorchGroup())
         shown.append([row["iteration"] for row in rows_of(recipe) if "error" in row])
     assert shown == [[4, 8, 12], [], [], []]
@@ -482,9 +476,7 @@ def test_killed_trainings_have_the_curve_of_one_that_is_not(whole: Any, kills: t
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_rows_of_a_lost_curve_come_from_the_checkpoint(
-    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_curve_comes_from_the_checkpoint(whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = train(tmp_path / "fast", 13)  # in the mode fast, with other workers, they may have other bits
     assert not recipe.checkpoint.exists()
     assert [row["iteration"] for row in read_curve(recipe.curve)[1]] == [4, 8, 12]

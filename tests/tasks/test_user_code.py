@@ -267,9 +267,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "shared_code.py").write_text("FACTOR = 1\n")
     for name in ("first_code", "second_code"):
-        (tmp_path / f"{name}.py").write_text(
-            "from shared_code import FACTOR\ndef one(x):\n    return x * FACTOR\ndef two(x):\n    return x + FACTOR\n"
-        )
+        both = "def one(x):\n    return x * FACTOR\ndef two(x):\n    return x + FACTOR\n"
+        (tmp_path / f"{name}.py").write_text(f"from shared_code import FACTOR\n{both}")
     return tmp_path / "shared_code.py"
 
 

@@ -218,7 +218,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize(("writes", "ranks"), [(2, 2), (5, 1), (5, 2), (8, 2)])
-def test_a_killed_run_goes_on(
+def test_killed_it_goes_on(
     writes: int, ranks: int, alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends before a file is written: of a batch, or the record that names them."""
