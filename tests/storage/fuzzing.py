@@ -83,8 +83,7 @@ def _write_ome_tiff(folder: Path) -> None:
 
 def _write_png(folder: Path) -> None:
     colours = np.ascontiguousarray(np.moveaxis(_PIXELS, 0, -1))
-    grey = _PIXELS[0].astype("u1")
-    for name, pixels in {"grey": grey, "deep": _PIXELS[0] * 300, "rgb": colours * 300}.items():
+    for name, pixels in {"grey": _PIXELS[0].astype("u1"), "deep": _PIXELS[0] * 300, "rgb": colours * 300}.items():
         (folder / f"{name}.png").write_bytes(imagecodecs.png_encode(pixels))
     image = Image.fromarray(colours.astype("u1"))
     image.convert("P").save(folder / "palette.png", transparency=3)
@@ -220,8 +219,7 @@ def write_ptyd(path: Path) -> None:
             chunk = file.create_group(f"chunks/{number}")
             chunk["data"], chunk["positions"] = _PATTERNS[part], _PLACES[part]
             chunk["weights"] = np.ones_like(_PATTERNS[part], "f4")
-        said = {"energy": 12.39842, "distance": 2.0, "psize": [5e-5, 3e-5], "center": [4.0, 4.0]}
-        for name, value in said.items():
+        for name, value in {"energy": 12.39842, "distance": 2.0, "psize": [5e-5, 3e-5], "center": [4.0, 4.0]}.items():
             file[f"meta/{name}"] = value
         file["info/weight2d"] = np.ones((8, 8))
 
@@ -487,8 +485,7 @@ def main(name: str, examples: int, last: Path) -> None:
             root = data.draw(st.sampled_from(roots), "root")
             meta = [file for file in files[root] if is_json(file)] or files[root]
             file = data.draw(st.sampled_from(meta) | st.sampled_from(files[root]), "file")
-            content = file.read_bytes()
-            changes = data.draw(edits(file), "changes")
+            content, changes = file.read_bytes(), data.draw(edits(file), "changes")
             last.write_text(f"{file.relative_to(folder)}: {changes}")
             try:
                 file.write_bytes(edited(content, changes))

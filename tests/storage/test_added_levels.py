@@ -417,17 +417,14 @@ def test_an_image_that_changes_meanwhile_is_left_as_it_is(tmp_path: Path) -> Non
 
     with pytest.raises(InputError, match="was written to while its levels were made"):
         add_levels(path, change)
-    assert sorted(os.listdir(path)) == ["0", "zarr.json"]
-    assert len(stored_levels(path)) == 1
+    assert (sorted(os.listdir(path)), len(stored_levels(path))) == (["0", "zarr.json"], 1)
 
 
 def test_without_room_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
-    needed = 4 * (75 * 107 + 38 * 54 + 19 * 27 + 10 * 14)
-    usage = shutil.disk_usage(tmp_path)
+    needed, usage = 4 * (75 * 107 + 38 * 54 + 19 * 27 + 10 * 14), shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
-    refused = rf"levels take up to {needed:,} bytes, and {needed - 1:,} are free"
-    with pytest.raises(DiskRefused, match=refused):
+    with pytest.raises(DiskRefused, match=rf"levels take up to {needed:,} bytes, and {needed - 1:,} are free"):
         add_levels(path)
     assert len(stored_levels(path)) == 1
     assert (path / WORK).exists()  # what an interrupted call has written is kept
@@ -446,7 +443,6 @@ def test_names_that_lead_elsewhere_remove_nothing_there(tmp_path: Path) -> None:
         document["attributes"]["ome"]["multiscales"][0]["datasets"].append({"path": name})
         (output / "zarr.json").write_text(json.dumps(document))
         before = tree(output / "0")
-        assert remove_added_levels(output, OME) == 1
-        assert (beside / "kept.txt").read_text() == "kept"
+        assert (remove_added_levels(output, OME), (beside / "kept.txt").read_text()) == (1, "kept")
         assert tree(output / "0") == before
         assert f'"path": "{name}"' not in (output / "zarr.json").read_text() or name == "0"

@@ -94,8 +94,7 @@ def test_a_full_disk_or_an_error_leaves_the_old_file_and_no_partial(tmp_path: Pa
         Full(room=5).write_file(tmp_path / "a", [b"new and longer"])
     with pytest.raises(ValueError, match="no more"):
         DISK.write_files(files())
-    assert (tmp_path / "a").read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["a"]
+    assert ((tmp_path / "a").read_bytes(), os.listdir(tmp_path)) == (b"old", ["a"])
 
 
 def test_a_new_directory_and_its_parents_are_synced_from_the_top(tmp_path: Path) -> None:
@@ -145,8 +144,7 @@ def test_removing_a_tree_follows_no_symlinks_and_a_part_of_it_can_still_be_recog
     for name in ("tree", "link"):
         DISK.remove_tree(tmp_path / name)
     DISK.remove(tmp_path / "absent")
-    assert os.listdir(tmp_path) == ["theirs"]
-    assert (tmp_path / "theirs" / "x").read_bytes() == b"keep"
+    assert (os.listdir(tmp_path), (tmp_path / "theirs" / "x").read_bytes()) == (["theirs"], b"keep")
 
 
 def test_leftover_partials_are_removed_and_nothing_else(tmp_path: Path) -> None:

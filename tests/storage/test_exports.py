@@ -47,8 +47,7 @@ def image(shape: tuple[int, ...], dtype: str = "uint16") -> Pixels:
 
 def exported(folder: Path, pixels: Pixels, axes: str, **options: Any) -> Path:
     np.save(folder / "a.npy", pixels)
-    source = open_source(folder / "a.npy", axes=axes)
-    planes = choose_planes(source, options.get("at", {}), options.get("region"))
+    planes = choose_planes(open_source(folder / "a.npy", axes=axes), options.get("at", {}), options.get("region"))
     assert write_tiff(folder / "a.tif", planes) == (folder / "a.tif").stat().st_size
     return folder / "a.tif"
 
@@ -102,8 +101,7 @@ def test_a_mean_is_no_hole(tmp_path: Path) -> None:
     heights = np.full((600, 600), -3, "int16")
     heights[:, ::2] = 3
     heights[:20] = 0
-    tags = [(42113, "s", 0, "0", True)]
-    tifffile.imwrite(tmp_path / "in.tif", heights, extratags=tags)
+    tifffile.imwrite(tmp_path / "in.tif", heights, extratags=[(42113, "s", 0, "0", True)])
     write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "in.tif"), {}, None))
     with tifffile.TiffFile(tmp_path / "a.tif") as file:
         level = file.series[0].levels[1].asarray()
@@ -120,8 +118,7 @@ def test_every_unit_of_ome_zarr_and_its_size_come_back(tmp_path: Path) -> None:
         write_tiff(tmp_path / "a.tif", choose_planes(source, {}, None))
         back = open_source(tmp_path / "a.tif")
         assert (back.scale, back.units, back.remarks) == (source.scale, source.units, ())
-        known = known_sizes("tyx", Coordinates(back.scale, (), ()), back.units)
-        assert known == (source.scale, source.units, ())
+        assert known_sizes("tyx", Coordinates(back.scale, (), ()), back.units) == (source.scale, source.units, ())
         if per := {"nanometer": 1e7, "micrometer": 1e4, "millimeter": 10}.get(length):
             with tifffile.TiffFile(tmp_path / "a.tif") as file:
                 tags = file.pages.first.tags
@@ -184,8 +181,7 @@ def means(pixels: Pixels, nodata: float | None = None) -> Pixels:
     values = pixels.astype(float)
     if nodata is not None:
         values[pixels == nodata] = np.nan
-    edges = [(0, 0)] * (pixels.ndim - 2) + [(0, height % 2), (0, width % 2)]
-    values = np.pad(values, edges, constant_values=np.nan)
+    values = np.pad(values, [(0, 0)] * (pixels.ndim - 2) + [(0, height % 2), (0, width % 2)], constant_values=np.nan)
     cells = values.reshape(*pixels.shape[:-2], -(-height // 2), 2, -(-width // 2), 2)
     valid = np.isfinite(cells)
     total, count = np.where(valid, cells, 0).sum((-3, -1)), valid.sum((-3, -1))
@@ -282,8 +278,7 @@ def test_levels_of_an_output_are_taken_and_further_ones_made(tmp_path: Path, mon
     for level in range(3):
         assert np.array_equal(found[level], np.asarray(group[str(level)]))
     assert np.array_equal(found[3], means(found[2]))
-    coarser = choose_planes(open_source(tmp_path / "a.zarr", level=1), {"c": 1}, None)
-    write_tiff(tmp_path / "b.tif", coarser)
+    write_tiff(tmp_path / "b.tif", choose_planes(open_source(tmp_path / "a.zarr", level=1), {"c": 1}, None))
     assert made == [(75, 43)] * 2, "of the coarsest stored level"
     assert all(np.array_equal(a[1], b) for a, b in zip(found[1:], levels_of(tmp_path / "b.tif"), strict=True))
     back = open_source(tmp_path / "a.tif")
@@ -295,8 +290,7 @@ def test_levels_of_an_output_are_taken_and_further_ones_made(tmp_path: Path, mon
 @pytest.mark.usefixtures("small_images")
 def test_levels_of_other_programs_and_of_a_part_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = output(tmp_path / "a.zarr", monkeypatch)
-    part = choose_planes(open_source(tmp_path / "a.zarr"), {}, Region((1, 0), (300, 170)))
-    write_tiff(tmp_path / "a.tif", part)
+    write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "a.zarr"), {}, Region((1, 0), (300, 170))))
     assert np.array_equal(levels_of(tmp_path / "a.tif")[1], means(pixels[:, 1:]))
 
     group = zarr.open_group(tmp_path / "b.zarr", mode="w")
@@ -385,8 +379,7 @@ def test_pixels_are_averaged_over_whole_squares(tmp_path: Path, monkeypatch: pyt
 
 
 def test_values_are_drawn_with_a_contrast_that_ignores_outliers_units_and_what_is_not_finite(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    pixels = np.full((4, 8), 3.0, np.float32)
+    random, pixels = np.random.default_rng(0), np.full((4, 8), 3.0, np.float32)
     pixels[:2, :2], pixels[0, 2], pixels[0, 4], pixels[2, 6] = np.nan, np.nan, np.inf, 5.0
     assert drawn(tmp_path, pixels, edge=4, values=(1, 3)).tolist() == [[0, 255, 255, 255], [255] * 4]
     for value, dtype in ((np.nan, np.float32), (0, np.uint8)):
@@ -423,8 +416,7 @@ def test_a_part_too_large_for_a_png_is_refused_unread(tmp_path: Path, monkeypatc
 
 
 def saved(folder: Path, shape: tuple[int, ...], axes: str, dtype: str = "uint16", **options: Any) -> Planes:
-    pixels = (np.arange(np.prod(shape)) % 251).reshape(shape).astype(dtype)
-    np.save(folder / "a.npy", pixels)
+    np.save(folder / "a.npy", (np.arange(np.prod(shape)) % 251).reshape(shape).astype(dtype))
     return choose_planes(open_source(folder / "a.npy", axes=axes), options.get("at", {}), options.get("region"))
 
 
@@ -460,8 +452,7 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
 
     said: Any = {"axes": "yx", "chunks": array.chunks, "dtype": np.dtype("u1"), "shape": shape}
     source: Any = SimpleNamespace(**said, ome=None, channels=())
-    planes = choose_planes(source, {}, Region(start, stop))
-    limit = data.draw(st.integers(1, 500))
+    planes, limit = choose_planes(source, {}, Region(start, stop)), data.draw(st.integers(1, 500))
     seen = np.zeros(planes.shape, int)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planes_module, "WINDOW_BYTES", limit)

@@ -71,8 +71,7 @@ def test_a_bomb_is_described_without_its_memory(tmp_path: Path) -> None:
     jpeg.write_bytes(content)
     png.write_bytes(png_of(100_000, 100_000, b"\0" * 100_001))
     with little_taken():
-        assert open_source(jpeg).chunks == (65_000, 65_000)
-        assert open_source(png).chunks == (100_000, 100_000)
+        assert (open_source(jpeg).chunks, open_source(png).chunks) == ((65_000, 65_000), (100_000, 100_000))
     png.write_bytes(png_of(2**31 - 1, 2**31 - 1, b"\0" * 100))
     with pytest.raises(InputError, match="no disk holds so many pixels"):
         open_source(png)
@@ -263,8 +262,7 @@ class FakeReader(Reader):  # type: ignore[misc]
         return self._scenes
 
     def _read_delayed(self) -> Any:
-        letters = self.letters
-        pixels = PIXELS[self.current_scene_index]
+        letters, pixels = self.letters, PIXELS[self.current_scene_index]
         if "S" in letters:
             pixels = np.moveaxis(pixels[:, :1], 0, -1)
         if "T" in letters:
@@ -303,8 +301,7 @@ def test_a_plane_is_decoded_when_it_is_read_and_once(tmp_path: Path, fake: type[
     assert (source.format, "".join(source.axes), source.shape) == ("bioio", "czyx", PIXELS[0].shape)
     assert (source.chunks, source.keeps_chunk, fake.decoded) == ((1, 1, 30, 42), True, [])
     for top in range(0, 30, 10):
-        pixels = source[1, 2, top : top + 10, 5:40]
-        np.testing.assert_array_equal(pixels, PIXELS[0][1, 2, top : top + 10, 5:40])
+        np.testing.assert_array_equal(source[1, 2, top : top + 10, 5:40], PIXELS[0][1, 2, top : top + 10, 5:40])
     assert fake.decoded == [(1, 2, 0, 0)]
     np.testing.assert_array_equal(source[:], PIXELS[0])
     assert len(fake.decoded) == 13

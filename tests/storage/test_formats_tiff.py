@@ -156,8 +156,7 @@ def test_the_series_is_chosen_by_number_and_has_its_own_size_of_pixels(tmp_path:
 
 
 def test_physical_sizes(tmp_path: Path) -> None:
-    um = "micrometer"
-    of_ome = {"PhysicalSizeX": 3.0, "PhysicalSizeXUnit": "nm"}
+    um, of_ome = "micrometer", {"PhysicalSizeX": 3.0, "PhysicalSizeXUnit": "nm"}
     of_imagej = {"unit": "um", "spacing": 5.0}
     others = {"axes": "TZYX", "unit": "micron", "zunit": "nm", "spacing": 300.0, "tunit": "ms", "finterval": 250.0}
     per_cm, per_inch = {"resolutionunit": "CENTIMETER"}, {"resolutionunit": "INCH"}
@@ -235,8 +234,7 @@ def test_a_cycle_of_directories_ends(tmp_path: Path) -> None:
     whole = bytearray(path.read_bytes())
     whole[place : place + 4] = page.offset.to_bytes(4, "little")
     path.write_bytes(whole)
-    source = open_source(path)
-    assert np.array_equal(source.read(Region.whole((70, 90))), STACK[0])
+    assert np.array_equal(open_source(path).read(Region.whole((70, 90))), STACK[0])
 
 
 def test_pixels_whose_place_is_not_named_are_no_zeros(tmp_path: Path) -> None:
@@ -284,8 +282,7 @@ def test_positions_that_all_planes_share_are_kept_and_those_of_a_level_are_of_it
     ]
     path = tmp_path / "a.ome.tif"
     for change, expected in rows:
-        sizes = {f"PhysicalSize{axis}": 0.5 for axis in "XYZ"}
-        words: Any = {"axes": "ZCYX", **sizes, "Plane": POSITIONS | change}
+        words: Any = {"axes": "ZCYX", **{f"PhysicalSize{axis}": 0.5 for axis in "XYZ"}, "Plane": POSITIONS | change}
         _write(path, np.zeros((3, 2, 40, 30), "u1"), ome=True, metadata=words)
         ome = open_source(path).ome
         assert ome is not None
@@ -321,8 +318,7 @@ def test_a_unit_in_the_words_of_any_program_is_one_of_ome_zarr() -> None:
 
 def test_a_word_that_is_no_unit_is_left_out_with_a_remark(tmp_path: Path) -> None:
     for word in ("pixel", "AU", "grid", "reference frame", "M"):
-        sizes = {"PhysicalSizeX": 0.2, "PhysicalSizeXUnit": word}
-        ours: dict[str, Any] = {"metadata": {"axes": "ZYX", **sizes}}
+        ours: dict[str, Any] = {"metadata": {"axes": "ZYX", "PhysicalSizeX": 0.2, "PhysicalSizeXUnit": word}}
         for options in (ours, {"imagej": True, "resolution": (5, 5), "metadata": {"unit": word}}):
             tifffile.imwrite(tmp_path / "a.ome.tif", PAGES[0], **options)
             source = open_source(tmp_path / "a.ome.tif")

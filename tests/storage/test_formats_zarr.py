@@ -70,8 +70,7 @@ def test_the_fill_value_of_xarray_is_that_of_holes(tmp_path: Path) -> None:
 def test_coordinates_of_xarray_have_a_note(tmp_path: Path, zarr_format: Any, place: str) -> None:
     xarray = pytest.importorskip("xarray")
     lat, time = (("y", "x"), np.zeros((40, 50))), np.datetime64("2026-01-01", "ns")
-    data = dict.fromkeys("tu", (("y", "x"), PICTURE))
-    path = tmp_path / "a.zarr"
+    data, path = dict.fromkeys("tu", (("y", "x"), PICTURE)), tmp_path / "a.zarr"
     stored = xarray.Dataset(data, {"x": np.linspace(0, 9, 50), "lat": lat, "time": time})
     stored.to_zarr(path, zarr_format=zarr_format, consolidated=False)
     packed = shutil.make_archive(str(tmp_path / "b"), "zip", path) if place == "zip" else path
@@ -82,10 +81,8 @@ def test_coordinates_of_xarray_have_a_note(tmp_path: Path, zarr_format: Any, pla
 
 
 def test_numbers_that_are_stored_with_another_sign_are_refused(tmp_path: Path) -> None:
-    pixels = PICTURE.astype("int8")
-    zarr.create_array(tmp_path / "a.zarr", data=pixels, attributes={"_Unsigned": "true"})
-    said = r"_Unsigned says that .*int8 are unsigned\. Write it again as uint8"
-    with pytest.raises(InputError, match=said):
+    zarr.create_array(tmp_path / "a.zarr", data=PICTURE.astype("int8"), attributes={"_Unsigned": "true"})
+    with pytest.raises(InputError, match=r"_Unsigned says that .*int8 are unsigned\. Write it again as uint8"):
         open_source(tmp_path / "a.zarr")
 
 
@@ -157,8 +154,7 @@ def test_broken_metadata_and_more_pixels_than_any_disk_holds_are_refused(tmp_pat
     document = tmp_path / "a.zarr" / "zarr.json"
     metadata = json.loads(document.read_text())
     metadata["codecs"].append({"name": "wavelet9000"})
-    texts = ["{", "", '{"zarr_format": 3}', '{"zarr_format": 3, "node_type": "array"}', json.dumps(metadata)]
-    for text in texts:
+    for text in ["{", "", '{"zarr_format": 3}', '{"zarr_format": 3, "node_type": "array"}', json.dumps(metadata)]:
         document.write_text(text)
         with pytest.raises(InputError, match=r"a\.zarr.*wavelet9000" if "wavelet" in text else r"a\.zarr"):
             open_source(tmp_path / "a.zarr")
@@ -172,8 +168,7 @@ def test_an_unreadable_url_is_refused_in_one_line() -> None:
     rows = {"odd://here/a.zarr": "recognise URL", "http://127.0.0.1:9/a.zarr": "error sending request"}
     for url, words in rows.items():
         pytest.importorskip("obstore")
-        said = f"^{url}: the store cannot be read: .*{words}.*credentials"
-        with pytest.raises(InputError, match=said) as refused:
+        with pytest.raises(InputError, match=f"^{url}: the store cannot be read: .*{words}.*credentials") as refused:
             open_source(url)
         assert "\n" not in str(refused.value)
 
@@ -241,8 +236,7 @@ def _root(folder: Path, version: str, images: list[str]) -> Path:
     for image in images:
         _write_ome(root / image, version)
         if "/" in image:
-            well = _group(root / image[:-2], version)
-            well.attrs.update(_said(version, {"well": {"images": [{"path": image[-1]}]}}))
+            _group(root / image[:-2], version).attrs.update(_said(version, {"well": {"images": [{"path": image[-1]}]}}))
     return root
 
 
@@ -291,8 +285,7 @@ def test_each_of_several_multiscales_has_its_own_axes_scale_and_name(tmp_path: P
     images: list[Any] = []
     for name, size, pixels in (("a", 0.5, LEVELS[0][0]), ("b", 3, LEVELS[1]), ("deep/0", 4, LEVELS[2])):
         group.create_array(name, data=pixels)
-        steps = [{"type": "scale", "scale": [size] * pixels.ndim}]
-        entries = [{"path": name, "coordinateTransformations": steps}]
+        entries = [{"path": name, "coordinateTransformations": [{"type": "scale", "scale": [size] * pixels.ndim}]}]
         images.append({"name": f"image {name}", "axes": CYX[-pixels.ndim :], "datasets": entries})
     group.create_array("other", data=LEVELS[0])
     group.attrs.update(_said(version, {"multiscales": images}))
@@ -421,8 +414,7 @@ def test_attributes_that_describe_no_image_leave_a_plain_group_and_broken_ones_a
 
 
 def test_an_invalid_channel_costs_no_other_its_name(tmp_path: Path) -> None:
-    window = {"start": 0, "end": 9, "min": 0, "max": 9}
-    whole = {"label": "DAPI", "color": "0000FF", "window": window}
+    whole = {"label": "DAPI", "color": "0000FF", "window": {"start": 0, "end": 9, "min": 0, "max": 9}}
     channels = [whole, {"label": "GFP"}, {"label": 3, "color": "red", "window": {"start": 9, "end": 0}}]
     image = {"axes": ["c", "y", "x"], "datasets": [{"path": "0"}]}
     group = zarr.create_group(tmp_path / "a.zarr", zarr_format=2)

@@ -123,8 +123,7 @@ def check_output(folder: Path, path: Path, place: Georeference, *, ome: bool) ->
     assert open_output(folder / "a.zarr").georeference == place
     assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
     for level in range(3 if ome else 1):
-        source = open_source(folder / "a.zarr", level=level)
-        assert place_of(source) == place.resampled(2**level, 2**level)
+        assert place_of(open_source(folder / "a.zarr", level=level)) == place.resampled(2**level, 2**level)
     write_tiff(folder / "b.tif", choose_planes(open_source(folder / "a.zarr"), {}, None), cog=True)
     (crs_before, *before), (crs_after, *after) = map(said_by_rasterio, (path, folder / "b.tif"))
     assert (crs_after, after) == (crs_before, before)
@@ -157,8 +156,7 @@ def test_attributes_that_say_nothing_are_left_alone_and_centres_of_pixels_are_mo
     ]  # fmt: skip
     for attributes in rows:
         assert read_georeference(attributes, (9, 9)) is None
-    node = {"spatial:transform": [2, 0, 10, 0, -2, 50], "spatial:registration": "node"}
-    place = read_georeference(node, (5, 5))
+    place = read_georeference({"spatial:transform": [2, 0, 10, 0, -2, 50], "spatial:registration": "node"}, (5, 5))
     assert place is not None
     assert place.transform == (2, 0, 9, 0, -2, 51)
 

@@ -20,8 +20,7 @@ axis = st.tuples(st.integers(1, 40), st.integers(1, 50), halos, halos, st.sample
 
 def grid_of(axes: Axes, least: int = 1) -> Grid:
     shape, block, before, after, align = zip(*axes, strict=True)
-    depth = tuple(zip(before, after, strict=True))
-    return Grid(shape, block, depth, align, (least,) * len(shape))
+    return Grid(shape, block, tuple(zip(before, after, strict=True)), align, (least,) * len(shape))
 
 
 @given(st.lists(axis, min_size=1, max_size=3), st.integers(1, 70), st.data())
@@ -47,8 +46,7 @@ def test_cores_partition_the_array_in_aligned_windows(axes: Axes, least: int, da
 @settings(deadline=None, max_examples=60)
 def test_no_block_is_larger_than_the_middle_one(axes: Axes) -> None:
     grid = grid_of(axes)
-    whole = Region.whole(grid.shape)
-    blocks = [grid.middle, *itertools.islice(grid, 2000)]
+    whole, blocks = Region.whole(grid.shape), [grid.middle, *itertools.islice(grid, 2000)]
     assert max(block.core.size for block in blocks) == grid.middle.core.size
     grid = grid_of([(*sizes, 1) for *sizes, _ in axes])  # the size of the alignment margin depends on the position
     blocks = [grid.middle, *itertools.islice(grid, 2000)]
@@ -97,8 +95,7 @@ class Counting:
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(sorted(PAD_MODE))), min_size=1, max_size=3), st.data())
 @settings(deadline=None, max_examples=200)
 def test_windows_read_what_numpy_pads(axes: list[tuple[int, str]], data: st.DataObject) -> None:
-    source = Counting(tuple(n for n, _ in axes))
-    margin = 25
+    source, margin = Counting(tuple(n for n, _ in axes)), 25
     padded: Pixels = source.pixels
     for i, (_, rule) in enumerate(axes):
         width = [(margin, margin) if j == i else (0, 0) for j in range(len(axes))]
@@ -106,16 +103,13 @@ def test_windows_read_what_numpy_pads(axes: list[tuple[int, str]], data: st.Data
         padded = np.pad(padded, width, mode=PAD_MODE[rule], **extra)  # type: ignore[call-overload]
     start = tuple(data.draw(st.integers(-margin, n + margin - 1)) for n, _ in axes)
     stop = tuple(data.draw(st.integers(a + 1, n + margin)) for a, (n, _) in zip(start, axes, strict=True))
-    rim = Rim(tuple(rule for _, rule in axes), (-3.0,) * len(axes))
-    window = Region(start, stop)
-    got = read_window(source, window, rim)
-    assert np.array_equal(got, padded[window.shift((margin,) * len(axes)).slices])
+    rim, window = Rim(tuple(rule for _, rule in axes), (-3.0,) * len(axes)), Region(start, stop)
+    assert np.array_equal(read_window(source, window, rim), padded[window.shift((margin,) * len(axes)).slices])
     assert source.read_pixels <= source.pixels.size
 
 
 def test_cut_ends_the_window_at_the_edge_and_a_periodic_one_reads_two_slabs_not_the_array_between() -> None:
-    source = Counting((5, 6))
-    rim = Rim(("cut", "reflect"))
+    source, rim = Counting((5, 6)), Rim(("cut", "reflect"))
     window = Region((-2, -2), (4, 4))
     assert read_window(source, window, rim).shape == (4, 6)
     assert rim.reach(window, source.shape) == Region((0, -2), (4, 4))

@@ -63,8 +63,7 @@ def _local(folder: Path) -> LocalArray:
 
 def _written(folder: Path, seed: int, **options: Any) -> Any:
     """An array in which only one box is write_layout, so that some chunks are missing."""
-    array = zarr.create_array(folder, **options)
-    random = np.random.default_rng(seed)
+    array, random = zarr.create_array(folder, **options), np.random.default_rng(seed)
     start = [int(random.integers(0, n)) for n in array.shape]
     stop = [int(random.integers(a, n)) + 1 for a, n in zip(start, array.shape, strict=True)]
     box = tuple(slice(a, b) for a, b in zip(start, stop, strict=True))
@@ -245,8 +244,7 @@ WHOLE = Region((0, 0), (40, 30))
 def write_layout(folder: Path, layout: str, **options: Any) -> Any:
     usual = {"shape": (40, 30), "chunks": (16, 16), "dtype": "f4"}
     array = zarr.create_array(folder, **usual | LAYOUTS[layout] | options)
-    pixels = np.random.default_rng(0).random(array.shape) * 99
-    array[3:36, :14] = pixels.astype(array.dtype)[3:36, :14]
+    array[3:36, :14] = (np.random.default_rng(0).random(array.shape) * 99).astype(array.dtype)[3:36, :14]
     return array
 
 
@@ -268,8 +266,7 @@ def test_a_source_has_the_bits_of_zarr_and_a_truncated_chunk_is_damage(tmp_path:
 
 @pytest.mark.parametrize("layout", [*CHECKED, "transposed, lz4"])
 def test_every_flipped_bit_under_a_checksum_is_damage_or_harmless(tmp_path: Path, layout: str) -> None:
-    true = np.asarray(write_layout(tmp_path, layout)[:16, :16])
-    chunk = tmp_path / "c/0/0"
+    true, chunk = np.asarray(write_layout(tmp_path, layout)[:16, :16]), tmp_path / "c/0/0"
     whole = chunk.read_bytes()
     flips = [(place, place % 8) for place in range(0, len(whole), 7)]
     if layout not in CHECKED:  # only the header, which is wrong, then, but does no harm

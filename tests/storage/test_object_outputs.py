@@ -178,11 +178,9 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
 
         request.getfixturevalue("object_store")
         url = f"s3://{BUCKET}/{tmp_path.name}/a.zarr"
-        store = zarr.storage.ObjectStore(from_url(url))
-        yield url, zarr.create_array(store, data=PIXELS, chunks=(64, 64))
+        yield url, zarr.create_array(zarr.storage.ObjectStore(from_url(url)), data=PIXELS, chunks=(64, 64))
         return
-    handler = partial(Quiet, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         array = zarr.create_array(tmp_path / "a.zarr", data=PIXELS, chunks=(64, 64))
         yield f"http://127.0.0.1:{server.server_port}/a.zarr", array
@@ -194,8 +192,7 @@ def test_a_job_reads_it_as_from_a_disk(stored: tuple[str, Any], tmp_path: Path) 
     np.save(tmp_path / "a.npy", PIXELS)
     options = {"strength": 0.1}
     expected = run_inline(job_of(tmp_path / "a.npy", tmp_path / "expected.zarr", "tv", options))
-    found = run_inline(job_of(url, tmp_path / "out.zarr", "tv", options))
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(run_inline(job_of(url, tmp_path / "out.zarr", "tv", options)), expected)
     assert read_zarr(tmp_path / "out.zarr").shape == array.shape
 
 

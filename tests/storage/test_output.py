@@ -70,8 +70,7 @@ def test_zarr_and_tensorstore_read_what_was_written_and_nan_or_zero_elsewhere(tm
     for folder, (dtype, codec) in in_folders(tmp_path, itertools.product(DTYPES, ("lz4", "zstd", "none"))):
         layout, path = replace(PLAIN, dtype=dtype, codec=codec), folder / "a.zarr"
         create_output(path, layout)
-        unwritten = {"f": np.nan, "c": complex(np.nan, np.nan)}.get(np.dtype(dtype).kind, 0)
-        pixels = np.full(PLAIN.shape, unwritten, dtype)
+        pixels = np.full(PLAIN.shape, {"f": np.nan, "c": complex(np.nan, np.nan)}.get(np.dtype(dtype).kind, 0), dtype)
         for whole in (False, True):
             if whole:
                 pixels = noise(PLAIN.shape, dtype)
@@ -284,8 +283,7 @@ def test_integers_round_half_to_even_and_all_clip() -> None:
 def test_a_float_becomes_the_nearest_representable_integer(dtype: str, source: str, value: float) -> None:
     with np.errstate(over="ignore"):
         pixel = np.array([value]).astype(source)
-    limits = np.iinfo(dtype)
-    exact = float(pixel[0])
+    limits, exact = np.iinfo(dtype), float(pixel[0])
     nearest = limits.min if exact < limits.min else limits.max if exact > limits.max else round(exact)
     assert to_dtype(pixel, dtype).tolist() == [nearest]
 
@@ -351,8 +349,7 @@ def file_of(pixels: NDArray[Any], form: ShardFormat) -> bytes:
 
 def decode_shard(file: bytes, form: ShardFormat) -> NDArray[Any]:
     """All pixels of a shard; those past the end of the array have the fill value."""
-    pixels = np.full(form.shard, form.fill, form.stored)
-    table = read_index(file, form)
+    pixels, table = np.full(form.shard, form.fill, form.stored), read_index(file, form)
     for index in np.ndindex(form.counts):
         if int(table[(*index, 0)]) != 2**64 - 1:
             target = tuple(slice(i * c, (i + 1) * c) for i, c in zip(index, form.chunk, strict=True))
@@ -371,10 +368,8 @@ def test_pixels_come_back_bit_for_bit(data: st.DataObject, codec: str, dtype: st
     chunk = data.draw(st.tuples(*[st.integers(1, 5)] * axes))
     shard = tuple(c * data.draw(st.integers(1, 3)) for c in chunk)
     shape = tuple(data.draw(st.integers(1, s)) for s in shard)
-    form = ShardFormat(shard, chunk, dtype, codec)
-    pixels = noise(shape, dtype)
-    decoded = decode_shard(file_of(pixels, form), form)
-    inside = tuple(slice(n) for n in shape)
+    form, pixels = ShardFormat(shard, chunk, dtype, codec), noise(shape, dtype)
+    decoded, inside = decode_shard(file_of(pixels, form), form), tuple(slice(n) for n in shape)
     assert decoded.shape == shard
     assert decoded[inside].tobytes() == pixels.tobytes()
     outside = np.ones(shard, bool)
@@ -397,8 +392,7 @@ def test_chunks_equal_to_the_fill_value_are_written_and_a_missing_or_damaged_one
     damaged = bytearray(file_of(pixels, FORM))
     table = read_index(bytes(damaged), FORM)
     damaged[int(table[1, 0, 0]) + 20] ^= 1
-    problems = list(find_problems(bytes(damaged), FORM, (8, 8)))
-    assert problems == ["chunk (1, 0): its crc32c checksum does not match"]
+    assert list(find_problems(bytes(damaged), FORM, (8, 8))) == ["chunk (1, 0): its crc32c checksum does not match"]
     np.testing.assert_array_equal(decode_chunk(bytes(damaged), table, (0, 1), FORM), pixels[:4, 4:])
 
 
@@ -458,8 +452,7 @@ def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def layout_of(dtype: str = "float32", **changes: Any) -> Layout:
     units = ("micrometer", "micrometer")
-    plain = Layout(SHAPE, dtype, (32, 32), (8, 8), "lz4", ("y", "x"), (0.5, 0.5), units, ome=True)
-    return replace(plain, **changes)
+    return replace(Layout(SHAPE, dtype, (32, 32), (8, 8), "lz4", ("y", "x"), (0.5, 0.5), units, ome=True), **changes)
 
 
 def write_in_blocks(path: Path, layout: Layout, pixels: NDArray[Any], block: tuple[int, ...]) -> Layout:
@@ -493,8 +486,7 @@ def test_a_level_holds_the_means_of_the_one_before_with_the_size_and_the_centre_
         for finer, level in itertools.pairwise(stored):
             means = slow_halves(finer)
             wanted = np.rint(means) if pixels.dtype.kind in "iu" else means
-            tolerance = {"float16": 1e-3, "float32": 1e-6}.get(dtype, 1e-12)
-            np.testing.assert_allclose(level, wanted, rtol=tolerance)
+            np.testing.assert_allclose(level, wanted, rtol={"float16": 1e-3, "float32": 1e-6}.get(dtype, 1e-12))
             assert level.dtype == pixels.dtype
         assert open_output(path) == layout == Layout.from_json(layout.to_json())
         image = zarr.open_group(path, mode="r").attrs["ome"]["multiscales"][0]
@@ -538,8 +530,7 @@ def test_holes_are_left_out_and_a_mean_that_is_none_does_not_get_the_value_of_on
 def test_z_is_halved_where_voxels_are_cubes(tmp_path: Path) -> None:
     shape, um = (40, 40, 48), ("micrometer",) * 3
     cubes = Layout(shape, "uint8", (8, 16, 16), (8, 8, 8), "none", tuple("zyx"), (0.2,) * 3, um, True)
-    flat = replace(cubes, scale=(0.5, 0.2, 0.2))
-    pixels = noisy_image((40, 40, 48), "uint8")
+    flat, pixels = replace(cubes, scale=(0.5, 0.2, 0.2)), noisy_image((40, 40, 48), "uint8")
     write_in_blocks(tmp_path / "a.zarr", cubes, pixels, (16, 16, 16))
     write_in_blocks(tmp_path / "b.zarr", flat, pixels, (16, 16, 16))
     assert [level.shape for level in stored_levels(tmp_path / "a.zarr")][:2] == [(40, 40, 48), (20, 20, 24)]
@@ -549,8 +540,7 @@ def test_z_is_halved_where_voxels_are_cubes(tmp_path: Path) -> None:
 
 
 def test_a_lost_or_foreign_shard_of_a_level_is_found(tmp_path: Path) -> None:
-    pixels = noisy_image(SHAPE)
-    layout = layout_of().in_levels((64, 64))
+    pixels, layout = noisy_image(SHAPE), layout_of().in_levels((64, 64))
     create_output(tmp_path / "a.zarr", layout)
     writer, grid = ShardWriter(tmp_path / "a.zarr", layout), layout.grid
     written = {part.number: writer.write(part.core, pixels[part.core.slices]) for part in grid}

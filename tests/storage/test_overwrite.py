@@ -154,8 +154,7 @@ def test_a_folder_that_this_user_may_not_write_in_is_refused() -> None:
         path = f"{folder}/a.zarr"
         shown = subprocess.check_output([sys.executable, "-c", UNWRITABLE, path], text=True, timeout=60)
         Path(folder).chmod(0o755)
-    said = f"output.path is {path}: you may not write in {folder}. Write a path in a folder of your own."
-    assert shown == said
+    assert shown == f"output.path is {path}: you may not write in {folder}. Write a path in a folder of your own."
 
 
 MOUNTED = {
@@ -287,8 +286,7 @@ def test_a_damaged_zip_is_refused(tmp_path: Path, where: str, said: str) -> None
 def test_an_object_that_is_lost_is_an_error(tmp_path: Path, object_store: ObjectServer) -> None:
     place = path_of(f"s3://{BUCKET}/{tmp_path.name}/a.zarr")
     assert isinstance(place, ObjectPath)
-    layout = finished(place, complete=False)
-    zeros = np.zeros((32, 32), "uint8")
+    layout, zeros = finished(place, complete=False), np.zeros((32, 32), "uint8")
     ShardWriter(place, layout).write(layout.grid.block_at(0).core, zeros)
     mark_complete(place, layout)
     source = open_source(str(place))

@@ -77,8 +77,7 @@ class RecordingDisk(Disk):
         return fd
 
     def _write(self, fd: int, buffers: Buffers) -> int:
-        written = super()._write(fd, buffers)
-        node = self._ids[self._fds[fd]]
+        written, node = super()._write(fd, buffers), self._ids[self._fds[fd]]
         self.log.append(Call("write", node, data=b"".join(buffers)[:written], offset=self._lengths[node]))
         self._lengths[node] += written
         return written

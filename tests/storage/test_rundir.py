@@ -337,8 +337,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
         write(out, error=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with pytest.raises(OutputRefused):
         write(out, check=Mock(side_effect=[None, OutputRefused("something stands there")]))
-    assert names(tmp_path) == ["out"]
-    assert out.read_text() == "old"
+    assert (names(tmp_path), out.read_text()) == (["out"], "old")
 
 
 def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
@@ -354,8 +353,7 @@ def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
     assert seen == [COUNT]
     assert open_scan(str(path))[1][...].any(axis=(1, 2)).all()
     assert names(tmp_path) == ["scan.cxi", "scan.zarr"]
-    run = RunDirectory.beside(path)
-    with run.lock(), pytest.raises(OutputInUse, match=r"scan\.zarr\.run is in use"):
+    with RunDirectory.beside(path).lock(), pytest.raises(OutputInUse, match=r"scan\.zarr\.run is in use"):
         convert_scan(source, str(path), overwrite=True)
 
 
@@ -385,8 +383,7 @@ def test_what_is_in_the_way_is_refused(tmp_path: Path) -> None:
         plant(folder)
         with pytest.raises(OutputRefused, match=r"\.out\.partial .*Move it away, or write another path"):
             write(folder / "out")
-        assert names(folder) == [".out.partial", "theirs"]
-        assert names(folder / "theirs") == ["kept"]
+        assert (names(folder), names(folder / "theirs")) == ([".out.partial", "theirs"], ["kept"])
 
 
 @pytest.mark.parametrize("fails", ["the move", "the sync after it"])

@@ -71,8 +71,7 @@ def check(path: Path, places: Any = PLACES, good: Any = GOOD) -> None:
 def write_ptyd(path: Path) -> Path:
     """Write chunks of 20 and 15 patterns, the second one in a file of its own."""
     with h5py.File(path, "w") as file, h5py.File(path.with_suffix(".part001"), "w") as part:
-        groups = [(file.create_group("chunks/0"), 0, 20), (part, 20, COUNT)]
-        for number, (group, first, last) in enumerate(groups):
+        for number, (group, first, last) in enumerate([(file.create_group("chunks/0"), 0, 20), (part, 20, COUNT)]):
             group["data"] = PATTERNS[first:last]
             group["positions"] = PLACES[first:last]
             weights = np.broadcast_to(GOOD, (last - first, EDGE, EDGE)).astype(np.float32)
@@ -81,8 +80,7 @@ def write_ptyd(path: Path) -> Path:
                 weights[3] = GOOD
             group["weights"] = weights
         file["chunks/1"] = h5py.ExternalLink(path.with_suffix(".part001").name, "/")
-        said = {"energy": 12.39842, "distance": 2.0, "psize": [5e-5, 3e-5], "center": [4.0, 4.0]}
-        for name, value in said.items():
+        for name, value in {"energy": 12.39842, "distance": 2.0, "psize": [5e-5, 3e-5], "center": [4.0, 4.0]}.items():
             file[f"meta/{name}"] = value
     return path
 
@@ -112,10 +110,8 @@ def write_named(path: Path, **arrays: Any) -> Path:
 def test_a_scan_of_ptypy_is_read(tmp_path: Path) -> None:
     source = write_ptyd(tmp_path / "scan.ptyd")
     check(convert(source))
-    said = CliRunner().invoke(app, ["info", str(source)])
-    assert f"{COUNT} of {EDGE} × {EDGE}, uint16" in said.output
-    options = ("--energy", "6.19921 keV", "--distance", "1 m", "--pixel", "10 um")
-    scan, _ = open_scan(str(convert(source, *options)))
+    assert f"{COUNT} of {EDGE} × {EDGE}, uint16" in CliRunner().invoke(app, ["info", str(source)]).output
+    scan, _ = open_scan(str(convert(source, *(("--energy", "6.19921 keV", "--distance", "1 m", "--pixel", "10 um")))))
     assert (scan.wavelength, scan.distance, *scan.pixel) == pytest.approx((2e-10, 1.0, 1e-5, 1e-5), rel=1e-6)
     with h5py.File(source, "r+") as file:
         file["meta/center"][...] = [3, 5]
@@ -160,8 +156,7 @@ def test_places_may_be_in_two_arrays_or_in_a_file_of_their_own(tmp_path: Path) -
 def test_a_recording_is_not_replaced_by_its_scan_which_is_drawn(tmp_path: Path) -> None:
     source = write_ptyd(tmp_path / "scan.ptyd")
     path, run = convert(source), CliRunner().invoke
-    own = (path / "patterns", path, "--step", "1 um", *GEOMETRY)
-    for words in ((source, source), (source, tmp_path), own):
+    for words in ((source, source), (source, tmp_path), ((path / "patterns", path, "--step", "1 um", *GEOMETRY))):
         assert run(app, ["convert", *map(str, words), "--overwrite"]).exit_code != 0
     assert source.is_file()
     assert open_scan(str(path))[1].shape == (COUNT, EDGE, EDGE)
@@ -363,9 +358,8 @@ def test_gaps_are_told_and_left_out_as_negative(tmp_path: Path, flag: float, kin
 def test_words_are_those_of_the_command(tmp_path: Path) -> None:
     said_of(tmp_path, DISCS)
     source, path = str(tmp_path / "scan.h5"), str(tmp_path / "scan.zarr")
-    there = f"the path is {path}: something stands there. Write another path, or --overwrite."
     for words, said in (
-        ([source, path], there),
+        ([source, path], f"the path is {path}: something stands there. Write another path, or --overwrite."),
         ([f"{source}5", f"{path}2"], f"there is no file {source}5."),
         ([f"{source}.npy", f"{path}2"], f"there is no file {source}.npy."),
         ([source, f"{path}2", "--position-unit", "10 m"], "Write their unit, such as --position-unit um"),
@@ -379,14 +373,12 @@ def test_a_probe_of_the_file_is_begun_with_where_it_is_named(tmp_path: Path) -> 
     modes = np.random.default_rng(2).normal(size=(2, SIDE, SIDE)) * (1 + 1j)
     scan, _ = said_of(tmp_path, DISCS, "--probe", "light", light=modes)[0]
     assert np.array_equal(scan.probe, modes.astype(np.complex64))
-    recipe = halotile.ptychography.open(tmp_path / "scan.zarr", modes=2)
-    found = recipe.state.probe.numpy()
+    found = halotile.ptychography.open(tmp_path / "scan.zarr", modes=2).state.probe.numpy()
     assert np.allclose(found / found[0, 0, 0], modes / modes[0, 0, 0], rtol=1e-5)
     assert np.square(np.abs(found)).sum() == pytest.approx(DISCS.sum((1, 2)).mean(), rel=1e-4)
     named = ("--probe", "light")
     assert "Leave --probe out" in said_of(tmp_path, DISCS, *named, light=modes[:, 1:], code=4)[1]
-    said = said_of(tmp_path, DISCS, *named, "--bin", "2", light=modes, code=2)[1]
-    assert "--bin and --corner out" in said
+    assert "--bin and --corner out" in said_of(tmp_path, DISCS, *named, "--bin", "2", light=modes, code=2)[1]
 
 
 def test_patterns_that_cannot_be_and_a_result_that_is_not_there_yet_are_refused(tmp_path: Path) -> None:

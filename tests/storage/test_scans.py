@@ -53,8 +53,7 @@ def converted(folder: Path, change: Any = lambda file: None, *options: Any, **mo
 
 
 def test_a_scan_has_the_values_of_its_file_in_the_order_of_neighbours(tmp_path: Path) -> None:
-    probe = "entry_1/instrument_1/source_1/illumination"
-    dark = np.full((3, EDGE, EDGE), 2.0)
+    probe, dark = "entry_1/instrument_1/source_1/illumination", np.full((3, EDGE, EDGE), 2.0)
     dark[:, 0, 5] = np.nan  # which the mask leaves out
 
     def change(file: Any) -> None:
@@ -66,8 +65,7 @@ def test_a_scan_has_the_values_of_its_file_in_the_order_of_neighbours(tmp_path: 
     assert scan.wavelength == pytest.approx(1e-10, rel=1e-12)
     assert scan.distance == 2.0
     assert scan.pixel == pytest.approx((5e-5, 3e-5))
-    assert np.argwhere(~scan.mask).tolist() == [[0, 5]]
-    assert scan.background[0, 5] == 0
+    assert (np.argwhere(~scan.mask).tolist(), scan.background[0, 5]) == ([[0, 5]], 0)
     assert np.delete(scan.background.reshape(-1), 5).tolist() == [2.0] * (EDGE**2 - 1)
     with h5py.File(tmp_path / "scan.cxi") as file:
         assert np.array_equal(patterns[:], file[f"{DETECTOR}/data"][:][scan.numbers])
@@ -172,14 +170,12 @@ def test_what_is_written_into_bad_pixels_does_not_count(tmp_path: Path, flag: fl
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int64, np.float32])
 @pytest.mark.parametrize("binning", [1, 2])
 def test_pixels_at_the_largest_number_of_their_type_are_left_out(tmp_path: Path, kind: Any, binning: int) -> None:
-    counts = np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE) % 1000
-    full = counts.astype(kind)
+    full = (np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE) % 1000).astype(kind)
     # In one pattern; floats of 32 bits may have been integers.
     full[3, 7, 8] = min(np.iinfo(kind).max if kind is not np.float32 else 2**32 - 1, 2**33)
     full[:, 0, 5] = full[3, 7, 8]  # which the mask leaves out
     scan, patterns = converted(tmp_path, _replace(f"{DETECTOR}/data", full), Framing(binning=binning))
-    left_out = np.argwhere(~scan.mask).tolist()
-    assert left_out == [[0, 5 // binning], [7 // binning, 8 // binning]]
+    assert np.argwhere(~scan.mask).tolist() == [[0, 5 // binning], [7 // binning, 8 // binning]]
     assert scan.full == 1
     assert patterns[:].max() < 1000 * binning**2
     done = CliRunner().invoke(app, ["info", str(tmp_path / "scan.zarr")])
@@ -199,8 +195,7 @@ def test_blank_patterns_are_left_out_and_named(tmp_path: Path, factor: float) ->
     counts[[3, 17]] = 0
     counts[:, 0, 5] = 9  # which the mask leaves out
     source, path = write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", counts)), tmp_path / "s.zarr"
-    done = CliRunner().invoke(app, ["convert", source, str(path)])
-    for said in (done, CliRunner().invoke(app, ["info", str(path)])):
+    for said in (CliRunner().invoke(app, ["convert", source, str(path)]), CliRunner().invoke(app, ["info", str(path)])):
         words = "2 blank patterns, in which next to nothing was counted: numbers 3, 17 of the file"
         assert words in " ".join(said.output.split())
     scan, patterns = open_scan(str(path))
@@ -341,8 +336,7 @@ def test_numbers_in_a_file_that_is_missing_are_refused(tmp_path: Path) -> None:
 
         def change(file: Any, name: str = name) -> None:
             shape, dtype = file[name].shape, file[name].dtype
-            layout = h5py.VirtualLayout(shape, dtype)
-            half = shape[0] // 2
+            layout, half = h5py.VirtualLayout(shape, dtype), shape[0] // 2
             layout[:half] = h5py.VirtualSource(".", name + "_", shape)[:half]
             layout[half:] = h5py.VirtualSource("gone.h5", "x", shape)[half:]
             file.move(name, name + "_")
@@ -365,8 +359,7 @@ def test_a_scan_that_is_converted_already_is_refused_with_what_takes_it(tmp_path
     for options in ([], ["--crop", "8"]):
         done = CliRunner().invoke(app, ["convert", scan, str(tmp_path / "again.zarr"), *options])
         assert done.exit_code == exit_code(InputError())
-        said = f"{scan} is a scan of halotile already: there is nothing to convert. `recon-cli plan`"
-        assert said in done.stderr
+        assert f"{scan} is a scan of halotile already: there is nothing to convert. `recon-cli plan`" in done.stderr
         assert "convert its original file with these options" in done.stderr
     known = KnownValues(patterns="patterns", positions="positions", wavelength=1e-10, distance=2.0, pixel=(5e-5, 3e-5))
     convert_scan(scan, str(tmp_path / "named.zarr"), Framing(crop=8), known)

@@ -81,8 +81,7 @@ def test_a_region_reads_as_numpy_would_slice_it(tmp_path: Path, save: Save) -> N
     for folder, (shape, dtype, axes) in in_folders(tmp_path, rows):
         image = make_image(shape, dtype)
         path = save(folder, image)
-        source = open_source(path)
-        native = image.dtype.newbyteorder("=")
+        source, native = open_source(path), image.dtype.newbyteorder("=")
         assert (source.shape, source.dtype, source.axes[-2:]) == (shape, native, ("y", "x"))
         assert len(set(source.axes)) == len(shape)
         region = Region((*(1 for _ in shape[:-2]), 5, 11), (*shape[:-2], 19, 30))
@@ -136,8 +135,7 @@ def test_sources_read_in_another_process_and_a_local_zarr_without_its_library(tm
     image = make_image((40, 40), "uint16")
     total = str(image[3:30, 4:31].sum())
     sources = {save: open_source(save(tmp_path, image)) for save in SAVERS}
-    zarrs = [sources[save_zarr], sources[save_ome]]
-    assert read_elsewhere(zarrs) == [total, total, "False"]
+    assert read_elsewhere([sources[save_zarr], sources[save_ome]]) == [total, total, "False"]
     for document in ("a.zarr/zarr.json", "a.ome.zarr/0/zarr.json"):
         (tmp_path / document).touch()  # opened anew, then
     assert read_elsewhere([*sources.values()]) == [total] * len(SAVERS) + ["True"]
@@ -179,8 +177,7 @@ def test_a_source_is_indexed_as_in_numpy(tmp_path: Path) -> None:
     pixels = make_image((6, 7), "uint16")
     source = open_source(save_npy(tmp_path, pixels))
     numbers: list[Any] = [0, -1, np.int64(2), slice(1, 3), (), ..., (..., 0), (1, ...)]
-    pairs = [(slice(None, 10), slice(2, None)), (slice(-3, -1), -2), (slice(3, 1), 0)]
-    for index in numbers + pairs:
+    for index in [*numbers, (slice(None, 10), slice(2, None)), (slice(-3, -1), -2), (slice(3, 1), 0)]:
         assert np.shape(source[index]) == np.shape(pixels[index]), index
         assert np.array_equal(source[index], pixels[index]), index
     refused: list[tuple[Any, str]] = [

@@ -94,8 +94,7 @@ def tiles(denoiser: Denoiser, pixels: Image, tile: tuple[int, ...], **sides: Ima
     depth, align = ((reach, reach),) * pixels.ndim, (denoiser.alignment,) * pixels.ndim
     for block in Grid(pixels.shape, tile, depth, align):
         cut = {name: read_window(InMemory(side), block.window, rim) for name, side in {"": pixels, **sides}.items()}
-        result = apply(denoiser, cut.pop(""), **cut)
-        factor = (denoiser.scale,) * pixels.ndim
+        result, factor = apply(denoiser, cut.pop(""), **cut), (denoiser.scale,) * pixels.ndim
         start = rim.reach(block.window, pixels.shape)
         yield block.core.scale(factor).slices, result[block.core.relative_to(start).scale(factor).slices]
 

@@ -28,8 +28,7 @@ def counts(n: int, seed: int = 7) -> Any:
     rng = np.random.default_rng(seed)
     k = np.hypot(*np.meshgrid(*2 * [np.minimum(np.arange(n), n - np.arange(n))]))
     k[0, 0] = np.inf
-    amplitudes = 0.9 * k**-2 / math.sqrt((k**-4.0).sum())
-    waves = np.fft.fft2(amplitudes * rng.standard_normal((n, n)))
+    waves = np.fft.fft2((0.9 * k**-2 / math.sqrt((k**-4.0).sum())) * rng.standard_normal((n, n)))
     blurred = np.fft.irfft2(np.fft.rfft2(np.exp(OFFSET + waves.real + waves.imag)) * transfer(n), s=(n, n))
     return rng.poisson(blurred.clip(1e-6))
 

@@ -78,8 +78,7 @@ EVERY = [pytest.param(make, dims, id=f"{name}-{dims}d") for name, (make, axes) i
 @pytest.mark.parametrize(("make", "dims"), EVERY)
 def test_a_denoiser_keeps_every_promise(make: Any, dims: int, dncnn_file: Path) -> None:
     """Tiles have the bits of the whole, it looks as far as it declares, is pure, keeps tiles of a batch apart, and travels."""
-    denoiser = make(dncnn_file)
-    pixels = image(dims)
+    denoiser, pixels = make(dncnn_file), image(dims)
     expected = whole(denoiser, pixels)
     for tile in TILES[dims]:
         tile = tuple(-(-n // denoiser.alignment) * denoiser.alignment for n in tile)
@@ -182,8 +181,7 @@ def test_options_are_read_from_a_job_file_and_a_bad_one_is_refused_with_what_to_
         assert faults_in(keys, options) == {}
         built, faults = build(kind, keys, options, {})
         assert isinstance(built, kind)
-        assert faults == {}
-        assert list(faults_in(keys, {**options, "stranger": 1})) == [("stranger",)]
+        assert (faults, list(faults_in(keys, {**options, "stranger": 1}))) == ({}, [("stranger",)])
         assert not any(key.endswith("_") for key in keys)
     for kind, options, message in BAD_OPTIONS:
         with pytest.raises(ConfigError, match=message):
@@ -225,8 +223,7 @@ def test_tv_takes_the_steps_of_chambolle() -> None:
     for dims, steps in itertools.product((2, 3), (1, 20, 100)):
         pixels = image(dims)
         expected = denoise_tv_chambolle(pixels, weight=0.1, eps=0, max_num_iter=steps + 1)
-        found = whole(TotalVariation(strength=0.1, iterations=steps), pixels)
-        np.testing.assert_allclose(found, expected, atol=2e-6)
+        np.testing.assert_allclose(whole(TotalVariation(strength=0.1, iterations=steps), pixels), expected, atol=2e-6)
 
 
 def weighed_by_hand(pixels: Image, at: tuple[int, int], h: float, sigma: float) -> float:
@@ -262,8 +259,7 @@ FLAT = [f"model.{2 * i}" for i in range(14)]
 def test_dncnn_reads_the_usual_layouts_in_order(tmp_path: Path, keys: list[str], sign: int, suffix: str) -> None:
     import safetensors.torch
 
-    tensors = dncnn_tensors(keys, width=6)
-    path = tmp_path / f"net{suffix}"
+    tensors, path = dncnn_tensors(keys, width=6), tmp_path / f"net{suffix}"
     save = safetensors.torch.save_file if suffix == ".safetensors" else torch.save
     save(tensors, path)
     pixels = image(2)
@@ -271,8 +267,7 @@ def test_dncnn_reads_the_usual_layouts_in_order(tmp_path: Path, keys: list[str],
     for key in keys:
         signal = nn.functional.conv2d(signal, tensors[f"{key}.weight"], tensors[f"{key}.bias"], padding=1)
         signal = signal if key == keys[-1] else signal.relu()
-    stack = signal[0, 0].numpy()
-    denoiser = DnCNN(depth=14, width=6, weights=str(path))
+    stack, denoiser = signal[0, 0].numpy(), DnCNN(depth=14, width=6, weights=str(path))
     assert denoiser.files() == (path,)
     np.testing.assert_allclose(apply(denoiser, pixels), pixels + sign * stack, atol=1e-6)
     for word, factor in (("add", 1), ("subtract", -1)):
@@ -385,8 +380,7 @@ def test_it_looks_as_far_as_it_declares(tmp_path: Path) -> None:
         network: Any = denoiser.reference()
         for parameter in network.parameters():
             parameter.data.abs_()  # nothing cancels
-        size = 4 * 2**levels * 8
-        seen = 0
+        size, seen = 4 * 2**levels * 8, 0
         for place in range(size // 2, size // 2 + denoiser.alignment):
             image = torch.ones(1, 1, size, 8, requires_grad=True)
             network(image)[0, 0, place].sum().backward()
@@ -408,8 +402,7 @@ def test_tiles_of_a_unet_have_the_bits_of_the_whole(tmp_path: Path, shape: Any, 
         source = write_zarr(tmp_path / f"in-{number}.zarr", pixels, axes=axes)
         results = []
         for tile in (48, 64, 256) if pixels is not even else (64,):
-            output = tmp_path / f"{tile}-{number}.zarr"
-            job = job_of(source, output, "unet", options, tile={"size": tile}, shard=64)
+            job = job_of(source, (tmp_path / f"{tile}-{number}.zarr"), "unet", options, tile={"size": tile}, shard=64)
             results.append(run_inline(job))
         assert all(np.array_equal(result, results[0]) for result in results)
         if pixels is even:

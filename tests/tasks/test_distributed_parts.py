@@ -34,8 +34,7 @@ lengths, patches, overlaps = st.integers(1, 60), st.integers(1, 20), st.integers
 @given(length=lengths, patch=patches, overlap=overlaps)
 def test_cores_fill_an_axis_once_and_windows_are_equally_long(length: int, patch: int, overlap: int) -> None:
     cuts = cut_axis(length, patch, overlap)
-    covered = [at for cut in cuts for at in range(*cut.core)]
-    assert covered == list(range(length))
+    assert [at for cut in cuts for at in range(*cut.core)] == list(range(length))
     assert len({cut.window[1] - cut.window[0] for cut in cuts}) == 1
     assert all(cut.inner[0] <= cut.core[0] < cut.core[1] <= cut.inner[1] for cut in cuts)
 
@@ -43,8 +42,7 @@ def test_cores_fill_an_axis_once_and_windows_are_equally_long(length: int, patch
 @pytest.mark.parametrize("kind", BLENDINGS)
 @given(length=lengths, patch=patches, overlap=overlaps, scale=st.integers(1, 3))
 def test_weights_add_up_to_1_everywhere(kind: str, length: int, patch: int, overlap: int, scale: int) -> None:
-    cuts = cut_axis(length, patch, overlap)
-    total = np.zeros(length * scale)
+    cuts, total = cut_axis(length, patch, overlap), np.zeros(length * scale)
     for cut, weights in zip(cuts, blend_axis(cuts, length, overlap, kind, scale), strict=True):
         start, stop = max(0, cut.window[0]) * scale, min(length, cut.window[1]) * scale
         assert len(weights) == stop - start
@@ -68,8 +66,7 @@ def test_joining_undoes_cutting(shape: tuple[int, ...], patch: int, overlap: int
 
 
 def test_windows_are_mirrored_as_torch_pads() -> None:
-    image = torch.rand(1, 1, 12, 10)
-    tiles = Tiles((1, 1, 12, 10), (2, 3), (6, 5), (3, 3))
+    image, tiles = torch.rand(1, 1, 12, 10), Tiles((1, 1, 12, 10), (2, 3), (6, 5), (3, 3))
     padded = torch.nn.functional.pad(image, (3, 3, 3, 3), mode="reflect")
     assert torch.equal(tiles.window(image, 0), padded[..., :12, :11])
     assert torch.equal(tiles.window(image, len(tiles) - 1), padded[..., -12:, -11:])
@@ -283,8 +280,7 @@ def test_a_rewritten_blur_has_the_results_and_derivatives_of_the_physics(padding
     found = []
     for each in (ours, plain):
         given = x.clone().requires_grad_()
-        loss = (each.A(given) - y).square().square().sum()
-        (slope,) = torch.autograd.grad(loss, given, create_graph=True)
+        (slope,) = torch.autograd.grad((each.A(given) - y).square().square().sum(), given, create_graph=True)
         found.append((slope.detach(), torch.autograd.grad(slope.square().sum(), given)[0]))
     assert max(map(error, *found)) < 3 * NEAR
 

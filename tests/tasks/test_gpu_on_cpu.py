@@ -228,8 +228,7 @@ def test_a_worker_writes_the_same_image_with_a_gpu(dtype: str, tmp_path: Path) -
     source = write_zarr(tmp_path / "in.zarr", pixels)
     written = []
     for name, device in (("cpu", Device()), ("gpu", gpu_device())):
-        job = job_of(source, tmp_path / f"{name}.zarr", "tv", {"strength": 0.2}, tile={"block": 128})
-        plan = make_plan(job)
+        plan = make_plan(job_of(source, tmp_path / f"{name}.zarr", "tv", {"strength": 0.2}, tile={"block": 128}))
         create_output(plan.output, plan.layout)
         task = work_of(plan).task
         stages = partial(DenoiseStages, task, device)

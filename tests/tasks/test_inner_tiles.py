@@ -33,8 +33,7 @@ from tests.support import job_of, noisy_image, work_of, write_zarr
 
 
 def tiling(**changes: Any) -> Tiling:
-    usual = Tiling((32, 32), ((3, 3), (3, 3)), (1, 1), (1, 1), (100, 120), 1, 4, None, "float32")
-    return replace(usual, **changes)
+    return replace(Tiling((32, 32), ((3, 3), (3, 3)), (1, 1), (1, 1), (100, 120), 1, 4, None, "float32"), **changes)
 
 
 def blur(batch: torch.Tensor) -> torch.Tensor:
@@ -46,8 +45,7 @@ def blur(batch: torch.Tensor) -> torch.Tensor:
 
 def run(pixels: Any, model: Any, settings_: Tiling, core: Region | None = None) -> Any:
     whole = Region.whole(pixels.shape[-2:])
-    core = core or whole
-    runner = TileRunner(model, Device(), settings_, "blur")
+    core, runner = core or whole, TileRunner(model, Device(), settings_, "blur")
     return to_dtype(runner(pixels, whole, core, pixels.shape[-3], {}), pixels.dtype)
 
 
@@ -59,8 +57,7 @@ def run(pixels: Any, model: Any, settings_: Tiling, core: Region | None = None) 
 )
 @settings(deadline=None, max_examples=60)
 def test_windows_hold_what_their_tile_needs(image: tuple[int, int], edge: int, depth: int, align: int) -> None:
-    whole = Region.whole(image)
-    edge = -(-edge // align) * align
+    whole, edge = Region.whole(image), -(-edge // align) * align
     form = tiling(tile=(edge, edge), depth=((depth, depth),) * 2, align=(align,) * 2, image=image)
     covered = np.zeros(image, int)
     for window in windows_of(whole, whole, (), form):
@@ -85,8 +82,7 @@ def test_tiles_give_the_whole_image_and_a_core_its_own_pixels() -> None:
     pixels = np.random.default_rng(0).random((2, 3, 100, 120), dtype=np.float32)
     want = blur(torch.from_numpy(pixels)).numpy()
     for tile, batch in itertools.product((16, 33, 200), (1, 3, 100)):
-        got = run(pixels, blur, tiling(tile=(tile, tile), batch=batch))
-        np.testing.assert_allclose(got, want, atol=1e-6)
+        np.testing.assert_allclose(run(pixels, blur, tiling(tile=(tile, tile), batch=batch)), want, atol=1e-6)
     core = Region((20, 30), (90, 80))
     np.testing.assert_allclose(run(pixels, blur, tiling(), core), want[..., 20:90, 30:80], atol=1e-6)
 
@@ -97,8 +93,7 @@ def test_scaled_results_land_where_they_belong() -> None:
     def double(batch: torch.Tensor) -> torch.Tensor:
         return batch.repeat_interleave(2, 2).repeat_interleave(2, 3)
 
-    got = run(pixels, double, tiling(scale=2, image=(40, 50)))
-    assert np.array_equal(got, pixels.repeat(2, 1).repeat(2, 2))
+    assert np.array_equal(run(pixels, double, tiling(scale=2, image=(40, 50))), pixels.repeat(2, 1).repeat(2, 2))
 
 
 def test_integers_are_mapped_to_unit_range_and_back() -> None:
@@ -125,8 +120,7 @@ def test_the_batch_is_halved_when_memory_runs_out_and_stays_small_and_one_tile_w
 
     runner, whole = TileRunner(hungry, Device(), tiling(batch=8), "hungry"), Region.whole((100, 120))
     assert np.array_equal(runner(pixels, whole, whole, 1, {}), pixels)
-    assert batches[:3] == [8, 4, 2]
-    assert runner.batch == 2
+    assert (batches[:3], runner.batch) == ([8, 4, 2], 2)
     runner(pixels, whole, whole, 1, {})
     assert max(batches[3:]) == 2
     with pytest.raises(torch.OutOfMemoryError):
@@ -272,8 +266,7 @@ def test_a_block_with_a_bad_noise_map_is_refused_and_not_tried_again(tmp_path: P
     sigma[200, 30] = -1
     source = write_zarr(tmp_path / "in.zarr", noisy_image((2, 300, 260)), axes="tyx")
     sides = {"sigma": str(write_zarr(tmp_path / "sigma.zarr", sigma))}
-    job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 0.1}, input={"sides": sides})
-    plan = make_plan(job)
+    plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 0.1}, input={"sides": sides}))
     create_output(plan.output, plan.layout)
     receipt = BlockRunner(work_of(plan).task).run(range(len(plan.grid)))
     assert {bad.kind for bad in receipt.bad} == {"input"}

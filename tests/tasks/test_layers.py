@@ -40,8 +40,7 @@ def stack(sizes: tuple[int, ...], *, bias: bool) -> ConvolutionStack:
 
 
 def noise(shape: tuple[int, ...]) -> torch.Tensor:
-    image = torch.rand(shape, generator=torch.Generator().manual_seed(1))
-    return image.contiguous(memory_format=torch.channels_last)
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1)).contiguous(memory_format=torch.channels_last)
 
 
 def by_torch(network: ConvolutionStack, image: torch.Tensor) -> torch.Tensor:
@@ -72,8 +71,7 @@ def test_the_core_of_a_window_has_the_bits_of_torch(shape: Any, width: int, chan
 def test_dncnn_gives_the_bits_of_plain_torch_with_a_hole_too(tmp_path: Path, shape: tuple[int, ...]) -> None:
     plain: Callable[[torch.Tensor], torch.Tensor] = network(tmp_path)
     ours: Any = DENOISER(weights=str(weights(tmp_path)), depth=CNN["depth"], width=CNN["width"]).build()
-    ours = ours.to(memory_format=torch.channels_last)
-    image = noise(shape)
+    ours, image = ours.to(memory_format=torch.channels_last), noise(shape)
     holed = image.clone()
     holed[0, 0, 20, 20] = float("nan")
     reach = CNN["depth"]
@@ -134,8 +132,7 @@ def test_a_part_of_an_image_has_the_bits_of_the_image(layout: torch.memory_forma
     whole = numbers(2 * 3 * 50 * 77).reshape(2, 3, 50, 77).contiguous(memory_format=layout)
     for name in ("sigmoid", "tanh", "exp", "silu", "gelu"):
         with SteadyElementwise():
-            part = FUNCTIONS[name](whole[..., :41, 3:60])
-            assert torch.equal(part, FUNCTIONS[name](whole)[..., :41, 3:60]), name
+            assert torch.equal(FUNCTIONS[name](whole[..., :41, 3:60]), FUNCTIONS[name](whole)[..., :41, 3:60]), name
     rows = numbers(384 * 144).reshape(1, 1, 384, 144)
     with SteadyElementwise():
         expected = torch.sigmoid(rows)
@@ -402,5 +399,4 @@ def test_a_window_has_the_bits_of_the_whole(data: st.DataObject) -> None:
     bottom = data.draw(st.integers(top + rows, 150))
     right = data.draw(st.integers(left + columns, 140))
     part = correlate(images[:, :, top:bottom, left:right], kernels)
-    whole = correlate(images, kernels)
-    assert torch.equal(part, whole[:, top : bottom - rows + 1, left : right - columns + 1])
+    assert torch.equal(part, correlate(images, kernels)[:, top : bottom - rows + 1, left : right - columns + 1])

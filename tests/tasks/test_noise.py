@@ -36,8 +36,7 @@ from tests.tasks.denoising import Counted
 
 def noisy(shape: tuple[int, ...], sigma: float) -> NDArray[np.float64]:
     rows, columns = np.arange(shape[-2])[:, None], np.arange(shape[-1])
-    smooth = np.sin(rows / 40) + np.cos(columns / 60)
-    return smooth + sigma * np.random.default_rng(5).standard_normal(shape)
+    return (np.sin(rows / 40) + np.cos(columns / 60)) + sigma * np.random.default_rng(5).standard_normal(shape)
 
 
 def level_of(image: Counted | Source) -> float:
@@ -320,8 +319,7 @@ def test_noise_of_one_level_is_not_taken_for_that_of_photons() -> None:
 def test_gaussian_noise_that_was_cut_off_is_not_taken_for_that_of_photons(image: NDArray[np.uint8]) -> None:
     for seed in range(3):
         noise = 20 * np.random.default_rng(seed).standard_normal(image.shape)
-        stored = np.rint(image + noise).clip(0, 255).astype(np.uint8)
-        assert not survey_planes(Counted(stored), (0, 1))[0].grows
+        assert not survey_planes(Counted(np.rint(image + noise).clip(0, 255).astype(np.uint8)), (0, 1))[0].grows
 
 
 def test_an_image_without_noise_shows_none() -> None:

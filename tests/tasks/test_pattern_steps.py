@@ -70,15 +70,12 @@ def leaves(kind: torch.dtype, *, of: torch.dtype, detector: Sequence[int] = SHAP
 def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.Tensor) -> torch.Tensor:
     """The loss as a plain program has it."""
     frequencies = [2 * torch.pi * torch.fft.fftfreq(n, dtype=torch.float64) for n in SHAPE]
-    pixels = x["place"].detach().floor()
-    loss = torch.zeros((), dtype=torch.float64)
+    pixels, loss = x["place"].detach().floor(), torch.zeros((), dtype=torch.float64)
     rows = zip(x["place"], pixels, x["weight"], x["shares"], patterns, strict=True)
     for place, pixel, weight, shares, pattern in rows:
         f = (place - pixel).double()
-        turn = f[0] * frequencies[0][:, None] + f[1] * frequencies[1]
-        ramp = torch.exp(-1j * turn).to(x["probe"].dtype)
-        first = x["probe"][0] + (shares[:, None, None] * x["variations"]).sum(0)
-        probe = torch.stack([first, *x["probe"][1:]])
+        ramp = torch.exp(-1j * (f[0] * frequencies[0][:, None] + f[1] * frequencies[1])).to(x["probe"].dtype)
+        probe = torch.stack([(x["probe"][0] + (shares[:, None, None] * x["variations"]).sum(0)), *x["probe"][1:]])
         light = weight * torch.fft.ifft2(torch.fft.fft2(probe) * ramp)
         r, c = (int(n) for n in pixel)
         wave = light * x["object"][r : r + SHAPE[0], c : c + SHAPE[1]]
@@ -87,8 +84,7 @@ def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.T
             wave = torch.fft.ifft2(torch.fft.fft2(back) * model.propagator.transfer)
         else:
             wave = torch.fft.fft2(wave) / (SHAPE[0] * SHAPE[1]) ** 0.5
-        intensity = wave.abs().square().sum(0)
-        step = model.oversampling
+        intensity, step = wave.abs().square().sum(0), model.oversampling
         pixels_of = (intensity[n::step, m::step] for n, m in itertools.product(range(step), repeat=2))
         intensity = sum(pixels_of) + x["background"].square()
         one = LOSSES[model.loss](intensity, pattern)[0]
@@ -99,8 +95,7 @@ def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.T
 def test_gradients_are_those_of_automatic_differentiation() -> None:
     rows: list[tuple[Propagator, int]] = [(FarField(), 1), (FarField(), 3), (NEAR, 1)]
     for (propagator, oversampling), loss, masked in itertools.product(rows, LOSSES, (False, True)):
-        generator = torch.Generator().manual_seed(1)
-        detector = [n // oversampling for n in SHAPE]
+        generator, detector = torch.Generator().manual_seed(1), [n // oversampling for n in SHAPE]
         mask = torch.rand(detector, generator=generator) > 0.2 if masked else None
         patterns = torch.poisson(5 * torch.ones(5, *detector, dtype=torch.float64), generator)
         exact = leaves(torch.float32, of=torch.float64, detector=detector)
@@ -158,8 +153,7 @@ def test_a_step_of_rpie_is_that_of_the_formula() -> None:
     box = (slice(4, 4 + SHAPE[0]), slice(3, 3 + SHAPE[1]))
     exit_wave = probe[0] * image[box]
     far = torch.fft.fft2(exit_wave)
-    amplitude = counted[0].sqrt() * (SHAPE[0] * SHAPE[1]) ** 0.5
-    difference = torch.fft.ifft2(amplitude * far / far.abs()) - exit_wave
+    difference = torch.fft.ifft2((counted[0].sqrt() * (SHAPE[0] * SHAPE[1]) ** 0.5) * far / far.abs()) - exit_wave
     light, passed = probe[0].abs().square(), image[box].abs().square()
     expected = image.clone()
     expected[box] += probe[0].conj() * difference / ((1 - alpha) * light + alpha * light.max())
@@ -193,8 +187,7 @@ def test_gradients_of_some_patterns_are_those_of_all(recipe: ScanRecipe, monkeyp
         numbers = next(iter(steps_of(recipe, 0)))[1]
         found.append(work._found_alone(state, numbers, state.positions(recipe, numbers)))
     assert recipe.at_once == 5 < len(numbers) == 12
-    losses = [each.pop("loss") for each in found]
-    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
+    torch.testing.assert_close(*[each.pop("loss") for each in found], rtol=1e-12, atol=0)
     assert not all(map(torch.equal, *(each.values() for each in found)))  # the sums were made in another order
     for name, whole in found[0].items():
         torch.testing.assert_close(found[1][name], whole, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
@@ -245,8 +238,7 @@ def test_pixels_that_are_held_out_have_no_gradients(recipe: ScanRecipe, monkeypa
 
 def test_a_stage_ends_with_its_epoch_of_the_least_loss_of_held_out_pixels(recipe: ScanRecipe) -> None:
     wild = SolverStage(epochs=2, lr=0.15, batch=9)
-    stages = (replace(wild, epochs=3, lr=0.02), wild)
-    recipe = replace(recipe, held_out=0.1, stages=stages, refined=PARTS[:4])
+    recipe = replace(recipe, held_out=0.1, stages=((replace(wild, epochs=3, lr=0.02), wild)), refined=PARTS[:4])
     work = Refinement(recipe, TorchGroup())
     state, objects = work.first_state(), []
     for epoch in range(recipe.epochs):

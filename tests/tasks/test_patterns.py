@@ -75,8 +75,7 @@ def test_each_pattern_is_used_once_an_epoch_in_another_order(recipe: ScanRecipe)
 
 def test_a_batch_of_all_patterns_is_one_step_and_none_of_windows_is_left_with_a_few(recipe: ScanRecipe) -> None:
     for batch, window in itertools.product((53, 100), (0, 4)):
-        stages = (replace(recipe.stages[0], batch=batch),)
-        (parts,) = steps_of(replace(recipe, window=window, stages=stages), 0)
+        (parts,) = steps_of(replace(recipe, window=window, stages=((replace(recipe.stages[0], batch=batch),))), 0)
         assert sorted(np.concatenate(parts).tolist()) == list(range(53))
     sizes = [sum(map(len, parts)) for parts in steps_of(replace(recipe, window=4), 0)]
     assert max(sizes) - min(sizes) <= SLOTS
@@ -85,8 +84,7 @@ def test_a_batch_of_all_patterns_is_one_step_and_none_of_windows_is_left_with_a_
 def test_the_halves_share_the_patterns_of_a_stage(recipe: ScanRecipe) -> None:
     for window in (0, 4):
         chosen = tuple(range(3, 40))
-        stages = (replace(recipe.stages[0], subset=chosen),)
-        recipe = replace(recipe, window=window, stages=stages)
+        recipe = replace(recipe, window=window, stages=((replace(recipe.stages[0], subset=chosen),)))
         halves = []
         for half in (0, 1):
             steps = steps_of(recipe, 1, half)
@@ -275,13 +273,11 @@ def with_noise(image: NDArray[np.complex128], seed: int, widths: NDArray[np.floa
 def test_the_resolution_is_where_the_noise_begins() -> None:
     for edge in (0.1, 0.25):
         image = truth()
-        radius = np.hypot(*np.meshgrid(*map(np.fft.fftfreq, image.shape), indexing="ij"))
-        widths = np.where(radius < edge, 1e-3, 1.0)
+        widths = np.where(np.hypot(*np.meshgrid(*map(np.fft.fftfreq, image.shape), indexing="ij")) < edge, 1e-3, 1.0)
         rings = ring_correlation(with_noise(image, 1, widths), with_noise(image, 2, widths), PIXEL)
         assert rings.resolution == pytest.approx(0.5 * PIXEL[0] / edge, rel=0.05)
         assert not rings.bound
-        below = rings.frequency < 0.9 * edge / PIXEL[0]
-        assert (rings.correlation[below][FIRST:] > 0.96).all()
+        assert (rings.correlation[(rings.frequency < 0.9 * edge / PIXEL[0])][FIRST:] > 0.96).all()
         assert abs(rings.correlation[rings.frequency > 1.1 * edge / PIXEL[0]].mean()) < 0.1
 
 
@@ -304,8 +300,7 @@ def test_what_no_pattern_tells_does_not_count() -> None:
         turn = frequency[0] * shift[0] + frequency[1] * shift[1]
         other = np.fft.ifft2(np.fft.fft2(image) * np.exp(-2j * np.pi * turn))
         other = 1.7j * other * np.exp(2j * np.pi * (gradient[0] * row + gradient[1] * column))
-        window = np.outer(*map(np.hanning, image.shape))
-        found = aligned(image, other, window)
+        found = aligned(image, other, np.outer(*map(np.hanning, image.shape)))
         inside = (slice(15, -15),) * 2
         assert np.linalg.norm((found - image)[inside]) < 0.02 * np.linalg.norm(image[inside] - image.mean())
         rings = ring_correlation(image, other, PIXEL)

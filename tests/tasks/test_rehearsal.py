@@ -146,8 +146,7 @@ def test_networks_that_look_odd_are_taken() -> None:
 
 
 def test_declared_values_are_used_and_the_difference_is_noted() -> None:
-    denoiser = network("diagonal", receptive_field_=8, alignment_=1)
-    (note,) = halo_of(denoiser, (203, 317)).remarks
+    (note,) = halo_of(network("diagonal", receptive_field_=8, alignment_=1), (203, 317)).remarks
     assert "differ from the whole image by 0." in note
 
 

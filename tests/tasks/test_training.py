@@ -102,13 +102,11 @@ def test_cells_that_are_held_out_are_in_no_patch_of_a_step() -> None:
 
 def test_several_images_planes_and_channels_are_drawn_from() -> None:
     one = TrainingImage(Counted(numbered((5, 3, 64, 64))), (2, 3), channel=1)
-    two = TrainingImage(Counted(-1 - numbered((2, 3, 128, 40))), (2, 3), channel=1)
-    source = PatchSource((one, two), 16)
+    source = PatchSource((one, TrainingImage(Counted(-1 - numbered((2, 3, 128, 40))), (2, 3), channel=1)), 16)
     patches = np.concatenate([source.draw(16 * pool, 0, 8).pixels for pool in range(30)])
     assert patches.shape[1:] == (3, 16, 16)
     np.testing.assert_array_equal(patches[:, 1] - patches[:, 0], np.where(patches[:, 0] < 0, -5120, 4096.0))
-    planes = {int(least) // (3 * 4096) for least in patches[:, 0].min((1, 2)) if least >= 0}
-    assert planes == set(range(5))
+    assert {int(least) // (3 * 4096) for least in patches[:, 0].min((1, 2)) if least >= 0} == set(range(5))
     assert (patches < 0).any()
 
 
@@ -207,8 +205,7 @@ def test_a_line_through_a_hidden_pixel_has_values_of_other_lines(method: str, ax
     assert torch.equal(blind.wanted, pixels)
     changed = (blind.given != pixels)[:, 0]
     for patch, *place in torch.nonzero(blind.counted[:, 0]).tolist():
-        line = changed[patch].select(across, place[across])
-        assert line[max(0, place[along] - 4) : place[along] + 5].all()
+        assert changed[patch].select(across, place[across])[max(0, place[along] - 4) : place[along] + 5].all()
     assert blind.counted.mean() < 0.07
 
 
@@ -242,8 +239,7 @@ def recipe_of(folder: Path, network: Network, pixels: NDArray[Any], **options: A
 def noisy_waves(seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     y, x = np.mgrid[:256, :256]
     clean = (1000 + 200 * np.sin(y / 9) * np.cos(x / 7)).astype(np.float32)
-    noise = 100 * np.random.default_rng(seed).standard_normal(clean.shape).astype(np.float32)
-    return clean, clean + noise
+    return clean, clean + (100 * np.random.default_rng(seed).standard_normal(clean.shape).astype(np.float32))
 
 
 DENOISERS: dict[str, Callable[..., Any]] = {"unet": UNet, "dncnn": DnCNN}
@@ -307,8 +303,7 @@ def mean_of_nine(pixels: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("photons", [0.0, 20.0, 1000.0])
 def test_errors_are_those_by_the_truth(photons: float) -> None:
     y, x = np.mgrid[:512, :512]
-    clean = 0.5 + 0.3 * np.sin(y / 9) * np.cos(x / 7)
-    rng = np.random.default_rng(1)
+    clean, rng = 0.5 + 0.3 * np.sin(y / 9) * np.cos(x / 7), np.random.default_rng(1)
     noisy = rng.poisson(photons * clean) / photons if photons else clean + 0.2 * rng.standard_normal(clean.shape)
     hot = noisy.copy()
     hot[::16, ::16] = 40
@@ -430,8 +425,7 @@ class Killed(BaseException):
 def train(folder: Path, killed: int | None = None) -> Recipe:
     """Train from the checkpoint on, up to the end or a step in which it is killed."""
     folder.mkdir(exist_ok=True)
-    network = UNetNetwork(width=2, levels=1)
-    recipe = recipe_of(folder, network, noisy_waves()[1], steps=STEPS, every=EVERY)
+    recipe = recipe_of(folder, UNetNetwork(width=2, levels=1), noisy_waves()[1], steps=STEPS, every=EVERY)
 
     class Killing(Trainer):
         def draw(self, step: int, slot: int) -> PatchBatch:

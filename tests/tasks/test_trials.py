@@ -198,8 +198,7 @@ Image = NDArray[Any]
 
 
 def above_noise(image: Image, times: float = 2.0) -> Image:
-    level = np.median(np.abs(image - np.median(image)))
-    return np.where(image > times * level, image, 0)
+    return np.where(image > times * np.median(np.abs(image - np.median(image))), image, 0)
 
 
 def logarithm(image: Image) -> Any:
@@ -209,8 +208,7 @@ def logarithm(image: Image) -> Any:
 
 def by_twos(image: Image) -> Image:
     for axis, length in enumerate(image.shape):
-        every_other = image.take(range(0, length, 2), axis)
-        image = every_other.repeat(2, axis).take(range(length), axis)
+        image = image.take(range(0, length, 2), axis).repeat(2, axis).take(range(length), axis)
     return image
 
 
@@ -311,8 +309,7 @@ def task_of(folder: Path, name: str = "gaussian", dtype: str = "float32", **opti
     """A job of four blocks of 128 pixels."""
     source = write_zarr(folder / "in.zarr", noisy_image((256, 256), dtype))
     options = options or {"sigma": 1}
-    plan = make_plan(job_of(source, folder / "out.zarr", name, options, tile={"block": 128}))
-    task: DenoiseTask = work_of(plan).task
+    task: DenoiseTask = work_of(make_plan(job_of(source, folder / "out.zarr", name, options, tile={"block": 128}))).task
     return task
 
 
@@ -407,8 +404,7 @@ def test_what_is_given_is_all_that_is_tried_and_workers_that_share_a_gpu_share_i
 def test_no_more_is_planned_than_there_is_room_for(overlap: bool, tmp_path: Path) -> None:
     free = 200_000
     device = Small(free=free)
-    task = replace(task_of(tmp_path), overlap=overlap)
-    found = tune(task, TrialRequest(tiles=((64, 64), (32, 32))), device)
+    found = tune(replace(task_of(tmp_path), overlap=overlap), TrialRequest(tiles=((64, 64), (32, 32))), device)
     planned_with = int(0.9 * free)
     assert found.free_bytes == planned_with
     results = 2 * 128 * 128 * 4

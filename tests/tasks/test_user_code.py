@@ -101,8 +101,7 @@ def test_what_a_function_its_class_and_its_decorators_use_belongs_to_it(monkeypa
         assert value_digest(make(one())) == value_digest(make(one())), (make, one())
         assert value_digest(make(one())) != value_digest(make(other())), (make, one())
     assert value_digest({"a": 1, "b": 2}) != value_digest({"b": 2, "a": 1})
-    without_state = (value_digest(by_closure(threading.Lock())) for _ in range(2))
-    assert len({*without_state}) == 1
+    assert len({*(value_digest(by_closure(threading.Lock())) for _ in range(2))}) == 1
 
     def wrap(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def wrapped(image: Any) -> Any:
@@ -171,8 +170,7 @@ def test_a_script_gets_the_same_digest_in_every_process_and_place(tmp_path: Path
         script = tmp_path / seed / "script.py"
         script.parent.mkdir()
         script.write_text(above + SCRIPT)
-        environment = os.environ | {"PYTHONHASHSEED": seed}
-        found.add(subprocess.check_output([sys.executable, script], env=environment))
+        found.add(subprocess.check_output([sys.executable, script], env=(os.environ | {"PYTHONHASHSEED": seed})))
     assert len(found) == 1
 
 
@@ -209,8 +207,7 @@ def test_a_change_to_a_file_that_an_import_runs_is_noticed(lab: Path) -> None:
 
 
 def test_a_project_that_is_moved_stays_what_it_is(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = imported_digest("entry:f", None)
-    moved = lab.with_name("moved")
+    before, moved = imported_digest("entry:f", None), lab.with_name("moved")
     lab.rename(moved)
     monkeypatch.setattr(sys, "path", [str(moved), *sys.path[1:]])
     assert imported_digest("entry:f", None) == before
