@@ -37,9 +37,7 @@ from halotile.cli.screens.scan_views import ScanFacts
 from halotile.errors import ConfigError, HalotileError, InputError, MissingPackage
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
-from halotile.storage.scans.convert import convert_scan
-from halotile.storage.scans.formats import encode_cxi
-from halotile.storage.scans.scan import StartValues, export_result, open_scan, open_summary, read_result
+from halotile.storage.scans import convert, formats, scan
 from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_output
 
@@ -228,32 +226,29 @@ def write_result(path: Path) -> None:
     """The result of a job."""
     place, count = "sample_1/geometry_1", len(_PLACES)
     contents: dict[str, Any] = {
-        "image_1/data": np.ones((20, 20), "c8"),
-        "image_2/data": np.ones((2, 8, 8), "c8"),
-        f"{place}/translation": np.zeros((count, 3)),
-        f"{place}/translation_before": np.zeros((count, 3)),
+        "image_1/data": np.ones((20, 20), "c8"), "image_2/data": np.ones((2, 8, 8), "c8"),
+        f"{place}/translation": np.zeros((count, 3)), f"{place}/translation_before": np.zeros((count, 3)),
         "process_1/loss": np.arange(3.0),
         "process_1/first_pixel": np.arange(2.0 * count).reshape(count, 2) % 12,
-        "process_1/amplitude": np.ones(count),
-        "instrument_1/detector_1/background": np.zeros((8, 8)),
+        "process_1/amplitude": np.ones(count), "instrument_1/detector_1/background": np.zeros((8, 8)),
         **dict.fromkeys(("process_1/ring_frequency", "process_1/ring_correlation"), np.ones(4)),
-    }
+    }  # fmt: skip
     links = {"object": "image_1/data", "probe": "image_2/data", "loss": "process_1/loss"}
     links["positions"] = f"{place}/translation"
-    path.write_bytes(encode_cxi(contents, {"image_1": {"pixel_size": (1e-9, 1e-9)}}, links))
+    path.write_bytes(formats.encode_cxi(contents, {"image_1": {"pixel_size": (1e-9, 1e-9)}}, links))
 
 
 def try_scan(path: Path) -> None:
     """Look at a scan, convert it, and read everything of what is written."""
     _refused(lambda: _shown(path))
     with TemporaryDirectory() as folder:
-        if _refused(lambda: convert_scan(str(path), f"{folder}/a.zarr")):
+        if _refused(lambda: convert.convert_scan(str(path), f"{folder}/a.zarr")):
             try_scan_zarr(Path(folder, "a.zarr"))
 
 
 def try_scan_zarr(path: Path) -> None:
     """Read everything of a scan."""
-    _refused(lambda: (open_scan(str(path))[1][...], open_summary(str(path)), _shown(path)))
+    _refused(lambda: (scan.open_scan(str(path))[1][...], scan.open_summary(str(path)), _shown(path)))
 
 
 def _shown(path: Path) -> Any:
@@ -265,9 +260,9 @@ def _shown(path: Path) -> Any:
 def try_result(path: Path) -> None:
     """Read a result as what it is, as the start of another job, and as images."""
     with TemporaryDirectory() as folder:
-        _refused(lambda: StartValues.read(str(path)))
-        if _refused(lambda: read_result(str(path))):
-            _refused(lambda: export_result(str(path), f"{folder}/a.zarr"))
+        _refused(lambda: scan.StartValues.read(str(path)))
+        if _refused(lambda: scan.read_result(str(path))):
+            _refused(lambda: scan.export_result(str(path), f"{folder}/a.zarr"))
 
 
 def _refused(call: Callable[[], Any]) -> bool:
@@ -282,22 +277,16 @@ def _refused(call: Callable[[], Any]) -> bool:
 
 def _write_scan_zarr(folder: Path) -> None:
     write_cxi(folder / "scan.cxi")
-    convert_scan(str(folder / "scan.cxi"), str(folder / "scan.zarr"))
+    convert.convert_scan(str(folder / "scan.cxi"), str(folder / "scan.zarr"))
     (folder / "scan.cxi").unlink()
 
 
 IMAGES: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
-    "npy": (_write_npy, np.load),
-    "hdf5": (_write_hdf5, _read_hdf5),
-    "tiff": (_write_tiff, _read_tiff),
-    "ome-tiff": (_write_ome_tiff, _read_tiff),
-    "png": (_write_png, _read_png),
-    "jpeg": (_write_jpeg, _read_jpeg),
-    "czi": (_write_czi, _read_czi),
-    "zarr-v2": (_write_zarr2, _read_zarr),
-    "zarr-v3": (_write_zarr3, _read_zarr),
+    "npy": (_write_npy, np.load), "hdf5": (_write_hdf5, _read_hdf5), "tiff": (_write_tiff, _read_tiff),
+    "ome-tiff": (_write_ome_tiff, _read_tiff), "png": (_write_png, _read_png), "jpeg": (_write_jpeg, _read_jpeg),
+    "czi": (_write_czi, _read_czi), "zarr-v2": (_write_zarr2, _read_zarr), "zarr-v3": (_write_zarr3, _read_zarr),
     "ome-zarr": (_write_ome_zarr, _read_zarr),
-}
+}  # fmt: skip
 
 _TAKEN_OUT = "(taken out)"
 _ODD: st.SearchStrategy[Any] = st.sampled_from(
@@ -313,18 +302,13 @@ ODD_VALUES: dict[str, Callable[[str, tuple[int, ...]], Any]] = {
     "a link to another file": lambda name, shape: h5py.ExternalLink("gone.h5", "x"),
     "null": lambda name, shape: h5py.Empty("f4"),
     "compound": lambda name, shape: np.zeros(shape, [("x", "f4"), ("y", "f4")]),
-    "text": lambda name, shape: "none",
-    "bytes": lambda name, shape: np.full(shape, b"x"),
-    "complex": lambda name, shape: np.ones(shape, complex),
-    "not a number": lambda name, shape: np.full(shape, np.nan),
-    "negative": lambda name, shape: np.full(shape, -1.0),
-    "huge": lambda name, shape: np.full(shape, 1e300),
-    "a number": lambda name, shape: 3.0,
-    "two numbers": lambda name, shape: np.ones(2),
-    "empty": lambda name, shape: np.ones((0, *shape[1:])),
-    "one axis more": lambda name, shape: np.ones((*shape, 1)),
+    "text": lambda name, shape: "none", "bytes": lambda name, shape: np.full(shape, b"x"),
+    "complex": lambda name, shape: np.ones(shape, complex), "not a number": lambda name, shape: np.full(shape, np.nan),
+    "negative": lambda name, shape: np.full(shape, -1.0), "huge": lambda name, shape: np.full(shape, 1e300),
+    "a number": lambda name, shape: 3.0, "two numbers": lambda name, shape: np.ones(2),
+    "empty": lambda name, shape: np.ones((0, *shape[1:])), "one axis more": lambda name, shape: np.ones((*shape, 1)),
     "one row less": lambda name, shape: np.ones((*(n - 1 for n in shape[:1]), *shape[1:])),
-}
+}  # fmt: skip
 ODD_HDF5: dict[str, Callable[[Any, str, tuple[int, ...]], Any]] = {
     "nothing": lambda file, name, shape: None,
     "a group": lambda file, name, shape: file.create_group(name),

@@ -48,16 +48,13 @@ def test_axes_come_from_dimension_names(tmp_path: Path) -> None:
 
 def test_the_fill_value_of_xarray_is_that_of_holes(tmp_path: Path) -> None:
     rows: list[tuple[dict[str, Any], dict[str, Any], float | None]] = [
-        ({"zarr_format": 2, "fill_value": -32768}, XARRAY, -32768),
-        ({"zarr_format": 2, "fill_value": 0}, XARRAY, 0),
-        ({"zarr_format": 2, "fill_value": 0}, {}, None),
-        ({"zarr_format": 2, "fill_value": None}, XARRAY, None),
+        ({"zarr_format": 2, "fill_value": -32768}, XARRAY, -32768), ({"zarr_format": 2, "fill_value": 0}, XARRAY, 0),
+        ({"zarr_format": 2, "fill_value": 0}, {}, None), ({"zarr_format": 2, "fill_value": None}, XARRAY, None),
         ({"zarr_format": 2, "fill_value": False, "dtype": "bool"}, XARRAY, None),
         ({"zarr_format": 2, "fill_value": np.nan, "dtype": "float32"}, {**XARRAY, "missing_value": -1}, -1),
         ({"fill_value": -5, "dimension_names": ["y", "x"]}, {}, None),
-        ({}, {"_FillValue": -5}, -5),
-        ({}, {"missing_value": [-7, -8]}, -7),
-    ]
+        ({}, {"_FillValue": -5}, -5), ({}, {"missing_value": [-7, -8]}, -7),
+    ]  # fmt: skip
     for folder, (options, attributes, nodata) in in_folders(tmp_path, rows):
         whole = {"shape": (40, 50), "dtype": "int16", "chunks": (16, 16)} | options
         zarr.create_array(folder / "a.zarr", attributes=attributes, **whole)

@@ -60,15 +60,12 @@ def said_by_rasterio(path: Path) -> tuple[Any, ...]:
 
 
 CASES: list[tuple[str | None, Any, dict[str, str], tuple[float, float], str | None]] = [
-    ("EPSG:32632", UTM, {}, (10, 10), "meter"),
-    ("EPSG:4326", DEGREES, {}, (0.002, 0.001), "degree"),
+    ("EPSG:32632", UTM, {}, (10, 10), "meter"), ("EPSG:4326", DEGREES, {}, (0.002, 0.001), "degree"),
     ("EPSG:7844", DEGREES, {"AREA_OR_POINT": "Point"}, (0.002, 0.001), "degree"),
-    ("EPSG:2056", ROTATED, {}, (10, 10), "meter"),
-    ("EPSG:2263", UTM, {}, (10, 10), "foot"),
+    ("EPSG:2056", ROTATED, {}, (10, 10), "meter"), ("EPSG:2263", UTM, {}, (10, 10), "foot"),
     ("EPSG:3857", SOUTH_UP, {"AREA_OR_POINT": "Point"}, (10, 10), "meter"),
-    (OWN, UTM, {}, (10, 10), "meter"),
-    (None, UTM, {}, (1, 1), None),
-]
+    (OWN, UTM, {}, (10, 10), "meter"), (None, UTM, {}, (1, 1), None),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("crs", "transform", "options", "size", "unit"), CASES)

@@ -31,27 +31,19 @@ from halotile.storage.sharded.local_reader import LocalArray, open_local
 from tests.cases import in_folders
 
 COMPRESSORS: dict[str, list[Any]] = {
-    "raw": [],
-    "crc32c": [Crc32cCodec()],
-    "lz4": [BloscCodec(cname="lz4", shuffle="shuffle")],
+    "raw": [], "crc32c": [Crc32cCodec()], "lz4": [BloscCodec(cname="lz4", shuffle="shuffle")],
     "lz4 + crc32c": [BloscCodec(cname="lz4", shuffle="bitshuffle"), Crc32cCodec()],
     "blosc zstd": [BloscCodec(cname="zstd", shuffle="noshuffle")],
-    "zstd": [ZstdCodec(checksum=True)],
-    "zstd + crc32c": [ZstdCodec(), Crc32cCodec()],
-    "gzip": [GzipCodec(level=1)],
-}
+    "zstd": [ZstdCodec(checksum=True)], "zstd + crc32c": [ZstdCodec(), Crc32cCodec()], "gzip": [GzipCodec(level=1)],
+}  # fmt: skip
 
 
 V2_COMPRESSORS: list[dict[str, Any] | None] = [
-    None,
-    {"id": "bz2", "level": 1},
-    {"id": "lz4", "acceleration": 1},
+    None, {"id": "bz2", "level": 1}, {"id": "lz4", "acceleration": 1},
     {"id": "lzma", "format": 1, "check": -1, "preset": 0, "filters": None},
     {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
-    {"id": "zstd", "level": 1},
-    {"id": "gzip", "level": 1},
-    {"id": "zlib", "level": 1},
-]
+    {"id": "zstd", "level": 1}, {"id": "gzip", "level": 1}, {"id": "zlib", "level": 1},
+]  # fmt: skip
 
 
 def _local(folder: Path) -> LocalArray:

@@ -26,29 +26,8 @@ from ome_zarr_models.v05.image import Image
 from halotile.errors import ConfigError, DamagedData, InputError, InputUnreadable, OutputRefused
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded import layout as layouts
+from halotile.storage.sharded import output, ownership
 from halotile.storage.sharded.layout import DTYPES, halve
-from halotile.storage.sharded.output import (
-    FOREIGN_FILE,
-    UNREADABLE,
-    FileLayout,
-    Layout,
-    ShardWriter,
-    check_block,
-    create_output,
-    halve_to,
-    inspect_block,
-    layout_from_json,
-    open_output,
-    to_dtype,
-)
-from halotile.storage.sharded.ownership import (
-    added_levels,
-    find_foreign_entry,
-    foreign_pixels_reason,
-    metadata_problems,
-    remove_added_levels,
-    restore_metadata,
-)
 from halotile.storage.sharded.shards import CODECS, ShardFormat, decode_chunk, encode_shard, find_problems, read_index
 from tests.cases import in_folders, thorough
 from tests.storage.outputs import OME, PLAIN, noise, stored_levels, written
@@ -69,18 +48,18 @@ def tensorstore_read(path: Path) -> NDArray[Any]:
 def test_zarr_and_tensorstore_read_what_was_written_and_nan_or_zero_elsewhere(tmp_path: Path) -> None:
     for folder, (dtype, codec) in in_folders(tmp_path, itertools.product(DTYPES, ("lz4", "zstd", "none"))):
         layout, path = replace(PLAIN, dtype=dtype, codec=codec), folder / "a.zarr"
-        create_output(path, layout)
+        output.create_output(path, layout)
         pixels = np.full(PLAIN.shape, {"f": np.nan, "c": complex(np.nan, np.nan)}.get(np.dtype(dtype).kind, 0), dtype)
         for whole in (False, True):
             if whole:
                 pixels = noise(PLAIN.shape, dtype)
-                ShardWriter(path, layout).write(Region.whole(PLAIN.shape), pixels)
+                output.ShardWriter(path, layout).write(Region.whole(PLAIN.shape), pixels)
             array = zarr.open_array(path, mode="r")
             assert (array.shards, array.chunks, array.dtype) == ((8, 8), (4, 4), np.dtype(dtype))
             np.testing.assert_array_equal(array[:], pixels)
             np.testing.assert_array_equal(tensorstore_read(path), pixels)
     zarr.open_array(path, mode="r+")[:8, :8] = 5  # zarr can write into the same array
-    assert check_block(path, layout, Region.whole(PLAIN.shape)) == []
+    assert output.check_block(path, layout, Region.whole(PLAIN.shape)) == []
 
 
 @settings(deadline=None, max_examples=40)
@@ -91,11 +70,11 @@ def test_any_layout_is_read_back_by_zarr(tmp_path_factory: pytest.TempPathFactor
     chunk = data.draw(st.tuples(*[st.integers(1, 4)] * axes))
     shard = tuple(c * data.draw(st.integers(1, 3)) for c in chunk)
     names, ones, none = ("a", "z", "y", "x")[-axes:], (1.0,) * axes, (None,) * axes
-    layout = Layout(shape, "int16", shard, chunk, "lz4", names, ones, none, ome=False)
+    layout = output.Layout(shape, "int16", shard, chunk, "lz4", names, ones, none, ome=False)
     path = tmp_path_factory.mktemp("any") / "a.zarr"
     pixels = written(path, layout)
     np.testing.assert_array_equal(zarr.open_array(path, mode="r")[:], pixels)
-    assert check_block(path, layout, Region.whole(shape)) == []
+    assert output.check_block(path, layout, Region.whole(shape)) == []
 
 
 def test_ome_metadata_is_valid_and_holds_axes_scale_units_and_channels(tmp_path: Path) -> None:
@@ -121,44 +100,44 @@ def test_the_layout_is_read_back(tmp_path: Path) -> None:
     rows = [PLAIN, OME, WORDY, replace(PLAIN, codec="none", scale=(0.5, 2.0), units=("m", None))]
     rows += [replace(PLAIN, **words), replace(OME, **words)]
     for folder, layout in in_folders(tmp_path, rows):
-        create_output(folder / "a.zarr", layout)
-        assert open_output(folder / "a.zarr") == layout
-        assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+        output.create_output(folder / "a.zarr", layout)
+        assert output.open_output(folder / "a.zarr") == layout
+        assert output.Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
 
     old = OME.to_json()
     for field in ("translation", "name", "omero"):  # which older versions lack
         del old[field]
-    assert Layout.from_json(old) == OME
+    assert output.Layout.from_json(old) == OME
 
 
 def test_damaged_metadata_are_detected_and_can_be_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.zarr"
     with pytest.raises(InputError, match="is no Zarr"):
-        open_output(tmp_path)
+        output.open_output(tmp_path)
     zarr.create_array(tmp_path / "b.zarr", shape=(4, 4), dtype="uint8", chunks=(2, 2))
     with pytest.raises(InputError, match="not laid out by halotile"):
-        open_output(tmp_path / "b.zarr")
+        output.open_output(tmp_path / "b.zarr")
     pixels = written(path, OME)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
-        for ask in (open_output, lambda root: metadata_problems(root, OME)):
+        for ask in (output.open_output, lambda root: ownership.metadata_problems(root, OME)):
             with pytest.raises(InputUnreadable, match=r"zarr\.json: it cannot be read: .*Input/output error"):
                 ask(path)
     (path / "0").rename(path / "away")
     (path / "0").touch()  # a file in place of the folder of an array
     with pytest.raises(InputError, match=r"0/zarr\.json is not there"):
-        open_output(path)
+        output.open_output(path)
     (path / "0").unlink()
     (path / "away").rename(path / "0")
     (path / "zarr.json").write_bytes((path / "zarr.json").read_bytes()[:50])
     with pytest.raises(DamagedData, match=r"zarr\.json is damaged"):
-        open_output(path)
+        output.open_output(path)
     (path / "0" / "zarr.json").unlink()
-    found = [line.removeprefix(f"metadata: {path}/") for line in metadata_problems(path, OME)]
+    found = [line.removeprefix(f"metadata: {path}/") for line in ownership.metadata_problems(path, OME)]
     assert found == ["zarr.json is not what the run wrote", "0/zarr.json is missing"]
-    restore_metadata(path, OME)
-    assert metadata_problems(path, OME) == []
-    assert open_output(path) == OME
+    ownership.restore_metadata(path, OME)
+    assert ownership.metadata_problems(path, OME) == []
+    assert output.open_output(path) == OME
     np.testing.assert_array_equal(zarr.open_array(path / "0", mode="r")[:], pixels)
 
 
@@ -176,7 +155,7 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
     for axes in ("x", "xyt", "ctyx", "yxc", "tt", "tcmyx", "zyxc"):  # which OME does not permit
         n = len(axes)
         with pytest.raises(ConfigError, match=r"write output\.format: zarr"):
-            Layout((4,) * n, "uint8", (4,) * n, (4,) * n, "lz4", tuple(axes), (1.0,) * n, (None,) * n, True)
+            output.Layout((4,) * n, "uint8", (4,) * n, (4,) * n, "lz4", tuple(axes), (1.0,) * n, (None,) * n, True)
 
 
 def test_a_block_that_is_not_whole_shards_is_refused(tmp_path: Path) -> None:
@@ -187,12 +166,12 @@ def test_a_block_that_is_not_whole_shards_is_refused(tmp_path: Path) -> None:
         ((8, 8), (8, 8), "is empty"),
     ]
     for folder, (start, stop, message) in in_folders(tmp_path, rows):
-        create_output(folder / "a.zarr", PLAIN)
+        output.create_output(folder / "a.zarr", PLAIN)
         region = Region(start, stop)
         with pytest.raises(ConfigError, match=message):
-            ShardWriter(folder / "a.zarr", PLAIN).write(region, np.zeros(region.shape, "float32"))
+            output.ShardWriter(folder / "a.zarr", PLAIN).write(region, np.zeros(region.shape, "float32"))
         with pytest.raises(ConfigError, match=r"pixels of shape \(8, 7\) do not fill"):
-            ShardWriter(folder / "a.zarr", PLAIN).write(Region((0, 0), (8, 8)), np.zeros((8, 7)))
+            output.ShardWriter(folder / "a.zarr", PLAIN).write(Region((0, 0), (8, 8)), np.zeros((8, 7)))
         assert os.listdir(folder / "a.zarr") == ["zarr.json"]
 
 
@@ -201,23 +180,23 @@ def test_blocks_fill_in_their_own_shards_only_converted(tmp_path: Path) -> None:
     pixels = 300 * noise(PLAIN.shape, "float32")
     for dtype in ("float32", "uint8"):
         layout = replace(PLAIN, dtype=dtype)
-        writer = pickle.loads(pickle.dumps(ShardWriter(path, layout)))
+        writer = pickle.loads(pickle.dumps(output.ShardWriter(path, layout)))
         for _ in range(2):  # it survives the recreation of its output
-            create_output(path, layout, overwrite=True)
+            output.create_output(path, layout, overwrite=True)
             count, _ = writer.write(region, pixels[region.slices])
         files = [file for file in (path / "c").rglob("*") if file.is_file()]
         assert sorted(str(f.relative_to(path)) for f in files) == ["c/1/1", "c/2/1"]
         assert count == sum(f.stat().st_size for f in files)
         expected = np.full(PLAIN.shape, np.nan if dtype == "float32" else 0, dtype)
-        expected[region.slices] = to_dtype(pixels[region.slices], dtype)
+        expected[region.slices] = output.to_dtype(pixels[region.slices], dtype)
         np.testing.assert_array_equal(zarr.open_array(path, mode="r")[:], expected)
 
 
 def test_a_writer_does_not_recreate_a_removed_output(tmp_path: Path) -> None:
     for folder, (begun, layout) in in_folders(tmp_path, itertools.product((False, True), (PLAIN, OME))):
         path, region = folder / "a.zarr", layout.grid.block_at(0).core
-        writer = ShardWriter(path, layout)
-        create_output(path, layout)
+        writer = output.ShardWriter(path, layout)
+        output.create_output(path, layout)
         if begun:
             writer.write(region, np.ones(region.shape))
         path.rename(folder / "elsewhere.zarr")
@@ -230,9 +209,9 @@ def test_damage_is_reported_for_its_block_only_by_one_read(tmp_path: Path, monke
     path, shard = tmp_path / "a.zarr", tmp_path / "a.zarr/c/1/0"
     written(path, PLAIN)
     whole, everything = shard.read_bytes(), Region.whole(PLAIN.shape)
-    by_the_index = inspect_block(path, PLAIN, everything, thorough=False)
+    by_the_index = output.inspect_block(path, PLAIN, everything, thorough=False)
     monkeypatch.delattr(os, "pread")
-    assert inspect_block(path, PLAIN, everything, thorough=True) == by_the_index
+    assert output.inspect_block(path, PLAIN, everything, thorough=True) == by_the_index
     rows: dict[bytes | None, str] = {
         whole[:-5]: "the checksum of the index does not match",
         bytes([whole[0] ^ 1]) + whole[1:]: "chunk (0, 0): its crc32c checksum does not match",
@@ -241,12 +220,12 @@ def test_damage_is_reported_for_its_block_only_by_one_read(tmp_path: Path, monke
     }
     for content, message in rows.items():
         shard.unlink() if content is None else shard.write_bytes(content)
-        problems = check_block(path, PLAIN, Region((8, 0), (16, 8)))
+        problems = output.check_block(path, PLAIN, Region((8, 0), (16, 8)))
         assert len(problems) == 1
         assert problems[0].startswith(f"{shard}: ")
         assert message in problems[0]
-        assert check_block(path, PLAIN, everything) == problems
-        assert check_block(path, PLAIN, Region((0, 0), (8, 13))) == []
+        assert output.check_block(path, PLAIN, everything) == problems
+        assert output.check_block(path, PLAIN, Region((0, 0), (8, 13))) == []
 
 
 def test_integers_round_half_to_even_and_all_clip() -> None:
@@ -257,19 +236,16 @@ def test_integers_round_half_to_even_and_all_clip() -> None:
         (np.array([-3e9, 3e9, 4294967295], "float32"), "int32", [-(2**31), 2**31 - 1, 2**31 - 1]),
         (np.array([-5, 5e9, 4294967040], "float32"), "uint32", [0, 2**32 - 1, 4294967040]),
         (np.array([np.inf, 65504], "float16"), "uint16", [65535, 65504]),
-        (np.array([-1, 70000], "int32"), "uint16", [0, 65535]),
-        (np.array([200], "uint8"), "int8", [127]),
-        (np.array([-7], "int8"), "uint32", [0]),
-        (np.array([2**32 - 1], "uint32"), "int32", [2**31 - 1]),
-        (np.array([True, False]), "uint8", [1, 0]),
-        (np.array([1.1], "float64"), "float32", [np.float32(1.1)]),
+        (np.array([-1, 70000], "int32"), "uint16", [0, 65535]), (np.array([200], "uint8"), "int8", [127]),
+        (np.array([-7], "int8"), "uint32", [0]), (np.array([2**32 - 1], "uint32"), "int32", [2**31 - 1]),
+        (np.array([True, False]), "uint8", [1, 0]), (np.array([1.1], "float64"), "float32", [np.float32(1.1)]),
         (np.array([1e10, -1e5, 65519, 65520], "float32"), "float16", [65504, -65504, 65504, 65504]),
         (np.array([np.inf, -np.inf, 7], "float32"), "float16", [np.inf, -np.inf, 7]),
         (np.array([65535, 3], "uint16"), "float16", [65504, 3]),
         (np.array([1e300, -np.inf], "float64"), "float32", [np.finfo("float32").max, -np.inf]),
-    ]
+    ]  # fmt: skip
     for pixels, dtype, expected in rows:
-        converted = to_dtype(pixels, dtype)
+        converted = output.to_dtype(pixels, dtype)
         assert converted.dtype == np.dtype(dtype)
         assert converted.tolist() == np.array(expected, dtype).tolist()
 
@@ -285,59 +261,59 @@ def test_a_float_becomes_the_nearest_representable_integer(dtype: str, source: s
         pixel = np.array([value]).astype(source)
     limits, exact = np.iinfo(dtype), float(pixel[0])
     nearest = limits.min if exact < limits.min else limits.max if exact > limits.max else round(exact)
-    assert to_dtype(pixel, dtype).tolist() == [nearest]
+    assert output.to_dtype(pixel, dtype).tolist() == [nearest]
 
 
 def test_nan_becomes_no_integer_and_complex_numbers_no_real_ones() -> None:
     with pytest.raises(InputError, match="a pixel is NaN, and the output is uint8"):
-        to_dtype(np.array([1.0, np.nan]), "uint8")
+        output.to_dtype(np.array([1.0, np.nan]), "uint8")
     with pytest.raises(ConfigError, match="complex, and the output is float32"):
-        to_dtype(np.array([1 + 2j]), "float32")
-    assert to_dtype(np.array([1.5], np.float32), "complex64").tolist() == [1.5 + 0j]
+        output.to_dtype(np.array([1 + 2j]), "float32")
+    assert output.to_dtype(np.array([1.5], np.float32), "complex64").tolist() == [1.5 + 0j]
     pixels = np.ones((3, 3), "float32")
-    assert to_dtype(pixels, "float32") is pixels, "pixels that fit are not copied"
+    assert output.to_dtype(pixels, "float32") is pixels, "pixels that fit are not copied"
 
 
-LAYOUT, ALL = FileLayout(1000), Region((0,), (1,))
+LAYOUT, ALL = output.FileLayout(1000), Region((0,), (1,))
 
 
 def test_a_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "net.safetensors"
-    problems = check_block(path, LAYOUT, ALL, b"1234")
+    problems = output.check_block(path, LAYOUT, ALL, b"1234")
     assert problems == [f"{path}: the file is missing"]
-    assert foreign_pixels_reason({0: problems}, 1) == ""
-    create_output(path, LAYOUT)
+    assert ownership.foreign_pixels_reason({0: problems}, 1) == ""
+    output.create_output(path, LAYOUT)
     assert not path.exists(), "it has its name once it is whole"
     path.touch()
-    assert check_block(path, LAYOUT, ALL) == [f"{path}: the file is empty"]
+    assert output.check_block(path, LAYOUT, ALL) == [f"{path}: the file is empty"]
     size, digest = LAYOUT.write(path, b"weights")
     assert (size, path.read_bytes()) == (7, b"weights")
-    assert check_block(path, LAYOUT, ALL, digest) == []
+    assert output.check_block(path, LAYOUT, ALL, digest) == []
     path.write_bytes(b"WEIGHTS")
-    problems = check_block(path, LAYOUT, ALL, digest)
-    assert problems == [f"{path}: {FOREIGN_FILE}"]
-    assert foreign_pixels_reason({0: problems}, 1) == "the file has other contents"
+    problems = output.check_block(path, LAYOUT, ALL, digest)
+    assert problems == [f"{path}: {output.FOREIGN_FILE}"]
+    assert ownership.foreign_pixels_reason({0: problems}, 1) == "the file has other contents"
     monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
-    assert check_block(path, LAYOUT, ALL) == [f"{path}: the file {UNREADABLE}: Input/output error"]
+    assert output.check_block(path, LAYOUT, ALL) == [f"{path}: the file {output.UNREADABLE}: Input/output error"]
 
 
 def test_a_file_replaces_nothing_unasked_and_has_neither_metadata_nor_levels(tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     path.write_bytes(b"of another program")
     with pytest.raises(OutputRefused, match="something stands there"):
-        create_output(path, LAYOUT)
-    create_output(path, LAYOUT, overwrite=True)
+        output.create_output(path, LAYOUT)
+    output.create_output(path, LAYOUT, overwrite=True)
     assert not path.exists()
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(path)
     for name, said in {"folder": "a folder, and the output is a file", "link": "a symlink to"}.items():
         with pytest.raises(OutputRefused, match=said):
-            create_output(tmp_path / name, LAYOUT, overwrite=True)
+            output.create_output(tmp_path / name, LAYOUT, overwrite=True)
     LAYOUT.write(path, b"weights")
-    restore_metadata(path, LAYOUT)
-    assert (metadata_problems(path, LAYOUT), find_foreign_entry(path, LAYOUT)) == ([], "")
-    assert (added_levels(path, LAYOUT), remove_added_levels(path, LAYOUT)) == (0, 0)
-    assert layout_from_json(LAYOUT.to_json()) == LAYOUT
+    ownership.restore_metadata(path, LAYOUT)
+    assert (ownership.metadata_problems(path, LAYOUT), ownership.find_foreign_entry(path, LAYOUT)) == ([], "")
+    assert (ownership.added_levels(path, LAYOUT), ownership.remove_added_levels(path, LAYOUT)) == (0, 0)
+    assert output.layout_from_json(LAYOUT.to_json()) == LAYOUT
 
 
 FORM = ShardFormat((8, 8), (4, 4), "float32", "lz4")
@@ -450,16 +426,18 @@ def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "SMALLEST_SHARD", 4)
 
 
-def layout_of(dtype: str = "float32", **changes: Any) -> Layout:
+def layout_of(dtype: str = "float32", **changes: Any) -> output.Layout:
     units = ("micrometer", "micrometer")
-    return replace(Layout(SHAPE, dtype, (32, 32), (8, 8), "lz4", ("y", "x"), (0.5, 0.5), units, ome=True), **changes)
+    return replace(
+        output.Layout(SHAPE, dtype, (32, 32), (8, 8), "lz4", ("y", "x"), (0.5, 0.5), units, ome=True), **changes
+    )
 
 
-def write_in_blocks(path: Path, layout: Layout, pixels: NDArray[Any], block: tuple[int, ...]) -> Layout:
+def write_in_blocks(path: Path, layout: output.Layout, pixels: NDArray[Any], block: tuple[int, ...]) -> output.Layout:
     """Write an image block by block, and return its layout with levels."""
     layout = layout.in_levels(block)
-    create_output(path, layout)
-    writer = ShardWriter(path, layout)
+    output.create_output(path, layout)
+    writer = output.ShardWriter(path, layout)
     for part in Grid(layout.shape, block, ((0, 0),) * len(block)):
         writer.write(part.core, pixels[part.core.slices])
     return layout
@@ -488,7 +466,7 @@ def test_a_level_holds_the_means_of_the_one_before_with_the_size_and_the_centre_
             wanted = np.rint(means) if pixels.dtype.kind in "iu" else means
             np.testing.assert_allclose(level, wanted, rtol={"float16": 1e-3, "float32": 1e-6}.get(dtype, 1e-12))
             assert level.dtype == pixels.dtype
-        assert open_output(path) == layout == Layout.from_json(layout.to_json())
+        assert output.open_output(path) == layout == output.Layout.from_json(layout.to_json())
         image = zarr.open_group(path, mode="r").attrs["ome"]["multiscales"][0]
         scale, shift = image["datasets"][2]["coordinateTransformations"]
         assert (scale["scale"], shift["translation"]) == ([2.0, 2.0], [10.75, 0.75])
@@ -520,16 +498,16 @@ def test_holes_are_left_out_and_a_mean_that_is_none_does_not_get_the_value_of_on
     np.testing.assert_array_equal(halve(floats, (2, 2), None), [[3, np.nan]])
     np.testing.assert_array_equal(halve(np.full((2, 2), 3e38, "float32"), (2, 2), None), [[np.float32(3e38)]])
     pixels = np.array([[-3, 3, 0, 0, -1, 0], [3, -3, 0, 0, 0, 1]], "int16")
-    assert halve_to(pixels, (2, 2), "int16", 0).tolist() == [[1, 0, 1]]
-    assert halve_to(np.array([[254, 255]], "uint8"), (1, 2), "uint8", 255).tolist() == [[254]]
-    floats = halve_to(np.array([[-1.0, 1.0, 0.0, np.nan]], "float32"), (1, 2), "float32", 0)
+    assert output.halve_to(pixels, (2, 2), "int16", 0).tolist() == [[1, 0, 1]]
+    assert output.halve_to(np.array([[254, 255]], "uint8"), (1, 2), "uint8", 255).tolist() == [[254]]
+    floats = output.halve_to(np.array([[-1.0, 1.0, 0.0, np.nan]], "float32"), (1, 2), "float32", 0)
     assert floats[0, 0] > 0
     assert floats[0, 1] == 0
 
 
 def test_z_is_halved_where_voxels_are_cubes(tmp_path: Path) -> None:
     shape, um = (40, 40, 48), ("micrometer",) * 3
-    cubes = Layout(shape, "uint8", (8, 16, 16), (8, 8, 8), "none", tuple("zyx"), (0.2,) * 3, um, True)
+    cubes = output.Layout(shape, "uint8", (8, 16, 16), (8, 8, 8), "none", tuple("zyx"), (0.2,) * 3, um, True)
     flat, pixels = replace(cubes, scale=(0.5, 0.2, 0.2)), noisy_image((40, 40, 48), "uint8")
     write_in_blocks(tmp_path / "a.zarr", cubes, pixels, (16, 16, 16))
     write_in_blocks(tmp_path / "b.zarr", flat, pixels, (16, 16, 16))
@@ -541,23 +519,23 @@ def test_z_is_halved_where_voxels_are_cubes(tmp_path: Path) -> None:
 
 def test_a_lost_or_foreign_shard_of_a_level_is_found(tmp_path: Path) -> None:
     pixels, layout = noisy_image(SHAPE), layout_of().in_levels((64, 64))
-    create_output(tmp_path / "a.zarr", layout)
-    writer, grid = ShardWriter(tmp_path / "a.zarr", layout), layout.grid
+    output.create_output(tmp_path / "a.zarr", layout)
+    writer, grid = output.ShardWriter(tmp_path / "a.zarr", layout), layout.grid
     written = {part.number: writer.write(part.core, pixels[part.core.slices]) for part in grid}
     assert sum(1 for _ in (tmp_path / "a.zarr").rglob("c/*/*")) == layout.files
-    assert not find_foreign_entry(tmp_path / "a.zarr", layout)
+    assert not ownership.find_foreign_entry(tmp_path / "a.zarr", layout)
     for part in grid:
-        assert not check_block(tmp_path / "a.zarr", layout, part.core, written[part.number].digest)
+        assert not output.check_block(tmp_path / "a.zarr", layout, part.core, written[part.number].digest)
     one, other = (tmp_path / "a.zarr" / "2" / "c" / "0" / n for n in "01")
     a, b = one.read_bytes(), other.read_bytes()
     one.write_bytes(b)
     other.write_bytes(a)
-    (problem,) = check_block(tmp_path / "a.zarr", layout, grid.block_at(0).core, written[0].digest)
+    (problem,) = output.check_block(tmp_path / "a.zarr", layout, grid.block_at(0).core, written[0].digest)
     assert "a shard of another place or time" in problem
     one.unlink()
-    assert check_block(tmp_path / "a.zarr", layout, grid.block_at(0).core) == [f"{one}: the shard is missing"]
+    assert output.check_block(tmp_path / "a.zarr", layout, grid.block_at(0).core) == [f"{one}: the shard is missing"]
     (tmp_path / "a.zarr" / "1" / "zarr.json").unlink()
-    problems = list(metadata_problems(tmp_path / "a.zarr", layout, lambda: True))
+    problems = list(ownership.metadata_problems(tmp_path / "a.zarr", layout, lambda: True))
     assert problems == [f"metadata: {tmp_path}/a.zarr/1/zarr.json is missing"]
     with pytest.raises(ConfigError, match="not a whole number of shards"):
         writer.write(Region((32, 0), (64, 64)), np.zeros((32, 64), "float32"))

@@ -158,18 +158,13 @@ def test_a_folder_that_this_user_may_not_write_in_is_refused() -> None:
 
 
 MOUNTED = {
-    "lustre rw,flock": None,
-    "lustre rw,localflock": "localflock: mount it with flock",
-    "nfs rw,vers=3,nolock,proto=tcp": "mounted with nolock",
-    "nfs rw,vers=3,local_lock=all": "local_lock=all",
-    "nfs rw,vers=3,local_lock=flock": "local_lock=flock",
-    "nfs rw,vers=3,local_lock=posix": None,
-    "nfs4 rw,vers=4.2,local_lock=none": None,
-    "gpfs rw": None,
+    "lustre rw,flock": None, "lustre rw,localflock": "localflock: mount it with flock",
+    "nfs rw,vers=3,nolock,proto=tcp": "mounted with nolock", "nfs rw,vers=3,local_lock=all": "local_lock=all",
+    "nfs rw,vers=3,local_lock=flock": "local_lock=flock", "nfs rw,vers=3,local_lock=posix": None,
+    "nfs4 rw,vers=4.2,local_lock=none": None, "gpfs rw": None,
     "beegfs rw,cfgFile={folder}/default.conf": "tuneUseGlobalFileLocks = true",
-    "beegfs rw,cfgFile={folder}/global.conf": None,
-    "beegfs rw": "tuneUseGlobalFileLocks = true",
-}
+    "beegfs rw,cfgFile={folder}/global.conf": None, "beegfs rw": "tuneUseGlobalFileLocks = true",
+}  # fmt: skip
 
 
 def test_locks_that_other_machines_do_not_see_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

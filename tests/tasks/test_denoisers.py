@@ -20,16 +20,10 @@ from torch import nn
 from halotile.errors import ConfigError, WeightsError
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.rules.keys import build, faults_in, keys_of
+from halotile.tasks.denoisers import dncnn, function, gaussian, median, nlm, tv, unet
 from halotile.tasks.denoisers.common.layers import BlindUNet
 from halotile.tasks.denoisers.common.weights import file_sha256, load_weights
-from halotile.tasks.denoisers.dncnn import DnCNN
-from halotile.tasks.denoisers.function import Function, GivenFunction
-from halotile.tasks.denoisers.gaussian import Gaussian
-from halotile.tasks.denoisers.median import Median
-from halotile.tasks.denoisers.nlm import NonLocalMeans
 from halotile.tasks.denoisers.torch import UserNetwork
-from halotile.tasks.denoisers.tv import Proximal, TotalVariation
-from halotile.tasks.denoisers.unet import Architecture, UNet
 from halotile.tasks.trials.probe import check_purity, probe
 from tests.cases import in_folders
 from tests.support import job_of, noisy_image, run_inline, whole_picture, work_of, write_zarr
@@ -52,23 +46,23 @@ pytestmark = pytest.mark.usefixtures("lab")
 
 # name -> (denoiser, numbers of axes to try); "dncnn" gets its weights from the fixture.
 CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "gaussian": (lambda _: Gaussian(sigma=1.7), (2, 3)),
-    "gaussian narrow": (lambda _: Gaussian(sigma=0.4, truncate=2.0), (2,)),
-    "median 1": (lambda _: Median(size=1), (2,)),
-    "median 3": (lambda _: Median(size=3), (2, 3)),
-    "median 5": (lambda _: Median(size=5), (2,)),
-    "median 9": (lambda _: Median(size=9), (2,)),
-    "tv": (lambda _: TotalVariation(strength=0.1, iterations=13), (2, 3)),
-    "tv as a prior": (lambda _: Proximal(strength=0.1, iterations=13), (2, 3)),
-    "tv in noise levels": (lambda _: TotalVariation(strength=1.5, iterations=4, sigma=0.1), (2,)),
-    "nlm": (lambda _: NonLocalMeans(strength=0.2, patch=5, distance=3), (2,)),
-    "nlm in noise levels": (lambda _: NonLocalMeans(strength=0.8, patch=3, distance=2, sigma=0.1), (2, 3)),
-    "dncnn": (lambda file: DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(file)), (2,)),
+    "gaussian": (lambda _: gaussian.Gaussian(sigma=1.7), (2, 3)),
+    "gaussian narrow": (lambda _: gaussian.Gaussian(sigma=0.4, truncate=2.0), (2,)),
+    "median 1": (lambda _: median.Median(size=1), (2,)),
+    "median 3": (lambda _: median.Median(size=3), (2, 3)),
+    "median 5": (lambda _: median.Median(size=5), (2,)),
+    "median 9": (lambda _: median.Median(size=9), (2,)),
+    "tv": (lambda _: tv.TotalVariation(strength=0.1, iterations=13), (2, 3)),
+    "tv as a prior": (lambda _: tv.Proximal(strength=0.1, iterations=13), (2, 3)),
+    "tv in noise levels": (lambda _: tv.TotalVariation(strength=1.5, iterations=4, sigma=0.1), (2,)),
+    "nlm": (lambda _: nlm.NonLocalMeans(strength=0.2, patch=5, distance=3), (2,)),
+    "nlm in noise levels": (lambda _: nlm.NonLocalMeans(strength=0.8, patch=3, distance=2, sigma=0.1), (2, 3)),
+    "dncnn": (lambda file: dncnn.DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(file)), (2,)),
     "torch": (lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2), (2,)),
     "torch at a level": (lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2, sigma=0.5), (2,)),
     "torch doubling": (lambda _: UserNetwork(import_="lab:network", options={"scale": 2}, receptive_field_=3, alignment_=2, scale=2), (2,)),
-    "function": (lambda _: Function(import_="lab:sharpen", options={"amount": 0.3}, depth=2), (2, 3)),
-    "given function": (lambda _: GivenFunction(call=sharpen, depth=2), (2,)),
+    "function": (lambda _: function.Function(import_="lab:sharpen", options={"amount": 0.3}, depth=2), (2, 3)),
+    "given function": (lambda _: function.GivenFunction(call=sharpen, depth=2), (2,)),
 }  # fmt: skip
 
 
@@ -124,7 +118,7 @@ def test_a_noise_map_is_tiled_along(name: str) -> None:
 
 
 def test_auto_waits_for_the_noise_level() -> None:
-    rows: list[Any] = [kind(strength=0.8, sigma="auto") for kind in (TotalVariation, NonLocalMeans)]
+    rows: list[Any] = [kind(strength=0.8, sigma="auto") for kind in (tv.TotalVariation, nlm.NonLocalMeans)]
     rows += [UserNetwork(import_="lab:network", sigma="auto")]
     for denoiser in rows:
         assert denoiser.wants_noise_level
@@ -140,26 +134,22 @@ NAN = float("nan")
 
 
 BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
-    (Gaussian, {"sigma": 0}, "sigma is 0"),
-    (Gaussian, {"sigma": NAN}, "sigma is nan"),
-    (Gaussian, {"sigma": 1.0, "truncate": -1}, "truncate is -1"),
-    (Median, {"size": 4}, "Write 3 or 5"),
-    (Median, {"size": -3}, "size is -3"),
-    (Median, {"size": 3.0}, "size is 3.0"),
-    (TotalVariation, {"strength": -0.1}, "strength is -0.1"),
-    (TotalVariation, {"strength": 0.1, "iterations": 0}, "iterations is 0"),
-    (TotalVariation, {"strength": 0.1, "iterations": True}, "iterations is True"),
-    (TotalVariation, {"strength": 0.1, "sigma": "guess"}, "sigma is 'guess'"),
-    (TotalVariation, {"strength": 0.1, "sigma": 0.0}, "sigma is 0.0"),
-    (NonLocalMeans, {"strength": float("inf")}, "strength is inf"),
-    (NonLocalMeans, {"strength": 1.0, "patch": 2}, "Write 1 or 3"),
-    (NonLocalMeans, {"strength": 1.0, "distance": 0}, "distance is 0"),
-    (DnCNN, {"weights": "w.pth", "depth": 1}, "depth is 1"),
-    (DnCNN, {"weights": "w.pth", "width": 0}, "width is 0"),
-    (DnCNN, {"weights": "w.pth", "channels": (1, 3)}, r"Write \[1, 1\]"),
-    (DnCNN, {"weights": "w.pth", "residual": "both"}, "residual is 'both'"),
-    (DnCNN, {"weights": "w.pth", "sha256": "abc"}, "sha256 is 'abc': it must have 64 hexadecimal digits"),
-    (DnCNN, {"weights": "https://x.y/z.pth"}, "weights is 'https://x.y/z.pth': .*local files"),
+    (gaussian.Gaussian, {"sigma": 0}, "sigma is 0"), (gaussian.Gaussian, {"sigma": NAN}, "sigma is nan"),
+    (gaussian.Gaussian, {"sigma": 1.0, "truncate": -1}, "truncate is -1"),
+    (median.Median, {"size": 4}, "Write 3 or 5"), (median.Median, {"size": -3}, "size is -3"), (median.Median, {"size": 3.0}, "size is 3.0"),
+    (tv.TotalVariation, {"strength": -0.1}, "strength is -0.1"),
+    (tv.TotalVariation, {"strength": 0.1, "iterations": 0}, "iterations is 0"),
+    (tv.TotalVariation, {"strength": 0.1, "iterations": True}, "iterations is True"),
+    (tv.TotalVariation, {"strength": 0.1, "sigma": "guess"}, "sigma is 'guess'"),
+    (tv.TotalVariation, {"strength": 0.1, "sigma": 0.0}, "sigma is 0.0"),
+    (nlm.NonLocalMeans, {"strength": float("inf")}, "strength is inf"),
+    (nlm.NonLocalMeans, {"strength": 1.0, "patch": 2}, "Write 1 or 3"),
+    (nlm.NonLocalMeans, {"strength": 1.0, "distance": 0}, "distance is 0"),
+    (dncnn.DnCNN, {"weights": "w.pth", "depth": 1}, "depth is 1"), (dncnn.DnCNN, {"weights": "w.pth", "width": 0}, "width is 0"),
+    (dncnn.DnCNN, {"weights": "w.pth", "channels": (1, 3)}, r"Write \[1, 1\]"),
+    (dncnn.DnCNN, {"weights": "w.pth", "residual": "both"}, "residual is 'both'"),
+    (dncnn.DnCNN, {"weights": "w.pth", "sha256": "abc"}, "sha256 is 'abc': it must have 64 hexadecimal digits"),
+    (dncnn.DnCNN, {"weights": "https://x.y/z.pth"}, "weights is 'https://x.y/z.pth': .*local files"),
     (UserNetwork, {"import_": "a:b", "weights": "w.pth", "sha256": "g" * 64}, "64 hexadecimal digits"),
     (UserNetwork, {"import_": "a:b", "weights": "s3://x/z.pth"}, "local files"),
     (UserNetwork, {"import_": "package.module"}, "package.module:build"),
@@ -169,10 +159,9 @@ BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (UserNetwork, {"import_": "a:b", "receptive_field_": -1}, "receptive_field is -1"),
     (UserNetwork, {"import_": "a:b", "alignment_": 0}, "alignment is 0"),
     (UserNetwork, {"import_": "a:b", "sha256": "0" * 64}, "without weights"),
-    (Function, {"import_": "a b", "depth": 1}, "import is 'a b'"),
-    (Function, {"import_": "a:b", "depth": -1}, "depth is -1"),
-    (GivenFunction, {"call": 3, "depth": 1}, "call is 3"),
-]
+    (function.Function, {"import_": "a b", "depth": 1}, "import is 'a b'"),
+    (function.Function, {"import_": "a:b", "depth": -1}, "depth is -1"), (function.GivenFunction, {"call": 3, "depth": 1}, "call is 3"),
+]  # fmt: skip
 
 
 def test_options_are_read_from_a_job_file_and_a_bad_one_is_refused_with_what_to_write() -> None:
@@ -189,32 +178,29 @@ def test_options_are_read_from_a_job_file_and_a_bad_one_is_refused_with_what_to_
 
 
 JOB_OPTIONS: list[tuple[Any, dict[str, Any]]] = [
-    (Gaussian, {"sigma": 2}),
-    (Median, {"size": 3}),
-    (TotalVariation, {"strength": 0.1, "sigma": "auto"}),
-    (NonLocalMeans, {"strength": 0.1, "sigma": 0.2}),
-    (DnCNN, {"weights": "w.pth", "channels": [3, 3]}),
+    (gaussian.Gaussian, {"sigma": 2}), (median.Median, {"size": 3}), (tv.TotalVariation, {"strength": 0.1, "sigma": "auto"}),
+    (nlm.NonLocalMeans, {"strength": 0.1, "sigma": 0.2}), (dncnn.DnCNN, {"weights": "w.pth", "channels": [3, 3]}),
     (UserNetwork, {"import": "a:b", "options": {"depth": 3}, "receptive_field": 7, "bytes_per_pixel": 100}),
-    (Function, {"import": "a:b", "depth": 2}),
-]
+    (function.Function, {"import": "a:b", "depth": 2}),
+]  # fmt: skip
 
 
 def test_gaussian_and_median_are_the_filters_of_scipy() -> None:
     for dims, (sigma, truncate) in itertools.product((2, 3), ((0.6, 4.0), (2.0, 4.0), (3.3, 2.5))):
         pixels = image(dims)
-        result = whole(Gaussian(sigma=sigma, truncate=truncate), pixels)
+        result = whole(gaussian.Gaussian(sigma=sigma, truncate=truncate), pixels)
         expected = scipy.ndimage.gaussian_filter(pixels.astype(float), sigma, mode="reflect", truncate=truncate)
         np.testing.assert_allclose(result, expected, atol=5e-7)
     for dims, size in ((2, 3), (2, 5), (2, 7), (2, 9), (3, 3), (3, 5)):
         pixels = np.round(image(dims), 2)  # with ties
         expected = scipy.ndimage.median_filter(pixels, size, mode="reflect")
-        assert np.array_equal(whole(Median(size=size), pixels), expected), (dims, size)
+        assert np.array_equal(whole(median.Median(size=size), pixels), expected), (dims, size)
     pixels = image(2)
     pixels[60, 70] = np.nan  # a missing pixel passes on to its windows
     for size, reach in ((3, 1), (9, 4)):
         missing = np.zeros(pixels.shape, bool)
         missing[60 - reach : 61 + reach, 70 - reach : 71 + reach] = True
-        assert np.array_equal(np.isnan(whole(Median(size=size), pixels)), missing)
+        assert np.array_equal(np.isnan(whole(median.Median(size=size), pixels)), missing)
 
 
 def test_tv_takes_the_steps_of_chambolle() -> None:
@@ -223,7 +209,9 @@ def test_tv_takes_the_steps_of_chambolle() -> None:
     for dims, steps in itertools.product((2, 3), (1, 20, 100)):
         pixels = image(dims)
         expected = denoise_tv_chambolle(pixels, weight=0.1, eps=0, max_num_iter=steps + 1)
-        np.testing.assert_allclose(whole(TotalVariation(strength=0.1, iterations=steps), pixels), expected, atol=2e-6)
+        np.testing.assert_allclose(
+            whole(tv.TotalVariation(strength=0.1, iterations=steps), pixels), expected, atol=2e-6
+        )
 
 
 def weighed_by_hand(pixels: Image, at: tuple[int, int], h: float, sigma: float) -> float:
@@ -242,7 +230,7 @@ def weighed_by_hand(pixels: Image, at: tuple[int, int], h: float, sigma: float) 
 @pytest.mark.parametrize(("strength", "sigma"), [(0.3, None), (0.8, 0.2)])
 def test_nlm_is_its_formula(strength: float, sigma: float | None) -> None:
     pixels = image(2)
-    result = whole(NonLocalMeans(strength=strength, patch=5, distance=6, sigma=sigma), pixels)
+    result = whole(nlm.NonLocalMeans(strength=strength, patch=5, distance=6, sigma=sigma), pixels)
     for at in ((0, 0), (60, 70), (136, 3), (7, 170)):
         expected = weighed_by_hand(pixels, at, strength * (sigma or 1.0), sigma or 0.0)
         assert result[at] == pytest.approx(expected, abs=2e-6), at
@@ -267,7 +255,7 @@ def test_dncnn_reads_the_usual_layouts_in_order(tmp_path: Path, keys: list[str],
     for key in keys:
         signal = nn.functional.conv2d(signal, tensors[f"{key}.weight"], tensors[f"{key}.bias"], padding=1)
         signal = signal if key == keys[-1] else signal.relu()
-    stack, denoiser = signal[0, 0].numpy(), DnCNN(depth=14, width=6, weights=str(path))
+    stack, denoiser = signal[0, 0].numpy(), dncnn.DnCNN(depth=14, width=6, weights=str(path))
     assert denoiser.files() == (path,)
     np.testing.assert_allclose(apply(denoiser, pixels), pixels + sign * stack, atol=1e-6)
     for word, factor in (("add", 1), ("subtract", -1)):
@@ -287,7 +275,7 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
 
 
 def test_weights_that_do_not_fit_dncnn_are_refused(dncnn_file: Path, tmp_path: Path) -> None:
-    fitting = DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(dncnn_file))
+    fitting = dncnn.DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(dncnn_file))
     for options, message in MISFITS:
         with pytest.raises(WeightsError, match=message):
             dataclasses.replace(fitting, **options).build()
@@ -296,7 +284,7 @@ def test_weights_that_do_not_fit_dncnn_are_refused(dncnn_file: Path, tmp_path: P
     tensors["model.5.running_mean"] = torch.zeros(16)
     torch.save(tensors, tmp_path / "net.pth")
     with pytest.raises(WeightsError, match=r"missing model\.4\.bias; unexpected model\.5\.running_mean"):
-        DnCNN(depth=14, width=NETWORK_WIDTH, weights=str(tmp_path / "net.pth")).build()
+        dncnn.DnCNN(depth=14, width=NETWORK_WIDTH, weights=str(tmp_path / "net.pth")).build()
 
 
 def test_a_user_network_gets_its_own_weights(tmp_path: Path) -> None:
@@ -326,14 +314,16 @@ def test_a_denoiser_that_cannot_be_built_is_refused_with_the_reason_and_a_functi
     calls: list[Any] = [lambda image: image[1:], lambda image: 3.0]
     for call in calls:
         with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
-            apply(GivenFunction(call=call, depth=1), image(2))
+            apply(function.GivenFunction(call=call, depth=1), image(2))
     pixels = image(2)
-    assert np.array_equal(apply(GivenFunction(call=lambda x: np.multiply(x, 2, out=x), depth=0), pixels), 2 * image(2))
+    assert np.array_equal(
+        apply(function.GivenFunction(call=lambda x: np.multiply(x, 2, out=x), depth=0), pixels), 2 * image(2)
+    )
     assert np.array_equal(pixels, image(2))
 
 
 @pytest.mark.parametrize("given", ["number", "map", "strength alone"])
-@pytest.mark.parametrize("kind", [TotalVariation, NonLocalMeans])
+@pytest.mark.parametrize("kind", [tv.TotalVariation, nlm.NonLocalMeans])
 def test_the_unit_of_the_pixels_changes_no_bit(kind: Any, given: str) -> None:
     """As of fluxes in erg / s / cm², which are about 1e-17."""
     single = torch.rand((1, 1, 40, 50), generator=torch.Generator().manual_seed(0)) + 0.5
@@ -352,7 +342,7 @@ def test_the_unit_of_the_pixels_changes_no_bit(kind: Any, given: str) -> None:
             assert torch.equal(filtered(pixels, 2.0**exponent), expected), exponent
 
 
-@pytest.mark.parametrize("kind", [TotalVariation, NonLocalMeans])
+@pytest.mark.parametrize("kind", [tv.TotalVariation, nlm.NonLocalMeans])
 def test_a_huge_level_at_one_pixel_changes_no_other_and_a_tiny_strength_none(kind: Any) -> None:
     """Bad pixels are marked so; the unit of a tile must not follow them."""
     pixels = torch.rand((1, 1, 60, 60), generator=torch.Generator().manual_seed(0))
@@ -376,7 +366,7 @@ def saved(path: Path, channels: int = 1, width: int = 4, levels: int = 2) -> Pat
 
 def test_it_looks_as_far_as_it_declares(tmp_path: Path) -> None:
     for levels in (1, 2, 3):
-        denoiser = UNet(weights=str(saved(tmp_path / "w.safetensors", levels=levels)))
+        denoiser = unet.UNet(weights=str(saved(tmp_path / "w.safetensors", levels=levels)))
         network: Any = denoiser.reference()
         for parameter in network.parameters():
             parameter.data.abs_()  # nothing cancels
@@ -428,18 +418,18 @@ def test_training_has_the_numbers_of_its_use() -> None:
 
 def test_weights_of_another_network_are_refused_and_a_file_says_how_wide_and_deep_it_is(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
-    assert UNet(weights=str(saved(path, channels=3, width=6, levels=3))).architecture == Architecture(3, 6, 3)
+    assert unet.UNet(weights=str(saved(path, channels=3, width=6, levels=3))).architecture == unet.Architecture(3, 6, 3)
     rows: list[Any] = [("conv.weight", (3, 1, 3, 3), r"it has no 'last\.weight'")]
     rows += [("last.weight", (1, 4), r"last\.weight is \(1, 4\)")]
     for name, shape, why in (*rows, ("last.weight", (1, 4, 1, 1), r"it has no 'up\.0\.0\.weight'")):
         save_file({name: torch.zeros(shape)}, path)
         with pytest.raises(WeightsError, match=why):
-            UNet(weights=str(path)).check()
+            unet.UNet(weights=str(path)).check()
     save_file(BlindUNet(1, 4, 2).state_dict() | {"down.0.0.weight": torch.zeros(5, 1, 3, 3)}, path)
     with pytest.raises(WeightsError, match=r"down.0.0.weight is \(5, 1, 3, 3\) instead of \(4, 1, 3, 3\)"):
-        UNet(weights=str(path)).build()
+        unet.UNet(weights=str(path)).build()
     with pytest.raises(WeightsError, match="cannot be opened"):
-        _ = UNet(weights=str(tmp_path / "none.safetensors")).channels
+        _ = unet.UNet(weights=str(tmp_path / "none.safetensors")).channels
 
 
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
@@ -545,15 +535,12 @@ def test_what_is_not_a_weights_file_is_refused(tmp_path: Path) -> None:
     rows = [
         (missing, "cannot be opened .*No such file"),
         (directory, "cannot be opened .Is a directory.*Write the path of a weights file"),
-        (loop, "cannot be opened .*symbolic links"),
-        (truncated(".pth"), "damaged"),
+        (loop, "cannot be opened .*symbolic links"), (truncated(".pth"), "damaged"),
         (truncated(".safetensors"), "not a complete safetensors"),
         (unfinished, r"in .*/net.safetensors.run has not written it yet"),
-        (holding([1, 2]), "no state dictionary"),
-        (holding({}), "no state dictionary"),
-        (holding({"lr": 0.1}), "not tensors: lr"),
-        (other_suffix, "ends with one of .safetensors"),
-    ]
+        (holding([1, 2]), "no state dictionary"), (holding({}), "no state dictionary"),
+        (holding({"lr": 0.1}), "not tensors: lr"), (other_suffix, "ends with one of .safetensors"),
+    ]  # fmt: skip
     for folder, (make, message) in in_folders(tmp_path, rows):
         path = make(folder)
         with pytest.raises(WeightsError, match=message):

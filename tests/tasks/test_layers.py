@@ -87,21 +87,12 @@ def test_dncnn_gives_the_bits_of_plain_torch_with_a_hole_too(tmp_path: Path, sha
 
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "exp": torch.exp,
-    "gelu": F.gelu,
-    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "silu in place": lambda x: F.silu(x.clone(), inplace=True),
-    "softplus": F.softplus,
-    "elu": F.elu,
-    "selu": F.selu,
-    "celu": F.celu,
-    "mish": F.mish,
-    "power": lambda x: x.abs().pow(2.2),
+    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp, "gelu": F.gelu,
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
+    "silu in place": lambda x: F.silu(x.clone(), inplace=True), "softplus": F.softplus, "elu": F.elu, "selu": F.selu,
+    "celu": F.celu, "mish": F.mish, "power": lambda x: x.abs().pow(2.2),
     "power of each": lambda x: torch.pow(x.abs(), x),
-}
+}  # fmt: skip
 
 
 FORMATS = [torch.contiguous_format, torch.channels_last]
@@ -154,17 +145,13 @@ def test_a_part_of_an_image_is_changed_in_place() -> None:
 
 
 OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
-    "atan2": torch.atan2,
-    "atan2 of the other": lambda x, y: torch.atan2(y, x),
-    "logaddexp": torch.logaddexp,
-    "power": torch.pow,
-    "power of the other": lambda x, y: torch.pow(y, x),
-    "power in place": lambda x, y: x.clone().pow_(y),
-    "sum": torch.add,
+    "atan2": torch.atan2, "atan2 of the other": lambda x, y: torch.atan2(y, x), "logaddexp": torch.logaddexp,
+    "power": torch.pow, "power of the other": lambda x, y: torch.pow(y, x),
+    "power in place": lambda x, y: x.clone().pow_(y), "sum": torch.add,
     "power in an array that is there": lambda x, y: torch.pow(x, y, out=torch.empty(0)),
     "weighted sum": lambda x, y: torch.add(x, y, alpha=0.3),
     "weighted difference": lambda x, y: torch.sub(x, y, alpha=0.3),
-}
+}  # fmt: skip
 
 
 OTHERS = [(1, 4, 1, 1), (4, 1, 1), (1, 1, 1, 1), (), (1, 1, 50, 37), (1, 4, 50, 37)]
@@ -331,15 +318,12 @@ def test_a_small_single_image_is_computed_in_its_own_layout() -> None:
 
 def test_layers_compute_what_torch_does() -> None:
     rows: list[tuple[Any, Any, dict[str, Any]]] = [
-        (nn.Conv1d, 1, {"padding": 2}),
-        (nn.Conv2d, 1, {"padding": "same"}),
+        (nn.Conv1d, 1, {"padding": 2}), (nn.Conv2d, 1, {"padding": "same"}),
         (nn.Conv2d, 1, {"padding": 1, "padding_mode": "reflect", "groups": 2}),
-        (nn.Conv2d, 1, {"stride": 2}),
-        (nn.Conv2d, (1, 3), {"dilation": 3}),
+        (nn.Conv2d, 1, {"stride": 2}), (nn.Conv2d, (1, 3), {"dilation": 3}),
         (nn.Conv3d, (3, 1, 1), {"dilation": (2, 1, 1), "padding": (2, 0, 0)}),
-        (nn.ConvTranspose2d, 1, {"padding": 1}),
-        (nn.ConvTranspose2d, 1, {"stride": 2, "output_padding": 1}),
-    ]
+        (nn.ConvTranspose2d, 1, {"padding": 1}), (nn.ConvTranspose2d, 1, {"stride": 2, "output_padding": 1}),
+    ]  # fmt: skip
     for kind, kernel, options in rows:
         torch.manual_seed(0)
         plain = kind(4, 6, kernel, **options).eval().requires_grad_(False)

@@ -16,32 +16,18 @@ from halotile.storage.scans.convert import write_scan
 from halotile.storage.scans.scan import open_scan
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import read_curve
+from halotile.tasks.ptychography import losses, opened, program, propagators, result, solvers
 from halotile.tasks.ptychography import recipe as recipes
-from halotile.tasks.ptychography.losses import LOSSES
 from halotile.tasks.ptychography.model import PatternGradients, PatternModel, Positions
-from halotile.tasks.ptychography.opened import SimulatedScan
 from halotile.tasks.ptychography.patterns import Patterns, held_out, steps_of
-from halotile.tasks.ptychography.program import Refinement
-from halotile.tasks.ptychography.propagators import FarField, NearField, Propagator
 from halotile.tasks.ptychography.recipe import PARTS, VARYING, Optics, ScanRecipe, SolverStage
-from halotile.tasks.ptychography.result import contents
-from halotile.tasks.ptychography.solvers import (
-    SOLVERS,
-    PatternBatch,
-    adam,
-    add_smoothness,
-    begin_epoch,
-    lbfgs,
-    rpie,
-    sgd,
-)
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
 from tests.tasks.test_patterns import small_recipe
 
 SHAPE = (12, 15)
 
 
-NEAR = NearField.of(SHAPE, (1e-6, 1.2e-6), 1e-10, 0.02)
+NEAR = propagators.NearField.of(SHAPE, (1e-6, 1.2e-6), 1e-10, 0.02)
 
 
 def leaves(kind: torch.dtype, *, of: torch.dtype, detector: Sequence[int] = SHAPE) -> dict[str, torch.Tensor]:
@@ -79,7 +65,7 @@ def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.T
         light = weight * torch.fft.ifft2(torch.fft.fft2(probe) * ramp)
         r, c = (int(n) for n in pixel)
         wave = light * x["object"][r : r + SHAPE[0], c : c + SHAPE[1]]
-        if isinstance(model.propagator, NearField):
+        if isinstance(model.propagator, propagators.NearField):
             back = torch.fft.ifft2(torch.fft.fft2(wave) * ramp.conj())
             wave = torch.fft.ifft2(torch.fft.fft2(back) * model.propagator.transfer)
         else:
@@ -87,14 +73,18 @@ def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.T
         intensity, step = wave.abs().square().sum(0), model.oversampling
         pixels_of = (intensity[n::step, m::step] for n, m in itertools.product(range(step), repeat=2))
         intensity = sum(pixels_of) + x["background"].square()
-        one = LOSSES[model.loss](intensity, pattern)[0]
+        one = losses.LOSSES[model.loss](intensity, pattern)[0]
         loss = loss + (one if model.mask is None else one * model.mask).sum(dtype=torch.float64)
     return loss
 
 
 def test_gradients_are_those_of_automatic_differentiation() -> None:
-    rows: list[tuple[Propagator, int]] = [(FarField(), 1), (FarField(), 3), (NEAR, 1)]
-    for (propagator, oversampling), loss, masked in itertools.product(rows, LOSSES, (False, True)):
+    rows: list[tuple[propagators.Propagator, int]] = [
+        (propagators.FarField(), 1),
+        (propagators.FarField(), 3),
+        (NEAR, 1),
+    ]
+    for (propagator, oversampling), loss, masked in itertools.product(rows, losses.LOSSES, (False, True)):
         generator, detector = torch.Generator().manual_seed(1), [n // oversampling for n in SHAPE]
         mask = torch.rand(detector, generator=generator) > 0.2 if masked else None
         patterns = torch.poisson(5 * torch.ones(5, *detector, dtype=torch.float64), generator)
@@ -103,8 +93,8 @@ def test_gradients_are_those_of_automatic_differentiation() -> None:
         errors = {}
         for kind in (torch.float64, torch.float32):
             moved = propagator
-            if isinstance(propagator, NearField):
-                moved = NearField(propagator.transfer.to(kind.to_complex()))
+            if isinstance(propagator, propagators.NearField):
+                moved = propagators.NearField(propagator.transfer.to(kind.to_complex()))
             model = PatternModel(moved, loss, None if mask is None else mask.to(kind), oversampling)
             x = leaves(torch.float32, of=kind, detector=detector)
             expected = reference(model, x, patterns.to(kind))
@@ -160,11 +150,11 @@ def test_a_step_of_rpie_is_that_of_the_formula() -> None:
     expected_probe = probe[0] + image[box].conj() * difference / ((1 - alpha) * passed + alpha * passed.max())
 
     one = [slice(0, 1)]
-    (found,) = PatternModel(FarField()).gradients(image, probe, torch.zeros(SHAPE), positions, counted, one)
+    (found,) = PatternModel(propagators.FarField()).gradients(image, probe, torch.zeros(SHAPE), positions, counted, one)
     state = ReconstructionState({"object": image.clone(), "probe": probe / norm}, norm)
     gradients = {"object": gradient_of(found, "object", image), "probe": found.parts["probe"] * norm}
-    batch = PatternBatch([positions], 1.0, 1.0, replace(STAGE, alpha=alpha))
-    rpie(state, gradients, {"object": 1.0, "probe": 1.0}, batch)
+    batch = solvers.PatternBatch([positions], 1.0, 1.0, replace(STAGE, alpha=alpha))
+    solvers.rpie(state, gradients, {"object": 1.0, "probe": 1.0}, batch)
     torch.testing.assert_close(state.parameters["object"], expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(state.probe[0], expected_probe, rtol=1e-6, atol=1e-6)
 
@@ -182,7 +172,7 @@ def test_gradients_of_some_patterns_are_those_of_all(recipe: ScanRecipe, monkeyp
     found = []
     for most in (2**28, 5 * recipes.WAVES * 8 * 24**2):
         monkeypatch.setattr(recipes, "WAVES_BYTES", most)
-        work = Refinement(recipe, TorchGroup())
+        work = program.Refinement(recipe, TorchGroup())
         state = first_state(recipe, work.patterns, "cpu")
         numbers = next(iter(steps_of(recipe, 0)))[1]
         found.append(work._found_alone(state, numbers, state.positions(recipe, numbers)))
@@ -196,7 +186,7 @@ def test_gradients_of_some_patterns_are_those_of_all(recipe: ScanRecipe, monkeyp
 @pytest.mark.parametrize(("edge", "variations", "batch"), [(21, 0, 10), (24, 0, 10), (24, 4, 4), (24, 5, 6)])
 def test_slots_have_the_same_bits_together_and_alone(edge: int, variations: int, batch: int, tmp_path: Path) -> None:
     """Where the end of an array is computed otherwise than its beginning, they are not computed together."""
-    simulated = SimulatedScan(raster=(6, 6), pattern=edge, step=3.0)
+    simulated = opened.SimulatedScan(raster=(6, 6), pattern=edge, step=3.0)
     write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
     scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
     stages = (SolverStage(epochs=2, lr=0.03, batch=batch),)
@@ -206,7 +196,7 @@ def test_slots_have_the_same_bits_together_and_alone(edge: int, variations: int,
     recipe = replace(recipe, variations=variations, held_out=0.1 if batch == 10 else 0.0)
     states = []
     for alone in (False, True):
-        work = Refinement(recipe, TorchGroup())
+        work = program.Refinement(recipe, TorchGroup())
         sizes = {tuple(map(len, parts)) for epoch in (0, 1) for parts in steps_of(recipe, epoch)}
         if alone:
             work.together.update(dict.fromkeys(sizes, False))
@@ -223,7 +213,7 @@ def test_slots_have_the_same_bits_together_and_alone(edge: int, variations: int,
 
 def test_pixels_that_are_held_out_have_no_gradients(recipe: ScanRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = replace(recipe, held_out=0.1)
-    work, read = Refinement(recipe, TorchGroup()), Patterns.read
+    work, read = program.Refinement(recipe, TorchGroup()), Patterns.read
     state, numbers = work.first_state(), np.arange(12)
     found = [work._found_alone(state, numbers, state.positions(recipe, numbers))]
     unseen = torch.from_numpy(held_out(recipe, numbers))
@@ -239,7 +229,7 @@ def test_pixels_that_are_held_out_have_no_gradients(recipe: ScanRecipe, monkeypa
 def test_a_stage_ends_with_its_epoch_of_the_least_loss_of_held_out_pixels(recipe: ScanRecipe) -> None:
     wild = SolverStage(epochs=2, lr=0.15, batch=9)
     recipe = replace(recipe, held_out=0.1, stages=((replace(wild, epochs=3, lr=0.02), wild)), refined=PARTS[:4])
-    work = Refinement(recipe, TorchGroup())
+    work = program.Refinement(recipe, TorchGroup())
     state, objects = work.first_state(), []
     for epoch in range(recipe.epochs):
         work.whole_epoch(state, epoch)
@@ -253,12 +243,12 @@ def test_a_stage_ends_with_its_epoch_of_the_least_loss_of_held_out_pixels(recipe
 def test_adam_counts_the_steps_that_were_its_own_and_forgets_what_it_kept_with_other_betas() -> None:
     state, gradients = ReconstructionState({"object": torch.ones(2)}, 1.0), {"object": torch.ones(2)}
     for _ in range(1000):
-        sgd(state, gradients, {"object": 1e-4}, PatternBatch([], 1.0, 0.1, STAGE))
+        solvers.sgd(state, gradients, {"object": 1e-4}, solvers.PatternBatch([], 1.0, 0.1, STAGE))
     for betas in ((0.9, 0.999), (0.9, 0.9), (0.5, 0.9999)):
-        batch = PatternBatch([], 1.0, 0.1, replace(STAGE, betas=betas))
+        batch = solvers.PatternBatch([], 1.0, 0.1, replace(STAGE, betas=betas))
         for _ in range(5):
             before = state.parameters["object"].clone()
-            adam(state, gradients, {"object": 0.1}, batch)
+            solvers.adam(state, gradients, {"object": 0.1}, batch)
             assert (before - state.parameters["object"]).tolist() == pytest.approx([0.1, 0.1], rel=1e-4)
 
 
@@ -268,21 +258,21 @@ def test_options_of_solvers_are_those_of_torch() -> None:
         theirs = torch.tensor([1.0, -2.0, 0.5], requires_grad=True)
         optimizer = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[solver]([theirs], lr=0.1, **options)
         state = ReconstructionState({"background": theirs.detach().clone()}, 1.0)
-        batch = PatternBatch([], 0.5, 0.1, replace(STAGE, **options))
+        batch = solvers.PatternBatch([], 0.5, 0.1, replace(STAGE, **options))
         for _ in range(8):
             optimizer.zero_grad()
             (0.5 * theirs.square().sum()).backward()
             optimizer.step()
             gradients = {"background": 2 * state.parameters["background"]}  # of the sum
-            SOLVERS[solver](state, gradients, {"background": 0.1}, batch)
+            solvers.SOLVERS[solver](state, gradients, {"background": 0.1}, batch)
             torch.testing.assert_close(state.parameters["background"], theirs.detach())
-        begin_epoch(state, STAGE, 0)
+        solvers.begin_epoch(state, STAGE, 0)
         assert "directions" not in state.moments
 
 
 def test_patterns_may_have_any_unit(recipe: ScanRecipe, tmp_path: Path) -> None:
     """A scan in parts of its sum gives the object of one in other parts, and losses in their square."""
-    simulated = SimulatedScan(raster=(6, 6), pattern=24, step=3.0)
+    simulated = opened.SimulatedScan(raster=(6, 6), pattern=24, step=3.0)
     stages, found = (SolverStage(epochs=20, lr=0.02, batch=9),), []
     for unit in (2.0**-16, 2.0**-26):  # whose roots are exact
         pixels = torch.fft.ifftshift(torch.from_numpy(simulated.patterns(np.arange(36)) * unit), (-2, -1))
@@ -296,7 +286,7 @@ def test_patterns_may_have_any_unit(recipe: ScanRecipe, tmp_path: Path) -> None:
 
 def test_what_was_not_said_before_a_kill_is_said_after_it(recipe: ScanRecipe) -> None:
     stages = (SolverStage(epochs=3, lr=0.02, batch=9),)
-    work = Refinement(replace(recipe, stages=stages, refined=PARTS[:2]), TorchGroup())
+    work = program.Refinement(replace(recipe, stages=stages, refined=PARTS[:2]), TorchGroup())
     work.run()
     assert all(row["seconds"] > 0 for row in read_curve(recipe.curve)[1])
     recipe.curve.unlink()  # it was killed between the checkpoint and the curve
@@ -320,9 +310,9 @@ def test_steps_of_lbfgs_are_those_of_torch_until_its_stage_ends(rate: float) -> 
     for _ in range(9):
         optimizer.step(loss)
         gradient = curvature * state.parameters["background"]
-        lbfgs(state, {"background": gradient}, {"background": rate}, PatternBatch([], 1.0, rate, STAGE))
+        solvers.lbfgs(state, {"background": gradient}, {"background": rate}, solvers.PatternBatch([], 1.0, rate, STAGE))
         torch.testing.assert_close(state.parameters["background"], theirs.detach(), rtol=1e-3, atol=1e-5)
-    begin_epoch(state, STAGE, 0)
+    solvers.begin_epoch(state, STAGE, 0)
     assert not state.moments
 
 
@@ -335,7 +325,9 @@ def test_a_factor_changes_the_units_of_a_part() -> None:
         for _ in range(6):
             x, y = state.parameters["object"], state.parameters["background"] / unit
             gradients = {"object": x + y, "background": (3 * y + x) / unit}
-            lbfgs(state, gradients, {"object": 0.3, "background": 0.3 * unit}, PatternBatch([], 1.0, 0.3, STAGE))
+            solvers.lbfgs(
+                state, gradients, {"object": 0.3, "background": 0.3 * unit}, solvers.PatternBatch([], 1.0, 0.3, STAGE)
+            )
             path.append([*state.parameters["object"].tolist(), *(state.parameters["background"] / unit).tolist()])
         paths.append(path)
     assert np.allclose(paths[0], paths[1], rtol=1e-5)
@@ -355,7 +347,7 @@ class _Patterns:
 def refined(recipe: ScanRecipe, epochs: int, **changes: Any) -> ReconstructionState:
     """The state after some epochs of one stage."""
     made = replace(recipe, **changes)
-    work = Refinement(made, TorchGroup())
+    work = program.Refinement(made, TorchGroup())
     state = first_state(made, work.patterns, "cpu")
     for epoch in range(epochs):
         state.losses.append(work.epoch(state, epoch))
@@ -364,19 +356,19 @@ def refined(recipe: ScanRecipe, epochs: int, **changes: Any) -> ReconstructionSt
 
 def test_modes_that_are_written_with_variations_give_the_same_intensities(recipe: ScanRecipe) -> None:
     changed = replace(recipe, modes=2, refined=("object", "probe", *VARYING), variations=1)
-    work = Refinement(changed, TorchGroup())
+    work = program.Refinement(changed, TorchGroup())
     state = work.first_state()
     state.losses.append(work.epoch(state, 0))
     positions = state.positions(changed, np.arange(36))
     expected, written = (
-        PatternModel(FarField()).intensity(
+        PatternModel(propagators.FarField()).intensity(
             state.parameters["object"],
             probe,
             torch.zeros(24, 24),
             positions,
-            torch.from_numpy(contents(changed, state)["process_1/probe_variations"]),
+            torch.from_numpy(result.contents(changed, state)["process_1/probe_variations"]),
         )
-        for probe in (state.probe, torch.from_numpy(contents(changed, state)["image_2/data"]))
+        for probe in (state.probe, torch.from_numpy(result.contents(changed, state)["image_2/data"]))
     )
     torch.testing.assert_close(written, expected, rtol=1e-4, atol=1e-4 * float(expected.max()))
 
@@ -385,7 +377,7 @@ def test_smoothness_is_the_gradient_of_squared_differences_by_the_light() -> Non
     image = torch.randn(5, 7, dtype=torch.complex128, requires_grad=True)
     state = ReconstructionState({"object": image.detach()}, norm=3.0)
     gradients = {"object": torch.zeros(5, 7, dtype=torch.complex128)}
-    add_smoothness(state, gradients, 0.25)
+    solvers.add_smoothness(state, gradients, 0.25)
     differences = [image.diff(dim=axis).abs().square().sum() for axis in (0, 1)]
     (expected,) = torch.autograd.grad(0.25 * 3.0**2 * sum(differences) / image.numel(), image)
     torch.testing.assert_close(gradients["object"], expected, rtol=1e-12, atol=1e-12)

@@ -161,13 +161,10 @@ def test_a_last_epoch_that_is_refused_loses_no_other(refining: ScanRecipe, tmp_p
 
 def test_a_step_that_spoils_a_tenth_of_the_amplitude_is_no_result() -> None:
     rows: list[tuple[float, float, str, bool]] = [
-        (0.25, 2.0, "amplitude_mse", False),
-        (0.25, 150.0, "amplitude_mse", True),
-        (50.0, 400.0, "amplitude_mse", False),
-        (float("nan"), 1.0, "amplitude_mse", True),
-        (-36e3, -35e3, "poisson_nll", False),
-        (-36e3, -20e3, "poisson_nll", True),
-    ]
+        (0.25, 2.0, "amplitude_mse", False), (0.25, 150.0, "amplitude_mse", True),
+        (50.0, 400.0, "amplitude_mse", False), (float("nan"), 1.0, "amplitude_mse", True),
+        (-36e3, -35e3, "poisson_nll", False), (-36e3, -20e3, "poisson_nll", True),
+    ]  # fmt: skip
     for before, after, kind, is_spoilt in rows:
         assert ReconstructionState({}, 1.0, scale=1e4).is_spoilt(before, after, kind) == is_spoilt
 

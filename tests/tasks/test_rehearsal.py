@@ -76,17 +76,13 @@ def scripted() -> Any:
 
 
 NETWORKS: dict[str, Any] = {
-    "behind": lambda: Padded(8),
-    "behind, strided": lambda: Padded(16, stride=2),
+    "behind": lambda: Padded(8), "behind, strided": lambda: Padded(16, stride=2),
     "around": lambda: Padded(8, around=True),
     "around, strided": lambda: Padded(4, around=True, mode="constant", stride=2),
-    "diagonal": lambda: Calls(diagonal),
-    "plain": lambda: Calls(lambda x: x * 2),
-    "tiring": Tiring,
-    "spoiled": lambda: Calls(spoiled),
-    "scripted": scripted,
+    "diagonal": lambda: Calls(diagonal), "plain": lambda: Calls(lambda x: x * 2), "tiring": Tiring,
+    "spoiled": lambda: Calls(spoiled), "scripted": scripted,
     "deep": lambda: nn.Conv2d(1, 1, 3, padding=170, dilation=170),
-}
+}  # fmt: skip
 
 
 globals().update({f"n{number}": build for number, build in enumerate(NETWORKS.values())})

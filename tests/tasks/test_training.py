@@ -31,9 +31,7 @@ from halotile.tasks.denoisers.unet import UNet
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import CurveRow, read_curve
 from halotile.tasks.groups.training.fit import read_content, state_in
-from halotile.tasks.networks.base import Network
-from halotile.tasks.networks.dncnn import DnCNNNetwork
-from halotile.tasks.networks.unet import UNetNetwork
+from halotile.tasks.networks import base, dncnn, unet
 from halotile.tasks.noise.estimate import UNKNOWN
 from halotile.tasks.noise.photon_noise import noise_of_planes
 from halotile.tasks.training import trainer
@@ -230,7 +228,7 @@ def test_pixels_without_a_measurement_do_not_count_and_pairs_are_predicted_from_
     assert pair.counted.all()
 
 
-def recipe_of(folder: Path, network: Network, pixels: NDArray[Any], **options: Any) -> Recipe:
+def recipe_of(folder: Path, network: base.Network, pixels: NDArray[Any], **options: Any) -> Recipe:
     usual: dict[str, Any] = {"steps": 60, "batch": 8, "slots": 2, "rate": 3e-3, "every": 20}
     paths: dict[str, Any] = {name: folder / name for name in ("checkpoint", "curve", "examples")}
     return Recipe(source_of(pixels, patch=32), network, **{"method": "noise2void", **usual, **options, **paths})
@@ -245,7 +243,7 @@ def noisy_waves(seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.float32]
 DENOISERS: dict[str, Callable[..., Any]] = {"unet": UNet, "dncnn": DnCNN}
 
 
-UNET, DNCNN = UNetNetwork(width=8, levels=2), DnCNNNetwork(depth=4, width=12)
+UNET, DNCNN = unet.UNetNetwork(width=8, levels=2), dncnn.DnCNNNetwork(depth=4, width=12)
 
 
 @pytest.mark.parametrize(
@@ -328,13 +326,13 @@ def test_errors_are_shown_where_they_are_known_and_cost_little(tmp_path: Path, m
     for share, noise in ((1.2, of_noisy), (0.05, of_noisy), (1.2, None), (1.2, without)):
         monkeypatch.setattr(trainer, "SHARE", share)
         (folder := tmp_path / str(len(shown))).mkdir()
-        recipe = recipe_of(folder, UNetNetwork(width=2, levels=1), noisy, steps=12, every=1, noise=noise)
+        recipe = recipe_of(folder, unet.UNetNetwork(width=2, levels=1), noisy, steps=12, every=1, noise=noise)
         Trainer(recipe, "cpu").train(TorchGroup())
         shown.append([row["iteration"] for row in rows_of(recipe) if "error" in row])
     assert shown == [[4, 8, 12], [], [], []]
 
 
-class Restless(UNetNetwork):
+class Restless(unet.UNetNetwork):
     """A network that computes otherwise in a training than in use."""
 
     def build(self, channels: int, mean: torch.Tensor, deviation: torch.Tensor) -> torch.nn.Module:
@@ -425,7 +423,7 @@ class Killed(BaseException):
 def train(folder: Path, killed: int | None = None) -> Recipe:
     """Train from the checkpoint on, up to the end or a step in which it is killed."""
     folder.mkdir(exist_ok=True)
-    recipe = recipe_of(folder, UNetNetwork(width=2, levels=1), noisy_waves()[1], steps=STEPS, every=EVERY)
+    recipe = recipe_of(folder, unet.UNetNetwork(width=2, levels=1), noisy_waves()[1], steps=STEPS, every=EVERY)
 
     class Killing(Trainer):
         def draw(self, step: int, slot: int) -> PatchBatch:

@@ -80,20 +80,15 @@ MAKERS: list[Callable[[Any], Any]] = [
 
 
 PAIRS: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
-    (lambda: 1, lambda: 2),
-    (lambda: 1, lambda: 1.0),
-    (lambda: (1, 2), lambda: (2, 1)),
-    (lambda: {"a": 1}, lambda: {"a": 2}),
-    (lambda: {"a", "b"}, lambda: {"a", "c"}),
+    (lambda: 1, lambda: 2), (lambda: 1, lambda: 1.0), (lambda: (1, 2), lambda: (2, 1)),
+    (lambda: {"a": 1}, lambda: {"a": 2}), (lambda: {"a", "b"}, lambda: {"a", "c"}),
     (lambda: np.zeros(3000), lambda: np.append(np.zeros(2999), 1.0)),
     (lambda: np.zeros(4, "float32"), lambda: np.zeros(2, "float64")),
     (lambda: torch.zeros(3, dtype=torch.bfloat16), lambda: torch.ones(3, dtype=torch.bfloat16)),
-    (lambda: np.float32(1), lambda: np.float32(2)),
-    (lambda: Path("a"), lambda: Path("b")),
-    (lambda: np.sin, lambda: np.cos),
-    (lambda: re.compile("a"), lambda: re.compile("b")),
+    (lambda: np.float32(1), lambda: np.float32(2)), (lambda: Path("a"), lambda: Path("b")),
+    (lambda: np.sin, lambda: np.cos), (lambda: re.compile("a"), lambda: re.compile("b")),
     (lambda: np.random.default_rng(1), lambda: np.random.default_rng(2)),
-]
+]  # fmt: skip
 
 
 def test_what_a_function_its_class_and_its_decorators_use_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,16 +174,10 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of modules, which are not imported."""
     files = {
         "entry.py": "import json\nimport sibling\nfrom package.deep import thing\n",
-        "sibling.py": "def f():\n    import late\n",
-        "late.py": "",
-        "package/__init__.py": "from . import near\n",
-        "package/near.py": "from .. import package\n",
-        "package/deep/__init__.py": "from ..far import x\n",
-        "package/deep/thing.py": "",
-        "package/far.py": "",
-        "stranger.py": "",
-        "json.py": "",
-    }
+        "sibling.py": "def f():\n    import late\n", "late.py": "", "package/__init__.py": "from . import near\n",
+        "package/near.py": "from .. import package\n", "package/deep/__init__.py": "from ..far import x\n",
+        "package/deep/thing.py": "", "package/far.py": "", "stranger.py": "", "json.py": "",
+    }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

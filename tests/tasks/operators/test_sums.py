@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.tasks.convolution.overlap_save import EngineName, _Spectra
-from halotile.tasks.fidelities.base import Fidelity
-from halotile.tasks.fidelities.l2 import L2
-from halotile.tasks.fidelities.poisson import Poisson
+from halotile.tasks.fidelities import base, l2, poisson
 from halotile.tasks.image_task import Scope, Shared, cells_of
 from halotile.tasks.operators.base import InMemory, Operator, read_all, with_engine
 from halotile.tasks.operators.blur import RULES, Blur
@@ -166,13 +164,13 @@ STACKS = {
 }
 
 
-FIDELITIES: dict[str, Fidelity] = {"l2": L2(), "poisson": Poisson(background=4.0)}
+FIDELITIES: dict[str, base.Fidelity] = {"l2": l2.L2(), "poisson": poisson.Poisson(background=4.0)}
 
 
-def terms_of(names: list[str], dtype: str, fidelity: Fidelity | None = None) -> tuple[Term, ...]:
+def terms_of(names: list[str], dtype: str, fidelity: base.Fidelity | None = None) -> tuple[Term, ...]:
     def term(operator: Operator, seed: int) -> Term:
         measured = numbers(*operator.measured(IMAGE), seed=seed).astype(dtype)
-        return Term(operator, InMemory(measured), 1 / (seed + 1), fidelity or L2())
+        return Term(operator, InMemory(measured), 1 / (seed + 1), fidelity or l2.L2())
 
     return tuple(term(OPERATORS[name], seed) for seed, name in enumerate(names))
 
@@ -239,7 +237,7 @@ def test_shares_fill_the_measurement_and_a_perfect_fit_has_no_misfit() -> None:
     for cell in cells_of(Region.whole((11, 9)), (4, 2)):
         seen[share_of(cell, (11, 9), (5, 3)).slices] += 1
     assert (seen == 1).all()
-    assert not any(fidelity.value(counts, counts).any() for fidelity in (Poisson(), L2()))
+    assert not any(fidelity.value(counts, counts).any() for fidelity in (poisson.Poisson(), l2.L2()))
 
 
 def test_a_stack_reads_the_image_once() -> None:
