@@ -42,12 +42,10 @@ from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_output
 
 MEMORY_BYTES = 4 * 2**30
-_MOST_PIXELS = 2**16
 _PIXELS = (np.random.default_rng(7).random((3, 40, 33)) * 200).astype("u2")
 _PATTERNS = np.random.default_rng(7).poisson(20, (15, 8, 8)).astype("u2")
 _PLACES = np.indices((3, 5)).reshape(2, -1).T * 2e-7
 _PLACE = {"type": "translation", "translation": [0, 5, 5]}
-_OURS = Path(halotile.__file__).parent
 
 
 def _write_npy(folder: Path) -> None:
@@ -110,14 +108,11 @@ def _write_zarr2(folder: Path) -> None:
         _write_array(folder / f"{name}.zarr", zarr_format=2, **options)
 
 
-V2_NAMES = {"name": "v2", "separator": "."}
-
-
 def _write_zarr3(folder: Path) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "zstd": {},
         "blosc": {"compressors": zarr.codecs.BloscCodec()},
-        "gzip": {"compressors": zarr.codecs.GzipCodec(), "chunk_key_encoding": V2_NAMES},
+        "gzip": {"compressors": zarr.codecs.GzipCodec(), "chunk_key_encoding": {"name": "v2", "separator": "."}},
         "raw": {"compressors": None, "dimension_names": ["z", "y", "x"]},
         "turned": {"filters": zarr.codecs.TransposeCodec(order=(2, 1, 0))},
         "sharded": {"shards": (1, 32, 32)},
@@ -324,15 +319,13 @@ Edit = tuple[Any, ...]
 """For bytes: position, inserted bytes, and number of bytes replaced. For JSON and HDF5: number of the value, and its replacement."""
 
 _WORDS = st.sampled_from([b"\0" * 8, b"\xff" * 4, b"\xff" * 8, b"-", b"9", b"{"])
-_NEW = st.one_of(st.binary(min_size=1, max_size=4), _WORDS)
 _BYTES = st.builds(
     lambda place, new, room: (place, new, len(new) if room is None else room),
     # The description of the pixels is usually at the start, after the signature.
     st.one_of(st.integers(4, 63), st.integers(8, 400), st.integers(8, 2000), st.integers(0, 2**14)),
-    _NEW,
+    st.one_of(st.binary(min_size=1, max_size=4), _WORDS),
     st.sampled_from([None, None, None, None, 0, 4, 2**14]),
 )
-_JSON = st.tuples(st.integers(0, 2**14), _ODD)
 _HDF5 = st.tuples(st.integers(0, 2**10), st.sampled_from(sorted(ODD_HDF5)))
 
 
@@ -349,7 +342,7 @@ def is_hdf5(file: Path) -> bool:
 def edits(file: Path) -> st.SearchStrategy[list[Edit]]:
     """A few changes to one file."""
     some = st.lists(_BYTES, min_size=1, max_size=2)
-    values = _JSON if is_json(file) else _HDF5 if is_hdf5(file) else None
+    values = st.tuples(st.integers(0, 2**14), _ODD) if is_json(file) else _HDF5 if is_hdf5(file) else None
     return some if values is None else st.lists(values, min_size=1, max_size=2) | some
 
 
@@ -411,7 +404,7 @@ def try_file(path: Path, read: Callable[[Path], Any]) -> None:
         assert json.dumps(source.fingerprint())
         shape = tuple(min(n, 64) for n in source.shape)
         # Larger arrays are refused by a plan because of their memory.
-        small = max(map(math.prod, (shape, source.chunks))) <= _MOST_PIXELS
+        small = max(map(math.prod, (shape, source.chunks))) <= (2**16)
         pixels = source.read(Region((0,) * len(shape), shape)) if small else None
     except (InputError, MissingPackage) as error:
         refuse_fault(error)
@@ -432,7 +425,7 @@ def refuse_fault(error: BaseException) -> None:
     if cause is None or isinstance(cause, (HalotileError, OSError)):
         return
     *_, last = traceback.extract_tb(cause.__traceback__)
-    if Path(last.filename).is_relative_to(_OURS):
+    if Path(last.filename).is_relative_to(Path(halotile.__file__).parent):
         raise cause
 
 

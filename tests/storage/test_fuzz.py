@@ -17,7 +17,6 @@ from halotile.storage.grid import Region
 from tests.cases import all_of
 from tests.storage.fuzzing import FORMATS, IMAGES, ODD_HDF5, edited_hdf5, is_json
 
-EXAMPLES = 1_000
 FEW = ("zarr-v3",)
 """Formats that are tried each time."""
 
@@ -51,7 +50,7 @@ def test_a_randomly_changed_file_is_read_correctly_or_refused(tmp_path: Path, na
         for package in ("bioio_czi", "pylibCZIrw"):
             pytest.importorskip(package, reason=f"{package} is not installed: pip install 'halotile[bioio]'")
     last = tmp_path / "last"
-    command = [sys.executable, "-m", "tests.storage.fuzzing", name, str(EXAMPLES), str(last)]
+    command = [sys.executable, "-m", "tests.storage.fuzzing", name, str(1_000), str(last)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert child.returncode == 0, f"{child.stderr}\nThe last file that was tried: {last.read_text()}"
 

@@ -25,9 +25,6 @@ from halotile.storage.run_directory.number_ranges import RangeSet
 TOTAL = 40
 
 
-NUMBERS = st.lists(st.integers(0, TOTAL - 1), max_size=12)
-
-
 class JournalMachine(RuleBasedStateMachine):
     """The journal contains the blocks that were marked and not unmarked since, except marks lost in a crash."""
 
@@ -51,7 +48,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.done |= digests
         self.record()
 
-    @rule(numbers=NUMBERS)
+    @rule(numbers=st.lists(st.integers(0, TOTAL - 1), max_size=12))
     def unmark(self, numbers: list[int]) -> None:
         self.journal.unmark(numbers)
         self.done = {number: digest for number, digest in self.done.items() if number not in numbers}
@@ -120,9 +117,6 @@ def journal_lines(path: Path, *steps: tuple[str, list[int]]) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True)
 
 
-ODD_SIZES = [(2**70, 1), (2**62, 1), (10**11, 1), (TOTAL, 2**62), (-1, 1), (TOTAL, 0)]
-
-
 def opened(path: Path, **options: Any) -> Journal:
     return Journal.open(path, "print", TOTAL, **options)
 
@@ -186,7 +180,7 @@ def test_what_a_journal_refuses_leaves_it_as_it_was(tmp_path: Path) -> None:
 
 def test_a_file_without_a_valid_first_line_is_damaged_and_an_old_version_is_named(tmp_path: Path) -> None:
     texts = [b"{}", b"[]", b"3", b"{", b'{"journal": 2, "fingerprint": 1, "total": -1}', b"[" * 100_000]
-    for total, images in ODD_SIZES:
+    for total, images in [(2**70, 1), (2**62, 1), (10**11, 1), (TOTAL, 2**62), (-1, 1), (TOTAL, 0)]:
         owner = {"journal": VERSION, "fingerprint": "print", "total": total, "images": images}
         texts.append(json.dumps(owner).encode())
     old = with_checksum(b'{"journal": 1, "fingerprint": "print", "total": 40}') + with_checksum(b"+1")

@@ -293,9 +293,6 @@ SIDE = 64
 BOMB_BYTES = 64 * 2**20
 
 
-ROOM_BYTES = 8 * 2**20
-
-
 V3_CODECS = {"blosc": BloscCodec(), "zstd": ZstdCodec(), "gzip": GzipCodec()}
 
 
@@ -333,7 +330,7 @@ def little_taken() -> Iterator[None]:
     tracemalloc.start()
     try:
         yield
-        assert tracemalloc.get_traced_memory()[1] < ROOM_BYTES
+        assert tracemalloc.get_traced_memory()[1] < (8 * 2**20)
     finally:
         tracemalloc.stop()
 

@@ -27,13 +27,10 @@ RASTER, EDGE = (5, 7), 8
 COUNT = RASTER[0] * RASTER[1]
 
 
-STEP = (2e-7, 3e-7)
-
-
 PATTERNS = np.random.default_rng(0).poisson(3, (COUNT, EDGE, EDGE)).astype(np.uint16)
 
 
-PLACES = np.indices(RASTER).reshape(2, -1).T * STEP
+PLACES = np.indices(RASTER).reshape(2, -1).T * ((2e-7, 3e-7))
 
 
 GOOD = np.arange(EDGE**2).reshape(EDGE, EDGE) != 13

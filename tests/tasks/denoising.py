@@ -20,7 +20,6 @@ from halotile.tasks.operators.base import InMemory
 Image = NDArray[Any]
 
 NETWORK_DEPTH, NETWORK_WIDTH = 5, 16
-SHAPES = {2: (138, 172), 3: (21, 33, 38)}
 TILES = {2: ((49, 63), (137, 55), (31, 48)), 3: ((11, 17, 19),)}
 
 
@@ -75,7 +74,7 @@ class Counted(InMemory):
 
 def image(dims: int, dtype: str = "float32", seed: int = 0) -> Image:
     """The same one each time."""
-    return np.random.default_rng(seed).random(SHAPES[dims]).astype(dtype)
+    return np.random.default_rng(seed).random({2: (138, 172), 3: (21, 33, 38)}[dims]).astype(dtype)
 
 
 def apply(denoiser: Denoiser, pixels: Image, **sides: Image) -> Image:

@@ -130,11 +130,8 @@ def test_auto_waits_for_the_noise_level() -> None:
         assert np.array_equal(apply(leveled, image(2)), apply(dataclasses.replace(denoiser, sigma=0.2), image(2)))
 
 
-NAN = float("nan")
-
-
 BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
-    (gaussian.Gaussian, {"sigma": 0}, "sigma is 0"), (gaussian.Gaussian, {"sigma": NAN}, "sigma is nan"),
+    (gaussian.Gaussian, {"sigma": 0}, "sigma is 0"), (gaussian.Gaussian, {"sigma": float("nan")}, "sigma is nan"),
     (gaussian.Gaussian, {"sigma": 1.0, "truncate": -1}, "truncate is -1"),
     (median.Median, {"size": 4}, "Write 3 or 5"), (median.Median, {"size": -3}, "size is -3"), (median.Median, {"size": 3.0}, "size is 3.0"),
     (tv.TotalVariation, {"strength": -0.1}, "strength is -0.1"),

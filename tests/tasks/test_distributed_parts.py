@@ -149,11 +149,8 @@ def inside(x: torch.Tensor, net: Any) -> torch.Tensor:
     return result
 
 
-STORAGE = ("attribute", "list", "new buffer", "buffer", "attribute that was not there")
-
-
 STATEFUL: dict[str, Callable[[], Any]] = {
-    **{how: functools.partial(Counting, how) for how in STORAGE},
+    **{how: functools.partial(Counting, how) for how in (("attribute", "list", "new buffer", "buffer", "attribute that was not there"))},
     "closure": counter,
     "network in a closure": lambda: (lambda net: lambda x: net(x))(Counting("attribute")),
     "network in a partial": lambda: functools.partial(inside, net=Counting("attribute")),
@@ -252,7 +249,6 @@ def kernel(edge: int) -> torch.Tensor:
     return torch.rand(1, 1, edge, edge, generator=torch.Generator().manual_seed(edge)) / edge**2
 
 
-DOWNSAMPLING = {"img_size": (1, 24, 20), "filter": "gaussian", "factor": 2, "padding": "circular"}
 PADDINGS = ("circular", "reflect", "constant", "replicate", "valid")
 
 
@@ -263,7 +259,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("padding", [*PADDINGS, "downsampling"])
 def test_a_rewritten_blur_has_the_results_and_derivatives_of_the_physics(padding: str, physics: Any) -> None:
-    plain = physics.Downsampling(**DOWNSAMPLING)
+    plain = physics.Downsampling(**{"img_size": (1, 24, 20), "filter": "gaussian", "factor": 2, "padding": "circular"})
     if padding != "downsampling":
         plain = physics.Blur(filter=kernel(5), padding=padding)
     ours, exact = rewrite(plain), rewrite(plain, exact=True)

@@ -27,9 +27,6 @@ from tests.tasks.test_patterns import small_recipe
 SHAPE = (12, 15)
 
 
-NEAR = propagators.NearField.of(SHAPE, (1e-6, 1.2e-6), 1e-10, 0.02)
-
-
 def leaves(kind: torch.dtype, *, of: torch.dtype, detector: Sequence[int] = SHAPE) -> dict[str, torch.Tensor]:
     """What has gradients, with values of one precision in another one: two modes, five positions, some of them on whole pixels."""
     generator = torch.Generator().manual_seed(0)
@@ -82,7 +79,7 @@ def test_gradients_are_those_of_automatic_differentiation() -> None:
     rows: list[tuple[propagators.Propagator, int]] = [
         (propagators.FarField(), 1),
         (propagators.FarField(), 3),
-        (NEAR, 1),
+        (propagators.NearField.of(SHAPE, (1e-6, 1.2e-6), 1e-10, 0.02), 1),
     ]
     for (propagator, oversampling), loss, masked in itertools.product(rows, losses.LOSSES, (False, True)):
         generator, detector = torch.Generator().manual_seed(1), [n // oversampling for n in SHAPE]
