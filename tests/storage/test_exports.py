@@ -462,32 +462,3 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
             for first, a, c in zip(start, part.start, array.chunks, strict=True):
                 assert a == 0 or (first + a) % c == 0
     assert (seen == 1).all()
-
-
-def test_a_missing_part_is_refused(tmp_path: Path) -> None:
-    rows: list[tuple[dict[str, int], Region | None, str]] = [
-        ({"t": 0}, None, "the image's axes are zyx. Write axes of z"),
-        ({"y": 0}, None, "Write axes of z"),
-        ({"z": 4}, None, "plane z=4: the image has 4 along z. Write 0 to 3"),
-        ({}, Region((0, 0), (6, 6)), "region 0:6,0:6: the image has 5 rows and 6 columns"),
-        ({}, Region((2, 2), (2, 5)), "region 2:2,2:5"),
-    ]
-    for folder, (at, region, words) in in_folders(tmp_path, rows):
-        with pytest.raises(ConfigError, match=words):
-            saved(folder, (4, 5, 6), "zyx", at=at, region=region)
-
-
-def test_channels_with_colours_of_their_own_are_planes(tmp_path: Path) -> None:
-    blue, green, red, white = "0000FF", "00FF00", "FF0000", "FFFFFF"
-    bgr, rgb = [blue, green, red], [red, green, blue]
-    for folder, colours in in_folders(tmp_path, (bgr, rgb, [*bgr, white], [*rgb, white])):
-        group = zarr.create_group(folder / "a.zarr")
-        group.create_array("0", data=np.zeros((len(colours), 4, 4), "uint8"))
-        window = {"min": 0, "max": 255, "start": 0, "end": 255}
-        group.attrs["ome"] = {
-            "version": "0.5",
-            "multiscales": [{"axes": ["c", "y", "x"], "datasets": [{"path": "0"}]}],
-            "omero": {"channels": [{"label": name, "color": name, "window": window} for name in colours]},
-        }
-        planes, is_colour = choose_planes(open_source(folder / "a.zarr"), {}, None), colours == rgb
-        assert (planes.colour, planes.loops) == (is_colour, () if is_colour else ("c",))

@@ -90,34 +90,6 @@ def check_regions(data: st.DataObject, **options: Any) -> None:
             same(local.read(region), np.asarray(array[region.slices]))
 
 
-@pytest.mark.thorough
-@settings(deadline=None, max_examples=150)
-@given(data=st.data())
-def test_v3_bits_are_those_of_zarr(data: st.DataObject) -> None:
-    inner = tuple(data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=4), label="inner chunk"))
-    counts = tuple(data.draw(st.integers(1, 3)) for _ in inner)
-    shard = tuple(i * c for i, c in zip(inner, counts, strict=True))
-    names, separators = (st.sampled_from(each) for each in (["default", "v2"], ["/", "."]))
-    options: dict[str, Any] = {
-        "compressors": COMPRESSORS[data.draw(st.sampled_from(sorted(COMPRESSORS)), label="codec")] or None,
-        "dtype": data.draw(st.sampled_from(["uint8", "bool", "int16", "float16", "float32", "float64", "complex64"])),
-        "fill_value": data.draw(st.sampled_from([0, 1])),
-        "chunk_key_encoding": {"name": data.draw(names), "separator": data.draw(separators)},
-    }
-    location = data.draw(st.sampled_from([None, "start", "end"]), label="index")
-    if location:
-        options["serializer"] = ShardingCodec(
-            chunk_shape=inner,
-            codecs=[BytesCodec(), *(options.pop("compressors") or [])],
-            index_codecs=[BytesCodec(), *data.draw(st.sampled_from([[], [Crc32cCodec()]]))],
-            index_location=location,
-        )
-        options["compressors"] = None
-    elif data.draw(st.booleans(), label="big-endian"):
-        options["serializer"] = BytesCodec(endian="big")
-    check_regions(data, shape=tuple(data.draw(st.integers(1, 3 * s)) for s in shard), chunks=shard, **options)
-
-
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_v2_bits_are_those_of_zarr(data: st.DataObject) -> None:

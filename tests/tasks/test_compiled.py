@@ -21,16 +21,13 @@ from halotile.tasks.denoisers.tv import TotalVariation
 from tests.cases import thorough
 
 FILTERS = [
-    *(Gaussian(sigma=sigma) for sigma in (0.1, 0.3, 0.6, 1.5, 4.0)),
-    Gaussian(sigma=1.0, spacing=(1.0, 3.0)),
-    *(Median(size=size) for size in (3, 5, 7, 9, 17)),
-    thorough(Median(size=15)),
-    *(TotalVariation(strength=0.2, iterations=steps) for steps in (1, 2, 20)),
-    TotalVariation(strength=2.0, sigma=0.1),
+    *(Gaussian(sigma=sigma) for sigma in (0.1, 0.3, 0.6, 1.5, 4.0)), Gaussian(sigma=1.0, spacing=(1.0, 3.0)),
+    *(Median(size=size) for size in (3, 5, 7, 9, 17)), thorough(Median(size=15)),
+    *(TotalVariation(strength=0.2, iterations=steps) for steps in (1, 2, 20)), TotalVariation(strength=2.0, sigma=0.1),
     NonLocalMeans(strength=0.8, sigma=0.3),
     *(NonLocalMeans(strength=0.5, patch=edge, distance=2) for edge in range(1, 16, 2)),
     *(NonLocalMeans(strength=0.5, distance=9, spacing=spacing) for spacing in ((1.0, 2.0), (2.0, 1.0))),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -96,19 +96,6 @@ def test_scaled_results_land_where_they_belong() -> None:
     assert np.array_equal(run(pixels, double, tiling(scale=2, image=(40, 50))), pixels.repeat(2, 1).repeat(2, 2))
 
 
-def test_integers_are_mapped_to_unit_range_and_back() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (1, 50, 60), dtype=np.uint8)
-    seen: list[float] = []
-
-    def note(batch: torch.Tensor) -> torch.Tensor:
-        seen.append(float(batch.max()))
-        return batch * 2
-
-    got = run(pixels, note, tiling(range=(0.0, 255.0), image=(50, 60)))
-    assert max(seen) <= 1.0
-    assert np.array_equal(got, np.minimum(pixels.astype(int) * 2, 255).astype(np.uint8))
-
-
 def test_the_batch_is_halved_when_memory_runs_out_and_stays_small_and_one_tile_without_room_is_an_error() -> None:
     pixels, batches = np.random.default_rng(0).random((1, 100, 120), dtype=np.float32), list[int]()
 

@@ -299,27 +299,12 @@ def test_a_plane_of_correlated_noise_does_not_pass_for_the_quiet_part_of_all() -
     assert found.offset == pytest.approx(20, abs=6)
 
 
-def test_no_channel_gets_the_noise_of_another() -> None:
-    lit = 40 + 2 * np.sqrt(20) * np.random.default_rng(1).standard_normal((500, 500))
-    stack = np.stack([[2 * counted(50), lit], [lit, lit], [counted(50), lit]])
-    found = photons_of(stack, (2, 3), (0, 1), apart=(1,), shared=False)
-    assert found.gain[1, 0] == np.median(found.gain[[0, 2], 0])
-    assert list(found.gain[:, 1]) == [0, 0, 0]
-    assert found.read_sigma[:, 1] == pytest.approx(2 * np.sqrt(20), rel=0.02)
-
-
-def test_noise_of_one_level_is_not_taken_for_that_of_photons() -> None:
-    for sigma in (0.005, 0.02, 0.1, 0.2):
-        pixels = clean() + sigma * np.random.default_rng(0).standard_normal(clean().shape)
-        for stored in (pixels, np.rint(255 * pixels)):
+def test_noise_of_one_level_is_not_taken_for_that_of_photons_cut_off_or_not() -> None:
+    rows = [(clean(), sigma) for sigma in (0.005, 0.02, 0.1, 0.2)]
+    for image, sigma in rows + [(pixels / 255, 20 / 255) for pixels in (camera(), retina()[..., 1])]:
+        noisy = 255 * (image + sigma * np.random.default_rng(0).standard_normal(image.shape))
+        for stored in (noisy, np.rint(noisy), np.rint(noisy).clip(0, 255).astype(np.uint8)):
             assert not survey_planes(Counted(stored), (0, 1))[0].grows
-
-
-@pytest.mark.parametrize("image", [camera(), retina()[..., 1]], ids=["black and white", "black around"])
-def test_gaussian_noise_that_was_cut_off_is_not_taken_for_that_of_photons(image: NDArray[np.uint8]) -> None:
-    for seed in range(3):
-        noise = 20 * np.random.default_rng(seed).standard_normal(image.shape)
-        assert not survey_planes(Counted(np.rint(image + noise).clip(0, 255).astype(np.uint8)), (0, 1))[0].grows
 
 
 def test_an_image_without_noise_shows_none() -> None:

@@ -108,16 +108,6 @@ def test_several_images_planes_and_channels_are_drawn_from() -> None:
     assert (patches < 0).any()
 
 
-def test_reads_are_shared_by_the_steps_of_a_pool() -> None:
-    image = Counted(numbered((1024, 1024)))
-    source = PatchSource((TrainingImage(image, (0, 1)),), 16)
-    source.draw(0, 0, 4)
-    read = sum(region.size for region in image.reads)
-    for step in range(1, 16):
-        source.draw(step, 0, 4)
-    assert sum(region.size for region in image.reads) == read == 4 * 64 * 64
-
-
 def test_holes_are_filled_saturated_areas_and_zeros_learned_from_and_hot_pixels_are_not() -> None:
     """The mean of pixels near the end of the range would be that of those below it alone; hot pixels would shift that of all."""
     image = np.full((64, 64), 7.0, np.float32)

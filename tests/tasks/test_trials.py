@@ -6,9 +6,10 @@ import math
 import sys
 import types
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
@@ -256,34 +257,36 @@ def test_one_that_looks_farther_is_refused(dims: int) -> None:
 class Small(Gpu):
     """A GPU on the CPU whose memory is simulated: a batch takes memory for its pixels."""
 
-    def __init__(self, free: int = 10**9, most: int = 10**9, precision: str = "float32") -> None:
-        super().__init__("cpu", precision)
-        self.free, self.most = free, most
-        self.peak = 0
-        self.batches: list[tuple[int, ...]] = []
+    def __init__(self, *, free: int = 10**9, most: int = 10**9, kind: str = "cpu", can_record: bool = False) -> None:
+        super().__init__("cpu")
+        self.free, self.most, self.kind, self.can_record = free, most, kind, can_record
+        self.peak, self.batches = 0, list[tuple[int, ...]]()
 
-    def with_precision(self, precision: str) -> Self:
-        """A copy with the precision set."""
-        return type(self)(self.free, self.most, precision)
+    def changed(self, **options: Any) -> Any:
+        """A copy with options set."""
+        made = copy(self)
+        vars(made).update(options)
+        return made
+
+    def with_precision(self, precision: str) -> Any:
+        return self.changed(precision=precision)
 
     def with_recording(self) -> Any:
-        """None: it cannot record."""
-        return None
+        return self.changed(records=True) if self.can_record else None
+
+    def with_layout(self, channels_last: bool) -> Any:
+        return self.changed(channels_last=channels_last)
 
     def free_bytes(self) -> int:
-        """The simulated free memory."""
         return self.free
 
     def allocated_bytes(self) -> int:
-        """0: nothing stays allocated."""
         return 0
 
     def peak_bytes(self) -> int:
-        """The largest batch."""
         return self.peak
 
     def reset_peak(self) -> None:
-        """Start anew."""
         self.peak = 0
 
     def run(self, model: Any, batch: Any, sides: Any) -> Any:
@@ -293,16 +296,6 @@ class Small(Gpu):
             raise torch.OutOfMemoryError
         self.peak = max(self.peak, batch.numel() * 4)
         return super().run(model, batch, sides)
-
-
-class Recording(Small):
-    """A device that can record."""
-
-    def with_recording(self) -> Self:
-        """A copy with the option set."""
-        made = type(self)(self.free, self.most, self.precision)
-        made.records = True
-        return made
 
 
 def task_of(folder: Path, name: str = "gaussian", dtype: str = "float32", **options: Any) -> DenoiseTask:
@@ -338,30 +331,16 @@ def test_batches_grow_and_the_fastest_tile_is_taken(monkeypatch: pytest.MonkeyPa
         assert tune(task, TrialRequest(tiles=((64, 64), (32, 32), (16, 16))), Small()).tile == fastest
 
 
-class LaidOut(Small):
-    """A device that is not a CPU, and has a memory layout."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.kind = "gpu"
-
-    def with_layout(self, channels_last: bool) -> Self:
-        """A copy with the option set."""
-        made = type(self)(self.free, self.most, self.precision)
-        made.channels_last = channels_last
-        return made
-
-
 def test_faster_layouts_and_recordings_that_pay_are_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     task, tiles = task_of(tmp_path, "dncnn", **small_net(tmp_path)), ((32, 32),)
     for seconds, chosen in ((0.5, True), (0.99, False)):
         timed(monkeypatch, lambda tile, batch, device, s=seconds: s if device and device.channels_last else 1.0)
-        assert tune(task, TrialRequest(tiles=tiles, layouts=True), LaidOut()).channels_last == chosen
-        assert not tune(task, TrialRequest(tiles=tiles), LaidOut()).channels_last, "it was not to be tried"
+        assert tune(task, TrialRequest(tiles=tiles, layouts=True), Small(kind="gpu")).channels_last == chosen
+        assert not tune(task, TrialRequest(tiles=tiles), Small(kind="gpu")).channels_last, "it was not to be tried"
     task = task_of(tmp_path / "2")
     for seconds, pays in ((0.05, True), (0.099, False), (0.2, False)):
         timed(monkeypatch, lambda tile, batch, device, s=seconds: s if device and device.records else 0.1)
-        found = tune(task, TrialRequest(tiles=tiles), Recording())
+        found = tune(task, TrialRequest(tiles=tiles), Small(can_record=True))
         assert (found.records, found.megapixels_per_second > 128 * 128 / 1e5) == (pays, pays)
 
 
@@ -373,10 +352,10 @@ def test_what_breaks_beside_the_best_costs_only_itself(monkeypatch: pytest.Monke
 
     timed(monkeypatch, seconds)
     task = task_of(tmp_path, "median", size=3)
-    found = tune(task, TrialRequest(tiles=((64, 64), (32, 32)), layouts=True), LaidOut())
+    found = tune(task, TrialRequest(tiles=((64, 64), (32, 32)), layouts=True), Small(kind="gpu"))
     assert (found.tile, found.records) == ((32, 32), False)
     with pytest.raises(RuntimeError, match="32-bit index math"):
-        tune(task, TrialRequest(tiles=((64, 64),)), LaidOut())
+        tune(task, TrialRequest(tiles=((64, 64),)), Small(kind="gpu"))
 
 
 def test_tiles_with_much_halo_are_tried_as_a_last_resort(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

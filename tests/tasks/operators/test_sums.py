@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
-from halotile.tasks.convolution.overlap_save import EngineName, _Spectra
+from halotile.tasks.convolution.overlap_save import EngineName
 from halotile.tasks.fidelities import base, l2, poisson
 from halotile.tasks.image_task import Scope, Shared, cells_of
 from halotile.tasks.operators.base import InMemory, Operator, read_all, with_engine
 from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.downsample import Downsample
-from halotile.tasks.operators.normal import Normal, can_fold, weighted_adjoint
+from halotile.tasks.operators.normal import Normal
 from halotile.tasks.operators.sum import WeightedSum
 from halotile.tasks.terms import MISFIT, FoldedGradient, Gradient, Term, share_of
 from tests.tasks.denoising import Counted
@@ -73,30 +73,6 @@ def test_a_folded_stack_is_the_stack_and_exact_at_the_rim(name: str) -> None:
     assert normal.interior(SHAPE) == Region((down, across), (SHAPE[0] - down, SHAPE[1] - across))
 
 
-def test_a_kernel_for_each_plane_is_folded_for_each() -> None:
-    normal = Normal(operators=(Blur(kernel=kernel(2, 5, 3)), Blur(kernel=kernel(4, 4))), weights=(1.0, 2.0))
-    x = InMemory(numbers(2, *SHAPE))
-    assert normal.kernel.shape == (2, 9, 7)
-    assert np.allclose(read_all(normal(x)), read_all(normal.plain(x)), rtol=0, atol=1e-13)
-
-
-def test_what_the_measurements_say_is_summed_on_any_region() -> None:
-    operators = [OPERATORS[name] for name in ("blur reflect (5, 5)", "window", "anti-aliased reflect 2")]
-    image, weights = (2, 40, 33), [1.0, 0.5, 2.0]
-    ys = [InMemory(numbers(*o.measured(image), seed=n)) for n, o in enumerate(operators)]
-    b = weighted_adjoint(operators, ys, weights, image)
-    terms = (w * whole(o.adjoint(y, image)) for o, y, w in zip(operators, ys, weights, strict=True))
-    assert np.allclose(whole(b), sum(terms))
-    region = Region((0, 3, 20), (1, 17, 33))
-    assert np.array_equal(b.read(region), whole(b)[region.slices])
-
-
-def test_operators_that_fold_are_known_in_advance() -> None:
-    folding = {name for name, operator in OPERATORS.items() if can_fold(operator)}
-    assert {"blur zero (5, 5)", "blur valid (9, 2) fft"} <= folding
-    assert not folding & {"mask", "sum", "downsampling reflect 2", "crop zero", "window"}
-
-
 LARGE = (1100, 90)
 
 
@@ -135,15 +111,6 @@ def test_threads_change_no_bit() -> None:
     together = read_all(source)
     torch.set_num_threads(before)
     assert np.array_equal(alone, together)
-
-
-def test_transforms_of_kernels_are_kept_up_to_a_size() -> None:
-    spectra = _Spectra(limit_bytes=5000)
-    kernels = [kernel(3, 3 + n).astype("float32") for n in range(4)]
-    first = [spectra.of(k, (16, 16)) for k in kernels]
-    assert spectra.cached_bytes <= 5000
-    assert spectra.of(kernels[-1], (16, 16)) is first[-1]
-    assert np.array_equal(spectra.of(kernels[0], (16, 16)), first[0])
 
 
 def test_engines_are_decided_wherever_they_stand() -> None:
