@@ -56,12 +56,9 @@ def test_a_scan_has_the_values_of_its_file_in_the_order_of_neighbours(tmp_path: 
     probe, dark = "entry_1/instrument_1/source_1/illumination", np.full((3, EDGE, EDGE), 2.0)
     dark[:, 0, 5] = np.nan  # which the mask leaves out
 
-    def change(file: Any) -> None:
-        file[probe] = np.ones((EDGE, EDGE))
-        file[f"{DETECTOR}/data_dark"] = dark
-        file[f"{DETECTOR}/translation"] = h5py.SoftLink("/entry_1/nowhere")  # which is no value
-
-    scan, patterns = converted(tmp_path, change)
+    nowhere = h5py.SoftLink("/entry_1/nowhere")  # which is no value
+    values = {probe: np.ones((EDGE, EDGE)), f"{DETECTOR}/data_dark": dark, f"{DETECTOR}/translation": nowhere}
+    scan, patterns = converted(tmp_path, _put(values))
     assert scan.wavelength == pytest.approx(1e-10, rel=1e-12)
     assert scan.distance == 2.0
     assert scan.pixel == pytest.approx((5e-5, 3e-5))
@@ -79,14 +76,9 @@ def test_a_scan_has_the_values_of_its_file_in_the_order_of_neighbours(tmp_path: 
     raster = np.stack(np.meshgrid(np.arange(16), np.arange(16)), -1).reshape(-1, 2).astype(float)
     assert set(np.abs(np.diff(raster[along_curve(raster)], axis=0)).sum(1)) == {1.0}
     for shape in ((), (1,), (1, 1), (COUNT,)):  # a number of any shape is one
-
-        def shaped(file: Any, shape: tuple[int, ...] = shape) -> None:
-            for name in ("distance", "basis_vectors"):
-                del file[f"{DETECTOR}/{name}"]
-            for name, value in (("distance", 2.0), ("x_pixel_size", 3e-5), ("y_pixel_size", 5e-5)):
-                file[f"{DETECTOR}/{name}"] = np.full(shape, value)
-
-        scan, _ = converted(tmp_path, shaped, overwrite=True)
+        numbers = {"distance": 2.0, "x_pixel_size": 3e-5, "y_pixel_size": 5e-5}
+        shaped = {f"{DETECTOR}/{name}": np.full(shape, value) for name, value in numbers.items()}
+        scan, _ = converted(tmp_path, _put({f"{DETECTOR}/basis_vectors": None, **shaped}), overwrite=True)
         assert (scan.distance, *scan.pixel) == pytest.approx((2.0, 5e-5, 3e-5))
 
 
@@ -111,14 +103,19 @@ def test_patterns_are_cropped_around_the_beam_and_binned(tmp_path: Path) -> None
         Framing(binning=0).windows(8, 8)
 
 
-def _replace(name: str, value: Any) -> Callable[[Any], None]:
+def _put(values: dict[str, Any]) -> Callable[[Any], None]:
     def change(file: Any) -> None:
-        if name in file:
-            del file[name]
-        if value is not None:
-            file[name] = value
+        for name, value in values.items():
+            if name in file:
+                del file[name]
+            if value is not None:
+                file[name] = value
 
     return change
+
+
+def _replace(name: str, value: Any) -> Callable[[Any], None]:
+    return _put({name: value})
 
 
 ENERGY, MOVED = "entry_1/instrument_1/source_1/energy", "entry_1/data_1/translation"
@@ -292,13 +289,9 @@ def test_a_scan_that_lost_patterns_is_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
     path, run = tmp_path / "scan.zarr", CliRunner().invoke
-
-    def change(file: Any) -> None:
-        file[f"{DETECTOR}/data_dark"] = np.ones((EDGE, EDGE))
-        file["entry_1/data_1/intensities"] = np.ones(COUNT)
-        file["probe"] = np.ones((EDGE, EDGE), complex)
-
-    convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(path), known=KnownValues(probe="probe"))
+    values = {f"{DETECTOR}/data_dark": np.ones((EDGE, EDGE)), "probe": np.ones((EDGE, EDGE), complex)}
+    source = write_cxi(tmp_path / "scan.cxi", _put({"entry_1/data_1/intensities": np.ones(COUNT), **values}))
+    convert_scan(source, str(path), known=KnownValues(probe="probe"))
     places = f"input: {{path: {path}}}\noutput: {{path: {tmp_path}/a.cxi}}\n"
     (tmp_path / "job.yaml").write_text(f"version: 1\njob: ptychography\n{places}model: {{field: far}}\n")
     for words in (["info", str(path)], ["plan", str(tmp_path / "job.yaml")]):
@@ -340,12 +333,8 @@ def test_numbers_in_a_file_that_is_missing_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"scan\.cxi are in another file, gone\.h5, which is not in"):
             converted(tmp_path, change)
 
-        def link(file: Any, name: str = name) -> None:
-            del file[name]
-            file[name] = h5py.ExternalLink("gone.h5", "x")
-
         with pytest.raises(InputError, match=rf"{name} is in another file, gone\.h5, which cannot be opened"):
-            converted(tmp_path, link)
+            converted(tmp_path, _replace(name, h5py.ExternalLink("gone.h5", "x")))
 
 
 def test_a_scan_that_is_converted_already_is_refused_with_what_takes_it(tmp_path: Path) -> None:
