@@ -340,8 +340,7 @@ def test_a_name_of_any_characters_leaves_ome_xml_sound(tmp_path: Path) -> None:
         source: Any = open_source(tmp_path / "a.npy", axes="cyx")
         source.ome, source.channels = OmeImage(name=name), ({"label": name}, {"label": "two"})
         write_tiff(tmp_path / "a.tif", choose_planes(source, {}, None))
-        back = open_source(tmp_path / "a.tif")
-        shown = re.sub("[\0\x07\ud800\ufffe]", "\ufffd", name)
+        back, shown = open_source(tmp_path / "a.tif"), re.sub("[\0\x07\ud800\ufffe]", "\ufffd", name)
         assert [channel["label"] for channel in back.channels] == [shown, "two"]
         assert back.remarks == ()
 

@@ -136,8 +136,7 @@ def test_a_chunk_written_over_in_place_changes_the_fingerprint(tmp_path: Path) -
 def test_of_many_chunks_directories_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     _create(tmp_path / "a.zarr")
     monkeypatch.setattr(f"halotile.storage.formats.zarr.{limit}", 2)
-    chunk = tmp_path / "a.zarr" / "c" / "1" / "1"
-    before = open_source(tmp_path / "a.zarr").fingerprint()
+    chunk, before = tmp_path / "a.zarr" / "c" / "1" / "1", open_source(tmp_path / "a.zarr").fingerprint()
     os.utime(chunk, ns=(0, 12345))
     # Few chunks are all checked in any number of directories.
     assert (open_source(tmp_path / "a.zarr").fingerprint() == before) is (limit == "_MOST_FILES")

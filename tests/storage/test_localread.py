@@ -83,8 +83,7 @@ def regions(draw: st.DrawFn, shape: tuple[int, ...]) -> Region:
 def check_regions(data: st.DataObject, **options: Any) -> None:
     """Compare some regions of an array with what zarr reads."""
     with tempfile.TemporaryDirectory() as name:
-        array = _written(Path(name), data.draw(st.integers(0, 99)), **options)
-        local = _local(Path(name))
+        array, local = _written(Path(name), data.draw(st.integers(0, 99)), **options), _local(Path(name))
         for _ in range(3):
             region = data.draw(regions(array.shape))
             same(local.read(region), np.asarray(array[region.slices]))
@@ -214,8 +213,7 @@ def write_layout(folder: Path, layout: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_source_has_the_bits_of_zarr_and_a_truncated_chunk_is_damage(tmp_path: Path, layout: str) -> None:
-    array = write_layout(tmp_path, layout, dtype="int16", fill_value=1)
-    opened = open_source(tmp_path)
+    array, opened = write_layout(tmp_path, layout, dtype="int16", fill_value=1), open_source(tmp_path)
     for source in (opened, pickle.loads(pickle.dumps(opened))):
         for region in (WHOLE, Region((7, 5), (33, 17)), Region((39, 29), (40, 30)), Region((5, 5), (5, 9))):
             same(source.read(region), np.asarray(array[region.slices]))

@@ -78,8 +78,7 @@ def test_any_layout_is_read_back_by_zarr(tmp_path_factory: pytest.TempPathFactor
 
 
 def test_ome_metadata_is_valid_and_holds_axes_scale_units_and_channels(tmp_path: Path) -> None:
-    pixels = written(tmp_path / "a.zarr", WORDY)
-    group = zarr.open_group(tmp_path / "a.zarr", mode="r")
+    pixels, group = written(tmp_path / "a.zarr", WORDY), zarr.open_group(tmp_path / "a.zarr", mode="r")
     multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
     time, channel, um = ("t", "time", "second"), ("c", "channel", None), ("space", "micrometer")
     assert [(a.name, a.type, a.unit) for a in multiscale.axes] == [time, channel, ("y", *um), ("x", *um)]

@@ -37,27 +37,21 @@ from tests.support import noisy_image
 
 
 def test_anything_that_is_not_a_zarr_stays(tmp_path: Path) -> None:
-    for folder, kind in in_folders(tmp_path, ("file", "documents", "device", "dangling link", "link to a zarr")):
-        path, theirs = folder / "a.zarr", folder / "theirs"
-        if kind == "device":
-            path = Path("/dev/null")
-        elif kind == "file":
-            path.write_bytes(b"mine")
-        elif kind == "documents":
-            path.mkdir()
-            (path / "letter.txt").write_bytes(b"mine")
-        elif kind == "dangling link":
-            path.symlink_to(theirs)
-        else:
-            written(theirs, PLAIN)
-            path.symlink_to(theirs)
-        before, said = sorted(folder.rglob("*")), []
+    (tmp_path / "documents").mkdir()
+    for name in ("file", "documents/letter.txt"):
+        (tmp_path / name).write_bytes(b"mine")
+    written(tmp_path / "theirs", PLAIN)
+    for name, target in {"dangling link": "gone", "link to a zarr": "theirs"}.items():
+        (tmp_path / name).symlink_to(tmp_path / target)
+    before = sorted(tmp_path.rglob("*"))
+    for name in ("file", "documents", "/dev/null", "dangling link", "link to a zarr"):
+        said = []
         for overwrite in (False, True):
             with pytest.raises(OutputRefused) as refusal:
-                create_output(path, PLAIN, overwrite=overwrite)
+                create_output(tmp_path / name, PLAIN, overwrite=overwrite)
             said.append(str(refusal.value))
         assert said[0] == said[1], "overwriting is offered only where it would be done"
-        assert sorted(folder.rglob("*")) == before
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.usefixtures("homeless")

@@ -197,15 +197,12 @@ def test_blank_patterns_are_left_out_and_named(tmp_path: Path, factor: float) ->
 
 
 def test_a_detector_of_one_module_may_have_an_axis_for_it(tmp_path: Path) -> None:
-    def with_dark(file: Any) -> None:
-        file[f"{DETECTOR}/data_dark"] = np.full((3, EDGE, EDGE), 2.0)
+    with_dark = _replace(f"{DETECTOR}/data_dark", np.full((3, EDGE, EDGE), 2.0))
 
     def with_axis(file: Any) -> None:
         with_dark(file)
-        for name in ("data", "mask", "data_dark"):
-            pixels = file[f"{DETECTOR}/{name}"][()]
-            del file[f"{DETECTOR}/{name}"]
-            file[f"{DETECTOR}/{name}"] = pixels[..., None, :, :]
+        for name in (f"{DETECTOR}/{each}" for each in ("data", "mask", "data_dark")):
+            _replace(name, file[name][()][..., None, :, :])(file)
 
     rows = in_folders(tmp_path, (with_dark, with_axis))
     (scan, patterns), (same_scan, same) = (converted(folder, change) for folder, change in rows)
@@ -255,12 +252,8 @@ def test_a_mask_that_leaves_out_nearly_all_is_refused_unless_it_is_named(tmp_pat
 )
 def test_energies_of_any_kind_are_taken(tmp_path: Path, energy: Any, wavelength: float | None, found: float) -> None:
     """Nothing known as 0, electrons, and the energy of each pattern."""
-
-    def change(file: Any) -> None:
-        for name, value in ((ENERGY, energy), (WAVELENGTH, wavelength)):
-            _replace(name, value)(file)
-
-    assert converted(tmp_path, change)[0].wavelength == pytest.approx(found)
+    scan, _ = converted(tmp_path, _put({ENERGY: energy, WAVELENGTH: wavelength}))
+    assert scan.wavelength == pytest.approx(found)
     for wrong in (1.4, 1e-17):
         with pytest.raises(InputError, match="from 1 fm to 1 mm"):
             converted(tmp_path, known=KnownValues(wavelength=wrong), overwrite=True)

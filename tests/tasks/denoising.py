@@ -52,8 +52,7 @@ def sharpen(image: Image, amount: float = 0.5) -> Image:
 
 def dncnn_tensors(keys: list[str], width: int = NETWORK_WIDTH, channels: int = 1) -> dict[str, torch.Tensor]:
     """Random weights of a DnCNN whose layers go by these names."""
-    sizes = [channels] + [width] * (len(keys) - 1) + [channels]
-    generator = torch.Generator().manual_seed(2)
+    sizes, generator = [channels] + [width] * (len(keys) - 1) + [channels], torch.Generator().manual_seed(2)
     tensors = {}
     for key, into, out in zip(keys, sizes, sizes[1:], strict=False):
         tensors[f"{key}.weight"] = torch.randn((out, into, 3, 3), generator=generator) / (3 * into**0.5)

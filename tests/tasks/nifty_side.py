@@ -67,8 +67,7 @@ def main(path: str) -> None:
     inference = jft.OptimizeVI(likelihood, 1, linear_minimizer_jit=False)
     for mode in ("linear", "nonlinear"):
         options = {"sample_mode": f"{mode}_resample", "n_samples": PAIRS, "point_estimates": (), **drawing}
-        none = jft.Samples(pos=position, samples=None, keys=None)
-        drawn, _ = inference.draw_samples(none, key=keys[2], **options)
+        drawn, _ = inference.draw_samples(jft.Samples(pos=position, samples=None, keys=None), key=keys[2], **options)
         maps = np.array([np.asarray(logarithm(sample)) for sample in drawn])
         kept |= {f"{mode}_std": maps.std(0).astype("f4"), f"{mode}_mean": maps.mean(0).astype("f4")}
     np.savez_compressed(path, **kept)

@@ -286,8 +286,7 @@ def test_super_resolution_equals_deepinv_on_images_of_any_size(padding: str, phy
     filters = (None, "gaussian", "bilinear", "bicubic")
     for size, factor, filter_ in itertools.product([(32, 36), (35, 29), (33, 40)], [2, 3], filters):
         plain = physics.Downsampling(img_size=(1, *size), factor=factor, filter=filter_, padding=padding)
-        ours = rewrite(plain)
-        x = torch.randn((2, 1, *size), generator=torch.Generator().manual_seed(1))
+        ours, x = rewrite(plain), torch.randn((2, 1, *size), generator=torch.Generator().manual_seed(1))
         y = plain.A(x.flip(-1))
         seen, back = ours.A(x), ours.A_adjoint(y)
         assert back.shape == x.shape

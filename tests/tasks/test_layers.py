@@ -208,8 +208,7 @@ def test_what_a_network_compiles_of_itself_runs_as_it_is_written() -> None:
         compiled.append(graph)
         return graph.forward
 
-    network = torch.compile(torch.nn.Sigmoid(), backend=compile_it)
-    x = numbers(99).reshape(1, 1, 9, 11)
+    network, x = torch.compile(torch.nn.Sigmoid(), backend=compile_it), numbers(99).reshape(1, 1, 9, 11)
     with torch.inference_mode(), SteadyElementwise():
         expected = torch.sigmoid(x)
     with torch.inference_mode():
@@ -377,7 +376,6 @@ def test_a_window_has_the_bits_of_the_whole(data: st.DataObject) -> None:
     rows, columns = data.draw(st.sampled_from(KERNELS[:6]))
     images, kernels = drawn(1, 1, 150, 140, dtype=dtype), drawn(1, rows, columns, seed=1, dtype=dtype)
     top, left = data.draw(st.integers(0, 150 - rows)), data.draw(st.integers(0, 140 - columns))
-    bottom = data.draw(st.integers(top + rows, 150))
-    right = data.draw(st.integers(left + columns, 140))
+    bottom, right = data.draw(st.integers(top + rows, 150)), data.draw(st.integers(left + columns, 140))
     part = correlate(images[:, :, top:bottom, left:right], kernels)
     assert torch.equal(part, correlate(images, kernels)[:, top : bottom - rows + 1, left : right - columns + 1])

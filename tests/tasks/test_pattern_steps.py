@@ -170,8 +170,7 @@ def test_gradients_of_some_patterns_are_those_of_all(recipe: ScanRecipe, monkeyp
     for most in (2**28, 5 * recipes.WAVES * 8 * 24**2):
         monkeypatch.setattr(recipes, "WAVES_BYTES", most)
         work = program.Refinement(recipe, TorchGroup())
-        state = first_state(recipe, work.patterns, "cpu")
-        numbers = next(iter(steps_of(recipe, 0)))[1]
+        state, numbers = first_state(recipe, work.patterns, "cpu"), next(iter(steps_of(recipe, 0)))[1]
         found.append(work._found_alone(state, numbers, state.positions(recipe, numbers)))
     assert recipe.at_once == 5 < len(numbers) == 12
     torch.testing.assert_close(*[each.pop("loss") for each in found], rtol=1e-12, atol=0)

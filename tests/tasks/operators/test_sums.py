@@ -186,8 +186,7 @@ def test_a_misfit_does_not_depend_on_what_else_was_read() -> None:
 
 def test_a_strip_beside_the_core_of_a_block_notes_nothing() -> None:
     """A rim that is folded asks for strips: their cells are noted by the read that holds them."""
-    blur = Blur(kernel=np.full((3, 3), 1 / 9), boundary="reflect")
-    x = InMemory(numbers(12, 10, seed=9))
+    blur, x = Blur(kernel=np.full((3, 3), 1 / 9), boundary="reflect"), InMemory(numbers(12, 10, seed=9))
     gradient = FoldedGradient(x, Normal(operators=(blur,), weights=(1.0,)), InMemory(numbers(12, 10, seed=2)))
     cell = Region((0, 0), (6, 10))
     sums = []
