@@ -7,8 +7,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -291,29 +289,6 @@ def test_the_image_in_a_zarr_is_found(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "bare.zarr", data=pixels)
     assert find_image(str(tmp_path / "bare.zarr")) is None
     assert find_image("s3://bucket/image.zarr") is None
-
-
-@pytest.mark.thorough
-def test_memory_does_not_grow_with_the_image(tmp_path: Path) -> None:
-    script = """
-import resource, sys
-from pathlib import Path
-import numpy, zarr
-from halotile.storage.images import added_levels
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-group = zarr.create_group(sys.argv[1])
-group.attrs["ome"] = {"version": "0.5", "multiscales": [{"datasets": [{"path": "0"}]}]}
-array = group.create_array("0", shape=(12288, 12288), shards=(4096, 4096), chunks=(512, 512), dtype="uint16")
-rows = numpy.arange(512 * 4096, dtype="uint32").astype("uint16").reshape(512, 4096)
-small = group.create_array("small", shape=(2100, 2100), chunks=(512, 512), dtype="uint16")
-for index in numpy.ndindex(24, 3):
-    array[index[0] * 512:(index[0] + 1) * 512, index[1] * 4096:(index[1] + 1) * 4096] = rows
-before = peak()
-assert added_levels.add_levels(Path(sys.argv[1]))[0] == 5
-print((peak() - before) / 1024)
-"""
-    done = subprocess.run([sys.executable, "-c", script, tmp_path / "a.zarr"], capture_output=True, check=True)
-    assert float(done.stdout) < 100
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata", "ignore:Object at")

@@ -263,17 +263,6 @@ def test_a_file_that_another_process_changed_is_rewritten(tmp_path: Path, change
     assert (again.warning, again.digest(3), again.digest(8)) == ("", b"wave", b"late")
 
 
-def test_a_million_marks_in_batches_stay_small(tmp_path: Path) -> None:
-    path, total = tmp_path / "journal", 1_000_000
-    with Journal.create(path, "print", total) as journal:
-        for start in range(0, total, 2048):
-            journal.mark({n: n.to_bytes(4, "big") for n in range(start, min(start + 2048, total))})
-    assert path.stat().st_size < 5_600_000
-    with Journal.open(path, "print", total) as journal:
-        assert (len(journal.done), journal.done.to_text()) == (total, "0-999999")
-        assert journal.digest(123_456) == (123_456).to_bytes(4, "big")
-
-
 MEMBERS = st.lists(st.integers(0, 60))
 
 

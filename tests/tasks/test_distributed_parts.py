@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -205,23 +204,6 @@ def test_threads_do_not_affect_each_other(keeps: bool, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda call, x: call(x)[0], calls, inputs))
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
-
-
-MEETING = threading.Barrier(2)
-
-
-def meet(x: torch.Tensor) -> torch.Tensor:
-    """Return the image once two bright images are here at the same time."""
-    if x.any():
-        MEETING.wait(timeout=10)
-    return x
-
-
-def test_pure_functions_run_in_several_threads(tmp_path: Path) -> None:
-    call = processed(meet, tmp_path, Draw(1, 0, 0))
-    call(0 * X)
-    with ThreadPoolExecutor(2) as pool:
-        assert all(torch.equal(value, X) for (value,) in pool.map(call, [X, X]))
 
 
 def test_a_derivative_has_the_random_numbers_of_its_function(tmp_path: Path) -> None:
