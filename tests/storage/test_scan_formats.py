@@ -122,23 +122,18 @@ def test_a_scan_of_ptypy_is_read(tmp_path: Path) -> None:
     convert(source, wrong="a file that it links is not there")
 
 
-@pytest.mark.parametrize(
-    ("places", "options"),
-    [
-        (PLACES, ()),
-        (1e6 * PLACES, ("--position-unit", "um")),
-        (PLACES / 5e-9, ("--position-unit", "5 nm")),
-        (PLACES[:, ::-1], ("--position-axes", "x,y")),
-        (PLACES * [-1, 1], ("--position-axes", "-y,x")),
-        (PLACES[:, ::-1] * [1, -1], ("--position-axes", "x,-y")),
-        (PLACES[:, ::-1] * [1, -1], ("--rotation", "90")),
-        (np.c_[np.arange(COUNT), PLACES], ("--position-axes", "z,y,x")),
-        (np.c_[PLACES[:, ::-1], np.arange(COUNT)], ("--position-axes", "x,y")),
-    ],
-)
-def test_places_have_the_unit_and_the_axes_that_are_given(tmp_path: Path, places: Any, options: Sequence[str]) -> None:
-    source = write_named(tmp_path / "scan.h5", frames=PATTERNS, places=places, bad=~GOOD)
-    check(convert(source, *NAMED, *GEOMETRY, "--bad-pixels", "raw/bad", *options))
+PLACED: list[tuple[Any, str]] = [
+    (PLACES, ""), (1e6 * PLACES, "--position-unit um"), (PLACES / 5e-9, "--position-unit 5nm"),
+    (PLACES[:, ::-1], "--position-axes x,y"), (PLACES * [-1, 1], "--position-axes -y,x"),
+    (PLACES[:, ::-1] * [1, -1], "--position-axes x,-y"), (PLACES[:, ::-1] * [1, -1], "--rotation 90"),
+    (np.c_[np.arange(COUNT), PLACES], "--position-axes z,y,x"), (np.c_[PLACES[:, ::-1], np.arange(COUNT)], "--position-axes x,y"),
+]  # fmt: skip
+
+
+def test_places_have_the_unit_and_the_axes_that_are_given(tmp_path: Path) -> None:
+    for places, options in PLACED:
+        source = write_named(tmp_path / "scan.h5", frames=PATTERNS, places=places, bad=~GOOD)
+        check(convert(source, *NAMED, *GEOMETRY, "--bad-pixels", "raw/bad", *options.split()))
 
 
 def test_places_may_be_in_two_arrays_or_in_a_file_of_their_own(tmp_path: Path) -> None:

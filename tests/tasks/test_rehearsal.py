@@ -17,7 +17,6 @@ from halotile.graphs.kinds.sections import Tile
 from halotile.graphs.plans.cutting import Halo, rehearsed, resolve_halo
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.plans.trials import denoiser_trials
-from halotile.graphs.runs.claim import claim
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials import rehearsal
 from halotile.tasks.trials.rehearsal import rehearse, tile_difference
@@ -220,13 +219,3 @@ def test_what_does_not_fit_comes_later(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(denoiser_trials, "bounded", bounded)
     assert "".join(make_plan(built_in(tmp_path)).notes) == note
     assert requested == [True, False]
-
-
-def test_a_resumed_run_reports_what_was_found_at_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(denoiser_trials, "bounded", lambda *_: 3e-7)
-    plan = make_plan(built_in(tmp_path))
-    with claim(plan):
-        pass
-    again = make_plan(built_in(tmp_path))
-    assert again.resumes
-    assert again.notes == plan.notes
