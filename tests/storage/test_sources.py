@@ -1,4 +1,4 @@
-"""Sources: every format reads as NumPy slices, in threads and processes, notices changes, and refuses what it cannot read with advice."""
+"""Sources: every format reads as NumPy slices, in threads and processes, and notices changes; whatever a file holds is read correctly or refused with advice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from halotile.storage.arrays import Source, open_source
 from halotile.storage.axes import choose_axes, letters, remarks_on_axes
 from halotile.storage.formats.base import DTYPES
 from halotile.storage.grid import Region
-from tests.cases import in_folders
+from tests.cases import all_of, in_folders
+from tests.storage.fuzzing import FORMATS, IMAGES, ODD_HDF5, edited_hdf5, is_json
 
 Image = NDArray[Any]
 Save = Callable[[Path, Image], Path]
@@ -325,3 +326,53 @@ def test_axes_are_defaults_or_distinct_letters_of_names_and_what_is_assumed_is_s
     for others in (["row", "column"], ["lat", "x"], ["y", "y"], [None, None], ["z", "x"]):
         assert letters(others) is None
         assert choose_axes(None, others, (4, 4)) == ("y", "x")
+
+
+FEW = ("zarr-v3",)
+"""Formats that are tried each time."""
+
+
+@pytest.mark.parametrize("name", sorted(IMAGES.keys() - {"czi"}))
+def test_a_file_reads_with_the_bits_of_its_library_and_is_refused_where_truncated(tmp_path: Path, name: str) -> None:
+    write, read = IMAGES[name]
+    (tmp_path / "whole").mkdir()
+    write(tmp_path / "whole")
+    for root in sorted((tmp_path / "whole").iterdir()):
+        expected, opened = read(root), open_source(root)
+        for source in (opened, pickle.loads(pickle.dumps(opened))):
+            pixels = source.read(Region.whole(source.shape))
+            if pixels.shape == expected.shape:  # a palette is read as what it shows
+                assert pixels.tobytes() == expected.astype(pixels.dtype).tobytes()
+            assert pixels[1:, 2:].tobytes() == source[1:, 2:].tobytes()
+        for keep in (0.0, 0.02, 0.3, 0.6, 0.9):
+            (tmp_path / str(keep)).mkdir(exist_ok=True)
+            short = tmp_path / str(keep) / root.name
+            (shutil.copytree if root.is_dir() else shutil.copy)(root, short)
+            files = [file for file in short.rglob("*") if file.is_file() and not is_json(file)]
+            largest = max(files or [short], key=lambda file: file.stat().st_size)
+            os.truncate(largest, int(keep * largest.stat().st_size))
+            with pytest.raises(InputError, match=root.name):
+                open_source(short)[...]
+
+
+@pytest.mark.parametrize("name", all_of(FORMATS, thorough=FORMATS.keys() - FEW))
+def test_a_randomly_changed_file_is_read_correctly_or_refused(tmp_path: Path, name: str) -> None:
+    if name == "czi":
+        for package in ("bioio_czi", "pylibCZIrw"):
+            pytest.importorskip(package, reason=f"{package} is not installed: pip install 'halotile[bioio]'")
+    last = tmp_path / "last"
+    command = [sys.executable, "-m", "tests.storage.fuzzing", name, str(1_000), str(last)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert child.returncode == 0, f"{child.stderr}\nThe last file that was tried: {last.read_text()}"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["cxi", "ptyd", "result"])
+def test_an_odd_value_in_a_scan_or_a_result_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    write, attempt = FORMATS[name]
+    write(tmp_path)
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    for number, odd in enumerate(ODD_HDF5):
+        path.write_bytes(edited_hdf5(content, 5 * number + 3, odd))
+        attempt(path)
