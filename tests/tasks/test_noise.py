@@ -172,7 +172,7 @@ def cut_off(pixels: NDArray[np.float64], share: float, side: str) -> NDArray[np.
 
 
 def test_noise_that_was_cut_off_counts_as_before() -> None:
-    kinds = ("float32", "uint8", "uint16"), ("low", "high", "both"), (0.1, 0.2, 0.4, 0.54, 0.7)
+    kinds = ("float32", "uint8", "uint16"), ("low", "high", "both"), (0.1, 0.4, 0.54, 0.7)
     for dtype, side, share in itertools.product(*kinds):
         pixels = cut_off(np.random.default_rng(0).normal(10, 0.1, (512, 512)), share, side)
         steps = 0.9 * 255 / np.ptp(pixels) if dtype == "uint8" else 50_000
@@ -182,7 +182,7 @@ def test_noise_that_was_cut_off_counts_as_before() -> None:
 
 
 def test_noise_that_was_cut_off_in_a_photograph_counts_as_before() -> None:
-    kinds = ("low", "both"), (0.2, 0.54, 0.7), (0.05, 0.2), ("retina", "camera")
+    kinds = ("low", "both"), (0.2, 0.7), (0.05, 0.2), ("retina", "camera")
     for side, share, sigma, name in itertools.product(*kinds):
         image = (retina()[300:900, 100:700, 1] if name == "retina" else camera()) / 255
         pixels = image + sigma * np.random.default_rng(7).standard_normal(image.shape)
