@@ -56,14 +56,13 @@ def test_no_block_is_larger_than_the_middle_one(axes: Axes) -> None:
 
 
 def test_impossible_grids_are_refused() -> None:
-    rows: list[tuple[tuple[object, ...], str]] = [
+    for arguments, message in [
         (((0, 4), (2, 2), ((0, 0), (0, 0))), r"shape is \(0, 4\): write at least 1"),
         (((4, 4), (0, 2), ((0, 0), (0, 0))), "at least 1"),
         (((4, 4), (2, 2), ((0, -1), (0, 0))), "negative"),
         (((4, 4), (2,), ((0, 0), (0, 0))), "different numbers of axes"),
         (((4, 4), (2, 2), ((0, 0), (0, 0)), (0, 1)), "at least 1"),
-    ]
-    for arguments, message in rows:
+    ]:
         with pytest.raises(ConfigError, match=message):
             Grid(*arguments)  # type: ignore[arg-type]
 

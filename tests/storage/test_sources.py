@@ -181,13 +181,12 @@ def test_a_source_is_indexed_as_in_numpy(tmp_path: Path) -> None:
     for index in [*numbers, (slice(None, 10), slice(2, None)), (slice(-3, -1), -2), (slice(3, 1), 0)]:
         assert np.shape(source[index]) == np.shape(pixels[index]), index
         assert np.array_equal(source[index], pixels[index]), index
-    refused: list[tuple[Any, str]] = [
+    for index, words in [
         (6, "index 6 is outside an axis of 6 pixels"),
         ((0, -8), "index -8 is outside an axis of 7 pixels"),
         ((0, 0, 0), "has 3 entries, but the array's shape is"),
         *((each, "write integers and slices of step 1") for each in (slice(None, None, 2), [0, 1], None)),
-    ]
-    for index, words in refused:
+    ]:
         with pytest.raises(IndexError, match=words):
             source[index]
 
@@ -217,14 +216,13 @@ def test_pixels_that_are_no_image_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=rf"{path.name}.*complex64.*real and imaginary"):
             open_source(path)
         np.testing.assert_array_equal(open_source(path, complex_pixels=True)[:], pixels)
-    rows: list[tuple[Image, str]] = [
+    for image, words in [
         *((np.zeros((4, 5), dtype), "cannot be used") for dtype in ("int64", "uint64", "U3", "S4", "datetime64[s]")),
         (np.zeros((4, 5), [("a", "f4")]), r"a\.npy"),
         (np.full((4, 5), None), r"a\.npy"),
         (np.zeros((0, 5), "f4"), "an axis has length 0"),
         (np.zeros(5, "f4"), "at least the axes y and x"),
-    ]
-    for image, words in rows:
+    ]:
         with pytest.raises(InputError, match=words):
             open_source(save_npy(tmp_path, image))
         if image.ndim == 1 or not image.size:

@@ -104,15 +104,14 @@ def test_the_code_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_they_do_not_take_is_done_on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "library", FailingLibrary)
     derived = torch.ones(1, 1, 8, 8, requires_grad=True)
-    rows: list[tuple[Denoiser, torch.Tensor]] = [
+    for denoiser, image in [
         (Gaussian(sigma=1), torch.ones(1, 1, 8, 8, dtype=torch.float64)),
         (Gaussian(sigma=1), torch.ones(1, 1, 4, 8, 8)),
         (Median(size=3), derived),
         (Median(size=17), torch.ones(1, 1, 3, 20, 20)),
         (TotalVariation(strength=1, spacing=(1.0, 2.0)), torch.ones(1, 1, 8, 8)),
         (NonLocalMeans(strength=1), derived),
-    ]
-    for denoiser, image in rows:
+    ]:
         result = denoiser.build()(image)
         assert result.requires_grad == image.requires_grad
         assert torch.allclose(result, image)

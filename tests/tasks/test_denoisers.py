@@ -297,14 +297,13 @@ def test_a_user_network_gets_its_own_weights(tmp_path: Path) -> None:
 
 
 def test_a_denoiser_that_cannot_be_built_is_refused_with_the_reason_and_a_function_may_work_in_place() -> None:
-    rows: list[tuple[str, dict[str, Any], str]] = [
+    for reference, options, message in [
         ("lab:not_a_network", {}, "returned a str"),
         ("lab:number", {}, "Write the name of a function"),
         ("lab:nothing", {}, "Write a name that the module defines"),
         ("no_such_lab:build", {}, "no module 'no_such_lab'"),
         ("lab:network", {"scal": 2}, "with options .* failed: TypeError"),
-    ]
-    for reference, options, message in rows:
+    ]:
         with pytest.raises(ConfigError, match=message):
             UserNetwork(import_=reference, options=options).build()
     calls: list[Any] = [lambda image: image[1:], lambda image: 3.0]

@@ -72,13 +72,12 @@ def test_windows_are_mirrored_as_torch_pads() -> None:
 
 
 def test_invalid_tiles_and_a_processor_that_changes_the_size_by_a_fraction_are_refused() -> None:
-    rows: list[tuple[tuple[object, ...], str]] = [
+    for options, message in [
         ((8, 2, (2, 7), None), "tiling_dims is"),
         (((8, 8, 8), 2, (2, 3), None), "patch_size is"),
         ((0, 2, None, None), "patch_size is"),
         ((8, 2, None, "cubic"), "blending is 'cubic'"),
-    ]
-    for options, message in rows:
+    ]:
         with pytest.raises(ConfigError, match=message):
             make_tiles((1, 1, 16, 16), *options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="do not fit together"):

@@ -173,13 +173,12 @@ def test_a_network_that_cannot_be_tiled_is_refused_with_the_reason(network: Use)
 
 
 def test_an_impure_network_is_refused(network: Use) -> None:
-    rows: list[tuple[Callable[[], nn.Module], str]] = [
+    for build, message in [
         (Warm, "lab:build returned two results for one tile"),
         (lambda: Calls(lambda x: x + torch.rand_like(x)), "lab:build returned two results for one tile"),
         (lambda: Calls(lambda x: x.mul_(0.5)), "lab:build changes its input"),
         (lambda: Calls(mixing), "another result where it is computed in one batch"),  # which infinity does not hide
-    ]
-    for build, message in rows:
+    ]:
         with pytest.raises(ConfigError, match=message):
             check_purity(network(build), 2)
     pointwise = GivenFunction(call=lambda image: np.where(image > 0.5, np.float32(np.inf), image), depth=0)
