@@ -267,10 +267,13 @@ def test_a_file_that_another_process_changed_is_rewritten(tmp_path: Path, change
     journal = Journal.create(path, "print", 9)
     journal.mark({3: b"wave", 5: b"dark"})
     journal.unmark([5])
-    if change != "overwritten":
+    if change == "removed":
         path.unlink()
-    if change != "removed":
+    elif change == "overwritten":
         path.write_bytes(b"garbage\n")
+    else:  # by another file of the same size
+        (tmp_path / "other").write_bytes(bytes(path.stat().st_size))
+        (tmp_path / "other").replace(path)
     if dirty:
         journal.mark({7: b"edge"})
     (journal.sync if dirty else journal.ensure_durable)()
