@@ -37,19 +37,15 @@ from halotile.cli.screens.scan_views import ScanFacts
 from halotile.errors import ConfigError, HalotileError, InputError, MissingPackage
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
-from halotile.storage.scans.convert import convert_scan
-from halotile.storage.scans.formats import encode_cxi
-from halotile.storage.scans.scan import StartValues, export_result, open_scan, open_summary, read_result
+from halotile.storage.scans import convert, formats, scan
 from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_output
 
 MEMORY_BYTES = 4 * 2**30
-_MOST_PIXELS = 2**16
 _PIXELS = (np.random.default_rng(7).random((3, 40, 33)) * 200).astype("u2")
 _PATTERNS = np.random.default_rng(7).poisson(20, (15, 8, 8)).astype("u2")
 _PLACES = np.indices((3, 5)).reshape(2, -1).T * 2e-7
 _PLACE = {"type": "translation", "translation": [0, 5, 5]}
-_OURS = Path(halotile.__file__).parent
 
 
 def _write_npy(folder: Path) -> None:
@@ -83,8 +79,7 @@ def _write_ome_tiff(folder: Path) -> None:
 
 def _write_png(folder: Path) -> None:
     colours = np.ascontiguousarray(np.moveaxis(_PIXELS, 0, -1))
-    grey = _PIXELS[0].astype("u1")
-    for name, pixels in {"grey": grey, "deep": _PIXELS[0] * 300, "rgb": colours * 300}.items():
+    for name, pixels in {"grey": _PIXELS[0].astype("u1"), "deep": _PIXELS[0] * 300, "rgb": colours * 300}.items():
         (folder / f"{name}.png").write_bytes(imagecodecs.png_encode(pixels))
     image = Image.fromarray(colours.astype("u1"))
     image.convert("P").save(folder / "palette.png", transparency=3)
@@ -113,14 +108,11 @@ def _write_zarr2(folder: Path) -> None:
         _write_array(folder / f"{name}.zarr", zarr_format=2, **options)
 
 
-V2_NAMES = {"name": "v2", "separator": "."}
-
-
 def _write_zarr3(folder: Path) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "zstd": {},
         "blosc": {"compressors": zarr.codecs.BloscCodec()},
-        "gzip": {"compressors": zarr.codecs.GzipCodec(), "chunk_key_encoding": V2_NAMES},
+        "gzip": {"compressors": zarr.codecs.GzipCodec(), "chunk_key_encoding": {"name": "v2", "separator": "."}},
         "raw": {"compressors": None, "dimension_names": ["z", "y", "x"]},
         "turned": {"filters": zarr.codecs.TransposeCodec(order=(2, 1, 0))},
         "sharded": {"shards": (1, 32, 32)},
@@ -139,12 +131,9 @@ def _write_ome_zarr(folder: Path) -> None:
     _write_output(folder / "ours.zarr", ome=True)
     for version in (2, 3):
         group = zarr.open_group(folder / f"v{version}.zarr", mode="w", zarr_format=version)
-        steps = [{"type": "scale", "scale": [1, 0.5, 0.5]}, _PLACE]
-        image = {
-            "axes": [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"],
-            "datasets": [{"path": "0", "coordinateTransformations": steps}],
-            "coordinateTransformations": steps,
-        }
+        moved = {"coordinateTransformations": [{"type": "scale", "scale": [1, 0.5, 0.5]}, _PLACE]}
+        axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
+        image = {"axes": axes, "datasets": [{"path": "0"} | moved], **moved}
         channels = {"channels": [{"color": "00FF00", "window": {"start": 0, "end": 9, "min": 0, "max": 9}}]}
         said = {"multiscales": [image], "omero": channels}
         group.attrs.update(said if version == 2 else {"ome": said | {"version": "0.5"}})
@@ -223,8 +212,7 @@ def write_ptyd(path: Path) -> None:
             chunk = file.create_group(f"chunks/{number}")
             chunk["data"], chunk["positions"] = _PATTERNS[part], _PLACES[part]
             chunk["weights"] = np.ones_like(_PATTERNS[part], "f4")
-        said = {"energy": 12.39842, "distance": 2.0, "psize": [5e-5, 3e-5], "center": [4.0, 4.0]}
-        for name, value in said.items():
+        for name, value in {"energy": 12.39842, "distance": 2.0, "psize": [5e-5, 3e-5], "center": [4.0, 4.0]}.items():
             file[f"meta/{name}"] = value
         file["info/weight2d"] = np.ones((8, 8))
 
@@ -233,33 +221,29 @@ def write_result(path: Path) -> None:
     """The result of a job."""
     place, count = "sample_1/geometry_1", len(_PLACES)
     contents: dict[str, Any] = {
-        "image_1/data": np.ones((20, 20), "c8"),
-        "image_2/data": np.ones((2, 8, 8), "c8"),
-        f"{place}/translation": np.zeros((count, 3)),
-        f"{place}/translation_before": np.zeros((count, 3)),
+        "image_1/data": np.ones((20, 20), "c8"), "image_2/data": np.ones((2, 8, 8), "c8"),
+        f"{place}/translation": np.zeros((count, 3)), f"{place}/translation_before": np.zeros((count, 3)),
         "process_1/loss": np.arange(3.0),
         "process_1/first_pixel": np.arange(2.0 * count).reshape(count, 2) % 12,
-        "process_1/amplitude": np.ones(count),
-        "instrument_1/detector_1/background": np.zeros((8, 8)),
+        "process_1/amplitude": np.ones(count), "instrument_1/detector_1/background": np.zeros((8, 8)),
         **dict.fromkeys(("process_1/ring_frequency", "process_1/ring_correlation"), np.ones(4)),
-    }
-    links = {
-        "object": "image_1/data", "probe": "image_2/data", "loss": "process_1/loss", "positions": f"{place}/translation"
     }  # fmt: skip
-    path.write_bytes(encode_cxi(contents, {"image_1": {"pixel_size": (1e-9, 1e-9)}}, links))
+    links = {"object": "image_1/data", "probe": "image_2/data", "loss": "process_1/loss"}
+    links["positions"] = f"{place}/translation"
+    path.write_bytes(formats.encode_cxi(contents, {"image_1": {"pixel_size": (1e-9, 1e-9)}}, links))
 
 
 def try_scan(path: Path) -> None:
     """Look at a scan, convert it, and read everything of what is written."""
     _refused(lambda: _shown(path))
     with TemporaryDirectory() as folder:
-        if _refused(lambda: convert_scan(str(path), f"{folder}/a.zarr")):
+        if _refused(lambda: convert.convert_scan(str(path), f"{folder}/a.zarr")):
             try_scan_zarr(Path(folder, "a.zarr"))
 
 
 def try_scan_zarr(path: Path) -> None:
     """Read everything of a scan."""
-    _refused(lambda: (open_scan(str(path))[1][...], open_summary(str(path)), _shown(path)))
+    _refused(lambda: (scan.open_scan(str(path))[1][...], scan.open_summary(str(path)), _shown(path)))
 
 
 def _shown(path: Path) -> Any:
@@ -271,9 +255,9 @@ def _shown(path: Path) -> Any:
 def try_result(path: Path) -> None:
     """Read a result as what it is, as the start of another job, and as images."""
     with TemporaryDirectory() as folder:
-        _refused(lambda: StartValues.read(str(path)))
-        if _refused(lambda: read_result(str(path))):
-            _refused(lambda: export_result(str(path), f"{folder}/a.zarr"))
+        _refused(lambda: scan.StartValues.read(str(path)))
+        if _refused(lambda: scan.read_result(str(path))):
+            _refused(lambda: scan.export_result(str(path), f"{folder}/a.zarr"))
 
 
 def _refused(call: Callable[[], Any]) -> bool:
@@ -288,22 +272,16 @@ def _refused(call: Callable[[], Any]) -> bool:
 
 def _write_scan_zarr(folder: Path) -> None:
     write_cxi(folder / "scan.cxi")
-    convert_scan(str(folder / "scan.cxi"), str(folder / "scan.zarr"))
+    convert.convert_scan(str(folder / "scan.cxi"), str(folder / "scan.zarr"))
     (folder / "scan.cxi").unlink()
 
 
 IMAGES: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
-    "npy": (_write_npy, np.load),
-    "hdf5": (_write_hdf5, _read_hdf5),
-    "tiff": (_write_tiff, _read_tiff),
-    "ome-tiff": (_write_ome_tiff, _read_tiff),
-    "png": (_write_png, _read_png),
-    "jpeg": (_write_jpeg, _read_jpeg),
-    "czi": (_write_czi, _read_czi),
-    "zarr-v2": (_write_zarr2, _read_zarr),
-    "zarr-v3": (_write_zarr3, _read_zarr),
+    "npy": (_write_npy, np.load), "hdf5": (_write_hdf5, _read_hdf5), "tiff": (_write_tiff, _read_tiff),
+    "ome-tiff": (_write_ome_tiff, _read_tiff), "png": (_write_png, _read_png), "jpeg": (_write_jpeg, _read_jpeg),
+    "czi": (_write_czi, _read_czi), "zarr-v2": (_write_zarr2, _read_zarr), "zarr-v3": (_write_zarr3, _read_zarr),
     "ome-zarr": (_write_ome_zarr, _read_zarr),
-}
+}  # fmt: skip
 
 _TAKEN_OUT = "(taken out)"
 _ODD: st.SearchStrategy[Any] = st.sampled_from(
@@ -319,18 +297,13 @@ ODD_VALUES: dict[str, Callable[[str, tuple[int, ...]], Any]] = {
     "a link to another file": lambda name, shape: h5py.ExternalLink("gone.h5", "x"),
     "null": lambda name, shape: h5py.Empty("f4"),
     "compound": lambda name, shape: np.zeros(shape, [("x", "f4"), ("y", "f4")]),
-    "text": lambda name, shape: "none",
-    "bytes": lambda name, shape: np.full(shape, b"x"),
-    "complex": lambda name, shape: np.ones(shape, complex),
-    "not a number": lambda name, shape: np.full(shape, np.nan),
-    "negative": lambda name, shape: np.full(shape, -1.0),
-    "huge": lambda name, shape: np.full(shape, 1e300),
-    "a number": lambda name, shape: 3.0,
-    "two numbers": lambda name, shape: np.ones(2),
-    "empty": lambda name, shape: np.ones((0, *shape[1:])),
-    "one axis more": lambda name, shape: np.ones((*shape, 1)),
+    "text": lambda name, shape: "none", "bytes": lambda name, shape: np.full(shape, b"x"),
+    "complex": lambda name, shape: np.ones(shape, complex), "not a number": lambda name, shape: np.full(shape, np.nan),
+    "negative": lambda name, shape: np.full(shape, -1.0), "huge": lambda name, shape: np.full(shape, 1e300),
+    "a number": lambda name, shape: 3.0, "two numbers": lambda name, shape: np.ones(2),
+    "empty": lambda name, shape: np.ones((0, *shape[1:])), "one axis more": lambda name, shape: np.ones((*shape, 1)),
     "one row less": lambda name, shape: np.ones((*(n - 1 for n in shape[:1]), *shape[1:])),
-}
+}  # fmt: skip
 ODD_HDF5: dict[str, Callable[[Any, str, tuple[int, ...]], Any]] = {
     "nothing": lambda file, name, shape: None,
     "a group": lambda file, name, shape: file.create_group(name),
@@ -345,17 +318,14 @@ ODD_HDF5: dict[str, Callable[[Any, str, tuple[int, ...]], Any]] = {
 Edit = tuple[Any, ...]
 """For bytes: position, inserted bytes, and number of bytes replaced. For JSON and HDF5: number of the value, and its replacement."""
 
-_NEW = st.one_of(
-    st.binary(min_size=1, max_size=4), st.sampled_from([b"\0" * 8, b"\xff" * 4, b"\xff" * 8, b"-", b"9", b"{"])
-)
+_WORDS = st.sampled_from([b"\0" * 8, b"\xff" * 4, b"\xff" * 8, b"-", b"9", b"{"])
 _BYTES = st.builds(
     lambda place, new, room: (place, new, len(new) if room is None else room),
     # The description of the pixels is usually at the start, after the signature.
     st.one_of(st.integers(4, 63), st.integers(8, 400), st.integers(8, 2000), st.integers(0, 2**14)),
-    _NEW,
+    st.one_of(st.binary(min_size=1, max_size=4), _WORDS),
     st.sampled_from([None, None, None, None, 0, 4, 2**14]),
 )
-_JSON = st.tuples(st.integers(0, 2**14), _ODD)
 _HDF5 = st.tuples(st.integers(0, 2**10), st.sampled_from(sorted(ODD_HDF5)))
 
 
@@ -372,7 +342,7 @@ def is_hdf5(file: Path) -> bool:
 def edits(file: Path) -> st.SearchStrategy[list[Edit]]:
     """A few changes to one file."""
     some = st.lists(_BYTES, min_size=1, max_size=2)
-    values = _JSON if is_json(file) else _HDF5 if is_hdf5(file) else None
+    values = st.tuples(st.integers(0, 2**14), _ODD) if is_json(file) else _HDF5 if is_hdf5(file) else None
     return some if values is None else st.lists(values, min_size=1, max_size=2) | some
 
 
@@ -428,19 +398,13 @@ def _places(value: Any) -> Any:
 
 
 def try_file(path: Path, read: Callable[[Path], Any]) -> None:
-    """Open a file as a job does, and read from it.
-
-    Raises
-    ------
-    Exception
-        Whatever a format may not raise, and what its library does not give.
-    """
+    """Open a file as a job does, and read from it; raise whatever a format may not raise, and what its library does not give."""
     try:
         source = open_source(path)
         assert json.dumps(source.fingerprint())
         shape = tuple(min(n, 64) for n in source.shape)
         # Larger arrays are refused by a plan because of their memory.
-        small = max(map(math.prod, (shape, source.chunks))) <= _MOST_PIXELS
+        small = max(map(math.prod, (shape, source.chunks))) <= (2**16)
         pixels = source.read(Region((0,) * len(shape), shape)) if small else None
     except (InputError, MissingPackage) as error:
         refuse_fault(error)
@@ -461,7 +425,7 @@ def refuse_fault(error: BaseException) -> None:
     if cause is None or isinstance(cause, (HalotileError, OSError)):
         return
     *_, last = traceback.extract_tb(cause.__traceback__)
-    if Path(last.filename).is_relative_to(_OURS):
+    if Path(last.filename).is_relative_to(Path(halotile.__file__).parent):
         raise cause
 
 
@@ -498,8 +462,7 @@ def main(name: str, examples: int, last: Path) -> None:
             root = data.draw(st.sampled_from(roots), "root")
             meta = [file for file in files[root] if is_json(file)] or files[root]
             file = data.draw(st.sampled_from(meta) | st.sampled_from(files[root]), "file")
-            content = file.read_bytes()
-            changes = data.draw(edits(file), "changes")
+            content, changes = file.read_bytes(), data.draw(edits(file), "changes")
             last.write_text(f"{file.relative_to(folder)}: {changes}")
             try:
                 file.write_bytes(edited(content, changes))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import zarr
 from numpy.typing import NDArray
 
 from halotile.storage.disk.object_path import OutputPath
@@ -36,3 +38,16 @@ def written(path: OutputPath, layout: Layout) -> NDArray[Any]:
     create_output(path, layout)
     ShardWriter(path, layout).write(Region.whole(layout.shape), pixels)
     return pixels
+
+
+def image_of(path: Path) -> dict[str, Any]:
+    """The multiscale attributes."""
+    attributes: dict[str, Any] = zarr.open_group(path, mode="r").attrs.asdict()
+    image: dict[str, Any] = attributes.get("ome", attributes)["multiscales"][0]
+    return image
+
+
+def stored_levels(path: Path) -> list[NDArray[Any]]:
+    """The pixels of every level."""
+    group: Any = zarr.open_group(path, mode="r")
+    return [group[entry["path"]][...] for entry in image_of(path)["datasets"]]

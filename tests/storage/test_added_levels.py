@@ -7,9 +7,7 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,37 +26,27 @@ from halotile.storage.sharded import layout
 from halotile.storage.sharded.output import open_output
 from halotile.storage.sharded.ownership import remove_added_levels
 from tests.cases import all_of, in_folders, thorough
-from tests.storage.outputs import OME, written
+from tests.storage.outputs import OME, image_of, stored_levels, written
 from tests.support import job_of, noisy_image, run_inline
 
 SHAPE = (150, 213)
 
 
-FORMATS: dict[str, Mapping[str, Any]] = {
-    "v2": {"zarr_format": 2, "chunks": 32},
-    "v3": {"zarr_format": 3, "chunks": 32},
-    "shards": {"zarr_format": 3, "chunks": 16, "shards": 64},
-}
+FORMATS: dict[str, Any] = {f"v{n}": {"zarr_format": n, "chunks": 32} for n in (2, 3)}
+FORMATS["shards"] = {"zarr_format": 3, "chunks": 16, "shards": 64}
 
 
 TYPES, SPACE = {"t": "time", "c": "channel"}, {"type": "space", "unit": "micrometer"}
 
 
 def save_image(
-    path: Path,
-    pixels: NDArray[Any],
-    form: str = "v3",
-    *,
-    axes: str = "yx",
-    scale: Sequence[float] | None = None,
-    name: str = "0",
-    attributes: Mapping[str, Any] | None = None,
+    path: Path, pixels: Any, form: str = "v3", *, axes: str = "yx", scale: Any = None, name: str = "0", **more: Any
 ) -> Path:
     """An OME-Zarr image with its finest level, as other programs write it."""
     options = dict(FORMATS[form])
     group = zarr.open_group(path, mode="w", zarr_format=options.pop("zarr_format"))
     edges = {key: tuple(edge if axis in "yx" else 1 for axis in axes) for key, edge in options.items()}
-    array = group.create_array(name, shape=pixels.shape, dtype=pixels.dtype, attributes=dict(attributes or {}), **edges)
+    array = group.create_array(name, shape=pixels.shape, dtype=pixels.dtype, **more, **edges)
     array[...] = pixels
     steps = [{"type": "scale", "scale": list(scale or [0.5] * len(axes))}]
     named = [{"name": a, "type": TYPES[a]} if a in TYPES else SPACE | {"name": a} for a in axes]
@@ -67,18 +55,6 @@ def save_image(
     of_v2, of_v3 = {"multiscales": [{"version": "0.4", **image}]}, {"version": "0.5", "multiscales": [image]}
     group.attrs.update({"mine": [1, 2.5], **(of_v2 if form == "v2" else {"ome": of_v3})})
     return path
-
-
-def image_of(path: Path) -> dict[str, Any]:
-    """The multiscale attributes."""
-    attributes: dict[str, Any] = zarr.open_group(path, mode="r").attrs.asdict()
-    image: dict[str, Any] = attributes.get("ome", attributes)["multiscales"][0]
-    return image
-
-
-def stored_levels(path: Path) -> list[NDArray[Any]]:
-    group = zarr.open_group(path, mode="r")
-    return [group[entry["path"]][...] for entry in image_of(path)["datasets"]]
 
 
 def tree(path: Path) -> dict[str, bytes]:
@@ -118,13 +94,13 @@ class Killed(Exception):
 class MortalDisk(Disk):
     """A disk on which the program is killed before a write operation, or in the middle of a write."""
 
-    def __init__(self, last: int) -> None:
-        self.left = last
+    def __init__(self, last: int, end: Exception | None = None) -> None:
+        self.left, self.end = last, end or Killed()
 
     def _count(self) -> None:
         self.left -= 1
         if self.left < 0:
-            raise Killed
+            raise self.end
 
     def _write(self, fd: int, buffers: Buffers) -> int:
         if self.left == 0:
@@ -161,14 +137,7 @@ class MortalDisk(Disk):
         thorough(noisy_image((1, 150), "int16"), "yx", None, {}),
     ],
 )
-def test_levels_are_those_of_a_job(
-    tmp_path: Path,
-    form: str,
-    pixels: NDArray[Any],
-    axes: str,
-    scale: Sequence[float] | None,
-    attributes: Mapping[str, Any],
-) -> None:
+def test_levels_are_as_in_a_job(tmp_path: Path, form: str, pixels: Any, axes: str, scale: Any, attributes: Any) -> None:
     path = save_image(tmp_path / "a.zarr", pixels, form, axes=axes, scale=scale, attributes=attributes)
     tile = {"block": 32, "axes": "zyx"} if axes == "zyx" else {"block": 64}
     run_inline(job_of(path, tmp_path / "b.zarr", "none", shard=64 if axes == "yx" else 8, chunk=4, tile=tile))
@@ -201,10 +170,9 @@ def test_every_other_key_stays_also_in_consolidated_metadata(tmp_path: Path) -> 
         assert '"1' in json.dumps(json.loads((path / file).read_text()))
         added = image_of(path)["datasets"]
         assert [entry["path"] for entry in added] == ["0", "1", "2", "3", "4"]
-        assert added[2]["coordinateTransformations"] == [
-            {"type": "scale", "scale": [2.0, 2.0]},
-            {"type": "translation", "translation": [0.75, 0.75]},
-        ]
+        scale, place = added[2]["coordinateTransformations"]
+        assert scale == {"type": "scale", "scale": [2.0, 2.0]}
+        assert place == {"type": "translation", "translation": [0.75, 0.75]}
         image = before.get("ome", before)["multiscales"][0]
         image["datasets"] = added
         assert after.attrs.asdict() == before == zarr.open_group(path, use_consolidated=False).attrs.asdict()
@@ -260,10 +228,8 @@ def test_labels_odd_versions_and_closed_folders_are_refused(tmp_path: Path, monk
     path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
     group = zarr.open_group(path)
     attributes: Any = group.attrs.asdict()["ome"]
-    for change, words in (
-        ({"image-label": {}}, "is a label image"),
-        ({"version": "0.9"}, r"is an OME-Zarr 0\.9 with 1 levels"),
-    ):
+    odd = {"is a label image": {"image-label": {}}, r"is an OME-Zarr 0\.9 with 1 levels": {"version": "0.9"}}
+    for words, change in odd.items():
         group.attrs["ome"] = attributes | change
         with pytest.raises(ConfigError, match=words):
             add_levels(path)
@@ -279,10 +245,8 @@ def test_labels_odd_versions_and_closed_folders_are_refused(tmp_path: Path, monk
 
 @pytest.mark.filterwarnings("ignore:Combining")
 def test_codecs_that_do_not_fit_smaller_levels_are_named(tmp_path: Path) -> None:
-    rows: list[tuple[Any, Any]] = [
-        ([zarr.codecs.ShardingCodec(chunk_shape=(16, 16))], None),
-        (None, [zarr.codecs.TransposeCodec(order=(1, 0))]),
-    ]
+    turn, inside = zarr.codecs.TransposeCodec(order=(1, 0)), zarr.codecs.ShardingCodec(chunk_shape=(16, 16))
+    rows: list[tuple[Any, Any]] = [([inside], None), (None, [turn])]
     for folder, (inner, filters) in in_folders(tmp_path, rows):
         path = save_image(folder / "a.zarr", noisy_image(SHAPE))
         group = zarr.open_group(path)
@@ -297,16 +261,15 @@ def test_codecs_that_do_not_fit_smaller_levels_are_named(tmp_path: Path) -> None
 
 def test_the_layout_of_an_output_is_known_with_added_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "LARGEST_TOP", 4)
-    written(tmp_path / "a.zarr", OME)
-    add_levels(tmp_path / "a.zarr")
-    assert len(stored_levels(tmp_path / "a.zarr")) == 4
-    assert open_output(tmp_path / "a.zarr") == OME
-    some = OME.in_levels((1, 1, 16, 16), 2)
+    some, found = OME.in_levels((1, 1, 16, 16), 2), []
     assert some.levels == 2
-    written(tmp_path / "b.zarr", some)
-    add_levels(tmp_path / "b.zarr")
-    check_equal(tmp_path / "b.zarr", stored_levels(tmp_path / "a.zarr"))
-    assert open_output(tmp_path / "b.zarr") == some
+    for path, made in ((tmp_path / "a.zarr", OME), (tmp_path / "b.zarr", some)):
+        written(path, made)
+        add_levels(path)
+        found.append(stored_levels(path))
+        assert open_output(path) == made
+    assert len(found[0]) == 4
+    check_equal(tmp_path / "b.zarr", found[0])
 
 
 def test_the_image_in_a_zarr_is_found(tmp_path: Path) -> None:
@@ -326,31 +289,6 @@ def test_the_image_in_a_zarr_is_found(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "bare.zarr", data=pixels)
     assert find_image(str(tmp_path / "bare.zarr")) is None
     assert find_image("s3://bucket/image.zarr") is None
-
-
-@pytest.mark.thorough
-def test_memory_does_not_grow_with_the_image(tmp_path: Path) -> None:
-    script = """
-import resource, sys
-from pathlib import Path
-import numpy, zarr
-from halotile.storage.images import added_levels
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-group = zarr.create_group(sys.argv[1])
-group.attrs["ome"] = {"version": "0.5", "multiscales": [{"datasets": [{"path": "0"}]}]}
-array = group.create_array("0", shape=(12288, 12288), shards=(4096, 4096), chunks=(512, 512), dtype="uint16")
-rows = numpy.arange(512 * 4096, dtype="uint32").astype("uint16").reshape(512, 4096)
-small = group.create_array("small", shape=(2100, 2100), chunks=(512, 512), dtype="uint16")
-for index in numpy.ndindex(24, 3):
-    array[index[0] * 512:(index[0] + 1) * 512, index[1] * 4096:(index[1] + 1) * 4096] = rows
-before = peak()
-assert added_levels.add_levels(Path(sys.argv[1]))[0] == 5
-print((peak() - before) / 1024)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "a.zarr")], capture_output=True, text=True, check=True
-    )
-    assert float(done.stdout) < 100
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata", "ignore:Object at")
@@ -389,17 +327,11 @@ class BeforeMetadata(Disk):
         super()._replace(old, new)
 
 
-def interrupted(path: Path, last: int = 40) -> list[Path]:
+def interrupted(path: Path) -> list[Path]:
     """Levels of which some shards are written when the disk is full; returns their files."""
-
-    class FullDisk(MortalDisk):
-        def _count(self) -> None:
-            self.left -= 1
-            if self.left < 0:
-                raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = MortalDisk(40, OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(DiskRefused, match=r"the disk ran full: .*\. Free some space and run again"):
-        add_levels(path, disk=FullDisk(last))
+        add_levels(path, disk=full)
     assert len(stored_levels(path)) == 1
     files = (path / WORK / "state" / "1" / "c").rglob("*")
     shards = sorted(file for file in files if file.is_file() and not file.name.endswith(".partial"))
@@ -434,12 +366,11 @@ def test_shards_that_are_done_are_kept_and_damaged_ones_are_not(tmp_path: Path) 
 
 
 def test_levels_of_an_image_that_has_changed_since_are_made_anew(tmp_path: Path) -> None:
-    for last in (40, 10_000):
-        path, whole = tmp_path / f"a{last}.zarr", tmp_path / f"b{last}.zarr"
-        save_image(path, noisy_image(SHAPE))
-        save_image(whole, noisy_image(SHAPE, seed=1))
-        add_levels(whole)
-        if last == 40:
+    whole = save_image(tmp_path / "whole.zarr", noisy_image(SHAPE, seed=1))
+    add_levels(whole)
+    for moved in (False, True):
+        path = save_image(tmp_path / f"{moved}.zarr", noisy_image(SHAPE))
+        if not moved:
             interrupted(path)
         else:  # moved, and not yet named
             with pytest.raises(Killed):
@@ -461,17 +392,14 @@ def test_an_image_that_changes_meanwhile_is_left_as_it_is(tmp_path: Path) -> Non
 
     with pytest.raises(InputError, match="was written to while its levels were made"):
         add_levels(path, change)
-    assert sorted(os.listdir(path)) == ["0", "zarr.json"]
-    assert len(stored_levels(path)) == 1
+    assert (sorted(os.listdir(path)), len(stored_levels(path))) == (["0", "zarr.json"], 1)
 
 
 def test_without_room_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
-    needed = 4 * (75 * 107 + 38 * 54 + 19 * 27 + 10 * 14)
-    usage = shutil.disk_usage(tmp_path)
+    needed, usage = 4 * (75 * 107 + 38 * 54 + 19 * 27 + 10 * 14), shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
-    refused = rf"levels take up to {needed:,} bytes, and {needed - 1:,} are free"
-    with pytest.raises(DiskRefused, match=refused):
+    with pytest.raises(DiskRefused, match=rf"levels take up to {needed:,} bytes, and {needed - 1:,} are free"):
         add_levels(path)
     assert len(stored_levels(path)) == 1
     assert (path / WORK).exists()  # what an interrupted call has written is kept
@@ -486,11 +414,10 @@ def test_names_that_lead_elsewhere_remove_nothing_there(tmp_path: Path) -> None:
         beside.mkdir()
         (beside / "kept.txt").write_text("kept")
         (output / "link").symlink_to(beside)
-        before = {path: path.read_bytes() for path in (output / "0").rglob("*") if path.is_file()}
         document = json.loads((output / "zarr.json").read_text())
         document["attributes"]["ome"]["multiscales"][0]["datasets"].append({"path": name})
         (output / "zarr.json").write_text(json.dumps(document))
-        assert remove_added_levels(output, OME) == 1
-        assert (beside / "kept.txt").read_text() == "kept"
-        assert {path: path.read_bytes() for path in before} == before
+        before = tree(output / "0")
+        assert (remove_added_levels(output, OME), (beside / "kept.txt").read_text()) == (1, "kept")
+        assert tree(output / "0") == before
         assert f'"path": "{name}"' not in (output / "zarr.json").read_text() or name == "0"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -29,8 +30,7 @@ def _write(path: Path, **datasets: np.ndarray) -> Path:
 
 
 def test_the_only_image_is_found_among_tables(tmp_path: Path) -> None:
-    path = _write(tmp_path / "a.h5", entry__data=FRAME, entry__times=np.zeros(9), version=np.array(1.0))
-    source = open_source(path)
+    source = open_source(_write(tmp_path / "a.h5", entry__data=FRAME, entry__times=np.zeros(9), version=np.array(1.0)))
     assert source.fingerprint()["dataset"] == "/entry/data"
     assert np.array_equal(source.read(Region((2, 3), (9, 9))), FRAME[2:9, 3:9])
 
@@ -54,8 +54,7 @@ def test_axes_are_called_as_labels_or_dimensions_of_netcdf_whose_other_attribute
             for axis, name in enumerate(dims):
                 file.create_dataset(name, data=np.arange(8.0 + axis)).make_scale(no_variable)
                 dataset.dims[axis].attach_scale(file[name])
-        letters = {"lat": "y", "lon": "x", "time": "t"}
-        source = open_source(path)
+        letters, source = {"lat": "y", "lon": "x", "time": "t"}, open_source(path)
         assert (source.axes, source.remarks) == (tuple(letters[name] for name in dims), ())
         assert source.chunks == (1, 9, 5)
         assert source.nodata == source[0, 0, 0], "what was never written is a hole"
@@ -158,9 +157,7 @@ def _through_a_link_in_another_folder(folder: Path) -> tuple[Path, Path]:
     return folder / "a.h5", part
 
 
-def _through(
-    middle: Callable[..., Path], first: Callable[..., Path], last: Callable[..., Path] = _plain, end: str = "part.h5"
-) -> Callable[[Path], tuple[Path, Path]]:
+def _through(middle: Any, first: Any, last: Any = _plain, end: str = "part.h5") -> Callable[[Path], tuple[Path, Path]]:
     """A file that leads to one in a folder, which leads to the last one."""
 
     def make(folder: Path) -> tuple[Path, Path]:
@@ -205,9 +202,7 @@ KINDS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_a_change_of_a_file_is_detected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], tuple[Path, Path]]
-) -> None:
+def test_a_change_of_a_file_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
     path, part = make(tmp_path)
     monkeypatch.chdir(tmp_path)
     source = open_source(path, dataset="data")
@@ -249,8 +244,7 @@ def test_cyclic_sources_are_handled(tmp_path: Path) -> None:
     _virtual(tmp_path / "b.h5", "a.h5")
     with h5py.File(tmp_path / "b.h5", "a") as file:
         file["loop"] = h5py.SoftLink("loop/on")
-    files = open_source(tmp_path / "a.h5", dataset="data").fingerprint()["files"]
-    assert list(files) == [str(tmp_path / "b.h5")]
+    assert list(open_source(tmp_path / "a.h5", dataset="data").fingerprint()["files"]) == [str(tmp_path / "b.h5")]
     path = _virtual(tmp_path / "c.h5", "b.h5", "loop")
     with pytest.raises(InputError, match=r"b\.h5, dataset loop, which cannot be read"):
         open_source(path)
@@ -293,8 +287,7 @@ def test_a_raw_file_that_is_cut_short_is_refused(tmp_path: Path, monkeypatch: py
     raw, path = _raw(tmp_path / "part.raw"), _external(tmp_path / "a.h5", "part.raw")
     assert np.array_equal(open_source(path)[...], FRAME)
     raw.write_bytes(raw.read_bytes()[:-1])
-    said = rf"part\.raw has {FRAME.nbytes - 1:,} bytes, and .* reads {FRAME.nbytes:,}"
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=rf"part\.raw has {FRAME.nbytes - 1:,} bytes, and .* reads {FRAME.nbytes:,}"):
         open_source(path)
 
 
@@ -320,9 +313,7 @@ def test_raw_files_that_are_not_found_are_named(tmp_path: Path, monkeypatch: pyt
     _raw(tmp_path / "part.raw")
     code = "import sys; from halotile.storage.arrays import open_source; print(open_source(sys.argv[1])[...].sum())"
     environment = os.environ | {"HDF5_EXTFILE_PREFIX": "${ORIGIN}"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, path], env=environment, capture_output=True, check=True)
     assert int(done.stdout) == FRAME.sum()
 
 

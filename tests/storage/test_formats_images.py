@@ -47,9 +47,6 @@ Y, X = np.mgrid[:48, :80]
 IMAGE = Image.fromarray(np.stack([Y * 4, X * 3, Y + X], -1).astype("u1"))
 
 
-FRAME = np.arange(30 * 40, dtype="float32").reshape(30, 40)
-
-
 def write(path: Path, pixels: Array) -> Path:
     path.write_bytes(imagecodecs.png_encode(np.ascontiguousarray(pixels)))
     return path
@@ -65,36 +62,29 @@ def png_of(height: int, width: int, rows: bytes, *, interlaced: bool = False) ->
     return MAGIC + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-def saved(folder: Path) -> dict[str, Path]:
-    """A grey image in each format."""
-    np.save(folder / "a.npy", FRAME)
-    IMAGE.convert("L").save(folder / "a.jpg")
-    return {"png": write(folder / "a.png", COLOURS[..., 0]), "jpg": folder / "a.jpg", "npy": folder / "a.npy"}
-
-
 def test_a_bomb_is_described_without_its_memory(tmp_path: Path) -> None:
-    path = saved(tmp_path)["jpg"]
-    content = bytearray(path.read_bytes())
+    jpeg, png = tmp_path / "a.jpg", tmp_path / "a.png"
+    IMAGE.convert("L").save(jpeg)
+    content = bytearray(jpeg.read_bytes())
     at = content.index(b"\xff\xc0") + 5
     content[at : at + 4] = struct.pack(">HH", 65_000, 65_000)
-    path.write_bytes(content)
-    (tmp_path / "a.png").write_bytes(png_of(100_000, 100_000, b"\0" * 100_001))
+    jpeg.write_bytes(content)
+    png.write_bytes(png_of(100_000, 100_000, b"\0" * 100_001))
     with little_taken():
-        assert open_source(path).chunks == (65_000, 65_000)
-        assert open_source(tmp_path / "a.png").chunks == (100_000, 100_000)
-    (tmp_path / "a.png").write_bytes(png_of(2**31 - 1, 2**31 - 1, b"\0" * 100))
+        assert (open_source(jpeg).chunks, open_source(png).chunks) == ((65_000, 65_000), (100_000, 100_000))
+    png.write_bytes(png_of(2**31 - 1, 2**31 - 1, b"\0" * 100))
     with pytest.raises(InputError, match="no disk holds so many pixels"):
-        open_source(tmp_path / "a.png")
+        open_source(png)
 
 
-@pytest.mark.parametrize(
-    ("name", "module"), [("png", "imagecodecs"), ("jpg", "imagecodecs"), ("jpg", "PIL.JpegImagePlugin")]
-)
-def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str) -> None:
-    path = saved(tmp_path)[name]
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingPackage, match=r'pip install "halotile\[images\]"'):
-        open_source(path)
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.png", COLOURS)
+    IMAGE.save(tmp_path / "a.jpg")
+    for name, module in (("png", "imagecodecs"), ("jpg", "imagecodecs"), ("jpg", "PIL.JpegImagePlugin")):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            with pytest.raises(MissingPackage, match=r'pip install "halotile\[images\]"'):
+                open_source(tmp_path / f"a.{name}")
 
 
 def test_every_bit_of_a_png_is_kept(tmp_path: Path) -> None:
@@ -109,24 +99,16 @@ def test_every_bit_of_a_png_is_kept(tmp_path: Path) -> None:
         assert [channel["label"] for channel in source.channels] == named
 
 
-def turned(orientation: int) -> dict[str, Any]:
-    exif = Image.Exif()
-    exif[274] = orientation
-    return {"exif": exif}
-
-
 THUMBNAIL = io.BytesIO()
 IMAGE.resize((16, 16)).save(THUMBNAIL, "jpeg")
+UPRIGHT = [b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0" + bytes([n]) + bytes(6) for n in range(1, 9)]
 SHOWN: list[tuple[str, str, dict[str, Any], str, str]] = [
-    ("png", "P", {}, "RGB", "palette"),
-    ("png", "P", {"transparency": 3}, "RGBA", "palette"),
-    ("png", "L", {"transparency": 3}, "LA", "opacity"),
-    ("png", "RGB", {"transparency": (1, 2, 3)}, "RGBA", "opacity"),
-    ("png", "1", {}, "1", ""),
-    ("png", "RGB", {"dpi": (300, 300)}, "RGB", ""),
+    ("png", "P", {}, "RGB", "palette"), ("png", "P", {"transparency": 3}, "RGBA", "palette"),
+    ("png", "L", {"transparency": 3}, "LA", "opacity"), ("png", "RGB", {"transparency": (1, 2, 3)}, "RGBA", "opacity"),
+    ("png", "1", {}, "1", ""), ("png", "RGB", {"dpi": (300, 300)}, "RGB", ""),
     ("png", "RGB", {"save_all": True, "append_images": [IMAGE.rotate(180)]}, "RGB", "animation: its first image is read"),
     *(("jpg", mode, options, mode, "") for mode in ("L", "RGB") for options in ({"dpi": (300, 300)}, {"progressive": True}, {"subsampling": 0})),
-    *(("jpg", "RGB", turned(n), "RGB", "upright" if n > 1 else "") for n in range(1, 9)),
+    *(("jpg", "RGB", {"exif": exif}, "RGB", "upright" if n else "") for n, exif in enumerate(UPRIGHT)),
     ("jpg", "RGB", {"comment": THUMBNAIL.getvalue()}, "RGB", ""),
 ]  # fmt: skip
 
@@ -221,13 +203,12 @@ def test_a_npy_file_is_mapped_of_known_header_versions_and_never_unpickled(tmp_p
     path = tmp_path / "a.npy"
     for version in ((1, 0), (2, 0), (3, 0)):
         with path.open("wb") as file:
-            np.lib.format.write_array(file, FRAME, version)
+            np.lib.format.write_array(file, COLOURS, version)
         with nullcontext() if version[0] < 3 else pytest.raises(InputError, match="version"):
-            assert np.array_equal(open_source(path)[...], FRAME)
+            assert np.array_equal(open_source(path)[...], COLOURS)
     np.save(path, np.ones((300, 400)))
-    source = open_source(path)
+    source, reader = open_source(path), NpyReader(str(path), axes=None)
     assert source.read(Region((0, 0), (1, 1))) == 1
-    reader = NpyReader(str(path), axes=None)
     assert isinstance(reader.pixels.base, mmap.mmap)
     assert reader.header.chunks == (1, 1)
     np.save(path, np.ones((2, 2)))
@@ -281,8 +262,7 @@ class FakeReader(Reader):  # type: ignore[misc]
         return self._scenes
 
     def _read_delayed(self) -> Any:
-        letters = self.letters
-        pixels = PIXELS[self.current_scene_index]
+        letters, pixels = self.letters, PIXELS[self.current_scene_index]
         if "S" in letters:
             pixels = np.moveaxis(pixels[:, :1], 0, -1)
         if "T" in letters:
@@ -321,54 +301,44 @@ def test_a_plane_is_decoded_when_it_is_read_and_once(tmp_path: Path, fake: type[
     assert (source.format, "".join(source.axes), source.shape) == ("bioio", "czyx", PIXELS[0].shape)
     assert (source.chunks, source.keeps_chunk, fake.decoded) == ((1, 1, 30, 42), True, [])
     for top in range(0, 30, 10):
-        pixels = source[1, 2, top : top + 10, 5:40]
-        np.testing.assert_array_equal(pixels, PIXELS[0][1, 2, top : top + 10, 5:40])
+        np.testing.assert_array_equal(source[1, 2, top : top + 10, 5:40], PIXELS[0][1, 2, top : top + 10, 5:40])
     assert fake.decoded == [(1, 2, 0, 0)]
     np.testing.assert_array_equal(source[:], PIXELS[0])
     assert len(fake.decoded) == 13
 
 
 def test_a_scene_is_chosen_by_name_or_number(tmp_path: Path, fake: type[FakeReader]) -> None:
-    path = write_lif(tmp_path / "a.lif")
-    for dataset in (None, "left", "right", "1"):
-        source = open_source(path, dataset=dataset)
-        number = int(dataset in ("right", "1"))
-        np.testing.assert_array_equal(source[0, 0], PIXELS[number][0, 0])
-        one, other = ("left", "right")[number], ("right", "left")[number]
+    path, scenes = write_lif(tmp_path / "a.lif"), ("left", "right")
+    for dataset, number in ((None, 0), ("left", 0), ("right", 1), ("1", 1)):
+        source, one, other = open_source(path, dataset=dataset), scenes[number], scenes[1 - number]
         said = f"the file has 2 scenes, left, right: this is {one}. For another, write input.dataset: {other}"
-        assert source.remarks == (said,)
-        copy = pickle.loads(pickle.dumps(source))
-        np.testing.assert_array_equal(copy[0, 0], source[0, 0])
-        assert source.fingerprint()["scene"] == one
-    for options in ({"dataset": "2"}, {"dataset": "-1"}, {"dataset": "middle"}, {"level": 1}):
-        words = (
-            r"at full resolution\. Leave level out"
-            if "level" in options
-            else "has no such scene. Write one of left, right"
-        )
+        assert (source.remarks, source.fingerprint()["scene"]) == ((said,), one)
+        for each in (source, pickle.loads(pickle.dumps(source))):
+            np.testing.assert_array_equal(each[0, 0], PIXELS[number][0, 0])
+    rows: list[dict[str, Any]] = [{"dataset": "2"}, {"dataset": "-1"}, {"dataset": "middle"}, {"level": 1}]
+    for options in rows:
+        level = "level" in options
+        words = r"at full resolution\. Leave level out" if level else "has no such scene. Write one of left, right"
         with pytest.raises(InputError, match=words):
             open_source(path, **options)
 
 
 def test_sizes_time_and_names_are_taken_over(tmp_path: Path, fake: type[FakeReader]) -> None:
     source = open_source(write_lif(tmp_path / "a.lif", "TCZYX"))
-    assert "".join(source.axes) == "tczyx"
-    assert source.scale == (1.5, 1.0, 0.5, 0.1, 1.0)
+    assert ("".join(source.axes), source.scale) == ("tczyx", (1.5, 1.0, 0.5, 0.1, 1.0))
     assert source.units == ("second", None, "micrometer", "micrometer", None)
-    assert source.ome is not None
-    assert source.ome.name == "left"
+    assert (source.ome and source.ome.name) == "left"
     assert [channel["label"] for channel in source.channels] == ["red", "green", "blue"]
     source = open_source(write_lif(tmp_path / "b.lif", "ZYXS"))  # axes of length 1 are left out, samples are channels
     assert ("".join(source.axes), source.shape) == ("yxc", (30, 42, 3))
     np.testing.assert_array_equal(source[:], np.moveaxis(PIXELS[0][:, 0], 0, -1))
 
 
-def test_a_refused_file_is_damage(tmp_path: Path, fake: type[FakeReader], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_file_is_damage_and_a_missing_plug_in_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: type[FakeReader]
+) -> None:
     with pytest.raises(DamagedData, match=r"a\.lif: bioio cannot read it: .*no letters.*Copy it again"):
         open_source(write_lif(tmp_path / "a.lif", "not mine"))
-
-
-def test_a_missing_plug_in_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: type[FakeReader]) -> None:
     with pytest.raises(MissingPackage, match=r"bioio has no plug-in for \.oir here. Install"):
         open_source(write_lif(tmp_path / "a.OIR"))
     monkeypatch.setitem(sys.modules, "bioio", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 
 import numpy as np
 import pytest
@@ -11,25 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halotile.errors import ConfigError
-from halotile.storage.grid import Grid, Region, align_outward
+from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Pixels, Rim, read_window
 
-axis = st.tuples(
-    st.integers(1, 40), st.integers(1, 50), st.integers(0, 60), st.integers(0, 60), st.sampled_from([1, 2, 8])
-)
+Axes = list[tuple[int, ...]]
+halos = st.integers(0, 60)
+axis = st.tuples(st.integers(1, 40), st.integers(1, 50), halos, halos, st.sampled_from([1, 2, 8]))
 
 
-def grid_of(axes: list[tuple[int, int, int, int, int]], least: int = 1) -> Grid:
+def grid_of(axes: Axes, least: int = 1) -> Grid:
     shape, block, before, after, align = zip(*axes, strict=True)
-    depth = tuple(zip(before, after, strict=True))
-    return Grid(shape, block, depth, align, (least,) * len(shape))
+    return Grid(shape, block, tuple(zip(before, after, strict=True)), align, (least,) * len(shape))
 
 
 @given(st.lists(axis, min_size=1, max_size=3), st.integers(1, 70), st.data())
 @settings(deadline=None, max_examples=90)
-def test_cores_partition_the_array_in_aligned_windows_with_halos(
-    axes: list[tuple[int, int, int, int, int]], least: int, data: st.DataObject
-) -> None:
+def test_cores_partition_the_array_in_aligned_windows(axes: Axes, least: int, data: st.DataObject) -> None:
     grid = grid_of(axes, least)
     covered, reach = np.zeros(grid.shape, int), Region.whole(grid.shape).grow(grid.depth)
     for block in itertools.islice(grid, 2000):
@@ -48,50 +44,27 @@ def test_cores_partition_the_array_in_aligned_windows_with_halos(
 
 @given(st.lists(axis, min_size=1, max_size=2))
 @settings(deadline=None, max_examples=60)
-def test_no_block_is_larger_than_the_middle_one(axes: list[tuple[int, int, int, int, int]]) -> None:
+def test_no_block_is_larger_than_the_middle_one(axes: Axes) -> None:
     grid = grid_of(axes)
-    whole = Region.whole(grid.shape)
-    blocks = [grid.middle, *itertools.islice(grid, 2000)]
+    whole, blocks = Region.whole(grid.shape), [grid.middle, *itertools.islice(grid, 2000)]
     assert max(block.core.size for block in blocks) == grid.middle.core.size
-    grid = grid_of(
-        [(n, b, before, after, 1) for n, b, before, after, _ in axes]
-    )  # the size of the alignment margin depends on the position
+    grid = grid_of([(*sizes, 1) for *sizes, _ in axes])  # the size of the alignment margin depends on the position
     blocks = [grid.middle, *itertools.islice(grid, 2000)]
     assert max(block.window.size for block in blocks) == grid.middle.window.size
     if all(count > 2 for count in grid.counts) and max(map(max, grid.depth)) <= min(grid.block):
         assert max(block.window.clip(whole).size for block in blocks) == grid.middle.window.clip(whole).size
 
 
-def test_a_block_of_a_million_is_an_immutable_value_computed_on_demand() -> None:
-    grid = Grid((10**6, 10**6), (10**3, 10**3), ((8, 8), (8, 8)))
-    block = grid.block_at(len(grid) - 1)
-    assert block.core == Region((999_000, 999_000), (10**6, 10**6))
-    assert pickle.loads(pickle.dumps(block)) == block
-    assert {block: 1}[block] == 1
-    with pytest.raises(AttributeError):
-        block.number = 3  # type: ignore[misc]
-    with pytest.raises(IndexError):
-        grid.block_at(len(grid))
-    with pytest.raises(IndexError):
-        grid.number_of((1000, 0))
-
-
 def test_impossible_grids_are_refused() -> None:
-    rows: list[tuple[tuple[object, ...], str]] = [
+    for arguments, message in [
         (((0, 4), (2, 2), ((0, 0), (0, 0))), r"shape is \(0, 4\): write at least 1"),
         (((4, 4), (0, 2), ((0, 0), (0, 0))), "at least 1"),
         (((4, 4), (2, 2), ((0, -1), (0, 0))), "negative"),
         (((4, 4), (2,), ((0, 0), (0, 0))), "different numbers of axes"),
         (((4, 4), (2, 2), ((0, 0), (0, 0)), (0, 1)), "at least 1"),
-    ]
-    for arguments, message in rows:
+    ]:
         with pytest.raises(ConfigError, match=message):
             Grid(*arguments)  # type: ignore[arg-type]
-
-
-def test_alignment_stops_at_the_end_of_the_array() -> None:
-    assert align_outward(Region((5,), (9,)), (4,), (10,)) == Region((4,), (10,))
-    assert align_outward(Region((5,), (12,)), (4,), (10,)) == Region((4,), (12,))
 
 
 PAD_MODE = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "periodic": "wrap", "constant": "constant"}
@@ -121,8 +94,7 @@ class Counting:
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(sorted(PAD_MODE))), min_size=1, max_size=3), st.data())
 @settings(deadline=None, max_examples=200)
 def test_windows_read_what_numpy_pads(axes: list[tuple[int, str]], data: st.DataObject) -> None:
-    source = Counting(tuple(n for n, _ in axes))
-    margin = 25
+    source, margin = Counting(tuple(n for n, _ in axes)), 25
     padded: Pixels = source.pixels
     for i, (_, rule) in enumerate(axes):
         width = [(margin, margin) if j == i else (0, 0) for j in range(len(axes))]
@@ -130,16 +102,13 @@ def test_windows_read_what_numpy_pads(axes: list[tuple[int, str]], data: st.Data
         padded = np.pad(padded, width, mode=PAD_MODE[rule], **extra)  # type: ignore[call-overload]
     start = tuple(data.draw(st.integers(-margin, n + margin - 1)) for n, _ in axes)
     stop = tuple(data.draw(st.integers(a + 1, n + margin)) for a, (n, _) in zip(start, axes, strict=True))
-    rim = Rim(tuple(rule for _, rule in axes), (-3.0,) * len(axes))
-    window = Region(start, stop)
-    got = read_window(source, window, rim)
-    assert np.array_equal(got, padded[window.shift((margin,) * len(axes)).slices])
+    rim, window = Rim(tuple(rule for _, rule in axes), (-3.0,) * len(axes)), Region(start, stop)
+    assert np.array_equal(read_window(source, window, rim), padded[window.shift((margin,) * len(axes)).slices])
     assert source.read_pixels <= source.pixels.size
 
 
 def test_cut_ends_the_window_at_the_edge_and_a_periodic_one_reads_two_slabs_not_the_array_between() -> None:
-    source = Counting((5, 6))
-    rim = Rim(("cut", "reflect"))
+    source, rim = Counting((5, 6)), Rim(("cut", "reflect"))
     window = Region((-2, -2), (4, 4))
     assert read_window(source, window, rim).shape == (4, 6)
     assert rim.reach(window, source.shape) == Region((0, -2), (4, 4))

@@ -1,4 +1,9 @@
-"""The journal and its set of numbers compared with a plain set, through crashes and damage."""
+"""The journal compared with a plain set, through crashes and damage; and power cuts at every moment of a job of 3×3 blocks.
+
+A disk records its system calls. For every cut between two of them, several subsets of the calls that no fsync made
+durable survive: none, all, each alone, all but one, one of them partly. The job resumes from the remaining tree;
+no journalled block may be missing, and the result must equal that of an undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +11,33 @@ import errno
 import io
 import itertools
 import json
+import os
 import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from halotile.errors import ConfigError, DamagedData, ResumeRefused
-from halotile.storage.disk.durable import Buffers, Disk
+from halotile.errors import ConfigError, DamagedData, HalotileError, ResumeRefused
+from halotile.storage.disk.durable import Buffers, Disk, remove_partials
+from halotile.storage.grid import Region
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import MOST_DIGESTS, VERSION, Journal
 from halotile.storage.run_directory.json_files import with_checksum
 from halotile.storage.run_directory.number_ranges import RangeSet
+from halotile.storage.sharded.output import Layout, ShardWriter, check_block, create_output
+from halotile.storage.sharded.ownership import metadata_problems
 
 TOTAL = 40
-
-
-NUMBERS = st.lists(st.integers(0, TOTAL - 1), max_size=12)
 
 
 class JournalMachine(RuleBasedStateMachine):
@@ -50,7 +63,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.done |= digests
         self.record()
 
-    @rule(numbers=NUMBERS)
+    @rule(numbers=st.lists(st.integers(0, TOTAL - 1), max_size=12))
     def unmark(self, numbers: list[int]) -> None:
         self.journal.unmark(numbers)
         self.done = {number: digest for number, digest in self.done.items() if number not in numbers}
@@ -119,9 +132,6 @@ def journal_lines(path: Path, *steps: tuple[str, list[int]]) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True)
 
 
-ODD_SIZES = [(2**70, 1), (2**62, 1), (10**11, 1), (TOTAL, 2**62), (-1, 1), (TOTAL, 0)]
-
-
 def opened(path: Path, **options: Any) -> Journal:
     return Journal.open(path, "print", TOTAL, **options)
 
@@ -132,8 +142,7 @@ def test_every_partial_last_line_is_removed(tmp_path: Path) -> None:
     for length in range(len(last)):
         path.write_bytes(b"".join(whole) + last[:length])
         journal = opened(path)
-        assert list(journal.done) == [1, 2]
-        assert journal.warning == ""
+        assert (list(journal.done), journal.warning) == ([1, 2], "")
         journal.mark(marked(7))
         assert list(opened(path).done) == [1, 2, 7]
 
@@ -186,15 +195,16 @@ def test_what_a_journal_refuses_leaves_it_as_it_was(tmp_path: Path) -> None:
 
 def test_a_file_without_a_valid_first_line_is_damaged_and_an_old_version_is_named(tmp_path: Path) -> None:
     texts = [b"{}", b"[]", b"3", b"{", b'{"journal": 2, "fingerprint": 1, "total": -1}', b"[" * 100_000]
-    for total, images in ODD_SIZES:
+    for total, images in [(2**70, 1), (2**62, 1), (10**11, 1), (TOTAL, 2**62), (-1, 1), (TOTAL, 0)]:
         owner = {"journal": VERSION, "fingerprint": "print", "total": total, "images": images}
         texts.append(json.dumps(owner).encode())
     old = with_checksum(b'{"journal": 1, "fingerprint": "print", "total": 40}') + with_checksum(b"+1")
+    said = r"another version of halotile \(journal 1, here 2\).*--fresh"
     for content in (b"", b"\n", b"not a journal\n", b"00000000 {}\n", *map(with_checksum, texts), old):
         (tmp_path / "journal").write_bytes(content)
+        error, words = (ResumeRefused, said) if content is old else (DamagedData, "--fresh")
         for look in (opened, Journal.open_any):
-            words = r"another version of halotile \(journal 1, here 2\).*--fresh" if content is old else "--fresh"
-            with pytest.raises(ResumeRefused if content is old else DamagedData, match=words):
+            with pytest.raises(error, match=words):
                 look(tmp_path / "journal")
 
 
@@ -220,8 +230,7 @@ def test_a_partly_written_line_does_not_damage_the_next(tmp_path: Path) -> None:
             super()._write(fd, [buffers[0][:4]])
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    disk = FillsUp()
-    journal = Journal.create(tmp_path / "journal", "print", TOTAL, disk)
+    journal = Journal.create(tmp_path / "journal", "print", TOTAL, disk := FillsUp())
     journal.mark(marked(1))
     disk.full = True
     for _ in range(2):
@@ -231,8 +240,7 @@ def test_a_partly_written_line_does_not_damage_the_next(tmp_path: Path) -> None:
     disk.full = False
     journal.mark(marked(3))
     again = opened(tmp_path / "journal")
-    assert list(again.done) == [1, 3]
-    assert again.warning == ""
+    assert (list(again.done), again.warning) == ([1, 3], "")
 
 
 def test_marks_wait_for_a_sync_but_removals_do_not(tmp_path: Path) -> None:
@@ -242,56 +250,37 @@ def test_marks_wait_for_a_sync_but_removals_do_not(tmp_path: Path) -> None:
         def _fsync(self, fd: int) -> None:
             self.syncs += 1
 
-    disk = Counts()
-    journal = Journal.create(tmp_path / "journal", "print", TOTAL, disk)
-    assert disk.syncs == 2
-    journal.mark(marked(1))
-    journal.mark(marked(2))
-    assert disk.syncs == 2
-    journal.sync()
-    journal.sync()
-    assert disk.syncs == 3
-    journal.unmark([1])
-    assert disk.syncs == 4
-    journal.mark(marked(1))
-    journal.close()
-    assert disk.syncs == 5
+    journal, counts = Journal.create(tmp_path / "journal", "print", TOTAL, disk := Counts()), [disk.syncs]
+    mark, unmark = partial(journal.mark, marked(1)), partial(journal.unmark, [1])
+    for step in (mark, mark, journal.sync, journal.sync, unmark, mark, journal.close):
+        step()
+        counts.append(disk.syncs)
+    assert counts == [2, 2, 2, 3, 3, 4, 4, 5]
 
 
-@pytest.mark.parametrize(
-    ("change", "dirty"), [*itertools.product(("overwritten", "replaced"), (False, True)), ("removed", False)]
-)
+CHANGES = [*itertools.product(("overwritten", "replaced"), (False, True)), ("removed", False)]
+
+
+@pytest.mark.parametrize(("change", "dirty"), CHANGES)
 def test_a_file_that_another_process_changed_is_rewritten(tmp_path: Path, change: str, dirty: bool) -> None:
     path = tmp_path / "journal"
     journal = Journal.create(path, "print", 9)
     journal.mark({3: b"wave", 5: b"dark"})
     journal.unmark([5])
-    if change == "overwritten":
-        path.write_bytes(b"garbage\n")
-    else:
+    if change == "removed":
         path.unlink()
-        if change == "replaced":
-            path.write_bytes(b"garbage\n")
+    elif change == "overwritten":
+        path.write_bytes(b"garbage\n")
+    else:  # by another file of the same size
+        (tmp_path / "other").write_bytes(bytes(path.stat().st_size))
+        (tmp_path / "other").replace(path)
     if dirty:
         journal.mark({7: b"edge"})
-        journal.sync()
-    else:
-        journal.ensure_durable()
+    (journal.sync if dirty else journal.ensure_durable)()
     journal.mark({8: b"late"})
     again = Journal.open(path, "print", 9, read_only=True)
     assert set(again.done) == {3, 8} | ({7} if dirty else set())
     assert (again.warning, again.digest(3), again.digest(8)) == ("", b"wave", b"late")
-
-
-def test_a_million_marks_in_batches_stay_small(tmp_path: Path) -> None:
-    path, total = tmp_path / "journal", 1_000_000
-    with Journal.create(path, "print", total) as journal:
-        for start in range(0, total, 2048):
-            journal.mark({n: n.to_bytes(4, "big") for n in range(start, min(start + 2048, total))})
-    assert path.stat().st_size < 5_600_000
-    with Journal.open(path, "print", total) as journal:
-        assert (len(journal.done), journal.done.to_text()) == (total, "0-999999")
-        assert journal.digest(123_456) == (123_456).to_bytes(4, "big")
 
 
 MEMBERS = st.lists(st.integers(0, 60))
@@ -302,9 +291,7 @@ STEPS = st.lists(st.tuples(st.booleans(), MEMBERS | st.builds(range, st.integers
 
 @settings(deadline=None, max_examples=300)
 @given(STEPS, st.integers(0, 80))
-def test_numbers_are_those_of_a_set_in_ranges_apart_and_come_back_from_text(
-    steps: list[tuple[bool, list[int] | range]], total: int
-) -> None:
+def test_numbers_are_those_of_a_set_and_come_back_from_text(steps: list[tuple[bool, Any]], total: int) -> None:
     runs, model = RangeSet(), set[int]()
     for adds, numbers in steps:
         (runs.add if adds else runs.discard)(numbers)
@@ -319,14 +306,277 @@ def test_numbers_are_those_of_a_set_in_ranges_apart_and_come_back_from_text(
     assert RangeSet.from_text(runs.to_text()) == runs
 
 
-def test_what_is_no_number_is_refused_and_a_copy_is_independent() -> None:
-    for text in ("1-", "-3", "a", "1,,2", "1-2-3", " 1", "1,", "+1"):
-        with pytest.raises(ValueError, match="neither a number nor first-last"):
-            RangeSet.from_text(text)
-    with pytest.raises(ValueError, match="-1 is below 0"):
-        RangeSet([-1])
-    runs = RangeSet([1, 2])
-    twin = runs.copy()
-    twin.add([9])
-    assert list(runs) == [1, 2]
-    assert runs != twin
+LAYOUT = Layout((10, 10), "uint16", (4, 4), (2, 2), "lz4", ("y", "x"), (0.5, 0.5), ("micrometer",) * 2, True)
+PIXELS = np.random.default_rng(1).integers(0, 2**16, LAYOUT.shape, "uint16")
+
+Tree = dict[str, bytes | None]
+"""Entries under a root: the contents of files, None for directories."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A change to one node, a file or directory, durable once that node is fsynced."""
+
+    kind: str
+    node: int
+    name: str = ""
+    new_name: str = ""
+    child: int = 0
+    data: bytes = b""
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Sync:
+    """An fsync of one node."""
+
+    node: int
+
+
+class RecordingDisk(Disk):
+    """A disk that logs its operations by nodes, not names."""
+
+    def __init__(self, root: Path, *, loses: Callable[[Path], bool] = lambda path: False) -> None:
+        self.log: list[Call | Sync] = []
+        self._loses = loses
+        self._ids = {root: 0}
+        self._fds: dict[int, Path] = {}
+        self._lengths: dict[int, int] = {}
+        self._counter = itertools.count(1)
+
+    def _link(self, path: Path, kind: str) -> None:
+        self._ids[path] = next(self._counter)
+        self.log.append(Call(kind, self._ids[path.parent], path.name, child=self._ids[path]))
+
+    def _open(self, path: Path, flags: int, mode: int) -> int:
+        fd = super()._open(path, flags, mode)
+        if flags & os.O_CREAT:
+            self._link(path, "file")
+            self._lengths[self._ids[path]] = 0
+        self._fds[fd] = path
+        return fd
+
+    def _write(self, fd: int, buffers: Buffers) -> int:
+        written, node = super()._write(fd, buffers), self._ids[self._fds[fd]]
+        self.log.append(Call("write", node, data=b"".join(buffers)[:written], offset=self._lengths[node]))
+        self._lengths[node] += written
+        return written
+
+    def _fsync(self, fd: int) -> None:
+        if not self._loses(self._fds[fd]):
+            self.log.append(Sync(self._ids[self._fds[fd]]))
+
+    def _truncate(self, fd: int, size: int) -> None:
+        super()._truncate(fd, size)
+        node = self._ids[self._fds[fd]]
+        self.log.append(Call("truncate", node, offset=size))
+        self._lengths[node] = size
+
+    def _replace(self, old: Path, new: Path) -> None:
+        super()._replace(old, new)
+        self._ids[new] = self._ids.pop(old)
+        self.log.append(Call("move", self._ids[new.parent], old.name, new.name, self._ids[new]))
+
+    def _mkdir(self, path: Path, mode: int) -> None:
+        super()._mkdir(path, mode)
+        self._link(path, "directory")
+
+    def _unlink(self, path: Path) -> None:
+        super()._unlink(path)
+        self.log.append(Call("unlink", self._ids[path.parent], path.name))
+
+    def _rmdir(self, path: Path) -> None:
+        super()._rmdir(path)
+        self.log.append(Call("unlink", self._ids[path.parent], path.name))
+
+
+class QuickDisk(Disk):
+    """A disk that skips fsync, for use when no further power cut is simulated."""
+
+    def _fsync(self, fd: int) -> None:
+        pass
+
+
+class Nodes:
+    """Files and directories by number; directory 0 is the root."""
+
+    def __init__(self) -> None:
+        self.files = defaultdict[int, bytearray](bytearray)
+        self.folders = defaultdict[int, dict[str, int]](dict, {0: {}})
+
+    def apply(self, call: Call) -> None:
+        if call.kind in ("write", "truncate"):
+            content = self.files[call.node]
+            content.extend(bytes(max(0, call.offset - len(content))))
+            content[call.offset : call.offset + len(call.data) if call.kind == "write" else None] = call.data
+            return
+        entries = self.folders[call.node]
+        if call.kind in ("move", "unlink"):
+            entries.pop(call.name, None)
+        elif call.kind == "directory":
+            self.folders[call.child].update()
+        else:
+            self.files[call.child].extend(b"")
+        if call.kind != "unlink":
+            entries[call.new_name or call.name] = call.child
+
+    def tree(self, node: int = 0, prefix: str = "") -> Tree:
+        tree: Tree = {}
+        for name, child in self.folders[node].items():
+            if child in self.folders:
+                tree |= {prefix + name: None} | self.tree(child, f"{prefix}{name}/")
+            else:
+                tree[prefix + name] = bytes(self.files.get(child, b""))
+        return tree
+
+
+def after_cut(log: list[Call | Sync]) -> Iterator[Tree]:
+    """Every tree that a power cut after these calls may leave."""
+    last_sync = {entry.node: place for place, entry in enumerate(log) if isinstance(entry, Sync)}
+    calls = [(place, entry) for place, entry in enumerate(log) if isinstance(entry, Call)]
+    loose = {place for place, call in calls if place > last_sync.get(call.node, -1)}
+    kept: list[dict[int, int | None]] = [{}, dict.fromkeys(loose)]
+    for place in loose:
+        kept += [{place: None}, dict.fromkeys(loose - {place})]
+    for place, call in calls:
+        if place in loose and call.kind == "write":
+            kept += [dict.fromkeys(loose) | {place: n} for n in {1, len(call.data) // 2, len(call.data) - 1}]
+    for survivors in kept:
+        nodes = Nodes()
+        for place, call in calls:
+            if place not in loose:
+                nodes.apply(call)
+            elif place in survivors:
+                nodes.apply(replace(call, data=call.data[: survivors[place]]))
+        yield nodes.tree()
+
+
+def after_every_cut(log: list[Call | Sync], first: int = 0) -> list[Tree]:
+    """Every different tree that a power cut may leave after at least ``first`` calls."""
+    trees = (tree for cut in range(first, len(log) + 1) for tree in after_cut(log[:cut]))
+    return list({tuple(sorted(tree.items(), key=lambda item: item[0])): tree for tree in trees}.values())
+
+
+def put(tree: Tree, root: Path) -> None:
+    root.mkdir()
+    for name, content in tree.items():
+        if content is None:
+            (root / name).mkdir()
+        else:
+            (root / name).write_bytes(content)
+
+
+def tree_at(root: Path) -> Tree:
+    return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
+
+
+class LostError(Exception):
+    """Data reported as durable were lost."""
+
+
+def drive(root: Path, disk: Disk, *, hasty: bool = False) -> None:
+    """Start or resume the job, in the order of operations of a run."""
+    output, directory = root / "a.zarr", RunDirectory(root / "a.zarr.run", disk)
+    with directory.lock():
+        plan = directory.read_plan()
+        if plan is None:
+            ours = directory.job_path.exists()
+            if output.exists() and not ours:
+                raise LostError("an output stands there that no job claims")
+            directory.forget()
+            directory.write_job({})
+            create_output(output, LAYOUT, disk, overwrite=ours)
+            Journal.create(directory.journal_path, "print", 9, disk).close()
+            directory.write_plan({})
+        elif metadata_problems(output, LAYOUT):
+            raise LostError("the metadata is not what it was")
+        remove_partials(output, disk)
+        with Journal.open(directory.journal_path, "print", 9, disk) as journal:
+            write_blocks(output, journal, disk, hasty)
+
+
+def write_blocks(output: Path, journal: Journal, disk: Disk, hasty: bool) -> None:
+    for number in journal.done:
+        region = LAYOUT.grid.block_at(number).core
+        for problem in check_block(output, LAYOUT, region, journal.digest(number)):
+            raise LostError(problem)
+    writer = ShardWriter(output, LAYOUT, disk)
+    for number in journal.done.complement(9):
+        region = LAYOUT.grid.block_at(number).core
+        if hasty:
+            journal.mark({number: b"soon"})
+        journal.mark({number: writer.write(region, PIXELS[region.slices]).digest})
+        if number % 4 == 2:
+            journal.sync()
+
+
+def failures(trees: list[Tree], tmp_path: Path, expected: Tree) -> list[str]:
+    """The first three problems when the job resumes from these trees."""
+    found: list[str] = []
+    for number, tree in enumerate(trees):
+        root = tmp_path / f"cut{number}"
+        put(tree, root)
+        try:
+            drive(root, QuickDisk())
+            if tree_at(root / "a.zarr") != expected:
+                raise LostError("the output is not that of an undisturbed run")
+        except (HalotileError, OSError, LostError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+        if len(found) == 3:
+            break
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    root = tmp_path_factory.mktemp("undisturbed")
+    drive(root, QuickDisk())
+    np.testing.assert_array_equal(zarr.open_array(root / "a.zarr" / "0", mode="r")[:], PIXELS)
+    assert check_block(root / "a.zarr", LAYOUT, Region.whole(LAYOUT.shape)) == []
+    return tree_at(root / "a.zarr")
+
+
+def recorded(root: Path, *, hasty: bool = False, loses: Callable[[Path], bool] = lambda p: False) -> list[Call | Sync]:
+    root.mkdir()
+    disk = RecordingDisk(root, loses=loses)
+    drive(root, disk, hasty=hasty)
+    return disk.log
+
+
+def test_no_power_cut_loses_a_journalled_block_or_changes_the_result(tmp_path: Path, undisturbed: Tree) -> None:
+    trees = after_every_cut(recorded(tmp_path / "job"))
+    assert len(trees) > 200
+    assert failures(trees, tmp_path, undisturbed) == []
+    # The check sees a run that marks blocks before it writes them.
+    assert failures(after_every_cut(recorded(tmp_path / "hasty", hasty=True)), tmp_path / "hasty", undisturbed)
+
+
+def test_no_power_cut_while_starting_over_does_harm(tmp_path: Path, undisturbed: Tree) -> None:
+    root = tmp_path / "job"
+    root.mkdir()
+    disk = RecordingDisk(root)
+    drive(root, disk)
+    first = len(disk.log)
+    RunDirectory(root / "a.zarr.run", disk).forget()
+    drive(root, disk)
+    places = [i for i, e in enumerate(disk.log) if isinstance(e, Call) and e.new_name == "plan.json"]
+    assert failures(after_every_cut(disk.log[: places[-1] + 2], first), tmp_path, undisturbed) == []
+
+
+LOSSES: dict[str, Callable[[Path], bool]] = {
+    "fsync of shards": lambda p: "c" in p.parts and p.name.endswith(".partial"),
+    "fsync of the shards' directories": lambda p: p.parent.name == "c" and p.is_dir(),
+    "fsync of the directory of these": lambda p: p.name == "c",
+    "fsync of the array's directory": lambda p: p.name == "0" and p.parent.name == "a.zarr",
+    "fsync of the group's directory": lambda p: p.name == "a.zarr",
+    "fsync of the metadata": lambda p: p.name.startswith("zarr.json"),
+    "fsync of the plan": lambda p: p.name.startswith("plan.json"),
+    "fsync of a new journal": lambda p: p.name.startswith("journal."),
+    "fsync of directories": lambda p: p.is_dir(),
+    "every fsync": lambda p: True,
+}
+
+
+@pytest.mark.parametrize("loses", LOSSES.values(), ids=LOSSES)
+def test_a_missing_kind_of_fsync_is_caught(tmp_path: Path, undisturbed: Tree, loses: Callable[[Path], bool]) -> None:
+    assert failures(after_every_cut(recorded(tmp_path / "job", loses=loses)), tmp_path, undisturbed)

@@ -1,4 +1,4 @@
-"""Outputs: whole shards with checksums, read by other programs, with levels that do not depend on the blocks; and outputs that are one file."""
+"""Outputs: shards that are decoded bit for bit or found damaged, levels whatever the blocks are, metadata, and outputs that are one file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,31 +24,14 @@ from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
 from halotile.errors import ConfigError, DamagedData, InputError, InputUnreadable, OutputRefused
-from halotile.storage.grid import Region
-from halotile.storage.sharded.layout import DTYPES
-from halotile.storage.sharded.output import (
-    FOREIGN_FILE,
-    UNREADABLE,
-    FileLayout,
-    Layout,
-    ShardWriter,
-    check_block,
-    create_output,
-    inspect_block,
-    layout_from_json,
-    open_output,
-    to_dtype,
-)
-from halotile.storage.sharded.ownership import (
-    added_levels,
-    find_foreign_entry,
-    foreign_pixels_reason,
-    metadata_problems,
-    remove_added_levels,
-    restore_metadata,
-)
-from tests.cases import in_folders
-from tests.storage.outputs import OME, PLAIN, noise, written
+from halotile.storage.grid import Grid, Region
+from halotile.storage.sharded import layout as layouts
+from halotile.storage.sharded import output, ownership
+from halotile.storage.sharded.layout import DTYPES, halve
+from halotile.storage.sharded.shards import CODECS, ShardFormat, decode_chunk, encode_shard, find_problems, read_index
+from tests.cases import in_folders, thorough
+from tests.storage.outputs import OME, PLAIN, noise, stored_levels, written
+from tests.support import noisy_image
 
 CHANNEL = {"color": "FF0000", "label": "DAPI", "window": {"start": 0, "end": 900, "min": 0, "max": 65535}}
 
@@ -64,19 +48,18 @@ def tensorstore_read(path: Path) -> NDArray[Any]:
 def test_zarr_and_tensorstore_read_what_was_written_and_nan_or_zero_elsewhere(tmp_path: Path) -> None:
     for folder, (dtype, codec) in in_folders(tmp_path, itertools.product(DTYPES, ("lz4", "zstd", "none"))):
         layout, path = replace(PLAIN, dtype=dtype, codec=codec), folder / "a.zarr"
-        create_output(path, layout)
-        unwritten = {"f": np.nan, "c": complex(np.nan, np.nan)}.get(np.dtype(dtype).kind, 0)
-        pixels = np.full(PLAIN.shape, unwritten, dtype)
+        output.create_output(path, layout)
+        pixels = np.full(PLAIN.shape, {"f": np.nan, "c": complex(np.nan, np.nan)}.get(np.dtype(dtype).kind, 0), dtype)
         for whole in (False, True):
             if whole:
                 pixels = noise(PLAIN.shape, dtype)
-                ShardWriter(path, layout).write(Region.whole(PLAIN.shape), pixels)
+                output.ShardWriter(path, layout).write(Region.whole(PLAIN.shape), pixels)
             array = zarr.open_array(path, mode="r")
             assert (array.shards, array.chunks, array.dtype) == ((8, 8), (4, 4), np.dtype(dtype))
             np.testing.assert_array_equal(array[:], pixels)
             np.testing.assert_array_equal(tensorstore_read(path), pixels)
     zarr.open_array(path, mode="r+")[:8, :8] = 5  # zarr can write into the same array
-    assert check_block(path, layout, Region.whole(PLAIN.shape)) == []
+    assert output.check_block(path, layout, Region.whole(PLAIN.shape)) == []
 
 
 @settings(deadline=None, max_examples=40)
@@ -87,16 +70,15 @@ def test_any_layout_is_read_back_by_zarr(tmp_path_factory: pytest.TempPathFactor
     chunk = data.draw(st.tuples(*[st.integers(1, 4)] * axes))
     shard = tuple(c * data.draw(st.integers(1, 3)) for c in chunk)
     names, ones, none = ("a", "z", "y", "x")[-axes:], (1.0,) * axes, (None,) * axes
-    layout = Layout(shape, "int16", shard, chunk, "lz4", names, ones, none, ome=False)
+    layout = output.Layout(shape, "int16", shard, chunk, "lz4", names, ones, none, ome=False)
     path = tmp_path_factory.mktemp("any") / "a.zarr"
     pixels = written(path, layout)
     np.testing.assert_array_equal(zarr.open_array(path, mode="r")[:], pixels)
-    assert check_block(path, layout, Region.whole(shape)) == []
+    assert output.check_block(path, layout, Region.whole(shape)) == []
 
 
 def test_ome_metadata_is_valid_and_holds_axes_scale_units_and_channels(tmp_path: Path) -> None:
-    pixels = written(tmp_path / "a.zarr", WORDY)
-    group = zarr.open_group(tmp_path / "a.zarr", mode="r")
+    pixels, group = written(tmp_path / "a.zarr", WORDY), zarr.open_group(tmp_path / "a.zarr", mode="r")
     multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
     time, channel, um = ("t", "time", "second"), ("c", "channel", None), ("space", "micrometer")
     assert [(a.name, a.type, a.unit) for a in multiscale.axes] == [time, channel, ("y", *um), ("x", *um)]
@@ -117,44 +99,44 @@ def test_the_layout_is_read_back(tmp_path: Path) -> None:
     rows = [PLAIN, OME, WORDY, replace(PLAIN, codec="none", scale=(0.5, 2.0), units=("m", None))]
     rows += [replace(PLAIN, **words), replace(OME, **words)]
     for folder, layout in in_folders(tmp_path, rows):
-        create_output(folder / "a.zarr", layout)
-        assert open_output(folder / "a.zarr") == layout
-        assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+        output.create_output(folder / "a.zarr", layout)
+        assert output.open_output(folder / "a.zarr") == layout
+        assert output.Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
 
     old = OME.to_json()
     for field in ("translation", "name", "omero"):  # which older versions lack
         del old[field]
-    assert Layout.from_json(old) == OME
+    assert output.Layout.from_json(old) == OME
 
 
 def test_damaged_metadata_are_detected_and_can_be_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.zarr"
     with pytest.raises(InputError, match="is no Zarr"):
-        open_output(tmp_path)
+        output.open_output(tmp_path)
     zarr.create_array(tmp_path / "b.zarr", shape=(4, 4), dtype="uint8", chunks=(2, 2))
     with pytest.raises(InputError, match="not laid out by halotile"):
-        open_output(tmp_path / "b.zarr")
+        output.open_output(tmp_path / "b.zarr")
     pixels = written(path, OME)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
-        for ask in (open_output, lambda root: metadata_problems(root, OME)):
+        for ask in (output.open_output, lambda root: ownership.metadata_problems(root, OME)):
             with pytest.raises(InputUnreadable, match=r"zarr\.json: it cannot be read: .*Input/output error"):
                 ask(path)
     (path / "0").rename(path / "away")
     (path / "0").touch()  # a file in place of the folder of an array
     with pytest.raises(InputError, match=r"0/zarr\.json is not there"):
-        open_output(path)
+        output.open_output(path)
     (path / "0").unlink()
     (path / "away").rename(path / "0")
     (path / "zarr.json").write_bytes((path / "zarr.json").read_bytes()[:50])
     with pytest.raises(DamagedData, match=r"zarr\.json is damaged"):
-        open_output(path)
+        output.open_output(path)
     (path / "0" / "zarr.json").unlink()
-    found = [line.removeprefix(f"metadata: {path}/") for line in metadata_problems(path, OME)]
+    found = [line.removeprefix(f"metadata: {path}/") for line in ownership.metadata_problems(path, OME)]
     assert found == ["zarr.json is not what the run wrote", "0/zarr.json is missing"]
-    restore_metadata(path, OME)
-    assert metadata_problems(path, OME) == []
-    assert open_output(path) == OME
+    ownership.restore_metadata(path, OME)
+    assert ownership.metadata_problems(path, OME) == []
+    assert output.open_output(path) == OME
     np.testing.assert_array_equal(zarr.open_array(path / "0", mode="r")[:], pixels)
 
 
@@ -164,6 +146,7 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
         ({"dtype": "complex256"}, "output.dtype is 'complex256'"),
         ({"dtype": "int64"}, "output.dtype is 'int64'"),
         ({"chunk": (3, 4)}, "multiple of the chunk"),
+        ({"codec": "gzip"}, "write one of lz4, zstd, none"),
         ({"scale": (1.0,)}, "different numbers of axes"),
     ]
     for change, message in rows:
@@ -172,7 +155,7 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
     for axes in ("x", "xyt", "ctyx", "yxc", "tt", "tcmyx", "zyxc"):  # which OME does not permit
         n = len(axes)
         with pytest.raises(ConfigError, match=r"write output\.format: zarr"):
-            Layout((4,) * n, "uint8", (4,) * n, (4,) * n, "lz4", tuple(axes), (1.0,) * n, (None,) * n, True)
+            output.Layout((4,) * n, "uint8", (4,) * n, (4,) * n, "lz4", tuple(axes), (1.0,) * n, (None,) * n, True)
 
 
 def test_a_block_that_is_not_whole_shards_is_refused(tmp_path: Path) -> None:
@@ -183,12 +166,12 @@ def test_a_block_that_is_not_whole_shards_is_refused(tmp_path: Path) -> None:
         ((8, 8), (8, 8), "is empty"),
     ]
     for folder, (start, stop, message) in in_folders(tmp_path, rows):
-        create_output(folder / "a.zarr", PLAIN)
+        output.create_output(folder / "a.zarr", PLAIN)
         region = Region(start, stop)
         with pytest.raises(ConfigError, match=message):
-            ShardWriter(folder / "a.zarr", PLAIN).write(region, np.zeros(region.shape, "float32"))
+            output.ShardWriter(folder / "a.zarr", PLAIN).write(region, np.zeros(region.shape, "float32"))
         with pytest.raises(ConfigError, match=r"pixels of shape \(8, 7\) do not fill"):
-            ShardWriter(folder / "a.zarr", PLAIN).write(Region((0, 0), (8, 8)), np.zeros((8, 7)))
+            output.ShardWriter(folder / "a.zarr", PLAIN).write(Region((0, 0), (8, 8)), np.zeros((8, 7)))
         assert os.listdir(folder / "a.zarr") == ["zarr.json"]
 
 
@@ -197,23 +180,23 @@ def test_blocks_fill_in_their_own_shards_only_converted(tmp_path: Path) -> None:
     pixels = 300 * noise(PLAIN.shape, "float32")
     for dtype in ("float32", "uint8"):
         layout = replace(PLAIN, dtype=dtype)
-        writer = pickle.loads(pickle.dumps(ShardWriter(path, layout)))
+        writer = pickle.loads(pickle.dumps(output.ShardWriter(path, layout)))
         for _ in range(2):  # it survives the recreation of its output
-            create_output(path, layout, overwrite=True)
+            output.create_output(path, layout, overwrite=True)
             count, _ = writer.write(region, pixels[region.slices])
         files = [file for file in (path / "c").rglob("*") if file.is_file()]
         assert sorted(str(f.relative_to(path)) for f in files) == ["c/1/1", "c/2/1"]
         assert count == sum(f.stat().st_size for f in files)
         expected = np.full(PLAIN.shape, np.nan if dtype == "float32" else 0, dtype)
-        expected[region.slices] = to_dtype(pixels[region.slices], dtype)
+        expected[region.slices] = output.to_dtype(pixels[region.slices], dtype)
         np.testing.assert_array_equal(zarr.open_array(path, mode="r")[:], expected)
 
 
 def test_a_writer_does_not_recreate_a_removed_output(tmp_path: Path) -> None:
     for folder, (begun, layout) in in_folders(tmp_path, itertools.product((False, True), (PLAIN, OME))):
         path, region = folder / "a.zarr", layout.grid.block_at(0).core
-        writer = ShardWriter(path, layout)
-        create_output(path, layout)
+        writer = output.ShardWriter(path, layout)
+        output.create_output(path, layout)
         if begun:
             writer.write(region, np.ones(region.shape))
         path.rename(folder / "elsewhere.zarr")
@@ -226,9 +209,9 @@ def test_damage_is_reported_for_its_block_only_by_one_read(tmp_path: Path, monke
     path, shard = tmp_path / "a.zarr", tmp_path / "a.zarr/c/1/0"
     written(path, PLAIN)
     whole, everything = shard.read_bytes(), Region.whole(PLAIN.shape)
-    by_the_index = inspect_block(path, PLAIN, everything, thorough=False)
+    by_the_index = output.inspect_block(path, PLAIN, everything, thorough=False)
     monkeypatch.delattr(os, "pread")
-    assert inspect_block(path, PLAIN, everything, thorough=True) == by_the_index
+    assert output.inspect_block(path, PLAIN, everything, thorough=True) == by_the_index
     rows: dict[bytes | None, str] = {
         whole[:-5]: "the checksum of the index does not match",
         bytes([whole[0] ^ 1]) + whole[1:]: "chunk (0, 0): its crc32c checksum does not match",
@@ -237,12 +220,12 @@ def test_damage_is_reported_for_its_block_only_by_one_read(tmp_path: Path, monke
     }
     for content, message in rows.items():
         shard.unlink() if content is None else shard.write_bytes(content)
-        problems = check_block(path, PLAIN, Region((8, 0), (16, 8)))
+        problems = output.check_block(path, PLAIN, Region((8, 0), (16, 8)))
         assert len(problems) == 1
         assert problems[0].startswith(f"{shard}: ")
         assert message in problems[0]
-        assert check_block(path, PLAIN, everything) == problems
-        assert check_block(path, PLAIN, Region((0, 0), (8, 13))) == []
+        assert output.check_block(path, PLAIN, everything) == problems
+        assert output.check_block(path, PLAIN, Region((0, 0), (8, 13))) == []
 
 
 def test_integers_round_half_to_even_and_all_clip() -> None:
@@ -253,19 +236,16 @@ def test_integers_round_half_to_even_and_all_clip() -> None:
         (np.array([-3e9, 3e9, 4294967295], "float32"), "int32", [-(2**31), 2**31 - 1, 2**31 - 1]),
         (np.array([-5, 5e9, 4294967040], "float32"), "uint32", [0, 2**32 - 1, 4294967040]),
         (np.array([np.inf, 65504], "float16"), "uint16", [65535, 65504]),
-        (np.array([-1, 70000], "int32"), "uint16", [0, 65535]),
-        (np.array([200], "uint8"), "int8", [127]),
-        (np.array([-7], "int8"), "uint32", [0]),
-        (np.array([2**32 - 1], "uint32"), "int32", [2**31 - 1]),
-        (np.array([True, False]), "uint8", [1, 0]),
-        (np.array([1.1], "float64"), "float32", [np.float32(1.1)]),
+        (np.array([-1, 70000], "int32"), "uint16", [0, 65535]), (np.array([200], "uint8"), "int8", [127]),
+        (np.array([-7], "int8"), "uint32", [0]), (np.array([2**32 - 1], "uint32"), "int32", [2**31 - 1]),
+        (np.array([True, False]), "uint8", [1, 0]), (np.array([1.1], "float64"), "float32", [np.float32(1.1)]),
         (np.array([1e10, -1e5, 65519, 65520], "float32"), "float16", [65504, -65504, 65504, 65504]),
         (np.array([np.inf, -np.inf, 7], "float32"), "float16", [np.inf, -np.inf, 7]),
         (np.array([65535, 3], "uint16"), "float16", [65504, 3]),
         (np.array([1e300, -np.inf], "float64"), "float32", [np.finfo("float32").max, -np.inf]),
-    ]
+    ]  # fmt: skip
     for pixels, dtype, expected in rows:
-        converted = to_dtype(pixels, dtype)
+        converted = output.to_dtype(pixels, dtype)
         assert converted.dtype == np.dtype(dtype)
         assert converted.tolist() == np.array(expected, dtype).tolist()
 
@@ -279,59 +259,247 @@ def test_integers_round_half_to_even_and_all_clip() -> None:
 def test_a_float_becomes_the_nearest_representable_integer(dtype: str, source: str, value: float) -> None:
     with np.errstate(over="ignore"):
         pixel = np.array([value]).astype(source)
-    limits = np.iinfo(dtype)
-    exact = float(pixel[0])
+    limits, exact = np.iinfo(dtype), float(pixel[0])
     nearest = limits.min if exact < limits.min else limits.max if exact > limits.max else round(exact)
-    assert to_dtype(pixel, dtype).tolist() == [nearest]
+    assert output.to_dtype(pixel, dtype).tolist() == [nearest]
 
 
 def test_nan_becomes_no_integer_and_complex_numbers_no_real_ones() -> None:
     with pytest.raises(InputError, match="a pixel is NaN, and the output is uint8"):
-        to_dtype(np.array([1.0, np.nan]), "uint8")
+        output.to_dtype(np.array([1.0, np.nan]), "uint8")
     with pytest.raises(ConfigError, match="complex, and the output is float32"):
-        to_dtype(np.array([1 + 2j]), "float32")
-    assert to_dtype(np.array([1.5], np.float32), "complex64").tolist() == [1.5 + 0j]
+        output.to_dtype(np.array([1 + 2j]), "float32")
+    assert output.to_dtype(np.array([1.5], np.float32), "complex64").tolist() == [1.5 + 0j]
     pixels = np.ones((3, 3), "float32")
-    assert to_dtype(pixels, "float32") is pixels, "pixels that fit are not copied"
+    assert output.to_dtype(pixels, "float32") is pixels, "pixels that fit are not copied"
 
 
-LAYOUT, ALL = FileLayout(1000), Region((0,), (1,))
+LAYOUT, ALL = output.FileLayout(1000), Region((0,), (1,))
 
 
 def test_a_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "net.safetensors"
-    problems = check_block(path, LAYOUT, ALL, b"1234")
+    problems = output.check_block(path, LAYOUT, ALL, b"1234")
     assert problems == [f"{path}: the file is missing"]
-    assert foreign_pixels_reason({0: problems}, 1) == ""
-    create_output(path, LAYOUT)
+    assert ownership.foreign_pixels_reason({0: problems}, 1) == ""
+    output.create_output(path, LAYOUT)
     assert not path.exists(), "it has its name once it is whole"
     path.touch()
-    assert check_block(path, LAYOUT, ALL) == [f"{path}: the file is empty"]
+    assert output.check_block(path, LAYOUT, ALL) == [f"{path}: the file is empty"]
     size, digest = LAYOUT.write(path, b"weights")
     assert (size, path.read_bytes()) == (7, b"weights")
-    assert check_block(path, LAYOUT, ALL, digest) == []
+    assert output.check_block(path, LAYOUT, ALL, digest) == []
     path.write_bytes(b"WEIGHTS")
-    problems = check_block(path, LAYOUT, ALL, digest)
-    assert problems == [f"{path}: {FOREIGN_FILE}"]
-    assert foreign_pixels_reason({0: problems}, 1) == "the file has other contents"
+    problems = output.check_block(path, LAYOUT, ALL, digest)
+    assert problems == [f"{path}: {output.FOREIGN_FILE}"]
+    assert ownership.foreign_pixels_reason({0: problems}, 1) == "the file has other contents"
     monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
-    assert check_block(path, LAYOUT, ALL) == [f"{path}: the file {UNREADABLE}: Input/output error"]
+    assert output.check_block(path, LAYOUT, ALL) == [f"{path}: the file {output.UNREADABLE}: Input/output error"]
 
 
 def test_a_file_replaces_nothing_unasked_and_has_neither_metadata_nor_levels(tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     path.write_bytes(b"of another program")
     with pytest.raises(OutputRefused, match="something stands there"):
-        create_output(path, LAYOUT)
-    create_output(path, LAYOUT, overwrite=True)
+        output.create_output(path, LAYOUT)
+    output.create_output(path, LAYOUT, overwrite=True)
     assert not path.exists()
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(path)
     for name, said in {"folder": "a folder, and the output is a file", "link": "a symlink to"}.items():
         with pytest.raises(OutputRefused, match=said):
-            create_output(tmp_path / name, LAYOUT, overwrite=True)
+            output.create_output(tmp_path / name, LAYOUT, overwrite=True)
     LAYOUT.write(path, b"weights")
-    restore_metadata(path, LAYOUT)
-    assert (metadata_problems(path, LAYOUT), find_foreign_entry(path, LAYOUT)) == ([], "")
-    assert (added_levels(path, LAYOUT), remove_added_levels(path, LAYOUT)) == (0, 0)
-    assert layout_from_json(LAYOUT.to_json()) == LAYOUT
+    ownership.restore_metadata(path, LAYOUT)
+    assert (ownership.metadata_problems(path, LAYOUT), ownership.find_foreign_entry(path, LAYOUT)) == ([], "")
+    assert (ownership.added_levels(path, LAYOUT), ownership.remove_added_levels(path, LAYOUT)) == (0, 0)
+    assert output.layout_from_json(LAYOUT.to_json()) == LAYOUT
+
+
+FORM = ShardFormat((8, 8), (4, 4), "float32", "lz4")
+
+
+def file_of(pixels: NDArray[Any], form: ShardFormat) -> bytes:
+    return b"".join(encode_shard(pixels, form))
+
+
+def decode_shard(file: bytes, form: ShardFormat) -> NDArray[Any]:
+    """All pixels of a shard; those past the end of the array have the fill value."""
+    pixels, table = np.full(form.shard, form.fill, form.stored), read_index(file, form)
+    for index in np.ndindex(form.counts):
+        if int(table[(*index, 0)]) != 2**64 - 1:
+            target = tuple(slice(i * c, (i + 1) * c) for i, c in zip(index, form.chunk, strict=True))
+            pixels[target] = decode_chunk(file, table, index, form)
+    return pixels
+
+
+def test_chunks_equal_to_the_fill_value_are_written_and_a_missing_or_damaged_one_is_named() -> None:
+    form = ShardFormat((8, 8), (4, 4), "uint8", "lz4")
+    table = read_index(file_of(np.zeros((8, 3), "uint8"), form), form)
+    there = table[..., 0] != 2**64 - 1
+    assert there.tolist() == [[True, False], [True, False]]
+    assert (table[~there] == 2**64 - 1).all()
+    bare = ShardFormat((8, 8), (4, 4), "uint8", "none")
+    assert len(file_of(noise((8, 8), "uint8"), bare)) == 4 * (16 + 4) + 4 * 16 + 4, "nothing else is"
+    file = file_of(noise((8, 3), "float32"), FORM)
+    assert list(find_problems(file, FORM, (8, 3))) == []
+    assert list(find_problems(file, FORM, (8, 8))) == [f"chunk ({row}, 1) is not in the file" for row in (0, 1)]
+    pixels = noise((8, 8), "float32")
+    damaged = bytearray(file_of(pixels, FORM))
+    table = read_index(bytes(damaged), FORM)
+    damaged[int(table[1, 0, 0]) + 20] ^= 1
+    assert list(find_problems(bytes(damaged), FORM, (8, 8))) == ["chunk (1, 0): its crc32c checksum does not match"]
+    np.testing.assert_array_equal(decode_chunk(bytes(damaged), table, (0, 1), FORM), pixels[:4, 4:])
+
+
+def test_every_flipped_bit_and_every_truncation_is_detected() -> None:
+    for codec in CODECS:
+        form = ShardFormat((4, 4), (2, 4), "uint16", codec)
+        good = file_of(noise((4, 4), "uint16"), form)
+        assert list(find_problems(good, form, (4, 4))) == []
+        for bit in range(8 * len(good)):
+            bad = bytearray(good)
+            bad[bit // 8] ^= 1 << bit % 8
+            assert list(find_problems(bytes(bad), form, (4, 4))), f"bit {bit}"
+            with pytest.raises(DamagedData):
+                decode_shard(bytes(bad), form)
+        for length in range(len(good)):
+            assert list(find_problems(good[:length], form, (4, 4)))
+    small = file_of(noise((4, 4), "float32"), ShardFormat((4, 4), (2, 2), "float32", "lz4"))
+    with pytest.raises(DamagedData, match=r"chunk \(0, 0\): its header names .* for 16 of pixels"):
+        decode_shard(small, FORM)  # of another size, despite a correct checksum
+
+
+def test_threads_and_any_memory_order_encode_the_same_bytes() -> None:
+    form = ShardFormat((64, 64), (16, 16), "float32", "zstd")
+    shards = [noise((64, 64), "float32") + i for i in range(16)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda p: file_of(p, form), shards)) == [file_of(p, form) for p in shards]
+    for codec in CODECS:
+        form = ShardFormat((8, 8), (4, 4), "float32", codec)
+        pixels = noise((16, 16), "float32")[::2, ::-2].T
+        assert file_of(pixels, form) == file_of(np.ascontiguousarray(pixels), form)
+
+
+SHAPE = (150, 213)
+
+
+@pytest.fixture(autouse=True)
+def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "LARGEST_TOP", 20)
+    monkeypatch.setattr(layouts, "SMALLEST_SHARD", 4)
+
+
+def layout_of(dtype: str = "float32", **changes: Any) -> output.Layout:
+    units = ("micrometer", "micrometer")
+    return replace(
+        output.Layout(SHAPE, dtype, (32, 32), (8, 8), "lz4", ("y", "x"), (0.5, 0.5), units, ome=True), **changes
+    )
+
+
+def write_in_blocks(path: Path, layout: output.Layout, pixels: NDArray[Any], block: tuple[int, ...]) -> output.Layout:
+    """Write an image block by block, and return its layout with levels."""
+    layout = layout.in_levels(block)
+    output.create_output(path, layout)
+    writer = output.ShardWriter(path, layout)
+    for part in Grid(layout.shape, block, ((0, 0),) * len(block)):
+        writer.write(part.core, pixels[part.core.slices])
+    return layout
+
+
+def slow_halves(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Means window by window, in double precision."""
+    rows, columns = (-(-n // 2) for n in pixels.shape)
+    result = np.full((rows, columns), np.nan)
+    for y, x in np.ndindex(rows, columns):
+        window = pixels[2 * y : 2 * y + 2, 2 * x : 2 * x + 2].astype(float)
+        if np.isfinite(window).any():
+            result[y, x] = window[np.isfinite(window)].mean()
+    return result
+
+
+def test_a_level_holds_the_means_of_the_one_before_with_the_size_and_the_centre_of_its_pixels(tmp_path: Path) -> None:
+    for folder, dtype in in_folders(tmp_path, ("uint8", "int16", "uint32", "float16", "float32", "float64")):
+        pixels, path = noisy_image(SHAPE, dtype), folder / "a.zarr"
+        layout = write_in_blocks(path, layout_of(dtype, translation=(10.0, 0.0)), pixels, (64, 64))
+        stored = stored_levels(path)
+        assert [level.shape for level in stored] == [(150, 213), (75, 107), (38, 54), (19, 27), (10, 14)]
+        np.testing.assert_array_equal(stored[0], pixels)
+        for finer, level in itertools.pairwise(stored):
+            means = slow_halves(finer)
+            wanted = np.rint(means) if pixels.dtype.kind in "iu" else means
+            np.testing.assert_allclose(level, wanted, rtol={"float16": 1e-3, "float32": 1e-6}.get(dtype, 1e-12))
+            assert level.dtype == pixels.dtype
+        assert output.open_output(path) == layout == output.Layout.from_json(layout.to_json())
+        image = zarr.open_group(path, mode="r").attrs["ome"]["multiscales"][0]
+        scale, shift = image["datasets"][2]["coordinateTransformations"]
+        assert (scale["scale"], shift["translation"]) == ([2.0, 2.0], [10.75, 0.75])
+    assert layout_of(ome=False).in_levels((64, 64)).levels == 1
+    assert layout_of(shape=(20, 20)).in_levels((32, 32)).levels == 1
+    assert layout_of().in_levels((64, 64), 2).levels == 2
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("block", [(32, 32), thorough((96, 64)), (160, 224)])
+def test_levels_do_not_depend_on_the_blocks(tmp_path: Path, dtype: str, block: tuple[int, int]) -> None:
+    pixels = noisy_image(SHAPE, dtype)
+    if dtype == "float32":
+        pixels[20:61, 30:77] = np.nan
+        pixels[100, ::3] = np.nan
+        pixels[140:, 200:] = 3e38  # a sum of two is beyond the type
+    write_in_blocks(tmp_path / "a.zarr", layout_of(dtype), pixels, block)
+    write_in_blocks(tmp_path / "b.zarr", layout_of(dtype), pixels, SHAPE)
+    found, whole = stored_levels(tmp_path / "a.zarr"), stored_levels(tmp_path / "b.zarr")
+    for level, expected in zip(found, whole, strict=False):
+        np.testing.assert_array_equal(level, expected)
+    assert len(found) >= 4
+
+
+def test_holes_are_left_out_and_a_mean_that_is_none_does_not_get_the_value_of_one() -> None:
+    pixels = np.array([[1, -9, -9, -9], [3, 5, -9, -9]], "int16")
+    np.testing.assert_array_equal(halve(pixels, (2, 2), -9), [[3, np.nan]])
+    floats = np.where(pixels == -9, np.nan, pixels).astype("float32")
+    np.testing.assert_array_equal(halve(floats, (2, 2), None), [[3, np.nan]])
+    np.testing.assert_array_equal(halve(np.full((2, 2), 3e38, "float32"), (2, 2), None), [[np.float32(3e38)]])
+    pixels = np.array([[-3, 3, 0, 0, -1, 0], [3, -3, 0, 0, 0, 1]], "int16")
+    assert output.halve_to(pixels, (2, 2), "int16", 0).tolist() == [[1, 0, 1]]
+    assert output.halve_to(np.array([[254, 255]], "uint8"), (1, 2), "uint8", 255).tolist() == [[254]]
+    floats = output.halve_to(np.array([[-1.0, 1.0, 0.0, np.nan]], "float32"), (1, 2), "float32", 0)
+    assert floats[0, 0] > 0
+    assert floats[0, 1] == 0
+
+
+def test_z_is_halved_where_voxels_are_cubes(tmp_path: Path) -> None:
+    shape, um = (40, 40, 48), ("micrometer",) * 3
+    cubes = output.Layout(shape, "uint8", (8, 16, 16), (8, 8, 8), "none", tuple("zyx"), (0.2,) * 3, um, True)
+    flat, pixels = replace(cubes, scale=(0.5, 0.2, 0.2)), noisy_image((40, 40, 48), "uint8")
+    write_in_blocks(tmp_path / "a.zarr", cubes, pixels, (16, 16, 16))
+    write_in_blocks(tmp_path / "b.zarr", flat, pixels, (16, 16, 16))
+    assert [level.shape for level in stored_levels(tmp_path / "a.zarr")][:2] == [(40, 40, 48), (20, 20, 24)]
+    assert [level.shape for level in stored_levels(tmp_path / "b.zarr")][:2] == [(40, 40, 48), (40, 20, 24)]
+    eighths = pixels.reshape(20, 2, 20, 2, 24, 2).mean((1, 3, 5))
+    np.testing.assert_array_equal(stored_levels(tmp_path / "a.zarr")[1], np.rint(eighths))
+
+
+def test_a_lost_or_foreign_shard_of_a_level_is_found(tmp_path: Path) -> None:
+    pixels, layout = noisy_image(SHAPE), layout_of().in_levels((64, 64))
+    output.create_output(tmp_path / "a.zarr", layout)
+    writer, grid = output.ShardWriter(tmp_path / "a.zarr", layout), layout.grid
+    written = {part.number: writer.write(part.core, pixels[part.core.slices]) for part in grid}
+    assert sum(1 for _ in (tmp_path / "a.zarr").rglob("c/*/*")) == layout.files
+    assert not ownership.find_foreign_entry(tmp_path / "a.zarr", layout)
+    for part in grid:
+        assert not output.check_block(tmp_path / "a.zarr", layout, part.core, written[part.number].digest)
+    one, other = (tmp_path / "a.zarr" / "2" / "c" / "0" / n for n in "01")
+    a, b = one.read_bytes(), other.read_bytes()
+    one.write_bytes(b)
+    other.write_bytes(a)
+    (problem,) = output.check_block(tmp_path / "a.zarr", layout, grid.block_at(0).core, written[0].digest)
+    assert "a shard of another place or time" in problem
+    one.unlink()
+    assert output.check_block(tmp_path / "a.zarr", layout, grid.block_at(0).core) == [f"{one}: the shard is missing"]
+    (tmp_path / "a.zarr" / "1" / "zarr.json").unlink()
+    problems = list(ownership.metadata_problems(tmp_path / "a.zarr", layout, lambda: True))
+    assert problems == [f"metadata: {tmp_path}/a.zarr/1/zarr.json is missing"]
+    with pytest.raises(ConfigError, match="not a whole number of shards"):
+        writer.write(Region((32, 0), (64, 64)), np.zeros((32, 64), "float32"))

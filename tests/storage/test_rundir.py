@@ -41,22 +41,14 @@ def other_process(directory: RunDirectory, body: str) -> Iterator[subprocess.Pop
         "import sys, pathlib; from halotile.storage.run_directory.directory import RunDirectory; from halotile.storage.run_directory.locks import WorkerLock\n"
         f"directory = RunDirectory(pathlib.Path(sys.argv[1]))\n{body}\nprint('ready', flush=True); sys.stdin.read()"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(directory.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
+    command = [sys.executable, "-c", code, str(directory.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         try:
             yield process
         finally:
             process.kill()
-
-
-LOCKS = "lock = directory.lock(); lock.__enter__()"
-
-
-HOLDS = "WorkerLock(directory.path).hold()"
 
 
 def test_records_are_private_can_be_read_back_and_are_forgotten_except_the_job(directory: RunDirectory) -> None:
@@ -117,42 +109,35 @@ def test_a_damaged_or_changed_plan_is_an_error_and_a_damaged_status_is_none(dire
 
 @pytest.mark.parametrize("again", [False, True], ids=["removed", "replaced by another"])
 def test_a_run_whose_directory_disappears_is_stopped_with_advice(directory: RunDirectory, again: bool) -> None:
-    def work() -> None:
-        with directory.lock():
-            shutil.rmtree(directory.path)
-            if again:
-                directory.create()
-                (directory.path / "lock").touch()
-            directory.disk.append(directory.journal_path, b"+1")
-
-    with pytest.raises(OutputRefused, match=r"was moved or removed during its run.*output\.overwrite: true"):
-        work()
+    refused = pytest.raises(OutputRefused, match=r"was moved or removed during its run.*output\.overwrite: true")
+    with refused, directory.lock():
+        shutil.rmtree(directory.path)
+        if again:
+            directory.create()
+            (directory.path / "lock").touch()
+        directory.disk.append(directory.journal_path, b"+1")
 
 
-def test_the_status_can_report_a_full_disk(directory: RunDirectory) -> None:
-    class Full(Disk):
-        def _open(self, path: Path, flags: int, mode: int) -> int:
-            if flags & os.O_CREAT:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return super()._open(path, flags, mode)
-
+def test_the_status_can_report_a_full_disk(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.create()
     directory.write_status({"state": "running", "message": "two of nine blocks are done"})
-    RunDirectory(directory.path, Full()).write_status({"state": "failed", "reason": "full"})
+    opened = Disk._open
+
+    def full(disk: Disk, path: Path, flags: int, mode: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(disk, path, flags, mode)
+
+    monkeypatch.setattr(Disk, "_open", full)
+    directory.write_status({"state": "failed", "reason": "full"})
     assert directory.read_status() == {"state": "failed", "reason": "full"}
 
 
 def test_events_of_many_threads_stay_whole_and_a_torn_one_is_left_out(directory: RunDirectory) -> None:
     directory.create()
     directory.append_event({"first": True})
-
-    def append() -> None:
-        for _ in range(50):
-            directory.append_event({"text": "x" * 200})
-
     with ThreadPoolExecutor(4) as threads:
-        for _ in range(4):
-            threads.submit(append)
+        list(threads.map(directory.append_event, [{"text": "x" * 200}] * 200))
     with directory.events_path.open("ab") as file:
         file.write(b'{"event": ')
     assert len(list(directory.read_events())) == 201
@@ -166,12 +151,10 @@ def test_a_second_driver_is_refused_with_the_name_of_the_first(directory: RunDir
     with pytest.raises(FileNotFoundError), directory.lock():  # other errors of the system release it
         directory.disk.append(directory.journal_path, b"+1")
     assert directory.is_running() is None
-    with other_process(directory, LOCKS) as first:
+    with other_process(directory, "lock = directory.lock(); lock.__enter__()") as first:
         with pytest.raises(OutputRefused, match=rf"in use: process {first.pid} on .*, started 2"), directory.lock():
             pass
-        holder = directory.is_running()
-        assert holder is not None
-        assert holder["pid"] == first.pid
+        assert (directory.is_running() or {})["pid"] == first.pid
         first.send_signal(signal.SIGKILL)
         first.wait()
         assert directory.is_running() is None
@@ -180,56 +163,48 @@ def test_a_second_driver_is_refused_with_the_name_of_the_first(directory: RunDir
 
 
 def test_a_driver_that_waited_takes_the_next_lock_of_a_directory_that_was_removed(directory: RunDirectory) -> None:
-    taken, is_waiting = threading.Event(), threading.Event()
+    is_waiting = threading.Event()
 
     def goes_on() -> bool:
         is_waiting.set()
         return False
 
-    def wait() -> None:
+    def wait() -> bool:
         with directory.lock(30, cut_short=goes_on):
-            taken.set()
+            return True
 
-    waiter = threading.Thread(target=wait)
-    with directory.lock():
-        waiter.start()
-        assert is_waiting.wait(30)
-        directory.remove()
-    waiter.join()
-    assert taken.is_set()
+    with ThreadPoolExecutor(1) as threads:
+        with directory.lock():
+            taken = threads.submit(wait)
+            assert is_waiting.wait(30)
+            directory.remove()
+        assert taken.result()
 
 
 def test_checking_does_not_disturb_a_driver_that_starts(directory: RunDirectory) -> None:
-    with directory.lock():
-        pass
+    directory.create()
+    (directory.path / "lock").touch()
     stop = threading.Event()
 
     def look() -> None:
         while not stop.wait(0.001):
             directory.is_running()
 
-    lookers = [threading.Thread(target=look) for _ in range(3)]
-    for looker in lookers:
-        looker.start()
-    try:
-        for _ in range(200):
-            with directory.lock():
-                pass
-    finally:
-        stop.set()
-        for looker in lookers:
-            looker.join()
+    with ThreadPoolExecutor(3) as lookers:
+        for _ in range(3):
+            lookers.submit(look)
+        try:
+            for _ in range(200):
+                with directory.lock():
+                    pass
+        finally:
+            stop.set()
 
 
 def test_the_lock_is_not_inherited_by_child_programs(directory: RunDirectory) -> None:
-    code = "import sys; print('ready', flush=True); sys.stdin.read()"
     with directory.lock():
-        child = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False
-        )
+        child = subprocess.Popen(["sleep", "60"], close_fds=False)
     with child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
         assert directory.is_running() is None
         child.kill()
 
@@ -244,7 +219,8 @@ def test_a_driver_waits_for_the_workers_of_a_killed_one(directory: RunDirectory)
     for _ in range(2):
         lock.release()
         lock.wait_for_all(0)
-    with other_process(directory, HOLDS) as worker, other_process(directory, HOLDS + "\n" + HOLDS) as other:
+    holds = "WorkerLock(directory.path).hold()\n"
+    with other_process(directory, holds) as worker, other_process(directory, 2 * holds) as other:
         with pytest.raises(OutputRefused, match=r"still hold .* after 0.1 s.*processes") as refused:
             lock.wait_for_all(0.1)
         assert f"{worker.pid} on" in str(refused.value)
@@ -304,13 +280,9 @@ def test_a_directory_that_is_closed_to_this_user_is_refused_with_its_owner() -> 
         Path(folder).chmod(0o755)
         directory = RunDirectory(Path(folder, "a.zarr.run"))
         directory.create()
-        done = subprocess.run(
-            [sys.executable, "-c", CLOSED, str(directory.path)], capture_output=True, text=True, timeout=60, check=False
-        )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == 7 * (
-        f"{directory.path} is closed to user 65534: user 0 made it. Ask that user, or write another output.path.\n"
-    )
+        shown = subprocess.check_output([sys.executable, "-c", CLOSED, directory.path], text=True, timeout=60)
+    said = "is closed to user 65534: user 0 made it. Ask that user, or write another output.path."
+    assert shown == 7 * f"{directory.path} {said}\n"
 
 
 def names(folder: Path) -> list[str]:
@@ -359,8 +331,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
         write(out, error=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with pytest.raises(OutputRefused):
         write(out, check=Mock(side_effect=[None, OutputRefused("something stands there")]))
-    assert names(tmp_path) == ["out"]
-    assert out.read_text() == "old"
+    assert (names(tmp_path), out.read_text()) == (["out"], "old")
 
 
 def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
@@ -376,8 +347,7 @@ def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
     assert seen == [COUNT]
     assert open_scan(str(path))[1][...].any(axis=(1, 2)).all()
     assert names(tmp_path) == ["scan.cxi", "scan.zarr"]
-    run = RunDirectory.beside(path)
-    with run.lock(), pytest.raises(OutputInUse, match=r"scan\.zarr\.run is in use"):
+    with RunDirectory.beside(path).lock(), pytest.raises(OutputInUse, match=r"scan\.zarr\.run is in use"):
         convert_scan(source, str(path), overwrite=True)
 
 
@@ -387,8 +357,7 @@ def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path: Path) -> N
         "with replacing(Path('a')) as made, replacing(Path('a.tif')) as other:\n"
         "    made.write_text('half'); other.mkdir(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    killed = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert subprocess.call([sys.executable, "-c", code], cwd=tmp_path) == -signal.SIGKILL
     assert names(tmp_path) == [".a.partial", ".a.tif.partial"]
     write(tmp_path / "a")
     assert names(tmp_path) == [".a.tif.partial", "a"]
@@ -408,8 +377,7 @@ def test_what_is_in_the_way_is_refused(tmp_path: Path) -> None:
         plant(folder)
         with pytest.raises(OutputRefused, match=r"\.out\.partial .*Move it away, or write another path"):
             write(folder / "out")
-        assert names(folder) == [".out.partial", "theirs"]
-        assert names(folder / "theirs") == ["kept"]
+        assert (names(folder), names(folder / "theirs")) == ([".out.partial", "theirs"], ["kept"])
 
 
 @pytest.mark.parametrize("fails", ["the move", "the sync after it"])
@@ -435,10 +403,10 @@ def test_a_folder_comes_back_where_its_move_fails(tmp_path: Path, monkeypatch: p
     assert (names(tmp_path), names(out)) == (["out"], ["old"])
 
 
-def killed_between_moves(folder: Path) -> None:
-    """A folder ``out`` with a file ``old``, moved away by a call that was killed then."""
-    (folder / "out").mkdir()
-    (folder / "out/old").touch()
+def test_what_a_killed_call_moved_away_comes_back_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").touch()
     code = (
         "import os, signal; from pathlib import Path; from halotile.storage.disk.durable import Disk\n"
         "from halotile.storage.run_directory.directory import replacing\n"
@@ -449,19 +417,9 @@ def killed_between_moves(folder: Path) -> None:
         "Disk.move = killed\n"
         "with replacing(Path('out')) as made: made.mkdir()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, check=False)
-    assert (ended.returncode, names(folder)) == (-signal.SIGKILL, [".out.partial"])
-
-
-def test_what_a_killed_call_moved_away_comes_back_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed_between_moves(tmp_path)
-    out = tmp_path / "out"
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
+    assert subprocess.call([sys.executable, "-c", code], cwd=tmp_path) == -signal.SIGKILL
+    assert names(tmp_path) == [".out.partial"]
+    full = Mock(side_effect=OSError(errno.ENOSPC, "no space left"))
     with monkeypatch.context() as patch:
         patch.setattr("halotile.storage.run_directory.locks.write_holder", full)
         with pytest.raises(DiskRefused), replacing(out):

@@ -46,30 +46,23 @@ def write_cxi(path: Path, change: Callable[[Any], None] = lambda file: None) -> 
     return str(path)
 
 
-def converted(
-    folder: Path, change: Callable[[Any], None] = lambda file: None, *options: Any, **more: Any
-) -> tuple[Any, Any]:
+def converted(folder: Path, change: Any = lambda file: None, *options: Any, **more: Any) -> tuple[Any, Any]:
     """Convert such a scan, and open what is written: the scan and its patterns."""
     convert_scan(write_cxi(folder / "scan.cxi", change), str(folder / "scan.zarr"), *options, **more)
     return open_scan(str(folder / "scan.zarr"))
 
 
 def test_a_scan_has_the_values_of_its_file_in_the_order_of_neighbours(tmp_path: Path) -> None:
-    probe = "entry_1/instrument_1/source_1/illumination"
-    dark = np.full((3, EDGE, EDGE), 2.0)
+    probe, dark = "entry_1/instrument_1/source_1/illumination", np.full((3, EDGE, EDGE), 2.0)
     dark[:, 0, 5] = np.nan  # which the mask leaves out
 
-    def change(file: Any) -> None:
-        file[probe] = np.ones((EDGE, EDGE))
-        file[f"{DETECTOR}/data_dark"] = dark
-        file[f"{DETECTOR}/translation"] = h5py.SoftLink("/entry_1/nowhere")  # which is no value
-
-    scan, patterns = converted(tmp_path, change)
+    nowhere = h5py.SoftLink("/entry_1/nowhere")  # which is no value
+    values = {probe: np.ones((EDGE, EDGE)), f"{DETECTOR}/data_dark": dark, f"{DETECTOR}/translation": nowhere}
+    scan, patterns = converted(tmp_path, _put(values))
     assert scan.wavelength == pytest.approx(1e-10, rel=1e-12)
     assert scan.distance == 2.0
     assert scan.pixel == pytest.approx((5e-5, 3e-5))
-    assert np.argwhere(~scan.mask).tolist() == [[0, 5]]
-    assert scan.background[0, 5] == 0
+    assert (np.argwhere(~scan.mask).tolist(), scan.background[0, 5]) == ([[0, 5]], 0)
     assert np.delete(scan.background.reshape(-1), 5).tolist() == [2.0] * (EDGE**2 - 1)
     with h5py.File(tmp_path / "scan.cxi") as file:
         assert np.array_equal(patterns[:], file[f"{DETECTOR}/data"][:][scan.numbers])
@@ -83,14 +76,9 @@ def test_a_scan_has_the_values_of_its_file_in_the_order_of_neighbours(tmp_path: 
     raster = np.stack(np.meshgrid(np.arange(16), np.arange(16)), -1).reshape(-1, 2).astype(float)
     assert set(np.abs(np.diff(raster[along_curve(raster)], axis=0)).sum(1)) == {1.0}
     for shape in ((), (1,), (1, 1), (COUNT,)):  # a number of any shape is one
-
-        def shaped(file: Any, shape: tuple[int, ...] = shape) -> None:
-            for name in ("distance", "basis_vectors"):
-                del file[f"{DETECTOR}/{name}"]
-            for name, value in (("distance", 2.0), ("x_pixel_size", 3e-5), ("y_pixel_size", 5e-5)):
-                file[f"{DETECTOR}/{name}"] = np.full(shape, value)
-
-        scan, _ = converted(tmp_path, shaped, overwrite=True)
+        numbers = {"distance": 2.0, "x_pixel_size": 3e-5, "y_pixel_size": 5e-5}
+        shaped = {f"{DETECTOR}/{name}": np.full(shape, value) for name, value in numbers.items()}
+        scan, _ = converted(tmp_path, _put({f"{DETECTOR}/basis_vectors": None, **shaped}), overwrite=True)
         assert (scan.distance, *scan.pixel) == pytest.approx((2.0, 5e-5, 3e-5))
 
 
@@ -103,11 +91,8 @@ def test_patterns_are_cropped_around_the_beam_and_binned(tmp_path: Path) -> None
     assert np.argwhere(~scan.mask).tolist() == [[0, 1]]
     with pytest.raises(OutputRefused):  # nothing is replaced unasked
         converted(tmp_path)
-    rows = [
-        (Framing(crop=20), "leaves the pattern"),
-        (Framing(center=(1, 1), crop=8), "leaves"),
-        (Framing(binning=5), "--crop 10"),
-    ]
+    rows = [(Framing(crop=20), "leaves the pattern"), (Framing(center=(1, 1), crop=8), "leaves")]
+    rows += [(Framing(binning=5), "--crop 10")]
     for framing, said in rows:
         with pytest.raises(ConfigError, match=said):
             converted(tmp_path, lambda file: None, framing, overwrite=True)
@@ -118,14 +103,19 @@ def test_patterns_are_cropped_around_the_beam_and_binned(tmp_path: Path) -> None
         Framing(binning=0).windows(8, 8)
 
 
-def _replace(name: str, value: Any) -> Callable[[Any], None]:
+def _put(values: dict[str, Any]) -> Callable[[Any], None]:
     def change(file: Any) -> None:
-        if name in file:
-            del file[name]
-        if value is not None:
-            file[name] = value
+        for name, value in values.items():
+            if name in file:
+                del file[name]
+            if value is not None:
+                file[name] = value
 
     return change
+
+
+def _replace(name: str, value: Any) -> Callable[[Any], None]:
+    return _put({name: value})
 
 
 ENERGY, MOVED = "entry_1/instrument_1/source_1/energy", "entry_1/data_1/translation"
@@ -134,22 +124,17 @@ NO_SCAN: list[tuple[str, Any, str]] = [
     (f"{DETECTOR}/data", np.full((COUNT, EDGE, EDGE), -1), "negative pixels"),
     (f"{DETECTOR}/data", np.full((COUNT, EDGE, EDGE), np.nan), "NaN"),
     (f"{DETECTOR}/data", np.zeros((EDGE, EDGE)), r"\(positions, rows, columns\)"),
-    (f"{DETECTOR}/data", None, "has no entry_1/data_1/data"),
-    (f"{DETECTOR}/distance", None, "distance"),
+    (f"{DETECTOR}/data", None, "has no entry_1/data_1/data"), (f"{DETECTOR}/distance", None, "distance"),
     (f"{DETECTOR}/distance", 0.0, "distance is 0 m, which is no length. Give the right one: --distance"),
     (f"{DETECTOR}/distance", np.nan, "distance is nan m"),
     (f"{DETECTOR}/distance", np.array([2.0, 3.0]), "is from 2 to 3, .* one distance. Write .* as --distance"),
     (f"{DETECTOR}/distance", np.array([]), "is empty"),
     (f"{DETECTOR}/basis_vectors", np.array([[0, 0.0], [-5e-5, 0], [0, 0]]), "a basis vector of the detector has no length"),
     (f"{DETECTOR}/mask", np.full((EDGE, EDGE), 1), "no pixel that counts"),
-    (f"{DETECTOR}/mask", np.zeros((2, 2)), "mask has shape"),
-    (MOVED, None, "no translation"),
-    (MOVED, h5py.SoftLink("/entry_1/nowhere"), "translation"),
-    (MOVED, np.full((COUNT, 3), np.nan), "not finite"),
-    (MOVED, np.zeros((COUNT - 1, 3)), "positions has shape"),
-    (ENERGY, None, "source_1/energy"),
-    (ENERGY, None, "Write it as --energy"),
-    (ENERGY, 8800.0, "whose energy in joules"),
+    (f"{DETECTOR}/mask", np.zeros((2, 2)), "mask has shape"), (MOVED, None, "no translation"),
+    (MOVED, h5py.SoftLink("/entry_1/nowhere"), "translation"), (MOVED, np.full((COUNT, 3), np.nan), "not finite"),
+    (MOVED, np.zeros((COUNT - 1, 3)), "positions has shape"), (ENERGY, None, "source_1/energy"),
+    (ENERGY, None, "Write it as --energy"), (ENERGY, 8800.0, "whose energy in joules"),
     (ENERGY, [1.9e-15, 2.1e-15], "all patterns of a scan have one wavelength"),
     (WAVELENGTH, 1.4089, "is 1.4089 m by .* whose wavelength is in metres"),
     (WAVELENGTH, 2e-10, "and by the energy it is 1e-10 m"),
@@ -169,24 +154,20 @@ def test_what_is_written_into_bad_pixels_does_not_count(tmp_path: Path, flag: fl
     counts = np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE).astype(kind)
     flagged = counts.copy()
     flagged[:, 0, 5], counts[:, 0, 5] = flag, 0
-    found = [
-        converted(tmp_path, _replace(f"{DETECTOR}/data", values), Framing(binning=binning), overwrite=True)[1][:]
-        for values in (flagged, counts)
-    ]
-    assert np.array_equal(found[0], found[1])
+    changes = (_replace(f"{DETECTOR}/data", values) for values in (flagged, counts))
+    found = [converted(tmp_path, each, Framing(binning=binning), overwrite=True)[1][:] for each in changes]
+    assert np.array_equal(*found)
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int64, np.float32])
 @pytest.mark.parametrize("binning", [1, 2])
 def test_pixels_at_the_largest_number_of_their_type_are_left_out(tmp_path: Path, kind: Any, binning: int) -> None:
-    counts = np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE) % 1000
-    full = counts.astype(kind)
+    full = (np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE) % 1000).astype(kind)
     # In one pattern; floats of 32 bits may have been integers.
     full[3, 7, 8] = min(np.iinfo(kind).max if kind is not np.float32 else 2**32 - 1, 2**33)
     full[:, 0, 5] = full[3, 7, 8]  # which the mask leaves out
     scan, patterns = converted(tmp_path, _replace(f"{DETECTOR}/data", full), Framing(binning=binning))
-    left_out = np.argwhere(~scan.mask).tolist()
-    assert left_out == [[0, 5 // binning], [7 // binning, 8 // binning]]
+    assert np.argwhere(~scan.mask).tolist() == [[0, 5 // binning], [7 // binning, 8 // binning]]
     assert scan.full == 1
     assert patterns[:].max() < 1000 * binning**2
     done = CliRunner().invoke(app, ["info", str(tmp_path / "scan.zarr")])
@@ -206,11 +187,9 @@ def test_blank_patterns_are_left_out_and_named(tmp_path: Path, factor: float) ->
     counts[[3, 17]] = 0
     counts[:, 0, 5] = 9  # which the mask leaves out
     source, path = write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", counts)), tmp_path / "s.zarr"
-    done = CliRunner().invoke(app, ["convert", source, str(path)])
-    for said in (done, CliRunner().invoke(app, ["info", str(path)])):
-        assert "2 blank patterns, in which next to nothing was counted: numbers 3, 17 of the file" in " ".join(
-            said.output.split()
-        )
+    for said in (CliRunner().invoke(app, ["convert", source, str(path)]), CliRunner().invoke(app, ["info", str(path)])):
+        words = "2 blank patterns, in which next to nothing was counted: numbers 3, 17 of the file"
+        assert words in " ".join(said.output.split())
     scan, patterns = open_scan(str(path))
     assert sorted(scan.numbers) == sorted(set(range(COUNT)) - {3, 17})
     assert np.array_equal(patterns[:], counts[scan.numbers].astype(np.float32))
@@ -218,19 +197,15 @@ def test_blank_patterns_are_left_out_and_named(tmp_path: Path, factor: float) ->
 
 
 def test_a_detector_of_one_module_may_have_an_axis_for_it(tmp_path: Path) -> None:
-    def with_dark(file: Any) -> None:
-        file[f"{DETECTOR}/data_dark"] = np.full((3, EDGE, EDGE), 2.0)
+    with_dark = _replace(f"{DETECTOR}/data_dark", np.full((3, EDGE, EDGE), 2.0))
 
     def with_axis(file: Any) -> None:
         with_dark(file)
-        for name in ("data", "mask", "data_dark"):
-            pixels = file[f"{DETECTOR}/{name}"][()]
-            del file[f"{DETECTOR}/{name}"]
-            file[f"{DETECTOR}/{name}"] = pixels[..., None, :, :]
+        for name in (f"{DETECTOR}/{each}" for each in ("data", "mask", "data_dark")):
+            _replace(name, file[name][()][..., None, :, :])(file)
 
-    (scan, patterns), (same_scan, same) = (
-        converted(folder, change) for folder, change in in_folders(tmp_path, (with_dark, with_axis))
-    )
+    rows = in_folders(tmp_path, (with_dark, with_axis))
+    (scan, patterns), (same_scan, same) = (converted(folder, change) for folder, change in rows)
     assert np.array_equal(patterns[:], same[:])
     assert scan.mask is not None
     assert scan.digest() == same_scan.digest()
@@ -267,9 +242,8 @@ def test_a_mask_that_leaves_out_nearly_all_is_refused_unless_it_is_named(tmp_pat
         for known in (KnownValues(), KnownValues(bad=(name,)), KnownValues(good=name))[1 if said else 0 :]:
             convert_scan(source, target, known=known, overwrite=True)
             remarks = open_scan(target)[0].remarks
-            assert any("of the pixels. If the mask is inverted" in text for _, text in remarks) == (
-                not known.good or not said
-            )
+            noted = any("of the pixels. If the mask is inverted" in text for _, text in remarks)
+            assert noted == (not known.good or not said)
 
 
 @pytest.mark.parametrize(
@@ -278,12 +252,8 @@ def test_a_mask_that_leaves_out_nearly_all_is_refused_unless_it_is_named(tmp_pat
 )
 def test_energies_of_any_kind_are_taken(tmp_path: Path, energy: Any, wavelength: float | None, found: float) -> None:
     """Nothing known as 0, electrons, and the energy of each pattern."""
-
-    def change(file: Any) -> None:
-        for name, value in ((ENERGY, energy), (WAVELENGTH, wavelength)):
-            _replace(name, value)(file)
-
-    assert converted(tmp_path, change)[0].wavelength == pytest.approx(found)
+    scan, _ = converted(tmp_path, _put({ENERGY: energy, WAVELENGTH: wavelength}))
+    assert scan.wavelength == pytest.approx(found)
     for wrong in (1.4, 1e-17):
         with pytest.raises(InputError, match="from 1 fm to 1 mm"):
             converted(tmp_path, known=KnownValues(wavelength=wrong), overwrite=True)
@@ -312,13 +282,9 @@ def test_a_scan_that_lost_patterns_is_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
     path, run = tmp_path / "scan.zarr", CliRunner().invoke
-
-    def change(file: Any) -> None:
-        file[f"{DETECTOR}/data_dark"] = np.ones((EDGE, EDGE))
-        file["entry_1/data_1/intensities"] = np.ones(COUNT)
-        file["probe"] = np.ones((EDGE, EDGE), complex)
-
-    convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(path), known=KnownValues(probe="probe"))
+    values = {f"{DETECTOR}/data_dark": np.ones((EDGE, EDGE)), "probe": np.ones((EDGE, EDGE), complex)}
+    source = write_cxi(tmp_path / "scan.cxi", _put({"entry_1/data_1/intensities": np.ones(COUNT), **values}))
+    convert_scan(source, str(path), known=KnownValues(probe="probe"))
     places = f"input: {{path: {path}}}\noutput: {{path: {tmp_path}/a.cxi}}\n"
     (tmp_path / "job.yaml").write_text(f"version: 1\njob: ptychography\n{places}model: {{field: far}}\n")
     for words in (["info", str(path)], ["plan", str(tmp_path / "job.yaml")]):
@@ -336,9 +302,8 @@ def test_a_scan_that_lost_another_array_is_refused(tmp_path: Path) -> None:
         damage(path / name)
         done = run(app, commands[(number + number // 3) % 3].split())
         assert done.exit_code == exit_code(DamagedData()), done.output
-        assert re.search(
-            rf"scan\.zarr: {name} is not what the conversion wrote: .* convert the scan again", done.stderr
-        )
+        said = rf"scan\.zarr: {name} is not what the conversion wrote: .* convert the scan again"
+        assert re.search(said, done.stderr)
         assert not list(tmp_path.glob("a.*"))
         shutil.rmtree(path)
         shutil.copytree(tmp_path / "whole", path)
@@ -352,8 +317,7 @@ def test_numbers_in_a_file_that_is_missing_are_refused(tmp_path: Path) -> None:
 
         def change(file: Any, name: str = name) -> None:
             shape, dtype = file[name].shape, file[name].dtype
-            layout = h5py.VirtualLayout(shape, dtype)
-            half = shape[0] // 2
+            layout, half = h5py.VirtualLayout(shape, dtype), shape[0] // 2
             layout[:half] = h5py.VirtualSource(".", name + "_", shape)[:half]
             layout[half:] = h5py.VirtualSource("gone.h5", "x", shape)[half:]
             file.move(name, name + "_")
@@ -362,12 +326,8 @@ def test_numbers_in_a_file_that_is_missing_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"scan\.cxi are in another file, gone\.h5, which is not in"):
             converted(tmp_path, change)
 
-        def link(file: Any, name: str = name) -> None:
-            del file[name]
-            file[name] = h5py.ExternalLink("gone.h5", "x")
-
         with pytest.raises(InputError, match=rf"{name} is in another file, gone\.h5, which cannot be opened"):
-            converted(tmp_path, link)
+            converted(tmp_path, _replace(name, h5py.ExternalLink("gone.h5", "x")))
 
 
 def test_a_scan_that_is_converted_already_is_refused_with_what_takes_it(tmp_path: Path) -> None:
@@ -376,8 +336,7 @@ def test_a_scan_that_is_converted_already_is_refused_with_what_takes_it(tmp_path
     for options in ([], ["--crop", "8"]):
         done = CliRunner().invoke(app, ["convert", scan, str(tmp_path / "again.zarr"), *options])
         assert done.exit_code == exit_code(InputError())
-        said = f"{scan} is a scan of halotile already: there is nothing to convert. `recon-cli plan`"
-        assert said in done.stderr
+        assert f"{scan} is a scan of halotile already: there is nothing to convert. `recon-cli plan`" in done.stderr
         assert "convert its original file with these options" in done.stderr
     known = KnownValues(patterns="patterns", positions="positions", wavelength=1e-10, distance=2.0, pixel=(5e-5, 3e-5))
     convert_scan(scan, str(tmp_path / "named.zarr"), Framing(crop=8), known)

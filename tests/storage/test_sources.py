@@ -1,4 +1,4 @@
-"""Sources: every format reads as NumPy slices, in threads and processes, notices changes, and refuses what it cannot read with advice."""
+"""Sources: every format reads as NumPy slices, in threads and processes, and notices changes; whatever a file holds is read correctly or refused with advice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from halotile.storage.arrays import Source, open_source
 from halotile.storage.axes import choose_axes, letters, remarks_on_axes
 from halotile.storage.formats.base import DTYPES
 from halotile.storage.grid import Region
-from tests.cases import in_folders
+from tests.cases import all_of, in_folders
+from tests.storage.fuzzing import FORMATS, IMAGES, ODD_HDF5, edited_hdf5, is_json
 
 Image = NDArray[Any]
 Save = Callable[[Path, Image], Path]
@@ -81,8 +82,7 @@ def test_a_region_reads_as_numpy_would_slice_it(tmp_path: Path, save: Save) -> N
     for folder, (shape, dtype, axes) in in_folders(tmp_path, rows):
         image = make_image(shape, dtype)
         path = save(folder, image)
-        source = open_source(path)
-        native = image.dtype.newbyteorder("=")
+        source, native = open_source(path), image.dtype.newbyteorder("=")
         assert (source.shape, source.dtype, source.axes[-2:]) == (shape, native, ("y", "x"))
         assert len(set(source.axes)) == len(shape)
         region = Region((*(1 for _ in shape[:-2]), 5, 11), (*shape[:-2], 19, 30))
@@ -98,9 +98,7 @@ def test_a_region_reads_as_numpy_would_slice_it(tmp_path: Path, save: Save) -> N
 
 
 @every_format
-def test_copies_of_a_source_read_its_path_in_parallel(
-    tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_of_a_source_read_in_parallel(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     image = make_image((200, 333), "uint16")
     path = save(tmp_path, image)
     monkeypatch.chdir(tmp_path)
@@ -138,8 +136,7 @@ def test_sources_read_in_another_process_and_a_local_zarr_without_its_library(tm
     image = make_image((40, 40), "uint16")
     total = str(image[3:30, 4:31].sum())
     sources = {save: open_source(save(tmp_path, image)) for save in SAVERS}
-    zarrs = [sources[save_zarr], sources[save_ome]]
-    assert read_elsewhere(zarrs) == [total, total, "False"]
+    assert read_elsewhere([sources[save_zarr], sources[save_ome]]) == [total, total, "False"]
     for document in ("a.zarr/zarr.json", "a.ome.zarr/0/zarr.json"):
         (tmp_path / document).touch()  # opened anew, then
     assert read_elsewhere([*sources.values()]) == [total] * len(SAVERS) + ["True"]
@@ -181,17 +178,15 @@ def test_a_source_is_indexed_as_in_numpy(tmp_path: Path) -> None:
     pixels = make_image((6, 7), "uint16")
     source = open_source(save_npy(tmp_path, pixels))
     numbers: list[Any] = [0, -1, np.int64(2), slice(1, 3), (), ..., (..., 0), (1, ...)]
-    pairs = [(slice(None, 10), slice(2, None)), (slice(-3, -1), -2), (slice(3, 1), 0)]
-    for index in numbers + pairs:
+    for index in [*numbers, (slice(None, 10), slice(2, None)), (slice(-3, -1), -2), (slice(3, 1), 0)]:
         assert np.shape(source[index]) == np.shape(pixels[index]), index
         assert np.array_equal(source[index], pixels[index]), index
-    refused: list[tuple[Any, str]] = [
+    for index, words in [
         (6, "index 6 is outside an axis of 6 pixels"),
         ((0, -8), "index -8 is outside an axis of 7 pixels"),
         ((0, 0, 0), "has 3 entries, but the array's shape is"),
         *((each, "write integers and slices of step 1") for each in (slice(None, None, 2), [0, 1], None)),
-    ]
-    for index, words in refused:
+    ]:
         with pytest.raises(IndexError, match=words):
             source[index]
 
@@ -200,13 +195,10 @@ def test_a_system_error_is_no_damage_and_names_the_file(tmp_path: Path, monkeypa
     path = save_npy(tmp_path, make_image((4, 5), "uint8"))
     source, sent = open_source(path), pickle.dumps(open_source(path))
     fail = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
-    for place, said in {
-        "NpyReader.read": "the pixels .*",
-        "NpyReader.__init__": "it cannot be opened: .*",
-        "claims": "its format cannot be determined: .*",
-    }.items():
+    rows = {"NpyReader.read": "the pixels", "NpyReader.__init__": "it cannot be opened:"}
+    for place, said in (rows | {"claims": "its format cannot be determined:"}).items():
         monkeypatch.setattr(f"halotile.storage.formats.npy.{place}", fail)
-        with pytest.raises(InputUnreadable, match=rf"a\.npy: {said} Input/output error"):
+        with pytest.raises(InputUnreadable, match=rf"a\.npy: {said} .* Input/output error"):
             source.read(Region((0, 0), (2, 2))) if place.endswith("read") else open_source(path)
     monkeypatch.setattr("halotile.storage.formats.npy.NpyReader.read", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
@@ -224,20 +216,18 @@ def test_pixels_that_are_no_image_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=rf"{path.name}.*complex64.*real and imaginary"):
             open_source(path)
         np.testing.assert_array_equal(open_source(path, complex_pixels=True)[:], pixels)
-    rows: list[tuple[Image, str]] = [
+    for image, words in [
         *((np.zeros((4, 5), dtype), "cannot be used") for dtype in ("int64", "uint64", "U3", "S4", "datetime64[s]")),
         (np.zeros((4, 5), [("a", "f4")]), r"a\.npy"),
         (np.full((4, 5), None), r"a\.npy"),
         (np.zeros((0, 5), "f4"), "an axis has length 0"),
         (np.zeros(5, "f4"), "at least the axes y and x"),
-    ]
-    for image, words in rows:
+    ]:
         with pytest.raises(InputError, match=words):
             open_source(save_npy(tmp_path, image))
         if image.ndim == 1 or not image.size:
-            zarr.create_array(
-                tmp_path / "a.zarr", shape=image.shape, chunks=(1,) * image.ndim, dtype="f4", overwrite=True
-            )
+            options: Any = {"shape": image.shape, "chunks": (1,) * image.ndim, "dtype": "f4"}
+            zarr.create_array(tmp_path / "a.zarr", overwrite=True, **options)
             with pytest.raises(InputError, match=words):
                 open_source(tmp_path / "a.zarr")
 
@@ -334,3 +324,53 @@ def test_axes_are_defaults_or_distinct_letters_of_names_and_what_is_assumed_is_s
     for others in (["row", "column"], ["lat", "x"], ["y", "y"], [None, None], ["z", "x"]):
         assert letters(others) is None
         assert choose_axes(None, others, (4, 4)) == ("y", "x")
+
+
+FEW = ("zarr-v3",)
+"""Formats that are tried each time."""
+
+
+@pytest.mark.parametrize("name", sorted(IMAGES.keys() - {"czi"}))
+def test_a_file_reads_with_the_bits_of_its_library_and_is_refused_where_truncated(tmp_path: Path, name: str) -> None:
+    write, read = IMAGES[name]
+    (tmp_path / "whole").mkdir()
+    write(tmp_path / "whole")
+    for root in sorted((tmp_path / "whole").iterdir()):
+        expected, opened = read(root), open_source(root)
+        for source in (opened, pickle.loads(pickle.dumps(opened))):
+            pixels = source.read(Region.whole(source.shape))
+            if pixels.shape == expected.shape:  # a palette is read as what it shows
+                assert pixels.tobytes() == expected.astype(pixels.dtype).tobytes()
+            assert pixels[1:, 2:].tobytes() == source[1:, 2:].tobytes()
+        for keep in (0.0, 0.02, 0.3, 0.6, 0.9):
+            (tmp_path / str(keep)).mkdir(exist_ok=True)
+            short = tmp_path / str(keep) / root.name
+            (shutil.copytree if root.is_dir() else shutil.copy)(root, short)
+            files = [file for file in short.rglob("*") if file.is_file() and not is_json(file)]
+            largest = max(files or [short], key=lambda file: file.stat().st_size)
+            os.truncate(largest, int(keep * largest.stat().st_size))
+            with pytest.raises(InputError, match=root.name):
+                open_source(short)[...]
+
+
+@pytest.mark.parametrize("name", all_of(FORMATS, thorough=FORMATS.keys() - FEW))
+def test_a_randomly_changed_file_is_read_correctly_or_refused(tmp_path: Path, name: str) -> None:
+    if name == "czi":
+        for package in ("bioio_czi", "pylibCZIrw"):
+            pytest.importorskip(package, reason=f"{package} is not installed: pip install 'halotile[bioio]'")
+    last = tmp_path / "last"
+    command = [sys.executable, "-m", "tests.storage.fuzzing", name, str(1_000), str(last)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert child.returncode == 0, f"{child.stderr}\nThe last file that was tried: {last.read_text()}"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["cxi", "ptyd", "result"])
+def test_an_odd_value_in_a_scan_or_a_result_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    write, attempt = FORMATS[name]
+    write(tmp_path)
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    for number, odd in enumerate(ODD_HDF5):
+        path.write_bytes(edited_hdf5(content, 5 * number + 3, odd))
+        attempt(path)

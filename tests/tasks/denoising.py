@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from halotile.tasks.operators.base import InMemory
 Image = NDArray[Any]
 
 NETWORK_DEPTH, NETWORK_WIDTH = 5, 16
-SHAPES = {2: (138, 172), 3: (21, 33, 38)}
 TILES = {2: ((49, 63), (137, 55), (31, 48)), 3: ((11, 17, 19),)}
 
 
@@ -53,8 +52,7 @@ def sharpen(image: Image, amount: float = 0.5) -> Image:
 
 def dncnn_tensors(keys: list[str], width: int = NETWORK_WIDTH, channels: int = 1) -> dict[str, torch.Tensor]:
     """Random weights of a DnCNN whose layers go by these names."""
-    sizes = [channels] + [width] * (len(keys) - 1) + [channels]
-    generator = torch.Generator().manual_seed(2)
+    sizes, generator = [channels] + [width] * (len(keys) - 1) + [channels], torch.Generator().manual_seed(2)
     tensors = {}
     for key, into, out in zip(keys, sizes, sizes[1:], strict=False):
         tensors[f"{key}.weight"] = torch.randn((out, into, 3, 3), generator=generator) / (3 * into**0.5)
@@ -75,7 +73,7 @@ class Counted(InMemory):
 
 def image(dims: int, dtype: str = "float32", seed: int = 0) -> Image:
     """The same one each time."""
-    return np.random.default_rng(seed).random(SHAPES[dims]).astype(dtype)
+    return np.random.default_rng(seed).random({2: (138, 172), 3: (21, 33, 38)}[dims]).astype(dtype)
 
 
 def apply(denoiser: Denoiser, pixels: Image, **sides: Image) -> Image:
@@ -86,9 +84,7 @@ def apply(denoiser: Denoiser, pixels: Image, **sides: Image) -> Image:
     return result
 
 
-def tiles(
-    denoiser: Denoiser, pixels: Image, tile: tuple[int, ...], **sides: Image
-) -> Iterator[tuple[tuple[slice, ...], Image]]:
+def tiles(denoiser: Denoiser, pixels: Image, tile: tuple[int, ...], **sides: Image) -> Iterator[tuple[Any, Image]]:
     """Denoise tile by tile: where each result goes, and the result."""
     reach = denoiser.receptive_field()
     assert reach is not None
@@ -96,8 +92,7 @@ def tiles(
     depth, align = ((reach, reach),) * pixels.ndim, (denoiser.alignment,) * pixels.ndim
     for block in Grid(pixels.shape, tile, depth, align):
         cut = {name: read_window(InMemory(side), block.window, rim) for name, side in {"": pixels, **sides}.items()}
-        result = apply(denoiser, cut.pop(""), **cut)
-        factor = (denoiser.scale,) * pixels.ndim
+        result, factor = apply(denoiser, cut.pop(""), **cut), (denoiser.scale,) * pixels.ndim
         start = rim.reach(block.window, pixels.shape)
         yield block.core.scale(factor).slices, result[block.core.relative_to(start).scale(factor).slices]
 
@@ -106,3 +101,14 @@ def whole(denoiser: Denoiser, pixels: Image, **sides: Image) -> Image:
     """The result on the whole image under the denoiser's own rim."""
     ((_, result),) = tiles(denoiser, pixels, pixels.shape, **sides)
     return result
+
+
+class Calls(nn.Module):  # type: ignore[misc]
+    """A network that is a function."""
+
+    def __init__(self, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.call(batch)

@@ -28,8 +28,7 @@ def counts(n: int, seed: int = 7) -> Any:
     rng = np.random.default_rng(seed)
     k = np.hypot(*np.meshgrid(*2 * [np.minimum(np.arange(n), n - np.arange(n))]))
     k[0, 0] = np.inf
-    amplitudes = 0.9 * k**-2 / math.sqrt((k**-4.0).sum())
-    waves = np.fft.fft2(amplitudes * rng.standard_normal((n, n)))
+    waves = np.fft.fft2((0.9 * k**-2 / math.sqrt((k**-4.0).sum())) * rng.standard_normal((n, n)))
     blurred = np.fft.irfft2(np.fft.rfft2(np.exp(OFFSET + waves.real + waves.imag)) * transfer(n), s=(n, n))
     return rng.poisson(blurred.clip(1e-6))
 
@@ -39,9 +38,8 @@ def main(path: str) -> None:
     jax.config.update("jax_enable_x64", True)
     maker = jft.CorrelatedFieldMaker("")
     maker.set_amplitude_total_offset(offset_mean=OFFSET, offset_std=(0.3, 0.1))
-    maker.add_fluctuations(
-        (N, N), 1 / N, fluctuations=(1.0, 0.3), loglogavgslope=(-4.0, 0.3), prefix="", non_parametric_kind="power"
-    )
+    shape: Any = {"fluctuations": (1.0, 0.3), "loglogavgslope": (-4.0, 0.3), "non_parametric_kind": "power"}
+    maker.add_fluctuations((N, N), 1 / N, prefix="", **shape)
     logarithm = maker.finalize()
 
     class Rate(jft.Model):  # type: ignore[misc]
@@ -61,29 +59,15 @@ def main(path: str) -> None:
         "draw_linear_kwargs": {"cg_kwargs": {"absdelta": 1e-6 * size, "maxiter": 500}},
         "nonlinearly_update_kwargs": {"minimize_kwargs": {"xtol": 1e-6, "cg_kwargs": {}, "maxiter": 20}},
     }
-    found, _ = jft.optimize_kl(
-        likelihood,
-        start,
-        key=keys[1],
-        n_total_iterations=4,
-        n_samples=8,
-        sample_mode="linear_resample",
-        kl_kwargs={"minimize_kwargs": {"absdelta": 1e-4 * size, "maxiter": 20}},
-        **drawing,
-    )
-    position = found.pos
+    steps: Any = {"n_total_iterations": 4, "n_samples": 8, "sample_mode": "linear_resample"}
+    steps |= {"kl_kwargs": {"minimize_kwargs": {"absdelta": 1e-4 * size, "maxiter": 20}}}
+    position = jft.optimize_kl(likelihood, start, key=keys[1], **steps, **drawing)[0].pos
     kept = {"data": data, "rate": np.asarray(rate(position))}
     kept |= {f"position_{name}": np.asarray(value) for name, value in position.tree.items()}
     inference = jft.OptimizeVI(likelihood, 1, linear_minimizer_jit=False)
     for mode in ("linear", "nonlinear"):
-        drawn, _ = inference.draw_samples(
-            jft.Samples(pos=position, samples=None, keys=None),
-            key=keys[2],
-            sample_mode=f"{mode}_resample",
-            n_samples=PAIRS,
-            point_estimates=(),
-            **drawing,
-        )
+        options = {"sample_mode": f"{mode}_resample", "n_samples": PAIRS, "point_estimates": (), **drawing}
+        drawn, _ = inference.draw_samples(jft.Samples(pos=position, samples=None, keys=None), key=keys[2], **options)
         maps = np.array([np.asarray(logarithm(sample)) for sample in drawn])
         kept |= {f"{mode}_std": maps.std(0).astype("f4"), f"{mode}_mean": maps.mean(0).astype("f4")}
     np.savez_compressed(path, **kept)

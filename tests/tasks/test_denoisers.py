@@ -20,18 +20,11 @@ from torch import nn
 from halotile.errors import ConfigError, WeightsError
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.rules.keys import build, faults_in, keys_of
+from halotile.tasks.denoisers import dncnn, function, gaussian, median, nlm, tv, unet
 from halotile.tasks.denoisers.common.layers import BlindUNet
 from halotile.tasks.denoisers.common.weights import file_sha256, load_weights
-from halotile.tasks.denoisers.dncnn import DnCNN
-from halotile.tasks.denoisers.function import Function, GivenFunction
-from halotile.tasks.denoisers.gaussian import Gaussian
-from halotile.tasks.denoisers.median import Median
-from halotile.tasks.denoisers.nlm import NonLocalMeans
 from halotile.tasks.denoisers.torch import UserNetwork
-from halotile.tasks.denoisers.tv import Proximal, TotalVariation
-from halotile.tasks.denoisers.unet import Architecture, UNet
 from halotile.tasks.trials.probe import check_purity, probe
-from tests.cases import in_folders
 from tests.support import job_of, noisy_image, run_inline, whole_picture, work_of, write_zarr
 from tests.tasks.denoising import (
     NETWORK_DEPTH,
@@ -52,23 +45,23 @@ pytestmark = pytest.mark.usefixtures("lab")
 
 # name -> (denoiser, numbers of axes to try); "dncnn" gets its weights from the fixture.
 CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "gaussian": (lambda _: Gaussian(sigma=1.7), (2, 3)),
-    "gaussian narrow": (lambda _: Gaussian(sigma=0.4, truncate=2.0), (2,)),
-    "median 1": (lambda _: Median(size=1), (2,)),
-    "median 3": (lambda _: Median(size=3), (2, 3)),
-    "median 5": (lambda _: Median(size=5), (2,)),
-    "median 9": (lambda _: Median(size=9), (2,)),
-    "tv": (lambda _: TotalVariation(strength=0.1, iterations=13), (2, 3)),
-    "tv as a prior": (lambda _: Proximal(strength=0.1, iterations=13), (2, 3)),
-    "tv in noise levels": (lambda _: TotalVariation(strength=1.5, iterations=4, sigma=0.1), (2,)),
-    "nlm": (lambda _: NonLocalMeans(strength=0.2, patch=5, distance=3), (2,)),
-    "nlm in noise levels": (lambda _: NonLocalMeans(strength=0.8, patch=3, distance=2, sigma=0.1), (2, 3)),
-    "dncnn": (lambda file: DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(file)), (2,)),
+    "gaussian": (lambda _: gaussian.Gaussian(sigma=1.7), (2, 3)),
+    "gaussian narrow": (lambda _: gaussian.Gaussian(sigma=0.4, truncate=2.0), (2,)),
+    "median 1": (lambda _: median.Median(size=1), (2,)),
+    "median 3": (lambda _: median.Median(size=3), (2, 3)),
+    "median 5": (lambda _: median.Median(size=5), (2,)),
+    "median 9": (lambda _: median.Median(size=9), (2,)),
+    "tv": (lambda _: tv.TotalVariation(strength=0.1, iterations=13), (2, 3)),
+    "tv as a prior": (lambda _: tv.Proximal(strength=0.1, iterations=13), (2, 3)),
+    "tv in noise levels": (lambda _: tv.TotalVariation(strength=1.5, iterations=4, sigma=0.1), (2,)),
+    "nlm": (lambda _: nlm.NonLocalMeans(strength=0.2, patch=5, distance=3), (2,)),
+    "nlm in noise levels": (lambda _: nlm.NonLocalMeans(strength=0.8, patch=3, distance=2, sigma=0.1), (2, 3)),
+    "dncnn": (lambda file: dncnn.DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(file)), (2,)),
     "torch": (lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2), (2,)),
     "torch at a level": (lambda _: UserNetwork(import_="lab:network", receptive_field_=3, alignment_=2, sigma=0.5), (2,)),
     "torch doubling": (lambda _: UserNetwork(import_="lab:network", options={"scale": 2}, receptive_field_=3, alignment_=2, scale=2), (2,)),
-    "function": (lambda _: Function(import_="lab:sharpen", options={"amount": 0.3}, depth=2), (2, 3)),
-    "given function": (lambda _: GivenFunction(call=sharpen, depth=2), (2,)),
+    "function": (lambda _: function.Function(import_="lab:sharpen", options={"amount": 0.3}, depth=2), (2, 3)),
+    "given function": (lambda _: function.GivenFunction(call=sharpen, depth=2), (2,)),
 }  # fmt: skip
 
 
@@ -78,8 +71,7 @@ EVERY = [pytest.param(make, dims, id=f"{name}-{dims}d") for name, (make, axes) i
 @pytest.mark.parametrize(("make", "dims"), EVERY)
 def test_a_denoiser_keeps_every_promise(make: Any, dims: int, dncnn_file: Path) -> None:
     """Tiles have the bits of the whole, it looks as far as it declares, is pure, keeps tiles of a batch apart, and travels."""
-    denoiser = make(dncnn_file)
-    pixels = image(dims)
+    denoiser, pixels = make(dncnn_file), image(dims)
     expected = whole(denoiser, pixels)
     for tile in TILES[dims]:
         tile = tuple(-(-n // denoiser.alignment) * denoiser.alignment for n in tile)
@@ -125,11 +117,8 @@ def test_a_noise_map_is_tiled_along(name: str) -> None:
 
 
 def test_auto_waits_for_the_noise_level() -> None:
-    rows: list[Any] = [
-        TotalVariation(strength=1.5, sigma="auto"),
-        NonLocalMeans(strength=0.8, sigma="auto"),
-        UserNetwork(import_="lab:network", sigma="auto"),
-    ]
+    rows: list[Any] = [kind(strength=0.8, sigma="auto") for kind in (tv.TotalVariation, nlm.NonLocalMeans)]
+    rows += [UserNetwork(import_="lab:network", sigma="auto")]
     for denoiser in rows:
         assert denoiser.wants_noise_level
         assert "sigma" in denoiser.side_inputs
@@ -140,30 +129,23 @@ def test_auto_waits_for_the_noise_level() -> None:
         assert np.array_equal(apply(leveled, image(2)), apply(dataclasses.replace(denoiser, sigma=0.2), image(2)))
 
 
-NAN = float("nan")
-
-
 BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
-    (Gaussian, {"sigma": 0}, "sigma is 0"),
-    (Gaussian, {"sigma": NAN}, "sigma is nan"),
-    (Gaussian, {"sigma": 1.0, "truncate": -1}, "truncate is -1"),
-    (Median, {"size": 4}, "Write 3 or 5"),
-    (Median, {"size": -3}, "size is -3"),
-    (Median, {"size": 3.0}, "size is 3.0"),
-    (TotalVariation, {"strength": -0.1}, "strength is -0.1"),
-    (TotalVariation, {"strength": 0.1, "iterations": 0}, "iterations is 0"),
-    (TotalVariation, {"strength": 0.1, "iterations": True}, "iterations is True"),
-    (TotalVariation, {"strength": 0.1, "sigma": "guess"}, "sigma is 'guess'"),
-    (TotalVariation, {"strength": 0.1, "sigma": 0.0}, "sigma is 0.0"),
-    (NonLocalMeans, {"strength": float("inf")}, "strength is inf"),
-    (NonLocalMeans, {"strength": 1.0, "patch": 2}, "Write 1 or 3"),
-    (NonLocalMeans, {"strength": 1.0, "distance": 0}, "distance is 0"),
-    (DnCNN, {"weights": "w.pth", "depth": 1}, "depth is 1"),
-    (DnCNN, {"weights": "w.pth", "width": 0}, "width is 0"),
-    (DnCNN, {"weights": "w.pth", "channels": (1, 3)}, r"Write \[1, 1\]"),
-    (DnCNN, {"weights": "w.pth", "residual": "both"}, "residual is 'both'"),
-    (DnCNN, {"weights": "w.pth", "sha256": "abc"}, "sha256 is 'abc': it must have 64 hexadecimal digits"),
-    (DnCNN, {"weights": "https://x.y/z.pth"}, "weights is 'https://x.y/z.pth': .*local files"),
+    (gaussian.Gaussian, {"sigma": 0}, "sigma is 0"), (gaussian.Gaussian, {"sigma": float("nan")}, "sigma is nan"),
+    (gaussian.Gaussian, {"sigma": 1.0, "truncate": -1}, "truncate is -1"),
+    (median.Median, {"size": 4}, "Write 3 or 5"), (median.Median, {"size": -3}, "size is -3"), (median.Median, {"size": 3.0}, "size is 3.0"),
+    (tv.TotalVariation, {"strength": -0.1}, "strength is -0.1"),
+    (tv.TotalVariation, {"strength": 0.1, "iterations": 0}, "iterations is 0"),
+    (tv.TotalVariation, {"strength": 0.1, "iterations": True}, "iterations is True"),
+    (tv.TotalVariation, {"strength": 0.1, "sigma": "guess"}, "sigma is 'guess'"),
+    (tv.TotalVariation, {"strength": 0.1, "sigma": 0.0}, "sigma is 0.0"),
+    (nlm.NonLocalMeans, {"strength": float("inf")}, "strength is inf"),
+    (nlm.NonLocalMeans, {"strength": 1.0, "patch": 2}, "Write 1 or 3"),
+    (nlm.NonLocalMeans, {"strength": 1.0, "distance": 0}, "distance is 0"),
+    (dncnn.DnCNN, {"weights": "w.pth", "depth": 1}, "depth is 1"), (dncnn.DnCNN, {"weights": "w.pth", "width": 0}, "width is 0"),
+    (dncnn.DnCNN, {"weights": "w.pth", "channels": (1, 3)}, r"Write \[1, 1\]"),
+    (dncnn.DnCNN, {"weights": "w.pth", "residual": "both"}, "residual is 'both'"),
+    (dncnn.DnCNN, {"weights": "w.pth", "sha256": "abc"}, "sha256 is 'abc': it must have 64 hexadecimal digits"),
+    (dncnn.DnCNN, {"weights": "https://x.y/z.pth"}, "weights is 'https://x.y/z.pth': .*local files"),
     (UserNetwork, {"import_": "a:b", "weights": "w.pth", "sha256": "g" * 64}, "64 hexadecimal digits"),
     (UserNetwork, {"import_": "a:b", "weights": "s3://x/z.pth"}, "local files"),
     (UserNetwork, {"import_": "package.module"}, "package.module:build"),
@@ -173,10 +155,9 @@ BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (UserNetwork, {"import_": "a:b", "receptive_field_": -1}, "receptive_field is -1"),
     (UserNetwork, {"import_": "a:b", "alignment_": 0}, "alignment is 0"),
     (UserNetwork, {"import_": "a:b", "sha256": "0" * 64}, "without weights"),
-    (Function, {"import_": "a b", "depth": 1}, "import is 'a b'"),
-    (Function, {"import_": "a:b", "depth": -1}, "depth is -1"),
-    (GivenFunction, {"call": 3, "depth": 1}, "call is 3"),
-]
+    (function.Function, {"import_": "a b", "depth": 1}, "import is 'a b'"),
+    (function.Function, {"import_": "a:b", "depth": -1}, "depth is -1"), (function.GivenFunction, {"call": 3, "depth": 1}, "call is 3"),
+]  # fmt: skip
 
 
 def test_options_are_read_from_a_job_file_and_a_bad_one_is_refused_with_what_to_write() -> None:
@@ -185,8 +166,7 @@ def test_options_are_read_from_a_job_file_and_a_bad_one_is_refused_with_what_to_
         assert faults_in(keys, options) == {}
         built, faults = build(kind, keys, options, {})
         assert isinstance(built, kind)
-        assert faults == {}
-        assert list(faults_in(keys, {**options, "stranger": 1})) == [("stranger",)]
+        assert (faults, list(faults_in(keys, {**options, "stranger": 1}))) == ({}, [("stranger",)])
         assert not any(key.endswith("_") for key in keys)
     for kind, options, message in BAD_OPTIONS:
         with pytest.raises(ConfigError, match=message):
@@ -194,32 +174,29 @@ def test_options_are_read_from_a_job_file_and_a_bad_one_is_refused_with_what_to_
 
 
 JOB_OPTIONS: list[tuple[Any, dict[str, Any]]] = [
-    (Gaussian, {"sigma": 2}),
-    (Median, {"size": 3}),
-    (TotalVariation, {"strength": 0.1, "sigma": "auto"}),
-    (NonLocalMeans, {"strength": 0.1, "sigma": 0.2}),
-    (DnCNN, {"weights": "w.pth", "channels": [3, 3]}),
+    (gaussian.Gaussian, {"sigma": 2}), (median.Median, {"size": 3}), (tv.TotalVariation, {"strength": 0.1, "sigma": "auto"}),
+    (nlm.NonLocalMeans, {"strength": 0.1, "sigma": 0.2}), (dncnn.DnCNN, {"weights": "w.pth", "channels": [3, 3]}),
     (UserNetwork, {"import": "a:b", "options": {"depth": 3}, "receptive_field": 7, "bytes_per_pixel": 100}),
-    (Function, {"import": "a:b", "depth": 2}),
-]
+    (function.Function, {"import": "a:b", "depth": 2}),
+]  # fmt: skip
 
 
 def test_gaussian_and_median_are_the_filters_of_scipy() -> None:
     for dims, (sigma, truncate) in itertools.product((2, 3), ((0.6, 4.0), (2.0, 4.0), (3.3, 2.5))):
         pixels = image(dims)
-        result = whole(Gaussian(sigma=sigma, truncate=truncate), pixels)
+        result = whole(gaussian.Gaussian(sigma=sigma, truncate=truncate), pixels)
         expected = scipy.ndimage.gaussian_filter(pixels.astype(float), sigma, mode="reflect", truncate=truncate)
         np.testing.assert_allclose(result, expected, atol=5e-7)
     for dims, size in ((2, 3), (2, 5), (2, 7), (2, 9), (3, 3), (3, 5)):
         pixels = np.round(image(dims), 2)  # with ties
         expected = scipy.ndimage.median_filter(pixels, size, mode="reflect")
-        assert np.array_equal(whole(Median(size=size), pixels), expected), (dims, size)
+        assert np.array_equal(whole(median.Median(size=size), pixels), expected), (dims, size)
     pixels = image(2)
     pixels[60, 70] = np.nan  # a missing pixel passes on to its windows
     for size, reach in ((3, 1), (9, 4)):
         missing = np.zeros(pixels.shape, bool)
         missing[60 - reach : 61 + reach, 70 - reach : 71 + reach] = True
-        assert np.array_equal(np.isnan(whole(Median(size=size), pixels)), missing)
+        assert np.array_equal(np.isnan(whole(median.Median(size=size), pixels)), missing)
 
 
 def test_tv_takes_the_steps_of_chambolle() -> None:
@@ -228,8 +205,9 @@ def test_tv_takes_the_steps_of_chambolle() -> None:
     for dims, steps in itertools.product((2, 3), (1, 20, 100)):
         pixels = image(dims)
         expected = denoise_tv_chambolle(pixels, weight=0.1, eps=0, max_num_iter=steps + 1)
-        found = whole(TotalVariation(strength=0.1, iterations=steps), pixels)
-        np.testing.assert_allclose(found, expected, atol=2e-6)
+        np.testing.assert_allclose(
+            whole(tv.TotalVariation(strength=0.1, iterations=steps), pixels), expected, atol=2e-6
+        )
 
 
 def weighed_by_hand(pixels: Image, at: tuple[int, int], h: float, sigma: float) -> float:
@@ -248,7 +226,7 @@ def weighed_by_hand(pixels: Image, at: tuple[int, int], h: float, sigma: float) 
 @pytest.mark.parametrize(("strength", "sigma"), [(0.3, None), (0.8, 0.2)])
 def test_nlm_is_its_formula(strength: float, sigma: float | None) -> None:
     pixels = image(2)
-    result = whole(NonLocalMeans(strength=strength, patch=5, distance=6, sigma=sigma), pixels)
+    result = whole(nlm.NonLocalMeans(strength=strength, patch=5, distance=6, sigma=sigma), pixels)
     for at in ((0, 0), (60, 70), (136, 3), (7, 170)):
         expected = weighed_by_hand(pixels, at, strength * (sigma or 1.0), sigma or 0.0)
         assert result[at] == pytest.approx(expected, abs=2e-6), at
@@ -265,8 +243,7 @@ FLAT = [f"model.{2 * i}" for i in range(14)]
 def test_dncnn_reads_the_usual_layouts_in_order(tmp_path: Path, keys: list[str], sign: int, suffix: str) -> None:
     import safetensors.torch
 
-    tensors = dncnn_tensors(keys, width=6)
-    path = tmp_path / f"net{suffix}"
+    tensors, path = dncnn_tensors(keys, width=6), tmp_path / f"net{suffix}"
     save = safetensors.torch.save_file if suffix == ".safetensors" else torch.save
     save(tensors, path)
     pixels = image(2)
@@ -274,8 +251,7 @@ def test_dncnn_reads_the_usual_layouts_in_order(tmp_path: Path, keys: list[str],
     for key in keys:
         signal = nn.functional.conv2d(signal, tensors[f"{key}.weight"], tensors[f"{key}.bias"], padding=1)
         signal = signal if key == keys[-1] else signal.relu()
-    stack = signal[0, 0].numpy()
-    denoiser = DnCNN(depth=14, width=6, weights=str(path))
+    stack, denoiser = signal[0, 0].numpy(), dncnn.DnCNN(depth=14, width=6, weights=str(path))
     assert denoiser.files() == (path,)
     np.testing.assert_allclose(apply(denoiser, pixels), pixels + sign * stack, atol=1e-6)
     for word, factor in (("add", 1), ("subtract", -1)):
@@ -294,10 +270,8 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_weights_that_do_not_fit_dncnn_are_refused_and_a_layer_that_is_missing_is_named(
-    dncnn_file: Path, tmp_path: Path
-) -> None:
-    fitting = DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(dncnn_file))
+def test_weights_that_do_not_fit_dncnn_are_refused(dncnn_file: Path, tmp_path: Path) -> None:
+    fitting = dncnn.DnCNN(depth=NETWORK_DEPTH, width=NETWORK_WIDTH, weights=str(dncnn_file))
     for options, message in MISFITS:
         with pytest.raises(WeightsError, match=message):
             dataclasses.replace(fitting, **options).build()
@@ -306,7 +280,7 @@ def test_weights_that_do_not_fit_dncnn_are_refused_and_a_layer_that_is_missing_i
     tensors["model.5.running_mean"] = torch.zeros(16)
     torch.save(tensors, tmp_path / "net.pth")
     with pytest.raises(WeightsError, match=r"missing model\.4\.bias; unexpected model\.5\.running_mean"):
-        DnCNN(depth=14, width=NETWORK_WIDTH, weights=str(tmp_path / "net.pth")).build()
+        dncnn.DnCNN(depth=14, width=NETWORK_WIDTH, weights=str(tmp_path / "net.pth")).build()
 
 
 def test_a_user_network_gets_its_own_weights(tmp_path: Path) -> None:
@@ -323,27 +297,28 @@ def test_a_user_network_gets_its_own_weights(tmp_path: Path) -> None:
 
 
 def test_a_denoiser_that_cannot_be_built_is_refused_with_the_reason_and_a_function_may_work_in_place() -> None:
-    rows: list[tuple[str, dict[str, Any], str]] = [
+    for reference, options, message in [
         ("lab:not_a_network", {}, "returned a str"),
         ("lab:number", {}, "Write the name of a function"),
         ("lab:nothing", {}, "Write a name that the module defines"),
         ("no_such_lab:build", {}, "no module 'no_such_lab'"),
         ("lab:network", {"scal": 2}, "with options .* failed: TypeError"),
-    ]
-    for reference, options, message in rows:
+    ]:
         with pytest.raises(ConfigError, match=message):
             UserNetwork(import_=reference, options=options).build()
     calls: list[Any] = [lambda image: image[1:], lambda image: 3.0]
     for call in calls:
         with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
-            apply(GivenFunction(call=call, depth=1), image(2))
+            apply(function.GivenFunction(call=call, depth=1), image(2))
     pixels = image(2)
-    assert np.array_equal(apply(GivenFunction(call=lambda x: np.multiply(x, 2, out=x), depth=0), pixels), 2 * image(2))
+    assert np.array_equal(
+        apply(function.GivenFunction(call=lambda x: np.multiply(x, 2, out=x), depth=0), pixels), 2 * image(2)
+    )
     assert np.array_equal(pixels, image(2))
 
 
 @pytest.mark.parametrize("given", ["number", "map", "strength alone"])
-@pytest.mark.parametrize("kind", [TotalVariation, NonLocalMeans])
+@pytest.mark.parametrize("kind", [tv.TotalVariation, nlm.NonLocalMeans])
 def test_the_unit_of_the_pixels_changes_no_bit(kind: Any, given: str) -> None:
     """As of fluxes in erg / s / cm², which are about 1e-17."""
     single = torch.rand((1, 1, 40, 50), generator=torch.Generator().manual_seed(0)) + 0.5
@@ -362,7 +337,7 @@ def test_the_unit_of_the_pixels_changes_no_bit(kind: Any, given: str) -> None:
             assert torch.equal(filtered(pixels, 2.0**exponent), expected), exponent
 
 
-@pytest.mark.parametrize("kind", [TotalVariation, NonLocalMeans])
+@pytest.mark.parametrize("kind", [tv.TotalVariation, nlm.NonLocalMeans])
 def test_a_huge_level_at_one_pixel_changes_no_other_and_a_tiny_strength_none(kind: Any) -> None:
     """Bad pixels are marked so; the unit of a tile must not follow them."""
     pixels = torch.rand((1, 1, 60, 60), generator=torch.Generator().manual_seed(0))
@@ -384,30 +359,10 @@ def saved(path: Path, channels: int = 1, width: int = 4, levels: int = 2) -> Pat
     return path
 
 
-def test_it_looks_as_far_as_it_declares(tmp_path: Path) -> None:
-    for levels in (1, 2, 3):
-        denoiser = UNet(weights=str(saved(tmp_path / "w.safetensors", levels=levels)))
-        network: Any = denoiser.reference()
-        for parameter in network.parameters():
-            parameter.data.abs_()  # nothing cancels
-        size = 4 * 2**levels * 8
-        seen = 0
-        for place in range(size // 2, size // 2 + denoiser.alignment):
-            image = torch.ones(1, 1, size, 8, requires_grad=True)
-            network(image)[0, 0, place].sum().backward()
-            assert image.grad is not None
-            rows = image.grad[0, 0].abs().sum(1).nonzero()
-            seen = max(seen, place - int(rows.min()), int(rows.max()) - place)
-        assert denoiser.receptive_field() == seen
-        assert denoiser.alignment == 2**levels
-
-
 @pytest.mark.parametrize(
     ("shape", "axes", "channels"), [((203, 187), "yx", 1), ((3, 90, 101), "tyx", 1), ((2, 131, 90), "cyx", 2)]
 )
-def test_tiles_of_a_unet_have_the_bits_of_the_whole_image_and_an_even_image_gets_no_frame(
-    tmp_path: Path, shape: tuple[int, ...], axes: str, channels: int
-) -> None:
+def test_tiles_of_a_unet_have_the_bits_of_the_whole(tmp_path: Path, shape: Any, axes: str, channels: int) -> None:
     """The network pads with zeros, which are pixels of the mean brightness: at the rim it sees the image continued instead."""
     options = {"weights": str(saved(tmp_path / "w.safetensors", channels))}
     even = np.full(shape, 5, np.float32)
@@ -415,8 +370,7 @@ def test_tiles_of_a_unet_have_the_bits_of_the_whole_image_and_an_even_image_gets
         source = write_zarr(tmp_path / f"in-{number}.zarr", pixels, axes=axes)
         results = []
         for tile in (48, 64, 256) if pixels is not even else (64,):
-            output = tmp_path / f"{tile}-{number}.zarr"
-            job = job_of(source, output, "unet", options, tile={"size": tile}, shard=64)
+            job = job_of(source, (tmp_path / f"{tile}-{number}.zarr"), "unet", options, tile={"size": tile}, shard=64)
             results.append(run_inline(job))
         assert all(np.array_equal(result, results[0]) for result in results)
         if pixels is even:
@@ -442,20 +396,18 @@ def test_training_has_the_numbers_of_its_use() -> None:
 
 def test_weights_of_another_network_are_refused_and_a_file_says_how_wide_and_deep_it_is(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
-    assert UNet(weights=str(saved(path, channels=3, width=6, levels=3))).architecture == Architecture(3, 6, 3)
-    for name, shape, why in (
-        ("conv.weight", (3, 1, 3, 3), r"it has no 'last\.weight'"),
-        ("last.weight", (1, 4), r"last\.weight is \(1, 4\)"),
-        ("last.weight", (1, 4, 1, 1), r"it has no 'up\.0\.0\.weight'"),
-    ):
+    assert unet.UNet(weights=str(saved(path, channels=3, width=6, levels=3))).architecture == unet.Architecture(3, 6, 3)
+    rows: list[Any] = [("conv.weight", (3, 1, 3, 3), r"it has no 'last\.weight'")]
+    rows += [("last.weight", (1, 4), r"last\.weight is \(1, 4\)")]
+    for name, shape, why in (*rows, ("last.weight", (1, 4, 1, 1), r"it has no 'up\.0\.0\.weight'")):
         save_file({name: torch.zeros(shape)}, path)
         with pytest.raises(WeightsError, match=why):
-            UNet(weights=str(path)).check()
+            unet.UNet(weights=str(path)).check()
     save_file(BlindUNet(1, 4, 2).state_dict() | {"down.0.0.weight": torch.zeros(5, 1, 3, 3)}, path)
     with pytest.raises(WeightsError, match=r"down.0.0.weight is \(5, 1, 3, 3\) instead of \(4, 1, 3, 3\)"):
-        UNet(weights=str(path)).build()
+        unet.UNet(weights=str(path)).build()
     with pytest.raises(WeightsError, match="cannot be opened"):
-        _ = UNet(weights=str(tmp_path / "none.safetensors")).channels
+        _ = unet.UNet(weights=str(tmp_path / "none.safetensors")).channels
 
 
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
@@ -470,9 +422,7 @@ def save(path: Path, content: Any = None) -> Path:
     return path
 
 
-def test_tensors_come_back_as_they_were_saved_inside_a_checkpoint_too_and_the_checksum_is_compared(
-    tmp_path: Path,
-) -> None:
+def test_tensors_come_back_as_they_were_saved_and_the_checksum_is_compared(tmp_path: Path) -> None:
     for suffix in (".safetensors", ".pth", ".pt"):
         path, wrong = save(tmp_path / f"net{suffix}"), "0" * 64
         right = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -501,18 +451,15 @@ def test_pickled_code_is_refused_and_not_run(tmp_path: Path) -> None:
     for write in rows:
         path, mark = tmp_path / "net.pth", tmp_path / "mark"
         write({"a.weight": Malicious(mark)}, path)
-        with pytest.raises(
-            WeightsError, match=r"holds pickled code, which is not run\. Save only the tensors"
-        ) as failed:
+        words = r"holds pickled code, which is not run\. Save only the tensors"
+        with pytest.raises(WeightsError, match=words) as failed:
             load_weights(path)
         assert "weights_only" not in str(failed.value)
         assert not mark.exists()
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_a_file_that_memory_does_not_hold_is_not_called_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
+def test_a_file_beyond_memory_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise MemoryError
 
@@ -523,62 +470,31 @@ def test_a_file_that_memory_does_not_hold_is_not_called_damaged(
         load_weights(path)
 
 
-def missing(folder: Path) -> Path:
-    return folder / "nowhere.pth"
-
-
-def directory(folder: Path) -> Path:
-    (folder / "net.pth").mkdir()
-    return folder / "net.pth"
-
-
-def loop(folder: Path) -> Path:
-    (folder / "a.pth").symlink_to(folder / "b.pth")
-    (folder / "b.pth").symlink_to(folder / "a.pth")
-    return folder / "a.pth"
-
-
-def truncated(suffix: str) -> Any:
-    def make(folder: Path) -> Path:
-        path = save(folder / f"net{suffix}")
-        path.write_bytes(path.read_bytes()[:-20])
-        return path
-
-    return make
-
-
-def holding(content: Any) -> Any:
-    return lambda folder: save(folder / "net.pth", content)
-
-
-def unfinished(folder: Path) -> Path:
-    (folder / "net.safetensors.run").mkdir()
-    (folder / "net.safetensors").touch()
-    return folder / "net.safetensors"
-
-
-def other_suffix(folder: Path) -> Path:
-    (folder / "net.npz").touch()
-    return folder / "net.npz"
-
-
 def test_what_is_not_a_weights_file_is_refused(tmp_path: Path) -> None:
-    rows = [
-        (missing, "cannot be opened .*No such file"),
-        (directory, "cannot be opened .Is a directory.*Write the path of a weights file"),
-        (loop, "cannot be opened .*symbolic links"),
-        (truncated(".pth"), "damaged"),
-        (truncated(".safetensors"), "not a complete safetensors"),
-        (unfinished, r"in .*/net.safetensors.run has not written it yet"),
-        (holding([1, 2]), "no state dictionary"),
-        (holding({}), "no state dictionary"),
-        (holding({"lr": 0.1}), "not tensors: lr"),
-        (other_suffix, "ends with one of .safetensors"),
-    ]
-    for folder, (make, message) in in_folders(tmp_path, rows):
-        path = make(folder)
+    for name, target in {"a.pth": "b.pth", "b.pth": "a.pth"}.items():
+        (tmp_path / name).symlink_to(tmp_path / target)
+    for name in ("folder.pth", "unfinished.safetensors.run"):
+        (tmp_path / name).mkdir()
+    for name in ("cut.pth", "cut.safetensors"):
+        path = save(tmp_path / name)
+        path.write_bytes(path.read_bytes()[:-20])
+    for name in ("net.npz", "unfinished.safetensors"):
+        (tmp_path / name).touch()
+    contents: dict[str, Any] = {"list.pth": [1, 2], "empty.pth": {}, "numbers.pth": {"lr": 0.1}}
+    for name, content in contents.items():
+        save(tmp_path / name, content)
+    no_files = {
+        "nowhere.pth": "cannot be opened .*No such file", "a.pth": "cannot be opened .*symbolic links",
+        "folder.pth": "cannot be opened .Is a directory.*Write the path of a weights file",
+    }  # fmt: skip
+    rows = no_files | {
+        "cut.pth": "damaged", "cut.safetensors": "not a complete safetensors", "list.pth": "no state dictionary",
+        "unfinished.safetensors": r"in .*/unfinished.safetensors.run has not written it yet", "empty.pth": "no state dictionary",
+        "numbers.pth": "not tensors: lr", "net.npz": "ends with one of .safetensors",
+    }  # fmt: skip
+    for name, message in rows.items():
         with pytest.raises(WeightsError, match=message):
-            load_weights(path)
-        if make in (missing, directory, loop):
-            with pytest.raises(WeightsError, match="Write the path"):
-                file_sha256(path)
+            load_weights(tmp_path / name)
+    for name in no_files:
+        with pytest.raises(WeightsError, match="Write the path"):
+            file_sha256(tmp_path / name)

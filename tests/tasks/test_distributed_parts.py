@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,8 +33,7 @@ lengths, patches, overlaps = st.integers(1, 60), st.integers(1, 20), st.integers
 @given(length=lengths, patch=patches, overlap=overlaps)
 def test_cores_fill_an_axis_once_and_windows_are_equally_long(length: int, patch: int, overlap: int) -> None:
     cuts = cut_axis(length, patch, overlap)
-    covered = [at for cut in cuts for at in range(*cut.core)]
-    assert covered == list(range(length))
+    assert [at for cut in cuts for at in range(*cut.core)] == list(range(length))
     assert len({cut.window[1] - cut.window[0] for cut in cuts}) == 1
     assert all(cut.inner[0] <= cut.core[0] < cut.core[1] <= cut.inner[1] for cut in cuts)
 
@@ -43,8 +41,7 @@ def test_cores_fill_an_axis_once_and_windows_are_equally_long(length: int, patch
 @pytest.mark.parametrize("kind", BLENDINGS)
 @given(length=lengths, patch=patches, overlap=overlaps, scale=st.integers(1, 3))
 def test_weights_add_up_to_1_everywhere(kind: str, length: int, patch: int, overlap: int, scale: int) -> None:
-    cuts = cut_axis(length, patch, overlap)
-    total = np.zeros(length * scale)
+    cuts, total = cut_axis(length, patch, overlap), np.zeros(length * scale)
     for cut, weights in zip(cuts, blend_axis(cuts, length, overlap, kind, scale), strict=True):
         start, stop = max(0, cut.window[0]) * scale, min(length, cut.window[1]) * scale
         assert len(weights) == stop - start
@@ -68,21 +65,19 @@ def test_joining_undoes_cutting(shape: tuple[int, ...], patch: int, overlap: int
 
 
 def test_windows_are_mirrored_as_torch_pads() -> None:
-    image = torch.rand(1, 1, 12, 10)
-    tiles = Tiles((1, 1, 12, 10), (2, 3), (6, 5), (3, 3))
+    image, tiles = torch.rand(1, 1, 12, 10), Tiles((1, 1, 12, 10), (2, 3), (6, 5), (3, 3))
     padded = torch.nn.functional.pad(image, (3, 3, 3, 3), mode="reflect")
     assert torch.equal(tiles.window(image, 0), padded[..., :12, :11])
     assert torch.equal(tiles.window(image, len(tiles) - 1), padded[..., -12:, -11:])
 
 
 def test_invalid_tiles_and_a_processor_that_changes_the_size_by_a_fraction_are_refused() -> None:
-    rows: list[tuple[tuple[object, ...], str]] = [
+    for options, message in [
         ((8, 2, (2, 7), None), "tiling_dims is"),
         (((8, 8, 8), 2, (2, 3), None), "patch_size is"),
         ((0, 2, None, None), "patch_size is"),
         ((8, 2, None, "cubic"), "blending is 'cubic'"),
-    ]
-    for options, message in rows:
+    ]:
         with pytest.raises(ConfigError, match=message):
             make_tiles((1, 1, 16, 16), *options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="do not fit together"):
@@ -152,11 +147,8 @@ def inside(x: torch.Tensor, net: Any) -> torch.Tensor:
     return result
 
 
-STORAGE = ("attribute", "list", "new buffer", "buffer", "attribute that was not there")
-
-
 STATEFUL: dict[str, Callable[[], Any]] = {
-    **{how: functools.partial(Counting, how) for how in STORAGE},
+    **{how: functools.partial(Counting, how) for how in (("attribute", "list", "new buffer", "buffer", "attribute that was not there"))},
     "closure": counter,
     "network in a closure": lambda: (lambda net: lambda x: net(x))(Counting("attribute")),
     "network in a partial": lambda: functools.partial(inside, net=Counting("attribute")),
@@ -213,23 +205,6 @@ def test_threads_do_not_affect_each_other(keeps: bool, tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
-MEETING = threading.Barrier(2)
-
-
-def meet(x: torch.Tensor) -> torch.Tensor:
-    """Return the image once two bright images are here at the same time."""
-    if x.any():
-        MEETING.wait(timeout=10)
-    return x
-
-
-def test_pure_functions_run_in_several_threads(tmp_path: Path) -> None:
-    call = processed(meet, tmp_path, Draw(1, 0, 0))
-    call(0 * X)
-    with ThreadPoolExecutor(2) as pool:
-        assert all(torch.equal(value, X) for (value,) in pool.map(call, [X, X]))
-
-
 def test_a_derivative_has_the_random_numbers_of_its_function(tmp_path: Path) -> None:
     call = processed(lambda x: torch.nn.functional.dropout(x, 0.5, training=True), tmp_path, Draw(1, 0, 0))
     (value,) = call(X)
@@ -255,7 +230,6 @@ def kernel(edge: int) -> torch.Tensor:
     return torch.rand(1, 1, edge, edge, generator=torch.Generator().manual_seed(edge)) / edge**2
 
 
-DOWNSAMPLING = {"img_size": (1, 24, 20), "filter": "gaussian", "factor": 2, "padding": "circular"}
 PADDINGS = ("circular", "reflect", "constant", "replicate", "valid")
 
 
@@ -266,7 +240,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("padding", [*PADDINGS, "downsampling"])
 def test_a_rewritten_blur_has_the_results_and_derivatives_of_the_physics(padding: str, physics: Any) -> None:
-    plain = physics.Downsampling(**DOWNSAMPLING)
+    plain = physics.Downsampling(**{"img_size": (1, 24, 20), "filter": "gaussian", "factor": 2, "padding": "circular"})
     if padding != "downsampling":
         plain = physics.Blur(filter=kernel(5), padding=padding)
     ours, exact = rewrite(plain), rewrite(plain, exact=True)
@@ -283,8 +257,7 @@ def test_a_rewritten_blur_has_the_results_and_derivatives_of_the_physics(padding
     found = []
     for each in (ours, plain):
         given = x.clone().requires_grad_()
-        loss = (each.A(given) - y).square().square().sum()
-        (slope,) = torch.autograd.grad(loss, given, create_graph=True)
+        (slope,) = torch.autograd.grad((each.A(given) - y).square().square().sum(), given, create_graph=True)
         found.append((slope.detach(), torch.autograd.grad(slope.square().sum(), given)[0]))
     assert max(map(error, *found)) < 3 * NEAR
 
@@ -294,8 +267,7 @@ def test_super_resolution_equals_deepinv_on_images_of_any_size(padding: str, phy
     filters = (None, "gaussian", "bilinear", "bicubic")
     for size, factor, filter_ in itertools.product([(32, 36), (35, 29), (33, 40)], [2, 3], filters):
         plain = physics.Downsampling(img_size=(1, *size), factor=factor, filter=filter_, padding=padding)
-        ours = rewrite(plain)
-        x = torch.randn((2, 1, *size), generator=torch.Generator().manual_seed(1))
+        ours, x = rewrite(plain), torch.randn((2, 1, *size), generator=torch.Generator().manual_seed(1))
         y = plain.A(x.flip(-1))
         seen, back = ours.A(x), ours.A_adjoint(y)
         assert back.shape == x.shape
@@ -308,9 +280,7 @@ def test_super_resolution_equals_deepinv_on_images_of_any_size(padding: str, phy
 
 @pytest.mark.parametrize("size", [(24, 24), (25, 17)])
 @pytest.mark.parametrize("padding", ["circular", "reflect"])
-def test_images_of_another_than_the_declared_size_are_left_to_deepinv(
-    size: tuple[int, int], padding: str, physics: Any
-) -> None:
+def test_images_of_another_size_are_left_to_deepinv(size: tuple[int, int], padding: str, physics: Any) -> None:
     kwargs = {"factor": 2, "filter": "gaussian", "padding": padding}
     x = torch.randn((1, 1, *size), generator=torch.Generator().manual_seed(1))
     for declared in ((1, 26, 18), (1, 32, 32), None):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -20,81 +19,21 @@ import pytest
 import torch
 
 from halotile.graphs.plans.plan import make_plan
-from halotile.storage.grid import Grid, Region
+from halotile.storage.grid import Region
 from halotile.storage.sharded.output import create_output
 from halotile.tasks import image_task
 from halotile.tasks.block import BlockRunner, Receipt
-from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
+from halotile.tasks.denoise_block import DenoiseStages
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.devices.device import LOST, Device, Download
-from halotile.tasks.devices.gpu import NAMES, BufferRing, CudaStreams, Gpu, Name, Streams
+from halotile.tasks.devices.gpu import BufferRing, CudaStreams, Gpu
 from halotile.tasks.image_task import Denoised, ImageTask, View
-from halotile.tasks.inner_tiles import QueuedCore, TileRunner
+from halotile.tasks.inner_tiles import QueuedCore, TileRunner, Tiling
 from tests.cases import thorough
 from tests.graphs.solving import denoised_by, scene
 from tests.support import DTYPES, dncnn_weights, job_of, noisy_image, read_zarr, work_of, write_zarr
 from tests.tasks.test_inner_tiles import blur, tiling
-
-
-class Moment:
-    """A mark of a stream: the moment at which what was queued before it ends."""
-
-    def __init__(self, at: float) -> None:
-        self.time = at
-
-    def synchronize(self) -> None:
-        """Sleep until then; other threads go on."""
-        time.sleep(max(0.0, self.time - time.perf_counter()))
-
-
-class EmulatedStreams(Streams):
-    """Streams whose work ends one after the other.
-
-    ``copies_per_second``: of pieces of a block, each way.
-    """
-
-    def __init__(self, copies_per_second: float = 1000.0) -> None:
-        self.copy_seconds = 1 / copies_per_second
-        self.ends: dict[Name, float] = dict.fromkeys(NAMES, 0.0)
-        self.computed: list[tuple[float, float]] = []
-        """Beginning and end of each batch."""
-        self._lock = threading.Lock()
-
-    def queue(self, name: Name, seconds: float) -> None:
-        """Queue work that takes so long."""
-        with self._lock:
-            began = max(self.ends[name], time.perf_counter())
-            self.ends[name] = began + seconds
-            if name == "compute":
-                self.computed.append((began, began + seconds))
-
-    @contextmanager
-    def on(self, name: Name) -> Iterator[None]:
-        """A copy that is queued takes its time; computations are queued by :class:`EmulatedGpu`."""
-        if name != "compute":
-            self.queue(name, self.copy_seconds)
-        yield
-
-    def mark(self, name: Name) -> Moment:
-        return Moment(max(self.ends[name], time.perf_counter()))
-
-    def wait(self, name: Name, mark: Moment) -> None:
-        self.ends[name] = max(self.ends[name], mark.time)
-
-
-class EmulatedGpu(Gpu):
-    """A GPU of a given speed, whose model returns what it is given."""
-
-    def __init__(self, megapixels_per_second: float) -> None:
-        self.emulated = EmulatedStreams()
-        super().__init__("cpu", streams=self.emulated)
-        self.rate = 1e6 * megapixels_per_second
-
-    def run(self, model: Any, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The batch, which takes as long as its pixels at this speed."""
-        self.emulated.queue("compute", batch.numel() / self.rate)
-        return batch
 
 
 class Overwritten(BufferRing):
@@ -106,16 +45,20 @@ class Overwritten(BufferRing):
         super().give(memory, mark)
 
 
-def overwritten(device: Gpu) -> list[Any]:
-    """Three kinds of buffers that are overwritten between two uses."""
-    return [Overwritten(device.streams.pinned) for _ in range(3)]
-
-
-def gpu_device(**options: Any) -> Gpu:
+def gpu_device(made: Any = None, **options: Any) -> Any:
     """A GPU with such buffers."""
-    made = Gpu("cpu", **options)
-    made._upload_buffers, made._download_buffers, made._small_buffers = overwritten(made)
+    made = made or Gpu("cpu", **options)
+    rings = [Overwritten(made.streams.pinned) for _ in range(3)]
+    made._upload_buffers, made._download_buffers, made._small_buffers = rings
     return made
+
+
+WHOLE = Region.whole((100, 120))
+
+
+def on_cpu(pixels: Any, core: Region = WHOLE, form: Tiling | None = None) -> Any:
+    """The blurred pixels, without a GPU."""
+    return TileRunner(blur, Device(), form or tiling(), "blur")(pixels, WHOLE, core, 1, {})
 
 
 def image(dtype: str, shape: tuple[int, ...] = (2, 1, 100, 120)) -> np.ndarray[Any, Any]:
@@ -125,81 +68,48 @@ def image(dtype: str, shape: tuple[int, ...] = (2, 1, 100, 120)) -> np.ndarray[A
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pixels_of_every_type_get_there_and_back_and_a_block_has_the_same_bits(dtype: str) -> None:
-    device, pixels = gpu_device(), image(dtype)
-    sent = [device.stage(pixels), device.stage(pixels[..., ::-1]), device.stage(np.asfortranarray(pixels))]
-    back = [device.fetch(device.take(each)).pixels() for each in sent]
-    for got, want in zip(back, (pixels, pixels[..., ::-1], pixels), strict=True):
-        np.testing.assert_array_equal(got, want)
-    whole, core = Region.whole((100, 120)), Region((20, 30), (90, 80))
+    device, pixels, core = gpu_device(), image(dtype), Region((20, 30), (90, 80))
+    for given in (pixels, pixels[..., ::-1], np.asfortranarray(pixels)):
+        np.testing.assert_array_equal(device.fetch(device.take(device.stage(given))).pixels(), given)
     for batch, records in itertools.product((1, 5, 64), (False, True)):
         form = tiling(batch=batch, range=(0.0, 100.0))
-        plain, there = (
-            TileRunner(blur, device, form, "blur")(pixels, whole, core, 1, {})
-            for device in (Device(), gpu_device(records=records))
-        )
-        np.testing.assert_array_equal(there, plain)
-
-
-def test_every_batch_has_the_same_shape() -> None:
-    shapes, whole = set(), Region.whole((100, 120))
-
-    def noted(batch: torch.Tensor) -> torch.Tensor:
-        shapes.add(tuple(batch.shape))
-        return batch
-
-    TileRunner(noted, gpu_device(), tiling(batch=7), "noted")(image("float32"), whole, whole, 1, {})
-    assert [shape[0] for shape in shapes] == [7]
+        there = TileRunner(blur, gpu_device(records=records), form, "blur")(pixels, WHOLE, core, 1, {})
+        np.testing.assert_array_equal(there, on_cpu(pixels, core, form))
 
 
 def test_what_cannot_be_recorded_is_asked_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, whole = gpu_device(records=True), Region.whole((100, 120))
-
-    def refuse(call: Any) -> Any:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
+    device, pixels = gpu_device(records=True), image("float32")
+    refuse = Mock(side_effect=RuntimeError("operation not permitted when stream is capturing"))
     monkeypatch.setattr(device.streams, "record", refuse)
-    pixels = image("float32")
-    got = TileRunner(blur, device, tiling(), "blur")(pixels, whole, whole, 1, {})
-    np.testing.assert_array_equal(got, TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {}))
+    got = TileRunner(blur, device, tiling(), "blur")(pixels, WHOLE, WHOLE, 1, {})
+    np.testing.assert_array_equal(got, on_cpu(pixels))
     assert not device.records
 
 
 def test_each_margin_has_a_recording_of_its_own(tmp_path: Path) -> None:
     """A stack of convolutions computes less where a margin is not wanted, and each batch finds what was recorded for it."""
-    weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
-    denoiser = DnCNN(weights=str(weights), depth=3, width=8)
-    whole, form = Region.whole((100, 120)), tiling(batch=2)
-    pixels = image("float32", (1, 1, 100, 120))
-    device = gpu_device(records=True)
-    runner = TileRunner(denoiser.build(), device, form, "dncnn")
-    plain = TileRunner(denoiser.build(), Device(), form, "dncnn")(pixels, whole, whole, 1, {})
+    denoiser = DnCNN(weights=str(dncnn_weights(tmp_path / "w.safetensors", 3, 8)), depth=3, width=8)
+    device, pixels = gpu_device(records=True), image("float32", (1, 1, 100, 120))
+    plain, runner = (TileRunner(denoiser.build(), on, tiling(batch=2), "dncnn") for on in (Device(), device))
+    expected = plain(pixels, WHOLE, WHOLE, 1, {})
     for _ in range(2):
-        np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), plain)
+        np.testing.assert_array_equal(runner(pixels, WHOLE, WHOLE, 1, {}), expected)
     assert len(device._recorded) > 1
 
 
 def test_blocks_that_are_on_their_way_at_once_do_not_mix() -> None:
     """As with the io threads of a worker: one block is read while another is computed and a third one written."""
-    whole = Region.whole((100, 120))
-    runner = TileRunner(blur, gpu_device(), tiling(), "blur")
-    images = [image("float32") + number for number in range(6)]
-    want = [TileRunner(blur, Device(), tiling(), "blur")(each, whole, whole, 1, {}) for each in images]
-    got: dict[int, Any] = {}
-    writer: threading.Thread | None = None
-    staged = runner.stage(images[0], {})
-    for number in range(6):
-        following = runner.stage(images[number + 1], {}) if number < 5 else None
-        computed = runner.launch(staged, whole, whole, 1)
-        if writer is not None:
-            writer.join()
-        writer = threading.Thread(target=lambda n=number, c=computed: got.update({n: c.collect()}))
-        writer.start()
-        if following is not None:
-            staged = following
-    assert writer is not None
-    writer.join()
-    for number, pixels in enumerate(want):
-        np.testing.assert_array_equal(got[number], pixels)
+    runner, images = TileRunner(blur, gpu_device(), tiling(), "blur"), [image("float32") + n for n in range(6)]
+    staged, written = runner.stage(images[0], {}), list[Future[Any]]()
+    with ThreadPoolExecutor(1) as writer:
+        for following in (*images[1:], None):
+            read = None if following is None else runner.stage(following, {})
+            computed = runner.launch(staged, WHOLE, WHOLE, 1)
+            wait(written)
+            written.append(writer.submit(computed.collect))
+            staged = read or staged
+    for pixels, block in zip(images, written, strict=True):
+        np.testing.assert_array_equal(block.result(), on_cpu(pixels))
 
 
 class Full(Gpu):
@@ -207,7 +117,7 @@ class Full(Gpu):
 
     def __init__(self, place: str, times: int) -> None:
         super().__init__("cpu")
-        self._upload_buffers, self._download_buffers, self._small_buffers = overwritten(self)
+        gpu_device(self)
         self.where, self.times = place, times
 
     def _perhaps(self, place: str) -> None:
@@ -229,8 +139,8 @@ class Full(Gpu):
 
 
 def test_wherever_memory_runs_out_the_batch_is_halved_and_nothing_is_lost() -> None:
-    pixels, whole = image("float32"), Region.whole((100, 120))
-    want = TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
+    pixels = image("float32")
+    want = on_cpu(pixels)
 
     def runner_of(place: str, times: int, batch: int = 16) -> TileRunner:
         return TileRunner(blur, Full(place, times), tiling(batch=batch), "blur")
@@ -238,34 +148,29 @@ def test_wherever_memory_runs_out_the_batch_is_halved_and_nothing_is_lost() -> N
     for place in ("model", "download", "sums"):
         runner = runner_of(place, 3)
         for _ in range(2):
-            np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
+            np.testing.assert_array_equal(runner(pixels, WHOLE, WHOLE, 1, {}), want)
             assert runner.batch == 2
     waiting, asked = runner_of("upload", 2), runner_of("upload", 2)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="out of memory"):
             waiting.stage(pixels, {})  # a block that has no room is tried again with a smaller batch
         with pytest.raises(RuntimeError, match="out of memory"):
-            asked(pixels, whole, whole, 1, {})  # a region that is waited for makes room before it goes over
-    np.testing.assert_array_equal(waiting(pixels, whole, whole, 1, {}), want)
-    asked(pixels, whole, whole, 1, {})
+            asked(pixels, WHOLE, WHOLE, 1, {})  # a region that is waited for makes room before it goes over
+    np.testing.assert_array_equal(waiting(pixels, WHOLE, WHOLE, 1, {}), want)
+    asked(pixels, WHOLE, WHOLE, 1, {})
     assert (waiting.batch, asked.batch) == (8, 4)
-
-
-def test_memory_comes_back_whatever_fails() -> None:
-    """Else the computing thread would wait for a buffer for ever."""
-    pixels, whole = image("float32"), Region.whole((100, 120))
+    # Memory comes back whatever fails; else the computing thread would wait for a buffer for ever.
     for place in ("download", "sums"):
-        runner = TileRunner(blur, Full(place, 5), tiling(batch=1), "blur")
+        runner = runner_of(place, 5, 1)
         for _ in range(5):
             with pytest.raises(RuntimeError, match="out of memory"):
-                runner(pixels, whole, whole, 1, {})
-        assert runner(pixels, whole, whole, 1, {}).shape == pixels.shape
-    device = gpu_device()
-    runner = TileRunner(lambda batch: batch[..., 1:], device, tiling(), "wrong")
+                runner(pixels, WHOLE, WHOLE, 1, {})
+        assert runner(pixels, WHOLE, WHOLE, 1, {}).shape == pixels.shape
+    runner = TileRunner(lambda batch: batch[..., 1:], device := gpu_device(), tiling(), "wrong")
     for _ in range(5):
         with pytest.raises(RuntimeError):
-            runner(pixels, whole, whole, 1, {})
-    np.testing.assert_array_equal(device.fetch(device.take(device.stage(image("uint8")))).pixels(), image("uint8"))
+            runner(pixels, WHOLE, WHOLE, 1, {})
+    np.testing.assert_array_equal(device.fetch(device.take(device.stage(pixels))).pixels(), pixels)
 
 
 def test_a_process_whose_gpu_is_lost_ends() -> None:
@@ -323,55 +228,16 @@ def test_a_worker_writes_the_same_image_with_a_gpu(dtype: str, tmp_path: Path) -
     source = write_zarr(tmp_path / "in.zarr", pixels)
     written = []
     for name, device in (("cpu", Device()), ("gpu", gpu_device())):
-        job = job_of(source, tmp_path / f"{name}.zarr", "tv", {"strength": 0.2}, tile={"block": 128})
-        plan = make_plan(job)
+        plan = make_plan(job_of(source, tmp_path / f"{name}.zarr", "tv", {"strength": 0.2}, tile={"block": 128}))
         create_output(plan.output, plan.layout)
-        runner = BlockRunner(Staged(work_of(plan).task, device))
-        receipt = runner.run(range(len(plan.grid)))
+        task = work_of(plan).task
+        stages = partial(DenoiseStages, task, device)
+        staged: Any = SimpleNamespace(grid=task.grid, batch=task.batch, overlap=True, io_threads=1, stages=stages)
+        receipt = BlockRunner(staged).run(range(len(plan.grid)))
         assert (sorted(receipt.done), receipt.bad) == (list(range(len(plan.grid))), [])
         assert receipt.compute_seconds > 0
         written.append(read_zarr(plan.output))
     np.testing.assert_array_equal(written[0], written[1])
-
-
-def test_the_gpu_has_work_at_hand_while_blocks_are_read_and_written(tmp_path: Path) -> None:
-    """A block is computed in a fifth of a second; what is read before it and written after it takes less, on threads of their own."""
-    pixels, device = image("float32", (6 * 128, 128)), EmulatedGpu(0.1)
-    source = write_zarr(tmp_path / "in.zarr", pixels)
-    job = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, tile={"block": 128})
-    plan = make_plan(job)
-    create_output(plan.output, plan.layout)
-    receipt = BlockRunner(Staged(work_of(plan).task, device)).run(range(len(plan.grid)))
-    assert receipt.bad == []
-    np.testing.assert_array_equal(read_zarr(plan.output), pixels)
-    *computed, _ = device.emulated.computed  # the last is the batch whose bits are reported
-    waits = [began - ended for (_, ended), (began, _) in itertools.pairwise(computed)]
-    assert len(computed) == 6
-    assert sum(wait > 0.02 for wait in waits) <= 1, "a machine that does something else may be late once"
-
-
-@dataclass(frozen=True)
-class Staged:
-    """A task on a given device, with io threads."""
-
-    task: DenoiseTask
-    device: Device
-    overlap = True
-    io_threads = 1
-
-    @property
-    def grid(self) -> Grid:
-        """The grid of the task."""
-        return self.task.grid
-
-    @property
-    def batch(self) -> int:
-        """The batch of the task."""
-        return self.task.batch
-
-    def stages(self) -> DenoiseStages:
-        """The stages on the device."""
-        return DenoiseStages(self.task, self.device)
 
 
 class Elsewhere(Gpu):
@@ -385,34 +251,23 @@ class Elsewhere(Gpu):
         return Download(tensor)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "sides"),
-    [
-        ("gaussian", {"sigma": 2}, ()),
-        ("median", {"size": 5}, ()),
-        thorough("tv", {"strength": 0.1}, ()),
-        thorough("tv", {"strength": 1.0}, ("sigma",)),
-        thorough("nlm", {"strength": 0.5, "sigma": 0.1}, ()),
-        ("nlm", {"strength": 0.5}, ("sigma", "mask")),
-        ("tv", {"strength": 1.0, "sigma": "auto"}, ("photons",)),
-        thorough("nlm", {"strength": 0.8, "sigma": "auto"}, ("photons", "mask")),
-        thorough("dncnn", {"depth": 5, "width": 8}, ()),
-        ("torch", {"import": "tests.networks:unet"}, ()),
-        ("torch", {"import": "tests.networks:by_sigma", "sigma": "auto"}, ("photons",)),
-    ],
-)
-def test_every_denoiser_stays_on_its_device(
-    name: str, options: dict[str, Any], sides: tuple[str, ...], tmp_path: Path
-) -> None:
+STAY = [
+    ("gaussian", {"sigma": 2}, ()), ("median", {"size": 5}, ()), thorough("tv", {"strength": 0.1}, ()),
+    thorough("tv", {"strength": 1.0}, ("sigma",)), thorough("nlm", {"strength": 0.5, "sigma": 0.1}, ()),
+    ("nlm", {"strength": 0.5}, ("sigma", "mask")), ("tv", {"strength": 1.0, "sigma": "auto"}, ("photons",)),
+    thorough("nlm", {"strength": 0.8, "sigma": "auto"}, ("photons", "mask")), thorough("dncnn", {"depth": 5, "width": 8}, ()),
+    ("torch", {"import": "tests.networks:unet"}, ()), ("torch", {"import": "tests.networks:by_sigma", "sigma": "auto"}, ("photons",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "sides"), STAY)
+def test_every_denoiser_stays_on_its_device(name: str, options: Any, sides: tuple[str, ...], tmp_path: Path) -> None:
     """No pixel or number is copied back in between: the GPU would be idle meanwhile."""
     source = write_zarr(tmp_path / "in.zarr", image("uint16", (300, 260)))
     if name == "dncnn":
         options = options | {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 5, 8))}
-    paths = {
-        side: str(write_zarr(tmp_path / f"{side}.zarr", np.full((300, 260), 0.1, "float32")))
-        for side in sides
-        if side != "photons"
-    }
+    level, images = np.full((300, 260), 0.1, "float32"), {*sides} - {"photons"}
+    paths = {side: str(write_zarr(tmp_path / f"{side}.zarr", level)) for side in images}
     noise: dict[str, Any] = {"model": "poisson-gaussian", "gain": 9.0} if "photons" in sides else {}
     job = job_of(source, tmp_path / "out.zarr", name, options, tile={"block": 128}, input={"sides": paths}, noise=noise)
     stages = DenoiseStages(work_of(make_plan(job)).task, Elsewhere())
@@ -432,13 +287,11 @@ def test_a_gpu_whose_bits_change_is_seen() -> None:
         def run(self, model: Any, batch: torch.Tensor, sides: Any) -> torch.Tensor:
             return super().run(model, batch, sides) + self.off
 
-    found, pixels = [], image("float32")[:1, :, :64, :64]
+    found, pixels, whole = [], image("float32")[:1, :, :64, :64], Region((0, 0), (64, 64))
     for _ in range(2):
-        device = Fickle("cpu")
-        runner = TileRunner(blur, device, tiling(image=(64, 64)), "blur")
+        runner = TileRunner(blur, device := Fickle("cpu"), tiling(image=(64, 64)), "blur")
         runner.finish(nothing := Receipt())
         assert not nothing.bits
-        whole = Region((0, 0), (64, 64))
         runner(pixels, whole, whole, 1, {})
         for device.off in (0.0, 0.0, 1e-6):
             runner.finish(receipt := Receipt())
@@ -484,13 +337,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_task, "open_device", lambda kind, *given: FakeGpu() if kind == "cuda" else Device("cpu"))
 
 
-def kept() -> list[Any]:
-    """Models that stay in the cache."""
-    return list(image_task._cached.values())
-
-
 @pytest.mark.usefixtures("gpus")
-def test_what_an_earlier_job_left_on_a_gpu_goes_and_the_rest_stays() -> None:
+def test_what_an_earlier_job_left_on_a_gpu_goes_and_the_rest_stays(tmp_path: Path) -> None:
+    kept = image_task._cached.values()
     (here,) = solver_step(prior(1.0, "cpu")).stages().runners
     (before,) = solver_step(prior(1.0)).stages().runners
     assert isinstance(before.device, FakeGpu)
@@ -498,23 +347,17 @@ def test_what_an_earlier_job_left_on_a_gpu_goes_and_the_rest_stays() -> None:
     assert solver_step(prior(1.0)).stages().runners == [before]
     assert before.device.resets == resets + 1, "its memory is measured anew"
     assert not solver_step().stages().runners
-    assert kept() == [here, before], "a step without a denoiser drops nothing"
+    assert [*kept] == [here, before], "a step without a denoiser drops nothing"
     (now,) = solver_step(prior(2.0)).stages().runners
-    assert kept() == [here, now], "models on a CPU are not dropped"
-    (again,) = solver_step(prior(2.0)).stages().runners
-    assert again is now
+    assert [*kept] == [here, now], "models on a CPU are not dropped"
+    assert solver_step(prior(2.0)).stages().runners == [now]
     one, other = prior(1.0), prior(2.0)  # two jobs at work side by side keep their models
     first, second = solver_step(one).stages(), solver_step(other).stages()
-    assert one.runner() is first.runners[0]
-    assert other.runner() is second.runners[0]
-
-
-@pytest.mark.usefixtures("gpus")
-def test_a_denoising_job_has_the_gpu_for_itself(tmp_path: Path) -> None:
-    solver_step(prior(1.0)).stages()
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((100, 90)))
+    assert (one.runner(), other.runner()) == (first.runners[0], second.runners[0])
+    del here, before, now, first, second
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((100, 90)))  # a denoising job has the GPU for itself
     work_of(make_plan(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}))).task.stages()
-    assert kept() == []
+    assert not image_task._cached
     assert not image_task._runners, "and nothing is left in memory"
 
 

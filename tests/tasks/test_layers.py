@@ -40,8 +40,7 @@ def stack(sizes: tuple[int, ...], *, bias: bool) -> ConvolutionStack:
 
 
 def noise(shape: tuple[int, ...]) -> torch.Tensor:
-    image = torch.rand(shape, generator=torch.Generator().manual_seed(1))
-    return image.contiguous(memory_format=torch.channels_last)
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1)).contiguous(memory_format=torch.channels_last)
 
 
 def by_torch(network: ConvolutionStack, image: torch.Tensor) -> torch.Tensor:
@@ -58,9 +57,7 @@ def by_torch(network: ConvolutionStack, image: torch.Tensor) -> torch.Tensor:
     ("width", "channels", "bias"),
     [(16, 1, True), thorough(32, 1, False), (8, 3, True), thorough(12, 1, True), thorough(1, 1, True)],
 )
-def test_the_core_of_a_window_has_the_bits_of_torch(
-    shape: tuple[int, ...], width: int, channels: int, bias: bool
-) -> None:
+def test_the_core_of_a_window_has_the_bits_of_torch(shape: Any, width: int, channels: int, bias: bool) -> None:
     network = stack((channels, width, width, width, channels), bias=bias)
     image = noise((shape[0], channels, *shape[2:]))
     with torch.inference_mode():
@@ -74,8 +71,7 @@ def test_the_core_of_a_window_has_the_bits_of_torch(
 def test_dncnn_gives_the_bits_of_plain_torch_with_a_hole_too(tmp_path: Path, shape: tuple[int, ...]) -> None:
     plain: Callable[[torch.Tensor], torch.Tensor] = network(tmp_path)
     ours: Any = DENOISER(weights=str(weights(tmp_path)), depth=CNN["depth"], width=CNN["width"]).build()
-    ours = ours.to(memory_format=torch.channels_last)
-    image = noise(shape)
+    ours, image = ours.to(memory_format=torch.channels_last), noise(shape)
     holed = image.clone()
     holed[0, 0, 20, 20] = float("nan")
     reach = CNN["depth"]
@@ -84,30 +80,19 @@ def test_dncnn_gives_the_bits_of_plain_torch_with_a_hole_too(tmp_path: Path, sha
         for batch in (image, holed):
             # A small single image goes to another routine of torch: see steady.py.
             wanted = plain(batch.repeat(2, 1, 1, 1))[:1] if shape == SHAPES[-1] else plain(batch)
-            for made, expected in (
-                (ours(batch), wanted),
-                (ours.core(batch, ((reach, reach),) * 2), wanted[:, :, inner, inner]),
-            ):
+            core = ours.core(batch, ((reach, reach),) * 2)
+            for made, expected in ((ours(batch), wanted), (core, wanted[:, :, inner, inner])):
                 assert torch.equal(made.nan_to_num(7.0), expected.nan_to_num(7.0))
                 assert torch.equal(made.isnan(), expected.isnan())
 
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "exp": torch.exp,
-    "gelu": F.gelu,
-    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "silu in place": lambda x: F.silu(x.clone(), inplace=True),
-    "softplus": F.softplus,
-    "elu": F.elu,
-    "selu": F.selu,
-    "celu": F.celu,
-    "mish": F.mish,
-    "power": lambda x: x.abs().pow(2.2),
+    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp, "gelu": F.gelu,
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
+    "silu in place": lambda x: F.silu(x.clone(), inplace=True), "softplus": F.softplus, "elu": F.elu, "selu": F.selu,
+    "celu": F.celu, "mish": F.mish, "power": lambda x: x.abs().pow(2.2),
     "power of each": lambda x: torch.pow(x.abs(), x),
-}
+}  # fmt: skip
 
 
 FORMATS = [torch.contiguous_format, torch.channels_last]
@@ -138,8 +123,7 @@ def test_a_part_of_an_image_has_the_bits_of_the_image(layout: torch.memory_forma
     whole = numbers(2 * 3 * 50 * 77).reshape(2, 3, 50, 77).contiguous(memory_format=layout)
     for name in ("sigmoid", "tanh", "exp", "silu", "gelu"):
         with SteadyElementwise():
-            part = FUNCTIONS[name](whole[..., :41, 3:60])
-            assert torch.equal(part, FUNCTIONS[name](whole)[..., :41, 3:60]), name
+            assert torch.equal(FUNCTIONS[name](whole[..., :41, 3:60]), FUNCTIONS[name](whole)[..., :41, 3:60]), name
     rows = numbers(384 * 144).reshape(1, 1, 384, 144)
     with SteadyElementwise():
         expected = torch.sigmoid(rows)
@@ -161,17 +145,13 @@ def test_a_part_of_an_image_is_changed_in_place() -> None:
 
 
 OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
-    "atan2": torch.atan2,
-    "atan2 of the other": lambda x, y: torch.atan2(y, x),
-    "logaddexp": torch.logaddexp,
-    "power": torch.pow,
-    "power of the other": lambda x, y: torch.pow(y, x),
-    "power in place": lambda x, y: x.clone().pow_(y),
-    "sum": torch.add,
+    "atan2": torch.atan2, "atan2 of the other": lambda x, y: torch.atan2(y, x), "logaddexp": torch.logaddexp,
+    "power": torch.pow, "power of the other": lambda x, y: torch.pow(y, x),
+    "power in place": lambda x, y: x.clone().pow_(y), "sum": torch.add,
     "power in an array that is there": lambda x, y: torch.pow(x, y, out=torch.empty(0)),
     "weighted sum": lambda x, y: torch.add(x, y, alpha=0.3),
     "weighted difference": lambda x, y: torch.sub(x, y, alpha=0.3),
-}
+}  # fmt: skip
 
 
 OTHERS = [(1, 4, 1, 1), (4, 1, 1), (1, 1, 1, 1), (), (1, 1, 50, 37), (1, 4, 50, 37)]
@@ -228,8 +208,7 @@ def test_what_a_network_compiles_of_itself_runs_as_it_is_written() -> None:
         compiled.append(graph)
         return graph.forward
 
-    network = torch.compile(torch.nn.Sigmoid(), backend=compile_it)
-    x = numbers(99).reshape(1, 1, 9, 11)
+    network, x = torch.compile(torch.nn.Sigmoid(), backend=compile_it), numbers(99).reshape(1, 1, 9, 11)
     with torch.inference_mode(), SteadyElementwise():
         expected = torch.sigmoid(x)
     with torch.inference_mode():
@@ -282,9 +261,6 @@ LENGTHS = {1: (600,), 2: (60, 70), 3: (12, 14, 16)}
 LAYOUTS = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}
 
 
-CROPS = [slice(3, 11), slice(0, 5), slice(1, 12), slice(2, 9)]
-
-
 def axes_of(kind: Any) -> int:
     return int(kind.__name__[-2])
 
@@ -311,7 +287,7 @@ def test_kernels_of_one_pixel_give_the_same_bits_for_any_batch_crop_and_threads(
             whole = layer(images)
             for count in (1, 4):
                 assert torch.equal(torch.cat([layer(part) for part in images.split(count)]), whole), count
-            for crop, count in itertools.product(CROPS, (1, 3, 20)):
+            for crop, count in itertools.product([slice(3, 11), slice(0, 5), slice(1, 12), slice(2, 9)], (1, 3, 20)):
                 place = (..., *[crop] * axes)
                 part = images[:count][place].contiguous().contiguous(memory_format=layout)
                 assert torch.equal(layer(part), whole[:count][place]), (crop, count)
@@ -338,15 +314,12 @@ def test_a_small_single_image_is_computed_in_its_own_layout() -> None:
 
 def test_layers_compute_what_torch_does() -> None:
     rows: list[tuple[Any, Any, dict[str, Any]]] = [
-        (nn.Conv1d, 1, {"padding": 2}),
-        (nn.Conv2d, 1, {"padding": "same"}),
+        (nn.Conv1d, 1, {"padding": 2}), (nn.Conv2d, 1, {"padding": "same"}),
         (nn.Conv2d, 1, {"padding": 1, "padding_mode": "reflect", "groups": 2}),
-        (nn.Conv2d, 1, {"stride": 2}),
-        (nn.Conv2d, (1, 3), {"dilation": 3}),
+        (nn.Conv2d, 1, {"stride": 2}), (nn.Conv2d, (1, 3), {"dilation": 3}),
         (nn.Conv3d, (3, 1, 1), {"dilation": (2, 1, 1), "padding": (2, 0, 0)}),
-        (nn.ConvTranspose2d, 1, {"padding": 1}),
-        (nn.ConvTranspose2d, 1, {"stride": 2, "output_padding": 1}),
-    ]
+        (nn.ConvTranspose2d, 1, {"padding": 1}), (nn.ConvTranspose2d, 1, {"stride": 2, "output_padding": 1}),
+    ]  # fmt: skip
     for kind, kernel, options in rows:
         torch.manual_seed(0)
         plain = kind(4, 6, kernel, **options).eval().requires_grad_(False)
@@ -403,8 +376,6 @@ def test_a_window_has_the_bits_of_the_whole(data: st.DataObject) -> None:
     rows, columns = data.draw(st.sampled_from(KERNELS[:6]))
     images, kernels = drawn(1, 1, 150, 140, dtype=dtype), drawn(1, rows, columns, seed=1, dtype=dtype)
     top, left = data.draw(st.integers(0, 150 - rows)), data.draw(st.integers(0, 140 - columns))
-    bottom = data.draw(st.integers(top + rows, 150))
-    right = data.draw(st.integers(left + columns, 140))
+    bottom, right = data.draw(st.integers(top + rows, 150)), data.draw(st.integers(left + columns, 140))
     part = correlate(images[:, :, top:bottom, left:right], kernels)
-    whole = correlate(images, kernels)
-    assert torch.equal(part, whole[:, top : bottom - rows + 1, left : right - columns + 1])
+    assert torch.equal(part, correlate(images, kernels)[:, top : bottom - rows + 1, left : right - columns + 1])

@@ -75,8 +75,7 @@ def test_each_pattern_is_used_once_an_epoch_in_another_order(recipe: ScanRecipe)
 
 def test_a_batch_of_all_patterns_is_one_step_and_none_of_windows_is_left_with_a_few(recipe: ScanRecipe) -> None:
     for batch, window in itertools.product((53, 100), (0, 4)):
-        stages = (replace(recipe.stages[0], batch=batch),)
-        (parts,) = steps_of(replace(recipe, window=window, stages=stages), 0)
+        (parts,) = steps_of(replace(recipe, window=window, stages=((replace(recipe.stages[0], batch=batch),))), 0)
         assert sorted(np.concatenate(parts).tolist()) == list(range(53))
     sizes = [sum(map(len, parts)) for parts in steps_of(replace(recipe, window=4), 0)]
     assert max(sizes) - min(sizes) <= SLOTS
@@ -85,8 +84,7 @@ def test_a_batch_of_all_patterns_is_one_step_and_none_of_windows_is_left_with_a_
 def test_the_halves_share_the_patterns_of_a_stage(recipe: ScanRecipe) -> None:
     for window in (0, 4):
         chosen = tuple(range(3, 40))
-        stages = (replace(recipe.stages[0], subset=chosen),)
-        recipe = replace(recipe, window=window, stages=stages)
+        recipe = replace(recipe, window=window, stages=((replace(recipe.stages[0], subset=chosen),)))
         halves = []
         for half in (0, 1):
             steps = steps_of(recipe, 1, half)
@@ -163,13 +161,10 @@ def test_a_last_epoch_that_is_refused_loses_no_other(refining: ScanRecipe, tmp_p
 
 def test_a_step_that_spoils_a_tenth_of_the_amplitude_is_no_result() -> None:
     rows: list[tuple[float, float, str, bool]] = [
-        (0.25, 2.0, "amplitude_mse", False),
-        (0.25, 150.0, "amplitude_mse", True),
-        (50.0, 400.0, "amplitude_mse", False),
-        (float("nan"), 1.0, "amplitude_mse", True),
-        (-36e3, -35e3, "poisson_nll", False),
-        (-36e3, -20e3, "poisson_nll", True),
-    ]
+        (0.25, 2.0, "amplitude_mse", False), (0.25, 150.0, "amplitude_mse", True),
+        (50.0, 400.0, "amplitude_mse", False), (float("nan"), 1.0, "amplitude_mse", True),
+        (-36e3, -35e3, "poisson_nll", False), (-36e3, -20e3, "poisson_nll", True),
+    ]  # fmt: skip
     for before, after, kind, is_spoilt in rows:
         assert ReconstructionState({}, 1.0, scale=1e4).is_spoilt(before, after, kind) == is_spoilt
 
@@ -213,9 +208,7 @@ def share_of(state: ReconstructionState) -> float:
 
 
 @pytest.mark.parametrize(("true", "least", "most"), [(0.15, 0.1, 0.2), (0.0, 0.0, 0.05)])
-def test_the_share_of_a_second_mode_is_found_with_a_weak_object(
-    true: float, least: float, most: float, tmp_path: Path
-) -> None:
+def test_the_share_of_a_second_mode_is_found(true: float, least: float, most: float, tmp_path: Path) -> None:
     simulated = TwoModes(raster=(12, 12), pattern=32, step=1.5, modes=2, photons=1e6, share=true)
     work = Refinement(recipe_of(simulated, tmp_path, ("object", "probe"), *STAGES), TorchGroup())
     state = work.first_state()
@@ -245,9 +238,7 @@ def test_further_modes_follow_the_first_one_until_they_are_set_or_the_epochs_are
         assert torch.equal(state.parameters["probe"], torch.ones_like(state.probe))
 
 
-def test_modes_do_not_follow_where_they_are_not_refined_not_told_by_the_counts_or_have_no_derivative(
-    tmp_path: Path,
-) -> None:
+def test_modes_do_not_follow_where_they_are_fixed_unseen_or_have_no_derivative(tmp_path: Path) -> None:
     rows: list[tuple[tuple[str, ...], float | None]] = [(("object",), None), (("object", "probe"), 200.0)]
     for folder, (refined, photons) in in_folders(tmp_path, rows):
         simulated = SimulatedScan(raster=(4, 4), pattern=16, step=2.0, modes=2, photons=photons)
@@ -279,13 +270,11 @@ def with_noise(image: NDArray[np.complex128], seed: int, widths: NDArray[np.floa
 def test_the_resolution_is_where_the_noise_begins() -> None:
     for edge in (0.1, 0.25):
         image = truth()
-        radius = np.hypot(*np.meshgrid(*map(np.fft.fftfreq, image.shape), indexing="ij"))
-        widths = np.where(radius < edge, 1e-3, 1.0)
+        widths = np.where(np.hypot(*np.meshgrid(*map(np.fft.fftfreq, image.shape), indexing="ij")) < edge, 1e-3, 1.0)
         rings = ring_correlation(with_noise(image, 1, widths), with_noise(image, 2, widths), PIXEL)
         assert rings.resolution == pytest.approx(0.5 * PIXEL[0] / edge, rel=0.05)
         assert not rings.bound
-        below = rings.frequency < 0.9 * edge / PIXEL[0]
-        assert (rings.correlation[below][FIRST:] > 0.96).all()
+        assert (rings.correlation[(rings.frequency < 0.9 * edge / PIXEL[0])][FIRST:] > 0.96).all()
         assert abs(rings.correlation[rings.frequency > 1.1 * edge / PIXEL[0]].mean()) < 0.1
 
 
@@ -308,8 +297,7 @@ def test_what_no_pattern_tells_does_not_count() -> None:
         turn = frequency[0] * shift[0] + frequency[1] * shift[1]
         other = np.fft.ifft2(np.fft.fft2(image) * np.exp(-2j * np.pi * turn))
         other = 1.7j * other * np.exp(2j * np.pi * (gradient[0] * row + gradient[1] * column))
-        window = np.outer(*map(np.hanning, image.shape))
-        found = aligned(image, other, window)
+        found = aligned(image, other, np.outer(*map(np.hanning, image.shape)))
         inside = (slice(15, -15),) * 2
         assert np.linalg.norm((found - image)[inside]) < 0.02 * np.linalg.norm(image[inside] - image.mean())
         rings = ring_correlation(image, other, PIXEL)

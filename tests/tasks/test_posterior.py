@@ -47,10 +47,8 @@ def data(n: int = N, hole: bool = True) -> tuple[Values, Values]:
 
 def posterior(*operators: Any, n: int = N, prior: Matern = PRIOR, hole: bool = True) -> Posterior:
     y, sigma = data(n, hole)
-    parts = tuple(
-        Measurement(operator, Filled(InMemory(y)), Weights(InMemory(y), InMemory(sigma)), number)
-        for number, operator in enumerate(operators)
-    )
+    filled, weights = Filled(InMemory(y)), Weights(InMemory(y), InMemory(sigma))
+    parts = tuple(Measurement(operator, filled, weights, number) for number, operator in enumerate(operators))
     return Posterior(parts, prior, (n, n), np.dtype(np.float64))
 
 
@@ -67,10 +65,8 @@ def matrix(apply: Callable[[Values], Values], shape: tuple[int, ...]) -> Values:
 
 def dense(of: Posterior) -> tuple[Values, Values, list[tuple[Values, Values, Values]]]:
     """Precision, that of the prior, and operator, weights and data of each measurement, on the domain; by other code."""
-    window = whole(of)
-    edge, inner = of.padding, window.shape
-    prior = of.prior
-    wide = np.pad(np.zeros(inner), 1)
+    edge, inner = of.padding, whole(of).shape
+    prior, wide = of.prior, np.pad(np.zeros(inner), 1)
 
     def white(unit: Values) -> Values:
         field = np.pad(unit, 2)
@@ -87,8 +83,7 @@ def dense(of: Posterior) -> tuple[Values, Values, list[tuple[Values, Values, Val
 
         a = matrix(seen, inner)
         parts.append((a, read_all(part.weight).ravel(), read_all(part.data).ravel()))
-    q = d.T @ d + sum(a.T @ (w[:, None] * a) for a, w, _ in parts)
-    return q, d.T @ d, parts
+    return (d.T @ d + sum(a.T @ (w[:, None] * a) for a, w, _ in parts)), d.T @ d, parts
 
 
 OPERATORS = {
@@ -104,8 +99,7 @@ def test_precision_inverse_and_mean_are_those_of_dense_matrices(operators: tuple
     """The mean as that of the Wiener filter: a formula in the space of the data, which has no precision in it."""
     of = posterior(*operators)
     window, (q, prior, parts) = whole(of), dense(of)
-    apply = of.precision(window)
-    units = np.eye(len(q)).reshape(-1, *window.shape)
+    apply, units = of.precision(window), np.eye(len(q)).reshape(-1, *window.shape)
     assert np.abs(apply(units).reshape(len(q), -1).T - q).max() < 1e-12 * np.abs(q).max()
     found = solve(apply, units, np.ones(window.shape) * np.diag(q).max(), 1e-13)
     covariance = np.linalg.inv(q)
@@ -121,10 +115,8 @@ def test_precision_inverse_and_mean_are_those_of_dense_matrices(operators: tuple
     assert np.abs(mean[0].ravel() - expected[frame.ravel()]).max() < 1e-9
 
 
-LEAST_SQUARES = OPERATORS | {
-    "circular": (Blur(kernel=kernel(1.2, 2)),),
-    "negative": (Blur(kernel=kernel(1.2, 2) - 0.05),),
-}
+SPOTS = {"circular": kernel(1.2, 2), "negative": kernel(1.2, 2) - 0.05}
+LEAST_SQUARES = OPERATORS | {name: (Blur(kernel=spot),) for name, spot in SPOTS.items()}
 
 
 @pytest.mark.parametrize("operators", LEAST_SQUARES.values(), ids=LEAST_SQUARES)
@@ -159,26 +151,17 @@ def test_sides_have_the_covariance_of_the_precision_and_one_field_has_the_same_n
 
 def test_numbers_are_drawn_by_position() -> None:
     wide = normals(Region((-CELL - 3, -5), (40, 70)), 1, (0, 2, 3))
-    part = normals(Region((-10, 60), (5, 66)), 1, (0, 2, 3))
-    assert np.array_equal(part, wide[CELL - 7 : CELL + 8, 65:71])
-    others = [
-        normals(Region((0, 0), (64, 64)), seed, key)
-        for seed, key in ((1, (0, 2, 3)), (2, (0, 2, 3)), (1, (1, 2, 3)), (1, (0, 2, 4)))
-    ]
-    correlation = np.corrcoef([other.ravel() for other in others])
+    assert np.array_equal(normals(Region((-10, 60), (5, 66)), 1, (0, 2, 3)), wide[CELL - 7 : CELL + 8, 65:71])
+    keys = ((1, (0, 2, 3)), (2, (0, 2, 3)), (1, (1, 2, 3)), (1, (0, 2, 4)))
+    correlation = np.corrcoef([normals(Region((0, 0), (64, 64)), *key).ravel() for key in keys])
     assert np.abs(correlation - np.eye(4)).max() < 0.06
 
 
 def test_no_number_of_a_draw_is_one_of_a_simulated_measurement() -> None:
-    pixel, small = Region((0, 0), (1, 1)), (range(3), range(3), range(3))
-    drawn = {
-        normals(pixel, seed, (role, operator, draw)).item()
-        for role in (MEASURED, FIELD)
-        for seed, operator, draw in itertools.product(*small)
-    }
-    simulated = {
-        gaussian(np.zeros((1, 1)), pixel, sigma=1, seed=a, operator=b).item() for a in range(4) for b in range(4)
-    }
+    pixel, keys = Region((0, 0), (1, 1)), itertools.product(range(3), (MEASURED, FIELD), range(3), range(3))
+    drawn = {normals(pixel, seed, tuple(key)).item() for seed, *key in keys}
+    numbers, zero = itertools.product(range(4), repeat=2), np.zeros((1, 1))
+    simulated = {gaussian(zero, pixel, sigma=1, seed=a, operator=b).item() for a, b in numbers}
     assert len(drawn) == 2 * 27
     assert not drawn & simulated
 
@@ -212,16 +195,10 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("operators", UNKNOWN.values(), ids=UNKNOWN)
 def test_where_the_diagonal_is_not_known_the_variance_is_unbiased(operators: tuple[Any, ...]) -> None:
-    of = posterior(*operators, n=N)
-    of = replace(
-        of,
-        measurements=tuple(
-            replace(m, weight=Weights(m.data, InMemory(np.full((N, N), 0.05)))) for m in of.measurements
-        ),
-    )
+    of, even = posterior(*operators, n=N), InMemory(np.full((N, N), 0.05))
+    of = replace(of, measurements=tuple(replace(m, weight=Weights(m.data, even)) for m in of.measurements))
     window, (q, _, _) = whole(of), dense(of)
-    core = Region.whole(of.shape)
-    known = of.diagonal(window)
+    core, known = Region.whole(of.shape), of.diagonal(window)
     is_known = np.isfinite(known)
     assert np.allclose(known[is_known], np.diag(q).reshape(window.shape)[is_known])
     assert is_known.all() == (operators[0].name == "mask")
@@ -258,8 +235,7 @@ def test_a_block_has_the_mean_and_the_draws_of_the_whole(tol: float, away: float
 
 def test_a_long_range_is_solved_in_double_precision_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     of = posterior(Blur(kernel=kernel(1.2, 2), boundary="reflect"), n=24, prior=Matern(std=3.0, range=24.0, mean=0.0))
-    single = replace(of, dtype=np.dtype(np.float32))
-    core = Region.whole(of.shape)
+    single, core = replace(of, dtype=np.dtype(np.float32)), Region.whole(of.shape)
     exact, _ = Solved(of, 10**6, (0,), 1e-4, keeps_draws=True).solved(core)
     solved = Solved(single, 10**6, (0,), 1e-2, keeps_draws=True)
     found, _ = solved.solved(core)
@@ -272,9 +248,8 @@ def test_a_long_range_is_solved_in_double_precision_or_refused(monkeypatch: pyte
 
 def test_the_prior_has_its_deviation_up_to_the_edge() -> None:
     y, _ = data(24)
-    nothing = Measurement(
-        Blur(kernel=np.ones((1, 1)), boundary="zero"), Filled(InMemory(y)), InMemory(np.zeros((24, 24)))
-    )
+    pixels = Blur(kernel=np.ones((1, 1)), boundary="zero")
+    nothing = Measurement(pixels, Filled(InMemory(y)), InMemory(np.zeros((24, 24))))
     of = Posterior((nothing,), Matern(std=2.0, range=6.0, mean=0.0), (24, 24), np.dtype(np.float64))
     window = whole(of)
     std = np.sqrt(np.diag(np.linalg.inv(dense(of)[1]))).reshape(window.shape)[6:-6, 6:-6]
@@ -289,9 +264,7 @@ def test_pixels_without_a_measurement_have_no_weight_and_negative_noise_is_refus
         read_all(Weights(InMemory(y), InMemory(-sigma)))
 
 
-def test_a_solution_or_an_error_that_is_no_number_is_refused_and_a_solved_column_stays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_solution_or_an_error_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     sides = np.stack([np.zeros((4, 4)), np.ones((4, 4)), np.arange(16.0).reshape(4, 4)])
     found = solve(lambda image: image * 2, sides, np.ones((4, 4)), 1e-8)
     assert np.allclose(found.images, sides / 2)
@@ -313,14 +286,12 @@ def test_a_solution_or_an_error_that_is_no_number_is_refused_and_a_solved_column
 def test_the_prior_is_found_from_windows_of_the_data(size: float, blurred: bool) -> None:
     true = Matern(std=0.5, range=size, mean=3.0)
     rng, edge = np.random.default_rng(5), 128
-    white = np.fft.fft2(rng.standard_normal((512, 512)))
-    field = np.fft.ifft2(white * np.sqrt(true.spectrum((512, 512)))).real + 3.0
+    field = np.fft.ifft2(np.fft.fft2(rng.standard_normal((512, 512))) * np.sqrt(true.spectrum((512, 512)))).real + 3.0
     operator = Blur(kernel=kernel(1.5, 4) if blurred else np.ones((1, 1)), boundary="circular")
     blurred_field: Values = read_all(operator.forward(InMemory(field)))
     seen = blurred_field + 0.1 * rng.standard_normal((512, 512))
-    windows = [
-        Excerpt(seen[a : a + edge, b : b + edge], 0.01) for a in range(0, 512, edge) for b in range(0, 512, edge)
-    ]
+    corners = itertools.product(range(0, 512, edge), repeat=2)
+    windows = [Excerpt(seen[a : a + edge, b : b + edge], 0.01) for a, b in corners]
     transfer = transfer_of(operator, edge)
     assert transfer is not None
     found = likely(windows, transfer, Matern(), gain_of(operator))

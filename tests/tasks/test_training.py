@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import save_file
-from scipy.ndimage import uniform_filter1d
 from torch.nn.functional import avg_pool2d
 
 from halotile import registry
@@ -30,10 +29,8 @@ from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.unet import UNet
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import CurveRow, read_curve
-from halotile.tasks.groups.training.fit import fit, read_content, state_in
-from halotile.tasks.networks.base import Network
-from halotile.tasks.networks.dncnn import DnCNNNetwork
-from halotile.tasks.networks.unet import UNetNetwork
+from halotile.tasks.groups.training.fit import read_content, state_in
+from halotile.tasks.networks import base, dncnn, unet
 from halotile.tasks.noise.estimate import UNKNOWN
 from halotile.tasks.noise.photon_noise import noise_of_planes
 from halotile.tasks.training import trainer
@@ -102,24 +99,12 @@ def test_cells_that_are_held_out_are_in_no_patch_of_a_step() -> None:
 
 def test_several_images_planes_and_channels_are_drawn_from() -> None:
     one = TrainingImage(Counted(numbered((5, 3, 64, 64))), (2, 3), channel=1)
-    two = TrainingImage(Counted(-1 - numbered((2, 3, 128, 40))), (2, 3), channel=1)
-    source = PatchSource((one, two), 16)
+    source = PatchSource((one, TrainingImage(Counted(-1 - numbered((2, 3, 128, 40))), (2, 3), channel=1)), 16)
     patches = np.concatenate([source.draw(16 * pool, 0, 8).pixels for pool in range(30)])
     assert patches.shape[1:] == (3, 16, 16)
     np.testing.assert_array_equal(patches[:, 1] - patches[:, 0], np.where(patches[:, 0] < 0, -5120, 4096.0))
-    planes = {int(least) // (3 * 4096) for least in patches[:, 0].min((1, 2)) if least >= 0}
-    assert planes == set(range(5))
+    assert {int(least) // (3 * 4096) for least in patches[:, 0].min((1, 2)) if least >= 0} == set(range(5))
     assert (patches < 0).any()
-
-
-def test_reads_are_shared_by_the_steps_of_a_pool() -> None:
-    image = Counted(numbered((1024, 1024)))
-    source = PatchSource((TrainingImage(image, (0, 1)),), 16)
-    source.draw(0, 0, 4)
-    read = sum(region.size for region in image.reads)
-    for step in range(1, 16):
-        source.draw(step, 0, 4)
-    assert sum(region.size for region in image.reads) == read == 4 * 64 * 64
 
 
 def test_holes_are_filled_saturated_areas_and_zeros_learned_from_and_hot_pixels_are_not() -> None:
@@ -207,8 +192,7 @@ def test_a_line_through_a_hidden_pixel_has_values_of_other_lines(method: str, ax
     assert torch.equal(blind.wanted, pixels)
     changed = (blind.given != pixels)[:, 0]
     for patch, *place in torch.nonzero(blind.counted[:, 0]).tolist():
-        line = changed[patch].select(across, place[across])
-        assert line[max(0, place[along] - 4) : place[along] + 5].all()
+        assert changed[patch].select(across, place[across])[max(0, place[along] - 4) : place[along] + 5].all()
     assert blind.counted.mean() < 0.07
 
 
@@ -233,7 +217,7 @@ def test_pixels_without_a_measurement_do_not_count_and_pairs_are_predicted_from_
     assert pair.counted.all()
 
 
-def recipe_of(folder: Path, network: Network, pixels: NDArray[Any], **options: Any) -> Recipe:
+def recipe_of(folder: Path, network: base.Network, pixels: NDArray[Any], **options: Any) -> Recipe:
     usual: dict[str, Any] = {"steps": 60, "batch": 8, "slots": 2, "rate": 3e-3, "every": 20}
     paths: dict[str, Any] = {name: folder / name for name in ("checkpoint", "curve", "examples")}
     return Recipe(source_of(pixels, patch=32), network, **{"method": "noise2void", **usual, **options, **paths})
@@ -242,29 +226,21 @@ def recipe_of(folder: Path, network: Network, pixels: NDArray[Any], **options: A
 def noisy_waves(seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     y, x = np.mgrid[:256, :256]
     clean = (1000 + 200 * np.sin(y / 9) * np.cos(x / 7)).astype(np.float32)
-    noise = 100 * np.random.default_rng(seed).standard_normal(clean.shape).astype(np.float32)
-    return clean, clean + noise
+    return clean, clean + (100 * np.random.default_rng(seed).standard_normal(clean.shape).astype(np.float32))
 
 
 DENOISERS: dict[str, Callable[..., Any]] = {"unet": UNet, "dncnn": DnCNN}
 
 
-UNET, DNCNN = UNetNetwork(width=8, levels=2), DnCNNNetwork(depth=4, width=12)
+UNET, DNCNN = unet.UNetNetwork(width=8, levels=2), dncnn.DnCNNNetwork(depth=4, width=12)
 
 
-@pytest.mark.parametrize(
-    ("network", "method"),
-    [
-        (UNET, "noise2void"),
-        (UNET, "noise2void2"),
-        thorough(UNET, "noise2self"),
-        thorough(DNCNN, "noise2void"),
-        (DNCNN, "noise2self"),
-    ],
-)
-def test_a_network_learns_to_denoise_from_the_noisy_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: Network, method: str
-) -> None:
+LEARNING = [(UNET, "noise2void"), (UNET, "noise2void2"), (DNCNN, "noise2self")]
+SLOWER = [thorough(UNET, "noise2self"), thorough(DNCNN, "noise2void")]
+
+
+@pytest.mark.parametrize(("network", "method"), [*LEARNING, *SLOWER])
+def test_networks_learn_to_denoise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: Any, method: str) -> None:
     monkeypatch.setattr(trainer, "SHARE", 1.0)
     clean, noisy = noisy_waves()
     recipe = recipe_of(tmp_path, network, noisy, method=method, noise=noise_of_planes([[noisy.astype(float)]]))
@@ -284,23 +260,6 @@ def test_a_network_learns_to_denoise_from_the_noisy_image(
     assert rows[-1]["rate"] == 0 < rows[0]["rate"] < 3e-3
 
 
-@pytest.mark.parametrize("axis", ["x", "y"])
-def test_noise_that_a_line_of_pixels_shares_is_not_learned(tmp_path: Path, axis: Structure) -> None:
-    clean, noisy = noisy_waves()
-    shared = clean + 3**0.5 * uniform_filter1d(noisy - clean, 3, "yx".index(axis), mode="wrap")
-    left = {}
-    for structure in ("none", axis):
-        (folder := tmp_path / structure).mkdir()
-        recipe = recipe_of(folder, DNCNN, shared)
-        recipe = replace(recipe, patches=replace(recipe.patches, structure=structure))
-        Trainer(recipe, "cpu").train(TorchGroup())
-        save_file(Trainer(recipe, "cpu").trained(), path := folder / "net.safetensors")
-        model = DnCNN(weights=str(path), depth=4, width=12, channels=(1, 1), residual="subtract").build()
-        with torch.no_grad():
-            left[structure] = np.var(model(torch.from_numpy(shared)[None, None])[0, 0].numpy() - clean)
-    assert left[axis] < 10**-0.4 * left["none"], "4 dB"
-
-
 def mean_of_nine(pixels: torch.Tensor) -> torch.Tensor:
     smoothed: torch.Tensor = avg_pool2d(pixels, 3, 1, 1, count_include_pad=False)
     return smoothed
@@ -309,8 +268,7 @@ def mean_of_nine(pixels: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("photons", [0.0, 20.0, 1000.0])
 def test_errors_are_those_by_the_truth(photons: float) -> None:
     y, x = np.mgrid[:512, :512]
-    clean = 0.5 + 0.3 * np.sin(y / 9) * np.cos(x / 7)
-    rng = np.random.default_rng(1)
+    clean, rng = 0.5 + 0.3 * np.sin(y / 9) * np.cos(x / 7), np.random.default_rng(1)
     noisy = rng.poisson(photons * clean) / photons if photons else clean + 0.2 * rng.standard_normal(clean.shape)
     hot = noisy.copy()
     hot[::16, ::16] = 40
@@ -331,21 +289,17 @@ def test_errors_are_shown_where_they_are_known_and_cost_little(tmp_path: Path, m
     noisy = noisy_waves()[1]
     of_noisy = noise_of_planes([[noisy.astype(float)]])
     shown: list[list[float]] = []
-    for share, pixels, noise in (
-        (1.2, noisy, of_noisy),
-        (0.05, noisy, of_noisy),
-        (1.2, noisy, None),
-        (1.2, noisy, noise_of_planes([[0.0 * noisy.astype(float)]])),
-    ):
+    without = noise_of_planes([[0.0 * noisy.astype(float)]])
+    for share, noise in ((1.2, of_noisy), (0.05, of_noisy), (1.2, None), (1.2, without)):
         monkeypatch.setattr(trainer, "SHARE", share)
         (folder := tmp_path / str(len(shown))).mkdir()
-        recipe = recipe_of(folder, UNetNetwork(width=2, levels=1), pixels, steps=12, every=1, noise=noise)
+        recipe = recipe_of(folder, unet.UNetNetwork(width=2, levels=1), noisy, steps=12, every=1, noise=noise)
         Trainer(recipe, "cpu").train(TorchGroup())
         shown.append([row["iteration"] for row in rows_of(recipe) if "error" in row])
     assert shown == [[4, 8, 12], [], [], []]
 
 
-class Restless(UNetNetwork):
+class Restless(unet.UNetNetwork):
     """A network that computes otherwise in a training than in use."""
 
     def build(self, channels: int, mean: torch.Tensor, deviation: torch.Tensor) -> torch.nn.Module:
@@ -387,20 +341,6 @@ def test_patches_are_drawn_above_the_same_ones_denoised() -> None:
                 assert 60 < other.min() < other.max() < 200
                 inside = (one > other.min()) & (one < other.max())
                 np.testing.assert_array_equal(other[inside], one[inside])
-
-
-@pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_gradients_are_added_as_the_job_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    modes: list[str] = []
-
-    def seen(*given: Any, **options: Any) -> list[float]:
-        modes.append(options["mode"])
-        return fit(*given, **options)
-
-    monkeypatch.setattr(trainer, "fit", seen)
-    recipe = recipe_of(tmp_path, UNetNetwork(width=2, levels=1), noisy_waves()[1], steps=2, mode=mode)
-    Trainer(recipe, "cpu").train(TorchGroup())
-    assert modes == [mode]
 
 
 @pytest.mark.parametrize("name", registry.names("networks"))
@@ -450,8 +390,7 @@ class Killed(BaseException):
 def train(folder: Path, killed: int | None = None) -> Recipe:
     """Train from the checkpoint on, up to the end or a step in which it is killed."""
     folder.mkdir(exist_ok=True)
-    network = UNetNetwork(width=2, levels=1)
-    recipe = recipe_of(folder, network, noisy_waves()[1], steps=STEPS, every=EVERY)
+    recipe = recipe_of(folder, unet.UNetNetwork(width=2, levels=1), noisy_waves()[1], steps=STEPS, every=EVERY)
 
     class Killing(Trainer):
         def draw(self, step: int, slot: int) -> PatchBatch:
@@ -487,9 +426,7 @@ def written(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("written")
 @pytest.mark.parametrize("kills", [(3,), (4,), (13, 14), (23,)], ids=str)
-def test_the_curve_is_that_of_a_training_that_nothing_interrupts(
-    whole: tuple[Recipe, list[CurveRow]], kills: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_killed_trainings_have_the_curve_of_one_that_is_not(whole: Any, kills: tuple[int, ...], tmp_path: Path) -> None:
     for step in kills:
         train(tmp_path, step)
     recipe = train(tmp_path)
@@ -498,9 +435,7 @@ def test_the_curve_is_that_of_a_training_that_nothing_interrupts(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_rows_of_a_curve_that_is_lost_come_from_the_checkpoint_and_those_after_it_are_recorded_again(
-    whole: tuple[Recipe, list[CurveRow]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_curve_comes_from_the_checkpoint(whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = train(tmp_path / "fast", 13)  # in the mode fast, with other workers, they may have other bits
     assert not recipe.checkpoint.exists()
     assert [row["iteration"] for row in read_curve(recipe.curve)[1]] == [4, 8, 12]

@@ -28,7 +28,7 @@ from halotile.tasks.groups.opening import Rendezvous
 from halotile.tasks.options import import_reference
 from halotile.tasks.trials import provenance
 from halotile.tasks.trials.provenance import build_sealed, opened_files, seals_of
-from halotile.tasks.user_code import imported_digest, loaded_code, qualified_name, source_files, value_digest
+from halotile.tasks.user_code import imported_digest, loaded_code, source_files, value_digest
 
 FACTOR: Any = 1.0
 
@@ -80,31 +80,23 @@ MAKERS: list[Callable[[Any], Any]] = [
 
 
 PAIRS: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
-    (lambda: 1, lambda: 2),
-    (lambda: 1, lambda: 1.0),
-    (lambda: (1, 2), lambda: (2, 1)),
-    (lambda: {"a": 1}, lambda: {"a": 2}),
-    (lambda: {"a", "b"}, lambda: {"a", "c"}),
+    (lambda: 1, lambda: 2), (lambda: 1, lambda: 1.0), (lambda: (1, 2), lambda: (2, 1)),
+    (lambda: {"a": 1}, lambda: {"a": 2}), (lambda: {"a", "b"}, lambda: {"a", "c"}),
     (lambda: np.zeros(3000), lambda: np.append(np.zeros(2999), 1.0)),
     (lambda: np.zeros(4, "float32"), lambda: np.zeros(2, "float64")),
     (lambda: torch.zeros(3, dtype=torch.bfloat16), lambda: torch.ones(3, dtype=torch.bfloat16)),
-    (lambda: np.float32(1), lambda: np.float32(2)),
-    (lambda: Path("a"), lambda: Path("b")),
-    (lambda: np.sin, lambda: np.cos),
-    (lambda: re.compile("a"), lambda: re.compile("b")),
+    (lambda: np.float32(1), lambda: np.float32(2)), (lambda: Path("a"), lambda: Path("b")),
+    (lambda: np.sin, lambda: np.cos), (lambda: re.compile("a"), lambda: re.compile("b")),
     (lambda: np.random.default_rng(1), lambda: np.random.default_rng(2)),
-]
+]  # fmt: skip
 
 
-def test_what_a_function_uses_belongs_to_it_its_class_and_what_a_decorator_holds_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_function_its_class_and_its_decorators_use_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for make, (one, other) in itertools.product(MAKERS, PAIRS):
         assert value_digest(make(one())) == value_digest(make(one())), (make, one())
         assert value_digest(make(one())) != value_digest(make(other())), (make, one())
     assert value_digest({"a": 1, "b": 2}) != value_digest({"b": 2, "a": 1})
-    without_state = (value_digest(by_closure(threading.Lock())) for _ in range(2))
-    assert len({*without_state}) == 1
+    assert len({*(value_digest(by_closure(threading.Lock())) for _ in range(2))}) == 1
 
     def wrap(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def wrapped(image: Any) -> Any:
@@ -128,9 +120,7 @@ def by_global_further_in(image: Any) -> Any:
 
 
 @pytest.mark.parametrize("call", [by_global, by_global_further_in, lambda image: (lambda: by_global(image))()])
-def test_a_global_that_a_function_names_belongs_to_it(
-    monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], Any]
-) -> None:
+def test_a_global_that_a_function_names_belongs_to_it(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
     before = value_digest(call)
     monkeypatch.setitem(globals(), "FACTOR", 2.0)
     assert value_digest(call) != before
@@ -175,14 +165,8 @@ def test_a_script_gets_the_same_digest_in_every_process_and_place(tmp_path: Path
         script = tmp_path / seed / "script.py"
         script.parent.mkdir()
         script.write_text(above + SCRIPT)
-        environment = os.environ | {"PYTHONHASHSEED": seed}
-        found.add(subprocess.check_output([sys.executable, script], env=environment))
+        found.add(subprocess.check_output([sys.executable, script], env=(os.environ | {"PYTHONHASHSEED": seed})))
     assert len(found) == 1
-
-
-def test_a_function_is_called_by_its_name() -> None:
-    assert qualified_name(functools.partial(by_global)) == f"{__name__}:by_global"
-    assert qualified_name(Times(1)) == f"{__name__}:Times"
 
 
 @pytest.fixture
@@ -190,16 +174,10 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of modules, which are not imported."""
     files = {
         "entry.py": "import json\nimport sibling\nfrom package.deep import thing\n",
-        "sibling.py": "def f():\n    import late\n",
-        "late.py": "",
-        "package/__init__.py": "from . import near\n",
-        "package/near.py": "from .. import package\n",
-        "package/deep/__init__.py": "from ..far import x\n",
-        "package/deep/thing.py": "",
-        "package/far.py": "",
-        "stranger.py": "",
-        "json.py": "",
-    }
+        "sibling.py": "def f():\n    import late\n", "late.py": "", "package/__init__.py": "from . import near\n",
+        "package/near.py": "from .. import package\n", "package/deep/__init__.py": "from ..far import x\n",
+        "package/deep/thing.py": "", "package/far.py": "", "stranger.py": "", "json.py": "",
+    }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -218,16 +196,13 @@ def test_a_change_to_a_file_that_an_import_runs_is_noticed(lab: Path) -> None:
 
 
 def test_a_project_that_is_moved_stays_what_it_is(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = imported_digest("entry:f", None)
-    moved = lab.with_name("moved")
+    before, moved = imported_digest("entry:f", None), lab.with_name("moved")
     lab.rename(moved)
     monkeypatch.setattr(sys, "path", [str(moved), *sys.path[1:]])
     assert imported_digest("entry:f", None) == before
 
 
-def test_code_in_another_folder_of_the_path_belongs_to_it(
-    lab: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_elsewhere_on_the_path_counts(lab: Path, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path_factory.mktemp("other") / "constants_elsewhere.py"
     other.write_text("FACTOR = 1")
     monkeypatch.setattr(sys, "path", [*sys.path, str(other.parent)])
@@ -250,9 +225,7 @@ def test_an_installed_package_is_identified_by_its_own_files_and_a_module_withou
 
 
 @pytest.mark.parametrize("how", ["gone", "in an archive"])
-def test_there_is_no_digest_for_code_that_cannot_be_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_code_that_cannot_be_read_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     place = tmp_path
     if how == "gone":
         (tmp_path / "passing.py").write_text("VALUE = 1")
@@ -280,9 +253,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "shared_code.py").write_text("FACTOR = 1\n")
     for name in ("first_code", "second_code"):
-        (tmp_path / f"{name}.py").write_text(
-            "from shared_code import FACTOR\ndef one(x):\n    return x * FACTOR\ndef two(x):\n    return x + FACTOR\n"
-        )
+        both = "def one(x):\n    return x * FACTOR\ndef two(x):\n    return x + FACTOR\n"
+        (tmp_path / f"{name}.py").write_text(f"from shared_code import FACTOR\n{both}")
     return tmp_path / "shared_code.py"
 
 
@@ -297,16 +269,13 @@ def test_a_worker_that_outlives_a_job_does_not_compute_with_its_code(module: Pat
     build_sealed(*of("first_code:one"))
     build_sealed(*of(later))
     module.write_text("FACTOR = 100\n")
-    with pytest.raises(
-        ConfigError, match=r"changed since this worker imported it for an earlier job.*Restart the workers"
-    ):
+    words = r"changed since this worker imported it for an earlier job.*Restart the workers"
+    with pytest.raises(ConfigError, match=words):
         build_sealed(*of(later if later == "first_code:one" else later.replace("one", "two")))
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
-def test_code_that_is_edited_while_its_job_runs_stays_what_it_was_but_where_a_worker_begins_later(
-    module: Path, has_begun: bool
-) -> None:
+def test_code_that_is_edited_meanwhile_stays_or_is_refused_by_later_workers(module: Path, has_begun: bool) -> None:
     requested = of("first_code:one")
     if has_begun:
         build_sealed(*requested)

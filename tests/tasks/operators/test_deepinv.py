@@ -37,11 +37,8 @@ def differences(x: Any, mode: str = "constant", more: float = 0.0) -> Any:
     return (4 + more) * x - around
 
 
-folding, wrapping, wrong = (
-    partial(differences, mode="reflect"),
-    partial(differences, mode="circular"),
-    partial(differences, more=1.0),
-)
+folding, wrapping = (partial(differences, mode=mode) for mode in ("reflect", "circular"))
+wrong = partial(differences, more=1.0)
 
 
 def ramp(x: Any) -> Any:
@@ -117,8 +114,7 @@ def test_an_operator_has_its_adjoint_the_whole_in_any_region_and_travels(name: s
             assert gap <= (1e-6 * np.abs(everything).max() if windows else 0), region
     operator = loads(dumps(CASES[name][0]))
     assert np.array_equal(whole(operator.forward(InMemory(x))), whole(forward))
-    again = loads(dumps(operator.adjoint(InMemory(y), x.shape)))
-    assert np.array_equal(whole(again), whole(adjoint))
+    assert np.array_equal(whole(loads(dumps(operator.adjoint(InMemory(y), x.shape)))), whole(adjoint))
 
 
 def test_what_is_ours_becomes_ours_what_another_sees_is_found_out_and_both_measure_what_deepinv_does() -> None:

@@ -1,4 +1,4 @@
-"""Export of images of any size as tiled TIFF in constant memory: the same values, and levels that are means of two by two pixels."""
+"""Exports of images of any size, as tiled TIFF with levels and as PNG, in constant memory; planes of images with any axes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,15 +19,19 @@ import numpy as np
 import pytest
 import tifffile
 import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from halotile.errors import DamagedData, DiskRefused
+from halotile.errors import ConfigError, DamagedData, DiskRefused
 from halotile.storage.arrays import open_source
 from halotile.storage.formats.parts.ome_scale import Coordinates, known_sizes
 from halotile.storage.grid import Grid, Region
+from halotile.storage.images import planes as planes_module
 from halotile.storage.images import tiff_export
-from halotile.storage.images.planes import choose_planes
+from halotile.storage.images.planes import Planes, choose_planes
+from halotile.storage.images.png import block_means, encode_png, write_png
 from halotile.storage.images.tiff_export import NextLevel, write_tiff
 from halotile.storage.sharded.ome_metadata import OmeImage, order
 from halotile.storage.sharded.output import Layout, ShardWriter, create_output
@@ -42,8 +47,7 @@ def image(shape: tuple[int, ...], dtype: str = "uint16") -> Pixels:
 
 def exported(folder: Path, pixels: Pixels, axes: str, **options: Any) -> Path:
     np.save(folder / "a.npy", pixels)
-    source = open_source(folder / "a.npy", axes=axes)
-    planes = choose_planes(source, options.get("at", {}), options.get("region"))
+    planes = choose_planes(open_source(folder / "a.npy", axes=axes), options.get("at", {}), options.get("region"))
     assert write_tiff(folder / "a.tif", planes) == (folder / "a.tif").stat().st_size
     return folder / "a.tif"
 
@@ -58,12 +62,8 @@ SHAPES = [
 
 
 def test_values_and_axes_come_back(tmp_path: Path) -> None:
-    rows = [
-        (axes, shape, d)
-        for axes, shape in SHAPES
-        for d in (DTYPES if shape in ((300, 270), (2, 40, 30)) else ("uint16", "float32"))
-    ]
-    for axes, shape, dtype in rows:
+    rows = [(*row, d) for row in SHAPES for d in ("uint16", "float32")]
+    for axes, shape, dtype in rows + [(*row, d) for row in (SHAPES[0], SHAPES[8]) for d in DTYPES]:
         pixels = image(shape, dtype)
         if pixels.dtype.kind == "f":
             pixels[0, 0] = np.nan
@@ -101,8 +101,7 @@ def test_a_mean_is_no_hole(tmp_path: Path) -> None:
     heights = np.full((600, 600), -3, "int16")
     heights[:, ::2] = 3
     heights[:20] = 0
-    tags = [(42113, "s", 0, "0", True)]
-    tifffile.imwrite(tmp_path / "in.tif", heights, extratags=tags)
+    tifffile.imwrite(tmp_path / "in.tif", heights, extratags=[(42113, "s", 0, "0", True)])
     write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "in.tif"), {}, None))
     with tifffile.TiffFile(tmp_path / "a.tif") as file:
         level = file.series[0].levels[1].asarray()
@@ -119,8 +118,7 @@ def test_every_unit_of_ome_zarr_and_its_size_come_back(tmp_path: Path) -> None:
         write_tiff(tmp_path / "a.tif", choose_planes(source, {}, None))
         back = open_source(tmp_path / "a.tif")
         assert (back.scale, back.units, back.remarks) == (source.scale, source.units, ())
-        known = known_sizes("tyx", Coordinates(back.scale, (), ()), back.units)
-        assert known == (source.scale, source.units, ())
+        assert known_sizes("tyx", Coordinates(back.scale, (), ()), back.units) == (source.scale, source.units, ())
         if per := {"nanometer": 1e7, "micrometer": 1e4, "millimeter": 10}.get(length):
             with tifffile.TiffFile(tmp_path / "a.tif") as file:
                 tags = file.pages.first.tags
@@ -183,8 +181,7 @@ def means(pixels: Pixels, nodata: float | None = None) -> Pixels:
     values = pixels.astype(float)
     if nodata is not None:
         values[pixels == nodata] = np.nan
-    edges = [(0, 0)] * (pixels.ndim - 2) + [(0, height % 2), (0, width % 2)]
-    values = np.pad(values, edges, constant_values=np.nan)
+    values = np.pad(values, [(0, 0)] * (pixels.ndim - 2) + [(0, height % 2), (0, width % 2)], constant_values=np.nan)
     cells = values.reshape(*pixels.shape[:-2], -(-height // 2), 2, -(-width // 2), 2)
     valid = np.isfinite(cells)
     total, count = np.where(valid, cells, 0).sum((-3, -1)), valid.sum((-3, -1))
@@ -281,8 +278,7 @@ def test_levels_of_an_output_are_taken_and_further_ones_made(tmp_path: Path, mon
     for level in range(3):
         assert np.array_equal(found[level], np.asarray(group[str(level)]))
     assert np.array_equal(found[3], means(found[2]))
-    coarser = choose_planes(open_source(tmp_path / "a.zarr", level=1), {"c": 1}, None)
-    write_tiff(tmp_path / "b.tif", coarser)
+    write_tiff(tmp_path / "b.tif", choose_planes(open_source(tmp_path / "a.zarr", level=1), {"c": 1}, None))
     assert made == [(75, 43)] * 2, "of the coarsest stored level"
     assert all(np.array_equal(a[1], b) for a, b in zip(found[1:], levels_of(tmp_path / "b.tif"), strict=True))
     back = open_source(tmp_path / "a.tif")
@@ -294,8 +290,7 @@ def test_levels_of_an_output_are_taken_and_further_ones_made(tmp_path: Path, mon
 @pytest.mark.usefixtures("small_images")
 def test_levels_of_other_programs_and_of_a_part_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = output(tmp_path / "a.zarr", monkeypatch)
-    part = choose_planes(open_source(tmp_path / "a.zarr"), {}, Region((1, 0), (300, 170)))
-    write_tiff(tmp_path / "a.tif", part)
+    write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "a.zarr"), {}, Region((1, 0), (300, 170))))
     assert np.array_equal(levels_of(tmp_path / "a.tif")[1], means(pixels[:, 1:]))
 
     group = zarr.open_group(tmp_path / "b.zarr", mode="w")
@@ -345,7 +340,124 @@ def test_a_name_of_any_characters_leaves_ome_xml_sound(tmp_path: Path) -> None:
         source: Any = open_source(tmp_path / "a.npy", axes="cyx")
         source.ome, source.channels = OmeImage(name=name), ({"label": name}, {"label": "two"})
         write_tiff(tmp_path / "a.tif", choose_planes(source, {}, None))
-        back = open_source(tmp_path / "a.tif")
-        shown = re.sub("[\0\x07\ud800\ufffe]", "\ufffd", name)
+        back, shown = open_source(tmp_path / "a.tif"), re.sub("[\0\x07\ud800\ufffe]", "\ufffd", name)
         assert [channel["label"] for channel in back.channels] == [shown, "two"]
         assert back.remarks == ()
+
+
+def planes_of(folder: Path, pixels: Pixels, name: str = "a.npy", region: Region | None = None) -> Planes:
+    np.save(folder / name, pixels)
+    return choose_planes(open_source(folder / name), {}, region)
+
+
+def drawn(folder: Path, *images: Pixels, edge: int | None = None, **options: Any) -> Pixels:
+    planes = [planes_of(folder, pixels, f"{n}.npy") for n, pixels in enumerate(images)]
+    write_png(folder / "a.png", planes, edge=edge, **options)
+    return np.asarray(Image.open(folder / "a.png"))
+
+
+@settings(deadline=None, max_examples=25)
+@given(shape=st.tuples(st.integers(1, 60), st.integers(1, 60), st.sampled_from([1, 3])), seed=st.integers(0, 2**32 - 1))
+def test_the_file_holds_the_pixels(tmp_path_factory: pytest.TempPathFactory, shape: tuple[int, ...], seed: int) -> None:
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+    path = tmp_path_factory.mktemp("png") / "a.png"
+    path.write_bytes(b"".join(encode_png(pixels)))
+    with Image.open(path) as image:
+        assert image.mode == {1: "L", 3: "RGB"}[shape[2]]
+        assert np.array_equal(np.asarray(image).reshape(shape), pixels)
+
+
+def test_pixels_are_averaged_over_whole_squares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = itertools.product((1, 300, 10**6), ((5, 7), (130, 40), (64, 64), (1, 300)))
+    for folder, (window_bytes, shape) in in_folders(tmp_path, rows):
+        monkeypatch.setattr(planes_module, "WINDOW_BYTES", window_bytes)
+        pixels = np.random.default_rng(0).integers(0, 60000, shape, "u2")
+        squares = Grid(shape, (9, 9), ((0, 0), (0, 0)))
+        means = np.reshape([pixels[block.core.slices].mean() for block in squares], squares.counts)
+        assert block_means(planes_of(folder, pixels), 9)[..., 0] == pytest.approx(means, rel=1e-6)
+
+
+def test_values_are_drawn_with_a_contrast_that_ignores_outliers_units_and_what_is_not_finite(tmp_path: Path) -> None:
+    random, pixels = np.random.default_rng(0), np.full((4, 8), 3.0, np.float32)
+    pixels[:2, :2], pixels[0, 2], pixels[0, 4], pixels[2, 6] = np.nan, np.nan, np.inf, 5.0
+    assert drawn(tmp_path, pixels, edge=4, values=(1, 3)).tolist() == [[0, 255, 255, 255], [255] * 4]
+    for value, dtype in ((np.nan, np.float32), (0, np.uint8)):
+        assert len(np.unique(drawn(tmp_path, np.full((4, 4), value, dtype)))) == 1, "no contrast"
+    pixels = np.linspace(100, 200, 10_000).reshape(100, 100).astype(np.float32)
+    pixels[50, 50], pixels[20, 20] = 1e9, -1e9
+    shown = drawn(tmp_path, pixels)
+    assert (shown[0, 0], shown[-1, -1]) == (0, 255)
+    assert 120 < shown[50, 0] < 136
+    doubles = random.random((20, 30))
+    for factor in (1e-100, 1e100):
+        assert np.array_equal(drawn(tmp_path, doubles * factor, edge=10), drawn(tmp_path, doubles, edge=10))
+    colours = random.integers(0, 256, (20, 30, 4), np.uint8)
+    assert np.array_equal(drawn(tmp_path, colours, values=(0, 255)), colours[..., :3]), "without opacity"
+    both = drawn(tmp_path, np.zeros((20, 30), np.uint8), colours, values=(0, 255))  # grey beside colour
+    assert np.array_equal(both[:, -30:], colours[..., :3])
+    assert not both[:, :30].any()
+    grey = random.integers(0, 256, (90, 70), np.uint8)
+    part = planes_of(tmp_path, grey, region=Region((10, 20), (50, 41)))
+    write_png(tmp_path / "a.png", [part], edge=None, values=(0, 255))
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), grey[10:50, 20:41])
+
+
+def test_a_part_too_large_for_a_png_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.uint8, (20_000, 20_000))
+    planes = choose_planes(open_source(tmp_path / "a.npy"), {}, Region((0, 0), (20_000, 20_000)))
+    with pytest.raises(ConfigError, match="Write a smaller --region"):
+        write_png(tmp_path / "a.png", [planes], edge=None)
+    monkeypatch.setattr(planes_module, "WINDOW_BYTES", 40)
+    progress: list[float] = []
+    drawn(tmp_path, *[np.zeros((8, 20), np.uint8)] * 2, tick=progress.append)
+    assert progress == sorted(progress)
+    assert (len(progress), progress[-1]) == (8, 1)
+
+
+def saved(folder: Path, shape: tuple[int, ...], axes: str, dtype: str = "uint16", **options: Any) -> Planes:
+    np.save(folder / "a.npy", (np.arange(np.prod(shape)) % 251).reshape(shape).astype(dtype))
+    return choose_planes(open_source(folder / "a.npy", axes=axes), options.get("at", {}), options.get("region"))
+
+
+ROWS: list[tuple[str, tuple[int, ...], str, dict[str, int], tuple[str, ...], int]] = [
+    ("yx", (5, 6), "uint16", {}, (), 1), ("xy", (6, 5), "uint16", {}, (), 1), ("zyx", (4, 5, 6), "uint16", {}, ("z",), 1),
+    ("tczyx", (2, 3, 4, 5, 6), "uint16", {"t": 1}, ("c", "z"), 1), ("yxc", (5, 6, 3), "uint16", {}, (), 3), ("yxc", (5, 6, 4), "float32", {}, (), 4),
+    ("yxc", (5, 6, 5), "uint8", {}, ("c",), 1), ("cyx", (3, 5, 6), "uint8", {}, (), 3), ("cyx", (3, 5, 6), "uint16", {}, ("c",), 1),
+    ("yxc", (5, 6, 3), "uint8", {"c": 2}, (), 1),
+]  # fmt: skip
+
+
+def test_planes_are_rows_and_columns_whatever_the_order_of_the_axes(tmp_path: Path) -> None:
+    for folder, (axes, shape, dtype, at, loops, samples) in in_folders(tmp_path, ROWS):
+        planes = saved(folder, shape, axes, dtype, at=at)
+        assert (planes.loops, planes.samples) == (loops, samples)
+        index = tuple(n - 1 for n in planes.counts)
+        places = at | dict(zip(loops, index, strict=True))
+        pixels = np.load(folder / "a.npy")[tuple(places.get(axis, slice(None)) for axis in axes)]
+        left = [axis for axis in axes if axis not in places]
+        wanted = pixels.transpose([left.index(axis) for axis in "yxc" if axis in left])
+        height, width = planes.shape
+        assert np.array_equal(planes.read(index, Region((1, 2), (height, width))), wanted[1:, 2:])
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject) -> None:
+    chunk = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    shape = data.draw(st.tuples(st.integers(1, 40), st.integers(1, 40)))
+    start = tuple(data.draw(st.integers(0, n - 1)) for n in shape)
+    stop = tuple(data.draw(st.integers(a + 1, n)) for a, n in zip(start, shape, strict=True))
+    array = zarr.create_array(zarr.storage.MemoryStore(), shape=shape, chunks=tuple(map(min, chunk, shape)), dtype="u1")
+
+    said: Any = {"axes": "yx", "chunks": array.chunks, "dtype": np.dtype("u1"), "shape": shape}
+    source: Any = SimpleNamespace(**said, ome=None, channels=())
+    planes, limit = choose_planes(source, {}, Region(start, stop)), data.draw(st.integers(1, 500))
+    seen = np.zeros(planes.shape, int)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planes_module, "WINDOW_BYTES", limit)
+        for part in planes.parts():
+            seen[part.slices] += 1
+            assert part.size <= max(limit, array.chunks[0] * array.chunks[1])
+            for first, a, c in zip(start, part.start, array.chunks, strict=True):
+                assert a == 0 or (first + a) % c == 0
+    assert (seen == 1).all()
