@@ -69,7 +69,7 @@ def line_offsets(means: Values, *, finds_lone: bool = True) -> Values:
     means = np.where(lone, np.nan, whole)
     lags = [lag for lag in LAGS if lag <= lines // 2]
     differences = [(means[:, lag:] - means[:, :-lag]).reshape(SEGMENTS, -1, lines - lag) for lag in lags]
-    guesses = medians = [_median(part) for part in differences]
+    guesses = [_median(part) for part in differences]
     scale = _scale(differences[0] - guesses[0])
     offsets, variance = np.zeros(lines), 0.0
     for _ in range(ROUNDS):
@@ -86,10 +86,7 @@ def line_offsets(means: Values, *, finds_lone: bool = True) -> Values:
             error = np.maximum(uniform_filter1d(scatter, SMOOTH), scale**2 / total)
             found.append((lag, guess + off, 1 / (error + variance * DRIFT**2 * lag**1.5)))
         offsets = _most_likely(found, 1 / variance)
-        # Where the offsets are far from the pixels, these decide: else none of them would count.
-        expected = [offsets[lag:] - offsets[:-lag] for lag in lags]
-        pairs = zip(medians, expected, strict=True)
-        guesses = [np.where(np.abs(own - other) > scale, own, other) for own, other in pairs]
+        guesses = [offsets[lag:] - offsets[:-lag] for lag in lags]
     spreads, others = _median(np.abs(whole - _median(whole))), np.flatnonzero(~lone)
     for line in np.flatnonzero(lone & (spreads > ALIVE * np.median(spreads))):
         beside = others[np.searchsorted(others, line) + np.array([-1, 0])]
