@@ -1,4 +1,4 @@
-"""Ranks of torch programs on workers: right sums, the same bits for any number of ranks, all ended together whatever ends one of them."""
+"""Ranks of torch programs: right sums, the same bits for any number of ranks, memory that they share, rows that are cut among them, and one end for all."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
-
 import pytest
 import torch
 from distributed import Client, LocalCluster
 from torch.utils.data import DataLoader, Dataset
-
 from halotile import DistributedContext, collectives
 from halotile.errors import ConfigError, DiskRefused, PeerLost, RankFailed, WorkerDied
 from halotile.graphs.clusters.base import Order
@@ -35,6 +33,17 @@ from halotile.tasks.groups.opening import Rendezvous
 from tests.cases import thorough
 from tests.graphs import ranks
 from tests.support import IN_THREADS
+from halotile import DistributedContext
+from halotile.errors import PeerLost, RankFailed
+from halotile.tasks.groups.group import SharedMemory
+from typing import Any
+from halotile import DistributedContext, torch_group
+from halotile.errors import ConfigError, RankFailed
+from halotile.tasks.denoisers.common.layers import BlindUNet
+from tests.benchmarks.unets import PlainUNet
+from tests.graphs import unet_on_ranks
+
+
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -381,3 +390,184 @@ def test_the_check_of_a_result_copies_no_tensor() -> None:
     result["means"].lock = threading.Lock()
     with pytest.raises(TypeError, match="the result of the rank, a dict, cannot be pickled"):
         torch_ranks._check_sendable(result)
+
+
+
+cluster = pytest.mark.cluster
+
+
+@cluster
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_ranks_exchange_what_they_exchange_through_gloo(four: DistributedContext, count: int) -> None:
+    for is_shared, faults in four.run_torch(ranks.exchanged, ranks=count):
+        assert is_shared
+        assert faults == []
+    assert not any(four.client.run(ranks.memory_files).values())
+
+
+@cluster
+@pytest.mark.parametrize(
+    ("rank", "how", "message"),
+    [
+        (1, "killed", "rank 1 of 3 failed"),
+        (1, "raised", "no such pattern"),
+        (1, "late", "rank 1 did not answer within 1 s"),
+        (0, "late", "rank 0 did not answer within 1 s"),
+    ],
+)
+def test_a_rank_that_is_missed_in_an_exchange_ends_the_others(
+    four: DistributedContext, rank: int, how: str, message: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match=message):
+        four.run_torch(ranks.gathering_without, rank, how, ranks=3, timeout_seconds=1.0)
+    assert time.monotonic() - began < 20
+    four.client.wait_for_workers(4, timeout=60)
+    assert not any(four.client.run(ranks.memory_files).values())
+
+
+def connected() -> tuple[SharedMemory, SharedMemory]:
+    """Two ranks in this process."""
+    both = SharedMemory(0, 2, 0.2), SharedMemory(1, 2, 0.2)
+    addresses = [each.address for each in both]
+    for each in both:
+        each.open(addresses)
+    for each in both:
+        each.close_given()
+    return both
+
+
+def open_files() -> int:
+    """Number of the open files of this process; their names have the number of the listing itself, which may be another each time."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def missed(memory: SharedMemory, *sizes: int) -> None:
+    """An exchange that the other rank is not there for."""
+    with pytest.raises(PeerLost, match=r"timed out: rank 1 did not answer within 0\.2 s"):
+        given(memory, *map(torch.ones, sizes))
+
+
+def given(memory: SharedMemory, *parts: torch.Tensor) -> list[torch.Tensor]:
+    """Places of the lengths of parts, after an exchange of these."""
+    places = [torch.empty_like(part) for part in parts]
+    memory.exchange(parts, places)
+    return places
+
+
+def test_a_part_of_another_length_than_expected_is_refused() -> None:
+    first, second = connected()
+    missed(first, 3, 3)
+    with pytest.raises(PeerLost, match="rank 0 sent 12 bytes, and 16 were expected"):
+        given(second, *[torch.ones(4)] * 2)
+    for each in (first, second):
+        each.close()
+
+
+def test_ranks_that_missed_each_other_do_not_exchange_any_more() -> None:
+    first, second = connected()
+    missed(first, 3, 3)
+    assert given(second, *[torch.zeros(3)] * 2)[0].tolist() == [1.0] * 3
+    with pytest.raises(PeerLost, match="rank 1 is at another exchange"):
+        given(first, *[torch.ones(3)] * 2)  # what waits for it is the part of the last exchange
+    for each in (first, second):
+        each.close()
+
+
+def test_a_rank_that_has_closed_its_memory_is_lost_at_once() -> None:
+    before = open_files()
+    first, second = connected()
+    second.close()
+    with pytest.raises(PeerLost, match="rank 1 has ended"):
+        given(first, *[torch.ones(1)] * 2)
+    first.close()
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("kind", ["another secret", "an ordinary file"])
+def test_the_memory_of_another_machine_is_refused_and_left_as_it_is(kind: str, tmp_path: Path) -> None:
+    before = open_files()
+    memory, other = SharedMemory(0, 2, 1.0), SharedMemory(1, 2, 1.0)
+    stranger = other.address
+    (tmp_path / "data").write_bytes(b"measured")
+    with open(tmp_path / "data", "rb") as data:
+        if kind == "another secret":
+            stranger[2] ^= 1
+        else:
+            stranger[1] = data.fileno()
+        with pytest.raises(OSError, match="rank 1 is on another machine"):
+            memory.open([memory.address, stranger])
+    assert (tmp_path / "data").read_bytes() == b"measured"
+    for each in (memory, other):
+        each.close()
+    assert open_files() == before
+
+
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+
+Gaps = dict[str, float]
+
+
+def check_small(found: list[Gaps], most: float = 1e-9) -> None:
+    """Assert that no rank has a gap."""
+    for gaps in found:
+        named = gaps if isinstance(gaps, dict) else dict(enumerate(gaps))
+        assert {name: gap for name, gap in named.items() if gap > most} == {}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, thorough(3), thorough(4)])
+@pytest.mark.parametrize(
+    ("rows", "padding_mode", "training"),
+    [(40, "zeros", True), (36, "circular", False), thorough(32, "reflect", True), thorough(44, "replicate", False)],
+)
+def test_a_cut_image_gives_the_numbers_of_the_whole(
+    four: DistributedContext, ranks: int, rows: int, padding_mode: str, training: bool
+) -> None:
+    check_small(four.run_torch(unet_on_ranks.compared, rows, padding_mode, training, ranks=ranks))
+
+
+PARTS: dict[str, tuple[tuple[Any, ...], int]] = {
+    **{
+        f"{make.func.__name__}, training: {training}": ((unet_on_ranks.network_gaps, make, 42, 4, training), 3)
+        for make in (partial(BlindUNet, 1, 8, 2), partial(PlainUNet, (8, 16, 32)))
+        for training in (False, True)
+    },  # networks that pad their image and take that off again
+    **{f"transposed convolutions, {ranks} ranks": ((unet_on_ranks.transposed,), ranks) for ranks in (1, 2, 3)},
+    **{f"computed again, {way}": ((unet_on_ranks.checkpointed_gaps, way), 3) for way in (False, True)},
+    "pools": ((unet_on_ranks.pools,), 3),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_networks_may_be_cut(four: DistributedContext, name: str) -> None:
+    call, ranks = PARTS[name]
+    most = {"Unet": 1e-9, "pools": 0.0}.get("Unet" if "training" in name else name, 1e-12)
+    check_small(four.run_torch(*call, ranks=ranks), most)
+
+
+def test_arguments_may_have_names_and_other_ways_of_mixing_rows_are_refused(four: DistributedContext) -> None:
+    for found in four.run_torch(unet_on_ranks.accepted, ranks=2):
+        assert found == dict.fromkeys(unet_on_ranks.ACCEPTED, True)
+    for found in four.run_torch(unet_on_ranks.refusals, ranks=2):
+        assert set(found) == {*unet_on_ranks.REFUSED, "script", "trace"}
+        assert all(text.startswith("ConfigError: the network ") for text in found.values()), found
+        for name in ("dropout1d", "dropout2d", "feature_dropout"):
+            assert f"calls {name} in training" in found[name]
+        assert "calls flip," in found["flip(input=)"]
+        assert "calls randn," in found["randn"]
+        words = "reflects 4 rows at the edge of an image of 8, and the ranks there have too few ([4, 4])"
+        assert words in found["as many rows as are reflected"]
+
+
+def test_a_rank_without_rows_is_refused_on_all_ranks_whatever_layer_comes_first(four: DistributedContext) -> None:
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match="a rank has no rows of an image of 4 rows"):
+        four.run_torch(unet_on_ranks.compared, 4, "zeros", False, ranks=2)
+    assert time.monotonic() - began < 20
+    words = "a rank has no rows of an image of 44 rows here ([4, 0, 32, 8]). Take fewer ranks, or a larger image."
+    assert four.run_torch(unet_on_ranks.said_of_parts, [4, 0, 32, 8], ranks=4) == [[words] * 4] * 4
+    assert torch_group.aligned_sizes(9, 3, 4) == [4, 4, 1]
+    with pytest.raises(ConfigError, match=r"8 rows that is cut at multiples of 4 among 4 ranks\. Take 2 at most"):
+        torch_group.aligned_sizes(8, 4, 4)
