@@ -2,54 +2,57 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
 import numpy as np
 import pytest
 import zarr
 from numpy.typing import NDArray
+
 import halotile
-from halotile.errors import ConfigError, HalotileError, InputError, MemoryRefused, OutputRefused, ResumeRefused, Stopped
-from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, Reconstruction
-from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
-from halotile.graphs.jobs.simulate.plan import SimulateWork
-from halotile.graphs.kinds.sections import Output, Run
-from halotile.graphs.plans.plan import Plan, make_plan
-from halotile.graphs.runs.driver import run
-from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.journal import Journal
-from halotile.tasks.noise.simulated import Simulated
-from halotile.tasks.operators.base import InMemory, read_all
-from halotile.tasks.operators.blur import Blur
-from tests.graphs.solving import kernel
-from tests.graphs.test_stages import WholeBlur
-from tests.support import work_of
-import multiprocessing
-import os
-import shutil
-from collections.abc import Callable
-from functools import partial
 from halotile.cli.config.loading import saved_job
 from halotile.cli.status import blocks_given_up, find_run, output_of
-from halotile.errors import ConfigError, OutputInUse, OutputRefused, ResumeRefused
-from halotile.graphs.jobs.reconstruct.job import OperatorChoice
-from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage
+from halotile.errors import (
+    ConfigError,
+    HalotileError,
+    InputError,
+    MemoryRefused,
+    OutputInUse,
+    OutputRefused,
+    ResumeRefused,
+    Stopped,
+)
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, Reconstruction
+from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage, simulation_of
+from halotile.graphs.jobs.simulate.plan import SimulateWork
 from halotile.graphs.kinds.base import OutputArray
-from halotile.graphs.kinds.sections import Cluster, Job, Run
-from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.kinds.sections import Cluster, Job, Output, Run
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs import claim as claiming
 from halotile.graphs.runs.claim import claim
+from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.status import Status
 from halotile.graphs.runs.verify import verify
 from halotile.storage.grid import Region
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.locks import WorkerLock
 from halotile.storage.sharded.output import ShardWriter
 from halotile.tasks.block import BadBlock
-
-
+from halotile.tasks.noise.simulated import Simulated
+from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.operators.blur import Blur
+from tests.graphs.solving import WholeBlur, kernel
+from tests.support import work_of
 
 Pixels = NDArray[Any]
 
@@ -281,7 +284,6 @@ def test_holes_are_refused_and_packing_is_noted(tmp_path: Path, cluster: Running
         HalotileError, match=rf"{re.escape(role)} has pixels of -32768, which its file names for no measurement"
     ):
         run(plan, cluster=cluster)
-
 
 
 A, B = "a.zarr", "b.zarr"
