@@ -9,30 +9,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
 import pytest
+from distributed.core import Status
+
 from halotile.errors import ClusterFailed, ConfigError, MemoryRefused
 from halotile.graphs.clusters import slurm_alloc
 from halotile.graphs.clusters.base import ATTENDED
 from halotile.graphs.clusters.common import machine as machine_module
 from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.clusters.launches import slurm_allocation
+from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.launches.remote_cluster import Supervisor
 from halotile.graphs.clusters.slurm_alloc import ENDED_PAUSES, requeue_orphan
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans import needs
 from halotile.graphs.plans.needs import check_allocation, device_of, machine_bytes, workers_of
 from halotile.graphs.plans.plan import make_plan
+from tests.faults import until
 from tests.support import job_of, noisy_image, write_zarr
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
-from unittest.mock import Mock
-from distributed.core import Status
-from halotile.errors import ClusterFailed
-from halotile.graphs.clusters.launches.base import LaunchState
-from halotile.graphs.clusters.launches.remote_cluster import Supervisor
-
-
 
 MonkeyPatch = pytest.MonkeyPatch
 
@@ -324,46 +322,42 @@ def test_slurm_is_asked_by_workers_of_a_submitted_run_whose_scheduler_does_not_a
     assert slurm.calls == []
 
 
-
 PENDING = LaunchState(False, "PENDING (Resources)")
 
 
 class FakeCluster:
     """Launches by name, and the names of those whose workers are connected."""
 
-    status = Status.running
+    status, made, refusal = Status.running, 0, ""
 
     def __init__(self) -> None:
         self.workers: dict[str, Any] = {}
         self.here: set[str] = set()
-        self.made = 0
-        self.refusal: str | None = None
 
     @property
     def scheduler_info(self) -> dict[str, Any]:
-        """The workers, in the form of Dask."""
         return {"workers": {name: {"name": name} for name in self.here}}
 
     def scale(self, count: int) -> None:
-        """Make launches up to this number."""
         while len(self.workers) < count:
             self.made += 1
-            launch = Mock(title=f"job {self.made}", refusal=self.refusal, state=PENDING)
+            launch = Mock(title=f"job {self.made}", refusal=self.refusal or None, state=PENDING)
             launch.log_tail.return_value = "no such module"
             self.workers[f"w{self.made}"] = launch
 
     def scale_down(self, names: Sequence[str]) -> None:
-        """Drop launches."""
         for name in names:
             del self.workers[name]
 
     def sync(self, function: Any, *arguments: Any, **_: Any) -> Any:
-        """Call the function at once."""
         return function(*arguments)
 
 
-def query(launches: Sequence[Any]) -> dict[Any, LaunchState]:
-    return {launch: launch.state for launch in launches}
+def supervisor(cluster: FakeCluster, workers: int, reports: list[str]) -> Supervisor:
+    def query(launches: Sequence[Any]) -> dict[Any, LaunchState]:
+        return {launch: launch.state for launch in launches}
+
+    return Supervisor(None, workers, cluster=cluster, query=query, report=reports.append)
 
 
 class Watch:
@@ -371,7 +365,7 @@ class Watch:
 
     def __init__(self, workers: int, clock: SimpleNamespace) -> None:
         self.clock, self.cluster, self.reports = clock, FakeCluster(), list[str]()
-        self.supervisor = Supervisor(None, workers, cluster=self.cluster, query=query, report=self.reports.append)
+        self.supervisor = supervisor(self.cluster, workers, self.reports)
 
     def rounds(self, count: int, seconds: float = 5.0) -> None:
         """Update some times."""
@@ -418,7 +412,12 @@ def test_a_launch_is_asked_for_each_worker_and_replaced_when_it_ends(watch: Call
 
 def test_launches_that_keep_ending_are_given_up_with_the_log_for_a_while(watch: Callable[[int], Watch]) -> None:
     two, one = watch(2), watch(1)
+    one.end_at_once(1, seconds=5)
+    for rounds, made in ((2, 1), (5, 2)):  # after a pause
+        one.rounds(rounds, seconds=0.5)
+        assert one.cluster.made == made
     two.end_at_once(4, seconds=60)
+    one = watch(1)
     assert two.cluster.made == 4
     said = r"4 workers in a row ended before .* job 3: FAILED .*\n.*no such module"
     with pytest.raises(ClusterFailed, match=said):
@@ -432,15 +431,6 @@ def test_launches_that_keep_ending_are_given_up_with_the_log_for_a_while(watch: 
     one.supervisor.check()
     one.end_at_once(2, seconds=40)
     one.supervisor.check()  # it is counted anew
-
-
-def test_a_pause_lies_between_two_tries(watch: Callable[[int], Watch]) -> None:
-    one = watch(1)
-    one.end_at_once(1, seconds=5)
-    one.rounds(2, seconds=0.5)
-    assert one.cluster.made == 1
-    one.rounds(5, seconds=0.5)
-    assert one.cluster.made == 2
 
 
 def test_launches_that_worked_are_replaced_without_end_and_do_not_count(watch: Callable[[int], Watch]) -> None:
@@ -504,9 +494,7 @@ def test_a_supervisor_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.Monk
         scale(count)
 
     monkeypatch.setattr(cluster, "scale", stumble)
-    with Supervisor(None, 2, cluster=cluster, query=query, report=reports.append):
-        deadline = time.monotonic() + 20
-        while cluster.made < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+    with supervisor(cluster, 2, reports):
+        until(lambda: cluster.made >= 2)
     assert cluster.made == 2
     assert reports == ["supervising the workers failed, and is tried again: KeyError: 'a worker that has just gone'"]
