@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reconstruction
-from halotile.graphs.kinds.sections import Output
-from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.solvers.base import Problem, State
 from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent
 from halotile.storage.grid import Region
@@ -27,26 +24,10 @@ from halotile.tasks.operators.downsample import Downsample
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.operators.normal import Normal, weighted_adjoint
 from halotile.tasks.priors.l1 import Sparse
-from halotile.tasks.priors.tv import Variation
 from halotile.tasks.terms import FoldedGradient, Term
 from tests.cases import all_of
+from tests.graphs import solving
 from tests.graphs.inline import InlineIterations
-from tests.graphs.solving import (
-    Pixels,
-    blurs,
-    denoised_by,
-    finished,
-    in_memory,
-    iterations_of,
-    kernel,
-    norm_of,
-    plugged,
-    prior_of,
-    problem_of,
-    scene,
-    solver_of,
-    terms_of,
-)
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker", "without_fsync")
 
@@ -64,20 +45,20 @@ def dense(problem: Problem) -> Any:
 
 
 def test_iterations_of_cg_are_its_steps_and_end_at_the_least_misfit(tmp_path: Path) -> None:
-    image = scene((14, 12)).astype("float64")
+    image = solving.scene((14, 12)).astype("float64")
     seen = (np.random.default_rng(3).random(image.shape) > 0.3).astype("float64")
-    operators = (*blurs("reflect", (3, 5)), masked(seen), Downsample(factor=2, boundary="reflect"))
-    problem = problem_of(image, terms_of(image, operators))
+    operators = (*solving.blurs("reflect", (3, 5)), masked(seen), Downsample(factor=2, boundary="reflect"))
+    problem = solving.problem_of(image, solving.terms_of(image, operators))
     matrix: Any = dense(problem)
     right: Any = -1 * read_all(problem.gradient(problem.start)).ravel()
     x, r = np.zeros_like(right), right
     p = r
-    run = iterations_of(solver_of("cg"), problem, tmp_path, block=32)
+    run = solving.iterations_of(solving.solver_of("cg"), problem, tmp_path, block=32)
     for iteration in (1, 2, 3):
         step = (r @ r) / (p @ matrix @ p)
         x, r, before = x + step * p, r - step * (matrix @ p), r
         p = r + (r @ r) / (before @ before) * p
-        finished(run, iteration)
+        solving.finished(run, iteration)
         assert np.allclose(read_all(run.image()).ravel(), x, atol=1e-10)
     assert [row["iteration"] for row in run.rows] == [0, 1, 2, 3], "0 is the start"
     list(run.run(200, lambda state, _: state.numbers["rr"] < 1e-24))
@@ -87,12 +68,12 @@ def test_iterations_of_cg_are_its_steps_and_end_at_the_least_misfit(tmp_path: Pa
 
 def run_cg(folder: Path, mask: Any, tol: float) -> tuple[InlineIterations, float]:
     """Iterations until they are done, and their last residual by numpy."""
-    image = scene((96, 80))
-    problem = replace(problem_of(image, terms_of(image, (masked(mask(image)),))), tol=tol)
-    run = iterations_of(solver_of("cg"), problem, folder)
+    image = solving.scene((96, 80))
+    problem = replace(solving.problem_of(image, solving.terms_of(image, (masked(mask(image)),))), tol=tol)
+    run = solving.iterations_of(solving.solver_of("cg"), problem, folder)
     list(run.run(40, lambda _, row: run.solver.is_done(tol, row)))
     slope, first = (np.asarray(read_all(problem.gradient(at)), float) for at in (run.image(), problem.start))
-    (term,) = terms_of(image, (masked(mask(image)),))
+    (term,) = solving.terms_of(image, (masked(mask(image)),))
     seen = np.asarray(read_all(term.operator.forward(run.image())), float)
     misfit = np.square(seen - term.measurement.read(Region.whole(image.shape))).sum() / 2
     assert all(row["misfit"] >= 0 for row in run.rows)
@@ -125,28 +106,28 @@ def test_a_residual_that_just_misses_its_goal_is_not_spent(carried: float, spent
     """It is where what was carried of it was rounding."""
     sums = dict.fromkeys(("rr", "pq", "rq", "qq", "misfit"), 1.01e-3**2)
     known = {**sums, "first": 1.0, "residual": carried, "recomputed": 0.0, "computed": 1.05e-3}
-    image = scene((8, 8))
-    problem = problem_of(image, terms_of(image, blurs("zero")))
-    assert solver_of("cg").next(problem, State(9, known), sums).numbers["spent"] == spent
+    image = solving.scene((8, 8))
+    problem = solving.problem_of(image, solving.terms_of(image, solving.blurs("zero")))
+    assert solving.solver_of("cg").next(problem, State(9, known), sums).numbers["spent"] == spent
 
 
 @pytest.mark.parametrize(("off", "spent"), [(0.0, 1.0), (1e-3, 0.0)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_start_that_explains_everything_is_the_end(tmp_path: Path, dtype: str, off: float, spent: float) -> None:
-    image = scene().astype(dtype)
-    operators, terms = blurs("circular"), terms_of(image, blurs("circular"), noise=0)
+    image = solving.scene().astype(dtype)
+    operators, terms = solving.blurs("circular"), solving.terms_of(image, solving.blurs("circular"), noise=0)
     noise = np.random.default_rng(3).standard_normal(image.shape).astype(dtype)
     seen, weights = [term.measurement for term in terms], tuple(term.weight for term in terms)
     normal = Normal(operators=operators, weights=weights).with_engine(image.dtype, exact=False)  # type: ignore[arg-type]
     back = InMemory(read_all(weighted_adjoint(operators, seen, weights, image.shape)))
     squares = [np.square(read_all(each).astype(np.float64)).sum() for each in seen]
     problem = replace(
-        problem_of(image, terms).beginning_at(InMemory(image + np.asarray(off, dtype) * noise)),
+        solving.problem_of(image, terms).beginning_at(InMemory(image + np.asarray(off, dtype) * noise)),
         gradient=lambda x: FoldedGradient(x, normal, back),
         normal=normal,
         misfit_of_zero=float(np.dot(weights, squares)) / 2,
     )
-    run = iterations_of(solver_of("cg"), problem, tmp_path)
+    run = solving.iterations_of(solving.solver_of("cg"), problem, tmp_path)
     list(run.run(1, lambda *_: True))  # the pass before the first iteration tells it
     assert run.state.numbers["spent"] == spent
 
@@ -155,10 +136,10 @@ def test_a_start_that_explains_everything_is_the_end(tmp_path: Path, dtype: str,
 
 
 def test_solvers_with_a_prior_find_the_same_minimum_and_fista_takes_its_steps() -> None:
-    image = scene((14, 12)).astype("float64")
+    image = solving.scene((14, 12)).astype("float64")
     weights = 0.6 + 0.4 * np.random.default_rng(3).random(image.shape)  # no pixel goes unseen
-    operators = (*blurs("reflect", (3,)), masked(weights))
-    problem = replace(problem_of(image, terms_of(image, operators)), prior=Sparse(weight=0.05))
+    operators = (*solving.blurs("reflect", (3,)), masked(weights))
+    problem = replace(solving.problem_of(image, solving.terms_of(image, operators)), prior=Sparse(weight=0.05))
     matrix, right = dense(problem), -1 * read_all(problem.gradient(problem.start)).ravel()
     problem = replace(problem, step_size=(step_size := 1 / float(np.linalg.eigvalsh(matrix)[-1])))
     x = z = np.zeros(image.size)
@@ -168,101 +149,55 @@ def test_solvers_with_a_prior_find_the_same_minimum_and_fista_takes_its_steps() 
         before, x = x, np.sign(ahead) * np.maximum(np.abs(ahead) - 0.05 * step_size, 0)
         last, t = t, (1 + math.sqrt(1 + 4 * t * t)) / 2
         z = x + (last - 1) / t * (x - before)
-    assert np.allclose(in_memory(solver_of("fista"), problem, 5)[0].ravel(), x, atol=1e-12)
-    pgd, fista, admm = (in_memory(each, problem, 200)[0] for each in map(solver_of, ("pgd", "fista", "admm")))
-    step = read_all(solver_of("pgd").step(problem, State(), lambda *_: InMemory(fista)).images["x"])
+    assert np.allclose(solving.in_memory(solving.solver_of("fista"), problem, 5)[0].ravel(), x, atol=1e-12)
+    pgd, fista, admm = (
+        solving.in_memory(each, problem, 200)[0] for each in map(solving.solver_of, ("pgd", "fista", "admm"))
+    )
+    step = read_all(solving.solver_of("pgd").step(problem, State(), lambda *_: InMemory(fista)).images["x"])
     assert np.abs(step - fista).max() < 1e-9, "it does not move any more"
     assert max(np.abs(pgd - fista).max(), np.abs(admm - fista).max()) < 1e-8
 
 
 def test_the_step_for_counts_follows_the_curvature_where_it_begins(tmp_path: Path) -> None:
-    image = scene((96, 80))
+    image = solving.scene((96, 80))
     counts = InMemory(np.random.default_rng(0).poisson(image * 100).astype("float32") / 100)
-    terms = tuple(Term(operator, counts, 1.0, Poisson(), InMemory(image)) for operator in blurs("reflect", (3,)))
-    problem = problem_of(image, terms, prior_of("tv", image, 96, 96))
-    square = norm_of(problem, tmp_path / "norm")
+    terms = tuple(
+        Term(operator, counts, 1.0, Poisson(), InMemory(image)) for operator in solving.blurs("reflect", (3,))
+    )
+    problem = solving.problem_of(image, terms, solving.prior_of("tv", image, 96, 96))
+    square = solving.norm_of(problem, tmp_path / "norm")
     assert square > 3  # of a blur alone it is 1: with that the steps would be too long
     problem = replace(problem, start=InMemory(image), step_size=0.5 / square)
-    misfits = [row["misfit"] for row in finished(iterations_of(solver_of("fista"), problem, tmp_path / "x"), 25).rows]
+    misfits = [
+        row["misfit"]
+        for row in solving.finished(solving.iterations_of(solving.solver_of("fista"), problem, tmp_path / "x"), 25).rows
+    ]
     assert max(misfits) < 1.2 * misfits[0]
 
 
 @pytest.mark.parametrize("weight", [0.5, 40.0])
 def test_gradient_descent_goes_as_slowly_as_its_prior_is_steep(tmp_path: Path, weight: float) -> None:
-    image = scene((96, 80))
-    prior = plugged(denoised_by(Gaussian(sigma=0.7), image, 96, 96), weight)
-    problem = problem_of(image, terms_of(image, blurs("reflect", (3,))), prior)
-    problem = replace(problem, step_size=1 / (norm_of(problem, tmp_path / "norm") + prior.steepness()))
-    changes = [row["change"] for row in finished(iterations_of(solver_of("gd"), problem, tmp_path / "x"), 12).rows]
+    image = solving.scene((96, 80))
+    prior = solving.plugged(solving.denoised_by(Gaussian(sigma=0.7), image, 96, 96), weight)
+    problem = solving.problem_of(image, solving.terms_of(image, solving.blurs("reflect", (3,))), prior)
+    problem = replace(problem, step_size=1 / (solving.norm_of(problem, tmp_path / "norm") + prior.steepness()))
+    changes = [
+        row["change"]
+        for row in solving.finished(solving.iterations_of(solving.solver_of("gd"), problem, tmp_path / "x"), 12).rows
+    ]
     assert changes[-1] < 0.2 * changes[0]
 
 
 @pytest.mark.parametrize("solver", ["gd", "pgd", "fista", "admm"])
 def test_to_begin_with_a_perfect_fit_is_no_divergence(tmp_path: Path, solver: str) -> None:
-    image = scene((64, 64))
-    terms = terms_of(image, (masked(0 * image + 1),))
-    problem = problem_of(image, terms, prior_of("tv", image, 96, 96), 0.5).beginning_at(terms[0].measurement)
-    assert finished(iterations_of(solver_of(solver), problem, tmp_path), 8).rows[0]["misfit"] == 0
-
-
-EDGE = 48
-
-
-def gradient(image: Pixels) -> Pixels:
-    slopes = np.zeros((2, *image.shape))
-    slopes[0, :-1], slopes[1, :, :-1] = np.diff(image, axis=0), np.diff(image, axis=1)
-    return slopes
-
-
-def divergence(dual: Pixels) -> Pixels:
-    flow: Pixels = np.zeros(dual.shape[1:])
-    for axis, part in enumerate(dual):
-        flow += part - np.roll(part, 1, axis)  # its last entry is 0
-    return flow
-
-
-def minimum(spectrum: Pixels, measured: Pixels, weight: float) -> Pixels:
-    """By FISTA in double precision whose prox goes on from its last dual image; the gap of the prox is gone."""
-    largest = float(np.max(np.abs(spectrum) ** 2))
-    strength = weight / largest
-    x = ahead = np.zeros_like(measured)
-    dual, t = np.zeros((2, *x.shape)), 1.0
-    for _ in range(800):
-        residual = spectrum * np.fft.fft2(ahead) - np.fft.fft2(measured)
-        target = ahead - np.fft.ifft2(np.conj(spectrum) * residual).real / largest
-        beside, s = dual, 1.0
-        for _ in range(30):
-            moved = beside + gradient(divergence(beside) + target / strength) / 8
-            moved /= np.maximum(1, np.sqrt(np.sum(moved**2, axis=0)))
-            before, s = s, (1 + math.sqrt(1 + 4 * s * s)) / 2
-            beside, dual = moved + (before - 1) / s * (moved - dual), moved
-        before, t = t, (1 + math.sqrt(1 + 4 * t * t)) / 2
-        made = target + strength * divergence(dual)
-        ahead, x = made + (before - 1) / t * (made - x), made
-    return x
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("weight", [0.002, 0.004])
-def test_fista_with_tv_ends_at_the_minimum(tmp_path: Path, weight: float) -> None:
-    """That of ``|A x - y|² / 2 + w TV(x)``, found by other means."""
-    y, x = np.mgrid[:EDGE, :EDGE] / EDGE
-    disc, box = (x - 0.4) ** 2 + (y - 0.5) ** 2 < 0.09, (abs(x - 0.6) < 0.2) & (abs(y - 0.4) < 0.15)
-    image, taps = 0.2 + 0.5 * disc + 0.3 * box + 0.1 * x, kernel(5).astype("float64")
-    spectrum = np.fft.fft2(np.roll(np.pad(taps, (0, EDGE - 5)), (-2, -2), (0, 1)))
-    noise = 0.01 * np.random.default_rng(0).standard_normal(image.shape)
-    measured = np.fft.ifft2(spectrum * np.fft.fft2(image)).real + noise
-    wanted = minimum(spectrum, measured, weight)
-
-    job = Reconstruction(
-        output=Output(path=str(tmp_path)), operators=(), prior=PriorChoice(name="tv", options={"weight": weight})
+    image = solving.scene((64, 64))
+    terms = solving.terms_of(image, (masked(0 * image + 1),))
+    problem = solving.problem_of(image, terms, solving.prior_of("tv", image, 96, 96), 0.5).beginning_at(
+        terms[0].measurement
     )
-    denoiser: Any = make_chosen(job.prior).computed_by()
-    pixels = measured.astype("float32")
-    prior = Variation(denoised=denoised_by(denoiser, pixels, EDGE, EDGE), weight=weight)
-    problem = problem_of(pixels, (Term(Blur(kernel=taps), InMemory(pixels)),), prior)
-    found, _ = in_memory(solver_of("fista"), problem, 300)
-    assert np.linalg.norm(found - wanted) < 1e-4 * np.linalg.norm(wanted)
+    assert (
+        solving.finished(solving.iterations_of(solving.solver_of(solver), problem, tmp_path), 8).rows[0]["misfit"] == 0
+    )
 
 
 # --- the norm, which steps follow from ------------------------------------------------------------
@@ -271,11 +206,11 @@ SHAPE = (96, 80)
 
 
 def stack(*operators: Operator, shape: tuple[int, int] = SHAPE) -> Problem:
-    image = scene(shape)
-    return problem_of(image, terms_of(image, operators))
+    image = solving.scene(shape)
+    return solving.problem_of(image, solving.terms_of(image, operators))
 
 
-def circular(*kernels: Pixels) -> tuple[Problem, float]:
+def circular(*kernels: solving.Pixels) -> tuple[Problem, float]:
     """Convolutions have their spectrum."""
     power = sum(abs(np.fft.fft2(each, SHAPE)) ** 2 / (number + 1) for number, each in enumerate(kernels))
     return stack(*(Blur(kernel=each) for each in kernels)), float(np.max(power))
@@ -285,7 +220,7 @@ def along_the_rim(boundary: str) -> tuple[Problem, float]:
     """Operators without a spectrum, as a matrix."""
     seen = masked((np.random.default_rng(3).random((20, 16)) > 0.3).astype("float64"))
     parts = Composition((seen, Blur(kernel=np.ones((9, 9)) / 81, boundary=boundary)))
-    small = stack(*blurs(boundary, (3, 5)), parts, shape=(20, 16))
+    small = stack(*solving.blurs(boundary, (3, 5)), parts, shape=(20, 16))
     matrix = dense(replace(small, dtype=np.dtype("float64")))
     return small, float(np.linalg.eigvalsh((matrix + matrix.T) / 2)[-1])
 
@@ -296,7 +231,7 @@ def weights() -> tuple[Problem, float]:
 
 
 NORMS: dict[str, Callable[[], tuple[Problem, float]]] = {
-    "gaussians": lambda: circular(kernel(5), kernel(9)),
+    "gaussians": lambda: circular(solving.kernel(5), solving.kernel(9)),
     "no light": lambda: circular(np.random.default_rng(5).standard_normal((9, 7))),
     "an edge": lambda: circular(np.array([[-1.0, 0.0, 1.0]])),
     "weights": weights,
@@ -308,11 +243,11 @@ NORMS: dict[str, Callable[[], tuple[Problem, float]]] = {
 def test_the_norm_is_bounded_from_above_and_not_by_much(tmp_path: Path, name: str) -> None:
     """So that a step size is safe, and hardly too small."""
     given, largest = NORMS[name]()
-    assert largest <= norm_of(given, tmp_path) <= 1.02 * largest
+    assert largest <= solving.norm_of(given, tmp_path) <= 1.02 * largest
 
 
 def test_it_ends_where_nothing_new_is_left(tmp_path: Path) -> None:
     given = stack(masked(np.full((32, 32), 2, "float32")), shape=(32, 32))
-    run = iterations_of(Lanczos(), begun(given), tmp_path, block=32)
+    run = solving.iterations_of(Lanczos(), begun(given), tmp_path, block=32)
     assert len(list(run.run(15, lambda state, _: is_spent(state)))) <= 3
-    assert 4 <= norm_of(given, tmp_path / "again") <= 4.01
+    assert 4 <= solving.norm_of(given, tmp_path / "again") <= 4.01

@@ -31,7 +31,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.sum import Multiplied
 from tests.cases import all_of, thorough
-from tests.graphs.solving import blurs, iterations_of, kernel, problem_of, scene, solver_of, terms_of
+from tests.graphs import solving
 from tests.support import IN_THREADS, read_zarr, write_zarr
 
 Pixels = NDArray[Any]
@@ -52,7 +52,7 @@ class Program:
 
     def __init__(self, y: list[Pixels], order: str, subsets: int) -> None:
         self.y, self.order, self.subsets = y, order, subsets
-        self.taps = [kernel(edge).astype(y[0].dtype) for edge in EDGES]
+        self.taps = [solving.kernel(edge).astype(y[0].dtype) for edge in EDGES]
         self.weights = [1 / (number + 1) ** 2 for number in range(len(EDGES))]
 
     def subset(self, iteration: int) -> range:
@@ -103,9 +103,9 @@ OPTIONS: dict[str, dict[str, Any]] = {"sgd": {"decay": 0.3}, "svrg": {"epochs": 
 
 def measured(dtype: str) -> tuple[list[Pixels], Pixels]:
     """Counts of five blurred images, and an image to start from."""
-    image = (4 * scene((70, 90))).astype(dtype)
+    image = (4 * solving.scene((70, 90))).astype(dtype)
     rng = np.random.default_rng(2)
-    seen = [convolved(image, kernel(edge).astype(dtype)) + BACKGROUND for edge in EDGES]
+    seen = [convolved(image, solving.kernel(edge).astype(dtype)) + BACKGROUND for edge in EDGES]
     return [rng.poisson(20 * each).astype(dtype) / np.dtype(dtype).type(20) for each in seen], np.full_like(image, 2)
 
 
@@ -128,14 +128,10 @@ TAKEN = ("step", "iterations", "checkpoint_every")
 
 def reconstruction(data: Path, solver: str, output: Path, block: int = 32, **given: Any) -> Reconstruction:
     """A job whose other keywords are parts of it, or options of its solver."""
+    kernels = [{"kernel": solving.kernel(edge), "boundary": "circular"} for edge in EDGES]
     operators = tuple(
-        OperatorChoice(
-            name="blur",
-            data=str(data / f"y{n}.zarr"),
-            noise_sigma=n + 1.0,
-            options={"kernel": kernel(edge), "boundary": "circular"},
-        )
-        for n, edge in enumerate(EDGES)
+        OperatorChoice(name="blur", data=str(data / f"y{n}.zarr"), noise_sigma=n + 1.0, options=options)
+        for n, options in enumerate(kernels)
     )
     is_osem = solver == "osem"
     parts = {name: given.pop(name) for name in ("fidelity", "prior") if name in given}
@@ -188,7 +184,7 @@ def test_a_job_gives_the_numbers_of_a_program_and_the_same_bits_on_any_workers_a
 @pytest.mark.cluster
 def test_the_step_is_found_for_the_subsets_and_not_for_the_stack(tmp_path: Path, cluster: RunningCluster) -> None:
     """Complementary masks: every subset has the norm of the whole, and a step for the mean of them would diverge."""
-    image = scene((64, 64))
+    image = solving.scene((64, 64))
     strips = np.arange(64)[None] // 4 % 4 * np.ones((64, 1))
     for number in range(4):
         write_zarr(tmp_path / f"m{number}.zarr", (3.0 * (strips == number)).astype("float32"))
@@ -204,22 +200,22 @@ def test_the_step_is_found_for_the_subsets_and_not_for_the_stack(tmp_path: Path,
         run=Run(workers=2, memory_per_worker="3GiB"),
     )
     outcome = reconstruct(make_plan(job), cluster=cluster)
-    told = [str(event) for event in RunDirectory(tmp_path / "x.zarr.run").read_events()]
-    assert any("|A|² of a subset is at most 9.0" in line for line in told)
+    directory = RunDirectory(tmp_path / "x.zarr.run")
+    assert any("|A|² of a subset is at most 9.0" in str(event) for event in directory.read_events())
     assert np.abs(read_zarr(tmp_path / "x.zarr") - image).max() < 1e-2 * image.max()
     assert outcome.figures["iteration"] == 8  # the second epoch has little left to change
-    rows = RunDirectory(tmp_path / "x.zarr.run").read_output_iterations()
+    rows = directory.read_output_iterations()
     assert ["misfit" in row for row in rows[:8]] == [False, False, False, True] * 2
     assert ["epoch_change" in row for row in rows[:8]] == ["misfit" in row for row in rows[:8]]
 
 
 @pytest.mark.usefixtures("as_in_a_worker")
 def test_the_norm_is_that_of_the_subset_that_has_the_largest(tmp_path: Path) -> None:
-    image = scene((60, 50))
-    first, second, third = terms_of(image, blurs("circular"))
-    problem = problem_of(image, (second, first, third))
-    norms = SubsetNorms(solver_of("sgd"))
-    run = iterations_of(norms, begun(problem), tmp_path / "norms")
+    image = solving.scene((60, 50))
+    first, second, third = solving.terms_of(image, solving.blurs("circular"))
+    problem = solving.problem_of(image, (second, first, third))
+    norms = SubsetNorms(solving.solver_of("sgd"))
+    run = solving.iterations_of(norms, begun(problem), tmp_path / "norms")
     list(run.run(norms.passes(3), lambda *_: False))
     assert norms.bound(run.state) == pytest.approx(1, rel=0.02)  # the weight of the first; the others have less
     assert norms.bound(run.state) >= 1
@@ -227,24 +223,21 @@ def test_the_norm_is_that_of_the_subset_that_has_the_largest(tmp_path: Path) -> 
 
 def test_every_epoch_takes_every_operator_once() -> None:
     for order in ("cyclic", "random"):
-        epochs = [
-            [ordered_subset(7, 3, 3 * epoch + place, order=order, seed=1) for place in range(3)] for epoch in range(6)
-        ]
+        subsets = [ordered_subset(7, 3, number, order=order, seed=1) for number in range(18)]
+        epochs = [subsets[first : first + 3] for first in range(0, 18, 3)]
         assert all(sorted(sum(epoch, ())) == list(range(7)) for epoch in epochs)
         assert (len({tuple(epoch) for epoch in epochs}) > 1) == (order == "random")
     places = [ordered_subset(7, 3, 1, order="random", seed=seed)[0] for seed in range(300)]
     assert all(80 < places.count(place) < 120 for place in range(3))  # its gradient is a third of the whole, on average
-    with pytest.raises(ConfigError, match=r"iteration is -1"):
-        ordered_subset(3, 2, -1)
-    with pytest.raises(ConfigError, match=r"subsets is 4, and there are 3 operators"):
-        ordered_subset(3, 4, 0)
-    with pytest.raises(ConfigError, match=r"subsets is 1\.5: write a whole number"):
-        ordered_subset(3, 1.5, 0)  # type: ignore[arg-type]
+    wrong: list[tuple[Any, int, str]] = [(2, -1, "iteration is -1"), (4, 0, "subsets is 4, and there are 3 operators")]
+    for count, number, words in [*wrong, (1.5, 0, r"subsets is 1\.5: write a whole number")]:
+        with pytest.raises(ConfigError, match=words):
+            ordered_subset(3, count, number)
 
 
 # --- jobs that cannot be run as they are ----------------------------------------------------------
 
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
+REFUSED: list[tuple[str, Any, str]] = [
     ("osem", {"fidelity": FidelityChoice()}, r"fidelity\.name: l2 with solver osem.*write poisson"),
     ("osem", {"prior": PriorChoice(name="l1", options={"weight": 1.0})}, r"l1 with solver osem, which knows no prior"),
     ("sgd", {"subsets": 6}, r"solver\.subsets: 6, and there are 5 operators"),
@@ -260,13 +253,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("solver", "changes", "words"), REFUSED)
-def test_a_job_that_does_not_fit_its_solver_is_refused_before_a_run(
-    tmp_path: Path, data: Path, solver: str, changes: dict[str, Any], words: str
-) -> None:
-    job = reconstruction(data / "float32", solver, tmp_path / "x.zarr", **changes)
-    with pytest.raises(ConfigError, match=words):
-        make_plan(job)
+def test_a_job_that_does_not_fit_its_solver_is_refused_before_a_run(tmp_path: Path, data: Path) -> None:
+    for solver, changes, words in REFUSED:
+        with pytest.raises(ConfigError, match=words):
+            make_plan(reconstruction(data / "float32", solver, tmp_path / "x.zarr", **changes))
 
 
 def test_a_plan_notes_the_order_of_svrg_and_refuses_a_kernel_below_zero_for_osem(tmp_path: Path, data: Path) -> None:
@@ -316,14 +306,9 @@ def test_a_pixel_that_cannot_be_is_found_whichever_subset_has_it(
 
 
 def test_a_start_or_an_adjoint_below_zero_is_refused_when_it_shows() -> None:
-    x, one = InMemory(np.ones((2, 2))), InMemory(np.ones((2, 2)))
-    for slope, sensitivity in (
-        (np.full((2, 2), 1.5), np.ones((2, 2))),
-        (np.zeros((2, 2)), np.array([[1.0, -1], [1, 1]])),
-    ):
-        with pytest.raises(InputError, match=r"corrections.*below 0"):
-            read_all(Multiplied(x, InMemory(slope), InMemory(sensitivity)))
-    zeros = InMemory(np.zeros((2, 2)))
-    with pytest.raises(InputError, match="a start without"):
-        read_all(Multiplied(InMemory(np.array([[1.0, 2], [3, -1]])), zeros, one))
-    assert np.array_equal(read_all(Multiplied(x, zeros, one)), np.ones((2, 2)))
+    x, zeros, mixed = (InMemory(np.array(pixels)) for pixels in ([1.0, 1.0], [0.0, 0.0], [1.0, -1.0]))
+    wrong = [((x, InMemory(np.full(2, 1.5)), x), "corrections.*below 0"), ((x, zeros, mixed), "corrections.*below 0")]
+    for images, words in [*wrong, ((mixed, zeros, x), "a start without")]:
+        with pytest.raises(InputError, match=words):
+            read_all(Multiplied(*images))
+    assert np.array_equal(read_all(Multiplied(x, zeros, x)), [1, 1])

@@ -7,38 +7,35 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
 import numpy as np
 import pytest
 import skimage.data
+import tifffile
+import zarr
 from numpy.typing import NDArray
+from skimage.data import retina
+
+from halotile.cli.screens.outcome_rows import outcome_json, outcome_rows
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.compare import compare
 from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.passes import inspect_residual
 from halotile.graphs.jobs.denoise.stripes import PHASE
+from halotile.graphs.kinds.base import Inspection
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.grid import Region
 from halotile.tasks.noise.stripes import LineCorrections, StripedLines, agreement, line_offsets, means_along
 from halotile.tasks.operators.base import InMemory
-from tests.cases import all_of, thorough
+from tests.cases import all_of, in_folders, thorough
 from tests.faults import REPOSITORY, members, until
-from tests.support import job_of, read_zarr, run_inline, write_zarr
-from dataclasses import dataclass, field, replace
-import tifffile
-import zarr
-from skimage.data import camera, retina
-from halotile.cli.screens.outcome_rows import outcome_json, outcome_rows
-from halotile.graphs.jobs.denoise.passes import inspect_residual
-from halotile.graphs.kinds.base import Inspection
-from halotile.graphs.watching.progress import Progress
-from halotile.storage.rim import Pixels
-from tests.cases import thorough
 from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
-
-
 
 Image = NDArray[Any]
 WITHOUT_STRIPES = ("brick", "grass", "gravel", "text", "shepp_logan_phantom", "checkerboard", "cell", "colorwheel")
@@ -117,8 +114,7 @@ def test_gains_are_removed_with_offsets() -> None:
     image = noisy(clean * (1 + gains), drawn(clean.shape[1], 5), 5)
     errors = []
     for gain in (False, True):
-        lines = StripedLines(1, 0, gain)
-        first, *rest = corrections(image, lines)
+        first, *rest = corrections(image, StripedLines(1, 0, gain))
         corrected = image - first - (rest[0] * image if rest else 0)
         error = corrected - noisy(clean, 0.0, 5)
         errors.append(np.std(error - error.mean()))
@@ -162,12 +158,7 @@ def stack(dtype: str = "float32", axis: str = "x", holes: bool = False) -> tuple
 
 
 def striped_job(
-    folder: Path,
-    pixels: Image,
-    name: str = "out.zarr",
-    denoiser: str = "gaussian",
-    axes: str | None = "zyx",
-    **parts: Any,
+    folder: Path, pixels: Image, name: str = "out.zarr", denoiser: str = "gaussian", axes: Any = "zyx", **parts: Any
 ) -> Denoising:
     """A job with these stripes, those of x where nothing is written."""
     source = folder / "in.zarr"
@@ -222,10 +213,7 @@ def test_tiles_and_workers_do_not_change_a_bit(tmp_path: Path, cluster: RunningC
 KILLED = """
 import sys
 from pathlib import Path
-from halotile.graphs.plans.plan import make_plan
-from halotile.graphs.runs.driver import run
-from halotile.graphs.runs.status import Status
-from tests.graphs.test_stripes import long_job
+from tests.graphs.test_stripes import long_job, make_plan, run
 if __name__ == "__main__":
     run(make_plan(long_job(Path(sys.argv[1]), "killed.zarr")))
 """
@@ -233,9 +221,7 @@ if __name__ == "__main__":
 
 def long_job(folder: Path, name: str) -> Denoising:
     """A stack whose lines are measured in several blocks."""
-    if not (folder / "in.zarr").exists():
-        write_zarr(folder / "in.zarr", noisy(np.zeros((40, 256, 128)), drawn(128)).astype("float32"), axes="zyx")
-    return striped_job(folder, np.zeros(1), name, run={"workers": 1})
+    return striped_job(folder, noisy(np.zeros((40, 256, 128)), drawn(128)).astype("f4"), name, run={"workers": 1})
 
 
 @pytest.mark.cluster
@@ -251,12 +237,11 @@ def test_a_killed_run_goes_on_with_the_lines_that_it_has_measured(tmp_path: Path
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     driver.wait()
-    before = {path: path.stat().st_mtime_ns for path in shards.rglob("*") if path.is_file()}
-    assert before
+    before = {(path, path.stat().st_mtime_ns) for path in shards.rglob("*") if path.is_file()}
     run(make_plan(long_job(tmp_path, "killed.zarr")), cluster=cluster)
-    after = {path: path.stat().st_mtime_ns for path in shards.rglob("*") if path.is_file()}
+    after = {(path, path.stat().st_mtime_ns) for path in shards.rglob("*") if path.is_file()}
     assert len(after) == 5
-    assert any(before.get(path) == time for path, time in after.items())
+    assert before & after
     np.testing.assert_array_equal(read_zarr(tmp_path / "killed.zarr"), wanted)
 
 
@@ -299,9 +284,8 @@ def test_lines_that_differ_by_factors_are_named(tmp_path: Path, wanted: Any, spr
 
 
 def test_auto_takes_nothing_from_an_image_without_stripes_and_sees_those_of_one_channel_of_four(tmp_path: Path) -> None:
-    bands = np.stack(
-        [noisy(natural(name)[:500, :500], seed=seed) for seed, name in enumerate(("camera", "moon", "cell", "retina"))]
-    )
+    names = enumerate(("camera", "moon", "cell", "retina"))
+    bands = np.stack([noisy(natural(name)[:500, :500], seed=seed) for seed, name in names])
     for folder in ("plain", "striped"):
         (tmp_path / folder).mkdir()
     plan = make_plan(striped_job(tmp_path / "plain", bands[1].astype("f4"), axes=None, stripes="auto"))
@@ -331,9 +315,6 @@ def test_few_or_short_lines_are_refused(tmp_path: Path, shape: tuple[int, int]) 
         make_plan(job)
 
 
-
-MonkeyPatch = pytest.MonkeyPatch
-
 TOO_MUCH: dict[str, dict[str, Any]] = {
     "tv": {"strength": 6.0, "sigma": "auto"},
     "nlm": {"strength": 6.0, "sigma": "auto"},
@@ -347,16 +328,15 @@ SENSIBLE: dict[str, dict[str, Any]] = {
 }
 
 
-def noisy(name: str, sigma: float) -> NDArray[Any]:
-    clean = retina()[300:812, 300:812, 1] / 255.0 if name == "retina" else getattr(skimage.data, name)() / 255.0
-    return np.asarray(clean + sigma * np.random.default_rng(0).standard_normal(clean.shape), np.float32)
+def natural_noisy(name: str, sigma: float) -> Image:
+    clean = retina()[300:812, 300:812, 1] if name == "retina" else natural(name)
+    return noisy(clean / 255, sigma=sigma).astype(np.float32)
 
 
 def inspected(job: Denoising) -> Inspection:
     """The inspection of a job that was done in this process."""
     run_inline(job)
-    plan = make_plan(job)
-    return work_of(plan).inspect()  # type: ignore[no-any-return]
+    return work_of(make_plan(job)).inspect()  # type: ignore[no-any-return]
 
 
 def residuals(inspection: Inspection) -> list[dict[str, Any]]:
@@ -366,7 +346,7 @@ def residuals(inspection: Inspection) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("image", ["camera", thorough("coins"), thorough("retina")])
 def test_too_much_is_warned_of_and_sensible_settings_are_not(tmp_path: Path, image: str) -> None:
     for sigma, settings in ((0.02, TOO_MUCH), (0.1, SENSIBLE)):
-        source = write_zarr(tmp_path / f"{sigma}.zarr", noisy(image, sigma))
+        source = write_zarr(tmp_path / f"{sigma}.zarr", natural_noisy(image, sigma))
         for denoiser, options in settings.items():
             inspection = inspected(job_of(source, tmp_path / f"{denoiser}-{sigma}.zarr", denoiser, options))
             (entry,) = residuals(inspection)
@@ -382,9 +362,8 @@ def test_too_much_is_warned_of_and_sensible_settings_are_not(tmp_path: Path, ima
 @pytest.mark.parametrize(("axis", "words"), [("y", "down the columns (y)"), ("x", "along the rows (x)")])
 def test_stripes_that_were_taken_away_are_structure_along_their_axis(tmp_path: Path, axis: str, words: str) -> None:
     """Stripes of 17 under noise of 20: the other axis has no correlation, and the mean of both is small."""
-    rng = np.random.default_rng(0)
-    noise, stripes = 20 * rng.standard_normal((512, 512)), 17 * rng.standard_normal(512)
-    band = camera()[:512, :512] + noise + (stripes if axis == "y" else stripes[:, None])
+    stripes = drawn(512)
+    band = noisy(natural("camera"), stripes if axis == "y" else stripes[:, None])
     source = write_zarr(tmp_path / "a.zarr", band.astype(np.float32))
     inspection = inspected(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"}))
     (entry,) = residuals(inspection)
@@ -396,7 +375,7 @@ def test_stripes_that_were_taken_away_are_structure_along_their_axis(tmp_path: P
 
 
 def test_the_faint_detail_is_measured_where_it_takes_little_beside_the_run(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "a.zarr", np.stack([noisy("camera", 0.1)] * 2), axes="tyx")
+    source = write_zarr(tmp_path / "a.zarr", np.stack([natural_noisy("camera", 0.1)] * 2), axes="tyx")
     job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"})
     run_inline(job)
     work = work_of(make_plan(job))
@@ -415,9 +394,8 @@ def test_the_faint_detail_is_measured_where_it_takes_little_beside_the_run(tmp_p
 
 def test_every_channel_is_looked_at_and_named(tmp_path: Path) -> None:
     noise = 0.02 * np.random.default_rng(0).standard_normal((3, 12, 128, 128))
-    noise[:, 4] += camera()[128:256, 128:256] / 255.0
-    names = [f"stain {n}" for n in range(12)]
-    words: Any = {"axes": "TCYX", "Channel": {"Name": names}}
+    noise[:, 4] += natural("camera")[128:256, 128:256] / 255
+    words: Any = {"axes": "TCYX", "Channel": {"Name": [f"stain {n}" for n in range(12)]}}
     tifffile.imwrite(tmp_path / "a.ome.tif", noise.astype(np.float32), ome=True, metadata=words)
     inspection = inspected(job_of(tmp_path / "a.ome.tif", tmp_path / "o.zarr", "gaussian", {"sigma": 4.0}))
     assert [entry["plane"] for entry in residuals(inspection) if entry["holds_structure"]] == ["t=1, c=4"]
@@ -427,46 +405,33 @@ def test_every_channel_is_looked_at_and_named(tmp_path: Path) -> None:
 
 
 def test_photons_holes_and_masks_are_those_of_the_job(tmp_path: Path) -> None:
-    clean = retina()[300:812, 300:812, 1].astype(float)
-    counts = 4.0 * np.random.default_rng(0).poisson(clean / 4) + 100
+    counts = 4.0 * np.random.default_rng(0).poisson(retina()[300:812, 300:812, 1] / 4) + 100
     counts[50:200, 100:300] = 1e6
     np.save(tmp_path / "mask.npy", np.arange(512)[:, None].repeat(512, 1) < 400)
     source = write_zarr(tmp_path / "a.zarr", counts.astype(np.float32))
-    job = job_of(
-        source,
-        tmp_path / "o.zarr",
-        "tv",
-        {"strength": 1.0, "sigma": "auto"},
-        noise={"model": "poisson-gaussian", "gain": 4.0, "offset": 100.0},
-        input={"nodata": 1e6, "range": (0.0, 1e3), "sides": {"mask": str(tmp_path / "mask.npy")}},
-    )
-    inspection = inspected(job)
+    noise = {"model": "poisson-gaussian", "gain": 4.0, "offset": 100.0}
+    section = {"nodata": 1e6, "range": (0.0, 1e3), "sides": {"mask": str(tmp_path / "mask.npy")}}
+    options = {"strength": 1.0, "sigma": "auto"}
+    inspection = inspected(job_of(source, tmp_path / "o.zarr", "tv", options, noise=noise, input=section))
     assert inspection.warnings == []
     assert 0.85 < residuals(inspection)[0]["ratio"] < 1.05
 
 
-@pytest.mark.parametrize(
-    ("pixels", "denoiser", "options"),
-    [
-        (noisy("coins", 0.1), "none", {}),
-        (noisy("coins", 0.1)[:128, :128], "torch", {"import": "tests.networks:doubler", "scale": 2}),
-        (np.ones((64, 64), np.float32), "gaussian", {"sigma": 1.0}),
-        (np.full((64, 64), np.nan, np.float32), "gaussian", {"sigma": 1.0}),
-        (np.arange(9, dtype=np.float32)[None], "gaussian", {"sigma": 1.0}),
-        (np.eye(64, dtype=bool), "gaussian", {"sigma": 1.0}),
-    ],
-    ids=["none", "larger", "constant", "nothing", "one row", "a mask"],
-)
-def test_nothing_is_found_in_nothing(
-    tmp_path: Path, pixels: NDArray[Any], denoiser: str, options: dict[str, Any]
-) -> None:
-    source = write_zarr(tmp_path / "a.zarr", pixels)
-    assert inspected(job_of(source, tmp_path / "o.zarr", denoiser, options)) == Inspection()
+def test_nothing_is_found_in_nothing(tmp_path: Path) -> None:
+    constant, nothing, row = np.ones((64, 64), "f4"), np.full((64, 64), np.nan, "f4"), np.arange(9, dtype="f4")[None]
+    cases: list[tuple[Image, str, dict[str, Any]]] = [
+        (natural_noisy("coins", 0.1), "none", {}),
+        (natural_noisy("coins", 0.1)[:128, :128], "torch", {"import": "tests.networks:doubler", "scale": 2}),
+        *((pixels, "gaussian", {"sigma": 1.0}) for pixels in (constant, nothing, row, np.eye(64, dtype=bool))),
+    ]
+    for folder, (pixels, denoiser, options) in in_folders(tmp_path, cases):
+        source = write_zarr(folder / "a.zarr", pixels)
+        assert inspected(job_of(source, folder / "o.zarr", denoiser, options)) == Inspection()
 
 
 @pytest.mark.parametrize("together", [False, True])
 def test_another_brightness_of_a_channel_is_warned_of(tmp_path: Path, together: bool) -> None:
-    image = np.stack([noisy("retina", 0.1), noisy("camera", 0.1)])
+    image = np.stack([natural_noisy("retina", 0.1), natural_noisy("camera", 0.1)])
     image[:, :2, :100] = 1e4  # hot pixels move the mean
     source = write_zarr(tmp_path / "a.zarr", image, axes="cyx")
     job = job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 0.5})
@@ -482,10 +447,10 @@ def test_another_brightness_of_a_channel_is_warned_of(tmp_path: Path, together: 
     assert warning.startswith("the result is darker than the image in c=1, by 1.")
 
 
-@pytest.mark.parametrize(
-    ("name", "factor"),
-    [("tv", 1e-100), ("nlm", 1e100), ("gaussian", 1e-100), ("median", 1e100), ("tv of photons", 1e100)],
-)
+UNITS = [("tv", 1e-100), ("nlm", 1e100), ("gaussian", 1e-100), ("median", 1e100), ("tv of photons", 1e100)]
+
+
+@pytest.mark.parametrize(("name", "factor"), UNITS)
 def test_the_unit_of_the_image_changes_no_figure(tmp_path: Path, name: str, factor: float) -> None:
     """Not even where its squares are beyond single precision, or a double's."""
     counts = np.random.default_rng(0).poisson(np.tile(np.repeat([10, 60, 110, 160], 64), (128, 1)))
@@ -507,45 +472,35 @@ def test_the_unit_of_the_image_changes_no_figure(tmp_path: Path, name: str, fact
     assert found == pytest.approx(usual, rel=1e-6, abs=1e-9)
 
 
-@dataclass
-class Counting:
-    """An image that counts the pixels that are read of it."""
-
-    shape: tuple[int, ...]
-    pixels: list[int] = field(default_factory=list)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype("float32")
-
-    def read(self, region: Region) -> Pixels:
-        self.pixels.append(region.size)
-        return np.random.default_rng(region.start[-1]).standard_normal(region.shape).astype(self.dtype)
-
-
 @pytest.mark.parametrize("shape", [(70000, 70000), (1000, 3000, 3000), (2, 70000, 70000)])
-def test_a_large_image_is_read_at_few_places(tmp_path: Path, shape: tuple[int, ...], monkeypatch: MonkeyPatch) -> None:
+def test_a_large_image_is_read_at_few_places(
+    tmp_path: Path, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = write_zarr(tmp_path / "a.zarr", np.zeros((4,) * len(shape), np.float32), axes="tyx"[-len(shape) :])
     task = work_of(make_plan(job_of(small, tmp_path / "o.zarr", "gaussian", {"sigma": 1.0}))).task
-    source, result = Counting(shape), Counting(shape)
-    monkeypatch.setattr("halotile.graphs.jobs.denoise.passes.open_array", lambda _: result)
-    inspect_residual(replace(task, source=source), tmp_path / "o.zarr")
-    assert source.pixels == result.pixels == [256 * 256] * 16
+    read: dict[str, list[int]] = {"source": [], "result": []}
+
+    def counting(name: str) -> Any:
+        def noise_of(region: Region) -> Image:
+            read[name].append(region.size)
+            return np.random.default_rng(region.start[-1]).standard_normal(region.shape).astype(np.float32)
+
+        return SimpleNamespace(shape=shape, dtype=np.dtype("float32"), read=noise_of)
+
+    monkeypatch.setattr("halotile.graphs.jobs.denoise.passes.open_array", lambda _: counting("result"))
+    inspect_residual(replace(task, source=counting("source")), tmp_path / "o.zarr")
+    assert read["source"] == read["result"] == [256 * 256] * 16
 
 
 @pytest.mark.cluster
 def test_a_run_ends_with_its_figures_whatever_becomes_of_the_image(
-    tmp_path: Path, cluster: RunningCluster, monkeypatch: MonkeyPatch
+    tmp_path: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-
-    def watch(progress: Progress) -> None:
-        lines.extend(progress.message.splitlines())
-
-    source = write_zarr(tmp_path / "a.zarr", noisy("coins", 0.02))
+    source = write_zarr(tmp_path / "a.zarr", natural_noisy("coins", 0.02))
     job = job_of(source, tmp_path / "o.zarr", "tv", TOO_MUCH["tv"], run={"workers": 2})
-    outcome = run(make_plan(job), cluster=cluster, observer=watch)
-    assert [line for line in lines if line.startswith("warning: the residual")]
+    outcome = run(make_plan(job), cluster=cluster, observer=lambda progress: lines.append(progress.message))
+    assert "\nwarning: the residual" in "\n".join(["", *lines])
     assert outcome_json(outcome, 0.0, 0.0)["residual"][0]["holds_structure"] is True
     (entry,) = outcome.inspection.figures["residual"]
     assert f"correlation of neighbours {entry['correlation']:.2f} " in dict(outcome_rows(outcome, 0.0, 0.0))["residual"]
@@ -570,8 +525,7 @@ def test_nan_that_spreads_is_said_before_and_after(tmp_path: Path, cluster: Runn
         return
     assert notes[0].startswith("pixels of NaN or infinity (3 of 65,536) are taken for measurements")
     (warning,) = outcome.inspection.warnings
-    said = f"the blocks of this run have {written} pixels of NaN or infinity where their input has 3,"
     assert written > 3
-    assert warning.startswith(said)
+    assert f"the blocks of this run have {written} pixels of NaN or infinity where their input has 3," in warning
     assert all("write nodata: nan" in text for text in (warning, notes[0]))
     assert f"warning: {warning}" in "\n".join(lines)
