@@ -103,6 +103,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def job_with(folder: Path, *operators: dict[str, Any], **changes: Any) -> Reconstruction:
     """A job for operators, each with measurements of its own unless they are there."""
     choices = []
+    if not (folder / "truth.zarr").exists():
+        write_zarr(folder / "truth.zarr", np.ones(SHAPE, "float32"))
     for number, written in enumerate(operators):
         data = folder / f"y{number}.zarr"
         if not data.exists():
@@ -113,7 +115,7 @@ def job_with(folder: Path, *operators: dict[str, Any], **changes: Any) -> Recons
         output=Output(path=str(folder / "x.zarr"), shard=32, chunk=16),
         operators=tuple(choices),
         solver=SolverChoice(name="cg", iterations=12),
-        reference=str(folder / "y0.zarr"),
+        reference=str(folder / "truth.zarr"),
         run=Run(workers=2, memory_per_worker="3GiB"),
         allow_import=True,
         import_folder=str(folder),
@@ -187,8 +189,7 @@ def test_a_kernel_larger_than_its_image_is_refused(tmp_path: Path, boundary: str
         write_zarr(tmp_path / "y0.zarr", np.ones((24, 20), "float32"))
         smaller = {"name": "downsample", "factor": 4, "boundary": "reflect"}
         blur = {"name": "composition", "operators": [smaller, blur]}
-    write_zarr(tmp_path / "truth.zarr", np.ones(SHAPE, "float32"))
-    job = job_with(tmp_path, blur, shape=SHAPE, reference=str(tmp_path / "truth.zarr"))
+    job = job_with(tmp_path, blur, shape=SHAPE)
     for each in (job, simulation_of(job, NoiseChoice(), overwrite=True)):
         with pytest.raises(ConfigError, match=f"the kernel is {edges[0]} × {edges[1]} and its image {image}"):
             make_plan(each)

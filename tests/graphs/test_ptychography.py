@@ -280,7 +280,8 @@ def test_noise_of_photons_has_the_loss_that_draws_have() -> None:
 
 def test_the_true_object_has_about_the_loss_that_a_run_ends_with(tmp_path: Path) -> None:
     path, numbers = str(tmp_path / "scan.zarr"), np.arange(64)
-    for photons, more in ((1e3, {"phase": 1.0}), (1e3, {"phase": 5.0}), (3e4, {"phase": 5.0}), (1e6, {"step": 5.0})):
+    options: Any = ((1e3, {"phase": 1.0}), (1e3, {"phase": 5.0}), (3e4, {"phase": 5.0}), (1e6, {"step": 5.0}))
+    for photons, more in options:
         make = partial(SimulatedScan, raster=(8, 8), pattern=64, **more)
         counted = make(photons=photons)
         write_scan(path, counted.scan, counted, overwrite=True)
