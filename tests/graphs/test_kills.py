@@ -6,8 +6,6 @@ import gc
 import os
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -24,13 +22,12 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.kinds import sections
 from halotile.graphs.plans.plan import make_plan
-from halotile.graphs.runs import claim
 from halotile.graphs.runs.passes import worker_setup
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.locks import WorkerLock
 from tests.cases import thorough
-from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
+from tests.faults import BLOCKS, Scene, is_alive, members, until
 from tests.support import work_of
 
 Patch = pytest.MonkeyPatch
@@ -106,31 +103,6 @@ def test_a_second_run_is_refused_at_once_and_a_killed_driver_loses_nothing_that_
         check_resumes()
 
 
-def test_a_driver_waits_for_workers_of_an_earlier_one(
-    scene: Scene, cluster: RunningCluster, monkeypatch: Patch
-) -> None:
-    scene.directory.create()
-    scene.directory.job_path.write_text("{}")
-    code = (
-        "import pathlib, sys, time; from halotile.storage.run_directory.locks import WorkerLock\n"
-        "WorkerLock(pathlib.Path(sys.argv[1])).hold(); print('held', flush=True); time.sleep(600)"
-    )
-    command = [sys.executable, "-c", code, str(scene.directory.path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY) as orphan:
-        assert orphan.stdout is not None
-        orphan.stdout.readline()
-        monkeypatch.setattr(claim, "ORPHAN_SECONDS", 0.3)
-        with pytest.raises(OutputRefused, match=rf"still hold .* after 0\.3 s.*{orphan.pid} on .*End them"):
-            scene.run(cluster)
-        assert not scene.output.exists()
-        monkeypatch.setattr(claim, "ORPHAN_SECONDS", 60)
-        threading.Timer(1, orphan.kill).start()
-        began = time.monotonic()
-        scene.run(cluster)
-        assert time.monotonic() - began > 0.9
-    assert scene.journalled() == set(range(BLOCKS))
-
-
 def test_a_worker_of_a_driver_that_is_gone_may_not_write(scene: Scene, monkeypatch: Patch) -> None:
     with scene.directory.lock():
         gone = scene.directory.driver()
@@ -163,9 +135,8 @@ def test_workers_that_die_early_leave_no_traceback(
     deaths: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The others go on."""
-    ends: Any = (
-        pytest.raises(ConnectionError, match=r"does not answer .CommClosedError") if deaths == 2 else nullcontext()
-    )
+    ends: Any = pytest.raises(ConnectionError, match=r"does not answer .CommClosedError")
+    ends = ends if deaths == 2 else nullcontext()
     order = Order(workers=2, memory_bytes=2**32, choice=sections.Cluster(dashboard=False))
     deadly = cast(worker_setup.BlockPlugin, Deadly(tmp_path, deaths))
     with local.start(order) as cluster, ends, worker_setup.prepared(cluster.client, deadly) as failures:
@@ -259,23 +230,6 @@ def test_a_signal_keeps_what_is_done(scene: Scene, check_resumes: Check, name: s
     assert name == "SIGINT" or name in status["reason"]
     assert 6 <= len(scene.journalled()) < BLOCKS
     check_resumes()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("pace", [thorough(1.5), 0.1])
-def test_a_drain_ends_with_the_blocks_at_hand_and_keeps_them(scene: Scene, pace: float) -> None:
-    with running(scene) as driver:
-        scene.set_pace(pace)
-        enough = len(scene.seen()) + 4
-        until(partial(scene.has_seen, enough))
-        driver.send_signal(signal.SIGTERM)
-        until(scene.directory.is_stopping)
-        before = len(scene.seen())
-        said, _ = driver.communicate(timeout=30)
-    assert driver.returncode == 75, said
-    # Each of the two workers may just have made up its mind.
-    assert len(scene.seen()) - before <= 2
-    assert scene.journalled() == set(scene.seen())
 
 
 def test_a_drain_does_not_wait_for_workers_that_do_not_come_back(scene: Scene, monkeypatch: Patch) -> None:

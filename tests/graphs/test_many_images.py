@@ -158,19 +158,17 @@ def test_paths_are_those_of_images_and_not_of_outputs(config: Path) -> None:
         assert [Path(path).name for path in jobs_of(job)] == ["a.npy", "b.c.npy", "none.npy"]
 
 
-@pytest.mark.parametrize(
-    ("change", "use", "error", "words"),
-    [
+def test_wrong_patterns_are_refused(config: Path) -> None:
+    rows: list[tuple[str, Any, type[Exception], str]] = [
         ("output.path=clean/all.zarr", None, ConfigError, r"write \{stem\} for the name of .*clean/\{stem\}\.zarr"),
         ("input.path=scans/*.tiff", None, InputError, r"scans/\*\.tiff does not exist"),
         ("input.path=scans/*", jobs_of, ConfigError, r"a\.npy and .*a\.tif would both be written to .*clean/a\.zarr"),
         ("input.axes=yx", make_plan, ConfigError, r"input\.path is a pattern, which `recon-cli run`.*glob\.glob"),
-    ],
-)
-def test_wrong_patterns_are_refused(config: Path, change: str, use: Any, error: type[Exception], words: str) -> None:
-    (config.parent / "scans/a.tif").write_text("")
-    with pytest.raises(error, match=words):
-        (use or (lambda job: job))(load_denoising(config, [change]))
+    ]
+    for change, use, error, words in rows:
+        (config.parent / "scans/a.tif").write_text("")
+        with pytest.raises(error, match=words):
+            (use or (lambda job: job))(load_denoising(config, [change]))
 
 
 def test_disk_is_reckoned_for_all_together(config: Path, monkeypatch: Patch) -> None:

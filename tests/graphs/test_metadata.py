@@ -30,6 +30,7 @@ from halotile.storage.sharded import layout
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
+from tests.cases import in_folders
 from tests.faults import BLOCK, BLOCKS, Scene, flip_bit
 from tests.support import job_of, load_denoising, noisy_image, read_zarr, run_inline, work_of, write_zarr
 
@@ -287,14 +288,12 @@ KNOWN: list[tuple[dict[str, Any], Any, str, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("spacing", "voxel", "tiled", "scale", "units"), KNOWN)
-def test_jobs_give_what_files_do_not_know(
-    tmp_path: Path, spacing: dict[str, Any], voxel: Any, tiled: str, scale: Any, units: Any
-) -> None:
-    plan = of_spacing(tmp_path, spacing)
-    assert plan.summary()["tiled_axes"] == tiled
-    assert work_of(plan).task.denoiser.spacing == voxel
-    assert (plan.layout.scale, plan.layout.units) == (scale, units) or scale is None
+def test_jobs_give_what_files_do_not_know(tmp_path: Path) -> None:
+    for folder, (spacing, voxel, tiled, scale, units) in in_folders(tmp_path, KNOWN):
+        plan = of_spacing(folder, spacing)
+        assert plan.summary()["tiled_axes"] == tiled
+        assert work_of(plan).task.denoiser.spacing == voxel
+        assert (plan.layout.scale, plan.layout.units) == (scale, units) or scale is None
 
 
 def test_z_may_be_the_last_axis(tmp_path: Path) -> None:
@@ -321,13 +320,11 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], type[Exception], str]] 
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "parts", "error", "words"), REFUSED)
-def test_axes_and_sizes_that_cannot_be_are_refused(
-    tmp_path: Path, name: str, options: dict[str, Any], parts: Any, error: type[Exception], words: str
-) -> None:
-    source = saved(tmp_path / "a.npy", frames())
-    with pytest.raises(error, match=words):
-        make_plan(job_of(source, tmp_path / "out.zarr", name, FILTERS.get(name, {}) | options, **parts))
+def test_axes_and_sizes_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    for folder, (name, options, parts, error, words) in in_folders(tmp_path, REFUSED):
+        source = saved(folder / "a.npy", frames())
+        with pytest.raises(error, match=words):
+            make_plan(job_of(source, folder / "out.zarr", name, FILTERS.get(name, {}) | options, **parts))
 
 
 @pytest.mark.parametrize("name", ["tv", "nlm", "gaussian"])

@@ -138,9 +138,8 @@ def test_code_of_ones_own_needs_to_be_allowed(tmp_path: Path, module: str, neste
     assert module not in sys.modules
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
+def test_an_operator_that_is_none_is_refused_in_words_and_tried_apart(tmp_path: Path, module: str) -> None:
+    rows: list[tuple[str, dict[str, Any], str]] = [
         ("Twice", {}, r"<A x, y> is \S+ and <x, A\^T y> \S+, a relative difference of 0\.\d+"),
         ("AtTheRim", {}, "a relative difference of"),
         ("Failing", {}, "were tried on an image of shape .* and failed: TypeError"),
@@ -149,15 +148,16 @@ def test_code_of_ones_own_needs_to_be_allowed(tmp_path: Path, module: str, neste
         ("Nothing", {}, "without kind and reach and measured and forward and adjoint"),
         ("Missing", {}, "has no attribute 'Missing'"),
         ("Leaving", {}, r"^operators\[0\] \(\w+:Leaving\) ended its process with exit code 3 while it was tried"),
-        ("Hungry", {}, r"memory_per_worker is 3 GiB, and operators\[0\] \(\w+:Hungry\) needs more than that to be tried"),
-    ],
-)  # fmt: skip
-def test_an_operator_that_is_none_is_refused_in_words_and_tried_apart(
-    tmp_path: Path, module: str, name: str, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(MemoryRefused if name == "Hungry" else ConfigError, match=message) as caught:
-        make_plan(job_with(tmp_path, own(module, name, **options)))
-    assert "operators[0]" in str(caught.value)
+        (
+            "Hungry",
+            {},
+            r"memory_per_worker is 3 GiB, and operators\[0\] \(\w+:Hungry\) needs more than that to be tried",
+        ),
+    ]
+    for name, options, message in rows:
+        with pytest.raises(MemoryRefused if name == "Hungry" else ConfigError, match=message) as caught:
+            make_plan(job_with(tmp_path, own(module, name, **options)))
+        assert "operators[0]" in str(caught.value)
 
 
 BLUR = {"name": "blur", "kernel": np.ones((3, 3)) / 9}

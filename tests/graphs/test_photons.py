@@ -21,7 +21,7 @@ from halotile.graphs.plans.plan import make_plan
 from halotile.storage.arrays import open_source
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.inner_tiles import Roles
-from tests.cases import thorough
+from tests.cases import in_folders, thorough
 from tests.support import job_of, run_inline, work_of, write_zarr
 
 Image = NDArray[Any]
@@ -203,17 +203,6 @@ def test_a_channel_without_photons_is_denoised_as_one_of_constant_noise(
     assert f"c={len(gains)} shows no photon noise: taken as constant, {sigma:.1f}"[:-1] in note
 
 
-def test_gains_that_are_alike_may_be_those_of_one_camera(tmp_path: Path) -> None:
-    planes = np.stack([2.2 * counted(true_counts(peak)) + 100 for peak in (60, 200)]).astype(np.float32)
-    asks = []
-    for shared in ("channel", "image"):
-        plan = make_plan(job_on(tmp_path, "tv", PHOTONS | {"shared": shared}, planes))
-        asks.append(any("if one camera took all channels, noise.shared: image" in note for note in plan.notes))
-        noise = next(note for note in plan.notes if "photon noise of gain" in note)
-    assert asks == [True, False]
-    assert float(noise.split("gain ")[1].split(",")[0]) == pytest.approx(2.2, rel=0.1)
-
-
 @pytest.mark.parametrize("model", ["gaussian", "auto"])
 @pytest.mark.parametrize("photons", [False, True])
 def test_the_default_is_one_level_with_a_note_where_noise_grows(tmp_path: Path, model: str, photons: bool) -> None:
@@ -225,9 +214,8 @@ def test_the_default_is_one_level_with_a_note_where_noise_grows(tmp_path: Path, 
     assert noted == (photons and model == "gaussian")
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "parts", "words"),
-    [
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    rows: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         ("gaussian", {"sigma": 2.0}, {}, "denoisers with a noise level, which gaussian has not"),
         ("tv", {"strength": 1.0}, {}, "write sigma: auto"),
         ("tv", {"strength": 1.0, "sigma": 0.1}, {}, "write sigma: auto"),
@@ -238,16 +226,13 @@ def test_the_default_is_one_level_with_a_note_where_noise_grows(tmp_path: Path, 
         ("tv", AUTO["tv"], {"noise": PHOTONS | {"gain": 1.0, "read_sigma": -1.0}}, "write at least 0"),
         ("tv", AUTO["tv"], {"noise": PHOTONS | {"gain": 1.0, "offset": np.inf}}, "is not finite"),
         ("tv", AUTO["tv"], {"noise": PHOTONS}, "do not show noise that grows with brightness"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    tmp_path: Path, name: str, options: dict[str, Any], parts: dict[str, Any], words: str
-) -> None:
-    level = 3 * np.random.default_rng(0).standard_normal((200, 200))
-    source = write_zarr(tmp_path / "in.zarr", (100 + level).astype(np.float32))
-    job = job_of(source, tmp_path / "out.zarr", name, options, **({"noise": GIVEN} | parts))
-    with pytest.raises(ConfigError, match=words):
-        make_plan(job)
+    ]
+    for folder, (name, options, parts, words) in in_folders(tmp_path, rows):
+        level = 3 * np.random.default_rng(0).standard_normal((200, 200))
+        source = write_zarr(folder / "in.zarr", (100 + level).astype(np.float32))
+        job = job_of(source, folder / "out.zarr", name, options, **({"noise": GIVEN} | parts))
+        with pytest.raises(ConfigError, match=words):
+            make_plan(job)
 
 
 def test_a_noise_map_beside_photon_noise_is_refused(tmp_path: Path) -> None:

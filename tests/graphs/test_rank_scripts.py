@@ -26,7 +26,7 @@ from halotile.graphs.runs.passes.torch_ranks import TorchProgram
 from halotile.graphs.torch_script import run_rank_of_script
 from halotile.tasks.groups import script
 from halotile.tasks.groups.opening import Rendezvous
-from tests.cases import thorough
+from tests.cases import in_folders, thorough
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -117,29 +117,25 @@ main()
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
+def test_a_script_ends_before_what_it_leaves_running_with_its_files_whole(tmp_path: Path) -> None:
+    rows: list[tuple[str, str]] = [
         ("0", ""),
         ("3", "ended with exit code 3. Its last line: done"),
         ("x", "ended with exit code 1. Its last line: ValueError"),
-    ],
-)
-def test_a_script_ends_before_what_it_leaves_running_with_its_files_whole(
-    tmp_path: Path, code: str, words: str
-) -> None:
-    path, log, lines = tmp_path / "leaves.py", tmp_path / "log", list[str]()
-    path.write_text(BACKGROUND)
-    began, failure = time.monotonic(), ""
-    try:
-        script.run_script(str(path), (code, str(log)), Rendezvous(), lines.append)
-    except RankFailed as error:
-        failure = str(error)
-    assert time.monotonic() - began < 15
-    assert lines[0] == "done"
-    assert words in failure
-    assert bool(words) == bool(failure)
-    assert log.read_text() == "epoch 1"
+    ]
+    for folder, (code, words) in in_folders(tmp_path, rows):
+        path, log, lines = folder / "leaves.py", folder / "log", list[str]()
+        path.write_text(BACKGROUND)
+        began, failure = time.monotonic(), ""
+        try:
+            script.run_script(str(path), (code, str(log)), Rendezvous(), lines.append)
+        except RankFailed as error:
+            failure = str(error)
+        assert time.monotonic() - began < 15
+        assert lines[0] == "done"
+        assert words in failure
+        assert bool(words) == bool(failure)
+        assert log.read_text() == "epoch 1"
 
 
 COPIES = {

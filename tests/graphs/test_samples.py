@@ -255,16 +255,14 @@ REFUSED: list[tuple[dict[str, Any], type[HalotileError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("parts", "kind", "words"), REFUSED, ids=[str(n) for n in range(len(REFUSED))])
-def test_bad_input_is_refused(
-    folder: Path, tmp_path: Path, parts: dict[str, Any], kind: type[HalotileError], words: str
-) -> None:
-    parts = {name: dict(values) for name, values in parts.items()}
-    if isinstance(sigma := parts.get("operators", {}).get("noise_sigma"), np.ndarray):
-        np.save(tmp_path / "sigma.npy", sigma)
-        parts["operators"]["noise_sigma"] = str(tmp_path / "sigma.npy")
-    with pytest.raises(kind, match=words):
-        make_plan(job_in(folder, parts)).check_fits()
+def test_bad_input_is_refused(folder: Path, tmp_path: Path) -> None:
+    for parts, kind, words in REFUSED:
+        parts = {name: dict(values) for name, values in parts.items()}
+        if isinstance(sigma := parts.get("operators", {}).get("noise_sigma"), np.ndarray):
+            np.save(tmp_path / "sigma.npy", sigma)
+            parts["operators"]["noise_sigma"] = str(tmp_path / "sigma.npy")
+        with pytest.raises(kind, match=words):
+            make_plan(job_in(folder, parts)).check_fits()
 
 
 def test_counts_have_the_noise_of_their_smoothed_rate(tmp_path: Path) -> None:

@@ -171,30 +171,31 @@ def test_a_stop_keeps_what_is_done(tmp_path: Path, cluster: RunningCluster, monk
     assert same(made(tmp_path), simulated_by(other))
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_a_job_that_cannot_be_simulated_is_told_why(tmp_path: Path) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"reference": None}, "reference is not there: measurements are simulated from the true image. Write ref"),
         ({"data": "y.npy"}, r"operators\[0\]\.data is y\.npy: measurements are written as Zarr .* Write y\.zarr"),
-        ({"data": "s3://b/y.zarr"}, r"operators\[0\]\.data is s3://b/y\.zarr: measurements are written as Zarr on a disk"),
+        (
+            {"data": "s3://b/y.zarr"},
+            r"operators\[0\]\.data is s3://b/y\.zarr: measurements are written as Zarr on a disk",
+        ),
         ({"data": "FOLDER/no/y.zarr"}, r"operators\[0\]\.data is .*: there is no folder"),
         ({"data": "FOLDER/truth.npy/y.zarr"}, r"operators\[0\]\.data is .*truth\.npy is a file"),
         ({"twice": True}, r"operators\[1\]\.data is .*y0\.zarr, and so is operators\[0\]\.data\. Write another"),
         ({"size": (999, 9)}, r"operators\[0\]: .*"),
         ({"run": Run(workers=1, memory_per_worker="100MiB")}, r"memory_per_worker is 100MiB; one block of .* needs"),
-    ],
-)  # fmt: skip
-def test_a_job_that_cannot_be_simulated_is_told_why(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    job, (blur, _, crop) = job_in(tmp_path), choices(tmp_path)
-    if "data" in changes:
-        changes = {"operators": (replace(blur, data=changes["data"].replace("FOLDER", str(tmp_path))),)}
-    elif "twice" in changes:
-        changes = {"operators": (blur, blur)}
-    elif "size" in changes:
-        changes = {"operators": (replace(crop, options={"origin": (0, 0), **changes}),)}
-    with pytest.raises((ConfigError, MemoryRefused), match=words):
-        plan_of(replace(job, **changes))
-    assert [path.name for path in tmp_path.iterdir()] == ["truth.npy"]
+    ]
+    for changes, words in rows:
+        job, (blur, _, crop) = job_in(tmp_path), choices(tmp_path)
+        if "data" in changes:
+            changes = {"operators": (replace(blur, data=changes["data"].replace("FOLDER", str(tmp_path))),)}
+        elif "twice" in changes:
+            changes = {"operators": (blur, blur)}
+        elif "size" in changes:
+            changes = {"operators": (replace(crop, options={"origin": (0, 0), **changes}),)}
+        with pytest.raises((ConfigError, MemoryRefused), match=words):
+            plan_of(replace(job, **changes))
+        assert [path.name for path in tmp_path.iterdir()] == ["truth.npy"]
 
 
 def test_an_operator_that_sees_the_whole_image_measures_once_and_counts_have_a_background(tmp_path: Path) -> None:

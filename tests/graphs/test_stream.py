@@ -101,16 +101,6 @@ def test_every_number_comes_back_once_and_few_tasks_are_in_flight(cluster: Runni
     assert most <= 2 * TASKS_PER_WORKER
 
 
-def test_a_drained_stream_hands_out_no_more(cluster: RunningCluster) -> None:
-    stream = stream_of(cluster, noop)
-    seen: list[int] = []
-    for answers in stream.answers(iter(range(100_000)), 100_000):
-        seen += [n for a in answers for n in a.numbers]
-        stream.drain()
-    assert 0 < len(seen) <= 2 * TASKS_PER_WORKER * LARGEST_GROUP
-    assert len(set(seen)) == len(seen)
-
-
 def test_a_drain_waits_for_tasks_on_workers_and_not_for_the_others(cluster: RunningCluster) -> None:
     stream = stream_of(cluster, partial(sleep, seconds=0.5))
     on_workers = TASKS_PER_WORKER * cluster.workers
@@ -122,15 +112,6 @@ def test_a_drain_waits_for_tasks_on_workers_and_not_for_the_others(cluster: Runn
     stream.drain()
     groups += answers
     assert sorted(n for group in groups for a in group for n in a.numbers) == list(range(on_workers))
-
-
-def test_a_stream_without_answers_stalls_with_a_text(cluster: RunningCluster) -> None:
-    stream = stream_of(cluster, partial(sleep, seconds=3.0), stall_seconds=0.5)
-    with pytest.raises(Stalled, match=r"run\.stall_seconds"):
-        for _ in stream.answers(iter(range(2)), 2, poll_seconds=0.1):
-            pass
-    stream.abandon()
-    time.sleep(3)
 
 
 def test_a_result_on_a_worker_that_hangs_is_not_awaited(cluster: RunningCluster, monkeypatch: MonkeyPatch) -> None:
@@ -247,16 +228,6 @@ def test_a_sick_worker_is_named(
 
 
 @pytest.mark.thorough
-def test_a_block_that_kills_the_only_worker_that_can_load_the_job_is_the_one_that_fails(scene: Scene) -> None:
-    scene.make_trouble("die", 9)
-    with local.start(order()) as cluster:
-        scene.make_sick(processes(cluster)[0], "load")
-        outcome = scene.run(cluster, retries=0, on_bad_block="quarantine")
-    assert [bad.number for bad in outcome.quarantined] == [9]
-    assert scene.journalled() == set(range(BLOCKS)) - {9}
-
-
-@pytest.mark.thorough
 def test_a_worker_that_wakes_when_the_run_is_over_spoils_nothing(scene: Scene, check_whole: Check) -> None:
     scene.set_pace(PACE)
     scene.make_trouble("tear", 9)
@@ -334,24 +305,20 @@ def test_blocks_that_fail_everywhere_retire_no_worker(scene: Scene, cluster: Run
     assert outcome.retired == ()
 
 
-@pytest.mark.parametrize(
-    ("failed", "elsewhere"),
-    [
+def test_a_retry_goes_to_another_host_or_worker(monkeypatch: MonkeyPatch) -> None:
+    rows: list[tuple[list[str], set[str]]] = [
         (["tls://n1:1"], {"tls://n2:1", "tls://n3:1"}),  # another host
         (["tls://n1:1", "tls://n2:1"], {"tls://n3:1"}),
         (["tls://n1:1", "tls://n2:1", "tls://n3:1"], {"tls://n1:2"}),  # another worker
         (["tls://n1:1", "tls://n1:2", "tls://n2:1", "tls://n3:1"], FOUR),
         ([""], FOUR),  # nobody knows where
-    ],
-)
-def test_a_retry_goes_to_another_host_or_worker(
-    failed: list[str], elsewhere: set[str], monkeypatch: MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BlockPass, "_find_fit", lambda *_: set(FOUR))
-    blocks = object.__new__(BlockPass)
-    blocks.failed_on = {7: failed}
-    stream: Any = None
-    assert blocks._elsewhere(7, stream) == elsewhere
+    ]
+    for failed, elsewhere in rows:
+        monkeypatch.setattr(BlockPass, "_find_fit", lambda *_: set(FOUR))
+        blocks = object.__new__(BlockPass)
+        blocks.failed_on = {7: failed}
+        stream: Any = None
+        assert blocks._elsewhere(7, stream) == elsewhere
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -356,24 +356,20 @@ def test_ranks_exchange_what_they_exchange_through_gloo(four: DistributedContext
     assert not any(four.client.run(ranks.memory_files).values())
 
 
-@pytest.mark.parametrize(
-    ("rank", "how", "message"),
-    [
+def test_a_rank_that_is_missed_in_an_exchange_ends_the_others(four: DistributedContext) -> None:
+    rows: list[tuple[int, str, str]] = [
         (1, "killed", "rank 1 of 3 failed"),
         (1, "raised", "no such pattern"),
         (1, "late", "rank 1 did not answer within 1 s"),
         (0, "late", "rank 0 did not answer within 1 s"),
-    ],
-)
-def test_a_rank_that_is_missed_in_an_exchange_ends_the_others(
-    four: DistributedContext, rank: int, how: str, message: str
-) -> None:
-    began = time.monotonic()
-    with pytest.raises(RankFailed, match=message):
-        four.run_torch(ranks.gathering_without, rank, how, ranks=3, timeout_seconds=1.0)
-    assert time.monotonic() - began < 20
-    four.client.wait_for_workers(4, timeout=60)
-    assert not any(four.client.run(ranks.memory_files).values())
+    ]
+    for rank, how, message in rows:
+        began = time.monotonic()
+        with pytest.raises(RankFailed, match=message):
+            four.run_torch(ranks.gathering_without, rank, how, ranks=3, timeout_seconds=1.0)
+        assert time.monotonic() - began < 20
+        four.client.wait_for_workers(4, timeout=60)
+        assert not any(four.client.run(ranks.memory_files).values())
 
 
 def connected() -> tuple[SharedMemory, SharedMemory]:

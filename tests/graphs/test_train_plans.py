@@ -34,6 +34,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.stored_array import MOST_SHARED
 from halotile.tasks.denoisers.common.weights import METADATA, trained_range
 from halotile.tasks.networks.unet import UNetNetwork
+from tests.cases import in_folders
 from tests.graphs.trainings import recipe_of, training, write_images
 from tests.support import job_of, read_zarr, write_zarr
 
@@ -188,24 +189,22 @@ REFUSED: list[tuple[Mapping[str, Any], type[HalotileError], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "kind", "said"), REFUSED)
-def test_what_cannot_be_trained_is_refused(
-    images: Path, tmp_path: Path, options: Mapping[str, Any], kind: type[HalotileError], said: str
-) -> None:
-    def placed(value: Any) -> Any:
-        return value.format(images=images, folder=folder) if isinstance(value, str) else value
-
-    (folder := tmp_path / "input").mkdir()
-    write_zarr(folder / "other.zarr", np.zeros((64, 64), np.uint8))
-    os.symlink(images / "noisy.zarr", folder / "noisy.zarr")
-    given = {name: placed(value) for name, value in options.items()}
-    if "input" in given:
-        path, parts = (given["input"], {}) if isinstance(given["input"], str) else (placed(NOISY), given["input"])
-        given["input"] = Input(path=path, **parts)
-    (output := tmp_path / "output").mkdir()
-    with pytest.raises(kind, match=said):
-        make_plan(training(images, output, **given))
-    assert not any(output.iterdir())
+def test_what_cannot_be_trained_is_refused(images: Path, tmp_path: Path) -> None:
+    for place, (options, kind, said) in in_folders(tmp_path, REFUSED):
+        (folder := place / "input").mkdir()
+        (output := place / "output").mkdir()
+        write_zarr(folder / "other.zarr", np.zeros((64, 64), np.uint8))
+        os.symlink(images / "noisy.zarr", folder / "noisy.zarr")
+        words = {
+            name: value.format(images=images, folder=folder) for name, value in options.items() if type(value) is str
+        }
+        given = dict(options) | words
+        if "input" in given:
+            path = NOISY.format(images=images)
+            given["input"] = Input(path=words["input"]) if "input" in words else Input(path=path, **given["input"])
+        with pytest.raises(kind, match=said):
+            make_plan(training(images, output, **given))
+        assert not any(output.iterdir())
 
 
 SHARED: list[tuple[tuple[int, int], Any, str, str]] = [
@@ -219,20 +218,20 @@ SHARED: list[tuple[tuple[int, int], Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("widths", "asked", "decided", "said"), SHARED)
-def test_pixels_are_hidden_along_the_axis_of_shared_noise(
-    images: Path, tmp_path: Path, widths: tuple[int, int], asked: Any, decided: str, said: str
-) -> None:
-    clean, noisy = (read_zarr(images / f"{name}.zarr") for name in ("clean", "noisy"))
-    shared = uniform_filter(noisy - clean, widths, mode="wrap") * np.prod(widths) ** 0.5
-    job = on(tmp_path, pixels=(clean + shared).astype(np.float32), structure=asked)
-    plan, recipe = make_plan(job), recipe_of(job)
-    assert (recipe.patches.structure, recipe.noise is not None) == (decided, widths == (1, 1) and asked == "auto")
-    assert plan.identity["structure"] == decided
-    assert ("hidden with their neighbours along" in dict(plan_rows(plan.summary()))["method"]) == (decided != "none")
-    notes = " ".join(notes_with(plan, "share noise"))
-    assert all(part in notes for part in said.split("|"))
-    assert bool(notes) == bool(said)
+def test_pixels_are_hidden_along_the_axis_of_shared_noise(images: Path, tmp_path: Path) -> None:
+    for folder, (widths, asked, decided, said) in in_folders(tmp_path, SHARED):
+        clean, noisy = (read_zarr(images / f"{name}.zarr") for name in ("clean", "noisy"))
+        shared = uniform_filter(noisy - clean, widths, mode="wrap") * np.prod(widths) ** 0.5
+        job = on(folder, pixels=(clean + shared).astype(np.float32), structure=asked)
+        plan, recipe = make_plan(job), recipe_of(job)
+        assert (recipe.patches.structure, recipe.noise is not None) == (decided, widths == (1, 1) and asked == "auto")
+        assert plan.identity["structure"] == decided
+        assert ("hidden with their neighbours along" in dict(plan_rows(plan.summary()))["method"]) == (
+            decided != "none"
+        )
+        notes = " ".join(notes_with(plan, "share noise"))
+        assert all(part in notes for part in said.split("|"))
+        assert bool(notes) == bool(said)
 
 
 def test_workers_that_would_share_a_gpu_are_refused(
@@ -387,19 +386,17 @@ OTHER_UNITS = [
 ]
 
 
-@pytest.mark.parametrize(("trained", "values", "image", "written"), OTHER_UNITS)
-def test_other_units_are_refused_with_the_range_to_write(
-    tmp_path: Path, trained: NDArray[Any], values: Range, image: NDArray[Any], written: str
-) -> None:
-    weights = weights_of(tmp_path / "w.safetensors", trained[None], values)
-    with pytest.raises(ConfigError, match=r"input.range is auto, .* write input\.range: \[") as refused:
-        learned(tmp_path, image, weights)
-    text = str(refused.value).partition("other units, write input.range: ")[2].partition(";")[0]
-    low, high = map(float, text.strip("[]").split(","))
-    assert not learned(tmp_path, image, weights, (low, high))
-    assert (low, high) == pytest.approx(json.loads(written), rel=0.05)
-    (note,) = learned(tmp_path, image, weights, values)
-    assert f"write input.range: {text}; otherwise use weights that were trained on images like this one" in note
+def test_other_units_are_refused_with_the_range_to_write(tmp_path: Path) -> None:
+    for trained, values, image, written in OTHER_UNITS:
+        weights = weights_of(tmp_path / "w.safetensors", trained[None], values)
+        with pytest.raises(ConfigError, match=r"input.range is auto, .* write input\.range: \[") as refused:
+            learned(tmp_path, image, weights)
+        text = str(refused.value).partition("other units, write input.range: ")[2].partition(";")[0]
+        low, high = map(float, text.strip("[]").split(","))
+        assert not learned(tmp_path, image, weights, (low, high))
+        assert (low, high) == pytest.approx(json.loads(written), rel=0.05)
+        (note,) = learned(tmp_path, image, weights, values)
+        assert f"write input.range: {text}; otherwise use weights that were trained on images like this one" in note
 
 
 def test_images_of_the_same_kind_are_not(tmp_path: Path) -> None:

@@ -138,24 +138,20 @@ def job(folder: Path, build: str, memory: str = "4GiB") -> Denoising:
     return replace(made, import_folder=str(folder), run=replace(made.run, memory_per_worker=memory))
 
 
-@pytest.mark.parametrize(
-    ("build", "error", "words"),
-    [
+def test_a_network_takes_no_more_than_a_worker(folder: Path) -> None:
+    rows: list[tuple[str, type[HalotileError], str]] = [
         ("Attention", ConfigError, "looks at the whole image, or at least 31 pixels far"),
         ("Hungry", MemoryRefused, "memory_per_worker is 2 GiB, and .*Hungry needs more than that to be tried"),
         ("hungry", MemoryRefused, "needs more than that to be tried"),
         ("Killed", MemoryRefused, "memory_per_worker is 2 GiB, and .*Killed was ended by SIGKILL while it was tried"),
         ("Crashing", ConfigError, "Crashing was ended by SIGSEGV while it was tried.*memory_per_worker is 2 GiB"),
         ("Leaving", ConfigError, "ended its process with exit code 3 while .* Correct the code that ends it; or write"),
-    ],
-)
-def test_a_network_takes_no_more_than_a_worker(
-    folder: Path, build: str, error: type[HalotileError], words: str
-) -> None:
-    before = set(multiprocessing.active_children())
-    with pytest.raises(error, match=words):
-        make_plan(job(folder, build, "2GiB"))
-    assert set(multiprocessing.active_children()) <= before
+    ]
+    for build, error, words in rows:
+        before = set(multiprocessing.active_children())
+        with pytest.raises(error, match=words):
+            make_plan(job(folder, build, "2GiB"))
+        assert set(multiprocessing.active_children()) <= before
 
 
 def paths(folder: Path) -> dict[str, str]:
@@ -384,9 +380,8 @@ def test_bad_weights_are_refused_and_the_output_stays(
     assert not (own_folder / "out.zarr.run").exists()
 
 
-@pytest.mark.parametrize(
-    ("build", "name", "options", "words"),
-    [
+def test_code_that_cannot_be_tiled_is_refused(own_folder: Path) -> None:
+    rows: list[tuple[str, str, dict[str, Any], str]] = [
         ("unseeded", "torch", {}, "own_networks:unseeded builds a different network at each call"),
         ("Hidden", "torch", {}, "own_networks:Hidden gives another result each time it is built"),
         ("lazy", "torch", {}, "lazy layers"),
@@ -396,14 +391,11 @@ def test_bad_weights_are_refused_and_the_output_stays(
         ("leaving", "function", {"depth": 0}, "own_networks:leaving failed on an image"),
         ("nowhere", "function", {"depth": 0}, "Write a name that the module defines"),
         ("own_exit:f", "function", {"depth": 0}, "importing it failed: SystemExit: 3"),
-    ],
-)
-def test_code_that_cannot_be_tiled_is_refused(
-    own_folder: Path, build: str, name: str, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        make_plan(own(own_folder, build if ":" in build else f"own_networks:{build}", name, **options))
-    assert not (own_folder / "out.zarr.run").exists()
+    ]
+    for build, name, options, words in rows:
+        with pytest.raises(ConfigError, match=words):
+            make_plan(own(own_folder, build if ":" in build else f"own_networks:{build}", name, **options))
+        assert not (own_folder / "out.zarr.run").exists()
 
 
 def test_a_given_function_that_keeps_state_is_refused_while_planning(folder: Path) -> None:

@@ -20,6 +20,7 @@ from halotile.storage.arrays import open_source
 from halotile.storage.images.added_levels import add_levels
 from halotile.storage.sharded import layout
 from halotile.storage.sharded.layout import read_layout
+from tests.cases import in_folders
 from tests.support import Image, job_of, noisy_image, run_inline, write_zarr
 
 MonkeyPatch = pytest.MonkeyPatch
@@ -177,29 +178,25 @@ def write_slices(path: Path, axes: str = "CYX", labels: Sequence[str] = ("DAPI",
     tifffile.imwrite(path.with_suffix(".tif"), pixels, imagej=True, metadata=words)
 
 
-@pytest.mark.parametrize(
-    ("write", "names"), [(write_bands, ["red", "nir", "2", "swir", "b5"]), (write_slices, ["DAPI", "GFP"])]
-)
-def test_bands_and_slices_keep_their_names(write: Any, names: list[str], tmp_path: Path) -> None:
-    write(tmp_path / "in")
-    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none"))
-    assert in_bioio(tmp_path / "out.zarr")[1]["names"] == names
-    for name in ("in.tif", "out.zarr"):
-        assert set(names) - {"2"} <= set(describe(str(tmp_path / name))["channels"])
-
-
-def test_labels_of_slices_that_are_no_channels_are_no_names(tmp_path: Path) -> None:
-    write_slices(tmp_path / "a", "ZCYX", "abcd")
-    assert open_source(tmp_path / "a.tif").channels == ()
+def test_bands_and_slices_keep_their_names(tmp_path: Path) -> None:
+    rows: list[tuple[Any, list[str]]] = [
+        (write_bands, ["red", "nir", "2", "swir", "b5"]),
+        (write_slices, ["DAPI", "GFP"]),
+    ]
+    for folder, (write, names) in in_folders(tmp_path, rows):
+        write(folder / "in")
+        run_inline(job_of(folder / "in.tif", folder / "out.zarr", "none"))
+        assert in_bioio(folder / "out.zarr")[1]["names"] == names
+        for name in ("in.tif", "out.zarr"):
+            assert set(names) - {"2"} <= set(describe(str(folder / name))["channels"])
 
 
 def in_bio_image(path: Path) -> Seen:
     return [pytest.importorskip("bioio").BioImage(path).data], {}
 
 
-@pytest.mark.parametrize(
-    ("pixels", "write"),
-    [
+def test_every_plane_is_within_reach_of_viewers(tmp_path: Path) -> None:
+    rows: list[tuple[Image, Any]] = [
         (FIVE, write_pages),
         (FIVE, write_bands),
         (FIVE, lambda path: np.save(path.with_suffix(".npy"), FIVE)),
@@ -209,28 +206,15 @@ def in_bio_image(path: Path) -> Seen:
                 path.with_suffix(".zarr"), data=TEN, dimension_names=("time", "run", "y", "x")
             ),
         ),
-    ],
-    ids=["pages", "bands", "bare array", "unnamed axis"],
-)
-def test_every_plane_is_within_reach_of_viewers(pixels: Image, write: Any, tmp_path: Path) -> None:
-    write(tmp_path / "in")
-    (path,) = tmp_path.glob("in.*")
-    run_inline(job_of(path, tmp_path / "out.zarr", "none"))
-    for read in (in_ome_zarr, in_ngff_zarr, in_bio_image, in_napari):
-        seen = np.asarray(read(tmp_path / "out.zarr")[0][0])
-        assert np.squeeze(seen).shape == pixels.shape
-        np.testing.assert_array_equal(seen.reshape(pixels.shape)[..., -1, :, :], pixels[..., -1, :, :])
-
-
-def test_an_axis_of_no_stated_meaning_has_none_in_the_output_either(tmp_path: Path) -> None:
-    write_pages(tmp_path / "in")
-    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none"))
-    source = open_source(tmp_path / "out.zarr")
-    assert "".join(source.axes) == "qyx"
-    assert source.remarks == open_source(tmp_path / "in.tif").remarks
-    (multiscale,) = zarr.open_group(tmp_path / "out.zarr", mode="r").attrs["ome"]["multiscales"]
-    assert multiscale["axes"][0] == {"name": "t"}
-    assert read_layout(tmp_path / "out.zarr").axes == source.axes
+    ]
+    for folder, (pixels, write) in in_folders(tmp_path, rows):
+        write(folder / "in")
+        (path,) = folder.glob("in.*")
+        run_inline(job_of(path, folder / "out.zarr", "none"))
+        for read in (in_ome_zarr, in_ngff_zarr, in_bio_image, in_napari):
+            seen = np.asarray(read(folder / "out.zarr")[0][0])
+            assert np.squeeze(seen).shape == pixels.shape
+            np.testing.assert_array_equal(seen.reshape(pixels.shape)[..., -1, :, :], pixels[..., -1, :, :])
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

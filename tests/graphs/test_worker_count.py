@@ -187,9 +187,9 @@ def test_cores_and_memory_are_those_that_a_control_group_allows(
 SPREAD = "n1 4 all.q@n1 UNDEFINED\nn2.site.org 2 all.q@n2 <NULL>\n"
 
 
-@pytest.mark.parametrize(
-    ("told", "file", "workers", "why"),
-    [
+def test_a_batch_job_takes_no_more_cores_than_it_has_here(groups: Groups, monkeypatch: MonkeyPatch) -> None:
+    """Not all batch systems bind a job to its cores."""
+    rows: list[tuple[dict[str, str], str, int, str]] = [
         ({}, "", 64, "one for each core"),
         ({"JOB_ID": "7", "NSLOTS": "4"}, "", 4, "4 slots"),
         ({"SGE_TASK_ID": "undefined", "NSLOTS": "1"}, "", 1, "the job has 1 slot"),
@@ -212,19 +212,15 @@ SPREAD = "n1 4 all.q@n1 UNDEFINED\nn2.site.org 2 all.q@n2 <NULL>\n"
         ({"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "16", "SLURM_CPUS_PER_TASK": "2"}, "", 16, "16 CPUs"),
         ({"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2"}, "", 2, "2 CPUs"),
         ({"_CONDOR_JOB_AD": "x", "_CONDOR_MACHINE_AD": "$"}, "CpusBusy = 9\nCpus = 4\n", 4, "4 cores"),
-    ],
-)
-def test_a_batch_job_takes_no_more_cores_than_it_has_here(
-    told: dict[str, str], file: str, workers: int, why: str, groups: Groups, monkeypatch: MonkeyPatch
-) -> None:
-    """Not all batch systems bind a job to its cores."""
-    groups({"told": file})
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr("socket.gethostname", lambda: "n2")
-    monkeypatch.setattr(needs, "machine_bytes", lambda: 1024 * GIB)
-    environment = {name: word.replace("$", str(machine_module.MOUNTED / "told")) for name, word in told.items()}
-    why = f"one for each of {why} of the job" if why[0].isdigit() else why
-    assert workers_of(Run(), HERE, "cpu", environment) == (workers, why)
+    ]
+    for told, file, workers, why in rows:
+        groups({"told": file})
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+        monkeypatch.setattr("socket.gethostname", lambda: "n2")
+        monkeypatch.setattr(needs, "machine_bytes", lambda: 1024 * GIB)
+        environment = {name: word.replace("$", str(machine_module.MOUNTED / "told")) for name, word in told.items()}
+        why = f"one for each of {why} of the job" if why[0].isdigit() else why
+        assert workers_of(Run(), HERE, "cpu", environment) == (workers, why)
 
 
 JOB = {"SLURM_JOB_ID": "7", ATTENDED: "1"}
@@ -269,21 +265,18 @@ class FakeSlurm:
         monkeypatch.setattr(BatchSystem, "cancel", lambda _, job: self.calls.append(f"cancel {job}"))
 
 
-@pytest.mark.parametrize(
-    ("slurm", "calls"),
-    [
+def test_a_job_is_requeued_once(address: str, monkeypatch: MonkeyPatch) -> None:
+    rows: list[tuple[FakeSlurm, list[str]]] = [
         (FakeSlurm(ALIVE, ALIVE, LOST), ["sleep 0", "sleep 2", "sleep 2", "requeue 7"]),
         (FakeSlurm(ALIVE), CHECKED),
         (FakeSlurm("JobState=RUNNING Reason=None"), CHECKED),
         (FakeSlurm(f"{LOST}   Requeue=0 Restarts=0\n"), ["sleep 0", "cancel 7"]),
         (FakeSlurm(f"{LOST}   Requeue=1 Restarts=0\n", failures=1), ["sleep 0", "requeue 7", "sleep 2", "requeue 7"]),
-    ],
-    ids=["noticed late", "driver ended", "no node known", "may not be requeued", "requeue fails once"],
-)
-def test_a_job_is_requeued_once(slurm: FakeSlurm, calls: list[str], address: str, monkeypatch: MonkeyPatch) -> None:
-    slurm.install(monkeypatch)
-    requeue_orphan(address, JOB)
-    assert slurm.calls == calls
+    ]
+    for slurm, calls in rows:
+        slurm.install(monkeypatch)
+        requeue_orphan(address, JOB)
+        assert slurm.calls == calls
 
 
 def test_the_slower_of_two_workers_does_not_end_a_job_that_was_put_back(address: str, monkeypatch: MonkeyPatch) -> None:
