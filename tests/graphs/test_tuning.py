@@ -181,23 +181,13 @@ def test_a_run_begun_by_rule_goes_on_so(
 
 
 def test_a_job_that_is_as_it_was_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rows: list[tuple[Make, dict[str, Any]]] = [
-        *(
-            (partial(denoising, name=name), {"tile": Tile(block=edge, **sizes)})
-            for name, edge in (("gaussian", 256), ("dncnn", 512))
-            for sizes in ({}, {"size": 512}, {"channels_last": True}, {"size": 64, "batch": 3})
-        ),
-        (deblurring, {"tile": Tile(block=512, size=512)}),
-        (
-            deblurring,
-            {
-                "tile": Tile(block=128, size=512),
-                "solver": SolverChoice(name="pgd", step=0.1, iterations=4, checkpoint_every=2),
-            },
-        ),
-        (deblurring, {"tile": Tile(block=128, channels_last=True)}),
-        (deblurring, {"tile": Tile(block=128, size=64, batch=3, channels_last=False)}),
-    ]
+    twice = SolverChoice(name="pgd", step=0.1, iterations=4, checkpoint_every=2)
+    written_sizes: tuple[dict[str, Any], ...] = ({}, {"size": 512}, {"channels_last": True}, {"size": 64, "batch": 3})
+    makers: list[tuple[Make, int]] = [(denoising, 256), (partial(denoising, name="dncnn"), 512), (deblurring, 128)]
+    rows: list[tuple[Make, dict[str, Any]]]
+    rows = [(make, {"tile": Tile(block=edge, **given)}) for make, edge in makers for given in written_sizes]
+    rows += [(deblurring, {"tile": Tile(block=512, size=512)})]
+    rows += [(deblurring, {"tile": Tile(block=128, size=512), "solver": twice})]
     for folder, (make, parts) in in_folders(tmp_path, rows):
         answering(monkeypatch, TWO)
         plan = make_plan(make(folder, **parts))
