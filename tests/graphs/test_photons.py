@@ -100,20 +100,6 @@ def test_an_offset_and_read_noise_are_taken_into_account(tmp_path: Path, name: s
         assert (result - 100).mean() == pytest.approx((pixels - 100).mean(), rel=0.005)
 
 
-def test_small_bright_things_in_the_dark_keep_their_brightness(tmp_path: Path) -> None:
-    """Spots of up to 30 photons on a background of two."""
-    rows, columns = np.mgrid[:400, :400]
-    truth, rng = np.full((400, 400), 2.0), np.random.default_rng(0)
-    for row, column, peak in np.random.default_rng(1).uniform((0, 0, 10), (400, 400, 30), (150, 3)):
-        truth += peak * np.exp(-((rows - row) ** 2 + (columns - column) ** 2) / 8)
-    pixels = 100 + 1.8 * rng.poisson(truth) + 2 * rng.standard_normal(truth.shape)
-    camera = PHOTONS | {"gain": 1.8, "offset": 100.0, "read_sigma": 2.0}
-    result = denoised(tmp_path, pixels.astype(np.float32), "tv", camera) - 100
-    assert result.mean() == pytest.approx((pixels - 100).mean(), rel=0.01)
-    assert any("the noise grows with brightness" in note for note in make_plan(job_on(tmp_path, "tv", {})).notes)
-    assert make_plan(job_on(tmp_path, "tv", PHOTONS)).identity["noise"]["gain"] == pytest.approx(1.8, rel=0.15)
-
-
 @pytest.mark.parametrize("name", AUTO)
 def test_tiles_give_the_bits_of_the_whole_image_and_a_hole_reaches_no_other_pixel(tmp_path: Path, name: str) -> None:
     plain = counted(true_counts(20)[130:353, 90:301])

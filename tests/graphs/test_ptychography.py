@@ -40,10 +40,7 @@ from halotile.storage.scans.scan import export_result
 from halotile.tasks.block import ONE_BLOCK
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import read_curve
-from halotile.tasks.ptychography import opened as opened_scans
-from halotile.tasks.ptychography import result
 from halotile.tasks.ptychography.opened import SimulatedScan
-from halotile.tasks.ptychography.recipe import SolverStage
 from tests.cases import thorough
 from tests.faults import until
 from tests.graphs.scans import STAGES, begin_with, compute, job, opened, plan, run, small_scan, words, write_small_scan
@@ -252,25 +249,6 @@ def test_messages_to_workers_have_no_arrays(folder: Path) -> None:
     assert sent.opened().start is None
 
 
-def test_a_curve_is_written_while_checkpoints_take_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("halotile.tasks.ptychography.result.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(result, "write_state", lambda *_: now.__setitem__(0, now[0] + 31))
-    scan = opened(folder)
-    stages = (SolverStage(epochs=300, lr=0.1, batch=8),)
-    recipe = replace(scan.recipe, stages=stages, checkpoint=folder / "checkpoint", curve=folder / "curve.json")
-    kept = result.Record(recipe, scan.state, lambda: (scan.object, np.ones(scan.object.shape)))
-    seen, gaps, last = 0, [], 0.0
-    for _ in range(200):
-        now[0] += 1
-        scan.state.losses.append(1.0)
-        kept.epoch_ended(1.0, is_last=False)
-        if (step := read_curve(recipe.curve)[0]) != seen:
-            gaps.append(now[0] - last)
-            seen, last = step, now[0]
-    assert max(gaps) < 35
-
-
 def test_noise_of_photons_has_the_loss_that_draws_have() -> None:
     rng = np.random.default_rng(0)
     for mean in (0.01, 0.3, 1.0, 4.0, 50.0):
@@ -446,21 +424,6 @@ def test_an_epoch_that_diverges_is_told_as_such_and_the_ones_before_stay(folder:
     assert bad > 50 * good
     next(adam.optimize(3, lr=1))
     assert len(list(adam.optimize(1, lr=0.02))) == 1
-
-
-def test_a_call_that_cannot_begin_is_forgotten(
-    folder: Path, ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    losses = []
-    for is_full in (False, True):
-        adam = Adam(opened(folder), context=ctx)
-        if is_full:
-            with monkeypatch.context() as patch:
-                patch.setattr(opened_scans, "write_state", Mock(side_effect=OSError("no space")))
-                with pytest.raises(OSError, match="no space"):
-                    list(adam.optimize(3, lr=0.1, batch_size=32))
-        losses.append(list(adam.optimize(3, lr=0.005, batch_size=16)))
-    assert losses[0] == losses[1]
 
 
 def test_the_first_guess_of_a_probe_is_as_far_out_of_focus_as_the_sample(tmp_path: Path) -> None:

@@ -17,15 +17,7 @@ import pytest
 import zarr
 
 import halotile
-from halotile.errors import (
-    BlockFailed,
-    DamagedData,
-    DiskRefused,
-    HalotileError,
-    InputError,
-    OutputRefused,
-    ResumeRefused,
-)
+from halotile import errors
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
@@ -55,7 +47,9 @@ def listing(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 @contextmanager
-def refused(folder: Path, kind: type[HalotileError], words: str) -> Iterator[pytest.ExceptionInfo[HalotileError]]:
+def refused(
+    folder: Path, kind: type[errors.HalotileError], words: str
+) -> Iterator[pytest.ExceptionInfo[errors.HalotileError]]:
     """What is done in here is refused, and nothing in the folder is touched."""
     before = listing(folder)
     with pytest.raises(kind, match=words) as failed:
@@ -90,7 +84,7 @@ PLACES = [
 def test_an_output_in_the_way_of_the_input_is_refused(tmp_path: Path, source: Path, place: str, words: str) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     for overwrite, fresh in itertools.product((False, True), repeat=2):
-        with refused(tmp_path, OutputRefused, words):
+        with refused(tmp_path, errors.OutputRefused, words):
             run(make_plan(gaussian(source, f"{tmp_path}/{place}", overwrite=overwrite), fresh=fresh))
 
 
@@ -107,13 +101,13 @@ def test_what_is_not_ours_stays(tmp_path: Path, source: Path, kind: str) -> None
         (theirs / "thesis.txt").write_text("years")
         words = words if kind == "folder" else "something that no run made is there already"
     for overwrite, fresh in itertools.product((False,) if kind == "zarr" else (False, True), (False, True)):
-        with refused(tmp_path, OutputRefused, words):
+        with refused(tmp_path, errors.OutputRefused, words):
             run(make_plan(gaussian(source, place, overwrite=overwrite), fresh=fresh))
 
 
 def test_an_image_that_lacks_a_block_is_not_read(scene: Scene, cluster: RunningCluster, tmp_path: Path) -> None:
     cause = scene.make_trouble("raise", 3)
-    with pytest.raises(BlockFailed):
+    with pytest.raises(errors.BlockFailed):
         scene.run(cluster, retries=0)
     unfinished, denoising = scene.output, gaussian(scene.source, tmp_path / "next.zarr")
 
@@ -129,14 +123,18 @@ def test_an_image_that_lacks_a_block_is_not_read(scene: Scene, cluster: RunningC
         lambda: reconstruction("blur", kernel=unfinished),
     ]
     for make in makes:
-        with refused(tmp_path, InputError, r"clean\.zarr is the output of a run that has 1 of 64 blocks left to do"):
+        with refused(
+            tmp_path, errors.InputError, r"clean\.zarr is the output of a run that has 1 of 64 blocks left to do"
+        ):
             make_plan(make())
     cause.unlink()
     scene.run(cluster)
     make_plan(gaussian(scene.output, tmp_path / "next.zarr"))
     lost = next(file for file in (scene.output / "c").rglob("*") if file.is_file())
     lost.unlink()
-    with refused(tmp_path, InputError, rf"{lost}: the shard is missing; 1 of the .* `recon-cli verify --repair`"):
+    with refused(
+        tmp_path, errors.InputError, rf"{lost}: the shard is missing; 1 of the .* `recon-cli verify --repair`"
+    ):
         make_plan(gaussian(scene.output, tmp_path / "next.zarr"))
 
 
@@ -158,13 +156,13 @@ def test_another_job_does_not_go_on_with_a_run(finished: Scene, monkeypatch: pyt
         ({"tile": {"depth": 4}}, "depth was .*0.*, is .*4"),
     ]
     for parts, words in others:
-        with refused(finished.output, ResumeRefused, rf"{words}[\s\S]*--fresh"):
+        with refused(finished.output, errors.ResumeRefused, rf"{words}[\s\S]*--fresh"):
             finished.run(parts=parts)
-    with pytest.raises(ResumeRefused) as failed:
+    with pytest.raises(errors.ResumeRefused) as failed:
         finished.run(parts={"output": {"codec": "zstd", "chunk": 8}}, on_nan="fail")
     assert len(str(failed.value).splitlines()) == 5, "every difference is listed"
     monkeypatch.setattr(halotile, "__version__", "99.0")
-    with refused(finished.output, ResumeRefused, 'code.halotile was ".*", is "99.0"'):
+    with refused(finished.output, errors.ResumeRefused, 'code.halotile was ".*", is "99.0"'):
         finished.run()
     assert finished.journalled() == set(range(BLOCKS))
 
@@ -186,10 +184,10 @@ def test_fresh_discards_no_other_job(finished: Scene, cluster: RunningCluster, s
         other = replace(other, input=Input(path=str(write_zarr(finished.folder / "o.zarr", image()))))
     elif change == "denoiser":
         other = replace(other, denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}))
-    with refused(finished.folder, OutputRefused, r"another job.*--fresh discards only.*output\.overwrite"):
+    with refused(finished.folder, errors.OutputRefused, r"another job.*--fresh discards only.*output\.overwrite"):
         run(make_plan(other, fresh=True))
     if stands != "run directory":
-        with refused(finished.output, ResumeRefused, r"--fresh and output\.overwrite: true"):
+        with refused(finished.output, errors.ResumeRefused, r"--fresh and output\.overwrite: true"):
             run(make_plan(other))
     replacing = replace(other, output=replace(other.output, overwrite=True))
     assert run(make_plan(replacing, fresh=True), cluster=cluster).resumed == 0
@@ -205,7 +203,7 @@ def test_a_run_that_stopped_at_nan_goes_on(
     scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     causes = [scene.make_trouble("raise", block) for block in (3, 5)]
-    with pytest.raises(BlockFailed):
+    with pytest.raises(errors.BlockFailed):
         scene.run(cluster, on_nan="fail", retries=0)
     for cause in causes:
         cause.unlink()
@@ -213,7 +211,7 @@ def test_a_run_that_stopped_at_nan_goes_on(
     assert scene.run(cluster, on_nan="propagate").resumed == BLOCKS - 2
     assert sorted(scene.seen()) == [3, 5]
     # Now there may be NaN among what is done.
-    with refused(scene.output, ResumeRefused, 'run.on_nan was "propagate", is "fail"'):
+    with refused(scene.output, errors.ResumeRefused, 'run.on_nan was "propagate", is "fail"'):
         scene.run(on_nan="fail")
     check_whole()
 
@@ -222,20 +220,20 @@ def test_a_changed_input_is_noticed_and_a_moved_one_is_the_same_where_that_is_sa
     moved = {"input": {"path": str(finished.folder / "moved.zarr")}}
     finished.source.rename(finished.folder / "moved.zarr")
     words = "Write what it was, .* these are the same pixels at another path, run with --same-input"
-    with refused(finished.output, ResumeRefused, words):
+    with refused(finished.output, errors.ResumeRefused, words):
         finished.run(parts=moved)
     assert finished.run(parts=moved, same_input=True).resumed == BLOCKS
-    with refused(finished.output, ResumeRefused, r"output\.codec") as failed:
+    with refused(finished.output, errors.ResumeRefused, r"output\.codec") as failed:
         finished.run(parts=moved | {"output": {"codec": "zstd"}}, same_input=True)
     assert "--same-input" not in str(failed.value)
     write_zarr(finished.source, image() + 1)
     for _ in range(2):
-        with refused(finished.output, ResumeRefused, r"input\.[\s\S]*same images, .* run with --same-input"):
+        with refused(finished.output, errors.ResumeRefused, r"input\.[\s\S]*same images, .* run with --same-input"):
             finished.run()
         zarr.open_array(finished.source, mode="r+")[...] = image() + 2  # rewritten in place
     shutil.rmtree(finished.source)
     write_zarr(finished.source, image()[:-1])
-    with refused(finished.output, ResumeRefused, r"input\.shape") as failed:
+    with refused(finished.output, errors.ResumeRefused, r"input\.shape") as failed:
         finished.run(same_input=True)
     assert "--same-input" not in str(failed.value)
 
@@ -243,7 +241,7 @@ def test_a_changed_input_is_noticed_and_a_moved_one_is_the_same_where_that_is_sa
 def test_a_run_that_began_since_the_plan_was_made_is_not_taken_for_ours(scene: Scene, cluster: RunningCluster) -> None:
     plan = make_plan(scene.job(parts={"output": {"codec": "zstd"}}))
     scene.run(cluster)
-    with refused(scene.output, ResumeRefused, r"output\.codec"):
+    with refused(scene.output, errors.ResumeRefused, r"output\.codec"):
         run(plan)
 
 
@@ -257,7 +255,7 @@ LEFT = range(20, 24)
 def half_done(scene: Scene, cluster: RunningCluster) -> Scene:
     """A run that ended with some of its blocks missing."""
     causes = [scene.make_trouble("raise", block) for block in LEFT]
-    with pytest.raises(BlockFailed):
+    with pytest.raises(errors.BlockFailed):
         scene.run(cluster, retries=0)
     for cause in causes:
         cause.unlink()
@@ -325,7 +323,7 @@ def test_a_torn_journal_goes_on_before_the_tear_and_leftovers_are_swept(
 def test_a_run_without_its_journal_starts_over(half_done: Scene, cluster: RunningCluster, check_whole: Check) -> None:
     journal = half_done.directory.journal_path
     journal.write_bytes(journal.read_bytes()[20:])
-    with pytest.raises(DamagedData, match=r"first line is damaged\. Run with --fresh"):
+    with pytest.raises(errors.DamagedData, match=r"first line is damaged\. Run with --fresh"):
         half_done.run(cluster)
     assert half_done.run(cluster, fresh=True).resumed == 0
     assert sorted(half_done.seen()) == list(range(BLOCKS))
@@ -357,7 +355,7 @@ def test_a_run_that_has_its_journal_goes_on_and_restores_the_other_files(
 
 def test_a_journal_of_another_job_without_its_plan_is_refused(half_done: Scene, cluster: RunningCluster) -> None:
     half_done.directory.plan_path.unlink()
-    with pytest.raises(ResumeRefused, match=r"60 blocks of another job.*recon-cli resume .*--fresh"):
+    with pytest.raises(errors.ResumeRefused, match=r"60 blocks of another job.*recon-cli resume .*--fresh"):
         half_done.run(cluster, parts={"output": {"codec": "zstd"}})
     assert half_done.run(cluster).resumed == 60
 
@@ -386,7 +384,7 @@ def test_a_finished_run_whose_damage_is_not_mended_is_told_as_failed(half_done: 
     half_done.run(cluster)
     flip_bit(half_done.output / "c" / "0" / "3", 100)
     half_done.make_trouble("raise", 3)
-    with pytest.raises(BlockFailed, match="1 of 64 blocks failed"):
+    with pytest.raises(errors.BlockFailed, match="1 of 64 blocks failed"):
         half_done.run(cluster)
     told = {key: half_done.status()[key] for key in ("state", "done", "resumed", "failed")}
     assert told == {"state": "failed", "done": BLOCKS - 1, "resumed": BLOCKS - 1, "failed": 1}
@@ -397,7 +395,7 @@ def test_an_output_that_is_gone_is_not_replaced_unasked(
 ) -> None:
     aside = half_done.output.rename(half_done.folder / "aside")
     for parts in ({}, {"output": {"overwrite": True}}):
-        with pytest.raises(OutputRefused, match=r"is not there, .* 60 blocks of it .* Put it back .*--fresh"):
+        with pytest.raises(errors.OutputRefused, match=r"is not there, .* 60 blocks of it .* Put it back .*--fresh"):
             half_done.run(cluster, parts=parts)
     assert len(half_done.journalled()) == 60
     aside.rename(half_done.output)
@@ -412,7 +410,7 @@ def test_what_a_solver_has_done_outlives_its_output(half_done: Scene, cluster: R
         journal.unmark(range(BLOCKS))
     half_done.directory.state_path.mkdir()
     shutil.rmtree(half_done.output)
-    with pytest.raises(OutputRefused, match=r"is not there, .* intermediate results .*--fresh"):
+    with pytest.raises(errors.OutputRefused, match=r"is not there, .* intermediate results .*--fresh"):
         half_done.run(cluster)
     half_done.directory.state_path.rmdir()
     assert half_done.run(cluster).resumed == 0
@@ -439,7 +437,7 @@ def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(
     plan = make_plan(scene.job())
     free = shutil.disk_usage(small_disk).free
     (small_disk / "filler").write_bytes(bytes(free - room_kib * 1024))
-    with pytest.raises(DiskRefused, match=r"the disk ran full.*No space left on device.*run again") as full:
+    with pytest.raises(errors.DiskRefused, match=r"the disk ran full.*No space left on device.*run again") as full:
         run(plan, cluster=cluster)
     done = scene.journalled()
     assert room_kib // 4 - 16 <= len(done) <= room_kib // 4

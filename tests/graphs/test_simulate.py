@@ -18,18 +18,9 @@ import zarr
 from numpy.typing import NDArray
 
 import halotile
+from halotile import errors
 from halotile.cli.config.loading import saved_job
 from halotile.cli.status import blocks_given_up, find_run, output_of
-from halotile.errors import (
-    ConfigError,
-    HalotileError,
-    InputError,
-    MemoryRefused,
-    OutputInUse,
-    OutputRefused,
-    ResumeRefused,
-    Stopped,
-)
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage, simulation_of
@@ -143,17 +134,17 @@ def test_a_stop_keeps_what_is_done(tmp_path: Path, cluster: RunningCluster, monk
     def stopping(self: SimulateWork, at: Any) -> Any:
         for wanted in passes(self, at):
             if wanted.title == " while y2.zarr was made":
-                raise Stopped("stopped on SIGTERM")
+                raise errors.Stopped("stopped on SIGTERM")
             yield wanted
 
     monkeypatch.setattr(SimulateWork, "run", stopping)
-    with pytest.raises(Stopped):
+    with pytest.raises(errors.Stopped):
         run(plan, cluster=cluster)
     monkeypatch.undo()
     blocks = [len(output.grid) for output in plan.outputs]
     assert (state_of(tmp_path), done_of(plan)) == ("stopped", [*blocks[:2], 0])
     before = made(tmp_path)
-    with pytest.raises(ResumeRefused, match=r"noise\.seed was 0, is 1"):
+    with pytest.raises(errors.ResumeRefused, match=r"noise\.seed was 0, is 1"):
         run(plan_of(job, NoiseChoice(seed=1)), cluster=cluster)
     assert same(made(tmp_path), before)
     resumed: list[int] = []
@@ -193,7 +184,7 @@ def test_a_job_that_cannot_be_simulated_is_told_why(tmp_path: Path) -> None:
             changes = {"operators": (blur, blur)}
         elif "size" in changes:
             changes = {"operators": (replace(crop, options={"origin": (0, 0), **changes}),)}
-        with pytest.raises((ConfigError, MemoryRefused), match=words):
+        with pytest.raises((errors.ConfigError, errors.MemoryRefused), match=words):
             plan_of(replace(job, **changes))
         assert [path.name for path in tmp_path.iterdir()] == ["truth.npy"]
 
@@ -216,7 +207,9 @@ def test_a_reference_below_0_has_no_counts(tmp_path: Path, cluster: RunningClust
     np.save(tmp_path / "truth.npy", below)
     plan = plan_of(job, NoiseChoice(name="poisson", gain=0.01))
     told: list[Any] = []
-    with pytest.raises(InputError, match=r"pixels that operators\[0\] makes .* the least -0\.25\. Write a reference"):
+    with pytest.raises(
+        errors.InputError, match=r"pixels that operators\[0\] makes .* the least -0\.25\. Write a reference"
+    ):
         run(plan, cluster=cluster, observer=lambda p: told.append(p.retried))
     assert not any(told)  # no retry helps
     assert state_of(tmp_path) == "failed"
@@ -237,7 +230,7 @@ def test_noise_that_is_none_is_refused_with_its_job(tmp_path: Path) -> None:
         ({"seed": 1.5}, r"noise\.seed: 1\.5 is not a whole number"),
     ]
     for given, words in wrong:
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(errors.ConfigError, match=words):
             halotile.simulate([seen], tmp_path / "truth.npy", **{"noise": "poisson", **given})
 
 
@@ -247,7 +240,7 @@ def test_what_came_to_its_place_meanwhile_stays(tmp_path: Path, cluster: Running
     thesis = tmp_path / "y2.zarr" / "thesis.txt"
     thesis.parent.mkdir()
     thesis.write_text("mine")
-    with pytest.raises(OutputRefused, match=r"y2\.zarr"):
+    with pytest.raises(errors.OutputRefused, match=r"y2\.zarr"):
         run(plan, cluster=cluster)
     assert thesis.read_text() == "mine"
     assert {path.name for path in tmp_path.glob("y*.zarr")} == {"y2.zarr"}, "nothing is begun"
@@ -278,7 +271,7 @@ def test_holes_are_refused_and_packing_is_noted(tmp_path: Path, cluster: Running
     plan = plan_of(job) if role == "reference" else make_plan(job)
     assert any("scale_factor 0.5, which are not applied" in note for note in plan.notes)
     words = rf"{re.escape(role)} has pixels of -32768, which its file names for no measurement"
-    with pytest.raises(HalotileError, match=words):
+    with pytest.raises(errors.HalotileError, match=words):
         run(plan, cluster=cluster)
 
 
@@ -331,12 +324,12 @@ def test_fresh_discards_no_output_of_another_run(folder: Path) -> None:
     fill(simulation(folder, B))
     fill(simulation(folder, A, B, overwrite=True), fresh=True)
     for fresh in (True, False):
-        with pytest.raises(OutputRefused, match="another job"):
+        with pytest.raises(errors.OutputRefused, match="another job"):
             claimed(simulation(folder, B), fresh=fresh)
     assert claimed(simulation(folder, A, B)) == 8
     assert find_run(folder / B) == folder / f"{A}.run"
     fill(simulation(folder, A, B, overwrite=True, seed=1), 3, fresh=True)
-    with pytest.raises(OutputRefused, match="another job"):
+    with pytest.raises(errors.OutputRefused, match="another job"):
         claimed(simulation(folder, B))
     assert claimed(simulation(folder, A, B, seed=1)) == 3, "an unfinished run keeps its empty outputs"
 
@@ -357,7 +350,7 @@ def test_workers_of_an_earlier_run_are_waited_for(folder: Path, monkeypatch: pyt
     worker.start()
     try:
         assert held.wait(60)
-        with pytest.raises(OutputInUse):
+        with pytest.raises(errors.OutputInUse):
             claimed(simulation(folder, B, overwrite=True), fresh=True)
     finally:
         ends.set()
@@ -368,17 +361,17 @@ def test_workers_of_an_earlier_run_are_waited_for(folder: Path, monkeypatch: pyt
 def test_a_stored_job_discards_nothing_that_it_did(folder: Path) -> None:
     fill(simulation(folder, A, B, overwrite=True))
     os.utime(folder / "truth.npy")
-    with pytest.raises(ResumeRefused, match="reference"):
+    with pytest.raises(errors.ResumeRefused, match="reference"):
         claimed(saved_job(find_run(folder / A)))
     assert verify(folder / A).sound
 
 
 def test_an_image_that_is_read_is_not_removed_and_outputs_in_one_another_are_refused(folder: Path) -> None:
     zarr.create_group(folder / "truth.zarr").create_array("0", data=np.ones((256, 256), "float32"))
-    with pytest.raises(OutputRefused, match="the job reads"):
+    with pytest.raises(errors.OutputRefused, match="the job reads"):
         claimed(simulation(folder, "truth.zarr", reference="truth.zarr/0", overwrite=True))
     assert (folder / "truth.zarr/0/zarr.json").exists()
-    with pytest.raises((ConfigError, OutputRefused), match=r"operators\[1\]\.data"):
+    with pytest.raises((errors.ConfigError, errors.OutputRefused), match=r"operators\[1\]\.data"):
         make_plan(simulation(folder, A, f"{A}/b.zarr"))
 
 
@@ -408,9 +401,9 @@ def test_outputs_that_were_moved_together_are_whole_and_a_journal_that_is_missin
     assert output_of(new / f"{B}.run") == new / B
     for part in (A, f"{A}.run"):
         shutil.move(new / part, folder / part)
-    with pytest.raises(OutputRefused, match=r"b\.zarr\.run/journal is not there"):
+    with pytest.raises(errors.OutputRefused, match=r"b\.zarr\.run/journal is not there"):
         verify(folder / A)
-    with pytest.raises(OutputRefused, match=r"b\.zarr\.run/journal is not there, and 4 blocks"):
+    with pytest.raises(errors.OutputRefused, match=r"b\.zarr\.run/journal is not there, and 4 blocks"):
         claimed(simulation(folder, A, B))
 
 
@@ -442,14 +435,14 @@ def test_an_output_or_a_plan_that_is_lost_costs_no_blocks(folder: Path) -> None:
     (folder / f"{A}.run/plan.json").write_text("x")
     assert claimed(simulation(folder, A, B, workers=4)) == 4
     shutil.rmtree(folder / B)
-    with pytest.raises(OutputRefused, match="4 blocks"):
+    with pytest.raises(errors.OutputRefused, match="4 blocks"):
         claimed(simulation(folder, A, B))
 
 
 def test_the_directory_of_an_output_that_was_moved_away_stays(folder: Path) -> None:
     fill(simulation(folder, B))
     shutil.move(folder / B, folder / "away.zarr")
-    with pytest.raises(OutputRefused, match="another job"):
+    with pytest.raises(errors.OutputRefused, match="another job"):
         claimed(simulation(folder, A, B))
     shutil.move(folder / "away.zarr", folder / B)
     assert claimed(simulation(folder, B)) == 4

@@ -121,23 +121,6 @@ def test_iterations_end_when_the_image_is_at_rest(tmp_path: Path) -> None:
     assert rows[-1]["change"] < 0.01 <= rows[-2]["change"]
 
 
-def test_stored_images_are_read_once_a_block(tmp_path: Path) -> None:
-    """By every operator, the prior and the sums together: with its halo, no more."""
-    read: list[int] = []
-
-    def counted(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
-        receipt = BlockRunner(task).run(range(len(task.grid)))
-        read.append(receipt.read_bytes)
-        ledger.enter(receipt.sums)
-        journal.mark(receipt.digests)
-
-    problem = problem_for("pgd", solving.scene((256, 256)), "reflect")
-    solving.finished(
-        solving.iterations_of(solving.solver_of("pgd"), problem, tmp_path, run_pass=counted, halo=18, shard=64), 2
-    )
-    assert read[1] < 4 * 256 * 256 * (1 + 2 * 18 / 64) ** 2
-
-
 # --- the state between iterations and in the middle of one ----------------------------------------
 
 

@@ -23,13 +23,9 @@ from scipy.ndimage import uniform_filter
 from skimage.data import camera, grass, immunohistochemistry
 
 from halotile.errors import ConfigError, HalotileError, InputError, MemoryRefused, WeightsError
-from halotile.graphs.clusters.common import machine as gpu_detection
-from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.train.job import NetworkChoice, WeightsFile, plan_rows
-from halotile.graphs.kinds.sections import Cluster, Input, Run
-from halotile.graphs.plans import needs
+from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.plan import Plan, make_plan
-from halotile.storage.images.png import encode_png
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.stored_array import MOST_SHARED
 from halotile.tasks.denoisers.common.weights import METADATA, trained_range
@@ -65,16 +61,6 @@ def test_few_of_many_images_are_open_at_once(tmp_path: Path) -> None:
     assert len(np.unique(drawn // 10_000)) > 40
     files = [Path(os.path.realpath(fd)) for fd in Path("/proc/self/fd").iterdir()]
     assert 0 < len([file for file in files if file.is_relative_to(tmp_path)]) <= 2 * MOST_SHARED, "a file and its map"
-
-
-def test_the_memory_of_decoded_images_does_not_grow_with_their_number(tmp_path: Path) -> None:
-    needed = []
-    for numbers in (range(20), range(20, 60)):
-        for number in numbers:
-            pixels = np.arange(number, number + 30000, dtype=np.uint8).reshape(100, 100, 3)
-            (tmp_path / f"{number}.png").write_bytes(b"".join(encode_png(pixels)))
-        needed.append(make_plan(on(tmp_path, "*.png")).summary()["peak_memory_per_worker_bytes"])
-    assert needed[0] == needed[1]
 
 
 def test_channels_are_taken_together_and_planes_apart(tmp_path: Path) -> None:
@@ -232,23 +218,6 @@ def test_pixels_are_hidden_along_the_axis_of_shared_noise(images: Path, tmp_path
         notes = " ".join(notes_with(plan, "share noise"))
         assert all(part in notes for part in said.split("|"))
         assert bool(notes) == bool(said)
-
-
-def test_workers_that_would_share_a_gpu_are_refused(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (needs, gpu_detection):
-        monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0", "1")))
-
-    def planned(kind: str, **options: Any) -> Plan:
-        run = Run(device="cuda", memory_per_worker="3GiB", **options)
-        return make_plan(training(images, tmp_path, run=run, cluster=Cluster(kind=kind)))
-
-    plan = planned("local")
-    assert (plan.run.workers, plan.computing.requested.why) == (1, "one for the GPU")
-    with pytest.raises(ConfigError, match=r"workers is 2.*cannot share a GPU.*\{kind: local-cuda\}"):
-        planned("local", workers=2)
-    assert planned("local-cuda").run.workers == 2
 
 
 def judged(folder: Path, first: Any, second: Any) -> list[str]:

@@ -163,11 +163,6 @@ def write_bands(path: Path) -> None:
     tifffile.imwrite(path.with_suffix(".tif"), FIVE, extratags=tags, **kinds)
 
 
-def write_pages(path: Path) -> None:
-    """Pages of a plain TIFF, of which nothing says what they are."""
-    tifffile.imwrite(path.with_suffix(".tif"), FIVE, photometric="minisblack", metadata=None)
-
-
 def test_bands_and_slices_keep_their_names(tmp_path: Path) -> None:
     write_bands(tmp_path / "bands")
     for axes, labels in (("CYX", ["DAPI", "GFP"]), ("ZCYX", [*"abcd"])):
@@ -204,21 +199,6 @@ def test_every_plane_is_within_reach_of_viewers(tmp_path: Path) -> None:
     )
     (multiscale,) = zarr.open_group(tmp_path / "pages.out.zarr", mode="r").attrs["ome"]["multiscales"]
     assert multiscale["axes"][0] == {"name": "t"}
-
-
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_channels_without_names_have_the_contrast_of_what_was_measured(tmp_path: Path, count: int) -> None:
-    pixels = np.stack([noisy_image((96, 80), "float32") * (n + 1) for n in range(count)])
-    pixels[:, :40] = -9999
-    tag = (42113, "s", 0, "-9999", True)
-    tifffile.imwrite(tmp_path / "in.tif", pixels if count > 1 else pixels[0], extratags=[tag], metadata=None)
-    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none", input={"axes": "cyx"} if count > 1 else {}))
-    _, facts = in_napari(tmp_path / "out.zarr")
-    limits = facts["limits"] if count > 1 else [facts["limits"]]
-    for n, (low, high) in enumerate(limits):
-        assert pixels[n, 40:].min() <= low < high <= pixels[n, 40:].max()
-    assert facts["names"] == ([str(n) for n in range(count)] if count > 1 else "out")
-    assert count == 1 or len({str(colour) for colour in facts["colours"]}) == count
 
 
 def test_a_chunk_that_cannot_be_read_does_not_keep_a_plan_from_being_made(tmp_path: Path) -> None:
