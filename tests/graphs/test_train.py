@@ -38,8 +38,8 @@ from halotile.storage.run_directory.directory import EXAMPLES, PAGE, RunDirector
 from halotile.tasks.groups.training.curve import read_curve
 from tests.cases import thorough
 from tests.faults import REPOSITORY, flip_bit, members, until
+from tests.graphs.test_train_plans import curve_of, recipe_of, train, training, write_images
 from tests.graphs.test_watching import Looking, fetched
-from tests.graphs.trainings import curve_of, recipe_of, train, training, write_images
 from tests.support import job_of, read_zarr, run_inline, write_zarr
 
 pytestmark = pytest.mark.cluster

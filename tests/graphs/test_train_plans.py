@@ -23,16 +23,63 @@ from scipy.ndimage import uniform_filter
 from skimage.data import camera, grass, immunohistochemistry
 
 from halotile.errors import ConfigError, HalotileError, InputError, MemoryRefused, WeightsError
-from halotile.graphs.jobs.train.job import NetworkChoice, WeightsFile, plan_rows
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.train.job import NetworkChoice, Training, WeightsFile, plan_rows
+from halotile.graphs.jobs.train.plan import TrainWork
 from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.plan import Plan, make_plan
+from halotile.graphs.runs.driver import Outcome, run
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.stored_array import MOST_SHARED
 from halotile.tasks.denoisers.common.weights import METADATA, trained_range
 from halotile.tasks.networks.unet import UNetNetwork
+from halotile.tasks.training.patches import Recipe
 from tests.cases import in_folders
-from tests.graphs.trainings import recipe_of, training, write_images
-from tests.support import job_of, read_zarr, write_zarr
+from tests.support import job_of, read_zarr, work_of, write_zarr
+
+
+def write_images(folder: Path) -> Path:
+    """Write two noisy images of the same waves, and the waves."""
+    y, x = np.mgrid[:192, :160]
+    clean = (0.5 + 0.3 * np.sin(y / 9) * np.cos(x / 7)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    for name in ("noisy", "second"):
+        noise = 0.2 * rng.standard_normal(clean.shape).astype(np.float32)
+        write_zarr(folder / f"{name}.zarr", clean + noise)
+    write_zarr(folder / "clean.zarr", clean)
+    return folder
+
+
+def training(images: Path, folder: Path, **options: Any) -> Training:
+    """A small training."""
+    usual: dict[str, Any] = {
+        "input": Input(path=str(images / "noisy.zarr")),
+        "output": WeightsFile(path=str(folder / "net.safetensors")),
+        "network": NetworkChoice(name="unet", options={"width": 4, "levels": 1}),
+        "steps": 12,
+        "patch": 16,
+        "batch": 8,
+        "run": Run(workers=2, memory_per_worker="3GiB"),
+    }
+    return Training(**(usual | options))
+
+
+def train(job: Training, cluster: RunningCluster | None = None, **options: Any) -> tuple[Outcome, bytes]:
+    """Run a training; return its end and the weights."""
+    outcome = run(make_plan(job, **options), cluster=cluster)
+    return outcome, Path(job.output.path).read_bytes()
+
+
+def curve_of(job: Training) -> list[dict[str, float]]:
+    """The rows of the curve without their times."""
+    lines = RunDirectory.beside(job.output.path).iterations_path.read_text().splitlines()
+    return [{name: n for name, n in json.loads(line).items() if name != "seconds"} for line in lines]
+
+
+def recipe_of(job: Training) -> Recipe:
+    work = work_of(make_plan(job))
+    assert isinstance(work, TrainWork)
+    return work.recipe
 
 
 @pytest.fixture(scope="module")
