@@ -209,25 +209,6 @@ def test_a_mask_becomes_numbers_between_0_and_1(tmp_path: Path) -> None:
     assert 0 <= plain.min() < 0.4 < 0.6 < plain.max() <= 1 + 1e-6
 
 
-def test_a_czi_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
-    for package in ("bioio_czi", "pylibCZIrw"):
-        pytest.importorskip(package, reason=f'{package} is not installed: pip install "halotile[bioio]"')
-    from pylibCZIrw import czi
-
-    with czi.create_czi(str(tmp_path / "a.czi")) as file:
-        for c, z in np.ndindex(2, 3):
-            plane = noisy_image((64, 48), "uint16", seed=c + z)
-            file.write(data=plane[..., None], plane={"C": c, "Z": z})
-        names = {0: "DAPI", 1: "GFP"}
-        file.write_metadata(channel_names=names, scale_x=1e-7, scale_y=1e-7, scale_z=3e-7)
-    group = output_of(gaussian(tmp_path / "a.czi", tmp_path / "o.zarr"))
-    axes, units, scale = described(group)
-    assert (axes, units) == ("czyx", [None, "micrometer", "micrometer", "micrometer"])
-    np.testing.assert_allclose(scale, [1.0, 0.3, 0.1, 0.1])
-    channels = Omero.model_validate(Image.from_zarr(group).ome_attributes.omero).channels
-    assert [channel.label for channel in channels] == ["DAPI", "GFP"]
-
-
 FILTERS: dict[str, dict[str, Any]] = {
     "tv": {"strength": 0.5, "iterations": 10},
     "nlm": {"strength": 0.3, "patch": 3, "distance": 2},

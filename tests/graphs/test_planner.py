@@ -90,17 +90,6 @@ def test_seams_may_be_allowed_and_are_noted(source: Path, tmp_path: Path) -> Non
     assert "seams will show" in plan.notes[0]
 
 
-def test_a_users_network_is_probed_and_the_noise_level_estimated_once(source: Path, tmp_path: Path) -> None:
-    plan = make_plan(
-        support.job_of(source, tmp_path / "o.zarr", "torch", network("convolutions", options={"layers": 4}))
-    )
-    assert support.work_of(plan).task.tiling.depth == ((4, 4), (4, 4))
-    assert plan.summary()["depth_from"] == "probed"
-    plan = make_plan(support.job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"}))
-    assert 0.05 < plan.identity["noise_level"] < 0.15
-    assert support.work_of(plan).task.denoiser.sigma == plan.identity["noise_level"]
-
-
 def test_a_strided_network_that_loses_the_ragged_edge_is_refused(tmp_path: Path) -> None:
     ragged = support.write_zarr(tmp_path / "ragged.zarr", support.noisy_image((302, 260)))
     with pytest.raises(ConfigError, match=r"total stride of 4, and the image's sides \[302, 260\]"):

@@ -112,15 +112,6 @@ def test_tiles_in_one_pass_or_two_have_the_bits_of_whole_images(tmp_path: Path, 
         assert np.array_equal(read_all(solving.finished(run, 2).image()), expected)
 
 
-def test_iterations_end_when_the_image_is_at_rest(tmp_path: Path) -> None:
-    run = solving.iterations_of(
-        solving.solver_of("pgd"), problem_for("pgd", solving.scene((64, 60)), "reflect"), tmp_path
-    )
-    rows = list(run.run(50, lambda _, row: row["change"] < 0.01))
-    assert 1 < len(rows) < 50
-    assert rows[-1]["change"] < 0.01 <= rows[-2]["change"]
-
-
 # --- the state between iterations and in the middle of one ----------------------------------------
 
 

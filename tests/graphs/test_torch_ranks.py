@@ -83,12 +83,6 @@ def test_ranks_meet_in_a_private_folder_and_listen_where_their_worker_does(four:
     assert program.run(four.client, 4, 0) == [(0o700, 0, ["127.0.0.1"])] * 4
 
 
-def test_ranks_are_processes_of_their_own_and_repeat_their_bits(four: DistributedContext) -> None:
-    ends = [four.run_torch(ranks.repeated) for _ in range(2)]
-    assert len({pid for pid, _ in ends[0]} - {os.getpid()}) == 4
-    assert len(set[bytes]().union(*(bits for end in ends for _, bits in end))) == 1
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_comes_early_or_ends_early_waits_for_the_others(four: DistributedContext, rank: int) -> None:
     ends = four.run_torch(ranks.late, rank, 1.2, ranks=3, timeout_seconds=0.5)

@@ -110,13 +110,6 @@ def test_few_of_many_images_are_open_at_once(tmp_path: Path) -> None:
     assert 0 < len([file for file in files if file.is_relative_to(tmp_path)]) <= 2 * MOST_SHARED, "a file and its map"
 
 
-def test_channels_are_taken_together_and_planes_apart(tmp_path: Path) -> None:
-    pixels = np.arange(3 * 2 * 64 * 80, dtype=np.uint16).reshape(3, 2, 64, 80)
-    tifffile.imwrite(tmp_path / "a.ome.tif", pixels, metadata={"axes": "TCYX"})
-    (image,) = recipe_of(on(tmp_path, "a.ome.tif")).patches.images
-    assert (image.channels, image.spatial, image.planes) == (2, (2, 3), (3, 1, 1, 1))
-
-
 def test_holes_and_saturated_pixels_are_known(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(100, 60000, (128, 128)).astype(np.uint16)
     pixels[:40] = 65535

@@ -512,12 +512,3 @@ def test_a_prior_takes_no_other_weights(own_folder: Path) -> None:
     train_on(own_folder / "w.safetensors")
     with pytest.raises(WeightsError, match="was changed while the job ran"):
         fourth.runner()
-
-
-def test_a_worker_takes_no_code_but_that_of_the_plan(own_folder: Path) -> None:
-    plan = make_plan(own(own_folder, "own_networks:seeded"))
-    with (own_folder / "sibling.py").open("a") as code:
-        code.write("# edited\n")
-    sys.path.insert(0, str(own_folder))
-    with pytest.raises(ConfigError, match="the code of own_networks:seeded was changed while the job ran"):
-        work_of(plan).task.stages()

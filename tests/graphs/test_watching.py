@@ -433,19 +433,6 @@ vendor_id\t: none
 """
 
 
-@pytest.mark.cluster
-def test_blocks_of_another_kind_of_processor_are_reported_once(scene: Scene, cluster: RunningCluster) -> None:
-    scene.run(cluster)
-    assert scene.directory.read_valid_plan()["processors"] == [cpu_kind()]  # type: ignore[index]
-    scene.directory.update_plan(processors=["another kind"])
-    for shard in list((scene.output / "c").rglob("*/0"))[:2]:
-        shard.unlink()
-    scene.run(cluster)
-    (said,) = (said for event in scene.events("message") if "kinds of CPUs or GPUs" in (said := event["text"]))
-    assert said.endswith(f"{cpu_kind()}; before: another kind")
-    assert scene.directory.read_valid_plan()["processors"] == ["another kind", cpu_kind()]  # type: ignore[index]
-
-
 def test_a_processor_is_named_by_what_libraries_choose_by(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CPUS", tmp_path / "cpuinfo")
     monkeypatch.setattr(module, "_CACHE", tmp_path / "size")
