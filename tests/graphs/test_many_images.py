@@ -8,8 +8,8 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import make_dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -224,10 +224,11 @@ def test_status_says_which_images_failed_or_cannot_be_read_and_names_twenty(conf
     jobs = jobs_of(load_denoising(config))
     plans = {path: make_plan(job) for path, job in jobs.items() if path.endswith("/a.npy")}
     failed = {path: MemoryRefused(f"{path}: too large.\nWrite more.") for path in jobs if "/a.npy" not in path}
+    ended = make_dataclass("Ended", ["inspection"])(Inspection())
     directory = RunDirectory(config.parent / "clean/{stem}.zarr.run")
     directory.create()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halotile.graphs.runs.driver.run", lambda *_, **__: SimpleNamespace(inspection=Inspection()))
+        patch.setattr("halotile.graphs.runs.driver.run", lambda *_, **__: ended)
         run_many(ManyPlans(plans, failed), directory=directory)
     status = directory.read_status() or {}
     assert status["reason"].startswith("24 images: ")
