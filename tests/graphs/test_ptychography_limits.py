@@ -179,9 +179,8 @@ def test_what_cannot_be_optimized_is_told(
     even = [int(n) for n in halves.recipe.scan.numbers[::2]]
     with pytest.raises(ConfigError, match="a larger subset"):
         next(halotile.ptychography.Adam(halves, context=ctx).optimize(1, subset=even))
-    (folder / "scan.zarr").unlink()
     monkeypatch.setattr(convert, "CHUNK_BYTES", 4 * 24 * 24 * 4)  # of four patterns
-    halotile.ptychography.simulate(folder / "scan.zarr", raster=(5, 5), pattern=24, step=5.0)
+    halotile.ptychography.simulate(folder / "scan.zarr", overwrite=True, raster=(5, 5), pattern=24, step=5.0)
     with pytest.raises(InputError, match="was written to since the scan was opened"):
         next(halotile.ptychography.Adam(scan, context=ctx).optimize(1))
     scan = opened(folder, loss="poisson_nll", window=4, resolution=True, refine=("object", "probe"))
@@ -408,7 +407,7 @@ def test_a_result_has_the_patterns_that_tell_most(folder: Path, monkeypatch: pyt
     again = scan.compare(result.compared.numbers.tolist())
     assert np.allclose(again.simulated, result.compared.simulated, rtol=1e-3, atol=1e-3 * again.simulated.max())
     drawn: list[Any] = []
-    monkeypatch.setattr(scan_views, "_comparison", lambda axes, *_: drawn.append(axes.get_title()))
+    monkeypatch.setattr(scan_views, "_comparison", lambda axes, result, n: drawn.append(axes.get_title()))
     sheet = CliRunner().invoke(app, ["export", str(folder / "result.cxi"), str(folder / "sheet.png")])
     assert sheet.exit_code == 0, sheet.output
     assert drawn[2].startswith("pattern 27, largest amplitude_mse: ")
