@@ -349,13 +349,14 @@ def test_a_result_on_a_worker_that_hangs_is_not_awaited(cluster: RunningCluster,
     def gather_from_the_stopped(futures: list[Any]) -> list[Any]:
         for worker in workers:
             os.kill(worker, signal.SIGSTOP)
-        found.extend(gather(futures))
-        return found
+        fetched = gather(futures)
+        found.extend(fetched)
+        return fetched
 
     monkeypatch.setattr(stream, "_gather", gather_from_the_stopped)
     began = time.monotonic()
     try:
-        with pytest.raises(Stalled, match=r"no block came back for 1 s.*run\.stall_seconds"):
+        with pytest.raises(Stalled, match="no block came back for 1 s"):
             list(stream.answers(iter(range(2)), 2))
         assert time.monotonic() - began < 30
         assert set(found) == {None}
