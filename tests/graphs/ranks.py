@@ -156,12 +156,6 @@ def along_mesh(group: TorchGroup) -> dict[str, Any]:
     }
 
 
-def repeated(group: TorchGroup) -> tuple[int, set[bytes]]:
-    """The process of this rank, and the bits of a sum over the ranks that is made again and again."""
-    x = slot(group.rank)
-    return os.getpid(), {group.all_reduce(x).numpy().tobytes() for _ in range(20)}
-
-
 def late(group: TorchGroup, rank: int, seconds: float) -> float:
     """One rank comes to a barrier late, and ends late; both times it is longer than the timeout of the group."""
     if group.rank == rank:

@@ -37,7 +37,7 @@ from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors.matern import Matern
 from tests.faults import REPOSITORY, until
 from tests.graphs.inline import inline
-from tests.graphs.test_stages import WholeBlur, gathered
+from tests.graphs.solving import WholeBlur, gathered
 from tests.support import read_zarr, work_of
 
 Pixels = NDArray[Any]

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.graphs.jobs.reconstruct.inversion import NORM_ITERATIONS
+from halotile.graphs.kinds.base import Gather
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.solvers.base import CHANGE, LENGTH, Problem, Solver, State
 from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue
 from halotile.registry import find
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable, Rim
+from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.json_files import Ledger
 from halotile.storage.sharded.output import Layout, Vectors
 from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
@@ -25,7 +28,7 @@ from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.image_task import Denoised, Shared, View
 from halotile.tasks.inner_tiles import Roles, Tiling
-from halotile.tasks.operators.base import InMemory, Operator, read_all
+from halotile.tasks.operators.base import InMemory, Operator, OperatorKind, Shape, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors.base import Prior
 from halotile.tasks.priors.l1 import Sparse
@@ -221,3 +224,38 @@ def iterations_of_plan(plan: Plan, run_pass: Callable[..., None]) -> InlineItera
         run_pass=run_pass,
         by_shard=work.form.by_shard,
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WholeBlur:
+    """A blur that says it has to see the whole image."""
+
+    name: ClassVar[str] = "whole blur"
+    kind: ClassVar[OperatorKind] = "whole"
+    reach: ClassVar[int] = 0
+
+    blur: Blur
+
+    def measured(self, image: Shape) -> Shape:
+        return self.blur.measured(image)
+
+    def forward(self, image: Readable) -> Readable:
+        return self.blur.forward(InMemory(read_all(image)))
+
+    def adjoint(self, measurement: Readable, image: Shape) -> Readable:
+        return self.blur.adjoint(InMemory(read_all(measurement)), image)
+
+
+def gathered(folder: Path) -> Any:
+    """Contributions added up in this process."""
+
+    def gather(wanted: Gather, iteration: int, journal: Journal, ledger: Ledger) -> None:
+        assert wanted.folder == folder
+        folder.mkdir(exist_ok=True)
+        parts = [wanted.work.compute([each]) for each in wanted.terms]
+        part = wanted.work.keep(wanted.work.add(parts))
+        assert not list(folder.iterdir())
+        ledger.enter({0: {name: [sum(values.values())] for name, values in part.sums.items()}})
+        journal.mark({0: part.digest})
+
+    return gather

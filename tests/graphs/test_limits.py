@@ -20,7 +20,6 @@ import pytest
 import zarr
 from numpy.typing import NDArray
 
-from halotile.cli import exits
 from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.workers.settings import WORKER_ENVIRONMENT
@@ -39,6 +38,8 @@ from halotile.storage.sharded.output import Layout, create_output
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import Function, GivenFunction
 from tests.cases import all_of, thorough
+from tests.faults import REPOSITORY, run_python
+from tests.graphs.solving import kernel
 from tests.storage.outputs import PLAIN, written
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
@@ -120,15 +121,18 @@ def test_a_function_is_tried_with_the_memory_of_a_worker(denoiser: Denoiser) -> 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB; it would be 3 GiB here
 
 
-def test_it_is_told_in_words() -> None:
-    error = MemoryError("Unable to allocate 93.1 GiB for an array with shape (100000000000,)")
-    assert exits.exit_code(error) == exits.REFUSED
-    assert "unexpected" not in exits.message_of(error)
-    assert "restore it from its origin" in exits.message_of(error)
-
-
 SLACK_BYTES = 48 * MIB
 """What the allocator keeps and the interpreter makes in passing."""
+
+
+def measured(script: str, *words: object) -> list[int]:
+    """Figures that a script prints, in a process with the environment of a worker."""
+    own = WORKER_ENVIRONMENT | {"PYTHONPATH": str(REPOSITORY)}
+    done = run_python("-c", script, *map(str, words), environment=own)
+    assert done.returncode == 0, done.stderr
+    return [int(figure) for figure in json.loads(done.stdout)]
+
+
 MEASURE = """
 import json, pickle, sys
 from pathlib import Path
@@ -166,11 +170,7 @@ def test_a_worker_stays_within_what_the_plan_projects(case: str, tmp_path: Path)
     plan = make_plan(job_of(source, tmp_path / "out.zarr", name, options, **sizes))
     create_output(plan.output, plan.layout)
     (tmp_path / "task.pickle").write_bytes(pickle.dumps(work_of(plan).task))
-    command = [sys.executable, "-c", MEASURE, str(tmp_path / "task.pickle"), str(min(3, len(plan.grid)))]
-    own = os.environ | WORKER_ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    before, peak = json.loads(done.stdout)
+    before, peak = measured(MEASURE, tmp_path / "task.pickle", min(3, len(plan.grid)))
     assert before <= IMPORTS_BYTES
     assert peak - before <= plan.memory_bytes - IMPORTS_BYTES + SLACK_BYTES
 
@@ -319,3 +319,82 @@ def test_checks_take_as_many_threads_as_there_are_cores_and_memory_for(
     assert list(damaged_blocks(tmp_path / "a.zarr", layout, layout.grid, thorough=thorough)) == []
     image_digest(tmp_path / "a.zarr", layout, layout.grid)
     assert counts == [count, 4]
+
+
+ITERATIONS_MEASURED = """
+import json, sys
+from pathlib import Path
+import psutil, torch
+import halotile.graphs.runs.passes.worker_setup, halotile.graphs.runs.driver  # what a worker has imported
+from halotile.cli.config.loading import load_job
+from halotile.graphs.plans.plan import make_plan
+from halotile.storage.views import Constant
+from halotile.tasks.block import BlockRunner, peak_memory_bytes
+from halotile.tasks.devices.device import prepare_process
+from halotile.tasks.image_task import Shared
+from tests.graphs.inline import WORDS, InlineIterations
+
+prepare_process(1)
+plan = make_plan(load_job(Path(sys.argv[1])))
+work = plan.work
+back = Shared(Constant(plan.grid.shape, work.start.dtype)) if work.form.folded else None
+before = psutil.Process().memory_info().rss
+
+def run_pass(task, iteration, journal, ledger):
+    receipt = BlockRunner(task).run(range(len(task.grid)))
+    assert not receipt.bad, receipt.bad[0].traceback
+    ledger.enter(receipt.sums)
+    journal.mark(receipt.digests)
+
+run = InlineIterations(
+    work.solver, work.problem(0.1, back), work.vectors(work.solver, "iterate"), plan.grid, "a job",
+    view=work.form.view(work.prior.reach()), margin=work.form.fused_reach, overlap=work.overlap, words=WORDS, run_pass=run_pass,
+    by_shard=work.form.by_shard,
+)
+assert len(list(run.run(3 * work.form.per_pass, lambda *_: False))) == work.solver.traits.passes_before + 3
+needed = work.step_footprint()
+print(json.dumps([before, peak_memory_bytes(), needed["the program itself"], sum(needed.values())]))
+"""
+
+TV, NONE = "{name: tv, weight: 0.1, iterations: 10}", "{name: none}"
+GAUSSIAN = "{name: pnp, denoiser: {name: gaussian, sigma: 2.0}}"
+NETWORK = "{name: pnp, denoiser: {name: dncnn, weights: w.safetensors, depth: 7, width: 32}}"
+STEPS: dict[str, dict[str, Any]] = {
+    "one by one, circular, no prior": {"exact": "true"},
+    "folded, transforms": {"kernels": (13, 21)},
+    "tv": {"exact": "true", "boundary": "reflect", "prior": TV, "solver": "fista"},
+    "network": {"exact": "true", "prior": NETWORK},
+    "cg": {"solver": "cg", "exact": "true", "step": "auto"},
+    "folded, transforms, two iterations in a pass": {"kernels": (13, 21), "prior": GAUSSIAN, "every": 2},
+    "tv, one by one, three iterations in a pass": {"exact": "true", "boundary": "reflect", "prior": TV, "every": 3},
+}
+JOB = """\
+version: 1
+job: reconstruct
+output: {{path: x.zarr}}
+operators:
+  - {{name: blur, kernel: k{kernels[0]}.npy, boundary: {boundary}, data: y.zarr}}
+  - {{name: blur, kernel: k{kernels[1]}.npy, boundary: {boundary}, data: y.zarr}}
+prior: {prior}
+solver: {{name: {solver}, step: {step}, iterations: 6, checkpoint_every: {every}}}
+exact: {exact}
+tile: {{block: 1024}}
+run: {{memory_per_worker: 6GiB}}
+"""
+DEFAULTS: dict[str, Any] = {
+    "kernels": (5, 9), "boundary": "circular", "prior": NONE, "solver": "pgd", "step": 0.1, "every": 1, "exact": "false",
+}  # fmt: skip
+
+
+@on_linux
+@pytest.mark.parametrize("name", all_of(STEPS, thorough=STEPS.keys() - {"tv"}))
+def test_a_worker_of_a_reconstruction_stays_within_what_the_plan_projects(name: str, tmp_path: Path) -> None:
+    case = DEFAULTS | STEPS[name]
+    write_zarr(tmp_path / "y.zarr", noisy_image((2048, 1500)), chunk=512)
+    dncnn_weights(tmp_path / "w.safetensors", 7, 32)
+    for size in case["kernels"]:
+        np.save(tmp_path / f"k{size}.npy", kernel(size))
+    (tmp_path / "job.yaml").write_text(JOB.format(**case))
+    before, peak, imports, total = measured(ITERATIONS_MEASURED, tmp_path / "job.yaml")
+    assert before <= imports
+    assert peak - before <= total - imports + SLACK_BYTES

@@ -8,9 +8,10 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -23,10 +24,9 @@ from halotile.cli.main import app
 from halotile.errors import ConfigError, DiskRefused, InputError, MemoryRefused, Stopped
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import Inspection
-from halotile.graphs.kinds.sections import Job, jobs_of
-from halotile.graphs.plans.plan import Plan, make_plan
+from halotile.graphs.kinds.sections import jobs_of
+from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import ManyPlans, plan_many, run_many
 from halotile.graphs.runs.session import SharedCluster
 from halotile.graphs.watching.progress import Progress
@@ -74,6 +74,13 @@ def starts(monkeypatch: Patch, cluster: RunningCluster) -> list[Order]:
     return orders
 
 
+def copy_as(config: Path, *names: str) -> None:
+    """Copy the first image, with its mask."""
+    for name in names:
+        for folder in ("scans", "masks"):
+            shutil.copyfile(config.parent / f"{folder}/a.npy", config.parent / f"{folder}/{name}.npy")
+
+
 def command(*words: Any) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, [str(word) for word in words])
     return result.exit_code, result.stdout, result.stderr
@@ -91,8 +98,7 @@ def test_each_image_is_as_by_itself_and_a_bad_one_is_named(config: Path, starts:
         words = [f"input.path={config.parent}/scans/{name}.npy", f"output.path={name}-alone.zarr"]
         alone = run_inline(load_denoising(config, words))
         np.testing.assert_array_equal(read_zarr(config.parent / f"clean/{name}.zarr"), alone)
-    for name in ("scans", "masks"):
-        shutil.copy(config.parent / f"{name}/a.npy", config.parent / f"{name}/d.npy")
+    copy_as(config, "d")
     (config.parent / "scans/none.npy").unlink()
     assert "2 finished" in command("status", config)[1]
     code, out, _ = command("run", config, "--json")
@@ -139,9 +145,8 @@ def test_the_plan_lists_images_and_failures(config: Path) -> None:
 def test_paths_are_those_of_images_and_not_of_outputs(config: Path) -> None:
     """Outputs may lie beside the images, or behind a link; brackets in the name of a folder are no pattern."""
     job = load_denoising(config, ["input.path=scans/a.npy"])
-    assert (job.output.path, job.input.sides["mask"]) == (
-        f"{config.parent}/clean/a.zarr",
-        f"{config.parent}/masks/a.npy",
+    assert (job.output.path, job.input.sides["mask"]) == tuple(
+        f"{config.parent}/{p}" for p in ("clean/a.zarr", "masks/a.npy")
     )
     (place := config.parent / "exp [2024]").mkdir()
     for name in ("scans", "masks", "clean", "job.yaml"):
@@ -158,19 +163,17 @@ def test_paths_are_those_of_images_and_not_of_outputs(config: Path) -> None:
         assert [Path(path).name for path in jobs_of(job)] == ["a.npy", "b.c.npy", "none.npy"]
 
 
-@pytest.mark.parametrize(
-    ("change", "use", "error", "words"),
-    [
+def test_wrong_patterns_are_refused(config: Path) -> None:
+    rows: list[tuple[str, Any, type[Exception], str]] = [
         ("output.path=clean/all.zarr", None, ConfigError, r"write \{stem\} for the name of .*clean/\{stem\}\.zarr"),
         ("input.path=scans/*.tiff", None, InputError, r"scans/\*\.tiff does not exist"),
         ("input.path=scans/*", jobs_of, ConfigError, r"a\.npy and .*a\.tif would both be written to .*clean/a\.zarr"),
         ("input.axes=yx", make_plan, ConfigError, r"input\.path is a pattern, which `recon-cli run`.*glob\.glob"),
-    ],
-)
-def test_wrong_patterns_are_refused(config: Path, change: str, use: Any, error: type[Exception], words: str) -> None:
-    (config.parent / "scans/a.tif").write_text("")
-    with pytest.raises(error, match=words):
-        (use or (lambda job: job))(load_denoising(config, [change]))
+    ]
+    for change, use, error, words in rows:
+        (config.parent / "scans/a.tif").write_text("")
+        with pytest.raises(error, match=words):
+            (use or (lambda job: job))(load_denoising(config, [change]))
 
 
 def test_disk_is_reckoned_for_all_together(config: Path, monkeypatch: Patch) -> None:
@@ -184,17 +187,13 @@ def test_disk_is_reckoned_for_all_together(config: Path, monkeypatch: Patch) -> 
 
 
 def test_a_shared_cluster_is_started_once_and_again_after_its_loss() -> None:
-    started: list[int] = []
-
-    def start(workers: int) -> Any:
-        started.append(workers)
-        return nullcontext(cast(RunningCluster, f"cluster {len(started)}"))
-
+    start: Any = Mock(side_effect=lambda _: nullcontext(f"cluster {start.call_count}"))
     with SharedCluster(3) as shared:
-        assert cast(Any, [shared.lend(start), shared.lend(start)]) == ["cluster 1"] * 2
+        lent: list[Any] = [shared.lend(start), shared.lend(start)]
         shared.close()
-        assert cast(Any, shared.lend(start)) == "cluster 2"
-    assert started == [3, 3]
+        lent.append(shared.lend(start))
+    assert lent == ["cluster 1", "cluster 1", "cluster 2"]
+    assert start.call_args_list == [call(3), call(3)]
 
 
 @pytest.mark.cluster
@@ -220,24 +219,16 @@ def test_images_denoised_too_much_are_named(config: Path, starts: list[Order], m
     assert told_again == [warnings[0], "warning: 1 more image with such results"]
 
 
-@dataclass
-class Ended:
-    """What a run returns, as far as it is looked at."""
-
-    inspection: Inspection = field(default_factory=Inspection)
-
-
 def test_status_says_which_images_failed_or_cannot_be_read_and_names_twenty(config: Path) -> None:
-    for number in range(22):
-        shutil.copyfile(config.parent / "scans/a.npy", config.parent / f"scans/more{number:02}.npy")
-        shutil.copyfile(config.parent / "masks/a.npy", config.parent / f"masks/more{number:02}.npy")
+    copy_as(config, *(f"more{number:02}" for number in range(22)))
     jobs = jobs_of(load_denoising(config))
     plans = {path: make_plan(job) for path, job in jobs.items() if path.endswith("/a.npy")}
     failed = {path: MemoryRefused(f"{path}: too large.\nWrite more.") for path in jobs if "/a.npy" not in path}
+    ended = make_dataclass("Ended", ["inspection"])(Inspection())
     directory = RunDirectory(config.parent / "clean/{stem}.zarr.run")
     directory.create()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halotile.graphs.runs.driver.run", lambda *_, **__: Ended())
+        patch.setattr("halotile.graphs.runs.driver.run", lambda *_, **__: ended)
         run_many(ManyPlans(plans, failed), directory=directory)
     status = directory.read_status() or {}
     assert status["reason"].startswith("24 images: ")
@@ -292,30 +283,27 @@ def test_an_image_with_other_channels_is_named_in_the_plan(tmp_path: Path) -> No
         tifffile.imwrite(tmp_path / f"{name}.tif", noisy_image((count, 40, 50)), ome=True, metadata=channels)
     text = 'version: 1\njob: denoise\ninput: {path: "*.tif"}\noutput: {path: "{stem}.zarr"}\ndenoiser: {name: none}\n'
     (tmp_path / "job.yaml").write_text(text)
-    shown = CliRunner().invoke(app, ["plan", str(tmp_path / "job.yaml")]).stdout
+    _, shown, _ = command("plan", tmp_path / "job.yaml")
     assert "b.tif has 3 channels, and most images have 2" in " ".join(shown.split())
     assert "a.tif has" not in shown
 
 
 @pytest.mark.cluster
 def test_of_very_many_images_some_are_planned(config: Path, starts: list[Order], monkeypatch: Patch) -> None:
-    for number in range(5):
-        shutil.copyfile(config.parent / "scans/a.npy", config.parent / f"scans/d{number}.npy")
-        shutil.copyfile(config.parent / "masks/a.npy", config.parent / f"masks/d{number}.npy")
+    copy_as(config, *(f"d{number}" for number in range(5)))
     monkeypatch.setattr("halotile.graphs.runs.driver.AHEAD", 3)
     jobs = jobs_of(load_denoising(config))
-    planned = []
+    plan = Mock(side_effect=make_plan)
 
-    def plan(job: Job) -> Plan:
-        planned.append(Path(cast(Denoising, job).input.path).stem)
-        return make_plan(job)
+    def planned() -> list[str]:
+        return [Path(each.args[0].input.path).stem for each in plan.call_args_list]
 
     many = plan_many(jobs, plan)
-    assert planned == ["a", "d0", "d3"]
+    assert planned() == ["a", "d0", "d3"]
     (config.parent / "scans/d4.npy").write_text("no image")
     seen: list[Progress] = []
     ended = run_many(many, observer=seen.append)
-    assert planned == ["a", "d0", "d3", "b.c", "d1", "d2", "d4", "none"]
+    assert planned() == ["a", "d0", "d3", "b.c", "d1", "d2", "d4", "none"]
     assert [Path(path).stem for path in ended.failed] == ["d4", "none"]
     assert [outcome.done for outcome in ended.outcomes.values()] == [6] * 6
     assert (seen[-1].done, seen[0].total) == (36, 48)

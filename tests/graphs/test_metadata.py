@@ -1,4 +1,4 @@
-"""What an output takes over from its input besides pixels, and axes: nothing is mixed across one that is not known to be space."""
+"""What an output takes over from its input besides pixels, its levels, and axes: nothing is mixed across one that is not known to be space."""
 
 from __future__ import annotations
 
@@ -18,13 +18,20 @@ from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
 import halotile
-from halotile.errors import ConfigError, InputError
-from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.plans.plan import make_plan
+from halotile.errors import BlockFailed, ConfigError, InputError
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.denoise import pixels as pixel_choices
+from halotile.graphs.plans.plan import Plan, make_plan
+from halotile.graphs.runs.claim import kept_of
+from halotile.graphs.runs.verify import verify
 from halotile.storage.arrays import open_source
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.sharded import layout
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
+from tests.cases import in_folders
+from tests.faults import BLOCK, BLOCKS, Scene, flip_bit
 from tests.support import job_of, load_denoising, noisy_image, read_zarr, run_inline, work_of, write_zarr
 
 CHANNEL = {"color": "00FF00", "label": "GFP", "window": {"start": 0, "end": 90, "min": 0, "max": 999}}
@@ -90,14 +97,6 @@ def described(group: zarr.Group) -> tuple[str, list[str | None], list[float]]:
     return "".join(axis.name for axis in multiscale.axes), [axis.unit for axis in multiscale.axes], list(scale.scale)
 
 
-def test_an_ome_tiff_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
-    words: Any = {"axes": "TCYX", "PhysicalSizeX": 0.1, "PhysicalSizeXUnit": "µm", "TimeIncrement": 3}
-    source = tmp_path / "in.ome.tif"
-    tifffile.imwrite(source, noisy_image((2, 3, 64, 48), "uint16"), ome=True, metadata=words)
-    found = described(output_of(gaussian(source, tmp_path / "o.zarr")))
-    assert found == ("tcyx", ["second", None, None, "micrometer"], [3.0, 1.0, 1.0, 0.1])
-
-
 PACKING: dict[str, Any] = {"scale_factor": 0.01, "add_offset": 273.15, "units": "K", "standard_name": "air_temperature"}
 
 
@@ -111,8 +110,7 @@ def test_outputs_keep_what_stored_numbers_mean(tmp_path: Path, dtype: str, form:
     job = replace(job, output=replace(job.output, dtype=dtype, format=form))
     assert any("scale_factor 0.01 and add_offset 273.15" in note for note in make_plan(job).notes)
     run_inline(job)
-    levels = ["0", "1"] if form == "auto" else [""]
-    for level in levels:
+    for level in ["0", "1"] if form == "auto" else [""]:
         array: Any = zarr.open_array(tmp_path / "o.zarr" / level, mode="r")
         kept = {name: value for name, value in array.attrs.items() if name != "halotile"}
         assert kept == PACKING | {"missing_value": -32768}
@@ -120,29 +118,21 @@ def test_outputs_keep_what_stored_numbers_mean(tmp_path: Path, dtype: str, form:
     assert open_source(tmp_path / "o.zarr").attributes == PACKING
 
 
-def microscope_tiff(folder: Path, axes: str, shape: tuple[int, ...], **options: Any) -> tuple[Path, Any]:
-    """An OME-TIFF with its axes in some order, and its pixels as they were written."""
-    pixels = noisy_image(shape, "uint8")
-    words: Any = {"axes": axes, "PhysicalSizeX": 0.5, "PhysicalSizeXUnit": "µm"}
-    kind = "rgb" if "S" in axes else "minisblack"
-    path = folder / "in.ome.tif"
-    tifffile.imwrite(path, pixels, ome=True, photometric=kind, metadata=words, **options)
-    return path, pixels
-
-
-ORDERS = [
-    ("YXS", (64, 48, 3), (2, 0, 1)),
-    ("ZCYX", (4, 2, 64, 48), (1, 0, 2, 3)),
-    ("TZCYX", (2, 3, 2, 40, 48), (0, 2, 1, 3, 4)),
+ORDERS: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ("YXS", (64, 48, 3), (2, 0, 1), {"tile": (32, 32), "compression": "zlib"}),
+    ("ZCYX", (4, 2, 64, 48), (1, 0, 2, 3), {}),
+    ("TZCYX", (2, 3, 2, 40, 48), (0, 2, 1, 3, 4), {"tile": (32, 32), "compression": "zlib"}),
 ]
 
 
-@pytest.mark.parametrize("options", [{}, {"tile": (32, 32), "compression": "zlib"}], ids=["mapped", "packed"])
-@pytest.mark.parametrize(("axes", "shape", "order"), ORDERS)
+@pytest.mark.parametrize(("axes", "shape", "order", "options"), ORDERS)
 def test_the_axes_of_an_ome_tiff_are_put_in_the_order_of_ome_zarr(
     tmp_path: Path, axes: str, shape: tuple[int, ...], order: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    path, pixels = microscope_tiff(tmp_path, axes, shape, **options)
+    pixels, path = noisy_image(shape, "uint8"), tmp_path / "in.ome.tif"
+    words: Any = {"axes": axes, "PhysicalSizeX": 0.5, "PhysicalSizeXUnit": "µm", "TimeIncrement": 3}
+    kind = "rgb" if "S" in axes else "minisblack"
+    tifffile.imwrite(path, pixels, ome=True, photometric=kind, metadata=words, **options)
     wanted, letters = pixels.transpose(order), axes.lower().replace("s", "c")
     source = open_source(path)
     assert "".join(source.axes) == "".join(letters[i] for i in order)
@@ -150,26 +140,9 @@ def test_the_axes_of_an_ome_tiff_are_put_in_the_order_of_ome_zarr(
     part = (slice(1, 2), *[slice(None)] * (wanted.ndim - 3), slice(5, 40), slice(7, 33))
     assert np.array_equal(source[part], wanted[part])
     assert open_source(path, axes=letters).shape == shape, "as they lie, where they are named"
-    axes, _, scale = described(output_of(gaussian(path, tmp_path / "o.zarr")))
-    assert (axes, scale[-1]) == ("".join(source.axes), 0.5)
-
-
-def test_an_ome_tiff_whose_axes_ome_zarr_cannot_hold_becomes_a_plain_zarr(tmp_path: Path) -> None:
-    path, _ = microscope_tiff(tmp_path, "CYXS", (2, 64, 48, 3))
-    plan = make_plan(gaussian(path, tmp_path / "o.zarr"))
-    assert not plan.layout.ome
-    assert plan.layout.scale[plan.layout.axes.index("x")] == 0.5
-    assert any(note.startswith("OME-Zarr has no room for the axes") for note in plan.notes)
-    create_output(plan.output, plan.layout)
-    again = open_source(str(plan.output))
-    assert (again.axes, again.scale, again.units) == (plan.layout.axes, plan.layout.scale, plan.layout.units)
-
-
-def test_attributes_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
-    array, units = zarr.create_array(tmp_path / "a.zarr", shape=(4, 6), dtype="uint8"), [None] * 2
-    for kept in (None, 3, {"scale": [1, 2]}, {"scale": [1, "a"], "units": units}, {"scale": [0, 1], "units": units}):
-        array.attrs["halotile"] = kept
-        assert open_source(tmp_path / "a.zarr").scale == (1.0, 1.0)
+    axes, units, scale = described(output_of(gaussian(path, tmp_path / "o.zarr")))
+    assert (axes, scale[-1], units[-1]) == ("".join(source.axes), 0.5, "micrometer")
+    assert "t" not in axes or (scale[0], units[0]) == (3.0, "second")
 
 
 GEOKEYS = (1, 1, 0, 4, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 32632, 3076, 0, 1, 9001)
@@ -236,25 +209,6 @@ def test_a_mask_becomes_numbers_between_0_and_1(tmp_path: Path) -> None:
     assert 0 <= plain.min() < 0.4 < 0.6 < plain.max() <= 1 + 1e-6
 
 
-def test_a_czi_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
-    for package in ("bioio_czi", "pylibCZIrw"):
-        pytest.importorskip(package, reason=f'{package} is not installed: pip install "halotile[bioio]"')
-    from pylibCZIrw import czi
-
-    with czi.create_czi(str(tmp_path / "a.czi")) as file:
-        for c, z in np.ndindex(2, 3):
-            plane = noisy_image((64, 48), "uint16", seed=c + z)
-            file.write(data=plane[..., None], plane={"C": c, "Z": z})
-        names = {0: "DAPI", 1: "GFP"}
-        file.write_metadata(channel_names=names, scale_x=1e-7, scale_y=1e-7, scale_z=3e-7)
-    group = output_of(gaussian(tmp_path / "a.czi", tmp_path / "o.zarr"))
-    axes, units, scale = described(group)
-    assert (axes, units) == ("czyx", [None, "micrometer", "micrometer", "micrometer"])
-    np.testing.assert_allclose(scale, [1.0, 0.3, 0.1, 0.1])
-    channels = Omero.model_validate(Image.from_zarr(group).ome_attributes.omero).channels
-    assert [channel.label for channel in channels] == ["DAPI", "GFP"]
-
-
 FILTERS: dict[str, dict[str, Any]] = {
     "tv": {"strength": 0.5, "iterations": 10},
     "nlm": {"strength": 0.3, "patch": 3, "distance": 2},
@@ -266,9 +220,8 @@ FILTERS: dict[str, dict[str, Any]] = {
 def frames(count: int = 8) -> NDArray[np.float32]:
     """Frames whose levels differ by a tenth of their range each."""
     rng = np.random.default_rng(0)
-    levels = np.linspace(0, 0.7, count, dtype=np.float32)[rng.permutation(count)]
-    planes: NDArray[np.float32] = levels[:, None, None] + 0.02 * rng.standard_normal((count, 60, 70)).astype(np.float32)
-    return planes
+    levels = np.linspace(0, 0.7, count)[rng.permutation(count)]
+    return (levels[:, None, None] + 0.02 * rng.standard_normal((count, 60, 70))).astype(np.float32)
 
 
 def tagged(path: Path, pixels: NDArray[Any], spacing: float) -> Path:
@@ -301,9 +254,10 @@ def test_planes_far_apart_or_of_no_stated_meaning_stay_as_they_are_alone(tmp_pat
         assert np.abs(np.median(run_inline(job), (1, 2)) - np.median(planes, (1, 2))).max() <= 0.01
 
 
-def of_spacing(folder: Path, spacing: dict[str, Any], axes: str = "zyx", pixels: Any = None) -> Denoising:
+def of_spacing(folder: Path, spacing: dict[str, Any], axes: str = "zyx", pixels: Any = None) -> Plan:
     source = saved(folder / "a.npy", frames() if pixels is None else pixels)
-    return job_of(source, folder / "out.zarr", "tv", FILTERS["tv"], input={"axes": axes, "spacing": spacing})
+    section = {"axes": axes, "spacing": spacing}
+    return make_plan(job_of(source, folder / "out.zarr", "tv", FILTERS["tv"], input=section))
 
 
 UM, NO_UNIT = ("micrometer",) * 3, (None,) * 3
@@ -315,20 +269,18 @@ KNOWN: list[tuple[dict[str, Any], Any, str, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("spacing", "voxel", "tiled", "scale", "units"), KNOWN)
-def test_jobs_give_what_files_do_not_know(
-    tmp_path: Path, spacing: dict[str, Any], voxel: Any, tiled: str, scale: Any, units: Any
-) -> None:
-    plan = make_plan(of_spacing(tmp_path, spacing))
-    assert plan.summary()["tiled_axes"] == tiled
-    assert work_of(plan).task.denoiser.spacing == voxel
-    assert (plan.layout.scale, plan.layout.units) == (scale, units) or scale is None
+def test_jobs_give_what_files_do_not_know(tmp_path: Path) -> None:
+    for folder, (spacing, voxel, tiled, scale, units) in in_folders(tmp_path, KNOWN):
+        plan = of_spacing(folder, spacing)
+        assert plan.summary()["tiled_axes"] == tiled
+        assert work_of(plan).task.denoiser.spacing == voxel
+        assert (plan.layout.scale, plan.layout.units) == (scale, units) or scale is None
 
 
 def test_z_may_be_the_last_axis(tmp_path: Path) -> None:
     pixels, spacing = np.moveaxis(frames(), 0, 2), {"z": 5, "y": 1, "x": 1}
     for planes, is_noted in ((pixels, True), (pixels[..., :1], False)):
-        plan = make_plan(of_spacing(tmp_path, spacing, "yxz", planes))
+        plan = of_spacing(tmp_path, spacing, "yxz", planes)
         assert plan.summary()["tiled_axes"] == "yx"
         assert any("5 times as far apart" in note for note in plan.notes) == is_noted
     network = {"import": "tests.networks:convolutions"}
@@ -349,18 +301,17 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], type[Exception], str]] 
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "parts", "error", "words"), REFUSED)
-def test_axes_and_sizes_that_cannot_be_are_refused(
-    tmp_path: Path, name: str, options: dict[str, Any], parts: Any, error: type[Exception], words: str
-) -> None:
-    source = saved(tmp_path / "a.npy", frames())
-    with pytest.raises(error, match=words):
-        make_plan(job_of(source, tmp_path / "out.zarr", name, FILTERS.get(name, {}) | options, **parts))
+def test_axes_and_sizes_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    for folder, (name, options, parts, error, words) in in_folders(tmp_path, REFUSED):
+        source = saved(folder / "a.npy", frames())
+        with pytest.raises(error, match=words):
+            make_plan(job_of(source, folder / "out.zarr", name, FILTERS.get(name, {}) | options, **parts))
 
 
 @pytest.mark.parametrize("name", ["tv", "nlm", "gaussian"])
-def test_tiles_are_the_volume_where_z_counts_less(tmp_path: Path, name: str) -> None:
-    source = tagged(tmp_path / "a.tif", np.concatenate([frames()] * 4), 1.5)
+def test_tiles_are_the_volume_where_z_counts_less_and_a_gaussian_is_round(tmp_path: Path, name: str) -> None:
+    planes = np.concatenate([frames()] * 4)
+    source = tagged(tmp_path / "a.tif", planes, 1.5)
 
     def job(place: str, **tile: Any) -> Any:
         return job_of(source, tmp_path / place, name, FILTERS[name], shard=32, chunk=16, tile=tile)
@@ -368,14 +319,9 @@ def test_tiles_are_the_volume_where_z_counts_less(tmp_path: Path, name: str) -> 
     assert make_plan(job("whole.zarr")).summary()["tiled_axes"] == "zyx"
     whole = run_inline(job("whole.zarr", size=128, block=128))
     assert np.array_equal(run_inline(job("tiled.zarr", size=20, block=32)), whole)
-
-
-def test_a_gaussian_is_round_in_space(tmp_path: Path) -> None:
-    planes = frames()
-    source = tagged(tmp_path / "a.tif", planes, 1.5)
-    result = run_inline(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1.5}))
-    np.testing.assert_allclose(result, scipy.ndimage.gaussian_filter(planes, (1.0, 1.5, 1.5)), atol=1e-6)
-    assert Gaussian(sigma=1).with_spacing((1.0, 1.0, 1.0)) == Gaussian(sigma=1)
+    if name == "gaussian":
+        np.testing.assert_allclose(whole, scipy.ndimage.gaussian_filter(planes, (1.0, 1.5, 1.5)), atol=1e-6)
+        assert Gaussian(sigma=1).with_spacing((1.0, 1.0, 1.0)) == Gaussian(sigma=1)
 
 
 @pytest.mark.parametrize("accelerated", [False, True])
@@ -417,11 +363,89 @@ def test_series_of_equal_shape_make_one_image(tmp_path: Path) -> None:
 
 def test_a_series_is_written_as_a_number_and_those_that_differ_are_no_image(tmp_path: Path) -> None:
     series(tmp_path / "a.tif", [np.full((40, 30), value, "uint8") for value in (1, 2)])
-    text = (
-        "version: 1\njob: denoise\ninput: {path: a.tif, dataset: 1}\noutput: {path: o.zarr}\ndenoiser: {name: none}\n"
-    )
-    (tmp_path / "job.yaml").write_text(text)
+    sections = "input: {path: a.tif, dataset: 1}\noutput: {path: o.zarr}\ndenoiser: {name: none}\n"
+    (tmp_path / "job.yaml").write_text(f"version: 1\njob: denoise\n{sections}")
     assert (run_inline(load_denoising(tmp_path / "job.yaml")) == 2).all()
     differ = series(tmp_path / "b.tif", [np.zeros((edge, edge), np.uint8) for edge in (20, 30)])
     with pytest.raises(InputError, match=r"its series differ: 0 of 20 × 20, 1 of 30 × 30. Write the number of one"):
         make_plan(job_of(differ, tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, input={"dataset": "all"}))
+
+
+@pytest.mark.cluster
+def test_levels_are_as_many_as_the_job_asks_for_and_are_resumed_verified_and_repaired(
+    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "LARGEST_TOP", 40)
+    monkeypatch.setattr(layout, "SMALLEST_SHARD", 4)
+    parts: dict[str, dict[str, Any]] = {"output": {"format": "ome-zarr"}}
+    cause = scene.make_trouble("raise", 19)
+    with pytest.raises(BlockFailed):
+        scene.run(cluster, parts=parts, retries=0)
+    cause.unlink()
+    assert scene.run(cluster, parts=parts).resumed == BLOCKS - 1
+    written = scene.files()
+    assert {name.split("/")[0] for name in written} == {"zarr.json", "0", "1", "2", "3"}
+    scene.run(cluster, parts=parts, fresh=True)
+    assert scene.files() == written
+    flip_bit(sorted((scene.output / "3" / "c").glob("*/*"))[5], 0)
+    assert [problem.split(":")[0] for problem in verify(scene.output).problems] == ["block 5"]
+    assert verify(scene.output, job=scene.job(parts=parts), repair=True).sound
+    assert scene.files() == written
+    for wanted, count in ((1, 1), (2, 2), ("auto", 4)):
+        plan = make_plan(scene.job(parts={"output": {"format": "ome-zarr", "levels": wanted}}))
+        assert len(plan.summary()["levels"]) == count
+        assert plan.layout.block == ((BLOCK, BLOCK) if wanted != 1 else ())
+    with pytest.raises(ConfigError, match=r"output\.levels: 0 is too small; write at least 1"):
+        make_plan(scene.job(parts={"output": {"levels": 0}}))
+
+
+def test_colours_come_first_as_ome_zarr_wants(tmp_path: Path) -> None:
+    pixels = noisy_image((90, 70, 3), "uint8")
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    mask = write_zarr(tmp_path / "mask.zarr", (pixels > pixels.mean()).astype("uint8"))
+    parts = {"input": {"sides": {"mask": str(mask)}}}
+    first = run_inline(job_of(source, tmp_path / "ome.zarr", "median", {"size": 3}, **parts))
+    bare = job_of(source, tmp_path / "bare.zarr", "median", {"size": 3}, **parts)
+    last = run_inline(replace(bare, output=replace(bare.output, format="zarr")))
+    assert first.shape == (3, 90, 70)
+    np.testing.assert_array_equal(first, last.transpose(2, 0, 1))
+    assert open_source(str(tmp_path / "ome.zarr")).axes == ("c", "y", "x")
+    kept = read_zarr(mask) == 0
+    np.testing.assert_array_equal(last[kept], pixels[kept])
+
+
+def test_axes_that_ome_zarr_does_not_permit_give_a_bare_array_and_a_note(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((2, 3, 2, 40, 40)), axes="pqtyx")
+    job = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1.0})
+    plan = make_plan(job)
+    assert (plan.summary()["format"], plan.layout.ome) == ("zarr", False)
+    assert any(note.startswith("OME-Zarr has no room for the axes pqtyx") for note in plan.notes)
+    with pytest.raises(ConfigError, match=r"OME-Zarr 0\.5 requires t, then c"):
+        make_plan(replace(job, output=replace(job.output, format="ome-zarr")))
+
+
+@pytest.mark.parametrize("dtype", [*("bool", "uint8", "int32", "uint32", "float16", "float32", "float64", ">u2")])
+def test_without_a_denoiser_pixels_are_stored_as_they_are(tmp_path: Path, dtype: str) -> None:
+    pixels = noisy_image((130, 71), dtype)
+    if dtype == "int32":
+        pixels[0, :2] = np.iinfo(dtype).min, np.iinfo(dtype).max
+    if pixels.dtype.kind == "f":
+        pixels[5, 5:9] = np.nan, np.inf, -np.inf, np.finfo(dtype).max
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    np.testing.assert_array_equal(run_inline(job_of(source, tmp_path / "out.zarr", "none")), pixels)
+
+
+def test_a_run_that_goes_on_keeps_the_contrast_of_its_channels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that could not be read when it began may be readable by now."""
+    words = {"axes": "CYX", "Channel": {"Name": ["DAPI", "GFP"]}}
+    tifffile.imwrite(tmp_path / "in.tif", noisy_image((2, 90, 80), "uint16"), ome=True, metadata=words)
+    job = job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0})
+    first = make_plan(job)
+    run = RunDirectory(first.run_directory)
+    run.create()
+    run.write_plan(kept_of(first))
+    monkeypatch.setattr(pixel_choices, "TAILS", (10, 90))
+    again = make_plan(job)
+    assert again.resumes
+    assert again.layout == first.layout
+    assert make_plan(job, fresh=True).layout != first.layout

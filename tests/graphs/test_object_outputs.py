@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError, MissingPackage, OutputInUse, OutputRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.claim import check_outputs, claim
 from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
@@ -74,11 +74,7 @@ def test_objects_are_the_files_of_a_run(
 
 @pytest.mark.thorough
 def test_killed_workers_and_drivers_lose_nothing(
-    scene: StoreScene,
-    store_cluster: RunningCluster,
-    check_whole: Callable[[], None],
-    monkeypatch: MonkeyPatch,
-    tmp_path_factory: pytest.TempPathFactory,
+    scene: StoreScene, store_cluster: RunningCluster, check_whole: Callable[[], None], monkeypatch: MonkeyPatch
 ) -> None:
     with running(scene) as driver:
         workers = scene.workers()
@@ -89,7 +85,8 @@ def test_killed_workers_and_drivers_lose_nothing(
     done = scene.journalled()
     assert 6 <= len(done) < BLOCKS
     with monkeypatch.context() as elsewhere:
-        elsewhere.chdir(tmp_path_factory.mktemp("elsewhere"))
+        (scene.folder / "elsewhere").mkdir()
+        elsewhere.chdir(scene.folder / "elsewhere")
         with pytest.raises(InputError, match="which has not finished it"):
             make_plan(job_of(str(scene.output), Path("again.zarr"), "none"))
     scene.forget()
@@ -129,7 +126,7 @@ def test_one_run_directory_owns_an_output(scene: StoreScene, monkeypatch: Monkey
 
 
 def test_of_two_runs_that_claim_at_once_one_is_refused(scene: StoreScene, object_store: ObjectServer) -> None:
-    place = scene.output.with_name("clean.zarr.run") / CLAIM
+    place = claim_of(scene)
     for fresh in (False, True):
         theirs = json.dumps({"token": str(fresh), "directory": "d", "host": "h"}).encode()
 
@@ -146,17 +143,18 @@ def test_of_two_runs_that_claim_at_once_one_is_refused(scene: StoreScene, object
         assert not (scene.output / "zarr.json").is_file()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            lambda scene: put(scene.output.with_name("clean.zarr.run") / CLAIM, b"{}"),
-            "now belongs to the run in unknown",
-        ),
-        thorough(lambda scene: delete(scene.output.with_name("clean.zarr.run") / CLAIM), "has lost its claim"),
-        thorough(lambda scene: delete(scene.output / "zarr.json"), r"was moved or removed \(no such object\)"),
-    ],
-)
+def claim_of(scene: StoreScene) -> ObjectPath:
+    return scene.output.with_name("clean.zarr.run") / CLAIM
+
+
+CHANGES = [
+    (lambda scene: put(claim_of(scene), b"{}"), "now belongs to the run in unknown"),
+    thorough(lambda scene: delete(claim_of(scene)), "has lost its claim"),
+    thorough(lambda scene: delete(scene.output / "zarr.json"), r"was moved or removed \(no such object\)"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES)
 def test_a_run_ends_where_its_output_is_taken_away(
     scene: StoreScene, store_cluster: RunningCluster, change: Callable[[StoreScene], object], words: str
 ) -> None:
@@ -173,11 +171,13 @@ def test_a_run_ends_where_its_output_is_taken_away(
 def test_what_cannot_be_written_is_refused(
     scene: StoreScene, object_store: ObjectServer, monkeypatch: MonkeyPatch
 ) -> None:
+    def begin(claims: bool, plan: Plan) -> None:
+        with claim(plan) if claims else nullcontext():
+            pass
+
     def refused(words: str, *, claims: bool = False, **job: Any) -> None:
-        with pytest.raises((OutputRefused, ConfigError), match=words), ExitStack() as stack:
-            stack.enter_context(
-                claim(make_plan(scene.job(**job))) if claims else nullcontext(make_plan(scene.job(**job)))
-            )
+        with pytest.raises((OutputRefused, ConfigError), match=words):
+            begin(claims, make_plan(scene.job(**job)))
 
     refused(r"s3://none/a\.zarr: there is no such bucket\. Write", parts={"output": {"path": "s3://none/a.zarr"}})
     with monkeypatch.context() as patch:

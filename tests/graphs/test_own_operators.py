@@ -1,24 +1,36 @@
-"""Operators of the user's own: imported where that is allowed, tried before the job, and kernels that fit their image."""
+"""Operators, priors, fidelities and solvers of the user's own: allowed, tried before the job, and with options that a job writes beside their names."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from halotile import registry
+from halotile.cli.config.loading import load_job
+from halotile.cli.config.schema import config_schema
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct import measurements
-from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction, SolverChoice
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
-from halotile.graphs.kinds.sections import Output, Run
+from halotile.graphs.kinds.sections import DenoiserChoice, Output, Run
 from halotile.graphs.plans.plan import make_plan
-from halotile.graphs.runs.driver import run as reconstruct
-from tests.support import read_zarr, write_zarr
+from halotile.graphs.runs.driver import run
+from halotile.graphs.solvers.base import Problem, ReadVector, State, Step
+from halotile.graphs.solvers.pgd import ProximalGradient
+from halotile.storage.rim import Readable
+from halotile.tasks.fidelities.l2 import L2
+from halotile.tasks.options import check_above_zero
+from halotile.tasks.priors.l1 import Sparse
+from tests.support import noisy_image, read_zarr, write_zarr
 
 SHAPE = (96, 80)
 CODE = '''
@@ -126,9 +138,8 @@ def test_code_of_ones_own_needs_to_be_allowed(tmp_path: Path, module: str, neste
     assert module not in sys.modules
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
+def test_an_operator_that_is_none_is_refused_in_words_and_tried_apart(tmp_path: Path, module: str) -> None:
+    rows: list[tuple[str, dict[str, Any], str]] = [
         ("Twice", {}, r"<A x, y> is \S+ and <x, A\^T y> \S+, a relative difference of 0\.\d+"),
         ("AtTheRim", {}, "a relative difference of"),
         ("Failing", {}, "were tried on an image of shape .* and failed: TypeError"),
@@ -137,15 +148,16 @@ def test_code_of_ones_own_needs_to_be_allowed(tmp_path: Path, module: str, neste
         ("Nothing", {}, "without kind and reach and measured and forward and adjoint"),
         ("Missing", {}, "has no attribute 'Missing'"),
         ("Leaving", {}, r"^operators\[0\] \(\w+:Leaving\) ended its process with exit code 3 while it was tried"),
-        ("Hungry", {}, r"memory_per_worker is 3 GiB, and operators\[0\] \(\w+:Hungry\) needs more than that to be tried"),
-    ],
-)  # fmt: skip
-def test_an_operator_that_is_none_is_refused_in_words_and_tried_apart(
-    tmp_path: Path, module: str, name: str, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(MemoryRefused if name == "Hungry" else ConfigError, match=message) as caught:
-        make_plan(job_with(tmp_path, own(module, name, **options)))
-    assert "operators[0]" in str(caught.value)
+        (
+            "Hungry",
+            {},
+            r"memory_per_worker is 3 GiB, and operators\[0\] \(\w+:Hungry\) needs more than that to be tried",
+        ),
+    ]
+    for name, options, message in rows:
+        with pytest.raises(MemoryRefused if name == "Hungry" else ConfigError, match=message) as caught:
+            make_plan(job_with(tmp_path, own(module, name, **options)))
+        assert "operators[0]" in str(caught.value)
 
 
 BLUR = {"name": "blur", "kernel": np.ones((3, 3)) / 9}
@@ -166,18 +178,6 @@ def test_a_wrong_part_of_a_composition_is_refused_and_a_whole_that_is_too_large_
     assert after.fingerprint != plan.fingerprint, "code that changed is another job"
 
 
-@pytest.mark.thorough
-@pytest.mark.cluster
-def test_own_operators_near_and_far_are_inverted(tmp_path: Path, module: str, cluster: RunningCluster) -> None:
-    truth = np.random.default_rng(1).random(SHAPE).astype("float32")
-    gains = 1 + 0.3 * np.cos(np.arange(SHAPE[1]))
-    write_zarr(tmp_path / "y0.zarr", (truth * gains).astype("float32"))
-    write_zarr(tmp_path / "y1.zarr", (2 * truth[::-1]).astype("float32"))
-    job = job_with(tmp_path, own(module, "Columns"), own(module, "Turned"))
-    reconstruct(make_plan(job), cluster=cluster)
-    assert np.abs(read_zarr(tmp_path / "x.zarr") - truth).max() < 1e-3
-
-
 @pytest.mark.parametrize("boundary", ["circular", "zero", "replicate"])
 @pytest.mark.parametrize("edges", [(97, 3), (3, 81), (3, 21)])
 def test_a_kernel_larger_than_its_image_is_refused(tmp_path: Path, boundary: str, edges: tuple[int, int]) -> None:
@@ -193,3 +193,131 @@ def test_a_kernel_larger_than_its_image_is_refused(tmp_path: Path, boundary: str
     for each in (job, simulation_of(job, NoiseChoice(), overwrite=True)):
         with pytest.raises(ConfigError, match=f"the kernel is {edges[0]} × {edges[1]} and its image {image}"):
             make_plan(each)
+
+
+EDGE = 96
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled(L2):
+    """Squares, each times a factor, whose gradient is not folded."""
+
+    name: ClassVar[str] = "scaled"
+    is_square: ClassVar[bool] = False
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_above_zero("factor", self.factor)
+
+    def slope(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
+        return super().slope(seen, measured) * seen.dtype.type(self.factor)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves(Sparse):
+    """Half of a sparse prior."""
+
+    name: ClassVar[str] = "halves"
+
+    def prox(self, image: Readable, step: float) -> Readable:
+        return super().prox(image, step / 2)
+
+
+@dataclass(frozen=True)
+class Slowed(ProximalGradient):
+    """Proximal gradient descent with a part of the step."""
+
+    name: ClassVar[str] = "slowed"
+
+    part: float = 0.5
+
+    def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
+        return super().step(replace(problem, step_size=problem.step_size * self.part), state, read)
+
+
+FIDELITY, PRIOR, SOLVER = Scaled, Halves, Slowed
+OFFERED = {"fidelities": "scaled", "priors": "halves", "solvers": "slowed"}
+
+JOB = """
+version: 1
+job: reconstruct
+output: {path: x.zarr, shard: 32, chunk: 32, overwrite: true}
+operators:
+  - {name: blur, kernel: k.npy, data: y.npy}
+fidelity: FIDELITY
+prior: PRIOR
+solver: SOLVER
+"""
+OURS = {"FIDELITY": "{name: l2}", "PRIOR": "{name: l1, weight: 0.01}", "SOLVER": "{iterations: 3, step: 0.25}"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Measurements of a blur, where a package offers one of each."""
+    entry = importlib.metadata.EntryPoint
+    offered = {kind: (entry(name, __name__, f"halotile.{kind}"),) for kind, name in OFFERED.items()}
+    found = registry._plug_ins
+    monkeypatch.setattr(registry, "_plug_ins", lambda kind: offered.get(kind) or found(kind))
+    np.save(tmp_path / "y.npy", noisy_image((EDGE, EDGE)))
+    np.save(tmp_path / "k.npy", np.full((3, 3), 1 / 9, np.float32))
+    return tmp_path
+
+
+def parts_job(folder: Path, **parts: str) -> Any:
+    text = re.sub(r"\b[A-Z]+\b", lambda word: (OURS | parts)[word[0]], JOB)
+    (folder / "job.yaml").write_text(text)
+    return load_job(folder / "job.yaml")
+
+
+def image_of(folder: Path, cluster: RunningCluster, **parts: str) -> NDArray[np.float32]:
+    run(make_plan(parts_job(folder, **parts), fresh=True), cluster=cluster)
+    pixels: NDArray[np.float32] = read_zarr(folder / "x.zarr")
+    return pixels
+
+
+def test_options_reach_what_is_named(folder: Path, cluster: RunningCluster) -> None:
+    theirs = {"FIDELITY": "{name: scaled, factor: 4}", "PRIOR": "{name: halves, weight: 0.08}"}
+    theirs |= {"SOLVER": "{name: slowed, part: 0.25, iterations: 3, step: 0.25}"}
+    ours = {"FIDELITY": "{name: scaled}", "SOLVER": "{name: pgd, iterations: 3, step: 0.25}"}
+    first, second = image_of(folder, cluster, **theirs), image_of(folder, cluster, **ours)
+    np.testing.assert_allclose(first, second, rtol=0, atol=2e-6)
+    assert not np.allclose(first, image_of(folder, cluster, SOLVER="{iterations: 1, step: 0.25}"))
+
+
+def test_what_is_wrong_with_them_is_told_as_of_ours(folder: Path) -> None:
+    wrong: list[tuple[dict[str, str], str]] = [
+        ({"FIDELITY": "{name: scaled, factor: 0}"}, "fidelity.factor: factor is 0"),
+        ({"FIDELITY": "{name: scaled, facter: 2}"}, "fidelity.facter: unknown key; did you mean factor?"),
+        ({"PRIOR": "{name: halfs}"}, "prior.name: no prior is called halfs; did you mean halves?"),
+        ({"SOLVER": "{name: pgd, part: 0.1}"}, "solver.part: is for solver slowed, and the name is pgd"),
+        ({"SOLVER": "{name: slowed, part: fast}"}, 'solver.part: "fast" is not a number'),
+    ]
+    wrong += [
+        ({"FIDELITY": "{name: scaled}", "PRIOR": "{name: none}", "SOLVER": "{name: cg}"}, "cg, which works on l2")
+    ]
+    for part, words in wrong:
+        with pytest.raises(ConfigError, match=words):
+            parts_job(folder, **part)
+
+
+def test_options_are_part_of_the_identity_and_of_the_schema(folder: Path) -> None:
+    slowed = {"SOLVER": "{name: slowed, part: 0.5, iterations: 2}"}
+    changes: tuple[dict[str, str], ...] = ({}, {"PRIOR": "{name: halves}"}, {"FIDELITY": "{name: scaled, factor: 2}"})
+    changes += ({"SOLVER": "{name: slowed, part: 0.25, iterations: 2}"},)
+    plans = [make_plan(parts_job(folder, **slowed | change)) for change in changes]
+    assert len({repr(plan.identity) for plan in plans}) == 4
+    (schema,) = [kind for kind in config_schema()["anyOf"] if kind["title"] == "reconstruct"]
+    for section, name in (("fidelity", "scaled"), ("prior", "halves"), ("solver", "slowed")):
+        assert name in {each["properties"]["name"]["const"] for each in schema["properties"][section]["anyOf"]}
+
+
+@pytest.mark.parametrize("form", ["choice", "mapping"])
+def test_a_denoiser_of_a_prior_is_stored_as_a_file_has_it(folder: Path, form: str) -> None:
+    given = {"name": "gaussian", "sigma": 0.7}
+    denoiser: Any = given if form == "mapping" else DenoiserChoice(name="gaussian", options={"sigma": 0.7})
+    job = parts_job(folder, PRIOR="{name: none}")
+    job = replace(job, prior=PriorChoice(name="pnp", options={"denoiser": denoiser}))
+    assert make_plan(job).documents.asked["prior"] == {"name": "pnp", "denoiser": given}
+    with pytest.raises(ConfigError, match="denoiser has no name"):
+        make_plan(replace(job, prior=PriorChoice(name="pnp", options={"denoiser": {"name": 7}})))

@@ -1,4 +1,4 @@
-"""Images of counted photons: better than with one noise level, without bias, and with the same bits in any tiles."""
+"""Images of counted photons and planes that differ in their noise: better, without bias, the same bits in any tiles, and not rounded."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from numpy.typing import NDArray
-from skimage.data import retina
+from skimage.data import camera, retina
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.jobs.denoise.image import JobImage
+from halotile.graphs.jobs.denoise.image import JobImage, choose_noise_level
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
-from halotile.graphs.jobs.denoise.pixels import choose_photon_noise
-from halotile.graphs.kinds.sections import Output
+from halotile.graphs.jobs.denoise.pixels import ResultType, choose_photon_noise, choose_type
 from halotile.graphs.plans.plan import make_plan
-from halotile.graphs.runs.driver import run
 from halotile.storage.arrays import open_source
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.inner_tiles import Roles
-from tests.cases import all_of, thorough
-from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
+from tests.cases import in_folders, thorough
+from tests.support import job_of, run_inline, work_of, write_zarr
 
 Image = NDArray[Any]
 AUTO: dict[str, dict[str, Any]] = {
@@ -57,9 +55,10 @@ def decibels(result: Image, truth: Image, peak: float) -> float:
 
 def job_on(folder: Path, name: str, noise: dict[str, Any], pixels: Image | None = None, **parts: Any) -> Denoising:
     """A job on an image, or on that which was given before."""
+    axes = parts.pop("axes", "cyx")
     if pixels is not None:
         rmtree(folder / "in.zarr", ignore_errors=True)
-        write_zarr(folder / "in.zarr", pixels, axes="cyx"[-pixels.ndim :])
+        write_zarr(folder / "in.zarr", pixels, axes=axes[-pixels.ndim :])
     options = parts.pop("options", AUTO)[name]
     return job_of(folder / "in.zarr", folder / "out.zarr", name, options, noise=noise, shard=512, **parts)
 
@@ -69,17 +68,11 @@ def denoised(folder: Path, pixels: Image, name: str, noise: dict[str, Any], **pa
     return run_inline(job_on(folder, name, noise, pixels, **{"options": QUICK, **parts}))
 
 
-@pytest.mark.parametrize(
-    ("peak", "least", "name"),
-    [
-        (5, 1.0, "tv"),
-        thorough(5, 1.0, "nlm"),
-        thorough(20, 0.6, "tv"),
-        thorough(20, 1.0, "nlm"),
-        (100, -0.1, "tv"),
-        thorough(100, -0.1, "nlm"),
-    ],
-)
+BETTER = [(5, 1.0, "tv"), (100, -0.1, "tv"), thorough(20, 0.6, "tv")]
+BETTER += [thorough(peak, least, "nlm") for peak, least in ((5, 1.0), (20, 1.0), (100, -0.1))]
+
+
+@pytest.mark.parametrize(("peak", "least", "name"), BETTER)
 def test_counts_come_out_better_and_unbiased(tmp_path: Path, name: str, peak: int, least: float) -> None:
     truth = true_counts(peak)[PART] if name == "tv" and peak != 20 else true_counts(peak)
     pixels, found = counted(truth), []
@@ -107,20 +100,6 @@ def test_an_offset_and_read_noise_are_taken_into_account(tmp_path: Path, name: s
         assert (result - 100).mean() == pytest.approx((pixels - 100).mean(), rel=0.005)
 
 
-def test_small_bright_things_in_the_dark_keep_their_brightness(tmp_path: Path) -> None:
-    """Spots of up to 30 photons on a background of two."""
-    rows, columns = np.mgrid[:400, :400]
-    truth, rng = np.full((400, 400), 2.0), np.random.default_rng(0)
-    for row, column, peak in np.random.default_rng(1).uniform((0, 0, 10), (400, 400, 30), (150, 3)):
-        truth += peak * np.exp(-((rows - row) ** 2 + (columns - column) ** 2) / 8)
-    pixels = 100 + 1.8 * rng.poisson(truth) + 2 * rng.standard_normal(truth.shape)
-    camera = PHOTONS | {"gain": 1.8, "offset": 100.0, "read_sigma": 2.0}
-    result = denoised(tmp_path, pixels.astype(np.float32), "tv", camera) - 100
-    assert result.mean() == pytest.approx((pixels - 100).mean(), rel=0.01)
-    assert any("the noise grows with brightness" in note for note in make_plan(job_on(tmp_path, "tv", {})).notes)
-    assert make_plan(job_on(tmp_path, "tv", PHOTONS)).identity["noise"]["gain"] == pytest.approx(1.8, rel=0.15)
-
-
 @pytest.mark.parametrize("name", AUTO)
 def test_tiles_give_the_bits_of_the_whole_image_and_a_hole_reaches_no_other_pixel(tmp_path: Path, name: str) -> None:
     plain = counted(true_counts(20)[130:353, 90:301])
@@ -135,22 +114,31 @@ def test_tiles_give_the_bits_of_the_whole_image_and_a_hole_reaches_no_other_pixe
         assert np.array_equal(results[-1][~at], results[0][~at])
 
 
-@pytest.mark.parametrize("name", all_of(AUTO, thorough=["tv", "nlm"]))
-def test_each_plane_has_the_bits_that_it_has_alone(tmp_path: Path, name: str) -> None:
-    counts = true_counts(50)[100:450, 100:]
-    planes = np.stack([counted(counts), 3 * counted(counts, 1) + 10]).astype(np.float32)
-    together = denoised(tmp_path, planes, name, PHOTONS, tile={"size": 128})
+NOISE = (0.02, 0.2)
+
+
+def scene() -> NDArray[np.float32]:
+    """Two planes of the same image with noise of such levels."""
+    plane = retina()[300:700, 300:660, 1].astype(np.float32) / 255
+    noise = np.random.default_rng(0).standard_normal((2, *plane.shape)).astype(np.float32)
+    planes: NDArray[np.float32] = plane + noise * np.array(NOISE, np.float32)[:, None, None]
+    return planes
+
+
+OF_PLANES: list[Any] = [(name, {}, "cyx") for name in AUTO] + [("torch", PHOTONS, "cyx")]
+OF_PLANES += [thorough(name, {}, "yxc") for name in AUTO] + [thorough(name, PHOTONS, "cyx") for name in ("tv", "nlm")]
+
+
+@pytest.mark.parametrize(("name", "noise", "axes"), OF_PLANES)
+def test_each_plane_has_the_bits_that_it_has_alone(tmp_path: Path, name: str, noise: dict[str, Any], axes: str) -> None:
+    planes, counts = scene(), true_counts(50)[100:450, 100:]
+    if noise:
+        planes = np.stack([counted(counts), 3 * counted(counts, 1) + 10]).astype(np.float32)
+    whole, tile = np.moveaxis(planes, 0, axes.index("c")), {"size": 128}
+    together = denoised(tmp_path, whole, name, noise, axes=axes, tile=tile)
+    assert together.shape == planes.shape  # planes come first, whatever their axis is
     for number, plane in enumerate(planes):
-        alone = denoised(tmp_path / str(number), plane, name, PHOTONS, tile={"size": 128})
-        assert np.array_equal(together[number], alone)
-
-
-@pytest.mark.cluster
-def test_workers_give_the_bits_of_one_process(cluster: RunningCluster, tmp_path: Path) -> None:
-    whole = denoised(tmp_path, counted(true_counts(20)[PART]), "tv", PHOTONS, tile={"size": 512})
-    job = job_on(tmp_path, "tv", PHOTONS, tile={"size": 90})
-    run(make_plan(replace(job, output=Output(path=str(tmp_path / "w.zarr"), shard=128, chunk=32))), cluster=cluster)
-    assert np.array_equal(read_zarr(tmp_path / "w.zarr"), whole)
+        assert np.array_equal(together[number], denoised(tmp_path / str(number), plane, name, noise, tile=tile))
 
 
 def test_integers_in_the_units_of_the_file(tmp_path: Path) -> None:
@@ -159,7 +147,10 @@ def test_integers_in_the_units_of_the_file(tmp_path: Path) -> None:
     exact = denoised(tmp_path, pixels.astype(np.uint16), "tv", GIVEN, input={"range": (0.0, 1000.0)})
     assert np.abs(exact - floats).max() <= 0.01
     job = job_on(tmp_path, "tv", GIVEN)
-    rounded = run_inline(replace(job, output=replace(job.output, dtype="uint16")))
+    whole = replace(job, output=replace(job.output, dtype="uint16"))
+    (note,) = on_rounding(whole)
+    assert note.endswith("output.dtype: float32 keeps them")
+    rounded = run_inline(whole)
     assert rounded.dtype == np.uint16
     assert np.abs(rounded - floats).max() <= 0.51
 
@@ -198,24 +189,6 @@ def test_a_channel_without_photons_is_denoised_as_one_of_constant_noise(
     assert f"c={len(gains)} shows no photon noise: taken as constant, {sigma:.1f}"[:-1] in note
 
 
-def test_gains_that_are_alike_may_be_those_of_one_camera(tmp_path: Path) -> None:
-    planes = np.stack([2.2 * counted(true_counts(peak)) + 100 for peak in (60, 200)]).astype(np.float32)
-    asks = []
-    for shared in ("channel", "image"):
-        plan = make_plan(job_on(tmp_path, "tv", PHOTONS | {"shared": shared}, planes))
-        asks.append(any("if one camera took all channels, noise.shared: image" in note for note in plan.notes))
-        noise = next(note for note in plan.notes if "photon noise of gain" in note)
-    assert asks == [True, False]
-    assert float(noise.split("gain ")[1].split(",")[0]) == pytest.approx(2.2, rel=0.1)
-
-
-def test_the_note_names_the_planes_whose_noise_grows(tmp_path: Path) -> None:
-    even = 100 + 3 * np.random.default_rng(0).standard_normal((500, 500))
-    plan = make_plan(job_on(tmp_path, "tv", {}, np.stack([even, counted(true_counts(50)), even]).astype(np.float32)))
-    (note,) = [note for note in plan.notes if "the noise grows with brightness in c=1, as" in note]
-    assert note.endswith("`recon-cli try`, channel by channel")
-
-
 @pytest.mark.parametrize("model", ["gaussian", "auto"])
 @pytest.mark.parametrize("photons", [False, True])
 def test_the_default_is_one_level_with_a_note_where_noise_grows(tmp_path: Path, model: str, photons: bool) -> None:
@@ -227,9 +200,8 @@ def test_the_default_is_one_level_with_a_note_where_noise_grows(tmp_path: Path, 
     assert noted == (photons and model == "gaussian")
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "parts", "words"),
-    [
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    rows: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         ("gaussian", {"sigma": 2.0}, {}, "denoisers with a noise level, which gaussian has not"),
         ("tv", {"strength": 1.0}, {}, "write sigma: auto"),
         ("tv", {"strength": 1.0, "sigma": 0.1}, {}, "write sigma: auto"),
@@ -240,16 +212,13 @@ def test_the_default_is_one_level_with_a_note_where_noise_grows(tmp_path: Path, 
         ("tv", AUTO["tv"], {"noise": PHOTONS | {"gain": 1.0, "read_sigma": -1.0}}, "write at least 0"),
         ("tv", AUTO["tv"], {"noise": PHOTONS | {"gain": 1.0, "offset": np.inf}}, "is not finite"),
         ("tv", AUTO["tv"], {"noise": PHOTONS}, "do not show noise that grows with brightness"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    tmp_path: Path, name: str, options: dict[str, Any], parts: dict[str, Any], words: str
-) -> None:
-    level = 3 * np.random.default_rng(0).standard_normal((200, 200))
-    source = write_zarr(tmp_path / "in.zarr", (100 + level).astype(np.float32))
-    job = job_of(source, tmp_path / "out.zarr", name, options, **({"noise": GIVEN} | parts))
-    with pytest.raises(ConfigError, match=words):
-        make_plan(job)
+    ]
+    for folder, (name, options, parts, words) in in_folders(tmp_path, rows):
+        level = 3 * np.random.default_rng(0).standard_normal((200, 200))
+        source = write_zarr(folder / "in.zarr", (100 + level).astype(np.float32))
+        job = job_of(source, folder / "out.zarr", name, options, **({"noise": GIVEN} | parts))
+        with pytest.raises(ConfigError, match=words):
+            make_plan(job)
 
 
 def test_a_noise_map_beside_photon_noise_is_refused(tmp_path: Path) -> None:
@@ -280,3 +249,133 @@ def test_an_estimate_is_written_out_and_a_resumed_run_keeps_its_noise(tmp_path: 
     assert gain_of("auto", gain=1.25) == gain_of("poisson-gaussian", gain=1.25) == 1.25
     assert gain_of("auto") is None
     assert gain_of("poisson-gaussian", gain=1.25, estimated=False) == own["gain"]
+
+
+def test_the_plan_has_a_level_for_each_plane_or_the_map_of_the_job(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", scene(), axes="cyx")
+    plan = make_plan(job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"]))
+    assert plan.identity["noise_level"] == pytest.approx(NOISE, rel=0.15)
+    assert any(note.startswith("noise level 0.0") and "of c 0 to 1" in note for note in plan.notes)
+    assert plan.documents.resolved["denoiser"]["sigma"] == "auto"
+    assert work_of(plan).task.sides["sigma"].shape == (2, 1, 1)
+    np.save(tmp_path / "sigma.npy", np.full((400, 360), 0.1, np.float32))
+    sides = {"sides": {"sigma": str(tmp_path / "sigma.npy")}}
+    plan = make_plan(job_of(source, tmp_path / "other.zarr", "tv", AUTO["tv"], input=sides))
+    assert plan.identity["noise_level"] is None
+    assert not any("estimated" in note for note in plan.notes)
+    assert work_of(plan).task.sides["sigma"].shape == (400, 360)
+
+
+def test_levels_of_an_earlier_run_with_another_number_of_planes_are_not_taken(tmp_path: Path) -> None:
+    planes = scene()
+    source = write_zarr(tmp_path / "in.zarr", planes, axes="cyx")
+    job, roles = job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"]), Roles(("c", "y", "x"), (1, 2), None)
+    denoiser = TotalVariation(strength=1.0, sigma="auto")
+    before: dict[str, Any] = {"identity": {"noise_level": [0.5, 0.6]}}
+    opened = open_source(source)
+    image = JobImage(job=job, original=opened, source=opened, roles=roles, previous=before)
+    _, kept = choose_noise_level(image, denoiser, None, {})
+    assert kept == pytest.approx([0.5, 0.6])
+    for known in (0.5, [0.5, 0.6, 0.7]):
+        before = {"identity": {"noise_level": known}}
+        _, levels = choose_noise_level(replace(image, previous=before), denoiser, None, {})
+        assert levels == pytest.approx(NOISE, rel=0.15)
+
+
+TV = ("tv", {"strength": 1.0, "sigma": "auto"})
+
+
+def drawn(peak: float) -> Image:
+    """Whole numbers of photons."""
+    return counted(true_counts(peak)[:400, 100:]).astype(np.uint16)
+
+
+def job_for(folder: Path, pixels: Image, denoiser: tuple[str, dict[str, Any]] = TV, **parts: Any) -> Denoising:
+    return job_of(write_zarr(folder / "in.zarr", pixels), folder / "out.zarr", *denoiser, **parts)
+
+
+def on_rounding(job: Denoising) -> list[str]:
+    return [note for note in make_plan(job).notes if "rounding to whole numbers" in note]
+
+
+@pytest.mark.parametrize("model", ["gaussian", "poisson-gaussian"])
+@pytest.mark.parametrize("peak", [5, 100])
+def test_counts_lose_nothing_by_default(tmp_path: Path, peak: int, model: str) -> None:
+    wanted = job_for(tmp_path, drawn(peak), noise={"model": model})
+    (note,) = on_rounding(wanted)
+    assert note.endswith("so the result is float32. output.dtype: uint16 rounds it all the same")
+    result = run_inline(wanted)
+    assert result.dtype == np.float32
+    error, rounded = (np.mean((r - true_counts(peak)[:400, 100:]) ** 2) for r in (result, result.round()))
+    assert 10 * np.log10(rounded / error) > {5: 2.0, 100: 0.1}[peak]
+
+
+def test_few_levels_of_one_channel_and_little_noise_in_a_wide_type_are_not_rounded(tmp_path: Path) -> None:
+    ramp = np.linspace(1000, 3000, 300) + 1.2 * np.random.default_rng(0).standard_normal((300, 300))
+    channels = np.stack([60 * drawn(400), drawn(5) + np.uint16(100)])
+    for number, pixels in enumerate((channels, ramp.round().astype(np.uint16))):
+        (tmp_path / str(number)).mkdir()
+        assert len(on_rounding(job_for(tmp_path / str(number), pixels))) == 1
+
+
+PHOTOGRAPHS = [camera() + sigma * np.random.default_rng(0).standard_normal((512, 512)) for sigma in (1.0, 5.0)]
+LABELS = np.add.outer(np.arange(200) // 40, np.arange(200) // 50).astype(np.uint16)
+OTHERS: list[tuple[Image, tuple[str, dict[str, Any]]]] = [
+    *((pixels.round().clip(0, 255).astype(np.uint8), TV) for pixels in PHOTOGRAPHS),
+    (60 * drawn(400), TV),
+    (LABELS, ("gaussian", {"sigma": 1.0})),
+    (drawn(5), ("none", {})),
+    (drawn(5), ("median", {"size": 3})),
+    (drawn(5)[:1], ("gaussian", {"sigma": 1.0})),
+    (drawn(5) + np.uint32(2**30), TV),
+]
+
+
+@pytest.mark.parametrize(("pixels", "denoiser"), OTHERS)
+def test_others_keep_their_type(tmp_path: Path, pixels: Image, denoiser: tuple[str, dict[str, Any]]) -> None:
+    assert make_plan(job_for(tmp_path, pixels, denoiser)).summary()["output_dtype"] == str(pixels.dtype)
+
+
+@pytest.mark.parametrize(("photometric", "dtype"), [("rgb", "uint16"), ("minisblack", "float32")])
+def test_a_photograph_stays_one(tmp_path: Path, photometric: str, dtype: str) -> None:
+    pixels = np.stack([drawn(20)] * 3, -1)
+    tifffile.imwrite(tmp_path / "in.tif", pixels, photometric=photometric, planarconfig="contig")
+    plan = make_plan(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", *TV))
+    assert plan.summary()["output_dtype"] == dtype
+
+
+@pytest.mark.parametrize("before", ["uint16", "float32"])
+def test_a_resumed_run_keeps_its_type(tmp_path: Path, before: str) -> None:
+    wanted, roles = job_for(tmp_path, drawn(5)), Roles(("y", "x"), (0, 1), None)
+    source = open_source(wanted.input.path)
+    previous = {"identity": {"layout": {"dtype": before}}}
+    image = JobImage(job=wanted, original=source, source=source, roles=roles, previous=previous)
+    assert choose_type(image, TotalVariation(strength=1.0), None) == ResultType(before)
+
+
+@pytest.mark.parametrize("value", [0, 65535])
+def test_integers_with_holes_keep_their_type(tmp_path: Path, value: int) -> None:
+    pixels = np.where(np.arange(400) % 50 == 0, value, 1000 + 60 * drawn(400)).astype(np.uint16)
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    for denoiser in (TV, ("none", {}), ("median", {"size": 3})):
+        wanted = job_of(source, tmp_path / "out.zarr", *denoiser, input={"nodata": value})
+        assert make_plan(wanted).summary()["output_dtype"] == "uint16"
+
+
+@pytest.mark.parametrize("place", [0, 7])
+def test_a_plane_of_few_values_is_found_among_others(tmp_path: Path, place: int) -> None:
+    planes = np.stack([(3000 + 90 * np.random.default_rng(1).standard_normal((400, 400))).astype(np.uint16)] * 8)
+    planes[place] = drawn(5)
+    wanted = job_of(write_zarr(tmp_path / "in.zarr", planes, axes="cyx"), tmp_path / "out.zarr", *TV)
+    assert make_plan(wanted).summary()["output_dtype"] == "float32"
+    assert any(f"grows with brightness in c={place}, as" in note for note in make_plan(wanted).notes)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_channel_of_few_values_is_found_also_where_all_are_taken_together(tmp_path: Path, together: bool) -> None:
+    rng = np.random.default_rng(0)
+    bright, dark = 3000 + 90 * rng.standard_normal((256, 256)), 65 + rng.standard_normal((256, 256))
+    source = open_source(write_zarr(tmp_path / "in.zarr", np.stack([bright, dark]).astype(np.uint16), axes="cyx"))
+    wanted, roles = job_of(source.path, tmp_path / "out.zarr", *TV), Roles(("c", "y", "x"), (1, 2), None)
+    image = JobImage(job=wanted, original=source, source=source, roles=replace(roles, channel=0 if together else None))
+    assert choose_type(image, TotalVariation(strength=1.0), None).dtype == "float32"

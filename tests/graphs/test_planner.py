@@ -1,4 +1,4 @@
-"""Plans: sizes and needs are found out, what cannot be is refused in words and with the numbers, and nothing is touched."""
+"""Plans: sizes and needs are found out, what cannot be is refused in words with the numbers, and values that spoil a result are noted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import imagecodecs
 import numpy as np
 import pytest
 import tifffile
+from numpy.typing import NDArray
+from skimage.data import binary_blobs, retina
 
+from halotile.cli.info import describe
 from halotile.errors import ConfigError, DiskRefused, HalotileError, InputError, MemoryRefused, UnknownName
 from halotile.graphs.jobs.denoise import plan as denoise_plan
 from halotile.graphs.jobs.denoise.job import Denoising
@@ -24,33 +27,23 @@ from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.graphs.runs.claim import claim
 from halotile.storage.arrays import open_source
 from halotile.storage.stored_array import StoredArray
-from tests.support import (
-    dncnn_weights,
-    footprint_of,
-    job_of,
-    load_denoising,
-    noisy_image,
-    run_inline,
-    whole_picture,
-    work_of,
-    write_zarr,
-)
+from tests import support
+from tests.cases import in_folders
+from tests.graphs.holed import FILTERS, NODATA, scene
 
 MonkeyPatch = pytest.MonkeyPatch
-
-NETWORK = "tests.networks:"
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
+    return support.write_zarr(tmp_path / "in.zarr", support.noisy_image((300, 260)))
 
 
 def network(name: str, **more: Any) -> dict[str, Any]:
-    return {"import": NETWORK + name, **more}
+    return {"import": f"tests.networks:{name}", **more}
 
 
-CONVOLUTIONS: dict[str, Any] = {"name": "torch", "options": {"import": NETWORK + "convolutions"}}
+CONVOLUTIONS: dict[str, Any] = {"name": "torch", "options": network("convolutions")}
 REFUSALS: dict[str, tuple[dict[str, Any], type[HalotileError], str]] = {
     "shallow depth": ({"tile": {"depth": 2}}, ConfigError, "receptive field is 20: seams would show. Write depth: 20"),
     "negative depth": ({"tile": {"depth": -1}}, ConfigError, "tile.depth: -1 is too small"),
@@ -70,7 +63,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[HalotileError], str]] = {
     "unknown option": ({"options": {"sigma": "auto", "sterngth": 1}}, ConfigError, "no option 'sterngth'"),
     "missing option": ({"options": {}}, ConfigError, "strength"),
     "no import": ({**CONVOLUTIONS, "allow_import": False}, ConfigError, "--allow-import"),
-    "whole image": ({"name": "torch", "options": {"import": NETWORK + "whole_norm"}}, ConfigError, "whole image"),
+    "whole image": ({"name": "torch", "options": network("whole_norm")}, ConfigError, "whole image"),
     "bad memory": ({"run": {"memory_per_worker": "lots"}}, ValueError, "is not a size"),  # type: ignore[dict-item]
 }
 
@@ -81,68 +74,49 @@ def test_what_cannot_be_is_refused_and_nothing_touched(case: str, source: Path, 
     values: dict[str, Any] = {"source": source, "name": "tv", "options": {"strength": 0.1}} | changes
     may_import = values.pop("allow_import", True)
     before = sorted(tmp_path.rglob("*"))
-    job = job_of(Path(values.pop("source")), tmp_path / "o.zarr", values.pop("name"), values.pop("options"), **values)
+    job = support.job_of(
+        Path(values.pop("source")), tmp_path / "o.zarr", values.pop("name"), values.pop("options"), **values
+    )
     with pytest.raises(error, match=said):
         make_plan(replace(job, allow_import=may_import))
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_seams_may_be_allowed_and_are_noted(source: Path, tmp_path: Path) -> None:
-    plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, tile={"depth": 2, "seams": "allow"}))
-    assert work_of(plan).task.tiling.depth == ((2, 2), (2, 2))
+    plan = make_plan(
+        support.job_of(source, tmp_path / "o.zarr", "tv", {"strength": 0.1}, tile={"depth": 2, "seams": "allow"})
+    )
+    assert support.work_of(plan).task.tiling.depth == ((2, 2), (2, 2))
     assert "seams will show" in plan.notes[0]
 
 
-def test_a_users_network_is_probed_and_the_noise_level_estimated_once(source: Path, tmp_path: Path) -> None:
-    plan = make_plan(job_of(source, tmp_path / "o.zarr", "torch", network("convolutions", options={"layers": 4})))
-    assert work_of(plan).task.tiling.depth == ((4, 4), (4, 4))
-    assert plan.summary()["depth_from"] == "probed"
-    plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"}))
-    assert 0.05 < plan.identity["noise_level"] < 0.15
-    assert work_of(plan).task.denoiser.sigma == plan.identity["noise_level"]
-
-
 def test_a_strided_network_that_loses_the_ragged_edge_is_refused(tmp_path: Path) -> None:
-    ragged = write_zarr(tmp_path / "ragged.zarr", noisy_image((302, 260)))
+    ragged = support.write_zarr(tmp_path / "ragged.zarr", support.noisy_image((302, 260)))
     with pytest.raises(ConfigError, match=r"total stride of 4, and the image's sides \[302, 260\]"):
-        make_plan(job_of(ragged, tmp_path / "o.zarr", "torch", network("cropping")))
-    pixels = noisy_image((300, 260))
-    even = write_zarr(tmp_path / "even.zarr", pixels)
-    job = job_of(even, tmp_path / "o.zarr", "torch", network("cropping"))
-    assert np.array_equal(run_inline(job), whole_picture(job, pixels, 0))
-
-
-def test_new_channels_become_an_axis(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((200, 190)))
-    job = job_of(source, tmp_path / "o.zarr", "torch", network("colouring", channels=(1, 3)))
-    assert make_plan(job).layout.axes == ("c", "y", "x")
-    assert run_inline(job).shape == (3, 200, 190)
+        make_plan(support.job_of(ragged, tmp_path / "o.zarr", "torch", network("cropping")))
+    pixels = support.noisy_image((300, 260))
+    even = support.write_zarr(tmp_path / "even.zarr", pixels)
+    job = support.job_of(even, tmp_path / "o.zarr", "torch", network("cropping"))
+    assert np.array_equal(support.run_inline(job), support.whole_picture(job, pixels, 0))
 
 
 def test_channels_that_do_not_match_are_refused(tmp_path: Path) -> None:
-    options = {"weights": str(dncnn_weights(tmp_path / "w.safetensors", channels=(3, 3))), "depth": 5, "width": 8}
+    options = {
+        "weights": str(support.dncnn_weights(tmp_path / "w.safetensors", channels=(3, 3))),
+        "depth": 5,
+        "width": 8,
+    }
     options["channels"] = (3, 3)
 
     def job(axes: str, *shape: int) -> Denoising:
-        source = write_zarr(tmp_path / f"{len(shape)}{axes}.zarr", noisy_image(shape), axes=axes)
-        return job_of(source, tmp_path / "o.zarr", "dncnn", options)
+        source = support.write_zarr(tmp_path / f"{len(shape)}{axes}.zarr", support.noisy_image(shape), axes=axes)
+        return support.job_of(source, tmp_path / "o.zarr", "dncnn", options)
 
     with pytest.raises(InputError, match="takes 3 channels, the image has axes 'yx'"):
         make_plan(job("yx", 200, 190))
     with pytest.raises(InputError, match="takes 3 channels, the image has 4"):
         make_plan(job("cyx", 4, 200, 190))
-    assert run_inline(job("yxc", 200, 190, 3)).shape == (3, 200, 190), "in the order of OME-Zarr"
-
-
-def test_side_inputs_are_tiled_along(tmp_path: Path) -> None:
-    pixels = noisy_image((300, 260))
-    source = write_zarr(tmp_path / "in.zarr", pixels)
-    side = noisy_image((300, 260), seed=5)
-    sigma = write_zarr(tmp_path / "sigma.zarr", side)
-    job = job_of(
-        source, tmp_path / "o.zarr", "torch", network("by_sigma", sigma=0.1), input={"sides": {"sigma": str(sigma)}}
-    )
-    assert np.array_equal(run_inline(job), pixels / (1 + side))
+    assert support.run_inline(job("yxc", 200, 190, 3)).shape == (3, 200, 190), "in the order of OME-Zarr"
 
 
 def test_a_plan_has_the_side_input_that_it_checked(source: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
@@ -154,45 +128,43 @@ def test_a_plan_has_the_side_input_that_it_checked(source: Path, tmp_path: Path,
         np.save(mask, np.ones((2, 2), "float32"))
 
     monkeypatch.setattr(denoise_plan, "check_units", replaced_meanwhile)
-    job = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 2}, input={"sides": {"mask": str(mask)}})
+    job = support.job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 2}, input={"sides": {"mask": str(mask)}})
     assert make_plan(job).identity["sides"] == {"mask": checked}
 
 
-@pytest.mark.parametrize(
-    ("given", "made", "words"),
-    [
-        ("uint16", "uint8", "whole numbers from 0 to 255, and the input's uint16 goes from 0 to 65535"),
-        ("float32", "uint16", "only 0 and 1 are left"),
-        ("uint8", "uint16", None),
-        ("uint16", "float32", None),
-    ],
-)
-def test_an_output_that_cannot_hold_the_image_is_noted(
-    tmp_path: Path, given: str, made: str, words: str | None
-) -> None:
-    source = write_zarr(tmp_path / "in.zarr", np.zeros((64, 64), given))
-    job = job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1})
-    plan = make_plan(replace(job, output=replace(job.output, dtype=made)))
-    found = [note for note in plan.notes if note.startswith("output.dtype")]
-    assert len(found) == (words is not None)
-    assert words is None or words in found[0]
+def test_an_output_that_cannot_hold_the_image_is_noted(tmp_path: Path) -> None:
+    for number, (given, made, words) in enumerate(
+        (
+            ("uint16", "uint8", "whole numbers from 0 to 255, and the input's uint16 goes from 0 to 65535"),
+            ("float32", "uint16", "only 0 and 1 are left"),
+            ("uint8", "uint16", None),
+            ("uint16", "float32", None),
+        )
+    ):
+        job = support.job_of(
+            support.write_zarr(tmp_path / f"{number}.zarr", np.zeros((64, 64), given)), tmp_path / "o.zarr", "none"
+        )
+        plan = make_plan(replace(job, output=replace(job.output, dtype=made)))
+        found = [note for note in plan.notes if note.startswith("output.dtype")]
+        assert len(found) == (words is not None)
+        assert words is None or words in found[0]
 
 
 def test_a_noise_level_or_strength_in_counts_is_refused_for_a_picture_that_is_mapped(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", np.zeros((64, 64), "uint16"))
-    floats = write_zarr(tmp_path / "floats.zarr", np.zeros((64, 64), "float32"))
-    job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 150.0})
+    source = support.write_zarr(tmp_path / "in.zarr", np.zeros((64, 64), "uint16"))
+    floats = support.write_zarr(tmp_path / "floats.zarr", np.zeros((64, 64), "float32"))
+    job = support.job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": 150.0})
     with pytest.raises(ConfigError, match=r"sigma is 150. The image's 0 to 65535 .* as 0 to 1.*Write sigma: 0.00229"):
         make_plan(job)
-    levels = write_zarr(tmp_path / "sigma.zarr", np.full((64, 64), 0.01, "float32"))
+    levels = support.write_zarr(tmp_path / "sigma.zarr", np.full((64, 64), 0.01, "float32"))
     words = r"strength is 2000. The image's 0 to 65535 .*strength is in units of that range.*Write strength: 0.0305, or sigma: auto"
     for name in ("tv", "nlm"):
-        job = job_of(source, tmp_path / "o.zarr", name, {"strength": 2000.0})
+        job = support.job_of(source, tmp_path / "o.zarr", name, {"strength": 2000.0})
         with pytest.raises(ConfigError, match=words):
             make_plan(job)
-        make_plan(job_of(floats, tmp_path / "o.zarr", name, {"strength": 2000.0}))
+        make_plan(support.job_of(floats, tmp_path / "o.zarr", name, {"strength": 2000.0}))
         make_plan(replace(job, input=replace(job.input, sides={"sigma": str(levels)})))
-        make_plan(job_of(source, tmp_path / "o.zarr", name, {"strength": 1.5, "sigma": 0.01}))
+        make_plan(support.job_of(source, tmp_path / "o.zarr", name, {"strength": 1.5, "sigma": 0.01}))
 
 
 def planned(folder: Path, source: Any, name: str = "gaussian", options: Any = None, **parts: Any) -> Plan:
@@ -200,10 +172,9 @@ def planned(folder: Path, source: Any, name: str = "gaussian", options: Any = No
     if isinstance(source, tuple):
         shape, dtype, chunk = source
         path = folder / f"{len(list(folder.glob('*.zarr')))}.zarr"
-        source = write_zarr(path, np.zeros(shape, dtype), chunk=chunk)
+        source = support.write_zarr(path, np.zeros(shape, dtype), chunk=chunk)
     options = options or ({"sigma": 1} if name == "gaussian" else {"strength": 0.1})
-    change = parts.pop("change", lambda job: job)
-    return make_plan(change(job_of(source, folder / "o.zarr", name, options, **parts)))
+    return make_plan(support.job_of(source, folder / "o.zarr", name, options, **parts))
 
 
 SMALL = ((300, 260), "float32", 64)
@@ -212,7 +183,7 @@ LARGE = ((6000, 6000), "uint8", 250)
 
 def test_sizes_left_to_the_planner_fit_together(tmp_path: Path) -> None:
     plan = planned(tmp_path, ((5000, 4000), "uint8", 2500), options={"sigma": 2}, shard="auto", chunk="auto")
-    tiling = work_of(plan).task.tiling
+    tiling = support.work_of(plan).task.tiling
     assert (plan.layout.chunk, plan.layout.shard, plan.grid.block) == ((256, 256), (1024, 1024), (1024, 1024))
     assert (tiling.tile, tiling.depth, len(plan.grid)) == ((512, 512), ((8, 8), (8, 8)), 20)
     layout = planned(tmp_path, SMALL, shard=128, chunk="auto").layout
@@ -222,39 +193,37 @@ def test_sizes_left_to_the_planner_fit_together(tmp_path: Path) -> None:
         assert plan.grid.block == (edge, edge)
     for size in ("auto", 4096, 10**8, 64):  # no more tiles at once than a block has
         plan = planned(tmp_path, SMALL, options={"sigma": 2}, tile={"size": size})
-        assert work_of(plan).task.tiling.batch == 1
+        assert support.work_of(plan).task.tiling.batch == 1
         assert plan.memory_bytes < 2**30
 
 
 def test_the_resolved_configuration_makes_the_same_output(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((2, 300, 260), "uint16"), axes="zyx")
+    source = support.write_zarr(tmp_path / "in.zarr", support.noisy_image((2, 300, 260), "uint16"), axes="zyx")
     denoisers: dict[str, dict[str, Any]] = {
         "gaussian": {"sigma": 1.5},
-        "dncnn": {"weights": str(dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8},
+        "dncnn": {"weights": str(support.dncnn_weights(tmp_path / "w.safetensors")), "depth": 5, "width": 8},
         "tv": {"strength": 1.0, "sigma": "auto", "iterations": 7},
     }
     for number, (name, options) in enumerate(denoisers.items()):
-        job = job_of(source, tmp_path / f"{number}.zarr", name, options, tile={"axes": "yx"})
+        job = support.job_of(source, tmp_path / f"{number}.zarr", name, options, tile={"axes": "yx"})
         plan = make_plan(job)
         file = tmp_path / f"{number}.yaml"
         file.write_text(json.dumps(plan.documents.resolved))
-        again = make_plan(load_denoising(file))
-        assert isinstance(again.job, Denoising)
-        decided = replace(again.job.tile, channels_last=False)  # that is of GPUs
-        assert "auto" not in decided.__dict__.values()
+        again = make_plan(support.load_denoising(file))
+        decided = {name: value for name, value in vars(again.job.tile).items() if name != "channels_last"}  # of GPUs
+        assert "auto" not in decided.values()
         ours, theirs = plan.identity, again.identity
-        told = {"denoiser", "noise_level"}  # as a number, where it was estimated
-        assert {key for key in ours if ours[key] != theirs[key]} <= told
-        assert work_of(again).task.denoiser == work_of(plan).task.denoiser
+        assert {key for key in ours if ours[key] != theirs[key]} <= {"denoiser", "noise_level"}  # estimated, a number
+        assert support.work_of(again).task.denoiser == support.work_of(plan).task.denoiser
 
 
 def test_less_memory_means_smaller_sizes_then_a_refusal(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    source = write_zarr(tmp_path / "in.zarr", np.zeros((6000, 6000), "uint8"), chunk=250)
+    source = support.write_zarr(tmp_path / "in.zarr", np.zeros((6000, 6000), "uint8"), chunk=250)
 
     def sizes(memory: str) -> tuple[int, int]:
         plan = planned(tmp_path, source, "tv", shard=256, run={"memory_per_worker": memory})
         assert plan.memory_bytes <= parse_bytes(memory)
-        return plan.grid.block[0], work_of(plan).task.tiling.tile[0]
+        return plan.grid.block[0], support.work_of(plan).task.tiling.tile[0]
 
     large, medium, small = sizes("4GiB"), sizes("724MiB"), sizes("706MiB")
     assert large > medium > small
@@ -296,36 +265,34 @@ def test_workers_without_memory_are_refused(tmp_path: Path, monkeypatch: MonkeyP
     with pytest.raises(MemoryRefused, match=r"run\.workers is 9; each needs 7\d\d MiB.*has 3 GiB.*workers: [56],"):
         planned(tmp_path, SMALL, "tv", run={"workers": 9, "memory_per_worker": "64GiB"})
     monkeypatch.setattr(plan, "check_job", lambda _: None)
-    elsewhere = Cluster(kind="elsewhere")
-    planned(tmp_path, SMALL, "tv", run={"workers": 500}, change=lambda job: replace(job, cluster=elsewhere))
+    source = support.write_zarr(tmp_path / "in.zarr", support.noisy_image((300, 260)))
+    elsewhere = support.job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1}, run={"workers": 500})
+    make_plan(replace(elsewhere, cluster=Cluster(kind="elsewhere")))
 
 
 def test_a_window_that_is_cut_at_the_picture_needs_no_more_than_the_picture(tmp_path: Path) -> None:
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((700, 900)), chunk=250)
+    source = support.write_zarr(tmp_path / "in.zarr", support.noisy_image((700, 900)), chunk=250)
     options = {"strength": 0.1, "iterations": 5000}
-    plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", options, shard="auto", chunk="auto"))
-    assert work_of(plan).task.tiling.depth[0] >= (5000, 5000)
-    assert footprint_of(plan)[READ] == 700 * 900 * 4 * (1 + work_of(plan).task.overlap)
+    plan = make_plan(support.job_of(source, tmp_path / "o.zarr", "tv", options, shard="auto", chunk="auto"))
+    assert support.work_of(plan).task.tiling.depth[0] >= (5000, 5000)
+    assert support.footprint_of(plan)[READ] == 700 * 900 * 4 * (1 + support.work_of(plan).task.overlap)
     assert plan.summary()["compute_redundancy"] == round(700 * 900 / (512 * 512), 4)
 
 
 def test_an_input_of_one_compressed_piece_is_counted_and_noted(tmp_path: Path) -> None:
-    pixels = (noisy_image((2048, 2048)) * 1000).astype("uint16")
+    pixels = (support.noisy_image((2048, 2048)) * 1000).astype("uint16")
     (tmp_path / "whole.png").write_bytes(imagecodecs.png_encode(pixels))
     (tmp_path / "mask.png").write_bytes(imagecodecs.png_encode(np.ones((2048, 2048), "uint8")))
     for rows in (2048, 64):
         tifffile.imwrite(tmp_path / f"{rows}.tif", pixels, compression="zlib", rowsperstrip=rows)
-    for name, rows, words in (
-        ("2048.tif", 2048, "pieces of 2048 × 2048 pixels"),
-        ("64.tif", 64, None),
-        ("whole.png", 2048, "keeps the last one (8 MiB)"),
-    ):
+    pieces, kept = "pieces of 2048 × 2048 pixels", "keeps the last one (8 MiB)"
+    for name, rows, words in (("2048.tif", 2048, pieces), ("64.tif", 64, pieces), ("whole.png", 2048, kept)):
         plan = planned(tmp_path, tmp_path / name, shard=256)
-        assert any((words or "pieces of 2048 × 2048") in note for note in plan.notes) == bool(words)
-        assert footprint_of(plan)[DECODED] == 2 * 2 * 2048 * rows
+        assert any(words in note for note in plan.notes) == (rows == 2048)
+        assert support.footprint_of(plan)[DECODED] == 2 * 2 * 2048 * rows
     masked = {"sides": {"mask": str(tmp_path / "mask.png")}}
     plan = planned(tmp_path, tmp_path / "whole.png", shard=256, input=masked)
-    assert footprint_of(plan)[DECODED] == (2 * 2 + 1) * 2048**2
+    assert support.footprint_of(plan)[DECODED] == (2 * 2 + 1) * 2048**2
 
 
 def test_an_input_too_large_to_decode_is_refused_before_it_is(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
@@ -368,3 +335,158 @@ def test_a_deep_halo_gets_larger_blocks_where_memory_allows_it(tmp_path: Path) -
         pass
     for memory in ("8GiB", "9GiB"):
         assert plan_with(memory).earlier.resumes
+
+
+Image = NDArray[Any]
+FAR, CUT_OFF = "far from all others", "cut off"
+
+
+def notes_on(folder: Path, words: str, pixels: Image, name: str = "tv", sigma: Any = "auto", **parts: Any) -> list[str]:
+    """The notes of a plan with these words."""
+    source = support.write_zarr(folder / "in.zarr", pixels) if not (folder / "in.zarr").exists() else folder / "in.zarr"
+    options = {"strength": 1.0, "sigma": sigma} if name == "tv" else FILTERS[name]
+    plan = make_plan(support.job_of(source, folder / "out.zarr", name, options, **parts))
+    return [note for note in plan.notes if words in note]
+
+
+def noise(*shape: int) -> Image:
+    return np.random.default_rng(0).standard_normal(shape)
+
+
+@pytest.mark.parametrize("name", ["tv", "gaussian"])
+def test_a_value_far_from_all_others_is_noted(tmp_path: Path, name: str) -> None:
+    pixels, holes = scene(NODATA)
+    low, high = pixels[~holes].min(), pixels[~holes].max()
+    (note,) = notes_on(tmp_path, FAR, pixels, name)
+    assert note == (
+        f"{holes.sum():,} pixels are -9999, far from all others ({low:,.5g} to {high:,.5g}): if they are no measurements, "
+        "write input.nodata: -9999, or they may spoil the pixels around them"
+    )
+    for nodata in (NODATA, "none"):
+        assert notes_on(tmp_path, FAR, pixels, name, input={"nodata": nodata}) == []
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_areas_of_a_far_integer_are_noted_and_hot_pixels_are_defects(tmp_path: Path, alone: bool) -> None:
+    pixels = np.random.default_rng(0).normal(200, 30, (600, 600)).clip(0, 399).astype(np.uint16)
+    pixels.flat[::1000] = 65535
+    if not alone:
+        pixels[300:310, 300:310] = 65535
+    notes = notes_on(tmp_path, FAR, pixels)
+    assert len(notes) == (not alone)
+    words = ("% of the pixels, by samples, are 65535, far from all others", "write input.nodata: 65535, or")
+    assert all(each in note for note in notes for each in words)
+
+
+def test_noise_of_which_little_is_left_is_noted_where_sigma_is_estimated(tmp_path: Path) -> None:
+    pixels = (noise(256, 256) - 0.85).clip(0, 9)
+    assert notes_on(tmp_path, CUT_OFF, pixels) == [
+        "about 80% of the pixels are 0, at the end of the range of values, where noise was cut off: the estimated noise level may be too "
+        "low. Write the level in the units of the file: noise: {model: gaussian, read_sigma: ...}"
+    ]
+    assert notes_on(tmp_path, CUT_OFF, pixels, sigma=1.0) == []
+
+
+def test_the_plane_and_both_ends_are_named(tmp_path: Path) -> None:
+    pixels = np.stack([noise(256, 256), noise(256, 256).clip(-0.25, 0.25), noise(256, 256)])
+    (note,) = notes_on(tmp_path, CUT_OFF, pixels)
+    assert note.startswith("about 80% of the pixels in q=1 are -0.25 or 0.25, at the end of the range")
+
+
+DARK: Image = np.rint((retina()[:600, :600, 1] - 100.0) * 3).clip(0, 255)
+PHOTO = (DARK + np.random.default_rng(0).integers(0, 9, DARK.shape)).clip(0, 255)
+RANDOM, GREEN = np.random.default_rng(0), retina()[200:712, 100:612, 1] / 255
+TISSUE = binary_blobs(512, 0.1, volume_fraction=0.1, rng=RANDOM)
+USUAL: dict[str, tuple[str, Image]] = {
+    "photo": (FAR, PHOTO.astype(np.uint8)),
+    "float photo": (FAR, PHOTO.astype(np.float32)),
+    "mask": (FAR, np.where(np.random.default_rng(0).random((600, 600)) < 0.5, 0, 255).astype(np.uint8)),
+    "few": (FAR, np.where(np.arange(360_000).reshape(600, 600) < 5, 1e6, PHOTO).astype(np.float32)),
+    "half": (CUT_OFF, noise(256, 256).clip(0, 9)),
+    "photograph": (CUT_OFF, (GREEN + 0.2 * noise(512, 512)).clip(0, 1)),
+    "slide": (CUT_OFF, np.where(TISSUE, 180 + 9 * noise(512, 512), 255).clip(0, 255).astype(np.uint8)),
+    "mosaic": (CUT_OFF, np.where(TISSUE, 1 + GREEN + 0.1 * noise(512, 512), 0.0)),
+    "dead pixels": (CUT_OFF, np.where(RANDOM.random((512, 512)) < 0.3, 0, 5 + noise(512, 512))),
+    "few measured": (CUT_OFF, np.where(RANDOM.random((512, 512)) < 0.75, 0, 5 + noise(512, 512))),
+    "two values": (CUT_OFF, (RANDOM.random((256, 256)) < 0.3).astype(np.uint8)),
+    "counts": (CUT_OFF, RANDOM.poisson(0.3, (256, 256)).astype(np.uint16)),
+}
+
+
+def test_genuine_black_and_white_and_noise_whose_level_is_known_have_no_note(tmp_path: Path) -> None:
+    for folder, (words, pixels) in in_folders(tmp_path, USUAL.values()):
+        assert notes_on(folder, words, pixels) == []
+
+
+KEPT = np.ones((100, 120), bool)
+KEPT[30:60, 40:80] = False
+MASK = 4
+"""NewSubfileType of a mask."""
+
+
+def masked_map(path: Path, mask: Any = KEPT, bands: int = 2, **options: Any) -> Path:
+    """A map as GDAL writes it, whose pixels under the mask are far from the others."""
+    pixels = support.noisy_image((*KEPT.shape, bands), "uint16")
+    pixels[~KEPT] = 60_000
+    options |= {"photometric": "minisblack", "planarconfig": "contig", "metadata": None}
+    with tifffile.TiffWriter(path) as file:
+        for step in (1, 2) if options.get("tile") else (1,):
+            file.write(pixels[::step, ::step], subfiletype=step - 1, **options)
+            file.write(mask[::step, ::step], subfiletype=step - 1, **options)
+    # tifffile does not write masks of several bands.
+    with tifffile.TiffFile(path, mode="r+b") as file:
+        for number, page in enumerate(file.pages[1::2]):
+            page.tags["NewSubfileType"].overwrite(MASK | number)
+    return path
+
+
+def masked_job(source: Path, **section: Any) -> Denoising:
+    return support.job_of(source, source.with_suffix(".zarr"), "gaussian", {"sigma": 3.0}, input=section)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_the_mask_of_a_file_or_of_each_band_keeps_its_pixels(tmp_path: Path, level: int) -> None:
+    source = masked_map(tmp_path / "a.tif", tile=(16, 16))
+    result, kept = support.run_inline(masked_job(source, level=level)), KEPT[:: 2**level, :: 2**level]
+    assert (result[:, ~kept] == 60_000).all()
+    assert result[:, kept].max() < 60_000 - 1000 == result[:, ~kept].min() - 1000
+    assert np.array_equal(open_source(source, dataset="mask", level=level)[:], kept)
+    bands = np.stack([KEPT, np.ones_like(KEPT)], -1).astype("uint8") * 255  # each may have its mask
+    one, other = support.run_inline(masked_job(masked_map(tmp_path / "b.tif", bands)))
+    assert (one[~KEPT] == 60_000).all()
+    assert (other[~KEPT] != 60_000).any()
+
+
+def test_another_mask_or_none_can_be_written_and_not_both(tmp_path: Path) -> None:
+    source = masked_map(tmp_path / "a.tif")
+    np.save(tmp_path / "all.npy", np.ones_like(KEPT))
+    further = {"sides": {"mask": str(tmp_path / "all.npy")}}
+
+    def sides_of(**given: Any) -> Any:
+        return make_plan(masked_job(source, **given)).identity["sides"]
+
+    assert sides_of()["mask"]["series"] == sides_of(nodata=7)["mask"]["series"] == "mask"
+    assert sides_of(nodata="none") == {}
+    assert sides_of(nodata="none", **further)["mask"]["format"] == "npy"
+    with pytest.raises(ConfigError, match=r"a mask of its own\. Leave yours out; or write one"):
+        sides_of(**further)
+
+
+def test_a_mask_is_no_series_and_one_that_cannot_be_used_is_refused_with_what_does_without(tmp_path: Path) -> None:
+    source = masked_map(tmp_path / "a.tif", bands=3)
+    facts = describe(str(source))
+    assert facts["series"] == [[100, 120, 3]]
+    assert ["input.nodata: none" in remark for remark in facts["remarks"]] == [True]
+    volume = {"input": {"axes": "yxz"}, "tile": {"axes": "zyx"}}
+    with pytest.raises(InputError, match=r"own mask.*nodata: none"):
+        make_plan(support.job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1.0}, **volume))
+
+
+def test_a_mask_beside_the_file_is_named(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", support.noisy_image(KEPT.shape, "uint16"))
+    beside = tmp_path / "a.tif.msk"
+    with tifffile.TiffWriter(beside) as file:
+        file.write(KEPT, photometric="mask", subfiletype=MASK, metadata=None)
+    (remark,) = describe(str(tmp_path / "a.tif"))["remarks"]
+    assert f"input: {{sides: {{mask: {beside}}}}}" in remark
+    assert np.array_equal(open_source(beside)[:], KEPT)

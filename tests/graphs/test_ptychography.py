@@ -1,15 +1,19 @@
-"""Ptychography: the object of a known scan, the same bits for any number of workers and after a kill, and what a run begins with."""
+"""Ptychography: the object of a known scan, the same bits for any workers, after a kill and in a loop in Python, and runs whose stages change."""
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -19,18 +23,24 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 import halotile
+from halotile import DistributedContext
 from halotile.cli.main import app
-from halotile.errors import InputError, MissingPackage
+from halotile.errors import ConfigError, Diverged, HalotileError, InputError, MissingPackage
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.iterations.rank_programs import ProgramFiles
 from halotile.graphs.jobs.ptychography.plan import SentRecipe, photon_loss, photon_loss_of
+from halotile.graphs.kinds.base import RankProgram
+from halotile.graphs.runs.passes.cluster_passes import ENDED
+from halotile.graphs.runs.records import OpenRecords, open_records
+from halotile.ptychography import SGD, Adam
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans import convert
 from halotile.storage.scans.convert import write_scan
 from halotile.storage.scans.scan import export_result
+from halotile.tasks.block import ONE_BLOCK
+from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import read_curve
-from halotile.tasks.ptychography import result
 from halotile.tasks.ptychography.opened import SimulatedScan
-from halotile.tasks.ptychography.recipe import SolverStage
 from tests.cases import thorough
 from tests.faults import until
 from tests.graphs.scans import STAGES, begin_with, compute, job, opened, plan, run, small_scan, words, write_small_scan
@@ -61,14 +71,10 @@ def object_error(path: Path, truth: SimulatedScan) -> float:
     return float(np.linalg.norm(factor * found - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize(
-    "stages",
-    [
-        [{"epochs": 60, "lr": 0.03, "batch": 8}, {"epochs": 20, "lr": 0.003, "batch": 16}],
-        thorough([{"solver": "rpie", "epochs": 60, "batch": 4}]),
-    ],
-    ids=["adam", "rpie"],
-)
+BY_ADAM = [{"epochs": 60, "lr": 0.03, "batch": 8}, {"epochs": 20, "lr": 0.003, "batch": 16}]
+
+
+@pytest.mark.parametrize("stages", [BY_ADAM, thorough([{"solver": "rpie", "epochs": 60, "batch": 4}])])
 def test_the_object_of_a_known_scan_is_found(folder: Path, cluster: RunningCluster, stages: Any) -> None:
     compute(job(folder, stages=stages, model={"refine": ["object", "probe"]}), cluster, 2)
     assert object_error(folder / "result.cxi", small_scan()) < 0.05
@@ -88,9 +94,8 @@ def test_the_result_has_the_same_bits_for_any_number_of_workers(
     with monkeypatch.context() as patch:
         patch.setattr(convert, "CHUNK_BYTES", 4 * 32 * 32 * 4)
         write_small_scan(folder)
-    windows: dict[str, Any] = {
-        "window": 4, "stages": [*STAGES, {"solver": "lbfgs", "epochs": 4}], "held_out": 0.1,
-    }  # fmt: skip
+    stages = [*STAGES, {"solver": "lbfgs", "epochs": 4}]
+    windows: dict[str, Any] = {"window": 4, "stages": stages, "held_out": 0.1}
     results = [compute(job(folder, f"{workers} of 4.cxi", **windows), cluster, workers) for workers in (1, 2)]
     done = run(job(folder, "3 of 4.cxi", **windows), "--workers", "3")
     assert done.exit_code == 0, done.output
@@ -142,39 +147,9 @@ def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.thorough
-def test_the_resolution_is_that_of_two_halves(folder: Path, cluster: RunningCluster) -> None:
-    stages = [{"epochs": 40, "lr": 0.03, "batch": 8}, {"epochs": 10, "lr": 0.003, "batch": 16}]
-    compute(job(folder, "both.cxi", stages=stages, resolution=True), cluster, 2)
-    compute(job(folder, "one.cxi", stages=stages), cluster)
-    with h5py.File(folder / "both.cxi") as both, h5py.File(folder / "one.cxi") as one:
-        assert np.array_equal(both["object"][:], one["object"][:])
-        assert np.array_equal(both["loss"][:], one["loss"][:])
-        resolution = float(both["entry_1/process_1/resolution"][()])
-        pixel = both["entry_1/image_1"].attrs["pixel_size"][0]
-    assert pixel < resolution < 3 * pixel
-    last = RunDirectory(folder / "both.cxi.run").read_output_iterations()[-1]
-    assert last["resolution"] == pytest.approx(resolution)
-    assert "resolution" in CliRunner().invoke(app, ["status", str(folder / "both.cxi")]).output
-
-    def export(name: str, *options: str) -> Any:
-        return CliRunner().invoke(app, ["export", str(folder / name), str(folder / "sheet.png"), *options])
-
-    export("both.cxi")
-    assert "--overwrite" in export("both.cxi").output
-    assert export("one.cxi", "--overwrite").exit_code == 0
-    with h5py.File(folder / "both.cxi", "a") as damaged:
-        del damaged["entry_1/process_1/ring_threshold"]
-    without = export("both.cxi", "--overwrite")
-    assert without.exit_code == 0, without.output
-    assert (folder / "sheet.png").read_bytes()[1:4] == b"PNG"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("epochs", [100, thorough(240)])
-def test_a_killed_rank_and_run_go_on_to_the_same_bits(folder: Path, cluster: RunningCluster, epochs: int) -> None:
-    parts: dict[str, Any] = {
-        "stages": [{"epochs": epochs, "lr": 0.02, "batch": 6}], "resolution": True, "held_out": 0.05,
-    }  # fmt: skip
+def test_a_killed_rank_and_run_go_on_to_the_same_bits(folder: Path, cluster: RunningCluster) -> None:
+    stages = [{"epochs": 100, "lr": 0.02, "batch": 6}]
+    parts: dict[str, Any] = {"stages": stages, "resolution": True, "held_out": 0.05}
     whole = compute(job(folder, "whole.cxi", **parts), cluster, 2)
     path = job(folder, "killed.cxi", **parts)
     command = [sys.executable, "-m", "halotile", "run", str(path), "--quiet", "--workers", "2"]
@@ -193,7 +168,7 @@ def test_a_killed_rank_and_run_go_on_to_the_same_bits(folder: Path, cluster: Run
         finally:
             driver.kill()
     assert driver.returncode == -signal.SIGKILL
-    assert 30 < read_curve(curve)[0] < epochs
+    assert 30 < read_curve(curve)[0] < 100
     assert compute(path, cluster) == whole
 
 
@@ -216,22 +191,8 @@ def test_a_reconstruction_begins_with_the_result_of_another(folder: Path, cluste
     scan = opened(folder, modes=2, start=folder / "first.cxi")
     np.testing.assert_array_equal(scan.object, image)
     np.testing.assert_allclose(scan.positions, places, atol=1e-5)
-
-
-@pytest.mark.thorough
-def test_a_beam_that_varies_is_begun_with_and_a_start_not_written_over(folder: Path, cluster: RunningCluster) -> None:
-    model: dict[str, Any] = {"variations": 1, "refine": ["object", "probe"]}
-    compute(job(folder, "first.cxi", model=model), cluster)
-    opened(folder, start=folder / "first.cxi", **model).save(folder / "same.cxi")
-    with h5py.File(folder / "first.cxi") as first, h5py.File(folder / "same.cxi") as same:
-        for name in ("object", "probe", "entry_1/process_1/probe_variations", "entry_1/process_1/probe_shares"):
-            np.testing.assert_allclose(same[name][()], first[name][()], rtol=1e-5, atol=1e-5)
-    with pytest.raises(InputError, match="its variations has shape"):
-        opened(folder, start=folder / "first.cxi", **model | {"variations": 2})
-    path = job(folder, "first.cxi", folder / "first.cxi", model=model, output={"overwrite": True})
-    done = plan(path, "--fresh")
-    assert done.exit_code != 0
-    assert "that is the input" in words(done)
+    own = job(folder, "first.cxi", folder / "first.cxi", model=model, output={"overwrite": True})
+    assert "that is the input" in words(plan(own, "--fresh"))
 
 
 def test_of_the_modes_to_begin_with_the_strongest_are_taken_with_the_light_of_the_counts(folder: Path) -> None:
@@ -288,25 +249,6 @@ def test_messages_to_workers_have_no_arrays(folder: Path) -> None:
     assert sent.opened().start is None
 
 
-def test_a_curve_is_written_while_checkpoints_take_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("halotile.tasks.ptychography.result.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(result, "write_state", lambda *_: now.__setitem__(0, now[0] + 31))
-    scan = opened(folder)
-    stages = (SolverStage(epochs=300, lr=0.1, batch=8),)
-    recipe = replace(scan.recipe, stages=stages, checkpoint=folder / "checkpoint", curve=folder / "curve.json")
-    kept = result.Record(recipe, scan.state, lambda: (scan.object, np.ones(scan.object.shape)))
-    seen, gaps, last = 0, [], 0.0
-    for _ in range(200):
-        now[0] += 1
-        scan.state.losses.append(1.0)
-        kept.epoch_ended(1.0, is_last=False)
-        if (step := read_curve(recipe.curve)[0]) != seen:
-            gaps.append(now[0] - last)
-            seen, last = step, now[0]
-    assert max(gaps) < 35
-
-
 def test_noise_of_photons_has_the_loss_that_draws_have() -> None:
     rng = np.random.default_rng(0)
     for mean in (0.01, 0.3, 1.0, 4.0, 50.0):
@@ -314,20 +256,305 @@ def test_noise_of_photons_has_the_loss_that_draws_have() -> None:
         assert photon_loss(np.array([mean])) == pytest.approx(drawn, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"photons": 1e3, "phase": 1.0},
-        {"photons": 1e3, "phase": 5.0},
-        {"photons": 3e4, "phase": 5.0},
-        {"photons": 1e6, "step": 5.0},
-    ],
-)
-def test_the_true_object_has_about_the_loss_that_a_run_ends_with(options: dict[str, Any], tmp_path: Path) -> None:
-    known = {"raster": (8, 8), "pattern": 64, **options}
-    counted, expected = SimulatedScan(**known), SimulatedScan(**{**known, "photons": None})
-    write_scan(str(tmp_path / "scan.zarr"), counted.scan, counted)
-    numbers = np.arange(64)
-    light = expected.patterns(numbers) * (options["photons"] / 1e6)
-    true = np.square(np.sqrt(counted.patterns(numbers)) - np.sqrt(light)).mean()
-    assert photon_loss_of(str(tmp_path / "scan.zarr")) == pytest.approx(true, rel=0.06)
+def test_the_true_object_has_about_the_loss_that_a_run_ends_with(tmp_path: Path) -> None:
+    path, numbers = str(tmp_path / "scan.zarr"), np.arange(64)
+    options: Any = ((1e3, {"phase": 1.0}), (1e3, {"phase": 5.0}), (3e4, {"phase": 5.0}), (1e6, {"step": 5.0}))
+    for photons, more in options:
+        make = partial(SimulatedScan, raster=(8, 8), pattern=64, **more)
+        counted = make(photons=photons)
+        write_scan(path, counted.scan, counted, overwrite=True)
+        light = make(photons=None).patterns(numbers) * (photons / 1e6)
+        true = np.square(np.sqrt(counted.patterns(numbers)) - np.sqrt(light)).mean()
+        assert photon_loss_of(path) == pytest.approx(true, rel=0.06)
+
+
+def test_a_loop_in_python_gives_the_bits_of_the_job(folder: Path, cluster: RunningCluster) -> None:
+    expected = compute(job(folder), cluster)
+    scan = opened(folder)
+    losses: list[float] = []
+    with Adam(scan, workers=2) as adam:
+        for stage in STAGES:
+            epochs, rate, batch = stage.values()
+            losses += adam.optimize(int(epochs), lr=rate, batch_size=int(batch))
+    assert losses == scan.losses
+    scan.save(folder / "loop.cxi")
+    assert (folder / "loop.cxi").read_bytes() == expected
+
+
+def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path, ctx: DistributedContext) -> None:
+    scan = opened(folder, refine=("object",))
+    assert scan.report() == "no epoch yet"
+    with Adam(scan, context=ctx) as adam:
+        for seen, _ in enumerate(adam.optimize(10_000), 1):
+            if seen == 3:
+                break
+        done = len(scan.losses)
+        assert done == len(scan.state.losses) == 3, "none is computed that the loop did not ask for"
+        first = scan.probe.copy()
+        scan.object = np.ones_like(scan.object)
+        scan.probe = 2 * scan.probe
+        (loss,) = adam.optimize(1, lr=1e-9)
+        assert np.allclose(scan.probe, 2 * first, rtol=1e-5, atol=0)
+        assert np.allclose(scan.object, 1, atol=1e-6)
+        assert scan.report() == f"epoch {done + 1}: loss {loss:.4g}"
+        unfinished = adam.optimize(10_000)
+        next(unfinished)
+        with pytest.raises(ConfigError, match="End the loop"):
+            next(adam.optimize(1))
+        with pytest.raises(ConfigError, match="cannot be set while"):
+            scan.object = scan.object
+        unfinished.close()
+    other = opened(folder)
+    list(SGD(other, context=ctx).optimize(1, lr=0.001, subset=[0]))
+    changed = np.argwhere(other.object != 1)
+    assert len(changed)
+    assert (np.ptp(changed, axis=0) <= 32).all()
+
+
+def test_the_resolution_is_that_of_the_used_positions(
+    folder: Path, cluster: RunningCluster, ctx: DistributedContext
+) -> None:
+    """Each loop over some of them is one stage of a job with a subset."""
+    usual: dict[str, Any] = {"lr": 0.05, "batch": 6}
+    stages = [usual | {"epochs": 3, "subset": [*range(56)]}, usual | {"epochs": 2, "subset": [*range(2, 60)]}]
+    expected = compute(job(folder, resolution=True, stages=stages), cluster)
+    scan = opened(folder, resolution=True)
+    with Adam(scan, context=ctx) as adam:
+        for stage in stages:
+            list(adam.optimize(stage["epochs"], lr=0.05, batch_size=6, subset=stage["subset"]))
+    assert scan.report().startswith(f"epoch 5: loss {scan.losses[-1]:.4g}, resolution ")
+    assert scan.report().endswith("More epochs tell")
+    scan.save(folder / "loop.cxi")
+    assert (folder / "loop.cxi").read_bytes() == expected
+    with h5py.File(folder / "result.cxi") as file:
+        assert scan.rings.resolution == file["entry_1/process_1/resolution"][()]
+
+
+def test_a_loop_sees_each_epoch_and_positions_move_late(folder: Path, ctx: DistributedContext) -> None:
+    """With the defaults of a call, or as it says; later calls hold none."""
+    scan = opened(folder)
+    start = scan.positions
+    with Adam(scan, context=ctx) as adam:
+        calls: list[tuple[dict[str, Any], int]] = [({}, 2), ({}, 0), ({"hold_positions": 3}, 3)]
+        for options, held in calls:
+            moved, objects = [], [scan.object]
+            for _ in adam.optimize(4, **options):
+                moved.append(not np.array_equal(scan.positions, start))
+                objects.append(scan.object)
+                start = scan.positions
+            assert moved == [epoch >= held for epoch in range(4)]
+            assert all((one != other).any() for one, other in itertools.pairwise(objects))
+
+
+def test_positions_and_background_that_are_set_are_begun_with(folder: Path, ctx: DistributedContext) -> None:
+    scan = opened(folder)
+    moved = scan.positions + np.array([0.25, -0.5])
+    counts = np.arange(32 * 32, dtype=float).reshape(32, 32)
+    scan.positions, scan.background = moved, counts
+    for is_computed in (False, True):
+        if is_computed:
+            next(Adam(scan, context=ctx).optimize(1, lr_factors={"positions": 0.0, "background": 0.0}))
+        assert np.abs(scan.positions - moved).max() < 1e-5
+        assert np.allclose(scan.background, counts, rtol=1e-5, atol=1e-5)
+        assert scan.background[0, 0] > 0  # at 0 there is no slope
+
+
+def test_a_failure_after_a_loop_was_left_is_told(
+    folder: Path, ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = opened(folder)
+    run_ranks = ctx.run_torch
+
+    def fail_at_the_end(program: Any, **options: Any) -> None:
+        run_ranks(program, **options)
+        raise RuntimeError("a worker was lost")
+
+    monkeypatch.setattr(ctx, "run_torch", fail_at_the_end)
+    adam = Adam(scan, context=ctx)
+    loop = adam.optimize(10_000)
+    next(loop)
+    with pytest.warns(UserWarning, match="the epoch at hand was lost: a worker was lost"):
+        loop.close()
+    with pytest.raises(RuntimeError, match="a worker was lost"):
+        list(adam.optimize(1))
+    scan.object = scan.object
+
+
+def test_a_loop_that_is_left_open_ends_with_its_solver(folder: Path, ctx: DistributedContext) -> None:
+    scan = opened(folder)
+    with Adam(scan, context=ctx) as adam:
+        left = adam.optimize(np.int64(10))  # type: ignore[arg-type]  # NumPy's are taken
+        next(left)
+        next(left)
+    assert len(scan.losses) == 2
+    scan.probe = 2 * scan.probe
+    with pytest.raises(ConfigError, match="the solver was closed"):
+        next(left)
+    with Adam(scan, context=ctx) as adam:
+        left = adam.optimize(10, lr=np.float32(0.02), batch_size=np.int32(16))  # type: ignore[arg-type]  # as well
+        next(left)
+    left.close()
+    assert len(scan.losses) == 3
+
+
+def test_a_good_start_does_not_count_as_diverged_and_workers_may_be_without_a_slot(
+    folder: Path, ctx: DistributedContext
+) -> None:
+    scan = opened(folder)
+    list(Adam(scan, context=ctx).optimize(30, lr=0.05, batch_size=8))
+    scan.save(folder / "good.cxi")
+    again = opened(folder, folder / "good.cxi", loss="intensity_mse", slots=1)
+    losses = list(Adam(again, context=ctx).optimize(2, lr=0.005))
+    assert losses[1] < losses[0]
+
+
+def test_an_epoch_that_diverges_is_told_as_such_and_the_ones_before_stay(folder: Path, ctx: DistributedContext) -> None:
+    scan = opened(folder)
+    descent = SGD(scan, context=ctx)
+    list(descent.optimize(2, lr=1e-3))
+    with pytest.raises(Diverged, match="Write a smaller lr"):
+        list(descent.optimize(1, lr=1e5))
+    assert len(scan.losses) == 2
+    # What is set has another loss, and is no fault of a stage, which answers for its own steps alone.
+    scan = opened(folder, refine=("object", "probe"))
+    adam = Adam(scan, context=ctx)
+    (good,) = adam.optimize(1, lr=0.02, batch_size=8)
+    scan.object = 3 * scan.object
+    (bad,) = adam.optimize(1, lr=1e-6)
+    assert bad > 50 * good
+    next(adam.optimize(3, lr=1))
+    assert len(list(adam.optimize(1, lr=0.02))) == 1
+
+
+def test_the_first_guess_of_a_probe_is_as_far_out_of_focus_as_the_sample(tmp_path: Path) -> None:
+    path = str(tmp_path / "scan.zarr")
+    truth = SimulatedScan(raster=(8, 8), pattern=64, step=5.0, defocus=2.0)
+    write_scan(path, truth.scan, truth)
+    wavelength = truth.scan.wavelength
+    pixel = wavelength * truth.scan.distance / (64 * truth.scan.pixel[0])
+    distance = 2.0 * 64 * pixel**2 / wavelength
+
+    def likeness(**model: Any) -> float:
+        guess = opened(tmp_path, **model).probe
+        return float(abs(np.vdot(guess, truth.probe)) / np.linalg.norm(guess) / np.linalg.norm(truth.probe))
+
+    assert likeness(focus=f"-{1e6 * distance} um") > 0.8
+    assert max(likeness(), likeness(focus=f"{1e6 * distance} um")) < 0.4
+    write_scan(path, replace(truth.scan, probe=truth.probe), truth, overwrite=True)
+    with pytest.raises(ConfigError, match="has a probe"):
+        opened(tmp_path, focus="1 um")
+
+
+FIRST = [{"epochs": 4, "lr": 0.02, "batch": 8}, {"epochs": 2, "lr": 0.01, "batch": 16}]
+DIVERGING = {"solver": "sgd", "epochs": 3, "lr": 1e4, "batch": 8}
+LAST = {"epochs": 3, "lr": 0.005, "batch": 8}
+
+
+def test_a_stage_that_diverges_is_replaced_and_those_before_are_kept(folder: Path, cluster: RunningCluster) -> None:
+    def stages(*given: dict[str, Any], name: str = "mended.cxi") -> Path:
+        return job(folder, name, stages=given, model={"modes": 2})
+
+    whole = compute(stages(*FIRST, LAST, name="whole.cxi"), cluster)
+    with pytest.raises(Diverged, match="The 6 epochs of the stages before are kept"):
+        compute(stages(*FIRST, DIVERGING), cluster)
+    changed = [FIRST[0] | {"lr": 0.03}, FIRST[1], LAST]
+    for other, said in ((changed, r"stages\[0\]\.lr was 0\.02, is 0\.03"), ([FIRST[1]], r"stages was \[")):
+        with pytest.raises(HalotileError, match=rf"belongs to a different job:\s+{said}"):
+            compute(stages(*other), cluster)
+    path = stages(*FIRST, LAST)
+    assert "goes on from what that computed of the first 2 stages" in words(plan(path))
+    assert compute(path, cluster, 2) == whole
+    directory = RunDirectory(folder / "mended.cxi.run")
+    computed = ["seconds" in row for row in directory.read_output_iterations()]
+    assert computed == 6 * [False] + 3 * [True]
+    assert (directory.read_job() or {})["stages"][-1]["solver"] == "adam"
+    with pytest.raises(HalotileError, match=r"belongs to a different job:\s+stages was"):
+        compute(stages(*FIRST, LAST, LAST), cluster)
+    assert compute(stages(*FIRST, LAST), cluster) == whole
+
+
+def begun(folder: Path, stages: list[dict[str, Any]]) -> Iterator[tuple[RankProgram, OpenRecords]]:
+    """The program of a run in a folder, with its records."""
+    planned = halotile.plan(job(folder, stages=stages))
+    directory = RunDirectory(planned.run_directory)
+    view: Any = Mock(directory=directory, fingerprint=planned.fingerprint)
+    program = next(planned.work.run(view))
+    assert isinstance(program, RankProgram)
+    with open_records(program.records, ONE_BLOCK, planned.fingerprint) as records:
+        yield program, records
+
+
+def finish(folder: Path, stages: list[dict[str, Any]], epochs: int) -> None:
+    """Compute the epochs that are left, as a run does that is killed before it writes its result."""
+    for program, records in begun(folder, stages):
+        assert not records.journal.done, "of other stages"
+        program.program(TorchGroup())
+        assert program.look() == epochs
+        records.ledger.enter({0: {}})
+        records.journal.mark({0: ENDED})
+    assert [list(records.journal.done) for _, records in begun(folder, stages)] == [[0]]
+
+
+def test_ranks_that_ended_have_not_for_other_stages(folder: Path) -> None:
+    (folder / "result.cxi.run").mkdir()
+    for stages, epochs in ((FIRST, 6), ([*FIRST, LAST], 9), (FIRST, 6), (FIRST[:1], 4)):
+        finish(folder, stages, epochs)
+
+
+def test_a_result_is_that_of_its_stages_whenever_its_run_is_killed(folder: Path, cluster: RunningCluster) -> None:
+    """Between the last epoch and the end: with the result written, marked, and its plan lost."""
+    stages, others = [*FIRST, LAST], [*FIRST, LAST | {"lr": 0.001}]
+    content = compute(job(folder, stages=stages), cluster)
+    directory, result = RunDirectory(folder / "result.cxi.run"), folder / "result.cxi"
+    journal = directory.journal_path.read_bytes()
+    directory.state_path.mkdir()
+    finish(folder, stages, 9)
+    for marked in (journal, journal.splitlines(keepends=True)[0]):
+        directory.journal_path.write_bytes(marked)
+        result.write_bytes(content)
+        with pytest.raises(HalotileError, match=r"belongs to a different job:\s+stages\[2\]\.lr was 0\.005, is 0\.001"):
+            compute(job(folder, stages=others), cluster)
+    assert compute(job(folder, stages=stages), cluster) == content
+    directory.plan_path.unlink()
+    with pytest.raises(HalotileError, match="1 block of another job"):
+        compute(job(folder, stages=others), cluster)
+
+
+def test_epochs_of_a_stage_that_is_left_out_do_not_count(folder: Path, cluster: RunningCluster) -> None:
+    long = job(folder, stages=[FIRST[0], DIVERGING | {"epochs": 300, "lr": 1e-3}])
+    process = subprocess.Popen([sys.executable, "-m", "halotile", "run", str(long), "--quiet"])
+    curve = folder / "result.cxi.run" / "state" / "curve.json"
+    try:
+        until(lambda: process.poll() is not None or read_curve(curve)[0] > 20, seconds=150)
+    finally:
+        process.kill()
+        process.wait()
+    compute(job(folder, stages=[FIRST[0], LAST]), cluster)
+    events = list(RunDirectory(folder / "result.cxi.run").read_events())
+    assert [event["resumed"] for event in events if event["event"] == "begin"] == [0, 0]
+    status = words(CliRunner().invoke(app, ["status", str(folder / "result.cxi")]))
+    assert [said for said in ("7 of 7", "(4 resumed)", "curve ", "drawing") if said not in status] == []
+
+
+def test_checkpoints_of_several_stages_are_kept_and_returned_to(tmp_path: Path) -> None:
+    files = ProgramFiles(tmp_path, tmp_path / "abc.checkpoint")
+    first, second = tmp_path / "abc-1.checkpoint", tmp_path / "abc-2.checkpoint"
+
+    def replaced(file: Path, text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(file)
+
+    for file, text in ((first, "2 epochs"), (first, "4 epochs"), (second, "5 epochs")):
+        replaced(file, text)
+        files.keep()
+    replaced(second, "6 epochs")
+    files.revert()
+    assert {path.name: path.read_text() for path in tmp_path.glob("abc*")} == {first.name: "4 epochs"}
+    replaced(second, "5 epochs")
+    for _ in range(2):
+        files.keep()
+    first.unlink()
+    files.keep()
+    assert {path.suffix for path in tmp_path.glob("abc-1*")} == set()
+    files.revert()
+    assert second.read_text() == "5 epochs"

@@ -26,7 +26,7 @@ from halotile.graphs.runs.passes.torch_ranks import TorchProgram
 from halotile.graphs.torch_script import run_rank_of_script
 from halotile.tasks.groups import script
 from halotile.tasks.groups.opening import Rendezvous
-from tests.cases import thorough
+from tests.cases import in_folders, thorough
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -68,26 +68,23 @@ def test_a_torchrun_script_runs_unchanged_on_a_cluster_and_anew_after_a_failure(
 @pytest.mark.thorough
 def test_a_script_that_fails_ends_those_of_all_ranks(four: DistributedContext, tmp_path: Path) -> None:
     (path := tmp_path / "train.py").write_text(TRAIN)
-    for words, failure in (
-        (("fail",), r"1 of 2 failed: .*train\.py ended with exit code 1\. Its last line: no such data"),
-        (("hang",), r"(1 of 2 did not answer|0 of 2 failed)"),
-        (("die", "alone"), r"1 of 2 failed: .*was ended by SIGKILL, as where memory ran out\."),
-        (("die",), "1 of 2 failed: .*its worker .* died"),
-    ):
-        program = TorchProgram(partial(run_rank_of_script, str(path), words), four.folder)
+    for words, failure in {
+        "fail": r"1 of 2 failed: .*train\.py ended with exit code 1\. Its last line: no such data",
+        "hang": r"(1 of 2 did not answer|0 of 2 failed)",
+        "die alone": r"1 of 2 failed: .*was ended by SIGKILL, as where memory ran out\.",
+        "die": "1 of 2 failed: .*its worker .* died",
+    }.items():
+        program = TorchProgram(partial(run_rank_of_script, str(path), tuple(words.split())), four.folder)
         with pytest.raises(RankFailed, match=f"rank {failure}"):
             program.run(four.client, 2, 0)
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(path) in (p.info["cmdline"] or ())]
 
 
-@pytest.mark.parametrize(
-    ("end", "said"),
-    [
-        ("sys.exit('no such data')", "exit code 1. Its last line: no such data"),
-        thorough("sys.exit(3)", "exit code 3. Its last line: at the end"),
-        thorough("raise OSError('no disk')", "exit code 1. Its last line: at the end"),
-    ],
-)
+FAILING = [("sys.exit('no such data')", "exit code 1. Its last line: no such data")]
+FAILING += [thorough("raise OSError('no disk')", "exit code 1. Its last line: at the end")]
+
+
+@pytest.mark.parametrize(("end", "said"), FAILING)
 def test_a_script_that_fails_says_why_even_where_its_group_would_abort_it(tmp_path: Path, end: str, said: str) -> None:
     failing = tmp_path / "fail.py"
     abort = "libc.__cxa_atexit(libc.abort, None, None)"  # as threads that still run do when C++ ends
@@ -117,29 +114,25 @@ main()
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
+def test_a_script_ends_before_what_it_leaves_running_with_its_files_whole(tmp_path: Path) -> None:
+    rows: list[tuple[str, str]] = [
         ("0", ""),
         ("3", "ended with exit code 3. Its last line: done"),
         ("x", "ended with exit code 1. Its last line: ValueError"),
-    ],
-)
-def test_a_script_ends_before_what_it_leaves_running_with_its_files_whole(
-    tmp_path: Path, code: str, words: str
-) -> None:
-    path, log, lines = tmp_path / "leaves.py", tmp_path / "log", list[str]()
-    path.write_text(BACKGROUND)
-    began, failure = time.monotonic(), ""
-    try:
-        script.run_script(str(path), (code, str(log)), Rendezvous(), lines.append)
-    except RankFailed as error:
-        failure = str(error)
-    assert time.monotonic() - began < 15
-    assert lines[0] == "done"
-    assert words in failure
-    assert bool(words) == bool(failure)
-    assert log.read_text() == "epoch 1"
+    ]
+    for folder, (code, words) in in_folders(tmp_path, rows):
+        path, log, lines = folder / "leaves.py", folder / "log", list[str]()
+        path.write_text(BACKGROUND)
+        began, failure = time.monotonic(), ""
+        try:
+            script.run_script(str(path), (code, str(log)), Rendezvous(), lines.append)
+        except RankFailed as error:
+            failure = str(error)
+        assert time.monotonic() - began < 15
+        assert lines[0] == "done"
+        assert words in failure
+        assert bool(words) == bool(failure)
+        assert log.read_text() == "epoch 1"
 
 
 COPIES = {
@@ -176,16 +169,14 @@ def test_a_script_has_the_variables_of_torchrun(tmp_path: Path) -> None:
 
 
 class Queue(RunningCluster):
-    """A cluster whose workers come one by one."""
+    """A cluster whose workers come one by one, each at a check."""
 
     present = 0
 
     def missing(self, wanted: int = 1) -> str | None:
-        """The reason why there are fewer."""
         return f"{3 - self.present} PENDING" if self.present < wanted else None
 
     def check(self, wanted: int = 1) -> None:
-        """Another one comes."""
         self.present += 1
 
 
@@ -211,12 +202,11 @@ def test_a_script_waits_for_all_workers_and_later_for_those_that_come(monkeypatc
     assert reports[4:] == ["waiting for the first of 3 workers: 3 PENDING"]
 
 
-@pytest.mark.parametrize("words", [["--retries", "1"], ["--torch", "--retries=-1"]])
-def test_attempts_are_of_ranks(words: list[str], tmp_path: Path) -> None:
+def test_attempts_are_of_ranks(tmp_path: Path) -> None:
     (tmp_path / "s.py").touch()
-    done = CliRunner().invoke(app, ["exec", str(tmp_path / "s.py"), *words])
-    assert done.exit_code == 2
-    assert "Write 0 or more, and only with --torch." in done.stderr
+    for words in (["--retries", "1"], ["--torch", "--retries=-1"]):
+        done = CliRunner().invoke(app, ["exec", str(tmp_path / "s.py"), *words])
+        assert (done.exit_code, "Write 0 or more, and only with --torch." in done.stderr) == (2, True)
 
 
 def test_a_script_waits_for_minutes_not_for_half_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:

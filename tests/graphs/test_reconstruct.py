@@ -1,4 +1,4 @@
-"""A reconstruction by the command line: whatever kills it, it goes on to the bits of an undisturbed one."""
+"""Reconstructions by the command line, which whatever kills them go on to the same bits, and from Python in the words of a job file."""
 
 from __future__ import annotations
 
@@ -10,30 +10,34 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
+import halotile
 from halotile.cli.arguments import Flags
 from halotile.cli.config.loading import load_job
 from halotile.cli.main import app
-from halotile.errors import BlockInputFailed, InputError, OutputRefused
+from halotile.errors import ConfigError, InputError, OutputRefused
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice
+from halotile.graphs.plans.plan import Plan, make_plan
+from halotile.graphs.runs import driver
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
+from halotile.tasks.operators.blur import Blur
 from tests.faults import REPOSITORY, flip_bit, members, until
 from tests.graphs.solving import kernel
-from tests.support import write_zarr
+from tests.support import read_zarr, write_zarr
 
 pytestmark = pytest.mark.cluster
 
-RUNNER = CliRunner()
 ITERATIONS = 6
 CONFIG = """\
 version: 1
@@ -76,17 +80,11 @@ class Scene:
         """How long each block takes to denoise."""
         (self.folder / "pace").write_text(str(seconds))
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self) -> subprocess.Popen[str]:
         """Run the job with the command line, as the leader of a process group of its own."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "halotile", "run", str(self.config), "--allow-import", *arguments],
-            cwd=REPOSITORY,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-m", "halotile", "run", str(self.config), "--allow-import"]
+        streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        return subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, **streams)
 
     def rows(self) -> list[dict[str, Any]]:
         """What the iterations so far came to, but for the time they took."""
@@ -101,19 +99,16 @@ class Scene:
 
     def files(self) -> dict[str, bytes]:
         """Everything in the output."""
-        found = sorted(path for path in self.output.rglob("*") if path.is_file())
-        return {str(path.relative_to(self.output)): path.read_bytes() for path in found}
+        return {str(p.relative_to(self.output)): p.read_bytes() for p in sorted(self.output.rglob("*")) if p.is_file()}
 
     def plan(self, **options: Any) -> Any:
         """The plan of the job."""
-        job = load_job(self.config, flags=Flags(allow_import=True))
-        assert isinstance(job, Reconstruction)
-        return make_plan(job, **options)
+        return make_plan(load_job(self.config, flags=Flags(allow_import=True)), **options)
 
 
 def call(*words: object) -> Result:
     """A command, in this process."""
-    return RUNNER.invoke(app, [str(word) for word in words])
+    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture
@@ -210,10 +205,9 @@ def test_a_run_ends_where_a_measurement_or_its_output_is_changed(
                 scene.output.rename(aside)
 
     scene.set_pace(0.05)
+    kind: type[Exception] = OutputRefused if is_output else InputError
     read = r"y1\.zarr was written to while the run read it in iteration [34] of 6\. .*--fresh"
-    with pytest.raises(
-        OutputRefused if is_output else InputError, match=r"x\.zarr was moved or removed" if is_output else read
-    ):
+    with pytest.raises(kind, match=r"x\.zarr was moved or removed" if is_output else read):
         reconstruct(scene.plan(), cluster=cluster, observer=disturb)
     assert len(scene.rows()) in (2, 3)
     assert call("status", scene.output).stdout.startswith("failed\n")
@@ -240,10 +234,7 @@ def test_damage_is_found_and_mended_by_iterating_again(undisturbed: Scene) -> No
     mended = call("verify", scene.output, "--repair", "--allow-import")
     assert mended.exit_code == 0, mended.stderr
     assert "1 problem repaired" in mended.stdout
-    assert (
-        "to rewrite damaged blocks, the run repeats 6 iterations from the start, because the state of the solver was removed"
-        in mended.stderr
-    )
+    assert "the run repeats 6 iterations from the start, because the state of the solver was removed" in mended.stderr
     assert scene.files() == before
     assert "nothing left to do" in call("run", scene.config, "--allow-import").stderr
     for changed, words in (
@@ -265,13 +256,144 @@ def test_numbers_that_grow_end_the_run_with_its_last_image(scene: Scene) -> None
     assert re.match(r"failed\n(?s:.*)the misfit grew", call("status", scene.output).stdout)
 
 
-@pytest.mark.thorough
-def test_the_advice_for_a_damaged_measurement_helps(scene: Scene, cluster: RunningCluster) -> None:
-    chunk = scene.folder / "y0.zarr" / "c" / "0" / "0"
-    whole = chunk.read_bytes()
-    chunk.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(BlockInputFailed, match=r"y0\.zarr.*(?s:.*)run with --fresh to start over\.$") as refused:
-        reconstruct(scene.plan(), cluster=cluster)
-    assert "same-input" not in str(refused.value)
-    chunk.write_bytes(whole)
-    assert reconstruct(scene.plan(fresh=True), cluster=cluster).figures["iteration"] == ITERATIONS
+@pytest.fixture
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OperatorChoice:
+    """A blurred image, named as a script in its folder would."""
+    monkeypatch.chdir(tmp_path)
+    np.save("y.npy", np.random.default_rng(0).random((64, 48), np.float32))
+    np.save("psf.npy", kernel(3))
+    return halotile.measurement("blur", "y.npy", kernel="psf.npy", noise_sigma=0.1)
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch, cluster: RunningCluster) -> list[Plan]:
+    """The plans that are run, on the cluster that stands."""
+    made: list[Plan] = []
+
+    def run(plan: Plan, **options: Any) -> Any:
+        made.append(plan)
+        return reconstruct(plan, **options | {"cluster": cluster})
+
+    monkeypatch.setattr(driver, "run", run)
+    return made
+
+
+@pytest.mark.cluster
+def test_a_job_from_python_keeps_whole_paths_from_the_folder_of_the_script(
+    tmp_path: Path, seen: OperatorChoice, plans: list[Plan]
+) -> None:
+    psf = str(tmp_path / "psf.npy")
+    assert (seen.data, seen.options) == (str(tmp_path / "y.npy"), {"kernel": psf})
+    parts = [{"name": "blur", "kernel": "psf.npy"}, {"name": "downsample"}]
+    assert halotile.measurement("composition", "y.npy", operators=parts).options["operators"][0]["kernel"] == psf
+    solver = {"name": "pgd", "iterations": 1, "step": 0.01}
+    outcome = halotile.reconstruct([seen], "x.zarr", solver=solver, reference="y.npy", start="y.npy")
+    assert outcome.output == str(tmp_path / "x.zarr")
+    kept = json.loads((tmp_path / "x.zarr.run/job.json").read_text())
+    assert {kept["reference"], kept["start"], kept["operators"][0]["data"]} == {seen.data}
+    assert plans[0].job.solver.iterations == 1
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("plans")
+def test_a_lambda_is_a_prior(seen: OperatorChoice) -> None:
+    strength = 0.5
+    denoiser = {"name": "function", "call": lambda image: strength * image, "depth": 0}
+    solver = {"name": "pgd", "iterations": 2, "step": 0.01}
+    given: dict[str, Any] = {"prior": {"name": "pnp", "denoiser": denoiser}, "solver": solver}
+    outcome, again = (halotile.reconstruct([seen], "x.zarr", **given) for _ in range(2))
+    assert outcome.figures["iteration"] == 2
+    assert again.resumed == again.total
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("seen", "plans")
+def test_operators_that_give_0_for_every_image_are_told_before_the_first_iteration() -> None:
+    dark = halotile.measurement("sum", "y.npy", operators=[{"name": "blur", "kernel": "psf.npy"}], weights=[0.0])
+    with pytest.raises(ConfigError, match="the operators give 0 for every image"):
+        halotile.reconstruct([dark], "x.zarr", solver={"name": "pgd", "iterations": 2})
+    for solver in ({"name": "pgd", "iterations": 2, "step": 0.1}, {"name": "cg", "iterations": 2}):
+        outcome = halotile.reconstruct([dark], f"{solver['name']}.zarr", solver=solver)
+        assert not read_zarr(outcome.output).any()  # what it began with
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("plans")
+def test_a_map_of_the_noise_weighs_pixels_and_its_holes_are_not_read(seen: OperatorChoice) -> None:
+    y, sigma = np.load("y.npy"), np.where(np.arange(48) < 24, 0.1, 0.2) * np.ones((64, 1))
+    hole = np.zeros(y.shape, bool)
+    hole[20:30, 10:22] = True
+    np.save("sigma.npy", np.where(hole, 0, sigma))
+    np.save("weights.npy", np.where(hole, 0, 0.1 / sigma))
+    np.save("holed.npy", np.where(hole, np.nan, y))
+    np.save("weighted.npy", np.where(hole, 0, y * 0.1 / sigma))
+    mapped = halotile.measurement("blur", "holed.npy", kernel="psf.npy", noise_sigma="sigma.npy")
+    parts = [{"name": "blur", "kernel": "psf.npy"}, {"name": "mask", "mask": "weights.npy"}]
+    masked = halotile.measurement("composition", "weighted.npy", operators=parts, noise_sigma=0.1)
+    prior, solver = {"name": "tv", "weight": 5.0}, {"name": "fista", "iterations": 8}
+    found, expected = (
+        read_zarr(halotile.reconstruct([each], f"{name}.zarr", prior=prior, solver=solver).output)
+        for name, each in (("a", mapped), ("b", masked))
+    )
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+    for words, choice, fidelity in (
+        (r"noise_sigma: auto is for job: samples; write", replace(seen, noise_sigma="auto"), "l2"),
+        (r"is a map, and fidelity poisson has none; write a number", mapped, "poisson"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            halotile.reconstruct([choice], "c.zarr", fidelity=fidelity, start="y.npy")
+    with pytest.raises(ConfigError, match="noise is simulated with one level; write a number"):
+        halotile.simulate([replace(mapped, data="z.zarr")], "y.npy")
+
+
+NO_LIST = "that is no list of measurements. Write [halotile.measurement("
+WORDS: list[tuple[dict[str, Any], str]] = [
+    ({"prior": {"name": "tv", "wieght": 3}}, "prior.wieght: unknown key; did you mean weight"),
+    ({"prior": 3}, "prior is 3: that is neither a name nor a mapping"),
+    ({"prior": "pnp"}, "prior pnp: write denoiser, which has no default. denoiser is a denoiser: {name: dncnn"),
+    ({"prior": {"name": "pnp", "denoiser": "tv"}}, "denoiser is 'tv', without its options"),
+    ({"prior": {"name": "pnp", "denoiser": {"size": 3}}}, "denoiser has no name"),
+    ({"prior": {"name": "pnp", "denoiser": {"call": np.sort}}}, "a function needs depth"),
+    ({"solver": "newton"}, "solver.name: no solver is called newton"),
+    ({"fidelity": {"name": "l2", "background": 3.0}}, "fidelity.background: is for fidelity poisson"),
+    ({"workers": 0}, "run.workers: 0 is too small"),
+    ({"reference": "gone.npy"}, "gone.npy: nothing is there"),
+    ({"shape": 3}, "shape: 3 is not auto or a list of whole numbers"),
+    ({"measurements": "y.npy"}, f'measurements is "y.npy": {NO_LIST}'),
+    ({"measurements": OperatorChoice(name="blur", data="y.npy")}, NO_LIST),
+    ({"shape": (9, 9)}, "y.npy has shape [64, 48], but blur of an image of shape [9, 9] gives [9, 9]"),
+]
+MEASURED: list[tuple[Any, dict[str, Any], str]] = [
+    ("blurr", {}, "blurr"),
+    ("blur", {"kernle": 3}, "operator blur has no option 'kernle'"),
+    ("blur", {}, "write kernel, which has no default"),
+    ("blur", {"kernel": "gone.npy"}, "gone.npy: nothing is there"),
+    ("blur", {"kernel": [[np.nan]]}, "kernel has 1 of 1 numbers that are NaN or infinite"),
+    ("blur", {"kernel": [[1.0]], "data": np.ones((3, 3))}, "data is of type ndarray, and the work goes from disk"),
+    (Blur(kernel=np.ones((1, 1))), {"boundary": "zero"}, "boundary is given beside an operator"),
+    (3, {}, "operator is 3: that is neither a name nor an operator"),
+    (torch.nn.Identity(), {}, "that is neither a name nor an operator, nor a physics of deepinv. Write a name"),
+]
+
+
+def test_words_that_cannot_be_are_refused(seen: OperatorChoice) -> None:
+    calls: list[tuple[Any, dict[str, Any], str]] = [
+        *(
+            (halotile.reconstruct, {"measurements": [seen], "output": "x.zarr"} | options, said)
+            for options, said in WORDS
+        ),
+        *((halotile.measurement, {"operator": op, "data": "y.zarr"} | options, said) for op, options, said in MEASURED),
+        (halotile.simulate, {"measurements": seen, "reference": "y.npy"}, NO_LIST),
+    ]
+    for call, options, words in calls:
+        with pytest.raises((ConfigError, InputError), match=re.escape(words)):
+            call(**options)
+    assert not Path("x.zarr").exists()
+
+
+def test_a_physics_of_deepinv_is_an_operator(seen: OperatorChoice) -> None:
+    mri = pytest.importorskip("deepinv.physics").MRI(img_size=(2, 8, 8))
+    made = halotile.measurement(mri, "y.zarr", noise_sigma=0.1, reach=2)
+    assert (made.name, made.options) == ("deepinv", {"physics": mri, "reach": 2})
+    with pytest.raises(ConfigError, match="operator deepinv has no option 'raech'"):
+        halotile.measurement(mri, "y.zarr", raech=2)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import json
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from PIL import Image
 from scipy import ndimage
 
 import halotile
@@ -22,7 +17,7 @@ from halotile.cli.status import find_run, read_status, status_rows
 from halotile.errors import ConfigError, DiskRefused, HalotileError, InputError, ResumeRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice, Reconstruction
+from halotile.graphs.jobs.reconstruct.job import FidelityChoice, PriorChoice, Reconstruction
 from halotile.graphs.jobs.samples.job import FieldPrior, Sampling, plan_rows
 from halotile.graphs.jobs.samples.plan import prior_text
 from halotile.graphs.kinds.sections import Output
@@ -31,32 +26,13 @@ from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
 from halotile.storage.grid import Region
-from halotile.storage.run_directory.directory import PAGE, RunDirectory
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.posterior.gaussian import Solved
 from halotile.tasks.priors.matern import Likely, Matern
 from tests.cases import thorough
-from tests.graphs.sampling import (
-    FAR,
-    HOLE,
-    PRIOR,
-    SIGMA,
-    N,
-    Pixels,
-    computed,
-    job_in,
-    journalled,
-    kernel,
-    killed,
-    reported,
-    same,
-    scene,
-    started,
-    whole_image,
-    with_operator,
-)
+from tests.graphs import sampling
 from tests.support import read_zarr, work_of
 
 MonkeyPatch = pytest.MonkeyPatch
@@ -72,7 +48,7 @@ def _as_in_workers() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A measurement with a hole."""
     place = tmp_path_factory.mktemp("samples")
-    scene(place)
+    sampling.scene(place)
     return place
 
 
@@ -84,153 +60,139 @@ def three() -> Iterator[RunningCluster]:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> tuple[Pixels, ...]:
+def whole(folder: Path) -> tuple[sampling.Pixels, ...]:
     """Mean, standard deviation and three draws of that measurement."""
     place = {"path": "mean0.zarr", "std": "std0.zarr", "samples": "draws0"}
-    return computed(job_in(folder, {"output": place}))
+    return sampling.computed(sampling.job_in(folder, {"output": place}))
 
 
-def test_blocks_counts_and_what_is_stored_change_no_bit(folder: Path, whole: tuple[Pixels, ...]) -> None:
-    rows: list[tuple[dict[str, dict[str, Any]], tuple[Pixels, ...]]] = [
-        ({"tile": {"block": 96}}, whole[:2]),
-        ({"output": {"std": None}}, whole[:1]),
-        ({"posterior": {"count": 2}, "output": {"samples": "draws1"}}, (whole[0], *whole[2:4])),
-    ]
-    for number, (parts, expected) in enumerate(rows):
-        place = {"path": f"{number}.zarr", "std": f"{number}s.zarr"} | parts.get("output", {})
-        found = computed(job_in(folder, {**parts, "output": place}))
-        if len(expected) == 3:
-            found = (found[0], *found[2:])
-        assert same(found, expected), parts
+def test_blocks_counts_and_what_is_stored_change_no_bit(folder: Path, whole: tuple[sampling.Pixels, ...]) -> None:
+    two: Any = {"posterior": {"count": 2}, "output": {"samples": "draws1"}}
+    for number, parts in enumerate(({"tile": {"block": 96}}, {"output": {"std": None}}, two)):
+        place: dict[str, Any] = {"path": f"{number}.zarr", "std": f"{number}s.zarr"} | parts.get("output", {})
+        found = sampling.computed(sampling.job_in(folder, {**parts, "output": place}))
+        places = [0, 2, 3] if number == 2 else range(len(found))
+        assert sampling.same(tuple(found[n] for n in places), tuple(whole[n] for n in places)), parts
 
 
-@pytest.mark.parametrize("name", ["mask", "valid"])
-def test_the_prior_is_found_through_a_mask_and_a_cut_rim(tmp_path: Path, name: str) -> None:
-    scene(tmp_path, hole=False)
-    np.save(tmp_path / "mask.npy", np.ones((N, N)))
-    options = {
-        "mask": {"mask": str(tmp_path / "mask.npy")},
-        "valid": {"kernel": str(tmp_path / "k.npy"), "boundary": "valid"},
-    }[name]
-    job, shape = job_in(tmp_path), (N + 4, N + 4) if name == "valid" else (N, N)
-    operator = replace(job.operators[0], name=name.replace("valid", "blur"), options=options)
-    plan = make_plan(replace(job, operators=(operator,), prior=FieldPrior(), shape=shape))
-    found = work_of(plan).solved.posterior.prior
-    assert 0.3 < found.std < 0.8
-    assert 3 < found.range < 20
+def test_the_prior_is_found_through_a_mask_and_a_cut_rim(tmp_path: Path) -> None:
+    sampling.scene(tmp_path, hole=False)
+    np.save(tmp_path / "mask.npy", np.ones((sampling.N, sampling.N)))
+    job = sampling.job_in(tmp_path)
+    masked = sampling.with_operator(job, "mask", mask=str(tmp_path / "mask.npy"))
+    valid = sampling.with_operator(job, "blur", kernel=str(tmp_path / "k.npy"), boundary="valid")
+    for each, edge in ((masked, sampling.N), (valid, sampling.N + 4)):
+        found = work_of(make_plan(replace(each, prior=FieldPrior(), shape=(edge, edge)))).solved.posterior.prior
+        assert 0.3 < found.std < 0.8
+        assert 3 < found.range < 20
 
 
 def test_halos_are_tried_where_the_noise_is_strongest_and_the_worst_place_decides(
     folder: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    sigma = SIGMA * (1 + np.arange(N * N).reshape(N, N) / N**2)
+    sigma = sampling.SIGMA * (1 + np.arange(sampling.N * sampling.N).reshape(sampling.N, sampling.N) / sampling.N**2)
     np.save(tmp_path / "sigma.npy", sigma)
     tried: list[tuple[int, Region]] = []
 
-    def solved(self: Solved, core: Region) -> tuple[None, Pixels]:
+    def solved(self: Solved, core: Region) -> tuple[None, sampling.Pixels]:
         """Errors that differ between places, and fall with the halo."""
         tried.append((self.halo, core))
         return None, np.array([np.exp(-self.halo / 12) * (1 if len(tried) % 8 == 4 else 0.05)])
 
     monkeypatch.setattr(Solved, "solved", solved)
     options = {"operators": {"noise_sigma": str(tmp_path / "sigma.npy")}, "posterior": {"halo": "auto"}}
-    assert work_of(make_plan(job_in(folder, options))).solved.halo == 64
-    assert np.mean([np.mean(sigma[core.slices]) for _, core in tried]) > 1.7 * SIGMA
+    assert work_of(make_plan(sampling.job_in(folder, options))).solved.halo == 64
+    assert np.mean([np.mean(sigma[core.slices]) for _, core in tried]) > 1.7 * sampling.SIGMA
     assert [halo for halo, _ in tried] == sorted(halo for halo in {8, 16, 64} for _ in range(8))
-    sigma = np.full((512, 512), SIGMA)
+    sigma = np.full((512, 512), sampling.SIGMA)
     sigma[100:160, 300:360] = 0
     np.save(tmp_path / "sigma.npy", sigma)
-    scene(tmp_path, 512)
+    sampling.scene(tmp_path, 512)
     tried.clear()
-    make_plan(job_in(tmp_path, options))
+    make_plan(sampling.job_in(tmp_path, options))
     assert any(not sigma[core.slices].any() for _, core in tried)
 
 
-@pytest.mark.parametrize(("kills", "most"), [((1, 3), 3), thorough((1, 2, 3, 4, 5), 5)])
 def test_kills_and_any_number_of_workers_give_the_same_bits(
-    folder: Path,
-    tmp_path: Path,
-    whole: tuple[Pixels, ...],
-    cluster: RunningCluster,
-    three: RunningCluster,
-    kills: tuple[int, ...],
-    most: int,
+    folder: Path, tmp_path: Path, whole: tuple[sampling.Pixels, ...], cluster: RunningCluster, three: RunningCluster
 ) -> None:
     place = {"path": tmp_path / "mean.zarr", "std": tmp_path / "std.zarr"}
-    start = started(tmp_path, job_in(folder, {"output": place}))
-    for number in kills:
-        killed(start, lambda least=number: len(journalled(tmp_path, "std.zarr")) >= least)  # type: ignore[misc]
-    assert 0 < len(journalled(tmp_path, "mean.zarr")) < 9
-    with claim(make_plan(job_in(folder, {"output": place}))) as outputs:
+    start = sampling.started(tmp_path, sampling.job_in(folder, {"output": place}))
+    for number in (1, 3):
+        sampling.killed(start, lambda least=number: len(sampling.journalled(tmp_path, "std.zarr")) >= least)  # type: ignore[misc]
+    assert 0 < len(sampling.journalled(tmp_path, "mean.zarr")) < 9
+    with claim(make_plan(sampling.job_in(folder, {"output": place}))) as outputs:
         # A block that one of two journals has is computed again.
         journal = outputs.journal_of(outputs.plan.outputs[1])
         journal.unmark([min(journal.done)])
     with start() as process:
         assert process.wait(120) == 0, process.communicate()[1]
-    assert same((read_zarr(tmp_path / "mean.zarr"), read_zarr(tmp_path / "std.zarr")), whole[:2])
+    assert sampling.same((read_zarr(tmp_path / "mean.zarr"), read_zarr(tmp_path / "std.zarr")), whole[:2])
     assert verify(tmp_path / "mean.zarr").problems == verify(tmp_path / "std.zarr").problems == ()
-    assert ("noise", f"{SIGMA:g}") in status_rows(read_status(find_run(str(tmp_path / "mean.zarr"))))
+    assert ("noise", f"{sampling.SIGMA:g}") in status_rows(read_status(find_run(str(tmp_path / "mean.zarr"))))
     others: list[tuple[dict[str, Any], str]] = [
         ({"posterior": {"seed": 1}}, r"posterior\.seed was 0, is 1"),
         ({"posterior": {"count": 4}}, r"posterior\.count was 3, is 4\n.* run with --fresh to start over\."),
         ({"prior": {"std": 0.7, "mean": "auto"}}, r"prior\.std was 0\.5, is 0\.7"),
     ]
     for parts, words in others:
-        with pytest.raises(ResumeRefused, match=words), claim(make_plan(job_in(folder, {"output": place, **parts}))):
+        with (
+            pytest.raises(ResumeRefused, match=words),
+            claim(make_plan(sampling.job_in(folder, {"output": place, **parts}))),
+        ):
             pass
-    with claim(make_plan(job_in(folder, {"output": place, "prior": {"std": "auto"}}))):
+    with claim(make_plan(sampling.job_in(folder, {"output": place, "prior": {"std": "auto"}}))):
         pass
-    five = Order(workers=5, memory_bytes=4 * 2**30)
-    with local.start(five) if most == 5 else nullcontext(three) as many:
-        for name, workers in (("two", cluster), ("many", many)):
-            place = {"path": tmp_path / f"{name}.zarr", "std": tmp_path / f"{name}-std.zarr"}
-            run(make_plan(job_in(folder, {"output": place})), cluster=workers)
-            assert same(tuple(read_zarr(path) for path in place.values()), whole[:2])
+    for name, workers in (("two", cluster), ("three", three)):
+        place = {"path": tmp_path / f"{name}.zarr", "std": tmp_path / f"{name}-std.zarr"}
+        run(make_plan(sampling.job_in(folder, {"output": place})), cluster=workers)
+        assert sampling.same(tuple(read_zarr(path) for path in place.values()), whole[:2])
 
 
 @pytest.mark.parametrize(("name", "tol"), [("reflect", 1e-2), ("crop", 1e-2), thorough("reflect", 1e-3)])
 def test_blocks_with_the_halo_that_is_found_agree_with_the_whole_image(tmp_path: Path, name: str, tol: float) -> None:
-    count, n = (3, N) if name == "reflect" else (1, 48)
-    scene(tmp_path, n)
+    count, n = (3, sampling.N) if name == "reflect" else (1, 48)
+    sampling.scene(tmp_path, n)
     prior = {} if name == "reflect" else {"range": 3.0}
     parts: dict[str, Any] = {"output": {"samples": "d"}, "posterior": {"tol": tol, "halo": "auto", "count": count}}
-    job = FAR[name](job_in(tmp_path, {**parts, "prior": prior}), tmp_path)
+    job = sampling.FAR[name](sampling.job_in(tmp_path, {**parts, "prior": prior}), tmp_path)
     plan = make_plan(job)
     assert plan.figures["method"] == "blocks"
     assert plan.figures["halo"] < n / 2
-    exact, deviation = whole_image(job, tol / 30)
-    error = (np.stack(computed(job)) - exact) / deviation
+    exact, deviation = sampling.whole_image(job, tol / 30)
+    error = (np.stack(sampling.computed(job)) - exact) / deviation
     assert np.abs(error).max() <= tol
     assert np.sqrt(np.mean(np.square(error))) <= tol / 5
 
 
 def test_a_truth_that_is_drawn_from_the_prior_lies_as_near_as_the_map_says(tmp_path: Path) -> None:
-    truth = scene(tmp_path, 320, hole=False)
+    truth = sampling.scene(tmp_path, 320, hole=False)
     output = {"shard": 320, "chunk": 64}
-    mean, std = computed(
-        job_in(tmp_path, {"output": output, "tile": {"block": 320}, "posterior": {"count": 16, "halo": 320}})
-    )
+    parts = {"output": output, "tile": {"block": 320}, "posterior": {"count": 16, "halo": 320}}
+    mean, std = sampling.computed(sampling.job_in(tmp_path, parts))
     away = (truth - mean) / std
     assert 0.95 <= np.sqrt(np.mean(np.square(away))) <= 1.06
     assert 0.935 <= np.mean(np.abs(away) <= 2) <= 0.968
     # Far from the edge, the variance is that of a periodic image.
-    response = np.square(np.abs(np.fft.fft2(kernel(), (320, 320))))
-    exact = np.sqrt(np.mean(1 / (1 / Matern(**PRIOR).spectrum((320, 320)) + response / SIGMA**2)))
+    response = np.square(np.abs(np.fft.fft2(sampling.kernel(), (320, 320))))
+    exact = np.sqrt(np.mean(1 / (1 / Matern(**sampling.PRIOR).spectrum((320, 320)) + response / sampling.SIGMA**2)))
     assert np.sqrt(np.mean(np.square(std[40:-40, 40:-40]))) == pytest.approx(exact, rel=0.01)
 
 
-def test_a_map_of_the_noise_has_holes_and_weights(folder: Path, tmp_path: Path, whole: tuple[Pixels, ...]) -> None:
-    sigma = np.full((N, N), SIGMA)
-    sigma[HOLE] = np.where(np.arange(8) % 2, 0, np.nan)
+def test_a_map_of_the_noise_has_holes_and_weights(
+    folder: Path, tmp_path: Path, whole: tuple[sampling.Pixels, ...]
+) -> None:
+    sigma = np.full((sampling.N, sampling.N), sampling.SIGMA)
+    sigma[sampling.HOLE] = np.where(np.arange(8) % 2, 0, np.nan)
     np.save(tmp_path / "sigma.npy", sigma)
-    scene(tmp_path, hole=False)
+    sampling.scene(tmp_path, hole=False)
     place = {"path": tmp_path / "m.zarr", "std": tmp_path / "s.zarr"}
-    job = job_in(tmp_path, {"output": place, "operators": {"noise_sigma": str(tmp_path / "sigma.npy")}})
-    assert same(computed(job), whole[:2])
-    plan = make_plan(job_in(tmp_path, {"output": place, "operators": {"noise_sigma": "auto"}}))
-    assert float(plan.figures["noise"][0]) == pytest.approx(SIGMA, rel=0.1)
-    for level, count in ((SIGMA, 0), (1.0, 1)):
-        notes = make_plan(job_in(tmp_path, {"output": place, "operators": {"noise_sigma": level}})).notes
+    job = sampling.job_in(tmp_path, {"output": place, "operators": {"noise_sigma": str(tmp_path / "sigma.npy")}})
+    assert sampling.same(sampling.computed(job), whole[:2])
+    plan = make_plan(sampling.job_in(tmp_path, {"output": place, "operators": {"noise_sigma": "auto"}}))
+    assert float(plan.figures["noise"][0]) == pytest.approx(sampling.SIGMA, rel=0.1)
+    for level, count in ((sampling.SIGMA, 0), (1.0, 1)):
+        notes = make_plan(sampling.job_in(tmp_path, {"output": place, "operators": {"noise_sigma": level}})).notes
         assert len([note for note in notes if "and the measurement shows about" in note]) == count
 
 
@@ -240,8 +202,8 @@ REFUSED: list[tuple[dict[str, Any], type[HalotileError], str]] = [
     ({"operators": {"noise_sigma": 0.0}}, ConfigError, r"noise_sigma: 0"),
     ({"operators": {"noise_sigma": float("nan")}}, ConfigError, r"noise_sigma: "),
     ({"operators": {"noise_sigma": np.ones((5, 5))}}, InputError, r"of shape \[5, 5\], and the measurement has"),
-    ({"operators": {"noise_sigma": np.zeros((N, N))}}, InputError, NOT_ABOVE_0),
-    ({"operators": {"noise_sigma": np.full((N, N), np.nan)}}, InputError, NOT_ABOVE_0),
+    ({"operators": {"noise_sigma": np.zeros((sampling.N, sampling.N))}}, InputError, NOT_ABOVE_0),
+    ({"operators": {"noise_sigma": np.full((sampling.N, sampling.N), np.nan)}}, InputError, NOT_ABOVE_0),
     ({"posterior": {"count": 0}}, ConfigError, r"posterior.count: is 0, and output.std needs draws"),
     ({"posterior": {"count": 1, "estimator": "samples"}}, ConfigError, "one draw gives no standard deviation"),
     ({"posterior": {"tol": 2.0}}, ConfigError, r"2 standard deviations is too large an error"),
@@ -255,122 +217,99 @@ REFUSED: list[tuple[dict[str, Any], type[HalotileError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("parts", "kind", "words"), REFUSED, ids=[str(n) for n in range(len(REFUSED))])
-def test_bad_input_is_refused(
-    folder: Path, tmp_path: Path, parts: dict[str, Any], kind: type[HalotileError], words: str
-) -> None:
-    parts = {name: dict(values) for name, values in parts.items()}
-    if isinstance(sigma := parts.get("operators", {}).get("noise_sigma"), np.ndarray):
-        np.save(tmp_path / "sigma.npy", sigma)
-        parts["operators"]["noise_sigma"] = str(tmp_path / "sigma.npy")
-    with pytest.raises(kind, match=words):
-        make_plan(job_in(folder, parts)).check_fits()
+def test_bad_input_is_refused(folder: Path, tmp_path: Path) -> None:
+    for parts, kind, words in REFUSED:
+        parts = {name: dict(values) for name, values in parts.items()}
+        if isinstance(sigma := parts.get("operators", {}).get("noise_sigma"), np.ndarray):
+            np.save(tmp_path / "sigma.npy", sigma)
+            parts["operators"]["noise_sigma"] = str(tmp_path / "sigma.npy")
+        with pytest.raises(kind, match=words):
+            make_plan(sampling.job_in(folder, parts)).check_fits()
 
 
 def test_counts_have_the_noise_of_their_smoothed_rate(tmp_path: Path) -> None:
-    shown = scene(tmp_path, 96, hole=False)
-    truth = 20 + 5 * (shown - PRIOR["mean"]) / PRIOR["std"]
-    rate = read_all(Blur(kernel=kernel(), boundary="reflect").forward(InMemory(truth))) + 2
+    shown = sampling.scene(tmp_path, 96, hole=False)
+    truth = 20 + 5 * (shown - sampling.PRIOR["mean"]) / sampling.PRIOR["std"]
+    rate = read_all(Blur(kernel=sampling.kernel(), boundary="reflect").forward(InMemory(truth))) + 2
     counts = np.random.default_rng(1).poisson(np.asarray(rate, np.float64)).astype(np.float32)
-    counts[HOLE] = np.nan
+    counts[sampling.HOLE] = np.nan
     zarr.create_array(tmp_path / "y.zarr", data=counts, chunks=(32, 32), overwrite=True)
     parts: dict[str, dict[str, Any]] = {"operators": {"noise_sigma": "auto"}, "prior": {"std": 5.0, "mean": 20.0}}
-    mean, std = computed(job_in(tmp_path, parts, fidelity=FidelityChoice(name="poisson", options={"background": 2.0})))
+    mean, std = sampling.computed(
+        sampling.job_in(tmp_path, parts, fidelity=FidelityChoice(name="poisson", options={"background": 2.0}))
+    )
     assert 0.85 < np.sqrt(np.mean(np.square((truth - mean) / std))) < 1.2
     known = np.isfinite(counts)
-    total, share = (
-        ndimage.gaussian_filter(part, 2, mode="constant", axes=(-2, -1))
-        for part in (np.where(known, counts, 0).astype(np.float64), known.astype(np.float64))
-    )
+    both = np.stack([np.where(known, counts, 0), known]).astype(np.float64)
+    total, share = ndimage.gaussian_filter(both, 2, mode="constant", axes=(-2, -1))
     np.save(tmp_path / "sigma.npy", np.sqrt(np.maximum(total / share, 2)))
     zarr.create_array(tmp_path / "y.zarr", data=counts - 2, chunks=(32, 32), overwrite=True)
     parts = {"operators": {"noise_sigma": str(tmp_path / "sigma.npy")}, "prior": parts["prior"]}
     by_hand = {"path": "mean2.zarr", "std": "std2.zarr"}
-    assert same((mean, std), computed(job_in(tmp_path, {**parts, "output": by_hand})))
+    assert sampling.same((mean, std), sampling.computed(sampling.job_in(tmp_path, {**parts, "output": by_hand})))
 
 
 def test_other_bad_input_is_refused_in_words(folder: Path) -> None:
-    job, blocks = job_in(folder), job_in(folder, {"posterior": {"method": "blocks"}})
+    job, blocks = sampling.job_in(folder), sampling.job_in(folder, {"posterior": {"method": "blocks"}})
     counts, blur = FidelityChoice(name="poisson"), {"name": "blur", "kernel": str(folder / "k.npy")}
     halves = {"operators": [blur | {"boundary": "zero"}], "weights": [0.5]}
+    summed = replace(sampling.with_operator(job, "sum", **halves), prior=FieldPrior())
     first = replace(job.operators[0], noise_sigma="auto")
-    output, matern = Output(path=str(folder / "x.zarr")), PriorChoice(name="matern", options=PRIOR)
-    seen = OperatorChoice(name="blur", data=str(folder / "y.zarr"), options={"kernel": str(folder / "k.npy")})
+    seen = halotile.measurement("blur", folder / "y.zarr", kernel=sampling.kernel())
+    matern = PriorChoice(name="matern", options=sampling.PRIOR)
+    inverted = Reconstruction(operators=(seen,), output=Output(path=str(folder / "x.zarr")), prior=matern)
     circular = r"operators\[0\] .*has boundary: circular.* Write method: cg"
     others: list[tuple[Any, type[HalotileError], str]] = [
         (replace(job, fidelity=counts), ConfigError, r"beside fidelity: poisson, where counts have the noise of their"),
         (replace(job, fidelity=counts, operators=(first,)), InputError, r"below 0 at .* write fidelity\.background"),
-        (with_operator(blocks, "blur", kernel=str(folder / "k.npy")), ConfigError, circular),
-        (with_operator(blocks, "composition", operators=[blur]), ConfigError, circular),
-        (FAR["whole"](blocks, folder), ConfigError, r"operators\[0\] .*sees more than.* Write method: cg"),
-        (
-            replace(with_operator(job, "sum", **halves), prior=FieldPrior()),
-            InputError,
-            r"prior.std and prior.range and prior.mean: auto .* Write numbers",
-        ),
-        (
-            Reconstruction(operators=(seen,), output=output, prior=matern),
-            ConfigError,
-            r"prior.name: matern, which is for job: samples; .* posterior.count: 0",
-        ),
+        (sampling.with_operator(blocks, "blur", kernel=str(folder / "k.npy")), ConfigError, circular),
+        (sampling.with_operator(blocks, "composition", operators=[blur]), ConfigError, circular),
+        (sampling.FAR["whole"](blocks, folder), ConfigError, r"operators\[0\] .*sees more than.* Write method: cg"),
+        (summed, InputError, r"prior.std and prior.range and prior.mean: auto .* Write numbers"),
+        (inverted, ConfigError, r"prior.name: matern, which is for job: samples; .* posterior.count: 0"),
     ]
     for other, kind, words in others:
         with pytest.raises(kind, match=words):
             make_plan(other)
-    narrow = work_of(make_plan(job_in(folder, {"posterior": {"halo": 2}}))).solved
+    narrow = work_of(make_plan(sampling.job_in(folder, {"posterior": {"halo": 2}}))).solved
     with pytest.raises(InputError, match=r"halo of 2 pixels leaves errors of .* Write posterior.halo: 4.*method: cg"):
         narrow.read(Region((0, 32, 32), (2, 64, 64)))
-    plan = make_plan(job_in(folder, {"output": {"samples": "draws2"}}))
+    plan = make_plan(sampling.job_in(folder, {"output": {"samples": "draws2"}}))
     assert plan.disk_bytes > 1.5 * make_plan(job).disk_bytes
     plan = replace(plan, free_disk_bytes=plan.disk_bytes - 1)
     with pytest.raises(DiskRefused, match=r"Write output\.path on a larger disk, or leave out output\.samples"):
         plan.check_fits()
 
 
-def test_the_report_shows_what_was_written(folder: Path, cluster: RunningCluster) -> None:
-    plan = make_plan(job_in(folder, {"output": {"path": "shown.zarr", "std": "shown-std.zarr", "overwrite": True}}))
-    run(plan, cluster=cluster)
-    page = (RunDirectory.beside(plan.output).path / PAGE).read_text("utf-8")
-    report, _ = json.JSONDecoder().raw_decode(page.partition("const found = ")[2])
-    (place,) = report["places"]
-    assert [name for name, _ in place["images"]] == ["posterior mean", "posterior standard deviation"]
-    mean, _ = (Image.open(io.BytesIO(base64.b64decode(png))) for _, png in place["images"])
-    drawn = np.asarray(mean, float)
-    assert np.corrcoef(drawn.ravel(), read_zarr(plan.output).ravel())[0, 1] > 0.98
-
-
 def test_the_plan_names_the_method_and_how_far_the_map_may_be_off(folder: Path) -> None:
     def shown(plan: Plan) -> str:
         return "\n".join(f"{label} {value}" for label, value in plan_rows(plan.summary()))
 
-    job = job_in(folder, {"posterior": {"halo": "auto"}})
+    job = sampling.job_in(folder, {"posterior": {"halo": "auto"}})
     plan = make_plan(job)
     assert "method blocks with a halo of 16 pixels, 4.00 × the image: for errors below 0.01" in shown(plan)
     assert f"rao-blackwell, std ± {plan.figures['std_error']:.0%}".replace("%", " %") in shown(plan)
     assert plan.figures["std_error"] < 1 / np.sqrt(6)
-    far = make_plan(FAR["circular"](job, folder))
+    far = make_plan(sampling.FAR["circular"](job, folder))
     assert "method cg, up to about 231 passes for each image: operators[0] has boundary: circular" in shown(far)
-    assert far.disk_bytes > plan.disk_bytes + 12 * 8 * (N + 12) ** 2
-    assert make_plan(FAR["whole"](job, folder)).figures["std_error"] == pytest.approx(1 / np.sqrt(6), abs=1e-4)
-    wide = make_plan(job_in(folder, {"posterior": {"halo": 40}}))
+    assert far.disk_bytes > plan.disk_bytes + 12 * 8 * (sampling.N + 12) ** 2
+    assert make_plan(sampling.FAR["whole"](job, folder)).figures["std_error"] == pytest.approx(1 / np.sqrt(6), abs=1e-4)
+    wide = make_plan(sampling.job_in(folder, {"posterior": {"halo": 40}}))
     assert "the halo of 40 pixels is wider than what is solved with it, 32 × 32" in "\n".join(wide.notes)
-    guess = prior_text(Likely(Matern(**PRIOR), float("nan"), 0.1))
-    assert (
-        guess
-        == "matern, std 0.5 (a guess: samples of the data do not show it; write it if you know it), range 6 ± 10 % pixels, around 1"
-    )
+    guess = prior_text(Likely(Matern(**sampling.PRIOR), float("nan"), 0.1))
+    assert guess == "matern, std 0.5 (a guess: samples of the data do not show it; write it if you know it), range 6 ± 10 % pixels, around 1"
 
 
 def test_pixels_that_a_file_declares_to_hold_no_data_are_holes(tmp_path: Path) -> None:
-    scene(tmp_path, hole=False)
+    sampling.scene(tmp_path, hole=False)
     y = zarr.open_array(tmp_path / "y.zarr")
-    y[HOLE] = -9999
+    y[sampling.HOLE] = -9999
     y.attrs["missing_value"] = -9999
-    plan = make_plan(job_in(tmp_path, {"operators": {"noise_sigma": "auto"}}))
+    plan = make_plan(sampling.job_in(tmp_path, {"operators": {"noise_sigma": "auto"}}))
     weights = read_all(work_of(plan).solved.posterior.measurements[0].weight)
-    assert not weights[HOLE].any()
+    assert not weights[sampling.HOLE].any()
     assert np.count_nonzero(weights == 0) == 7 * 8
-    assert float(plan.figures["noise"][0]) == pytest.approx(SIGMA, rel=0.2)
+    assert float(plan.figures["noise"][0]) == pytest.approx(sampling.SIGMA, rel=0.2)
 
 
 def test_a_noise_level_that_is_not_written_is_estimated_here_and_1_elsewhere_and_its_map_is_beside_the_script(
@@ -383,63 +322,62 @@ def test_a_noise_level_that_is_not_written_is_estimated_here_and_1_elsewhere_and
     for kind in ("samples", "reconstruct", "simulate"):
         module = f"halotile.graphs.jobs.{kind}.call"
         monkeypatch.setattr(f"{module}.run_call", lambda job, *_, **__: jobs.append(job))
-        seen = halotile.measurement("blur", folder / "y.zarr", kernel=kernel(), boundary="reflect")
+        seen = halotile.measurement("blur", folder / "y.zarr", kernel=sampling.kernel(), boundary="reflect")
         getattr(halotile, kind)([seen], tmp_path / "m.zarr")
     assert [job.operators[0].noise_sigma for job in jobs] == ["auto", 1.0, 1.0]
 
 
 def test_the_call_does_the_same(folder: Path, tmp_path: Path, cluster: RunningCluster) -> None:
-    seen = halotile.measurement("blur", folder / "y.zarr", kernel=kernel(), boundary="reflect", noise_sigma=SIGMA)
+    seen = halotile.measurement(
+        "blur", folder / "y.zarr", kernel=sampling.kernel(), boundary="reflect", noise_sigma=sampling.SIGMA
+    )
     places: dict[str, Any] = {"std": tmp_path / "s.zarr", "draws": tmp_path / "draws.zarr"}
     posterior = {"count": 2, "halo": 16}
-    halotile.samples([seen], tmp_path / "m.zarr", prior=PRIOR, posterior=posterior, cluster=cluster.client, **places)
+    halotile.samples(
+        [seen], tmp_path / "m.zarr", prior=sampling.PRIOR, posterior=posterior, cluster=cluster.client, **places
+    )
     assert sorted(path.name for path in tmp_path.glob("draws*.zarr")) == ["draws-000.zarr", "draws-001.zarr"]
     output = {"path": "m2.zarr", "std": "s2.zarr", "shard": "auto", "chunk": "auto"}
-    job = job_in(folder, {"output": output, "tile": {"block": "auto"}, "posterior": {"count": 2}})
-    assert same(tuple(read_zarr(tmp_path / f"{name}.zarr") for name in "ms"), computed(job))
+    job = sampling.job_in(folder, {"output": output, "tile": {"block": "auto"}, "posterior": {"count": 2}})
+    assert sampling.same(tuple(read_zarr(tmp_path / f"{name}.zarr") for name in "ms"), sampling.computed(job))
     about = zarr.open_array(tmp_path / "s.zarr/0").attrs
-    assert about["long_name"] == "posterior standard deviation"
-    described = {"prior": {"name": "matern", **PRIOR}, "count": 2, "seed": 0, "tol": 0.01, "std_error": 0.1851}
-    assert about["posterior"] == described
+    described = {"prior": {"name": "matern", **sampling.PRIOR}, "count": 2, "seed": 0, "tol": 0.01, "std_error": 0.1851}
+    assert (about["long_name"], about["posterior"]) == ("posterior standard deviation", described)
 
 
 def test_conjugate_gradients_have_the_same_bits_for_any_workers_and_kills(
     tmp_path: Path, three: RunningCluster
 ) -> None:
-    scene(tmp_path, 40)
-    posterior = {"tol": 0.5, "halo": "auto", "count": 1, "method": "cg"}
-    prior = {"range": 2.0}
+    sampling.scene(tmp_path, 40)
+    parts: Any = {"posterior": {"tol": 0.5, "halo": "auto", "count": 1, "method": "cg"}, "prior": {"range": 2.0}}
 
     def at(name: str) -> Sampling:
         place = {"path": f"{name}.zarr", "std": f"{name}s.zarr", "samples": f"{name}d"}
-        job = job_in(tmp_path, {"posterior": posterior, "prior": prior, "output": place})
-        return FAR["circular"](job, tmp_path)  # type: ignore[no-any-return]
+        return sampling.FAR["circular"](sampling.job_in(tmp_path, {**parts, "output": place}), tmp_path)  # type: ignore[no-any-return]
 
-    expected = computed(at("0"))
+    expected = sampling.computed(at("0"))
     plan = make_plan(at("3"))
     outcome = run(plan, cluster=three)
-    assert same(tuple(read_zarr(output.path) for output in plan.outputs), expected)
+    assert sampling.same(tuple(read_zarr(output.path) for output in plan.outputs), expected)
     assert len(outcome.inspection.figures["residuals"]) == 2
     assert max(outcome.inspection.figures["residuals"]) < 1e-2
-    start, state = started(tmp_path, at("1")), tmp_path / "1.zarr.run" / "state"
-    killed(start, lambda: (state / "draw-0" / "checkpoint").exists())
+    start, state = sampling.started(tmp_path, at("1")), tmp_path / "1.zarr.run" / "state"
+    sampling.killed(start, lambda: (state / "draw-0" / "checkpoint").exists())
     assert not (state / "mean").exists()
     with start() as process:
         assert process.wait(120) == 0, process.communicate()[1]
-    assert same(tuple(read_zarr(tmp_path / f"1{name}.zarr") for name in ("", "s", "d-000")), expected)
+    assert sampling.same(tuple(read_zarr(tmp_path / f"1{name}.zarr") for name in ("", "s", "d-000")), expected)
     assert not state.exists()
 
 
 @pytest.mark.parametrize(("name", "tol"), [("reflect", 1e-3), ("circular", 1e-2), ("line", 1e-1)])
 def test_conjugate_gradients_on_disk_agree_with_those_in_memory(tmp_path: Path, name: str, tol: float) -> None:
-    scene(tmp_path, 48)
-    place, tile = {"samples": "d", "shard": 64}, {"block": 64}
-    posterior = {"tol": tol, "halo": "auto", "count": 1, "method": "cg"}
-    job = FAR[name](
-        job_in(tmp_path, {"output": place, "posterior": posterior, "prior": {"range": 3.0}, "tile": tile}), tmp_path
-    )
-    found, reports = reported(job)
-    exact, deviation = whole_image(job, tol / 30)
+    sampling.scene(tmp_path, 48)
+    parts: dict[str, dict[str, Any]] = {"output": {"samples": "d", "shard": 64}, "tile": {"block": 64}}
+    parts |= {"posterior": {"tol": tol, "halo": "auto", "count": 1, "method": "cg"}, "prior": {"range": 3.0}}
+    job = sampling.FAR[name](sampling.job_in(tmp_path, parts), tmp_path)
+    found, reports = sampling.reported(job)
+    exact, deviation = sampling.whole_image(job, tol / 30)
     error = np.abs((np.stack(found) - exact) / deviation)
     assert error.max() <= tol
     assert len(reports) == 2
@@ -448,8 +386,8 @@ def test_conjugate_gradients_on_disk_agree_with_those_in_memory(tmp_path: Path, 
 
 def test_auto_takes_conjugate_gradients_where_no_halo_will_do(folder: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("halotile.graphs.jobs.samples.plan.HALOS", (2, 4))
-    plan = make_plan(job_in(folder, {"posterior": {"halo": "auto"}}))
+    plan = make_plan(sampling.job_in(folder, {"posterior": {"halo": "auto"}}))
     assert plan.figures["method"] == "cg"
     assert plan.figures["halo_from"].startswith("no halo of up to 4 pixels keeps the error below posterior.tol")
     with pytest.raises(ConfigError, match=r"no halo of up to 4 pixels .* or posterior\.method: cg"):
-        make_plan(job_in(folder, {"posterior": {"halo": "auto", "method": "blocks"}}))
+        make_plan(sampling.job_in(folder, {"posterior": {"halo": "auto", "method": "blocks"}}))

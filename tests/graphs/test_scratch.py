@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -73,13 +74,6 @@ if __name__ == "__main__":
 """
 
 
-def printed(*words: str, environment: dict[str, str]) -> str:
-    """What Python prints in an environment."""
-    done = run_python(*words, environment=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """A folder with a short path: paths of sockets have 107 characters at most."""
@@ -98,7 +92,9 @@ def test_a_folder_that_another_user_made_first_is_not_used(short_path: Path, mon
     }
     script = short_path / "script.py"
     script.write_text(LOCAL)
-    mode, paths, compiled = json.loads(printed(str(script), environment=places))
+    done = run_python(str(script), environment=places)
+    assert done.returncode == 0, done.stderr
+    mode, paths, compiled = json.loads(done.stdout)
     assert mode == 0o700
     assert not [path for path in paths if "scratch" in path]
     assert compiled == str(short_path / "cache" / "halotile" / "torchinductor")
@@ -107,21 +103,10 @@ def test_a_folder_that_another_user_made_first_is_not_used(short_path: Path, mon
         assert [*folder.parent.iterdir()] == [folder], "something is left behind"
 
 
-LONG = """
-from halotile.errors import ConfigError
-from halotile.graphs.clusters.workers.fork_server import ensure_forks
-
-try:
-    ensure_forks()
-except ConfigError as error:
-    print(error)
-"""
-
-
 def test_a_temporary_folder_of_a_long_name_is_told_of(tmp_path: Path) -> None:
-    place = tmp_path / ("long" * 25)
-    place.mkdir()
-    said = printed("-c", LONG, environment={"TMPDIR": str(place)})
+    (place := tmp_path / ("long" * 25)).mkdir()
+    begin = "from halotile.graphs.clusters.workers.fork_server import ensure_forks; ensure_forks()"
+    said = run_python("-c", begin, environment={"TMPDIR": str(place)}).stderr
     assert f"$TMPDIR is {place}: its name is too long for a socket in it." in said
 
 
@@ -183,11 +168,8 @@ if __name__ == "__main__":
 def test_what_a_process_left_that_was_killed_with_its_children_is_removed_by_the_next(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(KILLED)
-    command: dict[str, Any] = {
-        "args": [sys.executable, str(script)],
-        "env": os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)},
-        "text": True,
-    }
+    own = os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
+    command: dict[str, Any] = {"args": [sys.executable, str(script)], "env": own, "text": True}
     begin = partial(subprocess.Popen, **command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with begin() as killed, begin() as lives:
         assert killed.stdout
@@ -236,20 +218,16 @@ def test_what_another_user_planted_is_neither_followed_nor_opened(temporary: Pat
         assert os.getuid() or [*theirs.iterdir()] == []
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EIO])
 def test_without_locks_a_folder_is_made_none_is_removed_and_after_an_error_nothing_is_left(
-    number: int, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("fcntl.flock", fail)
-    if number == errno.EIO:
-        with pytest.raises(OSError, match="Input/output error"), settings.private_scratch():
-            pass
-    else:
-        with settings.private_scratch() as first, settings.private_scratch() as second:
-            assert {*map(str, temporary.iterdir())} == {first, second}
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))))
+    with settings.private_scratch() as first, settings.private_scratch() as second:
+        assert {*map(str, temporary.iterdir())} == {first, second}
+    assert [*temporary.iterdir()] == []
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+    with pytest.raises(OSError, match="Input/output error"), settings.private_scratch():
+        pass
     assert [*temporary.iterdir()] == []
 
 

@@ -1,9 +1,14 @@
-"""Simulated measurements: what operators give of the reference, with noise that no tiling changes."""
+"""Simulated measurements: what operators give of the reference, with noise that no tiling changes; and several outputs of one run."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +18,31 @@ import zarr
 from numpy.typing import NDArray
 
 import halotile
-from halotile.errors import ConfigError, HalotileError, InputError, MemoryRefused, OutputRefused, ResumeRefused, Stopped
+from halotile import errors
+from halotile.cli.config.loading import saved_job
+from halotile.cli.status import blocks_given_up, find_run, output_of
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, Reconstruction
-from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
+from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage, simulation_of
 from halotile.graphs.jobs.simulate.plan import SimulateWork
-from halotile.graphs.kinds.sections import Output, Run
+from halotile.graphs.kinds.base import OutputArray
+from halotile.graphs.kinds.sections import Cluster, Job, Output, Run
 from halotile.graphs.plans.plan import Plan, make_plan
+from halotile.graphs.runs import claim as claiming
+from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.status import Status
+from halotile.graphs.runs.verify import verify
+from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.locks import WorkerLock
+from halotile.storage.sharded.output import ShardWriter
+from halotile.tasks.block import BadBlock
 from halotile.tasks.noise.simulated import Simulated
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
-from tests.graphs.solving import kernel
-from tests.graphs.test_stages import WholeBlur
+from tests.graphs.solving import WholeBlur, kernel
 from tests.support import work_of
 
 Pixels = NDArray[Any]
@@ -40,7 +55,7 @@ def image() -> Pixels:
     return waves
 
 
-def choices(folder: Path) -> tuple[OperatorChoice, ...]:
+def choices(folder: Path) -> Any:
     """A blur, a smaller copy, and a window."""
     return (
         halotile.measurement("blur", folder / "y0.zarr", kernel=kernel(7), noise_sigma=0.05),
@@ -87,8 +102,7 @@ def state_of(folder: Path) -> str:
 
 def done_of(plan: Plan) -> list[int]:
     """How many blocks of each measurement are done."""
-    paths = [RunDirectory.beside(output.path).journal_path for output in plan.outputs]
-    return [len(Journal.open_any(path).done) for path in paths]
+    return [len(Journal.open_any(RunDirectory.beside(output.path).journal_path).done) for output in plan.outputs]
 
 
 @pytest.mark.cluster
@@ -120,17 +134,17 @@ def test_a_stop_keeps_what_is_done(tmp_path: Path, cluster: RunningCluster, monk
     def stopping(self: SimulateWork, at: Any) -> Any:
         for wanted in passes(self, at):
             if wanted.title == " while y2.zarr was made":
-                raise Stopped("stopped on SIGTERM")
+                raise errors.Stopped("stopped on SIGTERM")
             yield wanted
 
     monkeypatch.setattr(SimulateWork, "run", stopping)
-    with pytest.raises(Stopped):
+    with pytest.raises(errors.Stopped):
         run(plan, cluster=cluster)
     monkeypatch.undo()
     blocks = [len(output.grid) for output in plan.outputs]
     assert (state_of(tmp_path), done_of(plan)) == ("stopped", [*blocks[:2], 0])
     before = made(tmp_path)
-    with pytest.raises(ResumeRefused, match=r"noise\.seed was 0, is 1"):
+    with pytest.raises(errors.ResumeRefused, match=r"noise\.seed was 0, is 1"):
         run(plan_of(job, NoiseChoice(seed=1)), cluster=cluster)
     assert same(made(tmp_path), before)
     resumed: list[int] = []
@@ -148,30 +162,31 @@ def test_a_stop_keeps_what_is_done(tmp_path: Path, cluster: RunningCluster, monk
     assert same(made(tmp_path), simulated_by(other))
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_a_job_that_cannot_be_simulated_is_told_why(tmp_path: Path) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"reference": None}, "reference is not there: measurements are simulated from the true image. Write ref"),
         ({"data": "y.npy"}, r"operators\[0\]\.data is y\.npy: measurements are written as Zarr .* Write y\.zarr"),
-        ({"data": "s3://b/y.zarr"}, r"operators\[0\]\.data is s3://b/y\.zarr: measurements are written as Zarr on a disk"),
+        (
+            {"data": "s3://b/y.zarr"},
+            r"operators\[0\]\.data is s3://b/y\.zarr: measurements are written as Zarr on a disk",
+        ),
         ({"data": "FOLDER/no/y.zarr"}, r"operators\[0\]\.data is .*: there is no folder"),
         ({"data": "FOLDER/truth.npy/y.zarr"}, r"operators\[0\]\.data is .*truth\.npy is a file"),
         ({"twice": True}, r"operators\[1\]\.data is .*y0\.zarr, and so is operators\[0\]\.data\. Write another"),
         ({"size": (999, 9)}, r"operators\[0\]: .*"),
         ({"run": Run(workers=1, memory_per_worker="100MiB")}, r"memory_per_worker is 100MiB; one block of .* needs"),
-    ],
-)  # fmt: skip
-def test_a_job_that_cannot_be_simulated_is_told_why(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    job, (blur, _, crop) = job_in(tmp_path), choices(tmp_path)
-    if "data" in changes:
-        changes = {"operators": (replace(blur, data=changes["data"].replace("FOLDER", str(tmp_path))),)}
-    elif "twice" in changes:
-        changes = {"operators": (blur, blur)}
-    elif "size" in changes:
-        changes = {"operators": (replace(crop, options={"origin": (0, 0), **changes}),)}
-    with pytest.raises((ConfigError, MemoryRefused), match=words):
-        plan_of(replace(job, **changes))
-    assert [path.name for path in tmp_path.iterdir()] == ["truth.npy"]
+    ]
+    for changes, words in rows:
+        job, (blur, _, crop) = job_in(tmp_path), choices(tmp_path)
+        if "data" in changes:
+            changes = {"operators": (replace(blur, data=changes["data"].replace("FOLDER", str(tmp_path))),)}
+        elif "twice" in changes:
+            changes = {"operators": (blur, blur)}
+        elif "size" in changes:
+            changes = {"operators": (replace(crop, options={"origin": (0, 0), **changes}),)}
+        with pytest.raises((errors.ConfigError, errors.MemoryRefused), match=words):
+            plan_of(replace(job, **changes))
+        assert [path.name for path in tmp_path.iterdir()] == ["truth.npy"]
 
 
 def test_an_operator_that_sees_the_whole_image_measures_once_and_counts_have_a_background(tmp_path: Path) -> None:
@@ -192,7 +207,9 @@ def test_a_reference_below_0_has_no_counts(tmp_path: Path, cluster: RunningClust
     np.save(tmp_path / "truth.npy", below)
     plan = plan_of(job, NoiseChoice(name="poisson", gain=0.01))
     told: list[Any] = []
-    with pytest.raises(InputError, match=r"pixels that operators\[0\] makes .* the least -0\.25\. Write a reference"):
+    with pytest.raises(
+        errors.InputError, match=r"pixels that operators\[0\] makes .* the least -0\.25\. Write a reference"
+    ):
         run(plan, cluster=cluster, observer=lambda p: told.append(p.retried))
     assert not any(told)  # no retry helps
     assert state_of(tmp_path) == "failed"
@@ -201,24 +218,20 @@ def test_a_reference_below_0_has_no_counts(tmp_path: Path, cluster: RunningClust
     assert counts.min() == 0
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
+def test_noise_that_is_none_is_refused_with_its_job(tmp_path: Path) -> None:
+    seen = halotile.measurement("blur", tmp_path / "y.zarr", kernel=[[1.0]])
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"noise": "gausian"}, "did you mean gaussian"),
         ({"gain": 0.0}, "gain is 0: a count has to be worth something. Write more than 0"),
         ({"gain": float("nan")}, "gain is nan"),
         ({"seed": -1}, "seed is -1: seeds count from 0. Write 0 or more"),
-        ({"gain": "2"}, r'noise\.gain: "2" is not a number'),
         ({"gain": None}, r"noise\.gain: null is not a number"),
         ({"background": "2"}, r'noise\.background: "2" is not a number'),
-        ({"seed": "1"}, r'noise\.seed: "1" is not a whole number'),
         ({"seed": 1.5}, r"noise\.seed: 1\.5 is not a whole number"),
-    ],
-)
-def test_noise_that_is_none_is_refused_with_its_job(tmp_path: Path, given: dict[str, Any], words: str) -> None:
-    seen = halotile.measurement("blur", tmp_path / "y.zarr", kernel=[[1.0]])
-    with pytest.raises(ConfigError, match=words):
-        halotile.simulate([seen], tmp_path / "truth.npy", **{"noise": "poisson", **given})
+    ]
+    for given, words in wrong:
+        with pytest.raises(errors.ConfigError, match=words):
+            halotile.simulate([seen], tmp_path / "truth.npy", **{"noise": "poisson", **given})
 
 
 @pytest.mark.cluster
@@ -227,7 +240,7 @@ def test_what_came_to_its_place_meanwhile_stays(tmp_path: Path, cluster: Running
     thesis = tmp_path / "y2.zarr" / "thesis.txt"
     thesis.parent.mkdir()
     thesis.write_text("mine")
-    with pytest.raises(OutputRefused, match=r"y2\.zarr"):
+    with pytest.raises(errors.OutputRefused, match=r"y2\.zarr"):
         run(plan, cluster=cluster)
     assert thesis.read_text() == "mine"
     assert {path.name for path in tmp_path.glob("y*.zarr")} == {"y2.zarr"}, "nothing is begun"
@@ -248,15 +261,201 @@ def test_holes_are_refused_and_packing_is_noted(tmp_path: Path, cluster: Running
         zarr.create_array(tmp_path / f"{name}.zarr", data=pixels, chunks=(32, 32), attributes=stated)
     holed, measured = str(tmp_path / "holed.zarr"), str(tmp_path / "measured.zarr")
     data = {"operators[0].data": holed, "start": measured, "reference": str(tmp_path / "y.zarr")}[role]
+    seen, given = halotile.measurement("blur", data, kernel=kernel(3), noise_sigma=1.0), {role: holed}
     job = Reconstruction(
         output=Output(path=str(tmp_path / "x.zarr")),
-        operators=(halotile.measurement("blur", data, kernel=kernel(3), noise_sigma=1.0),),
-        start=holed if role == "start" else None,
-        reference=holed if role == "reference" else None,
+        operators=(seen,),
+        start=given.get("start"),
+        reference=given.get("reference"),
     )
     plan = plan_of(job) if role == "reference" else make_plan(job)
     assert any("scale_factor 0.5, which are not applied" in note for note in plan.notes)
-    with pytest.raises(
-        HalotileError, match=rf"{re.escape(role)} has pixels of -32768, which its file names for no measurement"
-    ):
+    words = rf"{re.escape(role)} has pixels of -32768, which its file names for no measurement"
+    with pytest.raises(errors.HalotileError, match=words):
         run(plan, cluster=cluster)
+
+
+A, B = "a.zarr", "b.zarr"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a true image and a kernel."""
+    np.save(tmp_path / "truth.npy", np.random.default_rng(0).random((256, 256), np.float32))
+    np.save(tmp_path / "k.npy", np.ones((3, 3), np.float32) / 9)
+    return tmp_path
+
+
+def simulation(folder: Path, *names: str, **options: Any) -> Simulation:
+    """A simulation of measurements of these names, of four blocks each."""
+    workers, seed = options.pop("workers", 1), options.pop("seed", 0)
+    reference = options.pop("reference", "truth.npy")
+    blur = partial(OperatorChoice, name="blur", noise_sigma=0.01, options={"kernel": str(folder / "k.npy")})
+    return Simulation(
+        operators=tuple(blur(data=str(folder / name)) for name in names),
+        noise=NoiseChoice(seed=seed),
+        output=Storage(shard=128, chunk=64, **options),
+        reference=str(folder / reference),
+        run=Run(workers=workers, memory_per_worker="2GiB"),
+        cluster=Cluster(dashboard=False, tls=False),
+    )
+
+
+def fill(job: Job, blocks: int = 100, *, fresh: bool = False) -> None:
+    """Write so many blocks, as a run does."""
+    with claim(make_plan(job, fresh=fresh)) as outputs:
+        for output in outputs.plan.outputs:
+            assert isinstance(output, OutputArray)
+            writer = ShardWriter(output.path, output.layout)
+            for block in output.grid:
+                if (blocks := blocks - 1) < 0:
+                    return
+                pixels = np.full(block.core.shape, block.number, output.layout.dtype)
+                outputs.journal_of(output).mark({block.number: writer.write(block.core, pixels).digest})
+
+
+def claimed(job: Job, *, fresh: bool = False) -> int:
+    """The number of blocks that a run finds done."""
+    with claim(make_plan(job, fresh=fresh)) as outputs:
+        return outputs.done
+
+
+def test_fresh_discards_no_output_of_another_run(folder: Path) -> None:
+    fill(simulation(folder, B))
+    fill(simulation(folder, A, B, overwrite=True), fresh=True)
+    for fresh in (True, False):
+        with pytest.raises(errors.OutputRefused, match="another job"):
+            claimed(simulation(folder, B), fresh=fresh)
+    assert claimed(simulation(folder, A, B)) == 8
+    assert find_run(folder / B) == folder / f"{A}.run"
+    fill(simulation(folder, A, B, overwrite=True, seed=1), 3, fresh=True)
+    with pytest.raises(errors.OutputRefused, match="another job"):
+        claimed(simulation(folder, B))
+    assert claimed(simulation(folder, A, B, seed=1)) == 3, "an unfinished run keeps its empty outputs"
+
+
+def hold(run_directory: Path, held: Any, ends: Any) -> None:
+    """Be a worker of a run."""
+    WorkerLock(run_directory).hold()
+    held.set()
+    ends.wait(60)
+
+
+def test_workers_of_an_earlier_run_are_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claiming, "ORPHAN_SECONDS", 0.5)
+    fill(simulation(folder, A, B), 2)
+    context = multiprocessing.get_context("spawn")
+    held, ends = context.Event(), context.Event()
+    worker = context.Process(target=hold, args=(folder / f"{A}.run", held, ends))
+    worker.start()
+    try:
+        assert held.wait(60)
+        with pytest.raises(errors.OutputInUse):
+            claimed(simulation(folder, B, overwrite=True), fresh=True)
+    finally:
+        ends.set()
+        worker.join()
+    assert claimed(simulation(folder, B, overwrite=True), fresh=True) == 0
+
+
+def test_a_stored_job_discards_nothing_that_it_did(folder: Path) -> None:
+    fill(simulation(folder, A, B, overwrite=True))
+    os.utime(folder / "truth.npy")
+    with pytest.raises(errors.ResumeRefused, match="reference"):
+        claimed(saved_job(find_run(folder / A)))
+    assert verify(folder / A).sound
+
+
+def test_an_image_that_is_read_is_not_removed_and_outputs_in_one_another_are_refused(folder: Path) -> None:
+    zarr.create_group(folder / "truth.zarr").create_array("0", data=np.ones((256, 256), "float32"))
+    with pytest.raises(errors.OutputRefused, match="the job reads"):
+        claimed(simulation(folder, "truth.zarr", reference="truth.zarr/0", overwrite=True))
+    assert (folder / "truth.zarr/0/zarr.json").exists()
+    with pytest.raises((errors.ConfigError, errors.OutputRefused), match=r"operators\[1\]\.data"):
+        make_plan(simulation(folder, A, f"{A}/b.zarr"))
+
+
+def test_an_output_is_checked_where_it_is_and_one_of_a_run_that_is_gone_by_itself(folder: Path) -> None:
+    fill(simulation(folder, A, B))
+    for part in (A, f"{A}.run", B, f"{B}.run"):
+        shutil.copytree(folder / part, folder / "copy" / part)
+    shard = folder / "copy" / B / "c/0/0"
+    shard.write_bytes(shard.read_bytes()[:-9])
+    assert verify(folder / B).sound
+    for name in (A, B):
+        (problem,) = verify(folder / "copy" / name).problems
+        assert str(folder / "copy") in problem or "block 0" in problem
+    fill(simulation(folder, A, overwrite=True), fresh=True)
+    shutil.copy(shard, folder / B / "c/0/0")
+    verdict = verify(folder / B)
+    assert (verdict.sound, verdict.repairable) == (False, False)
+
+
+def test_outputs_that_were_moved_together_are_whole_and_a_journal_that_is_missing_is_named(folder: Path) -> None:
+    fill(simulation(folder, A, B))
+    (new := folder / "new").mkdir()
+    for part in (A, f"{A}.run", B, f"{B}.run"):
+        shutil.move(folder / part, new / part)
+    assert verify(new / A).sound
+    assert verify(new / B).sound
+    assert output_of(new / f"{B}.run") == new / B
+    for part in (A, f"{A}.run"):
+        shutil.move(new / part, folder / part)
+    with pytest.raises(errors.OutputRefused, match=r"b\.zarr\.run/journal is not there"):
+        verify(folder / A)
+    with pytest.raises(errors.OutputRefused, match=r"b\.zarr\.run/journal is not there, and 4 blocks"):
+        claimed(simulation(folder, A, B))
+
+
+@pytest.mark.parametrize("step", ["create_output", "Journal.create"])
+def test_a_start_that_was_killed_can_be_repeated(folder: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(simulation(folder, A, B))
+
+    def until_the_second(call: Callable[..., Any]) -> Callable[..., Any]:
+        def killed(path: Path, *arguments: Any, **options: Any) -> Any:
+            if B in str(path):
+                raise KeyboardInterrupt
+            return call(path, *arguments, **options)
+
+        return killed
+
+    owner, _, name = step.rpartition(".")
+    place = getattr(claiming, owner) if owner else claiming
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, until_the_second(getattr(place, name)))
+        with pytest.raises(KeyboardInterrupt):
+            claimed(simulation(folder, A, B), fresh=True)
+    assert claimed(simulation(folder, A, B)) == 0
+    fill(simulation(folder, A, B))
+    assert verify(folder / B).sound
+
+
+def test_an_output_or_a_plan_that_is_lost_costs_no_blocks(folder: Path) -> None:
+    fill(simulation(folder, A, B), 4)
+    (folder / f"{A}.run/plan.json").write_text("x")
+    assert claimed(simulation(folder, A, B, workers=4)) == 4
+    shutil.rmtree(folder / B)
+    with pytest.raises(errors.OutputRefused, match="4 blocks"):
+        claimed(simulation(folder, A, B))
+
+
+def test_the_directory_of_an_output_that_was_moved_away_stays(folder: Path) -> None:
+    fill(simulation(folder, B))
+    shutil.move(folder / B, folder / "away.zarr")
+    with pytest.raises(errors.OutputRefused, match="another job"):
+        claimed(simulation(folder, A, B))
+    shutil.move(folder / "away.zarr", folder / B)
+    assert claimed(simulation(folder, B)) == 4
+
+
+def test_blocks_given_up_are_told_by_their_outputs(folder: Path) -> None:
+    plan = make_plan(simulation(folder, A, B))
+    with claim(plan):
+        status = Status(RunDirectory(folder / f"{A}.run"), plan, None)
+        for output, number in ((plan.outputs[1], 2), (plan.outputs[0], 2), (plan.outputs[0], 1)):
+            whole = Region((0, 0), (128, 128))
+            status.give_up(BadBlock(number, (0, number), whole, "broken", "trace", "task"), output)
+    bad = blocks_given_up(RunDirectory(folder / f"{A}.run"))
+    named = [(1, A), (2, A), (2, B)]
+    assert [block.name for block in bad] == [f"block {number} of {name}" for number, name in named]
+    assert [block.to_json().get("output") for block in bad] == [str(folder / name) for _, name in named]

@@ -174,17 +174,6 @@ def test_copies_of_a_command_become_its_workers(job: HpcJob) -> None:
     job.check_whole()
 
 
-AT_A_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
-
-
-@pytest.mark.thorough
-def test_the_shell_of_an_interactive_step_has_the_allocation_to_itself(job: HpcJob) -> None:
-    (job.folder / "shell").write_text('[ "$SLURM_PROCID" = 0 ] && exec "$@"\n')
-    step = ("srun", "--ntasks=2", "--mem=5000", "--pty", "bash", "shell")
-    assert f"{BLOCKS} of {BLOCKS} done" in finish(begun(job, 0, sys.executable, "-c", AT_A_TERMINAL, *step))
-    assert workers_of(job) == 2
-
-
 @pytest.mark.thorough
 def test_jobs_of_a_driver_that_was_killed_end_by_themselves(job: HpcJob, slurm: Slurm) -> None:
     with begun(job, 0.3) as running:
@@ -194,17 +183,6 @@ def test_jobs_of_a_driver_that_was_killed_end_by_themselves(job: HpcJob, slurm: 
     job.set_pace(0)
     job.call("resume", "out.zarr.run", "--allow-import", "--cluster", "local")
     job.check_whole()
-
-
-SCRIPT = """
-import torch
-from halotile import DistributedContext, distribute
-
-site = {"kind": "slurm", "interface": "lo"}
-with DistributedContext(workers=2, cluster=site, memory_per_worker="1GiB", device_mode="cpu") as ctx:
-    smooth = distribute(torch.nn.AvgPool2d(3, 1, 1), ctx, type_object="denoiser", patch_size=8, overlap=1)
-    print(ctx.world_size, tuple(smooth(torch.ones(1, 1, 20, 20)).shape), ctx.folder)
-"""
 
 
 def in_docs(page: str, name: str) -> str:
@@ -222,15 +200,6 @@ def call_in(folder: Path, slurm: Slurm, script: str, *command: str) -> subproces
         return subprocess.Popen(
             command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True
         )
-
-
-@pytest.mark.thorough
-def test_a_context_has_jobs_for_workers_and_its_folder_where_they_see_it(slurm: Slurm, tmp_path: Path) -> None:
-    assert call_in(tmp_path, slurm, SCRIPT, sys.executable, "script.py").wait(timeout=120) == 0
-    said = (tmp_path / "output").read_text()
-    assert f"2 (1, 1, 20, 20) {tmp_path}/cache/halotile/halotile-" in said
-    assert [*(tmp_path / "cache/halotile").iterdir()] == []
-    wait_for(lambda: not slurm.jobs())
 
 
 @pytest.mark.parametrize("words", [thorough(()), ("--nodes=2",)], ids=["one node", "two nodes"])

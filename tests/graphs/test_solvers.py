@@ -1,59 +1,62 @@
-"""Solvers on disk: the bits of the same iterations in memory, however the image is cut, and after any interruption."""
+"""Solvers on disk: the bits of the same iterations in memory, however the image is cut, after any interruption, with operators that have a pass of their own."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from halotile.errors import DamagedData, ResumeRefused
+from halotile.errors import DamagedData, MemoryRefused, ResumeRefused, TaskFailed, WorkerDied
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.iterations.iterate import Target
 from halotile.graphs.jobs.reconstruct.costs import Form
-from halotile.graphs.solvers.base import State
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
+from halotile.graphs.kinds.sections import Output, Run
+from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.runs.driver import run as reconstruct
+from halotile.graphs.solvers.base import Problem
 from halotile.registry import names
+from halotile.storage.rim import Readable
+from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.json_files import Ledger
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
+from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.fidelities.poisson import Poisson
-from halotile.tasks.image_task import View
+from halotile.tasks.image_task import ImageTask, View
 from halotile.tasks.operators.base import InMemory, read_all
+from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.crop import Crop
 from halotile.tasks.priors.base import Prior
+from halotile.tasks.priors.none import NoPrior
 from tests.cases import thorough
+from tests.graphs import solving
 from tests.graphs.inline import InlineIterations, inline
-from tests.graphs.solving import (
-    Interrupted,
-    blurs,
-    figures_of,
-    finished,
-    in_memory,
-    iterations_of,
-    prior_of,
-    problem_of,
-    scene,
-    solver_of,
-    terms_of,
-)
+from tests.support import work_of, write_zarr
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker", "without_fsync")
 
 OPTIONS: dict[str, dict[str, Any]] = {"sgd": {"subsets": 2, "decay": 0.1}, "osem": {"subsets": 3, "order": "random"}}
-SOLVERS = {name: solver_of(name, **OPTIONS.get(name, {})) for name in names("solvers") if name != "lanczos"}
+SOLVERS = {name: solving.solver_of(name, **OPTIONS.get(name, {})) for name in names("solvers") if name != "lanczos"}
 PRIORLESS = [name for name, solver in SOLVERS.items() if solver.traits.prior_by is None]
 STEP = 0.5
 
 
 def problem_for(solver: str, image: Any, boundary: str, prior: Prior | None = None) -> Any:
     """Blurs of an image, with counts where the solver is for counts."""
-    terms = terms_of(image, blurs(boundary))
+    terms = solving.terms_of(image, solving.blurs(boundary))
     if solver != "osem":
-        return problem_of(image, terms, prior, STEP)
+        return solving.problem_of(image, terms, prior, STEP)
     counts = tuple(replace(term, fidelity=Poisson()) for term in terms)
-    return problem_of(image, counts, prior, STEP).beginning_at(Constant(image.shape, image.dtype, 1.0))
+    return solving.problem_of(image, counts, prior, STEP).beginning_at(Constant(image.shape, image.dtype, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -73,68 +76,40 @@ def problem_for(solver: str, image: Any, boundary: str, prior: Prior | None = No
 def test_passes_have_the_bits_of_whole_images_and_sums_do_not_depend_on_blocks(
     tmp_path: Path, solver: str, prior: str, boundary: str
 ) -> None:
-    image = scene((100, 90) if prior != "dncnn" else (150, 133))
+    image = solving.scene((100, 90) if prior != "dncnn" else (150, 133))
     found, told = [], []
     for block, tile in [(32, 32), (64, 64), (128, 40)]:
-        problem = problem_for(solver, image, boundary, prior_of(prior, image, block, tile, tmp_path))
-        run = iterations_of(
+        problem = problem_for(solver, image, boundary, solving.prior_of(prior, image, block, tile, tmp_path))
+        run = solving.iterations_of(
             SOLVERS[solver], problem, tmp_path / f"{block}", block=block, target=Target(InMemory(image))
         )
-        found.append(read_all(finished(run, 3).image()))
-        told.append(figures_of(run))
+        found.append(read_all(solving.finished(run, 3).image()))
+        told.append(solving.figures_of(run))
     assert told[0] == told[1] == told[2]
     assert len(told[0]) == 3 + (solver == "cg")
     assert {"iteration", "change", "psnr"} <= told[0][0].keys()
     if solver != "cg":  # whose coefficients follow from sums, exact on disk alone
-        whole = problem_for(solver, image, boundary, prior_of(prior, image, 1000, 1000, tmp_path))
-        found.append(in_memory(SOLVERS[solver], whole, 3)[0])
+        whole = problem_for(solver, image, boundary, solving.prior_of(prior, image, 1000, 1000, tmp_path))
+        found.append(solving.in_memory(SOLVERS[solver], whole, 3)[0])
     assert all(np.array_equal(found[0], other) for other in found[1:])
     assert found[0].any()
 
 
-@pytest.mark.parametrize(
-    ("tile", "boundary"),
-    [
-        (24, "reflect"),
-        (50, "circular"),
-        *(thorough(50, rule) for rule in ("reflect", "zero")),
-        *(thorough(512, rule) for rule in ("circular", "reflect", "zero")),
-    ],
-)
+@pytest.mark.parametrize(("tile", "boundary"), [(24, "reflect"), (50, "circular"), thorough(512, "zero")])
 def test_tiles_in_one_pass_or_two_have_the_bits_of_whole_images(tmp_path: Path, tile: int, boundary: str) -> None:
     # For very small tiles torch takes another routine: their windows are drawn out to what is safe.
-    image = scene((220, 190))
-    terms = terms_of(image, blurs(boundary))
-    whole = problem_of(image, terms, prior_of("dncnn", image, 1000, 1000, tmp_path), STEP)
-    expected, _ = in_memory(solver_of("pgd"), whole, 2)
-    problem = problem_of(image, terms, prior_of("dncnn", image, 128, tile, tmp_path), STEP)
+    image = solving.scene((220, 190))
+    terms = solving.terms_of(image, solving.blurs(boundary))
+    whole = solving.problem_of(image, terms, solving.prior_of("dncnn", image, 1000, 1000, tmp_path), STEP)
+    expected, _ = solving.in_memory(solving.solver_of("pgd"), whole, 2)
+    problem = solving.problem_of(image, terms, solving.prior_of("dncnn", image, 128, tile, tmp_path), STEP)
     form = Form(terms, apart=True)
     apart = replace(problem, gradient=form.map("gradient"), normal=form.map("normal"))
     for name, each in (("one", problem), ("two", apart)):
-        run = iterations_of(solver_of("pgd"), each, tmp_path / name, block=128, shard=128, own_view=View(reach=16))
-        assert np.array_equal(read_all(finished(run, 2).image()), expected)
-
-
-def test_iterations_end_when_the_image_is_at_rest(tmp_path: Path) -> None:
-    run = iterations_of(solver_of("pgd"), problem_for("pgd", scene((64, 60)), "reflect"), tmp_path)
-    rows = list(run.run(50, lambda _, row: row["change"] < 0.01))
-    assert 1 < len(rows) < 50
-    assert rows[-1]["change"] < 0.01 <= rows[-2]["change"]
-
-
-def test_stored_images_are_read_once_a_block(tmp_path: Path) -> None:
-    """By every operator, the prior and the sums together: with its halo, no more."""
-    read: list[int] = []
-
-    def counted(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
-        receipt = BlockRunner(task).run(range(len(task.grid)))
-        read.append(receipt.read_bytes)
-        ledger.enter(receipt.sums)
-        journal.mark(receipt.digests)
-
-    problem = problem_for("pgd", scene((256, 256)), "reflect")
-    finished(iterations_of(solver_of("pgd"), problem, tmp_path, run_pass=counted, halo=18, shard=64), 2)
-    assert read[1] < 4 * 256 * 256 * (1 + 2 * 18 / 64) ** 2
+        run = solving.iterations_of(
+            solving.solver_of("pgd"), each, tmp_path / name, block=128, shard=128, own_view=View(reach=16)
+        )
+        assert np.array_equal(read_all(solving.finished(run, 2).image()), expected)
 
 
 # --- the state between iterations and in the middle of one ----------------------------------------
@@ -142,7 +117,7 @@ def test_stored_images_are_read_once_a_block(tmp_path: Path) -> None:
 
 def cut_short(solver: str, folder: Path) -> tuple[Callable[[], InlineIterations], InlineIterations]:
     """Iterations that broke off inside of the third, to go on with, and the same iterations undisturbed."""
-    image = scene((90, 60))
+    image = solving.scene((90, 60))
     problem = problem_for(solver, image, "zero").beginning_at(Constant(image.shape, image.dtype, 1.0))
 
     def cut(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
@@ -151,16 +126,15 @@ def cut_short(solver: str, folder: Path) -> tuple[Callable[[], InlineIterations]
         receipt = BlockRunner(task).run([0, 2, 5])
         ledger.enter({number: receipt.sums[number] for number in receipt.done[:2]})
         journal.mark(receipt.digests)
-        raise Interrupted
+        raise solving.Interrupted
 
-    start = partial(iterations_of, SOLVERS[solver], problem, block=32)
-    with pytest.raises(Interrupted):
-        finished(start(folder / "b", run_pass=cut), 4)
-    return lambda: start(folder / "b"), finished(start(folder / "a"), 4)
+    start = partial(solving.iterations_of, SOLVERS[solver], problem, block=32)
+    with pytest.raises(solving.Interrupted):
+        solving.finished(start(folder / "b", run_pass=cut), 4)
+    return lambda: start(folder / "b"), solving.finished(start(folder / "a"), 4)
 
 
-def break_nothing(folder: Path) -> None:
-    """Leave the half pass as it is."""
+break_nothing: Callable[[Path], None] = Mock()
 
 
 def swap_shards(folder: Path) -> None:
@@ -197,9 +171,9 @@ def test_a_pass_that_was_cut_short_goes_on_with_the_same_bits_whatever_happened_
     damage(tmp_path / "b")
     again = go_on()
     assert again.state.passes == 2
-    finished(again, 4)
+    solving.finished(again, 4)
     assert np.array_equal(read_all(again.image()), read_all(undisturbed.image()))
-    assert figures_of(again) == figures_of(undisturbed)
+    assert solving.figures_of(again) == solving.figures_of(undisturbed)
     assert not list((tmp_path / "b").glob("journal*"))
 
 
@@ -209,10 +183,9 @@ ELSEWHERE = r"x\.0: it contains a shard of another place or time: .* --fresh"
 @pytest.mark.parametrize("iterations", [3, 4])
 def test_a_state_that_is_not_the_one_that_was_written_is_refused(tmp_path: Path, iterations: int) -> None:
     """Of the image, or of the one before, which fista needs as well."""
-    start = partial(
-        iterations_of, solver_of("fista"), problem_for("fista", scene((90, 60)), "zero"), tmp_path, block=32
-    )
-    run = finished(start(), iterations)
+    problem = problem_for("fista", solving.scene((90, 60)), "zero")
+    start = partial(solving.iterations_of, solving.solver_of("fista"), problem, tmp_path, block=32)
+    run = solving.finished(start(), iterations)
     start()
     shard = tmp_path / "x.0" / "c" / "1" / "1"
     whole = shard.read_bytes()
@@ -231,7 +204,176 @@ def test_a_state_that_is_not_the_one_that_was_written_is_refused(tmp_path: Path,
         run._resumed()
 
 
-def test_a_state_is_a_value() -> None:
-    state = State(3, {"t": 2.0})
-    assert solver_of("fista").next(None, state, {}).passes == 4
-    assert state.numbers == {"t": 2.0}
+SUBSETS = {name: solving.solver_of(name, subsets=2) for name in ("sgd", "svrg", "osem")}
+STAGED: dict[str, Any] = {**{name: solving.solver_of(name) for name in ("pgd", "fista", "admm", "cg")}, **SUBSETS}
+IMAGE = solving.scene((100, 90)) + np.float32(0.1)
+
+
+def staged(problem: Problem, form: Form) -> Problem:
+    """The same problem with its operators as a form has them."""
+    maps: dict[str, Any] = {name: form.map(name) for name in ("gradient", "normal", "sensitivity")}
+    return replace(problem, **maps, parts=lambda numbers: staged(problem, form.of(numbers)))
+
+
+@pytest.mark.parametrize("solver", STAGED)
+def test_operators_with_a_pass_of_their_own_give_the_image_and_figures_of_one_pass(tmp_path: Path, solver: str) -> None:
+    """To the bit where they are near; operators that see everything are added up beside the others."""
+    terms = solving.terms_of(IMAGE, solving.blurs("circular"))
+    if solver == "osem":
+        terms = tuple(replace(term, fidelity=Poisson()) for term in terms)
+    near, *far = terms
+    whole = tuple(replace(t, operator=solving.WholeBlur(blur=cast(Blur, t.operator))) for t in far)
+    plain = (
+        NoPrior()
+        if solver in ("cg", "osem")
+        else solving.plugged(solving.denoised_by(Gaussian(sigma=0.7), IMAGE, 64, 40))
+    )
+    problem = solving.problem_of(IMAGE, terms, plain, 0.5).beginning_at(Constant(IMAGE.shape, IMAGE.dtype, 1.0))
+    forms = {"two": Form(terms, apart=True), "mixed": Form((near, *whole))}
+    problems = {"one": problem, **{name: staged(problem, form) for name, form in forms.items()}}
+    runs, parts = {}, tmp_path / "parts"
+    for name, each in problems.items():
+        run = solving.iterations_of(
+            STAGED[solver], each, tmp_path / name, own_view=View(reach=16), gather=solving.gathered(parts), parts=parts
+        )
+        runs[name] = solving.finished(run, 3)
+        assert (tmp_path / name / "stage.0").exists() == (name != "one")
+    images: list[Any] = [read_all(run.image()) for run in runs.values()]
+    one, two, mixed = images
+    assert np.array_equal(one, two)
+    assert solving.figures_of(runs["one"]) == solving.figures_of(runs["two"])
+    assert np.abs(one - mixed).max() <= 5e-6 * np.abs(one).max()
+    for ours, theirs in zip(runs["mixed"].rows, runs["one"].rows, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert ours.get("misfit", 0) == pytest.approx(theirs.get("misfit", 0), rel=1e-4)
+
+
+def shards(array: Path) -> dict[Path, int]:
+    """When each was written."""
+    return {path: path.stat().st_mtime_ns for path in (array / "c").rglob("*") if path.is_file()}
+
+
+def test_a_gradient_that_was_stored_before_its_pass_is_not_computed_again(tmp_path: Path) -> None:
+    terms = solving.terms_of(IMAGE, solving.blurs("zero"))
+    problem = staged(solving.problem_of(IMAGE, terms, step=0.5), Form(terms, apart=True))
+    iterated = []
+
+    def cut_short(task: ImageTask, iteration: int, journal: Journal, ledger: Ledger) -> None:
+        iterated.append(str(task.images[0][0].path))
+        if "stage" not in iterated[-1] and iteration == 1 and iterated.count(iterated[-1]) == 1:
+            raise solving.Interrupted
+        inline(task, iteration, journal, ledger)
+
+    with pytest.raises(solving.Interrupted):
+        solving.finished(
+            solving.iterations_of(solving.solver_of("pgd"), problem, tmp_path / "a", run_pass=cut_short), 3
+        )
+    written = shards(tmp_path / "a" / "stage.0")
+    assert sorted(path.name for path in (tmp_path / "a").glob("journal*")) == ["journal.1", "journal.1.0"]
+    again, whole = (
+        solving.finished(solving.iterations_of(solving.solver_of("pgd"), problem, tmp_path / name), 2) for name in "ab"
+    )
+    assert shards(tmp_path / "a" / "stage.0") == written != {}
+    assert np.array_equal(read_all(again.image()), read_all(whole.image()))
+    assert not list((tmp_path / "a").glob("journal*"))
+
+
+def test_a_window_is_read_by_its_own_blocks_alone(tmp_path: Path) -> None:
+    crops = tuple(Crop(origin=origin, size=(20, 30)) for origin in ((0, 0), (60, 10), (75, 55)))
+    seen: list[Any] = []
+
+    class Watched(InMemory):
+        def read(self, region: Any) -> Any:
+            seen.append((self, region))
+            return super().read(region)
+
+    terms = tuple(replace(t, measurement=Watched(read_all(t.measurement))) for t in solving.terms_of(IMAGE, crops))
+    problem = solving.problem_of(IMAGE, terms, step=0.2)
+    run = solving.finished(solving.iterations_of(solving.solver_of("pgd"), problem, tmp_path, block=32), 1)
+    for term in terms:
+        parts = [region for who, region in seen if who is term.measurement]
+        assert sum(region.size for region in parts) <= 2 * 20 * 30  # slope and misfit
+    gradient: Any = read_all(problem.gradient(InMemory(np.zeros_like(IMAGE))))
+    assert np.array_equal(read_all(run.image()), np.float32(-0.2) * gradient)
+
+
+# --- as a job -------------------------------------------------------------------------------------
+
+
+def job_of(folder: Path, operators: tuple[Any, ...], **options: Any) -> Reconstruction:
+    """A job for these operators, with what blurs of the same number measure of the scene."""
+    choices = []
+    for number, term in enumerate(solving.terms_of(IMAGE, tree(len(operators)))):
+        path = folder / f"y{number}.zarr"
+        if not path.exists():
+            write_zarr(path, read_all(term.measurement))
+        choices.append(OperatorChoice(name="given", data=str(path), options={"operator": operators[number]}))
+    return Reconstruction(
+        output=Output(path=str(folder / "x.zarr"), shard=64, chunk=32),
+        operators=tuple(choices),
+        solver=SolverChoice(name="fista", iterations=3),
+        run=Run(workers=2, memory_per_worker="3GiB"),
+        **options,
+    )
+
+
+def tree(count: int) -> tuple[Any, ...]:
+    return tuple(solving.WholeBlur(blur=Blur(kernel=solving.kernel(3 + 2 * (n % 3)))) for n in range(count))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Broken(solving.WholeBlur):
+    """One that fails, or ends its worker some times, once it is planned and there is a log."""
+
+    name: ClassVar[str] = "broken"
+    log: Path
+    deaths: int = 0
+
+    def forward(self, image: Readable) -> Readable:
+        if self.log.exists():
+            if not self.deaths:
+                raise ValueError("no such thing")
+            if len(before := self.log.read_text()) < self.deaths:
+                self.log.write_text(before + "x")
+                os._exit(3)
+        return super().forward(image)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("is_first_whole", "deaths"), [(True, 0), (False, 0), thorough(True, 2), thorough(True, 99)])
+def test_an_operator_that_fails_ends_the_run_with_its_number_and_sums_begin_anew_when_a_worker_dies(
+    cluster: RunningCluster, tmp_path: Path, is_first_whole: bool, deaths: int
+) -> None:
+    first, second = tree(2)
+    broken = Broken(blur=Blur(kernel=solving.kernel(3)), log=tmp_path / "log", deaths=deaths)
+    plan = make_plan(job_of(tmp_path, (first if is_first_whole else first.blur, second, broken)))
+    broken.log.touch()
+    if deaths == 2:
+        assert reconstruct(plan, cluster=cluster).figures["iteration"] == 3
+        assert broken.log.read_text() == "xx"
+        return
+    failed, died = r"operator 2 \(broken\) failed.*no such thing", r"the worker that had task .* memory_per_worker each"
+    with pytest.raises(WorkerDied if deaths else TaskFailed, match=died if deaths else failed):
+        reconstruct(plan, cluster=cluster)
+
+
+class Greedy(solving.WholeBlur):
+    """One that needs much memory."""
+
+    name: ClassVar[str] = "greedy"
+    memory_bytes = Mock(return_value=10 * 2**30)
+
+
+def test_an_operator_that_sees_everything_has_to_fit(tmp_path: Path) -> None:
+    told = r"operators\[1\] \(greedy\) sees the whole image of \[100, 90\].*needs 10.7 GiB.*Write run.memory_per_worker: 10"
+    with pytest.raises(MemoryRefused, match=told):
+        make_plan(job_of(tmp_path, (*tree(1), Greedy(blur=Blur(kernel=solving.kernel(3))))))
+
+
+def test_a_wide_prior_takes_the_operators_apart_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    near = tuple(each.blur for each in tree(2))
+    for requested, wide, apart in (("auto", 12, True), (True, 12, False), (False, 12, True), ("auto", 1, False)):
+        prior = PriorChoice(name="tv", options={"weight": 1.0, "iterations": wide})
+        plan = make_plan(job_of(tmp_path, near, prior=prior, fuse=requested))
+        assert work_of(plan).form.apart == apart
+        assert plan.summary()["passes"] == 1 + apart

@@ -1,4 +1,4 @@
-"""Ranks of torch programs on workers: right sums, the same bits for any number of ranks, all ended together whatever ends one of them."""
+"""Ranks of torch programs: right sums, the same bits for any number of ranks, memory that they share, rows that are cut among them, and one end for all."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import errno
 import multiprocessing
 import os
 import signal
-import threading
 import time
-import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,7 @@ import torch
 from distributed import Client, LocalCluster
 from torch.utils.data import DataLoader, Dataset
 
-from halotile import DistributedContext, collectives
+from halotile import DistributedContext, collectives, torch_group
 from halotile.errors import ConfigError, DiskRefused, PeerLost, RankFailed, WorkerDied
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.common.answers import Unanswered, ask, fetch, present_workers
@@ -30,10 +28,12 @@ from halotile.graphs.runs.passes.cluster_passes import _peak_of
 from halotile.graphs.runs.passes.torch_ranks import RankEnd, TorchProgram, run_rank
 from halotile.graphs.torch_script import execute_torch, run_rank_of_script
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.tasks.groups.group import TorchGroup, talking
+from halotile.tasks.denoisers.common.layers import BlindUNet
+from halotile.tasks.groups.group import SharedMemory, TorchGroup, talking
 from halotile.tasks.groups.opening import Rendezvous
+from tests.benchmarks.unets import PlainUNet
 from tests.cases import thorough
-from tests.graphs import ranks
+from tests.graphs import ranks, unet_on_ranks
 from tests.support import IN_THREADS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
@@ -44,15 +44,17 @@ def test_every_rank_gets_the_combination_of_all(four: DistributedContext, count:
     ends = four.run_torch(ranks.everything, ranks=count)
     factors = torch.arange(1.0, count + 1)
     for rank, end in enumerate(ends):
-        assert end["rank"] == (rank, count, rank, "cpu")
-        assert end["sum"] == [float(factors.sum()), -2 * float(factors.sum())]
-        assert end["mean"] == [float(factors.mean()), -2 * float(factors.mean())]
-        assert end["min"] == [1.0, -2.0 * count]
-        assert end["max"] == [float(count), -2.0]
-        assert end["product"] == [float(factors.prod()), (-2.0) ** count * float(factors.prod())]
-        assert end["copy"] == [float(count), -2.0 * count]
-        assert end["left as it was"] == [rank + 1.0, -2.0 * (rank + 1)]
-        torch.testing.assert_close(end["mean of integers"], torch.tensor([3, (count - 1) / 2]))
+        torch.testing.assert_close(end.pop("mean of integers"), torch.tensor([3, (count - 1) / 2]))
+        assert end == {
+            "rank": (rank, count, rank, "cpu"),
+            "sum": [float(factors.sum()), -2 * float(factors.sum())],
+            "mean": [float(factors.mean()), -2 * float(factors.mean())],
+            "min": [1.0, -2.0 * count],
+            "max": [float(count), -2.0],
+            "product": [float(factors.prod()), (-2.0) ** count * float(factors.prod())],
+            "copy": [float(count), -2.0 * count],
+            "left as it was": [rank + 1.0, -2.0 * (rank + 1)],
+        }
     assert list(four.folder.glob("ranks-*")) == [], "they met there"
 
 
@@ -79,12 +81,6 @@ def test_ranks_meet_in_a_private_folder_and_listen_where_their_worker_does(four:
     """With a GPU each, which is the first that their worker sees."""
     program = TorchProgram(ranks.place_of, four.folder, device_mode="cpu")
     assert program.run(four.client, 4, 0) == [(0o700, 0, ["127.0.0.1"])] * 4
-
-
-def test_ranks_are_processes_of_their_own_and_repeat_their_bits(four: DistributedContext) -> None:
-    ends = [four.run_torch(ranks.repeated) for _ in range(2)]
-    assert len({pid for pid, _ in ends[0]} - {os.getpid()}) == 4
-    assert len(set[bytes]().union(*(bits for end in ends for _, bits in end))) == 1
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -130,34 +126,21 @@ def test_a_rank_that_fails_ends_all_others(four: DistributedContext, way: str, m
     assert len(four.run_torch(ranks.everything)) == 4
 
 
-DTYPES: dict[str, tuple[Callable[[torch.Tensor, TorchGroup], Any], str]] = {
-    "all_reduce": (
-        lambda x, group: group.all_reduce(x),
-        rf"rank 0 of 2 failed: {DIED}(?s:.)* passed a collective another dtype",
-    ),
-    "broadcast of more": (
-        lambda x, group: group.broadcast(x, 1), r"rank 1 broadcast a tensor of another size or dtype",
-    ),
-    "broadcast of less": (
-        lambda x, group: group.broadcast(x),
-        r"rank 0 broadcast a tensor of another size or dtype: rank 1 expects 4 values of torch\.float64",
-    ),
-    "sum_slots": (
-        lambda x, group: group.sum_slots({group.rank: x}, 2), r"rank 1 sent 16 bytes, and 8 were expected of it",
-    ),
-    "all_gather_v": (
-        lambda x, group: collectives.all_gather_v(x, group, [4, 4]), r"rank 1 sent 32 bytes, and 16 were expected",
-    ),
-}  # fmt: skip
+OTHERS = "a tensor of another size or dtype"
+DTYPES: list[tuple[Callable[[torch.Tensor, TorchGroup], Any], str]] = [
+    (lambda x, group: group.all_reduce(x), rf"rank 0 of 2 failed: {DIED}(?s:.)* passed a collective another dtype"),
+    (lambda x, group: group.broadcast(x, 1), f"rank 1 broadcast {OTHERS}"),
+    (lambda x, group: group.broadcast(x), rf"rank 0 broadcast {OTHERS}: rank 1 expects 4 values of torch\.float64"),
+    (lambda x, group: group.sum_slots({group.rank: x}, 2), "rank 1 sent 16 bytes, and 8 were expected of it"),
+    (lambda x, group: collectives.all_gather_v(x, group, [4, 4]), "rank 1 sent 32 bytes, and 16 were expected"),
+]
 
 
-@pytest.mark.parametrize("name", DTYPES)
-def test_another_dtype_on_one_rank_is_reported_in_words(four: DistributedContext, name: str) -> None:
-    call, words = DTYPES[name]
+@pytest.mark.parametrize(("call", "words"), DTYPES)
+def test_another_dtype_on_one_rank_is_reported_in_words(four: DistributedContext, call: Any, words: str) -> None:
+    kinds = (torch.float32, torch.float64)
     with pytest.raises(RankFailed, match=words):
-        four.run_torch(
-            lambda group: call(torch.ones(4, dtype=torch.float64 if group.rank else torch.float32), group), ranks=2
-        )
+        four.run_torch(lambda group: call(torch.ones(4, dtype=kinds[group.rank]), group), ranks=2)
     four.client.wait_for_workers(4, timeout=60)
 
 
@@ -173,15 +156,6 @@ def test_a_killed_worker_is_lost_before_the_scheduler_misses_it(
     four.client.wait_for_workers(4, timeout=60)
 
 
-@pytest.mark.thorough
-def test_ranks_that_are_done_wait_for_one_that_hangs_as_long_as_they_are_asked_to(four: DistributedContext) -> None:
-    began = time.monotonic()
-    with pytest.raises(RankFailed, match=r"rank 1 of 2 did not answer the others in time(?s:.)*barrier: "):
-        four.run_torch(ranks.late, 1, 20.0, ranks=2, end_seconds=1.0)
-    assert time.monotonic() - began < 40
-    four.client.wait_for_workers(4, timeout=60)
-
-
 @pytest.mark.filterwarnings("default")
 @pytest.mark.thorough
 def test_ranks_that_are_still_at_work_long_after_others_returned_are_named_again_and_again(
@@ -189,22 +163,17 @@ def test_ranks_that_are_still_at_work_long_after_others_returned_are_named_again
 ) -> None:
     """A script gets no signal for it: one without a handler ends a process, as one does that comes while the script begins or ends."""
     monkeypatch.setattr(torch_ranks, "LINGER_SECONDS", 1.0)
-    words = (
-        r"rank 1 is still at work, and the other ranks of 3 returned more than \d+ s ago\. "
-        r"The place in the code:\nStack(?s:.)* in late\n +time\.sleep"
-    )
-    with pytest.warns(UserWarning, match=words) as said:
+    words = r"the other ranks of 3 returned more than \d+ s ago\. The place in the code:\nStack(?s:.)* in late\n +time"
+    with pytest.warns(UserWarning, match=f"rank 1 is still at work, and {words}") as said:
         assert len(four.run_torch(ranks.late, 1, 9.0, ranks=3)) == 3
     assert len([each for each in said if "still at work" in str(each.message)]) >= 2
     path, texts = tmp_path / "lingers.py", list[str]()
-    path.write_text(
-        "import faulthandler, os, signal, time\nfaulthandler.unregister(signal.SIGUSR2)\n"
-        "time.sleep(7 if os.environ['RANK'] == '1' else 0)\n"
-    )
+    unregister = "faulthandler.unregister(signal.SIGUSR2)"
+    wait = "time.sleep(7 if os.environ['RANK'] == '1' else 0)"
+    path.write_text(f"import faulthandler, os, signal, time\n{unregister}\n{wait}\n")
     call = partial(run_rank_of_script, str(path), ())
     TorchProgram(call, four.folder, report=texts.append).run(four.client, 2, 0)
-    assert texts
-    assert all(text.startswith("rank 1 is still at work, and the other ranks of 2 returned") for text in texts)
+    assert {text.partition(" returned")[0] for text in texts} == {"rank 1 is still at work, and the other ranks of 2"}
 
 
 def test_ranks_that_all_work_are_not_named(
@@ -215,14 +184,11 @@ def test_ranks_that_all_work_are_not_named(
     assert not [each for each in recwarn if "at work" in str(each.message)]
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [{"ranks": n} for n in (0, -1, True, 1.5)] + [{"retries": -1}, {"timeout_seconds": 0}, {"end_seconds": -1}],
-)
-def test_numbers_that_mean_nothing_are_refused(four: DistributedContext, numbers: dict[str, Any]) -> None:
-    ((name, value),) = numbers.items()
-    with pytest.raises(ConfigError, match=f"{name} is {value}: "):
-        four.run_torch(ranks.everything, **numbers)
+def test_numbers_that_mean_nothing_are_refused(four: DistributedContext) -> None:
+    numbers: list[tuple[str, Any]] = [("retries", -1), ("timeout_seconds", 0), ("end_seconds", -1)]
+    for name, value in [("ranks", 0), ("ranks", -1), ("ranks", True), ("ranks", 1.5), *numbers]:
+        with pytest.raises(ConfigError, match=f"{name} is {value}: "):
+            four.run_torch(ranks.everything, **{name: value})
     with pytest.raises(ConfigError, match=r"ranks is 5, and the cluster has 4 workers.*ranks=4"):
         four.run_torch(ranks.everything, ranks=5)
 
@@ -308,25 +274,21 @@ def test_workers_that_die_with_the_results_of_ranks_end_no_wait_for_ever(
     assert len(killed) == 2
 
 
-WRONG: tuple[tuple[Callable[[TorchGroup], object], str], ...] = (
-    (lambda group: group.all_reduce(torch.ones(1), "average"), r"op is 'average'.*sum, mean"),
-    (lambda group: group.mesh({"data": 3}), r"lengths multiply to 3, and the number of ranks is 1\."),
-    (
-        lambda group: group.mesh({"data": 2, "space": -1}),
-        r"'space': -1}: its other lengths multiply to 2, .* ranks is 1\.",
-    ),
-    (lambda group: group.mesh({"a": -1, "b": 1, "c": -1}), r"2 of its lengths are -1, and only one may be\."),
-    (lambda group: group.mesh({"data": 0, "space": -1}), r"lengths of at least 1, or one of -1\."),
-    (lambda group: group.mesh({}), r"lengths of at least 1"),
-    (lambda group: group.broadcast(torch.ones(1), 1), r"source is 1.*0 to 0"),
-    (lambda group: group.sum_slots({1: torch.ones(1)}, 2), r"slots \[1\] of 2.*\[0, 1\]"),
-)
-
-
 def test_wrong_arguments_are_refused_with_what_to_write() -> None:
-    for call, message in WRONG:
+    group, one = TorchGroup(), torch.ones(1)
+    wrong: list[tuple[Callable[..., object], tuple[Any, ...], str]] = [
+        (group.all_reduce, (one, "average"), r"op is 'average'.*sum, mean"),
+        (group.mesh, ({"data": 3},), r"lengths multiply to 3, and the number of ranks is 1\."),
+        (group.mesh, ({"data": 2, "space": -1},), r"'space': -1}: its other lengths multiply to 2, .* ranks is 1\."),
+        (group.mesh, ({"a": -1, "b": 1, "c": -1},), r"2 of its lengths are -1, and only one may be\."),
+        (group.mesh, ({"data": 0, "space": -1},), r"lengths of at least 1, or one of -1\."),
+        (group.mesh, ({},), r"lengths of at least 1"),
+        (group.broadcast, (one, 1), r"source is 1.*0 to 0"),
+        (group.sum_slots, ({1: one}, 2), r"slots \[1\] of 2.*\[0, 1\]"),
+    ]
+    for call, arguments, message in wrong:
         with pytest.raises(ConfigError, match=message):
-            call(TorchGroup())
+            call(*arguments)
 
 
 def test_a_worker_without_a_nanny_is_not_said_to_be_started_anew() -> None:
@@ -356,11 +318,6 @@ def test_a_program_without_any_worker_is_lost(monkeypatch: pytest.MonkeyPatch, t
     assert isinstance(caught.value, ConnectionError)  # for which a run starts its cluster anew
 
 
-def test_a_peer_that_does_not_connect_is_lost() -> None:
-    with pytest.raises(PeerLost, match=r"meeting: another rank ended.*\(Connect timeout \[127"), talking("meeting"):
-        raise RuntimeError("[/gloo/transport/tcp/pair.cc:12] Connect timeout [127.0.0.1]:1234")
-
-
 def test_a_time_limit_of_what_is_asked_is_not_that_of_the_cluster(four: DistributedContext) -> None:
     async def impatient() -> None:
         raise TimeoutError("of its own")
@@ -371,13 +328,151 @@ def test_a_time_limit_of_what_is_asked_is_not_that_of_the_cluster(four: Distribu
         ask(four.client, partial(asyncio.sleep, 60), seconds=0.2)
 
 
-def test_the_check_of_a_result_copies_no_tensor() -> None:
-    result = {"weights": torch.nn.Parameter(torch.ones(2**20)), "means": torch.ones(2**20).to_sparse()}
-    tracemalloc.start()
-    torch_ranks._check_sendable(result)
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert most < 2**20
-    result["means"].lock = threading.Lock()
-    with pytest.raises(TypeError, match="the result of the rank, a dict, cannot be pickled"):
-        torch_ranks._check_sendable(result)
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_ranks_exchange_what_they_exchange_through_gloo(four: DistributedContext, count: int) -> None:
+    for is_shared, faults in four.run_torch(ranks.exchanged, ranks=count):
+        assert is_shared
+        assert faults == []
+    assert not any(four.client.run(ranks.memory_files).values())
+
+
+def test_a_rank_that_is_missed_in_an_exchange_ends_the_others(four: DistributedContext) -> None:
+    rows: list[tuple[int, str, str]] = [
+        (1, "killed", "rank 1 of 3 failed"),
+        (1, "raised", "no such pattern"),
+        (1, "late", "rank 1 did not answer within 1 s"),
+        (0, "late", "rank 0 did not answer within 1 s"),
+    ]
+    for rank, how, message in rows:
+        began = time.monotonic()
+        with pytest.raises(RankFailed, match=message):
+            four.run_torch(ranks.gathering_without, rank, how, ranks=3, timeout_seconds=1.0)
+        assert time.monotonic() - began < 20
+        four.client.wait_for_workers(4, timeout=60)
+        assert not any(four.client.run(ranks.memory_files).values())
+
+
+def connected() -> tuple[SharedMemory, SharedMemory]:
+    """Two ranks in this process."""
+    both = SharedMemory(0, 2, 0.2), SharedMemory(1, 2, 0.2)
+    addresses = [each.address for each in both]
+    for each in both:
+        each.open(addresses)
+    for each in both:
+        each.close_given()
+    return both
+
+
+def given(memory: SharedMemory, *parts: torch.Tensor) -> list[torch.Tensor]:
+    """Places of the lengths of parts, after an exchange of these."""
+    places = [torch.empty_like(part) for part in parts]
+    memory.exchange(parts, places)
+    return places
+
+
+def test_ranks_that_missed_each_other_do_not_exchange_any_more_and_a_part_of_another_length_is_refused() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for length in (3, 4):
+        first, second = connected()
+        with pytest.raises(PeerLost, match=r"timed out: rank 1 did not answer within 0\.2 s"):
+            given(first, *[torch.ones(3)] * 2)
+        if length == 4:
+            with pytest.raises(PeerLost, match="rank 0 sent 12 bytes, and 16 were expected"):
+                given(second, *[torch.ones(4)] * 2)
+        else:
+            assert given(second, *[torch.zeros(3)] * 2)[0].tolist() == [1.0] * 3
+            with pytest.raises(PeerLost, match="rank 1 is at another exchange"):
+                given(first, *[torch.ones(3)] * 2)  # what waits for it is the part of the last exchange
+        first.close()
+        second.close()
+    first, second = connected()
+    second.close()
+    with pytest.raises(PeerLost, match="rank 1 has ended"):
+        given(first, *[torch.ones(1)] * 2)
+    first.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("kind", ["another secret", "an ordinary file"])
+def test_the_memory_of_another_machine_is_refused_and_left_as_it_is(kind: str, tmp_path: Path) -> None:
+    memory, other = SharedMemory(0, 2, 1.0), SharedMemory(1, 2, 1.0)
+    stranger = other.address
+    (tmp_path / "data").write_bytes(b"measured")
+    with open(tmp_path / "data", "rb") as data:
+        if kind == "another secret":
+            stranger[2] ^= 1
+        else:
+            stranger[1] = data.fileno()
+        with pytest.raises(OSError, match="rank 1 is on another machine"):
+            memory.open([memory.address, stranger])
+    assert (tmp_path / "data").read_bytes() == b"measured"
+    for each in (memory, other):
+        each.close()
+
+
+def check_small(found: list[dict[str, float]], most: float = 1e-9) -> None:
+    """Assert that no rank has a gap."""
+    for gaps in found:
+        named = gaps if isinstance(gaps, dict) else dict(enumerate(gaps))
+        assert {name: gap for name, gap in named.items() if gap > most} == {}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, thorough(3), thorough(4)])
+@pytest.mark.parametrize(
+    ("rows", "padding_mode", "training"),
+    [(40, "zeros", True), (36, "circular", False), thorough(32, "reflect", True), thorough(44, "replicate", False)],
+)
+def test_a_cut_image_gives_the_numbers_of_the_whole(
+    four: DistributedContext, ranks: int, rows: int, padding_mode: str, training: bool
+) -> None:
+    check_small(four.run_torch(unet_on_ranks.compared, rows, padding_mode, training, ranks=ranks))
+
+
+PARTS: dict[str, tuple[tuple[Any, ...], int]] = {
+    **{
+        f"{make.func.__name__}, training: {training}": ((unet_on_ranks.network_gaps, make, 42, 4, training), 3)
+        for make in (partial(BlindUNet, 1, 8, 2), partial(PlainUNet, (8, 16, 32)))
+        for training in (False, True)
+    },  # networks that pad their image and take that off again
+    **{f"transposed convolutions, {ranks} ranks": ((unet_on_ranks.transposed,), ranks) for ranks in (1, 2, 3)},
+    **{f"computed again, {way}": ((unet_on_ranks.checkpointed_gaps, way), 3) for way in (False, True)},
+    "pools": ((unet_on_ranks.pools,), 3),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_networks_may_be_cut(four: DistributedContext, name: str) -> None:
+    call, ranks = PARTS[name]
+    most = {"Unet": 1e-9, "pools": 0.0}.get("Unet" if "training" in name else name, 1e-12)
+    check_small(four.run_torch(*call, ranks=ranks), most)
+
+
+def test_arguments_may_have_names_and_other_ways_of_mixing_rows_are_refused(four: DistributedContext) -> None:
+    for found in four.run_torch(unet_on_ranks.accepted, ranks=2):
+        assert found == dict.fromkeys(unet_on_ranks.ACCEPTED, True)
+    for found in four.run_torch(unet_on_ranks.refusals, ranks=2):
+        assert set(found) == {*unet_on_ranks.REFUSED, "script", "trace"}
+        assert all(text.startswith("ConfigError: the network ") for text in found.values()), found
+        for name in ("dropout1d", "dropout2d", "feature_dropout"):
+            assert f"calls {name} in training" in found[name]
+        assert "calls flip," in found["flip(input=)"]
+        assert "calls randn," in found["randn"]
+        words = "reflects 4 rows at the edge of an image of 8, and the ranks there have too few ([4, 4])"
+        assert words in found["as many rows as are reflected"]
+
+
+def test_a_rank_without_rows_is_refused_on_all_ranks_whatever_layer_comes_first(four: DistributedContext) -> None:
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match="a rank has no rows of an image of 4 rows"):
+        four.run_torch(unet_on_ranks.compared, 4, "zeros", False, ranks=2)
+    assert time.monotonic() - began < 20
+    words = "a rank has no rows of an image of 44 rows here ([4, 0, 32, 8]). Take fewer ranks, or a larger image."
+    assert four.run_torch(unet_on_ranks.said_of_parts, [4, 0, 32, 8], ranks=4) == [[words] * 4] * 4
+    assert torch_group.aligned_sizes(9, 3, 4) == [4, 4, 1]
+    with pytest.raises(ConfigError, match=r"8 rows that is cut at multiples of 4 among 4 ranks\. Take 2 at most"):
+        torch_group.aligned_sizes(8, 4, 4)
+
+
+def test_a_peer_that_does_not_connect_is_lost() -> None:
+    with pytest.raises(PeerLost, match=r"meeting: another rank ended.*\(Connect timeout \[127"), talking("meeting"):
+        raise RuntimeError("[/gloo/transport/tcp/pair.cc:12] Connect timeout [127.0.0.1]:1234")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
 from base64 import b64decode
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -27,13 +24,11 @@ from ruamel.yaml import YAML
 from safetensors.torch import load
 
 from halotile import __version__
-from halotile.errors import DamagedData, Diverged, HalotileError, InputError, OutputRefused, ResumeRefused
-from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Order, RunningCluster
+from halotile.errors import DamagedData, Diverged, HalotileError, OutputRefused, ResumeRefused
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.train.job import FAST, Training, WeightsFile, plan_rows
 from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.plan import make_plan
-from halotile.graphs.runs import held_output
 from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import Outcome, run
 from halotile.graphs.runs.verify import verify
@@ -41,11 +36,10 @@ from halotile.graphs.watching.progress import Progress
 from halotile.storage.images.png import contrast, grey
 from halotile.storage.run_directory.directory import EXAMPLES, PAGE, RunDirectory
 from halotile.tasks.groups.training.curve import read_curve
-from halotile.tasks.training import trainer
 from tests.cases import thorough
 from tests.faults import REPOSITORY, flip_bit, members, until
+from tests.graphs.test_train_plans import curve_of, recipe_of, train, training, write_images
 from tests.graphs.test_watching import Looking, fetched
-from tests.graphs.trainings import curve_of, recipe_of, train, training, write_images
 from tests.support import job_of, read_zarr, run_inline, write_zarr
 
 pytestmark = pytest.mark.cluster
@@ -61,13 +55,13 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def new(images: Path, tmp_path: Path) -> New:
+def new(images: Path, tmp_path: Path) -> Callable[..., Training]:
     """Makes a training of these images, with options."""
     return partial(training, images, tmp_path)
 
 
 @pytest.fixture
-def go(cluster: RunningCluster) -> Go:
+def go(cluster: RunningCluster) -> Callable[..., tuple[Outcome, bytes]]:
     """Runs a training; returns its end and the weights."""
     return partial(train, cluster=cluster)
 
@@ -90,13 +84,17 @@ def test_one_worker_gives_the_same_bits(new: New, go: Go, expected: bytes) -> No
     assert set(rows[-1]) == {"iteration", "loss", "validation", "rate"}
 
 
-def test_fast_gradients_give_nearly_the_same_network(new: New, go: Go, expected: bytes) -> None:
+def test_fast_gradients_give_nearly_the_same_network_and_an_infinite_loss_ends_a_job(
+    new: New, go: Go, expected: bytes
+) -> None:
     job = new(mode="fast")
     outcome, weights = go(job)
     exact, fast = (load(content) for content in (expected, weights))
     assert all(torch.allclose(exact[name], fast[name], atol=1e-4) for name in exact)
     assert outcome.done == 12
     assert ("gradients", FAST) in plan_rows(make_plan(job).summary())
+    with pytest.raises(Diverged, match=r"the loss is .* Write a smaller learning rate"):
+        go(new(lr=1e30, output=WeightsFile(path=f"{job.output.path}.safetensors")))
 
 
 def test_the_page_shows_curve_learning_rate_and_examples_and_is_kept(new: New, cluster: RunningCluster) -> None:
@@ -130,9 +128,8 @@ def test_a_killed_worker_and_driver_change_no_bit(images: Path, cluster: Running
     _, expected = train(whole, cluster)
     path = tmp_path / "train.yaml"
     path.write_text(json.dumps(make_plan(job).documents.resolved))
-    (tmp_path / "sitecustomize.py").write_text(
-        "from halotile.tasks.training import trainer\ntrainer.CHECKPOINT_SECONDS = 0.1\n"
-    )
+    often = "from halotile.tasks.training import trainer\ntrainer.CHECKPOINT_SECONDS = 0.1\n"
+    (tmp_path / "sitecustomize.py").write_text(often)
     state = RunDirectory.beside(job.output.path).state_path
     command = [sys.executable, "-m", "halotile.cli.main", "run", str(path), "--quiet"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY)))}
@@ -151,54 +148,17 @@ def test_a_killed_worker_and_driver_change_no_bit(images: Path, cluster: Running
     assert verify(job.output.path, job=job).sound
 
 
-@pytest.mark.thorough
-def test_a_rank_that_hangs_is_named(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pids: list[int] = []
-    start = local.start
-
-    @contextmanager
-    def noted(order: Order) -> Iterator[RunningCluster]:
-        with start(order) as cluster:
-            cluster.client.wait_for_workers(2)
-            pids.extend(cluster.client.run(os.getpid).values())
-            yield cluster
-
-    def stop_one(progress: Progress) -> None:
-        if progress.done > 20 and pids:
-            os.kill(pids[1], signal.SIGSTOP)
-            pids.clear()
-
-    monkeypatch.setattr(local, "start", noted)
-    usual = Run(workers=2, memory_per_worker="3GiB", stall_seconds=40)
-    job = training(images, tmp_path, steps=300, run=usual)
-    run(make_plan(job), observer=stop_one)
-    assert not pids
-    said = [str(event.get("text", "")) for event in RunDirectory.beside(job.output.path).read_events()]
-    (text,) = (each for each in said if "did not answer" in each)
-    assert re.match(r"rank [01] of 2 did not answer the others in time, and its worker was started anew\.", text)
-    assert "Going on from the last checkpoint.\n" in text
-    assert "raise run.stall_seconds" in text
-    assert curve_of(job)[-1]["iteration"] == 300
-
-
 def test_weights_know_the_values_that_they_learned_from(images: Path, new: New, go: Go, tmp_path: Path) -> None:
     counts = np.clip(np.rint(1000 * read_zarr(images / "noisy.zarr")), 0, None)
     write_zarr(tmp_path / "counts.zarr", counts.astype(np.uint16))
     write_zarr(tmp_path / "floats.zarr", counts.astype(np.float32))
     outcome, _ = go(new(input=Input(path=str(tmp_path / "counts.zarr"))))
     options = dict(outcome.inspection.figures["denoiser"])
-    name = options.pop("name")
-    stored, floats = (
-        run_inline(job_of(tmp_path / f"{kind}.zarr", tmp_path / f"{kind}.out.zarr", name, options))
-        for kind in ("counts", "floats")
-    )
+    denoiser = options.pop("name"), options
+    paths = [tmp_path / f"{kind}.zarr" for kind in ("counts", "floats")]
+    stored, floats = (run_inline(job_of(path, path.with_suffix(".out.zarr"), *denoiser)) for path in paths)
     assert np.abs(floats - stored).max() < 0.51
     assert floats.mean() == pytest.approx(counts.mean(), rel=0.3)
-
-
-def test_a_loss_that_is_not_finite_ends_the_job_in_its_own_words(new: New, go: Go) -> None:
-    with pytest.raises(Diverged, match=r"the loss is .* Write a smaller learning rate"):
-        go(new(lr=1e30))
 
 
 def test_a_file_that_is_removed_before_the_end_is_written_again(
@@ -256,10 +216,8 @@ SAID = (
 
 
 def test_a_model_card_lies_beside_the_weights_and_keeps_its_licence(new: New, go: Go, tmp_path: Path) -> None:
-    card = tmp_path / "net.md"
-    card.write_text("mine")
-    output = WeightsFile(path=str(tmp_path / "net.safetensors"), overwrite=True)
-    job = new(steps=2, output=output)
+    (card := tmp_path / "net.md").write_text("mine")
+    job = new(steps=2, output=WeightsFile(path=str(tmp_path / "net.safetensors"), overwrite=True))
     go(job)
     assert card.read_text() == "mine"
     card.unlink()
@@ -278,40 +236,6 @@ def test_a_model_card_lies_beside_the_weights_and_keeps_its_licence(new: New, go
     assert "license: cc-by-4.0" in card.read_text()
     assert "| length | 3 steps" in card.read_text()
     assert ("model card", str(card)) in outcome.inspection.rows
-
-
-def set_checkpoint_seconds(seconds: float) -> float:
-    """Set the time between two checkpoints of a training in this process; return the one before."""
-    before, trainer.CHECKPOINT_SECONDS = trainer.CHECKPOINT_SECONDS, seconds
-    return before
-
-
-@pytest.mark.thorough
-def test_steps_that_may_have_seen_another_image_are_taken_back(
-    images: Path, cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = tmp_path / "image.zarr"
-    shutil.copytree(images / "noisy.zarr", source)
-    job = training(images, tmp_path, input=Input(path=str(source)), steps=2000)
-    monkeypatch.setattr(held_output, "LOOK_SECONDS", 0.5)
-    state = RunDirectory.beside(job.output.path).state_path
-    certain: list[bytes] = []
-
-    def change_it(progress: Progress) -> None:
-        kept = [path.read_bytes() for name in ("certain", "last") for path in state.glob(f"*.{name}")]
-        if not certain and len(set(kept)) == 2:
-            certain.append(kept[0])
-            os.utime(source / "zarr.json", ns=(1, 1))
-
-    before = cluster.client.run(set_checkpoint_seconds, 0.0)
-    try:
-        with pytest.raises(InputError, match="while the run read it"):
-            run(make_plan(job), cluster=cluster, observer=change_it)
-    finally:
-        cluster.client.run(set_checkpoint_seconds, max(before.values()))
-    files = {path.suffix: path for path in state.iterdir()}
-    assert files.keys().isdisjoint({".last", ".certain"})
-    assert [files[".checkpoint"].read_bytes()] == certain
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, thorough(flip_bit), thorough(lambda path: path.write_bytes(b""))])

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,23 +20,66 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from scipy.ndimage import uniform_filter
-from skimage.data import brick, camera, grass, immunohistochemistry
+from skimage.data import camera, grass, immunohistochemistry
 
 from halotile.errors import ConfigError, HalotileError, InputError, MemoryRefused, WeightsError
-from halotile.graphs.clusters.common import machine as gpu_detection
-from halotile.graphs.clusters.common.machine import Gpus
-from halotile.graphs.jobs.train.job import NetworkChoice, WeightsFile, plan_rows
-from halotile.graphs.kinds.sections import Cluster, Input, Run
-from halotile.graphs.plans import needs
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.train.job import NetworkChoice, Training, WeightsFile, plan_rows
+from halotile.graphs.jobs.train.plan import TrainWork
+from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.plan import Plan, make_plan
-from halotile.storage.images.png import encode_png
+from halotile.graphs.runs.driver import Outcome, run
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.stored_array import MOST_SHARED
 from halotile.tasks.denoisers.common.weights import METADATA, trained_range
 from halotile.tasks.networks.unet import UNetNetwork
-from tests.cases import thorough
-from tests.graphs.trainings import recipe_of, training, write_images
-from tests.support import job_of, read_zarr, write_zarr
+from halotile.tasks.training.patches import Recipe
+from tests.cases import in_folders
+from tests.support import job_of, read_zarr, work_of, write_zarr
+
+
+def write_images(folder: Path) -> Path:
+    """Write two noisy images of the same waves, and the waves."""
+    y, x = np.mgrid[:192, :160]
+    clean = (0.5 + 0.3 * np.sin(y / 9) * np.cos(x / 7)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    for name in ("noisy", "second"):
+        noise = 0.2 * rng.standard_normal(clean.shape).astype(np.float32)
+        write_zarr(folder / f"{name}.zarr", clean + noise)
+    write_zarr(folder / "clean.zarr", clean)
+    return folder
+
+
+def training(images: Path, folder: Path, **options: Any) -> Training:
+    """A small training."""
+    usual: dict[str, Any] = {
+        "input": Input(path=str(images / "noisy.zarr")),
+        "output": WeightsFile(path=str(folder / "net.safetensors")),
+        "network": NetworkChoice(name="unet", options={"width": 4, "levels": 1}),
+        "steps": 12,
+        "patch": 16,
+        "batch": 8,
+        "run": Run(workers=2, memory_per_worker="3GiB"),
+    }
+    return Training(**(usual | options))
+
+
+def train(job: Training, cluster: RunningCluster | None = None, **options: Any) -> tuple[Outcome, bytes]:
+    """Run a training; return its end and the weights."""
+    outcome = run(make_plan(job, **options), cluster=cluster)
+    return outcome, Path(job.output.path).read_bytes()
+
+
+def curve_of(job: Training) -> list[dict[str, float]]:
+    """The rows of the curve without their times."""
+    lines = RunDirectory.beside(job.output.path).iterations_path.read_text().splitlines()
+    return [{name: n for name, n in json.loads(line).items() if name != "seconds"} for line in lines]
+
+
+def recipe_of(job: Training) -> Recipe:
+    work = work_of(make_plan(job))
+    assert isinstance(work, TrainWork)
+    return work.recipe
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +99,6 @@ def notes_with(plan: Plan, words: str) -> list[str]:
     return [note for note in plan.notes if words in note]
 
 
-def test_a_network_learns_from_several_images(images: Path) -> None:
-    plan = make_plan(on(images, "*.zarr"))
-    assert [Path(source.path).name for source in plan.sources] == ["clean.zarr", "noisy.zarr", "second.zarr"]
-    assert plan.figures["shapes"] == [[192, 160]] * 3
-
-
 def test_few_of_many_images_are_open_at_once(tmp_path: Path) -> None:
     for number in range(60):
         pixels = np.arange(48 * 48, dtype=np.float32).reshape(48, 48) + 10_000 * number
@@ -70,23 +108,6 @@ def test_few_of_many_images_are_open_at_once(tmp_path: Path) -> None:
     assert len(np.unique(drawn // 10_000)) > 40
     files = [Path(os.path.realpath(fd)) for fd in Path("/proc/self/fd").iterdir()]
     assert 0 < len([file for file in files if file.is_relative_to(tmp_path)]) <= 2 * MOST_SHARED, "a file and its map"
-
-
-def test_the_memory_of_decoded_images_does_not_grow_with_their_number(tmp_path: Path) -> None:
-    needed = []
-    for numbers in (range(20), range(20, 60)):
-        for number in numbers:
-            pixels = np.arange(number, number + 30000, dtype=np.uint8).reshape(100, 100, 3)
-            (tmp_path / f"{number}.png").write_bytes(b"".join(encode_png(pixels)))
-        needed.append(make_plan(on(tmp_path, "*.png")).summary()["peak_memory_per_worker_bytes"])
-    assert needed[0] == needed[1]
-
-
-def test_channels_are_taken_together_and_planes_apart(tmp_path: Path) -> None:
-    pixels = np.arange(3 * 2 * 64 * 80, dtype=np.uint16).reshape(3, 2, 64, 80)
-    tifffile.imwrite(tmp_path / "a.ome.tif", pixels, metadata={"axes": "TCYX"})
-    (image,) = recipe_of(on(tmp_path, "a.ome.tif")).patches.images
-    assert (image.channels, image.spatial, image.planes) == (2, (2, 3), (3, 1, 1, 1))
 
 
 def test_holes_and_saturated_pixels_are_known(tmp_path: Path) -> None:
@@ -119,11 +140,11 @@ def test_a_value_far_from_all_others_is_left_out_unless_it_is_a_measurement(tmp_
     assert measured.patches.draw(0, 0, 64).pixels.min() == -9999
 
 
-@pytest.mark.parametrize("value", [7.0, 0.0, np.nan])
-def test_an_image_without_anything_to_learn_from_is_refused(tmp_path: Path, value: float) -> None:
-    said = "no pixel is finite" if np.isnan(value) else f"all pixels are {value:g}, wherever"
-    with pytest.raises(InputError, match=said):
-        make_plan(on(tmp_path, pixels=np.full((128, 128), value, np.float32)))
+def test_an_image_without_anything_to_learn_from_is_refused(tmp_path: Path) -> None:
+    for value in (7.0, 0.0, np.nan):
+        said = "no pixel is finite" if np.isnan(value) else f"all pixels are {value:g}, wherever"
+        with pytest.raises(InputError, match=said):
+            make_plan(on(tmp_path, pixels=np.full((128, 128), value, np.float32)))
 
 
 def test_images_and_channels_of_unlike_brightness_are_noted(tmp_path: Path) -> None:
@@ -145,9 +166,11 @@ def test_images_and_channels_of_unlike_brightness_are_noted(tmp_path: Path) -> N
 
 
 def test_the_length_is_decided_by_epochs_or_a_trial_measures_a_slot(images: Path, tmp_path: Path) -> None:
-    job = training(images, tmp_path, steps="auto", epochs=2)
+    job = training(images, tmp_path, steps="auto", epochs=2, run=Run(workers=2, precision="float16"))
     assert recipe_of(job).steps == 2 * 192 * 160 / (8 * 16 * 16)
-    assert make_plan(job).figures["epochs"] == pytest.approx(2)
+    plan = make_plan(job)
+    assert plan.figures["epochs"] == pytest.approx(2)
+    assert "run.precision is float16, which is for denoising: a training computes in float32" in plan.notes
     assert recipe_of(training(images, tmp_path, steps="auto", minutes=0.1)).steps > 10
 
 
@@ -192,24 +215,22 @@ REFUSED: list[tuple[Mapping[str, Any], type[HalotileError], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "kind", "said"), REFUSED)
-def test_what_cannot_be_trained_is_refused(
-    images: Path, tmp_path: Path, options: Mapping[str, Any], kind: type[HalotileError], said: str
-) -> None:
-    def placed(value: Any) -> Any:
-        return value.format(images=images, folder=folder) if isinstance(value, str) else value
-
-    (folder := tmp_path / "input").mkdir()
-    write_zarr(folder / "other.zarr", np.zeros((64, 64), np.uint8))
-    os.symlink(images / "noisy.zarr", folder / "noisy.zarr")
-    given = {name: placed(value) for name, value in options.items()}
-    if "input" in given:
-        path, parts = (given["input"], {}) if isinstance(given["input"], str) else (placed(NOISY), given["input"])
-        given["input"] = Input(path=path, **parts)
-    (output := tmp_path / "output").mkdir()
-    with pytest.raises(kind, match=said):
-        make_plan(training(images, output, **given))
-    assert not any(output.iterdir())
+def test_what_cannot_be_trained_is_refused(images: Path, tmp_path: Path) -> None:
+    for place, (options, kind, said) in in_folders(tmp_path, REFUSED):
+        (folder := place / "input").mkdir()
+        (output := place / "output").mkdir()
+        write_zarr(folder / "other.zarr", np.zeros((64, 64), np.uint8))
+        os.symlink(images / "noisy.zarr", folder / "noisy.zarr")
+        words = {
+            name: value.format(images=images, folder=folder) for name, value in options.items() if type(value) is str
+        }
+        given = dict(options) | words
+        if "input" in given:
+            path = NOISY.format(images=images)
+            given["input"] = Input(path=words["input"]) if "input" in words else Input(path=path, **given["input"])
+        with pytest.raises(kind, match=said):
+            make_plan(training(images, output, **given))
+        assert not any(output.iterdir())
 
 
 SHARED: list[tuple[tuple[int, int], Any, str, str]] = [
@@ -223,40 +244,20 @@ SHARED: list[tuple[tuple[int, int], Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("widths", "asked", "decided", "said"), SHARED)
-def test_pixels_are_hidden_along_the_axis_of_shared_noise(
-    images: Path, tmp_path: Path, widths: tuple[int, int], asked: Any, decided: str, said: str
-) -> None:
-    clean, noisy = (read_zarr(images / f"{name}.zarr") for name in ("clean", "noisy"))
-    shared = uniform_filter(noisy - clean, widths, mode="wrap") * np.prod(widths) ** 0.5
-    job = on(tmp_path, pixels=(clean + shared).astype(np.float32), structure=asked)
-    plan, recipe = make_plan(job), recipe_of(job)
-    assert (recipe.patches.structure, recipe.noise is not None) == (decided, widths == (1, 1) and asked == "auto")
-    assert plan.identity["structure"] == decided
-    assert ("hidden with their neighbours along" in dict(plan_rows(plan.summary()))["method"]) == (decided != "none")
-    notes = " ".join(notes_with(plan, "share noise"))
-    assert all(part in notes for part in said.split("|"))
-    assert bool(notes) == bool(said)
-
-
-def test_a_precision_is_not_for_a_training(images: Path, tmp_path: Path) -> None:
-    plan = make_plan(training(images, tmp_path, run=Run(workers=2, precision="float16")))
-    assert "run.precision is float16, which is for denoising: a training computes in float32" in plan.notes
-
-
-def test_workers_that_would_share_a_gpu_are_refused(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (needs, gpu_detection):
-        monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0", "1")))
-    run = Run(device="cuda", memory_per_worker="3GiB")
-    local, each = (Cluster(kind=kind) for kind in ("local", "local-cuda"))
-    plan = make_plan(training(images, tmp_path, run=run, cluster=local))
-    assert plan.run.workers == 1
-    assert plan.computing.requested.why == "one for the GPU"
-    with pytest.raises(ConfigError, match=r"workers is 2.*cannot share a GPU.*\{kind: local-cuda\}"):
-        make_plan(training(images, tmp_path, run=replace(run, workers=2), cluster=local))
-    assert make_plan(training(images, tmp_path, run=run, cluster=each)).run.workers == 2
+def test_pixels_are_hidden_along_the_axis_of_shared_noise(images: Path, tmp_path: Path) -> None:
+    for folder, (widths, asked, decided, said) in in_folders(tmp_path, SHARED):
+        clean, noisy = (read_zarr(images / f"{name}.zarr") for name in ("clean", "noisy"))
+        shared = uniform_filter(noisy - clean, widths, mode="wrap") * np.prod(widths) ** 0.5
+        job = on(folder, pixels=(clean + shared).astype(np.float32), structure=asked)
+        plan, recipe = make_plan(job), recipe_of(job)
+        assert (recipe.patches.structure, recipe.noise is not None) == (decided, widths == (1, 1) and asked == "auto")
+        assert plan.identity["structure"] == decided
+        assert ("hidden with their neighbours along" in dict(plan_rows(plan.summary()))["method"]) == (
+            decided != "none"
+        )
+        notes = " ".join(notes_with(plan, "share noise"))
+        assert all(part in notes for part in said.split("|"))
+        assert bool(notes) == bool(said)
 
 
 def judged(folder: Path, first: Any, second: Any) -> list[str]:
@@ -264,8 +265,7 @@ def judged(folder: Path, first: Any, second: Any) -> list[str]:
     for name, pixels in (("noisy", first), ("second", second)):
         kept = pixels if pixels.dtype == np.uint16 else pixels.astype(np.float32)
         write_zarr(folder / f"{name}.zarr", kept, axes="cyx" if pixels.ndim == 3 else None)
-    plan = make_plan(training(folder, folder, method="noise2noise", second=str(folder / "second.zarr")))
-    return [note for note in plan.notes if note.startswith("second: ")]
+    return notes_with(make_plan(training(folder, folder, **PAIR, second=str(folder / "second.zarr"))), "second: ")
 
 
 CHANGES: list[tuple[Any, Any]] = [
@@ -303,51 +303,34 @@ def photons(clean: Any, seed: int) -> NDArray[np.uint16]:
 MAY_BE = "structure: one may be shifted"
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda image: image, None),
-        (lambda image: np.roll(image, 5, 1), "is shifted by 0 rows and 5 columns relative to"),
-        (lambda image: np.roll(image, 100, 0), MAY_BE),
-        (lambda image: np.roll(image, 40, 0), MAY_BE),
-        (lambda image: image[::-1, ::-1], MAY_BE),
-        thorough(np.rot90, MAY_BE),
-        thorough(lambda image: image.T, MAY_BE),
-    ],
-)
+def light(peak: float) -> NDArray[Any]:
+    y, x = np.mgrid[-1:1:512j, -1:1:512j]
+    return np.asarray(peak * np.exp(-2 * (y * y + x * x)))
+
+
+PLACED: list[tuple[Any, str | None]] = [
+    (lambda image: image, None),
+    (lambda image: np.roll(image, 5, 1), "is shifted by 0 rows and 5 columns relative to"),
+    *((lambda image, rows=rows: np.roll(image, rows, 0), MAY_BE) for rows in (40, 100)),
+    (lambda image: image[::-1, ::-1], MAY_BE),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), PLACED)
 def test_a_second_image_is_placed_as_the_first(tmp_path: Path, change: Any, said: str | None) -> None:
     """Both are lit alike, so that they share their coarse structure wherever they are."""
-    y, x = np.mgrid[-1:1:512j, -1:1:512j]
-    clean = 5 * np.exp(-2 * (y * y + x * x)) + immunohistochemistry()[..., 0] / 50
+    clean = light(5) + immunohistochemistry()[..., 0] / 50
     notes = judged(tmp_path, photons(clean, 0), photons(change(clean), 1))
     assert len(notes) == (said is not None)
     assert said is None or said in notes[0]
 
 
 def test_another_image_under_the_same_light_is_noted_and_mere_noise_is_not_judged(tmp_path: Path) -> None:
-    y, x = np.mgrid[-1:1:512j, -1:1:512j]
-    light = 20 * np.exp(-2 * (y * y + x * x))
-    (note,) = judged(tmp_path, photons(light + camera() / 50, 0), photons(light + grass() / 50, 1))
+    (note,) = judged(tmp_path, photons(light(20) + camera() / 50, 0), photons(light(20) + grass() / 50, 1))
     assert re.search(rf"share \d% of their fine {MAY_BE}", note)
     (noise := tmp_path / "noise").mkdir()
     first, second = (np.random.default_rng(n).poisson(1.0, (256, 256)).astype(np.uint16) for n in range(2))
     assert judged(noise, first, second) == []
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("count", [1, 7, 1000])
-def test_smooth_periodic_and_symmetric_pairs_are_right(tmp_path: Path, count: float) -> None:
-    y, x = np.mgrid[-256:256, -256:256]
-    images = {
-        "smooth": np.exp(-(y * y + x * x) / 2 / 120**2),
-        "slope": 0.5 + x / 600,
-        "disk": 0.1 + (y * y + x * x < 150**2),
-        "waves": 0.5 + 0.3 * np.sin(y / 9) * np.cos(x / 7),
-        "bricks": brick() / 255,
-    }
-    for name, clean in images.items():
-        (folder := tmp_path / name).mkdir()
-        assert judged(folder, *(photons(count * clean, seed) for seed in range(2))) == [], name
 
 
 def test_each_channel_of_a_second_image_is_compared(tmp_path: Path) -> None:
@@ -362,10 +345,7 @@ def test_each_channel_of_a_second_image_is_compared(tmp_path: Path) -> None:
     }
     for name, (other, said) in others.items():
         (folder := tmp_path / name).mkdir()
-        if said:
-            with pytest.raises(InputError, match=said):
-                judged(folder, first, other)
-        else:
+        with pytest.raises(InputError, match=said) if said else nullcontext():
             judged(folder, first, other)
 
 
@@ -390,12 +370,12 @@ def learned(folder: Path, image: NDArray[Any], weights: Path, given: Any = "auto
     return notes_with(make_plan(job), "the weights expect")
 
 
-@pytest.mark.parametrize("values", [(5, 5), (2, 1), (0, math.inf), (0, math.nan)])
-def test_values_that_are_no_range_are_refused(tmp_path: Path, values: Range) -> None:
+def test_values_that_are_no_range_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
-    save_file({"a": torch.zeros(1)}, path, {METADATA: json.dumps({"values": values})})
-    with pytest.raises(WeightsError, match=rf"w\.safetensors: .* {values[0]} and {values[1]} to 0 and 1, which"):
-        trained_range(path)
+    for low, high in ((5, 5), (2, 1), (0, math.inf), (0, math.nan)):
+        save_file({"a": torch.zeros(1)}, path, {METADATA: json.dumps({"values": (low, high)})})
+        with pytest.raises(WeightsError, match=rf"w\.safetensors: .* {low} and {high} to 0 and 1, which"):
+            trained_range(path)
 
 
 def waves() -> NDArray[Any]:
@@ -405,28 +385,27 @@ def waves() -> NDArray[Any]:
     return np.asarray(0.5 + 0.3 * np.sin(y / 9) * np.cos(x / 7) + noise)
 
 
-@pytest.mark.parametrize(
-    ("trained", "values", "image", "written"),
-    [
-        (waves(), FLOATS, (255 * waves()).clip(0, 255).astype(np.uint8), "[0, 255]"),
-        (65535 * waves(), WORDS, waves(), "[0, 1]"),
-        (65535 * waves(), WORDS, (255 * waves()).clip(0, 255).astype(np.uint8), "[0, 255]"),
-        (255 * waves(), BYTES, waves(), "[0, 1]"),
-        (1000 * waves() + 100, WORDS, 1000 * waves() + 30000, "[29900, 95435]"),
-    ],
-)
-def test_other_units_are_refused_with_the_range_to_write(
-    tmp_path: Path, trained: NDArray[Any], values: Range, image: NDArray[Any], written: str
-) -> None:
-    weights = weights_of(tmp_path / "w.safetensors", trained[None], values)
-    with pytest.raises(ConfigError, match=r"input.range is auto, .* write input\.range: \[") as refused:
-        learned(tmp_path, image, weights)
-    text = str(refused.value).partition("other units, write input.range: ")[2].partition(";")[0]
-    low, high = map(float, text.strip("[]").split(","))
-    assert not learned(tmp_path, image, weights, (low, high))
-    assert (low, high) == pytest.approx(json.loads(written), rel=0.05)
-    (note,) = learned(tmp_path, image, weights, values)
-    assert f"write input.range: {text}; otherwise use weights that were trained on images like this one" in note
+IN_BYTES = (255 * waves()).clip(0, 255).astype(np.uint8)
+OTHER_UNITS = [
+    (waves(), FLOATS, IN_BYTES, "[0, 255]"),
+    (65535 * waves(), WORDS, waves(), "[0, 1]"),
+    (65535 * waves(), WORDS, IN_BYTES, "[0, 255]"),
+    (255 * waves(), BYTES, waves(), "[0, 1]"),
+    (1000 * waves() + 100, WORDS, 1000 * waves() + 30000, "[29900, 95435]"),
+]
+
+
+def test_other_units_are_refused_with_the_range_to_write(tmp_path: Path) -> None:
+    for trained, values, image, written in OTHER_UNITS:
+        weights = weights_of(tmp_path / "w.safetensors", trained[None], values)
+        with pytest.raises(ConfigError, match=r"input.range is auto, .* write input\.range: \[") as refused:
+            learned(tmp_path, image, weights)
+        text = str(refused.value).partition("other units, write input.range: ")[2].partition(";")[0]
+        low, high = map(float, text.strip("[]").split(","))
+        assert not learned(tmp_path, image, weights, (low, high))
+        assert (low, high) == pytest.approx(json.loads(written), rel=0.05)
+        (note,) = learned(tmp_path, image, weights, values)
+        assert f"write input.range: {text}; otherwise use weights that were trained on images like this one" in note
 
 
 def test_images_of_the_same_kind_are_not(tmp_path: Path) -> None:
@@ -434,9 +413,8 @@ def test_images_of_the_same_kind_are_not(tmp_path: Path) -> None:
     cells = 100 + 3 * rng.standard_normal((512, 512))
     cells[rng.random(cells.shape) < 0.01] += 3000
     empty = 100 + 3 * rng.standard_normal((512, 512))
-    of_cells, of_empty = (
-        weights_of(tmp_path / f"{n}.safetensors", each[None], WORDS) for n, each in enumerate((cells, empty))
-    )
+    of_cells = weights_of(tmp_path / "cells.safetensors", cells[None], WORDS)
+    of_empty = weights_of(tmp_path / "empty.safetensors", empty[None], WORDS)
     assert not learned(tmp_path, cells.astype(np.float32), of_empty), "a patch may have none"
     (note,) = learned(tmp_path, empty.astype(np.uint16), of_cells)
     assert "the pixels have mean " in note

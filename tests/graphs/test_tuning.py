@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from halotile.errors import ConfigError, MemoryRefused
-from halotile.graphs import waiting
 from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.reconstruct.costs import footprint_of_operator
 from halotile.graphs.jobs.reconstruct.inversion import CutImage, denoising_of
@@ -34,7 +33,7 @@ from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.image_task import Denoised
 from halotile.tasks.noise.simulated import RandomImage
 from halotile.tasks.trials.gpu_trial import Tuned
-from tests.cases import thorough
+from tests.cases import in_folders, thorough
 from tests.graphs.inline import inline
 from tests.graphs.solving import iterations_of_plan
 from tests.graphs.trials import FOUND, TWO, answering, deblurring, finding, out_of_memory_once
@@ -54,18 +53,10 @@ def denoising(folder: Path, device: Any = "cuda", *, size: Any = 256, name: str 
     options: dict[str, Any] = {"sigma": 1}
     if name == "dncnn":
         weights = folder / "w.safetensors"
-        options = {
-            "weights": str(weights if weights.exists() else dncnn_weights(weights, 3, 8)),
-            "depth": 3,
-            "width": 8,
-        }
-    given = job_of(source, folder / "out.zarr", name, options)
-    defaults: dict[str, Any] = {
-        "tile": Tile(block=128),
-        "run": Run(device=device, workers=1),
-        "cluster": Cluster(kind="local"),
-    }
-    return replace(given, **defaults | parts)
+        options = {"weights": str(dncnn_weights(weights, 3, 8)), "depth": 3, "width": 8}
+    usual: dict[str, Any] = {"tile": Tile(block=128), "run": Run(device=device, workers=1)}
+    usual["cluster"] = Cluster(kind="local")
+    return replace(job_of(source, folder / "out.zarr", name, options), **usual | parts)
 
 
 Make = Callable[..., Any]
@@ -154,15 +145,9 @@ def test_nothing_is_tried_for_processors(requested: list[Any], tmp_path: Path, m
     assert ((requested[0].tiles[0], requested[0].batch), requested[0].compare) == (tiles_of(plan), True)
     assert tiles_of(plan)[0] != FOUND.tile, "a processor's tile is by rule"
     assert "tile" not in plan.identity, "it decides about no bit there"
-
-
-@of_both_kinds
-def test_a_card_found_nothing_for_a_processor(requested: list[Any], tmp_path: Path, make: Make) -> None:
     begun(make_plan(make(tmp_path)))
     assert work_of(make_plan(make(tmp_path, "cpu"))).tuned is None
-    probed = make_plan(make(tmp_path, "cpu"), probe=True)
-    assert (requested[1].tiles[0], requested[1].batch) == tiles_of(probed)
-    assert tiles_of(probed)[0] != FOUND.tile
+    assert tiles_of(probed := make_plan(make(tmp_path, "cpu"), probe=True))[0] != FOUND.tile
     assert probed.earlier.differs == ('run.device was "cuda", is "cpu"',)
 
 
@@ -195,46 +180,38 @@ def test_a_run_begun_by_rule_goes_on_so(
     assert "tile and batch are by rule: there is no GPU here to try them on (NVML finds none)" in plan.notes
 
 
-@pytest.mark.parametrize(
-    ("make", "parts"),
-    [
-        *((partial(denoising, name=name), {"tile": Tile(block=edge, **sizes)})
-          for name, edge in (("gaussian", 256), ("dncnn", 512))
-          for sizes in ({}, {"size": 512}, {"channels_last": True}, {"size": 64, "batch": 3})),
-        (deblurring, {"tile": Tile(block=512, size=512)}),
-        (deblurring, {"tile": Tile(block=128, size=512), "solver": SolverChoice(name="pgd", step=0.1, iterations=4, checkpoint_every=2)}),
-        (deblurring, {"tile": Tile(block=128, channels_last=True)}),
-        (deblurring, {"tile": Tile(block=128, size=64, batch=3, channels_last=False)}),
-    ],
-)  # fmt: skip
-def test_a_job_that_is_as_it_was_goes_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Make, parts: dict[str, Any]
-) -> None:
-    answering(monkeypatch, TWO)
-    plan = make_plan(make(tmp_path, **parts))
-    begun(plan)
-    assert make_plan(make(tmp_path, **parts)).earlier.differs == ()
-    written = plan.documents.resolved["tile"].items()
-    sizes: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in written}
-    assert make_plan(make(tmp_path, **parts | {"tile": Tile(**sizes)})).earlier.differs == ()
+def test_a_job_that_is_as_it_was_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    twice = SolverChoice(name="pgd", step=0.1, iterations=4, checkpoint_every=2)
+    written_sizes: tuple[dict[str, Any], ...] = ({}, {"size": 512}, {"channels_last": True}, {"size": 64, "batch": 3})
+    makers: list[tuple[Make, int]] = [(denoising, 256), (partial(denoising, name="dncnn"), 512), (deblurring, 128)]
+    rows: list[tuple[Make, dict[str, Any]]]
+    rows = [(make, {"tile": Tile(block=edge, **given)}) for make, edge in makers for given in written_sizes]
+    rows += [(deblurring, {"tile": Tile(block=512, size=512)})]
+    rows += [(deblurring, {"tile": Tile(block=128, size=512), "solver": twice})]
+    for folder, (make, parts) in in_folders(tmp_path, rows):
+        answering(monkeypatch, TWO)
+        plan = make_plan(make(folder, **parts))
+        begun(plan)
+        assert make_plan(make(folder, **parts)).earlier.differs == ()
+        written = plan.documents.resolved["tile"].items()
+        sizes: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in written}
+        assert make_plan(make(folder, **parts | {"tile": Tile(**sizes)})).earlier.differs == ()
 
 
-@pytest.mark.parametrize(
-    ("make", "size", "tile"),
-    [
+def test_a_small_image_goes_on_by_rule(found: Any, tmp_path: Path) -> None:
+    rows: list[tuple[Make, Any, dict[str, Any]]] = [
         *((denoising, size, tile) for size in ((300, 300), (300, 1500)) for tile in ({}, {"size": 512})),
         (partial(denoising, name="dncnn"), (100, 90), {"size": 64, "batch": 3}),  # a batch that the rule does not grant
         (deblurring, 300, {}),
-    ],
-)
-def test_a_small_image_goes_on_by_rule(found: Any, tmp_path: Path, make: Make, size: Any, tile: dict[str, Any]) -> None:
-    found(BROKE)
-    given = make(tmp_path, size=size, tile=Tile(**tile))
-    given = replace(given, output=Output(path=given.output.path))
-    plan = make_plan(given)
-    assert tiles_of(plan)[1] == 1 or not tile.get("batch")
-    begun(plan)
-    assert make_plan(given).earlier.differs == ()
+    ]
+    for folder, (make, size, tile) in in_folders(tmp_path, rows):
+        found(BROKE)
+        given = make(folder, size=size, tile=Tile(**tile))
+        given = replace(given, output=Output(path=given.output.path))
+        plan = make_plan(given)
+        assert tiles_of(plan)[1] == 1 or not tile.get("batch")
+        begun(plan)
+        assert make_plan(given).earlier.differs == ()
 
 
 @of_both_kinds
@@ -281,37 +258,18 @@ def test_blocks_fit_by_the_larger_of_two_trials(
 )
 def test_memory_that_runs_out_halves_a_batch_for_good(tmp_path: Path, make: Make, parts: dict[str, Any]) -> None:
     """In passes that denoise nothing, as one of a reconstruction at least, there is no batch."""
-    hungry = out_of_memory_once(tmp_path)
-    own = (
-        {"denoiser": hungry} if make is denoising else {"prior": PriorChoice(name="pnp", options={"denoiser": hungry})}
-    )
-    said: list[str] = []
+    hungry, said = out_of_memory_once(tmp_path), list[str]()
+    own: Any = {"prior": PriorChoice(name="pnp", options={"denoiser": hungry})}
+    own = own if make is deblurring else {"denoiser": hungry}
     plan = make_plan(make(tmp_path, "cpu", tile=Tile(block=128, size=32, batch=4), **own, **parts))
     outcome = run(plan, observer=lambda progress: said.append(progress.message))
     assert outcome.done == outcome.total
     told = "memory ran out on a worker: 2 tiles at once there, in place of 4"
     assert [line for line in said if "memory ran out" in line] == [told]
-    kept = RunDirectory(plan.run_directory).read_valid_plan()
-    assert kept is not None
-    assert kept["batch"] == 2
+    assert (RunDirectory(plan.run_directory).read_valid_plan() or {})["batch"] == 2
 
 
 # --- trials ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_a_slow_trial_is_told_of(monkeypatch: pytest.MonkeyPatch, found: Any, tmp_path: Path, seconds: float) -> None:
-    monkeypatch.setattr(waiting, "SECONDS", seconds)
-    found()
-
-    def slow(*_: Any) -> Tuned:
-        time.sleep(0.5)
-        return FOUND
-
-    monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", slow)
-    said: list[str] = []
-    make_plan(denoising(tmp_path), report=said.append)
-    assert ("trying gaussian on a GPU" in said) == (not seconds)
 
 
 def test_the_driver_does_not_begin_with_cuda(monkeypatch: pytest.MonkeyPatch, requested: Any, tmp_path: Path) -> None:
@@ -374,23 +332,16 @@ def test_there_has_to_be_a_denoiser_to_try(requested: list[Any], tmp_path: Path,
         make_plan(deblurring(tmp_path, prior=PriorChoice(name=name)), probe=True)
 
 
-def test_functions_of_arrays_stay_on_processors(requested: list[Any], tmp_path: Path) -> None:
-    given = PriorChoice(name="pnp", options={"denoiser": GivenFunction(call=lambda image: image, depth=1)})
-    plan = make_plan(deblurring(tmp_path, prior=given))
-    assert (requested, tiled(plan).device) == ([], "cpu")
-    assert any("function of arrays and computes on CPUs" in note for note in plan.notes)
-
-
 def trial_task(plan: Plan, *images: Any) -> Any:
     """The denoising that a trial of a plan would try."""
     work = work_of(plan)
-    cut = CutImage(work.prior, plan.grid, work.form)
-    return denoising_of(cut, work.state_layout, images, plan.output)
+    return denoising_of(CutImage(work.prior, plan.grid, work.form), work.state_layout, images, plan.output)
 
 
-@pytest.mark.parametrize(
-    ("every", "exact", "edge"), [(1, True, 5), (2, True, 5), (2, False, 5), thorough(2, False, 31)]
-)
+REGIONS = [(1, True, 5), (2, True, 5), (2, False, 5), thorough(2, False, 31)]
+
+
+@pytest.mark.parametrize(("every", "exact", "edge"), REGIONS)
 @pytest.mark.usefixtures("as_in_a_worker")
 def test_a_trial_denoises_the_largest_region_that_is_asked_for_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int, exact: bool, edge: int
@@ -423,15 +374,11 @@ def test_a_card_is_beside_operators_of_the_whole_image_and_io_threads(requested:
     where = Cluster(kind="slurm", gpus=1, cores=6)
     assert work_of(make_plan(deblurring(tmp_path, cluster=where))).io_threads == 6
     assert work_of(make_plan(deblurring(tmp_path, "cpu", cluster=where))).io_threads == 1
+    works = [work_of(make_plan(deblurring(tmp_path, device))) for device in ("cpu", "cuda")]
+    shape, kind = (256, 256), np.dtype("float32")
     plain, gpu = (
-        footprint_of_operator(
-            work_of(each).form.terms[0],
-            (256, 256),
-            np.dtype("float32"),
-            work_of(each).step_footprint(),
-            on_gpu=bool(on_gpu),
-        )
-        for on_gpu, each in enumerate(make_plan(deblurring(tmp_path, device)) for device in ("cpu", "cuda"))
+        footprint_of_operator(work.form.terms[0], shape, kind, work.step_footprint(), on_gpu=on_gpu)
+        for work, on_gpu in zip(works, (False, True), strict=True)
     )
     assert gpu[PROCESS] - plain[PROCESS] == 100 * MIB
     assert plain[TILES] == 0 < gpu[TILES]

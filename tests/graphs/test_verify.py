@@ -5,25 +5,31 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import zarr
 
-from halotile.errors import BlockFailed, DamagedData, OutputRefused, ResumeRefused
+from halotile.errors import BlockFailed, DamagedData, InputError, OutputInUse, OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.plan import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
+from halotile.storage.arrays import open_source
+from halotile.storage.images.added_levels import add_levels
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.json_files import with_checksum
 from halotile.storage.sharded.output import ShardWriter
 from tests.cases import all_of, thorough
 from tests.faults import BLOCKS, Scene, flip_bit
 from tests.graphs.test_claimed import after
-from tests.graphs.test_refusals import refused
-from tests.support import job_of, noisy_image, work_of, write_zarr
+from tests.graphs.test_resume import refused
+from tests.support import job_of, noisy_image, read_zarr, work_of, write_zarr
 
 Check = Callable[[], None]
 
@@ -40,20 +46,12 @@ def finished(scene: Scene, cluster: RunningCluster) -> Scene:
     return scene
 
 
-def cut_short(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
 DAMAGE: list[Callable[[Path], object]] = [
     flip_bit,
     lambda file: flip_bit(file, 0),
     lambda file: flip_bit(file, -3),  # in the index
-    cut_short,
-    empty,
+    lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    lambda file: file.write_bytes(b""),
     Path.unlink,
     lambda file: shutil.copyfile(file.with_name("7"), file),  # a shard of another place
 ]
@@ -118,12 +116,9 @@ def test_a_repair_that_fails_is_not_called_one(finished: Scene) -> None:
 def test_a_killed_repair_is_finished_by_the_next(
     finished: Scene, check_whole: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     (finished.output / "c" / "2" / "3").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr("halotile.graphs.runs.verify.run", killed)
+        patch.setattr("halotile.graphs.runs.verify.run", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             verify(finished.output, job=finished.job(), repair=True)
     assert finished.journalled() == set(range(BLOCKS)) - {19}
@@ -248,25 +243,19 @@ def test_attributes_of_the_user_are_no_damage_and_outlive_a_repair(scene: Scene,
     assert verify(scene.output).problems == ()
 
 
-def put_array(scene: Scene) -> None:
+def put(scene: Scene, version: Any = None) -> None:
+    """An array of a version of Zarr, or a group, in place of the output."""
     shutil.rmtree(scene.output)
-    zarr.save_array(str(scene.output), np.ones((60, 50)))
-
-
-def put_old_array(scene: Scene) -> None:
-    shutil.rmtree(scene.output)
-    zarr.create_array(scene.output, shape=(60, 50), dtype="uint8", zarr_format=2)[:] = 1
-
-
-def put_group(scene: Scene) -> None:
-    shutil.rmtree(scene.output)
-    zarr.create_group(scene.output).create_array("other", data=np.ones(9))
+    if version:
+        zarr.create_array(scene.output, data=np.ones((60, 50)), zarr_format=version)
+    else:
+        zarr.create_group(scene.output).create_array("other", data=np.ones(9))
 
 
 STRANGERS: dict[str, tuple[Change, str]] = {
-    "array": (put_array, "zarr.json has shape .60, 50., and the run wrote .256, 256."),
-    "old array": (put_old_array, "zarray is of another Zarr"),
-    "group": (put_group, 'zarr.json has node_type "group"'),
+    "array": (lambda scene: put(scene, 3), "zarr.json has shape .60, 50., and the run wrote .256, 256."),
+    "old array": (lambda scene: put(scene, 2), "zarray is of another Zarr"),
+    "group": (put, 'zarr.json has node_type "group"'),
     "result": (write_others, "64 of the 64 blocks that are done are whole there, with other pixels"),
     "notes": (lambda scene: (scene.output / "c/notes.txt").write_text("mine"), "no run wrote .*/c/notes.txt"),
     "labels": (lambda scene: write_zarr(scene.output / "labels/seg", np.ones((9, 9))), "no run wrote .*labels/seg"),
@@ -302,3 +291,53 @@ def test_starting_over_needs_no_metadata_where_all_else_is_the_runs(
         finished.directory.plan_path.unlink()
     assert finished.run(cluster, fresh=True).resumed == 0
     check_whole()
+
+
+@pytest.fixture
+def job_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Denoising]:
+    """Makes jobs of an image of 4 x 3 blocks that is stored with so many levels."""
+    monkeypatch.setattr("halotile.storage.sharded.layout.LARGEST_TOP", 30)
+    source = write_zarr(tmp_path / "noisy.zarr", noisy_image((250, 180)))
+    job = job_of(source, tmp_path / "clean.zarr", "none", shard=64, chunk=32, tile={"block": 64})
+    return lambda levels: replace(job, output=replace(job.output, levels=levels))
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_finished_run_to_which_levels_are_added_stays_sound_and_finished(
+    tmp_path: Path, cluster: RunningCluster, job_in: Callable[[int], Denoising], levels: int
+) -> None:
+    job, output = job_in(levels), tmp_path / "clean.zarr"
+    run(make_plan(job), cluster=cluster)
+    count, shapes = add_levels(output)
+    assert (count, len(shapes)) == (5, 6 - levels)
+    kept = [open_source(output, level=level)[...].tobytes() for level in range(count)]
+    verdict = verify(output)
+    assert verdict.problems == ()
+    assert not verdict.undone
+    assert verdict.repairable
+    again = run(make_plan(job), cluster=cluster)
+    assert again.resumed == again.total
+    flip_bit(output / "0" / "c" / "1" / "1")
+    assert len(verify(output).problems) == 1
+    assert verify(output, job=job, repair=True).sound
+    assert [open_source(output, level=level)[...].tobytes() for level in range(count)] == kept
+    (output.parent / "clean.zarr.run").rename(tmp_path / "elsewhere")
+    assert verify(output).problems == ()
+    assert not verify(output).repairable
+
+
+def test_no_levels_are_added_to_an_output_that_is_not_finished(
+    tmp_path: Path, cluster: RunningCluster, job_in: Callable[[int], Denoising]
+) -> None:
+    job, output = job_in(1), tmp_path / "clean.zarr"
+    with pytest.raises(KeyboardInterrupt):
+        run(make_plan(job), observer=Mock(side_effect=KeyboardInterrupt), cluster=cluster)
+    words = r"has 12 of 12 blocks left to do\. `recon-cli resume .*clean\.zarr` finishes it"
+    with pytest.raises(InputError, match=words):
+        add_levels(output)
+    run(make_plan(job), cluster=cluster)
+    with RunDirectory.beside(output).lock(), pytest.raises(OutputInUse, match="is writing this output"):
+        add_levels(output)
+    assert sorted(zarr.open_group(output, mode="r").array_keys()) == ["0"]
+    assert add_levels(output)[0] == 5
+    assert read_zarr(output).shape == (250, 180)

@@ -1,7 +1,8 @@
-"""The page of a run: its map, its messages, and that its failure costs the run nothing."""
+"""What a run says of itself: in its directory, in a progress bar, on its page, and of workers whose last bits may differ."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -12,9 +13,11 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,44 +25,33 @@ from distributed import Client
 
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.scheduler import JoinedWorkers
-from halotile.graphs.watching.page import (
-    ADDRESS,
-    DONE,
-    EDGE,
-    HTML,
-    LEVELS,
-    NAME,
-    QUARANTINED,
-    RETRIED,
-    ROWS,
-    STATES,
-    UNKNOWN,
-    WAITING,
-    Board,
-    JobPage,
-    Watch,
-    curve,
-    kept_page,
-)
-from halotile.graphs.watching.progress import Progress
+from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.runs.status import Status
+from halotile.graphs.watching import page
+from halotile.graphs.watching.progress import Progress, progress_shown
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.tasks.block import Receipt
+from halotile.tasks.devices import device as module
+from halotile.tasks.devices.device import cpu_kind
 from tests.faults import BLOCKS, REPOSITORY, Scene, until
+from tests.support import job_of, noisy_image, write_zarr
 
 
 def test_a_long_curve_keeps_its_ends_and_one_with_numbers_that_are_none_is_still_json() -> None:
-    told = curve([{"iteration": float(n), "residual": 1 / n, "seconds": 0.1} for n in range(1, 5001)])
+    told = page.curve([{"iteration": float(n), "residual": 1 / n, "seconds": 0.1} for n in range(1, 5001)])
     assert list(told) == ["iteration", "residual"]
-    assert len(told["iteration"]) == len(told["residual"]) == ROWS
+    assert len(told["iteration"]) == len(told["residual"]) == page.ROWS
     assert (told["iteration"][0], told["iteration"][-1]) == (1, 5000)
-    told = curve([{"iteration": 1, "misfit": math.inf}, {"iteration": 2, "misfit": math.nan, "change": 0.5}])
+    told = page.curve([{"iteration": 1, "misfit": math.inf}, {"iteration": 2, "misfit": math.nan, "change": 0.5}])
     assert told == {"iteration": [1, 2], "misfit": [None, None], "change": [None, 0.5]}
     json.dumps(told, allow_nan=False)
 
 
 def test_no_name_ends_the_script_of_a_page_that_is_kept() -> None:
     message = {"job": {"name": "</script><script>window.taken = 1</script>"}}
-    page = kept_page(message)
-    assert page.count("</script") == HTML.read_text().count("</script")
-    (line,) = (line for line in page.splitlines() if line.startswith("const kept = "))
+    text = page.kept_page(message)
+    assert text.count("</script") == page.HTML.read_text().count("</script")
+    (line,) = (line for line in text.splitlines() if line.startswith("const kept = "))
     assert json.loads(line.removeprefix("const kept = ").partition(";  //")[0]) == message
 
 
@@ -80,7 +72,7 @@ class Looking:
 
     def __call__(self, progress: Progress) -> None:
         self.said += progress.message
-        if ADDRESS in self.said:
+        if page.ADDRESS in self.said:
             self.seen.append(json.loads(fetched(self.address)[0]))
 
     @property
@@ -96,7 +88,7 @@ def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: Runn
     scene.make_trouble("raise", 12)
     looking = Looking(cluster.dashboard)
     outcome = scene.run(cluster, observer=looking, on_bad_block="quarantine")
-    assert f"/{ADDRESS}" in looking.said
+    assert f"/{page.ADDRESS}" in looking.said
     boards = looking.boards
     done = [told["blocks"]["done"] for told in boards]
     assert len(set(done)) > 2
@@ -110,14 +102,14 @@ def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: Runn
     assert 0 < job["planned_memory_bytes"] < job["allowed_memory_bytes"]
     assert str(scene.folder) not in json.dumps(boards)
     after = json.loads(fetched(looking.address)[0])
-    page, headers = fetched(looking.address.removesuffix(".json"))
-    assert page.startswith("<!doctype html>")
-    assert "http" not in page, "it loads nothing else"
-    assert "innerHTML" not in page
+    text, headers = fetched(looking.address.removesuffix(".json"))
+    assert text.startswith("<!doctype html>")
+    assert "http" not in text, "it loads nothing else"
+    assert "innerHTML" not in text
     for words in ("default-src 'none'", "connect-src 'self'"):
         assert words in headers["Content-Security-Policy"]
     assert after["over"]
-    assert after["map"]["states"] == "".join(str(QUARANTINED if n == 12 else DONE) for n in range(BLOCKS))
+    assert after["map"]["states"] == "".join(str(page.QUARANTINED if n == 12 else page.DONE) for n in range(BLOCKS))
     assert after["blocks"]["done"] == after["progress"]["done"] == outcome.done == BLOCKS - 1
     assert after["progress"]["retried"] == 4
 
@@ -147,15 +139,15 @@ def test_a_run_that_goes_on_begins_with_what_was_done_and_tells_prometheus(
         assert any(f"\nhalotile_{name} " in text for text in served)
     assert "halotile_" not in fetched(metrics)[0], "it is over"
     first, last = looking.boards[0], looking.boards[-1]
-    assert first["map"]["states"].startswith(str(DONE) * 20)
-    assert first["map"]["seconds"].startswith(UNKNOWN * 20)
-    assert last["map"]["seconds"].startswith(UNKNOWN * 20)
+    assert first["map"]["states"].startswith(str(page.DONE) * 20)
+    assert first["map"]["seconds"].startswith(page.UNKNOWN * 20)
+    assert last["map"]["seconds"].startswith(page.UNKNOWN * 20)
     assert last["progress"]["resumed"] == 20
 
 
 @pytest.mark.cluster
 def test_who_has_seen_all_waits_for_news(cluster: RunningCluster) -> None:
-    watch = Watch()
+    watch = page.Watch()
     address = watch.open(cluster)
     first = json.loads(fetched(f"{address}.json")[0])
     assert not first["over"]
@@ -172,22 +164,18 @@ def test_who_has_seen_all_waits_for_news(cluster: RunningCluster) -> None:
 def test_what_dask_lacks_costs_only_the_page(
     scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-
-    def broken(*_: Any) -> None:
-        raise AttributeError("moved")
-
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     if what == "hook":
         scheduler = cluster.client.cluster.scheduler
-        monkeypatch.delitem(scheduler.plugins, NAME, raising=False)
+        monkeypatch.delitem(scheduler.plugins, page.NAME, raising=False)
         monkeypatch.delattr(scheduler, "http_application")
     else:
-        monkeypatch.setattr(Watch, "_send", broken)
+        monkeypatch.setattr(page.Watch, "_send", Mock(side_effect=AttributeError("moved")))
     said: list[str] = []
     scene.run(cluster, observer=lambda progress: said.append(progress.message))
     assert scene.status()["done"] == BLOCKS
     assert (f"dashboard: {cluster.dashboard}" in "".join(said)) == (what == "hook")
-    watch = Watch()
+    watch = page.Watch()
     assert watch.open(RunningCluster(cluster.client, 2)) is None, "without a dashboard there is no page"
     assert watch.client is None
 
@@ -214,21 +202,21 @@ def test_a_scheduler_of_another_process_shows_the_page_of_each_run(joined: Joine
         told = json.loads(fetched(f"{address}.json")[0])
         return "over" if told["over"] else told.get("job", "nothing")
 
-    def tell(watch: Watch, job: str) -> None:
+    def tell(watch: page.Watch, job: str) -> None:
         watch._send({"job": job})
         watch._sending.result(5)  # type: ignore[union-attr]
 
     for _ in range(2):  # one run after the other
-        watch = Watch()
+        watch = page.Watch()
         address = watch.open(joined)
         assert address is not None
-        assert address.endswith(f"/{ADDRESS}")
+        assert address.endswith(f"/{page.ADDRESS}")
         assert name() == "nothing"
-        assert fetched(address)[0] == HTML.read_text()
+        assert fetched(address)[0] == page.HTML.read_text()
         watch.close()
         assert json.loads(fetched(f"{address}.json")[0])["workers_now"] == 0
         assert name() == "over"
-    first, second = Watch(), Watch()
+    first, second = page.Watch(), page.Watch()
     address = first.open(joined)
     with Client(joined.client.scheduler.address, set_as_default=False) as other:
         second.open(JoinedWorkers(other))
@@ -244,38 +232,30 @@ def test_a_scheduler_of_another_process_shows_the_page_of_each_run(joined: Joine
 
 
 def test_a_driver_that_is_gone_ends_its_page() -> None:
-    page = JobPage("a client")
-    page.start(SimpleNamespace(plugins={NAME: JobPageBefore()}))
-    page.remove_client(page.scheduler, "another")
-    assert not page.over
-    page.remove_client(page.scheduler, "a client")
-    page.log_event("halotile", {"job": {}})
-    assert page.over
-    assert page.message == {}
-
-
-class JobPageBefore:
-    """The page of an earlier run."""
-
-    def end(self) -> None:
-        """Note the end."""
+    shown = page.JobPage("a client")
+    shown.start(SimpleNamespace(plugins={page.NAME: Mock()}))
+    shown.remove_client(shown.scheduler, "another")
+    assert not shown.over
+    shown.remove_client(shown.scheduler, "a client")
+    shown.log_event("halotile", {"job": {}})
+    assert (shown.over, shown.message) == (True, {})
 
 
 COUNTS = [(1,), (7,), (300,), (4, 5), (3, 4, 5), (2, 1, 6, 1), (130, 2), (257, 300), (1, 1, 1)]
 """Numbers of blocks along each axis: a line, an image, a stack, channels last, more than a map has room for."""
 
 
-def walked(counts: tuple[int, ...], seed: int) -> tuple[Board, np.ndarray[Any, Any], dict[int, float]]:
+def walked(counts: tuple[int, ...], seed: int) -> tuple[page.Board, np.ndarray[Any, Any], dict[int, float]]:
     """A board with many changes, and the states that it should show, from plain bookkeeping."""
     rng = np.random.default_rng(seed)
     total = math.prod(counts)
     first = int(rng.integers(0, total + 1))
-    states = np.where(np.arange(total) < first, DONE, WAITING)
-    board, took = Board(counts, [range(first)]), dict[int, float]()
+    states = np.where(np.arange(total) < first, page.DONE, page.WAITING)
+    board, took = page.Board(counts, [range(first)]), dict[int, float]()
     for _ in range(20):
         numbers = rng.choice(total, size=min(total, 9), replace=False)
-        state = int(rng.choice([DONE, RETRIED, QUARANTINED]))
-        seconds = {int(n): float(rng.random()) for n in numbers} if state == DONE else {}
+        state = int(rng.choice([page.DONE, page.RETRIED, page.QUARANTINED]))
+        seconds = {int(n): float(rng.random()) for n in numbers} if state == page.DONE else {}
         board.mark(map(int, numbers), state, seconds)
         states[numbers] = state
         took |= seconds
@@ -287,14 +267,14 @@ def walked(counts: tuple[int, ...], seed: int) -> tuple[Board, np.ndarray[Any, A
 def test_a_map_shows_what_matters_most_in_each_cell(counts: tuple[int, ...], seed: int) -> None:
     board, states, took = walked(counts, seed)
     in_flight = range(0, len(states), 5)
-    expected, counted = Counter(STATES[s] for s in states), board.counted(in_flight)
-    running = sum(states[n] == WAITING for n in in_flight)
+    expected, counted = Counter(page.STATES[s] for s in states), board.counted(in_flight)
+    running = sum(states[n] == page.WAITING for n in in_flight)
     assert sum(counted.values()) == len(states)
     here = {"todo": expected["todo"] - running, "running": running}
-    assert counted == {name: expected[name] for name in STATES} | here
+    assert counted == {name: expected[name] for name in page.STATES} | here
     shown = board.cells()
     size = shown["rows"] * shown["columns"]
-    assert max(shown["rows"], shown["columns"]) <= EDGE
+    assert max(shown["rows"], shown["columns"]) <= page.EDGE
     assert {len(shown[name]) for name in ("states", "filled", "seconds")} == {size}
     cells: list[list[int]] = [[] for _ in range(size)]
     for number, cell in enumerate(board._cells_of(np.arange(len(states)))):
@@ -302,11 +282,11 @@ def test_a_map_shows_what_matters_most_in_each_cell(counts: tuple[int, ...], see
     assert all(cells)
     for cell, numbers in enumerate(cells):
         inside = {int(states[n]) for n in numbers}
-        alone = DONE if inside == {DONE} else WAITING
-        first = next((s for s in (QUARANTINED, RETRIED) if s in inside), alone)
+        alone = page.DONE if inside == {page.DONE} else page.WAITING
+        first = next((s for s in (page.QUARANTINED, page.RETRIED) if s in inside), alone)
         assert int(shown["states"][cell]) == first
-        assert int(shown["filled"][cell]) == 9 * sum(states[n] == DONE for n in numbers) // len(numbers)
-        assert (shown["seconds"][cell] == UNKNOWN) == took.keys().isdisjoint(numbers)
+        assert int(shown["filled"][cell]) == 9 * sum(states[n] == page.DONE for n in numbers) // len(numbers)
+        assert (shown["seconds"][cell] == page.UNKNOWN) == took.keys().isdisjoint(numbers)
 
 
 @pytest.mark.parametrize(
@@ -317,34 +297,150 @@ def test_a_map_shows_what_matters_most_in_each_cell(counts: tuple[int, ...], see
         ((9, 4, 5), 4, 5, (1, 2)),
         ((4, 5, 1), 4, 5, (0, 1)),
         ((40, 1, 1), 1, 40, (0,)),
-        ((1000, 3), EDGE, 3, (0, 1)),
+        ((1000, 3), page.EDGE, 3, (0, 1)),
         ((1, 1), 1, 1, (0,)),
     ],
 )
 def test_the_map_has_the_last_two_cut_axes(
     counts: tuple[int, ...], rows: int, columns: int, axes: tuple[int, ...]
 ) -> None:
-    board = Board(counts)
+    board = page.Board(counts)
     assert (board.rows, board.columns, board.axes) == (rows, columns, axes)
 
 
-def test_a_block_that_is_retried_stays_so_until_it_is_done() -> None:
-    board = Board((2, 2), done=[range(1)])
-    board.mark([2], RETRIED)
-    assert board.cells(in_flight=[1, 2])["states"] == "2130"
-    board.mark([2], DONE, {2: 0.5})
-    assert board.cells(in_flight=[1])["states"] == "2120"
-    board.mark([3], QUARANTINED)
-    assert board.counted([1]) == {"todo": 0, "running": 1, "done": 2, "retried": 0, "quarantined": 1}
+MonkeyPatch = pytest.MonkeyPatch
 
 
-def test_durations_that_are_nearly_the_same_look_nearly_the_same() -> None:
-    board = Board((4,))
-    board.mark(range(3), DONE, {0: 0.50, 1: 0.51, 2: 0.50})
-    shown = board.cells()
-    assert shown["seconds"][3] == UNKNOWN
-    places = [LEVELS.index(letter) for letter in shown["seconds"][:3]]
-    assert max(places) - min(places) <= 3
-    assert shown["most"] / shown["least"] == pytest.approx(2)
-    board.mark([3], DONE, {3: 50.0})
-    assert board.cells()["seconds"] == f"{LEVELS[0]}{board.cells()['seconds'][1]}{LEVELS[0]}{LEVELS[-1]}"
+@pytest.fixture
+def status(tmp_path: Path) -> Status:
+    """The status of a run of three blocks that has not begun."""
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((3 * 128, 30)))
+    plan = make_plan(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, tile={"block": 128}))
+    directory = RunDirectory(plan.run_directory)
+    directory.create()
+    return Status(directory, plan, None)
+
+
+def go_through(status: Status, *, begin: int, end: int) -> dict[str, object]:
+    """A run from its first word to its last, and what is recorded of it then."""
+    again = Status(status.directory, status.plan, None)
+    again.begin(begin)
+    moment = again.progress("stop", done=end, failed=0)
+    if begin != end:
+        moment = replace(moment, peak_memory_bytes=2**29 * end, seconds=7.0)
+    again.end("finished", moment, "")
+    return status.directory.read_status() or {}
+
+
+def test_a_run_speaks_for_itself_unless_nothing_was_left_to_do_and_the_time_of_all_attempts_is_kept(
+    status: Status,
+) -> None:
+    spans = ((0, 1), (1, 2), (2, 3), (3, 3), (0, 3))
+    *_, last, again, anew = ends = [go_through(status, begin=begin, end=end) for begin, end in spans]
+    assert (last["state"], last["peak_memory_bytes"], last["seconds"]) == ("finished", 3 * 2**29, 7.0)
+    assert again == last != anew
+    assert [end["all_seconds"] for end in ends] == [7, 14, 21, 21, 7]
+    status.begin(1)
+    recorded = status.directory.read_status() or {}
+    assert (recorded["done"], recorded["resumed"], recorded["seconds"]) == (1, 1, 0.0)
+    cut_off = Status(status.directory, status.plan, None)
+    cut_off.begin(0)
+    assert go_through(status, begin=3, end=3)["state"] == "finished"
+
+
+def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: Status) -> None:
+    shown: list[str] = []
+    status = Status(status.directory, status.plan, lambda progress: shown.append(progress.message))
+    message = "block 7 failed: ValueError: poisoned\nby hand"
+    status.report(message)
+    status.notify(status.progress("denoise", done=0, failed=0))
+    assert shown == ["block 7 failed: ValueError: poisoned"]
+    assert [event["text"] for event in status.directory.read_events()] == [message]
+
+
+def test_a_line_that_is_reported_while_an_observer_is_notified_is_shown_next(status: Status) -> None:
+    shown: list[str] = []
+
+    def observe(progress: Progress) -> None:
+        if not shown:
+            watched.report("third")
+        shown.append(progress.message)
+
+    watched = Status(status.directory, status.plan, observe)
+    watched.report("first")
+    before = watched.progress("denoise", done=0, failed=0)
+    watched.report("second")
+    for progress in (before, before, watched.progress("denoise", done=0, failed=0)):
+        watched.notify_now(progress)
+    assert shown == ["first\nsecond", "third", ""]
+
+
+def test_bits_of_a_gpu_that_change_are_reported_once(status: Status) -> None:
+    shown: list[str] = []
+    status.directory.write_plan({"fingerprint": status.fingerprint})
+    status = Status(status.directory, status.plan, lambda progress: shown.append(progress.message))
+    first, later = ({"4×1×64×64": digest, "4×1×8×8": "c"} for digest in "ab")
+    for bits in (first, {}, first, later, later):
+        status.note_arithmetic(Receipt(worker="tcp://w", host="node7", cpu_kind="an H200", bits=bits))
+    status.notify(status.progress("stop", done=1, failed=0))
+    assert "".join(shown).count("rounds differently") == 1
+    assert "tcp://w on node7" in "".join(shown)
+    again = Status(status.directory, status.plan, lambda progress: shown.append(progress.message))
+    again.note_arithmetic(Receipt(cpu_kind="an H200", bits=first))
+    again.note_arithmetic(Receipt(cpu_kind="another", bits=later))
+    again.notify(status.progress("stop", done=1, failed=0))
+    assert "2 kinds of CPUs or GPUs" in "".join(shown)
+    assert "".join(shown).count("rounds differently") == 1
+
+
+MOMENTS = [
+    Progress("start", 2, 2, 8, 0, 800, 0.1),
+    Progress("denoise", 6, 2, 8, 4_000_000, 8_000_000, 2.0, message="block 3 is tried again"),
+]
+
+
+@pytest.mark.parametrize("where", ["terminal", "notebook", "log", "observer"])
+def test_a_bar_is_shown_at_a_terminal_or_in_a_notebook(where: str, monkeypatch: MonkeyPatch) -> None:
+    screen, observed = io.StringIO(), list[Progress]()
+    monkeypatch.setattr(screen, "isatty", lambda: where in ("terminal", "observer"), raising=False)
+    monkeypatch.setattr(sys, "stderr", screen)
+    if where == "notebook":  # without widgets the bar is of text, without a warning
+        shell = type("ZMQInteractiveShell", (), {})()
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    with progress_shown(observed.append if where == "observer" else None) as observe:
+        for moment in MOMENTS:
+            if observe is not None:
+                observe(moment)
+    text = screen.getvalue()
+    assert observed == (MOMENTS if where == "observer" else [])
+    if where in ("log", "observer"):
+        assert text == ""
+        return
+    assert ("6/8" in text, "IProgress" in text) == (True, False)
+    if where == "terminal":
+        assert all(words in text for words in ("denoise", "2 Mpix/s", "block 3 is tried again\n"))
+
+
+CPUINFO = """processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 143
+model name\t: A name with its clock @ 2.10GHz
+flags\t\t: fpu sse4_2 avx avx2 {more}
+
+processor\t: 1
+vendor_id\t: none
+"""
+
+
+def test_a_processor_is_named_by_what_libraries_choose_by(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CPUS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(module, "_CACHE", tmp_path / "size")
+    names = set()
+    for flag, limit, cache in [("", "", "1M"), ("avx512f", "", "1M"), ("avx512f", "AVX2", "1M"), ("", "", "2M")]:
+        (tmp_path / "cpuinfo").write_text(CPUINFO.format(more=flag))
+        (tmp_path / "size").write_text(f"{cache}\n")
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+        names.add(cpu_kind.__wrapped__())
+    assert len(names) == 4
+    assert all(name.startswith("GenuineIntel 6 143, AVX") and "clock" not in name for name in names)

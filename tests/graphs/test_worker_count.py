@@ -1,4 +1,4 @@
-"""As many workers as there is room for; none too many for an allocation, where workers that lost their driver requeue the job once."""
+"""As many workers as there is room for; lost launches are replaced, and an allocation whose driver is lost requeues its job once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from distributed.core import Status
 
 from halotile.errors import ClusterFailed, ConfigError, MemoryRefused
 from halotile.graphs.clusters import slurm_alloc
@@ -18,12 +21,15 @@ from halotile.graphs.clusters.base import ATTENDED
 from halotile.graphs.clusters.common import machine as machine_module
 from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.clusters.launches import slurm_allocation
+from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.launches.remote_cluster import Supervisor
 from halotile.graphs.clusters.slurm_alloc import ENDED_PAUSES, requeue_orphan
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans import needs
 from halotile.graphs.plans.needs import check_allocation, device_of, machine_bytes, workers_of
 from halotile.graphs.plans.plan import make_plan
+from tests.faults import until
 from tests.support import job_of, noisy_image, write_zarr
 
 MonkeyPatch = pytest.MonkeyPatch
@@ -181,9 +187,9 @@ def test_cores_and_memory_are_those_that_a_control_group_allows(
 SPREAD = "n1 4 all.q@n1 UNDEFINED\nn2.site.org 2 all.q@n2 <NULL>\n"
 
 
-@pytest.mark.parametrize(
-    ("told", "file", "workers", "why"),
-    [
+def test_a_batch_job_takes_no_more_cores_than_it_has_here(groups: Groups, monkeypatch: MonkeyPatch) -> None:
+    """Not all batch systems bind a job to its cores."""
+    rows: list[tuple[dict[str, str], str, int, str]] = [
         ({}, "", 64, "one for each core"),
         ({"JOB_ID": "7", "NSLOTS": "4"}, "", 4, "4 slots"),
         ({"SGE_TASK_ID": "undefined", "NSLOTS": "1"}, "", 1, "the job has 1 slot"),
@@ -206,19 +212,15 @@ SPREAD = "n1 4 all.q@n1 UNDEFINED\nn2.site.org 2 all.q@n2 <NULL>\n"
         ({"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "16", "SLURM_CPUS_PER_TASK": "2"}, "", 16, "16 CPUs"),
         ({"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2"}, "", 2, "2 CPUs"),
         ({"_CONDOR_JOB_AD": "x", "_CONDOR_MACHINE_AD": "$"}, "CpusBusy = 9\nCpus = 4\n", 4, "4 cores"),
-    ],
-)
-def test_a_batch_job_takes_no_more_cores_than_it_has_here(
-    told: dict[str, str], file: str, workers: int, why: str, groups: Groups, monkeypatch: MonkeyPatch
-) -> None:
-    """Not all batch systems bind a job to its cores."""
-    groups({"told": file})
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr("socket.gethostname", lambda: "n2")
-    monkeypatch.setattr(needs, "machine_bytes", lambda: 1024 * GIB)
-    environment = {name: word.replace("$", str(machine_module.MOUNTED / "told")) for name, word in told.items()}
-    why = f"one for each of {why} of the job" if why[0].isdigit() else why
-    assert workers_of(Run(), HERE, "cpu", environment) == (workers, why)
+    ]
+    for told, file, workers, why in rows:
+        groups({"told": file})
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+        monkeypatch.setattr("socket.gethostname", lambda: "n2")
+        monkeypatch.setattr(needs, "machine_bytes", lambda: 1024 * GIB)
+        environment = {name: word.replace("$", str(machine_module.MOUNTED / "told")) for name, word in told.items()}
+        why = f"one for each of {why} of the job" if why[0].isdigit() else why
+        assert workers_of(Run(), HERE, "cpu", environment) == (workers, why)
 
 
 JOB = {"SLURM_JOB_ID": "7", ATTENDED: "1"}
@@ -263,21 +265,18 @@ class FakeSlurm:
         monkeypatch.setattr(BatchSystem, "cancel", lambda _, job: self.calls.append(f"cancel {job}"))
 
 
-@pytest.mark.parametrize(
-    ("slurm", "calls"),
-    [
+def test_a_job_is_requeued_once(address: str, monkeypatch: MonkeyPatch) -> None:
+    rows: list[tuple[FakeSlurm, list[str]]] = [
         (FakeSlurm(ALIVE, ALIVE, LOST), ["sleep 0", "sleep 2", "sleep 2", "requeue 7"]),
         (FakeSlurm(ALIVE), CHECKED),
         (FakeSlurm("JobState=RUNNING Reason=None"), CHECKED),
         (FakeSlurm(f"{LOST}   Requeue=0 Restarts=0\n"), ["sleep 0", "cancel 7"]),
         (FakeSlurm(f"{LOST}   Requeue=1 Restarts=0\n", failures=1), ["sleep 0", "requeue 7", "sleep 2", "requeue 7"]),
-    ],
-    ids=["noticed late", "driver ended", "no node known", "may not be requeued", "requeue fails once"],
-)
-def test_a_job_is_requeued_once(slurm: FakeSlurm, calls: list[str], address: str, monkeypatch: MonkeyPatch) -> None:
-    slurm.install(monkeypatch)
-    requeue_orphan(address, JOB)
-    assert slurm.calls == calls
+    ]
+    for slurm, calls in rows:
+        slurm.install(monkeypatch)
+        requeue_orphan(address, JOB)
+        assert slurm.calls == calls
 
 
 def test_the_slower_of_two_workers_does_not_end_a_job_that_was_put_back(address: str, monkeypatch: MonkeyPatch) -> None:
@@ -314,3 +313,181 @@ def test_slurm_is_asked_by_workers_of_a_submitted_run_whose_scheduler_does_not_a
     with socket.create_server(("127.0.0.1", 0)) as server:
         requeue_orphan(f"tls://127.0.0.1:{server.getsockname()[1]}", environment)
     assert slurm.calls == []
+
+
+PENDING = LaunchState(False, "PENDING (Resources)")
+
+
+class FakeCluster:
+    """Launches by name, and the names of those whose workers are connected."""
+
+    status, made, refusal = Status.running, 0, ""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Any] = {}
+        self.here: set[str] = set()
+
+    @property
+    def scheduler_info(self) -> dict[str, Any]:
+        return {"workers": {name: {"name": name} for name in self.here}}
+
+    def scale(self, count: int) -> None:
+        while len(self.workers) < count:
+            self.made += 1
+            launch = Mock(title=f"job {self.made}", refusal=self.refusal or None, state=PENDING)
+            launch.log_tail.return_value = "no such module"
+            self.workers[f"w{self.made}"] = launch
+
+    def scale_down(self, names: Sequence[str]) -> None:
+        for name in names:
+            del self.workers[name]
+
+    def sync(self, function: Any, *arguments: Any, **_: Any) -> Any:
+        return function(*arguments)
+
+
+def supervisor(cluster: FakeCluster, workers: int, reports: list[str]) -> Supervisor:
+    def query(launches: Sequence[Any]) -> dict[Any, LaunchState]:
+        return {launch: launch.state for launch in launches}
+
+    return Supervisor(None, workers, cluster=cluster, query=query, report=reports.append)
+
+
+class Watch:
+    """A supervisor whose updates are called by hand, with its own clock."""
+
+    def __init__(self, workers: int, clock: SimpleNamespace) -> None:
+        self.clock, self.cluster, self.reports = clock, FakeCluster(), list[str]()
+        self.supervisor = supervisor(self.cluster, workers, self.reports)
+
+    def rounds(self, count: int, seconds: float = 5.0) -> None:
+        """Update some times."""
+        for _ in range(count):
+            self.supervisor._update()
+            self.clock.now += seconds
+
+    def end(self, *names: str) -> None:
+        """End launches."""
+        for name in names:
+            self.cluster.here.discard(name)
+            self.cluster.workers[name].state = LaunchState(True, "FAILED (NonZeroExitCode)")
+
+    def end_at_once(self, times: int, seconds: float) -> None:
+        """End all launches that have no worker, again and again."""
+        for _ in range(times):
+            self.rounds(1, seconds)
+            self.end(*{*self.cluster.workers} - self.cluster.here)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Watch]:
+    """Makes a watch of some workers."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("halotile.graphs.clusters.launches.remote_cluster.time.monotonic", lambda: clock.now)
+    return lambda workers: Watch(workers, clock)
+
+
+def test_a_launch_is_asked_for_each_worker_and_replaced_when_it_ends(watch: Callable[[int], Watch]) -> None:
+    three = watch(3)
+    three.rounds(2)
+    assert [*three.cluster.workers] == ["w1", "w2", "w3"]
+    assert three.supervisor.missing() == "3 PENDING (Resources)"
+    three.cluster.here.add("w2")
+    assert three.supervisor.missing() is None
+    assert three.supervisor.missing(2) == "3 PENDING (Resources)"
+    three.cluster.here |= {"w1", "w3"}
+    three.rounds(1)
+    three.end("w1")
+    three.rounds(2)
+    assert [*three.cluster.workers] == ["w2", "w3", "w4"]
+    assert three.reports == ["1 worker lost (job 1: FAILED (NonZeroExitCode)); asking for it again"]
+
+
+def test_launches_that_keep_ending_are_given_up_with_the_log_for_a_while(watch: Callable[[int], Watch]) -> None:
+    two, one = watch(2), watch(1)
+    one.end_at_once(1, seconds=5)
+    for rounds, made in ((2, 1), (5, 2)):  # after a pause
+        one.rounds(rounds, seconds=0.5)
+        assert one.cluster.made == made
+    two.end_at_once(4, seconds=60)
+    one = watch(1)
+    assert two.cluster.made == 4
+    said = r"4 workers in a row ended before .* job 3: FAILED .*\n.*no such module"
+    with pytest.raises(ClusterFailed, match=said):
+        two.supervisor.check()
+    one.end_at_once(6, seconds=20)
+    made = one.cluster.made
+    with pytest.raises(ClusterFailed):
+        one.supervisor.check()
+    one.rounds(2, seconds=400)
+    assert one.cluster.made == made + 1
+    one.supervisor.check()
+    one.end_at_once(2, seconds=40)
+    one.supervisor.check()  # it is counted anew
+
+
+def test_launches_that_worked_are_replaced_without_end_and_do_not_count(watch: Callable[[int], Watch]) -> None:
+    one, two = watch(1), watch(2)
+    for number in range(1, 30):
+        one.rounds(1)
+        assert [*one.cluster.workers] == [f"w{number}"]
+        one.cluster.here.add(f"w{number}")
+        one.rounds(14)
+        one.end(f"w{number}")
+        one.rounds(2)
+    one.supervisor.check()
+    two.rounds(1)
+    two.cluster.here |= {"w1", "w2"}
+    two.rounds(14)
+    two.end("w1", "w2")
+    two.rounds(2)
+    for _ in range(3):
+        two.end(next(iter({*two.cluster.workers} - two.cluster.here)))
+        two.rounds(8)
+    two.supervisor.check()
+    assert len(two.cluster.workers) == 2
+
+
+def test_a_cluster_goes_on_with_the_workers_that_are_left(watch: Callable[[int], Watch]) -> None:
+    two = watch(2)
+    two.rounds(1)
+    two.cluster.here.add("w1")
+    while two.clock.now < 1000 and not (two.reports and "no more" in two.reports[-1]):
+        two.end_at_once(1, seconds=25)
+    assert "no more workers are asked for" in two.reports[-1]
+    assert next(iter(two.cluster.workers)) == "w1"
+    two.supervisor.check()
+    for wanted, here in ((2, {"w1"}), (1, set[str]())):
+        two.cluster.here = here
+        with pytest.raises(ClusterFailed):
+            two.supervisor.check(wanted)
+
+
+def test_workers_without_room_and_refused_launches_are_not_waited_for(watch: Callable[[int], Watch]) -> None:
+    two, one = watch(2), watch(1)
+    two.supervisor.capacity = lambda: 1  # an allocation that has lost a node
+    two.cluster.here.add("w1")
+    two.supervisor.check()
+    with pytest.raises(ClusterFailed, match="room for 1 of 2 workers"):
+        two.supervisor.check(2)
+    one.cluster.refusal = "sbatch: error: invalid partition."
+    one.rounds(10, seconds=30)
+    with pytest.raises(ClusterFailed, match="invalid partition"):
+        one.supervisor.check()
+
+
+def test_a_supervisor_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halotile.graphs.clusters.launches.remote_cluster.POLL_SECONDS", 0.01)
+    cluster, reports = FakeCluster(), list[str]()
+    scale, failures = cluster.scale, iter([True] * 5)
+
+    def stumble(count: int) -> None:
+        if next(failures, False):
+            raise KeyError("a worker that has just gone")
+        scale(count)
+
+    monkeypatch.setattr(cluster, "scale", stumble)
+    with supervisor(cluster, 2, reports):
+        until(lambda: cluster.made >= 2)
+    assert cluster.made == 2
+    assert reports == ["supervising the workers failed, and is tried again: KeyError: 'a worker that has just gone'"]
