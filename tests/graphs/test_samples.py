@@ -297,7 +297,24 @@ def test_the_plan_names_the_method_and_how_far_the_map_may_be_off(folder: Path) 
     wide = make_plan(sampling.job_in(folder, {"posterior": {"halo": 40}}))
     assert "the halo of 40 pixels is wider than what is solved with it, 32 × 32" in "\n".join(wide.notes)
     guess = prior_text(Likely(Matern(**sampling.PRIOR), float("nan"), 0.1))
-    assert guess == "matern, std 0.5 (a guess: samples of the data do not show it; write it if you know it), range 6 ± 10 % pixels, around 1"
+    assert (
+        guess
+        == "matern, std 0.5 (a guess: samples of the data do not show it; write it if you know it), range 6 ± 10 % pixels, around 1"
+    )
+
+
+def test_an_image_in_units_of_a_flux_has_the_same_maps(folder: Path, tmp_path: Path) -> None:
+    unit, seen = 1e-20, read_zarr(folder / "y.zarr")
+    np.save(tmp_path / "k.npy", -sampling.kernel())  # and a detector that inverts
+    zarr.create_array(tmp_path / "y.zarr", data=-unit * seen, chunks=(32, 32))
+    auto = dict.fromkeys(("std", "range", "mean"), "auto")
+    plain, scaled = (
+        sampling.job_in(place, {"operators": {"noise_sigma": 0.2 * size}, "prior": auto})
+        for place, size in ((folder, 1.0), (tmp_path, unit))
+    )
+    (mean, std), (other, spread) = sampling.computed(plain), sampling.computed(scaled)
+    assert np.abs(other / unit - mean).max() < 0.01 * std.mean()
+    assert spread.mean() / unit == pytest.approx(std.mean(), rel=0.02)  # of other draws: their noise has the other sign
 
 
 def test_pixels_that_a_file_declares_to_hold_no_data_are_holes(tmp_path: Path) -> None:

@@ -257,6 +257,28 @@ def test_the_prior_has_its_deviation_up_to_the_edge() -> None:
     assert std.max() < 1.05 * 2.0
 
 
+@pytest.mark.parametrize("size", [2.0, 3.0, 8.0, 40.0])
+def test_a_pixel_of_the_prior_has_its_deviation_at_any_range(size: float) -> None:
+    assert Matern(std=2.0, range=size, mean=0.0).spectrum((512, 512)).mean() == pytest.approx(4.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("brightness", [30.0, 1000.0])
+def test_what_is_bright_beyond_a_hole_as_wide_as_the_halo_is_seen(brightness: float) -> None:
+    y = 0.3 * np.random.default_rng(0).standard_normal((64, 192))
+    y[:, 116:] += brightness
+    y[:, 86:115] = np.nan
+    part = Measurement(
+        Blur(kernel=np.ones((1, 1)), boundary="zero"),
+        Filled(InMemory(y)),
+        Weights(InMemory(y), InMemory(np.full(y.shape, 0.3))),
+    )
+    of = Posterior((part,), Matern(std=1.0, range=6.0, mean=0.0), y.shape, np.dtype(np.float64))
+    core = Region((0, 32), (64, 96))
+    found, checked = Solved(of, 16, (0,), 1e-2).solved(core)
+    exact, _ = Solved(of, 200, (0,), 1e-2).solved(core)
+    assert np.abs(checked).max() > np.abs((found - exact)[0] / exact[1]).max() > 1e-2
+
+
 def test_pixels_without_a_measurement_have_no_weight_and_negative_noise_is_refused() -> None:
     y, sigma = np.array([[1.0, np.nan, 2.0, 2.0]]), np.array([[0.5, 0.5, 0.0, np.nan]])
     assert read_all(Weights(InMemory(y), InMemory(sigma))).tolist() == [[4, 0, 0, 0]]

@@ -175,7 +175,9 @@ def likely(windows: Sequence[Excerpt], transfer: Array, given: Matern, gain: flo
     free = [key for key in ("std", "range") if getattr(given, key) == "auto"]
     if not free:
         return Likely(found, 0.0, 0.0)
-    deviation = math.sqrt(max(float(np.mean([np.var(w.pixels) - w.variance for w in windows])), 1e-12)) / abs(gain)
+    total = float(np.mean([np.var(w.pixels) for w in windows]))
+    noise = float(np.mean([w.variance for w in windows]))
+    deviation = math.sqrt(max(total - noise, 1e-6 * total)) / abs(gain)
     first = {"std": deviation or 1.0, "range": edge / 8}
     starts = [
         np.log([max(first[key] * width, SHORTEST) if key == "range" else first[key] for key in free])

@@ -11,7 +11,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise import job as denoise
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice
 from halotile.graphs.jobs.reconstruct.rules import CHECKS as RECONSTRUCTION
-from halotile.graphs.jobs.reconstruct.rules import OPERATOR_RULES, NoiseLevel
+from halotile.graphs.jobs.reconstruct.rules import OPERATOR_RULES
 from halotile.graphs.kinds.base import Check, Figures, Row
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Tile, TiledJob, is_pattern
 from halotile.graphs.plans.rows import cost_rows, output_rows
@@ -137,7 +137,7 @@ def _tolerance(value: float) -> str | None:
 
 
 def _noise(value: Any) -> str | None:
-    return None if isinstance(value, str) else NoiseLevel(0)(value)
+    return None if isinstance(value, str) else Above(0)(value)
 
 
 CHECKS: Mapping[tuple[str, str], Check] = {
