@@ -434,6 +434,7 @@ vendor_id\t: none
 
 
 def test_a_processor_is_named_by_what_libraries_choose_by(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_machine", module._machine.__wrapped__)
     monkeypatch.setattr(module, "_CPUS", tmp_path / "cpuinfo")
     monkeypatch.setattr(module, "_CACHE", tmp_path / "size")
     names = set()
@@ -441,6 +442,6 @@ def test_a_processor_is_named_by_what_libraries_choose_by(tmp_path: Path, monkey
         (tmp_path / "cpuinfo").write_text(CPUINFO.format(more=flag))
         (tmp_path / "size").write_text(f"{cache}\n")
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-        names.add(cpu_kind.__wrapped__())
+        names.add(cpu_kind())
     assert len(names) == 4
     assert all(name.startswith("GenuineIntel 6 143, AVX") and "clock" not in name for name in names)

@@ -41,7 +41,6 @@ _CPUS = Path("/proc/cpuinfo")
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 
 
-@functools.cache
 def cpu_kind() -> str:
     """CPU model, its vector instructions and L2 cache, and versions of the numerical libraries.
 
@@ -51,7 +50,13 @@ def cpu_kind() -> str:
     True
     """
     limits = [f"{name}={os.environ[name]}" for name in LIMITS if os.environ.get(name)]
-    return ", ".join([*_cpu(), *limits, *filter(None, map(_library, LIBRARIES))])
+    model, libraries = _machine()
+    return ", ".join([*model, *limits, *libraries])
+
+
+@functools.cache
+def _machine() -> tuple[list[str], list[str]]:
+    return _cpu(), [*filter(None, map(_library, LIBRARIES))]
 
 
 def _cpu() -> list[str]:

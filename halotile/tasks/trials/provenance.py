@@ -18,9 +18,10 @@ from halotile.tasks.devices.device import cpu_kind
 from halotile.tasks.options import import_reference
 from halotile.tasks.user_code import file_digest, imported_digest, loaded_code, whole_digest
 
+_PACKAGE = Path(__file__).resolve().parents[2]  # the folder of halotile, whose files own_digest knows
 # Places whose files belong to the installed packages or to the machine, which a key has by itself.
 _INSTALLED = tuple(
-    {*(f"{Path(each).resolve()}/" for each in (sys.prefix, sys.base_prefix)), "/proc/", "/sys/", "/dev/"}
+    {*(f"{Path(each).resolve()}/" for each in (sys.prefix, sys.base_prefix, _PACKAGE)), "/proc/", "/sys/", "/dev/"}
 )
 
 
@@ -54,7 +55,6 @@ def opened_files() -> set[str]:
 OF_SESSIONS = re.compile(
     "_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|DISPLAY|WINDOWID|.*TERM.*|(TMUX|STY|SSH_|XDG_SESSION|XDG_RUNTIME|DBUS_|VTE_|SLURM_|SBATCH_|PBS_|LSB_|SGE_).*"
 )
-_PACKAGE = Path(__file__).resolve().parents[2]  # the folder of halotile, whose files _halotile knows
 # Digest of a file of imported code when this process was first asked for it: the code that it imported does not change
 # any more.
 _digest_at_first = functools.cache(file_digest)
@@ -92,9 +92,12 @@ def surroundings(denoiser: Denoiser, read: Collection[str]) -> str | None:
     """
     options = denoiser.inner.options.values() if isinstance(denoiser.inner, UserNetwork | Function) else ()
     named = {option for option in options if isinstance(option, str) and os.path.isfile(option)}
-    code = {
-        os.path.realpath(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))
-    }
+    folder = functools.cache(os.path.realpath)  # of each file it would take a tenth of a second
+    code = set[str]()
+    for module in list(sys.modules.values()):
+        if file := getattr(module, "__file__", None):
+            where, name = os.path.split(file)
+            code.add(os.path.realpath(file) if os.path.islink(file) else os.path.join(folder(where), name))
     known = (f"{_PACKAGE}{os.sep}", *code)
     data = sorted(path for path in {*read, *named} if not path.startswith(known) and not path.endswith(".pyc"))
     environment = sorted(item for item in os.environ.items() if not OF_SESSIONS.fullmatch(item[0]))
@@ -107,7 +110,7 @@ def surroundings(denoiser: Denoiser, read: Collection[str]) -> str | None:
 
 
 def _joined_digest(*words: Any) -> str:
-    return hashlib.sha256(repr((_halotile(), cpu_kind(), *words)).encode()).hexdigest()
+    return hashlib.sha256(repr((own_digest(), cpu_kind(), *words)).encode()).hexdigest()
 
 
 def seals_of(denoiser: Denoiser, code: Mapping[str, str]) -> dict[str, str]:
@@ -150,7 +153,8 @@ def _weights(denoiser: Denoiser) -> str | None:
     return denoiser.weights_name if isinstance(denoiser, UserNetwork) else None
 
 
-def _halotile() -> str:
+@functools.cache
+def own_digest() -> str:
     """Digest of halotile's sources and compiled filters, which may change without a new version in a development installation."""
     digest = hashlib.sha256()
     for file in sorted(_PACKAGE.rglob("*")):
