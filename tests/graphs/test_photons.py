@@ -13,11 +13,12 @@ import tifffile
 from numpy.typing import NDArray
 from skimage.data import camera, retina
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, ResumeRefused
 from halotile.graphs.jobs.denoise.image import JobImage, choose_noise_level
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.jobs.denoise.pixels import ResultType, choose_photon_noise, choose_type
 from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.runs.claim import claim
 from halotile.storage.arrays import open_source
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.inner_tiles import Roles
@@ -379,3 +380,14 @@ def test_a_channel_of_few_values_is_found_also_where_all_are_taken_together(tmp_
     wanted, roles = job_of(source.path, tmp_path / "out.zarr", *TV), Roles(("c", "y", "x"), (1, 2), None)
     image = JobImage(job=wanted, original=source, source=source, roles=replace(roles, channel=0 if together else None))
     assert choose_type(image, TotalVariation(strength=1.0), None).dtype == "float32"
+
+
+def test_a_level_that_was_given_is_no_estimate_of_a_resumed_run(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "a.zarr", np.random.default_rng(0).integers(0, 200, (96, 96)).astype("u1"))
+    given, left_out = (
+        job_of(source, tmp_path / "o.zarr", "tv", AUTO["tv"], noise=noise) for noise in ({"read_sigma": 10.0}, {})
+    )
+    with claim(make_plan(given)):
+        pass
+    with pytest.raises(ResumeRefused, match=r"noise\.read_sigma was 10\.0, is absent"), claim(make_plan(left_out)):
+        pass

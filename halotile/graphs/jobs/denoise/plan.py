@@ -421,7 +421,7 @@ def _identity_of(part: _Part, task: DenoiseTask) -> dict[str, Any]:
         "noise_level": None
         if levels is None
         else levels.tolist(),  # estimated, in the units that the denoiser computes in
-        "read_sigma": known,
+        "noise.read_sigma": known,
         "noise": noise.to_json() if noise else None,
         "probed": list(part.halo.probed) if part.halo.probed else None,
     }
