@@ -28,7 +28,11 @@ from halotile.graphs.clusters.workers.settings import METHOD, WORKER_ENVIRONMENT
 from halotile.tasks.devices.device import allow_memory, limit_memory
 
 _WORKERS = "halotile.graphs.clusters.workers.preloaded"
-PRELOADED = ["halotile.graphs.clusters.workers.preloaded_torch", _WORKERS]
+PRELOADED = [
+    "halotile.graphs.clusters.workers.preloaded_torch",
+    "halotile.graphs.plans.trials.denoiser_trials",  # trials of networks are forked from it too
+    _WORKERS,
+]
 
 NOT_IMPORTED = "__main__"  # a main module of this name is left alone by processes that multiprocessing starts
 

@@ -1,4 +1,4 @@
-"""torch, and what tries networks, in the process that workers are forked from, before what is in ``preloaded``."""
+"""torch, in the process that workers are forked from, before what is in ``preloaded``."""
 
 # ruff: noqa: E402 - as in preloaded.py
 
@@ -6,7 +6,6 @@ import gc
 
 gc.disable()
 
-import halotile.graphs.plans.trials.denoiser_trials
 import halotile.tasks.denoisers.common.layers
 from halotile.tasks.devices.device import cpu_kind
 from halotile.tasks.trials.provenance import own_digest
