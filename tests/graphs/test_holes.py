@@ -479,6 +479,7 @@ def test_pixels_that_are_hot_in_no_plane_but_in_all_are_found(tmp_path: Path, ax
     assert (repaired != stack)[:, 0, 20, 30].all()
     assert np.count_nonzero(repaired != stack) == 13
     stack[2:4, 0, 20, 30] = np.nan, np.inf  # which is no measurement there
+    stack[:, 0, 80:, :10] = np.nan  # nor is anything in this corner
     assert planned(tmp_path, "torn", stack, "gaussian", axes=f"{axis}cyx", **AUTO).identity["defects"]["places"] == [
         [-1, 0, 20, 30]
     ]

@@ -146,7 +146,7 @@ def masks_nothing(operator: Operator, region: Region) -> bool:
     return True
 
 
-def likely(windows: Sequence[Excerpt], transfer: Array, given: Matern, gain: float = 1.0) -> Likely:
+def likely(windows: Sequence[Excerpt], transfer: Array, given: Matern, gain: float) -> Likely:
     """The most likely deviation, and range up to the edge of a window; those that are given stay.
 
     The likelihood is that of the frequencies of tapered windows, as if they were independent (Whittle 1954).

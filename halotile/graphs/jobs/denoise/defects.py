@@ -135,7 +135,9 @@ def _lasting(view: Readable, roles: Roles, gain: PlaneValues, variance: PlaneVal
             most = np.maximum(most, np.where(is_known, level, -np.inf))
         if count.ndim and count.max() >= LEAST_PLANES:
             count[count < LEAST_PLANES] = np.nan
-            lasting = outliers((total - least - most) / np.sqrt(count - 2), 0.0, 1.0)
+            with np.errstate(invalid="ignore"):  # a pixel that is a hole in every plane
+                mean = (total - least - most) / np.sqrt(count - 2)
+            lasting = outliers(mean, 0.0, 1.0)
             places = np.tile(other, (len(lasting), 1))
             places[:, along], places[:, plane] = -1, lasting
             found.append(places)

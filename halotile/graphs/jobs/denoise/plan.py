@@ -418,9 +418,8 @@ def _identity_of(part: _Part, task: DenoiseTask) -> dict[str, Any]:
         "range": list(part.values) if part.values else None,
         "depth": [list(pair) for pair in task.tiling.depth],
         "boundary": list(task.rim.rules),
-        "noise_level": None
-        if levels is None
-        else levels.tolist(),  # estimated, in the units that the denoiser computes in
+        # Estimated, in the units that the denoiser computes in.
+        "noise_level": None if levels is None else levels.tolist(),
         "noise.read_sigma": known,
         "noise": noise.to_json() if noise else None,
         "probed": list(part.halo.probed) if part.halo.probed else None,

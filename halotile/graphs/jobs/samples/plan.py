@@ -49,9 +49,7 @@ from halotile.tasks.priors.matern import SHORTEST, Excerpt, Likely, Matern, gain
 from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.terms import Measurement
 
-FAR_FROM_ONE = (
-    1e12  # noise level, or its inverse, beyond which squares and their products are no numbers of single precision
-)
+FAR_FROM_ONE = 1e12  # noise level, or its inverse, from which on products of squares overflow in single precision
 SMALLER = "a smaller tile.block, output.shard or posterior.halo"
 # Images in double precision that a solution holds at once, for each right-hand side and each measurement: an estimate; and
 # copies of a result that is written.
