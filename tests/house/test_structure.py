@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import subprocess
@@ -19,6 +20,11 @@ ROOT = Path(__file__).parents[2]
 
 
 Graph = Mapping[str, set[str]]
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def modules() -> dict[str, Path]:
@@ -75,7 +81,7 @@ def _folder(path: Path) -> str:
 
 
 def _imported(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
-    for node in _run(ast.parse(path.read_text())):
+    for node in _run(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
@@ -154,7 +160,7 @@ def test_no_module_is_longer_than_a_reader_can_hold() -> None:
 def test_no_two_types_share_a_name() -> None:
     places: dict[str, list[str]] = {}
     for path in MODULES:
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             name = node.name if isinstance(node, ast.ClassDef) else ""
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 name = node.targets[0].id
@@ -165,7 +171,7 @@ def test_no_two_types_share_a_name() -> None:
 
 def test_a_module_opens_with_one_sentence() -> None:
     openings = {
-        identify(path): (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0] for path in MODULES
+        identify(path): (ast.get_docstring(parsed(path)) or "").split("\n\n")[0] for path in MODULES
     }
     assert {n: o for n, o in openings.items() if not re.search(r"\w.*[.:]+$", o, re.DOTALL)} == {}
 
@@ -235,7 +241,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
         f"{identify(path)}: {node.name}": count
         for path in MODULES
         for text in (path.read_text(),)
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if (count := lines_of_code(node, text.splitlines())) > LONGEST_FUNCTION
     }
@@ -278,7 +284,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
 def test_docstrings_and_names_can_be_read_by_strangers() -> None:
     riddles, banned = [], []
     for path in MODULES:
-        tree, here = ast.parse(path.read_text()), identify(path)
+        tree, here = parsed(path), identify(path)
         riddles += [f"{here}: {text}" for text in docstrings(tree) if text.split()[0] in RIDDLES]
         words = {(n, word.lower()) for n in defined(tree) for word in re.findall(r"[a-z]+|[A-Z][a-z]*", n)}
         banned += [

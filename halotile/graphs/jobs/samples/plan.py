@@ -259,10 +259,8 @@ def _tried(opened: _Opened) -> int:
         if halo < reach and halo < most:
             continue
         solved = Solved(posterior, halo, (0, 1)[: opened.draws], options.tol, options.estimator)
-        if (
-            halo >= most
-            or (worst := max(float(np.abs(solved.solved(block)[1]).max()) for block in blocks[:PLACES])) <= tol
-        ):
+        errors = (float(np.abs(solved.solved(block)[1]).max()) for block in blocks[:PLACES])
+        if halo >= most or (worst := next((error for error in errors if not error <= tol), None)) is None:
             return halo
         tried.append((halo, worst))
         reach = _reach(tried, tol)
