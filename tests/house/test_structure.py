@@ -170,9 +170,7 @@ def test_no_two_types_share_a_name() -> None:
 
 
 def test_a_module_opens_with_one_sentence() -> None:
-    openings = {
-        identify(path): (ast.get_docstring(parsed(path)) or "").split("\n\n")[0] for path in MODULES
-    }
+    openings = {identify(path): (ast.get_docstring(parsed(path)) or "").split("\n\n")[0] for path in MODULES}
     assert {n: o for n, o in openings.items() if not re.search(r"\w.*[.:]+$", o, re.DOTALL)} == {}
 
 
