@@ -65,6 +65,19 @@ def submitted(job: HpcJob, *words: str) -> str:
     return str(job.json_of(*SUBMIT, *words)["job"])
 
 
+def check_private(job: HpcJob, output: str) -> None:
+    """Assert that others can read the output as the umask says, and nothing of the run, which keeps no key."""
+    run = job.folder / f"{output}.run"
+    assert run.stat().st_mode & 0o777 == 0o700
+    umask = os.umask(0o077)
+    os.umask(umask)
+    assert (job.folder / output / "zarr.json").stat().st_mode & 0o777 == 0o666 & ~umask
+    own = [path for path in run.iterdir() if path.is_file()]
+    assert {path.stat().st_mode & 0o077 for path in own} == {0}
+    assert all("PRIVATE KEY" not in path.read_text(errors="replace") for path in own)
+
+
+@pytest.mark.thorough  # as with many images, below
 def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
     shown = job.call(*SUBMIT, "--dry-run")
     assert "#SBATCH --signal=B:USR1@120" in shown
@@ -86,13 +99,7 @@ def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: S
     assert job.status()["state"] == "finished"
     assert "SIGUSR1: finishing the blocks in flight" in job.call("logs", "out.zarr.run")
     job.check_whole()
-    assert job.run_directory.stat().st_mode & 0o777 == 0o700
-    umask = os.umask(0o077)
-    os.umask(umask)
-    assert (job.folder / "out.zarr/zarr.json").stat().st_mode & 0o777 == 0o666 & ~umask
-    own = [path for path in job.run_directory.iterdir() if path.is_file()]
-    assert {path.stat().st_mode & 0o077 for path in own} == {0}
-    assert all("PRIVATE KEY" not in path.read_text(errors="replace") for path in own)
+    check_private(job, "out.zarr")
 
 
 @pytest.mark.thorough
@@ -255,6 +262,8 @@ def test_many_images_go_on_in_another_attempt_without_finished_ones(job: HpcJob,
         job.config.read_text().replace("in.zarr", "scans/*.zarr").replace("out.zarr", "clean/{stem}.zarr")
     )
     job.set_pace(0.1)
+    assert "#SBATCH --signal=B:USR1@120" in job.call(*SUBMIT, "--dry-run")
+    assert not slurm.jobs()
     number = submitted(job, "--fresh")
     batch = job.folder / "clean/{stem}.zarr.run"
     first = job.folder / "clean/a.zarr.run/status.json"
@@ -274,6 +283,8 @@ def test_many_images_go_on_in_another_attempt_without_finished_ones(job: HpcJob,
     assert first.stat().st_mtime == begun
     wait_for(lambda: job.json_of("status", str(batch))["state"] == "finished")
     assert "3 of 3 images finished" in job.call("status", "job.yaml")
+    assert "SIGUSR1: finishing the blocks in flight" in job.call("logs", str(batch))
+    check_private(job, "clean/a.zarr")
     given = zarr.open_array(job.folder / "in.zarr", mode="r")[...]
     for name in names:
         np.testing.assert_array_equal(read_zarr(job.folder / f"clean/{name}.zarr"), given * 2)
