@@ -96,16 +96,6 @@ def test_a_driver_whose_time_is_up_submits_itself_again(job: HpcJob) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.thorough
-def test_a_driver_can_be_cancelled(job: HpcJob) -> None:
-    job.set_pace(0.3)
-    job.call(*SUBMIT)
-    wait_for(lambda: len(job.log()) > 2)
-    assert "job 1 is cancelled" in job.call("cancel", "out.zarr.run")
-    assert job.status()["state"] == "stopped"
-
-
-@pytest.mark.cluster
-@pytest.mark.thorough
 def test_a_real_grid_engine_starts_workers_and_drivers(grid_engine: GridEngine, tmp_path: Path) -> None:
     module = [f"export {name}={shlex.quote(value)}" for name, value in grid_engine.settings.items()]
     job = HpcJob.create(

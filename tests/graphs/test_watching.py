@@ -160,21 +160,13 @@ def test_who_has_seen_all_waits_for_news(cluster: RunningCluster) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("what", ["hook", "messages"])
 def test_what_dask_lacks_costs_only_the_page(
-    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, what: str
+    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    if what == "hook":
-        scheduler = cluster.client.cluster.scheduler
-        monkeypatch.delitem(scheduler.plugins, page.NAME, raising=False)
-        monkeypatch.delattr(scheduler, "http_application")
-    else:
-        monkeypatch.setattr(page.Watch, "_send", Mock(side_effect=AttributeError("moved")))
-    said: list[str] = []
-    scene.run(cluster, observer=lambda progress: said.append(progress.message))
+    monkeypatch.setattr(page.Watch, "_send", Mock(side_effect=AttributeError("moved")))
+    scene.run(cluster)
     assert scene.status()["done"] == BLOCKS
-    assert (f"dashboard: {cluster.dashboard}" in "".join(said)) == (what == "hook")
     watch = page.Watch()
     assert watch.open(RunningCluster(cluster.client, 2)) is None, "without a dashboard there is no page"
     assert watch.client is None
@@ -262,8 +254,7 @@ def walked(counts: tuple[int, ...], seed: int) -> tuple[page.Board, np.ndarray[A
     return board, states, took
 
 
-@pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("counts", "seed"), [*zip(COUNTS, range(9), strict=True)])
 def test_a_map_shows_what_matters_most_in_each_cell(counts: tuple[int, ...], seed: int) -> None:
     board, states, took = walked(counts, seed)
     in_flight = range(0, len(states), 5)
@@ -289,23 +280,14 @@ def test_a_map_shows_what_matters_most_in_each_cell(counts: tuple[int, ...], see
         assert (shown["seconds"][cell] == page.UNKNOWN) == took.keys().isdisjoint(numbers)
 
 
-@pytest.mark.parametrize(
-    ("counts", "rows", "columns", "axes"),
-    [
-        ((5,), 1, 5, (0,)),
-        ((4, 5), 4, 5, (0, 1)),
-        ((9, 4, 5), 4, 5, (1, 2)),
-        ((4, 5, 1), 4, 5, (0, 1)),
-        ((40, 1, 1), 1, 40, (0,)),
-        ((1000, 3), page.EDGE, 3, (0, 1)),
-        ((1, 1), 1, 1, (0,)),
-    ],
-)
-def test_the_map_has_the_last_two_cut_axes(
-    counts: tuple[int, ...], rows: int, columns: int, axes: tuple[int, ...]
-) -> None:
-    board = page.Board(counts)
-    assert (board.rows, board.columns, board.axes) == (rows, columns, axes)
+def test_the_map_has_the_last_two_cut_axes() -> None:
+    rows: list[tuple[tuple[int, ...], int, int, tuple[int, ...]]] = [
+        ((5,), 1, 5, (0,)), ((4, 5), 4, 5, (0, 1)), ((9, 4, 5), 4, 5, (1, 2)), ((4, 5, 1), 4, 5, (0, 1)),
+        ((40, 1, 1), 1, 40, (0,)), ((1000, 3), page.EDGE, 3, (0, 1)), ((1, 1), 1, 1, (0,)),
+    ]  # fmt: skip
+    for counts, *expected in rows:
+        board = page.Board(counts)
+        assert [board.rows, board.columns, board.axes] == expected
 
 
 MonkeyPatch = pytest.MonkeyPatch
@@ -343,9 +325,6 @@ def test_a_run_speaks_for_itself_unless_nothing_was_left_to_do_and_the_time_of_a
     status.begin(1)
     recorded = status.directory.read_status() or {}
     assert (recorded["done"], recorded["resumed"], recorded["seconds"]) == (1, 1, 0.0)
-    cut_off = Status(status.directory, status.plan, None)
-    cut_off.begin(0)
-    assert go_through(status, begin=3, end=3)["state"] == "finished"
 
 
 def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: Status) -> None:
