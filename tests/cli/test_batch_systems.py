@@ -13,9 +13,9 @@ import pytest
 
 from halotile.cli import batch, exits
 from halotile.graphs.clusters import sge
+from tests.batch_systems import GridEngine
 from tests.cli.engine import MonkeyPatch, printed, refused
 from tests.faults import REPOSITORY
-from tests.gridengine import GridEngine
 from tests.hpc import BLOCKS, HpcJob, pretended_pbs, wait_for
 
 SLEEPY = '''

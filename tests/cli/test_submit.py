@@ -13,8 +13,8 @@ import psutil
 import pytest
 import zarr
 
+from tests.batch_systems import Slurm
 from tests.hpc import BLOCKS, HpcJob, wait_for
-from tests.slurm import Slurm
 from tests.support import read_zarr
 
 pytestmark = [pytest.mark.slurm, pytest.mark.cluster]

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from halotile.graphs.clusters.common.security import own_address, private_base
+from tests.batch_systems import Slurm
 from tests.cases import thorough
 from tests.faults import REPOSITORY
 from tests.hpc import BLOCKS, HpcJob, finish, wait_for
-from tests.slurm import Slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.cluster]
 
