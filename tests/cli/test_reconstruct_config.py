@@ -250,16 +250,10 @@ def test_a_plan_refuses_what_cannot_be_meant(
 @pytest.mark.parametrize("solver", ["pgd", "pgd, step: 0.1", "cg"])
 def test_an_operator_that_sees_nothing_is_refused(reconstruction: Path, solver: str) -> None:
     np.save(reconstruction.with_name("zeros.npy"), np.zeros((96, 80)))
-    for operator, words in (
-        (
-            "name: mask, mask: zeros.npy",
-            "operators[0]: the mask is 0 everywhere: nothing of the image would be measured",
-        ),
-        (
-            "name: shift, shift: [500, 0]",
-            "operators[0]: shift is (500, 0) and the image is 96 pixels long: only the zeros",
-        ),
-    ):
+    for operator, words in {
+        "name: mask, mask: zeros.npy": "operators[0]: the mask is 0 everywhere: nothing of the image would be measured",
+        "name: shift, shift: [500, 0]": "operators[0]: shift is (500, 0) and the image is 96 pixels long: only the zeros",
+    }.items():
         settings = (f"operators=[{{{operator}, data: y0.npy}}]", f"solver={{name: {solver}}}", "prior={name: none}")
         assert words in refused("plan", reconstruction, *sets(*settings))
 

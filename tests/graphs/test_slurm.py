@@ -21,6 +21,7 @@ from tests.hpc import BLOCKS, HpcJob, finish, wait_for
 pytestmark = [pytest.mark.slurm, pytest.mark.cluster]
 
 RUN = ("run", "job.yaml", "--allow-import")
+ALLOCATED = ("salloc", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--gres=gpu:2", "--mem=5000")
 
 
 @pytest.fixture
@@ -101,15 +102,18 @@ def test_logs_are_in_the_run_directory_and_each_job_has_its_own_gpus(slurm: Slur
 
 
 @pytest.mark.thorough
-def test_a_worker_whose_job_is_cancelled_is_replaced(job: HpcJob, slurm: Slurm) -> None:
-    running = begun(job, 0.7)
+@pytest.mark.parametrize("launcher", [(), ALLOCATED], ids=["job", "step of an allocation"])
+def test_a_worker_that_is_cancelled_is_replaced(launcher: tuple[str, ...], job: HpcJob, slurm: Slurm) -> None:
+    running = begun(job, 0.7, *launcher)
     before = slurm.jobs()
-    slurm.call("scancel", before[0])
-    after = wait_for(lambda: {*slurm.jobs()} - {*before})
+    steps = [step for step in slurm.call("squeue", "--steps", "--noheader", "--format=%i").split() if "." in step]
+    slurm.call("scancel", next(step for step in steps if step.split(".")[1].isdecimal()) if launcher else before[0])
+    after = launcher or wait_for(lambda: {*slurm.jobs()} - {*before})
     finish(running)
-    assert len(after) == 1
+    assert launcher or len(after) == 1
     assert workers_of(job) == 3, "the new one has done nothing"
     job.check_whole()
+    wait_for(lambda: before[0] not in slurm.jobs())
 
 
 @pytest.mark.thorough
@@ -123,9 +127,6 @@ def test_jobs_that_are_refused_or_end_at_once_are_told_in_slurms_words(job: HpcJ
         output = job.call(*RUN, "--set", setting, code=1)
         assert [words for words in said if words not in output] == []
         assert not slurm.jobs()
-
-
-ALLOCATED = ("salloc", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--gres=gpu:2", "--mem=5000")
 
 
 ALL_GPUS = {("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1")}
@@ -148,18 +149,6 @@ def test_workers_of_an_allocation_have_gpus_of_their_own(job: HpcJob, launcher: 
     assert workers_of(job) == count
     assert count == 2 or {(node, gpus) for _, _, node, gpus in job.log()} == ALL_GPUS
     job.check_whole()
-
-
-@pytest.mark.thorough
-def test_a_step_that_is_lost_is_replaced(job: HpcJob, slurm: Slurm) -> None:
-    running = begun(job, 0.7, *ALLOCATED)
-    (number,) = slurm.jobs()
-    steps = [step for step in slurm.call("squeue", "--steps", "--noheader", "--format=%i").split() if "." in step]
-    slurm.call("scancel", next(step for step in steps if step.split(".")[1].isdecimal()))
-    finish(running)
-    assert workers_of(job) == 3
-    job.check_whole()
-    wait_for(lambda: number not in slurm.jobs())
 
 
 @pytest.mark.thorough

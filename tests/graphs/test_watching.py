@@ -448,7 +448,6 @@ return Object.fromEntries(found);
 """Number of pixels of a canvas by colour."""
 PAINTED = "readColours(); return Object.fromEntries(STATES.map((name) => [name, colours[name]]));"
 """The colour of each state."""
-CURVE = {"iteration": [1, 2, 3], "residual": [1.0, 0.1, 0.01], "psnr": [20.1, 25.2, None]}
 
 
 @pytest.fixture
@@ -550,7 +549,7 @@ TOLD: dict[str, Any] = {
         "phase": "<b>iterate</b>", "done": 3, "resumed": 0, "total": 18, "seconds": 4.0, "pixels_done": 24, "peak_memory_bytes": 2**29,
         "retried": 1, "failed": 0, "megapixels_per_second": 6e-6, "megabytes_per_second": 1e-5, "eta_seconds": 20.0,
     },
-    "curve": CURVE,
+    "curve": {"iteration": [1, 2, 3], "residual": [1.0, 0.1, 0.01], "psnr": [20.1, 25.2, None]},
     "pass": {"phase": "<b>iterate</b>", "title": "<b>iteration 4 of 9</b>"},
     "stages": {"read": 1.0, "compute": 2.0, "write": 1.0},
     "blocks": {"todo": 2, "running": 0, "done": 3, "retried": 1, "quarantined": 0},
