@@ -12,8 +12,7 @@ import pytest
 
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
-from tests import gridengine
-from tests.slurm import Slurm, running, why_not
+from tests.batch_systems import GridEngine, Slurm, running_sge, running_slurm, why_no_sge, why_no_slurm
 from tests.stores import ObjectServer, serving, told_by_environment
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -104,19 +103,19 @@ def cluster() -> Iterator[RunningCluster]:
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Slurm]:
     """A real Slurm of two nodes, started once."""
-    if reason := why_not():
+    if reason := why_no_slurm():
         pytest.skip(reason)
     # Not among pytest's own: its daemons want a way to their socket that everybody may go.
-    with TemporaryDirectory(prefix="halotile-slurm-") as folder, running(Path(folder)) as started:
+    with TemporaryDirectory(prefix="halotile-slurm-") as folder, running_slurm(Path(folder)) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def grid_engine() -> Iterator[gridengine.GridEngine]:
+def grid_engine() -> Iterator[GridEngine]:
     """A real Grid Engine of one machine, started once."""
-    if reason := gridengine.why_not():
+    if reason := why_no_sge():
         pytest.skip(reason)
-    with TemporaryDirectory(prefix="halotile-sge-") as folder, gridengine.running(Path(folder)) as started:
+    with TemporaryDirectory(prefix="halotile-sge-") as folder, running_sge(Path(folder)) as started:
         yield started
 
 

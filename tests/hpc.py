@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,10 +138,14 @@ class HpcJob:
         return [str(Path(sys.executable).with_name("recon-cli")), *words]
 
     def start(self, *words: str, errors: int = subprocess.STDOUT) -> subprocess.Popen[str]:
-        """Begin a command."""
+        """Begin a command of ``recon-cli``."""
+        return self.start_of(self.command(*words), errors)
+
+    def start_of(self, command: Sequence[str], errors: int = subprocess.STDOUT) -> subprocess.Popen[str]:
+        """Begin any command."""
         environment, pipe = dict(self.environment) | {"PYTHONPATH": str(REPOSITORY)}, subprocess.PIPE
         streams: Any = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": errors, "text": True}
-        return subprocess.Popen(self.command(*words), cwd=self.folder, env=environment, **streams)
+        return subprocess.Popen(command, cwd=self.folder, env=environment, **streams)
 
     def call(self, *words: str, code: int = 0, timeout: float = 120) -> str:
         """Run a command and return its output; it has to end with this exit code."""

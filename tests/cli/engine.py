@@ -59,6 +59,17 @@ def refused(*words: object, code: int = 2) -> str:
     return ended.stderr
 
 
+def check_lie(config: Path, was: str, lie: str, line: int, words: str) -> None:
+    """Assert that what is written in the place of something else is told with its line, and nothing else is."""
+    text = config.read_text()
+    assert text.count(was) == 1
+    config.write_text(text.replace(was, lie))
+    result = refused("validate", config)
+    assert result.startswith(f"error: {config}:{line}: ")
+    assert words in result
+    assert len(result.splitlines()) == 1
+
+
 FIGURES = {
     "input": "noisy.zarr", "output": "clean.zarr", "shape": [70000, 70000], "axes": "yx", "dtype": "uint16",
     "output_shape": [70000, 70000], "output_dtype": "uint16", "pixel_size": "not known", "denoiser": "tv", "blocks": 400, "block": [4096, 4096],

@@ -13,9 +13,9 @@ import pytest
 
 from halotile.cli import batch, exits
 from halotile.graphs.clusters import sge
+from tests.batch_systems import GridEngine
 from tests.cli.engine import MonkeyPatch, printed, refused
 from tests.faults import REPOSITORY
-from tests.gridengine import GridEngine
 from tests.hpc import BLOCKS, HpcJob, pretended_pbs, wait_for
 
 SLEEPY = '''
@@ -92,16 +92,6 @@ def test_a_driver_whose_time_is_up_submits_itself_again(job: HpcJob) -> None:
     wait_for(lambda: job.status()["batch"]["state"] is None)
     assert job.status()["state"] == "finished"
     job.check_whole()
-
-
-@pytest.mark.cluster
-@pytest.mark.thorough
-def test_a_driver_can_be_cancelled(job: HpcJob) -> None:
-    job.set_pace(0.3)
-    job.call(*SUBMIT)
-    wait_for(lambda: len(job.log()) > 2)
-    assert "job 1 is cancelled" in job.call("cancel", "out.zarr.run")
-    assert job.status()["state"] == "stopped"
 
 
 @pytest.mark.cluster

@@ -317,28 +317,18 @@ def test_the_doctor_misses_the_command_that_submits(installed: bool, tmp_path: P
     monkeypatch.setenv("PATH", str(tmp_path))
     if not installed:
         monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
-    commands = {
-        "slurm": "sbatch",
-        "pbs": "qsub",
-        "sge": "qsub",
-        "lsf": "bsub",
-        "oar": "oarsub",
-        "htcondor": "condor_submit",
-    }
-    for kind, command in commands.items():
+    kinds = ("slurm", "pbs", "sge", "lsf", "oar", "htcondor")
+    for kind, command in zip(kinds, ("sbatch", "qsub", "qsub", "bsub", "oarsub", "condor_submit"), strict=True):
         done = ask("doctor", "--cluster", kind, "--output", tmp_path / "not" / "there")
         assert done.exit_code == 1
         assert f"there is no {command} here: cluster {kind} submits its jobs with it" in done.stdout
-
-
-AS_ON_WINDOWS = "import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; "
 
 
 @pytest.mark.parametrize(
     "code", ["import halotile.cli.main", "import runpy; runpy.run_module('halotile', run_name='__main__')", "import halotile; halotile.denoise"]
 )  # fmt: skip
 def test_the_command_names_wsl_on_windows(code: str) -> None:
-    done = run_python("-c", AS_ON_WINDOWS + code)
+    done = run_python("-c", f"import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; {code}")
     if "denoise" in code:  # a script
         assert done.stderr.splitlines()[-1].startswith("ImportError: halotile does not run on Windows")
         return
@@ -385,14 +375,3 @@ def test_words_and_names_are_utf8_in_any_locale(tmp_path: Path) -> None:
         assert any(f"ended with {code} {words}" in text for code in codes), text
     for said in ("größe.npy", "Ж→.zarr", "fehlt→.zarr: ", "bild→.png", "bild→.tif", "fehlt→.h5"):
         assert said in text
-
-
-@pytest.mark.parametrize(
-    ("system", "machine", "verdict"),
-    [("Linux", "x86_64", "ok"), ("Linux", "aarch64", "note"), ("Darwin", "arm64", "note")],
-)
-def test_an_untested_platform_is_told(monkeypatch: pytest.MonkeyPatch, system: str, machine: str, verdict: str) -> None:
-    monkeypatch.setattr(platform, "system", lambda: system)
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    assert doctor._platform()[0] == verdict
-    assert f"{system} {machine}" in doctor._platform()[1]

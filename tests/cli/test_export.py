@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -26,6 +24,7 @@ from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.scans.lengths import AT_BEST, AT_WORST, MEASURED
 from halotile.storage.scans.scan import PatternComparison, ScanResult
 from tests.cli.engine import MonkeyPatch, ask, printed, refused
+from tests.faults import run_python
 from tests.support import load_denoising, run_inline
 
 PIXELS = np.random.default_rng(0).integers(0, 4000, (2, 3, 600, 90), "u2")
@@ -62,12 +61,8 @@ def test_every_plane_and_level_is_written_or_a_part_also_by_a_script(folder: Pat
 
 
 def test_times_and_positions_of_planes_are_those_of_the_file_that_was_denoised(folder: Path) -> None:
-    values: dict[str, Any] = {
-        "ExposureTime": [0.1 * n for n in range(6)],
-        "ExposureTimeUnit": ["ms"] * 6,
-        "PositionX": [100.0 + n // 3 for n in range(6)],
-        "DeltaT": [float(n) for n in range(6)],
-    }
+    values: dict[str, Any] = {"ExposureTimeUnit": ["ms"] * 6, "DeltaT": [float(n) for n in range(6)]}
+    values |= {"ExposureTime": [0.1 * n for n in range(6)], "PositionX": [100.0 + n // 3 for n in range(6)]}
     tifffile.imwrite("in.ome.tif", PIXELS[..., :64, :], ome=True, metadata={"axes": "TCYX", "Plane": values})
     job = "version: 1\njob: denoise\ninput: {path: in.ome.tif}\noutput: {path: o.zarr}\n"
     (folder / "job.yaml").write_text(job + "denoiser: {name: gaussian, sigma: 1.0}\nrun: {workers: 1}\n")
@@ -136,11 +131,8 @@ def test_no_text_of_a_drawn_result_is_cut_off(bound: float, tmp_path: Path, monk
             if axes.axison and (box.x0 < 0 or box.x1 > figure.bbox.x1 or box.y0 < 0):
                 outside.append(axes.get_xlabel())
 
-    rings: dict[str, Any] = {
-        "ring_frequency": np.arange(9) * 3e5,
-        "ring_correlation": np.ones(9),
-        "ring_threshold": np.ones(9),
-    }
+    rings: dict[str, Any] = {f"ring_{name}": np.ones(9) for name in ("correlation", "threshold")}
+    rings |= {"ring_frequency": np.arange(9) * 3e5}
     rings |= {"resolution": np.float64(1.8214e-7), "resolution_bound": np.float64(bound)}
     places, whole = np.arange(8.0).reshape(4, 2) * 1e-7, (slice(None), slice(None))
     pixels = np.exp(1j * np.arange(64.0).reshape(8, 8))
@@ -284,14 +276,11 @@ def test_a_script_is_told_of_arguments() -> None:
 @pytest.mark.parametrize("words", [["preview", "scan.tif", "a.png"], ["export", "scan.tif", "a.tif"]])
 def test_no_extra_package_is_needed(pictures: Path, words: list[str]) -> None:
     tifffile.imwrite(pictures / "scan.tif", PICTURE, compression="zlib", predictor=True)
-    code = (
-        "import sys\n"
-        "sys.modules |= dict.fromkeys(['PIL', 'imagecodecs', 'matplotlib', 'imageio', 'skimage', 'torch', 'dask'])\n"
-        "from halotile.cli.main import main\n"
-        f"sys.argv = ['recon-cli', *{words!r}]\n"
-        "main()\n"
+    without = (
+        "sys.modules |= dict.fromkeys(['PIL', 'imagecodecs', 'matplotlib', 'imageio', 'skimage', 'torch', 'dask'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    argv = f"sys.argv = ['recon-cli', *{words!r}]"
+    done = run_python("-c", f"import sys; {without}; {argv}\nfrom halotile.cli.main import main\nmain()", cwd=pictures)
     assert (done.returncode, done.stderr) == (0, "")
     assert (pictures / words[-1]).exists()
 

@@ -32,15 +32,12 @@ from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from tests.cases import thorough
 from tests.cli.engine import BAD, ENDING, FIGURES, Engine, MonkeyPatch, ask, printed, refused, save_job, without_loading
+from tests.faults import run_python
 
 
 def test_results_go_to_stdout_and_progress_to_stderr(config: Path, engine: Engine, monkeypatch: MonkeyPatch) -> None:
     result = ask("run", config)
-    for words in (
-        "400 of 400 done, 100 of them by an earlier run",
-        "54.4 Mpix/s over 1 min 30 s",
-        "512 MiB in one worker",
-    ):
+    for words in ("400 of 400 done, 100 of them by an earlier run", "54.4 Mpix/s over 1 min 30 s", "512 MiB in one"):
         assert words in result.stdout
     assert re.search(r"time +\S+ s in total, \S+ s of it planning and 5.0 s starting", result.stdout)
     assert "400 blocks, depth 8 (declared by tv), 2 workers" in result.stderr
@@ -124,13 +121,7 @@ TRIED: dict[str, Any] = {
 }  # fmt: skip
 
 
-CARD = {
-    "device": "cuda",
-    "device_memory_bytes": TRIED["device_bytes"],
-    "tuned": TRIED,
-    "tile": [1024, 1024],
-    "batch": 4,
-}
+CARD = {"device": "cuda", "device_memory_bytes": 3 * 2**30, "tuned": TRIED, "tile": [1024, 1024], "batch": 4}
 
 
 FEWER = {"tile": [1024, 1024], "batch": 2, "seconds": 0.03, "batch_bytes": 2**30}
@@ -204,14 +195,10 @@ def test_a_plan_that_does_not_fit_or_would_be_refused_is_shown(config: Path, eng
 def test_a_signal_before_a_run_begins_stops_it_resumably(config: Path, number: signal.Signals) -> None:
     """While the plan is made, say."""
     script = (
-        "import os, sys\n"
-        "from halotile.cli import running\n"
-        "from halotile.cli.main import main\n"
-        f"running.make_plan = lambda job, **_: os.kill(os.getpid(), {int(number)})\n"
-        f"sys.argv = ['recon-cli', 'run', {str(config)!r}]\n"
-        "main()\n"
+        f"import os, sys\nfrom halotile.cli import running\nfrom halotile.cli.main import main\nsys.argv = ['recon-cli', 'run', {str(config)!r}]\n"
+        f"running.make_plan = lambda job, **_: os.kill(os.getpid(), {int(number)})\nmain()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    ended = run_python("-c", script)
     assert (ended.returncode, ended.stderr) == (75, f"stopped on {number.name}; run again to resume\n")
     assert not config.with_name("clean.zarr.run").exists()
 
@@ -357,23 +344,15 @@ def test_an_error_becomes_one_message(error: BaseException, message: str) -> Non
     assert message_of(error, resumable=True) == message + resumable * "; run again to resume"
 
 
-@pytest.mark.parametrize(
-    ("settings", "wrong"),
-    [("distributed: [1", "ValueError: A dask config file at"), ("distributed: {logging: 3}", "TypeError: ")],
-    ids=["no YAML", "of another type"],
-)
-def test_settings_of_dask_that_cannot_be_read_are_named(settings: str, wrong: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(settings)
-    result = subprocess.run(
-        [sys.executable, "-m", "halotile", "doctor"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"DASK_CONFIG": str(tmp_path)},
-    )
-    assert result.returncode == 2
-    assert result.stderr.startswith(f"error: Dask cannot read its settings ({wrong}")
-    assert result.stderr.endswith("Correct them: ~/.config/dask, variables DASK_...\n")
+def test_settings_of_dask_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    for settings, wrong in (
+        ("distributed: [1", "ValueError: A dask config file at"), ("distributed: {logging: 3}", "TypeError: "),
+    ):  # fmt: skip
+        (tmp_path / "mine.yaml").write_text(settings)
+        result = run_python("-m", "halotile", "doctor", environment={"DASK_CONFIG": str(tmp_path)})
+        assert result.returncode == 2
+        assert result.stderr.startswith(f"error: Dask cannot read its settings ({wrong}")
+        assert result.stderr.endswith("Correct them: ~/.config/dask, variables DASK_...\n")
 
 
 @pytest.mark.parametrize("named_by", ["directory", "output"])

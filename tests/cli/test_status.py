@@ -267,12 +267,7 @@ NO_ANSWER = "no answer"
     ],
 )
 def test_a_submitted_run_is_not_over_between_two_attempts(
-    directory: RunDirectory,
-    monkeypatch: MonkeyPatch,
-    recorded: dict[str, Any] | None,
-    job: str | None,
-    locked: bool,
-    shown: str,
+    directory: RunDirectory, monkeypatch: MonkeyPatch, recorded: Any, job: str | None, locked: bool, shown: str
 ) -> None:
     def state_of(*_: object) -> str | None:
         if job == NO_ANSWER:

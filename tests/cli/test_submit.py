@@ -13,9 +13,8 @@ import psutil
 import pytest
 import zarr
 
-from halotile.storage.run_directory.directory import RunDirectory
+from tests.batch_systems import Slurm
 from tests.hpc import BLOCKS, HpcJob, wait_for
-from tests.slurm import Slurm
 from tests.support import read_zarr
 
 pytestmark = [pytest.mark.slurm, pytest.mark.cluster]
@@ -77,6 +76,15 @@ def check_private(job: HpcJob, output: str) -> None:
     assert all("PRIVATE KEY" not in path.read_text(errors="replace") for path in own)
 
 
+def at_work(job: HpcJob, pace: float, *words: str) -> str:
+    """The number of the batch job of a run that has done some blocks; of one with four workers, on both nodes."""
+    job.set_pace(pace)
+    number = submitted(job, *words)
+    nodes = {"n1", "n2"} if "--workers" in words else {"n1"}
+    wait_for(lambda: len(job.log()) > 6 and nodes <= {node for _, _, node, _ in job.log()})
+    return number
+
+
 @pytest.mark.thorough  # as with many images, below
 def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
     shown = job.call(*SUBMIT, "--dry-run")
@@ -85,9 +93,7 @@ def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: S
     assert f"blocks    {BLOCKS} of 128 × 128" in shown
     assert not job.run_directory.exists()
     assert not slurm.jobs()
-    job.set_pace(0.3)
-    number = submitted(job)
-    wait_for(lambda: len(job.log()) > 4)
+    number = at_work(job, 0.3)
     assert f"job {number}: RUNNING, 1 attempt so far" in job.call("status", "out.zarr.run")
     assert "ssh -N -L" in job.call("dashboard", "out.zarr.run")
     drain(job, slurm, number)
@@ -103,27 +109,8 @@ def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: S
 
 
 @pytest.mark.thorough
-def test_a_lock_that_a_lost_machine_left_behind_is_waited_for(job: HpcJob, slurm: Slurm) -> None:
-    number = submitted(job, "--set", 'cluster.directives=["--hold"]')
-    with RunDirectory(job.run_directory).lock():
-        slurm.call("scontrol", "release", number)
-        log = job.run_directory / "batch.log"
-        wait_for(lambda: f"waiting for whoever holds {job.run_directory}" in log.read_text())
-        assert len(job.log()) == 0
-    wait_for((job.run_directory / "finished").exists)
-    job.check_whole()
-
-
-def at_work(job: HpcJob) -> set[str]:
-    """The nodes whose workers have begun a block."""
-    return {node for _, _, node, _ in job.log()}
-
-
-@pytest.mark.thorough
 def test_a_node_that_dies_takes_its_own_workers_and_no_others(job: HpcJob, slurm: Slurm) -> None:
-    job.set_pace(0.5)
-    number = submitted(job, "--workers", "4")
-    wait_for(lambda: at_work(job) == {"n1", "n2"} and len(job.log()) > 6)
+    number = at_work(job, 0.5, "--workers", "4")
     with slurm.lost("n2"):
         wait_for(lambda: "going on with 2 of 4" in (job.run_directory / "batch.log").read_text(), 90)
         job.set_pace(0)
@@ -134,9 +121,7 @@ def test_a_node_that_dies_takes_its_own_workers_and_no_others(job: HpcJob, slurm
 
 @pytest.mark.thorough
 def test_a_driver_whose_node_dies_is_asked_for_again(job: HpcJob, slurm: Slurm) -> None:
-    job.set_pace(0.5)
-    number = submitted(job, "--workers", "4")
-    wait_for(lambda: at_work(job) == {"n1", "n2"} and len(job.log()) > 6)
+    number = at_work(job, 0.5, "--workers", "4")
     done = job.status()["done"]
     with slurm.lost("n1"):
         wait_for(lambda: "BeginTime" in slurm.call("squeue", "--noheader", f"--jobs={number}", "--format=%r"), 150)
@@ -148,9 +133,7 @@ def test_a_driver_whose_node_dies_is_asked_for_again(job: HpcJob, slurm: Slurm) 
 
 @pytest.mark.thorough
 def test_blocks_for_which_no_time_is_left_are_done_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
-    job.set_pace(0.3)
-    number = submitted(job, "--set", 'cluster.directives=["--signal=B:USR1@8"]')
-    wait_for(lambda: len(job.log()) > 4)
+    number = at_work(job, 0.3, "--set", 'cluster.directives=["--signal=B:USR1@8"]')
     job.set_pace(300)
     begun = len(job.log())
     wait_for(lambda: len(job.log()) == begun + 2)
@@ -163,9 +146,7 @@ def test_blocks_for_which_no_time_is_left_are_done_in_another_attempt(job: HpcJo
 
 @pytest.mark.thorough
 def test_a_run_that_may_not_be_put_back_is_submitted_again(job: HpcJob, slurm: Slurm) -> None:
-    job.set_pace(0.3)
-    number = submitted(job)
-    wait_for(lambda: len(job.log()) > 4)
+    number = at_work(job, 0.3)
     slurm.call("scontrol", "update", f"JobId={number}", "Requeue=0")
     job.set_pace(0)
     end_time(slurm, number)
@@ -190,9 +171,7 @@ def test_an_attempt_that_did_nothing_is_the_last(job: HpcJob, slurm: Slurm) -> N
 
 @pytest.mark.thorough
 def test_a_cancelled_run_leaves_no_process_and_can_be_gone_on_with(job: HpcJob, slurm: Slurm) -> None:
-    job.set_pace(0.3)
-    number = submitted(job)
-    wait_for(lambda: len(job.log()) > 2)
+    number = at_work(job, 0.3)
     assert f"job {number} is cancelled" in job.call("cancel", "out.zarr.run")
     here = str(job.folder)
     assert [p.pid for p in psutil.process_iter(["cmdline"]) if here in " ".join(p.info["cmdline"] or ())] == []
@@ -243,15 +222,6 @@ def test_fresh_begins_once_and_counts_what_it_does_itself(job: HpcJob, slurm: Sl
     go_on(job, slurm, number)
     assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1))
     job.check_whole()
-
-
-@pytest.mark.thorough
-def test_workers_of_a_submitted_run_have_gpus_of_their_own(job: HpcJob) -> None:
-    job.set_pace(0.1)
-    settings = ("cluster.gpus=1", "run.device=cpu", "run.memory_per_worker=800MiB")
-    submitted(job, "--workers", "4", *(word for each in settings for word in ("--set", each)))
-    wait_for((job.run_directory / "finished").exists)
-    assert {(node, gpus) for _, _, node, gpus in job.log()} == {("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1")}
 
 
 def test_many_images_go_on_in_another_attempt_without_finished_ones(job: HpcJob, slurm: Slurm) -> None:

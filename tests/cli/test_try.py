@@ -173,7 +173,9 @@ def test_each_channel_is_tried_and_the_lines_to_paste_make_a_job(folder: Path) -
     again = printed("try", "pasted.yaml", "--plane", "c=Alexa 488")
     assert "error" in again
     assert "c=1" in again
-    found = halotile.try_settings("job.yaml", {"denoiser": [TV_TEXT, "{name: gaussian, sigma: 2}"]})
+    found = halotile.try_settings(
+        "job.yaml", {"denoiser": ["{name: tv, strength: 0.2, sigma: auto}", "{name: gaussian, sigma: 2}"]}
+    )
     assert [one.place["y"] for one in found.channels.values()] == [(0, 128)] * 2
     assert found.written["denoiser"] == {"name": "tv", "strength": 0.2, "sigma": "auto"}
     assert found.written["channels"] == {"Alexa 488": {"name": "gaussian", "sigma": 2}}
@@ -193,6 +195,3 @@ def test_a_channel_that_cannot_be_compared_is_named_and_the_others_are_drawn(fol
     found = json.loads(ask("try", "job.yaml", *lists, "--json").stdout)
     assert [*found["channels"]] == ["B", "C"]
     assert "no noise can be estimated" in found["missing"]["A"]
-
-
-TV_TEXT = "{name: tv, strength: 0.2, sigma: auto}"

@@ -56,11 +56,8 @@ def images(tmp_path: Path) -> dict[str, Path]:
     described = {"Name": ["DAPI", "GFP", "Cy5"], "Color": [0x0000FFFF, 0x00FF00FF, -0x00FFFF01]}
     tifffile.imwrite(tmp_path / "cells.tif", channels, ome=True, metadata={"axes": "ZCYX", "Channel": described})
     np.save(tmp_path / "noisy.npy", noisy)
-    return {
-        "clean": write_zarr(tmp_path / "clean.zarr", clean),
-        "noisy": tmp_path / "noisy.npy",
-        "cells": tmp_path / "cells.tif",
-    }
+    clean_path = write_zarr(tmp_path / "clean.zarr", clean)
+    return {"clean": clean_path, "noisy": tmp_path / "noisy.npy", "cells": tmp_path / "cells.tif"}
 
 
 def test_a_stranger_gets_nothing(images: dict[str, Path]) -> None:

@@ -44,7 +44,6 @@ from halotile.graphs.submission import (
 )
 from halotile.graphs.waiting import patience_seconds
 from halotile.graphs.watching.progress import Progress
-from halotile.registry import names
 from halotile.storage.run_directory.directory import BatchFiles, RunDirectory
 from halotile.storage.run_directory.locks import WorkerLock
 from tests.cases import thorough
@@ -63,9 +62,7 @@ SITE = Cluster(
 )  # fmt: skip
 SITES = {
     "sge": replace(SITE, directives=("-pe smp 4", "-l h_vmem=2G")),
-    "htcondor": Cluster(
-        interface="lo", cores=4, gpus=1, prologue=PROLOGUE[:1], directives=("nice_user = True",)
-    ),
+    "htcondor": Cluster(interface="lo", cores=4, gpus=1, prologue=PROLOGUE[:1], directives=("nice_user = True",)),
 }  # fmt: skip
 Command = Callable[[str, str], Path]
 
@@ -119,23 +116,11 @@ def test_a_script_is_the_expected_one_to_the_letter(script: str, monkeypatch: py
     assert "PRIVATE" not in text
 
 
-def test_every_batch_system_is_here() -> None:
-    assert {*names("clusters")} == {*SYSTEMS, "local", "local-cuda", "scheduler", "slurm-alloc", "ranks"}
-    workers = {f"{name}-{choice}" for name in SYSTEMS for choice in ("plain", "site")}
-    assert workers < {path.stem for path in SCRIPTS.iterdir()}
-
-
 USERS_COMMANDS = {
-    "slurm": "sbatch scancel squeue sinfo scontrol",
-    "pbs": "qsub qdel qstat",
-    "sge": "qsub qdel qstat qconf",
-    "lsf": "bsub bkill bjobs bqueues",
-    "oar": "oarsub oardel oarstat oarnodes",
-    "htcondor": "condor_submit condor_rm condor_q condor_status",
-}
+    "slurm": "sbatch scancel squeue sinfo scontrol", "pbs": "qsub qdel qstat", "sge": "qsub qdel qstat qconf", "lsf": "bsub bkill bjobs bqueues",
+    "oar": "oarsub oardel oarstat oarnodes", "htcondor": "condor_submit condor_rm condor_q condor_status",
+}  # fmt: skip
 """Commands of each system that its users may call, from its manual pages."""
-LISTED = {"oar": "nodes", "htcondor": "machines"}
-"""OAR shows its queues to administrators alone, and HTCondor has none."""
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -145,7 +130,8 @@ def test_a_system_is_called_and_named_with_commands_that_it_has(name: str) -> No
     assert named
     lines = (system.submits, system.cancels, system.states.command, named[1], system.requeues)
     assert {line.split()[0] for line in lines if line} <= {*USERS_COMMANDS[name].split()}
-    assert named[2] == LISTED.get(name, "queues")
+    # OAR shows its queues to administrators alone, and HTCondor has none.
+    assert named[2] == {"oar": "nodes", "htcondor": "machines"}.get(name, "queues")
     job_class = system.cluster_class().job_cls
     assert (job_class.submit_command, job_class.cancel_command) == (system.submits, system.cancels)
     if system.driver is not None:  # the first number that it prints is that of the job
@@ -180,10 +166,7 @@ LINES: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ),
     ("sge", {"directives": ("-S /usr/bin/bash",)}, {}, "#$ -S /usr/bin/bash\n", "-S /bin/bash"),
     ("lsf", {"directives": ('-R "rusage[mem=9GB]"',)}, {}, "rusage[mem=9GB]", "rusage[mem=4608MB]"),
-    (
-        "oar", {"gpus": 1, "options": {"resource_spec": "/nodes=1/gpu=1/core=4"}}, {},
-        "#OAR -l /nodes=1/gpu=1/core=4,walltime=", "",
-    ),
+    ("oar", {"gpus": 1, "options": {"resource_spec": "/nodes=1/gpu=1/core=4"}}, {}, "#OAR -l /nodes=1/gpu=1/core=4,walltime=", ""),
     # Commands of a prologue are the shell's, and no macros of HTCondor.
     (
         "htcondor", {"prologue": ("export SITE=$(hostname)", "cd ${HOME}/$(date +%F)")}, {},

@@ -17,7 +17,7 @@ import dask_cuda.utils
 import distributed
 import pytest
 
-from halotile.errors import ConfigError, MissingPackage
+from halotile.errors import ConfigError, MemoryRefused, MissingPackage
 from halotile.graphs import doctor
 from halotile.graphs.clusters import local, local_cuda
 from halotile.graphs.clusters.base import ChosenCluster, Order
@@ -31,7 +31,7 @@ from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans.identity import differences
-from halotile.graphs.plans.needs import device_of
+from halotile.graphs.plans.needs import check_allocation, device_of, workers_of
 from halotile.graphs.plans.plan import Plan, make_plan
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.cases import thorough
@@ -169,7 +169,7 @@ def test_a_worker_for_each_gpu_needs_gpus_and_dask_cuda(monkeypatch: Patch) -> N
 class Allocation:
     """A fake Slurm with one allocation of two nodes."""
 
-    has: tuple[str, str] = ("gpu:2(IDX:0-1)", "gpu:a100:2(IDX:0,3)")
+    has: Sequence[str] = ("Mem=10 GRES=gpu:2(IDX:0-1)", "Mem=10 GRES=gpu:a100:2(IDX:0,3)")
     calls: int = 0
 
     def answer(self, words: Sequence[str]) -> str:
@@ -177,7 +177,7 @@ class Allocation:
         self.calls += 1
         if "hostnames" in words:
             return {"n[1-2]": "n1\nn2\n"}.get(words[-1], words[-1])
-        return "\n".join(f" Nodes=n{i} CPU_IDs=0-1 Mem=10 GRES={gres}" for i, gres in enumerate(self.has, 1))
+        return "\n".join(f" Nodes=n{i} CPU_IDs=0-1 {each}" for i, each in enumerate(self.has, 1))
 
 
 ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
@@ -212,7 +212,7 @@ TASKS: list[tuple[str, int, tuple[str, str] | None, str]] = [
 def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
     allocation: Allocation, tasks: str, workers: int, has: tuple[str, str] | None, device: str
 ) -> None:
-    allocation.has = has or allocation.has
+    allocation.has = [f"Mem=10 GRES={each}" for each in has] if has else allocation.has
     environment = ALLOCATED | {"SLURM_TASKS_PER_NODE": tasks}
     assert device_of(Run(workers=workers), IN_IT, environment) == device
     shares = Counter(
@@ -221,6 +221,52 @@ def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
         for gpu in share_of(",".join(map(str, range(slot.gpus))), f"{slot.number}/{slot.node_workers}").split(",")
     )
     assert (device == "cuda") == all(gpu and count == 1 for (_, gpu), count in shares.items())
+
+
+FOUR_GPUS = "gpu:4(IDX:0-3)"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "cores", "has", "workers"),
+    [
+        ("2(x2)", 8, "", 4), ("1(x2)", 8, "", 16), ("1(x2)", 1, "", 2), ("1(x2)", 8, FOUR_GPUS, 8),
+        ("4(x2)", None, FOUR_GPUS, 8), ("4(x2)", None, "gpu:2(IDX:0-1)", 8),
+    ],
+)  # fmt: skip
+def test_an_allocation_is_taken_as_a_whole(
+    allocation: Allocation, tasks: str, cores: int | None, has: str, workers: int
+) -> None:
+    allocation.has = [f"Mem=0 GRES={has}"] * 2
+    environment, device = ALLOCATED | {"SLURM_TASKS_PER_NODE": tasks}, "cuda" if has == FOUR_GPUS else "cpu"
+    environment |= {"SLURM_JOB_CPUS_PER_NODE": f"{cores}(x2)"} if cores else {}
+    assert device_of(Run(), IN_IT, environment) == device
+    found = workers_of(Run(), IN_IT, device, environment)
+    assert (found.workers, found.why[-17:]) == (workers, "of the allocation")
+    assert {slot.node_workers for slot in slurm_allocation.slots_in(environment, workers)} == {workers // 2}
+
+
+def test_an_allocation_without_gpus_or_memory_for_its_workers_is_refused(allocation: Allocation) -> None:
+    allocation.has = ["Mem=8192 GRES="] * 2
+    for run, cluster, requested in (
+        (Run(device="cuda"), IN_IT, "run.device is cuda"),
+        (Run(), replace(IN_IT, gpus=1), "cluster.gpus is 1"),
+    ):
+        assert device_of(run, cluster, ALLOCATED) == "cuda"
+        with pytest.raises(ConfigError, match=rf"^{requested}, and Slurm lists no GPU .*--gres.*, write run\.workers"):
+            workers_of(run, cluster, "cuda", ALLOCATED)
+        assert workers_of(replace(run, workers=2), cluster, "cuda", ALLOCATED).workers == 2
+    environment = ALLOCATED | {"SLURM_TASKS_PER_NODE": "3(x2)"}
+    words = (
+        r"memory_per_worker is 4GiB, and 3 workers on n1 may take 12 GiB; the allocation has 8 GiB there\. "
+        r"Write run\.memory_per_worker: 2730MiB, run\.workers: 4, or ask Slurm for more"
+    )
+    with pytest.raises(MemoryRefused, match=words):
+        check_allocation(Run(workers=6), IN_IT, environment)
+    check_allocation(Run(workers=4), IN_IT, environment)
+    check_allocation(Run(workers=6, memory_per_worker="2730MiB"), IN_IT, environment)
+    allocation.has = ["Mem=0 GRES="] * 2  # which Slurm does not account for
+    slurm_allocation.shares_of.cache_clear()
+    check_allocation(Run(workers=600), IN_IT, ALLOCATED)
 
 
 def test_an_allocation_is_asked_for_its_gpus_once_and_by_name_or_auto(allocation: Allocation, tmp_path: Path) -> None:
@@ -352,30 +398,29 @@ ONE_EACH = "operators and solver compute on CPUs, one for each GPU on cluster lo
 L1 = PriorChoice(name="l1")
 
 
-LEFT: list[tuple[PriorChoice, Any, Any, str, int, str]] = [
-    (GAUSSIAN, "auto", "auto", "auto", 2, ONE_EACH),
-    (L1, "auto", "auto", "local", 5, ALONE),
-    (GAUSSIAN, "auto", "cpu", "local", 5, ALONE),
-    (L1, "local-cuda", "auto", "local-cuda", 2, ASKED),
-    (L1, "local", "auto", "local", 5, ""),
-]
-
-
 def test_gpus_that_nobody_asked_for_are_left_alone(requested: list[Any], tmp_path: Path) -> None:
-    for prior, kind, device, where, workers, said in LEFT:
-        run = Run(workers=5, device=device)
-        plan = make_plan(deblurring(tmp_path, prior=prior, cluster=Cluster(kind=kind), run=run))
+    rows: list[tuple[PriorChoice, Any, Any, str, int, str]] = [
+        (GAUSSIAN, "auto", "auto", "auto", 2, ONE_EACH),
+        (L1, "auto", "auto", "local", 5, ALONE),
+        (GAUSSIAN, "auto", "cpu", "local", 5, ALONE),
+        (L1, "local-cuda", "auto", "local-cuda", 2, ASKED),
+        (L1, "local", "auto", "local", 5, ""),
+    ]
+    for prior, kind, device, where, workers, said in rows:
+        given = deblurring(tmp_path, prior=prior, cluster=Cluster(kind=kind), run=Run(workers=5, device=device))
+        plan = make_plan(given)
         assert (plan.cluster.kind, plan.run.workers) == (where, workers)
         assert [note[: len(said)] for note in plan.notes if "GPU" in note] == [said][: len(said)]
         assert plan.documents.asked["cluster"]["kind"] == kind, "the next run may find itself elsewhere"
-
-
-def test_measurements_are_made_on_processors(requested: list[Any], tmp_path: Path) -> None:
+    plan = make_plan(replace(given, run=Run(device="cuda", precision="bfloat16", workers=1)))
+    assert "run.precision is bfloat16, which is for networks: this job has none" in plan.notes
+    assert "run.device is cuda, and nothing of this job computes on GPUs" in plan.notes
+    assert plan.identity["precision"] == "bfloat16", "runs that began so go on"
     reference = str(write_zarr(tmp_path / "truth.zarr", noisy_image((256, 256))))
-    given = deblurring(tmp_path, reference=reference, cluster=Cluster(), run=Run(workers=5))
     made = replace(given.operators[0], data=str(tmp_path / "made.zarr"))
-    plan = make_plan(simulation_of(replace(given, operators=(made,)), NoiseChoice(name="none")))
-    assert (plan.cluster.kind, plan.run.workers) == ("local", 5)
+    given = replace(given, reference=reference, operators=(made,), cluster=Cluster())
+    plan = make_plan(simulation_of(given, NoiseChoice(name="none")))
+    assert (plan.cluster.kind, plan.run.workers) == ("local", 5), "measurements are made on processors"
 
 
 def test_a_function_of_arrays_leaves_gpus_alone(requested: list[Any], tmp_path: Path) -> None:
@@ -388,11 +433,3 @@ def test_a_function_of_arrays_leaves_gpus_alone(requested: list[Any], tmp_path: 
     assert work_of(plan).task.device == "cpu"
     assert any("computes on CPUs" in note for note in plan.notes)
     assert any("local-cuda starts one worker for each GPU. Write kind: local" in note for note in plan.notes)
-
-
-def test_what_is_asked_of_no_denoiser_is_told_and_kept(requested: list[Any], tmp_path: Path) -> None:
-    run = Run(device="cuda", precision="bfloat16", workers=1)
-    plan = make_plan(deblurring(tmp_path, prior=L1, run=run))
-    assert "run.precision is bfloat16, which is for networks: this job has none" in plan.notes
-    assert "run.device is cuda, and nothing of this job computes on GPUs" in plan.notes
-    assert plan.identity["precision"] == "bfloat16", "runs that began so go on"

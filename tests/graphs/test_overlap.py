@@ -291,12 +291,6 @@ def test_ordinary_arrays_go_to_stock_dask() -> None:
             np.testing.assert_array_equal(compute(mixed), compute(stock), strict=True)
 
 
-def test_other_processes_give_the_same_bits() -> None:
-    result = map_overlap(neighbours, stored((40, 30), (16, 16)), depth=3, boundary="periodic")
-    with dask.config.set(scheduler="processes", num_workers=2):
-        np.testing.assert_array_equal(result.compute(), compute(result))
-
-
 def test_a_path_need_not_be_an_image(tmp_path: Path) -> None:
     for number, dtype in enumerate(("int64", "uint64", "complex64", "complex128", "bool", "float32")):
         pixels = noise((30, 20) if number % 2 else (40,), dtype)

@@ -6,20 +6,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import psutil
 import pytest
 
 from halotile.graphs.clusters.common.security import own_address, private_base
+from tests.batch_systems import Slurm
 from tests.cases import thorough
 from tests.faults import REPOSITORY
 from tests.hpc import BLOCKS, HpcJob, finish, wait_for
-from tests.slurm import Slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.cluster]
 
 RUN = ("run", "job.yaml", "--allow-import")
+ALLOCATED = ("salloc", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--gres=gpu:2", "--mem=5000")
 
 
 @pytest.fixture
@@ -57,10 +59,7 @@ def begun(job: HpcJob, pace: float, *words: str) -> subprocess.Popen[str]:
     command = job.command(*RUN)
     if words:
         command = [*words, *command, "--set=cluster.kind=auto", "--set=run.device=cpu"]
-    running = subprocess.Popen(
-        command, cwd=job.folder, env=dict(job.environment) | {"PYTHONPATH": str(REPOSITORY)},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    running = job.start_of(command)
     wait_for(lambda: len(job.log()) > 4)
     return running
 
@@ -69,31 +68,25 @@ def workers_of(job: HpcJob) -> int:
     return len({process for _, process, *_ in job.log()})
 
 
-def test_each_worker_is_a_job_and_nothing_is_left_of_them(job: HpcJob, slurm: Slurm) -> None:
+def test_each_worker_is_a_job_nothing_is_left_of_them_and_they_listen_between_machines_only(
+    job: HpcJob, slurm: Slurm
+) -> None:
+    job.config.write_text(job.config.read_text().replace('"interface": "lo"', '"interface": null'))
     running = begun(job, 0.2)
     assert len(slurm.jobs()) == 2
     certificates = list(job.run_directory.glob("workers/tls-*/*.pem"))
-    assert len(certificates) == 2
-    assert {path.stat().st_mode & 0o777 for path in certificates} == {0o600}
+    assert [path.stat().st_mode & 0o777 for path in certificates] == [0o600] * 2
     assert {path.parent.stat().st_mode & 0o777 for path in certificates} == {0o700}
-    assert listening(str(job.folder)) == {"127.0.0.1"}
-    assert exposed_secrets(job) == []
-    finish(running)
-    assert workers_of(job) == 2
-    job.check_whole()
-    wait_for(lambda: not slurm.jobs())
-
-
-def test_between_machines_nothing_listens_but_on_the_address_of_this_one(job: HpcJob) -> None:
-    job.config.write_text(job.config.read_text().replace('"interface": "lo"', '"interface": null'))
-    running = begun(job, 0.2)
     assert listening(str(job.folder)) <= {"127.0.0.1", own_address()}
-    page = job.json_of("status", "out.zarr.run")["dashboard"]
+    assert exposed_secrets(job) == []
+    page = job.status()["dashboard"]
     assert page.startswith("http://127.0.0.1:")
     with urlopen(page) as answer:
         assert answer.status == 200
     finish(running)
+    assert workers_of(job) == 2
     job.check_whole()
+    wait_for(lambda: not slurm.jobs())
 
 
 @pytest.mark.thorough
@@ -109,68 +102,52 @@ def test_logs_are_in_the_run_directory_and_each_job_has_its_own_gpus(slurm: Slur
 
 
 @pytest.mark.thorough
-def test_a_worker_whose_job_is_cancelled_is_replaced(job: HpcJob, slurm: Slurm) -> None:
-    running = begun(job, 0.7)
+@pytest.mark.parametrize("launcher", [(), ALLOCATED], ids=["job", "step of an allocation"])
+def test_a_worker_that_is_cancelled_is_replaced(launcher: tuple[str, ...], job: HpcJob, slurm: Slurm) -> None:
+    running = begun(job, 0.7, *launcher)
     before = slurm.jobs()
-    slurm.call("scancel", before[0])
-    after = wait_for(lambda: {*slurm.jobs()} - {*before})
+    steps = [step for step in slurm.call("squeue", "--steps", "--noheader", "--format=%i").split() if "." in step]
+    slurm.call("scancel", next(step for step in steps if step.split(".")[1].isdecimal()) if launcher else before[0])
+    after = launcher or wait_for(lambda: {*slurm.jobs()} - {*before})
     finish(running)
-    assert len(after) == 1
+    assert launcher or len(after) == 1
     assert workers_of(job) == 3, "the new one has done nothing"
     job.check_whole()
+    wait_for(lambda: before[0] not in slurm.jobs())
+
+
+@pytest.mark.thorough
+def test_jobs_that_are_refused_or_end_at_once_are_told_in_slurms_words(job: HpcJob, slurm: Slurm) -> None:
+    for setting, said in {
+        "cluster.queue=fast": ("Slurm refuses the job", "invalid partition specified: fast", "`sinfo` lists its queues"),
+        'cluster.prologue=["echo no module called cuda >&2", "exit 7"]': (
+            "4 workers in a row ended before doing any work", "FAILED (NonZeroExitCode)", "The end of its log:\nno module called cuda",
+        ),
+    }.items():  # fmt: skip
+        output = job.call(*RUN, "--set", setting, code=1)
+        assert [words for words in said if words not in output] == []
+        assert not slurm.jobs()
+
+
+ALL_GPUS = {("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1")}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("launcher", "words", "count"),
     [
-        ("cluster.queue=fast", ("Slurm refuses the job", "invalid partition specified: fast", "`sinfo` lists its queues")),
-        (
-            'cluster.prologue=["echo no module called cuda >&2", "exit 7"]',
-            ("4 workers in a row ended before doing any work", "FAILED (NonZeroExitCode)", "The end of its log:\nno module called cuda"),
-        ),
+        (ALLOCATED, "cluster: slurm-alloc, in the Slurm allocation", 4),
+        (("srun", "--ntasks=3", "--label"), f"0:   blocks       {BLOCKS} of {BLOCKS} done", 2),
     ],
-)  # fmt: skip
-def test_jobs_that_are_refused_or_end_at_once_are_told_in_slurms_words(
-    setting: str, said: tuple[str, ...], job: HpcJob, slurm: Slurm
-) -> None:
-    output = job.call(*RUN, "--set", setting, code=1)
-    assert [words for words in said if words not in output] == []
-    assert not slurm.jobs()
-
-
-ALLOCATED = ("salloc", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--gres=gpu:2", "--mem=5000")
-
-
-@pytest.mark.thorough
-def test_in_an_allocation_workers_are_steps_with_gpus_of_their_own(job: HpcJob) -> None:
-    job.config.write_text(job.config.read_text().replace('"workers": 2', '"workers": 4'))
-    running = begun(job, 0.3, *ALLOCATED)
+    ids=["steps of an allocation", "copies of a command"],
+)
+def test_workers_of_an_allocation_have_gpus_of_their_own(job: HpcJob, launcher: Any, words: str, count: int) -> None:
+    job.config.write_text(job.config.read_text().replace('"workers": 2', f'"workers": {count}'))
+    running = begun(job, 0.3, *launcher)
     assert listening(str(job.folder)) == {"127.0.0.1"}
-    assert "cluster: slurm-alloc, in the Slurm allocation" in finish(running)
-    seen = {(node, gpus) for _, _, node, gpus in job.log()}
-    assert seen == {("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1")}
-    job.check_whole()
-
-
-@pytest.mark.thorough
-def test_a_step_that_is_lost_is_replaced(job: HpcJob, slurm: Slurm) -> None:
-    running = begun(job, 0.7, *ALLOCATED)
-    (number,) = slurm.jobs()
-    steps = [step for step in slurm.call("squeue", "--steps", "--noheader", "--format=%i").split() if "." in step]
-    slurm.call("scancel", next(step for step in steps if step.split(".")[1].isdecimal()))
-    finish(running)
-    assert workers_of(job) == 3
-    job.check_whole()
-    wait_for(lambda: number not in slurm.jobs())
-
-
-@pytest.mark.thorough
-def test_copies_of_a_command_become_its_workers(job: HpcJob) -> None:
-    running = begun(job, 0.2, "srun", "--ntasks=3", "--label")
-    assert listening(str(job.folder)) == {"127.0.0.1"}
-    assert f"0:   blocks       {BLOCKS} of {BLOCKS} done" in finish(running)
-    assert workers_of(job) == 2
+    assert words in finish(running)
+    assert workers_of(job) == count
+    assert count == 2 or {(node, gpus) for _, _, node, gpus in job.log()} == ALL_GPUS
     job.check_whole()
 
 
@@ -185,45 +162,15 @@ def test_jobs_of_a_driver_that_was_killed_end_by_themselves(job: HpcJob, slurm: 
     job.check_whole()
 
 
-def in_docs(page: str, name: str) -> str:
-    """The script of this name in a page of the documentation."""
-    found = re.search(rf"```\w+\n(# {name}\n.*?)```", (REPOSITORY / "docs" / page).read_text(), re.DOTALL)
-    assert found
-    return found[1]
-
-
-def call_in(folder: Path, slurm: Slurm, script: str, *command: str) -> subprocess.Popen[str]:
-    """Begin a command on a script in a folder with a cache of its own, whose output goes to a file there."""
-    (folder / "script.py").write_text(script)
-    environment = slurm.environment | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(folder / "cache")}
-    with open(folder / "output", "w") as output:
-        return subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True
-        )
-
-
 @pytest.mark.parametrize("words", [thorough(()), ("--nodes=2",)], ids=["one node", "two nodes"])
 def test_copies_of_a_script_that_srun_starts_are_ranks(words: tuple[str, ...], slurm: Slurm, tmp_path: Path) -> None:
-    script = in_docs("torch.md", "everywhere.py")
-    running = call_in(tmp_path, slurm, script, "srun", "-n", "2", *words, sys.executable, "script.py")
-    assert running.wait(timeout=120) == 0
+    page = (REPOSITORY / "docs/torch.md").read_text()
+    found = re.search(r"```\w+\n(# everywhere.py\n.*?)```", page, re.DOTALL)
+    assert found
+    (tmp_path / "script.py").write_text(found[1])
+    environment = slurm.environment | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = ("srun", "-n", "2", *words, sys.executable, "script.py")
+    said = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True, timeout=120)
     counted = [f"rank {rank} of 2 counts 2" for rank in range(2)]
-    assert sorted(line for line in (tmp_path / "output").read_text().splitlines() if "rank" in line) == counted
+    assert sorted(line for line in said.splitlines() if "rank" in line) == counted
     assert [*(tmp_path / "cache/halotile/ranks").iterdir()] == []
-
-
-@pytest.mark.thorough
-def test_ranks_of_a_script_wait_until_the_queue_has_let_all_in(slurm: Slurm, tmp_path: Path) -> None:
-    (tmp_path / "site.yaml").write_text("cluster: {kind: slurm, interface: lo}")
-    held = slurm.call("sbatch", "--parsable", "--ntasks=3", "--mem=200", "--output=/dev/null", "--wrap=sleep 600")
-    wait_for(lambda: slurm.call("squeue", "--noheader", "--job", held, "--format=%T") == "RUNNING")
-    options = ("--torch", "script.py", "--workers", "2", "--memory", "1GiB", "--config", "site.yaml")
-    command = str(Path(sys.executable).with_name("recon-cli"))
-    running = call_in(tmp_path, slurm, in_docs("torch.md", "train.py"), command, "exec", *options)
-    output = tmp_path / "output"
-    wait_for(lambda: "waiting for 2 workers: 1 PENDING (Resources)" in output.read_text())
-    slurm.call("scancel", held)
-    assert running.wait(timeout=120) == 0, output.read_text()
-    printed = sorted(line for line in output.read_text().splitlines() if line.startswith("["))
-    assert printed == ["[0] 0 of 2", "[1] 1 of 2"]
-    wait_for(lambda: not slurm.jobs())

@@ -16,17 +16,16 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from distributed import Client, LocalCluster
+from distributed import Client
 from torch.utils.data import DataLoader, Dataset
 
 from halotile import DistributedContext, collectives, torch_group
 from halotile.errors import ConfigError, DiskRefused, PeerLost, RankFailed, WorkerDied
-from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.common.answers import Unanswered, ask, fetch, present_workers
 from halotile.graphs.runs.passes import torch_ranks
 from halotile.graphs.runs.passes.cluster_passes import _peak_of
-from halotile.graphs.runs.passes.torch_ranks import RankEnd, TorchProgram, run_rank
-from halotile.graphs.torch_script import execute_torch, run_rank_of_script
+from halotile.graphs.runs.passes.torch_ranks import TorchProgram, run_rank
+from halotile.graphs.torch_script import run_rank_of_script
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.common.layers import BlindUNet
 from halotile.tasks.groups.group import SharedMemory, TorchGroup, talking
@@ -34,7 +33,6 @@ from halotile.tasks.groups.opening import Rendezvous
 from tests.benchmarks.unets import PlainUNet
 from tests.cases import thorough
 from tests.graphs import ranks, unet_on_ranks
-from tests.support import IN_THREADS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -168,11 +166,10 @@ def test_ranks_that_are_still_at_work_long_after_others_returned_are_named_again
         assert len(four.run_torch(ranks.late, 1, 9.0, ranks=3)) == 3
     assert len([each for each in said if "still at work" in str(each.message)]) >= 2
     path, texts = tmp_path / "lingers.py", list[str]()
-    unregister = "faulthandler.unregister(signal.SIGUSR2)"
-    wait = "time.sleep(7 if os.environ['RANK'] == '1' else 0)"
-    path.write_text(f"import faulthandler, os, signal, time\n{unregister}\n{wait}\n")
-    call = partial(run_rank_of_script, str(path), ())
-    TorchProgram(call, four.folder, report=texts.append).run(four.client, 2, 0)
+    path.write_text(
+        "import faulthandler, os, signal, time\nfaulthandler.unregister(signal.SIGUSR2)\ntime.sleep(7 * int(os.environ['RANK']))\n"
+    )
+    TorchProgram(partial(run_rank_of_script, str(path), ()), four.folder, report=texts.append).run(four.client, 2, 0)
     assert {text.partition(" returned")[0] for text in texts} == {"rank 1 is still at work, and the other ranks of 2"}
 
 
@@ -216,8 +213,7 @@ def test_another_attempt_goes_on_from_a_checkpoint_and_without_a_worker_that_doe
     four.client.wait_for_workers(len(workers), timeout=60)
 
 
-@pytest.mark.parametrize("by_workers", [False, True])
-def test_a_rank_may_start_processes(four: DistributedContext, by_workers: bool) -> None:
+def test_a_rank_may_start_processes(four: DistributedContext) -> None:
     def load(_: TorchGroup) -> float:
         class Own(Dataset):  # type: ignore[misc]
             """A class that cannot be pickled, as those of a script cannot."""
@@ -228,12 +224,11 @@ def test_a_rank_may_start_processes(four: DistributedContext, by_workers: bool) 
             def __getitem__(self, number: int) -> torch.Tensor:
                 return torch.ones(2)
 
-        if by_workers:
-            return sum(float(batch.sum()) for batch in DataLoader(Own(), batch_size=2, num_workers=2))
         with multiprocessing.get_context("fork").Pool(1) as pool:
-            return float(sum(pool.map(abs, [-1, 2])))
+            total = sum(pool.map(abs, [-1, 2]))
+        return total + sum(float(batch.sum()) for batch in DataLoader(Own(), batch_size=2, num_workers=2))
 
-    assert four.run_torch(load, ranks=2) == [8.0 if by_workers else 3.0] * 2
+    assert four.run_torch(load, ranks=2) == [11.0] * 2
 
 
 @pytest.fixture
@@ -252,25 +247,11 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return pids
 
 
-def function_once_more(folder: Path) -> None:
+def test_workers_that_die_with_the_results_of_ranks_end_no_wait_for_ever(killed: list[int]) -> None:
     with DistributedContext(workers=2, device_mode="cpu", memory_per_worker="2GiB") as ctx:
         with pytest.raises(RankFailed, match=r"rank 0 of 2 failed: its worker \S+ died"):
             ctx.run_torch(lambda group: group.rank)
         assert ctx.run_torch(lambda group: group.rank, retries=1) == [0, 1]
-
-
-def script_once_more(folder: Path) -> None:
-    (folder / "rank.py").write_text("import os\nprint(os.environ['RANK'])\n")
-    lines: list[str] = []
-    execute_torch(str(folder / "rank.py"), (), Order(workers=2, memory_bytes=2**31), retries=1, line=lines.append)
-    assert {"[0] 0", "[1] 1"} <= set(lines)
-
-
-@pytest.mark.parametrize("program", [function_once_more, thorough(script_once_more)])
-def test_workers_that_die_with_the_results_of_ranks_end_no_wait_for_ever(
-    program: Callable[[Path], None], killed: list[int], tmp_path: Path
-) -> None:
-    program(tmp_path)
     assert len(killed) == 2
 
 
@@ -289,14 +270,6 @@ def test_wrong_arguments_are_refused_with_what_to_write() -> None:
     for call, arguments, message in wrong:
         with pytest.raises(ConfigError, match=message):
             call(*arguments)
-
-
-def test_a_worker_without_a_nanny_is_not_said_to_be_started_anew() -> None:
-    with LocalCluster(1, **IN_THREADS) as cluster, Client(cluster) as client:
-        is_restarted = torch_ranks._restart(client, list(client.scheduler_info()["workers"]))
-    end = RankEnd(0, trace="PeerLost", by_others=True)
-    failure = torch_ranks._failure([end], [1], 2, is_restarted)
-    assert "its worker could not be started anew: it may still be" in str(failure)
 
 
 def test_a_rank_on_a_full_disk_is_a_refusal(tmp_path: Path) -> None:
@@ -393,21 +366,19 @@ def test_ranks_that_missed_each_other_do_not_exchange_any_more_and_a_part_of_ano
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("kind", ["another secret", "an ordinary file"])
-def test_the_memory_of_another_machine_is_refused_and_left_as_it_is(kind: str, tmp_path: Path) -> None:
-    memory, other = SharedMemory(0, 2, 1.0), SharedMemory(1, 2, 1.0)
-    stranger = other.address
+def test_the_memory_of_another_machine_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"measured")
-    with open(tmp_path / "data", "rb") as data:
-        if kind == "another secret":
-            stranger[2] ^= 1
-        else:
-            stranger[1] = data.fileno()
-        with pytest.raises(OSError, match="rank 1 is on another machine"):
-            memory.open([memory.address, stranger])
+    for kind in ("another secret", "an ordinary file"):
+        memory, other = SharedMemory(0, 2, 1.0), SharedMemory(1, 2, 1.0)
+        stranger = other.address
+        with open(tmp_path / "data", "rb") as data:
+            stranger[2] ^= kind == "another secret"
+            stranger[1] = data.fileno() if kind == "an ordinary file" else stranger[1]
+            with pytest.raises(OSError, match="rank 1 is on another machine"):
+                memory.open([memory.address, stranger])
+        memory.close()
+        other.close()
     assert (tmp_path / "data").read_bytes() == b"measured"
-    for each in (memory, other):
-        each.close()
 
 
 def check_small(found: list[dict[str, float]], most: float = 1e-9) -> None:

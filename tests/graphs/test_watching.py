@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,13 +26,15 @@ from distributed import Client
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.scheduler import JoinedWorkers
 from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.status import Status
 from halotile.graphs.watching import page
 from halotile.graphs.watching.progress import Progress, progress_shown
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.directory import PAGE, RunDirectory
 from halotile.tasks.block import Receipt
 from halotile.tasks.devices import device as module
 from halotile.tasks.devices.device import cpu_kind
+from tests.browsing import chromium, needs_browser
 from tests.faults import BLOCKS, REPOSITORY, Scene, until
 from tests.support import job_of, noisy_image, write_zarr
 
@@ -160,21 +162,13 @@ def test_who_has_seen_all_waits_for_news(cluster: RunningCluster) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("what", ["hook", "messages"])
 def test_what_dask_lacks_costs_only_the_page(
-    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, what: str
+    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    if what == "hook":
-        scheduler = cluster.client.cluster.scheduler
-        monkeypatch.delitem(scheduler.plugins, page.NAME, raising=False)
-        monkeypatch.delattr(scheduler, "http_application")
-    else:
-        monkeypatch.setattr(page.Watch, "_send", Mock(side_effect=AttributeError("moved")))
-    said: list[str] = []
-    scene.run(cluster, observer=lambda progress: said.append(progress.message))
+    monkeypatch.setattr(page.Watch, "_send", Mock(side_effect=AttributeError("moved")))
+    scene.run(cluster)
     assert scene.status()["done"] == BLOCKS
-    assert (f"dashboard: {cluster.dashboard}" in "".join(said)) == (what == "hook")
     watch = page.Watch()
     assert watch.open(RunningCluster(cluster.client, 2)) is None, "without a dashboard there is no page"
     assert watch.client is None
@@ -262,8 +256,7 @@ def walked(counts: tuple[int, ...], seed: int) -> tuple[page.Board, np.ndarray[A
     return board, states, took
 
 
-@pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("counts", "seed"), [*zip(COUNTS, range(9), strict=True)])
 def test_a_map_shows_what_matters_most_in_each_cell(counts: tuple[int, ...], seed: int) -> None:
     board, states, took = walked(counts, seed)
     in_flight = range(0, len(states), 5)
@@ -289,23 +282,14 @@ def test_a_map_shows_what_matters_most_in_each_cell(counts: tuple[int, ...], see
         assert (shown["seconds"][cell] == page.UNKNOWN) == took.keys().isdisjoint(numbers)
 
 
-@pytest.mark.parametrize(
-    ("counts", "rows", "columns", "axes"),
-    [
-        ((5,), 1, 5, (0,)),
-        ((4, 5), 4, 5, (0, 1)),
-        ((9, 4, 5), 4, 5, (1, 2)),
-        ((4, 5, 1), 4, 5, (0, 1)),
-        ((40, 1, 1), 1, 40, (0,)),
-        ((1000, 3), page.EDGE, 3, (0, 1)),
-        ((1, 1), 1, 1, (0,)),
-    ],
-)
-def test_the_map_has_the_last_two_cut_axes(
-    counts: tuple[int, ...], rows: int, columns: int, axes: tuple[int, ...]
-) -> None:
-    board = page.Board(counts)
-    assert (board.rows, board.columns, board.axes) == (rows, columns, axes)
+def test_the_map_has_the_last_two_cut_axes() -> None:
+    rows: list[tuple[tuple[int, ...], int, int, tuple[int, ...]]] = [
+        ((5,), 1, 5, (0,)), ((4, 5), 4, 5, (0, 1)), ((9, 4, 5), 4, 5, (1, 2)), ((4, 5, 1), 4, 5, (0, 1)),
+        ((40, 1, 1), 1, 40, (0,)), ((1000, 3), page.EDGE, 3, (0, 1)), ((1, 1), 1, 1, (0,)),
+    ]  # fmt: skip
+    for counts, *expected in rows:
+        board = page.Board(counts)
+        assert [board.rows, board.columns, board.axes] == expected
 
 
 MonkeyPatch = pytest.MonkeyPatch
@@ -343,9 +327,6 @@ def test_a_run_speaks_for_itself_unless_nothing_was_left_to_do_and_the_time_of_a
     status.begin(1)
     recorded = status.directory.read_status() or {}
     assert (recorded["done"], recorded["resumed"], recorded["seconds"]) == (1, 1, 0.0)
-    cut_off = Status(status.directory, status.plan, None)
-    cut_off.begin(0)
-    assert go_through(status, begin=3, end=3)["state"] == "finished"
 
 
 def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: Status) -> None:
@@ -445,3 +426,164 @@ def test_a_processor_is_named_by_what_libraries_choose_by(tmp_path: Path, monkey
         names.add(cpu_kind())
     assert len(names) == 4
     assert all(name.startswith("GenuineIntel 6 143, AVX") and "clock" not in name for name in names)
+
+
+# --- the page in a real browser: it appears, its map fills, nothing goes wrong on the way ---
+
+
+def in_browser(test: Callable[..., None]) -> Any:
+    """Mark a test that needs a browser and a cluster."""
+    return pytest.mark.browser(pytest.mark.cluster(needs_browser(test)))
+
+
+COLOURS = """
+const canvas = document.getElementById(arguments[0]), found = new Map();
+const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+for (let place = 0; place < pixels.length; place += 4) {
+  const colour = pixels.slice(place, place + 3).join(",");
+  found.set(colour, (found.get(colour) || 0) + 1);
+}
+return Object.fromEntries(found);
+"""
+"""Number of pixels of a canvas by colour."""
+PAINTED = "readColours(); return Object.fromEntries(STATES.map((name) => [name, colours[name]]));"
+"""The colour of each state."""
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """Headless Chromium, which records errors of its pages."""
+    with chromium("--disable-gpu") as opened:
+        yield opened
+
+
+def page_of(cluster: RunningCluster) -> str:
+    """The address of the page."""
+    return f"{(cluster.dashboard or '').rpartition('/')[0]}/{page.ADDRESS}"
+
+
+def text(browser: Any, name: str) -> str:
+    """The text of an element of the page."""
+    return str(browser.execute_script("return document.getElementById(arguments[0]).textContent", name))
+
+
+def painted(browser: Any, state: str) -> int:
+    """Pixels of the map in the colour of a state."""
+    colour = browser.execute_script(PAINTED)[state].lstrip("#")
+    wanted = ",".join(str(int(colour[place : place + 2], 16)) for place in (0, 2, 4))
+    return int(browser.execute_script(COLOURS, "states").get(wanted, 0))
+
+
+def follows(browser: Any, condition: Callable[[], bool]) -> None:
+    """Wait for a condition; the page must not report an error meanwhile."""
+    until(condition, seconds=30)
+    own = "getImageData"  # it is these tests that read the canvas
+    assert [entry for entry in browser.get_log("browser") if own not in entry["message"]] == []
+
+
+@in_browser
+def test_the_map_fills_while_a_job_runs(scene: Scene, cluster: RunningCluster, browser: Any) -> None:
+    scene.set_pace(0.4)
+    scene.make_trouble("flaky", 9, "2")
+    scene.make_trouble("raise", 2)
+    begun = threading.Event()
+
+    def look(progress: Progress) -> None:
+        if page.ADDRESS in progress.message:
+            begun.set()
+
+    options = {"observer": look, "on_bad_block": "quarantine"}
+    running = threading.Thread(target=scene.run, args=(cluster,), kwargs=options)
+    running.start()
+    try:
+        assert begun.wait(60)
+        browser.get(page_of(cluster))
+        follows(browser, lambda: text(browser, "done").isdecimal() and int(text(browser, "done")) > 4)
+        early, speed = painted(browser, "done"), text(browser, "speed")
+        assert min(early, painted(browser, "running")) > 0
+        follows(browser, lambda: int(text(browser, "done")) > 20)
+        assert painted(browser, "done") > 2 * early
+        assert min(painted(browser, "quarantined"), painted(browser, "todo")) > 0
+        assert text(browser, "speed") != speed
+        assert len(browser.execute_script(COLOURS, "seconds")) > 2
+        assert [text(browser, name) for name in ("name", "word")] == ["clean.zarr", "running"]
+        scene.set_pace(0)
+        follows(browser, lambda: text(browser, "word") == "the run is over")
+        assert text(browser, "done") == "63"
+        assert browser.execute_script("return document.getElementById('stages-card').hidden") is False
+        assert painted(browser, "todo") == 0
+    finally:
+        scene.set_pace(0)
+        running.join()
+
+
+@in_browser
+def test_names_are_text_and_a_curve_is_drawn(cluster: RunningCluster, browser: Any) -> None:
+    cluster.client.register_plugin(page.JobPage(cluster.client.id))
+    message = json.loads(json.dumps(TOLD))
+    cluster.client.log_event(page.TOPIC, message)
+    browser.get(page_of(cluster))
+    follows(browser, lambda: text(browser, "name") == TOLD["job"]["name"])
+    assert browser.execute_script("return document.getElementsByTagName('img').length") == 0
+    assert browser.execute_script("return window.taken") is None
+    names = [button.text for button in browser.find_elements("css selector", "#choices button")]
+    assert names == ["residual", "PSNR"]
+    for button in browser.find_elements("css selector", "#choices button"):
+        button.click()
+        assert len(browser.execute_script(COLOURS, "curve")) > 2
+    for width in (360, 1600):
+        browser.set_window_size(width, 900)
+        # The window is of that width at once, what is in it before long.
+        over = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        follows(browser, lambda script=over: browser.execute_script(script) == 0)  # type: ignore[misc]
+    cluster.client.log_event(page.TOPIC, message | {"over": True})
+    follows(browser, lambda: text(browser, "word") == "the run is over")
+
+
+TOLD: dict[str, Any] = {
+    "job": {
+        "name": "<img src=x onerror='window.taken = 1'>.zarr", "shape": [4, 6], "block": [2, 2], "counted": "block", "workers": 2,
+        "planned_memory_bytes": None, "allowed_memory_bytes": 2**30,
+    },
+    "progress": {
+        "phase": "<b>iterate</b>", "done": 3, "resumed": 0, "total": 18, "seconds": 4.0, "pixels_done": 24, "peak_memory_bytes": 2**29,
+        "retried": 1, "failed": 0, "megapixels_per_second": 6e-6, "megabytes_per_second": 1e-5, "eta_seconds": 20.0,
+    },
+    "curve": {"iteration": [1, 2, 3], "residual": [1.0, 0.1, 0.01], "psnr": [20.1, 25.2, None]},
+    "pass": {"phase": "<b>iterate</b>", "title": "<b>iteration 4 of 9</b>"},
+    "stages": {"read": 1.0, "compute": 2.0, "write": 1.0},
+    "blocks": {"todo": 2, "running": 0, "done": 3, "retried": 1, "quarantined": 0},
+    "map": {
+        "rows": 2, "columns": 3, "states": "222300", "filled": "999000", "least": 0.1, "most": 0.2, "seconds": "0Za...", "extent": [4, 6],
+    },
+}  # fmt: skip
+
+
+@in_browser
+@pytest.mark.parametrize("width", [1400, 360])
+def test_the_kept_page_is_the_report_of_a_run(cluster: RunningCluster, tmp_path: Path, width: int) -> None:
+    clean = np.kron(np.random.default_rng(0).uniform(50, 200, (12, 12)), np.ones((32, 32)))
+    noisy = clean + 10 * np.random.default_rng(1).standard_normal(clean.shape)
+    source = write_zarr(tmp_path / "a <b>.zarr", noisy.astype("f4"))
+    job = job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"})
+    outcome = run(make_plan(job), cluster=cluster)
+    kept = RunDirectory.beside(job.output.path).path / PAGE
+    assert kept.stat().st_size < 2 * 2**20
+    with chromium("--disable-gpu", f"--window-size={width},1000") as opened:
+        opened.get(kept.as_uri())
+        shown = opened.execute_script("return document.getElementById('report').innerText")
+        listed = "[...document.querySelectorAll('#report img')]"
+        images = opened.execute_script(f"return {listed}.map((each) => [each.alt, each.naturalWidth])")
+        is_wider = opened.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
+        assert opened.get_log("browser") == []
+    assert [alt.partition(",")[0] for alt, _ in images] == ["before", "after", "residual"] * (len(images) // 3)
+    assert images
+    assert all(width == 256 for _, width in images)
+    assert not is_wider
+    for name, text in outcome.inspection.rows:
+        assert f"{name}\t{text}" in shown
+    assert f"recon-cli view {job.output.path} --against '{source}'" in shown
+    assert '"strength": 1.0' in shown
+    assert outcome._repr_html_().count("<img src=") == 3
+    assert f"<td>residual</td><td>{dict(outcome.inspection.rows)['residual']}</td>" in outcome._repr_html_()
+    assert "halotile" in shown

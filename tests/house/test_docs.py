@@ -52,7 +52,7 @@ THOROUGH = {
     *("python-run", "tiff-example"),  # the job of first-run and tiff-walk
     *("on-a-cluster", "hpc-alloc", "hpc-ranks", "hpc-jobs", "torch-slurm"),  # Slurm, as in hpc
     "submit-sge",  # Grid Engine, as in submit-pbs
-    *("hpc-exec", "torch-exec"),  # tests/cli/test_clusters.py and tests/graphs/test_rank_scripts.py do so
+    *("hpc-exec", "torch-exec"),  # tests/cli/test_clusters.py and tests/graphs/test_launched_ranks.py do so
     *("distribute-parameters", "distribute-subsets"),  # contexts, as in distribute-quick-start
     *("torch-fft", "torch-fit", "torch-spatial", "variational-ranks"),  # ranks, as in torch-function
     *("many-images", "python-reconstruct"),  # tests/graphs/test_many_images.py and test_reconstruct.py
