@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from distributed import LocalCluster
 
 from halotile import DistributedContext
+from halotile.errors import BlockFailed
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.runs.verify import verify
 from halotile.storage.arrays import open_source
 from halotile.storage.disk.durable import Disk
-from tests.faults import BLOCKS, Scene, image, truth
+from tests.faults import BLOCKS, LEFT, Scene, image, truth
 from tests.graphs.trials import FOUND, TWO, finding
 from tests.support import IN_THREADS
 
@@ -45,19 +48,65 @@ def counts() -> Iterator[list[DistributedContext]]:
         yield [opened.enter_context(each) for each in contexts]
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    """A watched job, not begun."""
-    return Scene.create(tmp_path)
+Kept = tuple[Scene, Path]
+"""A scene, and a copy of its folder as a run left it."""
+
+
+def kept(scene: Scene) -> Kept:
+    scene.forget()
+    return scene, shutil.copytree(scene.folder, scene.folder.with_name(f"{scene.folder.name}-kept"))
 
 
 @pytest.fixture(scope="session")
-def undisturbed(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Every file of the output of a run without trouble."""
-    scene = Scene.create(tmp_path_factory.mktemp("undisturbed"))
+def finished_once(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """A run without trouble."""
+    scene = Scene.create(tmp_path_factory.mktemp("finished"))
     scene.run(cluster)
     assert sorted(scene.seen()) == list(range(BLOCKS))
-    return scene.files()
+    return kept(scene)
+
+
+@pytest.fixture(scope="session")
+def half_done_once(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """A run that ended with some of its blocks missing."""
+    scene = Scene.create(tmp_path_factory.mktemp("half-done"))
+    causes = [scene.make_trouble("raise", block) for block in LEFT]
+    with pytest.raises(BlockFailed):
+        scene.run(cluster, retries=0)
+    for cause in causes:
+        cause.unlink()
+    assert scene.journalled() == {*range(BLOCKS)} - {*LEFT}
+    return kept(scene)
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
+    """A watched job, not begun; or as the run was left that a test asks for, which is made once, in one place."""
+    for name in {"finished", "half_done"}.intersection(request.fixturenames):
+        once, copy = request.getfixturevalue(f"{name}_once")
+        shutil.rmtree(once.folder)
+        shutil.copytree(copy, once.folder)
+        return cast(Scene, once)
+    return Scene.create(tmp_path)
+
+
+@pytest.fixture
+def finished(scene: Scene) -> Scene:
+    """A run that is done."""
+    return scene
+
+
+@pytest.fixture
+def half_done(scene: Scene) -> Scene:
+    """A run with some of its blocks left to do."""
+    return scene
+
+
+@pytest.fixture(scope="session")
+def undisturbed(finished_once: Kept) -> dict[str, bytes]:
+    """Every file of the output of a run without trouble."""
+    scene, copy = finished_once
+    return replace(scene, place=copy).files()
 
 
 @pytest.fixture

@@ -24,16 +24,18 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Job, Output
 from halotile.graphs.plans.plan import make_plan
+from halotile.graphs.runs.claim import claim
 from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.arrays import open_source
 from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.operators.mask import Mask
 from tests.cases import thorough
-from tests.faults import BLOCKS, Scene, flip_bit, image
+from tests.faults import BLOCKS, LEFT, Scene, flip_bit, image
 from tests.support import write_zarr
 
 pytestmark = pytest.mark.cluster
+Check = Callable[[], None]
 
 
 def listing(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -105,44 +107,31 @@ def test_what_is_not_ours_stays(tmp_path: Path, source: Path, kind: str) -> None
             run(make_plan(gaussian(source, place, overwrite=overwrite), fresh=fresh))
 
 
-def test_an_image_that_lacks_a_block_is_not_read(scene: Scene, cluster: RunningCluster, tmp_path: Path) -> None:
-    cause = scene.make_trouble("raise", 3)
-    with pytest.raises(errors.BlockFailed):
-        scene.run(cluster, retries=0)
-    unfinished, denoising = scene.output, gaussian(scene.source, tmp_path / "next.zarr")
+def test_an_image_that_lacks_a_block_is_not_read(half_done: Scene, cluster: RunningCluster) -> None:
+    unfinished, following, folder = half_done.output, half_done.folder / "next.zarr", half_done.folder
+    denoising = gaussian(half_done.source, following)
 
     def reconstruction(operator: Any, **options: Any) -> Job:
-        seen = halotile.measurement(operator, scene.source, **options)
+        seen = halotile.measurement(operator, half_done.source, **options)
         return Reconstruction(output=denoising.output, operators=(seen,))
 
     makes: list[Callable[[], Job]] = [
-        lambda: gaussian(unfinished, tmp_path / "next.zarr"),
+        lambda: gaussian(unfinished, following),
         lambda: replace(denoising, input=replace(denoising.input, sides={"mask": str(unfinished)})),
         lambda: reconstruction("mask", mask=unfinished),
         lambda: reconstruction(Mask(mask=open_source(unfinished))),  # of a script
         lambda: reconstruction("blur", kernel=unfinished),
     ]
+    words = r"clean\.zarr is the output of a run that has 4 of 64 blocks left to do"
     for make in makes:
-        with refused(
-            tmp_path, errors.InputError, r"clean\.zarr is the output of a run that has 1 of 64 blocks left to do"
-        ):
+        with refused(folder, errors.InputError, words):
             make_plan(make())
-    cause.unlink()
-    scene.run(cluster)
-    make_plan(gaussian(scene.output, tmp_path / "next.zarr"))
-    lost = next(file for file in (scene.output / "c").rglob("*") if file.is_file())
-    lost.unlink()
-    with refused(
-        tmp_path, errors.InputError, rf"{lost}: the shard is missing; 1 of the .* `recon-cli verify --repair`"
-    ):
-        make_plan(gaussian(scene.output, tmp_path / "next.zarr"))
-
-
-@pytest.fixture
-def finished(scene: Scene, cluster: RunningCluster) -> Scene:
-    """A run that is done."""
-    scene.run(cluster)
-    return scene
+    half_done.run(cluster)
+    make_plan(makes[0]())
+    (lost := unfinished / "c" / "0" / "3").unlink()
+    words = rf"{lost}: the shard is missing; 1 of the .* `recon-cli verify --repair`"
+    with refused(folder, errors.InputError, words):
+        make_plan(makes[0]())
 
 
 def test_another_job_does_not_go_on_with_a_run(finished: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,9 +188,7 @@ def test_starting_over_discards_the_same_job_computed_in_another_way(finished: S
     assert finished.run(cluster, fresh=True, parts=parts).resumed == 0
 
 
-def test_a_run_that_stopped_at_nan_goes_on(
-    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
-) -> None:
+def test_a_run_that_stopped_at_nan_goes_on(scene: Scene, cluster: RunningCluster, check_whole: Check) -> None:
     causes = [scene.make_trouble("raise", block) for block in (3, 5)]
     with pytest.raises(errors.BlockFailed):
         scene.run(cluster, on_nan="fail", retries=0)
@@ -238,30 +225,12 @@ def test_a_changed_input_is_noticed_and_a_moved_one_is_the_same_where_that_is_sa
     assert "--same-input" not in str(failed.value)
 
 
-def test_a_run_that_began_since_the_plan_was_made_is_not_taken_for_ours(scene: Scene, cluster: RunningCluster) -> None:
+def test_a_run_that_began_since_the_plan_was_made_is_not_taken_for_ours(scene: Scene) -> None:
     plan = make_plan(scene.job(parts={"output": {"codec": "zstd"}}))
-    scene.run(cluster)
+    with claim(make_plan(scene.job())) as held:
+        held.held[0].journal.mark({0: b"some"})
     with refused(scene.output, errors.ResumeRefused, r"output\.codec"):
         run(plan)
-
-
-Check = Callable[[], None]
-
-
-LEFT = range(20, 24)
-
-
-@pytest.fixture
-def half_done(scene: Scene, cluster: RunningCluster) -> Scene:
-    """A run that ended with some of its blocks missing."""
-    causes = [scene.make_trouble("raise", block) for block in LEFT]
-    with pytest.raises(errors.BlockFailed):
-        scene.run(cluster, retries=0)
-    for cause in causes:
-        cause.unlink()
-    assert scene.journalled() == {*range(BLOCKS)} - {*LEFT}
-    scene.forget()
-    return scene
 
 
 @pytest.mark.parametrize(

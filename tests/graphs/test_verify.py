@@ -38,14 +38,6 @@ pytestmark = pytest.mark.cluster
 Change = Callable[[Scene], object]
 
 
-@pytest.fixture
-def finished(scene: Scene, cluster: RunningCluster) -> Scene:
-    """A run that is done."""
-    scene.run(cluster)
-    scene.forget()
-    return scene
-
-
 DAMAGE: list[Callable[[Path], object]] = [
     flip_bit,
     lambda file: flip_bit(file, 0),
