@@ -73,8 +73,7 @@ def run_job(
         cluster=Cluster(),
         allow_import=True,
     )
-    watching = watched_memory() if watch else nullcontext(lambda: 0)
-    with started(workers) as cluster, watching as peak:
+    with started(workers) as cluster, watched_memory() if watch else nullcontext(lambda: 0) as peak:
         before(cluster.client)
         began = time.perf_counter()
         outcome = run(make_plan(job), cluster=cluster)

@@ -52,8 +52,7 @@ def monai(folder: Path, edge: int, device: str, subject: str, overlap: str) -> R
 
     forward, pixels = _peer(folder, edge, device, subject)
     window = min(PEER_WINDOW, edge)
-    least = 2 * Subject.of(subject).reach / window
-    share = least if overlap == "least" and window < edge else 0.25
+    share = (2 * Subject.of(subject).reach / window) if overlap == "least" and window < edge else 0.25
     return _peer_rate(
         lambda: sliding_window_inference(pixels, (window, window), 1, forward, overlap=share), device, edge
     )

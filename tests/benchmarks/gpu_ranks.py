@@ -54,8 +54,7 @@ def results(group: TorchGroup, edge: int) -> dict[str, torch.Tensor]:
     image = drawn(5).requires_grad_()
     spectrum = collectives.fft.rfft2(image, group, [edge], norm="ortho")
     (gradient,) = torch.autograd.grad(spectrum, image, drawn(7, torch.complex64)[:, : edge // 2 + 1])
-    mean = group.all_reduce(drawn(6), "mean")
-    found = (mean, spectrum.detach(), gradient)
+    found = (group.all_reduce(drawn(6), "mean"), spectrum.detach(), gradient)
     return {name: tensor.cpu() for name, tensor in zip(COLLECTIVES, found, strict=True)}
 
 

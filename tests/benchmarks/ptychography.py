@@ -57,8 +57,7 @@ def ours_petra_loss(folder: Path, edge: int) -> Result:
     """The loss at the end of the recipe."""
     import halotile
 
-    scan = petra(folder)
-    with halotile.ptychography.Adam(scan, workers=2) as adam:
+    with halotile.ptychography.Adam(petra(folder), workers=2) as adam:
         for stage in RECIPE:
             epochs, rate, batch = int(stage["epochs"]), stage["lr"], int(stage["batch"])
             for loss in adam.optimize(epochs, lr=rate, batch_size=batch, hold_positions=0):

@@ -77,8 +77,7 @@ def _amount(values: list[float], figure: str) -> str:
         return f"{middle / 1e6:.0f} MB"
     if figure == "seconds" and middle < 0.1:
         return f"{1e3 * middle:.2f} ms"
-    units = {"decibels": ".2f dB", "seconds": ".2f s"}
-    form, _, unit = units.get(figure, ".3f").partition(" ")
+    form, _, unit = {"decibels": ".2f dB", "seconds": ".2f s"}.get(figure, ".3f").partition(" ")
     return f"{middle:{form}} {unit}".rstrip()
 
 

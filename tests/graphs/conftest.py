@@ -132,8 +132,7 @@ def check_resumes(scene: Scene, cluster: RunningCluster, check_whole: Callable[[
         orphans = scene.workers().difference(cluster.client.run(os.getpid).values())
         scene.forget()
         scene.set_pace(0)
-        outcome = scene.run(cluster)
-        assert outcome.resumed == len(done)
+        assert scene.run(cluster).resumed == len(done)
         # Workers of a driver that was killed end with a block that nobody awaits.
         seen = scene.seen(but_by=orphans)
         assert done.isdisjoint(seen)

@@ -140,8 +140,7 @@ def test_a_wrong_call_starts_nothing_and_a_tilde_is_the_home(tmp_path: Path, mon
     halotile.denoise(**request, sides={"mask": Path("~/mask.npy")})
     (plan,) = plans
     assert plan.job.input.path == str(tmp_path / "in.npy")
-    assert plan.job.input.sides == {"mask": str(tmp_path / "mask.npy")}
-    assert plan.output == tmp_path / "out.zarr"
+    assert (plan.job.input.sides, plan.output) == ({"mask": str(tmp_path / "mask.npy")}, tmp_path / "out.zarr")
 
 
 def test_one_is_one_however_it_is_written() -> None:
@@ -166,8 +165,7 @@ def test_options_of_a_plug_in_may_have_other_annotations() -> None:
     right = {"file": "b.npy", "numbers": [1], "words": ["a"], "table": {"x": 1}, "anything": [None, {}]}
     assert faults_in(keys, right) == {}
     built, faults = build(PlugIn, keys, right, {})
-    assert faults == {}
-    assert (built.numbers, built.table) == ((1,), {"x": 1.0})
+    assert (faults, built.numbers, built.table) == ({}, (1,), {"x": 1.0})
     wrong = {"file": 3, "numbers": [1, "x"], "words": "a", "table": {"x": "y"}}
     assert faults_in(keys, wrong) == {
         ("file",): "3 is not a path",

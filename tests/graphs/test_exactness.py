@@ -286,8 +286,7 @@ def test_a_stored_answer_takes_no_process(kept: Denoising, monkeypatch: Patch) -
         return call()
 
     monkeypatch.setattr(denoiser_trials, "bounded", bounded)
-    assert make_plan(kept).identity == make_plan(kept).identity
-    assert tried == ["dncnn"]
+    assert (make_plan(kept).identity, tried) == (make_plan(kept).identity, ["dncnn"])
     weights = Path(str(kept.denoiser.options["weights"]))
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     make_plan(kept)

@@ -71,8 +71,7 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(scene: Scene, check_who
     with running(scene) as driver:
         for kills in (1, 1, 2):
             enough = len(scene.seen()) + 3
-            workers = sorted(scene.workers())
-            kill(workers[:kills])
+            kill(sorted(scene.workers())[:kills])
             until(partial(scene.has_seen, enough))
         said, _ = driver.communicate(timeout=60)
     assert driver.returncode == 0, said
@@ -119,8 +118,7 @@ def test_a_worker_of_a_driver_that_is_gone_may_not_write(scene: Scene, monkeypat
         WorkerLock(scene.directory.path).hold(gone)
     WorkerLock(scene.directory.path).wait_for_all(0)
     monkeypatch.setattr(worker_setup, "SETUP_SECONDS", 0.1)
-    plugin = worker_setup.BlockPlugin("a job", work_of(make_plan(scene.job())).task, scene.directory.path)
-    plugin.teardown(None)
+    worker_setup.BlockPlugin("a job", work_of(make_plan(scene.job())).task, scene.directory.path).teardown(None)
     assert worker_setup.run_blocks((0,), "a job", scene.directory).done == []
 
 
@@ -204,8 +202,7 @@ def test_a_lost_scheduler_is_started_anew(scene: Scene, check_whole: Check, monk
 def test_a_worker_that_hangs_is_ended_with_its_cluster(scene: Scene, check_whole: Check) -> None:
     scene.make_trouble("hang", 9)
     scene.set_pace(0.02)
-    outcome = scene.run(stall_seconds=3, workers=2)
-    assert outcome.done == BLOCKS
+    assert scene.run(stall_seconds=3, workers=2).done == BLOCKS
     (anew,) = [event["text"] for event in scene.events("message") if "anew" in event["text"]]
     assert "no block came back for 3 s" in anew
     assert "run.stall_seconds" in anew
@@ -458,8 +455,7 @@ def test_a_worker_that_wakes_when_the_run_is_over_spoils_nothing(scene: Scene, c
         words = [address, "--death-timeout", "60", "--no-nanny"]
         command = [sys.executable, "-m", "halotile.graphs.clusters.workers", *words]
         for _ in range(2):
-            node = stack.enter_context(subprocess.Popen(command, cwd=REPOSITORY, env=environment))
-            stack.callback(node.kill)
+            stack.callback(stack.enter_context(subprocess.Popen(command, cwd=REPOSITORY, env=environment)).kill)
         choice = sections.Cluster(kind="scheduler", address=address, tls=False)
         cluster = stack.enter_context(scheduler.start(Order(workers=2, memory_bytes=2**32, choice=choice)))
         until(lambda: cluster.workers == 2)
@@ -511,8 +507,7 @@ def test_blocks_that_fail_everywhere_retire_no_worker(scene: Scene, cluster: Run
     for block in range(20, 40):
         scene.make_trouble("raise", block)
     outcome = scene.run(cluster, retries=1, on_bad_block="quarantine")
-    assert [bad.number for bad in outcome.quarantined] == list(range(20, 40))
-    assert outcome.retired == ()
+    assert ([bad.number for bad in outcome.quarantined], outcome.retired) == (list(range(20, 40)), ())
 
 
 def test_a_retry_goes_to_another_host_or_worker(monkeypatch: Patch) -> None:
@@ -547,7 +542,5 @@ def test_a_slow_task_hands_blocks_back(
 ) -> None:
     monkeypatch.setattr(Grouping, "limit_seconds", lambda *_: 0.0)
     monkeypatch.setattr(Grouping, "size", lambda *_: 16)
-    outcome = scene.run(cluster)
-    assert outcome.done == BLOCKS
-    assert sorted(scene.seen()) == list(range(BLOCKS))
+    assert (scene.run(cluster).done, sorted(scene.seen())) == (BLOCKS, list(range(BLOCKS)))
     check_whole()

@@ -265,8 +265,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def parts_job(folder: Path, **parts: str) -> Any:
-    text = re.sub(r"\b[A-Z]+\b", lambda word: (OURS | parts)[word[0]], JOB)
-    (folder / "job.yaml").write_text(text)
+    (folder / "job.yaml").write_text(re.sub(r"\b[A-Z]+\b", lambda word: (OURS | parts)[word[0]], JOB))
     return load_job(folder / "job.yaml")
 
 

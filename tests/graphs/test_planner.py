@@ -466,8 +466,7 @@ def test_another_mask_or_none_can_be_written_and_not_both(tmp_path: Path) -> Non
         return make_plan(masked_job(source, **given)).identity["sides"]
 
     assert sides_of()["mask"]["series"] == sides_of(nodata=7)["mask"]["series"] == "mask"
-    assert sides_of(nodata="none") == {}
-    assert sides_of(nodata="none", **further)["mask"]["format"] == "npy"
+    assert (sides_of(nodata="none"), sides_of(nodata="none", **further)["mask"]["format"]) == ({}, "npy")
     with pytest.raises(ConfigError, match=r"a mask of its own\. Leave yours out; or write one"):
         sides_of(**further)
 

@@ -195,8 +195,7 @@ def test_a_run_that_stopped_at_nan_goes_on(scene: Scene, cluster: RunningCluster
     for cause in causes:
         cause.unlink()
     scene.forget()
-    assert scene.run(cluster, on_nan="propagate").resumed == BLOCKS - 2
-    assert sorted(scene.seen()) == [3, 5]
+    assert (scene.run(cluster, on_nan="propagate").resumed, sorted(scene.seen())) == (BLOCKS - 2, [3, 5])
     # Now there may be NaN among what is done.
     with refused(scene.output, errors.ResumeRefused, 'run.on_nan was "propagate", is "fail"'):
         scene.run(on_nan="fail")
@@ -246,8 +245,7 @@ def test_other_ways_give_the_same_bits(
     half_done: Scene, cluster: RunningCluster, check_whole: Check, change: dict[str, Any]
 ) -> None:
     outcome = half_done.run(cluster, **change)
-    assert (outcome.done, outcome.resumed) == (BLOCKS, 60)
-    assert set(half_done.seen()) == set(LEFT)
+    assert (outcome.done, outcome.resumed, set(half_done.seen())) == (BLOCKS, 60, set(LEFT))
     check_whole()
 
 
@@ -294,8 +292,7 @@ def test_a_run_without_its_journal_starts_over(half_done: Scene, cluster: Runnin
     journal.write_bytes(journal.read_bytes()[20:])
     with pytest.raises(errors.DamagedData, match=r"first line is damaged\. Run with --fresh"):
         half_done.run(cluster)
-    assert half_done.run(cluster, fresh=True).resumed == 0
-    assert sorted(half_done.seen()) == list(range(BLOCKS))
+    assert (half_done.run(cluster, fresh=True).resumed, sorted(half_done.seen())) == (0, list(range(BLOCKS)))
     journal.unlink()
     assert half_done.run(cluster).resumed == 0
     check_whole()
@@ -313,12 +310,10 @@ def test_a_run_that_has_its_journal_goes_on_and_restores_the_other_files(
     kept = [json.loads(file.read_bytes()) for file in files]
     for file in files:
         file.write_bytes(file.read_bytes()[:100]) if how == "half" else file.unlink()
-    assert half_done.run(cluster).resumed == 60
-    assert set(half_done.seen()) == set(LEFT)
+    assert (half_done.run(cluster).resumed, set(half_done.seen())) == (60, set(LEFT))
     for file, content in zip(files, kept, strict=True):
         restored = json.loads(file.read_bytes())
-        assert restored.get("fingerprint") == content.get("fingerprint")
-        assert restored.keys() == content.keys()
+        assert (restored.get("fingerprint"), restored.keys()) == (content.get("fingerprint"), content.keys())
     check_whole()
 
 
@@ -337,12 +332,10 @@ def test_blocks_of_damaged_files_are_done_again(half_done: Scene, cluster: Runni
     (shards / "6").write_bytes((shards / "6").read_bytes()[20:])
     shutil.copyfile(shards / "0", shards / "7")
     flip_bit(shards / "5", 100)
-    assert half_done.run(cluster).resumed == 54
-    assert set(half_done.seen()) == {1, 3, 4, 5, 6, 7, *LEFT}
+    assert (half_done.run(cluster).resumed, set(half_done.seen())) == (54, {1, 3, 4, 5, 6, 7, *LEFT})
     half_done.forget()
     flip_bit(shards / "3", 100)  # of a finished run
-    assert half_done.run(cluster).resumed == BLOCKS - 1
-    assert half_done.seen() == [3]
+    assert (half_done.run(cluster).resumed, half_done.seen()) == (BLOCKS - 1, [3])
     said = [event["text"] for event in half_done.events("message") if "damaged" in event["text"]]
     one = "1 block of the earlier run is damaged and done again"  # its bits alone
     assert said == ["5 blocks of the earlier run are damaged and done again", one, one]
@@ -404,8 +397,7 @@ def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(
 ) -> None:
     scene = Scene.create(tmp_path, small_disk)
     plan = make_plan(scene.job())
-    free = shutil.disk_usage(small_disk).free
-    (small_disk / "filler").write_bytes(bytes(free - room_kib * 1024))
+    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - room_kib * 1024))
     with pytest.raises(errors.DiskRefused, match=r"the disk ran full.*No space left on device.*run again") as full:
         run(plan, cluster=cluster)
     done = scene.journalled()
@@ -416,6 +408,5 @@ def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(
         )
     subprocess.run(["mount", "-o", "remount,size=3m", str(small_disk)], check=True)
     scene.forget()
-    assert scene.run(cluster).resumed == len(done)
-    assert sorted(scene.seen()) == sorted(set(range(BLOCKS)) - done)
+    assert (scene.run(cluster).resumed, sorted(scene.seen())) == (len(done), sorted(set(range(BLOCKS)) - done))
     assert scene.files() == undisturbed

@@ -111,8 +111,7 @@ def test_measurements_are_those_of_operators_for_any_blocks(tmp_path: Path, clus
     for folder, (shard, workers) in zip(folders, [(64, 1), (32, 4)], strict=True):
         folder.mkdir()
         output = Output(path=str(folder / "x.zarr"), shard=shard, chunk=32)
-        job = job_in(folder, output=output, run=Run(workers=workers))
-        plan = plan_of(job, NoiseChoice(seed=5))
+        plan = plan_of(job_in(folder, output=output, run=Run(workers=workers)), NoiseChoice(seed=5))
         run(plan, cluster=cluster)
         paths = tuple(output.path for output in plan.outputs)
         assert paths == tuple(folder / f"y{number}.zarr" for number in range(3))
@@ -151,8 +150,7 @@ def test_a_stop_keeps_what_is_done(tmp_path: Path, cluster: RunningCluster, monk
     again = plan_of(job)
     assert (again.resumes, again.fresh) == (True, False)
     run(again, cluster=cluster, observer=lambda p: resumed.append(p.resumed))
-    assert max(resumed) == sum(blocks[:2])
-    assert (state_of(tmp_path), done_of(plan)) == ("finished", blocks)
+    assert (max(resumed), state_of(tmp_path), done_of(plan)) == (sum(blocks[:2]), "finished", blocks)
     assert same(made(tmp_path), simulated_by(plan))
     repeated = plan_of(job, overwrite=True)
     assert (repeated.resumes, repeated.fresh) == (True, False), "the same simulation is done already"
@@ -326,8 +324,7 @@ def test_fresh_discards_no_output_of_another_run(folder: Path) -> None:
     for fresh in (True, False):
         with pytest.raises(errors.OutputRefused, match="another job"):
             claimed(simulation(folder, B), fresh=fresh)
-    assert claimed(simulation(folder, A, B)) == 8
-    assert find_run(folder / B) == folder / f"{A}.run"
+    assert (claimed(simulation(folder, A, B)), find_run(folder / B)) == (8, folder / f"{A}.run")
     fill(simulation(folder, A, B, overwrite=True, seed=1), 3, fresh=True)
     with pytest.raises(errors.OutputRefused, match="another job"):
         claimed(simulation(folder, B))

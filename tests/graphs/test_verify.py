@@ -130,8 +130,7 @@ def test_a_repair_without_the_job_strikes_nothing_and_another_version_is_told_as
     assert finished.journalled() == set(range(BLOCKS))
     old = b'{"journal": 1, "fingerprint": "print", "total": 64}'
     finished.directory.journal_path.write_bytes(with_checksum(old))
-    plan = finished.directory.plan_path
-    plan.write_text(json.dumps(finished.directory.read_plan()))  # without a seal
+    finished.directory.plan_path.write_text(json.dumps(finished.directory.read_plan()))  # without a seal
     with pytest.raises(ResumeRefused, match=r"another version of halotile.*--fresh.*output\.overwrite: true"):
         verify(finished.output)
     finished.directory.journal_path.unlink()

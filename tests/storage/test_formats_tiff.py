@@ -108,11 +108,9 @@ def test_levels_of_a_pyramid(tmp_path: Path) -> None:
     _pyramid(tmp_path / "a.ome.tif", metadata={"axes": "YX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 2.0})
     for level in range(3):
         source = arrays.open_source(tmp_path / "a.ome.tif", level=level)
-        expected = STACK[0, :: 2**level, :: 2**level]
-        assert np.array_equal(source.read(grid.Region.whole(source.shape)), expected)
+        assert np.array_equal(source.read(grid.Region.whole(source.shape)), STACK[0, :: 2**level, :: 2**level])
         # Not 70 / 18 and 90 / 23: these lengths were rounded after division by a whole factor.
-        assert source.scale == (2.0 * 2**level, 0.5 * 2**level)
-        assert source.units == ("micrometer", "micrometer")
+        assert (source.scale, source.units) == ((2.0 * 2**level, 0.5 * 2**level), ("micrometer", "micrometer"))
     with pytest.raises(InputError, match=r"level is 3.*0 \(70, 90\); 1 \(35, 45\); 2 \(18, 23\)"):
         arrays.open_source(tmp_path / "a.ome.tif", level=3)
 
@@ -288,8 +286,7 @@ def test_positions_that_all_planes_share_are_kept_and_those_of_a_level_are_of_it
             file.write(np.zeros(shape, "u1"), photometric="minisblack", subfiletype=1)
         source = arrays.open_source(path, level=1)
         assert source.ome is not None
-        assert source.ome.translation == pytest.approx(at, abs=1e-4)
-        assert source.scale == (scale, scale)
+        assert (source.ome.translation, source.scale) == (pytest.approx(at, abs=1e-4), (scale, scale))
 
 
 UNITS: list[tuple[str, float, str]] = [

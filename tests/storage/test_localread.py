@@ -144,8 +144,7 @@ def test_wrong_lengths_in_a_header_or_an_index_are_detected(tmp_path: Path) -> N
     blosc: dict[str, Any] = {"compressors": COMPRESSORS["lz4"]}
     bare = ShardingCodec(chunk_shape=(8, 8), codecs=[BytesCodec()], index_codecs=[BytesCodec()])
     for folder, options in in_folders(tmp_path, (blosc, {"serializer": bare, "compressors": None})):
-        array = zarr.create_array(folder, shape=(16, 16), chunks=(16, 16), dtype="u2", **options)
-        array[...] = 3
+        zarr.create_array(folder, shape=(16, 16), chunks=(16, 16), dtype="u2", **options)[...] = 3
         chunk = folder / "c" / "0" / "0"
         whole = chunk.read_bytes()
         far = whole[:-64] + (1 << 40).to_bytes(8, "little") + whole[-56:]

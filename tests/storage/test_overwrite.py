@@ -337,8 +337,7 @@ def test_the_objects_are_the_files_of_a_disk(place: ObjectPath, layout: Layout, 
     writer: ShardWriter = pickle.loads(pickle.dumps(ShardWriter(place, layout)))
     digest = writer.write(Region.whole(layout.shape), pixels).digest
     expected = {name: (tmp_path / "a.zarr" / name).read_bytes() for name in files_below(tmp_path / "a.zarr")}
-    assert contents(place) == expected
-    assert open_output(place) == layout
+    assert (contents(place), open_output(place)) == (expected, layout)
     np.testing.assert_array_equal(open_source(str(place))[...], pixels)
     for thorough in (False, True):
         assert check_block(place, layout, Region.whole(layout.shape), digest, thorough=thorough) == []
@@ -400,8 +399,7 @@ def test_metadata_are_restored_and_what_the_user_added_stays(place: ObjectPath) 
     delete(place / "zarr.json")
     assert metadata_problems(place, PLAIN) == [f"metadata: {place}/zarr.json is missing"]
     restore_metadata(place, PLAIN)
-    assert contents(place) == before
-    assert find_foreign_entry(place, PLAIN) == ""
+    assert (contents(place), find_foreign_entry(place, PLAIN)) == (before, "")
     put(place / "notes.txt", b"mine")
     assert find_foreign_entry(place, PLAIN) == f"no run wrote {place}/notes.txt"
 
@@ -440,8 +438,7 @@ def test_the_run_directory_of_a_place_names_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     for place in (ObjectPath("s3://scans/day 1/clean.zarr"), ObjectPath("gs://b/c"), tmp_path / "clean.zarr"):
         run = RunDirectory.beside(place)
-        assert run.path.parent == tmp_path
-        assert run.output == place
+        assert (run.path.parent, run.output) == (tmp_path, place)
     assert RunDirectory(Path("s3+scans+clean.zarr")).output == Path("s3+scans+clean.zarr")
 
 
